@@ -1,0 +1,36 @@
+# Everything a person or CI runs. `make` alone lists the targets.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+EMULATOR := .emulator
+PIP_FLAGS := --quiet --disable-pip-version-check
+
+.DEFAULT_GOAL := help
+.PHONY: help setup demo local test test-fast check format bench constraints openapi clean
+
+help: ## list the targets
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
+
+setup: $(VENV)/.ready $(EMULATOR)/.ready ## create both environments (done by every target that needs them)
+
+$(VENV)/.ready: pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install $(PIP_FLAGS) --constraint constraints.txt --editable '.[dev]'
+	@touch $@
+
+$(EMULATOR)/.ready: functions/local/emulator.txt
+	$(PYTHON) -m venv $(EMULATOR)
+	$(EMULATOR)/bin/python -m pip install $(PIP_FLAGS) --requirement functions/local/emulator.txt
+	@touch $@
+
+constraints: $(VENV)/.ready ## recompute the pinned versions
+	$(BIN)/uv pip compile --quiet --universal --python-version 3.11 --no-annotate --no-header --all-extras \
+	  --no-emit-package torch --no-emit-package baton --no-emit-package setuptools \
+	  --output-file constraints.txt $(CONSTRAINTS_FLAGS) pyproject.toml
+	@# torch is taken from a range; what its CUDA build would bring is not ours to pin
+	sed -i -E '/^(nvidia-|cuda-|triton)/d' constraints.txt
+	$(BIN)/uv pip compile --quiet --universal --python-version 3.11 --no-annotate --no-header \
+	  --output-file functions/local/emulator.txt $(CONSTRAINTS_FLAGS) functions/local/emulator.in
+
+clean: ## remove environments and everything generated
+	rm -rf $(VENV) $(EMULATOR) .mypy_cache .ruff_cache .pytest_cache .hypothesis demo-report bench-report

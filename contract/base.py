@@ -1,0 +1,99 @@
+"""Building blocks of the wire models: the strict base class and the bounded types."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+
+MAX_KEY_BYTES = 900
+"""Object keys, as users see them: S3 allows 1,024 bytes, the rest is for our own prefixes."""
+
+MAX_STEP = 10**12
+MAX_OBJECT_BYTES = 5 * 1024**3
+"""Largest object of a single S3 PUT."""
+
+MAX_PARAMETERS_BYTES = 32 * 1024
+
+
+class WireModel(BaseModel):
+    """Base of every request: unknown fields are refused, values are immutable."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+
+class AnswerModel(BaseModel):
+    """Base of every answer: clients ignore fields they do not know, so that the API can grow."""
+
+    model_config = ConfigDict(extra="ignore", frozen=True)
+
+
+def path_problem(path: str, *, max_bytes: int = MAX_KEY_BYTES) -> str | None:
+    """Why `path` cannot be an object key or a path inside a checkpoint; None if it can."""
+    try:
+        size_bytes = len(path.encode("utf-8"))
+    except UnicodeEncodeError:
+        return "is not valid Unicode"
+    if not 1 <= size_bytes <= max_bytes:
+        return f"has {size_bytes} bytes; 1 to {max_bytes} are allowed"
+    if any(ord(char) < 0x20 or 0x7F <= ord(char) < 0xA0 for char in path):
+        return "contains a control character"
+    if "\\" in path:
+        return "contains a backslash"
+    if any(part in ("", ".", "..") for part in path.split("/")):
+        return "has an empty, '.' or '..' part"
+    return None
+
+
+def _checked_path(path: str) -> str:
+    problem = path_problem(path)
+    if problem:
+        raise ValueError(f"{path[:80]!r} {problem}")
+    return path
+
+
+def _checked_prefix(prefix: str) -> str:
+    return prefix if prefix == "" else _checked_path(prefix.removesuffix("/")) + "/" * prefix.endswith("/")
+
+
+ObjectKey = Annotated[
+    str,
+    AfterValidator(_checked_path),
+    Field(min_length=1, max_length=MAX_KEY_BYTES, description="Object key: '/'-separated UTF-8, no '..'"),
+]
+KeyPrefix = Annotated[
+    str, AfterValidator(_checked_prefix), Field(max_length=MAX_KEY_BYTES, description="Prefix of object keys")
+]
+RelativePath = Annotated[
+    str,
+    AfterValidator(_checked_path),
+    Field(min_length=1, max_length=MAX_KEY_BYTES, description="Path inside a directory, '/'-separated, no '..'"),
+]
+JobId = Annotated[
+    str,
+    Field(
+        pattern=r"^[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}$",
+        description="Job id, a lower-case UUID",
+        examples=["146683a1-cb76-4702-9fef-fcccd32594f1"],
+    ),
+]
+QueueName = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9-]{0,62}$", description="Queue name", examples=["default"])]
+Step = Annotated[int, Field(ge=0, le=MAX_STEP, description="Training step, counted from 0")]
+Epoch = Annotated[int, Field(ge=0, le=10**9, description="Number of the attempt; rises with every claim")]
+EpochSeconds = Annotated[int, Field(ge=0, le=10**11, description="Instant in seconds since 1970, server clock")]
+SizeBytes = Annotated[int, Field(ge=0, le=MAX_OBJECT_BYTES, description="Size in bytes")]
+Blake3 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$", description="BLAKE3-256, lower-case hex")]
+Crc64 = Annotated[
+    str,
+    Field(pattern=r"^[A-Za-z0-9+/]{10}[AEIMQUYcgkosw048]=$", description="CRC-64/NVME, big-endian, base64"),
+]
+ShortText = Annotated[str, Field(max_length=256)]
+Identity = Annotated[str, Field(max_length=128, pattern=r"^[\x21-\x7e]*$", description="Provider-given id")]
+MetricName = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_./-]{0,63}$")]
+MetricValue = Annotated[float, Field(allow_inf_nan=False)]
+Metrics = Annotated[
+    dict[MetricName, MetricValue], Field(max_length=64, description="Named numbers reported by the training")
+]
+JsonObject = dict[str, Any]
+Cursor = Annotated[str, Field(min_length=1, max_length=2048, description="From `next_cursor` of the page before")]
+PageLimit = Annotated[int, Field(ge=1, le=1000, description="Items per page")]

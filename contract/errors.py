@@ -1,0 +1,219 @@
+"""Every error the API can answer with: a stable code, its HTTP status, what it means and what to do.
+
+An answer looks like
+
+    {"error": {"code": "lease_lost", "message": "...", "field": "x-lease-token", "request_id": "..."}}
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import NamedTuple
+
+from pydantic import BaseModel, ConfigDict, Field
+
+
+class ErrorInfo(NamedTuple):
+    """What a code means. `remedy` is written for the person or program that reads the answer."""
+
+    status: int
+    meaning: str
+    remedy: str
+
+
+class ErrorCode(StrEnum):
+    """Stable error codes. Clients may branch on these; messages may change."""
+
+    # The request itself
+    MALFORMED_JSON = "malformed_json"
+    MISSING_FIELD = "missing_field"
+    UNKNOWN_FIELD = "unknown_field"
+    INVALID_VALUE = "invalid_value"
+    INVALID_KEY = "invalid_key"
+    INVALID_CURSOR = "invalid_cursor"
+    PAYLOAD_TOO_LARGE = "payload_too_large"
+    UNKNOWN_RECIPE = "unknown_recipe"
+    IDEMPOTENCY_MISMATCH = "idempotency_mismatch"
+    # Who is asking
+    UNAUTHORIZED = "unauthorized"
+    KEY_UNKNOWN = "key_unknown"
+    KEY_REVOKED = "key_revoked"
+    KEY_EXPIRED = "key_expired"
+    WRONG_SCOPE = "wrong_scope"
+    TOKEN_INVALID = "token_invalid"
+    TOKEN_WRONG_KEY = "token_wrong_key"
+    # What is asked for
+    NOT_FOUND = "not_found"
+    JOB_NOT_FOUND = "job_not_found"
+    CHECKPOINT_NOT_FOUND = "checkpoint_not_found"
+    OBJECT_NOT_FOUND = "object_not_found"
+    UNKNOWN_BUCKET = "unknown_bucket"
+    # The state of the job
+    JOB_NOT_RUNNING = "job_not_running"
+    JOB_CANCELED = "job_canceled"
+    JOB_FINISHED = "job_finished"
+    ILLEGAL_TRANSITION = "illegal_transition"
+    LEASE_LOST = "lease_lost"
+    LEASE_EXPIRED = "lease_expired"
+    LEASE_REQUIRED = "lease_required"
+    NOT_STORED_YET = "not_stored_yet"
+    DIGEST_MISMATCH = "digest_mismatch"
+    STEP_NOT_NEWER = "step_not_newer"
+    CHECKPOINT_CONFLICT = "checkpoint_conflict"
+    UPLOAD_NOT_FOUND = "upload_not_found"
+    CONFLICT = "conflict"
+    # The service
+    TOO_MANY_REQUESTS = "too_many_requests"
+    INTERNAL = "internal"
+    UNAVAILABLE = "unavailable"
+
+    @property
+    def status(self) -> int:
+        """HTTP status this code is answered with."""
+        return ERRORS[self].status
+
+    @property
+    def meaning(self) -> str:
+        """One sentence: what was wrong."""
+        return ERRORS[self].meaning
+
+    @property
+    def remedy(self) -> str:
+        """One sentence: what would be right."""
+        return ERRORS[self].remedy
+
+
+ERRORS: dict[ErrorCode, ErrorInfo] = {
+    ErrorCode.MALFORMED_JSON: ErrorInfo(400, "The body is not valid JSON.", "Send one JSON document encoded as UTF-8."),
+    ErrorCode.MISSING_FIELD: ErrorInfo(422, "A required field is missing.", "Add the named field."),
+    ErrorCode.UNKNOWN_FIELD: ErrorInfo(
+        422, "A field is not known here.", "Remove it or correct its spelling; nothing is ignored silently."
+    ),
+    ErrorCode.INVALID_VALUE: ErrorInfo(422, "A value is outside what is allowed.", "Change it as the message says."),
+    ErrorCode.INVALID_KEY: ErrorInfo(
+        422,
+        "An object key or path cannot be used.",
+        "Use 1 to 900 bytes of UTF-8, '/'-separated, without empty, '.' or '..' parts or control characters.",
+    ),
+    ErrorCode.INVALID_CURSOR: ErrorInfo(
+        422, "The cursor was not issued for this list.", "Start again without a cursor."
+    ),
+    ErrorCode.PAYLOAD_TOO_LARGE: ErrorInfo(
+        413,
+        "The request is larger than allowed.",
+        "Send large data as objects through an upload, not in the body.",
+    ),
+    ErrorCode.UNKNOWN_RECIPE: ErrorInfo(422, "No recipe has this name and version.", "Use one of the named recipes."),
+    ErrorCode.IDEMPOTENCY_MISMATCH: ErrorInfo(
+        409,
+        "This Idempotency-Key was used with another body.",
+        "Use a new key for a new job, or repeat the first body unchanged.",
+    ),
+    ErrorCode.UNAUTHORIZED: ErrorInfo(401, "No API key was sent.", "Send the header x-api-key."),
+    ErrorCode.KEY_UNKNOWN: ErrorInfo(403, "This API key is not known.", "Check it, or ask an admin for a new one."),
+    ErrorCode.KEY_REVOKED: ErrorInfo(403, "This API key was revoked.", "Ask an admin for a new one."),
+    ErrorCode.KEY_EXPIRED: ErrorInfo(403, "This API key has expired.", "Ask an admin for a new one."),
+    ErrorCode.WRONG_SCOPE: ErrorInfo(
+        403, "This API key may not make this call.", "Use a key that has the scope named in the message."
+    ),
+    ErrorCode.TOKEN_INVALID: ErrorInfo(
+        401,
+        "The transfer token is unknown, used up or expired.",
+        "Ask for a new token and use it within its life.",
+    ),
+    ErrorCode.TOKEN_WRONG_KEY: ErrorInfo(
+        403, "The transfer token is for another object.", "Ask for a token for this bucket and key."
+    ),
+    ErrorCode.NOT_FOUND: ErrorInfo(404, "No such route.", "See the OpenAPI description for the routes."),
+    ErrorCode.JOB_NOT_FOUND: ErrorInfo(404, "No such job.", "Check the id; jobs of other tenants are not visible."),
+    ErrorCode.CHECKPOINT_NOT_FOUND: ErrorInfo(
+        404, "The job has no such checkpoint.", "List its checkpoints and choose one of them."
+    ),
+    ErrorCode.OBJECT_NOT_FOUND: ErrorInfo(404, "No such object.", "Check bucket and key."),
+    ErrorCode.UNKNOWN_BUCKET: ErrorInfo(404, "No such bucket.", "Use 'training-data' or 'training-checkpoints'."),
+    ErrorCode.JOB_NOT_RUNNING: ErrorInfo(400, "The job is not running.", "Stop working on it; ask for work again."),
+    ErrorCode.JOB_CANCELED: ErrorInfo(409, "The job was canceled.", "Stop working on it; ask for work again."),
+    ErrorCode.JOB_FINISHED: ErrorInfo(
+        409, "The job has already ended.", "Nothing more can change it; retry it to run it again."
+    ),
+    ErrorCode.ILLEGAL_TRANSITION: ErrorInfo(
+        409,
+        "The job's state does not allow this.",
+        "See the state in the message; wait or choose another call.",
+    ),
+    ErrorCode.LEASE_LOST: ErrorInfo(
+        409,
+        "Another attempt owns the job now, or the lease token is wrong.",
+        "Stop the trainer at once and discard its uploads; ask for work again.",
+    ),
+    ErrorCode.LEASE_EXPIRED: ErrorInfo(
+        409, "The lease has run out.", "Prove it again with a heartbeat; if that is refused too, stop."
+    ),
+    ErrorCode.LEASE_REQUIRED: ErrorInfo(
+        409,
+        "This attempt was claimed with a lease, and no x-lease-token was sent.",
+        "Send the x-lease-token that the claim answered with.",
+    ),
+    ErrorCode.NOT_STORED_YET: ErrorInfo(
+        409,
+        "A declared object is not in storage with the declared size and checksum.",
+        "Upload the named objects, then repeat the call.",
+    ),
+    ErrorCode.DIGEST_MISMATCH: ErrorInfo(
+        409,
+        "A stored object has another size or checksum than declared.",
+        "Hash the file again, upload it under its own digest, then repeat the call.",
+    ),
+    ErrorCode.STEP_NOT_NEWER: ErrorInfo(
+        409,
+        "The newest committed checkpoint has this step or a later one.",
+        "Commit only steps beyond the one named in the message.",
+    ),
+    ErrorCode.CHECKPOINT_CONFLICT: ErrorInfo(
+        409,
+        "This step is already committed by this attempt with other contents.",
+        "Commit a later step; a committed checkpoint never changes.",
+    ),
+    ErrorCode.UPLOAD_NOT_FOUND: ErrorInfo(
+        404,
+        "No such multipart upload.",
+        "Create one with action=mpu-create; it may have been completed or aborted.",
+    ),
+    ErrorCode.CONFLICT: ErrorInfo(
+        409, "Somebody else changed this at the same moment.", "Repeat the call; it is safe to do so."
+    ),
+    ErrorCode.TOO_MANY_REQUESTS: ErrorInfo(429, "Too many requests.", "Wait as Retry-After says, then repeat."),
+    ErrorCode.INTERNAL: ErrorInfo(
+        500, "The service failed.", "Repeat the call; if it fails again, report the request_id."
+    ),
+    ErrorCode.UNAVAILABLE: ErrorInfo(
+        503,
+        "Storage is not reachable at the moment.",
+        "Wait as Retry-After says, then repeat; nothing was changed.",
+    ),
+}
+
+
+class ErrorDetail(BaseModel):
+    """What went wrong with one request.
+
+    Example: `{"code": "missing_field", "message": "...", "field": "parameters.steps", "request_id": "r-1"}`
+    """
+
+    model_config = ConfigDict(extra="ignore", frozen=True)
+
+    code: str = Field(description="Stable code, one of ErrorCode")
+    message: str = Field(description="What was wrong, where, and what would be right")
+    field: str | None = Field(default=None, description="Dotted path of the offending field or header")
+    request_id: str = Field(default="", description="Quote this when reporting a problem")
+
+
+class ErrorBody(BaseModel):
+    """The body of every answer with a status of 400 or more.
+
+    Example: `{"error": {"code": "job_not_found", "message": "No such job: ...", "request_id": "r-1"}}`
+    """
+
+    model_config = ConfigDict(extra="ignore", frozen=True)
+
+    error: ErrorDetail

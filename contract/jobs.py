@@ -1,0 +1,351 @@
+"""Jobs as users submit and see them."""
+
+from __future__ import annotations
+
+import json
+from enum import StrEnum
+from typing import Annotated, Literal, Self
+
+from pydantic import ConfigDict, Field, field_validator, model_validator
+
+from contract.base import (
+    MAX_PARAMETERS_BYTES,
+    AnswerModel,
+    Epoch,
+    EpochSeconds,
+    JobId,
+    JsonObject,
+    KeyPrefix,
+    MetricName,
+    Metrics,
+    QueueName,
+    RelativePath,
+    Step,
+    WireModel,
+)
+
+
+class JobState(StrEnum):
+    """Where a job stands. `complete`, `failed` and `canceled` are terminal until a retry."""
+
+    PENDING = "pending"
+    RUNNING = "running"
+    PAUSED = "paused"
+    COMPLETE = "complete"
+    FAILED = "failed"
+    CANCELED = "canceled"
+
+    @property
+    def terminal(self) -> bool:
+        """True when no worker will be given the job again."""
+        return self in (JobState.COMPLETE, JobState.FAILED, JobState.CANCELED)
+
+
+class AttemptEnd(StrEnum):
+    """How an attempt ended."""
+
+    COMPLETE = "complete"
+    FAILED = "failed"
+    INTERRUPTED = "interrupted"
+    RELEASED = "released"
+    CANCELED = "canceled"
+
+
+class FailureClass(StrEnum):
+    """Why a worker gave up a job. Node faults are counted apart from failures of the job."""
+
+    SCRIPT_ERROR = "script_error"
+    OUT_OF_MEMORY = "out_of_memory"
+    SEGFAULT = "segfault"
+    KILLED_BY_SIGNAL = "killed_by_signal"
+    COMMAND_NOT_FOUND = "command_not_found"
+    NO_PROGRESS = "no_progress"
+    BAD_INPUT = "bad_input"
+    MISSING_OUTPUT = "missing_output"
+    RESTORE_FAILED = "restore_failed"
+    DISK_FULL = "disk_full"
+    NODE_FAULT = "node_fault"
+    TRANSFER_FAILED = "transfer_failed"
+
+    @property
+    def node_fault(self) -> bool:
+        """True when the machine is to blame rather than the job."""
+        return self in (FailureClass.DISK_FULL, FailureClass.NODE_FAULT, FailureClass.TRANSFER_FAILED)
+
+
+class InputRef(WireModel):
+    """Objects of the bucket `training-data` that the job reads.
+
+    Every object below `prefix` is placed in the data directory under `into`, keeping its path below the prefix.
+    Example: `{"prefix": "digits/", "into": "digits"}`
+    """
+
+    prefix: KeyPrefix
+    into: Annotated[str, Field(max_length=900)] = ""
+
+    @field_validator("into")
+    @classmethod
+    def _into_is_relative(cls, into: str) -> str:
+        from contract.base import path_problem
+
+        problem = path_problem(into) if into else None
+        if problem:
+            raise ValueError(f"{into[:80]!r} {problem}")
+        return into
+
+
+class Requirements(WireModel):
+    """What a worker must declare to be given the job. Unset means no requirement.
+
+    Example: `{"min_vram_gib": 24, "gpu_models": ["RTX 4090", "A100"]}`
+    """
+
+    min_vram_gib: Annotated[float, Field(ge=0, le=4096)] | None = None
+    min_disk_gib: Annotated[float, Field(ge=0, le=1_000_000)] | None = None
+    min_gpus: Annotated[int, Field(ge=0, le=64)] | None = None
+    gpu_models: Annotated[list[Annotated[str, Field(min_length=1, max_length=64)]], Field(max_length=32)] = []
+
+
+class Retention(WireModel):
+    """Which committed checkpoints are kept. The newest one always is.
+
+    Example: `{"keep_last": 3, "keep_every_steps": 1000, "keep_best_metric": "loss", "keep_best_mode": "min"}`
+    """
+
+    keep_last: Annotated[int, Field(ge=1, le=1000)] = 3
+    keep_every_steps: Annotated[int, Field(ge=1, le=10**12)] | None = None
+    keep_best_metric: MetricName | None = None
+    keep_best_mode: Literal["min", "max"] = "min"
+
+
+class Policy(WireModel):
+    """Limits and patience. Lost machines, failures and node faults are counted apart.
+
+    Example: `{"max_failures": 3, "max_runtime_s": 86400}`
+    """
+
+    max_failures: Annotated[int, Field(ge=1, le=1000)] = 3
+    max_interruptions: Annotated[int, Field(ge=1, le=100_000)] = 100
+    max_fruitless_interruptions: Annotated[int, Field(ge=1, le=100_000)] = 10
+    """Lost machines in a row without a new checkpoint: such a job probably kills its machines."""
+    max_node_faults: Annotated[int, Field(ge=1, le=1000)] = 10
+    backoff_s: Annotated[int, Field(ge=0, le=86_400)] = 15
+    """Pause after the first failure; doubles with each one after it, up to an hour."""
+    avoid_machine_s: Annotated[int, Field(ge=0, le=30 * 86_400)] = 86_400
+    """How long a machine that failed the job is not given it again."""
+    max_runtime_s: Annotated[int, Field(ge=1, le=365 * 86_400)] | None = None
+    """Time running, summed over all attempts; beyond it the job fails."""
+    deadline_at: EpochSeconds | None = None
+    heartbeat_interval_s: Annotated[int, Field(ge=1, le=600)] = 30
+    """The lease lasts three intervals."""
+    no_progress_timeout_s: Annotated[int, Field(ge=1, le=86_400)] | None = None
+    """The worker fails the attempt when the step has not risen for this long."""
+    stop_grace_s: Annotated[int, Field(ge=0, le=3600)] = 30
+    """Time the training gets between being asked to stop and SIGKILL."""
+    retention: Retention = Retention()
+
+
+Priority = Annotated[int, Field(ge=0, le=100, description="Higher is handed out first")]
+RecipeName = Annotated[
+    str, Field(pattern=r"^[a-z0-9][a-z0-9-]{0,62}@[1-9][0-9]{0,5}$", examples=["dreambooth-lora-sdxl@1"])
+]
+Argument = Annotated[str, Field(max_length=4096)]
+EnvironmentName = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]{0,127}$")]
+Tags = Annotated[
+    dict[Annotated[str, Field(min_length=1, max_length=64)], Annotated[str, Field(max_length=256)]],
+    Field(max_length=50),
+]
+
+
+class JobSubmit(WireModel):
+    """A job to run: exactly one of `recipe` and `command`.
+
+    Example: `{"recipe": "digits@1", "parameters": {"steps": 600}, "inputs": [{"prefix": "digits/"}]}`
+    """
+
+    recipe: RecipeName | None = None
+    command: Annotated[list[Argument], Field(min_length=1, max_length=256)] | None = None
+    name: Annotated[str, Field(max_length=128)] | None = None
+    queue: QueueName = "default"
+    priority: Priority = 50
+    parameters: JsonObject = {}
+    environment: Annotated[dict[EnvironmentName, Annotated[str, Field(max_length=4096)]], Field(max_length=64)] = {}
+    inputs: Annotated[list[InputRef], Field(max_length=32)] = []
+    outputs: Annotated[list[RelativePath], Field(max_length=64)] | None = None
+    """Paths below the output directory that must exist at the end; with a recipe, the recipe's by default."""
+    requirements: Requirements = Requirements()
+    policy: Policy = Policy()
+    tags: Tags = {}
+
+    @model_validator(mode="after")
+    def _one_way_to_run(self) -> Self:
+        if (self.recipe is None) == (self.command is None):
+            raise ValueError("exactly one of 'recipe' and 'command' is needed")
+        return self
+
+    @field_validator("command")
+    @classmethod
+    def _command_has_a_program(cls, command: list[str] | None) -> list[str] | None:
+        if command is not None and (not command[0].strip() or any("\0" in argument for argument in command)):
+            raise ValueError("the first item names the program; no item may contain a NUL character")
+        return command
+
+    @field_validator("parameters")
+    @classmethod
+    def _parameters_are_small(cls, parameters: JsonObject) -> JsonObject:
+        try:
+            size_bytes = len(json.dumps(parameters, allow_nan=False).encode())
+        except ValueError as error:
+            raise ValueError(f"must be plain JSON with finite numbers ({error})") from error
+        if size_bytes > MAX_PARAMETERS_BYTES:
+            raise ValueError(f"are {size_bytes} bytes; at most {MAX_PARAMETERS_BYTES} are allowed")
+        return parameters
+
+
+class DreamboothSubmit(WireModel):
+    """The original orchestrator's job body: becomes the recipe `dreambooth-lora-sdxl@1`.
+
+    Example: `{"instance_prompt": "timberdog", "instance_data_prefix": "timber/", "max_train_steps": 1400}`
+    """
+
+    instance_prompt: Annotated[str, Field(min_length=1, max_length=1024)]
+    instance_data_prefix: Annotated[KeyPrefix, Field(min_length=1)]
+    class_prompt: Annotated[str, Field(max_length=1024)] | None = None
+    class_data_prefix: KeyPrefix | None = None
+    max_train_steps: Annotated[int, Field(ge=1, le=10**7)] = 500
+    num_train_epochs: Annotated[int, Field(ge=1, le=10**6)] = 1
+    train_batch_size: Annotated[int, Field(ge=1, le=4096)] = 1
+    learning_rate: Annotated[float, Field(gt=0, le=10)] = 2e-6
+    use_8bit_adam: bool = False
+    mixed_precision: Literal["no", "fp16", "bf16"] = "fp16"
+    resolution: Annotated[int, Field(ge=64, le=8192)] = 1024
+    gradient_accumulation_steps: Annotated[int, Field(ge=1, le=4096)] = 4
+    lr_scheduler: Literal[
+        "linear", "cosine", "cosine_with_restarts", "polynomial", "constant", "constant_with_warmup"
+    ] = "constant"
+    lr_warmup_steps: Annotated[int, Field(ge=0, le=10**7)] = 0
+    train_text_encoder: bool = True
+    text_encoder_lr: Annotated[float, Field(gt=0, le=10)] = 5e-6
+    gradient_checkpointing: bool = False
+    with_prior_preservation: bool = False
+    prior_loss_weight: Annotated[float, Field(ge=0, le=1000)] = 1.0
+    num_class_images: Annotated[int, Field(ge=0, le=100_000)] = 100
+    sample_batch_size: Annotated[int, Field(ge=1, le=1024)] = 4
+    validation_prompt: Annotated[str, Field(max_length=1024)] | None = None
+    validation_epochs: Annotated[int, Field(ge=1, le=10**6)] = 50
+    checkpointing_steps: Annotated[int, Field(ge=1, le=10**7)] = 100
+    center_crop: bool = False
+    random_flip: bool = False
+
+
+class BatchSubmit(WireModel):
+    """Several jobs at once: all are valid or none is accepted; a repeat with the same key is safe.
+
+    Example: `{"jobs": [{"recipe": "digits@1"}, {"recipe": "digits@1", "priority": 90}]}`
+    """
+
+    jobs: Annotated[list[JobSubmit], Field(min_length=1, max_length=1000)]
+
+
+class Reason(AnswerModel):
+    """Why something happened. Example: `{"code": "lease_expired", "message": "no heartbeat for 92 s"}`"""
+
+    code: str
+    message: str = ""
+
+
+class Progress(AnswerModel):
+    """The newest progress report. Example: `{"step": 120, "total_steps": 500, "metrics": {"loss": 0.31}}`"""
+
+    step: Step
+    total_steps: Step | None = None
+    metrics: Metrics = {}
+    reported_at: EpochSeconds | None = None
+
+
+class Artifact(AnswerModel):
+    """A stored output. Example: `{"path": "model.safetensors", "key": "jobs/.../artifacts/1/model.safetensors"}`"""
+
+    path: str
+    bucket: str
+    key: str
+    size_bytes: int | None = None
+    crc64nvme: str | None = None
+    blake3: str | None = None
+
+
+class JobCounters(AnswerModel):
+    """What happened to the job so far, each counted apart."""
+
+    attempts: int = 0
+    failures: int = 0
+    interruptions: int = 0
+    node_faults: int = 0
+    releases: int = 0
+    runtime_s: int = 0
+
+
+class JobView(AnswerModel):
+    """A job as the API shows it.
+
+    Jobs submitted in the original orchestrator's form carry its columns too (`instance_prompt`, ...).
+    """
+
+    model_config = ConfigDict(extra="allow", frozen=True)
+
+    id: JobId
+    status: JobState
+    state: JobState
+    name: str | None = None
+    queue: QueueName
+    priority: int
+    recipe: str | None = None
+    command: list[str]
+    parameters: JsonObject
+    environment: dict[str, str]
+    inputs: list[InputRef]
+    outputs: list[str]
+    requirements: Requirements
+    policy: Policy
+    tags: dict[str, str]
+    epoch: Epoch
+    counters: JobCounters
+    reason: Reason | None = None
+    """Why the job is where it is: paused, failed, waiting after a failure, ..."""
+    not_before: EpochSeconds | None = None
+    created_at: EpochSeconds
+    started_at: EpochSeconds | None = None
+    completed_at: EpochSeconds | None = None
+    failed_at: EpochSeconds | None = None
+    canceled_at: EpochSeconds | None = None
+    updated_at: EpochSeconds
+    checkpoint_step: Step | None = None
+    progress: Progress | None = None
+    artifacts: list[Artifact] = []
+    checkpoint_bucket: str
+    checkpoint_prefix: str
+    machine_id: str | None = None
+    lease_expires_at: EpochSeconds | None = None
+
+
+class JobPage(AnswerModel):
+    """One page of jobs. Example: `{"jobs": [], "next_cursor": null}`"""
+
+    jobs: list[JobView]
+    next_cursor: str | None = None
+
+
+class StopRequest(WireModel):
+    """Optional body of stop and pause. Example: `{"message": "wrong prompt"}`"""
+
+    message: Annotated[str, Field(max_length=512)] = ""
+
+
+class RetryRequest(WireModel):
+    """Run an ended job again under the same id. Example: `{"from_step": 400}`
+
+    `from_step` names a committed checkpoint; 0 starts from nothing; unset means the newest checkpoint.
+    """
+
+    from_step: Step | None = None
+    reset_counters: bool = True

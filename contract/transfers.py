@@ -1,0 +1,109 @@
+"""Moving objects: one-time download tokens, upload tokens, and batches of presigned URLs."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import ConfigDict, Field
+
+from contract.base import AnswerModel, Crc64, EpochSeconds, KeyPrefix, ObjectKey, SizeBytes, WireModel
+
+BucketName = Annotated[str, Field(min_length=1, max_length=64, examples=["training-data"])]
+TransferToken = Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]{16,128}$")]
+
+
+class TokenQuery(WireModel):
+    """Query of `GET /download/token` and `GET /upload/token`. Example: `?bucket=training-data&key=timber/1.jpg`"""
+
+    bucket: BucketName
+    key: ObjectKey
+
+
+class TokenAnswer(AnswerModel):
+    """Example: `{"token": "abcdefg", "expires_at": 1790000300}`"""
+
+    token: str
+    expires_at: EpochSeconds
+
+
+class UploadedPart(WireModel):
+    """One part of a multipart upload; S3 names the etag in the `ETag` header of its answer."""
+
+    model_config = ConfigDict(extra="ignore", frozen=True)
+
+    etag: Annotated[str, Field(min_length=1, max_length=128)]
+    partNumber: Annotated[int, Field(ge=1, le=10_000)]  # noqa: N815 - the original's spelling
+
+
+class MultipartComplete(WireModel):
+    """Body of `action=mpu-complete`. Example: `{"parts": [{"etag": "9b2c...", "partNumber": 1}]}`
+
+    Parts may be left out: then those that S3 has are used.
+    """
+
+    parts: Annotated[list[UploadedPart], Field(max_length=10_000)] = []
+
+
+class MultipartCreated(AnswerModel):
+    """Example: `{"key": "timber/1.jpg", "uploadId": "..."}`"""
+
+    key: str
+    uploadId: str  # noqa: N815 - the original's spelling
+
+
+class UploadFile(WireModel):
+    """One file of a batch. Example: `{"key": "digits/3/0001.png", "size_bytes": 301, "crc64nvme": "UvieJR3alJI="}`"""
+
+    key: ObjectKey
+    size_bytes: SizeBytes
+    crc64nvme: Crc64
+
+
+class UploadBatch(WireModel):
+    """Body of `POST /uploads`: presigned PUTs for many files at once.
+
+    Example: `{"bucket": "training-data", "files": [{"key": "digits/3/0001.png", "size_bytes": 301, ...}]}`
+    """
+
+    bucket: BucketName
+    files: Annotated[list[UploadFile], Field(min_length=1, max_length=1000)]
+
+
+class UploadTarget(AnswerModel):
+    """Where to PUT one file; the headers must be sent exactly as given."""
+
+    key: str
+    url: str
+    headers: dict[str, str]
+
+
+class UploadTargets(AnswerModel):
+    """Example: `{"uploads": [{"key": "digits/3/0001.png", "url": "https://...", "headers": {...}}]}`"""
+
+    uploads: list[UploadTarget]
+    expires_at: EpochSeconds
+
+
+class ObjectQuery(WireModel):
+    """Query of `GET /data`. Example: `?bucket=training-data&prefix=digits/&limit=1000`"""
+
+    bucket: BucketName = "training-data"
+    prefix: KeyPrefix = ""
+    cursor: Annotated[str, Field(min_length=1, max_length=4096)] | None = None
+    limit: Annotated[int, Field(ge=1, le=1000)] = 1000
+
+
+class ObjectView(AnswerModel):
+    """One stored object. Example: `{"key": "digits/3/0001.png", "size_bytes": 301, "etag": "..."}`"""
+
+    key: str
+    size_bytes: int
+    etag: str
+    modified_at: EpochSeconds
+
+
+class ObjectPage(AnswerModel):
+    """Example: `{"objects": [], "next_cursor": null}`"""
+
+    objects: list[ObjectView]
+    next_cursor: str | None = None

@@ -1,0 +1,267 @@
+"""The worker's calls: claim, heartbeat, progress, complete, fail, release."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Annotated, Literal
+
+from pydantic import ConfigDict, Field
+
+from contract.base import (
+    AnswerModel,
+    Blake3,
+    Crc64,
+    Epoch,
+    EpochSeconds,
+    Identity,
+    JobId,
+    JsonObject,
+    Metrics,
+    ObjectKey,
+    QueueName,
+    RelativePath,
+    SizeBytes,
+    Step,
+    WireModel,
+)
+from contract.checkpoints import CheckpointRef
+from contract.jobs import FailureClass, InputRef
+
+
+class Directive(StrEnum):
+    """What the control plane tells a worker in the reply to a heartbeat."""
+
+    CONTINUE = "continue"
+    CANCEL = "cancel"
+    PAUSE = "pause"
+    CHECKPOINT = "checkpoint"
+
+
+class SaladIdentity(WireModel):
+    """Where the worker runs, as the original orchestrator's clients say it. All optional."""
+
+    organization_name: Identity | None = None
+    project_name: Identity | None = None
+    container_group_name: Identity | None = None
+    container_group_id: Identity | None = None
+    machine_id: Identity | None = None
+
+
+class WorkQuery(SaladIdentity):
+    """Query of `GET /work`: which queue, and what this worker has.
+
+    Example: `?queue=default&machine_id=m-1&provider=salad&vram_gib=24&disk_gib=80&gpu_model=RTX%204090`
+    """
+
+    queue: QueueName = "default"
+    provider: Identity | None = None
+    worker_id: Identity | None = None
+    vram_gib: Annotated[float, Field(ge=0, le=4096)] | None = None
+    disk_gib: Annotated[float, Field(ge=0, le=10**6)] | None = None
+    gpus: Annotated[int, Field(ge=0, le=64)] | None = None
+    gpu_model: Annotated[str, Field(max_length=64)] | None = None
+
+
+class WorkItem(AnswerModel):
+    """A claimed job, as a lease-aware worker receives it (`GET /work` answers a list of none or one).
+
+    `resume` lists committed checkpoints, newest first: use the first whose bytes verify.
+    """
+
+    model_config = ConfigDict(extra="allow", frozen=True)
+
+    id: JobId
+    status: Literal["running"] = "running"
+    epoch: Epoch
+    lease_token: str
+    lease_duration_s: int
+    lease_expires_at: EpochSeconds
+    heartbeat_interval_s: int
+    server_time: EpochSeconds
+    recipe: str | None = None
+    command: list[str]
+    parameters: JsonObject
+    environment: dict[str, str]
+    inputs: list[InputRef]
+    outputs: list[str]
+    data_bucket: str
+    checkpoint_bucket: str
+    checkpoint_prefix: str
+    resume: list[CheckpointRef]
+    last_step: Step | None = None
+    """The last step that any attempt reported: what lies between it and the resumed step is repeated."""
+    no_progress_timeout_s: int | None = None
+    stop_grace_s: int = 30
+
+
+class HeartbeatRequest(SaladIdentity):
+    """Body of `POST /heartbeat/{id}`; may be empty.
+
+    Example: `{"step": 120, "total_steps": 500, "metrics": {"loss": 0.31}, "phase": "training"}`
+    """
+
+    step: Step | None = None
+    total_steps: Step | None = None
+    metrics: Metrics | None = None
+    phase: Annotated[str, Field(pattern=r"^[a-z_]{1,32}$")] | None = None
+    message: Annotated[str, Field(max_length=256)] | None = None
+
+
+class HeartbeatAnswer(AnswerModel):
+    """Example: `{"status": "ok", "directive": "continue", "lease_expires_at": 1790000090, ...}`"""
+
+    status: Literal["ok"] = "ok"
+    directive: Directive = Directive.CONTINUE
+    reason: str = ""
+    epoch: Epoch
+    lease_expires_at: EpochSeconds
+    lease_duration_s: int
+    heartbeat_interval_s: int
+    server_time: EpochSeconds
+
+
+class ProgressRequest(SaladIdentity):
+    """Body of `POST /progress`: the original's "a checkpoint was uploaded to this key".
+
+    Lease-aware workers commit checkpoints instead; here the object is registered if it is stored.
+    Example: `{"job_id": "146683a1-...", "bucket_name": "training-checkpoints", "key": "jobs/.../checkpoint-50.zip"}`
+    """
+
+    job_id: JobId
+    bucket_name: Annotated[str, Field(min_length=1, max_length=64)]
+    key: ObjectKey
+
+
+class DeclaredArtifact(WireModel):
+    """An output that the worker says is stored. Example: `{"path": "model.safetensors", "size_bytes": 1024, ...}`"""
+
+    path: RelativePath
+    size_bytes: SizeBytes
+    crc64nvme: Crc64
+    blake3: Blake3
+
+
+class ArtifactsRequest(WireModel):
+    """Body of `POST /job/{id}/artifacts`: what will be uploaded; the answer has URLs for what is missing.
+
+    Example: `{"artifacts": [{"path": "model.safetensors", "size_bytes": 1024, "crc64nvme": "...", "blake3": "..."}]}`
+    """
+
+    artifacts: Annotated[list[DeclaredArtifact], Field(min_length=1, max_length=1000)]
+
+
+class PresignedPut(AnswerModel):
+    """Where to PUT one file; the headers must be sent exactly as given. 412 means it is already there."""
+
+    name: str
+    """The path of the artifact, or the BLAKE3 digest of the blob."""
+    url: str
+    headers: dict[str, str]
+
+
+class ArtifactsAnswer(AnswerModel):
+    """Example: `{"missing": [{"name": "model.safetensors", "url": "https://...", "headers": {...}}]}`"""
+
+    missing: list[PresignedPut]
+
+
+class CompleteRequest(SaladIdentity):
+    """Body of `POST /complete`: `artifacts` from lease-aware workers, `bucket_name` and `key` from the original's.
+
+    Example: `{"job_id": "146683a1-...", "artifacts": [{"path": "model.safetensors", ...}]}`
+    """
+
+    job_id: JobId
+    bucket_name: Annotated[str, Field(min_length=1, max_length=64)] | None = None
+    key: ObjectKey | None = None
+    artifacts: Annotated[list[DeclaredArtifact], Field(max_length=1000)] = []
+    step: Step | None = None
+    metrics: Metrics | None = None
+
+
+class FailRequest(SaladIdentity):
+    """Body of `POST /fail`.
+
+    Example: `{"job_id": "146683a1-...", "failure_class": "out_of_memory", "exit_code": 1, "log_tail": ["..."]}`
+    """
+
+    job_id: JobId
+    bucket_name: Annotated[str, Field(max_length=64)] | None = None
+    key: Annotated[str, Field(max_length=1024)] | None = None
+    failure_class: FailureClass = FailureClass.SCRIPT_ERROR
+    exit_code: Annotated[int, Field(ge=-(2**31), le=2**32)] | None = None
+    signal: Annotated[int, Field(ge=1, le=64)] | None = None
+    message: Annotated[str, Field(max_length=1024)] = ""
+    log_tail: Annotated[list[Annotated[str, Field(max_length=2000)]], Field(max_length=100)] = []
+
+
+class ReleaseRequest(SaladIdentity):
+    """Body of `POST /release`: the worker is going away; hand the job to another one now.
+
+    Example: `{"job_id": "146683a1-...", "reason": "sigterm"}`
+    """
+
+    job_id: JobId
+    reason: Annotated[str, Field(pattern=r"^[a-z_]{1,32}$")] = "sigterm"
+    message: Annotated[str, Field(max_length=512)] = ""
+
+
+class StatusAnswer(AnswerModel):
+    """What the original's calls answer with. Example: `{"status": "ok"}`"""
+
+    status: Literal["ok"] = "ok"
+
+
+class TransitionAnswer(AnswerModel):
+    """Example: `{"status": "ok", "state": "pending", "not_before": 1790000015}`"""
+
+    status: Literal["ok"] = "ok"
+    state: str
+    not_before: EpochSeconds | None = None
+
+
+class InputObject(AnswerModel):
+    """One input file and where to GET it until `expires_at` of the page."""
+
+    key: str
+    path: str
+    """Path below the data directory."""
+    size_bytes: int
+    etag: str
+    url: str
+
+
+class InputPage(AnswerModel):
+    """One page of a job's inputs. Example: `{"inputs": [], "next_cursor": null, "expires_at": 1790000900}`"""
+
+    inputs: list[InputObject]
+    next_cursor: str | None = None
+    expires_at: EpochSeconds
+
+
+class LogChunk(WireModel):
+    """Body of `POST /job/{id}/logs`: lines of the training's output, numbered from 0 within the attempt.
+
+    Example: `{"first_line": 0, "lines": ["step 1 loss 2.3"]}`
+    """
+
+    first_line: Annotated[int, Field(ge=0, le=10**12)]
+    lines: Annotated[list[Annotated[str, Field(max_length=4000)]], Field(min_length=1, max_length=500)]
+    dropped_bytes: Annotated[int, Field(ge=0, le=10**15)] = 0
+    """Bytes that the worker had to drop before this chunk because they came faster than they could be sent."""
+
+
+class LogLine(AnswerModel):
+    """One line of output."""
+
+    epoch: Epoch
+    line: int
+    text: str
+    at: EpochSeconds
+
+
+class LogPage(AnswerModel):
+    """One page of a job's output, oldest first. Poll with `next_cursor` to follow."""
+
+    lines: list[LogLine]
+    next_cursor: str | None = None

@@ -1,0 +1,1 @@
+"""Pure rules: what a job may do next. No boto3, no clock, no randomness: they are handed in."""

@@ -1,0 +1,77 @@
+"""What one decision writes: applied all or nothing, only if nobody wrote in between."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+from contract.history import EventType
+from functions.domain.leases import Fence
+from functions.domain.records import Attempt, CheckpointRecord, Event, Job, Lease
+
+
+@dataclass(frozen=True, kw_only=True)
+class OpenLease:
+    """Put a new lease row in place of the last attempt's."""
+
+    lease: Lease
+
+
+@dataclass(frozen=True, kw_only=True)
+class CloseLease:
+    """End the lease of attempt `epoch`.
+
+    With `fence` the worker does it and must prove its lease. With `expired_at` the sweeper does it, and the lease
+    must have run out by then. With neither a user's command does it, whatever the worker is doing.
+    """
+
+    job_id: str
+    epoch: int
+    closed: str
+    fence: Fence | None = None
+    expired_at: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class CheckLease:
+    """Change nothing in the lease; refuse the whole change unless it satisfies the fence."""
+
+    fence: Fence
+
+
+@dataclass(frozen=True, kw_only=True)
+class DirectLease:
+    """Leave a directive for attempt `epoch`, to be read by its next heartbeat."""
+
+    job_id: str
+    epoch: int
+    directive: str
+    reason: str
+
+
+LeaseWrite = OpenLease | CloseLease | CheckLease | DirectLease
+
+
+@dataclass(frozen=True, kw_only=True)
+class Change:
+    """The outcome of a decision. `seen_rev` is the `rev` the decision was based on; None creates the job."""
+
+    seen_rev: int | None
+    job: Job
+    events: tuple[Event, ...] = ()
+    attempt: Attempt | None = None
+    checkpoint: CheckpointRecord | None = None
+    lease: LeaseWrite | None = None
+
+    def with_event(self, type_: EventType, now: int, **data: Any) -> Change:
+        """The same change with one more line of history, numbered after the job's last one."""
+        seq = self.job.event_seq + 1
+        event = Event(seq=seq, type=type_, at=now, epoch=self.job.epoch, data=data)
+        job = self.job.model_copy(update={"event_seq": seq})
+        return replace(self, job=job, events=(*self.events, event))
+
+
+def changed(job: Job, now: int, **updates: Any) -> Change:
+    """A change of `job` by `updates`, with the next `rev`."""
+    after = job.model_copy(update={**updates, "rev": job.rev + 1, "updated_at": now})
+    return Change(seen_rev=job.rev, job=after)

@@ -1,0 +1,29 @@
+"""Refusals. Each names a stable code; the API maps it to an answer."""
+
+from __future__ import annotations
+
+from contract.errors import ErrorCode
+
+
+class Refusal(Exception):  # noqa: N818 - a refusal is a normal outcome, not a fault
+    """The request cannot be granted in the present state; nothing was changed."""
+
+    def __init__(self, code: ErrorCode, detail: str = "", *, field: str | None = None) -> None:
+        self.code = code
+        self.detail = detail
+        self.field = field
+        super().__init__(f"{code}: {self.message}")
+
+    @property
+    def message(self) -> str:
+        """What was wrong, then what would be right."""
+        said = self.detail or self.code.meaning
+        return f"{said} {self.code.remedy}"
+
+
+class WriteConflict(Exception):  # noqa: N818 - a normal outcome of optimistic concurrency
+    """The item changed between read and write: read again and decide again."""
+
+
+class FenceBroken(Exception):  # noqa: N818 - a normal outcome: the attempt lost its right to write
+    """The lease did not satisfy the fence. Carries nothing: the caller reads the lease to say why."""

@@ -1,0 +1,416 @@
+"""The job and attempt state machine.
+
+Each function takes what was read and says what to write, or refuses. None of them looks at a clock, draws a random
+number or touches a store.
+
+    submit -> pending -claim-> running -complete-> complete
+                 ^               |  |-fail (cap)-> failed
+                 |--- released, interrupted, failed with budget left
+    pause: pending -> paused; running -> (directive) -> released -> paused      cancel: any live state -> canceled
+    resume: paused -> pending        retry: complete, failed, canceled -> pending (same id)
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from contract.errors import ErrorCode
+from contract.history import EventType
+from contract.jobs import Artifact, AttemptEnd, JobCounters, JobState, Progress, Reason
+from contract.work import Directive, FailRequest, WorkQuery
+from functions.domain import retry as retry_policy
+from functions.domain.change import Change, CloseLease, DirectLease, OpenLease, changed
+from functions.domain.errors import Refusal
+from functions.domain.leases import LEASE_INTERVALS, Fence
+from functions.domain.records import Attempt, Job, Lease, Spec
+
+
+def submit(
+    *,
+    job_id: str,
+    tenant: str,
+    spec: Spec,
+    queue: str,
+    shard: int,
+    priority: int,
+    now: int,
+    idempotency_digest: str | None = None,
+) -> Change:
+    """A new job, ready to be claimed."""
+    deadline_at = spec.policy.deadline_at
+    if deadline_at is not None and deadline_at <= now:
+        raise Refusal(
+            ErrorCode.INVALID_VALUE,
+            f"The deadline {deadline_at} has passed; it is {now} now.",
+            field="policy.deadline_at",
+        )
+    job = Job(
+        id=job_id,
+        tenant=tenant,
+        queue=queue,
+        shard=shard,
+        priority=priority,
+        spec=spec,
+        idempotency_digest=idempotency_digest,
+        created_at=now,
+        updated_at=now,
+        rev=1,
+    )
+    return Change(seen_rev=None, job=job).with_event(EventType.SUBMITTED, now, queue=queue, priority=priority)
+
+
+def claim(job: Job, worker: WorkQuery, *, token_sha256: str | None, key_id: str | None, now: int) -> Change:
+    """Give a ready job to a worker: the epoch rises, a lease begins."""
+    if not job.claimable:
+        raise Refusal(ErrorCode.ILLEGAL_TRANSITION, f"Job {job.id} is {job.state}, not ready.")
+    policy = job.spec.policy
+    epoch = job.epoch + 1
+    duration_s = LEASE_INTERVALS * policy.heartbeat_interval_s
+    limits = [policy.deadline_at]
+    if policy.max_runtime_s is not None:
+        limits.append(now + max(policy.max_runtime_s - job.counters.runtime_s, 0))
+    lease = Lease(
+        job_id=job.id,
+        tenant=job.tenant,
+        epoch=epoch,
+        token_sha256=token_sha256,
+        machine_id=worker.machine_id,
+        expires_at=now + duration_s,
+        duration_s=duration_s,
+        heartbeat_interval_s=policy.heartbeat_interval_s,
+        stop_at=min((limit for limit in limits if limit is not None), default=None),
+    )
+    attempt = Attempt(
+        epoch=epoch,
+        machine_id=worker.machine_id,
+        container_group_id=worker.container_group_id,
+        provider=worker.provider,
+        worker_id=worker.worker_id,
+        gpu_model=worker.gpu_model,
+        key_id=key_id,
+        started_at=now,
+        resumed_step=job.checkpoint_step,
+    )
+    change = changed(
+        job,
+        now,
+        state=JobState.RUNNING,
+        epoch=epoch,
+        started_at=now if job.started_at is None else job.started_at,
+        reason=None,
+        stale=False,
+        counters=_counted(job.counters, attempts=1),
+    )
+    change = replace(change, attempt=attempt, lease=OpenLease(lease=lease))
+    return change.with_event(EventType.STARTED, now, machine_id=worker.machine_id, resumed_step=job.checkpoint_step)
+
+
+def complete(
+    job: Job, attempt: Attempt, fence: Fence, *, artifacts: list[Artifact], progress: Progress | None, now: int
+) -> Change:
+    """The declared artifacts are stored: the job is done."""
+    require_running(job)
+    change = _ended(
+        job,
+        attempt,
+        AttemptEnd.COMPLETE,
+        now,
+        fence=fence,
+        progress=progress,
+        state=JobState.COMPLETE,
+        completed_at=now,
+        artifacts=artifacts,
+        pause_requested=False,
+    )
+    return change.with_event(EventType.COMPLETED, now, artifacts=[artifact.path for artifact in artifacts])
+
+
+def fail(
+    job: Job, attempt: Attempt, fence: Fence, report: FailRequest, *, progress: Progress | None, now: int
+) -> Change:
+    """The worker gives the job up: back to the queue after a pause, or failed for good."""
+    require_running(job)
+    node_fault = retry_policy.charged_to_node(report.failure_class)
+    counters = _counted(job.counters, **{"node_faults" if node_fault else "failures": 1})
+    reason = Reason(code=report.failure_class.value, message=report.message)
+    attempt = attempt.model_copy(
+        update={
+            "failure_class": report.failure_class,
+            "exit_code": report.exit_code,
+            "signal": report.signal,
+            "log_tail": report.log_tail,
+        }
+    )
+    wait_s = retry_policy.backoff_s(job.spec.policy, counters.node_faults if node_fault else counters.failures)
+    return _requeued(
+        job,
+        attempt,
+        AttemptEnd.FAILED,
+        reason,
+        now,
+        fence=fence,
+        progress=progress,
+        counters=counters,
+        wait_s=0 if node_fault and report.machine_id else wait_s,
+        avoid=retry_policy.avoided(job.avoid, attempt.machine_id, job.spec.policy, now),
+    )
+
+
+def release(job: Job, attempt: Attempt, fence: Fence, *, reason: Reason, progress: Progress | None, now: int) -> Change:
+    """The worker goes away in good order: the job is ready at once, or paused if that was asked for."""
+    require_running(job)
+    return _requeued(
+        job,
+        attempt,
+        AttemptEnd.RELEASED,
+        reason,
+        now,
+        fence=fence,
+        progress=progress,
+        counters=_counted(job.counters, releases=1),
+        stale=True,
+    )
+
+
+def interrupt(job: Job, attempt: Attempt, lease: Lease, *, now: int) -> Change:
+    """The lease ran out: the machine is gone. Not a failure of the job."""
+    require_running(job)
+    if lease.closed or lease.epoch != job.epoch or lease.expires_at > now:
+        raise Refusal(ErrorCode.ILLEGAL_TRANSITION, f"The lease of job {job.id} has not run out.")
+    committed = attempt.checkpoint_step is not None
+    fruitless = 0 if committed else job.fruitless_interruptions + 1
+    last_seen_at = lease.expires_at - lease.duration_s
+    reason = Reason(code="lease_expired", message=f"no heartbeat for {now - last_seen_at} s")
+    wait_s = 0
+    if fruitless > retry_policy.FREE_INTERRUPTIONS:
+        wait_s = retry_policy.backoff_s(job.spec.policy, fruitless - retry_policy.FREE_INTERRUPTIONS)
+    return _requeued(
+        job.model_copy(update={"fruitless_interruptions": fruitless}),
+        attempt,
+        AttemptEnd.INTERRUPTED,
+        reason,
+        now,
+        fence=None,
+        expired_at=now,
+        seen_until=last_seen_at,
+        progress=lease.progress,
+        counters=_counted(job.counters, interruptions=1),
+        wait_s=wait_s,
+        stale=True,
+    )
+
+
+def cancel(job: Job, attempt: Attempt | None, *, message: str, now: int) -> Change:
+    """The user's stop: final at once; a running worker learns it with its next heartbeat."""
+    if job.state is JobState.CANCELED:
+        raise Refusal(ErrorCode.JOB_CANCELED, f"Job {job.id} is already canceled.")
+    if job.state.terminal:
+        raise Refusal(ErrorCode.JOB_FINISHED, f"Job {job.id} is {job.state}.")
+    reason = Reason(code="canceled_by_user", message=message)
+    updates: dict[str, Any] = {
+        "state": JobState.CANCELED,
+        "canceled_at": now,
+        "not_before": None,
+        "pause_requested": False,
+    }
+    if job.state is JobState.RUNNING and attempt is not None:
+        change = _ended(job, attempt, AttemptEnd.CANCELED, now, fence=None, reason=reason, **updates)
+    else:
+        change = changed(job, now, reason=reason, **updates)
+    return change.with_event(EventType.CANCELED, now, message=message)
+
+
+def pause(job: Job, *, message: str, now: int) -> Change:
+    """Hold the job. A running one is asked to commit a checkpoint and hand itself back first."""
+    reason = Reason(code="paused_by_user", message=message)
+    if job.state is JobState.PENDING:
+        change = changed(job, now, state=JobState.PAUSED, reason=reason, not_before=None)
+        return change.with_event(EventType.PAUSED, now, message=message)
+    if job.state is JobState.RUNNING and not job.pause_requested:
+        change = changed(job, now, pause_requested=True, reason=reason)
+        direct = DirectLease(job_id=job.id, epoch=job.epoch, directive=Directive.PAUSE, reason="paused_by_user")
+        return replace(change, lease=direct).with_event(EventType.PAUSE_REQUESTED, now, message=message)
+    if job.state.terminal:
+        raise Refusal(ErrorCode.JOB_FINISHED, f"Job {job.id} is {job.state}.")
+    raise Refusal(ErrorCode.ILLEGAL_TRANSITION, f"Job {job.id} is already paused or pausing.")
+
+
+def resume(job: Job, *, now: int) -> Change:
+    """Let a paused job run again; a pause that is still under way is withdrawn."""
+    if job.state is JobState.PAUSED:
+        change = changed(job, now, state=JobState.PENDING, reason=None, stale=job.epoch > 0)
+    elif job.state is JobState.RUNNING and job.pause_requested:
+        direct = DirectLease(job_id=job.id, epoch=job.epoch, directive=Directive.CONTINUE, reason="")
+        change = replace(changed(job, now, pause_requested=False, reason=None), lease=direct)
+    elif job.state.terminal:
+        raise Refusal(ErrorCode.JOB_FINISHED, f"Job {job.id} is {job.state}; retry it to run it again.")
+    else:
+        raise Refusal(ErrorCode.ILLEGAL_TRANSITION, f"Job {job.id} is {job.state}, not paused.")
+    return change.with_event(EventType.RESUMED, now)
+
+
+def retry(
+    job: Job, *, from_step: int | None, from_epoch: int | None, keep_checkpoint: bool, reset_counters: bool, now: int
+) -> Change:
+    """Run an ended job again under the same id.
+
+    With `keep_checkpoint` the newest one stays the place to resume from; otherwise it is `from_step`, or none.
+    """
+    if not job.state.terminal:
+        raise Refusal(ErrorCode.ILLEGAL_TRANSITION, f"Job {job.id} is {job.state}; only an ended job can be retried.")
+    deadline_at = job.spec.policy.deadline_at
+    if deadline_at is not None and deadline_at <= now:
+        raise Refusal(ErrorCode.ILLEGAL_TRANSITION, f"The deadline of job {job.id} has passed.")
+    counters = JobCounters(attempts=job.counters.attempts) if reset_counters else job.counters
+    change = changed(
+        job,
+        now,
+        state=JobState.PENDING,
+        counters=counters,
+        fruitless_interruptions=0,
+        reason=None,
+        not_before=None,
+        avoid={} if reset_counters else job.avoid,
+        artifacts=[],
+        completed_at=None,
+        failed_at=None,
+        canceled_at=None,
+        pause_requested=False,
+        checkpoint_step=job.checkpoint_step if keep_checkpoint else from_step,
+        checkpoint_epoch=job.checkpoint_epoch if keep_checkpoint else from_epoch,
+    )
+    exhausted = retry_policy.cap_reached(change.job)
+    if exhausted:
+        raise Refusal(ErrorCode.ILLEGAL_TRANSITION, f"A budget is used up ({exhausted.message}): reset the counters.")
+    return change.with_event(EventType.RETRIED, now, from_step=change.job.checkpoint_step)
+
+
+def timer(job: Job, attempt: Attempt | None, *, now: int) -> Change | None:
+    """What is due for a job at `now`: the end of a backoff, or its deadline. None if nothing is."""
+    deadline_at = job.spec.policy.deadline_at
+    if not job.state.terminal and deadline_at is not None and deadline_at <= now:
+        return out_of_time(job, attempt, now=now)
+    if job.state is JobState.PENDING and job.not_before is not None and job.not_before <= now:
+        return changed(job, now, not_before=None).with_event(EventType.BACKOFF_ENDED, now)
+    return None
+
+
+def out_of_time(job: Job, attempt: Attempt | None, *, now: int) -> Change:
+    """Deadline or runtime is used up: the job fails, with the reason."""
+    deadline_at = job.spec.policy.deadline_at
+    if deadline_at is not None and deadline_at <= now:
+        reason = Reason(code="deadline", message=f"the deadline {deadline_at} has passed")
+    else:
+        reason = Reason(code="max_runtime", message=f"ran longer than {job.spec.policy.max_runtime_s} s")
+    updates: dict[str, Any] = {"state": JobState.FAILED, "failed_at": now, "not_before": None, "pause_requested": False}
+    if job.state is JobState.RUNNING and attempt is not None:
+        change = _ended(job, attempt, AttemptEnd.FAILED, now, fence=None, reason=reason, **updates)
+    else:
+        change = changed(job, now, reason=reason, **updates)
+    return change.with_event(EventType.FAILED, now, **reason.model_dump())
+
+
+def require_running(job: Job) -> None:
+    """Refuse with the reason unless the job is running."""
+    if job.state is JobState.CANCELED:
+        raise Refusal(ErrorCode.JOB_CANCELED, f"Job {job.id} was canceled.")
+    if job.state.terminal:
+        raise Refusal(ErrorCode.JOB_FINISHED, f"Job {job.id} is {job.state}.")
+    if job.state is not JobState.RUNNING:
+        raise Refusal(ErrorCode.LEASE_LOST, f"Job {job.id} is {job.state}; no attempt holds it.")
+
+
+def _counted(counters: JobCounters, **more: int) -> JobCounters:
+    return counters.model_copy(update={name: getattr(counters, name) + by for name, by in more.items()})
+
+
+def _ended(
+    job: Job,
+    attempt: Attempt,
+    end: AttemptEnd,
+    now: int,
+    *,
+    fence: Fence | None,
+    expired_at: int | None = None,
+    seen_until: int | None = None,
+    closed: str | None = None,
+    reason: Reason | None = None,
+    progress: Progress | None = None,
+    **updates: Any,
+) -> Change:
+    """Close the attempt and its lease, and change the job by `updates`."""
+    counters = updates.pop("counters", job.counters)
+    assert isinstance(counters, JobCounters)
+    ran_s = max((now if seen_until is None else seen_until) - attempt.started_at, 0)
+    progress = progress or attempt.progress
+    change = changed(
+        job,
+        now,
+        reason=reason,
+        progress=progress or job.progress,
+        counters=_counted(counters, runtime_s=ran_s),
+        **updates,
+    )
+    ended = attempt.model_copy(update={"ended_at": now, "end": end, "reason": reason, "progress": progress})
+    close = CloseLease(job_id=job.id, epoch=job.epoch, closed=closed or end.value, fence=fence, expired_at=expired_at)
+    return replace(change, attempt=ended, lease=close)
+
+
+_END_EVENTS = {
+    AttemptEnd.FAILED: EventType.ATTEMPT_FAILED,
+    AttemptEnd.RELEASED: EventType.ATTEMPT_RELEASED,
+    AttemptEnd.INTERRUPTED: EventType.ATTEMPT_INTERRUPTED,
+}
+
+
+def _requeued(
+    job: Job,
+    attempt: Attempt,
+    end: AttemptEnd,
+    reason: Reason,
+    now: int,
+    *,
+    fence: Fence | None,
+    counters: JobCounters,
+    progress: Progress | None,
+    expired_at: int | None = None,
+    seen_until: int | None = None,
+    wait_s: int = 0,
+    **updates: Any,
+) -> Change:
+    """End the attempt and put the job where it belongs next: ready, waiting, paused, or parked for good."""
+    exhausted = retry_policy.cap_reached(job.model_copy(update={"counters": counters}))
+    not_before = now + wait_s if wait_s else None
+    state, job_reason = JobState.PENDING, reason
+    if exhausted:
+        state, job_reason, not_before = JobState.FAILED, exhausted, None
+        updates.update(failed_at=now, pause_requested=False, stale=False)
+    elif job.pause_requested:
+        state, job_reason, not_before = JobState.PAUSED, Reason(code="paused_by_user"), None
+        updates.update(pause_requested=False, stale=False)
+    change = _ended(
+        job,
+        attempt,
+        end,
+        now,
+        fence=fence,
+        expired_at=expired_at,
+        seen_until=seen_until,
+        closed="paused" if state is JobState.PAUSED and end is AttemptEnd.RELEASED else None,
+        reason=reason,
+        progress=progress,
+        counters=counters,
+        state=state,
+        not_before=not_before,
+        **updates,
+    )
+    change = replace(change, job=change.job.model_copy(update={"reason": job_reason}))
+    change = change.with_event(
+        _END_EVENTS[end], now, reason=reason.model_dump(), machine_id=attempt.machine_id, not_before=not_before
+    )
+    if exhausted:
+        change = change.with_event(EventType.FAILED, now, **exhausted.model_dump())
+    elif state is JobState.PAUSED:
+        change = change.with_event(EventType.PAUSED, now)
+    return change

@@ -1,0 +1,101 @@
+"""The lease: who may write, and what a heartbeat is told.
+
+Protocol after dstack's pipelines (a lock token guards the final apply) and the DynamoDB lock client
+(only one clock decides: here the server's).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+from dataclasses import dataclass
+
+from contract.errors import ErrorCode
+from contract.work import Directive
+from functions.domain.errors import Refusal
+from functions.domain.records import Lease
+
+LEASE_INTERVALS = 3
+"""A lease outlives two lost heartbeats."""
+
+REPROOF_WINDOW_S = 3600
+"""How long after its end a lease that nobody reclaimed may still be proved again by a heartbeat."""
+
+LEASE_KEPT_S = 7 * 86_400
+"""When the broom (TTL) may remove a lease row, counted from its end."""
+
+
+def token_digest(token: str) -> str:
+    """SHA-256 of a token, hex: all that is kept of it."""
+    return hashlib.sha256(token.encode()).hexdigest()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fence:
+    """What a worker must prove for a write to be accepted at `now`.
+
+    `token_sha256` is None for an original client; then `machine_id` is compared where both sides name one.
+    """
+
+    job_id: str
+    tenant: str
+    now: int
+    epoch: int | None = None
+    token_sha256: str | None = None
+    machine_id: str | None = None
+
+    def admits(self, lease: Lease | None, *, reproof_window_s: int = 0) -> bool:
+        """True if `lease` lets the bearer write. The stores express the same as a condition."""
+        return (
+            lease is not None
+            and lease.tenant == self.tenant
+            and not lease.closed
+            and self._is_bearer(lease)
+            and lease.expires_at + reproof_window_s > self.now
+        )
+
+    def _is_bearer(self, lease: Lease) -> bool:
+        if self.epoch is not None and lease.epoch != self.epoch:
+            return False
+        if lease.token_sha256 is not None:
+            return self.token_sha256 is not None and hmac.compare_digest(lease.token_sha256, self.token_sha256)
+        return self.machine_id is None or lease.machine_id is None or lease.machine_id == self.machine_id
+
+    def ended_directive(self, lease: Lease | None) -> Directive | None:
+        """What to tell the bearer of a lease that a user's command closed; None if it is not that."""
+        if lease is None or lease.tenant != self.tenant or lease.token_sha256 is None or not self._is_bearer(lease):
+            return None
+        return {"canceled": Directive.CANCEL, "failed": Directive.CANCEL, "paused": Directive.PAUSE}.get(lease.closed)
+
+    def refusal(self, lease: Lease | None) -> Refusal:
+        """Why the fence did not admit the bearer, as an answer."""
+        if lease is None or lease.tenant != self.tenant:
+            return Refusal(ErrorCode.JOB_NOT_RUNNING, f"Job {self.job_id} is not running.")
+        if lease.token_sha256 is not None and self.token_sha256 is None:
+            return Refusal(ErrorCode.LEASE_REQUIRED, field="x-lease-token")
+        if not self._is_bearer(lease):
+            return Refusal(
+                ErrorCode.LEASE_LOST,
+                f"Job {self.job_id} is held by attempt {lease.epoch}, or the lease token is not that attempt's.",
+                field="x-lease-token",
+            )
+        if lease.closed == "canceled":
+            return Refusal(ErrorCode.JOB_CANCELED, f"Job {self.job_id} was canceled.")
+        if lease.closed:
+            return Refusal(
+                ErrorCode.LEASE_LOST, f"Attempt {lease.epoch} of job {self.job_id} has ended: {lease.closed}."
+            )
+        return Refusal(
+            ErrorCode.LEASE_EXPIRED,
+            f"The lease of attempt {lease.epoch} ran out at {lease.expires_at}; it is {self.now} now.",
+            field="x-lease-token",
+        )
+
+
+def directive_for(lease: Lease, now: int) -> tuple[Directive, str]:
+    """What a heartbeat is told: the user's wish, or a checkpoint before the time is used up."""
+    if lease.directive is not Directive.CONTINUE:
+        return lease.directive, lease.directive_reason
+    if lease.stop_at is not None and now >= lease.stop_at - 2 * lease.heartbeat_interval_s:
+        return Directive.CHECKPOINT, "the time allowed for this job is nearly used up"
+    return Directive.CONTINUE, ""

@@ -1,0 +1,37 @@
+"""Which ready job a worker is given."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from contract.work import WorkQuery
+from functions.domain.records import Job
+
+
+def mismatch(job: Job, worker: WorkQuery, now: int) -> str | None:
+    """Why this worker may not have this job; None if it may."""
+    if worker.machine_id and job.avoid.get(worker.machine_id, 0) > now:
+        return "this machine failed the job recently"
+    needs = job.spec.requirements
+    for name, needed, has in (
+        ("VRAM (GiB)", needs.min_vram_gib, worker.vram_gib),
+        ("disk (GiB)", needs.min_disk_gib, worker.disk_gib),
+        ("GPUs", needs.min_gpus, worker.gpus),
+    ):
+        if needed and (has is None or has < needed):
+            return f"needs {needed:g} {name}, the worker declares {'none' if has is None else f'{has:g}'}"
+    if needs.gpu_models:
+        model = (worker.gpu_model or "").casefold()
+        if not any(wanted.casefold() in model for wanted in needs.gpu_models):
+            return (
+                f"needs one of {', '.join(needs.gpu_models)}, the worker declares {worker.gpu_model or 'no GPU model'}"
+            )
+    return None
+
+
+def equals(candidates: Sequence[Job]) -> list[Job]:
+    """The leading candidates that rank alike (stale, priority): a worker tries a random one of these."""
+    if not candidates:
+        return []
+    first = candidates[0]
+    return [job for job in candidates if job.stale == first.stale and job.priority == first.priority]

@@ -1,0 +1,192 @@
+"""What the rules need from the outside: stores, a clock, randomness. Storage implements them; tests have twins."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from contract.jobs import JobState, Progress
+from functions.domain.change import Change
+from functions.domain.leases import Fence
+from functions.domain.records import ApiKey, Attempt, CheckpointRecord, Event, Job, Lease, TransferGrant
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Page(Generic[T]):
+    """Some items, and where to go on; `cursor` is None at the end. Cursors are opaque and bound to their list."""
+
+    items: Sequence[T]
+    cursor: str | None = None
+
+
+class JobStore(Protocol):
+    """Jobs with their attempts, events and checkpoints. Reads by id are strongly consistent; index reads are hints."""
+
+    def get(self, job_id: str) -> Job | None: ...
+
+    def get_many(self, job_ids: Sequence[str]) -> list[Job]: ...
+
+    def apply(self, change: Change) -> None:
+        """Write all of the change or nothing.
+
+        Raises WriteConflict if the job's `rev` is not `seen_rev` (or it exists, for a new job), FenceBroken if the
+        lease does not satisfy the change's lease write.
+        """
+
+    def ready(self, tenant: str, queue: str, shard: int, *, limit: int, cursor: str | None = None) -> Page[Job]:
+        """Claimable jobs as the index shows them, in rank order. May be out of date."""
+
+    def list_jobs(self, tenant: str, *, state: JobState | None, limit: int, cursor: str | None = None) -> Page[Job]:
+        """A tenant's jobs, oldest first."""
+
+    def due_timers(self, now: int, *, limit: int) -> list[str]:
+        """Ids of jobs with a timer at or before `now`."""
+
+    def attempt(self, job_id: str, epoch: int) -> Attempt | None: ...
+
+    def attempts(self, job_id: str, *, limit: int, cursor: str | None = None) -> Page[Attempt]: ...
+
+    def events(self, job_id: str, *, limit: int, cursor: str | None = None) -> Page[Event]: ...
+
+    def checkpoint(self, job_id: str, step: int) -> CheckpointRecord | None: ...
+
+    def checkpoints(
+        self, job_id: str, *, limit: int, cursor: str | None = None, up_to_step: int | None = None
+    ) -> Page[CheckpointRecord]:
+        """Newest step first."""
+
+    def protect_checkpoint(self, job_id: str, step: int, until: int) -> CheckpointRecord | None:
+        """Keep a checkpoint from retention until then; None if it does not exist."""
+
+    def delete_checkpoint(self, job_id: str, record: CheckpointRecord, now: int) -> bool:
+        """Forget a checkpoint unless it became protected or changed meanwhile; False if it was left."""
+
+
+class LeaseStore(Protocol):
+    """The lease rows."""
+
+    def heartbeat(self, fence: Fence, progress: Progress | None, phase: str | None) -> Lease:
+        """Prolong the lease: one conditional write. Raises FenceBroken (see `refused_lease`)."""
+
+    def get(self, job_id: str) -> Lease | None: ...
+
+    def get_many(self, job_ids: Sequence[str]) -> dict[str, Lease]: ...
+
+    def due(self, now: int, *, limit: int) -> list[str]:
+        """Ids of jobs whose open lease may have run out by `now`. A superset: look at the lease."""
+
+
+class TokenStore(Protocol):
+    """API keys and transfer tokens."""
+
+    def put_key(self, key: ApiKey) -> None: ...
+
+    def get_key(self, key_id: str) -> ApiKey | None: ...
+
+    def list_keys(self, tenant: str, *, limit: int, cursor: str | None = None) -> Page[ApiKey]: ...
+
+    def replace_key(self, key: ApiKey) -> None:
+        """Overwrite an existing key. Raises WriteConflict if it is gone."""
+
+    def put_grant(self, grant: TransferGrant) -> None: ...
+
+    def get_grant(self, token_sha256: str) -> TransferGrant | None: ...
+
+    def redeem(self, token_sha256: str, now: int) -> TransferGrant | None:
+        """Take a live download grant away: exactly one caller gets it."""
+
+
+@dataclass(frozen=True)
+class StoredObject:
+    """What the object store knows of one object."""
+
+    key: str
+    size_bytes: int
+    etag: str
+    modified_at: int
+    crc64nvme: str | None = None
+
+
+@dataclass(frozen=True)
+class Presigned:
+    """A URL that carries the right to one request; the headers are part of the signature."""
+
+    url: str
+    headers: Mapping[str, str] = field(default_factory=dict)
+
+
+class ObjectStore(Protocol):
+    """One bucket namespace of S3, seen by a tenant: keys are without the tenant's prefix.
+
+    `bucket` is the API's name, `training-data` or `training-checkpoints`.
+    """
+
+    def head(self, tenant: str, bucket: str, key: str) -> StoredObject | None: ...
+
+    def head_many(self, tenant: str, bucket: str, keys: Iterable[str]) -> dict[str, StoredObject]:
+        """Those of the keys that exist; asked in parallel."""
+
+    def list(
+        self, tenant: str, bucket: str, prefix: str, *, limit: int, cursor: str | None = None, after: str | None = None
+    ) -> Page[StoredObject]: ...
+
+    def read(self, tenant: str, bucket: str, key: str) -> bytes | None:
+        """The bytes of a small object."""
+
+    def create(self, tenant: str, bucket: str, key: str, data: bytes) -> bool:
+        """Store a small object unless the key exists; False if it does."""
+
+    def delete_many(self, tenant: str, bucket: str, keys: Sequence[str]) -> None: ...
+
+    def presign_get(self, tenant: str, bucket: str, key: str, *, expires_s: int) -> str: ...
+
+    def presign_put(
+        self,
+        tenant: str,
+        bucket: str,
+        key: str,
+        *,
+        expires_s: int,
+        size_bytes: int | None = None,
+        crc64nvme: str | None = None,
+        create_only: bool = False,
+        replace_etag: str | None = None,
+    ) -> Presigned: ...
+
+    def create_multipart(self, tenant: str, bucket: str, key: str) -> str: ...
+
+    def presign_part(
+        self, tenant: str, bucket: str, key: str, upload_id: str, part_number: int, *, expires_s: int
+    ) -> str: ...
+
+    def complete_multipart(
+        self, tenant: str, bucket: str, key: str, upload_id: str, parts: Sequence[tuple[int, str]]
+    ) -> str | None:
+        """The object's ETag; None if there is no such upload. Without parts, those that are stored are used."""
+
+    def abort_multipart(self, tenant: str, bucket: str, key: str, upload_id: str) -> bool: ...
+
+    def delete(self, tenant: str, bucket: str, key: str) -> None: ...
+
+
+class Clock(Protocol):
+    """The server's clock: whole seconds since 1970."""
+
+    def now(self) -> int: ...
+
+
+class Randomness(Protocol):
+    """Everything drawn by chance."""
+
+    def token(self) -> str:
+        """A fresh secret: 256 bits, URL-safe."""
+
+    def job_id(self) -> str: ...
+
+    def key_id(self) -> str: ...
+
+    def below(self, bound: int) -> int:
+        """A number from 0 to bound - 1."""

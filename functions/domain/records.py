@@ -1,0 +1,198 @@
+"""What is stored: frozen values. State changes make new ones."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict
+
+from contract.history import EventType
+from contract.jobs import (
+    Artifact,
+    AttemptEnd,
+    FailureClass,
+    InputRef,
+    JobCounters,
+    JobState,
+    Policy,
+    Progress,
+    Reason,
+    Requirements,
+)
+from contract.keys import Scope
+from contract.work import Directive
+
+
+class Record(BaseModel):
+    """Base of stored values."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class Spec(Record):
+    """What the user asked for, resolved: never changes after submit."""
+
+    name: str | None = None
+    recipe: str | None = None
+    command: list[str]
+    parameters: dict[str, Any] = {}
+    environment: dict[str, str] = {}
+    inputs: list[InputRef] = []
+    outputs: list[str] = []
+    requirements: Requirements = Requirements()
+    policy: Policy = Policy()
+    tags: dict[str, str] = {}
+    dreambooth: dict[str, Any] | None = None
+    """The original orchestrator's columns, when the job was submitted in its form."""
+
+
+class Job(Record):
+    """A job. `rev` rises with every write and is the condition of the next one."""
+
+    id: str
+    tenant: str
+    rev: int = 0
+    state: JobState = JobState.PENDING
+    queue: str = "default"
+    shard: int = 0
+    priority: int = 50
+    spec: Spec
+    epoch: int = 0
+    event_seq: int = 0
+    counters: JobCounters = JobCounters()
+    fruitless_interruptions: int = 0
+    reason: Reason | None = None
+    not_before: int | None = None
+    stale: bool = False
+    """True when a machine was lost or left: handed out before jobs that have no sunk work."""
+    pause_requested: bool = False
+    avoid: dict[str, int] = {}
+    """Machine id -> instant until which it is not given this job."""
+    checkpoint_step: int | None = None
+    checkpoint_epoch: int | None = None
+    progress: Progress | None = None
+    artifacts: list[Artifact] = []
+    idempotency_digest: str | None = None
+    created_at: int
+    updated_at: int
+    started_at: int | None = None
+    completed_at: int | None = None
+    failed_at: int | None = None
+    canceled_at: int | None = None
+
+    @property
+    def claimable(self) -> bool:
+        """True exactly when the job belongs in the ready index."""
+        return self.state is JobState.PENDING and self.not_before is None
+
+    @property
+    def timer_at(self) -> int | None:
+        """When the sweeper must look at this job next; None for never."""
+        if self.state.terminal:
+            return None
+        instants = [self.spec.policy.deadline_at]
+        if self.state is JobState.PENDING:
+            instants.append(self.not_before)
+        return min((instant for instant in instants if instant is not None), default=None)
+
+    @property
+    def ready_rank(self) -> str:
+        """Sort key of the ready index: stale first, then priority, then age."""
+        return f"{0 if self.stale else 1}#{100 - self.priority:03d}#{self.created_at:011d}#{self.id}"
+
+
+class Attempt(Record):
+    """One worker holding the job."""
+
+    epoch: int
+    machine_id: str | None = None
+    container_group_id: str | None = None
+    provider: str | None = None
+    worker_id: str | None = None
+    gpu_model: str | None = None
+    key_id: str | None = None
+    started_at: int
+    ended_at: int | None = None
+    end: AttemptEnd | None = None
+    reason: Reason | None = None
+    failure_class: FailureClass | None = None
+    exit_code: int | None = None
+    signal: int | None = None
+    log_tail: list[str] = []
+    resumed_step: int | None = None
+    checkpoint_step: int | None = None
+    progress: Progress | None = None
+
+
+class Event(Record):
+    """One line of history."""
+
+    seq: int
+    type: EventType
+    at: int
+    epoch: int
+    data: dict[str, Any] = {}
+
+
+class CheckpointRecord(Record):
+    """A committed checkpoint. `legacy_key` marks a zip of an original client instead of a manifest."""
+
+    step: int
+    epoch: int
+    committed_at: int
+    num_files: int
+    total_bytes: int
+    metrics: dict[str, float] = {}
+    manifest_key: str
+    manifest_blake3: str | None = None
+    legacy_key: str | None = None
+    pinned: bool = False
+    damaged: bool = False
+    protected_until: int = 0
+    """Somebody was given URLs to read it: retention leaves it alone until then."""
+
+
+class Lease(Record):
+    """An attempt's right to write; the row of the heartbeats table."""
+
+    job_id: str
+    tenant: str
+    epoch: int
+    token_sha256: str | None = None
+    """None for an original client, which has no lease token."""
+    machine_id: str | None = None
+    expires_at: int
+    duration_s: int
+    heartbeat_interval_s: int
+    stop_at: int | None = None
+    """When runtime or deadline is used up."""
+    directive: Directive = Directive.CONTINUE
+    directive_reason: str = ""
+    progress: Progress | None = None
+    phase: str | None = None
+    closed: Literal["", "complete", "failed", "interrupted", "released", "canceled", "paused"] = ""
+    """How the attempt ended; empty while it lives."""
+
+
+class ApiKey(Record):
+    """An API key at rest: the secret's SHA-256 only."""
+
+    id: str
+    tenant: str
+    name: str
+    secret_sha256: str
+    scopes: list[Scope]
+    created_at: int
+    expires_at: int | None = None
+    revoked_at: int | None = None
+
+
+class TransferGrant(Record):
+    """A download or upload token at rest: its SHA-256, and the one object it is good for."""
+
+    token_sha256: str
+    purpose: Literal["download", "upload"]
+    tenant: str
+    bucket: str
+    key: str
+    expires_at: int

@@ -1,0 +1,51 @@
+"""Retry policy: which budget an ended attempt is charged to, how long to wait, when to give up."""
+
+from __future__ import annotations
+
+from contract.jobs import FailureClass, Policy, Reason
+from functions.domain.records import Job
+
+MAX_BACKOFF_S = 3600
+MAX_AVOIDED_MACHINES = 64
+FREE_INTERRUPTIONS = 2
+"""Lost machines in a row without a new checkpoint that cost no waiting: losing machines is normal."""
+
+
+def backoff_s(policy: Policy, times: int) -> int:
+    """Seconds to wait before the next attempt after the `times`-th mishap (counted from 1)."""
+    doublings = min(times - 1, 20)
+    return min(policy.backoff_s << doublings, MAX_BACKOFF_S)
+
+
+def cap_reached(job: Job) -> Reason | None:
+    """The reason to park the job for good; None while every budget has something left."""
+    policy, counters = job.spec.policy, job.counters
+    budgets = (
+        ("failure_cap", counters.failures, policy.max_failures, "failed"),
+        ("node_fault_cap", counters.node_faults, policy.max_node_faults, "met a faulty machine"),
+        ("interruption_cap", counters.interruptions, policy.max_interruptions, "lost its machine"),
+        (
+            "fruitless_interruption_cap",
+            job.fruitless_interruptions,
+            policy.max_fruitless_interruptions,
+            "lost its machine in a row without committing a checkpoint",
+        ),
+    )
+    for code, used, allowed, what in budgets:
+        if used >= allowed:
+            return Reason(code=code, message=f"{what} {used} times; the policy allows {allowed}")
+    return None
+
+
+def avoided(avoid: dict[str, int], machine_id: str | None, policy: Policy, now: int) -> dict[str, int]:
+    """The machines to avoid after `machine_id` failed the job; expired entries are dropped."""
+    kept = {machine: until for machine, until in avoid.items() if until > now}
+    if machine_id and policy.avoid_machine_s:
+        kept[machine_id] = now + policy.avoid_machine_s
+    newest = sorted(kept.items(), key=lambda entry: entry[1], reverse=True)[:MAX_AVOIDED_MACHINES]
+    return dict(newest)
+
+
+def charged_to_node(failure_class: FailureClass) -> bool:
+    """True when the machine's budget pays for this failure."""
+    return failure_class.node_fault
