@@ -1,0 +1,247 @@
+"""The emulated cloud: DynamoDB and S3 on 127.0.0.1, in a process of its own that ends with ours."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import socket
+import subprocess
+import tempfile
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import boto3
+from botocore.config import Config
+
+logger = logging.getLogger(__name__)
+
+HOST = "127.0.0.1"
+REGION = "us-east-1"
+START_TIMEOUT_S = 30.0
+STOP_TIMEOUT_S = 15.0
+POLL_INTERVAL_S = 0.05
+LOG_TAIL_BYTES = 4_000
+PYTHON_VARIABLE = "BATON_EMULATOR_PYTHON"
+_ROOT = Path(__file__).resolve().parents[2]
+
+
+class EmulatorError(Exception):
+    """The emulator could not be started, or died. The message ends with the last lines of its log."""
+
+
+class Emulator:
+    """One ministack process; a context manager, usable again after it was stopped.
+
+    `state_dir`: where everything is kept across restarts (see README.md for what survives what); None keeps it in
+    memory. `port`: 0 takes a free one. `start_timeout_s`, `stop_timeout_s`: seconds to come up and to save and leave.
+    The process dies with the one that started it, however that one dies.
+    """
+
+    def __init__(
+        self,
+        *,
+        state_dir: Path | None = None,
+        port: int = 0,
+        start_timeout_s: float = START_TIMEOUT_S,
+        stop_timeout_s: float = STOP_TIMEOUT_S,
+    ) -> None:
+        self._state_dir = state_dir.resolve() if state_dir is not None else None
+        self._wanted_port = port
+        self._start_timeout_s = start_timeout_s
+        self._stop_timeout_s = stop_timeout_s
+        self._port = 0
+        self._process: subprocess.Popen[bytes] | None = None
+        self._scratch: tempfile.TemporaryDirectory[str] | None = None
+        self._log_path: Path | None = None
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.stop()
+
+    @property
+    def endpoint_url(self) -> str:
+        """Where AWS clients go. Raises EmulatorError when it is not running."""
+        if self._process is None:
+            raise EmulatorError("the emulator is not running")
+        return f"http://{HOST}:{self._port}"
+
+    @property
+    def pid(self) -> int:
+        """The process id of the running emulator. Raises EmulatorError when it is not running."""
+        if self._process is None:
+            raise EmulatorError("the emulator is not running")
+        return self._process.pid
+
+    def start(self) -> None:
+        """Start and wait until it answers. Raises EmulatorError (no environment, port taken, start failed)."""
+        if self._process is not None:
+            raise EmulatorError("the emulator is already running")
+        python = find_python()
+        listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+        with listener:
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                listener.bind((HOST, self._wanted_port))
+            except OSError as error:
+                raise EmulatorError(f"port {self._wanted_port} on {HOST} is not free: {error}") from error
+            # Bound here and handed down: nobody else can take the port in between.
+            self._port = listener.getsockname()[1]
+            self._spawn(python, listener)
+        try:
+            self._wait_until_healthy()
+        except BaseException:
+            self.stop()
+            raise
+
+    def stop(self) -> None:
+        """Let it save and leave; kill it when it does not within the deadline. Does nothing when not running."""
+        process, self._process = self._process, None
+        if process is None:
+            return
+        os.kill(process.pid, signal.SIGTERM)
+        deadline = time.monotonic() + self._stop_timeout_s
+        while not _has_ended(process) and time.monotonic() < deadline:
+            time.sleep(POLL_INTERVAL_S)
+        if not _has_ended(process):
+            logger.warning("the emulator did not stop within %.0f s and is killed", self._stop_timeout_s)
+        self._clear_away(process)
+
+    def kill(self) -> None:
+        """SIGKILL to the whole process group, as an accident would: for tests of durability."""
+        process, self._process = self._process, None
+        if process is not None:
+            self._clear_away(process)
+
+    def _clear_away(self, process: subprocess.Popen[bytes]) -> None:
+        # The leader is not reaped yet, dead or not, so its group id cannot have passed to anybody else.
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+        if process.stdin is not None:
+            process.stdin.close()
+        if self._scratch is not None:
+            self._scratch.cleanup()
+            self._scratch = None
+
+    def client(self, service: str, *, max_connections: int = 32, **settings: Any) -> Any:
+        """A boto3 client of `service` ("dynamodb", "s3") for this emulator; `settings` go to botocore's Config.
+
+        Dummy credentials, `max_connections` pooled connections, 5 s to connect, 30 s to read, path-style buckets.
+        """
+        config = Config(
+            **{
+                "max_pool_connections": max_connections,
+                "connect_timeout": 5,
+                "read_timeout": 30,
+                "retries": {"mode": "standard", "total_max_attempts": 3},
+                "s3": {"addressing_style": "path"},
+                "signature_version": "s3v4" if service == "s3" else None,
+                **settings,
+            }
+        )
+        # A session of its own: the default session is not safe to create clients from in several threads.
+        session = boto3.session.Session(
+            aws_access_key_id="test",
+            aws_secret_access_key="test",  # noqa: S106 - the emulator takes any
+            region_name=REGION,
+        )
+        return session.client(service, endpoint_url=self.endpoint_url, config=config)
+
+    def log_tail(self) -> str:
+        """The last lines that the emulator logged."""
+        if self._log_path is None or not self._log_path.exists():
+            return ""
+        return self._log_path.read_bytes()[-LOG_TAIL_BYTES:].decode("utf-8", "replace")
+
+    def _spawn(self, python: Path, listener: socket.socket) -> None:
+        if self._state_dir is None:
+            self._scratch = tempfile.TemporaryDirectory(prefix="baton-emulator-")
+            self._log_path = Path(self._scratch.name, "emulator.log")
+        else:
+            self._state_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+            self._log_path = self._state_dir / "emulator.log"
+        with self._log_path.open("wb") as log:
+            self._process = subprocess.Popen(
+                [str(python), "-m", f"{__package__}.emulated"],
+                cwd=self._log_path.parent,
+                env=emulator_environment(os.environ, listener, self._port, self._state_dir),
+                stdin=subprocess.PIPE,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                pass_fds=(listener.fileno(),),
+                process_group=0,
+            )
+
+    def _wait_until_healthy(self) -> None:
+        deadline = time.monotonic() + self._start_timeout_s
+        while time.monotonic() < deadline:
+            self.check()
+            try:
+                with urllib.request.urlopen(f"{self.endpoint_url}/_ministack/health", timeout=2) as answer:  # noqa: S310
+                    if answer.status == 200:
+                        return
+            except (urllib.error.URLError, OSError):
+                time.sleep(POLL_INTERVAL_S)
+        raise EmulatorError(f"the emulator did not answer within {self._start_timeout_s:.0f} s\n{self.log_tail()}")
+
+    def check(self) -> None:
+        """Raises EmulatorError if the process has ended by itself."""
+        if self._process is None:
+            raise EmulatorError("the emulator is not running")
+        if _has_ended(self._process):
+            raise EmulatorError(f"the emulator has ended by itself\n{self.log_tail()}")
+
+
+def find_python() -> Path:
+    """The interpreter that has ministack. Raises EmulatorError naming the remedy."""
+    named = os.environ.get(PYTHON_VARIABLE)
+    python = Path(named) if named else _ROOT / ".emulator" / "bin" / "python"
+    if not python.exists():
+        raise EmulatorError(f"{python} does not exist: run `make setup`, or set {PYTHON_VARIABLE}")
+    return python
+
+
+def emulator_environment(
+    inherited: Mapping[str, str], listener: socket.socket, port: int, state_dir: Path | None
+) -> dict[str, str]:
+    """The environment of the process: ours without AWS_* and PYTHON*, and ministack's settings."""
+    kept = {name: value for name, value in inherited.items() if not name.startswith(("AWS_", "PYTHON", "MINISTACK"))}
+    settings = {
+        "PYTHONPATH": str(_ROOT),
+        "PYTHONUNBUFFERED": "1",
+        "GATEWAY_PORT": str(port),
+        "BIND_HOST": HOST,
+        "MINISTACK_REGION": REGION,
+        "LOG_LEVEL": "WARNING",
+        # Listeners that nothing here needs.
+        "IOT_MTLS_ENABLED": "0",
+        "SFTP_ENABLED": "0",
+        "PERSIST_STATE": "0",
+        "S3_PERSIST": "0",
+        "BATON_EMULATOR_FD": str(listener.fileno()),
+        "BATON_EMULATOR_PARENT": str(os.getpid()),
+    }
+    if state_dir is not None:
+        settings |= {
+            "BATON_EMULATOR_STATE": str(state_dir),
+            "PERSIST_STATE": "1",
+            "STATE_DIR": str(state_dir / "services"),
+            "S3_PERSIST": "1",
+            "S3_DATA_DIR": str(state_dir / "s3"),
+        }
+    return kept | settings
+
+
+def _has_ended(process: subprocess.Popen[bytes]) -> bool:
+    """Whether the process is dead. Does not reap it, unlike Popen.poll."""
+    return os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT | os.WNOHANG) is not None

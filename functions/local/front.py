@@ -1,0 +1,347 @@
+"""The HTTP front of one machine: API Gateway's part, in front of the same Lambda handlers that are deployed.
+
+A request is matched against the route table, shown to the authorizer where the route is guarded, given to the route's
+handler as a payload 2.0 event in a pool of threads (handlers are plain functions, safe to run side by side), and the
+handler's answer is sent back.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import socket
+import threading
+import time
+from collections.abc import AsyncIterator, Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, Self
+
+import uvicorn
+from starlette.applications import Starlette
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from contract.errors import ErrorCode
+
+from .events import (
+    BadAnswerError,
+    HttpRequest,
+    HttpResponse,
+    RoutePattern,
+    authorizer_event,
+    common_fields,
+    decode_path,
+    function_event,
+    http_response,
+    new_request_id,
+)
+
+logger = logging.getLogger(__name__)
+
+LambdaHandler = Callable[[dict[str, Any], Any], dict[str, Any]]
+
+HOST = "127.0.0.1"
+BODY_LIMIT_BYTES = 10 * 1024 * 1024
+# An over-long body is read to here, so that the sender gets its 413 rather than a broken connection.
+DRAIN_LIMIT_BYTES = 8 * BODY_LIMIT_BYTES
+HANDLER_TIMEOUT_S = 30.0
+HANDLER_THREADS = 64
+CACHED_KEYS = 1024
+START_TIMEOUT_S = 10.0
+STOP_TIMEOUT_S = 10.0
+IDENTITY_HEADER = "x-api-key"
+
+
+@dataclass(frozen=True)
+class FrontRoute:
+    """One declared route; `guarded` routes need the x-api-key header and pass the authorizer."""
+
+    method: str
+    path: str
+    handler: LambdaHandler
+    guarded: bool
+
+    @property
+    def key(self) -> str:
+        """The gateway's route key, `POST /job/{id}/stop`."""
+        return f"{self.method} {self.path}"
+
+
+class LocalContext:
+    """What handlers find in Lambda's context argument."""
+
+    function_version = "$LATEST"
+    memory_limit_in_mb = 1024
+    log_group_name = "local"
+    log_stream_name = "local"
+
+    def __init__(self, function_name: str) -> None:
+        self.function_name = function_name
+        self.invoked_function_arn = f"arn:aws:lambda:us-east-1:000000000000:function:{function_name}"
+        self.aws_request_id = new_request_id()
+        self._deadline = time.monotonic() + HANDLER_TIMEOUT_S
+
+    def get_remaining_time_in_millis(self) -> int:
+        """Milliseconds until the deployed function would be ended. Nothing is ended here."""
+        return max(0, int((self._deadline - time.monotonic()) * 1000))
+
+
+def build_front(
+    routes: Sequence[FrontRoute],
+    authorizer: LambdaHandler,
+    *,
+    authorizer_cache_s: int = 0,
+    clock: Callable[[], float] = time.time,
+) -> Starlette:
+    """The ASGI application. `authorizer_cache_s`: how long one key's verdict holds, as deployed; 0 asks each time.
+
+    Raises ValueError for a malformed or repeated route.
+    """
+    front = _Front(routes, authorizer, authorizer_cache_s, clock)
+
+    @asynccontextmanager
+    async def lifespan(_: Starlette) -> AsyncIterator[None]:
+        yield
+        front.close()
+
+    application = Starlette(lifespan=lifespan)
+    # Starlette's own router decodes paths before it matches; the gateway's rules are ours to apply.
+    application.router.default = front
+    return application
+
+
+class _Front:
+    def __init__(
+        self,
+        routes: Sequence[FrontRoute],
+        authorizer: LambdaHandler,
+        authorizer_cache_s: int,
+        clock: Callable[[], float],
+    ) -> None:
+        keys = [route.key for route in routes]
+        if len(set(keys)) != len(keys):
+            raise ValueError(f"repeated routes: {sorted({key for key in keys if keys.count(key) > 1})}")
+        parsed = [(route, RoutePattern.parse(route.path)) for route in routes]
+        # The most specific route that matches wins, whatever the order of declaration.
+        self._routes = sorted(parsed, key=lambda entry: entry[1].rank, reverse=True)
+        self._authorizer = authorizer
+        self._cache_s = authorizer_cache_s
+        self._cache: dict[str, tuple[float, dict[str, Any]]] = {}
+        self._clock = clock
+        self._threads = ThreadPoolExecutor(HANDLER_THREADS, thread_name_prefix="handler")
+
+    def close(self) -> None:
+        self._threads.shutdown(wait=True, cancel_futures=True)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            return
+        request_id = new_request_id()
+        try:
+            answer = await self._answer(Request(scope, receive), request_id)
+        except ClientDisconnect:
+            return
+        response = Response(answer.body, answer.status)
+        # A list of pairs, since set-cookie repeats; content-length is Starlette's own.
+        own = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in answer.headers]
+        response.raw_headers = [
+            *(pair for pair in own if pair[0] != b"content-length"),
+            *(pair for pair in response.raw_headers if pair[0] == b"content-length"),
+            (b"apigw-requestid", request_id.encode()),
+        ]
+        await response(scope, receive, send)
+
+    async def _answer(self, request: Request, request_id: str) -> HttpResponse:
+        body = await _read(request)
+        if body is None:
+            message = f"The body is larger than {BODY_LIMIT_BYTES} bytes; send large data through an upload."
+            return _error(413, ErrorCode.PAYLOAD_TOO_LARGE, message, request_id)
+        incoming = _http_request(request, body)
+        path = decode_path(incoming.raw_path)
+        found = self._match(incoming.method, path)
+        if found is None:
+            message = f"There is no {incoming.method} {path}."
+            return _error(404, ErrorCode.NOT_FOUND, message, request_id)
+        route, parameters = found
+        fields = common_fields(incoming, route.key, path, parameters, request_id=request_id, now_s=self._clock())
+        context: dict[str, Any] | None = None
+        if route.guarded:
+            identity = fields["headers"].get(IDENTITY_HEADER, "")
+            if not identity:
+                message = f"Send an API key in the {IDENTITY_HEADER} header."
+                return _error(401, ErrorCode.UNAUTHORIZED, message, request_id, field=IDENTITY_HEADER)
+            verdict = await self._verdict(fields, identity)
+            if verdict is None:
+                return _gateway_error(500, "Internal Server Error")
+            if verdict.get("isAuthorized") is not True:
+                return _gateway_error(403, "Forbidden")
+            context = verdict.get("context") or {}
+        return await self._invoke(route, function_event(fields, body, context))
+
+    def _match(self, method: str, path: str) -> tuple[FrontRoute, dict[str, str]] | None:
+        for route, pattern in self._routes:
+            if route.method == method:
+                parameters = pattern.match(path)
+                if parameters is not None:
+                    return route, parameters
+        return None
+
+    async def _verdict(self, fields: dict[str, Any], identity: str) -> dict[str, Any] | None:
+        """The authorizer's answer for this key, None when it failed. Kept for `authorizer_cache_s`."""
+        now_s = self._clock()
+        kept = self._cache.get(identity)
+        if kept is not None and kept[0] > now_s:
+            return kept[1]
+        verdict = await self._run(self._authorizer, authorizer_event(fields, identity), "authorizer")
+        if not isinstance(verdict, dict):
+            return None
+        if self._cache_s > 0:
+            if len(self._cache) >= CACHED_KEYS:
+                self._cache.clear()
+            self._cache[identity] = (now_s + self._cache_s, verdict)
+        return verdict
+
+    async def _invoke(self, route: FrontRoute, event: dict[str, Any]) -> HttpResponse:
+        answer = await self._run(route.handler, event, route.key)
+        if isinstance(answer, BaseException):
+            return _gateway_error(500, "Internal Server Error")
+        try:
+            return http_response(answer)
+        except BadAnswerError:
+            logger.exception("%s gave an answer that API Gateway refuses", route.key)
+            return _gateway_error(500, "Internal Server Error")
+
+    async def _run(self, handler: LambdaHandler, event: dict[str, Any], name: str) -> Any:
+        """The handler's answer, or the exception that came out of it, logged: nothing may reach the server."""
+        function = getattr(handler, "__name__", type(handler).__name__)
+        try:
+            return await asyncio.get_running_loop().run_in_executor(
+                self._threads, handler, event, LocalContext(function)
+            )
+        except Exception as error:  # the boundary at which Lambda reports a failed invocation
+            logger.error("%s failed", name, exc_info=error)
+            return error
+
+
+class FrontServer:
+    """An application served by uvicorn in a thread, on 127.0.0.1; a context manager. `port` 0 takes a free one."""
+
+    def __init__(self, application: Starlette, *, port: int = 0, host: str = HOST) -> None:
+        self._application = application
+        self._address = (host, port)
+        self._server: _Server | None = None
+        self._thread: threading.Thread | None = None
+        self._url = ""
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.stop()
+
+    @property
+    def url(self) -> str:
+        """Where it listens, without a trailing slash. Raises RuntimeError when it is not running."""
+        if self._server is None:
+            raise RuntimeError("the front is not running")
+        return self._url
+
+    def start(self) -> None:
+        """Bind, serve, and return when requests are answered. Raises OSError (port taken) or RuntimeError."""
+        if self._server is not None:
+            raise RuntimeError("the front is already running")
+        listener = socket.create_server(self._address, backlog=512)
+        host, port = listener.getsockname()[:2]
+        config = uvicorn.Config(
+            self._application,
+            log_config=None,
+            access_log=False,
+            server_header=False,
+            http="h11",
+            ws="none",
+            loop="asyncio",
+            lifespan="on",
+            timeout_keep_alive=60,
+            timeout_graceful_shutdown=int(STOP_TIMEOUT_S / 2),
+        )
+        server = _Server(config)
+        thread = threading.Thread(target=server.run, args=([listener],), name="front", daemon=True)
+        thread.start()
+        if not server.ready.wait(START_TIMEOUT_S):
+            server.should_exit = True
+            thread.join(STOP_TIMEOUT_S)
+            listener.close()
+            raise RuntimeError("the front did not start; the log says why")
+        self._server, self._thread, self._url = server, thread, f"http://{host}:{port}"
+
+    def stop(self) -> None:
+        """Answer what is under way, then end. Raises RuntimeError if that takes too long. Idle calls do nothing."""
+        server, thread = self._server, self._thread
+        self._server = self._thread = None
+        if server is None or thread is None:
+            return
+        server.should_exit = True
+        thread.join(STOP_TIMEOUT_S)
+        if thread.is_alive():
+            raise RuntimeError(f"the front did not stop within {STOP_TIMEOUT_S:.0f} s")
+
+
+class _Server(uvicorn.Server):
+    def __init__(self, config: uvicorn.Config) -> None:
+        super().__init__(config)
+        self.ready = threading.Event()
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        if not self.should_exit:
+            self.ready.set()
+
+
+async def _read(request: Request) -> bytes | None:
+    """The body, or None when it is over the limit."""
+    pieces: list[bytes] = []
+    size = 0
+    async for piece in request.stream():
+        size += len(piece)
+        if size <= BODY_LIMIT_BYTES:
+            pieces.append(piece)
+        elif size > DRAIN_LIMIT_BYTES:
+            break
+        else:
+            pieces.clear()
+    return None if size > BODY_LIMIT_BYTES else b"".join(pieces)
+
+
+def _http_request(request: Request, body: bytes) -> HttpRequest:
+    scope = request.scope
+    return HttpRequest(
+        method=scope["method"],
+        # Bytes that should have been escaped are read as UTF-8, like escaped ones.
+        raw_path=scope["raw_path"].decode("utf-8", "replace"),
+        raw_query=scope["query_string"].decode("utf-8", "replace"),
+        headers=[(name.decode("latin-1"), value.decode("latin-1")) for name, value in scope["headers"]],
+        body=body,
+        source_ip=scope["client"][0] if scope.get("client") else HOST,
+        protocol=f"HTTP/{scope['http_version']}",
+    )
+
+
+def _error(status: int, code: ErrorCode, message: str, request_id: str, *, field: str | None = None) -> HttpResponse:
+    """An error that the deployed API gives in its own shape."""
+    error = {"code": code.value, "message": message, "request_id": request_id}
+    if field is not None:
+        error["field"] = field
+    return HttpResponse(status, [("content-type", "application/json")], json.dumps({"error": error}).encode())
+
+
+def _gateway_error(status: int, message: str) -> HttpResponse:
+    """An error in API Gateway's own shape, which handlers have no part in."""
+    return HttpResponse(status, [("content-type", "application/json")], json.dumps({"message": message}).encode())

@@ -1,0 +1,108 @@
+"""EventBridge Scheduler's part on one machine: the sweeper is invoked at a fixed rate."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+import uuid
+from collections.abc import Callable
+from datetime import UTC, datetime
+from types import TracebackType
+from typing import Any, Protocol, Self
+
+from .front import LambdaHandler, LocalContext
+
+logger = logging.getLogger(__name__)
+
+STOP_TIMEOUT_S = 30.0
+
+
+class Stopper(Protocol):
+    """Waiting that can be cut short; `threading.Event` is one."""
+
+    def wait(self, timeout: float) -> bool:
+        """Wait up to `timeout` seconds; True when stopped."""
+
+    def set(self) -> None:
+        """Stop."""
+
+
+def scheduled_event(now_s: float) -> dict[str, Any]:
+    """The event that a schedule sends when it names no input of its own."""
+    return {
+        "version": "0",
+        "id": str(uuid.uuid4()),
+        "detail-type": "Scheduled Event",
+        "source": "aws.scheduler",
+        "account": "000000000000",
+        "time": datetime.fromtimestamp(now_s, UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
+        "region": "us-east-1",
+        "resources": ["arn:aws:scheduler:us-east-1:000000000000:schedule/default/baton-sweeper"],
+        "detail": "{}",
+    }
+
+
+class Schedule:
+    """Calls `handler` every `interval_s` seconds in a thread; a context manager.
+
+    The first call comes after one interval. A call that fails is logged and the next one comes all the same; one that
+    takes longer than the interval delays the next, which is never doubled up.
+    """
+
+    def __init__(
+        self,
+        handler: LambdaHandler,
+        *,
+        interval_s: float = 60.0,
+        clock: Callable[[], float] = time.time,
+        monotonic: Callable[[], float] = time.monotonic,
+        stopper: Stopper | None = None,
+    ) -> None:
+        if interval_s <= 0:
+            raise ValueError(f"interval_s must be positive, not {interval_s}")
+        self._handler = handler
+        self._interval_s = interval_s
+        self._clock = clock
+        self._monotonic = monotonic
+        self._stopper: Stopper = stopper or threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.stop()
+
+    def start(self) -> None:
+        """Begin. Raises RuntimeError if it was started before: a stopped schedule stays stopped."""
+        if self._thread is not None:
+            raise RuntimeError("the schedule was already started")
+        self._thread = threading.Thread(target=self.run, name="schedule", daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        """End, after the call under way. Raises RuntimeError when that call does not come back."""
+        self._stopper.set()
+        if self._thread is not None:
+            self._thread.join(STOP_TIMEOUT_S)
+            if self._thread.is_alive():
+                raise RuntimeError(f"the scheduled handler did not return within {STOP_TIMEOUT_S:.0f} s")
+
+    def run(self) -> None:
+        """The thread's loop; returns when stopped."""
+        due = self._monotonic() + self._interval_s
+        while not self._stopper.wait(max(0.0, due - self._monotonic())):
+            self.tick()
+            due = max(due + self._interval_s, self._monotonic())
+
+    def tick(self) -> None:
+        """One invocation. Nothing comes out of it: a schedule outlives every failure of what it calls."""
+        name = getattr(self._handler, "__name__", type(self._handler).__name__)
+        try:
+            self._handler(scheduled_event(self._clock()), LocalContext(name))
+        except Exception:  # the boundary at which Lambda reports a failed invocation
+            logger.exception("the scheduled call of %s failed", name)

@@ -1,0 +1,139 @@
+"""The whole control plane on one machine: the emulated cloud, the real handlers behind the front, the schedule."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from contract.keys import Scope
+from functions.api.keys import new_key
+from functions.api.routes import ROUTES
+from functions.api.settings import Settings
+from functions.domain.records import ApiKey
+from functions.local.emulator import Emulator
+from functions.local.front import FrontRoute, FrontServer, build_front
+from functions.local.schedule import Schedule
+from functions.storage.tables import create_tables
+
+TENANT = "default"
+KEYS_FILE = "keys.json"
+_KEYS: tuple[tuple[str, tuple[Scope, ...]], ...] = (
+    ("submit", (Scope.SUBMIT,)),
+    ("worker", (Scope.WORKER,)),
+    ("admin", (Scope.ADMIN, Scope.SUBMIT, Scope.WORKER)),
+)
+
+
+class LocalStack:
+    """Runs until stopped; a context manager. One per process: the handlers read their settings when imported.
+
+    `state_dir` keeps everything, keys included, across restarts; None forgets it all at the end.
+    """
+
+    def __init__(
+        self, *, state_dir: Path | None, port: int = 0, sweep_interval_s: float = 60.0, table_prefix: str = "baton-"
+    ) -> None:
+        self._state_dir = state_dir
+        self._port = port
+        self._sweep_interval_s = sweep_interval_s
+        self._prefix = table_prefix
+        self._stack = ExitStack()
+        self.url = ""
+        self.keys: dict[str, str] = {}
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.stop()
+
+    def start(self) -> None:
+        """Bring everything up, the cloud first; tears down what had started if one part fails."""
+        with ExitStack() as started:
+            if self._state_dir is not None:
+                self._state_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
+            cloud_dir = self._state_dir / "cloud" if self._state_dir else None
+            emulator = started.enter_context(Emulator(state_dir=cloud_dir))
+            settings = Settings(table_prefix=self._prefix, s3_endpoint=emulator.endpoint_url)
+            _make_cloud(emulator, settings)
+            self._export(settings, emulator)
+            # Only now: a handler reads its settings, and opens its clients, when it is imported.
+            from functions.handlers import admin, authorizer, submitter, sweeper, transfer, worker
+
+            handlers = {
+                module.__name__.rpartition(".")[2]: module.handler for module in (submitter, worker, transfer, admin)
+            }
+            routes = [
+                FrontRoute(
+                    method=route.method, path=route.path, handler=handlers[route.function], guarded=bool(route.scopes)
+                )
+                for route in ROUTES
+            ]
+            self.keys = self._issue_keys(authorizer.context.tokens, authorizer.context.random, authorizer.context.clock)
+            front = build_front(routes, authorizer.handler)
+            server = started.enter_context(FrontServer(front, port=self._port))
+            started.enter_context(Schedule(sweeper.handler, interval_s=self._sweep_interval_s))
+            self.url = server.url
+            self._stack = started.pop_all()
+
+    def stop(self) -> None:
+        """Stop in the opposite order; the cloud saves its state last."""
+        self._stack.close()
+
+    def _export(self, settings: Settings, emulator: Emulator) -> None:
+        os.environ.update(
+            {
+                "BATON_TABLE_PREFIX": settings.table_prefix,
+                "BATON_S3_ENDPOINT": emulator.endpoint_url,
+                "AWS_ENDPOINT_URL": emulator.endpoint_url,
+                "AWS_ACCESS_KEY_ID": "local",
+                "AWS_SECRET_ACCESS_KEY": "local",
+                "AWS_DEFAULT_REGION": "us-east-1",
+                "AWS_REGION": "us-east-1",
+            }
+        )
+
+    def _issue_keys(self, tokens: Any, random: Any, clock: Any) -> dict[str, str]:
+        """The keys of earlier runs, else new ones. The file is readable by its owner only."""
+        path = self._state_dir / KEYS_FILE if self._state_dir else None
+        if path is not None and path.exists():
+            known: dict[str, str] = json.loads(path.read_text())
+            if all(_is_known(tokens, key) for key in known.values()):
+                return known
+        issued = {}
+        for name, scopes in _KEYS:
+            key, whole = new_key(
+                random, tenant=TENANT, name=f"local {name}", scopes=list(scopes), now=clock.now(), expires_at=None
+            )
+            tokens.put_key(key)
+            issued[name] = whole
+        if path is not None:
+            descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+            with os.fdopen(descriptor, "w") as file:
+                json.dump(issued, file, indent=1)
+        return issued
+
+
+def _is_known(tokens: Any, whole_key: str) -> bool:
+    found: ApiKey | None = tokens.get_key(whole_key.split("_")[1])
+    return found is not None and found.revoked_at is None
+
+
+def _make_cloud(emulator: Emulator, settings: Settings) -> None:
+    create_tables(emulator.client("dynamodb"), settings.table_prefix)
+    s3 = emulator.client("s3")
+    existing = {bucket["Name"] for bucket in s3.list_buckets()["Buckets"]}
+    for bucket in _missing((settings.data_bucket, settings.checkpoints_bucket), existing):
+        s3.create_bucket(Bucket=bucket)
+
+
+def _missing(wanted: Sequence[str], existing: set[str]) -> list[str]:
+    return [name for name in wanted if name not in existing]

@@ -1,0 +1,19 @@
+"""What all tests share: a clean environment, and the emulated cloud on demand."""
+
+from __future__ import annotations
+
+import os
+
+# Before anything is imported: neither a person's settings nor a real account may leak into a test.
+for _name in [name for name in os.environ if name.startswith(("BATON_", "AWS_", "SALAD_"))]:
+    del os.environ[_name]
+os.environ.update(
+    {
+        "AWS_ACCESS_KEY_ID": "test",
+        "AWS_SECRET_ACCESS_KEY": "test",
+        "AWS_DEFAULT_REGION": "us-east-1",
+        "AWS_EC2_METADATA_DISABLED": "true",
+    }
+)
+
+from tests.emulator import emulator  # noqa: E402, F401 - a fixture

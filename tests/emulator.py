@@ -1,0 +1,26 @@
+"""The emulated cloud for tests: one ministack for the whole session.
+
+`tests/conftest.py` imports the fixture by name. Tests that share it give their tables and buckets names of their own
+(`unique`); tests that kill it start an `Emulator` of their own.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterator
+
+import pytest
+
+from functions.local.emulator import Emulator
+
+
+@pytest.fixture(scope="session")
+def emulator() -> Iterator[Emulator]:
+    """A running emulator that keeps its state in memory."""
+    with Emulator() as running:
+        yield running
+
+
+def unique(prefix: str) -> str:
+    """A name for a table or bucket that no other test has."""
+    return f"{prefix}-{uuid.uuid4().hex[:12]}"

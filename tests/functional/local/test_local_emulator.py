@@ -1,0 +1,191 @@
+"""The life of the emulator's process: start, stop, errors, and its end when the process that started it dies."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from functions.local.emulator import HOST, Emulator, EmulatorError
+
+pytestmark = [pytest.mark.emulator, pytest.mark.processes]
+
+ROOT = Path(__file__).resolve().parents[3]
+STARTS_AND_WAITS = """
+import sys
+from pathlib import Path
+from functions.local.emulator import Emulator
+emulator = Emulator(state_dir=Path(sys.argv[1]))
+emulator.start()
+emulator.client("s3").create_bucket(Bucket="kept")
+print(emulator.pid, flush=True)
+sys.stdin.read()
+"""
+
+
+def exists(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+def wait_for_end(pid: int, seconds: float = 15) -> bool:
+    deadline = time.monotonic() + seconds
+    while exists(pid) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    return not exists(pid)
+
+
+def test_it_listens_on_the_loopback_only_and_leaves_nothing_behind() -> None:
+    with Emulator() as emulator:
+        pid = emulator.pid
+        assert emulator.endpoint_url.startswith(f"http://{HOST}:")
+        assert emulator.client("dynamodb").list_tables()["TableNames"] == []
+        assert os.getpgid(pid) == pid
+        port = int(emulator.endpoint_url.rpartition(":")[2])
+        listening = Path("/proc/net/tcp").read_text().splitlines()
+        addresses = [line.split()[1] for line in listening]
+        assert [address for address in addresses if address.endswith(f":{port:04X}")][:1] == [f"0100007F:{port:04X}"]
+    assert not exists(pid)
+    with pytest.raises(EmulatorError, match="not running"):
+        emulator.client("s3")
+    emulator.stop()
+
+
+def test_it_can_be_started_again_and_two_do_not_disturb_each_other() -> None:
+    with Emulator() as first, Emulator() as second:
+        first.client("s3").create_bucket(Bucket="first")
+        assert second.client("s3").list_buckets()["Buckets"] == []
+        first.stop()
+        first.start()
+        assert first.client("s3").list_buckets()["Buckets"] == []
+        with pytest.raises(EmulatorError, match="already running"):
+            second.start()
+
+
+def test_a_port_that_is_taken_is_named() -> None:
+    with socket.create_server((HOST, 0)) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(EmulatorError, match=f"port {port} on 127.0.0.1 is not free"):
+            Emulator(port=port).start()
+
+
+def test_a_wanted_port_is_used() -> None:
+    with socket.create_server((HOST, 0)) as free:
+        port = free.getsockname()[1]
+    with Emulator(port=port) as emulator:
+        assert emulator.endpoint_url == f"http://{HOST}:{port}"
+        emulator.client("s3").list_buckets()
+
+
+def test_a_missing_environment_names_the_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("BATON_EMULATOR_PYTHON", "/nowhere/python")
+    with pytest.raises(EmulatorError, match="make setup"):
+        Emulator().start()
+
+
+def test_a_failed_start_shows_the_log_and_leaves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    # The tests' own interpreter has no ministack.
+    monkeypatch.setenv("BATON_EMULATOR_PYTHON", sys.executable)
+    emulator = Emulator()
+    with pytest.raises(EmulatorError, match="No module named 'hypercorn'"):
+        emulator.start()
+    with pytest.raises(EmulatorError, match="not running"):
+        _ = emulator.pid
+
+
+def test_one_that_does_not_come_up_in_time_is_ended(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    hanging = tmp_path / "python"
+    hanging.write_text("#!/bin/sh\necho started\nexec sleep 60\n")
+    hanging.chmod(0o700)
+    monkeypatch.setenv("BATON_EMULATOR_PYTHON", str(hanging))
+    with pytest.raises(EmulatorError, match=r"did not answer within 1 s\nstarted"):
+        Emulator(start_timeout_s=1, stop_timeout_s=1).start()
+
+
+def test_a_death_of_its_own_is_reported() -> None:
+    with Emulator() as emulator:
+        os.kill(emulator.pid, signal.SIGKILL)
+        deadline = time.monotonic() + 10
+        with pytest.raises(EmulatorError, match="ended by itself"):
+            while time.monotonic() < deadline:
+                emulator.check()
+                time.sleep(0.01)
+
+
+def test_a_directory_serves_one_emulator_at_a_time(tmp_path: Path) -> None:
+    with Emulator(state_dir=tmp_path) as first:
+        with pytest.raises(EmulatorError, match="in use by another emulator"):
+            Emulator(state_dir=tmp_path).start()
+        first.client("s3").list_buckets()
+
+
+def test_a_damaged_directory_is_refused_with_the_file_named(tmp_path: Path) -> None:
+    with Emulator(state_dir=tmp_path):
+        pass
+    snapshot = tmp_path / "dynamodb" / "snapshot.json"
+    snapshot.write_text("{}")
+    with pytest.raises(EmulatorError, match=r"snapshot\.json"):
+        Emulator(state_dir=tmp_path).start()
+    assert snapshot.read_text() == "{}"
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+def test_it_ends_with_the_process_that_started_it_and_saves_its_state(tmp_path: Path, number: signal.Signals) -> None:
+    parent = subprocess.Popen(
+        [sys.executable, "-c", STARTS_AND_WAITS, str(tmp_path)],
+        cwd=ROOT,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    )
+    with parent:
+        assert parent.stdout is not None
+        pid = int(parent.stdout.readline())
+        assert exists(pid)
+        parent.send_signal(number)
+        parent.wait(10)
+        assert wait_for_end(pid)
+    with Emulator(state_dir=tmp_path) as emulator:
+        assert [bucket["Name"] for bucket in emulator.client("s3").list_buckets()["Buckets"]] == ["kept"]
+
+
+def test_it_ends_even_when_a_sibling_holds_its_pipe(tmp_path: Path) -> None:
+    # A forked child keeps the write end of the emulator's standard input open; the parent's id tells all the same.
+    script = STARTS_AND_WAITS.replace(
+        "sys.stdin.read()",
+        "import os, signal, time\n"
+        "child = os.fork()\n"
+        "if child == 0:\n    time.sleep(20)\n    os._exit(0)\n"
+        "print(child, flush=True)\n"
+        "os.kill(os.getpid(), signal.SIGKILL)",
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", script, str(tmp_path)], cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as parent:
+        assert parent.stdout is not None
+        pid, sibling = int(parent.stdout.readline()), int(parent.stdout.readline())
+        try:
+            assert wait_for_end(pid)
+            assert exists(sibling)
+        finally:
+            os.kill(sibling, signal.SIGKILL)
+
+
+def test_clients_leave_the_environment_of_the_caller_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "somebody's")
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "https://example.invalid")
+    with Emulator() as emulator:
+        client = emulator.client("dynamodb", max_connections=7, read_timeout=3)
+        assert client.meta.endpoint_url == emulator.endpoint_url
+        assert client.meta.config.max_pool_connections == 7
+        assert client.meta.config.read_timeout == 3
+        client.list_tables()
+        environment = Path(f"/proc/{emulator.pid}/environ").read_bytes()
+        assert b"AWS_" not in environment

@@ -1,0 +1,284 @@
+"""The front over real HTTP: routing, the authorizer, errors, encodings, concurrency, a clean end."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import logging
+import threading
+from collections.abc import Iterator
+from typing import Any
+from urllib.parse import urlsplit
+
+import pytest
+
+from functions.local.front import BODY_LIMIT_BYTES, HANDLER_THREADS, FrontRoute, FrontServer, build_front
+
+together = threading.Barrier(32)
+asked: list[str] = []
+
+
+def echo(event: dict[str, Any], context: Any) -> dict[str, Any]:
+    return {"statusCode": 200, "body": json.dumps(event)}
+
+
+def fails(event: dict[str, Any], context: Any) -> dict[str, Any]:
+    raise KeyError("a defect")
+
+
+def answers_nonsense(event: dict[str, Any], context: Any) -> dict[str, Any]:
+    return {"statusCode": 200, "body": {"not": "a string"}}
+
+
+def redirect(event: dict[str, Any], context: Any) -> dict[str, Any]:
+    return {"statusCode": 302, "headers": {"Location": "/ü?a=1"}, "cookies": ["a=1", "b=2"]}
+
+
+def meets(event: dict[str, Any], context: Any) -> dict[str, Any]:
+    together.wait(20)
+    return {"statusCode": 200, "body": event["pathParameters"]["id"]}
+
+
+def about(event: dict[str, Any], context: Any) -> dict[str, Any]:
+    known = {
+        "name": context.function_name,
+        "arn": context.invoked_function_arn,
+        "id": context.aws_request_id,
+        "memory": context.memory_limit_in_mb,
+        "left": context.get_remaining_time_in_millis(),
+    }
+    return {"statusCode": 200, "body": json.dumps(known)}
+
+
+def authorize(event: dict[str, Any], context: Any) -> dict[str, Any]:
+    (key,) = event["identitySource"]
+    asked.append(key)
+    if key == "broken":
+        raise RuntimeError("the table is away")
+    return {"isAuthorized": key != "refused", "context": {"tenant": f"tenant of {key}"}}
+
+
+ROUTES = [
+    FrontRoute("GET", "/files/{bucket}/{key+}", echo, True),
+    FrontRoute("GET", "/files/{bucket}/about", about, True),
+    FrontRoute("GET", "/job/{id}", echo, True),
+    FrontRoute("POST", "/job/{id}/stop", echo, True),
+    FrontRoute("POST", "/open", echo, False),
+    FrontRoute("GET", "/fails", fails, False),
+    FrontRoute("GET", "/nonsense", answers_nonsense, False),
+    FrontRoute("GET", "/redirect", redirect, False),
+    FrontRoute("GET", "/meet/{id}", meets, False),
+]
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[FrontServer]:
+    with FrontServer(build_front(ROUTES, authorize)) as running:
+        yield running
+
+
+class Answer:
+    def __init__(self, response: http.client.HTTPResponse) -> None:
+        self.status = response.status
+        self.headers = response.getheaders()
+        self.body = response.read()
+
+    def json(self) -> Any:
+        return json.loads(self.body)
+
+    def header(self, name: str) -> list[str]:
+        return [value for key, value in self.headers if key.lower() == name]
+
+
+def call(
+    server: FrontServer, method: str, target: str, body: bytes | None = None, headers: dict[str, str] | None = None
+) -> Answer:
+    connection = http.client.HTTPConnection(urlsplit(server.url).netloc, timeout=30)
+    try:
+        connection.request(method, target, body, {"x-api-key": "k"} if headers is None else headers)
+        return Answer(connection.getresponse())
+    finally:
+        connection.close()
+
+
+def test_a_guarded_route_gets_what_the_authorizer_said(server: FrontServer) -> None:
+    answer = call(server, "GET", "/job/7?a=1&a=2")
+    assert answer.status == 200
+    event = answer.json()
+    assert event["routeKey"] == "GET /job/{id}"
+    assert event["pathParameters"] == {"id": "7"}
+    assert event["queryStringParameters"] == {"a": "1,2"}
+    assert event["requestContext"]["authorizer"] == {"lambda": {"tenant": "tenant of k"}}
+    assert answer.header("apigw-requestid") == [event["requestContext"]["requestId"]]
+    assert answer.header("content-type") == ["application/json"]
+
+
+def test_without_a_key_nobody_is_asked(server: FrontServer) -> None:
+    asked.clear()
+    for headers in ({}, {"x-api-key": ""}):
+        answer = call(server, "GET", "/job/7", headers=headers)
+        assert answer.status == 401
+        error = answer.json()["error"]
+        assert (error["code"], error["field"]) == ("unauthorized", "x-api-key")
+        assert [error["request_id"]] == answer.header("apigw-requestid")
+        assert "x-api-key" in error["message"]
+    assert asked == []
+
+
+def test_an_open_route_needs_no_key(server: FrontServer) -> None:
+    asked.clear()
+    event = call(server, "POST", "/open", b"{}", {"content-type": "application/json"}).json()
+    assert event["body"] == "{}"
+    assert "authorizer" not in event["requestContext"]
+    assert asked == []
+
+
+def test_the_authorizers_refusal_and_failure_are_the_gateways_errors(
+    server: FrontServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    refused = call(server, "GET", "/job/7", headers={"x-api-key": "refused"})
+    assert (refused.status, refused.json()) == (403, {"message": "Forbidden"})
+    with caplog.at_level(logging.ERROR):
+        broken = call(server, "GET", "/job/7", headers={"x-api-key": "broken"})
+    assert (broken.status, broken.json()) == (500, {"message": "Internal Server Error"})
+    assert "the table is away" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("method", "path"),
+    [("GET", "/unknown"), ("DELETE", "/job/7"), ("GET", "/job/7/"), ("HEAD", "/job/7"), ("GET", "/")],
+)
+def test_unknown_routes_are_404(server: FrontServer, method: str, path: str) -> None:
+    answer = call(server, method, path)
+    assert answer.status == 404
+    if method != "HEAD":
+        assert answer.json()["error"]["code"] == "not_found"
+
+
+@pytest.mark.parametrize("path", ["/fails", "/nonsense"])
+def test_a_handlers_failure_is_a_500_and_logged(
+    server: FrontServer, caplog: pytest.LogCaptureFixture, path: str
+) -> None:
+    with caplog.at_level(logging.ERROR):
+        answer = call(server, "GET", path)
+    assert (answer.status, answer.json()) == (500, {"message": "Internal Server Error"})
+    assert "Traceback" in caplog.text
+    assert call(server, "POST", "/open", b"").status == 200
+
+
+@pytest.mark.parametrize(
+    ("target", "key"),
+    [
+        ("/files/b/a/b", "a/b"),
+        ("/files/b/a%2Fb", "a/b"),
+        ("/files/b/a%20b%3Ac:d", "a b:c:d"),
+        ("/files/b/%C3%BC/%E2%82%AC", "ü/€"),
+        ("/files/b/a+b", "a+b"),
+        ("/files/b/a%25b", "a%25b"),
+        ("/files/b/folder/", "folder/"),
+        ("/files/b/a//b", "a//b"),
+        ("/files/b/../c", "../c"),
+        ("/files/b/" + "x" * 1024, "x" * 1024),
+        ("/files/b/about/it", "about/it"),
+    ],
+)
+def test_keys_arrive_as_the_gateway_delivers_them(server: FrontServer, target: str, key: str) -> None:
+    event = call(server, "GET", target).json()
+    assert event["pathParameters"] == {"bucket": "b", "key": key}
+    assert event["rawPath"] == f"/files/b/{key}"
+
+
+def test_the_more_specific_route_wins(server: FrontServer) -> None:
+    known = call(server, "GET", "/files/b/about").json()
+    assert known["name"] == "about"
+    assert known["arn"].endswith(":about")
+    assert 0 < known["left"] <= 30_000
+    assert known["id"]
+    assert known["memory"] > 0
+
+
+def test_redirects_and_cookies_go_out(server: FrontServer) -> None:
+    answer = call(server, "GET", "/redirect")
+    assert answer.status == 302
+    assert answer.header("location") == ["/ü?a=1"]
+    assert answer.header("set-cookie") == ["a=1", "b=2"]
+    assert answer.header("content-length") == ["0"]
+
+
+def test_bodies_up_to_the_limit_pass_and_larger_ones_do_not(server: FrontServer) -> None:
+    largest = call(server, "POST", "/open", b"x" * BODY_LIMIT_BYTES, {"content-type": "text/plain"})
+    assert largest.status == 200
+    assert len(largest.json()["body"]) == BODY_LIMIT_BYTES
+    over = call(server, "POST", "/open", b"x" * (BODY_LIMIT_BYTES + 1), {"content-type": "text/plain"})
+    assert over.status == 413
+    assert over.json()["error"]["code"] == "payload_too_large"
+
+
+def test_handlers_run_side_by_side(server: FrontServer) -> None:
+    # Each waits for all the others: one at a time, this would never end.
+    assert together.parties <= HANDLER_THREADS
+    answers: dict[int, bytes] = {}
+    threads = [
+        threading.Thread(
+            target=lambda number=number: answers.update({number: call(server, "GET", f"/meet/{number}").body})
+        )
+        for number in range(together.parties)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+    assert answers == {number: str(number).encode() for number in range(together.parties)}
+
+
+def test_verdicts_are_kept_as_long_as_deployed() -> None:
+    now = [1_000.0]
+    front = build_front(ROUTES, authorize, authorizer_cache_s=300, clock=lambda: now[0])
+    asked.clear()
+    with FrontServer(front) as server:
+        for key in ("one", "one", "two", "refused", "refused"):
+            call(server, "GET", "/job/7", headers={"x-api-key": key})
+        assert asked == ["one", "two", "refused"]
+        now[0] += 300
+        assert call(server, "GET", "/job/7", headers={"x-api-key": "one"}).status == 200
+        assert asked == ["one", "two", "refused", "one"]
+        for _ in range(2):  # a failure is not a verdict
+            assert call(server, "GET", "/job/7", headers={"x-api-key": "broken"}).status == 500
+        assert asked[-2:] == ["broken", "broken"]
+
+
+def test_it_answers_what_is_under_way_and_frees_its_port() -> None:
+    inside, go_on = threading.Event(), threading.Event()
+
+    def slow(event: dict[str, Any], context: Any) -> dict[str, Any]:
+        inside.set()
+        assert go_on.wait(10)
+        return {"statusCode": 200, "body": "done"}
+
+    server = FrontServer(build_front([FrontRoute("GET", "/slow", slow, False)], authorize))
+    server.start()
+    port = urlsplit(server.url).port
+    assert port is not None
+    answers: list[bytes] = []
+    caller = threading.Thread(target=lambda: answers.append(call(server, "GET", "/slow").body))
+    caller.start()
+    assert inside.wait(10)
+    releaser = threading.Timer(0.3, go_on.set)
+    releaser.start()
+    server.stop()
+    caller.join(10)
+    assert answers == [b"done"]
+    with pytest.raises(RuntimeError, match="not running"):
+        _ = server.url
+    server.stop()
+    with FrontServer(build_front([], authorize), port=port) as again:
+        assert urlsplit(again.url).port == port
+        with pytest.raises(OSError, match="in use"):
+            FrontServer(build_front([], authorize), port=port).start()
+
+
+def test_repeated_and_malformed_routes_are_refused() -> None:
+    with pytest.raises(ValueError, match="GET /job"):
+        build_front([FrontRoute("GET", "/job", echo, True), FrontRoute("GET", "/job", echo, False)], authorize)
+    with pytest.raises(ValueError, match="route path"):
+        build_front([FrontRoute("GET", "job", echo, True)], authorize)
