@@ -1,0 +1,116 @@
+"""SIGTERM and SIGINT as a request to stop, in two steps: first drain (release the job), then leave now."""
+
+import logging
+import queue
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from enum import IntEnum
+from types import FrameType
+
+_log = logging.getLogger(__name__)
+
+# One event often comes as two signals (to the process and to its group): so close together they are one request.
+SAME_REQUEST_S = 1.0
+
+Handler = Callable[[int, FrameType | None], None]
+
+
+class StopLevel(IntEnum):
+    """How urgent it is."""
+
+    NONE = 0
+    DRAIN = 1
+    """Save, release the job, leave."""
+    NOW = 2
+    """Leave at once."""
+
+
+class StopRequest:
+    """Like ``threading.Event``, with two levels and the reason. It only ever rises."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic, same_request_s: float = SAME_REQUEST_S) -> None:
+        self._clock = clock
+        self._same_request_s = same_request_s
+        self._lock = threading.Lock()
+        self._drain = threading.Event()
+        self._now = threading.Event()
+        self._requested_at: float | None = None
+        self._reason = ""
+
+    @property
+    def level(self) -> StopLevel:
+        """The level reached."""
+        if self._now.is_set():
+            return StopLevel.NOW
+        return StopLevel.DRAIN if self._drain.is_set() else StopLevel.NONE
+
+    @property
+    def reason(self) -> str:
+        """Who asked first; empty if nobody has."""
+        return self._reason
+
+    def request(self, reason: str) -> StopLevel:
+        """Ask to stop: the first time to drain, again (later than ``same_request_s``) to leave now.
+
+        Not to be called from a signal handler; see ``stop_on_signals``.
+        """
+        with self._lock:
+            now = self._clock()
+            if self._requested_at is None:
+                self._requested_at = now
+                self._reason = reason
+                self._drain.set()
+            elif now - self._requested_at >= self._same_request_s:
+                self._now.set()
+            return self.level
+
+    def is_set(self) -> bool:
+        """Somebody asked to stop."""
+        return self._drain.is_set()
+
+    def wait(self, timeout_s: float | None = None) -> bool:
+        """Sleep until somebody asks to stop; False if nobody did in that time."""
+        return self._drain.wait(timeout_s)
+
+    def wait_now(self, timeout_s: float | None = None) -> bool:
+        """Sleep until somebody asks to leave now; False if nobody did in that time."""
+        return self._now.wait(timeout_s)
+
+
+@contextmanager
+def stop_on_signals(
+    stop: StopRequest,
+    signals: Sequence[signal.Signals] = (signal.SIGTERM, signal.SIGINT),
+    register: Callable[[signal.Signals, Handler], object] = signal.signal,
+) -> Iterator[None]:
+    """While inside, ``signals`` become requests on ``stop``; afterwards the former handlers are back.
+
+    Main thread only (``signal.signal`` says so). ``register`` sets a handler and returns the former one.
+    """
+    # A handler runs between two bytecodes of the main thread, which may be inside Event.wait and hold the event's lock:
+    # setting the event there could wait for itself. SimpleQueue.put is reentrant, and another thread does the rest.
+    arrived: queue.SimpleQueue[int | None] = queue.SimpleQueue()
+
+    def handle(number: int, _frame: FrameType | None) -> None:
+        arrived.put(number)
+
+    def pass_on() -> None:
+        while (number := arrived.get()) is not None:
+            name = signal.Signals(number).name
+            level = stop.request(name)
+            _log.warning("%s received: %s", name, level.name.lower())
+
+    thread = threading.Thread(target=pass_on, name="signals", daemon=True)
+    thread.start()
+    former = [(number, register(number, handle)) for number in signals]
+    try:
+        yield
+    finally:
+        for number, handler in former:
+            # None: it was not installed from Python and cannot be put back; then the default is nearest.
+            register(number, signal.SIG_DFL if handler is None else handler)  # type: ignore[arg-type]
+        arrived.put(None)
+        thread.join()

@@ -1,0 +1,348 @@
+"""The agent's disk: one slot directory per agent, one directory per attempt in it, and a note of what it is doing.
+
+```
+<root>/slot-0.lock            flock'ed by the agent that owns slot-0 (the kernel unlocks it when that agent dies)
+<root>/slot-0/agent-state.json
+<root>/slot-0/jobs/<job id>.<epoch>/{data,output,restore,staging}/, params.json
+<root>/slot-0/trash/          renamed away, being deleted
+```
+
+An attempt's directory is never used twice: a process that survived its job cannot write into the next one.
+"""
+
+import contextlib
+import errno
+import fcntl
+import json
+import logging
+import os
+import re
+import shutil
+import stat
+import tempfile
+import uuid
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Self
+
+_log = logging.getLogger(__name__)
+
+MAX_SLOTS = 256
+STATE_FILE = "agent-state.json"
+STATE_MAX_BYTES = 64 * 1024
+_JOB_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,127}")
+# Processes of the job may still be dying while its files are removed.
+PURGE_TRIES = 3
+
+
+class WorkspaceError(Exception):
+    """The workspace cannot be used: the text says what and why."""
+
+
+class DiskFullError(WorkspaceError):
+    """No space (or no quota) left. ``free_bytes`` is what the file system offered when it was noticed."""
+
+    def __init__(self, path: Path, free_bytes: int, needed_bytes: int | None = None) -> None:
+        needed = "" if needed_bytes is None else f", {needed_bytes} needed"
+        super().__init__(f"disk full at {path}: {free_bytes} bytes free{needed}")
+        self.path = path
+        self.free_bytes = free_bytes
+        self.needed_bytes = needed_bytes
+
+
+@contextlib.contextmanager
+def disk_errors(path: Path) -> Iterator[None]:
+    """Turn "no space left" and "quota exceeded" into DiskFullError; everything else passes."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        raise DiskFullError(path, _free_bytes(path)) from error
+
+
+@dataclass(frozen=True, slots=True)
+class AgentState:
+    """What an agent was doing. ``started_at``: seconds since the epoch, this machine's clock (for people only)."""
+
+    agent_id: str
+    job_id: str
+    epoch: int
+    phase: str
+    started_at: int
+    lease_token: str = ""
+    """With it a restarted agent can hand the job back at once. The file is readable by its owner only."""
+
+
+@dataclass(frozen=True, slots=True)
+class JobDirectories:
+    """Where one attempt keeps its things."""
+
+    root: Path
+    data: Path
+    output: Path
+    restore: Path
+    staging: Path
+    params: Path
+
+
+class Workspace:
+    """An agent's slot. Made by ``open``; ``close`` (or ``with``) gives the slot back.
+
+    One agent, one thread.
+    """
+
+    def __init__(self, slot: Path, agent_id: str, lock_fd: int) -> None:
+        self._slot = slot
+        self._agent_id = agent_id
+        self._lock_fd: int | None = lock_fd
+        self._previous = _read_state(slot / STATE_FILE)
+
+    @classmethod
+    def open(cls, root: Path, agent_id: str) -> Self:
+        """Take a free slot under ``root`` (made if missing): the one that this agent crashed in, or the lowest.
+
+        What crashed agents left is removed, in this slot and in every other that nobody holds.
+        Raises WorkspaceError if all slots are taken, DiskFullError, or OSError if ``root`` cannot be used.
+        """
+        with disk_errors(root):
+            root.mkdir(parents=True, exist_ok=True)
+            root = root.resolve()
+            number, lock_fd = _take_slot(root, agent_id)
+            slot = root / f"slot-{number}"
+            try:
+                _real_directory(slot)
+                workspace = cls(slot, agent_id, lock_fd)
+                workspace.purge()
+            except BaseException:
+                os.close(lock_fd)
+                raise
+            _purge_abandoned(root, number)
+        return workspace
+
+    @property
+    def slot(self) -> Path:
+        """This agent's directory."""
+        return self._slot
+
+    def take_previous_state(self) -> AgentState | None:
+        """What the agent that crashed in this slot was doing; None if it ended properly, or on a second call.
+
+        Only an agent with the same id should speak for that job: compare ``agent_id``.
+        """
+        previous, self._previous = self._previous, None
+        if previous:
+            self.clear_state()
+        return previous
+
+    def write_state(self, job_id: str, epoch: int, phase: str, started_at: int, *, lease_token: str = "") -> None:
+        """Note, atomically and durably, what this agent is doing. Raises DiskFullError."""
+        state = AgentState(self._agent_id, job_id, epoch, phase, started_at, lease_token)
+        target = self._slot / STATE_FILE
+        with disk_errors(target):
+            fd, name = tempfile.mkstemp(prefix=".state-", dir=self._slot)
+            temporary = Path(name)
+            try:
+                with os.fdopen(fd, "w", encoding="utf-8") as file:
+                    json.dump(asdict(state), file)
+                    file.flush()
+                    os.fsync(file.fileno())
+                temporary.replace(target)
+            except BaseException:
+                temporary.unlink(missing_ok=True)
+                raise
+            _sync_directory(self._slot)
+
+    def clear_state(self) -> None:
+        """This agent is doing nothing that a crash could interrupt."""
+        (self._slot / STATE_FILE).unlink(missing_ok=True)
+
+    def prepare(self, job_id: str, epoch: int) -> JobDirectories:
+        """Make fresh directories for an attempt; what another job left is removed first.
+
+        Raises ValueError for an id that is not fit to be a directory's name, DiskFullError.
+        """
+        if not _JOB_ID.fullmatch(job_id):
+            raise ValueError(f"job id {job_id[:40]!r} is not letters, digits, '-' and '_'")
+        self.purge()
+        root = self._slot / "jobs" / f"{job_id}.{epoch}"
+        job = JobDirectories(
+            root, root / "data", root / "output", root / "restore", root / "staging", root / "params.json"
+        )
+        with disk_errors(root):
+            for directory in (job.data, job.output, job.restore, job.staging):
+                directory.mkdir(parents=True)
+        return job
+
+    def purge(self) -> tuple[Path, ...]:
+        """Remove every job's files; gives (and logs) what could not be removed, to be tried again next time.
+
+        What is there is renamed away first, so a leftover is never found in a job's place. Symbolic links are removed,
+        never followed. Raises WorkspaceError if the jobs cannot even be renamed (something is mounted there).
+        """
+        return _purge(self._slot)
+
+    def free_bytes(self) -> int:
+        """What the file system still offers us."""
+        return _free_bytes(self._slot)
+
+    def require_free(self, needed_bytes: int) -> None:
+        """Raise DiskFullError unless so many bytes are free."""
+        free_bytes = self.free_bytes()
+        if free_bytes < needed_bytes:
+            raise DiskFullError(self._slot, free_bytes, needed_bytes)
+
+    def close(self) -> None:
+        """Give the slot back. The state is left as it is: clear it first if nothing is under way."""
+        if self._lock_fd is not None:
+            os.close(self._lock_fd)
+            self._lock_fd = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_exc: object) -> None:
+        self.close()
+
+
+def _free_bytes(path: Path) -> int:
+    while not path.exists() and path != path.parent:
+        path = path.parent
+    return shutil.disk_usage(path).free
+
+
+def _try_lock(path: Path) -> int | None:
+    """Lock a file without waiting: its descriptor, or None if another process holds it."""
+    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(fd)
+        return None
+    except BaseException:
+        os.close(fd)
+        raise
+    return fd
+
+
+def _take_slot(root: Path, agent_id: str) -> tuple[int, int]:
+    """The number and the lock of the slot to use."""
+    # An agent that starts again looks first for the slot that it crashed in.
+    numbers = sorted(range(MAX_SLOTS), key=lambda number: _state_owner(root / f"slot-{number}") != agent_id)
+    for number in numbers:
+        fd = _try_lock(root / f"slot-{number}.lock")
+        if fd is not None:
+            return number, fd
+    raise WorkspaceError(f"all {MAX_SLOTS} slots under {root} are taken by running agents")
+
+
+def _state_owner(slot: Path) -> str | None:
+    state = _read_state(slot / STATE_FILE)
+    return state.agent_id if state else None
+
+
+def _purge_abandoned(root: Path, own_number: int) -> None:
+    """Free the disk that other crashed agents hold. Their state stays, for them to find."""
+    for lock_path in root.glob("slot-*.lock"):
+        slot = lock_path.with_suffix("")
+        if slot.name == f"slot-{own_number}" or not slot.is_dir() or slot.is_symlink():
+            continue
+        fd = _try_lock(lock_path)
+        if fd is None:
+            continue
+        try:
+            _purge(slot)
+        except WorkspaceError as error:
+            _log.warning("an abandoned slot cannot be cleaned: %s", error)
+        finally:
+            os.close(fd)
+
+
+def _real_directory(path: Path) -> None:
+    """Make a directory; something else in its place is removed (a link is not followed)."""
+    try:
+        mode = path.lstat().st_mode
+    except FileNotFoundError:
+        path.mkdir(mode=0o700)
+        return
+    if not stat.S_ISDIR(mode):
+        path.unlink()
+        path.mkdir(mode=0o700)
+
+
+def _purge(slot: Path) -> tuple[Path, ...]:
+    trash = slot / "trash"
+    jobs = slot / "jobs"
+    _real_directory(trash)
+    try:
+        if not jobs.is_symlink():
+            _allow(jobs)
+        jobs.rename(trash / uuid.uuid4().hex)
+    except FileNotFoundError:
+        pass  # Nothing has run here yet.
+    except OSError as error:
+        raise WorkspaceError(f"{jobs} cannot be cleared: {error}") from error
+    for left in slot.glob(".state-*"):
+        left.unlink(missing_ok=True)  # A crash came between writing and renaming it.
+    for _ in range(PURGE_TRIES):
+        leftovers = _empty(trash)
+        if not leftovers:
+            break
+    else:
+        _log.warning("%d files cannot be removed, first: %s", len(leftovers), leftovers[0])
+    jobs.mkdir()  # Last: a full disk has room again.
+    return leftovers
+
+
+def _empty(trash: Path) -> tuple[Path, ...]:
+    """Delete what is in ``trash``; gives what is still there. Links are deleted, not followed."""
+    for entry in trash.iterdir():
+        if entry.is_symlink() or not entry.is_dir():
+            entry.unlink(missing_ok=True)
+            continue
+        # Directories without write permission protect what is in them; top down, because one may hide the next.
+        _allow(entry)
+        for parent, names, _files in os.walk(entry):
+            for name in names:
+                _allow(Path(parent, name))
+        # rmtree works with directory descriptors: it does not follow a link that appears meanwhile.
+        shutil.rmtree(entry, ignore_errors=True)
+    return tuple(trash.rglob("*"))
+
+
+def _allow(path: Path) -> None:
+    """Let the owner do everything in a directory (not in what a link points to)."""
+    # Gone meanwhile, or somebody else's: then deleting decides.
+    with contextlib.suppress(FileNotFoundError, PermissionError):
+        mode = path.lstat().st_mode
+        if stat.S_ISDIR(mode) and mode & stat.S_IRWXU != stat.S_IRWXU:
+            path.chmod(stat.S_IRWXU)
+
+
+def _sync_directory(path: Path) -> None:
+    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def _read_state(path: Path) -> AgentState | None:
+    """The state in a file; None if there is none, or (logged) if it is damaged."""
+    try:
+        with path.open("rb") as file:
+            raw = json.loads(file.read(STATE_MAX_BYTES))
+        return AgentState(
+            agent_id=str(raw["agent_id"]),
+            job_id=str(raw["job_id"]),
+            epoch=int(raw["epoch"]),
+            phase=str(raw["phase"]),
+            started_at=int(raw["started_at"]),
+            lease_token=str(raw.get("lease_token", "")),
+        )
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        _log.warning("%s is damaged and ignored: %s", path, error)
+        return None

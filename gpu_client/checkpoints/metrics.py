@@ -1,0 +1,34 @@
+"""Metrics as a training script gives them, reduced to what the control plane accepts."""
+
+import math
+
+from pydantic import TypeAdapter, ValidationError
+
+from contract.base import MetricName
+
+MAX_METRICS = 64
+
+_name = TypeAdapter(MetricName)
+
+
+def usable_metrics(raw: object) -> dict[str, float]:
+    """The entries of ``raw`` that are finite numbers under an acceptable name, at most 64; {} if it is no mapping.
+
+    A NaN loss is no reason to lose a step or a checkpoint, so the rest is left out rather than refused.
+    """
+    if not isinstance(raw, dict):
+        return {}
+    usable: dict[str, float] = {}
+    for name, value in raw.items():
+        if len(usable) == MAX_METRICS:
+            break
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            continue
+        try:
+            number = float(value)
+            _name.validate_python(name, strict=True)
+        except (OverflowError, ValidationError):
+            continue
+        if math.isfinite(number):
+            usable[name] = number
+    return usable

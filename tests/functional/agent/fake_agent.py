@@ -1,0 +1,21 @@
+"""A process that supervises ``family_trainer.py`` and does nothing else: tests kill it. Argument: a directory."""
+
+import os
+import sys
+import time
+from pathlib import Path
+
+from gpu_client.agent.supervisor import Supervisor
+
+
+def main(directory: Path) -> None:
+    trainer = Path(__file__).with_name("family_trainer.py")
+    command = [sys.executable, str(trainer), str(directory), "stays"]
+    process = Supervisor().start(command, {"PATH": os.environ["PATH"]}, directory)
+    (directory / "warden.tmp").write_text(str(process._warden.pid))
+    (directory / "warden.tmp").rename(directory / "warden")
+    time.sleep(60)
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

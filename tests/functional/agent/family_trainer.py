@@ -1,0 +1,50 @@
+"""A trainer with relatives, all deaf to polite signals: a child, its child, and a daemon in a session of its own.
+
+Arguments: a directory, where each member writes its pid under its name; and ``stays``, or ``leaves`` if the trainer
+itself shall exit 0 once they all are there.
+"""
+
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+
+RELATIVES = ("child", "grandchild", "daemon")
+
+
+def tell(directory: Path, name: str) -> None:
+    """Write the pid, atomically."""
+    (directory / f"{name}.tmp").write_text(str(os.getpid()))
+    (directory / f"{name}.tmp").rename(directory / name)
+
+
+def stay(directory: Path, name: str) -> None:
+    """Be there until killed."""
+    tell(directory, name)
+    while True:
+        time.sleep(60)
+
+
+def main(directory: Path, leaves: bool) -> None:
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
+    if os.fork() == 0:
+        if os.fork() == 0:
+            stay(directory, "grandchild")
+        stay(directory, "child")
+    if os.fork() == 0:
+        os.setsid()
+        if os.fork() == 0:
+            os.setsid()
+            stay(directory, "daemon")
+        os._exit(0)  # The daemon has lost its parent, its group and its session.
+    if not leaves:
+        stay(directory, "trainer")
+    tell(directory, "trainer")
+    while not all((directory / name).exists() for name in RELATIVES):
+        time.sleep(0.01)
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), sys.argv[2] == "leaves")

@@ -1,0 +1,286 @@
+"""The agent's end of the channel against well-behaved, broken and hostile trainers."""
+
+import contextlib
+import json
+import os
+import socket
+import stat
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gpu_client.agent import channel_server
+from gpu_client.agent.channel_server import ChannelServer, CheckpointNotice, Hello, Progress
+
+
+class Clock:
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def server(tmp_path: Path, clock: Clock) -> Iterator[ChannelServer]:
+    (tmp_path / "output" / "checkpoint-10").mkdir(parents=True)
+    with ChannelServer(tmp_path / "output", clock) as server:
+        yield server
+
+
+@contextlib.contextmanager
+def trainer(server: ChannelServer) -> Iterator[socket.socket]:
+    with socket.socket(socket.AF_UNIX) as connection:
+        connection.connect(str(server.path))  # Blocking: it waits while the server has others to accept.
+        connection.settimeout(5)
+        yield connection
+
+
+def line(**message: object) -> bytes:
+    return json.dumps(message).encode() + b"\n"
+
+
+def until(condition: Callable[[], object], timeout_s: float = 5.0) -> None:
+    """Wait for another thread; fails if it does not come."""
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < deadline, "it did not happen"
+        time.sleep(0.002)
+
+
+def read_line(connection: socket.socket) -> dict[str, object]:
+    data = b""
+    while not data.endswith(b"\n"):
+        piece = connection.recv(1)
+        assert piece, "the server has hung up"
+        data += piece
+    message: dict[str, object] = json.loads(data)
+    return message
+
+
+def expects(server: ChannelServer, progress: Progress) -> None:
+    """The server comes to know this progress."""
+    until(lambda: server.progress() == progress)
+
+
+def works(server: ChannelServer, step: int) -> None:
+    """A new trainer is served."""
+    with trainer(server) as connection:
+        connection.sendall(line(type="progress", step=step, total=None, metrics={}))
+        until(lambda: server.progress() == Progress(step, None, {}))
+
+
+def test_the_socket_is_private(server: ChannelServer) -> None:
+    assert stat.S_IMODE(server.path.parent.stat().st_mode) == 0o700
+    assert len(os.fsencode(server.path)) < 104
+
+
+def test_a_session(server: ChannelServer, tmp_path: Path) -> None:
+    path = tmp_path / "output" / "checkpoint-10"
+    with trainer(server) as connection:
+        connection.sendall(line(type="hello", pid=42, protocol=1))
+        until(lambda: server.hellos() == [Hello(42, 1)])
+        message = line(type="progress", step=9, total=500, metrics={"loss": 0.5, "bad": "x"})
+        connection.sendall(message[:20])
+        connection.sendall(message[20:] + line(type="checkpoint", step=10, path=str(path), metrics={"loss": 1}))
+        until(lambda: server.progress() == Progress(9, 500, {"loss": 0.5}))
+        connection.sendall(line(type="progress", step=10, total=500, metrics={}))
+        until(lambda: server.progress() == Progress(10, 500, {}))
+        assert server.take_checkpoints() == [CheckpointNotice(10, path.resolve(), {"loss": 1.0})]
+        assert server.take_checkpoints() == []
+        assert server.request_checkpoint() == 1
+        assert read_line(connection) == {"type": "directive", "directive": "checkpoint"}
+        assert server.request_stop("pause", checkpoint=True) == 1
+        expected = {"type": "directive", "directive": "stop", "reason": "pause", "checkpoint": True}
+        assert read_line(connection) == expected
+    until(lambda: server.hellos() == [])
+    assert server.progress() is not None  # What is known stays known.
+    assert server.errors() == {}
+
+
+def test_every_rank_gets_the_directive(server: ChannelServer) -> None:
+    with contextlib.ExitStack() as stack:
+        ranks = [stack.enter_context(trainer(server)) for _ in range(4)]
+        for pid, rank in enumerate(ranks):
+            rank.sendall(line(type="hello", pid=pid, protocol=1))
+        until(lambda: len(server.hellos()) == 4)
+        assert server.request_checkpoint() == 4
+        assert all(read_line(rank)["directive"] == "checkpoint" for rank in ranks)
+
+
+def test_a_stop_reaches_a_trainer_that_connects_later_a_checkpoint_request_does_not(server: ChannelServer) -> None:
+    assert server.request_checkpoint() == 0
+    assert server.request_stop("cancel", checkpoint=False) == 0
+    with trainer(server) as connection:
+        assert read_line(connection)["directive"] == "stop"
+        connection.settimeout(0.05)
+        with pytest.raises(TimeoutError):
+            connection.recv(1)
+
+
+def test_when_the_step_last_moved(server: ChannelServer, clock: Clock) -> None:
+    assert server.advanced_at() is None
+    with trainer(server) as connection:
+        for at_s, step, loss in ((10.0, 1, 0.9), (20.0, 1, 0.8), (30.0, 2, 0.7)):
+            clock.now = at_s
+            connection.sendall(line(type="progress", step=step, total=5, metrics={"loss": loss}))
+            expects(server, Progress(step, 5, {"loss": loss}))
+            assert server.advanced_at() == (10.0 if step == 1 else 30.0)
+
+
+def test_waiting_for_news(server: ChannelServer) -> None:
+    assert not server.wait(0)
+    with trainer(server) as connection:
+        connection.sendall(line(type="hello", pid=1, protocol=1))
+        assert server.wait(5)
+    assert not server.wait(0)
+
+
+BAD_LINES = [
+    (b"\xff\xfe\x00garbage\n", "malformed"),
+    (b"{\n", "malformed"),
+    (b"[]\n", "malformed"),
+    (b"null\n", "malformed"),
+    (b"[" * 60_000 + b"\n", "malformed"),
+    (b'{"type": "progress", "step": ' + b"9" * 5000 + b"}\n", "malformed"),
+    (line(type="dance"), "malformed"),
+    (line(kind="hello"), "malformed"),
+    (line(type=["hello"]), "malformed"),
+    (line(type="progress"), "invalid"),
+    (line(type="progress", step=-1), "invalid"),
+    (line(type="progress", step=1.5), "invalid"),
+    (line(type="progress", step=True), "invalid"),
+    (line(type="progress", step=10**15), "invalid"),
+    (line(type="progress", step=1, total="many"), "invalid"),
+    (line(type="hello", pid="1", protocol=1), "invalid"),
+    (line(type="checkpoint", step=1), "invalid"),
+    (line(type="checkpoint", step=1, path="relative/checkpoint-1"), "invalid"),
+    (line(type="checkpoint", step=1, path="/etc"), "invalid"),
+    (line(type="checkpoint", step=1, path="/x\0y"), "invalid"),
+    (line(type="checkpoint", step=1, path="/\ud800"), "invalid"),
+    (line(type="checkpoint", step=1, path="/" + "x" * 5000), "invalid"),
+    (b"x" * 200_000 + b"\n", "oversized"),
+    (b"x" * channel_server.MAX_LINE_BYTES + b"\n", "oversized"),
+]
+
+
+@pytest.mark.parametrize(("bad", "kind"), BAD_LINES, ids=[f"{kind}-{bad[:40]!r}" for bad, kind in BAD_LINES])
+def test_a_bad_line_costs_only_itself(server: ChannelServer, bad: bytes, kind: str) -> None:
+    with trainer(server) as connection:
+        connection.sendall(bad + b"\n \n" + line(type="progress", step=5, total=None, metrics={}))
+        until(lambda: server.progress() == Progress(5, None, {}))
+    assert server.errors() == {kind: 1}
+    assert server.take_checkpoints() == []
+    works(server, 6)
+
+
+def test_checkpoints_outside_the_output_directory_are_refused(server: ChannelServer, tmp_path: Path) -> None:
+    secret = tmp_path / "secret"
+    secret.mkdir()
+    (tmp_path / "output" / "checkpoint-66").symlink_to(secret)
+    with trainer(server) as connection:
+        for path in ("output/checkpoint-66", "output/../secret", "output", "secret"):
+            connection.sendall(line(type="checkpoint", step=1, path=f"{tmp_path}/{path}", metrics={}))
+        until(lambda: server.errors() == {"invalid": 4})
+    assert server.take_checkpoints() == []
+
+
+def test_an_endless_line_is_not_kept_in_memory(server: ChannelServer) -> None:
+    with trainer(server) as connection:
+        for _ in range(64):
+            connection.sendall(b"y" * 65536)
+        connection.sendall(b"\n" + line(type="progress", step=3, total=None, metrics={}))
+        until(lambda: server.progress() == Progress(3, None, {}))
+    assert server.errors() == {"oversized": 1}
+
+
+def test_peers_that_vanish(server: ChannelServer) -> None:
+    for _ in range(20):
+        with trainer(server) as connection:
+            connection.sendall(b'{"type": "hel')
+    with trainer(server) as connection:
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\x01\0\0\0\0\0\0\0")
+    server.request_checkpoint()
+    works(server, 1)
+
+
+def test_a_peer_that_never_reads_does_not_block_the_agent(server: ChannelServer) -> None:
+    with trainer(server) as deaf, trainer(server) as healthy:
+        for connection in (deaf, healthy):
+            connection.sendall(line(type="hello", pid=1, protocol=1))
+        until(lambda: len(server.hellos()) == 2)
+        for _ in range(20_000):
+            if server.request_checkpoint() < 2:
+                break
+            assert read_line(healthy)["directive"] == "checkpoint"
+        assert server.errors()["unread"] >= 1
+        healthy.sendall(line(type="progress", step=8, total=None, metrics={}))
+        until(lambda: server.progress() == Progress(8, None, {}))
+
+
+def test_too_many_connections(server: ChannelServer) -> None:
+    with contextlib.ExitStack() as stack:
+        for _ in range(channel_server.MAX_CONNECTIONS + 5):
+            stack.enter_context(trainer(server))
+        until(lambda: server.errors().get("connections") == 5)
+    works(server, 2)
+
+
+def test_a_flood_of_notices_is_bounded(server: ChannelServer, tmp_path: Path) -> None:
+    path = str(tmp_path / "output" / "checkpoint-10")
+    count = channel_server.MAX_WAITING_CHECKPOINTS + 50
+    with trainer(server) as connection:
+        for step in range(count):
+            connection.sendall(line(type="checkpoint", step=step, path=path, metrics={}))
+        connection.sendall(line(type="progress", step=7, total=None, metrics={}))
+        until(lambda: server.progress() is not None)
+    notices = server.take_checkpoints()
+    assert len(notices) == channel_server.MAX_WAITING_CHECKPOINTS
+    assert notices[-1].step == count - 1
+
+
+def test_closing(tmp_path: Path) -> None:
+    (tmp_path / "output").mkdir()
+    server = ChannelServer(tmp_path / "output")
+    with trainer(server) as connection:
+        connection.sendall(line(type="hello", pid=1, protocol=1))
+        until(server.hellos)
+        server.close()
+        server.close()
+        assert connection.recv(10) == b""
+    assert not server.path.parent.exists()
+    assert server.request_checkpoint() == 0
+
+
+def test_a_long_temporary_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    long = tmp_path / ("x" * 120)
+    long.mkdir()
+    monkeypatch.setattr(tempfile, "gettempdir", lambda: str(long))
+    with ChannelServer(tmp_path) as server:
+        works(server, 4)
+
+
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
+    lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
+    max_leaves=10,
+)
+hostile = st.fixed_dictionaries(
+    {"type": st.sampled_from(["hello", "progress", "checkpoint", "x"]) | json_values},
+    optional=dict.fromkeys(("pid", "protocol", "step", "total", "path", "metrics"), json_values),
+)
+
+
+@given(st.binary() | st.one_of(hostile, json_values).map(lambda value: json.dumps(value).encode()))
+def test_parsing_raises_nothing_but_protocol_errors(data: bytes) -> None:
+    with contextlib.suppress(channel_server._ProtocolError):
+        channel_server._parse(data, Path("/output"))

@@ -1,0 +1,69 @@
+"""Stop requests: two levels, no real signals."""
+
+import signal
+from types import FrameType
+
+from gpu_client.agent.signals import Handler, StopLevel, StopRequest, stop_on_signals
+
+
+class Clock:
+    now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def test_first_drain_then_now() -> None:
+    clock = Clock()
+    stop = StopRequest(clock)
+    assert (stop.level, stop.is_set(), stop.reason) == (StopLevel.NONE, False, "")
+    assert stop.request("spot notice") == StopLevel.DRAIN
+    assert stop.is_set()
+    assert stop.wait(0)
+    assert not stop.wait_now(0)
+    clock.now += 5
+    assert stop.request("SIGTERM") == StopLevel.NOW
+    assert stop.wait_now(0)
+    assert stop.reason == "spot notice"
+    clock.now += 5
+    assert stop.request("again") == StopLevel.NOW
+
+
+def test_two_signals_of_one_event_are_one_request() -> None:
+    clock = Clock()
+    stop = StopRequest(clock)
+    stop.request("SIGTERM")
+    clock.now += 0.2
+    assert stop.request("SIGTERM") == StopLevel.DRAIN
+    clock.now += 0.9  # 1.1 s after the first.
+    assert stop.request("SIGTERM") == StopLevel.NOW
+
+
+def test_handlers_are_installed_and_put_back() -> None:
+    installed: dict[signal.Signals, object] = {signal.SIGTERM: "former TERM", signal.SIGINT: None}
+
+    def register(number: signal.Signals, handler: Handler) -> object:
+        former = installed[number]
+        installed[number] = handler
+        return former
+
+    stop = StopRequest(Clock())
+    with stop_on_signals(stop, register=register):
+        handler = installed[signal.SIGTERM]
+        assert callable(handler)
+        frame: FrameType | None = None
+        handler(int(signal.SIGTERM), frame)
+        assert stop.wait(5)
+    assert installed == {signal.SIGTERM: "former TERM", signal.SIGINT: signal.SIG_DFL}
+    assert stop.reason == "SIGTERM"
+    assert stop.level == StopLevel.DRAIN
+
+
+def test_a_real_signal_wakes_a_waiting_main_thread() -> None:
+    former = signal.getsignal(signal.SIGINT)
+    stop = StopRequest()
+    with stop_on_signals(stop):
+        signal.raise_signal(signal.SIGINT)
+        assert stop.wait(5)
+    assert stop.level == StopLevel.DRAIN
+    assert signal.getsignal(signal.SIGINT) is former

@@ -1,0 +1,218 @@
+"""Slots, purging, the state file, a full disk."""
+
+import errno
+import json
+import os
+import shutil
+import stat
+from pathlib import Path
+
+import pytest
+
+from gpu_client.agent import workspace as module
+from gpu_client.agent.workspace import AgentState, DiskFullError, Workspace, WorkspaceError, disk_errors
+
+JOB = "146683a1-cb76-4702-9fef-fcccd32594f1"
+
+
+def test_the_layout_of_an_attempt(tmp_path: Path) -> None:
+    with Workspace.open(tmp_path / "new" / "root", "a") as space:
+        job = space.prepare(JOB, 3)
+        for directory in (job.data, job.output, job.restore, job.staging):
+            assert directory.is_dir()
+            assert not list(directory.iterdir())
+            assert directory.is_relative_to(space.slot)
+        assert job.root.name == f"{JOB}.3"
+        assert job.params.parent == job.root
+        assert stat.S_IMODE(space.slot.stat().st_mode) == 0o700
+
+
+def test_two_agents_get_different_slots_and_do_not_disturb_each_other(tmp_path: Path) -> None:
+    with Workspace.open(tmp_path, "same-id") as first, Workspace.open(tmp_path, "same-id") as second:
+        assert first.slot != second.slot
+        kept = first.prepare(JOB, 1).output / "model"
+        kept.write_text("weights")
+        second.prepare(JOB, 1)
+        second.purge()
+        with Workspace.open(tmp_path, "third"):
+            assert kept.read_text() == "weights"
+
+
+def test_a_closed_slot_is_used_again(tmp_path: Path) -> None:
+    first = Workspace.open(tmp_path, "a")
+    slot = first.slot
+    first.close()
+    first.close()
+    with Workspace.open(tmp_path, "b") as second:
+        assert second.slot == slot
+
+
+def test_a_crashed_agents_slot_is_taken_over_purged_and_its_state_told_once(tmp_path: Path) -> None:
+    crashed = Workspace.open(tmp_path, "a")
+    left = crashed.prepare(JOB, 7).data / "big"
+    left.write_bytes(b"x" * 1000)
+    crashed.write_state(JOB, 7, "training", 1_700_000_000)
+    crashed.close()  # What the kernel does for a killed agent.
+
+    with Workspace.open(tmp_path, "a") as again:
+        assert not left.exists()
+        assert again.take_previous_state() == AgentState("a", JOB, 7, "training", 1_700_000_000)
+        assert again.take_previous_state() is None
+    with Workspace.open(tmp_path, "a") as third:
+        assert third.take_previous_state() is None
+
+
+def test_an_agent_returns_to_the_slot_that_it_crashed_in(tmp_path: Path) -> None:
+    first, second = Workspace.open(tmp_path, "a"), Workspace.open(tmp_path, "b")
+    second.prepare(JOB, 2)
+    second.write_state(JOB, 2, "uploading", 5)
+    first.close()
+    second.close()
+    with Workspace.open(tmp_path, "b") as again:
+        assert again.slot == second.slot
+        previous = again.take_previous_state()
+        assert previous is not None
+        assert previous.phase == "uploading"
+
+
+def test_the_disk_of_other_crashed_agents_is_freed_but_their_state_stays(tmp_path: Path) -> None:
+    first, second = Workspace.open(tmp_path, "a"), Workspace.open(tmp_path, "b")
+    left = second.prepare(JOB, 2).data / "big"
+    left.write_text("x")
+    second.write_state(JOB, 2, "training", 5)
+    first.close()
+    second.close()
+    with Workspace.open(tmp_path, "c") as other:
+        assert other.slot == first.slot
+        assert not left.exists()
+    with Workspace.open(tmp_path, "b") as again:
+        assert again.take_previous_state() is not None
+
+
+@pytest.mark.parametrize("content", ["", "{", "[]", '{"agent_id": "a"}', "\x00" * 50, '{"agent_id":"a","epoch":"x"}'])
+def test_a_damaged_state_is_no_state(tmp_path: Path, content: str) -> None:
+    with Workspace.open(tmp_path, "a") as space:
+        state = space.slot / "agent-state.json"
+    state.write_text(content)
+    with Workspace.open(tmp_path, "a") as again:
+        assert again.take_previous_state() is None
+
+
+def test_the_state_is_replaced_not_rewritten(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with Workspace.open(tmp_path, "a") as space:
+        space.write_state(JOB, 1, "training", 5)
+
+        def full(*_args: object, **_kwargs: object) -> None:
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+        monkeypatch.setattr(json, "dump", full)
+        with pytest.raises(DiskFullError):
+            space.write_state(JOB, 1, "uploading", 6)
+        monkeypatch.undo()
+        state = json.loads((space.slot / "agent-state.json").read_text())
+        assert state["phase"] == "training"
+        assert not list(space.slot.glob(".state-*"))
+
+
+def test_what_a_crash_left_of_a_state_is_removed(tmp_path: Path) -> None:
+    with Workspace.open(tmp_path, "a") as space:
+        (space.slot / ".state-xyz").write_text("half")
+        space.purge()
+        assert not list(space.slot.glob(".state-*"))
+
+
+def test_purge_never_follows_links(tmp_path: Path) -> None:
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    (outside / "precious").write_text("keep")
+    outside.chmod(0o555)
+    with Workspace.open(tmp_path / "root", "a") as space:
+        job = space.prepare(JOB, 1)
+        (job.data / "link-to-directory").symlink_to(outside)
+        (job.data / "link-to-file").symlink_to(outside / "precious")
+        (job.data / "broken").symlink_to("/nowhere/at/all")
+        (job.data / "loop").symlink_to(job.data)
+        job.output.rmdir()
+        job.output.symlink_to(outside)
+        assert space.purge() == ()
+        assert not job.root.exists()
+        # Even if the trainer replaced our own directories.
+        for name in ("jobs", "trash"):
+            shutil.rmtree(space.slot / name)
+            (space.slot / name).symlink_to(outside)
+        assert space.purge() == ()
+        assert not (space.slot / "jobs").is_symlink()
+        assert list(space.prepare(JOB, 2).data.iterdir()) == []
+    assert (outside / "precious").read_text() == "keep"
+    assert stat.S_IMODE(outside.stat().st_mode) == 0o555
+
+
+def test_files_in_use_and_odd_names_are_removed(tmp_path: Path) -> None:
+    with Workspace.open(tmp_path, "a") as space:
+        job = space.prepare(JOB, 1)
+        with (job.output / "held").open("wb") as held:
+            (job.output / "sp ace\n€\x01").write_text("x")
+            os.mkfifo(job.output / "pipe")
+            deep = job.output.joinpath(*["d" * 100] * 20)
+            deep.mkdir(parents=True)
+            assert space.purge() == ()
+            held.write(b"still works")
+        assert not job.root.exists()
+
+
+def test_what_cannot_be_removed_is_told_and_is_not_in_the_way(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with Workspace.open(tmp_path, "a") as space:
+        stubborn = space.prepare(JOB, 1).data / "file"
+        stubborn.write_text("x")
+        monkeypatch.setattr(shutil, "rmtree", lambda *_args, **_kwargs: None)
+        leftovers = space.purge()
+        assert any(path.name == "file" for path in leftovers)
+        assert list(space.prepare(JOB, 1).data.iterdir()) == []
+        monkeypatch.undo()
+        assert space.purge() == ()  # Tried again next time.
+
+
+def test_jobs_that_cannot_be_moved_are_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def busy(_self: Path, _target: Path) -> Path:
+        raise OSError(errno.EBUSY, "Device or resource busy")
+
+    with Workspace.open(tmp_path, "a") as space:
+        monkeypatch.setattr(Path, "rename", busy)
+        with pytest.raises(WorkspaceError, match="busy"):
+            space.purge()
+
+
+@pytest.mark.parametrize("job_id", ["", "../x", "a/b", ".", "a b", "x" * 200, "a\n"])
+def test_a_job_id_is_not_a_path(tmp_path: Path, job_id: str) -> None:
+    with Workspace.open(tmp_path, "a") as space:
+        before = sorted(tmp_path.rglob("*"))
+        with pytest.raises(ValueError, match="job id"):
+            space.prepare(job_id, 1)
+        assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_free_space(tmp_path: Path) -> None:
+    with Workspace.open(tmp_path, "a") as space:
+        assert space.free_bytes() > 0
+        space.require_free(1)
+        with pytest.raises(DiskFullError) as caught:
+            space.require_free(10**18)
+        assert caught.value.needed_bytes == 10**18
+        assert 0 < caught.value.free_bytes < 10**18
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT])
+def test_a_full_disk_is_a_typed_error(tmp_path: Path, number: int) -> None:
+    with pytest.raises(DiskFullError, match="disk full"), disk_errors(tmp_path / "not" / "there"):
+        raise OSError(number, "full")
+
+
+def test_other_disk_errors_pass(tmp_path: Path) -> None:
+    with pytest.raises(PermissionError), disk_errors(tmp_path):
+        raise PermissionError(errno.EACCES, "no")
+
+
+def test_all_slots_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "MAX_SLOTS", 1)
+    with Workspace.open(tmp_path, "a"), pytest.raises(WorkspaceError, match="all 1 slots"):
+        Workspace.open(tmp_path, "b")

@@ -1,0 +1,435 @@
+"""When a checkpoint directory counts as complete, and how it is taken over. A fake clock; nothing sleeps."""
+
+import errno
+import json
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+
+from gpu_client.checkpoints import watch
+from gpu_client.checkpoints.watch import CheckpointWatcher, ReadyCheckpoint, StageError, stage
+
+STABLE_S = 5.0
+
+
+class Scene:
+    """An output directory, a clock and a trainer with open files."""
+
+    def __init__(self, root: Path) -> None:
+        self.output = root / "output"
+        self.output.mkdir()
+        self.now = 1000.0
+        self.open: set[Path] = set()
+        self.asked = 0
+        self.watcher = CheckpointWatcher(self.output, lambda: self.now, self.opened, STABLE_S)
+
+    def opened(self) -> set[Path]:
+        self.asked += 1
+        return self.open
+
+    def write(self, name: str, **files: str) -> Path:
+        directory = self.output / name
+        directory.mkdir(exist_ok=True)
+        for file, content in (files or {"model": "weights", "optimizer": "state"}).items():
+            (directory / file).write_text(content)
+        return directory
+
+    def session(self, name: str, marker: object = None, step: int | None = None) -> Path:
+        directory = self.write(name)
+        if marker is None:
+            marker = {"format": 1, "step": step, "metrics": {"loss": 0.5}, "created_by": "session"}
+        (directory / "baton.json").write_text(json.dumps(marker))
+        return directory
+
+    def poll(self, after_s: float = 0.0) -> list[int]:
+        return [found.step for found in self.ready(after_s)]
+
+    def ready(self, after_s: float = 0.0) -> list[ReadyCheckpoint]:
+        self.now += after_s
+        return self.watcher.poll()
+
+
+@pytest.fixture
+def scene(tmp_path: Path) -> Scene:
+    return Scene(tmp_path)
+
+
+def test_a_session_checkpoint_is_complete_at_once_and_told_once(scene: Scene) -> None:
+    scene.session("checkpoint-20", step=20)
+    (found,) = scene.ready()
+    assert (found.step, found.path, found.metrics, found.created_by) == (
+        20,
+        scene.output / "checkpoint-20",
+        {"loss": 0.5},
+        "session",
+    )
+    assert [file.path for file in found.files] == ["baton.json", "model", "optimizer"]
+    assert scene.poll(100) == []
+    assert scene.asked == 0
+
+
+def test_a_foreign_checkpoint_is_complete_when_left_alone(scene: Scene) -> None:
+    scene.write("checkpoint-20")
+    assert scene.poll() == []
+    assert scene.poll(STABLE_S - 0.1) == []
+    (found,) = scene.ready(0.1)
+    assert (found.step, found.created_by, found.metrics) == (20, "foreign", {})
+    assert scene.poll(100) == []
+
+
+def test_whatever_files_there_are(scene: Scene) -> None:
+    """A bf16 run writes no scaler.pt: no set of names is expected."""
+    scene.write("checkpoint-1", **{"pytorch_lora_weights.safetensors": "x", "random_states_0.pkl": "y"})
+    scene.poll()
+    assert scene.poll(STABLE_S) == [1]
+
+
+def test_a_slow_writer_is_waited_for(scene: Scene) -> None:
+    for number in range(10):
+        scene.write("checkpoint-20", **{f"part-{number}": "x" * (number + 1)})
+        assert scene.poll(STABLE_S - 0.5) == []
+    scene.write("checkpoint-20", **{"part-9": "y" * 10})  # Same size, other content.
+    os.utime(scene.output / "checkpoint-20" / "part-9", ns=(1, 1))
+    assert scene.poll(4) == []
+    assert scene.poll(STABLE_S) == [20]
+
+
+def test_a_file_open_for_writing_is_waited_for(scene: Scene) -> None:
+    directory = scene.write("checkpoint-20")
+    scene.write("checkpoint-10")
+    scene.open = {directory / "nested" / "optimizer", Path("/elsewhere/x")}
+    scene.poll()
+    assert scene.poll(100) == [10]
+    scene.open = set()
+    assert scene.poll(1) == [20]
+
+
+def test_open_files_are_matched_through_links_to_the_output_directory(tmp_path: Path) -> None:
+    real = tmp_path / "real"
+    real.mkdir()
+    (tmp_path / "link").symlink_to(real)
+    now = [0.0]
+    opened = {real / "checkpoint-5" / "model"}
+    watcher = CheckpointWatcher(tmp_path / "link", lambda: now[0], lambda: opened, STABLE_S)
+    (real / "checkpoint-5").mkdir()
+    (real / "checkpoint-5" / "model").write_text("x")
+    watcher.poll()
+    now[0] = 50.0
+    assert watcher.poll() == []
+    opened.clear()
+    assert [found.step for found in watcher.poll()] == [5]
+
+
+def test_directories_from_before_the_watcher_are_found(scene: Scene) -> None:
+    scene.write("checkpoint-1")
+    scene.session("checkpoint-2", step=2)
+    late = CheckpointWatcher(scene.output, lambda: scene.now, scene.opened, STABLE_S)
+    assert [found.step for found in late.poll()] == [2]
+    scene.now += STABLE_S
+    assert [found.step for found in late.poll()] == [1]
+
+
+def test_rotated_away_while_waiting(scene: Scene) -> None:
+    directory = scene.write("checkpoint-20")
+    scene.poll()
+    shutil.rmtree(directory)
+    assert scene.poll(STABLE_S) == []
+    scene.write("checkpoint-20")  # Written anew: waits anew.
+    assert scene.poll() == []
+    assert scene.poll(STABLE_S) == [20]
+
+
+def test_one_that_is_being_removed_is_not_told_again(scene: Scene) -> None:
+    directory = scene.write("checkpoint-20")
+    scene.poll()
+    assert scene.poll(STABLE_S) == [20]
+    (directory / "model").unlink()
+    assert scene.poll(1) == []
+    assert scene.poll(100) == []
+
+
+def test_one_removed_and_written_anew_is_told_again(scene: Scene) -> None:
+    directory = scene.session("checkpoint-20", step=20)
+    assert scene.poll() == [20]
+    shutil.rmtree(directory)
+    assert scene.poll() == []
+    scene.session("checkpoint-20", step=20)
+    assert scene.poll() == [20]
+
+
+def test_several_come_by_step_also_when_an_older_one_settles_later(scene: Scene) -> None:
+    scene.write("checkpoint-100")
+    scene.write("checkpoint-20")
+    scene.write("checkpoint-3")
+    scene.poll()
+    assert scene.poll(STABLE_S) == [3, 20, 100]
+    scene.write("checkpoint-7")
+    scene.poll()
+    assert scene.poll(STABLE_S) == [7]
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "checkpoint-abc",
+        "checkpoint-",
+        "checkpoint",
+        "checkpoint--5",
+        "checkpoint-5.tmp",
+        ".checkpoint-5.tmp",
+        "xcheckpoint-5",
+        "checkpoint-5 ",
+        "checkpoint-٥",
+        "checkpoint-1e3",
+        "checkpoint-99999999999999",
+        "Checkpoint-5",
+        "checkpoint-" + "9" * 200,
+    ],
+)
+def test_other_names_are_not_checkpoints(scene: Scene, name: str) -> None:
+    scene.write(name)
+    scene.poll()
+    assert scene.poll(STABLE_S) == []
+    assert scene.watcher.final_poll(clean_exit=True) == []
+
+
+def test_leading_zeros_are_a_number_too(scene: Scene) -> None:
+    scene.write("checkpoint-00010")
+    scene.session("checkpoint-000020", step=20)
+    assert scene.poll() == [20]
+    assert scene.poll(STABLE_S) == [10]
+
+
+def test_links_and_files_with_such_a_name_are_ignored(scene: Scene, tmp_path: Path) -> None:
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    (elsewhere / "model").write_text("x")
+    (scene.output / "checkpoint-5").symlink_to(elsewhere)
+    (scene.output / "checkpoint-6").write_text("a file")
+    (scene.output / "checkpoint-7").symlink_to("missing")
+    scene.poll()
+    assert scene.poll(STABLE_S) == []
+
+
+def test_nested_directories_belong_to_their_checkpoint(scene: Scene) -> None:
+    directory = scene.write("checkpoint-5")
+    (directory / "checkpoint-4" / "unet").mkdir(parents=True)
+    (directory / "checkpoint-4" / "unet" / "w").write_text("x")
+    scene.poll()
+    (found,) = scene.ready(STABLE_S)
+    assert [file.path for file in found.files] == ["checkpoint-4/unet/w", "model", "optimizer"]
+    (directory / "checkpoint-4" / "unet" / "w").write_text("changes deep inside are changes")
+
+
+def test_a_change_deep_inside_is_a_change(scene: Scene) -> None:
+    directory = scene.write("checkpoint-5")
+    (directory / "unet").mkdir()
+    (directory / "unet" / "w").write_text("x")
+    scene.poll()
+    (directory / "unet" / "w").write_text("xy")
+    assert scene.poll(STABLE_S) == []
+    assert scene.poll(STABLE_S) == [5]
+
+
+def test_an_empty_directory_is_no_checkpoint(scene: Scene) -> None:
+    (scene.output / "checkpoint-5" / "unet").mkdir(parents=True)
+    scene.write("checkpoint-6", touched="")
+    scene.poll()
+    assert scene.poll(100) == []
+    assert scene.watcher.final_poll(clean_exit=True) == []
+    (scene.output / "checkpoint-5" / "unet" / "w").write_text("x")
+    assert scene.poll() == []  # The wait starts with the file.
+    assert scene.poll(STABLE_S) == [5]
+
+
+def test_one_that_lacks_what_the_last_one_had_gets_more_time(scene: Scene) -> None:
+    scene.write("checkpoint-10", **{"model-1.bin": "x", "optimizer.bin": "x", "random_states_0.pkl": "x"})
+    scene.poll()
+    assert scene.poll(STABLE_S) == [10]
+    scene.write("checkpoint-20", **{"model-2.bin": "x"})
+    scene.poll()
+    assert scene.poll(STABLE_S * 2) == []  # The optimizer takes long to gather.
+    scene.write("checkpoint-20", **{"optimizer.bin": "x", "random_states_7.pkl": "x"})
+    assert scene.poll() == []
+    assert scene.poll(STABLE_S) == [20]
+    scene.write("checkpoint-30", **{"model-3.bin": "x"})  # It does not come at all: no endless wait.
+    scene.poll()
+    assert scene.poll(STABLE_S * watch.INCOMPLETE_PATIENCE) == [30]
+
+
+@pytest.mark.parametrize(
+    "marker",
+    [
+        {"format": 1, "step": 21},
+        {"format": 2, "step": 20},
+        {"step": 20},
+        {"format": 1, "step": "20"},
+        ["format", 1],
+        "text",
+    ],
+)
+def test_a_marker_that_does_not_fit_is_not_taken(scene: Scene, marker: object) -> None:
+    scene.session("checkpoint-20", marker)
+    scene.poll()
+    assert scene.poll(STABLE_S) == []
+    assert scene.watcher.final_poll(clean_exit=True) == []
+
+
+def test_a_marker_that_is_still_being_copied_is_waited_for(scene: Scene) -> None:
+    directory = scene.write("checkpoint-20")
+    (directory / "baton.json").write_text('{"format": 1, "st')
+    assert scene.poll() == []
+    (directory / "baton.json").write_text('{"format": 1, "step": 20, "metrics": {}}')
+    assert scene.poll() == [20]
+
+
+def test_metrics_are_cleaned_not_refused(scene: Scene) -> None:
+    directory = scene.write("checkpoint-20")
+    (directory / "baton.json").write_text(
+        '{"format": 1, "step": 20, "metrics": {"loss": NaN, "lr": 1e-4, "n": 3, "bad name": 1, "t": "x", "b": true, '
+        '"huge": 1' + "0" * 400 + "}}"
+    )
+    (found,) = scene.ready()
+    assert found.metrics == {"lr": 1e-4, "n": 3.0}
+
+
+def test_marker_traps(scene: Scene) -> None:
+    """A link or a pipe in the marker's place neither blocks nor leads out."""
+    link = scene.write("checkpoint-1")
+    (link / "baton.json").symlink_to("/etc/passwd")
+    pipe = scene.write("checkpoint-2")
+    os.mkfifo(pipe / "baton.json")
+    nested = scene.write("checkpoint-3")
+    (nested / "baton.json").write_text("[" * 200_000)
+    scene.poll()
+    assert scene.poll(STABLE_S) == []
+
+
+def test_at_a_clean_end_everything_present_counts(scene: Scene) -> None:
+    scene.write("checkpoint-30")
+    scene.session("checkpoint-20", step=20)
+    scene.open = {scene.output / "checkpoint-30" / "model"}
+    assert [found.step for found in scene.watcher.final_poll(clean_exit=True)] == [20, 30]
+    assert scene.watcher.final_poll(clean_exit=True) == []
+
+
+def test_after_a_crash_only_committed_ones_count(scene: Scene) -> None:
+    scene.write("checkpoint-10")
+    scene.poll()
+    assert scene.poll(STABLE_S) == [10]
+    scene.write("checkpoint-30", model="half writt")
+    scene.session("checkpoint-20", step=20)
+    scene.poll()
+    scene.session("checkpoint-25", step=25)
+    scene.now += 1000
+    assert [found.step for found in scene.watcher.final_poll(clean_exit=False)] == [25]
+
+
+def test_what_the_agent_put_there_is_not_told(scene: Scene) -> None:
+    restored = scene.session("checkpoint-40", step=40)
+    scene.watcher.mark_seen(restored)
+    scene.session("checkpoint-50", step=50)
+    assert scene.poll() == [50]
+
+
+def test_no_output_directory(scene: Scene) -> None:
+    shutil.rmtree(scene.output)
+    assert scene.poll() == []
+    scene.output.mkdir()
+    scene.session("checkpoint-1", step=1)
+    assert scene.poll() == [1]
+
+
+# Staging
+
+
+def found_in(scene: Scene, name: str = "checkpoint-20") -> ReadyCheckpoint:
+    directory = scene.session(name, step=int(name.rpartition("-")[2]))
+    (directory / "unet").mkdir()
+    (directory / "unet" / "w").write_text("deep")
+    (found,) = scene.ready()
+    return found
+
+
+def test_staged_files_survive_rotation(scene: Scene, tmp_path: Path) -> None:
+    found = found_in(scene)
+    staged = stage(found, tmp_path / "staging")
+    assert (staged / "model").samefile(found.path / "model")  # A link: no time, no space.
+    shutil.rmtree(found.path)
+    assert (staged / "model").read_text() == "weights"
+    assert (staged / "unet" / "w").read_text() == "deep"
+    assert [file.path for file in watch.list_files(staged)] == [file.path for file in found.files]
+    assert list((tmp_path / "staging").iterdir()) == [staged]
+
+
+@pytest.mark.parametrize("number", [errno.EXDEV, errno.EPERM, errno.EMLINK])
+def test_where_links_are_impossible_files_are_copied(
+    scene: Scene, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    def impossible(*_args: object, **_kwargs: object) -> None:
+        raise OSError(number, "no")
+
+    found = found_in(scene)
+    monkeypatch.setattr(os, "link", impossible)
+    staged = stage(found, tmp_path / "staging")
+    assert not (staged / "model").samefile(found.path / "model")
+    assert (staged / "unet" / "w").read_text() == "deep"
+
+
+def test_a_full_disk_while_staging_is_an_error_and_leaves_nothing(
+    scene: Scene, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_args: object, **_kwargs: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    found = found_in(scene)
+    monkeypatch.setattr(os, "link", full)
+    with pytest.raises(OSError, match="No space"):
+        stage(found, tmp_path / "staging")
+    assert list((tmp_path / "staging").iterdir()) == []
+
+
+@pytest.mark.parametrize("what", ["all", "one", "changed", "added"])
+def test_a_checkpoint_that_changed_since_is_not_staged_in_part(scene: Scene, tmp_path: Path, what: str) -> None:
+    found = found_in(scene)
+    if what == "all":
+        shutil.rmtree(found.path)
+    elif what == "one":
+        (found.path / "model").unlink()
+    elif what == "changed":
+        (found.path / "model").write_text("others")
+    else:
+        (found.path / "more").write_text("x")
+    with pytest.raises(StageError):
+        stage(found, tmp_path / "staging")
+    assert list((tmp_path / "staging").iterdir()) == []
+
+
+@pytest.mark.parametrize("target", ["/etc/hostname", "../../elsewhere/secret", "unet", "."])
+def test_links_that_lead_out_or_to_directories_are_refused(scene: Scene, tmp_path: Path, target: str) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "elsewhere" / "secret").write_text("x")
+    directory = scene.session("checkpoint-20", step=20)
+    (directory / "unet").mkdir()
+    (directory / "link").symlink_to(target)
+    (found,) = scene.ready()
+    with pytest.raises(StageError):
+        stage(found, tmp_path / "staging")
+    assert list((tmp_path / "staging").iterdir()) == []
+
+
+def test_links_inside_the_output_directory_become_files(scene: Scene, tmp_path: Path) -> None:
+    (scene.output / "base").write_text("shared")
+    directory = scene.session("checkpoint-20", step=20)
+    (directory / "link").symlink_to("../base")
+    (found,) = scene.ready()
+    staged = stage(found, tmp_path / "staging")
+    assert not (staged / "link").is_symlink()
+    assert (staged / "link").read_text() == "shared"
+
+
+def test_a_checkpoint_may_be_staged_twice(scene: Scene, tmp_path: Path) -> None:
+    found = found_in(scene)
+    assert stage(found, tmp_path / "staging") != stage(found, tmp_path / "staging")
