@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Annotated, Any
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+from pydantic_core import PydanticCustomError
 
 MAX_KEY_BYTES = 900
 """Object keys, as users see them: S3 allows 1,024 bytes, the rest is for our own prefixes."""
@@ -14,6 +15,8 @@ MAX_OBJECT_BYTES = 5 * 1024**3
 """Largest object of a single S3 PUT."""
 
 MAX_PARAMETERS_BYTES = 32 * 1024
+MAX_PARAMETERS_DEPTH = 32
+"""Lists and objects within each other. JSON readers give up at some depth, ours at 200 for the whole stored job."""
 
 
 class WireModel(BaseModel):
@@ -45,20 +48,21 @@ def path_problem(path: str, *, max_bytes: int = MAX_KEY_BYTES) -> str | None:
     return None
 
 
-def _checked_path(path: str) -> str:
+def checked_path(path: str) -> str:
+    """`path` if it can be an object key; a validation error of type `invalid_key` if not."""
     problem = path_problem(path)
     if problem:
-        raise ValueError(f"{path[:80]!r} {problem}")
+        raise PydanticCustomError("invalid_key", "{path} {problem}", {"path": ascii(path[:80]), "problem": problem})
     return path
 
 
 def _checked_prefix(prefix: str) -> str:
-    return prefix if prefix == "" else _checked_path(prefix.removesuffix("/")) + "/" * prefix.endswith("/")
+    return prefix if prefix == "" else checked_path(prefix.removesuffix("/")) + "/" * prefix.endswith("/")
 
 
 ObjectKey = Annotated[
     str,
-    AfterValidator(_checked_path),
+    AfterValidator(checked_path),
     Field(min_length=1, max_length=MAX_KEY_BYTES, description="Object key: '/'-separated UTF-8, no '..'"),
 ]
 KeyPrefix = Annotated[
@@ -66,7 +70,7 @@ KeyPrefix = Annotated[
 ]
 RelativePath = Annotated[
     str,
-    AfterValidator(_checked_path),
+    AfterValidator(checked_path),
     Field(min_length=1, max_length=MAX_KEY_BYTES, description="Path inside a directory, '/'-separated, no '..'"),
 ]
 JobId = Annotated[
@@ -95,5 +99,16 @@ Metrics = Annotated[
     dict[MetricName, MetricValue], Field(max_length=64, description="Named numbers reported by the training")
 ]
 JsonObject = dict[str, Any]
+
+
+def depth_of(value: object) -> int:
+    """How many lists and objects lie within each other; 0 for a plain value."""
+    depth, level = 0, [value]
+    while containers := [item for item in level if isinstance(item, (dict, list))]:
+        depth += 1
+        level = [item for one in containers for item in (one.values() if isinstance(one, dict) else one)]
+    return depth
+
+
 Cursor = Annotated[str, Field(min_length=1, max_length=2048, description="From `next_cursor` of the page before")]
 PageLimit = Annotated[int, Field(ge=1, le=1000, description="Items per page")]

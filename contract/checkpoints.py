@@ -27,7 +27,10 @@ MAX_MISSING_PER_ANSWER = 1000
 
 
 class ManifestFile(WireModel):
-    """One file of a checkpoint; its bytes are the blob named by `blake3`."""
+    """One file of a checkpoint; its bytes are the blob named by `blake3`.
+
+    Example: `{"path": "model.safetensors", "size_bytes": 1024, "blake3": "<64 hex>", "crc64nvme": "UvieJR3alJI="}`
+    """
 
     path: RelativePath
     size_bytes: SizeBytes
@@ -71,6 +74,12 @@ class Manifest(WireModel):
                 raise ValueError(f"blob {file.blake3} is declared with two sizes or checksums")
         return self
 
+    def canonical_bytes(self) -> bytes:
+        """The bytes that are stored and whose BLAKE3 names the manifest: compact JSON, files sorted by path."""
+        files = sorted(self.files, key=lambda file: file.path)
+        metrics = dict(sorted(self.metrics.items()))
+        return self.model_copy(update={"files": files, "metrics": metrics}).model_dump_json().encode()
+
     @property
     def total_bytes(self) -> int:
         """Bytes of all files, each path counted."""
@@ -78,7 +87,10 @@ class Manifest(WireModel):
 
 
 class BlobUpload(AnswerModel):
-    """Where to PUT a missing blob; the headers must be sent exactly as given. 412 means it is already there."""
+    """Where to PUT a missing blob; the headers must be sent exactly as given. 412 means it is already there.
+
+    Example: `{"blake3": "<64 hex>", "url": "https://...", "headers": {"if-none-match": "*"}}`
+    """
 
     blake3: Blake3
     url: str
@@ -101,7 +113,11 @@ class CommitAnswer(AnswerModel):
 
 
 class CheckpointRef(AnswerModel):
-    """A committed checkpoint in a claim: where its manifest can be fetched."""
+    """A committed checkpoint in a claim: where its manifest can be fetched.
+
+    Example: `{"step": 100, "epoch": 2, "manifest_url": "https://...", "manifest_blake3": "<64 hex>",
+    "total_bytes": 4096}`
+    """
 
     step: Step
     epoch: Epoch
@@ -115,7 +131,7 @@ class CheckpointRef(AnswerModel):
 class CheckpointView(AnswerModel):
     """A committed checkpoint as users see it.
 
-    Example: `{"step": 100, "epoch": 2, "committed_at": 1790000000, "files": 4, "total_bytes": 4096, ...}`
+    Example: `{"step": 100, "epoch": 2, "committed_at": 1790000000, "num_files": 4, ...}`
     """
 
     step: Step

@@ -30,7 +30,7 @@ class EventType(StrEnum):
 
 
 class EventView(AnswerModel):
-    """One line of history. Example: `{"seq": 3, "type": "job.started", "at": 1790000000, "epoch": 1, "data": {}}`
+    """One line of history. Example: `{"seq": 3, "type": "job.started", "at": 1790000000, "epoch": 1, ...}`
 
     `event_type` and `timestamp` repeat type and time under the original orchestrator's names.
     """

@@ -10,6 +10,7 @@ from pydantic import ConfigDict, Field, field_validator, model_validator
 
 from contract.base import (
     MAX_PARAMETERS_BYTES,
+    MAX_PARAMETERS_DEPTH,
     AnswerModel,
     Epoch,
     EpochSeconds,
@@ -22,6 +23,8 @@ from contract.base import (
     RelativePath,
     Step,
     WireModel,
+    checked_path,
+    depth_of,
 )
 
 
@@ -86,12 +89,7 @@ class InputRef(WireModel):
     @field_validator("into")
     @classmethod
     def _into_is_relative(cls, into: str) -> str:
-        from contract.base import path_problem
-
-        problem = path_problem(into) if into else None
-        if problem:
-            raise ValueError(f"{into[:80]!r} {problem}")
-        return into
+        return checked_path(into) if into else into
 
 
 class Requirements(WireModel):
@@ -190,13 +188,24 @@ class JobSubmit(WireModel):
             raise ValueError("the first item names the program; no item may contain a NUL character")
         return command
 
+    @field_validator("environment")
+    @classmethod
+    def _environment_fits_a_process(cls, environment: dict[str, str]) -> dict[str, str]:
+        for name, value in environment.items():
+            if "\0" in value:
+                raise ValueError(f"the value of {name} contains a NUL character")
+        return environment
+
     @field_validator("parameters")
     @classmethod
     def _parameters_are_small(cls, parameters: JsonObject) -> JsonObject:
+        if depth_of(parameters) > MAX_PARAMETERS_DEPTH:
+            raise ValueError(f"are nested too deeply; at most {MAX_PARAMETERS_DEPTH} levels are allowed")
         try:
-            size_bytes = len(json.dumps(parameters, allow_nan=False).encode())
-        except ValueError as error:
-            raise ValueError(f"must be plain JSON with finite numbers ({error})") from error
+            # Not escaped: a lone surrogate, which JSON can spell and UTF-8 cannot, is found here.
+            size_bytes = len(json.dumps(parameters, allow_nan=False, ensure_ascii=False).encode())
+        except (TypeError, ValueError) as error:
+            raise ValueError(f"must be plain JSON with finite numbers and valid Unicode ({error})") from error
         if size_bytes > MAX_PARAMETERS_BYTES:
             raise ValueError(f"are {size_bytes} bytes; at most {MAX_PARAMETERS_BYTES} are allowed")
         return parameters
@@ -264,7 +273,7 @@ class Progress(AnswerModel):
 
 
 class Artifact(AnswerModel):
-    """A stored output. Example: `{"path": "model.safetensors", "key": "jobs/.../artifacts/1/model.safetensors"}`"""
+    """A stored output. Example: `{"path": "model.safetensors", "key": "jobs/.../model.safetensors", ...}`"""
 
     path: str
     bucket: str
@@ -275,7 +284,10 @@ class Artifact(AnswerModel):
 
 
 class JobCounters(AnswerModel):
-    """What happened to the job so far, each counted apart."""
+    """What happened to the job so far, each counted apart.
+
+    Example: `{"attempts": 3, "failures": 1, "interruptions": 1, "node_faults": 0, "releases": 0, "runtime_s": 812}`
+    """
 
     attempts: int = 0
     failures: int = 0
@@ -287,6 +299,8 @@ class JobCounters(AnswerModel):
 
 class JobView(AnswerModel):
     """A job as the API shows it.
+
+    Example: `{"id": "146683a1-...", "status": "running", "state": "running", "queue": "default", "epoch": 2, ...}`
 
     Jobs submitted in the original orchestrator's form carry its columns too (`instance_prompt`, ...).
     """

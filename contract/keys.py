@@ -47,7 +47,10 @@ class KeyView(AnswerModel):
 
 
 class KeyCreated(KeyView):
-    """The only answer that shows the whole key."""
+    """The only answer that shows the whole key.
+
+    Example: `{"key": "baton_k3f9..._...", "id": "k3f9...", "name": "laptop", "scopes": ["submit"], ...}`
+    """
 
     key: str
 

@@ -27,7 +27,10 @@ class TokenAnswer(AnswerModel):
 
 
 class UploadedPart(WireModel):
-    """One part of a multipart upload; S3 names the etag in the `ETag` header of its answer."""
+    """One part of a multipart upload; S3 names the etag in the `ETag` header of its answer.
+
+    Example: `{"etag": "9b2c...", "partNumber": 1}`
+    """
 
     model_config = ConfigDict(extra="ignore", frozen=True)
 
@@ -70,7 +73,10 @@ class UploadBatch(WireModel):
 
 
 class UploadTarget(AnswerModel):
-    """Where to PUT one file; the headers must be sent exactly as given."""
+    """Where to PUT one file; the headers must be sent exactly as given.
+
+    Example: `{"key": "digits/3/0001.png", "url": "https://...", "headers": {"if-none-match": "*"}}`
+    """
 
     key: str
     url: str
@@ -78,7 +84,7 @@ class UploadTarget(AnswerModel):
 
 
 class UploadTargets(AnswerModel):
-    """Example: `{"uploads": [{"key": "digits/3/0001.png", "url": "https://...", "headers": {...}}]}`"""
+    """Example: `{"uploads": [{"key": "digits/3/0001.png", "url": "https://...", "headers": {}}], ...}`"""
 
     uploads: list[UploadTarget]
     expires_at: EpochSeconds
@@ -94,7 +100,7 @@ class ObjectQuery(WireModel):
 
 
 class ObjectView(AnswerModel):
-    """One stored object. Example: `{"key": "digits/3/0001.png", "size_bytes": 301, "etag": "..."}`"""
+    """One stored object. Example: `{"key": "digits/3/0001.png", "size_bytes": 301, "etag": "9b2c...", ...}`"""
 
     key: str
     size_bytes: int

@@ -5,7 +5,7 @@ from __future__ import annotations
 from enum import StrEnum
 from typing import Annotated, Literal
 
-from pydantic import ConfigDict, Field
+from pydantic import AfterValidator, ConfigDict, Field
 
 from contract.base import (
     AnswerModel,
@@ -38,7 +38,10 @@ class Directive(StrEnum):
 
 
 class SaladIdentity(WireModel):
-    """Where the worker runs, as the original orchestrator's clients say it. All optional."""
+    """Where the worker runs, as the original orchestrator's clients say it. All optional.
+
+    Example: `{"organization_name": "acme", "container_group_id": "cg-1", "machine_id": "m-1"}`
+    """
 
     organization_name: Identity | None = None
     project_name: Identity | None = None
@@ -66,6 +69,7 @@ class WorkItem(AnswerModel):
     """A claimed job, as a lease-aware worker receives it (`GET /work` answers a list of none or one).
 
     `resume` lists committed checkpoints, newest first: use the first whose bytes verify.
+    Example: `{"id": "146683a1-...", "epoch": 2, "lease_token": "...", "lease_duration_s": 90, "resume": [], ...}`
     """
 
     model_config = ConfigDict(extra="allow", frozen=True)
@@ -141,17 +145,38 @@ class DeclaredArtifact(WireModel):
     blake3: Blake3
 
 
+MAX_ARTIFACTS = 500
+MAX_ARTIFACT_PATHS_BYTES = 32 * 1024
+"""All paths together: a finished job names its artifacts in one item of the jobs table."""
+
+
+def _storable(artifacts: list[DeclaredArtifact]) -> list[DeclaredArtifact]:
+    paths = [artifact.path for artifact in artifacts]
+    if len(set(paths)) != len(paths):
+        raise ValueError("name a path twice")
+    size_bytes = sum(len(path.encode()) for path in paths)
+    if size_bytes > MAX_ARTIFACT_PATHS_BYTES:
+        raise ValueError(f"have paths of {size_bytes} bytes in total; at most {MAX_ARTIFACT_PATHS_BYTES} are allowed")
+    return artifacts
+
+
+DeclaredArtifacts = Annotated[list[DeclaredArtifact], AfterValidator(_storable), Field(max_length=MAX_ARTIFACTS)]
+
+
 class ArtifactsRequest(WireModel):
     """Body of `POST /job/{id}/artifacts`: what will be uploaded; the answer has URLs for what is missing.
 
-    Example: `{"artifacts": [{"path": "model.safetensors", "size_bytes": 1024, "crc64nvme": "...", "blake3": "..."}]}`
+    Example: `{"artifacts": [{"path": "model.safetensors", "size_bytes": 1024, ...}]}`
     """
 
-    artifacts: Annotated[list[DeclaredArtifact], Field(min_length=1, max_length=1000)]
+    artifacts: Annotated[DeclaredArtifacts, Field(min_length=1)]
 
 
 class PresignedPut(AnswerModel):
-    """Where to PUT one file; the headers must be sent exactly as given. 412 means it is already there."""
+    """Where to PUT one file; the headers must be sent exactly as given. 412 means it is already there.
+
+    Example: `{"name": "model.safetensors", "url": "https://...", "headers": {"if-none-match": "*"}}`
+    """
 
     name: str
     """The path of the artifact, or the BLAKE3 digest of the blob."""
@@ -160,7 +185,7 @@ class PresignedPut(AnswerModel):
 
 
 class ArtifactsAnswer(AnswerModel):
-    """Example: `{"missing": [{"name": "model.safetensors", "url": "https://...", "headers": {...}}]}`"""
+    """Example: `{"missing": [{"name": "model.safetensors", "url": "https://...", "headers": {}}]}`"""
 
     missing: list[PresignedPut]
 
@@ -174,7 +199,7 @@ class CompleteRequest(SaladIdentity):
     job_id: JobId
     bucket_name: Annotated[str, Field(min_length=1, max_length=64)] | None = None
     key: ObjectKey | None = None
-    artifacts: Annotated[list[DeclaredArtifact], Field(max_length=1000)] = []
+    artifacts: DeclaredArtifacts = []
     step: Step | None = None
     metrics: Metrics | None = None
 
@@ -221,7 +246,10 @@ class TransitionAnswer(AnswerModel):
 
 
 class InputObject(AnswerModel):
-    """One input file and where to GET it until `expires_at` of the page."""
+    """One input file and where to GET it until `expires_at` of the page.
+
+    Example: `{"key": "digits/3/1.png", "path": "digits/3/1.png", "size_bytes": 301, "etag": "9b2c...", ...}`
+    """
 
     key: str
     path: str
@@ -252,7 +280,7 @@ class LogChunk(WireModel):
 
 
 class LogLine(AnswerModel):
-    """One line of output."""
+    """One line of output. Example: `{"epoch": 1, "line": 0, "text": "step 1 loss 2.3", "at": 1790000000}`"""
 
     epoch: Epoch
     line: int
@@ -261,7 +289,10 @@ class LogLine(AnswerModel):
 
 
 class LogPage(AnswerModel):
-    """One page of a job's output, oldest first. Poll with `next_cursor` to follow."""
+    """One page of a job's output, oldest first. Poll with `next_cursor` to follow.
+
+    Example: `{"lines": [], "next_cursor": null}`
+    """
 
     lines: list[LogLine]
     next_cursor: str | None = None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import replace
 
 from contract.checkpoints import Manifest
@@ -67,11 +68,15 @@ def require_newer(job: Job, step: int) -> None:
 def commit(job: Job, attempt: Attempt, fence: Fence, record: CheckpointRecord, *, now: int) -> Change:
     """The checkpoint exists from here on: every byte of it is stored and verified."""
     require_running(job)
+    if record.epoch != job.epoch:
+        raise Refusal(
+            ErrorCode.LEASE_LOST,
+            f"The checkpoint is of attempt {record.epoch}; job {job.id} is held by attempt {job.epoch}.",
+            field="epoch",
+        )
     require_newer(job, record.step)
-    progress = job.progress
-    if progress is None or progress.step < record.step:
-        total = progress.total_steps if progress else None
-        progress = Progress(step=record.step, total_steps=total, metrics=record.metrics, reported_at=now)
+    total = job.progress.total_steps if job.progress else None
+    progress = Progress(step=record.step, total_steps=total, metrics=record.metrics, reported_at=now)
     change = changed(
         job,
         now,
@@ -91,12 +96,18 @@ def commit(job: Job, attempt: Attempt, fence: Fence, record: CheckpointRecord, *
     )
 
 
+def resumable(job: Job, records: Iterable[CheckpointRecord]) -> list[CheckpointRecord]:
+    """What an attempt may resume from, newest first: sound, and of the history that the job continues."""
+    sound = (record for record in records if not record.damaged and job.in_history(record))
+    return sorted(sound, key=lambda record: record.step, reverse=True)
+
+
 def damaged(
     job: Job, fence: Fence, record: CheckpointRecord, fallback: CheckpointRecord | None, *, message: str, now: int
 ) -> Change:
     """The bytes of `record` do not verify: the next one to resume from is `fallback`, and steps go on from there."""
     require_running(job)
-    was_current = job.checkpoint_step == record.step
+    was_current = (job.checkpoint_step, job.checkpoint_epoch) == (record.step, record.epoch)
     change = changed(
         job,
         now,

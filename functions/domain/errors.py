@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contract.errors import ErrorCode
+from functions.domain.records import Lease
 
 
 class Refusal(Exception):  # noqa: N818 - a refusal is a normal outcome, not a fault
@@ -26,4 +27,14 @@ class WriteConflict(Exception):  # noqa: N818 - a normal outcome of optimistic c
 
 
 class FenceBroken(Exception):  # noqa: N818 - a normal outcome: the attempt lost its right to write
-    """The lease did not satisfy the fence. Carries nothing: the caller reads the lease to say why."""
+    """The lease did not satisfy the fence. `lease` is what was found instead, None if there is none."""
+
+    def __init__(self, lease: Lease | None = None) -> None:
+        self.lease = lease
+        super().__init__(
+            "there is no lease" if lease is None else f"the lease of job {lease.job_id} is attempt {lease.epoch}'s"
+        )
+
+
+class StorageUnavailable(Exception):  # noqa: N818 - a condition that passes, not a fault of ours
+    """The store did not answer, or asked to slow down. Whether a write happened is not known; repeating it is safe."""

@@ -20,10 +20,14 @@ from contract.history import EventType
 from contract.jobs import Artifact, AttemptEnd, JobCounters, JobState, Progress, Reason
 from contract.work import Directive, FailRequest, WorkQuery
 from functions.domain import retry as retry_policy
-from functions.domain.change import Change, CloseLease, DirectLease, OpenLease, changed
+from functions.domain.change import Change, DirectLease, OpenLease, changed
+from functions.domain.ending import counted, end_attempt, newest_lines, requeued, stopped
 from functions.domain.errors import Refusal
 from functions.domain.leases import LEASE_INTERVALS, Fence
-from functions.domain.records import Attempt, Job, Lease, Spec
+from functions.domain.records import Attempt, Branch, Job, Lease, Spec
+
+MAX_SPEC_BYTES = 100_000
+"""The job's item grows while it runs (machines to avoid, progress, artifacts) and must fit into 400 KB at its end."""
 
 
 def submit(
@@ -38,6 +42,12 @@ def submit(
     idempotency_digest: str | None = None,
 ) -> Change:
     """A new job, ready to be claimed."""
+    spec_bytes = len(spec.model_dump_json().encode())
+    if spec_bytes > MAX_SPEC_BYTES:
+        raise Refusal(
+            ErrorCode.PAYLOAD_TOO_LARGE,
+            f"The job takes {spec_bytes} bytes to store; at most {MAX_SPEC_BYTES} are allowed.",
+        )
     deadline_at = spec.policy.deadline_at
     if deadline_at is not None and deadline_at <= now:
         raise Refusal(
@@ -100,7 +110,7 @@ def claim(job: Job, worker: WorkQuery, *, token_sha256: str | None, key_id: str 
         started_at=now if job.started_at is None else job.started_at,
         reason=None,
         stale=False,
-        counters=_counted(job.counters, attempts=1),
+        counters=counted(job.counters, attempts=1),
     )
     change = replace(change, attempt=attempt, lease=OpenLease(lease=lease))
     return change.with_event(EventType.STARTED, now, machine_id=worker.machine_id, resumed_step=job.checkpoint_step)
@@ -111,7 +121,7 @@ def complete(
 ) -> Change:
     """The declared artifacts are stored: the job is done."""
     require_running(job)
-    change = _ended(
+    change = end_attempt(
         job,
         attempt,
         AttemptEnd.COMPLETE,
@@ -131,19 +141,20 @@ def fail(
 ) -> Change:
     """The worker gives the job up: back to the queue after a pause, or failed for good."""
     require_running(job)
+    now_avoided = retry_policy.avoided(job.avoid, attempt.machine_id, job.spec.policy, now)
     node_fault = retry_policy.charged_to_node(report.failure_class)
-    counters = _counted(job.counters, **{"node_faults" if node_fault else "failures": 1})
+    counters = counted(job.counters, **{"node_faults" if node_fault else "failures": 1})
     reason = Reason(code=report.failure_class.value, message=report.message)
     attempt = attempt.model_copy(
         update={
             "failure_class": report.failure_class,
             "exit_code": report.exit_code,
             "signal": report.signal,
-            "log_tail": report.log_tail,
+            "log_tail": newest_lines(report.log_tail),
         }
     )
     wait_s = retry_policy.backoff_s(job.spec.policy, counters.node_faults if node_fault else counters.failures)
-    return _requeued(
+    return requeued(
         job,
         attempt,
         AttemptEnd.FAILED,
@@ -152,15 +163,16 @@ def fail(
         fence=fence,
         progress=progress,
         counters=counters,
-        wait_s=0 if node_fault and report.machine_id else wait_s,
-        avoid=retry_policy.avoided(job.avoid, attempt.machine_id, job.spec.policy, now),
+        # Another machine may try at once, if this one is sure not to get the job again.
+        wait_s=0 if node_fault and attempt.machine_id in now_avoided else wait_s,
+        avoid=now_avoided,
     )
 
 
 def release(job: Job, attempt: Attempt, fence: Fence, *, reason: Reason, progress: Progress | None, now: int) -> Change:
     """The worker goes away in good order: the job is ready at once, or paused if that was asked for."""
     require_running(job)
-    return _requeued(
+    return requeued(
         job,
         attempt,
         AttemptEnd.RELEASED,
@@ -168,7 +180,7 @@ def release(job: Job, attempt: Attempt, fence: Fence, *, reason: Reason, progres
         now,
         fence=fence,
         progress=progress,
-        counters=_counted(job.counters, releases=1),
+        counters=counted(job.counters, releases=1),
         stale=True,
     )
 
@@ -185,7 +197,7 @@ def interrupt(job: Job, attempt: Attempt, lease: Lease, *, now: int) -> Change:
     wait_s = 0
     if fruitless > retry_policy.FREE_INTERRUPTIONS:
         wait_s = retry_policy.backoff_s(job.spec.policy, fruitless - retry_policy.FREE_INTERRUPTIONS)
-    return _requeued(
+    return requeued(
         job.model_copy(update={"fruitless_interruptions": fruitless}),
         attempt,
         AttemptEnd.INTERRUPTED,
@@ -195,7 +207,7 @@ def interrupt(job: Job, attempt: Attempt, lease: Lease, *, now: int) -> Change:
         expired_at=now,
         seen_until=last_seen_at,
         progress=lease.progress,
-        counters=_counted(job.counters, interruptions=1),
+        counters=counted(job.counters, interruptions=1),
         wait_s=wait_s,
         stale=True,
     )
@@ -214,10 +226,7 @@ def cancel(job: Job, attempt: Attempt | None, *, message: str, now: int) -> Chan
         "not_before": None,
         "pause_requested": False,
     }
-    if job.state is JobState.RUNNING and attempt is not None:
-        change = _ended(job, attempt, AttemptEnd.CANCELED, now, fence=None, reason=reason, **updates)
-    else:
-        change = changed(job, now, reason=reason, **updates)
+    change = stopped(job, attempt, AttemptEnd.CANCELED, now, reason=reason, **updates)
     return change.with_event(EventType.CANCELED, now, message=message)
 
 
@@ -263,11 +272,16 @@ def retry(
     if deadline_at is not None and deadline_at <= now:
         raise Refusal(ErrorCode.ILLEGAL_TRANSITION, f"The deadline of job {job.id} has passed.")
     counters = JobCounters(attempts=job.counters.attempts) if reset_counters else job.counters
+    branches = job.branches
+    if not keep_checkpoint and (from_step, from_epoch) != (job.checkpoint_step, job.checkpoint_epoch):
+        chosen = Branch(step=-1 if from_step is None else from_step, epoch=from_epoch or 0, before=job.epoch + 1)
+        branches = [*(branch for branch in branches if branch.before <= chosen.epoch), chosen]
     change = changed(
         job,
         now,
         state=JobState.PENDING,
         counters=counters,
+        branches=branches,
         fruitless_interruptions=0,
         reason=None,
         not_before=None,
@@ -297,17 +311,21 @@ def timer(job: Job, attempt: Attempt | None, *, now: int) -> Change | None:
 
 
 def out_of_time(job: Job, attempt: Attempt | None, *, now: int) -> Change:
-    """Deadline or runtime is used up: the job fails, with the reason."""
-    deadline_at = job.spec.policy.deadline_at
+    """Deadline or runtime is used up: the job fails, with the reason. Refused if neither is."""
+    deadline_at, max_runtime_s = job.spec.policy.deadline_at, job.spec.policy.max_runtime_s
+    running_s = now - attempt.started_at if job.state is JobState.RUNNING and attempt is not None else 0
+    if job.state is JobState.CANCELED:
+        raise Refusal(ErrorCode.JOB_CANCELED, f"Job {job.id} was canceled.")
+    if job.state.terminal:
+        raise Refusal(ErrorCode.JOB_FINISHED, f"Job {job.id} is {job.state}.")
     if deadline_at is not None and deadline_at <= now:
         reason = Reason(code="deadline", message=f"the deadline {deadline_at} has passed")
+    elif max_runtime_s is not None and job.counters.runtime_s + running_s >= max_runtime_s:
+        reason = Reason(code="max_runtime", message=f"ran for the {max_runtime_s} s that the policy allows")
     else:
-        reason = Reason(code="max_runtime", message=f"ran longer than {job.spec.policy.max_runtime_s} s")
+        raise Refusal(ErrorCode.ILLEGAL_TRANSITION, f"Job {job.id} has time left.")
     updates: dict[str, Any] = {"state": JobState.FAILED, "failed_at": now, "not_before": None, "pause_requested": False}
-    if job.state is JobState.RUNNING and attempt is not None:
-        change = _ended(job, attempt, AttemptEnd.FAILED, now, fence=None, reason=reason, **updates)
-    else:
-        change = changed(job, now, reason=reason, **updates)
+    change = stopped(job, attempt, AttemptEnd.FAILED, now, reason=reason, **updates)
     return change.with_event(EventType.FAILED, now, **reason.model_dump())
 
 
@@ -319,98 +337,3 @@ def require_running(job: Job) -> None:
         raise Refusal(ErrorCode.JOB_FINISHED, f"Job {job.id} is {job.state}.")
     if job.state is not JobState.RUNNING:
         raise Refusal(ErrorCode.LEASE_LOST, f"Job {job.id} is {job.state}; no attempt holds it.")
-
-
-def _counted(counters: JobCounters, **more: int) -> JobCounters:
-    return counters.model_copy(update={name: getattr(counters, name) + by for name, by in more.items()})
-
-
-def _ended(
-    job: Job,
-    attempt: Attempt,
-    end: AttemptEnd,
-    now: int,
-    *,
-    fence: Fence | None,
-    expired_at: int | None = None,
-    seen_until: int | None = None,
-    closed: str | None = None,
-    reason: Reason | None = None,
-    progress: Progress | None = None,
-    **updates: Any,
-) -> Change:
-    """Close the attempt and its lease, and change the job by `updates`."""
-    counters = updates.pop("counters", job.counters)
-    assert isinstance(counters, JobCounters)
-    ran_s = max((now if seen_until is None else seen_until) - attempt.started_at, 0)
-    progress = progress or attempt.progress
-    change = changed(
-        job,
-        now,
-        reason=reason,
-        progress=progress or job.progress,
-        counters=_counted(counters, runtime_s=ran_s),
-        **updates,
-    )
-    ended = attempt.model_copy(update={"ended_at": now, "end": end, "reason": reason, "progress": progress})
-    close = CloseLease(job_id=job.id, epoch=job.epoch, closed=closed or end.value, fence=fence, expired_at=expired_at)
-    return replace(change, attempt=ended, lease=close)
-
-
-_END_EVENTS = {
-    AttemptEnd.FAILED: EventType.ATTEMPT_FAILED,
-    AttemptEnd.RELEASED: EventType.ATTEMPT_RELEASED,
-    AttemptEnd.INTERRUPTED: EventType.ATTEMPT_INTERRUPTED,
-}
-
-
-def _requeued(
-    job: Job,
-    attempt: Attempt,
-    end: AttemptEnd,
-    reason: Reason,
-    now: int,
-    *,
-    fence: Fence | None,
-    counters: JobCounters,
-    progress: Progress | None,
-    expired_at: int | None = None,
-    seen_until: int | None = None,
-    wait_s: int = 0,
-    **updates: Any,
-) -> Change:
-    """End the attempt and put the job where it belongs next: ready, waiting, paused, or parked for good."""
-    exhausted = retry_policy.cap_reached(job.model_copy(update={"counters": counters}))
-    not_before = now + wait_s if wait_s else None
-    state, job_reason = JobState.PENDING, reason
-    if exhausted:
-        state, job_reason, not_before = JobState.FAILED, exhausted, None
-        updates.update(failed_at=now, pause_requested=False, stale=False)
-    elif job.pause_requested:
-        state, job_reason, not_before = JobState.PAUSED, Reason(code="paused_by_user"), None
-        updates.update(pause_requested=False, stale=False)
-    change = _ended(
-        job,
-        attempt,
-        end,
-        now,
-        fence=fence,
-        expired_at=expired_at,
-        seen_until=seen_until,
-        closed="paused" if state is JobState.PAUSED and end is AttemptEnd.RELEASED else None,
-        reason=reason,
-        progress=progress,
-        counters=counters,
-        state=state,
-        not_before=not_before,
-        **updates,
-    )
-    change = replace(change, job=change.job.model_copy(update={"reason": job_reason}))
-    change = change.with_event(
-        _END_EVENTS[end], now, reason=reason.model_dump(), machine_id=attempt.machine_id, not_before=not_before
-    )
-    if exhausted:
-        change = change.with_event(EventType.FAILED, now, **exhausted.model_dump())
-    elif state is JobState.PAUSED:
-        change = change.with_event(EventType.PAUSED, now)
-    return change

@@ -50,20 +50,24 @@ class Fence:
             lease is not None
             and lease.tenant == self.tenant
             and not lease.closed
-            and self._is_bearer(lease)
+            and self.bears(lease)
             and lease.expires_at + reproof_window_s > self.now
         )
 
-    def _is_bearer(self, lease: Lease) -> bool:
-        if self.epoch is not None and lease.epoch != self.epoch:
+    def bears(self, lease: Lease) -> bool:
+        """True if this is the attempt that the lease was given to, live or not."""
+        if lease.tenant != self.tenant or (self.epoch is not None and lease.epoch != self.epoch):
             return False
         if lease.token_sha256 is not None:
             return self.token_sha256 is not None and hmac.compare_digest(lease.token_sha256, self.token_sha256)
+        if self.token_sha256 is not None:
+            # A lease-aware worker of an earlier attempt, while an original client holds the job.
+            return False
         return self.machine_id is None or lease.machine_id is None or lease.machine_id == self.machine_id
 
     def ended_directive(self, lease: Lease | None) -> Directive | None:
         """What to tell the bearer of a lease that a user's command closed; None if it is not that."""
-        if lease is None or lease.tenant != self.tenant or lease.token_sha256 is None or not self._is_bearer(lease):
+        if lease is None or lease.tenant != self.tenant or lease.token_sha256 is None or not self.bears(lease):
             return None
         return {"canceled": Directive.CANCEL, "failed": Directive.CANCEL, "paused": Directive.PAUSE}.get(lease.closed)
 
@@ -73,7 +77,7 @@ class Fence:
             return Refusal(ErrorCode.JOB_NOT_RUNNING, f"Job {self.job_id} is not running.")
         if lease.token_sha256 is not None and self.token_sha256 is None:
             return Refusal(ErrorCode.LEASE_REQUIRED, field="x-lease-token")
-        if not self._is_bearer(lease):
+        if not self.bears(lease):
             return Refusal(
                 ErrorCode.LEASE_LOST,
                 f"Job {self.job_id} is held by attempt {lease.epoch}, or the lease token is not that attempt's.",

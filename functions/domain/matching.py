@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 
 from contract.work import WorkQuery
@@ -19,14 +20,15 @@ def mismatch(job: Job, worker: WorkQuery, now: int) -> str | None:
         ("GPUs", needs.min_gpus, worker.gpus),
     ):
         if needed and (has is None or has < needed):
-            return f"needs {needed:g} {name}, the worker declares {'none' if has is None else f'{has:g}'}"
-    if needs.gpu_models:
-        model = (worker.gpu_model or "").casefold()
-        if not any(wanted.casefold() in model for wanted in needs.gpu_models):
-            return (
-                f"needs one of {', '.join(needs.gpu_models)}, the worker declares {worker.gpu_model or 'no GPU model'}"
-            )
+            return f"needs {needed:.15g} {name}, the worker declares {'none' if has is None else f'{has:.15g}'}"
+    if needs.gpu_models and not any(_named(wanted, worker.gpu_model or "") for wanted in needs.gpu_models):
+        return f"needs one of {', '.join(needs.gpu_models)}, the worker declares {worker.gpu_model or 'no GPU model'}"
     return None
+
+
+def _named(wanted: str, model: str) -> bool:
+    """True if the model's name contains the wanted one as whole words: an "A10" is not an "A100"."""
+    return re.search(rf"(?<!\w){re.escape(wanted.strip())}(?!\w)", model, re.IGNORECASE) is not None
 
 
 def equals(candidates: Sequence[Job]) -> list[Job]:

@@ -9,6 +9,7 @@ from typing import Generic, Protocol, TypeVar
 from contract.jobs import JobState, Progress
 from functions.domain.change import Change
 from functions.domain.leases import Fence
+from functions.domain.reclaiming import Watch
 from functions.domain.records import ApiKey, Attempt, CheckpointRecord, Event, Job, Lease, TransferGrant
 
 T = TypeVar("T")
@@ -23,11 +24,16 @@ class Page(Generic[T]):
 
 
 class JobStore(Protocol):
-    """Jobs with their attempts, events and checkpoints. Reads by id are strongly consistent; index reads are hints."""
+    """Jobs with their attempts, events and checkpoints. Reads by id are strongly consistent; index reads are hints.
+
+    Every call of every store may raise StorageUnavailable. A cursor that is damaged or of another list raises
+    Refusal(INVALID_CURSOR); a value too large for an item raises Refusal(PAYLOAD_TOO_LARGE).
+    """
 
     def get(self, job_id: str) -> Job | None: ...
 
-    def get_many(self, job_ids: Sequence[str]) -> list[Job]: ...
+    def get_many(self, job_ids: Sequence[str]) -> list[Job]:
+        """Those that exist, in the order asked for, each once."""
 
     def apply(self, change: Change) -> None:
         """Write all of the change or nothing.
@@ -59,17 +65,23 @@ class JobStore(Protocol):
         """Newest step first."""
 
     def protect_checkpoint(self, job_id: str, step: int, until: int) -> CheckpointRecord | None:
-        """Keep a checkpoint from retention until then; None if it does not exist."""
+        """Keep a checkpoint from retention at least until then; None if it does not exist."""
 
     def delete_checkpoint(self, job_id: str, record: CheckpointRecord, now: int) -> bool:
-        """Forget a checkpoint unless it became protected or changed meanwhile; False if it was left."""
+        """Forget a checkpoint unless it became protected or changed meanwhile; False if it was left.
+
+        True also if it is gone already, so that a repeat goes on to delete its bytes.
+        """
 
 
 class LeaseStore(Protocol):
     """The lease rows."""
 
     def heartbeat(self, fence: Fence, progress: Progress | None, phase: str | None) -> Lease:
-        """Prolong the lease: one conditional write. Raises FenceBroken (see `refused_lease`)."""
+        """Prolong the lease: one conditional write. None leaves `progress` and `phase` as they are.
+
+        Raises FenceBroken, which carries the lease that was found.
+        """
 
     def get(self, job_id: str) -> Lease | None: ...
 
@@ -78,18 +90,25 @@ class LeaseStore(Protocol):
     def due(self, now: int, *, limit: int) -> list[str]:
         """Ids of jobs whose open lease may have run out by `now`. A superset: look at the lease."""
 
+    def watch(self) -> Watch | None:
+        """The watch over leases that ran out; None before the first one."""
+
+    def keep_watch(self, watch: Watch, *, seen: Watch | None) -> bool:
+        """Store the watch if it is still the one that was seen; False if somebody else was faster."""
+
 
 class TokenStore(Protocol):
     """API keys and transfer tokens."""
 
-    def put_key(self, key: ApiKey) -> None: ...
+    def put_key(self, key: ApiKey) -> None:
+        """Store a new key. Raises WriteConflict if the id is taken."""
 
     def get_key(self, key_id: str) -> ApiKey | None: ...
 
     def list_keys(self, tenant: str, *, limit: int, cursor: str | None = None) -> Page[ApiKey]: ...
 
     def replace_key(self, key: ApiKey) -> None:
-        """Overwrite an existing key. Raises WriteConflict if it is gone."""
+        """Overwrite an existing key. Raises WriteConflict if it is gone, or if this would undo its revocation."""
 
     def put_grant(self, grant: TransferGrant) -> None: ...
 

@@ -46,6 +46,15 @@ class Spec(Record):
     """The original orchestrator's columns, when the job was submitted in its form."""
 
 
+class Branch(Record):
+    """A retry from an older checkpoint. What attempts before `before` committed counts only up to that checkpoint."""
+
+    step: int
+    """-1 for a retry from nothing."""
+    epoch: int
+    before: int
+
+
 class Job(Record):
     """A job. `rev` rises with every write and is the condition of the next one."""
 
@@ -70,6 +79,8 @@ class Job(Record):
     """Machine id -> instant until which it is not given this job."""
     checkpoint_step: int | None = None
     checkpoint_epoch: int | None = None
+    branches: list[Branch] = []
+    """Oldest first: which checkpoints a retry left behind, see `in_history`."""
     progress: Progress | None = None
     artifacts: list[Artifact] = []
     idempotency_digest: str | None = None
@@ -84,6 +95,20 @@ class Job(Record):
     def claimable(self) -> bool:
         """True exactly when the job belongs in the ready index."""
         return self.state is JobState.PENDING and self.not_before is None
+
+    def in_history(self, record: CheckpointRecord) -> bool:
+        """True if the next attempt continues this checkpoint, directly or through later ones.
+
+        False for those that a retry from an older checkpoint left behind: they lead somewhere else.
+        """
+        if self.checkpoint_step is None or record.step > self.checkpoint_step:
+            return False
+        for branch in self.branches:
+            if record.epoch <= branch.epoch:
+                return record.step <= branch.step
+            if record.epoch < branch.before:
+                return False
+        return True
 
     @property
     def timer_at(self) -> int | None:

@@ -6,6 +6,7 @@ from contract.jobs import FailureClass, Policy, Reason
 from functions.domain.records import Job
 
 MAX_BACKOFF_S = 3600
+"""Doubling ends here; a first pause that is longer stays as it is."""
 MAX_AVOIDED_MACHINES = 64
 FREE_INTERRUPTIONS = 2
 """Lost machines in a row without a new checkpoint that cost no waiting: losing machines is normal."""
@@ -14,7 +15,7 @@ FREE_INTERRUPTIONS = 2
 def backoff_s(policy: Policy, times: int) -> int:
     """Seconds to wait before the next attempt after the `times`-th mishap (counted from 1)."""
     doublings = min(times - 1, 20)
-    return min(policy.backoff_s << doublings, MAX_BACKOFF_S)
+    return min(policy.backoff_s << doublings, max(MAX_BACKOFF_S, policy.backoff_s))
 
 
 def cap_reached(job: Job) -> Reason | None:
@@ -34,6 +35,8 @@ def cap_reached(job: Job) -> Reason | None:
     for code, used, allowed, what in budgets:
         if used >= allowed:
             return Reason(code=code, message=f"{what} {used} times; the policy allows {allowed}")
+    if policy.max_runtime_s is not None and counters.runtime_s >= policy.max_runtime_s:
+        return Reason(code="max_runtime", message=f"ran for the {policy.max_runtime_s} s that the policy allows")
     return None
 
 

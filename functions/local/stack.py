@@ -94,8 +94,8 @@ class LocalStack:
                 "BATON_TABLE_PREFIX": settings.table_prefix,
                 "BATON_S3_ENDPOINT": emulator.endpoint_url,
                 "AWS_ENDPOINT_URL": emulator.endpoint_url,
-                "AWS_ACCESS_KEY_ID": "local",
-                "AWS_SECRET_ACCESS_KEY": "local",
+                "AWS_ACCESS_KEY_ID": "test",
+                "AWS_SECRET_ACCESS_KEY": "test",
                 "AWS_DEFAULT_REGION": "us-east-1",
                 "AWS_REGION": "us-east-1",
             }

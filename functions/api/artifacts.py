@@ -1,0 +1,112 @@
+"""Declared outputs: where to upload them, and whether they are stored."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from contract.errors import ErrorCode
+from contract.jobs import Artifact
+from contract.work import ArtifactsAnswer, ArtifactsRequest, CompleteRequest, DeclaredArtifact, PresignedPut
+from functions.api.context import BUCKETS, CHECKPOINTS, Call, Context, job_of
+from functions.api.leasing import require_lease
+from functions.domain import jobs as rules
+from functions.domain.checkpoints import artifact_key
+from functions.domain.errors import Refusal
+from functions.domain.ports import StoredObject
+from functions.domain.records import Job
+
+
+def declare_artifacts(context: Context, call: Call) -> ArtifactsAnswer:
+    """Say which outputs will be uploaded; the answer has a URL for each that is not stored yet."""
+    body: ArtifactsRequest = call.body
+    job = job_of(context, call, call.path["id"])
+    rules.require_running(job)
+    require_lease(context, call.fence(job.id))
+    _require_distinct(body.artifacts)
+    stored = _stored(context, call, job, body.artifacts)
+    missing = []
+    for artifact in body.artifacts:
+        key = artifact_key(job.id, job.epoch, artifact.path)
+        found = stored.get(key)
+        if found is not None and matches(found, artifact.size_bytes, artifact.crc64nvme):
+            continue
+        signed = context.objects.presign_put(
+            call.tenant,
+            CHECKPOINTS,
+            key,
+            expires_s=context.settings.url_life_s,
+            size_bytes=artifact.size_bytes,
+            crc64nvme=artifact.crc64nvme,
+            create_only=found is None,
+            replace_etag=found.etag if found else None,
+        )
+        missing.append(PresignedPut(name=artifact.path, url=signed.url, headers=dict(signed.headers)))
+    return ArtifactsAnswer(missing=missing)
+
+
+def verified_artifacts(context: Context, call: Call, job: Job, declared: Sequence[DeclaredArtifact]) -> list[Artifact]:
+    """The declared outputs, each seen in storage with its size and checksum; refuses otherwise."""
+    _require_distinct(declared)
+    paths = {artifact.path for artifact in declared}
+    undeclared = [path for path in job.spec.outputs if path not in paths]
+    if undeclared:
+        raise Refusal(
+            ErrorCode.NOT_STORED_YET,
+            f"The job must produce {', '.join(undeclared[:5])}, which is not among the artifacts.",
+            field="artifacts",
+        )
+    stored = _stored(context, call, job, declared)
+    artifacts = []
+    for index, artifact in enumerate(declared):
+        key = artifact_key(job.id, job.epoch, artifact.path)
+        found = stored.get(key)
+        if found is None:
+            raise Refusal(
+                ErrorCode.NOT_STORED_YET, f"Artifact {artifact.path} is not stored.", field=f"artifacts.{index}"
+            )
+        if not matches(found, artifact.size_bytes, artifact.crc64nvme):
+            raise Refusal(
+                ErrorCode.DIGEST_MISMATCH,
+                f"Artifact {artifact.path} is stored with {found.size_bytes} bytes and CRC-64 {found.crc64nvme}; "
+                f"declared are {artifact.size_bytes} and {artifact.crc64nvme}.",
+                field=f"artifacts.{index}",
+            )
+        artifacts.append(Artifact(bucket=CHECKPOINTS, key=key, **artifact.model_dump()))
+    return artifacts
+
+
+def verified_original_model(context: Context, call: Call, job: Job, body: CompleteRequest) -> list[Artifact]:
+    """The model that a client of the original uploaded; refuses unless it is stored."""
+    if body.bucket_name is None or body.key is None:
+        missing = "bucket_name" if body.bucket_name is None else "key"
+        raise Refusal(ErrorCode.MISSING_FIELD, f"{missing} is needed without a lease.", field=missing)
+    if body.bucket_name not in BUCKETS:
+        raise Refusal(ErrorCode.UNKNOWN_BUCKET, f"No bucket {body.bucket_name}.", field="bucket_name")
+    found = context.objects.head(call.tenant, body.bucket_name, body.key)
+    if found is None:
+        raise Refusal(ErrorCode.NOT_STORED_YET, f"Object {body.key} is not stored.", field="key")
+    return [
+        Artifact(
+            path=body.key.rsplit("/", 1)[-1],
+            bucket=body.bucket_name,
+            key=body.key,
+            size_bytes=found.size_bytes,
+            crc64nvme=found.crc64nvme,
+        )
+    ]
+
+
+def matches(found: StoredObject, size_bytes: int, crc64nvme: str) -> bool:
+    """True if the stored object has the declared size and checksum."""
+    return found.size_bytes == size_bytes and found.crc64nvme == crc64nvme
+
+
+def _require_distinct(declared: Sequence[DeclaredArtifact]) -> None:
+    paths = [artifact.path for artifact in declared]
+    if len(set(paths)) != len(paths):
+        raise Refusal(ErrorCode.INVALID_VALUE, "An artifact is declared twice.", field="artifacts")
+
+
+def _stored(context: Context, call: Call, job: Job, declared: Sequence[DeclaredArtifact]) -> dict[str, StoredObject]:
+    keys = [artifact_key(job.id, job.epoch, artifact.path) for artifact in declared]
+    return context.objects.head_many(call.tenant, CHECKPOINTS, keys)

@@ -1,0 +1,232 @@
+"""Committing checkpoints, reading them, and letting old ones go."""
+
+from __future__ import annotations
+
+import logging
+
+from blake3 import blake3
+
+from contract.checkpoints import (
+    MAX_MISSING_PER_ANSWER,
+    BlobUpload,
+    BlobUrls,
+    BlobUrlsRequest,
+    CommitAnswer,
+    DamagedRequest,
+    Manifest,
+    ManifestFile,
+)
+from contract.errors import ErrorCode
+from contract.work import ProgressRequest, StatusAnswer
+from functions.api.artifacts import matches
+from functions.api.context import CHECKPOINTS, Call, Context, job_of
+from functions.api.leasing import apply_as_bearer, require_lease
+from functions.api.original import zip_step
+from functions.domain import checkpoints as rules
+from functions.domain.errors import Refusal
+from functions.domain.jobs import require_running
+from functions.domain.records import CheckpointRecord, Job
+from functions.domain.retention import expendable
+
+logger = logging.getLogger("baton.checkpoints")
+
+
+def commit(context: Context, call: Call) -> CommitAnswer:
+    """Commit a checkpoint: answers with what is missing, or, once every blob is stored and verified, commits it."""
+    manifest: Manifest = call.body
+    job = job_of(context, call, call.path["id"])
+    digest = blake3(manifest.canonical_bytes()).hexdigest()
+    existing = context.jobs.checkpoint(job.id, manifest.step)
+    committed = CommitAnswer(committed=True, step=manifest.step, epoch=manifest.epoch)
+    if rules.already_committed(job, existing, manifest, digest):
+        require_lease(context, call.fence(job.id))
+        return committed
+    fence = call.fence(job.id)
+    require_lease(context, fence)
+    missing = _missing_blobs(context, call, manifest)
+    if missing:
+        return CommitAnswer(
+            committed=False,
+            step=manifest.step,
+            epoch=manifest.epoch,
+            missing=missing[:MAX_MISSING_PER_ANSWER],
+            more_missing=len(missing) > MAX_MISSING_PER_ANSWER,
+        )
+    record = CheckpointRecord(
+        step=manifest.step,
+        epoch=manifest.epoch,
+        committed_at=call.now,
+        num_files=len(manifest.files),
+        total_bytes=manifest.total_bytes,
+        metrics=manifest.metrics,
+        manifest_key=rules.manifest_key(job.id, manifest.step, manifest.epoch),
+        manifest_blake3=digest,
+    )
+    _store_manifest(context, call, record, manifest.canonical_bytes())
+    job = apply_as_bearer(
+        context, call, fence, lambda job, attempt: rules.commit(job, attempt, fence, record, now=call.now)
+    )
+    let_go_of_old(context, call, job)
+    return committed
+
+
+def blob_urls(context: Context, call: Call) -> BlobUrls:
+    """Where to fetch the blobs of a committed checkpoint; it is safe from retention while the URLs live."""
+    body: BlobUrlsRequest = call.body or BlobUrlsRequest()
+    job = job_of(context, call, call.path["id"])
+    step = int(call.path["step"])
+    record = context.jobs.protect_checkpoint(job.id, step, call.now + context.settings.read_protection_s)
+    if record is None or record.legacy_key is not None:
+        raise Refusal(ErrorCode.CHECKPOINT_NOT_FOUND, f"Job {job.id} has no checkpoint at step {step}.", field="step")
+    named = {file.blake3 for file in _read_manifest(context, call, record).files}
+    unknown = [digest for digest in body.blake3 if digest not in named]
+    if unknown:
+        raise Refusal(ErrorCode.INVALID_VALUE, f"The checkpoint does not name blob {unknown[0]}.", field="blake3")
+    wanted = body.blake3 or sorted(named)[:MAX_MISSING_PER_ANSWER]
+    life_s = context.settings.url_life_s
+    urls = {
+        digest: context.objects.presign_get(call.tenant, CHECKPOINTS, rules.blob_key(job.id, digest), expires_s=life_s)
+        for digest in wanted
+    }
+    return BlobUrls(urls=urls, expires_at=call.now + life_s)
+
+
+def report_damaged(context: Context, call: Call) -> StatusAnswer:
+    """The bytes of a committed checkpoint do not verify: nobody is sent to it again."""
+    body: DamagedRequest = call.body
+    step = int(call.path["step"])
+    fence = call.fence(call.path["id"])
+    job = job_of(context, call, fence.job_id)
+    require_lease(context, fence)
+    record = context.jobs.checkpoint(job.id, step)
+    if record is None or record.epoch != body.epoch:
+        raise Refusal(ErrorCode.CHECKPOINT_NOT_FOUND, f"No checkpoint {step}-{body.epoch}.", field="step")
+    if record.damaged:
+        return StatusAnswer()
+    below = context.jobs.checkpoints(job.id, limit=50, up_to_step=step - 1).items if step else []
+    fallback = next((candidate for candidate in below if not candidate.damaged), None)
+    apply_as_bearer(
+        context,
+        call,
+        fence,
+        lambda job, _: rules.damaged(job, fence, record, fallback, message=body.message, now=call.now),
+    )
+    return StatusAnswer()
+
+
+def register_zip(context: Context, call: Call) -> StatusAnswer:
+    """The original's progress call: a zipped checkpoint was uploaded to this key."""
+    body: ProgressRequest = call.body
+    job = job_of(context, call, body.job_id)
+    require_running(job)
+    fence = call.fence(job.id, body.machine_id)
+    require_lease(context, fence)
+    step = zip_step(body.key)
+    if body.bucket_name != CHECKPOINTS or not body.key.startswith(rules.job_prefix(job.id)) or step is None:
+        raise Refusal(
+            ErrorCode.INVALID_VALUE,
+            f"A checkpoint is named {rules.job_prefix(job.id)}checkpoint-<step>.zip in {CHECKPOINTS}.",
+            field="key",
+        )
+    found = context.objects.head(call.tenant, CHECKPOINTS, body.key)
+    if found is None:
+        raise Refusal(ErrorCode.NOT_STORED_YET, f"Object {body.key} is not stored.", field="key")
+    if job.checkpoint_step == step and job.checkpoint_epoch == job.epoch:
+        return StatusAnswer()
+    record = CheckpointRecord(
+        step=step,
+        epoch=job.epoch,
+        committed_at=call.now,
+        num_files=1,
+        total_bytes=found.size_bytes,
+        manifest_key="",
+        legacy_key=body.key,
+    )
+    job = apply_as_bearer(
+        context, call, fence, lambda job, attempt: rules.commit(job, attempt, fence, record, now=call.now)
+    )
+    let_go_of_old(context, call, job)
+    return StatusAnswer()
+
+
+def let_go_of_old(context: Context, call: Call, job: Job) -> None:
+    """Retention, after a commit: forget the record first, then delete what no remaining manifest names.
+
+    Only the attempt that holds the job commits to it, and it does so one checkpoint at a time, so no other commit
+    is looking at these blobs. A failure here is logged and made good after the next commit: the commit stands.
+    """
+    records = list(context.jobs.checkpoints(job.id, limit=1000).items)
+    going = expendable(records, job.spec.policy.retention, current_step=job.checkpoint_step, now=call.now)
+    if not going:
+        return
+    try:
+        going_keys = {(record.step, record.epoch) for record in going}
+        doomed: set[str] = set()
+        staying = [record for record in records if (record.step, record.epoch) not in going_keys]
+        for record in going:
+            named = _blobs_of(context, call, record)
+            if context.jobs.delete_checkpoint(job.id, record, call.now):
+                doomed |= named
+            else:
+                staying.append(record)
+        for record in staying:
+            doomed -= _blobs_of(context, call, record)
+        context.objects.delete_many(call.tenant, CHECKPOINTS, sorted(doomed))
+    except Refusal as refusal:
+        logger.warning("retention left something behind", extra={"job_id": job.id, "reason": str(refusal)})
+
+
+def _blobs_of(context: Context, call: Call, record: CheckpointRecord) -> set[str]:
+    """Every object that a checkpoint consists of, its manifest included."""
+    if record.legacy_key is not None:
+        return {record.legacy_key}
+    manifest = _read_manifest(context, call, record)
+    return {rules.blob_key(manifest.job_id, file.blake3) for file in manifest.files} | {record.manifest_key}
+
+
+def _read_manifest(context: Context, call: Call, record: CheckpointRecord) -> Manifest:
+    data = context.objects.read(call.tenant, CHECKPOINTS, record.manifest_key)
+    if data is None or blake3(data).hexdigest() != record.manifest_blake3:
+        raise Refusal(
+            ErrorCode.CHECKPOINT_NOT_FOUND, f"The manifest of step {record.step} is damaged or gone.", field="step"
+        )
+    return Manifest.model_validate_json(data)
+
+
+def _store_manifest(context: Context, call: Call, record: CheckpointRecord, data: bytes) -> None:
+    """Create-only. A repeat of an interrupted commit finds its own bytes; other bytes were never committed."""
+    if context.objects.create(call.tenant, CHECKPOINTS, record.manifest_key, data):
+        return
+    if context.objects.read(call.tenant, CHECKPOINTS, record.manifest_key) != data:
+        raise Refusal(
+            ErrorCode.CHECKPOINT_CONFLICT,
+            f"Attempt {record.epoch} already offered other contents for step {record.step}.",
+            field="step",
+        )
+
+
+def _missing_blobs(context: Context, call: Call, manifest: Manifest) -> list[BlobUpload]:
+    """Blobs that are not stored, or not with the declared size and checksum, each with a URL that makes it so."""
+    files: dict[str, ManifestFile] = {file.blake3: file for file in manifest.files}
+    keys = {digest: rules.blob_key(manifest.job_id, digest) for digest in files}
+    stored = context.objects.head_many(call.tenant, CHECKPOINTS, keys.values())
+    missing = []
+    for digest, file in files.items():
+        found = stored.get(keys[digest])
+        if found is not None and matches(found, file.size_bytes, file.crc64nvme):
+            continue
+        # A blob with other bytes than its name says is damaged: exactly that version may be replaced.
+        signed = context.objects.presign_put(
+            call.tenant,
+            CHECKPOINTS,
+            keys[digest],
+            expires_s=context.settings.url_life_s,
+            size_bytes=file.size_bytes,
+            crc64nvme=file.crc64nvme,
+            create_only=found is None,
+            replace_etag=found.etag if found else None,
+        )
+        missing.append(BlobUpload(blake3=digest, url=signed.url, headers=dict(signed.headers)))
+        if len(missing) > MAX_MISSING_PER_ANSWER:
+            break
+    return missing

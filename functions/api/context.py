@@ -1,0 +1,97 @@
+"""What every route is handed: the stores, and one request with who sent it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from contract.errors import ErrorCode
+from contract.keys import Scope
+from functions.api.claiming import ClaimWindow
+from functions.api.settings import Settings
+from functions.domain.errors import Refusal
+from functions.domain.leases import Fence, token_digest
+from functions.domain.ports import Clock, JobStore, LeaseStore, ObjectStore, Randomness, TokenStore
+from functions.domain.records import Job
+
+DATA = "training-data"
+CHECKPOINTS = "training-checkpoints"
+BUCKETS = (DATA, CHECKPOINTS)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Context:
+    """Everything outside the request."""
+
+    jobs: JobStore
+    leases: LeaseStore
+    tokens: TokenStore
+    objects: ObjectStore
+    clock: Clock
+    random: Randomness
+    settings: Settings = field(default_factory=Settings)
+    window: ClaimWindow = field(default_factory=ClaimWindow)
+
+
+@dataclass(frozen=True)
+class Principal:
+    """Who is asking, as the authorizer found out."""
+
+    tenant: str
+    key_id: str
+    scopes: frozenset[Scope]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Call:
+    """One request after validation. `body` and `query` are instances of the route's models."""
+
+    principal: Principal
+    path: Mapping[str, str]
+    query: Any
+    body: Any
+    headers: Mapping[str, str]
+    request_id: str
+    now: int
+
+    @property
+    def tenant(self) -> str:
+        """The tenant whose things this call may see."""
+        return self.principal.tenant
+
+    @property
+    def lease_aware(self) -> bool:
+        """True for clients that hold leases; the original orchestrator's do not."""
+        return self.headers.get("x-lease-aware") == "1"
+
+    def fence(self, job_id: str, machine_id: str | None = None) -> Fence:
+        """What this call proves about its right to write to a job."""
+        token = self.headers.get("x-lease-token")
+        return Fence(
+            job_id=job_id,
+            tenant=self.tenant,
+            now=self.now,
+            token_sha256=token_digest(token) if token else None,
+            machine_id=machine_id,
+        )
+
+
+@dataclass(frozen=True)
+class Redirect:
+    """An answer that sends the client to a presigned URL."""
+
+    status: int
+    url: str
+
+
+class NoContent:
+    """An answer without a body (204)."""
+
+
+def job_of(context: Context, call: Call, job_id: str) -> Job:
+    """The tenant's job; unknown and other tenants' jobs look alike."""
+    job = context.jobs.get(job_id)
+    if job is None or job.tenant != call.tenant:
+        raise Refusal(ErrorCode.JOB_NOT_FOUND, f"No job {job_id}.", field="id")
+    return job

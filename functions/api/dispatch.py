@@ -1,0 +1,181 @@
+"""From an API Gateway event to a route and back: parse, authorise, one call, map the result."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import json
+import logging
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from pydantic import BaseModel, TypeAdapter, ValidationError
+
+from contract.base import path_problem
+from contract.errors import ErrorCode
+from contract.keys import Scope
+from functions.api.context import Call, Context, NoContent, Principal, Redirect
+from functions.api.errors import error_response, refusal_of
+from functions.api.routes import Function, Route, routes_of
+from functions.domain.errors import Refusal, StorageUnavailable
+
+logger = logging.getLogger("baton.api")
+
+MAX_BODY_BYTES = 5 * 1024 * 1024
+"""Lambda takes 6 MB; what is beyond this is answered clearly instead of by the platform."""
+
+_JOB_ID = re.compile(r"^[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}$")
+_STEP = re.compile(r"^\d{1,13}$")
+_HEADER_VALUE = re.compile(r"^[\x21-\x7e]{1,255}$")
+_QUIET = frozenset({"POST /heartbeat/{id}"})
+"""Calls so frequent that a log line each would cost as much as their write."""
+
+Event = Mapping[str, Any]
+_ANY: TypeAdapter[Any] = TypeAdapter(Any)
+
+
+def dispatch(event: Event, context: Context, function: Function) -> dict[str, Any]:
+    """Answer one API Gateway HTTP API event (payload version 2.0) for one privilege group."""
+    request_id = str(event.get("requestContext", {}).get("requestId", ""))
+    route_key = str(event.get("routeKey", ""))
+    try:
+        route = routes_of(function).get(route_key)
+        if route is None:
+            raise Refusal(ErrorCode.NOT_FOUND, f"No route {route_key}.")
+        response = _answer(route, route.call(context, _call(event, route, context, request_id)))
+    except Refusal as refusal:
+        response = error_response(refusal.code, refusal.message, field=refusal.field, request_id=request_id)
+    except StorageUnavailable:
+        logger.exception("storage is unavailable", extra={"action": route_key, "request_id": request_id})
+        code = ErrorCode.UNAVAILABLE
+        response = error_response(
+            code, f"{code.meaning} {code.remedy}", field=None, request_id=request_id, retry_after_s=2
+        )
+    except Exception:
+        logger.exception("unexpected failure", extra={"action": route_key, "request_id": request_id})
+        code = ErrorCode.INTERNAL
+        response = error_response(code, f"{code.meaning} {code.remedy}", field=None, request_id=request_id)
+    if route_key not in _QUIET:
+        logger.info("answered", extra={"action": route_key, "status": response["statusCode"], "request_id": request_id})
+    return response
+
+
+def _call(event: Event, route: Route, context: Context, request_id: str) -> Call:
+    headers = {str(name).lower(): str(value) for name, value in (event.get("headers") or {}).items()}
+    principal = _principal(event, route)
+    for name in route.headers:
+        if name in headers and not _HEADER_VALUE.match(headers[name]):
+            raise Refusal(
+                ErrorCode.INVALID_VALUE, f"The header {name} must be 1 to 255 visible ASCII characters.", field=name
+            )
+    path = _path(event.get("pathParameters") or {})
+    return Call(
+        principal=principal,
+        path=path,
+        query=_query(event.get("queryStringParameters") or {}, route),
+        body=_body(event, route),
+        headers=headers,
+        request_id=request_id,
+        now=context.clock.now(),
+    )
+
+
+def _principal(event: Event, route: Route) -> Principal:
+    """Who the authorizer says is asking, if that key may make this call."""
+    if not route.scopes:
+        return Principal(tenant="", key_id="", scopes=frozenset())
+    found = event.get("requestContext", {}).get("authorizer", {}).get("lambda") or {}
+    if "auth_error" in found:
+        raise Refusal(ErrorCode(found["auth_error"]), field="x-api-key")
+    if not found.get("tenant"):
+        raise Refusal(ErrorCode.UNAUTHORIZED, field="x-api-key")
+    scopes = frozenset(Scope(scope) for scope in str(found.get("scopes", "")).split(",") if scope)
+    if not scopes & route.scopes:
+        needed = " or ".join(sorted(route.scopes))
+        raise Refusal(ErrorCode.WRONG_SCOPE, f"This call needs the scope {needed}.", field="x-api-key")
+    return Principal(tenant=str(found["tenant"]), key_id=str(found.get("key_id", "")), scopes=scopes)
+
+
+def _path(given: Mapping[str, str]) -> dict[str, str]:
+    path = {name.rstrip("+"): value for name, value in given.items()}
+    if "id" in path and "bucket" not in path and not _JOB_ID.match(path["id"]) and not path["id"].isalnum():
+        raise Refusal(ErrorCode.JOB_NOT_FOUND, "The id in the path is not one of ours.", field="id")
+    if "step" in path and not _STEP.match(path["step"]):
+        raise Refusal(ErrorCode.INVALID_VALUE, "The step must be a whole number.", field="step")
+    if "key" in path:
+        problem = path_problem(path["key"])
+        if problem:
+            raise Refusal(ErrorCode.INVALID_KEY, f"The key {problem}.", field="key")
+    return path
+
+
+def _query(given: Mapping[str, str], route: Route) -> BaseModel | None:
+    if route.query is None:
+        if given:
+            name = min(given)
+            raise Refusal(ErrorCode.UNKNOWN_FIELD, f"{name}: this call takes no query parameters.", field=name)
+        return None
+    try:
+        return route.query.model_validate(dict(given))
+    except ValidationError as error:
+        raise refusal_of(error) from None
+
+
+def _body(event: Event, route: Route) -> BaseModel | None:
+    raw = _raw_body(event)
+    if len(raw) > MAX_BODY_BYTES:
+        raise Refusal(
+            ErrorCode.PAYLOAD_TOO_LARGE, f"The body has {len(raw)} bytes; at most {MAX_BODY_BYTES} are allowed."
+        )
+    if not route.body:
+        return None
+    if not raw.strip():
+        if route.body_required:
+            raise Refusal(ErrorCode.MALFORMED_JSON, "The body is empty.")
+        return None
+    try:
+        document = json.loads(raw, parse_constant=_refuse_constant)
+    except (ValueError, RecursionError) as error:
+        raise Refusal(ErrorCode.MALFORMED_JSON, f"The body is not valid JSON: {error}.") from None
+    if not isinstance(document, dict):
+        raise Refusal(ErrorCode.INVALID_VALUE, "The body must be a JSON object.")
+    model = _meant(document, route.body)
+    try:
+        return model.model_validate(document)
+    except ValidationError as error:
+        raise refusal_of(error) from None
+
+
+def _meant(document: dict[str, Any], models: tuple[type[BaseModel], ...]) -> type[BaseModel]:
+    """Of several body models, the one whose first required field is there; the first one otherwise."""
+    for model in models[1:]:
+        required = [name for name, field in model.model_fields.items() if field.is_required()]
+        if any(name in document for name in required):
+            return model
+    return models[0]
+
+
+def _raw_body(event: Event) -> bytes:
+    body = event.get("body") or ""
+    if not event.get("isBase64Encoded"):
+        return str(body).encode()
+    try:
+        return base64.b64decode(body, validate=True)
+    except binascii.Error:
+        raise Refusal(ErrorCode.MALFORMED_JSON, "The body's base64 is damaged.") from None
+
+
+def _refuse_constant(name: str) -> None:
+    raise ValueError(f"{name} is not JSON")
+
+
+def _answer(route: Route, result: Any) -> dict[str, Any]:
+    headers = {"cache-control": "no-store"}
+    if isinstance(result, Redirect):
+        return {"statusCode": result.status, "headers": {**headers, "location": result.url}, "body": ""}
+    if isinstance(result, NoContent):
+        return {"statusCode": 204, "headers": headers, "body": ""}
+    body = _ANY.dump_json(result).decode()
+    headers["content-type"] = "application/json"
+    return {"statusCode": route.status, "headers": headers, "body": body, "isBase64Encoded": False}

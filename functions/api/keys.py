@@ -1,0 +1,118 @@
+"""API keys: issuing, listing, revoking; and telling who a key belongs to."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+
+from contract.base import Cursor, PageLimit, WireModel
+from contract.errors import ErrorCode
+from contract.keys import KEY_PREFIX, HealthAnswer, KeyCreate, KeyCreated, KeyPage, Scope
+from functions.api.context import Call, Context, NoContent
+from functions.api.views import key_view
+from functions.domain.errors import Refusal, WriteConflict
+from functions.domain.ports import Randomness, TokenStore
+from functions.domain.records import ApiKey
+
+
+class KeysQuery(WireModel):
+    """Query of `GET /keys`. Example: `?limit=100`"""
+
+    limit: PageLimit = 100
+    cursor: Cursor | None = None
+
+
+def create(context: Context, call: Call) -> KeyCreated:
+    """Issue a key; the answer is the only place that ever shows it."""
+    body: KeyCreate = call.body
+    replaced = None
+    if body.replaces is not None:
+        replaced = _own_key(context, call, body.replaces)
+    key, whole = new_key(
+        context.random,
+        tenant=call.tenant,
+        name=body.name,
+        scopes=list(dict.fromkeys(body.scopes)),
+        now=call.now,
+        expires_at=call.now + body.expires_in_s if body.expires_in_s else None,
+    )
+    context.tokens.put_key(key)
+    if replaced is not None:
+        ends_at = min(replaced.expires_at or 2**40, call.now + body.overlap_s)
+        _replace(context, replaced.model_copy(update={"expires_at": ends_at}))
+    return KeyCreated(key=whole, **key_view(key).model_dump())
+
+
+def list_keys(context: Context, call: Call) -> KeyPage:
+    """A tenant's keys without their secrets."""
+    query: KeysQuery = call.query
+    page = context.tokens.list_keys(call.tenant, limit=query.limit, cursor=query.cursor)
+    return KeyPage(keys=[key_view(key) for key in page.items], next_cursor=page.cursor)
+
+
+def revoke(context: Context, call: Call) -> NoContent:
+    """Stop a key from working. Repeating it changes nothing."""
+    key = _own_key(context, call, call.path["id"])
+    if key.revoked_at is None:
+        _replace(context, key.model_copy(update={"revoked_at": call.now}))
+    return NoContent()
+
+
+def health(context: Context, call: Call) -> HealthAnswer:
+    """Whether the service answers; needs no key."""
+    return HealthAnswer(version=context.settings.version, server_time=call.now)
+
+
+def new_key(
+    random: Randomness, *, tenant: str, name: str, scopes: list[Scope], now: int, expires_at: int | None
+) -> tuple[ApiKey, str]:
+    """A fresh key: what is stored, and the whole key `<prefix>_<id>_<secret>`."""
+    key_id, secret = random.key_id(), random.token()
+    key = ApiKey(
+        id=key_id,
+        tenant=tenant,
+        name=name,
+        secret_sha256=secret_digest(secret),
+        scopes=scopes,
+        created_at=now,
+        expires_at=expires_at,
+    )
+    return key, f"{KEY_PREFIX}_{key_id}_{secret}"
+
+
+def secret_digest(secret: str) -> str:
+    """SHA-256 of a secret of 256 random bits; such a secret needs no slow hash."""
+    return hashlib.sha256(secret.encode()).hexdigest()
+
+
+def authenticate(tokens: TokenStore, presented: str, now: int) -> ApiKey | ErrorCode:
+    """Whose key this is, or why it is refused.
+
+    Unknown ids cost the same comparison as wrong secrets, and only who knows the secret learns more than "unknown".
+    """
+    prefix, _, rest = presented.partition("_")
+    key_id, _, secret = rest.partition("_")
+    well_formed = prefix == KEY_PREFIX and 8 <= len(key_id) <= 32 and key_id.isalnum() and 16 <= len(secret) <= 128
+    key = tokens.get_key(key_id) if well_formed else None
+    expected = key.secret_sha256 if key else secret_digest("")
+    if not hmac.compare_digest(secret_digest(secret), expected) or key is None:
+        return ErrorCode.KEY_UNKNOWN
+    if key.revoked_at is not None:
+        return ErrorCode.KEY_REVOKED
+    if key.expires_at is not None and key.expires_at <= now:
+        return ErrorCode.KEY_EXPIRED
+    return key
+
+
+def _own_key(context: Context, call: Call, key_id: str) -> ApiKey:
+    key = context.tokens.get_key(key_id)
+    if key is None or key.tenant != call.tenant:
+        raise Refusal(ErrorCode.NOT_FOUND, f"No key {key_id}.", field="id")
+    return key
+
+
+def _replace(context: Context, key: ApiKey) -> None:
+    try:
+        context.tokens.replace_key(key)
+    except WriteConflict as conflict:
+        raise Refusal(ErrorCode.CONFLICT, "The key was removed at the same moment.") from conflict

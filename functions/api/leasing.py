@@ -1,0 +1,58 @@
+"""Proving the right to write, and writing what was decided."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from contract.errors import ErrorCode
+from functions.api.context import Call, Context, job_of
+from functions.domain import jobs as rules
+from functions.domain.change import Change
+from functions.domain.errors import FenceBroken, Refusal, WriteConflict
+from functions.domain.leases import Fence
+from functions.domain.records import Attempt, Job, Lease
+
+WRITE_TRIES = 8
+"""How often a decision is made anew because somebody else wrote in between."""
+
+
+def require_lease(context: Context, fence: Fence) -> Lease:
+    """The live lease that the fence proves; refuses with the reason otherwise."""
+    lease = context.leases.get(fence.job_id)
+    if lease is None or not fence.admits(lease):
+        raise fence.refusal(lease)
+    return lease
+
+
+def current_attempt(context: Context, job: Job) -> Attempt:
+    """The attempt that holds the job."""
+    attempt = context.jobs.attempt(job.id, job.epoch)
+    if attempt is None:
+        raise Refusal(ErrorCode.JOB_NOT_RUNNING, f"Job {job.id} has no attempt {job.epoch}.")
+    return attempt
+
+
+def apply_decision(context: Context, decide: Callable[[], Change]) -> Job:
+    """Decide and write, anew whenever somebody else wrote in between."""
+    for _ in range(WRITE_TRIES):
+        change = decide()
+        try:
+            context.jobs.apply(change)
+        except WriteConflict:
+            continue
+        return change.job
+    raise Refusal(ErrorCode.CONFLICT, "The job is being changed by others all the time.")
+
+
+def apply_as_bearer(context: Context, call: Call, fence: Fence, decide: Callable[[Job, Attempt], Change]) -> Job:
+    """The same for a worker's write: its lease must hold at the very moment of writing."""
+
+    def decision() -> Change:
+        job = job_of(context, call, fence.job_id)
+        rules.require_running(job)
+        return decide(job, current_attempt(context, job))
+
+    try:
+        return apply_decision(context, decision)
+    except FenceBroken as broken:
+        raise fence.refusal(broken.lease) from broken

@@ -1,0 +1,93 @@
+"""A job's output: small chunks in the object store, named so that listing them is reading in order."""
+
+from __future__ import annotations
+
+import re
+
+from pydantic import BaseModel, Field
+
+from contract.base import Cursor, PageLimit, WireModel
+from contract.errors import ErrorCode
+from contract.work import LogChunk, LogLine, LogPage, StatusAnswer
+from functions.api.context import CHECKPOINTS, Call, Context, job_of
+from functions.api.leasing import require_lease
+from functions.domain.checkpoints import job_prefix
+from functions.domain.errors import Refusal
+
+_CURSOR = re.compile(r"^(\d{8})-(\d{12})-(\d{1,6})$")
+_CHUNKS_PER_PAGE = 20
+
+
+class LogsQuery(WireModel):
+    """Query of `GET /job/{id}/logs`. Example: `?limit=500&cursor=00000001-000000000000-500`"""
+
+    limit: PageLimit = 500
+    cursor: Cursor | None = None
+
+
+class _Stored(BaseModel):
+    """One chunk at rest."""
+
+    epoch: int
+    first_line: int
+    at: int
+    lines: list[str] = Field(default_factory=list)
+    dropped_bytes: int = 0
+
+
+def append(context: Context, call: Call) -> StatusAnswer:
+    """Store a chunk of output; the same chunk sent again changes nothing."""
+    body: LogChunk = call.body
+    job = job_of(context, call, call.path["id"])
+    lease = require_lease(context, call.fence(job.id))
+    chunk = _Stored(
+        epoch=lease.epoch,
+        first_line=body.first_line,
+        at=call.now,
+        lines=body.lines,
+        dropped_bytes=body.dropped_bytes,
+    )
+    key = f"{job_prefix(job.id)}logs/{lease.epoch:08d}-{body.first_line:012d}"
+    context.objects.create(call.tenant, CHECKPOINTS, key, chunk.model_dump_json().encode())
+    return StatusAnswer()
+
+
+def read(context: Context, call: Call) -> LogPage:
+    """Lines of output, oldest first, across attempts. Poll with `next_cursor` to follow."""
+    query: LogsQuery = call.query
+    job = job_of(context, call, call.path["id"])
+    prefix = f"{job_prefix(job.id)}logs/"
+    chunk_name, skip = _position(query.cursor)
+    # The chunk that the last page ended in may have more lines: it is read again first.
+    names = [chunk_name] if chunk_name else []
+    page = context.objects.list(
+        call.tenant, CHECKPOINTS, prefix, limit=_CHUNKS_PER_PAGE, after=f"{prefix}{chunk_name}" if chunk_name else None
+    )
+    names += [entry.key.removeprefix(prefix) for entry in page.items]
+    lines: list[LogLine] = []
+    cursor = query.cursor
+    for name in names:
+        data = context.objects.read(call.tenant, CHECKPOINTS, prefix + name)
+        if data is None:
+            continue
+        chunk = _Stored.model_validate_json(data)
+        room = query.limit - len(lines)
+        taken = chunk.lines[skip : skip + room]
+        lines += [
+            LogLine(epoch=chunk.epoch, line=chunk.first_line + skip + offset, text=text, at=chunk.at)
+            for offset, text in enumerate(taken)
+        ]
+        cursor = f"{name}-{skip + len(taken)}"
+        skip = 0
+        if len(lines) >= query.limit:
+            break
+    return LogPage(lines=lines, next_cursor=cursor)
+
+
+def _position(cursor: str | None) -> tuple[str | None, int]:
+    if cursor is None:
+        return None, 0
+    found = _CURSOR.match(cursor)
+    if found is None:
+        raise Refusal(ErrorCode.INVALID_CURSOR, field="cursor")
+    return f"{found[1]}-{found[2]}", int(found[3])

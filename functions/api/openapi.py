@@ -1,0 +1,162 @@
+"""The OpenAPI 3.1 description, made from the route table. `python -m functions.api.openapi` prints it."""
+
+from __future__ import annotations
+
+import inspect
+import json
+import sys
+from typing import Any
+
+from pydantic import BaseModel, TypeAdapter
+from pydantic.json_schema import GenerateJsonSchema, JsonSchemaMode
+
+from contract.errors import ErrorBody, ErrorCode
+from functions.api.routes import ROUTES, Route
+from functions.api.settings import Settings
+
+_REF = "#/components/schemas/{model}"
+_JOB_ID_PATTERN = r"^[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}$"
+_PATH_SCHEMAS: dict[str, dict[str, Any]] = {
+    "id": {"type": "string", "pattern": _JOB_ID_PATTERN},
+    "step": {"type": "integer", "minimum": 0, "maximum": 10**12},
+    "bucket": {"type": "string", "enum": ["training-data", "training-checkpoints"]},
+    "key": {"type": "string", "minLength": 1, "maxLength": 900},
+}
+_KEY_ID = {"type": "string", "pattern": "^[a-z0-9]{8,32}$"}
+_ALWAYS = (ErrorCode.INTERNAL, ErrorCode.UNAVAILABLE, ErrorCode.TOO_MANY_REQUESTS)
+_GUARDED = (
+    ErrorCode.UNAUTHORIZED,
+    ErrorCode.KEY_UNKNOWN,
+    ErrorCode.KEY_REVOKED,
+    ErrorCode.KEY_EXPIRED,
+    ErrorCode.WRONG_SCOPE,
+)
+_INVALID = (ErrorCode.INVALID_VALUE, ErrorCode.UNKNOWN_FIELD, ErrorCode.MISSING_FIELD, ErrorCode.INVALID_KEY)
+
+
+def describe() -> dict[str, Any]:
+    """The whole description as a JSON-ready dictionary."""
+    schemas = _Schemas()
+    paths: dict[str, dict[str, Any]] = {}
+    for route in ROUTES:
+        paths.setdefault(route.path.replace("+}", "}"), {})[route.method.lower()] = _operation(route, schemas)
+    return {
+        "openapi": "3.1.0",
+        "info": {
+            "title": "Baton",
+            "version": Settings.model_fields["version"].default,
+            "description": "Hands training jobs to GPU workers that may vanish at any second.",
+        },
+        "paths": paths,
+        "components": {
+            "schemas": dict(sorted(schemas.found.items())),
+            "securitySchemes": {"key": {"type": "apiKey", "in": "header", "name": "x-api-key"}},
+        },
+    }
+
+
+class _Schemas:
+    """Collects the schemas of models under `components`."""
+
+    def __init__(self) -> None:
+        self.found: dict[str, Any] = {}
+
+    def of(self, annotation: Any, mode: JsonSchemaMode) -> dict[str, Any]:
+        """A reference to, or the inline schema of, one annotation."""
+        schema = TypeAdapter(annotation).json_schema(mode=mode, ref_template=_REF, schema_generator=GenerateJsonSchema)
+        for name, definition in schema.pop("$defs", {}).items():
+            self.found.setdefault(name, definition)
+        if inspect.isclass(annotation) and issubclass(annotation, BaseModel) and "$ref" not in schema:
+            self.found.setdefault(annotation.__name__, schema)
+            return {"$ref": _REF.format(model=annotation.__name__)}
+        return schema
+
+
+def _operation(route: Route, schemas: _Schemas) -> dict[str, Any]:
+    summary = (inspect.getdoc(route.call) or "").split("\n", maxsplit=1)[0]
+    operation: dict[str, Any] = {
+        "operationId": f"{route.function}_{route.call.__name__}",
+        "summary": summary,
+        "tags": [route.function],
+        "parameters": [*_path_parameters(route), *_query_parameters(route, schemas), *_headers(route)],
+        "responses": _responses(route, schemas),
+        "security": [{"key": []}] if route.scopes else [],
+    }
+    if route.scopes:
+        operation["x-scopes"] = sorted(route.scopes)
+    if route.body:
+        choices = [schemas.of(model, "validation") for model in route.body]
+        schema = choices[0] if len(choices) == 1 else {"anyOf": choices}
+        operation["requestBody"] = {
+            "required": route.body_required,
+            "content": {"application/json": {"schema": schema}},
+        }
+    return operation
+
+
+def _path_parameters(route: Route) -> list[dict[str, Any]]:
+    names = [part.strip("{}").rstrip("+") for part in route.path.split("/") if part.startswith("{")]
+    schemas = {**_PATH_SCHEMAS, "id": _KEY_ID} if route.path.startswith("/keys") else _PATH_SCHEMAS
+    return [{"name": name, "in": "path", "required": True, "schema": schemas[name]} for name in names]
+
+
+def _query_parameters(route: Route, schemas: _Schemas) -> list[dict[str, Any]]:
+    if route.query is None:
+        return []
+    schema = TypeAdapter(route.query).json_schema(mode="validation", ref_template=_REF)
+    for name, definition in schema.pop("$defs", {}).items():
+        schemas.found.setdefault(name, definition)
+    required = set(schema.get("required", ()))
+    return [
+        {"name": name, "in": "query", "required": name in required, "schema": _without_null(definition)}
+        for name, definition in schema.get("properties", {}).items()
+    ]
+
+
+def _without_null(definition: dict[str, Any]) -> dict[str, Any]:
+    """A query parameter is absent rather than null."""
+    kinds = [kind for kind in definition.get("anyOf", ()) if kind.get("type") != "null"]
+    rest = {name: value for name, value in definition.items() if name not in ("anyOf", "title")}
+    if rest.get("default", ...) is None:
+        del rest["default"]
+    if not kinds:
+        return rest
+    return {**kinds[0], **rest} if len(kinds) == 1 else {**rest, "anyOf": kinds}
+
+
+def _headers(route: Route) -> list[dict[str, Any]]:
+    schema = {"type": "string", "minLength": 1, "maxLength": 255, "pattern": "^[\\x21-\\x7e]+$"}
+    return [{"name": name, "in": "header", "required": False, "schema": schema} for name in route.headers]
+
+
+def _responses(route: Route, schemas: _Schemas) -> dict[str, Any]:
+    responses: dict[str, Any] = {}
+    if route.answer is not None:
+        content = {"application/json": {"schema": schemas.of(route.answer, "serialization")}}
+        responses[str(route.status)] = {"description": "Done", "content": content}
+    elif route.status in (302, 307):
+        location = {"location": {"schema": {"type": "string"}, "description": "A presigned URL"}}
+        responses[str(route.status)] = {"description": "Go on at a presigned URL", "headers": location}
+    else:
+        responses[str(route.status)] = {"description": "Done, nothing to say"}
+    codes = set(route.refuses) | set(_ALWAYS)
+    if route.scopes:
+        codes |= set(_GUARDED)
+    if route.body or route.query or "{" in route.path or route.headers:
+        codes |= set(_INVALID)
+    if "{id}" in route.path:
+        codes.add(ErrorCode.JOB_NOT_FOUND)
+    if route.body:
+        codes |= {ErrorCode.MALFORMED_JSON, ErrorCode.PAYLOAD_TOO_LARGE}
+    error = schemas.of(ErrorBody, "serialization")
+    by_status: dict[int, list[ErrorCode]] = {}
+    for code in sorted(codes):
+        by_status.setdefault(code.status, []).append(code)
+    for status, members in sorted(by_status.items()):
+        description = "; ".join(f"{code.value}: {code.meaning}" for code in members)
+        responses[str(status)] = {"description": description, "content": {"application/json": {"schema": error}}}
+    return responses
+
+
+if __name__ == "__main__":
+    sys.stdout.write(json.dumps(describe(), indent=1, sort_keys=True, ensure_ascii=False) + "\n")

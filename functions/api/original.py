@@ -1,0 +1,88 @@
+"""The original Dreambooth orchestrator's shapes, for its clients.
+
+They know neither leases nor manifests: they send empty heartbeats, upload zipped checkpoints through
+`/upload` and name them with `/progress`.
+"""
+
+from __future__ import annotations
+
+import re
+from datetime import UTC, datetime
+from typing import Any
+
+from contract.base import JsonObject
+from contract.jobs import DreamboothSubmit, InputRef, JobState, JobSubmit
+from functions.api.context import CHECKPOINTS, DATA
+from functions.domain.checkpoints import job_prefix
+from functions.domain.records import Job, Lease
+
+RECIPE = "dreambooth-lora-sdxl@1"
+_FIXED_COLUMNS = {
+    "pretrained_model_name_or_path": "stabilityai/stable-diffusion-xl-base-1.0",
+    "pretrained_vae_model_name_or_path": "madebyollin/sdxl-vae-fp16-fix",
+    "training_script": "train_dreambooth_lora_sdxl.py",
+}
+_ZIP_STEP = re.compile(r"checkpoint-(\d{1,12})(?:\.zip)?$")
+
+
+def as_job(body: DreamboothSubmit, job_id: str) -> tuple[JobSubmit, JsonObject]:
+    """The original's job body as a job of ours, and the columns its clients expect to read back."""
+    columns = body.model_dump()
+    if body.class_prompt and not body.class_data_prefix:
+        columns["class_data_prefix"] = f"loras/{job_id}-class/"
+    inputs = [InputRef(prefix=body.instance_data_prefix, into="instance")]
+    if columns["class_data_prefix"]:
+        inputs.append(InputRef(prefix=columns["class_data_prefix"], into="class"))
+    not_parameters = {"instance_data_prefix", "class_data_prefix"}
+    parameters = {name: value for name, value in columns.items() if name not in not_parameters and value is not None}
+    if body.num_train_epochs > 1:
+        parameters.pop("max_train_steps")
+    else:
+        parameters.pop("num_train_epochs")
+    return JobSubmit(recipe=RECIPE, parameters=parameters, inputs=inputs), columns
+
+
+def job_columns(job: Job) -> dict[str, Any]:
+    """The original's columns of a job submitted in its form; none for other jobs."""
+    if job.spec.dreambooth is None:
+        return {}
+    model = job.artifacts[0] if job.artifacts else None
+    return {
+        **_FIXED_COLUMNS,
+        **job.spec.dreambooth,
+        "data_bucket": DATA,
+        "model_bucket": model.bucket if model else None,
+        "model_key": model.key if model else None,
+        "num_failures": job.counters.failures,
+    }
+
+
+def work_item(job: Job, lease: Lease | None, keys: dict[str, list[str]], resume_from: str | None) -> dict[str, Any]:
+    """What `GET /work` gives a client of the original: every column, the key lists, the newest zip."""
+    started = job.state is JobState.RUNNING
+    return {
+        **job_columns(job),
+        "id": job.id,
+        "status": job.state.value,
+        "created_at": _timestamp(job.created_at),
+        "started_at": _timestamp(job.started_at),
+        "completed_at": None,
+        "canceled_at": None,
+        "failed_at": None,
+        "last_heartbeat": _timestamp(lease.expires_at - lease.duration_s) if started and lease else None,
+        "checkpoint_bucket": CHECKPOINTS,
+        "checkpoint_prefix": job_prefix(job.id),
+        "resume_from": resume_from,
+        "instance_data_keys": keys.get("instance", []),
+        "class_data_keys": keys.get("class", []),
+    }
+
+
+def zip_step(key: str) -> int | None:
+    """The step in the name of a zipped checkpoint, `.../checkpoint-<step>.zip`."""
+    found = _ZIP_STEP.search(key)
+    return int(found.group(1)) if found else None
+
+
+def _timestamp(instant: int | None) -> str | None:
+    return None if instant is None else datetime.fromtimestamp(instant, UTC).strftime("%Y-%m-%d %H:%M:%S")

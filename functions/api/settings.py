@@ -1,0 +1,42 @@
+"""Settings of the control plane, read once from the environment."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Self
+
+from pydantic import BaseModel, ConfigDict, Field
+
+
+class Settings(BaseModel):
+    """What a deployment decides. Each field is the environment variable `BATON_<NAME>`; a bad value fails at start.
+
+    There is no value whose absence changes what is deleted: retention is part of each job's policy.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    table_prefix: Annotated[str, Field(pattern=r"^[a-zA-Z0-9_.-]{1,64}$")] = "baton-"
+    """Tables are named `<prefix>jobs`, `<prefix>heartbeats`, `<prefix>tokens`."""
+    data_bucket: str = "training-data"
+    """Physical name of the bucket that the API calls `training-data`."""
+    checkpoints_bucket: str = "training-checkpoints"
+    """Physical name of the bucket that the API calls `training-checkpoints`."""
+    s3_endpoint: str | None = None
+    """Any S3-compatible endpoint; unset means AWS."""
+    s3_public_endpoint: str | None = None
+    """How clients reach that endpoint, when it differs: presigned URLs name it."""
+    ready_shards: Annotated[int, Field(ge=1, le=64)] = 1
+    """Partitions of each queue's ready index; one carries about 500 claims a second."""
+    url_life_s: Annotated[int, Field(ge=60, le=3600)] = 900
+    download_token_life_s: Annotated[int, Field(ge=10, le=3600)] = 300
+    upload_token_life_s: Annotated[int, Field(ge=10, le=3600)] = 900
+    read_protection_s: Annotated[int, Field(ge=60, le=86_400)] = 3600
+    """How long retention spares a checkpoint after somebody was given URLs to read it."""
+    version: str = "0.1.0"
+
+    @classmethod
+    def from_environment(cls, environment: Mapping[str, str]) -> Self:
+        """Read `BATON_*`; names that are not settings of the control plane are left alone."""
+        given = {name: environment.get(f"BATON_{name.upper()}") for name in cls.model_fields}
+        return cls.model_validate({name: value for name, value in given.items() if value})

@@ -1,0 +1,250 @@
+"""The submitter's calls: submit, look, steer."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import uuid
+from collections.abc import Callable
+from typing import Annotated
+
+from pydantic import Field
+
+from contract.base import Cursor, PageLimit, QueueName, WireModel
+from contract.checkpoints import CheckpointPage
+from contract.errors import ErrorCode
+from contract.history import AttemptPage, EventPage, EventView
+from contract.jobs import (
+    BatchSubmit,
+    DreamboothSubmit,
+    JobPage,
+    JobState,
+    JobSubmit,
+    JobView,
+    RetryRequest,
+    StopRequest,
+)
+from contract.work import TransitionAnswer
+from functions.api import original
+from functions.api.context import Call, Context, job_of
+from functions.api.leasing import apply_decision
+from functions.api.views import attempt_view, checkpoint_view, event_view, job_view
+from functions.domain import jobs as rules
+from functions.domain.change import Change
+from functions.domain.errors import FenceBroken, Refusal, WriteConflict
+from functions.domain.records import Attempt, Job, Spec
+from functions.recipes import find_recipe
+
+_IDEMPOTENCY_NAMESPACE = uuid.UUID("6ba7b812-9dad-11d1-80b4-00c04fd430c8")
+_BARE_LIST_LIMIT = 1000
+
+
+class JobsQuery(WireModel):
+    """Query of `GET /jobs`. Example: `?status=running&queue=default&limit=100`"""
+
+    status: JobState | None = None
+    queue: QueueName | None = None
+    limit: PageLimit | None = None
+    cursor: Cursor | None = None
+
+
+class PageQuery(WireModel):
+    """Query of paged lists. Example: `?limit=100&cursor=...`"""
+
+    limit: PageLimit | None = None
+    cursor: Cursor | None = None
+
+
+IdempotencyKey = Annotated[str, Field(min_length=1, max_length=255)]
+
+
+def submit(context: Context, call: Call) -> JobView:
+    """Submit a job; with an Idempotency-Key a repeat answers with the same job."""
+    key = call.headers.get("idempotency-key")
+    return job_view(_submit_one(context, call, call.body, key))
+
+
+def submit_batch(context: Context, call: Call) -> list[JobView]:
+    """Submit up to 1,000 jobs: all are checked first, then each is stored; a repeat with the same key is safe."""
+    body: BatchSubmit = call.body
+    key = call.headers.get("idempotency-key")
+    changes = []
+    for index, job in enumerate(body.jobs):
+        try:
+            changes.append(_planned(context, call, job, _resolved(job), key=f"{key}#{index}" if key else None))
+        except Refusal as refusal:
+            field = f"jobs.{index}.{refusal.field}" if refusal.field else f"jobs.{index}"
+            raise Refusal(refusal.code, refusal.detail, field=field) from None
+    return [job_view(_stored(context, call, change)) for change in changes]
+
+
+def list_jobs(context: Context, call: Call) -> JobPage | list[JobView]:
+    """A tenant's jobs, oldest first; a bare list for clients that do not page."""
+    query: JobsQuery = call.query
+    bare = query.limit is None and query.cursor is None
+    limit = query.limit or (_BARE_LIST_LIMIT if bare else 100)
+    page = context.jobs.list_jobs(call.tenant, state=query.status, limit=limit, cursor=query.cursor)
+    jobs = [job for job in page.items if query.queue is None or job.queue == query.queue]
+    leases = context.leases.get_many([job.id for job in jobs if job.state is JobState.RUNNING])
+    views = [job_view(job, leases.get(job.id)) for job in jobs]
+    return views if bare else JobPage(jobs=views, next_cursor=page.cursor)
+
+
+def get_job(context: Context, call: Call) -> JobView:
+    """One job with its newest progress."""
+    job = job_of(context, call, call.path["id"])
+    return job_view(job, context.leases.get(job.id) if job.state is JobState.RUNNING else None)
+
+
+def list_events(context: Context, call: Call) -> EventPage | list[EventView]:
+    """A job's history, oldest first; a bare list for clients that do not page."""
+    query: PageQuery = call.query
+    job = job_of(context, call, call.path["id"])
+    bare = query.limit is None and query.cursor is None
+    page = context.jobs.events(job.id, limit=query.limit or (_BARE_LIST_LIMIT if bare else 100), cursor=query.cursor)
+    views = [event_view(event) for event in page.items]
+    return views if bare else EventPage(events=views, next_cursor=page.cursor)
+
+
+def list_attempts(context: Context, call: Call) -> AttemptPage:
+    """Every attempt at a job, oldest first."""
+    query: PageQuery = call.query
+    job = job_of(context, call, call.path["id"])
+    page = context.jobs.attempts(job.id, limit=query.limit or 100, cursor=query.cursor)
+    lease = context.leases.get(job.id) if job.state is JobState.RUNNING else None
+    return AttemptPage(attempts=[attempt_view(item, lease) for item in page.items], next_cursor=page.cursor)
+
+
+def list_checkpoints(context: Context, call: Call) -> CheckpointPage:
+    """Every committed checkpoint that retention kept, newest first."""
+    query: PageQuery = call.query
+    job = job_of(context, call, call.path["id"])
+    page = context.jobs.checkpoints(job.id, limit=query.limit or 100, cursor=query.cursor)
+    return CheckpointPage(checkpoints=[checkpoint_view(job, item) for item in page.items], next_cursor=page.cursor)
+
+
+def stop(context: Context, call: Call) -> TransitionAnswer:
+    """Cancel a job, wherever it stands."""
+    message = (call.body or StopRequest()).message
+    return _steered(context, call, lambda job, attempt: rules.cancel(job, attempt, message=message, now=call.now))
+
+
+def pause(context: Context, call: Call) -> TransitionAnswer:
+    """Hold a job; a running one commits a checkpoint first."""
+    message = (call.body or StopRequest()).message
+    return _steered(context, call, lambda job, _: rules.pause(job, message=message, now=call.now))
+
+
+def resume(context: Context, call: Call) -> TransitionAnswer:
+    """Let a paused job run again."""
+    return _steered(context, call, lambda job, _: rules.resume(job, now=call.now))
+
+
+def retry(context: Context, call: Call) -> TransitionAnswer:
+    """Run an ended job again, same id, from the newest or a chosen checkpoint."""
+    body: RetryRequest = call.body or RetryRequest()
+    from_epoch = None
+    job_of(context, call, call.path["id"])
+    if body.from_step:
+        record = context.jobs.checkpoint(call.path["id"], body.from_step)
+        if record is None or record.damaged:
+            raise Refusal(
+                ErrorCode.CHECKPOINT_NOT_FOUND, f"No sound checkpoint at step {body.from_step}.", field="from_step"
+            )
+        from_epoch = record.epoch
+    return _steered(
+        context,
+        call,
+        lambda job, _: rules.retry(
+            job,
+            from_step=body.from_step or None,
+            from_epoch=from_epoch,
+            keep_checkpoint=body.from_step is None,
+            reset_counters=body.reset_counters,
+            now=call.now,
+        ),
+    )
+
+
+def _steered(context: Context, call: Call, decide: Callable[[Job, Attempt | None], Change]) -> TransitionAnswer:
+    def decision() -> Change:
+        job = job_of(context, call, call.path["id"])
+        attempt = context.jobs.attempt(job.id, job.epoch) if job.state is JobState.RUNNING else None
+        return decide(job, attempt)
+
+    try:
+        job = apply_decision(context, decision)
+    except FenceBroken as broken:
+        raise Refusal(ErrorCode.CONFLICT, "The attempt ended at the same moment.") from broken
+    return TransitionAnswer(state=job.state.value, not_before=job.not_before)
+
+
+def _submit_one(context: Context, call: Call, body: JobSubmit | DreamboothSubmit, key: str | None) -> Job:
+    if isinstance(body, DreamboothSubmit):
+        job_id = _job_id(context, call, key)
+        job, columns = original.as_job(body, job_id)
+        spec = _resolved(job).model_copy(update={"dreambooth": columns})
+        return _stored(context, call, _planned(context, call, job, spec, key=key, job_id=job_id))
+    return _stored(context, call, _planned(context, call, body, _resolved(body), key=key))
+
+
+def _resolved(body: JobSubmit) -> Spec:
+    """The job with its recipe's command, defaults and outputs filled in."""
+    command, parameters, outputs = body.command, body.parameters, body.outputs
+    if body.recipe is not None:
+        recipe = find_recipe(body.recipe)
+        if recipe is None:
+            raise Refusal(ErrorCode.UNKNOWN_RECIPE, f"No recipe {body.recipe}.", field="recipe")
+        for name, problem in recipe.problems(parameters):
+            raise Refusal(ErrorCode.INVALID_VALUE, f"Parameter {name!r} {problem}.", field=f"parameters.{name}")
+        parameters = recipe.filled(parameters)
+        command = recipe.command_for(parameters)
+        outputs = recipe.outputs if outputs is None else outputs
+    return Spec(
+        name=body.name,
+        recipe=body.recipe,
+        command=command or [],
+        parameters=parameters,
+        environment=body.environment,
+        inputs=body.inputs,
+        outputs=outputs or [],
+        requirements=body.requirements,
+        policy=body.policy,
+        tags=body.tags,
+    )
+
+
+def _job_id(context: Context, call: Call, key: str | None) -> str:
+    """By chance; with an Idempotency-Key always the same one, so that a repeat meets the first job."""
+    if key is None:
+        return context.random.job_id()
+    return str(uuid.uuid5(_IDEMPOTENCY_NAMESPACE, f"{call.tenant}\n{key}"))
+
+
+def _planned(
+    context: Context, call: Call, body: JobSubmit, spec: Spec, *, key: str | None, job_id: str | None = None
+) -> Change:
+    # Compared by value, so that the order of keys in the JSON does not matter.
+    asked = json.dumps([spec.model_dump(mode="json"), body.queue, body.priority], sort_keys=True)
+    return rules.submit(
+        job_id=job_id or _job_id(context, call, key),
+        tenant=call.tenant,
+        spec=spec,
+        queue=body.queue,
+        shard=context.random.below(context.settings.ready_shards),
+        priority=body.priority,
+        now=call.now,
+        idempotency_digest=hashlib.sha256(asked.encode()).hexdigest() if key else None,
+    )
+
+
+def _stored(context: Context, call: Call, change: Change) -> Job:
+    try:
+        context.jobs.apply(change)
+    except WriteConflict:
+        existing = context.jobs.get(change.job.id)
+        digest = change.job.idempotency_digest
+        if existing and digest and existing.tenant == call.tenant and existing.idempotency_digest == digest:
+            return existing
+        raise Refusal(ErrorCode.IDEMPOTENCY_MISMATCH, field="idempotency-key") from None
+    return change.job

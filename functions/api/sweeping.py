@@ -1,0 +1,141 @@
+"""Ending what ran out: leases of lost machines, backoffs, deadlines.
+
+Called by the sweeper once a minute, and by a claim that finds nothing ready. Every step is conditional, so any number
+of callers may do it at once; what another one did first is left alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
+
+from contract.jobs import JobState
+from functions.domain import jobs as rules
+from functions.domain.errors import FenceBroken, Refusal, WriteConflict
+from functions.domain.ports import JobStore, LeaseStore
+from functions.domain.reclaiming import Watch, reclaimable, watched
+from functions.domain.records import Attempt, Job, Lease
+
+SWEEP_LIMIT = 1000
+"""Leases and timers looked at in one sweep. What is due longest comes first."""
+
+TIDY_LIMIT = 25
+"""The same for a claim that finds nothing ready: a worker waits for it."""
+
+MAX_CONFLICTS = 5
+
+
+@dataclass(frozen=True, kw_only=True)
+class Swept:
+    """What one sweep did. `more` says that a limit was reached: sweep again soon."""
+
+    reclaimed: int
+    timers: int
+    left: int
+    """Due, but changed by somebody else at the same moment, or still within the time to prove the lease again."""
+    more: bool
+
+    def as_dict(self) -> dict[str, int | bool]:
+        """For a log line."""
+        return asdict(self)
+
+
+def sweep(jobs: JobStore, leases: LeaseStore, now: int, *, limit: int = SWEEP_LIMIT) -> Swept:
+    """End the leases and run the timers that are due at `now`, at most `limit` of each."""
+    watch = keep_watch(leases, now)
+    due = leases.due(now, limit=limit)
+    expired = [lease for lease in leases.get_many(due).values() if not lease.closed and lease.expires_at <= now]
+    reclaimed = _count(reclaim(jobs, leases, lease.job_id, now, watch=watch) for lease in expired)
+    timed = jobs.due_timers(now, limit=limit)
+    timers = _count(run_timer(jobs, job_id, now) for job_id in timed)
+    return Swept(
+        reclaimed=reclaimed,
+        timers=timers,
+        left=len(expired) - reclaimed + len(timed) - timers,
+        more=len(due) == limit or len(timed) == limit,
+    )
+
+
+def tidy_queue(jobs: JobStore, leases: LeaseStore, *, tenant: str, queue: str, now: int) -> int:
+    """The same for one queue, and little of it: how many jobs were changed."""
+    done = 0
+    due = leases.get_many(leases.due(now, limit=TIDY_LIMIT)).values()
+    expired = [lease for lease in due if lease.tenant == tenant and not lease.closed and lease.expires_at <= now]
+    if expired:
+        watch = keep_watch(leases, now)
+        lost = [job for job in jobs.get_many([lease.job_id for lease in expired]) if job.queue == queue]
+        done += _count(reclaim(jobs, leases, job.id, now, watch=watch) for job in lost)
+    timed = jobs.get_many(jobs.due_timers(now, limit=TIDY_LIMIT))
+    waiting = [job for job in timed if (job.tenant, job.queue) == (tenant, queue)]
+    return done + _count(run_timer(jobs, job.id, now) for job in waiting)
+
+
+def keep_watch(leases: LeaseStore, now: int) -> Watch:
+    """Note that leases are looked after now, and learn since when they were without a gap."""
+    seen = leases.watch()
+    watch = watched(seen, now)
+    if watch != seen and not leases.keep_watch(watch, seen=seen):
+        # Somebody else noted it at the same moment, and saw the same gap.
+        return watched(leases.watch(), now)
+    return watch
+
+
+def reclaim(jobs: JobStore, leases: LeaseStore, job_id: str, now: int, *, watch: Watch) -> bool:
+    """Give a lost machine's job back to its queue; False if its lease lives, or somebody else changed it."""
+    lease = leases.get(job_id)
+    if lease is None or not reclaimable(lease, watch, now):
+        return False
+    job = jobs.get(job_id)
+    attempt = None if job is None else _running_attempt(jobs, job)
+    if job is None or attempt is None:
+        return False
+    return _applied(jobs, job, attempt, lease, now)
+
+
+def run_timer(jobs: JobStore, job_id: str, now: int) -> bool:
+    """End a backoff, or a job whose deadline has passed; False if nothing is due or somebody else changed it."""
+    job = jobs.get(job_id)
+    if job is None:
+        return False
+    change = rules.timer(job, _running_attempt(jobs, job), now=now)
+    if change is None:
+        return False
+    try:
+        jobs.apply(change)
+    except (WriteConflict, FenceBroken):
+        return False
+    return True
+
+
+def end_overdue(jobs: JobStore, job_id: str, epoch: int, now: int) -> str:
+    """End a job whose time is used up, found out by the heartbeat of attempt `epoch`: the code of the reason."""
+    for _ in range(MAX_CONFLICTS):
+        job = jobs.get(job_id)
+        attempt = None if job is None else _running_attempt(jobs, job)
+        if job is None or attempt is None or job.epoch != epoch:
+            break
+        change = rules.out_of_time(job, attempt, now=now)
+        try:
+            jobs.apply(change)
+        except (WriteConflict, FenceBroken):
+            continue
+        job = change.job
+        break
+    return job.reason.code if job is not None and job.reason is not None else "max_runtime"
+
+
+def _applied(jobs: JobStore, job: Job, attempt: Attempt, lease: Lease, now: int) -> bool:
+    try:
+        jobs.apply(rules.interrupt(job, attempt, lease, now=now))
+    except (Refusal, WriteConflict, FenceBroken):
+        # The worker proved its lease, or another sweep was faster: either way the job is looked after.
+        return False
+    return True
+
+
+def _running_attempt(jobs: JobStore, job: Job) -> Attempt | None:
+    return jobs.attempt(job.id, job.epoch) if job.state is JobState.RUNNING else None
+
+
+def _count(outcomes: Iterable[bool]) -> int:
+    return sum(outcomes)

@@ -1,0 +1,89 @@
+"""From stored values to answers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from contract.checkpoints import CheckpointView
+from contract.history import AttemptView, EventView
+from contract.jobs import JobState, JobView
+from contract.keys import KeyView
+from functions.api.context import CHECKPOINTS
+from functions.api.original import job_columns
+from functions.domain.checkpoints import job_prefix
+from functions.domain.records import ApiKey, Attempt, CheckpointRecord, Event, Job, Lease
+
+
+def job_view(job: Job, lease: Lease | None = None) -> JobView:
+    """A job for users. `lease` adds what a running attempt reported since the last transition."""
+    held = lease if lease and lease.epoch == job.epoch and job.state is JobState.RUNNING else None
+    spec = job.spec
+    return JobView(
+        id=job.id,
+        status=job.state,
+        state=job.state,
+        name=spec.name,
+        queue=job.queue,
+        priority=job.priority,
+        recipe=spec.recipe,
+        command=spec.command,
+        parameters=spec.parameters,
+        environment=spec.environment,
+        inputs=spec.inputs,
+        outputs=spec.outputs,
+        requirements=spec.requirements,
+        policy=spec.policy,
+        tags=spec.tags,
+        epoch=job.epoch,
+        counters=job.counters,
+        reason=job.reason,
+        not_before=job.not_before,
+        created_at=job.created_at,
+        started_at=job.started_at,
+        completed_at=job.completed_at,
+        failed_at=job.failed_at,
+        canceled_at=job.canceled_at,
+        updated_at=job.updated_at,
+        checkpoint_step=job.checkpoint_step,
+        progress=(held.progress if held else None) or job.progress,
+        artifacts=job.artifacts,
+        checkpoint_bucket=CHECKPOINTS,
+        checkpoint_prefix=job_prefix(job.id),
+        machine_id=held.machine_id if held else None,
+        lease_expires_at=held.expires_at if held else None,
+        **job_columns(job),
+    )
+
+
+def event_view(event: Event) -> EventView:
+    """A line of history, also under the original's names."""
+    return EventView(**event.model_dump(), event_type=event.type.value, timestamp=event.at)
+
+
+def attempt_view(attempt: Attempt, lease: Lease | None = None) -> AttemptView:
+    """An attempt; `lease` adds the progress of a live one."""
+    values: dict[str, Any] = attempt.model_dump()
+    if attempt.ended_at is None and lease and lease.epoch == attempt.epoch and lease.progress:
+        values["progress"] = lease.progress
+    return AttemptView.model_validate(values, from_attributes=True)
+
+
+def checkpoint_view(job: Job, record: CheckpointRecord) -> CheckpointView:
+    """A committed checkpoint."""
+    return CheckpointView(
+        step=record.step,
+        epoch=record.epoch,
+        committed_at=record.committed_at,
+        num_files=record.num_files,
+        total_bytes=record.total_bytes,
+        metrics=record.metrics,
+        manifest_key=record.legacy_key or record.manifest_key,
+        current=record.step == job.checkpoint_step and not record.damaged,
+        pinned=record.pinned,
+        damaged=record.damaged,
+    )
+
+
+def key_view(key: ApiKey) -> KeyView:
+    """A key without its secret."""
+    return KeyView(**key.model_dump(exclude={"secret_sha256"}))

@@ -1,0 +1,263 @@
+"""The worker's calls: claim, heartbeat, complete, fail, release."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from contract.checkpoints import CheckpointRef
+from contract.errors import ErrorCode
+from contract.jobs import JobState, Progress, Reason
+from contract.work import (
+    CompleteRequest,
+    Directive,
+    FailRequest,
+    HeartbeatAnswer,
+    HeartbeatRequest,
+    ReleaseRequest,
+    TransitionAnswer,
+    WorkItem,
+)
+from functions.api import original
+from functions.api.artifacts import verified_artifacts, verified_original_model
+from functions.api.claiming import Claimed, claim_next, peek_next
+from functions.api.context import CHECKPOINTS, DATA, Call, Context, job_of
+from functions.api.leasing import apply_as_bearer
+from functions.api.sweeping import end_overdue
+from functions.domain import jobs as rules
+from functions.domain.checkpoints import job_prefix
+from functions.domain.errors import FenceBroken, Refusal
+from functions.domain.leases import Fence, directive_for, token_digest
+from functions.domain.records import Job, Lease
+
+RESUME_CHOICES = 3
+"""How many committed checkpoints a claim names: the newest and what to fall back on."""
+MAX_ORIGINAL_KEYS = 20_000
+
+
+def get_work(context: Context, call: Call) -> list[WorkItem] | list[dict[str, Any]]:
+    """Claim a job: a list of one, or of none when there is nothing for this worker."""
+    token = context.random.token() if call.lease_aware else None
+    claimed = claim_next(
+        context.jobs,
+        context.leases,
+        call.query,
+        tenant=call.tenant,
+        key_id=call.principal.key_id,
+        token_sha256=token_digest(token) if token else None,
+        shards=context.settings.ready_shards,
+        now=call.now,
+        random=context.random,
+        window=context.window,
+    )
+    if claimed is None:
+        return []
+    if token is None:
+        return [_original_work(context, call, claimed.job, claimed.lease)]
+    return [_work_item(context, call, claimed, token)]
+
+
+def peek_work(context: Context, call: Call) -> list[dict[str, Any]]:
+    """What the next claim would get, without claiming it."""
+    job = peek_next(
+        context.jobs,
+        call.query,
+        tenant=call.tenant,
+        shards=context.settings.ready_shards,
+        now=call.now,
+        original=not call.lease_aware,
+    )
+    if job is None:
+        return []
+    if call.lease_aware:
+        return [{"id": job.id, "status": job.state.value, "queue": job.queue, "priority": job.priority}]
+    return [_original_work(context, call, job, None)]
+
+
+def heartbeat(context: Context, call: Call) -> HeartbeatAnswer:
+    """Prolong the lease, report progress, hear what to do: one write."""
+    body: HeartbeatRequest = call.body or HeartbeatRequest()
+    fence = call.fence(call.path["id"], body.machine_id)
+    progress = None
+    if body.step is not None:
+        progress = Progress(
+            step=body.step, total_steps=body.total_steps, metrics=body.metrics or {}, reported_at=call.now
+        )
+    try:
+        lease = context.leases.heartbeat(fence, progress, body.phase)
+    except FenceBroken as broken:
+        return _refused_heartbeat(call, fence, broken.lease)
+    if lease.stop_at is not None and call.now >= lease.stop_at:
+        reason = end_overdue(context.jobs, lease.job_id, lease.epoch, call.now)
+        return _heartbeat_answer(lease, Directive.CANCEL, reason, call.now)
+    return _heartbeat_answer(lease, *directive_for(lease, call.now), call.now)
+
+
+def complete(context: Context, call: Call) -> TransitionAnswer:
+    """Finish a job: refused until every declared artifact is seen in storage."""
+    body: CompleteRequest = call.body
+    fence = call.fence(body.job_id, body.machine_id)
+    job, lease = _held(context, call, fence, repeated=("complete",))
+    if lease is None:
+        return TransitionAnswer(state=job.state.value)
+    if lease.token_sha256 is None:
+        artifacts = verified_original_model(context, call, job, body)
+    else:
+        artifacts = verified_artifacts(context, call, job, body.artifacts)
+    progress = _final_progress(lease, body, call.now)
+    ended = apply_as_bearer(
+        context,
+        call,
+        fence,
+        lambda job, attempt: rules.complete(job, attempt, fence, artifacts=artifacts, progress=progress, now=call.now),
+    )
+    return TransitionAnswer(state=ended.state.value, not_before=ended.not_before)
+
+
+def fail(context: Context, call: Call) -> TransitionAnswer:
+    """Give a job up, saying why: it waits and is handed out again, or has failed for good."""
+    body: FailRequest = call.body
+    fence = call.fence(body.job_id, body.machine_id)
+    job, lease = _held(context, call, fence, repeated=("failed",))
+    if lease is None:
+        return TransitionAnswer(state=job.state.value, not_before=job.not_before)
+    ended = apply_as_bearer(
+        context,
+        call,
+        fence,
+        lambda job, attempt: rules.fail(job, attempt, fence, body, progress=lease.progress, now=call.now),
+    )
+    return TransitionAnswer(state=ended.state.value, not_before=ended.not_before)
+
+
+def release(context: Context, call: Call) -> TransitionAnswer:
+    """Hand a job back now, because this worker is going away."""
+    body: ReleaseRequest = call.body
+    fence = call.fence(body.job_id, body.machine_id)
+    job, lease = _held(context, call, fence, repeated=("released", "paused"))
+    if lease is None:
+        return TransitionAnswer(state=job.state.value, not_before=job.not_before)
+    reason = Reason(code=body.reason, message=body.message)
+    ended = apply_as_bearer(
+        context,
+        call,
+        fence,
+        lambda job, attempt: rules.release(job, attempt, fence, reason=reason, progress=lease.progress, now=call.now),
+    )
+    return TransitionAnswer(state=ended.state.value, not_before=ended.not_before)
+
+
+def _held(context: Context, call: Call, fence: Fence, *, repeated: tuple[str, ...]) -> tuple[Job, Lease | None]:
+    """The job and the live lease; no lease if this very bearer already ended it that way (a lost answer)."""
+    job = job_of(context, call, fence.job_id)
+    lease = context.leases.get(fence.job_id)
+    if lease is not None and fence.admits(lease):
+        return job, lease
+    if lease is not None and lease.closed in repeated and fence.bears(lease):
+        return job, None
+    if job.state is not JobState.RUNNING:
+        rules.require_running(job)
+    raise fence.refusal(lease)
+
+
+def _final_progress(lease: Lease, body: CompleteRequest, now: int) -> Progress | None:
+    if body.step is None:
+        return lease.progress
+    total = lease.progress.total_steps if lease.progress else None
+    return Progress(step=body.step, total_steps=total or body.step, metrics=body.metrics or {}, reported_at=now)
+
+
+def _heartbeat_answer(lease: Lease, directive: Directive, reason: str, now: int) -> HeartbeatAnswer:
+    return HeartbeatAnswer(
+        directive=directive,
+        reason=reason,
+        epoch=lease.epoch,
+        lease_expires_at=lease.expires_at,
+        lease_duration_s=lease.duration_s,
+        heartbeat_interval_s=lease.heartbeat_interval_s,
+        server_time=now,
+    )
+
+
+def _refused_heartbeat(call: Call, fence: Fence, lease: Lease | None) -> HeartbeatAnswer:
+    """A user's command reaches the bearer as a directive; everything else is a refusal."""
+    directive = fence.ended_directive(lease)
+    if lease is not None and directive is not None:
+        return _heartbeat_answer(lease, directive, lease.directive_reason or lease.closed, call.now)
+    if fence.token_sha256 is None and (lease is None or lease.token_sha256 is None or lease.closed):
+        # The original's clients take exactly this status as the order to stop.
+        raise Refusal(ErrorCode.JOB_NOT_RUNNING, f"Job {fence.job_id} is not running for this worker.")
+    if lease is None or lease.tenant != call.tenant:
+        raise Refusal(ErrorCode.JOB_NOT_FOUND, f"No job {fence.job_id}.", field="id")
+    raise fence.refusal(lease)
+
+
+def _work_item(context: Context, call: Call, claimed: Claimed, token: str) -> WorkItem:
+    job, lease = claimed.job, claimed.lease
+    policy = job.spec.policy
+    return WorkItem(
+        id=job.id,
+        epoch=job.epoch,
+        lease_token=token,
+        lease_duration_s=lease.duration_s,
+        lease_expires_at=lease.expires_at,
+        heartbeat_interval_s=lease.heartbeat_interval_s,
+        server_time=call.now,
+        recipe=job.spec.recipe,
+        command=job.spec.command,
+        parameters=job.spec.parameters,
+        environment=job.spec.environment,
+        inputs=job.spec.inputs,
+        outputs=job.spec.outputs,
+        data_bucket=DATA,
+        checkpoint_bucket=CHECKPOINTS,
+        checkpoint_prefix=job_prefix(job.id),
+        resume=_resume_choices(context, call, job),
+        last_step=job.progress.step if job.progress else None,
+        no_progress_timeout_s=policy.no_progress_timeout_s,
+        stop_grace_s=policy.stop_grace_s,
+    )
+
+
+def _resume_choices(context: Context, call: Call, job: Job) -> list[CheckpointRef]:
+    """Sound checkpoints from the current one downwards. A job that has none costs no read."""
+    if job.checkpoint_step is None:
+        return []
+    page = context.jobs.checkpoints(job.id, limit=RESUME_CHOICES + 5, up_to_step=job.checkpoint_step)
+    sound = [record for record in page.items if not record.damaged][:RESUME_CHOICES]
+    return [
+        CheckpointRef(
+            step=record.step,
+            epoch=record.epoch,
+            manifest_url=context.objects.presign_get(
+                call.tenant,
+                CHECKPOINTS,
+                record.legacy_key or record.manifest_key,
+                expires_s=context.settings.url_life_s,
+            ),
+            manifest_blake3=record.manifest_blake3,
+            total_bytes=record.total_bytes,
+            legacy_key=record.legacy_key,
+        )
+        for record in sound
+    ]
+
+
+def _original_work(context: Context, call: Call, job: Job, lease: Lease | None) -> dict[str, Any]:
+    keys = {ref.into: _all_keys(context, call, ref.prefix) for ref in job.spec.inputs}
+    resume_from = None
+    if job.checkpoint_step is not None:
+        page = context.jobs.checkpoints(job.id, limit=20, up_to_step=job.checkpoint_step)
+        zips = [record.legacy_key for record in page.items if record.legacy_key and not record.damaged]
+        resume_from = zips[0] if zips else None
+    return original.work_item(job, lease, keys, resume_from)
+
+
+def _all_keys(context: Context, call: Call, prefix: str) -> list[str]:
+    keys: list[str] = []
+    cursor: str | None = None
+    while True:
+        page = context.objects.list(call.tenant, DATA, prefix, limit=1000, cursor=cursor)
+        keys += [entry.key for entry in page.items]
+        cursor = page.cursor
+        if cursor is None or len(keys) >= MAX_ORIGINAL_KEYS:
+            return keys

@@ -1,0 +1,148 @@
+"""Ending an attempt: what becomes of its lease, its counters and its job."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from typing import Any
+
+from contract.history import EventType
+from contract.jobs import AttemptEnd, JobCounters, JobState, Progress, Reason
+from functions.domain import retry as retry_policy
+from functions.domain.change import Change, CloseLease, changed
+from functions.domain.leases import Fence
+from functions.domain.records import Attempt, Job
+
+MAX_LOG_TAIL_BYTES = 32 * 1024
+"""What an attempt keeps of the last lines of output: the newest ones, as JSON."""
+
+
+def newest_lines(lines: list[str]) -> list[str]:
+    """As many of the last lines as an attempt can keep."""
+    kept: list[str] = []
+    left_bytes = MAX_LOG_TAIL_BYTES
+    for line in reversed(lines):
+        left_bytes -= len(json.dumps(line)) + 1
+        if left_bytes < 0:
+            break
+        kept.append(line)
+    return kept[::-1]
+
+
+def _newest(reported: Progress | None, known: Progress | None) -> Progress | None:
+    """The later of two reports: a commit may be newer than the last heartbeat that named a step."""
+    reports = [report for report in (reported, known) if report is not None]
+    return max(reports, key=lambda report: (report.reported_at or 0, report.step), default=None)
+
+
+def counted(counters: JobCounters, **more: int) -> JobCounters:
+    """The counters with some of them raised."""
+    return counters.model_copy(update={name: getattr(counters, name) + by for name, by in more.items()})
+
+
+def _ran_s(attempt: Attempt, now: int, seen_until: int | None) -> int:
+    """Seconds that the attempt lasted, up to when its machine was last seen."""
+    return max((now if seen_until is None else seen_until) - attempt.started_at, 0)
+
+
+def stopped(job: Job, attempt: Attempt | None, end: AttemptEnd, now: int, *, reason: Reason, **updates: Any) -> Change:
+    """Change the job by `updates` and end what runs, even where the attempt's item is lost."""
+    if job.state is not JobState.RUNNING:
+        return changed(job, now, reason=reason, **updates)
+    if attempt is None:
+        close = CloseLease(job_id=job.id, epoch=job.epoch, closed=end.value)
+        return replace(changed(job, now, reason=reason, **updates), lease=close)
+    return end_attempt(job, attempt, end, now, fence=None, reason=reason, **updates)
+
+
+def end_attempt(
+    job: Job,
+    attempt: Attempt,
+    end: AttemptEnd,
+    now: int,
+    *,
+    fence: Fence | None,
+    expired_at: int | None = None,
+    seen_until: int | None = None,
+    closed: str | None = None,
+    reason: Reason | None = None,
+    progress: Progress | None = None,
+    **updates: Any,
+) -> Change:
+    """Close the attempt and its lease, and change the job by `updates`."""
+    counters = updates.pop("counters", job.counters)
+    assert isinstance(counters, JobCounters)
+    progress = progress or attempt.progress
+    change = changed(
+        job,
+        now,
+        reason=reason,
+        progress=_newest(progress, job.progress),
+        counters=counted(counters, runtime_s=_ran_s(attempt, now, seen_until)),
+        **updates,
+    )
+    ended = attempt.model_copy(update={"ended_at": now, "end": end, "reason": reason, "progress": progress})
+    close = CloseLease(job_id=job.id, epoch=job.epoch, closed=closed or end.value, fence=fence, expired_at=expired_at)
+    return replace(change, attempt=ended, lease=close)
+
+
+_END_EVENTS = {
+    AttemptEnd.FAILED: EventType.ATTEMPT_FAILED,
+    AttemptEnd.RELEASED: EventType.ATTEMPT_RELEASED,
+    AttemptEnd.INTERRUPTED: EventType.ATTEMPT_INTERRUPTED,
+}
+
+
+def requeued(
+    job: Job,
+    attempt: Attempt,
+    end: AttemptEnd,
+    reason: Reason,
+    now: int,
+    *,
+    fence: Fence | None,
+    counters: JobCounters,
+    progress: Progress | None,
+    expired_at: int | None = None,
+    seen_until: int | None = None,
+    wait_s: int = 0,
+    **updates: Any,
+) -> Change:
+    """End the attempt and put the job where it belongs next: ready, waiting, paused, or parked for good."""
+    exhausted = retry_policy.cap_reached(
+        job.model_copy(update={"counters": counted(counters, runtime_s=_ran_s(attempt, now, seen_until))})
+    )
+    not_before = now + wait_s if wait_s else None
+    state, job_reason = JobState.PENDING, reason
+    if exhausted:
+        state, job_reason, not_before = JobState.FAILED, exhausted, None
+        updates.update(failed_at=now, pause_requested=False, stale=False)
+    elif job.pause_requested:
+        # The reason since the request is the user's.
+        state, job_reason, not_before = JobState.PAUSED, job.reason or Reason(code="paused_by_user"), None
+        updates.update(pause_requested=False, stale=False)
+    change = end_attempt(
+        job,
+        attempt,
+        end,
+        now,
+        fence=fence,
+        expired_at=expired_at,
+        seen_until=seen_until,
+        closed="paused" if state is JobState.PAUSED and end is AttemptEnd.RELEASED else None,
+        reason=reason,
+        progress=progress,
+        counters=counters,
+        state=state,
+        not_before=not_before,
+        **updates,
+    )
+    change = replace(change, job=change.job.model_copy(update={"reason": job_reason}))
+    change = change.with_event(
+        _END_EVENTS[end], now, reason=reason.model_dump(), machine_id=attempt.machine_id, not_before=not_before
+    )
+    if exhausted:
+        change = change.with_event(EventType.FAILED, now, **exhausted.model_dump())
+    elif state is JobState.PAUSED:
+        change = change.with_event(EventType.PAUSED, now)
+    return change

@@ -1,0 +1,16 @@
+"""Lambda entry point of the transfer's privilege group: tokens, presigned uploads and downloads, listings."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from functions.api.dispatch import dispatch
+from functions.handlers.wiring import build_context, start_logging
+
+start_logging()
+context = build_context()
+
+
+def handler(event: dict[str, Any], lambda_context: object) -> dict[str, Any]:
+    """Answer one API Gateway event."""
+    return dispatch(event, context, "transfer")

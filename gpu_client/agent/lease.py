@@ -1,0 +1,159 @@
+"""The lease keeper: proves the lease again and again, and says when it is gone.
+
+One clock decides about the lease: the server's. Here only durations are measured, on the monotonic clock, from the
+moment the last accepted heartbeat was *sent*; at 80 % of the granted duration the lease counts as unproven, so a wrong
+wall clock never matters (after the DynamoDB lock client's `ensure`).
+
+An unreachable control plane does not end the training: it goes on, and nothing is committed until a heartbeat is
+accepted again. The lease is lost only when the control plane says so.
+"""
+
+from __future__ import annotations
+
+import logging
+import random
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from contract.work import Directive, HeartbeatAnswer, HeartbeatRequest, WorkItem
+from gpu_client.transport.errors import ApiError, LeaseExpired, LeaseLost, NotFound, Unauthorized, Unreachable
+
+logger = logging.getLogger("baton.lease")
+
+PROVEN_SHARE = 0.8
+"""Share of the lease during which an accepted heartbeat counts as proof."""
+
+RETRY_MIN_S = 0.5
+"""Pause after a heartbeat that did not reach the control plane; doubles up to the interval."""
+
+SendHeartbeat = Callable[[HeartbeatRequest], HeartbeatAnswer]
+
+
+@dataclass(frozen=True)
+class Lost:
+    """Why the attempt may not write any more. `directive` is set when a user's command ended it."""
+
+    code: str
+    message: str
+    directive: Directive | None = None
+
+
+class LeaseKeeper:
+    """Sends heartbeats from a thread of its own until closed or lost.
+
+    `status` is asked for what to report. `on_directive` and `on_lost` are called from the keeper's thread (or from
+    `prove`'s caller) and must return at once.
+    """
+
+    def __init__(
+        self,
+        item: WorkItem,
+        send: SendHeartbeat,
+        status: Callable[[], HeartbeatRequest],
+        *,
+        on_directive: Callable[[Directive, str], None],
+        on_lost: Callable[[Lost], None],
+        claimed_at: float,
+        clock: Callable[[], float] = time.monotonic,
+        rng: random.Random | None = None,
+    ) -> None:
+        self._send = send
+        self._status = status
+        self._on_directive = on_directive
+        self._on_lost = on_lost
+        self._clock = clock
+        self._rng = rng or random.Random()  # noqa: S311 - jitter
+        self._duration_s = float(item.lease_duration_s)
+        self._interval_s = float(item.heartbeat_interval_s)
+        self._proven_at = claimed_at
+        self._failures = 0
+        self._lost: Lost | None = None
+        self._sending = threading.Lock()
+        self._closed = threading.Event()
+        self._wake = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="lease-keeper", daemon=True)
+
+    def start(self) -> None:
+        """Begin sending heartbeats."""
+        self._thread.start()
+
+    def close(self) -> None:
+        """Stop at once; no further heartbeat is sent after this returns."""
+        self._closed.set()
+        self._wake.set()
+        if self._thread.is_alive() and threading.current_thread() is not self._thread:
+            self._thread.join()
+
+    @property
+    def lost(self) -> Lost | None:
+        """Why the lease is gone; None while it may still hold."""
+        return self._lost
+
+    @property
+    def proven(self) -> bool:
+        """True while the last accepted heartbeat is young enough to commit on."""
+        return self._lost is None and self._clock() - self._proven_at < PROVEN_SHARE * self._duration_s
+
+    def prove(self) -> bool:
+        """Make sure the lease holds right now, asking the control plane if the last proof is old.
+
+        False when it is lost or the control plane cannot be reached at the moment.
+        """
+        return self.proven or self.beat()
+
+    def hurry(self) -> None:
+        """Send the next heartbeat now rather than at its time."""
+        self._wake.set()
+
+    def beat(self) -> bool:
+        """Send one heartbeat; True if it was accepted and the attempt goes on."""
+        with self._sending:
+            if self._lost is not None or self._closed.is_set():
+                return False
+            sent_at = self._clock()
+            try:
+                answer = self._send(self._status())
+            except (LeaseLost, LeaseExpired, NotFound, Unauthorized) as error:
+                self._lose(Lost(error.code, error.message))
+                return False
+            except (Unreachable, ApiError) as error:
+                self._failures += 1
+                if self._failures == 1:
+                    logger.warning("heartbeat failed; training goes on: %s", error)
+                return False
+            if self._failures:
+                logger.info("control plane is back after %d failed heartbeats", self._failures)
+            self._failures = 0
+            self._proven_at = sent_at
+            self._duration_s = float(answer.lease_duration_s)
+            self._interval_s = float(answer.heartbeat_interval_s)
+        return self._obey(answer)
+
+    def next_pause_s(self) -> float:
+        """Seconds until the next heartbeat: the interval with a little jitter, or a growing retry pause."""
+        if not self._failures:
+            return self._interval_s * self._rng.uniform(0.9, 1.0)
+        pause_s = min(RETRY_MIN_S * 2 ** min(self._failures - 1, 16), self._interval_s)
+        return self._rng.uniform(pause_s / 2, pause_s)
+
+    def _obey(self, answer: HeartbeatAnswer) -> bool:
+        if answer.directive is Directive.CANCEL:
+            self._lose(Lost("job_canceled", answer.reason or "the job was canceled", Directive.CANCEL))
+            return False
+        if answer.directive is not Directive.CONTINUE:
+            self._on_directive(answer.directive, answer.reason)
+        return True
+
+    def _lose(self, lost: Lost) -> None:
+        if self._lost is None:
+            self._lost = lost
+            self._on_lost(lost)
+
+    def _run(self) -> None:
+        while not self._closed.is_set() and self._lost is None:
+            self._wake.wait(self.next_pause_s())
+            self._wake.clear()
+            if not self._closed.is_set():
+                self.beat()

@@ -1,0 +1,131 @@
+"""The agent's life: ask for work, do it, ask again."""
+
+from __future__ import annotations
+
+import json
+import logging
+import random
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from contract.work import ReleaseRequest
+from gpu_client.agent.job_run import JobRun, Outcome
+from gpu_client.agent.settings import AgentSettings
+from gpu_client.agent.signals import StopRequest
+from gpu_client.agent.workspace import Workspace
+from gpu_client.transport.api import BatonClient
+from gpu_client.transport.errors import ApiError, Unauthorized, Unreachable
+from gpu_client.transport.transfer import Transfer
+
+logger = logging.getLogger("baton.agent")
+
+
+class Agent:
+    """Claims and runs jobs, one at a time, until asked to stop or out of work for long enough."""
+
+    def __init__(
+        self,
+        settings: AgentSettings,
+        *,
+        client: BatonClient,
+        transfer: Transfer,
+        workspace: Workspace,
+        stop: StopRequest,
+        clock: Callable[[], float] = time.monotonic,
+        rng: random.Random | None = None,
+    ) -> None:
+        self._settings = settings
+        self._client = client
+        self._transfer = transfer
+        self._workspace = workspace
+        self._stop = stop
+        self._clock = clock
+        self._rng = rng or random.Random()  # noqa: S311 - jitter
+        self.outcomes: list[Outcome] = []
+
+    def run(self) -> int:
+        """Until there is a reason to end. Returns the exit code."""
+        self._recover()
+        empty_polls = 0
+        idle_since = self._clock()
+        while not self._stop.is_set():
+            claimed_at = self._clock()
+            try:
+                item = self._client.claim(self._settings.work_query())
+            except Unauthorized as error:
+                logger.error("%s", error)
+                return 2
+            except (Unreachable, ApiError) as error:
+                item = None
+                self._report_silence(error, idle_since)
+            if item is None:
+                if self._idle_for_too_long(idle_since):
+                    return 0
+                self._stop.wait(self.pause_s(empty_polls))
+                empty_polls += 1
+                continue
+            run = JobRun(
+                item,
+                client=self._client,
+                transfer=self._transfer,
+                settings=self._settings,
+                workspace=self._workspace,
+                stop=self._stop,
+                claimed_at=claimed_at,
+                on_progress=self._write_stats,
+            )
+            self.outcomes.append(run.run())
+            self._write_stats()
+            if self._settings.max_jobs is not None and len(self.outcomes) >= self._settings.max_jobs:
+                return 0
+            empty_polls = 0
+            idle_since = self._clock()
+        return 0
+
+    def pause_s(self, empty_polls: int) -> float:
+        """How long to wait after so many polls without work: exponential with full jitter."""
+        ceiling_s = min(self._settings.poll_min_s * 2 ** min(empty_polls, 16), self._settings.poll_max_s)
+        return self._rng.uniform(self._settings.poll_min_s / 2, ceiling_s)
+
+    def _idle_for_too_long(self, idle_since: float) -> bool:
+        limit_s = self._settings.exit_when_idle_s
+        if limit_s is None or self._clock() - idle_since < limit_s:
+            return False
+        logger.info("no work for %g s: leaving", limit_s)
+        return True
+
+    def _report_silence(self, error: Exception, idle_since: float) -> None:
+        patient = self._clock() - idle_since < self._settings.startup_grace_s
+        logger.log(logging.INFO if patient else logging.WARNING, "no answer from the control plane: %s", error)
+
+    def _recover(self) -> None:
+        """If an agent of this name crashed in the middle of a job, hand that job back now: its trainer died too."""
+        previous = self._workspace.take_previous_state()
+        if previous is None:
+            return
+        logger.warning(
+            "job %s, attempt %d was interrupted while %s: this agent had crashed",
+            previous.job_id,
+            previous.epoch,
+            previous.phase,
+        )
+        if not previous.lease_token or previous.agent_id != self._settings.worker_id:
+            return
+        request = ReleaseRequest(
+            **self._settings.identity().model_dump(), job_id=previous.job_id, reason="agent_crashed"
+        )
+        try:
+            self._client.release(previous.lease_token, request)
+        except (ApiError, Unreachable) as error:
+            logger.info("the job of the crashed agent could not be handed back: %s", error)
+
+    def _write_stats(self) -> None:
+        """Calls and bytes so far, for reports; survives a SIGKILL as of the last heartbeat."""
+        path = self._settings.stats_file
+        if path is None:
+            return
+        stats = {"calls": self._client.stats.as_dict(), "transfer": self._transfer.stats.as_dict()}
+        temporary = Path(f"{path}.tmp")
+        temporary.write_text(json.dumps(stats), encoding="utf-8")
+        temporary.replace(path)

@@ -1,0 +1,135 @@
+"""Settings of the agent: environment variables, read once, checked at start.
+
+| variable | default | meaning |
+|---|---|---|
+| `BATON_API_URL` | needed | address of the control plane |
+| `BATON_API_KEY` | needed | a key with the scope `worker`; never handed to the training command |
+| `BATON_QUEUE` | `default` | jobs of this queue are asked for |
+| `BATON_WORKSPACE` | `~/.cache/baton` | where data, outputs and staged checkpoints live; agents may share it |
+| `BATON_WORKER_ID` | host name | how this worker is called in attempts and logs |
+| `BATON_PROVIDER` | `salad` on Salad | where the machine comes from |
+| `BATON_MACHINE_ID` | `SALAD_MACHINE_ID`, else the host name | the machine, for avoiding it after failures |
+| `BATON_VRAM_GIB`, `BATON_GPUS`, `BATON_GPU_MODEL` | asked of `nvidia-smi` | what jobs with requirements are matched against |
+| `BATON_DISK_GIB` | free space of the workspace | the same |
+| `BATON_POLL_MIN_S`, `BATON_POLL_MAX_S` | 1, 30 | pause between claims while there is no work; full jitter |
+| `BATON_EXIT_WHEN_IDLE_S` | never | end the agent after this long without work |
+| `BATON_MAX_JOBS` | no limit | end the agent after this many jobs |
+| `BATON_TRANSFERS` | 8 | parallel transfers |
+| `BATON_STABLE_S` | 3 | a foreign script's checkpoint directory is complete when unchanged for this long |
+| `BATON_STARTUP_GRACE_S` | 60 | how long an unreachable control plane is waited for while idle before it is reported |
+| `BATON_STATS_FILE` | none | calls and bytes so far are written there as JSON with every heartbeat |
+| `BATON_LOG_LEVEL` | `INFO` | |
+| `SALAD_MACHINE_ID`, `SALAD_CONTAINER_GROUP_ID`, `SALAD_CONTAINER_GROUP_NAME`, `SALAD_ORGANIZATION_NAME`, `SALAD_PROJECT_NAME` | set by Salad | reported with every call |
+"""  # noqa: E501 - a table row is one line
+
+from __future__ import annotations
+
+import platform
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Annotated, Self
+
+from pydantic import AliasChoices, Field, SecretStr, field_validator, model_validator
+from pydantic_settings import BaseSettings, SettingsConfigDict
+
+from contract.work import SaladIdentity, WorkQuery
+
+SECRET_VARIABLES = ("BATON_API_KEY",)
+"""Removed from the environment of the training command."""
+
+_GIB = 2**30
+
+
+class AgentSettings(BaseSettings):
+    """See the table at the top of this module."""
+
+    model_config = SettingsConfigDict(env_prefix="BATON_", frozen=True, extra="ignore", populate_by_name=True)
+
+    api_url: Annotated[str, Field(pattern=r"^https?://[^\s]+$")]
+    api_key: Annotated[SecretStr, Field(min_length=8)]
+    queue: Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9-]{0,62}$")] = "default"
+    workspace: Path = Path("~/.cache/baton")
+    worker_id: Annotated[str, Field(pattern=r"^[\x21-\x7e]{1,128}$")] = platform.node() or "worker"
+    provider: str | None = None
+    machine_id: Annotated[
+        str | None, Field(validation_alias=AliasChoices("BATON_MACHINE_ID", "SALAD_MACHINE_ID", "machine_id"))
+    ] = None
+    vram_gib: Annotated[float, Field(ge=0)] | None = None
+    gpus: Annotated[int, Field(ge=0)] | None = None
+    gpu_model: str | None = None
+    disk_gib: Annotated[float, Field(ge=0)] | None = None
+    poll_min_s: Annotated[float, Field(gt=0)] = 1.0
+    poll_max_s: Annotated[float, Field(gt=0)] = 30.0
+    exit_when_idle_s: Annotated[float, Field(ge=0)] | None = None
+    max_jobs: Annotated[int, Field(ge=1)] | None = None
+    transfers: Annotated[int, Field(ge=1, le=64)] = 8
+    stable_s: Annotated[float, Field(gt=0)] = 3.0
+    startup_grace_s: Annotated[float, Field(ge=0)] = 60.0
+    stats_file: Path | None = None
+    log_level: Annotated[str, Field(pattern=r"^(DEBUG|INFO|WARNING|ERROR)$")] = "INFO"
+    salad_container_group_id: Annotated[str | None, Field(validation_alias="SALAD_CONTAINER_GROUP_ID")] = None
+    salad_container_group_name: Annotated[str | None, Field(validation_alias="SALAD_CONTAINER_GROUP_NAME")] = None
+    salad_organization_name: Annotated[str | None, Field(validation_alias="SALAD_ORGANIZATION_NAME")] = None
+    salad_project_name: Annotated[str | None, Field(validation_alias="SALAD_PROJECT_NAME")] = None
+
+    @field_validator("workspace")
+    @classmethod
+    def _expanded(cls, workspace: Path) -> Path:
+        return workspace.expanduser().absolute()
+
+    @model_validator(mode="after")
+    def _poll_range(self) -> Self:
+        if self.poll_min_s > self.poll_max_s:
+            raise ValueError("BATON_POLL_MIN_S must not be larger than BATON_POLL_MAX_S")
+        return self
+
+    def identity(self) -> SaladIdentity:
+        """Where this worker runs, as every call reports it."""
+        return SaladIdentity(
+            organization_name=self.salad_organization_name,
+            project_name=self.salad_project_name,
+            container_group_name=self.salad_container_group_name,
+            container_group_id=self.salad_container_group_id,
+            machine_id=self.machine_id or platform.node() or None,
+        )
+
+    def work_query(self) -> WorkQuery:
+        """What this worker asks for and has. The GPU is asked of `nvidia-smi` unless it is set."""
+        found = _nvidia_gpus() if self.gpus is None or self.vram_gib is None else []
+        free_bytes = shutil.disk_usage(_existing_parent(self.workspace)).free
+        on_salad = self.salad_container_group_id is not None
+        return WorkQuery(
+            **self.identity().model_dump(),
+            queue=self.queue,
+            provider=self.provider or ("salad" if on_salad else None),
+            worker_id=self.worker_id,
+            vram_gib=self.vram_gib if self.vram_gib is not None else min((gib for _, gib in found), default=None),
+            gpus=self.gpus if self.gpus is not None else len(found),
+            gpu_model=self.gpu_model or (found[0][0] if found else None),
+            disk_gib=self.disk_gib if self.disk_gib is not None else round(free_bytes / _GIB, 1),
+        )
+
+
+def _nvidia_gpus() -> list[tuple[str, float]]:
+    """Name and memory (GiB) of each GPU; none where there is no `nvidia-smi` or it fails."""
+    program = shutil.which("nvidia-smi")
+    if program is None:
+        return []
+    command = [program, "--query-gpu=name,memory.total", "--format=csv,noheader,nounits"]
+    try:
+        output = subprocess.run(command, capture_output=True, text=True, timeout=20, check=True).stdout
+    except (subprocess.SubprocessError, OSError):
+        return []
+    gpus = []
+    for line in output.splitlines():
+        name, _, mib = line.rpartition(",")
+        if name and mib.strip().isdigit():
+            gpus.append((name.strip()[:64], round(int(mib) / 1024, 1)))
+    return gpus
+
+
+def _existing_parent(path: Path) -> Path:
+    while not path.exists():
+        path = path.parent
+    return path

@@ -1,0 +1,47 @@
+"""What the training command sees: its environment and its arguments."""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from contract.work import WorkItem
+from gpu_client.agent.workspace import JobDirectories
+
+_VARIABLE = re.compile(r"\$(?:\{(BATON_[A-Z_]+)\}|(BATON_[A-Z_]+))")
+
+
+def trainer_environment(
+    item: WorkItem, directories: JobDirectories, channel: str, resume_from: str, base: Mapping[str, str] = os.environ
+) -> dict[str, str]:
+    """The agent's environment without its own settings and secrets, the job's, and the BATON_ variables.
+
+    The agent's interpreter comes first in PATH, so that `python` in a command is the one that has our packages.
+    """
+    inherited = {name: value for name, value in base.items() if not name.startswith("BATON_")}
+    path = os.pathsep.join([str(Path(sys.executable).parent), inherited.get("PATH", os.defpath)])
+    return {
+        **inherited,
+        "PATH": path,
+        "PYTHONUNBUFFERED": "1",
+        "WANDB_RUN_ID": item.id,
+        "WANDB_RESUME": "allow",
+        **item.environment,
+        "BATON_JOB_ID": item.id,
+        "BATON_EPOCH": str(item.epoch),
+        "BATON_DATA_DIR": str(directories.data),
+        "BATON_OUTPUT_DIR": str(directories.output),
+        "BATON_RESUME_FROM": resume_from,
+        "BATON_PARAMS": str(directories.params),
+        "BATON_CHANNEL": channel,
+    }
+
+
+def expanded(command: Sequence[str], environment: Mapping[str, str]) -> list[str]:
+    """The command with `$BATON_...` and `${BATON_...}` replaced; no shell is involved, nothing else is touched."""
+    return [
+        _VARIABLE.sub(lambda found: environment.get(found[1] or found[2], found[0]), argument) for argument in command
+    ]
