@@ -23,6 +23,27 @@ $(EMULATOR)/.ready: functions/local/emulator.txt
 	$(EMULATOR)/bin/python -m pip install $(PIP_FLAGS) --requirement functions/local/emulator.txt
 	@touch $@
 
+local: setup ## run the control plane here, until Ctrl-C; keeps its data in .baton/local
+	$(BIN)/python -m functions.local
+
+test: check ## everything CI runs
+	$(BIN)/python -m pytest
+
+test-fast: setup ## unit and functional tests only
+	$(BIN)/python -m pytest tests/unit tests/functional
+
+check: setup ## style and types
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check --quiet .
+	$(BIN)/mypy
+
+format: setup ## let the formatter decide
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+openapi: setup ## write functions/api/openapi.json anew
+	$(BIN)/python -m functions.api.openapi > functions/api/openapi.json
+
 constraints: $(VENV)/.ready ## recompute the pinned versions
 	$(BIN)/uv pip compile --quiet --universal --python-version 3.11 --no-annotate --no-header --all-extras \
 	  --no-emit-package torch --no-emit-package baton --no-emit-package setuptools \

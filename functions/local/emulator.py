@@ -91,6 +91,9 @@ class Emulator:
         listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
         with listener:
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            # Connections inherit it. asyncio sets it only on sockets made with an explicit protocol number; without
+            # it each answer on a kept-alive connection waits 40 ms for a delayed acknowledgement.
+            listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             try:
                 listener.bind((HOST, self._wanted_port))
             except OSError as error:
