@@ -1,0 +1,57 @@
+"""Opaque cursors: where a list goes on, and which list it is."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import json
+from collections.abc import Sequence
+
+from contract.errors import ErrorCode
+from functions.domain.errors import Refusal
+
+Position = Sequence[str | int]
+"""Where the page before ended: the same types in every cursor of a list."""
+
+
+def encode(list_id: Sequence[str], position: Position) -> str:
+    """A cursor for the list named by `list_id`, going on behind `position`."""
+    text = json.dumps([list(list_id), list(position)], separators=(",", ":"), ensure_ascii=False)
+    return base64.urlsafe_b64encode(text.encode()).decode().rstrip("=")
+
+
+def decode(cursor: str, list_id: Sequence[str], shape: Sequence[type[str] | type[int]]) -> list[str | int]:
+    """The position in a cursor. `shape`: the types it must have; numbers are not negative.
+
+    Raises Refusal(INVALID_CURSOR) for a damaged cursor and for one of another list.
+    """
+    try:
+        text = base64.b64decode(cursor + "=" * (-len(cursor) % 4), altchars=b"-_", validate=True)
+        found = json.loads(text.decode())
+    except (binascii.Error, ValueError, RecursionError) as error:
+        raise _invalid() from error
+    if not isinstance(found, list) or len(found) != 2 or found[0] != list(list_id):
+        raise _invalid()
+    position = found[1]
+    if not isinstance(position, list) or len(position) != len(shape):
+        raise _invalid()
+    for value, type_ in zip(position, shape, strict=True):
+        if type(value) is not type_ or not (_is_number(value) if isinstance(value, int) else _is_text(value)):
+            raise _invalid()
+    return position
+
+
+def _is_number(value: int) -> bool:
+    return 0 <= value < 10**13
+
+
+def _is_text(value: str) -> bool:
+    """True for what can be part of a key: UTF-8, 1 to 1024 bytes."""
+    try:
+        return 1 <= len(value.encode()) <= 1024
+    except UnicodeEncodeError:
+        return False
+
+
+def _invalid() -> Refusal:
+    return Refusal(ErrorCode.INVALID_CURSOR, field="cursor")

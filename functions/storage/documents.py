@@ -1,0 +1,38 @@
+"""Stored values as JSON text: floats, big numbers and nesting stay exact, on every store alike."""
+
+from __future__ import annotations
+
+from typing import TypeVar
+
+from contract.errors import ErrorCode
+from functions.domain.errors import Refusal
+from functions.domain.records import Record
+
+MAX_DOCUMENT_BYTES = 350_000
+"""DynamoDB allows 400 KB an item; keys and index attributes need some of it."""
+
+R = TypeVar("R", bound=Record)
+
+
+def dump(record: Record, *, without: frozenset[str] = frozenset()) -> str:
+    """The record as JSON; `without` names fields that are stored beside it.
+
+    Fields that are None are left out, which makes most items fit into one write unit; it loses nothing, since every
+    field that may be None is None by default.
+
+    Raises Refusal(PAYLOAD_TOO_LARGE) if no item could hold it.
+    """
+    text = record.model_dump_json(exclude=set(without) or None, exclude_none=True)
+    size_bytes = len(text.encode())
+    if size_bytes > MAX_DOCUMENT_BYTES:
+        kind = type(record).__name__.lower()
+        raise Refusal(
+            ErrorCode.PAYLOAD_TOO_LARGE,
+            f"The {kind} would take {size_bytes} bytes to store; at most {MAX_DOCUMENT_BYTES} are allowed.",
+        )
+    return text
+
+
+def load(kind: type[R], text: str) -> R:
+    """The record in a document."""
+    return kind.model_validate_json(text)

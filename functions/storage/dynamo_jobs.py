@@ -1,0 +1,279 @@
+"""Jobs, attempts, events and checkpoints in DynamoDB."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Sequence
+from typing import Any, NoReturn, TypeVar
+
+from botocore.exceptions import ClientError
+
+from contract.jobs import JobState
+from functions.domain.change import Change
+from functions.domain.errors import FenceBroken, StorageUnavailable, WriteConflict
+from functions.domain.ports import Page
+from functions.domain.records import Attempt, CheckpointRecord, Event, Job, Record
+from functions.storage import job_items, keys, lease_items
+from functions.storage.batches import get_items
+from functions.storage.documents import load
+from functions.storage.failures import RETRYABLE_CODES, error_code, failures_translated
+from functions.storage.lease_items import number
+from functions.storage.paging import (
+    PagedList,
+    attempts_list,
+    checkpoints_list,
+    events_list,
+    jobs_list,
+    page,
+    ready_list,
+)
+from functions.storage.tables import HEARTBEATS, JOBS
+
+R = TypeVar("R", bound=Record)
+Item = dict[str, Any]
+
+
+class DynamoJobStore:
+    """JobStore over a low-level DynamoDB client."""
+
+    def __init__(self, client: Any, prefix: str) -> None:
+        self._client = client
+        self._table = JOBS.name(prefix)
+        self._leases_table = HEARTBEATS.name(prefix)
+
+    def get(self, job_id: str) -> Job | None:
+        item = self._item(job_id, keys.META)
+        return load(Job, item["doc"]["S"]) if item else None
+
+    def get_many(self, job_ids: Sequence[str]) -> list[Job]:
+        wanted = list(dict.fromkeys(job_ids))
+        items = get_items(self._client, self._table, [_key(job_id, keys.META) for job_id in wanted])
+        found = {keys.job_id_of(item["pk"]["S"]): load(Job, item["doc"]["S"]) for item in items}
+        return [found[job_id] for job_id in wanted if job_id in found]
+
+    def apply(self, change: Change) -> None:
+        actions: list[Item] = [job_items.put_job(change, self._table)]
+        actions += [job_items.put(self._table, job_items.event(change.job.id, event)) for event in change.events]
+        if change.attempt is not None:
+            actions.append(job_items.put(self._table, job_items.attempt(change.job.id, change.attempt)))
+        if change.checkpoint is not None:
+            actions.append(job_items.put(self._table, job_items.checkpoint(change.job.id, change.checkpoint)))
+        if change.lease is not None:
+            actions.append(lease_items.transact_item(change.lease, change, self._leases_table))
+        try:
+            with failures_translated():
+                # The token makes the SDK's own repeat of a request whose answer was lost harmless.
+                self._client.transact_write_items(TransactItems=actions, ClientRequestToken=str(uuid.uuid4()))
+        except ClientError as error:
+            if error_code(error) != "TransactionCanceledException":
+                raise
+            _raise_canceled(error, leased=change.lease is not None)
+
+    def ready(self, tenant: str, queue: str, shard: int, *, limit: int, cursor: str | None = None) -> Page[Job]:
+        listed = ready_list(tenant, queue, shard)
+        position = listed.position(cursor)
+        partition = keys.ready_pk(tenant, queue, shard)
+        start: Item | None = None
+        if position is not None:
+            rank, job_id = str(position[0]), str(position[1])
+            start = {"ready_pk": {"S": partition}, "ready_sk": {"S": rank}, **_key(job_id, keys.META)}
+        items = self._query(
+            limit + 1,
+            start,
+            IndexName="ready",
+            ProjectionExpression="doc",
+            KeyConditionExpression="ready_pk = :partition",
+            ExpressionAttributeValues={":partition": {"S": partition}},
+        )
+        jobs = [load(Job, item["doc"]["S"]) for item in items]
+        return page(jobs, limit, listed, lambda job: (job.ready_rank, job.id))
+
+    def list_jobs(self, tenant: str, *, state: JobState | None, limit: int, cursor: str | None = None) -> Page[Job]:
+        listed = jobs_list(tenant, state)
+        position = listed.position(cursor)
+        index, attribute, partition = (
+            ("by_tenant", "tenant", tenant) if state is None else ("by_state", "state_pk", keys.state_pk(tenant, state))
+        )
+        start: Item | None = None
+        if position is not None:
+            job_id = str(position[1])
+            start = {
+                attribute: {"S": partition},
+                "created_sk": {"S": f"{int(position[0]):011d}#{job_id}"},
+                **_key(job_id, keys.META),
+            }
+        items = self._query(
+            limit + 1,
+            start,
+            IndexName=index,
+            KeyConditionExpression=f"{attribute} = :partition",
+            ExpressionAttributeValues={":partition": {"S": partition}},
+        )
+        places = page(items, limit, listed, _created)
+        jobs = self.get_many([keys.job_id_of(item["pk"]["S"]) for item in places.items])
+        # The index may be behind: a job that has left the state meanwhile is not in this list any more.
+        return Page([job for job in jobs if state is None or job.state is state], places.cursor)
+
+    def due_timers(self, now: int, *, limit: int) -> list[str]:
+        items = self._query(
+            limit,
+            None,
+            IndexName="timers",
+            KeyConditionExpression="timer_pk = :timer AND timer_at <= :now",
+            ExpressionAttributeValues={":timer": {"S": keys.TIMER}, ":now": number(now)},
+        )
+        return [keys.job_id_of(item["pk"]["S"]) for item in items]
+
+    def attempt(self, job_id: str, epoch: int) -> Attempt | None:
+        item = self._item(job_id, keys.attempt_sk(epoch))
+        return load(Attempt, item["doc"]["S"]) if item else None
+
+    def attempts(self, job_id: str, *, limit: int, cursor: str | None = None) -> Page[Attempt]:
+        listed = attempts_list(job_id)
+        items = self._history(job_id, keys.attempt_sk, listed, highest=keys.MAX_EPOCH, limit=limit, cursor=cursor)
+        found = [load(Attempt, item["doc"]["S"]) for item in items]
+        return page(found, limit, listed, lambda attempt: (attempt.epoch,))
+
+    def events(self, job_id: str, *, limit: int, cursor: str | None = None) -> Page[Event]:
+        listed = events_list(job_id)
+        items = self._history(job_id, keys.event_sk, listed, highest=keys.MAX_SEQ, limit=limit, cursor=cursor)
+        found = [load(Event, item["doc"]["S"]) for item in items]
+        return page(found, limit, listed, lambda event: (event.seq,))
+
+    def checkpoint(self, job_id: str, step: int) -> CheckpointRecord | None:
+        item = self._item(job_id, keys.checkpoint_sk(step))
+        return job_items.checkpoint_of(item) if item else None
+
+    def checkpoints(
+        self, job_id: str, *, limit: int, cursor: str | None = None, up_to_step: int | None = None
+    ) -> Page[CheckpointRecord]:
+        listed = checkpoints_list(job_id, up_to_step)
+        highest = keys.MAX_STEP if up_to_step is None else up_to_step
+        items = self._history(
+            job_id, keys.checkpoint_sk, listed, highest=highest, limit=limit, cursor=cursor, newest_first=True
+        )
+        return page([job_items.checkpoint_of(item) for item in items], limit, listed, lambda record: (record.step,))
+
+    def protect_checkpoint(self, job_id: str, step: int, until: int) -> CheckpointRecord | None:
+        try:
+            with failures_translated():
+                answer = self._client.update_item(
+                    TableName=self._table,
+                    Key=_key(job_id, keys.checkpoint_sk(step)),
+                    UpdateExpression="SET protected_until = :until",
+                    ConditionExpression="protected_until < :until",
+                    ExpressionAttributeValues={":until": number(until)},
+                    ReturnValues="ALL_NEW",
+                    ReturnValuesOnConditionCheckFailure="ALL_OLD",
+                )
+        except ClientError as error:
+            _raise_unless_condition_failed(error)
+            found = error.response.get("Item")
+            return job_items.checkpoint_of(found) if found else None
+        return job_items.checkpoint_of(answer["Attributes"])
+
+    def delete_checkpoint(self, job_id: str, record: CheckpointRecord, now: int) -> bool:
+        try:
+            with failures_translated():
+                self._client.delete_item(
+                    TableName=self._table,
+                    Key=_key(job_id, keys.checkpoint_sk(record.step)),
+                    ConditionExpression=(
+                        "attribute_not_exists(pk) OR (epoch = :epoch AND committed_at = :committed_at"
+                        " AND damaged = :damaged AND pinned = :pinned AND protected_until <= :now)"
+                    ),
+                    ExpressionAttributeValues={
+                        ":epoch": number(record.epoch),
+                        ":committed_at": number(record.committed_at),
+                        ":damaged": {"BOOL": record.damaged},
+                        ":pinned": {"BOOL": record.pinned},
+                        ":now": number(now),
+                    },
+                )
+        except ClientError as error:
+            _raise_unless_condition_failed(error)
+            return False
+        return True
+
+    def _item(self, job_id: str, sk: str) -> Item | None:
+        with failures_translated():
+            answer = self._client.get_item(TableName=self._table, Key=_key(job_id, sk), ConsistentRead=True)
+        item: Item | None = answer.get("Item")
+        return item
+
+    def _history(
+        self,
+        job_id: str,
+        sk_of: job_items.SortKey,
+        listed: PagedList,
+        *,
+        highest: int,
+        limit: int,
+        cursor: str | None,
+        newest_first: bool = False,
+    ) -> list[Item]:
+        """Items of one kind below a job, one more than `limit`, behind the cursor."""
+        position = listed.position(cursor)
+        lowest = 0
+        if position is not None:
+            # The range itself begins behind the cursor, so that no cursor can lie outside of it.
+            number_before = int(position[0])
+            lowest, highest = (0, min(number_before - 1, highest)) if newest_first else (number_before + 1, highest)
+        if lowest > highest:
+            return []
+        return self._query(
+            limit + 1,
+            None,
+            ConsistentRead=True,
+            ScanIndexForward=not newest_first,
+            KeyConditionExpression="pk = :pk AND sk BETWEEN :lowest AND :highest",
+            ExpressionAttributeValues={
+                ":pk": {"S": keys.job_pk(job_id)},
+                ":lowest": {"S": sk_of(lowest)},
+                ":highest": {"S": sk_of(highest)},
+            },
+        )
+
+    def _query(self, limit: int, start: Item | None, **request: Any) -> list[Item]:
+        """Up to `limit` items behind `start`; asks again where the service cuts an answer at 1 MB."""
+        items: list[Item] = []
+        while True:
+            if start is not None:
+                request["ExclusiveStartKey"] = start
+            with failures_translated():
+                answer = self._client.query(TableName=self._table, Limit=limit - len(items), **request)
+            items += answer["Items"]
+            start = answer.get("LastEvaluatedKey")
+            if start is None or len(items) >= limit:
+                return items
+
+
+def _key(job_id: str, sk: str) -> Item:
+    return {"pk": {"S": keys.job_pk(job_id)}, "sk": {"S": sk}}
+
+
+def _created(item: Item) -> tuple[int, str]:
+    created_at, _, job_id = item["created_sk"]["S"].partition("#")
+    return int(created_at), job_id
+
+
+def _raise_unless_condition_failed(error: ClientError) -> None:
+    if error_code(error) == "TransactionConflictException":
+        raise StorageUnavailable("the checkpoint is being changed at this moment") from error
+    if error_code(error) != "ConditionalCheckFailedException":
+        raise error
+
+
+def _raise_canceled(error: ClientError, *, leased: bool) -> NoReturn:
+    """Say why a transaction was canceled: the job's item comes first, the lease last."""
+    reasons = error.response.get("CancellationReasons") or []
+    codes = [str(reason.get("Code", "None")) for reason in reasons]
+    if "TransactionConflict" in codes or (codes and codes[0] == "ConditionalCheckFailed"):
+        raise WriteConflict from error
+    if leased and codes and codes[-1] == "ConditionalCheckFailed":
+        found = reasons[-1].get("Item")
+        raise FenceBroken(lease_items.from_item(found) if found else None) from error
+    passing = RETRYABLE_CODES.intersection(codes)
+    if passing:
+        raise StorageUnavailable(f"TransactWriteItems: {', '.join(sorted(passing))}") from error
+    raise error

@@ -1,0 +1,128 @@
+"""API keys and transfer tokens in DynamoDB. Both are kept as digests only."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from botocore.exceptions import ClientError
+
+from functions.domain.errors import WriteConflict
+from functions.domain.ports import Page
+from functions.domain.records import ApiKey, TransferGrant
+from functions.storage import keys
+from functions.storage.documents import dump, load
+from functions.storage.failures import error_code, failures_translated
+from functions.storage.lease_items import number
+from functions.storage.paging import keys_list, page
+from functions.storage.tables import TOKENS
+
+KEY_KEPT_S = 30 * 86_400
+"""How long an API key that has expired is kept, so that its user is told so."""
+
+GRANT_KEPT_S = 86_400
+
+Item = dict[str, Any]
+
+
+class DynamoTokenStore:
+    """TokenStore over a low-level DynamoDB client."""
+
+    def __init__(self, client: Any, prefix: str) -> None:
+        self._client = client
+        self._table = TOKENS.name(prefix)
+
+    def put_key(self, key: ApiKey) -> None:
+        self._put_key(key, "attribute_not_exists(pk)")
+
+    def get_key(self, key_id: str) -> ApiKey | None:
+        item = self._item(keys.api_key_pk(key_id))
+        return load(ApiKey, item["doc"]["S"]) if item else None
+
+    def list_keys(self, tenant: str, *, limit: int, cursor: str | None = None) -> Page[ApiKey]:
+        listed = keys_list(tenant)
+        position = listed.position(cursor)
+        request: dict[str, Any] = {}
+        if position is not None:
+            key_id = str(position[1])
+            request["ExclusiveStartKey"] = {
+                "tenant": {"S": tenant},
+                "created_sk": {"S": f"{int(position[0]):011d}#{key_id}"},
+                "pk": {"S": keys.api_key_pk(key_id)},
+            }
+        items: list[Item] = []
+        while len(items) <= limit:
+            with failures_translated():
+                answer = self._client.query(
+                    TableName=self._table,
+                    IndexName="keys_by_tenant",
+                    KeyConditionExpression="tenant = :tenant",
+                    ExpressionAttributeValues={":tenant": {"S": tenant}},
+                    Limit=limit + 1 - len(items),
+                    **request,
+                )
+            items += answer["Items"]
+            if "LastEvaluatedKey" not in answer:
+                break
+            request["ExclusiveStartKey"] = answer["LastEvaluatedKey"]
+        found = [load(ApiKey, item["doc"]["S"]) for item in items]
+        return page(found, limit, listed, lambda key: (key.created_at, key.id))
+
+    def replace_key(self, key: ApiKey) -> None:
+        unrevoked = "" if key.revoked_at is not None else " AND attribute_not_exists(revoked_at)"
+        self._put_key(key, f"attribute_exists(pk){unrevoked}")
+
+    def put_grant(self, grant: TransferGrant) -> None:
+        item = {
+            "pk": {"S": keys.grant_pk(grant.token_sha256)},
+            "purpose": {"S": grant.purpose},
+            "expires_at": number(grant.expires_at),
+            "ttl": number(grant.expires_at + GRANT_KEPT_S),
+            "doc": {"S": dump(grant)},
+        }
+        with failures_translated():
+            self._client.put_item(TableName=self._table, Item=item)
+
+    def get_grant(self, token_sha256: str) -> TransferGrant | None:
+        item = self._item(keys.grant_pk(token_sha256))
+        return load(TransferGrant, item["doc"]["S"]) if item else None
+
+    def redeem(self, token_sha256: str, now: int) -> TransferGrant | None:
+        try:
+            with failures_translated():
+                answer = self._client.delete_item(
+                    TableName=self._table,
+                    Key={"pk": {"S": keys.grant_pk(token_sha256)}},
+                    ConditionExpression="purpose = :download AND expires_at > :now",
+                    ExpressionAttributeValues={":download": {"S": "download"}, ":now": number(now)},
+                    ReturnValues="ALL_OLD",
+                )
+        except ClientError as error:
+            if error_code(error) == "ConditionalCheckFailedException":
+                return None
+            raise
+        return load(TransferGrant, answer["Attributes"]["doc"]["S"])
+
+    def _put_key(self, key: ApiKey, condition: str) -> None:
+        item: Item = {
+            "pk": {"S": keys.api_key_pk(key.id)},
+            "tenant": {"S": key.tenant},
+            "created_sk": {"S": keys.created_sk(key)},
+            "doc": {"S": dump(key)},
+        }
+        if key.revoked_at is not None:
+            item["revoked_at"] = number(key.revoked_at)
+        if key.expires_at is not None:
+            item["ttl"] = number(key.expires_at + KEY_KEPT_S)
+        try:
+            with failures_translated():
+                self._client.put_item(TableName=self._table, Item=item, ConditionExpression=condition)
+        except ClientError as error:
+            if error_code(error) == "ConditionalCheckFailedException":
+                raise WriteConflict from error
+            raise
+
+    def _item(self, pk: str) -> Item | None:
+        with failures_translated():
+            answer = self._client.get_item(TableName=self._table, Key={"pk": {"S": pk}}, ConsistentRead=True)
+        item: Item | None = answer.get("Item")
+        return item

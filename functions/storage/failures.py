@@ -1,0 +1,56 @@
+"""What botocore raises, as the storage errors of the domain."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from botocore.exceptions import ClientError, ConnectionError, HTTPClientError, IncompleteReadError
+from botocore.parsers import ResponseParserError
+
+from functions.domain.errors import StorageUnavailable
+
+RETRYABLE_CODES = frozenset(
+    (
+        "InternalError",
+        "InternalServerError",
+        "LimitExceededException",
+        "ProvisionedThroughputExceeded",
+        "ProvisionedThroughputExceededException",
+        "RequestLimitExceeded",
+        "RequestTimeout",
+        "ServiceUnavailable",
+        "SlowDown",
+        "Throttling",
+        "ThrottlingError",
+        "ThrottlingException",
+        "TransactionInProgressException",
+    )
+)
+"""Codes of answers, and of single reasons within a canceled transaction, that pass by themselves."""
+
+
+def error_code(error: ClientError) -> str:
+    """The service's code, `ConditionalCheckFailedException`, `NoSuchKey`, ...; for HEAD the HTTP status."""
+    return str(error.response.get("Error", {}).get("Code", ""))
+
+
+def http_status(error: ClientError) -> int:
+    """The HTTP status of the answer; 0 if unknown."""
+    return int(error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0))
+
+
+@contextmanager
+def failures_translated() -> Iterator[None]:
+    """Raise StorageUnavailable for what passes by itself: no connection, time-outs, throttling, 5xx.
+
+    Everything else (missing rights, unknown table, invalid request) is a fault of ours and goes through unchanged.
+    """
+    try:
+        yield
+    except ClientError as error:
+        if error_code(error) in RETRYABLE_CODES or http_status(error) >= 500 or http_status(error) == 429:
+            raise StorageUnavailable(f"{error.operation_name}: {error_code(error) or http_status(error)}") from error
+        raise
+    except (ConnectionError, HTTPClientError, IncompleteReadError, ResponseParserError) as error:
+        raise StorageUnavailable(str(error)) from error

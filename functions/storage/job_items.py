@@ -1,0 +1,85 @@
+"""Jobs and their history as DynamoDB items: what conditions and indexes need at top level, the rest in `doc`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from functions.domain.change import Change
+from functions.domain.records import Attempt, CheckpointRecord, Event, Job
+from functions.storage import keys
+from functions.storage.documents import dump, load
+from functions.storage.lease_items import number
+
+Item = dict[str, Any]
+SortKey = Callable[[int], str]
+
+_BESIDE = frozenset(("protected_until",))
+"""Of a checkpoint: changed by itself, so not part of the document."""
+
+
+def job(record: Job) -> Item:
+    """META: in the index `ready` only while claimable, in `timers` only while something is due at some time."""
+    item: Item = {
+        "pk": {"S": keys.job_pk(record.id)},
+        "sk": {"S": keys.META},
+        "rev": number(record.rev),
+        "tenant": {"S": record.tenant},
+        "state_pk": {"S": keys.state_pk(record.tenant, record.state)},
+        "created_sk": {"S": keys.created_sk(record)},
+        "doc": {"S": dump(record)},
+    }
+    if record.claimable:
+        item["ready_pk"] = {"S": keys.ready_pk(record.tenant, record.queue, record.shard)}
+        item["ready_sk"] = {"S": record.ready_rank}
+    if record.timer_at is not None:
+        item["timer_pk"] = {"S": keys.TIMER}
+        item["timer_at"] = number(record.timer_at)
+    return item
+
+
+def put_job(change: Change, table: str) -> Item:
+    """The write of META: only if nobody wrote since the job was read; a new job only if there is none."""
+    action = put(table, job(change.job))
+    if change.seen_rev is None:
+        action["Put"]["ConditionExpression"] = "attribute_not_exists(pk)"
+    else:
+        action["Put"]["ConditionExpression"] = "rev = :seen"
+        action["Put"]["ExpressionAttributeValues"] = {":seen": number(change.seen_rev)}
+    return action
+
+
+def put(table: str, item: Item) -> Item:
+    """A Put as an action of a transaction."""
+    return {"Put": {"TableName": table, "Item": item}}
+
+
+def attempt(job_id: str, record: Attempt) -> Item:
+    """ATTEMPT#epoch."""
+    return _item(job_id, keys.attempt_sk(record.epoch), dump(record))
+
+
+def event(job_id: str, record: Event) -> Item:
+    """EVENT#seq."""
+    return _item(job_id, keys.event_sk(record.seq), dump(record))
+
+
+def checkpoint(job_id: str, record: CheckpointRecord) -> Item:
+    """CHECKPOINT#step, with what its deletion depends on at top level."""
+    return _item(job_id, keys.checkpoint_sk(record.step), dump(record, without=_BESIDE)) | {
+        "epoch": number(record.epoch),
+        "committed_at": number(record.committed_at),
+        "damaged": {"BOOL": record.damaged},
+        "pinned": {"BOOL": record.pinned},
+        "protected_until": number(record.protected_until),
+    }
+
+
+def checkpoint_of(item: Item) -> CheckpointRecord:
+    """The inverse of `checkpoint`."""
+    record = load(CheckpointRecord, item["doc"]["S"])
+    return record.model_copy(update={"protected_until": int(item["protected_until"]["N"])})
+
+
+def _item(job_id: str, sk: str, document: str) -> Item:
+    return {"pk": {"S": keys.job_pk(job_id)}, "sk": {"S": sk}, "doc": {"S": document}}

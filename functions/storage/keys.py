@@ -1,0 +1,89 @@
+"""Every key of the three tables, in one place. The access patterns are listed in README.md."""
+
+from __future__ import annotations
+
+import zlib
+
+from functions.domain.records import ApiKey, Job
+
+META = "META"
+ATTEMPT = "ATTEMPT#"
+CHECKPOINT = "CHECKPOINT#"
+EVENT = "EVENT#"
+TIMER = "TIMER"
+"""The one partition of the index `timers`."""
+DUE = "DUE"
+"""The one partition of the index `due`."""
+WATCH = "WATCH"
+"""Key of the item in the heartbeats table that says when expired leases were last looked after."""
+
+MAX_EPOCH = 10**10 - 1
+MAX_SEQ = 10**10 - 1
+MAX_STEP = 10**13 - 1
+DUE_BUCKET_S = 300
+"""A lease moves in the index `due` at most once in this many seconds, however often it is prolonged."""
+
+
+def job_pk(job_id: str) -> str:
+    """Partition of everything that belongs to a job."""
+    return f"JOB#{job_id}"
+
+
+def job_id_of(pk: str) -> str:
+    """The inverse of `job_pk`."""
+    return pk.removeprefix("JOB#")
+
+
+def attempt_sk(epoch: int) -> str:
+    """Sort key of an attempt: in order of epochs."""
+    return f"{ATTEMPT}{epoch:010d}"
+
+
+def checkpoint_sk(step: int) -> str:
+    """Sort key of a checkpoint: in order of steps."""
+    return f"{CHECKPOINT}{step:013d}"
+
+
+def event_sk(seq: int) -> str:
+    """Sort key of an event: in order of happening."""
+    return f"{EVENT}{seq:010d}"
+
+
+def ready_pk(tenant: str, queue: str, shard: int) -> str:
+    """Partition of the index `ready`; its sort key is `Job.ready_rank`."""
+    return f"{tenant}#{queue}#{shard}"
+
+
+def state_pk(tenant: str, state: str) -> str:
+    """Partition of the index `by_state`."""
+    return f"{tenant}#{state}"
+
+
+def created_sk(record: Job | ApiKey) -> str:
+    """Sort key of lists in order of creation."""
+    return f"{record.created_at:011d}#{record.id}"
+
+
+def due_bucket(job_id: str, now: int) -> int:
+    """Start of the present bucket; lease duration added to it gives `due_at`.
+
+    `due_at` is never later than the end of a lease prolonged at `now`, and at most one bucket earlier. The buckets of
+    different jobs begin at different seconds, so that a fleet does not rewrite the index all at once.
+    """
+    phase_s = zlib.crc32(job_id.encode()) % DUE_BUCKET_S
+    return now - (now - phase_s) % DUE_BUCKET_S
+
+
+def api_key_pk(key_id: str) -> str:
+    """Partition of an API key."""
+    return f"KEY#{key_id}"
+
+
+def grant_pk(token_sha256: str) -> str:
+    """Partition of a transfer token."""
+    return f"GRANT#{token_sha256}"
+
+
+def object_key(tenant: str, key: str) -> str:
+    """Physical S3 key of a tenant's object."""
+    return f"{tenant}/{key}"

@@ -1,0 +1,180 @@
+"""Lease rows as DynamoDB items, and the fence as a condition on them.
+
+Absent attributes stand for None and, for `closed`, for an attempt that lives.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from contract.jobs import Progress
+from contract.work import Directive
+from functions.domain.change import Change, CheckLease, CloseLease, DirectLease, LeaseWrite, OpenLease
+from functions.domain.leases import LEASE_KEPT_S, Fence
+from functions.domain.records import Lease
+from functions.storage import keys
+
+Item = dict[str, Any]
+
+_TEXTS = ("token_sha256", "machine_id", "phase")
+
+
+def to_item(lease: Lease) -> Item:
+    """The row of a lease that is being opened: `due_at` puts it into the index of leases that may run out."""
+    opened_at = lease.expires_at - lease.duration_s
+    item: Item = {
+        "pk": {"S": lease.job_id},
+        "tenant": {"S": lease.tenant},
+        "epoch": number(lease.epoch),
+        "expires_at": number(lease.expires_at),
+        "duration_s": number(lease.duration_s),
+        "heartbeat_interval_s": number(lease.heartbeat_interval_s),
+        "directive": {"S": lease.directive.value},
+        "directive_reason": {"S": lease.directive_reason},
+        "due_pk": {"S": keys.DUE},
+        "due_at": number(keys.due_bucket(lease.job_id, opened_at) + lease.duration_s),
+    }
+    for name in _TEXTS:
+        if (value := getattr(lease, name)) is not None:
+            item[name] = {"S": value}
+    if lease.stop_at is not None:
+        item["stop_at"] = number(lease.stop_at)
+    if lease.progress is not None:
+        item["progress"] = {"S": lease.progress.model_dump_json(exclude_none=True)}
+    return item
+
+
+def from_item(item: Item) -> Lease:
+    """The lease in a row."""
+    progress = _text(item, "progress")
+    return Lease.model_validate(
+        {
+            "job_id": item["pk"]["S"],
+            "tenant": item["tenant"]["S"],
+            "epoch": int(item["epoch"]["N"]),
+            "token_sha256": _text(item, "token_sha256"),
+            "machine_id": _text(item, "machine_id"),
+            "expires_at": int(item["expires_at"]["N"]),
+            "duration_s": int(item["duration_s"]["N"]),
+            "heartbeat_interval_s": int(item["heartbeat_interval_s"]["N"]),
+            "stop_at": int(item["stop_at"]["N"]) if "stop_at" in item else None,
+            "directive": Directive(_text(item, "directive") or Directive.CONTINUE),
+            "directive_reason": _text(item, "directive_reason") or "",
+            "progress": Progress.model_validate_json(progress) if progress else None,
+            "phase": _text(item, "phase"),
+            "closed": _text(item, "closed") or "",
+        }
+    )
+
+
+def fence_condition(fence: Fence, *, reproof_window_s: int = 0) -> tuple[str, Item]:
+    """`Fence.admits` as a condition expression and its values. False for a row that does not exist."""
+    values: Item = {
+        ":tenant": {"S": fence.tenant},
+        ":proved_after": number(fence.now - reproof_window_s),
+    }
+    terms = ["tenant = :tenant", "attribute_not_exists(closed)", "expires_at > :proved_after"]
+    if fence.epoch is not None:
+        terms.append("epoch = :epoch")
+        values[":epoch"] = number(fence.epoch)
+    if fence.token_sha256 is not None:
+        terms.append("token_sha256 = :token")
+        values[":token"] = {"S": fence.token_sha256}
+    else:
+        terms.append("attribute_not_exists(token_sha256)")
+        if fence.machine_id is not None:
+            terms.append("(attribute_not_exists(machine_id) OR machine_id = :machine)")
+            values[":machine"] = {"S": fence.machine_id}
+    return " AND ".join(terms), values
+
+
+def transact_item(write: LeaseWrite, change: Change, table: str) -> Item:
+    """The lease write of a change, as one action of a transaction. A failed condition answers with the row found."""
+    match write:
+        case OpenLease(lease=lease):
+            return {
+                "Put": {
+                    "TableName": table,
+                    "Item": to_item(lease),
+                    "ConditionExpression": "attribute_not_exists(pk) OR epoch < :epoch",
+                    "ExpressionAttributeValues": {":epoch": number(lease.epoch)},
+                    "ReturnValuesOnConditionCheckFailure": "ALL_OLD",
+                }
+            }
+        case CheckLease(fence=fence):
+            condition, values = fence_condition(fence)
+            return {
+                "ConditionCheck": {
+                    "TableName": table,
+                    "Key": {"pk": {"S": fence.job_id}},
+                    "ConditionExpression": condition,
+                    "ExpressionAttributeValues": values,
+                    "ReturnValuesOnConditionCheckFailure": "ALL_OLD",
+                }
+            }
+        case DirectLease():
+            return _update(
+                table,
+                write.job_id,
+                "SET directive = :directive, directive_reason = :reason",
+                "epoch = :of AND attribute_not_exists(closed)",
+                {
+                    ":of": number(write.epoch),
+                    ":directive": {"S": str(write.directive)},
+                    ":reason": {"S": write.reason},
+                },
+            )
+        case CloseLease():
+            return _close(write, change, table)
+
+
+def _close(write: CloseLease, change: Change, table: str) -> Item:
+    now = change.job.updated_at
+    update = "SET closed = :closed, #ttl = :ttl"
+    values: Item = {
+        ":of": number(write.epoch),
+        ":closed": {"S": write.closed},
+        ":ttl": number(now + LEASE_KEPT_S),
+    }
+    terms = ["epoch = :of"]
+    if write.fence is not None:
+        condition, more = fence_condition(write.fence)
+        terms.append(condition)
+        values |= more
+    if write.expired_at is not None:
+        terms.append("attribute_not_exists(closed) AND expires_at <= :expired_at")
+        values[":expired_at"] = number(write.expired_at)
+    if write.fence is None and write.expired_at is None:
+        # A user's command goes through even where the row is lost.
+        terms = ["(attribute_not_exists(pk) OR epoch = :of)"]
+        update += (
+            ", epoch = :of, tenant = if_not_exists(tenant, :owner), expires_at = if_not_exists(expires_at, :now),"
+            " duration_s = if_not_exists(duration_s, :zero),"
+            " heartbeat_interval_s = if_not_exists(heartbeat_interval_s, :zero)"
+        )
+        values |= {":owner": {"S": change.job.tenant}, ":now": number(now), ":zero": number(0)}
+    action = _update(table, write.job_id, f"{update} REMOVE due_pk, due_at", " AND ".join(terms), values)
+    action["Update"]["ExpressionAttributeNames"] = {"#ttl": "ttl"}
+    return action
+
+
+def _update(table: str, job_id: str, update: str, condition: str, values: Item) -> Item:
+    return {
+        "Update": {
+            "TableName": table,
+            "Key": {"pk": {"S": job_id}},
+            "UpdateExpression": update,
+            "ConditionExpression": condition,
+            "ExpressionAttributeValues": values,
+            "ReturnValuesOnConditionCheckFailure": "ALL_OLD",
+        }
+    }
+
+
+def number(value: int) -> Item:
+    """A number as DynamoDB writes it."""
+    return {"N": str(value)}
+
+
+def _text(item: Item, name: str) -> str | None:
+    return str(item[name]["S"]) if name in item else None

@@ -1,0 +1,50 @@
+"""What both object stores agree on: headers of presigned requests, and what is refused."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from contract.errors import ErrorCode
+from functions.domain.errors import Refusal
+
+CHECKSUM_HEADER = "x-amz-checksum-crc64nvme"
+
+
+def put_headers(
+    size_bytes: int | None, crc64nvme: str | None, create_only: bool, replace_etag: str | None
+) -> dict[str, str]:
+    """The headers that are part of a presigned PUT."""
+    headers = {}
+    if size_bytes is not None:
+        headers["content-length"] = str(size_bytes)
+    if crc64nvme is not None:
+        headers[CHECKSUM_HEADER] = crc64nvme
+    if create_only:
+        headers["if-none-match"] = "*"
+    if replace_etag is not None:
+        headers["if-match"] = quoted(replace_etag)
+    return headers
+
+
+def quoted(etag: str) -> str:
+    """An ETag as the protocol writes it; the rest of the code has it without quotes."""
+    return f'"{etag.strip(chr(34))}"'
+
+
+def unknown_bucket(bucket: str) -> Refusal:
+    """The refusal of a bucket that the API does not name."""
+    return Refusal(ErrorCode.UNKNOWN_BUCKET, f"There is no bucket {bucket[:64]!r}.", field="bucket")
+
+
+def check_parts(parts: Sequence[tuple[int, str]]) -> None:
+    """Raises Refusal for a list of parts that S3 would refuse before looking at them."""
+    numbers = [number for number, _ in parts]
+    if not numbers:
+        raise parts_refused("No part is stored.")
+    if numbers != sorted(set(numbers)) or numbers[0] < 1 or numbers[-1] > 10_000:
+        raise parts_refused("Part numbers are 1 to 10000, rising, each once.")
+
+
+def parts_refused(message: str) -> Refusal:
+    """The refusal of a list of parts."""
+    return Refusal(ErrorCode.INVALID_VALUE, message, field="parts")

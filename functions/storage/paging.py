@@ -1,0 +1,67 @@
+"""The lists that are read in pages, and how a page ends: the same on every store."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+from contract.jobs import JobState
+from functions.domain.ports import Page
+from functions.storage import cursors
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class PagedList:
+    """A list's identity, and the shape of a position in it."""
+
+    name: tuple[str, ...]
+    shape: tuple[type[str] | type[int], ...]
+
+    def position(self, cursor: str | None) -> list[str | int] | None:
+        """Where to go on; None for the beginning. Raises Refusal(INVALID_CURSOR)."""
+        return None if cursor is None else cursors.decode(cursor, self.name, self.shape)
+
+
+def ready_list(tenant: str, queue: str, shard: int) -> PagedList:
+    """Claimable jobs; position: rank, id."""
+    return PagedList(("ready", tenant, queue, str(shard)), (str, str))
+
+
+def jobs_list(tenant: str, state: JobState | None) -> PagedList:
+    """A tenant's jobs; position: created_at, id."""
+    return PagedList(("jobs", tenant, state.value if state else ""), (int, str))
+
+
+def attempts_list(job_id: str) -> PagedList:
+    """Attempts; position: epoch."""
+    return PagedList(("attempts", job_id), (int,))
+
+
+def events_list(job_id: str) -> PagedList:
+    """Events; position: seq."""
+    return PagedList(("events", job_id), (int,))
+
+
+def checkpoints_list(job_id: str, up_to_step: int | None) -> PagedList:
+    """Checkpoints; position: step."""
+    return PagedList(("checkpoints", job_id, "" if up_to_step is None else str(up_to_step)), (int,))
+
+
+def keys_list(tenant: str) -> PagedList:
+    """API keys; position: created_at, id."""
+    return PagedList(("keys", tenant), (int, str))
+
+
+def objects_list(tenant: str, bucket: str, prefix: str) -> PagedList:
+    """Objects below a prefix; position: key."""
+    return PagedList(("objects", tenant, bucket, prefix), (str,))
+
+
+def page(found: Sequence[T], limit: int, listed: PagedList, position_of: Callable[[T], Sequence[str | int]]) -> Page[T]:
+    """The page of `limit` items from `limit + 1` found ones: the extra one only says that there are more."""
+    if len(found) <= limit:
+        return Page(list(found))
+    return Page(list(found[:limit]), cursors.encode(listed.name, position_of(found[limit - 1])))

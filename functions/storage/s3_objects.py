@@ -1,0 +1,226 @@
+"""The object store in S3, or any store that speaks its protocol with conditional writes and CRC-64/NVME."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+from botocore.exceptions import ClientError
+
+from functions.domain.errors import StorageUnavailable
+from functions.domain.ports import Page, Presigned, StoredObject
+from functions.storage.failures import error_code, failures_translated, http_status
+from functions.storage.keys import object_key
+from functions.storage.objects import check_parts, parts_refused, put_headers, quoted, unknown_bucket
+from functions.storage.paging import objects_list, page
+
+MAX_KEYS_PER_CALL = 1000
+HEADS_IN_PARALLEL = 16
+MAX_COLLISIONS = 5
+PART_ERRORS = frozenset(("InvalidPart", "InvalidPartOrder", "EntityTooSmall", "MalformedXML"))
+
+
+class S3ObjectStore:
+    """ObjectStore over a low-level S3 client.
+
+    `presigner`: a client whose endpoint is the one that workers reach S3 by; it only signs, and may be `client`.
+    `buckets`: physical name by the API's name. `client` must allow `HEADS_IN_PARALLEL` connections.
+    """
+
+    def __init__(self, client: Any, presigner: Any, buckets: Mapping[str, str]) -> None:
+        self._client = client
+        self._presigner = presigner
+        self._buckets = dict(buckets)
+
+    def head(self, tenant: str, bucket: str, key: str) -> StoredObject | None:
+        try:
+            with failures_translated():
+                answer = self._client.head_object(**self._place(tenant, bucket, key), ChecksumMode="ENABLED")
+        except ClientError as error:
+            if http_status(error) == 404:
+                return None
+            raise
+        return StoredObject(
+            key=key,
+            size_bytes=answer["ContentLength"],
+            etag=answer["ETag"].strip('"'),
+            modified_at=int(answer["LastModified"].timestamp()),
+            crc64nvme=answer.get("ChecksumCRC64NVME"),
+        )
+
+    def head_many(self, tenant: str, bucket: str, keys: Iterable[str]) -> dict[str, StoredObject]:
+        wanted = list(dict.fromkeys(keys))
+        if len(wanted) < 2:
+            found = [self.head(tenant, bucket, key) for key in wanted]
+        else:
+            with ThreadPoolExecutor(min(len(wanted), HEADS_IN_PARALLEL)) as pool:
+                found = list(pool.map(lambda key: self.head(tenant, bucket, key), wanted))
+        return {stored.key: stored for stored in found if stored is not None}
+
+    def list(
+        self, tenant: str, bucket: str, prefix: str, *, limit: int, cursor: str | None = None, after: str | None = None
+    ) -> Page[StoredObject]:
+        listed = objects_list(tenant, bucket, prefix)
+        position = listed.position(cursor)
+        start = str(position[0]) if position else after
+        found: list[StoredObject] = []
+        more = True
+        while more and len(found) <= limit:
+            request: dict[str, Any] = {"StartAfter": object_key(tenant, start)} if start is not None else {}
+            with failures_translated():
+                answer = self._client.list_objects_v2(
+                    Bucket=self._physical(bucket),
+                    Prefix=object_key(tenant, prefix),
+                    MaxKeys=min(limit + 1 - len(found), MAX_KEYS_PER_CALL),
+                    **request,
+                )
+            found += [_listed(tenant, entry) for entry in answer.get("Contents", [])]
+            more = bool(answer.get("IsTruncated")) and bool(answer.get("Contents"))
+            start = found[-1].key if found else start
+        return page(found, limit, listed, lambda stored: (stored.key,))
+
+    def read(self, tenant: str, bucket: str, key: str) -> bytes | None:
+        try:
+            with failures_translated():
+                data: bytes = self._client.get_object(**self._place(tenant, bucket, key))["Body"].read()
+        except ClientError as error:
+            if http_status(error) == 404:
+                return None
+            raise
+        return data
+
+    def create(self, tenant: str, bucket: str, key: str, data: bytes) -> bool:
+        for _ in range(MAX_COLLISIONS):
+            try:
+                with failures_translated():
+                    self._client.put_object(**self._place(tenant, bucket, key), Body=data, IfNoneMatch="*")
+            except ClientError as error:
+                if http_status(error) == 412:
+                    return False
+                # 409: another write of this key is under way; which of the two wins is not yet decided.
+                if http_status(error) != 409:
+                    raise
+            else:
+                return True
+        raise StorageUnavailable(f"PutObject: {key} is being written by others all the time")
+
+    def delete(self, tenant: str, bucket: str, key: str) -> None:
+        with failures_translated():
+            self._client.delete_object(**self._place(tenant, bucket, key))
+
+    def delete_many(self, tenant: str, bucket: str, keys: Sequence[str]) -> None:
+        for first in range(0, len(keys), MAX_KEYS_PER_CALL):
+            names = [{"Key": object_key(tenant, key)} for key in keys[first : first + MAX_KEYS_PER_CALL]]
+            with failures_translated():
+                answer = self._client.delete_objects(
+                    Bucket=self._physical(bucket), Delete={"Objects": names, "Quiet": True}
+                )
+            if failed := answer.get("Errors"):
+                codes = sorted({str(error.get("Code")) for error in failed})
+                raise StorageUnavailable(f"DeleteObjects: {len(failed)} objects were left ({', '.join(codes)})")
+
+    def presign_get(self, tenant: str, bucket: str, key: str, *, expires_s: int) -> str:
+        return self._presigned("get_object", self._place(tenant, bucket, key), expires_s)
+
+    def presign_put(
+        self,
+        tenant: str,
+        bucket: str,
+        key: str,
+        *,
+        expires_s: int,
+        size_bytes: int | None = None,
+        crc64nvme: str | None = None,
+        create_only: bool = False,
+        replace_etag: str | None = None,
+    ) -> Presigned:
+        request: dict[str, Any] = self._place(tenant, bucket, key)
+        if size_bytes is not None:
+            request["ContentLength"] = size_bytes
+        if crc64nvme is not None:
+            request["ChecksumCRC64NVME"] = crc64nvme
+        if create_only:
+            request["IfNoneMatch"] = "*"
+        if replace_etag is not None:
+            request["IfMatch"] = quoted(replace_etag)
+        return Presigned(
+            self._presigned("put_object", request, expires_s),
+            put_headers(size_bytes, crc64nvme, create_only, replace_etag),
+        )
+
+    def create_multipart(self, tenant: str, bucket: str, key: str) -> str:
+        with failures_translated():
+            upload = self._client.create_multipart_upload(**self._place(tenant, bucket, key))
+        return str(upload["UploadId"])
+
+    def presign_part(
+        self, tenant: str, bucket: str, key: str, upload_id: str, part_number: int, *, expires_s: int
+    ) -> str:
+        request = self._place(tenant, bucket, key) | {"UploadId": upload_id, "PartNumber": part_number}
+        return self._presigned("upload_part", request, expires_s)
+
+    def complete_multipart(
+        self, tenant: str, bucket: str, key: str, upload_id: str, parts: Sequence[tuple[int, str]]
+    ) -> str | None:
+        place = self._place(tenant, bucket, key)
+        try:
+            chosen = list(parts) or self._stored_parts(place, upload_id)
+            check_parts(chosen)
+            with failures_translated():
+                answer = self._client.complete_multipart_upload(
+                    **place,
+                    UploadId=upload_id,
+                    MultipartUpload={
+                        "Parts": [{"PartNumber": part_number, "ETag": quoted(etag)} for part_number, etag in chosen]
+                    },
+                )
+        except ClientError as error:
+            if error_code(error) == "NoSuchUpload":
+                return None
+            if error_code(error) in PART_ERRORS:
+                raise parts_refused("A part is not stored, has another ETag, or is smaller than 5 MiB.") from error
+            raise
+        return str(answer["ETag"]).strip('"')
+
+    def abort_multipart(self, tenant: str, bucket: str, key: str, upload_id: str) -> bool:
+        try:
+            with failures_translated():
+                self._client.abort_multipart_upload(**self._place(tenant, bucket, key), UploadId=upload_id)
+        except ClientError as error:
+            if error_code(error) == "NoSuchUpload":
+                return False
+            raise
+        return True
+
+    def _physical(self, bucket: str) -> str:
+        if bucket not in self._buckets:
+            raise unknown_bucket(bucket)
+        return self._buckets[bucket]
+
+    def _place(self, tenant: str, bucket: str, key: str) -> dict[str, Any]:
+        return {"Bucket": self._physical(bucket), "Key": object_key(tenant, key)}
+
+    def _presigned(self, operation: str, request: dict[str, Any], expires_s: int) -> str:
+        url: str = self._presigner.generate_presigned_url(operation, Params=request, ExpiresIn=expires_s)
+        return url
+
+    def _stored_parts(self, place: dict[str, Any], upload_id: str) -> Sequence[tuple[int, str]]:
+        parts: list[tuple[int, str]] = []
+        marker = 0
+        while True:
+            with failures_translated():
+                answer = self._client.list_parts(**place, UploadId=upload_id, PartNumberMarker=marker)
+            parts += [(int(part["PartNumber"]), str(part["ETag"])) for part in answer.get("Parts", [])]
+            if not answer.get("IsTruncated"):
+                return parts
+            marker = answer["NextPartNumberMarker"]
+
+
+def _listed(tenant: str, entry: dict[str, Any]) -> StoredObject:
+    return StoredObject(
+        key=entry["Key"].removeprefix(f"{tenant}/"),
+        size_bytes=entry["Size"],
+        etag=entry["ETag"].strip('"'),
+        modified_at=int(entry["LastModified"].timestamp()),
+    )

@@ -1,0 +1,130 @@
+"""The three tables as data: used by the local stack, the tests and the deployed stack alike."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from functions.storage.failures import failures_translated
+
+ACTIVE_TIMEOUT_S = 60
+
+
+@dataclass(frozen=True, kw_only=True)
+class KeySchema:
+    """A partition key and perhaps a sort key: name and type (S text, N number)."""
+
+    partition: str
+    sort: str | None = None
+    sort_type: Literal["S", "N"] = "S"
+
+    def attributes(self) -> dict[str, str]:
+        """Name to type."""
+        return {self.partition: "S"} | ({self.sort: self.sort_type} if self.sort else {})
+
+    def elements(self) -> list[dict[str, str]]:
+        """In the form of CreateTable."""
+        hash_key = [{"AttributeName": self.partition, "KeyType": "HASH"}]
+        return hash_key + ([{"AttributeName": self.sort, "KeyType": "RANGE"}] if self.sort else [])
+
+
+@dataclass(frozen=True, kw_only=True)
+class Index:
+    """A global secondary index. All are sparse: an item is in it while it has the key attributes."""
+
+    name: str
+    key: KeySchema
+    projection: Literal["ALL", "KEYS_ONLY"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Table:
+    """One table, on demand. `ttl_attribute`: epoch seconds after which the broom may take an item away."""
+
+    suffix: str
+    key: KeySchema
+    indexes: tuple[Index, ...] = ()
+    ttl_attribute: str | None = None
+
+    def name(self, prefix: str) -> str:
+        """The physical name in a deployment."""
+        return f"{prefix}{self.suffix}"
+
+    def definition(self, prefix: str) -> dict[str, Any]:
+        """The arguments of CreateTable."""
+        attributes = self.key.attributes()
+        for index in self.indexes:
+            attributes |= index.key.attributes()
+        definition: dict[str, Any] = {
+            "TableName": self.name(prefix),
+            "BillingMode": "PAY_PER_REQUEST",
+            "KeySchema": self.key.elements(),
+            "AttributeDefinitions": [
+                {"AttributeName": name, "AttributeType": type_} for name, type_ in attributes.items()
+            ],
+        }
+        if self.indexes:
+            definition["GlobalSecondaryIndexes"] = [
+                {
+                    "IndexName": index.name,
+                    "KeySchema": index.key.elements(),
+                    "Projection": {"ProjectionType": index.projection},
+                }
+                for index in self.indexes
+            ]
+        return definition
+
+
+JOBS = Table(
+    suffix="jobs",
+    key=KeySchema(partition="pk", sort="sk"),
+    indexes=(
+        Index(name="ready", key=KeySchema(partition="ready_pk", sort="ready_sk"), projection="ALL"),
+        Index(name="by_tenant", key=KeySchema(partition="tenant", sort="created_sk"), projection="KEYS_ONLY"),
+        Index(name="by_state", key=KeySchema(partition="state_pk", sort="created_sk"), projection="KEYS_ONLY"),
+        Index(
+            name="timers", key=KeySchema(partition="timer_pk", sort="timer_at", sort_type="N"), projection="KEYS_ONLY"
+        ),
+    ),
+)
+HEARTBEATS = Table(
+    suffix="heartbeats",
+    key=KeySchema(partition="pk"),
+    indexes=(
+        Index(name="due", key=KeySchema(partition="due_pk", sort="due_at", sort_type="N"), projection="KEYS_ONLY"),
+    ),
+    ttl_attribute="ttl",
+)
+TOKENS = Table(
+    suffix="tokens",
+    key=KeySchema(partition="pk"),
+    indexes=(Index(name="keys_by_tenant", key=KeySchema(partition="tenant", sort="created_sk"), projection="ALL"),),
+    ttl_attribute="ttl",
+)
+TABLES = (JOBS, HEARTBEATS, TOKENS)
+
+
+def create_tables(client: Any, prefix: str) -> None:
+    """Create what is missing and wait until it is usable; what exists is left as it is.
+
+    `client`: a low-level DynamoDB client. Raises StorageUnavailable, or botocore's errors for a wrong set-up.
+    """
+    with failures_translated():
+        for table in TABLES:
+            try:
+                client.create_table(**table.definition(prefix))
+            except client.exceptions.ResourceInUseException:
+                continue
+        waiter = client.get_waiter("table_exists")
+        for table in TABLES:
+            name = table.name(prefix)
+            waiter.wait(TableName=name, WaiterConfig={"Delay": 1, "MaxAttempts": ACTIVE_TIMEOUT_S})
+            if table.ttl_attribute:
+                _enable_ttl(client, name, table.ttl_attribute)
+
+
+def _enable_ttl(client: Any, name: str, attribute: str) -> None:
+    described = client.describe_time_to_live(TableName=name)["TimeToLiveDescription"]
+    if described.get("TimeToLiveStatus") in ("ENABLED", "ENABLING"):
+        return
+    client.update_time_to_live(TableName=name, TimeToLiveSpecification={"Enabled": True, "AttributeName": attribute})

@@ -1,0 +1,35 @@
+"""Every store under one set of tests."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from functions.local.emulator import Emulator
+from tests.conformance.store_kit import Cloud, MinistackClients, memory_cloud, moto_cloud
+
+
+@pytest.fixture(scope="session")
+def ministack_clients(emulator: Emulator) -> MinistackClients:
+    """Clients for the emulator of this session."""
+    return MinistackClients.of(emulator)
+
+
+@pytest.fixture
+def ministack(emulator: Emulator, ministack_clients: MinistackClients) -> Cloud:
+    """Stores on the emulated cloud."""
+    emulator.check()
+    return ministack_clients.cloud()
+
+
+@pytest.fixture(params=["memory", "moto", pytest.param("ministack", marks=pytest.mark.emulator)])
+def cloud(request: pytest.FixtureRequest) -> Iterator[Cloud]:
+    """The stores, on each of what can be beneath them."""
+    if request.param == "memory":
+        yield memory_cloud()
+    elif request.param == "moto":
+        with moto_cloud() as made:
+            yield made
+    else:
+        yield request.getfixturevalue("ministack")

@@ -1,0 +1,385 @@
+"""The claim loop and the sweep, on every store."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from contract.jobs import JobState, Policy, Requirements
+from contract.work import WorkQuery
+from functions.api import claiming
+from functions.api.claiming import Claimed, ClaimWindow, claim_next, peek_next
+from functions.api.sweeping import end_overdue, keep_watch, run_timer, sweep
+from functions.domain import jobs as rules
+from functions.domain.change import Change
+from functions.domain.claiming import LARGEST_WINDOW, SMALLEST_WINDOW
+from functions.domain.errors import FenceBroken
+from functions.domain.ports import JobStore, Page
+from functions.domain.reclaiming import OUTAGE_S, Watch
+from functions.domain.records import Job, Spec
+from tests.conformance.store_kit import (
+    NOW,
+    TENANT,
+    Cloud,
+    SeededRandomness,
+    claim,
+    failed,
+    memory_cloud,
+    submit,
+)
+
+
+def ask(cloud: Cloud, *, now: int = NOW, seed: int = 1, **more: Any) -> Claimed | None:
+    query = {name: more.pop(name) for name in list(more) if name in WorkQuery.model_fields}
+    arguments: dict[str, Any] = {
+        "tenant": TENANT,
+        "key_id": "k",
+        "token_sha256": "a" * 64,
+        "shards": 1,
+        "now": now,
+        "random": SeededRandomness(seed),
+        "window": ClaimWindow(),
+    }
+    return claim_next(
+        more.pop("jobs", cloud.jobs), cloud.leases, WorkQuery(**{"machine_id": "m-1", **query}), **{**arguments, **more}
+    )
+
+
+def state_of(cloud: Cloud, job: Job) -> JobState:
+    stored = cloud.jobs.get(job.id)
+    assert stored is not None
+    return stored.state
+
+
+def needing(gib: float) -> Spec:
+    return Spec(command=["train"], requirements=Requirements(min_vram_gib=gib))
+
+
+def test_a_claim_gives_job_attempt_and_lease(cloud: Cloud) -> None:
+    job = submit(cloud)
+    claimed = ask(cloud)
+    assert claimed is not None
+    assert claimed.job.id == job.id
+    assert claimed.job == cloud.jobs.get(job.id)
+    assert claimed.attempt == cloud.jobs.attempt(job.id, 1)
+    assert claimed.lease == cloud.leases.get(job.id)
+    assert (claimed.lease.token_sha256, claimed.attempt.key_id) == ("a" * 64, "k")
+    assert ask(cloud) is None
+
+
+def test_a_better_rank_is_given_first(cloud: Cloud) -> None:
+    low = [submit(cloud, priority=10) for _ in range(3)]
+    high = [submit(cloud, priority=90) for _ in range(3)]
+    got = [ask(cloud, seed=n) for n in range(6)]
+    ids = [one.job.id for one in got if one]
+    assert set(ids[:3]) == {job.id for job in high}
+    assert set(ids[3:]) == {job.id for job in low}
+
+
+def test_among_equals_the_choice_is_by_chance() -> None:
+    first_choices = set()
+    for seed in range(30):
+        cloud = memory_cloud()
+        jobs = [submit(cloud, now=NOW + n) for n in range(20)]
+        claimed = ask(cloud, seed=seed)
+        assert claimed is not None
+        first_choices.add([job.id for job in jobs].index(claimed.job.id))
+    assert len(first_choices) > 5
+    assert max(first_choices) < SMALLEST_WINDOW
+
+
+def test_jobs_that_do_not_suit_are_passed_over(cloud: Cloud) -> None:
+    for n in range(30):
+        submit(cloud, spec=needing(80), now=NOW - 100 + n)
+    small = submit(cloud, spec=needing(8))
+    claimed = ask(cloud, vram_gib=24)
+    assert claimed is not None
+    assert claimed.job.id == small.id
+    assert ask(cloud, vram_gib=24) is None
+    assert ask(cloud, vram_gib=80) is not None
+
+
+def test_the_search_is_bounded(cloud: Cloud, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(claiming, "MAX_CANDIDATES", 25)
+    for n in range(25):
+        submit(cloud, spec=needing(80), now=NOW - 100 + n)
+    submit(cloud)
+    pages: list[int] = []
+    jobs = Spied(cloud.jobs, before_ready=pages.append)
+    assert ask(cloud, jobs=jobs) is None
+    assert pages == [10, 15]
+
+
+def test_every_shard_is_asked(cloud: Cloud) -> None:
+    jobs = {submit(cloud, shard=shard).id for shard in range(4)}
+    got = {claimed.job.id for seed in range(4) if (claimed := ask(cloud, shards=4, seed=seed))}
+    assert got == jobs
+    assert ask(cloud, shards=4) is None
+
+
+def test_queues_and_tenants_are_apart(cloud: Cloud) -> None:
+    submit(cloud, queue="other")
+    submit(cloud, tenant="other")
+    assert ask(cloud) is None
+    assert ask(cloud, queue="other") is not None
+    assert ask(cloud, tenant="other") is not None
+
+
+def test_an_original_worker_gets_original_jobs_only(cloud: Cloud) -> None:
+    submit(cloud, now=NOW - 5)
+    original = submit(cloud, spec=Spec(command=["train"], dreambooth={"instance_prompt": "dog"}))
+    claimed = ask(cloud, token_sha256=None)
+    assert claimed is not None
+    assert claimed.job.id == original.id
+    assert claimed.lease.token_sha256 is None
+    assert ask(cloud, token_sha256=None) is None
+
+
+def test_a_job_past_its_deadline_is_ended_not_given(cloud: Cloud) -> None:
+    job = submit(cloud, policy=Policy(deadline_at=NOW + 10))
+    assert ask(cloud, now=NOW + 10) is None
+    stored = cloud.jobs.get(job.id)
+    assert stored is not None
+    assert stored.state is JobState.FAILED
+    assert stored.reason is not None
+    assert stored.reason.code == "deadline"
+
+
+def test_a_lost_machines_job_is_given_on_without_any_sweep(cloud: Cloud) -> None:
+    held = claim(cloud, submit(cloud))
+    assert ask(cloud, now=held.lease.expires_at - 1) is None
+    claimed = ask(cloud, now=held.lease.expires_at)
+    assert claimed is not None
+    assert (claimed.job.id, claimed.job.epoch) == (held.job.id, 2)
+    assert claimed.job.counters.interruptions == 1
+    with pytest.raises(FenceBroken):
+        cloud.leases.heartbeat(held.fence(held.lease.expires_at), None, None)
+
+
+def test_other_queues_are_not_tidied_for_a_claim(cloud: Cloud) -> None:
+    held = [claim(cloud, submit(cloud, queue="other")), claim(cloud, submit(cloud, tenant="other"))]
+    assert ask(cloud, now=NOW + 100) is None
+    assert [state_of(cloud, one.job) for one in held] == [JobState.RUNNING] * 2
+    swept = sweep(cloud.jobs, cloud.leases, NOW + 101)
+    assert swept.reclaimed == 2
+
+
+def test_a_job_whose_backoff_is_over_is_given_without_any_sweep(cloud: Cloud) -> None:
+    held = claim(cloud, submit(cloud))
+    change = failed(held, held.fence(), NOW)
+    cloud.jobs.apply(change)
+    assert change.job.not_before is not None
+    assert ask(cloud, now=change.job.not_before - 1, machine_id="m-2") is None
+    claimed = ask(cloud, now=change.job.not_before, machine_id="m-2")
+    assert claimed is not None
+    assert claimed.job.id == held.job.id
+
+
+def test_peeking_changes_nothing(cloud: Cloud) -> None:
+    submit(cloud, shard=0, now=NOW)
+    best = submit(cloud, shard=1, priority=60)
+    for _ in range(2):
+        found = peek_next(cloud.jobs, WorkQuery(), tenant=TENANT, shards=2, now=NOW, original=False)
+        assert found == best
+    assert peek_next(cloud.jobs, WorkQuery(), tenant=TENANT, shards=2, now=NOW, original=True) is None
+    assert peek_next(cloud.jobs, WorkQuery(queue="x"), tenant=TENANT, shards=2, now=NOW, original=False) is None
+    assert len(cloud.members("ready")) == 2
+
+
+class Spied:
+    """A store with something happening just before a call."""
+
+    def __init__(
+        self,
+        jobs: JobStore,
+        *,
+        before_apply: Callable[[Change], object] = lambda change: None,
+        before_ready: Callable[[int], object] = lambda limit: None,
+    ) -> None:
+        self._jobs, self._before_apply, self._before_ready = jobs, before_apply, before_ready
+
+    def apply(self, change: Change) -> None:
+        self._before_apply(change)
+        self._jobs.apply(change)
+
+    def ready(self, *place: Any, limit: int, cursor: str | None = None) -> Page[Job]:
+        self._before_ready(limit)
+        return self._jobs.ready(*place, limit=limit, cursor=cursor)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._jobs, name)
+
+
+def test_a_lost_race_widens_the_window_and_goes_on(cloud: Cloud) -> None:
+    for n in range(50):
+        submit(cloud, now=NOW + n)
+    taken: list[str] = []
+    limits: list[int] = []
+
+    def be_faster(change: Change) -> None:
+        if len(taken) < 2:
+            taken.append(change.job.id)
+            job = cloud.jobs.get(change.job.id)
+            assert job is not None
+            claim(cloud, job, token="faster")
+
+    jobs = Spied(cloud.jobs, before_apply=be_faster, before_ready=limits.append)
+    window = ClaimWindow()
+    claimed = ask(cloud, jobs=jobs, window=window)
+    assert claimed is not None
+    assert claimed.job.id not in taken
+    assert limits == [10, 40, 160]
+    assert window.size == 155
+
+
+def test_a_worker_that_always_loses_is_told_that_there_is_nothing(cloud: Cloud) -> None:
+    for n in range(25):
+        submit(cloud, now=NOW + n)
+
+    def be_faster(change: Change) -> None:
+        job = cloud.jobs.get(change.job.id)
+        assert job is not None
+        claim(cloud, job, token="faster")
+
+    window = ClaimWindow()
+    assert ask(cloud, jobs=Spied(cloud.jobs, before_apply=be_faster), window=window) is None
+    assert len(cloud.members("ready")) == 25 - claiming.MAX_CONFLICTS
+    assert window.size == LARGEST_WINDOW
+
+
+def test_the_window_shrinks_slowly() -> None:
+    window = ClaimWindow()
+    window.succeeded()
+    assert window.size == SMALLEST_WINDOW
+    for _ in range(5):
+        window.conflicted()
+    assert window.size == LARGEST_WINDOW
+    claims = 0
+    while window.size > SMALLEST_WINDOW:
+        window.succeeded()
+        claims += 1
+    assert 50 < claims < 200
+
+
+def test_a_sweep_ends_what_ran_out_and_nothing_else(cloud: Cloud) -> None:
+    lost = claim(cloud, submit(cloud))
+    alive = claim(cloud, submit(cloud), now=NOW + 60)
+    waiting = claim(cloud, submit(cloud), now=NOW + 60)
+    change = failed(waiting, waiting.fence(NOW + 61), NOW + 61)
+    cloud.jobs.apply(change)
+    late = submit(cloud, policy=Policy(deadline_at=NOW + 80))
+    swept = sweep(cloud.jobs, cloud.leases, NOW + 95)
+    assert swept.as_dict() == {"reclaimed": 1, "timers": 2, "left": 0, "more": False}
+    states = [state_of(cloud, job) for job in (lost.job, alive.job, waiting.job, late)]
+    assert states == [JobState.PENDING, JobState.RUNNING, JobState.PENDING, JobState.FAILED]
+    assert cloud.members("ready") == {lost.job.id, waiting.job.id}
+    again = sweep(cloud.jobs, cloud.leases, NOW + 96)
+    assert (again.reclaimed, again.timers, again.left) == (0, 0, 0)
+
+
+def test_a_sweep_is_bounded_and_says_so(cloud: Cloud) -> None:
+    held = [claim(cloud, submit(cloud)) for _ in range(5)]
+    end = NOW + 1000
+    outcomes = [sweep(cloud.jobs, cloud.leases, end, limit=2) for _ in range(4)]
+    assert [one.reclaimed for one in outcomes] == [2, 2, 1, 0]
+    assert [one.more for one in outcomes] == [True, True, False, False]
+    assert all(state_of(cloud, one.job) is JobState.PENDING for one in held)
+
+
+def test_after_an_outage_workers_may_prove_their_leases_first(cloud: Cloud) -> None:
+    lost, alive = claim(cloud, submit(cloud)), claim(cloud, submit(cloud))
+    sweep(cloud.jobs, cloud.leases, NOW)
+    back = NOW + OUTAGE_S + 1
+    swept = sweep(cloud.jobs, cloud.leases, back)
+    assert (swept.reclaimed, swept.left) == (0, 2)
+    # A claim that finds nothing ready does not take them away either.
+    assert ask(cloud, now=back + 1) is None
+    prolonged = cloud.leases.heartbeat(alive.fence(back + 20), None, None)
+    duration_s = lost.lease.duration_s
+    assert sweep(cloud.jobs, cloud.leases, back + duration_s - 1).reclaimed == 0
+    swept = sweep(cloud.jobs, cloud.leases, back + duration_s)
+    assert (swept.reclaimed, swept.left) == (1, 0)
+    assert (state_of(cloud, lost.job), state_of(cloud, alive.job)) == (JobState.PENDING, JobState.RUNNING)
+    assert cloud.leases.get(alive.job.id) == prolonged
+
+
+def test_while_the_watch_is_kept_lost_machines_are_noticed_at_once(cloud: Cloud) -> None:
+    for minute in range(10):
+        sweep(cloud.jobs, cloud.leases, NOW + 60 * minute)
+    held = claim(cloud, submit(cloud), now=NOW + 545)
+    assert sweep(cloud.jobs, cloud.leases, held.lease.expires_at).reclaimed == 1
+    assert cloud.leases.watch() == Watch(seen_at=held.lease.expires_at, since=0)
+
+
+def test_the_watch_is_written_only_now_and_then(cloud: Cloud) -> None:
+    assert keep_watch(cloud.leases, NOW) == Watch(seen_at=NOW)
+    assert keep_watch(cloud.leases, NOW + 20) == Watch(seen_at=NOW)
+    assert keep_watch(cloud.leases, NOW + 40) == Watch(seen_at=NOW + 40)
+    after = NOW + 40 + OUTAGE_S + 1
+    assert keep_watch(cloud.leases, after) == Watch(seen_at=after, since=after)
+    assert cloud.leases.watch() == Watch(seen_at=after, since=after)
+
+
+def test_two_that_look_at_once_after_an_outage_see_the_same_gap(cloud: Cloud) -> None:
+    keep_watch(cloud.leases, NOW)
+    back = NOW + OUTAGE_S + 10
+
+    class Slow:
+        """Reads the watch, and is overtaken before it writes."""
+
+        def watch(self) -> Watch | None:
+            return cloud.leases.watch()
+
+        def keep_watch(self, watch: Watch, *, seen: Watch | None) -> bool:
+            keep_watch(cloud.leases, back)
+            return cloud.leases.keep_watch(watch, seen=seen)
+
+    watch = keep_watch(Slow(), back + 1)  # type: ignore[arg-type]
+    assert watch.since == back
+    assert cloud.leases.watch() == Watch(seen_at=back, since=back)
+
+
+def test_a_timer_that_is_not_due_does_nothing(cloud: Cloud) -> None:
+    job = submit(cloud, policy=Policy(deadline_at=NOW + 10))
+    assert not run_timer(cloud.jobs, job.id, NOW + 9)
+    assert not run_timer(cloud.jobs, "unknown", NOW)
+    assert cloud.jobs.get(job.id) == job
+    assert run_timer(cloud.jobs, job.id, NOW + 10)
+    assert not run_timer(cloud.jobs, job.id, NOW + 10)
+
+
+def test_a_deadline_ends_a_running_attempt(cloud: Cloud) -> None:
+    held = claim(cloud, submit(cloud, policy=Policy(deadline_at=NOW + 10)))
+    assert run_timer(cloud.jobs, held.job.id, NOW + 10)
+    lease = cloud.leases.get(held.job.id)
+    assert lease is not None
+    assert lease.closed == "failed"
+    assert state_of(cloud, held.job) is JobState.FAILED
+
+
+def test_a_job_whose_time_is_used_up_is_ended_by_its_heartbeat(cloud: Cloud) -> None:
+    held = claim(cloud, submit(cloud, policy=Policy(max_runtime_s=50)))
+    assert end_overdue(cloud.jobs, held.job.id, 7, NOW + 50) == "max_runtime"
+    assert cloud.jobs.get(held.job.id) == held.job
+    assert end_overdue(cloud.jobs, held.job.id, 1, NOW + 50) == "max_runtime"
+    ended = cloud.jobs.get(held.job.id)
+    assert ended is not None
+    assert ended.state is JobState.FAILED
+    assert end_overdue(cloud.jobs, held.job.id, 1, NOW + 51) == "max_runtime"
+    assert cloud.jobs.get(held.job.id) == ended
+
+
+def test_a_cancel_that_is_faster_than_the_clock_stays_a_cancel(cloud: Cloud) -> None:
+    held = claim(cloud, submit(cloud, policy=Policy(max_runtime_s=50)))
+    done: list[str] = []
+
+    def cancel_first(change: Change) -> None:
+        if not done:
+            done.append("canceled")
+            cloud.jobs.apply(rules.cancel(held.job, held.attempt, message="", now=NOW))
+
+    jobs: Any = Spied(cloud.jobs, before_apply=cancel_first)
+    assert end_overdue(jobs, held.job.id, 1, NOW + 50) == "canceled_by_user"
+    assert state_of(cloud, held.job) is JobState.CANCELED

@@ -1,0 +1,288 @@
+"""The same random life of a few jobs, on the twins and on the emulated cloud: equal outcomes, equal reads."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import pytest
+
+from contract.jobs import FailureClass, JobState, Policy, Reason
+from contract.work import FailRequest, WorkQuery
+from functions.api.claiming import ClaimWindow, claim_next
+from functions.api.sweeping import run_timer, sweep
+from functions.domain import checkpoints as checkpoint_rules
+from functions.domain import jobs as rules
+from functions.domain.change import Change
+from functions.domain.errors import FenceBroken, Refusal, WriteConflict
+from functions.domain.leases import Fence
+from functions.domain.records import CheckpointRecord, Job, TransferGrant
+from tests.conformance.store_kit import (
+    NOW,
+    TENANT,
+    Cloud,
+    SeededRandomness,
+    memory_cloud,
+    progress_at,
+    submission,
+)
+
+STEPS = 350
+POLICY = Policy(
+    backoff_s=20, heartbeat_interval_s=10, max_failures=9, max_interruptions=40, avoid_machine_s=50, max_node_faults=9
+)
+
+
+@dataclass
+class Life:
+    """One run: everything drawn by chance comes from the seed and from what the store answered."""
+
+    cloud: Cloud
+    seed: int
+    now: int = NOW
+    old: list[Job] = field(default_factory=list)
+    tokens: list[str] = field(default_factory=list)
+    log: list[tuple[str, object]] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.random = random.Random(self.seed)
+        self.chance = SeededRandomness(self.seed + 1)
+        self.window = ClaimWindow()
+
+    def run(self) -> None:
+        acts: list[Callable[[], object]] = [
+            self.submit,
+            self.claim,
+            self.claim,
+            self.heartbeat,
+            self.heartbeat,
+            self.commit,
+            self.end,
+            self.end,
+            self.command,
+            self.sweep,
+            self.time,
+            self.protect,
+            self.redeem,
+        ]
+        for _ in range(STEPS):
+            act = self.random.choice(acts)
+            outcome: object
+            try:
+                outcome = act()
+            except (Refusal, WriteConflict, FenceBroken) as refused:
+                found = refused.lease if isinstance(refused, FenceBroken) else None
+                outcome = (type(refused).__name__, getattr(refused, "code", None), found)
+            self.log.append((act.__name__, outcome))
+
+    def any_job(self) -> Job | None:
+        """A job as it is, or as it was some time ago."""
+        if not self.old:
+            return None
+        job = self.random.choice(self.old[-30:])
+        return job if self.random.random() < 0.2 else self.cloud.jobs.get(job.id)
+
+    def any_running(self) -> Job | None:
+        jobs = self.cloud.jobs.list_jobs(TENANT, state=JobState.RUNNING, limit=20).items
+        return self.random.choice(jobs) if jobs else self.any_job()
+
+    def apply(self, change: Change) -> Job:
+        self.cloud.jobs.apply(change)
+        self.old.append(change.job)
+        return change.job
+
+    def fence(self, job: Job) -> Fence:
+        lease = self.cloud.leases.get(job.id)
+        token = lease.token_sha256 if lease and self.random.random() < 0.9 else "0" * 64
+        epoch = self.random.choice([None, job.epoch, job.epoch, job.epoch - 1])
+        return Fence(job_id=job.id, tenant=TENANT, now=self.now, epoch=epoch, token_sha256=token, machine_id="m-1")
+
+    def submit(self) -> object:
+        policy = POLICY
+        if self.random.random() < 0.2:
+            policy = policy.model_copy(update={"deadline_at": self.now + self.random.randrange(1, 200)})
+        return self.apply(
+            submission(
+                job_id=self.chance.job_id(),
+                policy=policy,
+                priority=self.random.choice([10, 50]),
+                shard=self.random.randrange(2),
+                now=self.now,
+            )
+        )
+
+    def claim(self) -> object:
+        claimed = claim_next(
+            self.cloud.jobs,
+            self.cloud.leases,
+            WorkQuery(machine_id=self.random.choice(["m-1", "m-2"])),
+            tenant=TENANT,
+            key_id="k",
+            token_sha256=self.chance.token(),
+            shards=2,
+            now=self.now,
+            random=self.chance,
+            window=self.window,
+        )
+        if claimed is None:
+            return None
+        self.old.append(claimed.job)
+        return claimed.job, claimed.attempt, claimed.lease
+
+    def heartbeat(self) -> object:
+        job = self.any_running()
+        if job is None:
+            return None
+        progress = progress_at(self.random.randrange(10**6), self.now) if self.random.random() < 0.5 else None
+        return self.cloud.leases.heartbeat(self.fence(job), progress, self.random.choice([None, "training"]))
+
+    def commit(self) -> object:
+        job = self.any_running()
+        attempt = self.cloud.jobs.attempt(job.id, job.epoch) if job else None
+        if job is None or attempt is None:
+            return None
+        step = (job.checkpoint_step or 0) + self.random.randrange(0, 3)
+        record = CheckpointRecord(
+            step=step,
+            epoch=job.epoch,
+            committed_at=self.now,
+            num_files=1,
+            total_bytes=step,
+            metrics={"loss": self.random.random()},
+            manifest_key="m",
+        )
+        return self.apply(checkpoint_rules.commit(job, attempt, self.fence(job), record, now=self.now))
+
+    def end(self) -> object:
+        job = self.any_running()
+        attempt = self.cloud.jobs.attempt(job.id, job.epoch) if job else None
+        if job is None or attempt is None:
+            return None
+        fence = self.fence(job)
+        how = self.random.randrange(4)
+        if how == 0:
+            change = rules.complete(job, attempt, fence, artifacts=[], progress=None, now=self.now)
+        elif how == 1:
+            failure = self.random.choice(list(FailureClass))
+            report = FailRequest(job_id=job.id, machine_id="m-1", failure_class=failure, log_tail=["\u00fc"])
+            change = rules.fail(job, attempt, fence, report, progress=None, now=self.now)
+        else:
+            change = rules.release(job, attempt, fence, reason=Reason(code="sigterm"), progress=None, now=self.now)
+        return self.apply(change)
+
+    def command(self) -> object:
+        job = self.any_job()
+        if job is None:
+            return None
+        attempt = self.cloud.jobs.attempt(job.id, job.epoch)
+        how = self.random.randrange(5)
+        if how == 0:
+            return self.apply(rules.cancel(job, attempt, message="", now=self.now))
+        if how == 1:
+            return self.apply(rules.pause(job, message="", now=self.now))
+        if how == 2:
+            return self.apply(rules.resume(job, now=self.now))
+        if how == 3 and job.state is JobState.RUNNING and attempt is not None:
+            lease = self.cloud.leases.get(job.id)
+            assert lease is not None
+            return self.apply(rules.interrupt(job, attempt, lease, now=self.now))
+        return self.apply(
+            rules.retry(job, from_step=None, from_epoch=None, keep_checkpoint=True, reset_counters=True, now=self.now)
+        )
+
+    def sweep(self) -> object:
+        if self.random.random() < 0.5:
+            return sweep(self.cloud.jobs, self.cloud.leases, self.now, limit=3)
+        due = self.cloud.jobs.due_timers(self.now, limit=2)
+        return due, [run_timer(self.cloud.jobs, job_id, self.now) for job_id in due]
+
+    def time(self) -> object:
+        self.now += self.random.choice([1, 5, 20, 31, 200])
+        return self.now
+
+    def protect(self) -> object:
+        job = self.any_job()
+        if job is None:
+            return None
+        records = self.cloud.jobs.checkpoints(job.id, limit=2).items
+        if not records:
+            return None
+        record = self.random.choice(records)
+        if self.random.random() < 0.6:
+            return self.cloud.jobs.protect_checkpoint(job.id, record.step, self.now + 40)
+        return self.cloud.jobs.delete_checkpoint(job.id, record, self.now)
+
+    def redeem(self) -> object:
+        if not self.tokens or self.random.random() < 0.4:
+            grant = TransferGrant(
+                token_sha256=self.chance.token(),
+                purpose="download",
+                tenant=TENANT,
+                bucket="training-data",
+                key="k",
+                expires_at=self.now + 30,
+            )
+            self.cloud.tokens.put_grant(grant)
+            self.tokens.append(grant.token_sha256)
+        return self.cloud.tokens.redeem(self.random.choice(self.tokens), self.now)
+
+    def readings(self) -> dict[str, object]:
+        """Everything that can be read at the end."""
+        jobs, leases = self.cloud.jobs, self.cloud.leases
+        ids = sorted({job.id for job in self.old})
+        found: dict[str, object] = {
+            "jobs": jobs.get_many(ids),
+            "leases": leases.get_many(ids),
+            "due": leases.due(self.now + 400, limit=100),
+            "watch": leases.watch(),
+            "timers": jobs.due_timers(self.now + 400, limit=100),
+            "grants": [self.cloud.tokens.get_grant(token) for token in self.tokens],
+        }
+        for shard in range(2):
+            found[f"ready {shard}"] = jobs.ready(TENANT, "default", shard, limit=7)
+        for state in (None, *JobState):
+            found[f"list {state}"] = jobs.list_jobs(TENANT, state=state, limit=5)
+        for job_id in ids:
+            found[f"history {job_id}"] = (
+                jobs.events(job_id, limit=1000),
+                jobs.attempts(job_id, limit=1000),
+                jobs.checkpoints(job_id, limit=1000),
+            )
+        for index in ("ready", "timers", "due", "by_tenant", "by_state"):
+            found[f"index {index}"] = self.cloud.members(index)
+        return found
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_both_stores_live_the_same_life(ministack: Cloud, seed: int) -> None:
+    twin, real = Life(memory_cloud(), seed), Life(ministack, seed)
+    twin.run()
+    real.run()
+    for number, (expected, got) in enumerate(zip(twin.log, real.log, strict=True)):
+        assert got == expected, f"step {number}"
+    expected_readings, readings = twin.readings(), real.readings()
+    for name, expected_reading in expected_readings.items():
+        assert readings[name] == expected_reading, name
+    check_indexes(twin)
+    outcomes = Counter(
+        (act, outcome[0] if isinstance(outcome, tuple) and isinstance(outcome[0], str) else outcome is not None)
+        for act, outcome in twin.log
+    )
+    # The lives must meet refusals of all kinds, or they would prove little.
+    for needed in (("claim", True), ("heartbeat", True), ("heartbeat", "FenceBroken"), ("commit", True)):
+        assert outcomes[needed] >= 5, outcomes
+    for needed in (("end", True), ("end", "FenceBroken"), ("command", "Refusal"), ("command", "WriteConflict")):
+        assert outcomes[needed] >= 1, outcomes
+
+
+def check_indexes(life: Life) -> None:
+    """Sparse indexes hold exactly what the rules say."""
+    jobs = life.cloud.jobs.get_many(sorted({job.id for job in life.old}))
+    leases = life.cloud.leases.get_many([job.id for job in jobs])
+    assert life.cloud.members("ready") == {job.id for job in jobs if job.claimable}
+    assert life.cloud.members("timers") == {job.id for job in jobs if job.timer_at is not None}
+    assert life.cloud.members("due") == {job_id for job_id, lease in leases.items() if not lease.closed}
+    running = {job.id for job in jobs if job.state is JobState.RUNNING}
+    assert life.cloud.members("due") == running

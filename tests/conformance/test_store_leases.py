@@ -1,0 +1,260 @@
+"""LeaseStore: what every implementation does alike; above all, the condition it writes under is `Fence.admits`."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from contract.jobs import Policy
+from contract.work import Directive
+from functions.domain import jobs as rules
+from functions.domain.change import Change, CheckLease, CloseLease, OpenLease, changed
+from functions.domain.errors import FenceBroken
+from functions.domain.leases import LEASE_KEPT_S, REPROOF_WINDOW_S, Fence
+from functions.domain.reclaiming import Watch
+from functions.domain.records import Job, Lease
+from functions.storage.keys import DUE_BUCKET_S
+from tests.conformance.store_kit import NOW, TENANT, Cloud, Held, claim, progress_at, submit
+
+
+def test_a_heartbeat_prolongs_the_lease_and_stores_progress(cloud: Cloud) -> None:
+    held = claim(cloud, submit(cloud))
+    progress = progress_at(120, NOW + 30)
+    lease = cloud.leases.heartbeat(held.fence(NOW + 30), progress, "training")
+    expected = held.lease.model_copy(
+        update={"expires_at": NOW + 30 + held.lease.duration_s, "progress": progress, "phase": "training"}
+    )
+    assert lease == expected
+    assert cloud.leases.get(held.job.id) == expected
+    # An empty one, as original clients send it, keeps what was reported.
+    lease = cloud.leases.heartbeat(held.fence(NOW + 60), None, None)
+    assert lease == expected.model_copy(update={"expires_at": NOW + 60 + held.lease.duration_s})
+    assert cloud.jobs.get(held.job.id) == held.job
+
+
+def test_a_heartbeats_answer_carries_the_directive(cloud: Cloud) -> None:
+    held = claim(cloud, submit(cloud))
+    cloud.jobs.apply(rules.pause(held.job, message="", now=NOW))
+    lease = cloud.leases.heartbeat(held.fence(), None, None)
+    assert (lease.directive, lease.directive_reason) == (Directive.PAUSE, "paused_by_user")
+
+
+def test_a_heartbeat_for_no_lease_is_refused(cloud: Cloud) -> None:
+    job = submit(cloud)
+    fence = Fence(job_id=job.id, tenant=TENANT, now=NOW)
+    with pytest.raises(FenceBroken) as broken:
+        cloud.leases.heartbeat(fence, None, None)
+    assert broken.value.lease is None
+    assert cloud.leases.get(job.id) is None
+
+
+def test_a_heartbeat_after_the_end_shows_how_it_ended(cloud: Cloud) -> None:
+    held = claim(cloud, submit(cloud))
+    cloud.jobs.apply(rules.cancel(held.job, held.attempt, message="", now=NOW))
+    with pytest.raises(FenceBroken) as broken:
+        cloud.leases.heartbeat(held.fence(), None, None)
+    closed = held.lease.model_copy(update={"closed": "canceled"})
+    assert broken.value.lease == closed
+    assert cloud.leases.get(held.job.id) == closed
+
+
+def test_an_expired_lease_can_be_proved_again_for_a_while(cloud: Cloud) -> None:
+    held = claim(cloud, submit(cloud))
+    ends_at = held.lease.expires_at
+    with pytest.raises(FenceBroken) as broken:
+        cloud.leases.heartbeat(held.fence(ends_at + REPROOF_WINDOW_S), None, None)
+    assert broken.value.lease == held.lease
+    lease = cloud.leases.heartbeat(held.fence(ends_at + REPROOF_WINDOW_S - 1), None, None)
+    assert lease.expires_at == ends_at + REPROOF_WINDOW_S - 1 + held.lease.duration_s
+
+
+def lease_of(job: Job, **more: Any) -> Lease:
+    fields: dict[str, Any] = {
+        "job_id": job.id,
+        "tenant": job.tenant,
+        "epoch": 2,
+        "expires_at": NOW + 90,
+        "duration_s": 90,
+        "heartbeat_interval_s": 30,
+    }
+    return Lease(**{**fields, **more})
+
+
+def opened(cloud: Cloud, **more: Any) -> tuple[Job, Lease]:
+    """A job with a lease row as given."""
+    job = submit(cloud)
+    lease = lease_of(job, **more)
+    closed, lease = lease.closed, lease.model_copy(update={"closed": ""})
+    change = replace(changed(job, NOW), lease=OpenLease(lease=lease))
+    cloud.jobs.apply(change)
+    job = change.job
+    if closed:
+        change = replace(changed(job, NOW), lease=CloseLease(job_id=job.id, epoch=lease.epoch, closed=closed))
+        cloud.jobs.apply(change)
+    stored = cloud.leases.get(job.id)
+    assert stored is not None
+    return change.job, stored
+
+
+SHAPES: list[dict[str, Any]] = [
+    {"token_sha256": "a" * 64, "machine_id": "m-1"},
+    {"token_sha256": "a" * 64},
+    {"machine_id": "m-1"},
+    {"machine_id": ""},
+    {},
+    {"token_sha256": "a" * 64, "closed": "canceled"},
+    {"machine_id": "m-1", "closed": "released"},
+]
+PROOFS: list[dict[str, Any]] = [
+    {"tenant": tenant, "epoch": epoch, "token_sha256": token, "machine_id": machine}
+    for tenant, epoch, token, machine in itertools.product(
+        (TENANT,), (None, 2, 3), (None, "a" * 64, "b" * 64), (None, "m-1", "m-2", "")
+    )
+] + [{"tenant": "other", "token_sha256": "a" * 64, "machine_id": "m-1"}]
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=lambda shape: "-".join(shape) or "bare")
+def test_every_fence_is_judged_as_the_rules_judge_it(cloud: Cloud, shape: dict[str, Any]) -> None:
+    job, lease = opened(cloud, **shape)
+    outcomes = set()
+    for proof, now in itertools.product(PROOFS, (NOW + 89, NOW + 90)):
+        fence = Fence(job_id=job.id, now=now, **proof)
+        admitted = fence.admits(lease)
+        change = replace(changed(job, NOW), lease=CheckLease(fence=fence))
+        if admitted:
+            cloud.jobs.apply(change)
+            job = change.job
+        else:
+            with pytest.raises(FenceBroken) as broken:
+                cloud.jobs.apply(change)
+            assert broken.value.lease == lease
+        outcomes.add(admitted)
+    assert cloud.jobs.get(job.id) == job
+    assert cloud.leases.get(job.id) == lease
+    assert outcomes == ({False} if "closed" in shape else {True, False})
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=lambda shape: "-".join(shape) or "bare")
+def test_every_heartbeat_is_judged_as_the_rules_judge_it(cloud: Cloud, shape: dict[str, Any]) -> None:
+    _, lease = opened(cloud, **shape)
+    last = lease.expires_at + REPROOF_WINDOW_S
+    # The refused ones first: an accepted one moves the lease.
+    instants = (last, NOW + 89)
+    for now, proof in itertools.product(instants, PROOFS):
+        fence = Fence(job_id=lease.job_id, now=now, **proof)
+        if fence.admits(lease, reproof_window_s=REPROOF_WINDOW_S):
+            lease = cloud.leases.heartbeat(fence, None, None)
+            assert lease.expires_at == now + 90
+        else:
+            with pytest.raises(FenceBroken) as broken:
+                cloud.leases.heartbeat(fence, None, None)
+            assert broken.value.lease == lease
+    assert cloud.leases.get(lease.job_id) == lease
+
+
+@pytest.mark.parametrize("shape", SHAPES[:5], ids=lambda shape: "-".join(shape) or "bare")
+def test_a_worker_ends_its_own_attempt_only(cloud: Cloud, shape: dict[str, Any]) -> None:
+    job, lease = opened(cloud, **shape)
+    proofs = [Fence(job_id=job.id, now=NOW, **proof) for proof in PROOFS]
+
+    def closing(fence: Fence, epoch: int) -> Change:
+        close = CloseLease(job_id=job.id, epoch=epoch, closed="complete", fence=fence)
+        return replace(changed(job, NOW), lease=close)
+
+    admitted = [fence for fence in proofs if fence.admits(lease)]
+    refused = [closing(fence, 2) for fence in proofs if not fence.admits(lease)]
+    refused += [closing(fence, 3) for fence in admitted]
+    for change in refused:
+        with pytest.raises(FenceBroken) as broken:
+            cloud.jobs.apply(change)
+        assert broken.value.lease == lease
+    assert cloud.leases.get(job.id) == lease
+    cloud.jobs.apply(closing(admitted[0], 2))
+    assert cloud.leases.get(job.id) == lease.model_copy(update={"closed": "complete"})
+
+
+def test_a_lease_is_replaced_by_a_later_attempt_only(cloud: Cloud) -> None:
+    job, lease = opened(cloud)
+    for epoch in (1, 2):
+        with pytest.raises(FenceBroken) as broken:
+            cloud.jobs.apply(replace(changed(job, NOW), lease=OpenLease(lease=lease_of(job, epoch=epoch))))
+        assert broken.value.lease == lease
+    later = lease_of(job, epoch=3, progress=progress_at(7), phase="training", stop_at=NOW + 9)
+    cloud.jobs.apply(replace(changed(job, NOW), lease=OpenLease(lease=later)))
+    assert cloud.leases.get(job.id) == later
+    assert cloud.leases.get_many([job.id, "unknown", job.id]) == {job.id: later}
+    assert cloud.leases.get_many([]) == {}
+
+
+def test_leases_of_many_jobs_are_read_at_once(cloud: Cloud) -> None:
+    # More than one BatchGetItem can ask for; moto takes its time.
+    held = [claim(cloud, submit(cloud)) for _ in range(13 if cloud.kind == "moto" else 103)]
+    found = cloud.leases.get_many([one.job.id for one in held])
+    assert found == {one.job.id: one.lease for one in held}
+    assert cloud.jobs.get_many([one.job.id for one in held]) == [one.job for one in held]
+
+
+def test_every_lease_that_ran_out_is_due_and_none_much_too_early(cloud: Cloud) -> None:
+    policy = Policy(heartbeat_interval_s=30)
+    held: list[Held] = [claim(cloud, submit(cloud, policy=policy), now=NOW + 40 * n) for n in range(12)]
+    for one in held[::2]:
+        cloud.leases.heartbeat(one.fence(NOW + 450), None, None)
+    ends = {one.job.id: one.lease.expires_at for one in held} | {one.job.id: NOW + 540 for one in held[::2]}
+    for now in range(NOW - 300, NOW + 700, 50):
+        due = set(cloud.leases.due(now, limit=100))
+        assert {job_id for job_id, end in ends.items() if end <= now} <= due
+        assert due <= {job_id for job_id, end in ends.items() if end <= now + DUE_BUCKET_S}
+    assert len(cloud.leases.due(NOW + 700, limit=5)) == 5
+    assert set(cloud.leases.due(NOW + 700, limit=5)) < set(ends)
+
+
+def test_a_lease_that_ended_is_not_due(cloud: Cloud) -> None:
+    held = claim(cloud, submit(cloud))
+    end = held.lease.expires_at
+    assert cloud.leases.due(end, limit=5) == [held.job.id]
+    cloud.jobs.apply(rules.complete(held.job, held.attempt, held.fence(), artifacts=[], progress=None, now=NOW))
+    assert cloud.leases.due(end, limit=5) == []
+
+
+def test_most_heartbeats_leave_the_index_alone(ministack: Cloud) -> None:
+    held = claim(ministack, submit(ministack))
+    places = []
+    for second in range(0, 1200, 30):
+        ministack.leases.heartbeat(held.fence(NOW + second), None, None)
+        places.append(ministack.raw("heartbeats", pk=held.job.id)["due_at"]["N"])
+    assert len(set(places)) in (4, 5)
+
+
+def test_the_broom_is_told_only_of_leases_that_ended(ministack: Cloud) -> None:
+    held = claim(ministack, submit(ministack))
+    ministack.leases.heartbeat(held.fence(), None, None)
+    assert "ttl" not in ministack.raw("heartbeats", pk=held.job.id)
+    ministack.jobs.apply(rules.cancel(held.job, held.attempt, message="", now=NOW + 5))
+    row = ministack.raw("heartbeats", pk=held.job.id)
+    assert row["ttl"] == {"N": str(NOW + 5 + LEASE_KEPT_S)}
+    assert not {"due_pk", "due_at"} & set(row)
+    canceled = ministack.jobs.get(held.job.id)
+    assert canceled is not None
+    again = rules.retry(
+        canceled, from_step=None, from_epoch=None, keep_checkpoint=True, reset_counters=True, now=NOW + 6
+    )
+    ministack.jobs.apply(again)
+    claim(ministack, again.job, now=NOW + 7)
+    assert "ttl" not in ministack.raw("heartbeats", pk=held.job.id)
+
+
+def test_the_watch_is_kept_by_one(cloud: Cloud) -> None:
+    assert cloud.leases.watch() is None
+    first = Watch(seen_at=NOW)
+    assert cloud.leases.keep_watch(first, seen=None)
+    assert not cloud.leases.keep_watch(Watch(seen_at=NOW + 1), seen=None)
+    assert cloud.leases.watch() == first
+    second = Watch(seen_at=NOW + 60, since=NOW)
+    assert cloud.leases.keep_watch(second, seen=first)
+    assert not cloud.leases.keep_watch(Watch(seen_at=NOW + 61), seen=first)
+    assert cloud.leases.watch() == second
+    # It is no lease.
+    assert cloud.leases.due(NOW * 2, limit=5) == []

@@ -1,0 +1,170 @@
+"""What each call costs, counted at the AWS client on the emulated cloud."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from botocore.awsrequest import AWSPreparedRequest, AWSResponse
+
+from contract.work import WorkQuery
+from functions.api.claiming import Claimed, ClaimWindow, claim_next
+from functions.domain import jobs as rules
+from functions.domain.errors import StorageUnavailable
+from functions.storage.clients import dynamodb_client, s3_client
+from functions.storage.dynamo_jobs import DynamoJobStore
+from functions.storage.dynamo_leases import DynamoLeaseStore
+from functions.storage.s3_objects import S3ObjectStore
+from tests.conformance.store_kit import (
+    CREDENTIALS,
+    NOW,
+    TENANT,
+    Cloud,
+    SeededRandomness,
+    claim,
+    counted_requests,
+    progress_at,
+    submission,
+    submit,
+)
+
+pytestmark = pytest.mark.emulator
+
+
+def claim_any(cloud: Cloud, window: ClaimWindow | None = None) -> Claimed | None:
+    return claim_next(
+        cloud.jobs,
+        cloud.leases,
+        WorkQuery(machine_id="m-1"),
+        tenant=TENANT,
+        key_id="k",
+        token_sha256="a" * 64,
+        shards=1,
+        now=NOW,
+        random=SeededRandomness(1),
+        window=window or ClaimWindow(),
+    )
+
+
+def test_a_heartbeat_is_one_update(ministack: Cloud) -> None:
+    held = claim(ministack, submit(ministack))
+    with counted_requests(ministack.dynamodb) as sent:
+        ministack.leases.heartbeat(held.fence(), progress_at(5), "training")
+    assert sent == ["UpdateItem"]
+
+
+@pytest.mark.parametrize("backlog", [1, 50])
+def test_an_uncontended_claim_is_one_query_and_one_transaction(ministack: Cloud, backlog: int) -> None:
+    for _ in range(backlog):
+        submit(ministack)
+    with counted_requests(ministack.dynamodb) as sent:
+        claimed = claim_any(ministack)
+    assert claimed is not None
+    assert sent == ["Query", "TransactWriteItems"]
+
+
+def test_asking_for_work_in_vain_costs_three_queries(ministack: Cloud) -> None:
+    with counted_requests(ministack.dynamodb) as sent:
+        assert claim_any(ministack) is None
+    assert sent == ["Query", "Query", "Query"]
+
+
+def test_every_change_is_one_transaction(ministack: Cloud) -> None:
+    held = claim(ministack, submit(ministack))
+    with counted_requests(ministack.dynamodb) as sent:
+        ministack.jobs.apply(rules.complete(held.job, held.attempt, held.fence(), artifacts=[], progress=None, now=NOW))
+    assert sent == ["TransactWriteItems"]
+
+
+def test_redeeming_is_one_delete(ministack: Cloud) -> None:
+    with counted_requests(ministack.dynamodb) as sent:
+        ministack.tokens.redeem("unknown", NOW)
+    assert sent == ["DeleteItem"]
+
+
+class LostAnswers:
+    """Lets a request through and then loses its answer, the first `times`."""
+
+    def __init__(self, client: Any, operation: str, times: int) -> None:
+        self._client, self._left = client, times
+        self.sent = 0
+        client.meta.events.register_first(f"before-send.*.{operation}", self)
+
+    def __call__(self, request: AWSPreparedRequest, **_: Any) -> AWSResponse | None:
+        from botocore.httpsession import URLLib3Session
+
+        self.sent += 1
+        if self._left == 0:
+            return None
+        self._left -= 1
+        answer = URLLib3Session().send(request)
+        answer.content  # noqa: B018 - read it, then lose it
+        return AWSResponse(request.url, 500, {}, _Nothing())
+
+
+class _Nothing:
+    def stream(self, *_: Any, **__: Any) -> list[bytes]:
+        return [b""]
+
+
+def own_clients(cloud: Cloud) -> tuple[Any, Any]:
+    endpoint = cloud.dynamodb.meta.endpoint_url
+    return dynamodb_client(endpoint, **CREDENTIALS), s3_client(endpoint, **CREDENTIALS)
+
+
+def test_a_change_whose_answer_was_lost_is_no_conflict(ministack: Cloud) -> None:
+    client, _ = own_clients(ministack)
+    jobs = DynamoJobStore(client, ministack.prefix)
+    lost = LostAnswers(client, "TransactWriteItems", times=1)
+    change = submission()
+    jobs.apply(change)
+    assert lost.sent == 2
+    assert jobs.get(change.job.id) == change.job
+    assert len(jobs.events(change.job.id, limit=9).items) == 1
+
+
+def test_a_heartbeat_whose_answer_was_lost_is_repeated(ministack: Cloud) -> None:
+    held = claim(ministack, submit(ministack))
+    client, _ = own_clients(ministack)
+    lost = LostAnswers(client, "UpdateItem", times=2)
+    lease = DynamoLeaseStore(client, ministack.prefix).heartbeat(held.fence(NOW + 7), None, None)
+    assert lost.sent == 3
+    assert lease == ministack.leases.get(held.job.id)
+    assert lease.expires_at == NOW + 7 + lease.duration_s
+
+
+def test_a_store_that_keeps_failing_is_unavailable(ministack: Cloud) -> None:
+    dynamodb, s3 = own_clients(ministack)
+    for client, operation in ((dynamodb, "*"), (s3, "*")):
+        LostAnswers(client, operation, times=1000)
+    jobs, leases = DynamoJobStore(dynamodb, ministack.prefix), DynamoLeaseStore(dynamodb, ministack.prefix)
+    objects = S3ObjectStore(s3, s3, ministack.buckets)
+    held = claim(ministack, submit(ministack))
+    calls: list[Callable[[], object]] = [
+        lambda: jobs.get(held.job.id),
+        lambda: jobs.get_many([held.job.id]),
+        lambda: jobs.apply(submission()),
+        lambda: jobs.ready(TENANT, "default", 0, limit=1),
+        lambda: leases.heartbeat(held.fence(), None, None),
+        lambda: objects.head(TENANT, "training-data", "k"),
+        lambda: objects.read(TENANT, "training-data", "k"),
+        lambda: objects.create(TENANT, "training-data", str(uuid.uuid4()), b""),
+        lambda: objects.list(TENANT, "training-data", "", limit=1),
+        lambda: objects.delete_many(TENANT, "training-data", ["k"]),
+    ]
+    for call in calls:
+        with pytest.raises(StorageUnavailable):
+            call()
+
+
+def test_a_store_that_cannot_be_reached_is_unavailable() -> None:
+    nowhere = "http://127.0.0.1:9"
+    jobs = DynamoJobStore(dynamodb_client(nowhere, **CREDENTIALS), "p-")
+    s3 = s3_client(nowhere, **CREDENTIALS)
+    objects = S3ObjectStore(s3, s3, {"training-data": "b"})
+    with pytest.raises(StorageUnavailable):
+        jobs.get("j")
+    with pytest.raises(StorageUnavailable):
+        objects.head(TENANT, "training-data", "k")

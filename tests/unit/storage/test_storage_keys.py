@@ -1,0 +1,42 @@
+"""Keys sort as they must, and leases move in their index seldom."""
+
+from __future__ import annotations
+
+import itertools
+
+from functions.domain.records import Job, Spec
+from functions.storage import keys
+
+
+def test_numbers_in_sort_keys_sort_as_numbers() -> None:
+    steps = [0, 9, 10, 99, 10**12]
+    assert sorted(map(keys.checkpoint_sk, steps)) == [keys.checkpoint_sk(step) for step in steps]
+    epochs = [1, 2, 10, 10**9]
+    assert sorted(map(keys.attempt_sk, epochs)) == [keys.attempt_sk(epoch) for epoch in epochs]
+    assert sorted(map(keys.event_sk, epochs)) == [keys.event_sk(epoch) for epoch in epochs]
+    jobs = [Job(id="j", tenant="t", spec=Spec(command=[]), created_at=at, updated_at=at) for at in (9, 10, 10**10)]
+    assert sorted(map(keys.created_sk, jobs)) == [keys.created_sk(job) for job in jobs]
+
+
+def test_kinds_below_a_job_do_not_overlap() -> None:
+    kinds = [
+        (keys.attempt_sk(0), keys.attempt_sk(keys.MAX_EPOCH)),
+        (keys.checkpoint_sk(0), keys.checkpoint_sk(keys.MAX_STEP)),
+        (keys.event_sk(0), keys.event_sk(keys.MAX_SEQ)),
+        (keys.META, keys.META),
+    ]
+    for (low, high), (other_low, other_high) in itertools.combinations(kinds, 2):
+        assert high < other_low or other_high < low
+
+
+def test_a_due_bucket_is_never_late_and_seldom_new() -> None:
+    for job_id in ("a", "b", "0f3c"):
+        buckets = [keys.due_bucket(job_id, now) for now in range(10_000, 13_000)]
+        assert all(now - keys.DUE_BUCKET_S < bucket <= now for now, bucket in enumerate(buckets, start=10_000))
+        assert buckets == sorted(buckets)
+        assert len(set(buckets)) in (10, 11)
+
+
+def test_the_buckets_of_different_jobs_begin_at_different_seconds() -> None:
+    starts = {keys.due_bucket(f"job-{n}", 10**9) % keys.DUE_BUCKET_S for n in range(300)}
+    assert len(starts) > 150
