@@ -1,0 +1,105 @@
+"""The outputs of a finished training: found, hashed, declared, uploaded. Only then may the job be called complete."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Protocol
+
+from contract.work import ArtifactsAnswer, DeclaredArtifact, WorkItem
+from gpu_client.checkpoints.errors import BadDirectory, MissingOutput
+from gpu_client.checkpoints.hashing import hash_files
+from gpu_client.checkpoints.tree import files_of, inside
+from gpu_client.transport.cancel import CancelEvent
+from gpu_client.transport.errors import UnexpectedAnswer, UrlExpired
+from gpu_client.transport.transfer import Progress, Transfer, Upload
+
+__all__ = ["MissingOutput", "collect_outputs", "upload_artifacts"]
+
+MAX_ARTIFACTS = 1000
+MAX_EXPIRED_ROUNDS = 5
+
+
+class ArtifactsApi(Protocol):
+    """The one call that is needed; BatonClient has it."""
+
+    def declare_artifacts(
+        self, job_id: str, lease_token: str, artifacts: Sequence[DeclaredArtifact]
+    ) -> ArtifactsAnswer:
+        """Say what will be uploaded."""
+        ...
+
+
+def collect_outputs(output_dir: Path, outputs: Sequence[str]) -> dict[str, Path]:
+    """The files of the declared outputs by path below `output_dir`; an output that is a directory stands for its files.
+
+    Raises MissingOutput naming all that do not exist (an empty directory counts as missing), BadDirectory for links
+    that lead outside and for more than 1,000 files.
+    """
+    root = output_dir.resolve()
+    files: dict[str, Path] = {}
+    missing: list[str] = []
+    for output in outputs:
+        place = root / output
+        if not place.exists():
+            missing.append(output)
+            continue
+        place = inside(root, place, output)
+        if place.is_dir():
+            found = {f"{output}/{path}": file for path, file in files_of(place, within=root).items()}
+        elif place.is_file():
+            found = {output: place}
+        else:
+            raise BadDirectory(f"output {output!r} is neither a file nor a directory")
+        if not found:
+            missing.append(output)
+        files |= found
+    if missing:
+        raise MissingOutput(missing, str(output_dir))
+    if len(files) > MAX_ARTIFACTS:
+        raise BadDirectory(f"the outputs are {len(files)} files; at most {MAX_ARTIFACTS} are allowed")
+    return dict(sorted(files.items()))
+
+
+def upload_artifacts(
+    client: ArtifactsApi,
+    transfer: Transfer,
+    item: WorkItem,
+    files: Mapping[str, Path],
+    *,
+    cancel: CancelEvent | None = None,
+    progress: Progress | None = None,
+) -> list[DeclaredArtifact]:
+    """Upload the files (from `collect_outputs`) and return what `complete` has to declare; none are fine too.
+
+    One API call unless URLs run out. Raises what hashing and the transfer raise, and ApiError, above all LeaseLost.
+    """
+    if not files:
+        return []
+    artifacts = [
+        DeclaredArtifact(path=path, size_bytes=digest.size_bytes, crc64nvme=digest.crc64nvme, blake3=digest.blake3)
+        for path, digest in hash_files(files, cancel=cancel).items()
+    ]
+    sizes = {artifact.path: artifact.size_bytes for artifact in artifacts}
+    for last in (False,) * (MAX_EXPIRED_ROUNDS - 1) + (True,):
+        missing = client.declare_artifacts(item.id, item.lease_token, artifacts).missing
+        unknown = [target.name for target in missing if target.name not in sizes]
+        if unknown:
+            raise UnexpectedAnswer(f"declare_artifacts: {unknown[0]!r} is asked for, which was not declared")
+        uploads = [
+            Upload(
+                name=target.name,
+                path=files[target.name],
+                size_bytes=sizes[target.name],
+                url=target.url,
+                headers=target.headers,
+            )
+            for target in missing
+        ]
+        try:
+            transfer.upload(uploads, cancel=cancel, progress=progress)
+            break
+        except UrlExpired:
+            if last:
+                raise
+    return artifacts

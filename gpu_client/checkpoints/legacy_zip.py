@@ -1,0 +1,94 @@
+"""Unpacking a zip that a client of the original orchestrator uploaded. Nothing in it is trusted."""
+
+from __future__ import annotations
+
+import stat
+import zipfile
+import zlib
+from pathlib import Path
+
+from contract.base import path_problem
+from gpu_client.transport.cancel import CancelEvent, stop_if_set
+from gpu_client.transport.errors import DiskFull, UnsafePath
+from gpu_client.transport.files import CHUNK_BYTES, StagedFile, local_errors, safe_destination
+
+MAX_ENTRIES = 10_000
+MAX_UNPACKED_BYTES = 256 * 1024**3
+_METHODS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED, zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA)
+
+
+class BadZip(Exception):  # noqa: N818 - a finding about stored bytes, reported as damage
+    """The zip is damaged, or holds what may not be unpacked."""
+
+
+def unpack(
+    archive: Path,
+    directory: Path,
+    *,
+    cancel: CancelEvent | None = None,
+    available_bytes: int | None = None,
+    max_bytes: int = MAX_UNPACKED_BYTES,
+    max_entries: int = MAX_ENTRIES,
+) -> int:
+    """Unpack all files of `archive` below `directory`; returns their bytes.
+
+    Everything is checked before anything is written, and zip's own CRC-32 of every file while it is. Raises BadZip
+    (damaged, encrypted, paths or links that lead outside, too large for anybody), DiskFull (too large for this machine,
+    which has `available_bytes`), TransferCanceled.
+    """
+    try:
+        with local_errors(f"opening {archive.name}"):
+            opened = zipfile.ZipFile(archive)
+        with opened:
+            entries = _checked_entries(opened, max_bytes=max_bytes, max_entries=max_entries)
+            total_bytes = sum(entry.file_size for entry in entries)
+            if available_bytes is not None and total_bytes > available_bytes:
+                raise DiskFull(f"{archive.name} unpacks to {total_bytes} bytes; {available_bytes} can be used")
+            for entry in entries:
+                _unpack_one(opened, entry, directory, cancel)
+    except (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, ValueError, UnsafePath) as error:
+        # zipfile reports damage by all of these
+        raise BadZip(f"{archive.name}: {error}") from error
+    return total_bytes
+
+
+def _checked_entries(archive: zipfile.ZipFile, *, max_bytes: int, max_entries: int) -> list[zipfile.ZipInfo]:
+    entries = [entry for entry in archive.infolist() if not entry.is_dir()]
+    if not 1 <= len(entries) <= max_entries:
+        raise BadZip(f"has {len(entries)} files; 1 to {max_entries} are allowed")
+    total_bytes = sum(entry.file_size for entry in entries)
+    if total_bytes > max_bytes:
+        raise BadZip(f"would unpack to {total_bytes} bytes; at most {max_bytes} are allowed")
+    seen: set[str] = set()
+    for entry in entries:
+        # `filename` has been cleaned by zipfile; what the archive says is `orig_filename`
+        problem = path_problem(entry.orig_filename)
+        mode = entry.external_attr >> 16
+        if problem is None and stat.S_IFMT(mode) not in (0, stat.S_IFREG):
+            problem = "is not a regular file"
+        if problem is None and entry.flag_bits & 0x1:
+            problem = "is encrypted"
+        if problem is None and entry.compress_type not in _METHODS:
+            problem = f"is compressed by an unknown method ({entry.compress_type})"
+        if problem is None and entry.orig_filename in seen:
+            problem = "is in it twice"
+        if problem:
+            raise BadZip(f"{entry.orig_filename[:80]!r} {problem}")
+        seen.add(entry.orig_filename)
+    return entries
+
+
+def _unpack_one(archive: zipfile.ZipFile, entry: zipfile.ZipInfo, directory: Path, cancel: CancelEvent | None) -> None:
+    destination = safe_destination(directory, entry.orig_filename)
+    left_bytes = entry.file_size
+    with archive.open(entry) as packed, StagedFile(destination, fsync=True) as file:
+        while piece := packed.read(CHUNK_BYTES):
+            if cancel is not None:
+                stop_if_set(cancel)
+            left_bytes -= len(piece)
+            if left_bytes < 0:
+                raise BadZip(f"{entry.orig_filename[:80]!r} unpacks to more than it says")
+            file.write(memoryview(piece))
+        if left_bytes:
+            raise BadZip(f"{entry.orig_filename[:80]!r} unpacks to less than it says")
+        file.commit()

@@ -1,0 +1,65 @@
+"""The files of a directory, each accounted for: followed, or refused with its name. Nothing is skipped silently."""
+
+from __future__ import annotations
+
+import logging
+import os
+from pathlib import Path
+
+from contract.base import path_problem
+from gpu_client.checkpoints.errors import BadDirectory
+
+logger = logging.getLogger(__name__)
+
+
+def files_of(directory: Path, *, within: Path | None = None) -> dict[str, Path]:
+    """All files below `directory` by '/'-separated relative path, sorted; paths are resolved.
+
+    Symlinks are followed if they stay inside (inside `within`, if given). Raises BadDirectory for links that lead
+    outside or nowhere, special files and names that no manifest can carry. Empty directories are logged: a manifest has
+    only files.
+    """
+    start = directory.resolve()
+    root = within.resolve() if within else start
+    if not start.is_dir():
+        raise BadDirectory(f"{directory} is not a directory")
+    found: dict[str, Path] = {}
+    try:
+        _collect(root, start, "", found, ancestors=(start,))
+    except OSError as error:
+        raise BadDirectory(f"cannot read {error.filename or directory}: {error.strerror}") from error
+    return dict(sorted(found.items()))
+
+
+def _collect(root: Path, directory: Path, prefix: str, found: dict[str, Path], *, ancestors: tuple[Path, ...]) -> None:
+    with os.scandir(directory) as entries:
+        names = sorted(entry.name for entry in entries)
+    if not names and prefix:
+        logger.warning("the empty directory %s is not part of the checkpoint", prefix)
+    for name in names:
+        relative = prefix + name
+        problem = path_problem(relative)
+        if problem:
+            raise BadDirectory(f"{relative!a} {problem}")
+        path = directory / name
+        if path.is_symlink():
+            path = inside(root, path, relative)
+        if path.is_dir():
+            if path in ancestors:
+                raise BadDirectory(f"{relative!r} is a link to a directory that it lies in")
+            _collect(root, path, relative + "/", found, ancestors=(*ancestors, path))
+        elif path.is_file():
+            found[relative] = path
+        else:
+            raise BadDirectory(f"{relative!r} is neither a file nor a directory")
+
+
+def inside(root: Path, path: Path, relative: str) -> Path:
+    """`path` with its links resolved; BadDirectory if it leads outside `root` or nowhere."""
+    try:
+        target = path.resolve(strict=True)
+    except (OSError, RuntimeError) as error:
+        raise BadDirectory(f"{relative!r} is a link that leads nowhere") from error
+    if not target.is_relative_to(root):
+        raise BadDirectory(f"{relative!r} is a link that leads outside the directory")
+    return target

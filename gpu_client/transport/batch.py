@@ -1,0 +1,98 @@
+"""Work on many items with a few threads: the first failure stops all, a cancel event stops all at once."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import Generic, TypeVar
+
+from gpu_client.transport.cancel import CancelEvent, Flight, stop_if_set
+from gpu_client.transport.errors import UrlExpired
+
+T = TypeVar("T")
+
+_POLL_S = 0.05
+"""How often the cancel event is looked at while bytes move."""
+
+_FAREWELL_S = 2.0
+"""How long a stopped batch waits for its threads. One that still hangs (in a name look-up, say) is a daemon and ends at
+its next step, before it writes anything."""
+
+
+class _Batch(Generic[T]):
+    """What the threads of one batch share."""
+
+    def __init__(self, items: Sequence[T], work: Callable[[T, Flight], None], cancel: CancelEvent | None) -> None:
+        self.failure: BaseException | None = None
+        self._flight = Flight(cancel)
+        self._expired: UrlExpired | None = None
+        self._work = work
+        self._lock = threading.Lock()
+        self._items = iter(items)
+
+    def loop(self) -> None:
+        """What each thread does."""
+        while (item := self._take()) is not None:
+            try:
+                self._work(item, self._flight)
+            except UrlExpired as error:
+                with self._lock:
+                    self._expired = self._expired or error
+            except BaseException as error:  # noqa: BLE001 - raised by run_batch in the caller's thread
+                with self._lock:
+                    self.failure = self.failure or error
+                self._flight.abort()
+
+    def _take(self) -> T | None:
+        with self._lock:
+            if self.failure or self._expired or self._flight.is_set():
+                return None
+            return next(self._items, None)
+
+    def stop(self, threads: Sequence[threading.Thread]) -> None:
+        """End all threads, waking those that are blocked."""
+        self._flight.abort()
+        farewell_at = time.monotonic() + _FAREWELL_S
+        for thread in threads:
+            thread.join(max(0.0, farewell_at - time.monotonic()))
+
+    def raise_failure(self) -> None:
+        """Raise what went wrong, if anything did."""
+        if self.failure is not None:
+            raise self.failure
+        if self._expired is not None:
+            raise self._expired
+
+
+def run_batch(
+    items: Sequence[T], work: Callable[[T, Flight], None], *, workers: int, cancel: CancelEvent | None
+) -> None:
+    """Call `work` on each item. Raises the first failure, TransferCanceled if `cancel` is set.
+
+    After UrlExpired nothing new is begun but what is under way finishes: its bytes would be lost for nothing.
+    """
+    if cancel is not None:
+        stop_if_set(cancel)
+    batch = _Batch(items, work, cancel)
+    started: list[threading.Thread] = []
+    try:
+        for index in range(min(workers, len(items))):
+            thread = threading.Thread(target=batch.loop, name=f"transfer-{index}", daemon=True)
+            thread.start()
+            started.append(thread)
+        for thread in started:
+            _join(thread, cancel)
+    except BaseException:
+        batch.stop(started)
+        raise
+    batch.raise_failure()
+    if cancel is not None:
+        stop_if_set(cancel)  # the threads may have seen it first and left items undone
+
+
+def _join(thread: threading.Thread, cancel: CancelEvent | None) -> None:
+    while thread.is_alive():
+        thread.join(None if cancel is None else _POLL_S)
+        if cancel is not None:
+            stop_if_set(cancel)

@@ -1,0 +1,167 @@
+"""Keep-alive connections to the object store, on the standard library's `http.client`.
+
+Presigned transfer needs little and needs it exactly: the given headers and no others, no redirects, no credentials
+from the environment, an answer that comes before the upload is finished, and threads that can be woken. Proxies from
+the environment are not used.
+"""
+
+from __future__ import annotations
+
+import http.client
+import select
+import ssl
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from urllib.parse import urlsplit
+
+from gpu_client.transport.cancel import Flight
+from gpu_client.transport.errors import TransferError, without_query
+from gpu_client.transport.http import user_agent
+from gpu_client.transport.tls import shared_tls
+
+CONNECT_TIMEOUT_S = 10.0
+STALL_TIMEOUT_S = 60.0
+"""A connection on which no byte moved for this long is given up; slow ones that move are not."""
+
+_Origin = tuple[str, str, int | None]
+SendBody = Callable[[Callable[[bytes | memoryview], None]], None]
+"""Writes the request's body by calling what it is given."""
+
+
+class BrokenConnection(Exception):  # noqa: N818 - a normal outcome, tried again
+    """The connection failed before a whole answer came."""
+
+
+class Connections:
+    """Idle connections by origin, at most `max_idle` each. Safe from several threads."""
+
+    def __init__(
+        self,
+        *,
+        connect_timeout_s: float = CONNECT_TIMEOUT_S,
+        stall_timeout_s: float = STALL_TIMEOUT_S,
+        tls: ssl.SSLContext | None = None,
+        max_idle: int = 16,
+    ) -> None:
+        self._connect_timeout_s = connect_timeout_s
+        self._stall_timeout_s = stall_timeout_s
+        self._tls = tls
+        self._max_idle = max_idle
+        self._lock = threading.Lock()
+        self._idle: dict[_Origin, list[http.client.HTTPConnection]] = {}
+
+    def close(self) -> None:
+        """Close idle connections."""
+        with self._lock:
+            idle, self._idle = self._idle, {}
+        for connections in idle.values():
+            for connection in connections:
+                connection.close()
+
+    @contextmanager
+    def exchange(
+        self,
+        method: str,
+        url: str,
+        headers: Mapping[str, str],
+        flight: Flight,
+        send_body: SendBody | None = None,
+    ) -> Iterator[http.client.HTTPResponse]:
+        """Send a request and yield its answer, whose body the caller reads.
+
+        The connection is kept if the body was read to its end, else closed. Raises BrokenConnection (also from within
+        the `with` block when reading fails), TransferCanceled, TransferError for a URL that is none.
+        """
+        origin, target = _split(url)
+        connection = self._open(origin, url)
+        sock = connection.sock
+        response: http.client.HTTPResponse | None = None
+        reusable = False
+        try:
+            flight.enter(sock)
+            response = _request(connection, method, target, headers, send_body)
+            yield response
+            reusable = response.isclosed() and not response.will_close and connection.sock is not None
+        except (http.client.HTTPException, OSError) as error:
+            # local files are the caller's: their OSErrors have other types by the time they come here
+            raise BrokenConnection(f"{type(error).__name__}: {error}") from error
+        finally:
+            flight.leave(sock)
+            if not (reusable and self._keep(origin, connection)):
+                connection.close()
+                if response is not None:
+                    response.close()  # one that closes its connection owns the socket
+
+    def _open(self, origin: _Origin, url: str) -> http.client.HTTPConnection:
+        while connection := self._idle_one(origin):
+            # readable while idle means that the other side has closed it
+            if not select.select([connection.sock], [], [], 0)[0]:
+                return connection
+            connection.close()
+        scheme, host, port = origin
+        if scheme == "https":
+            tls = self._tls or shared_tls()
+            connection = http.client.HTTPSConnection(host, port, timeout=self._connect_timeout_s, context=tls)
+        else:
+            connection = http.client.HTTPConnection(host, port, timeout=self._connect_timeout_s)
+        try:
+            connection.connect()
+        except OSError as error:
+            connection.close()
+            raise BrokenConnection(f"cannot connect to {without_query(url)}: {error}") from error
+        connection.sock.settimeout(self._stall_timeout_s)
+        return connection
+
+    def _idle_one(self, origin: _Origin) -> http.client.HTTPConnection | None:
+        with self._lock:
+            idle = self._idle.get(origin)
+            return idle.pop() if idle else None
+
+    def _keep(self, origin: _Origin, connection: http.client.HTTPConnection) -> bool:
+        with self._lock:
+            idle = self._idle.setdefault(origin, [])
+            if len(idle) >= self._max_idle:
+                return False
+            idle.append(connection)
+            return True
+
+
+def _split(url: str) -> tuple[_Origin, str]:
+    try:
+        parts = urlsplit(url)
+        port = parts.port
+    except ValueError as error:
+        raise TransferError(f"not a URL: {url[:80]!r}") from error
+    if parts.scheme not in ("http", "https") or not parts.hostname:
+        raise TransferError(f"not an http(s) URL: {without_query(url)[:200]!r}")
+    target = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
+    return (parts.scheme, parts.hostname, port), target
+
+
+def _request(
+    connection: http.client.HTTPConnection,
+    method: str,
+    target: str,
+    headers: Mapping[str, str],
+    send_body: SendBody | None,
+) -> http.client.HTTPResponse:
+    """The answer, also if the server gives it (a refusal) before it has read the whole body."""
+    connection.putrequest(method, target, skip_accept_encoding=True)
+    for name, value in {"User-Agent": user_agent(), "Accept-Encoding": "identity", **headers}.items():
+        if name.lower() != "host":
+            connection.putheader(name, value)
+    broken: OSError | None = None
+    try:
+        connection.endheaders()
+        if send_body is not None:
+            send_body(connection.send)
+    except (ConnectionError, ssl.SSLError) as error:  # a stalled one (TimeoutError) has no answer to wait for
+        broken = error
+    try:
+        response = connection.getresponse()
+    except (http.client.HTTPException, OSError) as error:
+        raise (broken or error) from error
+    if broken is not None:
+        response.will_close = True
+    return response

@@ -1,0 +1,121 @@
+"""Local files of transfers: destinations that stay in their directory, writes that are all or nothing."""
+
+from __future__ import annotations
+
+import os
+import secrets
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from contract.base import path_problem
+from gpu_client.transport.errors import FileChanged, TransferError, UnsafePath, disk_full
+
+CHUNK_BYTES = 256 * 1024
+MAX_NAME_BYTES = 255
+
+
+@contextmanager
+def local_errors(what: str) -> Iterator[None]:
+    """Turn OSErrors of local files into DiskFull or TransferError, so that they never pass for network trouble."""
+    try:
+        yield
+    except OSError as error:
+        raise disk_full(error, what) or TransferError(f"{what}: {error.strerror or error}") from error
+
+
+def safe_destination(root: Path, relative: str) -> Path:
+    """Where `relative` (a '/'-separated path from elsewhere) lies below `root`; its directories are made.
+
+    Raises UnsafePath if it has '..' or the like, or if a directory on the way is a symlink, which could lead outside.
+    """
+    problem = path_problem(relative)
+    if problem:
+        raise UnsafePath(f"{relative[:80]!r} {problem}")
+    if any(len(part.encode()) > MAX_NAME_BYTES for part in relative.split("/")):
+        raise UnsafePath(f"{relative[:80]!r} has a part of more than {MAX_NAME_BYTES} bytes, which file systems refuse")
+    *directories, name = relative.split("/")
+    place = root
+    with local_errors(f"making directories for {relative[:80]!r}"):
+        root.mkdir(parents=True, exist_ok=True)
+        for part in directories:
+            place = place / part
+            if place.is_symlink():
+                raise UnsafePath(f"{relative[:80]!r} leads through the symlink {part!r}")
+            if place.is_file():
+                raise UnsafePath(f"{relative[:80]!r} leads through the file {part!r}")
+            place.mkdir(exist_ok=True)
+        destination = place / name
+        if destination.is_dir() and not destination.is_symlink():
+            raise UnsafePath(f"{relative[:80]!r} is a directory already")
+    return destination
+
+
+class StagedFile:
+    """A file that is written aside and appears under its name complete or not at all."""
+
+    def __init__(self, destination: Path, *, fsync: bool) -> None:
+        self._destination = destination
+        self._fsync = fsync
+        self._aside = destination.with_name(f".{secrets.token_hex(8)}.part")
+        self._descriptor = -1
+
+    def __enter__(self) -> StagedFile:
+        with local_errors(f"creating {self._destination}"):
+            flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+            self._descriptor = os.open(self._aside, flags, 0o666)
+        return self
+
+    def write(self, piece: memoryview) -> None:
+        """Append."""
+        with local_errors(f"writing {self._destination}"):
+            while piece:
+                piece = piece[os.write(self._descriptor, piece) :]
+
+    def commit(self) -> None:
+        """Give the file its name. With `fsync` its bytes are on the disk first."""
+        with local_errors(f"writing {self._destination}"):
+            if self._fsync:
+                os.fsync(self._descriptor)
+            # close before the rename: some file systems report a full disk only here
+            descriptor, self._descriptor = self._descriptor, -1
+            os.close(descriptor)
+            self._aside.replace(self._destination)
+
+    def __exit__(self, *exception: object) -> None:
+        """Remove what was not committed."""
+        with local_errors(f"cleaning up after {self._destination}"):
+            if self._descriptor >= 0:
+                os.close(self._descriptor)
+            self._aside.unlink(missing_ok=True)
+
+
+def send_file(path: Path, size_bytes: int, write: Callable[[bytes], None]) -> None:
+    """Pass the bytes of a file to `write`. Raises FileChanged if it has not exactly `size_bytes`."""
+    with local_errors(f"reading {path}"):
+        try:
+            file = path.open("rb", buffering=0)
+        except FileNotFoundError as error:
+            raise FileChanged(f"{path} does not exist (any more)") from error
+    with file:
+        left_bytes = size_bytes
+        while True:
+            with local_errors(f"reading {path}"):
+                # one byte more than promised, to notice a file that has grown
+                piece = file.read(min(CHUNK_BYTES, left_bytes + 1))
+            left_bytes -= len(piece)
+            if left_bytes < 0 or (not piece and left_bytes > 0):
+                raise FileChanged(f"{path} has no longer the {size_bytes} bytes that were declared")
+            if not piece:
+                return
+            write(piece)
+
+
+def sync_directory(directory: Path) -> None:
+    """Make the names in a directory durable."""
+    with local_errors(f"syncing {directory}"):
+        descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)

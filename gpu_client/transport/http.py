@@ -1,0 +1,310 @@
+"""Calls to the control plane: one pooled session, timeouts, retries, errors by type, requests counted by kind.
+
+Every call has a time budget over all its tries. Redirects are never followed, so that the API key goes to the
+configured URL only. The key appears in no log line, message or `repr`.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import platform
+import random
+import re
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from http.cookiejar import DefaultCookiePolicy
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any
+from urllib.parse import urlsplit
+
+import requests
+from pydantic import ValidationError
+from requests.adapters import HTTPAdapter
+from requests.utils import get_environ_proxies
+from urllib3.exceptions import HTTPError
+
+from contract.errors import ErrorBody, ErrorCode
+from gpu_client.transport.errors import ApiError, UnexpectedAnswer, Unreachable, api_error_class, without_query
+from gpu_client.transport.retry import Failure, RetryPolicy, parse_retry_after, retry_delay_s
+from gpu_client.transport.stats import CallStats
+from gpu_client.transport.tls import shared_tls
+
+logger = logging.getLogger(__name__)
+
+CONNECT_TIMEOUT_S = 10.0
+READ_TIMEOUT_S = 35.0
+"""Longer than the 30 s after which API Gateway gives up on a handler."""
+
+MAX_ANSWER_BYTES = 16 * 1024 * 1024
+"""Lambda answers at most 6 MB; more than this is not our API."""
+
+_PLAIN_CODES = {401: ErrorCode.UNAUTHORIZED, 404: ErrorCode.NOT_FOUND, 413: ErrorCode.PAYLOAD_TOO_LARGE}
+
+
+def user_agent() -> str:
+    """How this client names itself."""
+    try:
+        release = version("baton")
+    except PackageNotFoundError:
+        release = "source"
+    return f"baton/{release} python/{platform.python_version()}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Call:
+    """One request of the API. `kind` is the name it is counted and logged under."""
+
+    kind: str
+    method: str
+    path: str
+    query: Mapping[str, str] = field(default_factory=dict)
+    body: str | None = None
+    headers: Mapping[str, str] = field(default_factory=dict)
+    repeatable: bool = True
+    """True if doing it twice is like doing it once: reads, fenced writes, calls with an idempotency key."""
+
+
+@dataclass(frozen=True)
+class Answer:
+    """An answer below 400; `location` is set on a redirect, which is left to the caller."""
+
+    status: int
+    data: Any
+    location: str | None = None
+
+
+class HttpClient:
+    """Sends calls. Safe from several threads; `sleep`, `clock` and `draw` are for tests."""
+
+    def __init__(
+        self,
+        url: str,
+        api_key: str,
+        *,
+        policy: RetryPolicy | None = None,
+        connect_timeout_s: float = CONNECT_TIMEOUT_S,
+        read_timeout_s: float = READ_TIMEOUT_S,
+        sleep: Callable[[float], None] = time.sleep,
+        clock: Callable[[], float] = time.monotonic,
+        draw: Callable[[], float] = random.random,
+    ) -> None:
+        """Raises ValueError for a URL or key that can be no such thing."""
+        self.url = _checked_url(url)
+        self.policy = policy or RetryPolicy()
+        self.stats = CallStats()
+        self._connect_timeout_s = connect_timeout_s
+        self._read_timeout_s = read_timeout_s
+        self._sleep = sleep
+        self._clock = clock
+        self._draw = draw
+        self._session = _session(_checked_key(api_key))
+
+    def __repr__(self) -> str:
+        return f"HttpClient({self.url!r})"
+
+    def close(self) -> None:
+        """Close idle connections."""
+        self._session.close()
+
+    def call(self, call: Call, *, budget_s: float | None = None) -> Answer:
+        """The answer to `call`, after as many tries as the policy and `budget_s` allow.
+
+        Raises ApiError (refused), Unreachable (no usable answer), UnexpectedAnswer (not our API).
+        """
+        policy = self.policy if budget_s is None else _with_budget(self.policy, budget_s)
+        started = self._clock()
+        tries = 0
+        unanswered = False
+        while True:
+            self.stats.count(call.kind, retry=tries > 0)
+            tries += 1
+            outcome = self._try(call, remaining_s=policy.budget_s - (self._clock() - started))
+            if isinstance(outcome, Answer):
+                return outcome
+            failure, error = outcome
+            elapsed_s = self._clock() - started
+            delay_s = retry_delay_s(
+                policy, failure, tries=tries, elapsed_s=elapsed_s, draw=self._draw(), repeatable=call.repeatable
+            )
+            if delay_s is None:
+                raise self._final(call, failure, error, tries=tries, elapsed_s=elapsed_s, unanswered=unanswered)
+            unanswered = unanswered or failure.status is None or failure.status >= 500
+            logger.info("%s: %s; trying again in %.1f s", call.kind, failure.reason, delay_s)
+            self._sleep(delay_s)
+
+    def _try(self, call: Call, *, remaining_s: float) -> Answer | tuple[Failure, ApiError | None]:
+        url = self.url + call.path
+        limit_s = max(0.1, remaining_s)
+        until = self._clock() + limit_s
+        try:
+            with self._session.request(
+                call.method,
+                url,
+                params=dict(call.query),
+                data=call.body.encode() if call.body is not None else None,
+                headers={
+                    **({"Content-Type": "application/json"} if call.body is not None else {}),
+                    **call.headers,
+                },
+                timeout=(min(self._connect_timeout_s, limit_s), min(self._read_timeout_s, limit_s)),
+                allow_redirects=False,
+                stream=True,
+                proxies=get_environ_proxies(url),
+            ) as response:
+                body = self._read(response, until=until)
+        except (requests.ConnectionError, requests.Timeout, HTTPError) as error:
+            # urllib3's HTTPError comes from reading the body below requests
+            return Failure(reason=_reason(error)), None
+        return self._understood(call, response, body)
+
+    def _read(self, response: requests.Response, *, until: float) -> bytes:
+        """The body; a server that sends it drop by drop is a timeout."""
+        body = bytearray()
+        for piece in _pieces(response):
+            body += piece
+            if len(body) > MAX_ANSWER_BYTES:
+                raise UnexpectedAnswer(
+                    f"{without_query(response.url)} answered with more than {MAX_ANSWER_BYTES} bytes"
+                )
+            if self._clock() > until and response.raw.length_remaining != 0:
+                raise requests.ReadTimeout("the answer took longer than the call may take")
+        return bytes(body)
+
+    def _understood(
+        self, call: Call, response: requests.Response, body: bytes
+    ) -> Answer | tuple[Failure, ApiError | None]:
+        status = response.status_code
+        if status >= 400:
+            error = parse_error(status, body)
+            retry_after_s = parse_retry_after(response.headers.get("Retry-After"), date=response.headers.get("Date"))
+            return (
+                Failure(reason=f"{status} {error}", status=status, code=error.code, retry_after_s=retry_after_s),
+                error,
+            )
+        if 300 <= status < 400:
+            location = response.headers.get("Location")
+            if not location:
+                raise UnexpectedAnswer(f"{call.kind}: a redirect without a Location")
+            return Answer(status, None, location)
+        if not body:
+            return Answer(status, None)
+        try:
+            return Answer(status, json.loads(body))
+        except ValueError:
+            return Failure(reason=f"{status} with a body that is not JSON: {_snippet(body)}"), None
+
+    def _final(
+        self, call: Call, failure: Failure, error: ApiError | None, *, tries: int, elapsed_s: float, unanswered: bool
+    ) -> Exception:
+        if error is not None and error.status < 500 and error.status != 429:
+            self.stats.refused(error.code)
+            error.after_retry = unanswered
+            return error
+        return Unreachable(
+            f"{call.kind}: no usable answer from {self.url} after {tries} tries in {elapsed_s:.0f} s "
+            f"(last: {failure.reason})"
+        )
+
+
+class _OneContextAdapter(HTTPAdapter):
+    """Every connection of the session uses the shared TLS context as it is."""
+
+    def init_poolmanager(self, *args: Any, **kwargs: Any) -> None:
+        super().init_poolmanager(*args, ssl_context=shared_tls(), **kwargs)
+
+    def proxy_manager_for(self, proxy: str, **proxy_kwargs: Any) -> Any:
+        return super().proxy_manager_for(proxy, ssl_context=shared_tls(), **proxy_kwargs)
+
+    def cert_verify(self, conn: Any, url: str, verify: bool | str, cert: Any) -> None:
+        """Leave the context's roots alone: by default requests reads its bundle anew for each connection."""
+        conn.cert_reqs = "CERT_REQUIRED"
+
+
+def _session(api_key: str) -> requests.Session:
+    session = requests.Session()
+    # Off: it would also send ~/.netrc passwords. Proxies are looked up call by call instead.
+    session.trust_env = False
+    session.cookies.set_policy(DefaultCookiePolicy(allowed_domains=[]))
+    session.headers.clear()
+    session.headers.update(
+        {"x-api-key": api_key, "User-Agent": user_agent(), "Accept": "application/json", "Accept-Encoding": "identity"}
+    )
+    adapter = _OneContextAdapter(pool_connections=4, pool_maxsize=16, max_retries=0)
+    session.mount("https://", adapter)
+    session.mount("http://", adapter)
+    return session
+
+
+def _pieces(response: requests.Response) -> Iterator[bytes]:
+    """Body pieces as they arrive; requests' own iterator waits until a whole piece is full."""
+    while piece := response.raw.read1(64 * 1024):
+        yield piece
+
+
+def parse_error(status: int, body: bytes) -> ApiError:
+    """The error in an answer of 400 or more: our body, API Gateway's `{"message"}`, or whatever stood in between."""
+    try:
+        data = json.loads(body)
+    except ValueError:
+        data = None
+    try:
+        detail = ErrorBody.model_validate(data).error
+    except ValidationError:
+        code = _PLAIN_CODES[status].value if status in _PLAIN_CODES else f"http_{status}"
+        message = _plain_message(data) or _snippet(body) or "no explanation"
+        return api_error_class(code, status)(code=code, status=status, message=message)
+    return api_error_class(detail.code, status)(
+        code=detail.code,
+        status=status,
+        message=detail.message,
+        field=detail.field,
+        request_id=detail.request_id,
+    )
+
+
+def _plain_message(data: Any) -> str:
+    """The text of API Gateway's `{"message"}` or of the original orchestrator's `{"error", "message"}`."""
+    if not isinstance(data, dict):
+        return ""
+    found = data.get("message") or data.get("Message") or data.get("error")
+    return found if isinstance(found, str) else ""
+
+
+def _snippet(body: bytes) -> str:
+    """The beginning of a foreign body as one line of text, without markup."""
+    text = re.sub(
+        r"<(script|style)\b.*?(</\1>|$)|<[^>]*>", " ", body[:4096].decode("utf-8", "replace"), flags=re.S | re.I
+    )
+    return " ".join(text.split())[:200]
+
+
+def _reason(error: BaseException) -> str:
+    """One line about a failed connection: of requests' and urllib3's wrappings the one that says most."""
+    cause = error.args[0] if error.args and isinstance(error.args[0], BaseException) else error
+    cause = getattr(cause, "reason", None) or cause
+    return f"{type(error).__name__}: {str(cause)[:200]}"
+
+
+def _with_budget(policy: RetryPolicy, budget_s: float) -> RetryPolicy:
+    return RetryPolicy(
+        max_tries=policy.max_tries,
+        budget_s=budget_s,
+        first_delay_s=policy.first_delay_s,
+        max_delay_s=policy.max_delay_s,
+    )
+
+
+def _checked_url(url: str) -> str:
+    parts = urlsplit(url.strip())
+    if parts.scheme not in ("http", "https") or not parts.hostname or parts.query or parts.fragment or parts.username:
+        raise ValueError("the API's URL must look like https://host or https://host/stage")
+    return url.strip().rstrip("/")
+
+
+def _checked_key(api_key: str) -> str:
+    key = api_key.strip()
+    if not key or any(not "\x21" <= char <= "\x7e" for char in key):
+        raise ValueError("the API key is empty or has characters that no key has")
+    return key

@@ -1,0 +1,156 @@
+"""Users' objects: many files up by batches of presigned URLs, single ones down by one-time token."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from itertools import islice
+from pathlib import Path
+from urllib.parse import quote
+
+from contract.errors import ErrorCode
+from contract.transfers import ObjectPage, TokenAnswer, TokenQuery, UploadBatch, UploadFile, UploadTargets
+from gpu_client.transport.calls import ApiCalls, read_answer, segment
+from gpu_client.transport.cancel import CancelEvent
+from gpu_client.transport.digests import FileDigest, hash_file
+from gpu_client.transport.errors import TokenRefused, TransferError, UnexpectedAnswer, UrlExpired
+from gpu_client.transport.http import HttpClient
+from gpu_client.transport.transfer import Download, Progress, Transfer, Upload
+
+FILES_PER_BATCH = 500
+"""Half of what one call may ask for: URLs are made when they can be used soon."""
+
+MAX_EXPIRED_ROUNDS = 3
+
+
+class ObjectCalls(ApiCalls):
+    """Uploading, downloading and listing objects of the API's buckets."""
+
+    def __init__(self, http: HttpClient, transfer: Transfer, *, budget_s: float | None = None) -> None:
+        super().__init__(http, budget_s=budget_s)
+        self.transfer = transfer
+
+    def upload_files(
+        self,
+        bucket: str,
+        files: Mapping[str, Path],
+        *,
+        cancel: CancelEvent | None = None,
+        progress: Progress | None = None,
+    ) -> dict[str, FileDigest]:
+        """Upload local files under the given keys; answers what was stored.
+
+        Raises what Transfer raises: then some files may be stored and others not; repeating is safe.
+        """
+        stored: dict[str, FileDigest] = {}
+        remaining = iter(files.items())
+        while batch := dict(islice(remaining, FILES_PER_BATCH)):
+            with ThreadPoolExecutor(max_workers=2, thread_name_prefix="hash") as pool:
+                digests = dict(
+                    zip(batch, pool.map(lambda path: hash_file(path, cancel=cancel), batch.values()), strict=True)
+                )
+            self._upload_batch(bucket, batch, digests, cancel=cancel, progress=progress)
+            stored |= digests
+        return stored
+
+    def _upload_batch(
+        self,
+        bucket: str,
+        paths: Mapping[str, Path],
+        digests: Mapping[str, FileDigest],
+        *,
+        cancel: CancelEvent | None,
+        progress: Progress | None,
+    ) -> None:
+        wanted = UploadBatch(
+            bucket=bucket,
+            files=[
+                UploadFile(key=key, size_bytes=digest.size_bytes, crc64nvme=digest.crc64nvme)
+                for key, digest in digests.items()
+            ],
+        )
+        for last in (False,) * (MAX_EXPIRED_ROUNDS - 1) + (True,):
+            answer = self._send("upload_urls", "POST", "/uploads", body=wanted)
+            targets = read_answer("upload_urls", answer, UploadTargets).uploads
+            if {target.key for target in targets} != set(digests):
+                raise UnexpectedAnswer("upload_urls: the answer names other keys than were asked for")
+            uploads = [
+                Upload(
+                    name=target.key,
+                    path=paths[target.key],
+                    size_bytes=digests[target.key].size_bytes,
+                    url=target.url,
+                    headers=target.headers,
+                )
+                for target in targets
+            ]
+            try:
+                self.transfer.upload(uploads, cancel=cancel, progress=progress)
+            except UrlExpired:
+                if last:
+                    raise
+            else:
+                return
+
+    def download(
+        self,
+        bucket: str,
+        key: str,
+        path: Path,
+        *,
+        digest: FileDigest | None = None,
+        cancel: CancelEvent | None = None,
+        progress: Progress | None = None,
+    ) -> None:
+        """Fetch one object to the file `path`; with `digest`, only if it is exactly that.
+
+        Raises NotFound (no such object) besides what Transfer raises.
+        """
+        for last in (False,) * (MAX_EXPIRED_ROUNDS - 1) + (True,):
+            try:
+                url = self._download_url(bucket, key)
+                item = Download(
+                    name=key,
+                    url=url,
+                    root=path.parent,
+                    path=path.name,
+                    size_bytes=digest.size_bytes if digest else None,
+                    blake3=digest.blake3 if digest else None,
+                    crc64nvme=digest.crc64nvme if digest else None,
+                )
+                self.transfer.download([item], cancel=cancel, progress=progress)
+            except (UrlExpired, TokenRefused) as error:
+                # a token is refused too when it was redeemed and the answer got lost
+                if last or (isinstance(error, TokenRefused) and error.code != ErrorCode.TOKEN_INVALID):
+                    raise
+            else:
+                return
+
+    def _download_url(self, bucket: str, key: str) -> str:
+        query = TokenQuery(bucket=bucket, key=key)
+        answer = self._send("download_token", "GET", "/download/token", query=query)
+        token = read_answer("download_token", answer, TokenAnswer).token
+        path = f"/download/{segment(bucket)}/{quote(key, safe='/')}"
+        redirect = self._send("download", "GET", path, headers={"x-download-token": token})
+        if redirect.location is None:
+            raise UnexpectedAnswer("download: the answer is not a redirect")
+        return redirect.location
+
+    def list_objects(
+        self, bucket: str = "training-data", *, prefix: str = "", limit: int = 1000, cursor: str | None = None
+    ) -> ObjectPage:
+        """One page of a bucket's objects below `prefix`, by key."""
+        query = {"bucket": bucket, "prefix": prefix or None, "limit": limit, "cursor": cursor}
+        return read_answer("list_objects", self._send("list_objects", "GET", "/data", query=query), ObjectPage)
+
+
+def files_below(directory: Path, *, prefix: str = "") -> dict[str, Path]:
+    """Keys and paths of all files below a directory, for `upload_files`. Raises TransferError for what is no file."""
+    found: dict[str, Path] = {}
+    for path in sorted(directory.rglob("*")):
+        if path.is_dir() and not path.is_symlink():
+            continue
+        if not path.is_file():
+            raise TransferError(f"{path} is not a regular file")
+        found[prefix + path.relative_to(directory).as_posix()] = path
+    return found

@@ -1,0 +1,140 @@
+"""The control plane's side of checkpoints and artifacts in memory, over a store that is real HTTP."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from contract.checkpoints import BlobUpload, BlobUrls, CheckpointRef, CommitAnswer, Manifest
+from contract.work import ArtifactsAnswer, DeclaredArtifact, PresignedPut, WorkItem
+from gpu_client.transport.digests import digest_bytes
+from gpu_client.transport.errors import ApiError, api_error_class
+from tests.unit.transport.scripted_server import ScriptedServer, reply
+
+JOB_ID = "146683a1-cb76-4702-9fef-fcccd32594f1"
+TOKEN = "lease-token"
+EXPIRED = reply(403, b"<Error><Code>AccessDenied</Code><Message>Request has expired</Message></Error>")
+
+
+def refusal(code: str, status: int = 409) -> ApiError:
+    return api_error_class(code, status)(code=code, status=status, message=code)
+
+
+class FakeCloud:
+    """`raises` holds errors that the next calls of that name raise."""
+
+    def __init__(self, store: ScriptedServer, *, max_missing: int = 1000) -> None:
+        self.store = store
+        self.max_missing = max_missing
+        self.committed: list[Manifest] = []
+        self.damaged: list[tuple[int, int, str]] = []
+        self.calls: list[str] = []
+        self.raises: dict[str, list[Exception]] = {}
+        self.blind = False
+        """True if the control plane sees none of the stored blobs."""
+        self.withheld: set[str] = set()
+        """Digests for which no URL is given."""
+        self.zips: dict[int, str] = {}
+
+    # What the agent calls
+
+    def commit(self, lease_token: str, manifest: Manifest) -> CommitAnswer:
+        self._called("commit", lease_token)
+        files = {file.blake3: file for file in manifest.files}
+        missing = [
+            BlobUpload(
+                blake3=digest,
+                url=self.store.url + self.blob_path(digest),
+                headers={"x-amz-checksum-crc64nvme": file.crc64nvme, "If-None-Match": "*"},
+            )
+            for digest, file in files.items()
+            if self.blind or self.blob_path(digest) not in self.store.objects
+        ]
+        if not missing and manifest not in self.committed:
+            self.committed.append(manifest)
+            self.store.objects[self.manifest_path(manifest)] = manifest.canonical_bytes()
+        return CommitAnswer(
+            committed=not missing,
+            step=manifest.step,
+            epoch=manifest.epoch,
+            missing=missing[: self.max_missing],
+            more_missing=len(missing) > self.max_missing,
+        )
+
+    def blob_urls(self, job_id: str, step: int, blake3: Sequence[str], *, lease_token: str | None = None) -> BlobUrls:
+        self._called("blob_urls", lease_token)
+        assert job_id == JOB_ID
+        assert len(blake3) <= 1000
+        urls = {digest: self.store.url + self.blob_path(digest) for digest in blake3 if digest not in self.withheld}
+        return BlobUrls(urls=urls, expires_at=1)
+
+    def report_damaged(self, job_id: str, step: int, lease_token: str, *, epoch: int, message: str) -> None:
+        self._called("report_damaged", lease_token)
+        self.damaged.append((step, epoch, message))
+
+    def declare_artifacts(
+        self, job_id: str, lease_token: str, artifacts: Sequence[DeclaredArtifact]
+    ) -> ArtifactsAnswer:
+        self._called("declare_artifacts", lease_token)
+        missing = [
+            PresignedPut(
+                name=artifact.path,
+                url=f"{self.store.url}/artifacts/{artifact.path}",
+                headers={"x-amz-checksum-crc64nvme": artifact.crc64nvme, "If-None-Match": "*"},
+            )
+            for artifact in artifacts
+            if f"/artifacts/{artifact.path}" not in self.store.objects
+        ]
+        return ArtifactsAnswer(missing=missing)
+
+    # What tests look at and meddle with
+
+    @staticmethod
+    def blob_path(digest: str) -> str:
+        return f"/blobs/{digest}"
+
+    @staticmethod
+    def manifest_path(manifest: Manifest) -> str:
+        return f"/manifests/{manifest.step}-{manifest.epoch}.json"
+
+    def manifest(self, step: int) -> Manifest:
+        return next(manifest for manifest in self.committed if manifest.step == step)
+
+    def blob_of(self, step: int, path: str) -> str:
+        """Where the blob of a file of a checkpoint lies in the store."""
+        return self.blob_path(next(file.blake3 for file in self.manifest(step).files if file.path == path))
+
+    def item(self, *, epoch: int = 2, outputs: Sequence[str] = ()) -> WorkItem:
+        """A claim that lists all checkpoints, newest first."""
+        refs = [
+            CheckpointRef(
+                step=manifest.step,
+                epoch=manifest.epoch,
+                manifest_url=self.store.url + self.manifest_path(manifest),
+                manifest_blake3=digest_bytes(manifest.canonical_bytes()).blake3,
+                total_bytes=manifest.total_bytes,
+            )
+            for manifest in self.committed
+        ] + [
+            CheckpointRef(
+                step=step,
+                epoch=1,
+                manifest_url=self.store.url + path,
+                total_bytes=len(self.store.objects[path]),
+                legacy_key=path.removeprefix("/"),
+            )
+            for step, path in self.zips.items()
+        ]
+        known: dict[str, Any] = {
+            "id": JOB_ID, "epoch": epoch, "lease_token": TOKEN, "lease_duration_s": 90, "lease_expires_at": 99,
+            "heartbeat_interval_s": 30, "server_time": 9, "command": ["true"], "parameters": {}, "environment": {},
+            "inputs": [], "outputs": list(outputs), "data_bucket": "d", "checkpoint_bucket": "c",
+            "checkpoint_prefix": "p/", "resume": sorted(refs, key=lambda ref: -ref.step),
+        }  # fmt: skip
+        return WorkItem(**known)
+
+    def _called(self, name: str, lease_token: str | None) -> None:
+        self.calls.append(name)
+        assert lease_token == TOKEN
+        if self.raises.get(name):
+            raise self.raises[name].pop(0)

@@ -1,0 +1,146 @@
+"""Zips from strangers."""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+import struct
+import threading
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from gpu_client.checkpoints.legacy_zip import BadZip, unpack
+from gpu_client.transport.errors import DiskFull, TransferCanceled
+
+
+@pytest.fixture
+def archive(tmp_path: Path) -> Path:
+    return tmp_path / "in.zip"
+
+
+@pytest.fixture
+def out(tmp_path: Path) -> Path:
+    return tmp_path / "out"
+
+
+def write(archive: Path, *entries: tuple[str | zipfile.ZipInfo, bytes], method: int = zipfile.ZIP_DEFLATED) -> None:
+    with zipfile.ZipFile(archive, "w", method) as made:
+        for name, data in entries:
+            made.writestr(name, data)
+
+
+@pytest.mark.parametrize("method", [zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED, zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA])
+def test_unpacked_as_it_was_packed(archive: Path, out: Path, method: int) -> None:
+    write(archive, ("dir/", b""), ("dir/a", b"a" * 10_000), ("b", b""), method=method)
+    assert unpack(archive, out) == 10_000
+    assert (out / "dir/a").read_bytes() == b"a" * 10_000
+    assert sorted(path.name for path in out.rglob("*")) == ["a", "b", "dir"]
+
+
+@pytest.mark.parametrize(
+    "name", ["../evil", "/etc/evil", "a/../../evil", "a\\..\\evil", "C:/x/../evil", "a//evil", "e\nvil"]
+)
+def test_zip_slip_is_refused_before_anything_is_written(archive: Path, out: Path, tmp_path: Path, name: str) -> None:
+    write(archive, ("good", b"g"), (name, b"e"))
+    with pytest.raises(BadZip):
+        unpack(archive, out)
+    assert list(tmp_path.iterdir()) == [archive]
+
+
+def test_a_nul_in_a_name_does_not_hide_the_rest(archive: Path, out: Path) -> None:
+    write(archive, ("good_______", b"g"))
+    archive.write_bytes(archive.read_bytes().replace(b"good_______", b"a\0/../../ev"))
+    with pytest.raises(BadZip):
+        unpack(archive, out)
+
+
+def test_links_are_refused(archive: Path, out: Path) -> None:
+    link = zipfile.ZipInfo("link")
+    link.external_attr = (stat.S_IFLNK | 0o777) << 16
+    write(archive, (link, b"/etc/passwd"))
+    with pytest.raises(BadZip, match="not a regular file"):
+        unpack(archive, out)
+
+
+def test_bombs_are_refused_by_what_they_say_and_by_what_they_do(archive: Path, out: Path) -> None:
+    write(archive, ("a", b"\0" * 100_000))
+    with pytest.raises(BadZip, match="100000 bytes"):
+        unpack(archive, out, max_bytes=99_999)
+    with pytest.raises(BadZip, match="1 to 0"):
+        unpack(archive, out, max_entries=0)
+    # the sizes in the archive are made smaller than what it unpacks to
+    packed = archive.read_bytes()
+    archive.write_bytes(packed.replace(struct.pack("<I", 100_000), struct.pack("<I", 10)))
+    with pytest.raises(BadZip):
+        unpack(archive, out, max_bytes=1000)
+    assert not list(out.rglob("a"))
+
+
+def test_too_large_for_this_machine_is_a_full_disk_not_damage(archive: Path, out: Path) -> None:
+    write(archive, ("a", b"\0" * 100_000))
+    with pytest.raises(DiskFull):
+        unpack(archive, out, available_bytes=1000)
+
+
+def test_a_disk_that_fills_up(archive: Path, out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> int:
+        raise OSError(errno.ENOSPC, "full")
+
+    write(archive, ("a", b"a"))
+    monkeypatch.setattr(os, "write", full)
+    with pytest.raises(DiskFull):
+        unpack(archive, out)
+
+
+@pytest.mark.parametrize("where", range(0, 200, 7))
+def test_any_flipped_byte_is_noticed_or_harmless(archive: Path, out: Path, where: int) -> None:
+    write(archive, ("some/name.bin", os.urandom(60)))
+    packed = bytearray(archive.read_bytes())
+    original = zipfile.ZipFile(archive).read("some/name.bin")
+    packed[where % len(packed)] ^= 0x55
+    archive.write_bytes(packed)
+    try:
+        unpack(archive, out)
+    except BadZip:
+        return
+    assert [path.read_bytes() for path in out.rglob("*") if path.is_file()] == [original]
+
+
+def test_truncated_empty_and_encrypted(archive: Path, out: Path) -> None:
+    write(archive, ("a", os.urandom(1000)))
+    whole = archive.read_bytes()
+    for damaged in (whole[:500], whole[:-5], b"", b"no zip"):
+        archive.write_bytes(damaged)
+        with pytest.raises(BadZip):
+            unpack(archive, out)
+    write(archive)
+    with pytest.raises(BadZip, match="0 files"):
+        unpack(archive, out)
+    write(archive, ("a", b"a"))
+    packed = bytearray(archive.read_bytes())
+    packed[packed.index(b"PK\x01\x02") + 8] |= 1
+    archive.write_bytes(packed)
+    with pytest.raises(BadZip, match="encrypted"):
+        unpack(archive, out)
+
+
+@pytest.mark.filterwarnings("ignore:Duplicate name")
+def test_twice_the_same_name_and_file_as_directory(archive: Path, out: Path) -> None:
+    write(archive, ("a", b"1"), ("a", b"2"))
+    with pytest.raises(BadZip, match="twice"):
+        unpack(archive, out)
+    write(archive, ("b", b"1"), ("b/c", b"2"))
+    with pytest.raises(BadZip):
+        unpack(archive, out)
+
+
+def test_canceled(archive: Path, out: Path) -> None:
+    cancel = threading.Event()
+    cancel.set()
+    write(archive, ("a", b"a"))
+    with pytest.raises(TransferCanceled):
+        unpack(archive, out, cancel=cancel)
+    assert not list(out.rglob("a"))
