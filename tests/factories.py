@@ -1,0 +1,143 @@
+"""Small builders of valid values: a test names only what it is about."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from typing import Any
+
+from contract.checkpoints import Manifest, ManifestFile
+from contract.jobs import JobState, Policy
+from contract.work import WorkQuery
+from functions.domain import jobs as rules
+from functions.domain.change import Change, CloseLease, OpenLease
+from functions.domain.leases import Fence, token_digest
+from functions.domain.records import Attempt, CheckpointRecord, Job, Lease, Spec
+
+NOW = 1_790_000_000
+TENANT = "default"
+JOB_ID = "146683a1-cb76-4702-9fef-fcccd32594f1"
+TOKEN = "lease-token-of-the-first-attempt"
+CRC64 = "UvieJR3alJI="
+
+
+def digest(text: str) -> str:
+    """64 hex digits that stand for a BLAKE3 digest."""
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def make_spec(**fields: Any) -> Spec:
+    """A job's specification; policy fields may be given as `policy={...}`."""
+    if isinstance(fields.get("policy"), dict):
+        fields["policy"] = Policy(**fields["policy"])
+    return Spec(**{"command": ["train"], **fields})
+
+
+def make_job(*, policy: dict[str, Any] | None = None, spec: Spec | None = None, **fields: Any) -> Job:
+    """A job as it is after its submission; other fields as given."""
+    spec = spec or make_spec(policy=policy or {})
+    return Job(
+        **{"id": JOB_ID, "tenant": TENANT, "rev": 1, "event_seq": 1, "created_at": NOW, "updated_at": NOW, **fields},
+        spec=spec,
+    )
+
+
+def make_worker(machine_id: str | None = "m-1", **fields: Any) -> WorkQuery:
+    """What a worker declares when it asks for work."""
+    return WorkQuery(machine_id=machine_id, **fields)
+
+
+def make_attempt(epoch: int = 1, **fields: Any) -> Attempt:
+    """An attempt that runs."""
+    return Attempt(**{"epoch": epoch, "machine_id": "m-1", "started_at": NOW, **fields})
+
+
+def make_lease(epoch: int = 1, *, token: str | None = TOKEN, **fields: Any) -> Lease:
+    """A live lease of a lease-aware worker; `token=None` for one of an original client."""
+    return Lease(
+        **{
+            "job_id": JOB_ID,
+            "tenant": TENANT,
+            "epoch": epoch,
+            "token_sha256": token_digest(token) if token else None,
+            "machine_id": "m-1",
+            "expires_at": NOW + 90,
+            "duration_s": 90,
+            "heartbeat_interval_s": 30,
+            **fields,
+        }
+    )
+
+
+def make_fence(*, token: str | None = TOKEN, now: int = NOW, **fields: Any) -> Fence:
+    """What a worker proves."""
+    proof = token_digest(token) if token else None
+    return Fence(**{"job_id": JOB_ID, "tenant": TENANT, "now": now, "token_sha256": proof, **fields})
+
+
+def make_record(step: int = 100, epoch: int = 1, **fields: Any) -> CheckpointRecord:
+    """A committed checkpoint."""
+    return CheckpointRecord(
+        **{
+            "step": step,
+            "epoch": epoch,
+            "committed_at": NOW,
+            "num_files": 1,
+            "total_bytes": 1024,
+            "manifest_key": f"jobs/{JOB_ID}/manifests/{step}-{epoch}.json",
+            "manifest_blake3": digest(f"{step}-{epoch}"),
+            **fields,
+        }
+    )
+
+
+def make_file(path: str = "model.safetensors", **fields: Any) -> ManifestFile:
+    """A file of a checkpoint; its digest follows from its path."""
+    return ManifestFile(**{"path": path, "size_bytes": 1024, "blake3": digest(path), "crc64nvme": CRC64, **fields})
+
+
+def make_manifest(step: int = 100, epoch: int = 1, **fields: Any) -> Manifest:
+    """A checkpoint's manifest."""
+    return Manifest(**{"job_id": JOB_ID, "step": step, "epoch": epoch, "files": [make_file()], **fields})
+
+
+@dataclass(frozen=True)
+class Held:
+    """A job in the hands of a worker."""
+
+    job: Job
+    attempt: Attempt
+    lease: Lease
+    fence: Fence
+
+
+def make_held(job: Job | None = None, *, token: str | None = TOKEN, now: int = NOW, **worker: Any) -> Held:
+    """The job after a claim at `now`; a pending job must be given, or none."""
+    change = rules.claim(
+        job or make_job(),
+        make_worker(**worker),
+        token_sha256=token_digest(token) if token else None,
+        key_id="k3f9a1b2",
+        now=now,
+    )
+    assert change.attempt is not None
+    assert isinstance(change.lease, OpenLease)
+    lease = change.lease.lease
+    fence = make_fence(token=token, now=now, job_id=lease.job_id, tenant=lease.tenant, machine_id=lease.machine_id)
+    return Held(change.job, change.attempt, lease, fence)
+
+
+def closed_by(change: Change) -> CloseLease:
+    """The end of the lease that a change brings."""
+    assert isinstance(change.lease, CloseLease)
+    return change.lease
+
+
+def make_ended(state: JobState, **fields: Any) -> Job:
+    """A job whose first attempt has ended in a terminal state."""
+    stamp = {
+        JobState.COMPLETE: {"completed_at": NOW},
+        JobState.FAILED: {"failed_at": NOW},
+        JobState.CANCELED: {"canceled_at": NOW},
+    }[state]
+    return make_job(**{"state": state, "epoch": 1, "rev": 5, "event_seq": 3, **stamp, **fields})

@@ -1,0 +1,89 @@
+"""What is true after everything that can happen."""
+
+from __future__ import annotations
+
+from hypothesis.stateful import invariant
+
+from contract.jobs import JobState
+from functions.domain import checkpoints
+from functions.domain.records import Job
+from tests.properties.ledger import place_of
+from tests.properties.serving import Serving, all_pages
+
+DAY_S = 86_400
+
+
+class Checked(Serving):
+    """The invariants."""
+
+    @invariant()
+    def ready_is_claimable(self) -> None:
+        jobs = [account.job for account in self.accounts.values()]
+        claimable = [job for job in jobs if job.state is JobState.PENDING and job.not_before is None]
+        expected = [job.id for job in sorted(claimable, key=lambda job: job.ready_rank)]
+        assert [job.id for job in self.ready()] == expected
+
+    @invariant()
+    def jobs_are_consistent(self) -> None:
+        touched, self.touched = self.touched, set()
+        for job_id in sorted(touched):
+            job = self.job(job_id)
+            assert job == self.accounts[job_id].job
+            self._check_lease(job)
+            self._check_history(job)
+            self._check_checkpoints(job)
+
+    def check_transition(self, before: Job, job: Job, doing: str) -> None:
+        assert job.rev == before.rev + 1
+        assert job.event_seq > before.event_seq
+        assert job.epoch >= before.epoch
+        assert (job.epoch > before.epoch) == (doing == "claim")
+        if before.state.terminal:
+            assert doing == "retry"
+        if doing not in ("retry", "damaged"):
+            assert (job.checkpoint_step or 0) >= (before.checkpoint_step or 0)
+        if doing not in ("commit", "damaged", "retry"):
+            assert place_of(job) == place_of(before)
+        if not (doing == "retry" and job.counters.attempts == before.counters.attempts):
+            assert all(getattr(job.counters, name) >= value for name, value in before.counters.model_dump().items())
+
+    def _check_lease(self, job: Job) -> None:
+        """At most one attempt may write, and only the job's newest, and only while the job runs."""
+        lease, holder = self.stores.leases.get(job.id), self.accounts[job.id].holder
+        running = job.state is JobState.RUNNING
+        assert (lease is not None and not lease.closed) == running
+        assert (holder is not None and holder.open) == running
+        if lease is not None and running:
+            assert holder is not None
+            assert lease.epoch == job.epoch == holder.worker.epoch
+            assert lease.expires_at == holder.expires_at
+            assert (lease.directive == "pause") == job.pause_requested
+            if lease.expires_at <= self.now:
+                assert job.id in self.stores.leases.due(self.now, limit=1000)
+        if not running:
+            assert job.id not in self.stores.leases.due(self.now + 400 * DAY_S, limit=1000)
+            assert not job.pause_requested
+
+    def _check_history(self, job: Job) -> None:
+        events = all_pages(lambda cursor: self.stores.jobs.events(job.id, limit=100, cursor=cursor))
+        assert [event.seq for event in events] == list(range(1, job.event_seq + 1))
+        assert [event.epoch for event in events] == sorted(event.epoch for event in events)
+        attempts = all_pages(lambda cursor: self.stores.jobs.attempts(job.id, limit=100, cursor=cursor))
+        assert [attempt.epoch for attempt in attempts] == list(range(1, job.epoch + 1))
+        unended = [attempt.epoch for attempt in attempts if attempt.end is None]
+        assert unended == ([job.epoch] if job.state is JobState.RUNNING else [])
+        assert all((attempt.end is None) == (attempt.ended_at is None) for attempt in attempts)
+        assert job.counters == self.accounts[job.id].counters
+        assert job.counters.attempts == job.epoch
+        assert job.counters.runtime_s >= 0
+
+    def _check_checkpoints(self, job: Job) -> None:
+        """What a job resumes from exists, is sound, and is what its newest attempts continued."""
+        records = self.records(job.id)
+        assert [record.step for record in records] == sorted((record.step for record in records), reverse=True)
+        sound = {(record.step, record.epoch) for record in records if not record.damaged}
+        place = place_of(job)
+        assert place is None or place in sound
+        line = self.accounts[job.id].ancestors(place)
+        resumable = [(record.step, record.epoch) for record in checkpoints.resumable(job, records)]
+        assert resumable == sorted(line & sound, reverse=True)

@@ -1,0 +1,319 @@
+"""The life of a few jobs under everything that can happen to them, on any store.
+
+Each rule is a request or an event; the invariants hold after every one of them. Requests that workers ever sent may
+arrive again at any time, from machines that have long lost the job: that is the point.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+from hypothesis import strategies as st
+from hypothesis.stateful import precondition, rule
+
+from contract.errors import ErrorCode
+from contract.jobs import JobState, Policy, Requirements, Retention
+from contract.work import WorkQuery
+from functions.domain import jobs as rules
+from functions.domain.change import Change, CheckLease, CloseLease
+from functions.domain.errors import Refusal
+from functions.domain.matching import equals, mismatch
+from functions.domain.reclaiming import reclaimable, watched
+from functions.domain.retention import expendable
+from tests.factories import make_spec
+from tests.properties.invariants import DAY_S, Checked
+from tests.properties.ledger import Account, Worker
+from tests.properties.serving import QUEUE, Request, pick
+
+MACHINES = ("m-0", "m-1", "m-2")
+
+
+@dataclass(frozen=True)
+class Decided:
+    """A change that was decided on, and not written yet: another request may come in between."""
+
+    change: Change
+    kind: str
+
+
+policies = st.builds(
+    Policy,
+    max_failures=st.integers(1, 3),
+    max_interruptions=st.integers(1, 6),
+    max_fruitless_interruptions=st.integers(1, 5),
+    max_node_faults=st.integers(1, 3),
+    backoff_s=st.sampled_from([0, 15]),
+    avoid_machine_s=st.sampled_from([0, 600]),
+    max_runtime_s=st.sampled_from([None, None, 400]),
+    heartbeat_interval_s=st.sampled_from([10, 30]),
+    retention=st.builds(
+        Retention,
+        keep_last=st.integers(1, 3),
+        keep_every_steps=st.sampled_from([None, 40]),
+        keep_best_metric=st.just("m"),
+    ),
+)
+deadlines = st.sampled_from([None, None, None, 300, 3 * DAY_S])
+newest_first = st.integers(0, 20)
+clients = st.sampled_from(["leased", "leased", "original", "anonymous"])
+steps_ahead = st.sampled_from([10, 20, 25, 45, 0, -10, -40])
+requests_of_holders = st.sampled_from(["commit"] * 5 + ["heartbeat"] * 2 + ["damaged", "fail", "release", "complete"])
+requests_of_anybody = st.sampled_from(
+    ["again", "again", "heartbeat", "commit", "complete", "fail", "release", "damaged"]
+)
+commands = st.sampled_from(["pause", "resume", "retry", "retry", "cancel"])
+
+
+class JobMachine(Checked):
+    """Subclasses say on which stores: `fresh`.
+
+    Rules do several things at once, so that a run that leaves some of them out still gets somewhere.
+    """
+
+    MAX_JOBS: ClassVar[int] = 3
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.decided: list[Decided] = []
+
+    # What users do
+
+    @precondition(lambda self: len(self.accounts) < self.MAX_JOBS)
+    @rule(
+        policy=policies,
+        deadline_s=deadlines,
+        priority=st.sampled_from([50, 50, 10]),
+        vram=st.sampled_from([None, 24.0]),
+    )
+    def submit(self, policy: Policy, deadline_s: int | None, priority: int, vram: float | None) -> None:
+        change = rules.submit(
+            job_id=f"{len(self.accounts):08d}-0000-4000-8000-{self.draw():012d}",
+            tenant=self.tenant,
+            spec=make_spec(
+                policy=policy.model_copy(update={"deadline_at": deadline_s and self.now + deadline_s}),
+                requirements=Requirements(min_vram_gib=vram),
+            ),
+            queue=QUEUE,
+            shard=0,
+            priority=priority,
+            now=self.now,
+        )
+        self.stores.jobs.apply(change)
+        self.accounts[change.job.id] = Account(change.job)
+        self.touched.add(change.job.id)
+        assert self.attempt_write(change) == "conflict", "the same job was created twice"
+
+    @precondition(lambda self: self.accounts)
+    @rule(
+        which=newest_first,
+        given_commands=st.lists(commands, min_size=1, max_size=3),
+        how=st.sampled_from(["newest", "chosen", "chosen", "nothing"]),
+        choice=newest_first,
+        reset=st.sampled_from([True, True, False]),
+    )
+    def steer(self, which: int, given_commands: list[str], how: str, choice: int, reset: bool) -> None:
+        job_id = pick(list(self.accounts), which)
+        for command in given_commands:
+            if command == "retry":
+                self._retry(job_id, how, choice, reset=reset)
+            else:
+                self.command(job_id, command)
+
+    def _retry(self, job_id: str, how: str, choice: int, *, reset: bool) -> None:
+        sound = [record for record in self.records(job_id) if not record.damaged]
+        chosen = pick(sound, choice) if how == "chosen" and sound else None
+        try:
+            change = rules.retry(
+                self.job(job_id),
+                from_step=chosen.step if chosen else None,
+                from_epoch=chosen.epoch if chosen else None,
+                keep_checkpoint=how != "nothing" and chosen is None,
+                reset_counters=reset,
+                now=self.now,
+            )
+        except Refusal as refusal:
+            assert refusal.code is ErrorCode.ILLEGAL_TRANSITION
+            return
+        self.write(change, "retry")
+        if reset:
+            self.accounts[job_id].forget_mishaps()
+
+    # What workers do
+
+    @rule(client=clients, machine=st.sampled_from(MACHINES), vram=st.sampled_from([48.0, None]), choice=newest_first)
+    def claim(self, client: str, machine: str, vram: float | None, choice: int) -> None:
+        worker = WorkQuery(machine_id=None if client == "anonymous" else machine, vram_gib=vram)
+        found = [job for job in self.ready() if mismatch(job, worker, self.now) is None]
+        if not found:
+            return
+        job = pick(equals(found), choice)
+        token = hashlib.sha256(f"token {self.draw()}".encode()).hexdigest() if client == "leased" else None
+        change = rules.claim(job, worker, token_sha256=token, key_id="key", now=self.now)
+        rival = rules.claim(job, WorkQuery(machine_id="rival"), token_sha256="f" * 64, key_id="key", now=self.now)
+        self.write(change, "claim")
+        # With a token the machine need not be named again, and often is not.
+        self.workers.append(Worker(job.id, change.job.epoch, token, None if token else worker.machine_id))
+        # Another worker that saw the same row of the index comes second.
+        assert self.attempt_write(rival) == "conflict"
+
+    @rule(
+        which=newest_first,
+        requests=st.lists(st.tuples(requests_of_holders, steps_ahead), min_size=1, max_size=5),
+        seconds=st.sampled_from([0, 1, 10]),
+        client=clients,
+        machine=st.sampled_from(MACHINES),
+    )
+    def work(self, which: int, requests: list[tuple[str, int]], seconds: int, client: str, machine: str) -> None:
+        """Some requests of a worker that holds a job. If there is none, one comes and claims a job first."""
+        account = self._held(which, client, machine)
+        if account is None or account.holder is None:
+            return
+        worker = next(worker for worker in self.workers if account.holder.claimed_by(worker))
+        for kind, ahead in requests:
+            newest = account.job.checkpoint_step or 0
+            step = newest if kind == "damaged" else max(newest + ahead, 0)
+            self.deliver(Request(kind, worker, step, "one"), keep=True)
+            self.now += seconds
+
+    @precondition(lambda self: self.workers)
+    @rule(
+        requests=st.lists(st.tuples(newest_first, requests_of_anybody, steps_ahead), min_size=1, max_size=4),
+        detail=st.sampled_from(["one", "two"]),
+    )
+    def work_by_anybody(self, requests: list[tuple[int, str, int]], detail: str) -> None:
+        """Requests of workers that ever held a job, and earlier requests again: duplicates, machines that wake up."""
+        for which, kind, ahead in requests:
+            if kind == "again":
+                if self.sent:
+                    self.deliver(pick(self.sent, which), keep=False)
+                continue
+            worker = pick(self.workers, which)
+            newest = self.job(worker.job_id).checkpoint_step or 0
+            self.deliver(Request(kind, worker, max(newest + ahead, 0), detail), keep=True)
+            foreign = replace(self.fence(worker), tenant="other")
+            assert self.heartbeat(foreign) is None, "another tenant's key opened the job"
+
+    def _held(self, which: int, client: str, machine: str) -> Account | None:
+        def held() -> list[Account]:
+            holders = [(account, account.holder) for account in self.accounts.values()]
+            return [account for account, holder in holders if holder and holder.open and self.now < holder.expires_at]
+
+        if not held():
+            self.sweep()
+            if not self.ready():
+                self._more_work(which)
+            self.claim(client, machine, 48.0, which)
+        return pick(held(), which) if held() else None
+
+    def _more_work(self, which: int) -> None:
+        if len(self.accounts) < self.MAX_JOBS:
+            self.submit(Policy(), None, 50, None)
+        else:
+            how = ("newest", "chosen", "nothing", "chosen")[which % 4]
+            self._retry(pick(list(self.accounts), which), how, which, reset=True)
+
+    @precondition(lambda self: self.workers)
+    @rule(
+        which=newest_first,
+        kinds=st.lists(
+            st.sampled_from(
+                ["commit", "complete", "fail", "release", "interrupt", "cancel", "pause", "write", "write"]
+            ),
+            min_size=1,
+            max_size=3,
+        ),
+    )
+    def slow_server(self, which: int, kinds: list[str]) -> None:
+        """What a request read may have changed by the time it writes."""
+        for kind in kinds:
+            if kind == "write":
+                self._write_late(which)
+                continue
+            worker = pick(self.workers, which)
+            job = self.job(worker.job_id)
+            try:
+                change = self.decide(kind, worker, job, (job.checkpoint_step or 0) + 10)
+            except Refusal:
+                continue
+            self.decided.append(Decided(change, kind))
+
+    def _write_late(self, which: int) -> None:
+        if not self.decided:
+            return
+        late = self.decided.pop(-1 - which % len(self.decided))
+        change = late.change
+        before = self.snapshot(change.job.id)
+        outcome = self.attempt_write(change)
+        if outcome == "written":
+            assert change.seen_rev == before[0].rev
+            if isinstance(change.lease, CheckLease | CloseLease) and change.lease.fence is not None:
+                assert change.lease.fence.admits(before[1])
+            self.account(change, change.job.updated_at, before, late.kind)
+        else:
+            assert change.seen_rev != before[0].rev or outcome == "fenced"
+            assert self.snapshot(change.job.id) == before, "a refused write left something behind"
+
+    # What happens by itself
+
+    @rule(seconds=st.sampled_from([1, 5, 10, 10, 30, 60, 91, 91, 300, 3600, DAY_S, 4 * DAY_S]), swept=st.booleans())
+    def time_passes(self, seconds: int, swept: bool) -> None:
+        self.now += seconds
+        if swept:
+            self.sweep()
+
+    def sweep(self) -> None:
+        """End what ran out: leases, backoffs, deadlines."""
+        jobs, leases = self.stores.jobs, self.stores.leases
+        seen = leases.watch()
+        watch = watched(seen, self.now)
+        if watch != seen:
+            assert leases.keep_watch(watch, seen=seen)
+        for job_id in leases.due(self.now, limit=1000):
+            lease = leases.get(job_id)
+            if lease is not None and reclaimable(lease, watch, self.now):
+                self.write(rules.interrupt(self.job(job_id), self.current(job_id), lease, now=self.now), "interrupt")
+        for job_id in jobs.due_timers(self.now, limit=1000):
+            job = self.job(job_id)
+            attempt = self.current(job_id) if job.state is JobState.RUNNING else None
+            change = rules.timer(job, attempt, now=self.now)
+            assert change is not None, "a timer that is due does nothing"
+            self.write(change, "timer")
+
+    @precondition(lambda self: self.accounts)
+    @rule(which=newest_first, choice=newest_first, reader=st.sampled_from([False, False, True]))
+    def checkpoints_are_read_and_let_go(self, which: int, choice: int, reader: bool) -> None:
+        jobs, job = self.stores.jobs, self.job(pick(list(self.accounts), which))
+        records = self.records(job.id)
+        if reader and records:
+            chosen = pick(records, choice)
+            kept = jobs.protect_checkpoint(job.id, chosen.step, self.now + 600)
+            assert kept is not None
+            assert kept.protected_until >= self.now + 600
+            assert not jobs.delete_checkpoint(job.id, kept, self.now)
+            records = self.records(job.id)
+        policy = job.spec.policy.retention
+        going = expendable(records, policy, current_step=job.checkpoint_step, now=self.now, in_history=job.in_history)
+        for record in going:
+            assert record.protected_until <= self.now
+            assert jobs.delete_checkpoint(job.id, record, self.now)
+            assert jobs.delete_checkpoint(job.id, record, self.now), "a repeat must go on"
+        assert self.records(job.id) == [record for record in records if record not in going]
+        self.touched.add(job.id)
+
+    def teardown(self) -> None:
+        """Whatever happened, nothing is stuck: every job is where a person or a worker can take it on, or has ended."""
+        for _ in range(4):
+            # The first sweep after a long silence takes it for an outage, and spares every lease once.
+            self.now += 2 * 3600
+            self.sweep()
+            self.now += 95
+            self.sweep()
+        for account in self.accounts.values():
+            job = self.job(account.job.id)
+            assert job.state is not JobState.RUNNING
+            assert job.state is not JobState.PENDING or job.claimable
+            assert job.reason is not None or job.state in (JobState.COMPLETE, JobState.PENDING)
+        self.ready_is_claimable()
+        self.jobs_are_consistent()

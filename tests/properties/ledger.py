@@ -1,0 +1,120 @@
+"""What the state machine believes: an account of accepted writes, kept apart from the rules it checks."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from contract.jobs import JobCounters
+from functions.domain.change import Change, CheckLease, CloseLease, OpenLease
+from functions.domain.leases import REPROOF_WINDOW_S
+from functions.domain.records import Attempt, CheckpointRecord, Job, Lease
+
+Place = tuple[int, int]
+"""A checkpoint of one job: step and epoch."""
+
+
+@dataclass(frozen=True)
+class Worker:
+    """A worker as it sees itself: it never learns by itself that it lost the job."""
+
+    job_id: str
+    epoch: int
+    token_sha256: str | None
+    machine_id: str | None
+
+
+@dataclass
+class Holder:
+    """Who holds a job by the account, and until when."""
+
+    worker: Worker
+    duration_s: int
+    expires_at: int
+    started_at: int
+    open: bool = True
+
+    def admits(self, worker: Worker, now: int, *, window_s: int = 0) -> bool:
+        """True if a write by `worker` must be accepted; if not, it must be refused."""
+        mine = self.worker
+        if not self.open or now >= self.expires_at + window_s:
+            return False
+        if mine.token_sha256 is not None or worker.token_sha256 is not None:
+            return self.claimed_by(worker)
+        # Original clients are told apart by their machine, where both name one.
+        return None in (mine.machine_id, worker.machine_id) or mine.machine_id == worker.machine_id
+
+    def claimed_by(self, worker: Worker) -> bool:
+        """True if this is the worker that got the lease. (One with a token need not say which machine it is.)"""
+        return (self.worker.epoch, self.worker.token_sha256) == (worker.epoch, worker.token_sha256)
+
+    def may_heartbeat(self, worker: Worker, now: int) -> bool:
+        """The same for a heartbeat, which may prove an expired lease again."""
+        return self.admits(worker, now, window_s=REPROOF_WINDOW_S)
+
+
+@dataclass
+class Account:
+    """One job's account."""
+
+    job: Job
+    holder: Holder | None = None
+    counters: JobCounters = field(default_factory=JobCounters)
+    parents: dict[Place, Place | None] = field(default_factory=dict)
+    """The checkpoint that each one continues."""
+
+    def enter(self, change: Change, now: int, *, lease: Lease | None) -> None:
+        """Account for a change that was accepted; `lease` is the row before it."""
+        match change.lease:
+            case OpenLease(lease=opened):
+                worker = Worker(opened.job_id, opened.epoch, opened.token_sha256, opened.machine_id)
+                self.holder = Holder(worker, opened.duration_s, opened.expires_at, now)
+                self.counters = _plus(self.counters, attempts=1)
+            case CloseLease(expired_at=expired_at):
+                assert self.holder is not None
+                assert lease is not None
+                self.holder.open = False
+                until = now if expired_at is None else lease.expires_at - lease.duration_s
+                assert change.attempt is not None
+                self._count(change.attempt, max(until - self.holder.started_at, 0))
+            case CheckLease() if change.checkpoint is not None and not change.checkpoint.damaged:
+                record = change.checkpoint
+                self.parents[record.step, record.epoch] = place_of(self.job)
+        self.job = change.job
+
+    def forget_mishaps(self) -> None:
+        """A retry from a clean slate."""
+        self.counters = JobCounters(attempts=self.counters.attempts)
+
+    def _count(self, attempt: Attempt, ran_s: int) -> None:
+        name = {
+            "failed": None if attempt.failure_class is None else "failures",
+            "interrupted": "interruptions",
+            "released": "releases",
+        }.get(str(attempt.end))
+        if name == "failures" and attempt.failure_class is not None and attempt.failure_class.node_fault:
+            name = "node_faults"
+        self.counters = _plus(self.counters, runtime_s=ran_s, **({name: 1} if name else {}))
+
+    def ancestors(self, place: Place | None) -> set[Place]:
+        """The checkpoint and everything it continues."""
+        found: set[Place] = set()
+        while place is not None and place not in found:
+            found.add(place)
+            place = self.parents.get(place)
+        return found
+
+    def fallback(self, records: list[CheckpointRecord], damaged: Place) -> Place | None:
+        """Where a job goes whose current checkpoint is damaged: the newest sound one that it continues."""
+        sound = {(record.step, record.epoch) for record in records if not record.damaged} - {damaged}
+        return max(self.ancestors(damaged) & sound, default=None)
+
+
+def place_of(job: Job) -> Place | None:
+    """The checkpoint that the next attempt resumes from."""
+    if job.checkpoint_step is None or job.checkpoint_epoch is None:
+        return None
+    return job.checkpoint_step, job.checkpoint_epoch
+
+
+def _plus(counters: JobCounters, **more: int) -> JobCounters:
+    return JobCounters(**{name: value + more.get(name, 0) for name, value in counters.model_dump().items()})

@@ -1,0 +1,82 @@
+"""The example in every wire model's docstring is one: it parses, and names fields that exist."""
+
+from __future__ import annotations
+
+import inspect
+import json
+import re
+from importlib import import_module
+from typing import Any
+from urllib.parse import parse_qsl
+
+import pytest
+from pydantic import BaseModel, ValidationError
+
+from contract.base import AnswerModel, WireModel
+
+MODULES = ("checkpoints", "errors", "history", "jobs", "keys", "recipes", "transfers", "work")
+JOB_ID = "146683a1-cb76-4702-9fef-fcccd32594f1"
+
+
+def models() -> list[type[BaseModel]]:
+    """Every model of the contract."""
+    found = []
+    for name in MODULES:
+        module = import_module(f"contract.{name}")
+        found += [
+            member
+            for member in vars(module).values()
+            if inspect.isclass(member) and issubclass(member, BaseModel) and member.__module__ == module.__name__
+        ]
+    return found
+
+
+def example_of(model: type[BaseModel]) -> tuple[dict[str, Any], bool]:
+    """The example as a value, and whether it is complete (nothing left out as `...`)."""
+    found = re.search(r"Example:\s+`([^`]+)`", inspect.cleandoc(model.__doc__ or ""))
+    assert found, f"{model.__name__} has no example in its docstring"
+    text = " ".join(found.group(1).split())
+    if text.startswith("?"):
+        return dict(parse_qsl(text[1:], strict_parsing=True)), True
+    complete = ", ...}" not in text
+    text = text.replace(", ...}", "}").replace("146683a1-...", JOB_ID).replace("<64 hex>", "a" * 64)
+    return json.loads(text), complete
+
+
+@pytest.mark.parametrize("model", models(), ids=lambda model: model.__name__)
+def test_example_parses(model: type[BaseModel]) -> None:
+    example, complete = example_of(model)
+    assert set(example) <= set(model.model_fields)
+    try:
+        model.model_validate(example)
+    except ValidationError as error:
+        # Where the example is cut, fields may be missing; nothing else may be wrong.
+        assert not complete, error
+        assert {problem["type"] for problem in error.errors()} == {"missing"}
+
+
+def requests() -> list[type[WireModel]]:
+    """All but one: a part of an upload may carry whatever S3 answered."""
+    return [model for model in models() if issubclass(model, WireModel) and model.__name__ != "UploadedPart"]
+
+
+@pytest.mark.parametrize("model", requests(), ids=lambda model: model.__name__)
+def test_requests_refuse_unknown_fields(model: type[WireModel]) -> None:
+    example, _ = example_of(model)
+    with pytest.raises(ValidationError) as caught:
+        model.model_validate({**example, "surprise": 1})
+    assert ("extra_forbidden", ("surprise",)) in [(p["type"], p["loc"]) for p in caught.value.errors()]
+
+
+@pytest.mark.parametrize("model", [m for m in models() if issubclass(m, AnswerModel)], ids=lambda m: m.__name__)
+def test_answers_may_grow(model: type[AnswerModel]) -> None:
+    example, _ = example_of(model)
+    try:
+        model.model_validate({**example, "surprise": 1})
+    except ValidationError as error:
+        assert {problem["type"] for problem in error.errors()} == {"missing"}
+
+
+@pytest.mark.parametrize("model", models(), ids=lambda model: model.__name__)
+def test_values_are_immutable(model: type[BaseModel]) -> None:
+    assert model.model_config["frozen"] is True

@@ -1,0 +1,244 @@
+"""Committing checkpoints, damaged ones, and which of them stay."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+
+from contract.errors import ErrorCode
+from contract.history import EventType
+from contract.jobs import JobState, Retention
+from functions.domain import checkpoints as rules
+from functions.domain.change import CheckLease
+from functions.domain.errors import Refusal
+from functions.domain.records import CheckpointRecord, Job
+from functions.domain.retention import expendable
+from tests.factories import JOB_ID, NOW, Held, digest, make_held, make_job, make_manifest, make_record
+
+SAME = digest("100-1")
+
+
+def held(**fields: Any) -> Held:
+    return make_held(make_job(**fields))
+
+
+@contextmanager
+def refused(code: ErrorCode, field: str | None = None) -> Iterator[None]:
+    with pytest.raises(Refusal) as caught:
+        yield
+    assert (caught.value.code, caught.value.field) == (code, field)
+
+
+def test_a_commit_moves_the_place_to_resume_from() -> None:
+    h = held(checkpoint_step=50, checkpoint_epoch=0, fruitless_interruptions=2)
+    record = make_record(100, metrics={"loss": 0.4})
+    change = rules.commit(h.job, h.attempt, h.fence, record, now=NOW + 5)
+    assert (change.job.checkpoint_step, change.job.checkpoint_epoch) == (100, 1)
+    assert change.job.state is JobState.RUNNING
+    assert change.checkpoint == record
+    assert change.attempt is not None
+    assert change.attempt.checkpoint_step == 100
+    assert change.attempt.ended_at is None
+    # The lease is proved at the very moment of writing.
+    assert change.lease == CheckLease(fence=h.fence)
+    assert [event.type for event in change.events] == [EventType.CHECKPOINT_COMMITTED]
+
+
+@pytest.mark.parametrize("step", [0, 99, 100])
+def test_steps_only_rise(step: int) -> None:
+    h = held(checkpoint_step=100, checkpoint_epoch=0)
+    with refused(ErrorCode.STEP_NOT_NEWER, "step"):
+        rules.commit(h.job, h.attempt, h.fence, make_record(step), now=NOW)
+    with refused(ErrorCode.STEP_NOT_NEWER, "step"):
+        rules.already_committed(h.job, None, make_manifest(step), "d")
+
+
+def test_step_zero_is_a_checkpoint_like_any_other() -> None:
+    h = held()
+    assert rules.commit(h.job, h.attempt, h.fence, make_record(0), now=NOW).job.checkpoint_step == 0
+
+
+def test_a_record_of_another_attempt_is_not_committed() -> None:
+    """The job changed hands between the look at storage and the write."""
+    h = held(epoch=3)
+    for epoch in (3, 5):
+        with refused(ErrorCode.LEASE_LOST, "epoch"):
+            rules.commit(h.job, h.attempt, h.fence, make_record(epoch=epoch), now=NOW)
+
+
+def test_the_same_commit_twice_is_one() -> None:
+    job = held(checkpoint_step=None).job.model_copy(update={"checkpoint_step": 100, "checkpoint_epoch": 1})
+    assert rules.already_committed(job, make_record(100), make_manifest(100), SAME)
+    # Also when a later one was committed meanwhile.
+    later = job.model_copy(update={"checkpoint_step": 300})
+    assert rules.already_committed(later, make_record(100), make_manifest(100), SAME)
+
+
+def test_a_new_step_is_not_committed_yet() -> None:
+    job = held().job
+    assert not rules.already_committed(job, None, make_manifest(100), SAME)
+
+
+def test_other_contents_for_a_committed_step_are_refused() -> None:
+    job = held().job.model_copy(update={"checkpoint_step": 100, "checkpoint_epoch": 1})
+    with refused(ErrorCode.CHECKPOINT_CONFLICT, "step"):
+        rules.already_committed(job, make_record(100), make_manifest(100), digest("other"))
+
+
+def test_a_step_of_an_earlier_attempt_can_be_committed_anew_after_a_retry_from_before_it() -> None:
+    job = held(checkpoint_step=50, checkpoint_epoch=1, epoch=1).job
+    assert not rules.already_committed(job, make_record(100, epoch=1), make_manifest(100, epoch=2), "new")
+
+
+def test_a_damaged_step_can_be_committed_anew() -> None:
+    job = held(checkpoint_step=50).job
+    assert not rules.already_committed(job, make_record(100, damaged=True), make_manifest(100), SAME)
+
+
+@pytest.mark.parametrize("epoch", [0, 2])
+def test_a_manifest_of_another_attempt(epoch: int) -> None:
+    with refused(ErrorCode.LEASE_LOST, "epoch"):
+        rules.already_committed(held().job, None, make_manifest(100, epoch=epoch), SAME)
+
+
+def test_a_manifest_of_another_job() -> None:
+    manifest = make_manifest(100, job_id=JOB_ID.replace("1", "2"))
+    with refused(ErrorCode.INVALID_VALUE, "job_id"):
+        rules.already_committed(held().job, None, manifest, SAME)
+
+
+def committed(*steps: int, epoch: int = 1, **fields: Any) -> list[CheckpointRecord]:
+    return [make_record(step, epoch, **fields) for step in steps]
+
+
+def running(step: int) -> Held:
+    return held(checkpoint_step=step, checkpoint_epoch=1, epoch=1)
+
+
+def test_a_damaged_checkpoint_gives_way_to_the_one_before_it() -> None:
+    h = running(300)
+    last, before = make_record(300), make_record(200)
+    change = rules.damaged(h.job, h.fence, last, before, message="bad bytes", now=NOW)
+    assert (change.job.checkpoint_step, change.job.checkpoint_epoch) == (200, 1)
+    assert change.checkpoint == last.model_copy(update={"damaged": True})
+    assert change.lease == CheckLease(fence=h.fence)
+    assert change.events[0].data == {"step": 300, "fallback_step": 200, "message": "bad bytes"}
+    # From there steps go on, those of the damaged one included.
+    again = rules.commit(change.job, h.attempt, h.fence, make_record(250, epoch=2), now=NOW)
+    assert again.job.checkpoint_step == 250
+
+
+def test_the_last_one_damaged_means_from_the_start() -> None:
+    h = running(300)
+    job = rules.damaged(h.job, h.fence, make_record(300), None, message="", now=NOW).job
+    assert (job.checkpoint_step, job.checkpoint_epoch) == (None, None)
+
+
+@pytest.mark.parametrize("record", [make_record(200), make_record(300, epoch=0), make_record(400)])
+def test_damage_to_another_one_changes_nothing_for_the_job(record: CheckpointRecord) -> None:
+    h = running(300)
+    change = rules.damaged(h.job, h.fence, record, make_record(100), message="", now=NOW)
+    assert change.job.checkpoint_step == 300
+    assert change.checkpoint is not None
+    assert change.checkpoint.damaged
+
+
+def test_resumable_are_the_sound_ones_of_the_history_newest_first() -> None:
+    job = running(300).job
+    records = [make_record(100), make_record(400), make_record(300), make_record(200, damaged=True), make_record(50)]
+    assert [record.step for record in rules.resumable(job, records)] == [300, 100, 50]
+    assert rules.resumable(make_job(), records) == []
+
+
+def test_keys_carry_what_keeps_attempts_apart() -> None:
+    assert rules.manifest_key(JOB_ID, 100, 2) == f"jobs/{JOB_ID}/manifests/100-2.json"
+    assert rules.artifact_key(JOB_ID, 2, "a/b") == f"jobs/{JOB_ID}/artifacts/2/a/b"
+    assert rules.blob_key(JOB_ID, "ff") == f"jobs/{JOB_ID}/blobs/ff"
+
+
+def let_go(records: list[CheckpointRecord], current: int | None, **policy: Any) -> list[int]:
+    going = expendable(records, Retention(**policy), current_step=current, now=NOW)
+    return sorted(record.step for record in going)
+
+
+TEN = committed(*range(100, 1001, 100))
+
+
+@pytest.mark.parametrize(
+    ("current", "policy", "kept"),
+    [
+        (1000, {"keep_last": 1}, {1000}),
+        (1000, {"keep_last": 3}, {800, 900, 1000}),
+        (1000, {"keep_last": 1, "keep_every_steps": 300}, {300, 600, 900, 1000}),
+        (1000, {"keep_last": 100}, set(range(100, 1001, 100))),
+        # After a retry or damage the current one is an older one: what lies above it counts for nothing.
+        (500, {"keep_last": 2}, {400, 500}),
+        (100, {"keep_last": 1}, {100}),
+    ],
+)
+def test_what_stays(current: int, policy: dict[str, int], kept: set[int]) -> None:
+    assert set(let_go(TEN, current, **policy)) == {record.step for record in TEN} - kept
+
+
+@pytest.mark.parametrize(("mode", "best"), [("min", 100), ("max", 300)])
+def test_the_best_by_metric_stays(mode: str, best: int) -> None:
+    records = [
+        make_record(100, metrics={"loss": -1.0}),
+        make_record(200),
+        make_record(300, metrics={"loss": 9.0}),
+        make_record(400, metrics={"accuracy": 1.0}),
+        make_record(500, metrics={"loss": 0.0}),
+    ]
+    going = let_go(records, 500, keep_last=1, keep_best_metric="loss", keep_best_mode=mode)
+    assert going == sorted({100, 200, 300, 400} - {best})
+
+
+def test_a_metric_that_nobody_reported_keeps_nothing() -> None:
+    assert let_go(TEN, 1000, keep_last=1, keep_best_metric="loss") == list(range(100, 1000, 100))
+
+
+def test_pinned_and_protected_ones_stay_whatever_the_rest() -> None:
+    records = [
+        make_record(100, pinned=True),
+        make_record(200, protected_until=NOW + 1),
+        make_record(300, protected_until=NOW),
+        make_record(400, damaged=True, pinned=True),
+        make_record(500, damaged=True, protected_until=NOW + 1),
+        make_record(600),
+    ]
+    assert let_go(records, 600, keep_last=1) == [300]
+
+
+def test_damaged_ones_go_and_do_not_count() -> None:
+    records = [*committed(100, 200, 300), *committed(400, 500, damaged=True), *committed(600)]
+    assert let_go(records, 600, keep_last=3) == [100, 400, 500]
+
+
+def test_the_current_one_is_always_kept() -> None:
+    """Even where it is unknown to be sound; and the order of the records does not matter (not upload time: step)."""
+    records = [*committed(300), *committed(100), *committed(200)]
+    assert let_go(records, 100, keep_last=1) == [200, 300]
+    assert 100 not in let_go(committed(100, damaged=True), 100, keep_last=1)
+
+
+def test_without_a_current_one_the_newest_are_kept() -> None:
+    assert let_go(TEN, None, keep_last=2) == list(range(100, 900, 100))
+
+
+def test_what_a_retry_left_behind_goes_though_the_new_run_has_passed_it() -> None:
+    """Else the old run's 300 would take the place of the new run's 100, and be fallen back on."""
+    job = make_job(
+        epoch=2,
+        checkpoint_step=350,
+        checkpoint_epoch=2,
+        branches=[{"step": 100, "epoch": 1, "before": 2}],
+    )
+    assert isinstance(job, Job)
+    records = [*committed(100, 200, 300), make_record(350, 2)]
+    policy = Retention(keep_last=3, keep_every_steps=100)
+    going = expendable(records, policy, current_step=350, now=NOW, in_history=job.in_history)
+    assert [record.step for record in going] == [200, 300]
+    assert [record.step for record in rules.resumable(job, records)] == [350, 100]

@@ -1,0 +1,208 @@
+"""The house stands as drawn: imports point one way, and no room is a junk room.
+
+    handlers -> api -> domain <- storage          agent -> transport, checkpoints -> contract
+
+Every import counts, also those inside functions and under TYPE_CHECKING.
+"""
+
+from __future__ import annotations
+
+import ast
+import sys
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+PRODUCT = ("contract", "functions", "gpu_client")
+MAX_LINES = 400
+
+MAY_IMPORT: dict[str, set[str]] = {
+    "contract": set(),
+    "functions.domain": {"contract"},
+    "functions.recipes": {"contract"},
+    "functions.storage": {"contract", "functions.domain"},
+    "functions.api": {"contract", "functions.domain", "functions.recipes"},
+    "functions.handlers": {"contract", "functions.domain", "functions.recipes", "functions.api", "functions.storage"},
+    "functions.local": {"contract", "functions"},
+    "gpu_client.transport": {"contract"},
+    "gpu_client.checkpoints": {"contract", "gpu_client.transport"},
+    # What runs inside the training process: it knows neither the agent nor the network.
+    "gpu_client.training": {"contract"},
+    "gpu_client.agent": {
+        "contract",
+        "gpu_client.transport",
+        "gpu_client.checkpoints",
+        # The format of the messages between the two processes, and nothing else of it.
+        "gpu_client.training.channel",
+    },
+    "gpu_client.cli": {"contract", "gpu_client.transport", "gpu_client.checkpoints"},
+}
+"""What each room may import of the product, besides itself."""
+
+THIRD_PARTY: dict[str, set[str]] = {
+    "contract": {"pydantic", "pydantic_core"},
+    "functions.domain": {"pydantic", "pydantic_core"},
+}
+"""Rooms that take from outside only what is named here (and the standard library)."""
+
+FORBIDDEN: dict[str, set[str]] = {
+    # Clock, chance, environment and the network are handed in.
+    "functions.domain": {
+        "asyncio", "datetime", "os", "pathlib", "random", "secrets",
+        "socket", "subprocess", "threading", "time", "uuid",
+    },
+    # No AWS credential and no AWS library on a GPU machine; none behind the stores' backs either.
+    "functions.api": {"boto3", "botocore", "awscrt"},
+    "functions.handlers": {"botocore", "awscrt"},
+    "functions.recipes": {"boto3", "botocore"},
+    "gpu_client": {"boto3", "botocore", "aws_lambda_powertools"},
+    # An unchanged training image has no HTTP client of ours.
+    "gpu_client.training": {"requests", "urllib3", "pydantic_settings", "psutil"},
+}  # fmt: skip
+
+
+def sources(*packages: str) -> list[Path]:
+    return sorted(path for package in packages for path in (ROOT / package).rglob("*.py"))
+
+
+def module_of(path: Path) -> str:
+    return ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
+
+
+@cache
+def imports_of(path: Path) -> list[tuple[str, int]]:
+    """Every module that a file imports, and the line."""
+    return list(_imports(path))
+
+
+def _imports(path: Path) -> Iterator[tuple[str, int]]:
+    package = module_of(path).split(".")
+    if path.name != "__init__.py":
+        package = package[:-1]
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"), str(path))):
+        if isinstance(node, ast.Import):
+            yield from ((alias.name, node.lineno) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            base = package[: len(package) - node.level + 1] if node.level else []
+            module = ".".join([*base, *(node.module.split(".") if node.module else [])])
+            # `from gpu_client import agent` imports gpu_client.agent.
+            yield from ((f"{module}.{alias.name}", node.lineno) for alias in node.names)
+
+
+def within(module: str, room: str) -> bool:
+    return module == room or module.startswith(f"{room}.")
+
+
+def top_of(module: str) -> str:
+    return module.partition(".")[0]
+
+
+def room_of(module: str) -> str | None:
+    return next((room for room in MAY_IMPORT if within(module, room)), None)
+
+
+def edge_is_allowed(importer: str, imported: str) -> bool:
+    """True unless the edge points upward, or out of the product into tests or the demo."""
+    top = top_of(imported)
+    if top not in PRODUCT:
+        return top not in ("tests", "demo")
+    room = room_of(importer)
+    if room is None:
+        # `functions/__init__.py`, and rooms without a rule: they import nothing of the product.
+        return False
+    return within(imported, room) or any(within(imported, target) for target in MAY_IMPORT[room])
+
+
+@pytest.mark.parametrize("package", PRODUCT)
+def test_imports_point_one_way(package: str) -> None:
+    upward = [
+        f"{path.relative_to(ROOT)}:{line} imports {imported}"
+        for path in sources(package)
+        for imported, line in imports_of(path)
+        if not edge_is_allowed(module_of(path), imported)
+    ]
+    assert upward == []
+
+
+@pytest.mark.parametrize(
+    ("importer", "imported", "allowed"),
+    [
+        ("functions.api.working", "functions.domain.jobs", True),
+        ("functions.storage.memory", "functions.domain.ports", True),
+        ("functions.domain.jobs", "contract.work", True),
+        ("functions.domain.jobs", "functions.storage.memory", False),
+        ("functions.domain.jobs", "functions.api.context", False),
+        ("functions.api.working", "functions.storage.memory", False),
+        ("functions.api.working", "functions.handlers.worker", False),
+        ("functions.storage.memory", "functions.api.context", False),
+        ("functions.handlers.worker", "functions.local.front", False),
+        ("functions.local.front", "functions.handlers.worker", True),
+        ("functions.local.front", "gpu_client.transport.http", False),
+        ("gpu_client.agent.loop", "functions.domain.leases", False),
+        ("gpu_client.agent.loop", "gpu_client.training.channel", True),
+        ("gpu_client.agent.loop", "gpu_client.training.channel.Message", True),
+        ("gpu_client.agent.loop", "gpu_client.training.session", False),
+        ("gpu_client.transport.http", "gpu_client.agent.loop", False),
+        ("gpu_client.checkpoints.watch", "gpu_client.agent.loop", False),
+        ("gpu_client.checkpoints.watch", "gpu_client.transport.http", True),
+        ("gpu_client.training.session", "gpu_client.transport.http", False),
+        ("contract.jobs", "functions.domain.jobs", False),
+        ("contract.jobs", "contract.base", True),
+        ("gpu_client", "gpu_client.agent", False),
+        ("functions.api.working", "tests.factories", False),
+    ],
+)
+def test_the_walk_can_fail(importer: str, imported: str, allowed: bool) -> None:
+    assert edge_is_allowed(importer, imported) is allowed
+
+
+def test_every_room_has_a_rule() -> None:
+    rooms = {
+        module for path in sources(*PRODUCT) if (module := module_of(path)) not in PRODUCT and room_of(module) is None
+    }
+    assert rooms == set(), "say in MAY_IMPORT what the new room may import"
+
+
+@pytest.mark.parametrize("room", THIRD_PARTY)
+def test_rooms_that_take_little_from_outside(room: str) -> None:
+    allowed = {*THIRD_PARTY[room], *PRODUCT, *sys.stdlib_module_names}
+    taken = [
+        f"{path.relative_to(ROOT)}:{line} imports {imported}"
+        for path in sources(room.replace(".", "/"))
+        for imported, line in imports_of(path)
+        if top_of(imported) not in allowed
+    ]
+    assert taken == []
+
+
+@pytest.mark.parametrize("room", FORBIDDEN)
+def test_rooms_that_never_touch(room: str) -> None:
+    touched = [
+        f"{path.relative_to(ROOT)}:{line} imports {imported}"
+        for path in sources(room.replace(".", "/"))
+        for imported, line in imports_of(path)
+        if any(within(imported, forbidden) for forbidden in FORBIDDEN[room])
+    ]
+    assert touched == []
+
+
+@pytest.mark.parametrize("word", ["util", "utils", "utilities", "helper", "helpers", "misc", "common"])
+def test_no_junk_rooms(word: str) -> None:
+    found = [
+        path for top in (*PRODUCT, "tests", "demo") for path in (ROOT / top).rglob(f"{word}*") if path.stem == word
+    ]
+    assert [str(path.relative_to(ROOT)) for path in found] == []
+
+
+def test_no_file_is_too_long_to_read() -> None:
+    lengths = {path: len(path.read_text(encoding="utf-8").splitlines()) for path in sources(*PRODUCT, "demo")}
+    too_long = {str(path.relative_to(ROOT)): lines for path, lines in lengths.items() if lines > MAX_LINES}
+    assert too_long == {}
+
+
+def test_every_folder_says_what_it_is() -> None:
+    folders = {path.parent for path in sources(*PRODUCT)}
+    assert sorted(str(f.relative_to(ROOT)) for f in folders if not (f / "README.md").is_file()) == []
