@@ -1,0 +1,346 @@
+"""The trainer's end of the channel to the agent: JSON lines over a Unix stream socket.
+
+This module owns the format (protocol 1); it needs the standard library only.
+
+trainer -> agent::
+
+    {"type": "hello", "pid": 123, "protocol": 1}
+    {"type": "progress", "step": 120, "total": 500, "metrics": {"loss": 0.5}}
+    {"type": "checkpoint", "step": 100, "path": "/abs/output/checkpoint-100", "metrics": {"loss": 0.5}}
+
+agent -> trainer::
+
+    {"type": "directive", "directive": "checkpoint"}
+    {"type": "directive", "directive": "stop", "reason": "cancel", "checkpoint": false}
+
+Lines are UTF-8 and at most `MAX_LINE_BYTES` long. Metrics are finite JSON numbers: a metric that is not a number, or
+is NaN or infinite, is left out and named once in the log. Unknown message types are ignored, so that either side may
+learn new words first.
+
+Training never waits for the agent: one background thread owns the socket. Progress is a slot in which the newest
+report wins; checkpoint messages are queued and delivered in order. Without an agent, or when it dies, everything here
+turns into a no-op after one warning.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import math
+import os
+import selectors
+import socket
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+PROTOCOL = 1
+MAX_LINE_BYTES = 64 * 1024
+PROGRESS_INTERVAL_S = 0.2
+CHECKPOINT_DELIVERY_TIMEOUT_S = 5.0
+CONNECT_TIMEOUT_S = 2.0
+CLOSE_TIMEOUT_S = 1.0
+STOP_REASONS = ("cancel", "pause", "release", "lease_lost")
+
+log = logging.getLogger("baton.training")
+
+
+@dataclass(frozen=True)
+class Directive:
+    """What the agent asks of the training loop.
+
+    kind: "checkpoint" (write one at the next step boundary) or "stop".
+    reason: why to stop, one of `STOP_REASONS` or a newer word; empty for "checkpoint".
+    checkpoint: whether a stop wants a checkpoint first.
+    """
+
+    kind: str
+    reason: str = ""
+    checkpoint: bool = False
+
+
+@dataclass
+class _Message:
+    """One line on its way out. `done` is set when the kernel has taken it, or when it never will (`sent` tells)."""
+
+    line: bytes
+    step: int | None = None
+    sent: bool = False
+    done: threading.Event = field(default_factory=threading.Event)
+
+
+def parse_directive(line: bytes) -> Directive | None:
+    """Read one line from the agent; None for a message type or directive this version does not know.
+
+    Raises ValueError when the line is not a well-formed message.
+    """
+    message = json.loads(line)
+    if not isinstance(message, dict) or not isinstance(message.get("type"), str):
+        raise ValueError("a message is a JSON object with a string 'type'")
+    if message["type"] != "directive":
+        return None
+    kind = message.get("directive")
+    if kind == "checkpoint":
+        return Directive("checkpoint")
+    if kind != "stop":
+        return None
+    reason, checkpoint = message.get("reason"), message.get("checkpoint")
+    if not isinstance(reason, str) or not reason or not isinstance(checkpoint, bool):
+        raise ValueError("a stop has a 'reason' (string) and 'checkpoint' (true or false)")
+    return Directive("stop", reason, checkpoint)
+
+
+class Channel:
+    """A connection to the agent that never blocks training and never raises because of the agent.
+
+    Call `report`, `checkpoint_written` and `close` from one thread (the training loop's); `on_directive` is called
+    from the background thread and must return at once. In a forked child (a DataLoader worker) every call is a no-op.
+    """
+
+    def __init__(
+        self,
+        path: str | None,
+        on_directive: Callable[[Directive], None],
+        *,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """Connect to the socket at `path` and say hello. None or "" means: there is no agent."""
+        self._on_directive = on_directive
+        self._clock = clock
+        self._pid = os.getpid()
+        self._lock = threading.Lock()
+        self._queue: deque[_Message] = deque()
+        self._progress: _Message | None = None  # newest wins
+        self._held: tuple[int, int, Mapping[str, object]] | None = None  # reported within the interval, not sent yet
+        self._reported_at: float = -math.inf  # by self._clock, seconds
+        self._untold: set[int] = set()
+        self._warned: set[str] = set()
+        self._connected = False
+        self._closing = False
+        self._socket: socket.socket | None = None
+        self._thread: threading.Thread | None = None
+        if not path:
+            return
+        connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        connection.settimeout(CONNECT_TIMEOUT_S)
+        try:
+            connection.connect(path)
+        except OSError as error:
+            connection.close()
+            log.warning("no connection to the agent at %s (%s): training goes on without it", path, error)
+            return
+        connection.setblocking(False)
+        self._socket = connection
+        self._wake_read, self._wake_write = socket.socketpair()
+        self._wake_read.setblocking(False)
+        self._wake_write.setblocking(False)
+        self._connected = True
+        self._enqueue(_Message(_encode({"type": "hello", "pid": self._pid, "protocol": PROTOCOL})))
+        self._thread = threading.Thread(target=self._run, name="baton-channel", daemon=True)
+        self._thread.start()
+
+    @property
+    def connected(self) -> bool:
+        """Whether an agent is listening as far as is known."""
+        return self._connected and os.getpid() == self._pid
+
+    def report(self, step: int, total: int, metrics: Mapping[str, object]) -> None:
+        """Offer progress. At most one report per `PROGRESS_INTERVAL_S` is sent; the last step always is."""
+        if not self.connected:
+            return
+        now = self._clock()
+        if step < total and now - self._reported_at < PROGRESS_INTERVAL_S:
+            self._held = (step, total, metrics)
+            return
+        self._reported_at = now
+        self._offer_progress(step, total, metrics)
+
+    def checkpoint_written(
+        self,
+        step: int,
+        path: str,
+        metrics: Mapping[str, object],
+        timeout_s: float = CHECKPOINT_DELIVERY_TIMEOUT_S,
+    ) -> bool:
+        """Tell the agent that the directory `path` is complete. True when the message is on its way.
+
+        Waits at most `timeout_s`; an agent that is slower is warned about, and the message stays queued.
+        """
+        if not self.connected:
+            return False
+        body: dict[str, Any] = {"type": "checkpoint", "step": step, "path": path}
+        message = _Message(self._line(body, metrics), step)
+        self._flush_held()
+        with self._lock:
+            if self._progress is not None:  # keep the order: progress of this step before its checkpoint
+                self._queue.append(self._progress)
+                self._progress = None
+            self._untold.add(step)
+        self._enqueue(message)
+        if not message.done.wait(timeout_s):
+            log.warning("the agent has not taken the message about checkpoint-%d in %.1f s", step, timeout_s)
+        return message.sent
+
+    def told(self, step: int) -> bool:
+        """Whether nothing about checkpoint `step` is still waiting to be delivered to a living agent."""
+        with self._lock:
+            return step not in self._untold
+
+    def close(self, timeout_s: float = CLOSE_TIMEOUT_S) -> None:
+        """Deliver what is queued, waiting at most `timeout_s`, and hang up. May be called twice."""
+        if os.getpid() != self._pid or self._thread is None:
+            return
+        if self._connected:
+            self._flush_held()
+        self._closing = True
+        self._wake()
+        self._thread.join(timeout_s)
+        if self._thread.is_alive():
+            self._break("closed before the agent had taken everything")
+            self._thread.join(timeout_s)
+        self._thread = None
+
+    def clean_metrics(self, metrics: Mapping[str, object]) -> dict[str, float]:
+        """The finite numbers among `metrics` (tensors and numpy scalars of one element included)."""
+        clean: dict[str, float] = {}
+        for name, value in metrics.items():
+            try:
+                plain = value.item() if hasattr(value, "item") else value  # tensors and numpy scalars
+                number: float = int(plain) if isinstance(plain, int) else float(plain)  # type: ignore[arg-type]
+            except (TypeError, ValueError, RuntimeError):
+                self._warn_once(f"metric {name!r} is not a number ({type(value).__name__}): left out")
+                continue
+            if math.isfinite(number):
+                clean[name] = number
+            else:
+                self._warn_once(f"metric {name!r} became {number}: left out of reports while it is")
+        return clean
+
+    # --- sending, from the training thread -------------------------------------------------------------------------
+
+    def _offer_progress(self, step: int, total: int, metrics: Mapping[str, object]) -> None:
+        self._held = None
+        message = _Message(self._line({"type": "progress", "step": step, "total": total}, metrics))
+        with self._lock:
+            self._progress = message
+        self._wake()
+
+    def _line(self, body: dict[str, Any], metrics: Mapping[str, object]) -> bytes:
+        line = _encode(body | {"metrics": self.clean_metrics(metrics)})
+        if len(line) <= MAX_LINE_BYTES:
+            return line
+        self._warn_once(f"metrics of more than {MAX_LINE_BYTES} bytes do not fit into a message: left out")
+        return _encode(body | {"metrics": {}})
+
+    def _flush_held(self) -> None:
+        if self._held is not None:
+            self._offer_progress(*self._held)
+
+    def _enqueue(self, message: _Message) -> None:
+        with self._lock:
+            self._queue.append(message)
+            if not self._connected:
+                message.done.set()
+        self._wake()
+
+    def _wake(self) -> None:
+        # A full pipe means that a wake-up is already pending; a closed one that nobody is there to wake.
+        with contextlib.suppress(BlockingIOError, OSError):
+            self._wake_write.send(b"w")
+
+    def _warn_once(self, text: str) -> None:
+        if text not in self._warned:
+            self._warned.add(text)
+            log.warning("%s", text)
+
+    # --- the background thread --------------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        assert self._socket is not None
+        received, current, unsent = b"", None, b""
+        with self._socket, self._wake_read, self._wake_write, selectors.DefaultSelector() as selector:
+            selector.register(self._socket, selectors.EVENT_READ)
+            selector.register(self._wake_read, selectors.EVENT_READ)
+            while self._connected:
+                if current is None:
+                    current = self._next_message()
+                    unsent = current.line if current is not None else b""
+                if current is None and self._closing:
+                    self._connected = False
+                    return
+                wanted = selectors.EVENT_READ | (selectors.EVENT_WRITE if unsent else 0)
+                selector.modify(self._socket, wanted)
+                ready = {key.fileobj: events for key, events in selector.select()}
+                if self._wake_read in ready:
+                    self._wake_read.recv(4096)
+                try:
+                    events = ready.get(self._socket, 0)
+                    if current is not None and events & selectors.EVENT_WRITE:
+                        unsent = unsent[self._socket.send(unsent) :]
+                        if not unsent:
+                            self._mark_sent(current)
+                            current = None
+                    if events & selectors.EVENT_READ:
+                        received = self._receive(self._socket, received)
+                except BlockingIOError:
+                    continue
+                except OSError as error:
+                    self._break(str(error))
+            if current is not None:
+                current.done.set()
+
+    def _next_message(self) -> _Message | None:
+        with self._lock:
+            if self._queue:
+                return self._queue.popleft()
+            message, self._progress = self._progress, None
+            return message
+
+    def _mark_sent(self, message: _Message) -> None:
+        with self._lock:
+            if message.step is not None:
+                self._untold.discard(message.step)
+        message.sent = True
+        message.done.set()
+
+    def _receive(self, connection: socket.socket, received: bytes) -> bytes:
+        """Read what is there, act on whole lines, return the rest."""
+        data = connection.recv(MAX_LINE_BYTES)
+        if not data:
+            self._break("the agent hung up")
+            return b""
+        *lines, rest = (received + data).split(b"\n")
+        if any(len(line) > MAX_LINE_BYTES for line in (*lines, rest)):
+            self._break(f"the agent sent a line longer than {MAX_LINE_BYTES} bytes")
+            return b""
+        for line in lines:
+            try:
+                directive = parse_directive(line)
+            except (ValueError, RecursionError) as error:
+                log.warning("ignored a malformed message of the agent (%s): %r", error, line[:200])
+                continue
+            if directive is not None:
+                self._on_directive(directive)
+        return rest
+
+    def _break(self, why: str) -> None:
+        """The agent is gone: release whoever waits, say so once, go on without it."""
+        with self._lock:
+            was_connected, self._connected = self._connected, False
+            abandoned = [*self._queue]
+            self._queue.clear()
+            self._progress = None
+            self._untold.clear()  # nobody is left to tell
+        for message in abandoned:
+            message.done.set()
+        self._wake()
+        if was_connected and not (self._closing and not abandoned):
+            log.warning("the channel to the agent is broken (%s): training goes on without it", why)
+
+
+def _encode(message: Mapping[str, Any]) -> bytes:
+    return json.dumps(message, separators=(",", ":"), allow_nan=False).encode() + b"\n"

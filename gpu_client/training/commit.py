@@ -1,0 +1,208 @@
+"""Complete checkpoint directories: their marker, the commit, and what happens to old and half-written ones.
+
+A session checkpoint is written into `<output>/.checkpoint-<step>.tmp/`, every file is synced to disk, `baton.json` is
+added last, and one rename to `<output>/checkpoint-<step>/` commits it. What carries that name is therefore complete,
+whenever the process died. The marker lists size and BLAKE3 of every file, so that damage is found before any of it is
+loaded. No torch in here.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import re
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from blake3 import blake3
+
+from gpu_client.training.errors import CheckpointDamagedError, CheckpointWriteError
+
+MARKER = "baton.json"
+FORMAT = 1
+# What the agent reads of a marker.
+MARKER_MAX_BYTES = 256 * 1024
+log = logging.getLogger("baton.training")
+_NAME = re.compile(r"checkpoint-(0|[1-9]\d*)")
+_LEFTOVER = re.compile(r"\.checkpoint-\d+\.(tmp|old)")
+# Threads cost more than they save below this size.
+_PARALLEL_HASH_BYTES = 64 * 1024 * 1024
+_DAMAGE_REMEDY = (
+    "Resume from an older checkpoint (delete or rename this directory), or start afresh in an empty output directory"
+)
+
+
+@dataclass(frozen=True)
+class Marker:
+    """The content of `baton.json`.
+
+    states maps each saved state's name to its form ("safetensors", "bundle", "directory"); empty when the script's
+    own library wrote the files. files maps paths relative to the directory to (size in bytes, BLAKE3 hex digest).
+    """
+
+    step: int
+    metrics: Mapping[str, float]
+    created_by: str
+    states: Mapping[str, str]
+    files: Mapping[str, tuple[int, str]]
+
+
+def checkpoint_path(output_dir: Path, step: int) -> Path:
+    """Where the checkpoint of `step` is committed."""
+    return output_dir / f"checkpoint-{step}"
+
+
+def staging_path(output_dir: Path, step: int) -> Path:
+    """Where the checkpoint of `step` is written before its commit."""
+    return output_dir / f".checkpoint-{step}.tmp"
+
+
+def write_marker(
+    directory: Path,
+    step: int,
+    metrics: Mapping[str, float],
+    created_by: str,
+    states: Mapping[str, str],
+) -> None:
+    """Sync every file in `directory` to disk, then add the marker (atomically, so that it may be added in place)."""
+    files: dict[str, dict[str, Any]] = {}
+    for path in sorted(directory.rglob("*")):
+        if path.is_file() and path.name != MARKER:
+            size_bytes, digest = _digest(path, sync=True)
+            files[path.relative_to(directory).as_posix()] = {"size_bytes": size_bytes, "blake3": digest}
+    marker = {
+        "format": FORMAT,
+        "step": step,
+        "metrics": dict(metrics),
+        "created_by": created_by,
+        "states": dict(states),
+        "files": files,
+    }
+    content = json.dumps(marker, separators=(",", ":")).encode()
+    if len(content) > MARKER_MAX_BYTES:
+        raise CheckpointWriteError(
+            f"a checkpoint of {len(files)} files is more than {MARKER} can list", "Write fewer, larger files"
+        )
+    # Beside the directory: nobody who looks into it sees anything but finished files.
+    unfinished = directory.with_name(f".{MARKER}.tmp")
+    with unfinished.open("wb") as stream:
+        stream.write(content)
+        stream.flush()
+        os.fsync(stream.fileno())
+    unfinished.rename(directory / MARKER)
+
+
+def read_marker(directory: Path) -> Marker:
+    """The marker of a complete checkpoint. Raises CheckpointDamagedError when there is none or it is unreadable."""
+    path = directory / MARKER
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError as error:
+        raise CheckpointDamagedError(
+            f"{directory} is not a complete checkpoint: it has no {MARKER}", _DAMAGE_REMEDY
+        ) from error
+    except (OSError, ValueError) as error:
+        raise CheckpointDamagedError(f"{path} cannot be read ({error})", _DAMAGE_REMEDY) from error
+    try:
+        if content["format"] != FORMAT:
+            raise CheckpointDamagedError(
+                f"{path} has format {content['format']!r}, this version reads format {FORMAT}",
+                "Resume with the version of Baton that wrote it",
+            )
+        return Marker(
+            step=int(content["step"]),
+            metrics=dict(content["metrics"]),
+            created_by=str(content["created_by"]),
+            states=dict(content.get("states", {})),
+            files={
+                str(name): (int(record["size_bytes"]), str(record["blake3"]))
+                for name, record in content.get("files", {}).items()
+            },
+        )
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise CheckpointDamagedError(f"{path} is not a checkpoint marker ({error!r})", _DAMAGE_REMEDY) from error
+
+
+def verify(directory: Path) -> Marker:
+    """Check every listed file's size and digest. Raises CheckpointDamagedError naming the first that differs."""
+    marker = read_marker(directory)
+    for name, (size_bytes, digest) in marker.files.items():
+        try:
+            found_bytes, found_digest = _digest(directory / name, sync=False)
+        except OSError as error:
+            raise CheckpointDamagedError(
+                f"{directory} lacks its file {name} ({error.strerror})", _DAMAGE_REMEDY
+            ) from error
+        if found_bytes != size_bytes:
+            raise CheckpointDamagedError(
+                f"{directory / name} has {found_bytes} bytes instead of {size_bytes}", _DAMAGE_REMEDY
+            )
+        if found_digest != digest:
+            raise CheckpointDamagedError(f"{directory / name} has been altered (digest differs)", _DAMAGE_REMEDY)
+    return marker
+
+
+def publish(staged: Path, final: Path) -> None:
+    """The commit point: `staged` becomes `final`. An earlier directory of that name gives way.
+
+    The files are on disk by now; journals keep the order of their creation and this rename, so the folder above is the
+    only one to sync.
+    """
+    old = final.with_name(f".{final.name}.old")
+    if final.exists():
+        shutil.rmtree(old, ignore_errors=True)
+        final.rename(old)
+    staged.rename(final)
+    _sync_folder(final.parent)
+    shutil.rmtree(old, ignore_errors=True)
+
+
+def complete_checkpoints(output_dir: Path) -> list[tuple[int, Path]]:
+    """All directories `checkpoint-<step>` that carry a marker, oldest step first."""
+    found = []
+    for path in output_dir.glob("checkpoint-*"):
+        name = _NAME.fullmatch(path.name)
+        if name is not None and (path / MARKER).is_file():
+            found.append((int(name.group(1)), path))
+    return sorted(found)
+
+
+def created_by_session(directory: Path) -> bool:
+    """Whether the session wrote this checkpoint; one whose marker cannot be read belongs to nobody."""
+    try:
+        return read_marker(directory).created_by == "session"
+    except CheckpointDamagedError as error:
+        log.warning("left alone: %s", error)
+        return False
+
+
+def clear_leftovers(output_dir: Path) -> None:
+    """Remove what a process that died while writing has left behind."""
+    (output_dir / f".{MARKER}.tmp").unlink(missing_ok=True)
+    for path in output_dir.glob(".checkpoint-*"):
+        if _LEFTOVER.fullmatch(path.name):
+            shutil.rmtree(path)
+
+
+def _digest(path: Path, *, sync: bool) -> tuple[int, str]:
+    """Size in bytes and BLAKE3 of a file; with `sync` its bytes are on disk when this returns."""
+    with path.open("rb") as stream:
+        size_bytes = os.fstat(stream.fileno()).st_size
+        hasher = blake3(max_threads=blake3.AUTO if size_bytes >= _PARALLEL_HASH_BYTES else 1)
+        if size_bytes:
+            hasher.update_mmap(path)
+        if sync:
+            os.fsync(stream.fileno())
+    return size_bytes, hasher.hexdigest()
+
+
+def _sync_folder(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,140 @@
+"""What the training loop has been asked to do, by the agent or by a signal, and when the loop gets to see it.
+
+Wishes arrive at any moment, from the channel's thread or a signal handler, and are recorded by single assignments (no
+locks: a handler may interrupt anything). The loop sees them at its own pace: a stop that wants a checkpoint first is
+shown only when `due` has asked for that checkpoint, so that no loop leaves without saving, and with several processes
+every rank sees a wish after the same call.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from types import FrameType
+from typing import Any
+
+from gpu_client.training.channel import STOP_REASONS, Directive
+from gpu_client.training.ranks import Ranks
+
+SIGNAL_REASON = "signal"
+# The higher of two wins where ranks were told different things.
+_REASONS = (SIGNAL_REASON, "other", *STOP_REASONS)
+
+log = logging.getLogger("baton.training")
+
+
+@dataclass(frozen=True)
+class _Stop:
+    """A wish to stop; `reason` is one of the agent's, or "signal" for SIGTERM."""
+
+    reason: str
+    checkpoint: bool
+
+
+class Directives:
+    """The pending wishes. `receive` and the signal handler write them, the training thread reads them."""
+
+    def __init__(self, ranks: Ranks) -> None:
+        self._ranks = ranks
+        self._pid = os.getpid()
+        self._checkpoint_asked = False
+        self._stop: _Stop | None = None  # what is wished, as of now
+        self._agreed: _Stop | None = None  # what all ranks have seen, as of the last call of due
+        self._answered = False  # a checkpoint has been written since then
+        self._uses_due = False
+        self._previous: Callable[[int, FrameType | None], Any] | int | None = None
+        self._installed = False
+
+    @property
+    def should_stop(self) -> bool:
+        """Whether the loop is to leave now."""
+        if self._agreed is not None:
+            return True
+        stop = self._stop
+        if stop is None or self._ranks.size > 1:
+            return False
+        return not (stop.checkpoint and self._uses_due)
+
+    @property
+    def stop_reason(self) -> str | None:
+        """Why, once `should_stop` is true."""
+        if not self.should_stop:
+            return None
+        stop = self._stop or self._agreed  # the own one knows more than what ranks can tell each other
+        return stop.reason if stop is not None else None
+
+    def due(self, step: int, on_interval: bool) -> bool:
+        """Whether a checkpoint is to be written after `step`. The point at which ranks agree."""
+        self._uses_due = True
+        asked, stop = self._checkpoint_asked, self._stop
+        if self._ranks.size > 1:
+            asked, stop = self._agree(asked, stop)
+        if stop is None:
+            return on_interval or asked
+        if self._agreed is None:
+            log.warning("stopping after step %d (%s)", step, stop.reason)
+        self._agreed = stop
+        # Without a checkpoint: the lease is gone or the job is canceled; nothing may or need be saved.
+        return stop.checkpoint and (on_interval or asked or not self._answered)
+
+    def starting_checkpoint(self) -> None:
+        """A checkpoint is about to be written: wishes from here on ask for another one."""
+        self._checkpoint_asked = False
+
+    def checkpoint_written(self) -> None:
+        """A checkpoint has been committed."""
+        self._answered = self._agreed is not None
+
+    def receive(self, directive: Directive) -> None:
+        """A directive of the agent; from any thread."""
+        if directive.kind == "checkpoint":
+            self._checkpoint_asked = True
+            return
+        earlier = self._stop
+        # Once nothing may be saved any more, that stays so.
+        checkpoint = directive.checkpoint and (earlier is None or earlier.checkpoint)
+        self._stop = _Stop(directive.reason, checkpoint)
+
+    def _agree(self, asked: bool, stop: _Stop | None) -> tuple[bool, _Stop | None]:
+        reason = 0 if stop is None else 1 + _REASONS.index(stop.reason if stop.reason in _REASONS else "other")
+        refuses = stop is not None and not stop.checkpoint
+        any_asked, reason, refused = self._ranks.agree(int(asked), reason, int(refuses))
+        return bool(any_asked), _Stop(_REASONS[reason - 1], not refused) if reason else None
+
+    # --- SIGTERM: hosts that take a machine back send it to every process ---------------------------------------------
+
+    def install(self) -> None:
+        """Treat SIGTERM as a stop with a checkpoint; a handler that is there already is called afterwards."""
+        if threading.current_thread() is not threading.main_thread():
+            log.info("not in the main thread: SIGTERM keeps its meaning")
+            return
+        previous = signal.getsignal(signal.SIGTERM)
+        if previous is None or previous == signal.SIG_IGN:
+            return  # somebody has decided, in C or by ignoring it
+        self._previous = previous
+        signal.signal(signal.SIGTERM, self._on_sigterm)
+        self._installed = True
+
+    def uninstall(self) -> None:
+        """Give SIGTERM back."""
+        if self._installed and threading.current_thread() is threading.main_thread():
+            self._installed = False
+            if signal.getsignal(signal.SIGTERM) == self._on_sigterm:
+                signal.signal(signal.SIGTERM, self._previous)
+
+    def _on_sigterm(self, number: int, frame: FrameType | None) -> None:
+        stop = self._stop
+        # A forked child that inherited this handler ends as if it had not; so does a loop that was told to leave
+        # without saving anything, and is told again.
+        end_now = os.getpid() != self._pid or (stop is not None and not stop.checkpoint)
+        if stop is None:
+            self._stop = _Stop(SIGNAL_REASON, checkpoint=True)
+        if callable(self._previous):
+            self._previous(number, frame)
+        elif end_now:
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+            os.kill(os.getpid(), signal.SIGTERM)

@@ -1,0 +1,68 @@
+"""Agreement between the processes of one training run (torchrun, accelerate launch); a no-op for a single process.
+
+Only rank 0 talks to the agent and commits checkpoints, but every rank has to leave its loop at the same step, or the
+others wait for it for ever. So directives become visible to all ranks together, at one agreed call per step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from gpu_client.training.errors import SessionError
+
+
+class Ranks:
+    """This process's place among the processes of the run, from RANK and WORLD_SIZE as launchers set them."""
+
+    def __init__(self, environment: Mapping[str, str]) -> None:
+        """Raises SessionError when RANK or WORLD_SIZE are no numbers."""
+        try:
+            self.rank = int(environment.get("RANK") or 0)
+            self.size = int(environment.get("WORLD_SIZE") or 1)
+        except ValueError as error:
+            raise SessionError(
+                "RANK and WORLD_SIZE must be whole numbers", "Start with torchrun or accelerate launch"
+            ) from error
+        self._group: Any = None
+
+    @property
+    def first(self) -> bool:
+        """Whether this process commits checkpoints and talks to the agent."""
+        return self.rank == 0
+
+    def agree(self, *values: int) -> list[int]:
+        """The highest of each value over all ranks. Every rank must call this the same number of times."""
+        if self.size == 1:
+            return list(values)
+        votes = torch.tensor(values, dtype=torch.int64)
+        dist.all_reduce(votes, op=dist.ReduceOp.MAX, group=self._ready_group())
+        agreed: list[int] = votes.tolist()
+        return agreed
+
+    def gather(self, value: dict[str, Any]) -> list[dict[str, Any]] | None:
+        """The values of all ranks in rank order, on rank 0; None elsewhere."""
+        if self.size == 1:
+            return [value]
+        group = self._ready_group()
+        gathered: list[Any] | None = [None] * self.size if self.first else None
+        dist.gather_object(value, gathered, dst=0, group=group)
+        return gathered
+
+    def _ready_group(self) -> Any:
+        if self._group is None:
+            if not (dist.is_available() and dist.is_initialized()):
+                raise SessionError(
+                    f"this is one of {self.size} processes, but torch.distributed is not initialised",
+                    "Create the Accelerator (or call torch.distributed.init_process_group) before the first step",
+                )
+            # A group on the CPU: agreeing must not wait for the GPU's queue, as it would with NCCL.
+            self._group = dist.new_group(backend="gloo")
+        return self._group
+
+    def close(self) -> None:
+        """Forget the group; torch ends it with the process."""
+        self._group = None

@@ -1,0 +1,273 @@
+"""A seeded order of batches whose position can be stored and continued exactly.
+
+The order is a pure function of (size, batch size, seed, epoch, position), so the state is a few numbers, continuing
+costs nothing however far training was, and no global random state is touched. The position counts the batches that the
+training loop has taken, not those that DataLoader workers have prefetched.
+
+Why not torchdata's StatefulDataLoader: it would be one more dependency, which replaces torch's own samplers when it is
+imported; its state lives in the workers, so it cannot continue with another number of them; it finds the position
+again by running through the epoch; and the workers' seeds come from the global generator anew with each resume, so
+random augmentations differ from the uninterrupted run. For streams (IterableDataset) it remains the better choice, and
+its state_dict() can be passed to the session like any other.
+"""
+
+from __future__ import annotations
+
+import atexit
+import hashlib
+import random
+import signal
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from multiprocessing.util import Finalize
+from types import FrameType
+from typing import Any, Self
+
+import torch
+from torch.utils.data import DataLoader, IterableDataset
+
+from gpu_client.training.errors import CheckpointMismatchError, SessionError
+
+# How long a DataLoader worker lives after SIGTERM: enough for the steps before the last checkpoint.
+WORKER_GRACE_S = 30.0
+_CHECKED_INDICES = 4096
+
+
+class BatchSampler:
+    """An endless iterator over batches of indices: each epoch a new permutation of `range(size)`.
+
+    The state is the position after the last batch handed out: store it after the step that used the batch.
+    With `world_size` processes each rank gets its part of a global batch of `batch_size * world_size`; ranks share one
+    state. `drop_last` leaves out an incomplete last batch of an epoch; without it, that batch is shorter (one process
+    only).
+    """
+
+    def __init__(
+        self,
+        size: int,
+        batch_size: int,
+        *,
+        seed: int = 0,
+        shuffle: bool = True,
+        drop_last: bool = True,
+        rank: int = 0,
+        world_size: int = 1,
+    ) -> None:
+        """Raises SessionError when no batch can be made."""
+        if size < 1 or batch_size < 1 or not 0 <= rank < world_size:
+            raise SessionError(
+                f"no batches: size {size}, batch_size {batch_size}, rank {rank} of {world_size}",
+                "size, batch_size and world_size are at least 1, rank is below world_size",
+            )
+        whole, rest = divmod(size, batch_size * world_size)
+        if rest and not drop_last and world_size > 1:
+            raise SessionError("drop_last=False would give ranks unequal batches", "Use drop_last=True")
+        self.batches_per_epoch = whole if drop_last else whole + bool(rest)
+        if self.batches_per_epoch == 0:
+            raise SessionError(
+                f"{size} samples do not fill one batch of {batch_size * world_size}",
+                "Use a smaller batch_size or drop_last=False",
+            )
+        self.epoch = 0
+        self.position = 0
+        self._size, self._batch_size, self._seed = size, batch_size, seed
+        self._shuffle, self._drop_last = shuffle, drop_last
+        self._rank, self._world_size = rank, world_size
+        self._order: tuple[int, torch.Tensor] | None = None  # (epoch, its permutation)
+
+    def batch(self, epoch: int, position: int) -> list[int]:
+        """The indices of one batch, for this rank. Pure: the same answer at any time."""
+        start = (position * self._world_size + self._rank) * self._batch_size
+        indices: list[int] = self._permutation(epoch)[start : start + self._batch_size].tolist()
+        return indices
+
+    def seed_of(self, epoch: int, position: int) -> int:
+        """A seed for random augmentation of one batch (63 bits)."""
+        return _mix("augment", self._seed, epoch, position, self._rank)
+
+    def following(self) -> Iterator[tuple[int, int]]:
+        """(epoch, position) of all batches to come; looking ahead does not move the sampler."""
+        epoch, position = self.epoch, self.position
+        while True:
+            yield epoch, position
+            epoch, position = self._after(epoch, position)
+
+    def advance(self) -> None:
+        """Count one batch as taken. `epoch` and `position` name the next one."""
+        self.epoch, self.position = self._after(self.epoch, self.position)
+
+    def __iter__(self) -> Self:
+        return self
+
+    def __next__(self) -> list[int]:
+        indices = self.batch(self.epoch, self.position)
+        self.advance()
+        return indices
+
+    def state_dict(self) -> dict[str, Any]:
+        """The position, and what it is a position in."""
+        return {"epoch": self.epoch, "position": self.position, "order": self._order_facts(self.epoch)}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue where `state` was taken. Raises CheckpointMismatchError when the data or settings are others."""
+        epoch, position, stored = int(state["epoch"]), int(state["position"]), dict(state["order"])
+        here = self._order_facts(epoch)
+        different = [
+            f"{name} was {stored.get(name)}, is {here[name]}" for name in here if stored.get(name) != here[name]
+        ]
+        if different:
+            raise CheckpointMismatchError(
+                f"the data order is not the one of the checkpoint: {'; '.join(different)}",
+                "Resume with the same data, batch size, seed and number of processes",
+            )
+        self.epoch, self.position = epoch, position
+
+    def _after(self, epoch: int, position: int) -> tuple[int, int]:
+        return (epoch, position + 1) if position + 1 < self.batches_per_epoch else (epoch + 1, 0)
+
+    def _permutation(self, epoch: int) -> torch.Tensor:
+        if self._order is None or self._order[0] != epoch:
+            if self._shuffle:
+                generator = torch.Generator().manual_seed(_mix("order", self._seed, epoch))
+                self._order = (epoch, torch.randperm(self._size, generator=generator))
+            else:
+                self._order = (epoch, torch.arange(self._size))
+        return self._order[1]
+
+    def _order_facts(self, epoch: int) -> dict[str, Any]:
+        # The digest notices a torch whose permutations differ, which would silently repeat and skip samples.
+        head = self._permutation(epoch)[:_CHECKED_INDICES].numpy().tobytes()
+        return {
+            "size": self._size,
+            "batch_size": self._batch_size,
+            "seed": self._seed,
+            "shuffle": self._shuffle,
+            "drop_last": self._drop_last,
+            "world_size": self._world_size,
+            "digest": hashlib.blake2b(head, digest_size=8).hexdigest(),
+        }
+
+
+class ResumableLoader:
+    """A DataLoader over a `BatchSampler`, endless and exactly resumable, with any number of workers.
+
+    Samples drawn with random augmentation come out the same after a resume: workers are seeded anew for every batch, so
+    neither their number nor the place of the interruption matters. (Without workers the process's global generators are
+    used, which the session stores.) options go to torch's DataLoader.
+    """
+
+    def __init__(self, dataset: Any, sampler: BatchSampler, **options: Any) -> None:
+        """Raises SessionError for streams, and for options that would take the order away from the sampler."""
+        if isinstance(dataset, IterableDataset):
+            raise SessionError(
+                "an IterableDataset has no positions to return to",
+                "Use a map-style dataset, or torchdata's StatefulDataLoader as one of the session's states",
+            )
+        taken = options.keys() & {"batch_size", "shuffle", "sampler", "batch_sampler", "drop_last", "generator"}
+        if taken:
+            raise SessionError(f"{', '.join(sorted(taken))} is the BatchSampler's business", "Set it there")
+        self.sampler = sampler
+        self._workers = int(options.get("num_workers", 0))
+        self._dataset = _SeededDataset(dataset) if self._workers else dataset
+        if self._workers:
+            options["worker_init_fn"] = _WorkerStart(options.get("worker_init_fn"))
+        self._options = options
+        self._batches: Iterator[Any] | None = None
+        self._at_exit: Finalize | None = None
+
+    def __iter__(self) -> Self:
+        return self
+
+    def __next__(self) -> Any:
+        if self._batches is None:
+            if self._workers:
+                # Before multiprocessing waits for the workers to end. Both: in a main process only atexit comes early
+                # enough (before torch's own hook), in a multiprocessing child there are only finalizers; 100 is before
+                # the queues by which workers are told to end are closed (10).
+                atexit.register(self.close)
+                self._at_exit = Finalize(None, self.close, exitpriority=100)
+            # A generator of its own: by default each new iterator would draw from the global one.
+            self._batches = iter(
+                DataLoader(
+                    self._dataset,
+                    batch_sampler=_requests(self.sampler, bool(self._workers)),
+                    generator=torch.Generator().manual_seed(0),
+                    **self._options,
+                )
+            )
+        batch = next(self._batches)
+        self.sampler.advance()
+        return batch
+
+    def state_dict(self) -> dict[str, Any]:
+        """The sampler's state: what the training loop has taken, whatever has been prefetched."""
+        return self.sampler.state_dict()
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue where `state` was taken; prefetched batches are dropped."""
+        self.sampler.load_state_dict(state)
+        self.close()
+
+    def close(self) -> None:
+        """End the workers and drop what they have prefetched; the next batch starts them again."""
+        self._batches = None
+        atexit.unregister(self.close)
+        if self._at_exit is not None:
+            self._at_exit.cancel()
+            self._at_exit = None
+
+
+def _requests(sampler: BatchSampler, seeded: bool) -> Iterator[Any]:
+    """What the DataLoader is to fetch. A function: a method would keep the loader alive through its own iterator."""
+    for epoch, position in sampler.following():
+        indices = sampler.batch(epoch, position)
+        yield (sampler.seed_of(epoch, position), indices) if seeded else indices
+
+
+class _SeededDataset:
+    """In a worker: seed every generator for the batch, then fetch its samples in order."""
+
+    def __init__(self, dataset: Any) -> None:
+        self._dataset = dataset
+
+    def __len__(self) -> int:
+        return len(self._dataset)
+
+    def __getitem__(self, index: int) -> Any:
+        return self._dataset[index]
+
+    def __getitems__(self, request: tuple[int, list[int]]) -> list[Any]:
+        seed, indices = request
+        random.seed(seed)
+        torch.manual_seed(seed)
+        if "numpy" in sys.modules:
+            import numpy as np
+
+            np.random.seed(seed % 2**32)
+        if hasattr(self._dataset, "__getitems__"):
+            samples: list[Any] = self._dataset.__getitems__(indices)
+            return samples
+        return [self._dataset[index] for index in indices]
+
+
+class _WorkerStart:
+    """Lets workers outlive a SIGTERM that is sent to every process of the machine: the loop needs them for its last
+    steps. Not for ever, because SIGTERM is also how multiprocessing ends them when their parent leaves.
+    """
+
+    def __init__(self, then: Callable[[int], None] | None) -> None:
+        self._then = then
+
+    def __call__(self, worker: int) -> None:
+        signal.signal(signal.SIGTERM, _end_soon)
+        if self._then is not None:
+            self._then(worker)
+
+
+def _end_soon(number: int, frame: FrameType | None) -> None:
+    signal.setitimer(signal.ITIMER_REAL, WORKER_GRACE_S)  # then SIGALRM ends this worker
+
+
+def _mix(*parts: object) -> int:
+    text = ":".join(str(part) for part in parts)
+    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest()) >> 1

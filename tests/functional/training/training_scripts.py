@@ -1,0 +1,191 @@
+"""Training scripts that the tests run in processes of their own, forked from a server that has imported torch and the
+libraries once (importing takes longer than all the training here).
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import resource
+import signal
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors.torch import save_file
+from torch import nn
+from torch.utils.data import Dataset
+
+from gpu_client.training import BatchSampler, CheckpointWriteError, ResumableLoader, Session
+from gpu_client.training.digits import main as digits
+
+STEPS = 30
+
+
+def make_model() -> nn.Module:
+    """Two layers and dropout: the result depends on the random state."""
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(8, 32), nn.ReLU(), nn.Dropout(0.2), nn.Linear(32, 4))
+
+
+class Noise(Dataset[torch.Tensor]):
+    """Samples with random augmentation, drawn in a DataLoader worker."""
+
+    def __len__(self) -> int:
+        return 64
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        return torch.full((8,), index / 64) + torch.rand(8) + random.random() + float(np.random.rand())
+
+
+def workers() -> None:
+    """Two prefetching workers. Says "step N" on stdout after each step."""
+    torch.set_num_threads(1)
+    session = Session.start(resume=True)
+    model = make_model()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    loader = ResumableLoader(Noise(), BatchSampler(64, 8, seed=2), num_workers=2)
+    state: dict[str, Any] = {"model": model, "optimizer": optimizer, "loader": loader}
+    for step in range(session.resume(**state) + 1, STEPS + 1):
+        model(next(loader)).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        print(f"step {step}", flush=True)
+        if session.checkpoint_due(step, every=10):
+            session.checkpoint(step, **state)
+        if session.should_stop:
+            print(f"stopped: {session.stop_reason}", flush=True)
+            return
+        time.sleep(0.02)
+    save_file(model.state_dict(), session.output_dir / "model.safetensors")
+
+
+def accelerated() -> None:
+    """A plain accelerate loop, in as many processes as the environment says. `stop_at` in the parameters: SIGTERM
+    to the last rank after that step.
+    """
+    from accelerate import Accelerator
+
+    torch.set_num_threads(1)
+    accelerator = Accelerator(cpu=True)
+    session = Session.start(resume=True)
+    model = make_model()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+    scheduler = torch.optim.lr_scheduler.LinearLR(optimizer, total_iters=STEPS)
+    model, optimizer, scheduler = accelerator.prepare(model, optimizer, scheduler)
+    batches = BatchSampler(64, 8, seed=2, rank=accelerator.process_index, world_size=accelerator.num_processes)
+    data = torch.linspace(-1, 1, 512).reshape(64, 8)
+    state: dict[str, Any] = {"accelerator": accelerator, "batches": batches}
+    done = session.resume(**state)
+    for step in range(done + 1, STEPS + 1):
+        loss = (model(data[next(batches)]) + torch.randn(4)).square().mean()  # each rank's own noise
+        accelerator.backward(loss)
+        optimizer.step()
+        scheduler.step()
+        optimizer.zero_grad()
+        session.report(step, STEPS, loss=loss)
+        if step == session.params.get("stop_at") and accelerator.is_last_process:
+            os.kill(os.getpid(), signal.SIGTERM)
+        if session.checkpoint_due(step, every=10):
+            session.checkpoint(step, **state)
+        if session.should_stop:
+            print(f"rank {accelerator.process_index} left after step {step}: {session.stop_reason}", flush=True)
+            break
+    else:
+        if accelerator.is_main_process:
+            save_file(accelerator.unwrap_model(model).state_dict(), session.output_dir / "model.safetensors")
+    accelerator.wait_for_everyone()
+    accelerator.end_training()
+
+
+def one_fails() -> None:
+    """Two processes without accelerate; the second cannot store its part: neither may commit, nor wait for ever."""
+    torch.distributed.init_process_group("gloo")
+    session = Session.start()
+    model = nn.Linear(2, 2)
+    session.checkpoint(1, model=model)
+    try:
+        session.checkpoint(2, model=model if session._ranks.first else object())
+    except CheckpointWriteError as error:
+        print(f"refused: {error}", flush=True)
+    session.checkpoint(3, model=model)
+    torch.distributed.destroy_process_group()
+
+
+def trainer() -> None:
+    """A Hugging Face Trainer on a tiny GPT-2. `stop_at`: SIGTERM to itself after that step."""
+    from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainerCallback, TrainingArguments
+
+    from gpu_client.training import BatonCallback
+
+    torch.set_num_threads(1)
+    session = Session.start(resume=True)
+    callback = BatonCallback(session)
+    stop_at = session.params.get("stop_at")
+
+    class Interrupter(TrainerCallback):  # type: ignore[misc]
+        def on_step_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+            if state.global_step + 1 == stop_at:
+                os.kill(os.getpid(), signal.SIGTERM)
+            if state.global_step + 1 == session.params.get("kill_at"):
+                os.kill(os.getpid(), signal.SIGKILL)
+
+    arguments = TrainingArguments(
+        output_dir=str(session.output_dir),
+        max_steps=12,
+        per_device_train_batch_size=4,
+        learning_rate=1e-3,
+        save_strategy="steps",
+        save_steps=5,
+        save_total_limit=2,
+        logging_steps=2,
+        seed=1,
+        report_to=[],
+        disable_tqdm=True,
+        use_cpu=True,
+    )
+    torch.manual_seed(1)
+    config = GPT2Config(vocab_size=32, n_positions=16, n_embd=16, n_layer=1, n_head=2, bos_token_id=0, eos_token_id=0)
+    tokens = torch.randint(0, 32, (20, 8), generator=torch.Generator().manual_seed(0))
+    dataset = [{"input_ids": row, "labels": row} for row in tokens]
+    hf = Trainer(GPT2LMHeadModel(config), arguments, train_dataset=dataset, callbacks=[Interrupter(), callback])
+    hf.train(resume_from_checkpoint=callback.resume_from)
+    print(f"left after step {hf.state.global_step}: {session.stop_reason}", flush=True)
+    if not session.should_stop:
+        hf.save_model(str(session.output_dir / "final"))
+
+
+def full_disk() -> None:
+    """No file may grow beyond 64 KiB: the checkpoint fails, in words, and leaves nothing."""
+    session = Session.start()
+    model = nn.Linear(4, 4)
+    session.checkpoint(1, model=model)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (64 * 1024, 64 * 1024))
+    big = nn.Linear(400, 400)
+    optimizer = torch.optim.SGD(big.parameters(), lr=0.1, momentum=0.9)
+    big(torch.ones(1, 400)).sum().backward()
+    optimizer.step()
+    for states in ({"model": big}, {"optimizer": optimizer}):
+        try:
+            session.checkpoint(2, **states)
+        except CheckpointWriteError as error:
+            print(f"refused: {error}")
+    print(sorted(path.name for path in Path(session.output_dir).iterdir()))
+
+
+def run(script: str, environment: Mapping[str, str], log: str) -> None:
+    """Become a process group of its own, with exactly this BATON_* environment and its output in a file."""
+    os.setsid()
+    stream = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    os.dup2(stream, 1)
+    os.dup2(stream, 2)
+    for name in [name for name in os.environ if name.startswith("BATON_")]:
+        del os.environ[name]
+    os.environ.update(environment)
+    scripts = {"digits": digits, "workers": workers, "accelerated": accelerated, "trainer": trainer}
+    (scripts | {"full_disk": full_disk, "one_fails": one_fails})[script]()
+    sys.stdout.flush()

@@ -1,0 +1,41 @@
+"""Sessions for the tests of this folder."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from listening_agent import ListeningAgent
+
+from gpu_client.training import Session
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    """Tiny tensors on several threads only wait for each other."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Callable[..., Session]]:
+    """Starts sessions in tmp_path/output and closes them."""
+    opened: list[Session] = []
+
+    def begin(
+        agent: ListeningAgent | None = None, *, keep_last: int = 2, resume: bool = False, **extra: str
+    ) -> Session:
+        variables = {"BATON_OUTPUT_DIR": str(tmp_path / "output"), **extra}
+        if agent is not None:
+            variables |= {"BATON_JOB_ID": "job-1", "BATON_CHANNEL": agent.path}
+        session = Session.start(variables=variables, keep_last=keep_last, resume=resume)
+        opened.append(session)
+        return session
+
+    yield begin
+    for session in reversed(opened):
+        session.close()

@@ -1,0 +1,32 @@
+"""What several tests of the session need."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from gpu_client.training import Session
+
+
+class Counter:
+    """The smallest state."""
+
+    def __init__(self, value: int = 0) -> None:
+        self.value = value
+
+    def state_dict(self) -> dict[str, int]:
+        return {"value": self.value}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.value = state["value"]
+
+
+def names(session: Session) -> list[str]:
+    return sorted(path.name for path in session.output_dir.iterdir())
+
+
+def wait_for(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 5
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.002)

@@ -1,0 +1,80 @@
+"""A checkpoint killed between any two of its calls to the operating system: what is visible is whole, and enough."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import sys
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from gpu_client.training import Session, commit
+
+# Newer Pythons warn about forking a process that has threads; nothing is done in the child that needs them.
+pytestmark = pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")
+
+
+def write_until(output: Path, calls: int | None) -> int:
+    """In a child: write checkpoint 2, replacing 1 (keep_last=1), and die by SIGKILL before system call number `calls`.
+    Returns the child's exit code; with None it lives, and the code is how many calls there were (at most 255).
+    """
+    child = os.fork()
+    if child:
+        return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    seen = 0
+
+    def count(frame: FrameType, event: str, function: Any) -> None:
+        nonlocal seen
+        if event == "c_call" and getattr(function, "__module__", None) in ("posix", "io", "_io"):
+            seen += 1
+            if seen == calls:
+                os.kill(os.getpid(), signal.SIGKILL)
+
+    session = Session.start(output_dir=output, resume=True, keep_last=1, variables={})
+    sys.setprofile(count)
+    session.checkpoint(2, model=model(2.0), optimizer=optimizer())
+    sys.setprofile(None)
+    os._exit(min(seen, 255))
+
+
+def model(value: float) -> nn.Module:
+    made = nn.Linear(2, 2)
+    nn.init.constant_(made.weight, value)
+    return made
+
+
+def optimizer() -> torch.optim.Optimizer:
+    return torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=0.1)
+
+
+def test_killed_anywhere(tmp_path: Path) -> None:
+    prepared = tmp_path / "prepared"
+    with Session.start(output_dir=prepared, variables={}) as session:
+        session.checkpoint(1, model=model(1.0), optimizer=optimizer())
+    output = tmp_path / "output"
+    shutil.copytree(prepared, output)
+    total = write_until(output, None)
+    assert 20 < total < 255
+    reached = set()
+    for calls in range(1, total + 1):
+        shutil.rmtree(output)
+        shutil.copytree(prepared, output)
+        assert write_until(output, calls) == -signal.SIGKILL
+        visible = sorted(path.name for path in output.iterdir() if not path.name.startswith("."))
+        assert visible in (["checkpoint-1"], ["checkpoint-1", "checkpoint-2"], ["checkpoint-2"])
+        for name in visible:
+            commit.verify(output / name)
+        with Session.start(output_dir=output, resume=True, variables={}) as session:
+            resumed = model(0.0)
+            step = session.resume(model=resumed, optimizer=optimizer())
+        assert step == int(visible[-1].removeprefix("checkpoint-"))
+        assert (resumed.weight == float(step)).all()
+        assert not list(output.glob(".*")), "the next start clears what was left"
+        reached.add(tuple(visible))
+    assert len(reached) == 3, "kills before the commit, between commit and rotation, and after"

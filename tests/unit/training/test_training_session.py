@@ -1,0 +1,266 @@
+"""The session in one process: environment, directives, checkpoints, exact resume, what goes wrong."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import random
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from listening_agent import ListeningAgent
+from session_helpers import Counter, names
+from torch import nn
+
+from gpu_client.training import (
+    BatchSampler,
+    CheckpointDamagedError,
+    CheckpointMismatchError,
+    CheckpointWriteError,
+    Session,
+    SessionError,
+    commit,
+    states,
+)
+
+# --- the environment -----------------------------------------------------------------------------------------
+
+
+def test_reads_what_the_agent_says(tmp_path: Path) -> None:
+    (tmp_path / "params.json").write_text('{"steps": 5}')
+    variables = {
+        "BATON_JOB_ID": "job-1",
+        "BATON_EPOCH": "3",
+        "BATON_DATA_DIR": str(tmp_path / "data"),
+        "BATON_OUTPUT_DIR": str(tmp_path / "out" / "put"),
+        "BATON_RESUME_FROM": "",
+        "BATON_PARAMS": str(tmp_path / "params.json"),
+        "BATON_CHANNEL": "",
+    }
+    with Session.start(output_dir="elsewhere", params={"steps": 9}, variables=variables) as session:
+        assert (session.job_id, session.epoch, session.params) == ("job-1", 3, {"steps": 5})
+        assert session.data_dir == tmp_path / "data"
+        assert session.output_dir == tmp_path / "out" / "put" and session.output_dir.is_dir()
+        assert session.resume(anything=Counter()) == 0
+        assert session.stop_reason is None
+
+
+def test_works_without_baton(tmp_path: Path) -> None:
+    with Session.start(output_dir=tmp_path / "o", params={"a": 1}, variables={}) as session:
+        assert (session.job_id, session.epoch, session.params) == ("", 0, {"a": 1})
+        with pytest.raises(SessionError, match="BATON_DATA_DIR"):
+            _ = session.data_dir
+        session.report(1, 2, loss=0.5)
+        session.checkpoint(1, counter=Counter(4))
+    counter = Counter()
+    with Session.start(output_dir=tmp_path / "o", resume=True, variables={}) as session:
+        assert (session.resume(counter=counter), counter.value) == (1, 4)
+
+
+@pytest.mark.parametrize(
+    ("variables", "says"),
+    [
+        ({}, "output_dir"),
+        ({"BATON_OUTPUT_DIR": "{tmp}/o", "BATON_PARAMS": "{tmp}/missing.json"}, "BATON_PARAMS"),
+        ({"BATON_OUTPUT_DIR": "{tmp}/o", "BATON_PARAMS": "{tmp}/list.json"}, "JSON list"),
+        ({"BATON_OUTPUT_DIR": "{tmp}/o", "BATON_EPOCH": "x"}, "BATON_EPOCH"),
+        ({"BATON_OUTPUT_DIR": "{tmp}/o", "WORLD_SIZE": "x"}, "WORLD_SIZE"),
+        ({"BATON_OUTPUT_DIR": "{tmp}/o", "BATON_RESUME_FROM": "{tmp}/none"}, "BATON_RESUME_FROM"),
+    ],
+)
+def test_a_wrong_environment_is_named(tmp_path: Path, variables: dict[str, str], says: str) -> None:
+    (tmp_path / "list.json").write_text("[1]")
+    filled = {name: value.replace("{tmp}", str(tmp_path)) for name, value in variables.items()}
+    before = signal.getsignal(signal.SIGTERM)
+    with pytest.raises(SessionError, match=says):
+        Session.start(variables=filled)
+    assert signal.getsignal(signal.SIGTERM) == before
+
+
+def test_a_fresh_run_does_not_mix_with_an_earlier_one(start: Callable[..., Session]) -> None:
+    start().checkpoint(5, counter=Counter(1))
+    with pytest.raises(SessionError, match=r"checkpoint-5.*resume=True"):
+        start()
+    assert start(resume=True).resume(counter=Counter()) == 5
+
+
+# --- checkpoints and resume -------------------------------------------------------------------------------------------
+
+
+class Training:
+    """A loop that draws from every random source, with everything that has a state."""
+
+    def __init__(self) -> None:
+        torch.manual_seed(3)
+        random.seed(3)
+        np.random.seed(3)
+        self.model = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Dropout(0.3), nn.Linear(8, 2))
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=0.01)
+        self.scheduler = torch.optim.lr_scheduler.OneCycleLR(self.optimizer, 0.1, total_steps=40)
+        self.batches = BatchSampler(50, 8, seed=1)
+        self.data = torch.linspace(-1, 1, 200).reshape(50, 4)
+
+    def named(self) -> dict[str, Any]:
+        return {name: getattr(self, name) for name in ("model", "optimizer", "scheduler", "batches")}
+
+    def step(self) -> float:
+        noise = random.gauss(0, 1) + np.random.standard_normal() + torch.randn(()).item()
+        loss = (self.model(self.data[next(self.batches)]) * noise).square().mean()
+        self.optimizer.zero_grad()
+        loss.backward()
+        self.optimizer.step()
+        self.scheduler.step()
+        return loss.item()
+
+
+def test_resumed_training_is_bit_identical_in_every_state(start: Callable[..., Session]) -> None:
+    through = Training()
+    session = start(keep_last=10)
+    losses = []
+    for step in range(1, 31):
+        losses.append(through.step())
+        if step in (7, 19):
+            session.checkpoint(step, **through.named())
+    final_random = states.capture_random()
+    for step in (7, 19):
+        random.seed(99)
+        np.random.seed(99)
+        resumed = Training()
+        torch.manual_seed(99)
+        here = start(BATON_RESUME_FROM=str(session.output_dir / f"checkpoint-{step}"))
+        assert here.resume(**resumed.named()) == step
+        assert [resumed.step() for _ in range(step, 30)] == losses[step:]
+        for name, value in through.model.state_dict().items():
+            assert torch.equal(value, resumed.model.state_dict()[name])
+        assert repr(resumed.optimizer.state_dict()) == repr(through.optimizer.state_dict())
+        assert resumed.scheduler.state_dict() == through.scheduler.state_dict()
+        assert resumed.batches.state_dict() == through.batches.state_dict()
+        assert repr(states.capture_random()) == repr(final_random)
+
+
+def test_a_checkpoint_tells_the_agent_after_it_is_complete(start: Callable[..., Session]) -> None:
+    with ListeningAgent() as agent:
+        session = start(agent)
+        session.report(5, 10, loss=torch.tensor(0.25, requires_grad=True), rate=np.float32(0.5))
+        path = session.checkpoint(5, counter=Counter(1))
+        message = agent.wait_for("checkpoint")[0]
+        assert message == {"type": "checkpoint", "step": 5, "path": str(path), "metrics": {"loss": 0.25, "rate": 0.5}}
+        marker = json.loads((path / "baton.json").read_text())
+        assert (marker["step"], marker["created_by"], marker["metrics"]) == (5, "session", {"loss": 0.25, "rate": 0.5})
+        session.checkpoint(5, counter=Counter(2))  # again at the same step: is already there
+        session.checkpoint(6, metrics={"accuracy": 1}, counter=Counter(2))
+        assert [(m["step"], m["metrics"]) for m in agent.wait_for("checkpoint", 2)] == [
+            (5, {"loss": 0.25, "rate": 0.5}),
+            (6, {"accuracy": 1}),
+        ]
+
+
+def test_old_checkpoints_go_foreign_ones_stay(start: Callable[..., Session]) -> None:
+    session = start(keep_last=2)
+    (session.output_dir / "checkpoint-1").mkdir()  # a foreign script's
+    for step in (2, 3, 4, 5):
+        session.checkpoint(step, counter=Counter())
+    assert names(session) == ["checkpoint-1", "checkpoint-4", "checkpoint-5"]
+
+
+def test_nothing_is_deleted_before_the_agent_knows_of_its_successor(
+    start: Callable[..., Session], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gpu_client.training.channel.CHECKPOINT_DELIVERY_TIMEOUT_S", 0.0)
+    with ListeningAgent() as agent:
+        session = start(agent, keep_last=1)
+        session.checkpoint(1, counter=Counter())
+        agent.wait_for("checkpoint")
+        monkeypatch.setattr(session._channel, "told", lambda step: step < 2)
+        session.checkpoint(2, counter=Counter())
+        session.checkpoint(3, counter=Counter())
+        assert names(session) == ["checkpoint-1", "checkpoint-2", "checkpoint-3"]
+        monkeypatch.undo()
+        session.checkpoint(4, counter=Counter())
+        assert names(session) == ["checkpoint-4"]
+
+
+def test_what_the_agent_restored_stays(start: Callable[..., Session], tmp_path: Path) -> None:
+    first = start()
+    restored = first.checkpoint(1, counter=Counter(1))
+    with ListeningAgent() as agent:
+        session = start(agent, keep_last=1, BATON_RESUME_FROM=str(restored))
+        assert session.resume(counter=Counter()) == 1
+        for step in (2, 3):
+            session.checkpoint(step, counter=Counter())
+        assert names(session) == ["checkpoint-1", "checkpoint-3"]
+
+
+def test_leftovers_of_a_killed_process_are_removed_at_start(start: Callable[..., Session]) -> None:
+    session = start()
+    (session.output_dir / ".checkpoint-3.tmp").mkdir()
+    (session.output_dir / ".checkpoint-3.tmp" / "model.safetensors").write_bytes(b"half")
+    assert names(start()) == []
+
+
+@pytest.mark.parametrize(
+    ("asked", "says"),
+    [
+        ({}, "holds counter, other, but resume.. asks for nothing"),
+        ({"counter": Counter()}, "asks for counter"),
+        ({"counter": Counter(), "other": Counter(), "more": Counter()}, "asks for counter, more, other"),
+    ],
+)
+def test_resume_wants_the_states_of_the_checkpoint(
+    start: Callable[..., Session], asked: dict[str, Counter], says: str
+) -> None:
+    start().checkpoint(5, counter=Counter(1), other=Counter(2))
+    with pytest.raises(CheckpointMismatchError, match=says):
+        start(resume=True).resume(**asked)
+    assert all(counter.value == 0 for counter in asked.values())
+
+
+def test_a_damaged_checkpoint_is_an_error_never_a_fresh_start(start: Callable[..., Session]) -> None:
+    path = start().checkpoint(5, counter=Counter(1))
+    (path / "state.pt").write_bytes(b"")
+    counter = Counter()
+    with pytest.raises(CheckpointDamagedError, match=r"state\.pt"):
+        start(resume=True).resume(counter=counter)
+    assert counter.value == 0
+
+
+def test_a_foreign_checkpoint_is_not_for_resume(start: Callable[..., Session]) -> None:
+    session = start()
+    (session.output_dir / "checkpoint-2").mkdir()
+    (session.output_dir / "checkpoint-2" / "weights").write_bytes(b"w")
+    session.mark_complete(2)
+    with pytest.raises(CheckpointMismatchError, match="Trainer"):
+        start(resume=True).resume(counter=Counter())
+    with pytest.raises(CheckpointWriteError, match="does not exist"):
+        session.mark_complete(3)
+
+
+def full_disk(*_: object, **__: object) -> None:
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+@pytest.mark.parametrize("where", ["save_states", "write_marker", "publish"])
+def test_a_failed_write_leaves_nothing_and_keeps_the_older_one(
+    start: Callable[..., Session], monkeypatch: pytest.MonkeyPatch, where: str
+) -> None:
+    session = start()
+    session.checkpoint(1, counter=Counter(1))
+    with monkeypatch.context() as patch:
+        patch.setattr(states if where == "save_states" else commit, where, full_disk)
+        with pytest.raises(CheckpointWriteError, match=r"step 2.*No space left.*bytes are free.*keep_last"):
+            session.checkpoint(2, counter=Counter(2))
+    assert names(session) == ["checkpoint-1"]
+    session.checkpoint(2, counter=Counter(2))
+    assert names(session) == ["checkpoint-1", "checkpoint-2"]
+
+
+def test_several_processes_need_torch_distributed(start: Callable[..., Session]) -> None:
+    session = start(RANK="0", WORLD_SIZE="2")
+    with pytest.raises(SessionError, match="not initialised"):
+        session.checkpoint_due(1)
