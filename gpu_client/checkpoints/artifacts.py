@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
 
-from contract.work import ArtifactsAnswer, DeclaredArtifact, WorkItem
+from contract.work import MAX_ARTIFACT_PATHS_BYTES, MAX_ARTIFACTS, ArtifactsAnswer, DeclaredArtifact, WorkItem
 from gpu_client.checkpoints.errors import BadDirectory, MissingOutput
 from gpu_client.checkpoints.hashing import hash_files
 from gpu_client.checkpoints.tree import files_of, inside
@@ -16,7 +16,6 @@ from gpu_client.transport.transfer import Progress, Transfer, Upload
 
 __all__ = ["MissingOutput", "collect_outputs", "upload_artifacts"]
 
-MAX_ARTIFACTS = 1000
 MAX_EXPIRED_ROUNDS = 5
 
 
@@ -34,7 +33,7 @@ def collect_outputs(output_dir: Path, outputs: Sequence[str]) -> dict[str, Path]
     """The files of the declared outputs by path below `output_dir`; an output that is a directory stands for its files.
 
     Raises MissingOutput naming all that do not exist (an empty directory counts as missing), BadDirectory for links
-    that lead outside and for more than 1,000 files.
+    that lead outside and for more files than a job may declare.
     """
     root = output_dir.resolve()
     files: dict[str, Path] = {}
@@ -58,6 +57,11 @@ def collect_outputs(output_dir: Path, outputs: Sequence[str]) -> dict[str, Path]
         raise MissingOutput(missing, str(output_dir))
     if len(files) > MAX_ARTIFACTS:
         raise BadDirectory(f"the outputs are {len(files)} files; at most {MAX_ARTIFACTS} are allowed")
+    size_bytes = sum(len(path.encode()) for path in files)
+    if size_bytes > MAX_ARTIFACT_PATHS_BYTES:
+        raise BadDirectory(
+            f"the paths of the outputs have {size_bytes} bytes; at most {MAX_ARTIFACT_PATHS_BYTES} are allowed"
+        )
     return dict(sorted(files.items()))
 
 

@@ -177,6 +177,8 @@ class CheckpointWatcher:
                 self._warn(name, f"has a {MARKER} that is not usable, and is not taken: {error}")
             return None
         if marker is not None:
+            if all(file.path != MARKER for file in files):
+                return None  # It came after the files were listed: they may not be all. The next poll sees both.
             return ReadyCheckpoint(step, path, marker, "session", files)
         if not is_complete(name, files):
             return None

@@ -70,6 +70,27 @@ def test_a_session_checkpoint_is_complete_at_once_and_told_once(scene: Scene) ->
     assert scene.asked == 0
 
 
+def test_a_marker_that_appears_while_the_files_are_listed_is_taken_with_the_next_poll(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Regression: the marker of a Trainer's directory is added in place. Staging the files that were listed before it
+    # came failed, and the checkpoint was never told again.
+    directory = scene.write("checkpoint-20")
+    real_list = watch.list_files
+
+    def list_then_mark(path: Path) -> tuple[watch.FileSeen, ...]:
+        files = real_list(path)
+        scene.session("checkpoint-20", step=20)
+        return files
+
+    monkeypatch.setattr(watch, "list_files", list_then_mark)
+    assert scene.ready() == []
+    monkeypatch.undo()
+    (found,) = scene.ready()
+    assert [file.path for file in found.files] == ["baton.json", "model", "optimizer"]
+    assert stage(found, directory.parent.parent / "staging").is_dir()
+
+
 def test_a_foreign_checkpoint_is_complete_when_left_alone(scene: Scene) -> None:
     scene.write("checkpoint-20")
     assert scene.poll() == []
