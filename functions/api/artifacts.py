@@ -22,7 +22,6 @@ def declare_artifacts(context: Context, call: Call) -> ArtifactsAnswer:
     job = job_of(context, call, call.path["id"])
     rules.require_running(job)
     require_lease(context, call.fence(job.id))
-    _require_distinct(body.artifacts)
     stored = _stored(context, call, job, body.artifacts)
     missing = []
     for artifact in body.artifacts:
@@ -46,7 +45,6 @@ def declare_artifacts(context: Context, call: Call) -> ArtifactsAnswer:
 
 def verified_artifacts(context: Context, call: Call, job: Job, declared: Sequence[DeclaredArtifact]) -> list[Artifact]:
     """The declared outputs, each seen in storage with its size and checksum; refuses otherwise."""
-    _require_distinct(declared)
     paths = {artifact.path for artifact in declared}
     undeclared = [path for path in job.spec.outputs if path not in paths]
     if undeclared:
@@ -99,12 +97,6 @@ def verified_original_model(context: Context, call: Call, job: Job, body: Comple
 def matches(found: StoredObject, size_bytes: int, crc64nvme: str) -> bool:
     """True if the stored object has the declared size and checksum."""
     return found.size_bytes == size_bytes and found.crc64nvme == crc64nvme
-
-
-def _require_distinct(declared: Sequence[DeclaredArtifact]) -> None:
-    paths = [artifact.path for artifact in declared]
-    if len(set(paths)) != len(paths):
-        raise Refusal(ErrorCode.INVALID_VALUE, "An artifact is declared twice.", field="artifacts")
 
 
 def _stored(context: Context, call: Call, job: Job, declared: Sequence[DeclaredArtifact]) -> dict[str, StoredObject]:

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import logging
+import re
+from collections.abc import Iterator
 
 from blake3 import blake3
+from pydantic import ValidationError
 
 from contract.checkpoints import (
     MAX_MISSING_PER_ANSWER,
@@ -23,12 +26,16 @@ from functions.api.context import CHECKPOINTS, Call, Context, job_of
 from functions.api.leasing import apply_as_bearer, require_lease
 from functions.api.original import zip_step
 from functions.domain import checkpoints as rules
-from functions.domain.errors import Refusal
+from functions.domain.errors import Refusal, StorageUnavailable
 from functions.domain.jobs import require_running
 from functions.domain.records import CheckpointRecord, Job
 from functions.domain.retention import expendable
 
 logger = logging.getLogger("baton.checkpoints")
+
+_MANIFEST_NAME = re.compile(r"([0-9]+)-([0-9]+)\.json")
+_LOOKED_THROUGH = 20
+"""Checkpoints read at once when a sound one is searched for."""
 
 
 def commit(context: Context, call: Call) -> CommitAnswer:
@@ -103,8 +110,7 @@ def report_damaged(context: Context, call: Call) -> StatusAnswer:
         raise Refusal(ErrorCode.CHECKPOINT_NOT_FOUND, f"No checkpoint {step}-{body.epoch}.", field="step")
     if record.damaged:
         return StatusAnswer()
-    below = context.jobs.checkpoints(job.id, limit=50, up_to_step=step - 1).items if step else []
-    fallback = next((candidate for candidate in below if not candidate.damaged), None)
+    fallback = next(sound_checkpoints(context, job, below=step), None)
     apply_as_bearer(
         context,
         call,
@@ -149,39 +155,98 @@ def register_zip(context: Context, call: Call) -> StatusAnswer:
     return StatusAnswer()
 
 
+def sound_checkpoints(context: Context, job: Job, *, below: int | None = None) -> Iterator[CheckpointRecord]:
+    """What the job may resume from, newest first. A job that has no checkpoint costs no read."""
+    if job.checkpoint_step is None:
+        return
+    up_to_step = job.checkpoint_step if below is None else min(below - 1, job.checkpoint_step)
+    cursor: str | None = None
+    while up_to_step >= 0:
+        page = context.jobs.checkpoints(job.id, limit=_LOOKED_THROUGH, cursor=cursor, up_to_step=up_to_step)
+        yield from rules.resumable(job, page.items)
+        cursor = page.cursor
+        if cursor is None:
+            return
+
+
 def let_go_of_old(context: Context, call: Call, job: Job) -> None:
-    """Retention, after a commit: forget the record first, then delete what no remaining manifest names.
+    """Retention, after a commit. A failure here is logged and made good after a later commit: the commit stands.
 
     Only the attempt that holds the job commits to it, and it does so one checkpoint at a time, so no other commit
-    is looking at these blobs. A failure here is logged and made good after the next commit: the commit stands.
+    is looking at these blobs.
+    """
+    try:
+        _let_go(context, call, job)
+    except (Refusal, StorageUnavailable) as error:
+        logger.warning("retention left something behind", extra={"job_id": job.id, "reason": str(error)})
+
+
+def _let_go(context: Context, call: Call, job: Job) -> None:
+    """Forget the records, then delete the blobs that no remaining manifest names, then the manifests.
+
+    Whatever is interrupted leaves a manifest without a record behind, which says what is still to be deleted.
     """
     records = list(context.jobs.checkpoints(job.id, limit=1000).items)
-    going = expendable(records, job.spec.policy.retention, current_step=job.checkpoint_step, now=call.now)
+    going = expendable(
+        records,
+        job.spec.policy.retention,
+        current_step=job.checkpoint_step,
+        now=call.now,
+        in_history=job.in_history,
+    )
     if not going:
         return
+    going_ids = {(record.step, record.epoch) for record in going}
+    kept: set[str] = set()
+    for record in records:
+        if (record.step, record.epoch) not in going_ids:
+            kept |= _blobs_of(_read_manifest(context, call, record)) if record.legacy_key is None else set()
+    doomed: set[str] = set()
+    manifests: list[str] = []
+    for record in going:
+        named = _blobs_named_at(context, call, record.manifest_key) if record.legacy_key is None else set()
+        if not context.jobs.delete_checkpoint(job.id, record, call.now):
+            kept |= named
+            continue
+        doomed |= named
+        if record.legacy_key is None:
+            manifests.append(record.manifest_key)
+        else:
+            doomed.add(record.legacy_key)
+    for key in _manifests_without_record(context, call, job, {(record.step, record.epoch) for record in records}):
+        doomed |= _blobs_named_at(context, call, key)
+        manifests.append(key)
+    context.objects.delete_many(call.tenant, CHECKPOINTS, sorted(doomed - kept))
+    context.objects.delete_many(call.tenant, CHECKPOINTS, manifests)
+
+
+def _manifests_without_record(context: Context, call: Call, job: Job, recorded: set[tuple[int, int]]) -> Iterator[str]:
+    """Keys of manifests of which nothing can become a checkpoint any more, and nothing is one."""
+    prefix = f"{rules.job_prefix(job.id)}manifests/"
+    newest = (job.epoch, -1 if job.checkpoint_step is None else job.checkpoint_step)
+    for entry in context.objects.list(call.tenant, CHECKPOINTS, prefix, limit=1000).items:
+        named = _MANIFEST_NAME.fullmatch(entry.key.removeprefix(prefix))
+        if named is None:
+            continue
+        step, epoch = int(named[1]), int(named[2])
+        if (step, epoch) not in recorded and (epoch, step) < newest:
+            yield entry.key
+
+
+def _blobs_named_at(context: Context, call: Call, manifest_key: str) -> set[str]:
+    """The blobs of a manifest that is to be deleted; none if nobody can read it any more."""
+    data = context.objects.read(call.tenant, CHECKPOINTS, manifest_key)
+    if data is None:
+        return set()
     try:
-        going_keys = {(record.step, record.epoch) for record in going}
-        doomed: set[str] = set()
-        staying = [record for record in records if (record.step, record.epoch) not in going_keys]
-        for record in going:
-            named = _blobs_of(context, call, record)
-            if context.jobs.delete_checkpoint(job.id, record, call.now):
-                doomed |= named
-            else:
-                staying.append(record)
-        for record in staying:
-            doomed -= _blobs_of(context, call, record)
-        context.objects.delete_many(call.tenant, CHECKPOINTS, sorted(doomed))
-    except Refusal as refusal:
-        logger.warning("retention left something behind", extra={"job_id": job.id, "reason": str(refusal)})
+        return _blobs_of(Manifest.model_validate_json(data))
+    except ValidationError:
+        logger.warning("a manifest cannot be read; its blobs stay", extra={"reason": manifest_key})
+        return set()
 
 
-def _blobs_of(context: Context, call: Call, record: CheckpointRecord) -> set[str]:
-    """Every object that a checkpoint consists of, its manifest included."""
-    if record.legacy_key is not None:
-        return {record.legacy_key}
-    manifest = _read_manifest(context, call, record)
-    return {rules.blob_key(manifest.job_id, file.blake3) for file in manifest.files} | {record.manifest_key}
+def _blobs_of(manifest: Manifest) -> set[str]:
+    return {rules.blob_key(manifest.job_id, file.blake3) for file in manifest.files}
 
 
 def _read_manifest(context: Context, call: Call, record: CheckpointRecord) -> Manifest:

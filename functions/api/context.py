@@ -63,7 +63,10 @@ class Call:
     @property
     def lease_aware(self) -> bool:
         """True for clients that hold leases; the original orchestrator's do not."""
-        return self.headers.get("x-lease-aware") == "1"
+        said = self.headers.get("x-lease-aware")
+        if said not in (None, "1"):
+            raise Refusal(ErrorCode.INVALID_VALUE, "The header x-lease-aware is 1 or absent.", field="x-lease-aware")
+        return said is not None
 
     def fence(self, job_id: str, machine_id: str | None = None) -> Fence:
         """What this call proves about its right to write to a job."""
@@ -87,6 +90,14 @@ class Redirect:
 
 class NoContent:
     """An answer without a body (204)."""
+
+
+@dataclass(frozen=True)
+class WithHeaders:
+    """An answer that says something in headers too."""
+
+    value: Any
+    headers: Mapping[str, str]
 
 
 def job_of(context: Context, call: Call, job_id: str) -> Job:

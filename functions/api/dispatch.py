@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import base64
 import binascii
-import json
 import logging
 import re
 from collections.abc import Mapping
 from typing import Any
 
 from pydantic import BaseModel, TypeAdapter, ValidationError
+from pydantic_core import from_json, to_json
 
-from contract.base import path_problem
+from contract.base import MAX_STEP, path_problem
 from contract.errors import ErrorCode
 from contract.keys import Scope
-from functions.api.context import Call, Context, NoContent, Principal, Redirect
+from functions.api.context import Call, Context, NoContent, Principal, Redirect, WithHeaders
 from functions.api.errors import error_response, refusal_of
 from functions.api.routes import Function, Route, routes_of
 from functions.domain.errors import Refusal, StorageUnavailable
@@ -25,9 +25,10 @@ logger = logging.getLogger("baton.api")
 MAX_BODY_BYTES = 5 * 1024 * 1024
 """Lambda takes 6 MB; what is beyond this is answered clearly instead of by the platform."""
 
-_JOB_ID = re.compile(r"^[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}$")
-_STEP = re.compile(r"^\d{1,13}$")
-_HEADER_VALUE = re.compile(r"^[\x21-\x7e]{1,255}$")
+_JOB_ID = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}")
+_KEY_ID = re.compile(r"[a-z0-9]{8,32}")
+_STEP = re.compile(r"[0-9]{1,13}")
+_HEADER_VALUE = re.compile(r"[\x21-\x7e]{1,255}")
 _QUIET = frozenset({"POST /heartbeat/{id}"})
 """Calls so frequent that a log line each would cost as much as their write."""
 
@@ -65,14 +66,13 @@ def _call(event: Event, route: Route, context: Context, request_id: str) -> Call
     headers = {str(name).lower(): str(value) for name, value in (event.get("headers") or {}).items()}
     principal = _principal(event, route)
     for name in route.headers:
-        if name in headers and not _HEADER_VALUE.match(headers[name]):
+        if name in headers and not _HEADER_VALUE.fullmatch(headers[name]):
             raise Refusal(
                 ErrorCode.INVALID_VALUE, f"The header {name} must be 1 to 255 visible ASCII characters.", field=name
             )
-    path = _path(event.get("pathParameters") or {})
     return Call(
         principal=principal,
-        path=path,
+        path=_path(event.get("pathParameters") or {}, route),
         query=_query(event.get("queryStringParameters") or {}, route),
         body=_body(event, route),
         headers=headers,
@@ -87,7 +87,10 @@ def _principal(event: Event, route: Route) -> Principal:
         return Principal(tenant="", key_id="", scopes=frozenset())
     found = event.get("requestContext", {}).get("authorizer", {}).get("lambda") or {}
     if "auth_error" in found:
-        raise Refusal(ErrorCode(found["auth_error"]), field="x-api-key")
+        code = ErrorCode(found["auth_error"])
+        if code is ErrorCode.UNAVAILABLE:
+            raise StorageUnavailable("the authorizer could not look the key up")
+        raise Refusal(code, field="x-api-key")
     if not found.get("tenant"):
         raise Refusal(ErrorCode.UNAUTHORIZED, field="x-api-key")
     scopes = frozenset(Scope(scope) for scope in str(found.get("scopes", "")).split(",") if scope)
@@ -97,12 +100,17 @@ def _principal(event: Event, route: Route) -> Principal:
     return Principal(tenant=str(found["tenant"]), key_id=str(found.get("key_id", "")), scopes=scopes)
 
 
-def _path(given: Mapping[str, str]) -> dict[str, str]:
-    path = {name.rstrip("+"): value for name, value in given.items()}
-    if "id" in path and "bucket" not in path and not _JOB_ID.match(path["id"]) and not path["id"].isalnum():
-        raise Refusal(ErrorCode.JOB_NOT_FOUND, "The id in the path is not one of ours.", field="id")
-    if "step" in path and not _STEP.match(path["step"]):
-        raise Refusal(ErrorCode.INVALID_VALUE, "The step must be a whole number.", field="step")
+def _path(given: Mapping[str, str], route: Route) -> dict[str, str]:
+    # The gateway has undone every escape but one.
+    path = {name.rstrip("+"): value.replace("%25", "%") for name, value in given.items()}
+    if "id" in path:
+        pattern, unknown = (
+            (_KEY_ID, ErrorCode.NOT_FOUND) if route.function == "admin" else (_JOB_ID, ErrorCode.JOB_NOT_FOUND)
+        )
+        if not pattern.fullmatch(path["id"]):
+            raise Refusal(unknown, "The id in the path is not one of ours.", field="id")
+    if "step" in path and not (_STEP.fullmatch(path["step"]) and int(path["step"]) <= MAX_STEP):
+        raise Refusal(ErrorCode.INVALID_VALUE, f"The step must be a whole number up to {MAX_STEP}.", field="step")
     if "key" in path:
         problem = path_problem(path["key"])
         if problem:
@@ -123,28 +131,49 @@ def _query(given: Mapping[str, str], route: Route) -> BaseModel | None:
 
 
 def _body(event: Event, route: Route) -> BaseModel | None:
+    if not route.body:
+        # The original's clients send a part's bytes along and are redirected; nobody looks at them here.
+        return None
     raw = _raw_body(event)
     if len(raw) > MAX_BODY_BYTES:
         raise Refusal(
             ErrorCode.PAYLOAD_TOO_LARGE, f"The body has {len(raw)} bytes; at most {MAX_BODY_BYTES} are allowed."
         )
-    if not route.body:
-        return None
     if not raw.strip():
         if route.body_required:
             raise Refusal(ErrorCode.MALFORMED_JSON, "The body is empty.")
         return None
     try:
-        document = json.loads(raw, parse_constant=_refuse_constant)
-    except (ValueError, RecursionError) as error:
+        document = from_json(raw, allow_inf_nan=False)
+    except ValueError as error:
         raise Refusal(ErrorCode.MALFORMED_JSON, f"The body is not valid JSON: {error}.") from None
     if not isinstance(document, dict):
         raise Refusal(ErrorCode.INVALID_VALUE, "The body must be a JSON object.")
-    model = _meant(document, route.body)
     try:
-        return model.model_validate(document)
+        return _validated(_meant(document, route.body), raw, document)
     except ValidationError as error:
         raise refusal_of(error) from None
+
+
+def _validated(model: type[BaseModel], raw: bytes, document: dict[str, Any]) -> BaseModel:
+    """The body as its model. Strict: "5" and true are no numbers; but 5.0 is a whole one, as JSON Schema has it."""
+    try:
+        # From the text: only there an enum may be written as a string.
+        return model.model_validate_json(raw, strict=True)
+    except ValidationError as error:
+        whole = [
+            one["loc"]
+            for one in error.errors(include_url=False)
+            if one["type"] == "int_type" and isinstance(one["input"], float) and one["input"].is_integer()
+        ]
+        if not whole:
+            raise
+    for loc in whole:
+        place: Any = document
+        for part in loc[:-1]:
+            place = place[part]
+        place[loc[-1]] = int(place[loc[-1]])
+    return model.model_validate_json(to_json(document), strict=True)
 
 
 def _meant(document: dict[str, Any], models: tuple[type[BaseModel], ...]) -> type[BaseModel]:
@@ -159,19 +188,18 @@ def _meant(document: dict[str, Any], models: tuple[type[BaseModel], ...]) -> typ
 def _raw_body(event: Event) -> bytes:
     body = event.get("body") or ""
     if not event.get("isBase64Encoded"):
-        return str(body).encode()
+        return str(body).encode("utf-8", "surrogatepass")
     try:
         return base64.b64decode(body, validate=True)
     except binascii.Error:
         raise Refusal(ErrorCode.MALFORMED_JSON, "The body's base64 is damaged.") from None
 
 
-def _refuse_constant(name: str) -> None:
-    raise ValueError(f"{name} is not JSON")
-
-
 def _answer(route: Route, result: Any) -> dict[str, Any]:
     headers = {"cache-control": "no-store"}
+    if isinstance(result, WithHeaders):
+        headers |= result.headers
+        result = result.value
     if isinstance(result, Redirect):
         return {"statusCode": result.status, "headers": {**headers, "location": result.url}, "body": ""}
     if isinstance(result, NoContent):

@@ -13,13 +13,16 @@ _BY_PYDANTIC_TYPE = {
     "missing": ErrorCode.MISSING_FIELD,
     "extra_forbidden": ErrorCode.UNKNOWN_FIELD,
     "invalid_key": ErrorCode.INVALID_KEY,
+    "json_invalid": ErrorCode.MALFORMED_JSON,
 }
+MAX_FIELD_CHARS = 200
+"""Of the name of an offending field: unknown ones may have any length."""
 
 
 def refusal_of(error: ValidationError) -> Refusal:
     """The first problem of a validation, as a refusal naming the field."""
     first = error.errors(include_url=False, include_context=False, include_input=False)[0]
-    field = ".".join(str(part) for part in first["loc"]) or None
+    field = ".".join(str(part) for part in first["loc"])[:MAX_FIELD_CHARS] or None
     code = _BY_PYDANTIC_TYPE.get(first["type"], ErrorCode.INVALID_VALUE)
     message = first["msg"].removeprefix("Value error, ").rstrip(".")
     return Refusal(code, f"{field or 'The request'}: {message}.", field=field)

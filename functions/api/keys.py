@@ -27,7 +27,7 @@ def create(context: Context, call: Call) -> KeyCreated:
     body: KeyCreate = call.body
     replaced = None
     if body.replaces is not None:
-        replaced = _own_key(context, call, body.replaces)
+        replaced = _own_key(context, call, body.replaces, field="replaces")
     key, whole = new_key(
         context.random,
         tenant=call.tenant,
@@ -104,10 +104,10 @@ def authenticate(tokens: TokenStore, presented: str, now: int) -> ApiKey | Error
     return key
 
 
-def _own_key(context: Context, call: Call, key_id: str) -> ApiKey:
+def _own_key(context: Context, call: Call, key_id: str, *, field: str = "id") -> ApiKey:
     key = context.tokens.get_key(key_id)
     if key is None or key.tenant != call.tenant:
-        raise Refusal(ErrorCode.NOT_FOUND, f"No key {key_id}.", field="id")
+        raise Refusal(ErrorCode.NOT_FOUND, f"No key {key_id}.", field=field)
     return key
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from itertools import accumulate
 
 from pydantic import BaseModel, Field
 
@@ -14,12 +15,14 @@ from functions.api.leasing import require_lease
 from functions.domain.checkpoints import job_prefix
 from functions.domain.errors import Refusal
 
-_CURSOR = re.compile(r"^(\d{8})-(\d{12})-(\d{1,6})$")
+_CURSOR = re.compile(r"([0-9a-f]{8})-([0-9]{10}-[0-9]{13})-([0-9]{1,6})")
 _CHUNKS_PER_PAGE = 20
+_PAGE_BYTES = 3_000_000
+"""A page ends once its text is larger. Lambda's answers end at 6 MB."""
 
 
 class LogsQuery(WireModel):
-    """Query of `GET /job/{id}/logs`. Example: `?limit=500&cursor=00000001-000000000000-500`"""
+    """Query of `GET /job/{id}/logs`. Example: `?limit=500&cursor=...`"""
 
     limit: PageLimit = 500
     cursor: Cursor | None = None
@@ -47,7 +50,7 @@ def append(context: Context, call: Call) -> StatusAnswer:
         lines=body.lines,
         dropped_bytes=body.dropped_bytes,
     )
-    key = f"{job_prefix(job.id)}logs/{lease.epoch:08d}-{body.first_line:012d}"
+    key = f"{job_prefix(job.id)}logs/{lease.epoch:010d}-{body.first_line:013d}"
     context.objects.create(call.tenant, CHECKPOINTS, key, chunk.model_dump_json().encode())
     return StatusAnswer()
 
@@ -57,7 +60,7 @@ def read(context: Context, call: Call) -> LogPage:
     query: LogsQuery = call.query
     job = job_of(context, call, call.path["id"])
     prefix = f"{job_prefix(job.id)}logs/"
-    chunk_name, skip = _position(query.cursor)
+    chunk_name, skip = _position(job.id, query.cursor)
     # The chunk that the last page ended in may have more lines: it is read again first.
     names = [chunk_name] if chunk_name else []
     page = context.objects.list(
@@ -66,28 +69,33 @@ def read(context: Context, call: Call) -> LogPage:
     names += [entry.key.removeprefix(prefix) for entry in page.items]
     lines: list[LogLine] = []
     cursor = query.cursor
+    room_bytes = _PAGE_BYTES
     for name in names:
         data = context.objects.read(call.tenant, CHECKPOINTS, prefix + name)
-        if data is None:
+        chunk = _Stored.model_validate_json(data) if data else None
+        if chunk is None:
+            skip = 0
             continue
-        chunk = _Stored.model_validate_json(data)
-        room = query.limit - len(lines)
-        taken = chunk.lines[skip : skip + room]
+        texts = chunk.lines[skip : skip + query.limit - len(lines)]
+        sizes_bytes = accumulate(len(text.encode()) for text in texts)
+        taken = [text for text, before in zip(texts, [0, *sizes_bytes], strict=False) if before < room_bytes]
         lines += [
             LogLine(epoch=chunk.epoch, line=chunk.first_line + skip + offset, text=text, at=chunk.at)
             for offset, text in enumerate(taken)
         ]
-        cursor = f"{name}-{skip + len(taken)}"
+        room_bytes -= sum(len(text.encode()) for text in taken)
+        cursor = f"{job.id[:8]}-{name}-{skip + len(taken)}"
         skip = 0
-        if len(lines) >= query.limit:
+        if len(lines) >= query.limit or room_bytes <= 0:
             break
     return LogPage(lines=lines, next_cursor=cursor)
 
 
-def _position(cursor: str | None) -> tuple[str | None, int]:
+def _position(job_id: str, cursor: str | None) -> tuple[str | None, int]:
+    """The chunk that the page before ended in, and how many of its lines are known."""
     if cursor is None:
         return None, 0
-    found = _CURSOR.match(cursor)
-    if found is None:
+    found = _CURSOR.fullmatch(cursor)
+    if found is None or found[1] != job_id[:8]:
         raise Refusal(ErrorCode.INVALID_CURSOR, field="cursor")
-    return f"{found[1]}-{found[2]}", int(found[3])
+    return found[2], int(found[3])

@@ -8,7 +8,8 @@ import sys
 from typing import Any
 
 from pydantic import BaseModel, TypeAdapter
-from pydantic.json_schema import GenerateJsonSchema, JsonSchemaMode
+from pydantic.json_schema import GenerateJsonSchema, JsonSchemaMode, JsonSchemaValue
+from pydantic_core import core_schema
 
 from contract.errors import ErrorBody, ErrorCode
 from functions.api.routes import ROUTES, Route
@@ -16,14 +17,32 @@ from functions.api.settings import Settings
 
 _REF = "#/components/schemas/{model}"
 _JOB_ID_PATTERN = r"^[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}$"
+_SEGMENT = r"(?!\.{1,2}(/|$))[^/\\\x00-\x1f\x7f-\x9f]+"
+_KEY_PATTERN = f"^{_SEGMENT}(/{_SEGMENT})*$"
+_CHECKED_BY = {
+    "checked_path": _KEY_PATTERN,
+    "_checked_prefix": f"^({_SEGMENT}(/{_SEGMENT})*/?)?$",
+    "_into_is_relative": f"^({_SEGMENT}(/{_SEGMENT})*)?$",
+}
+"""What the contract's validators ask for beyond the types, by their names. Sizes are in bytes, lengths in characters:
+a key of other letters than ASCII may be too long although the schema takes it."""
+_BETWEEN_FIELDS: dict[str, dict[str, Any]] = {
+    "JobSubmit": {
+        "oneOf": [
+            {"required": ["recipe"], "properties": {"recipe": {"type": "string"}}},
+            {"required": ["command"], "properties": {"command": {"type": "array"}}},
+        ]
+    }
+}
+"""Rules between the fields of a model."""
 _PATH_SCHEMAS: dict[str, dict[str, Any]] = {
     "id": {"type": "string", "pattern": _JOB_ID_PATTERN},
     "step": {"type": "integer", "minimum": 0, "maximum": 10**12},
     "bucket": {"type": "string", "enum": ["training-data", "training-checkpoints"]},
-    "key": {"type": "string", "minLength": 1, "maxLength": 900},
+    "key": {"type": "string", "minLength": 1, "maxLength": 900, "pattern": _KEY_PATTERN},
 }
 _KEY_ID = {"type": "string", "pattern": "^[a-z0-9]{8,32}$"}
-_ALWAYS = (ErrorCode.INTERNAL, ErrorCode.UNAVAILABLE, ErrorCode.TOO_MANY_REQUESTS)
+_ALWAYS = (ErrorCode.UNKNOWN_FIELD, ErrorCode.INTERNAL, ErrorCode.UNAVAILABLE, ErrorCode.TOO_MANY_REQUESTS)
 _GUARDED = (
     ErrorCode.UNAUTHORIZED,
     ErrorCode.KEY_UNKNOWN,
@@ -31,7 +50,6 @@ _GUARDED = (
     ErrorCode.KEY_EXPIRED,
     ErrorCode.WRONG_SCOPE,
 )
-_INVALID = (ErrorCode.INVALID_VALUE, ErrorCode.UNKNOWN_FIELD, ErrorCode.MISSING_FIELD, ErrorCode.INVALID_KEY)
 
 
 def describe() -> dict[str, Any]:
@@ -55,6 +73,19 @@ def describe() -> dict[str, Any]:
     }
 
 
+class _Generator(GenerateJsonSchema):
+    """Says what the contract's validators ask for."""
+
+    def function_after_schema(self, schema: core_schema.AfterValidatorFunctionSchema) -> JsonSchemaValue:
+        described = super().function_after_schema(schema)
+        pattern = _CHECKED_BY.get(getattr(schema["function"]["function"], "__name__", ""))
+        return {**described, "pattern": pattern} if pattern else described
+
+    def dict_schema(self, schema: core_schema.DictSchema) -> JsonSchemaValue:
+        described = super().dict_schema(schema)
+        return {**described, "additionalProperties": False} if "patternProperties" in described else described
+
+
 class _Schemas:
     """Collects the schemas of models under `components`."""
 
@@ -63,13 +94,16 @@ class _Schemas:
 
     def of(self, annotation: Any, mode: JsonSchemaMode) -> dict[str, Any]:
         """A reference to, or the inline schema of, one annotation."""
-        schema = TypeAdapter(annotation).json_schema(mode=mode, ref_template=_REF, schema_generator=GenerateJsonSchema)
+        schema = TypeAdapter(annotation).json_schema(mode=mode, ref_template=_REF, schema_generator=_Generator)
         for name, definition in schema.pop("$defs", {}).items():
-            self.found.setdefault(name, definition)
+            self._add(name, definition)
         if inspect.isclass(annotation) and issubclass(annotation, BaseModel) and "$ref" not in schema:
-            self.found.setdefault(annotation.__name__, schema)
+            self._add(annotation.__name__, schema)
             return {"$ref": _REF.format(model=annotation.__name__)}
         return schema
+
+    def _add(self, name: str, definition: dict[str, Any]) -> None:
+        self.found.setdefault(name, {**definition, **_BETWEEN_FIELDS.get(name, {})})
 
 
 def _operation(route: Route, schemas: _Schemas) -> dict[str, Any]:
@@ -103,9 +137,8 @@ def _path_parameters(route: Route) -> list[dict[str, Any]]:
 def _query_parameters(route: Route, schemas: _Schemas) -> list[dict[str, Any]]:
     if route.query is None:
         return []
-    schema = TypeAdapter(route.query).json_schema(mode="validation", ref_template=_REF)
-    for name, definition in schema.pop("$defs", {}).items():
-        schemas.found.setdefault(name, definition)
+    schema = TypeAdapter(route.query).json_schema(mode="validation", ref_template=_REF, schema_generator=_Generator)
+    schemas.found |= schema.pop("$defs", {})
     required = set(schema.get("required", ()))
     return [
         {"name": name, "in": "query", "required": name in required, "schema": _without_null(definition)}
@@ -125,8 +158,12 @@ def _without_null(definition: dict[str, Any]) -> dict[str, Any]:
 
 
 def _headers(route: Route) -> list[dict[str, Any]]:
-    schema = {"type": "string", "minLength": 1, "maxLength": 255, "pattern": "^[\\x21-\\x7e]+$"}
-    return [{"name": name, "in": "header", "required": False, "schema": schema} for name in route.headers]
+    visible = {"type": "string", "minLength": 1, "maxLength": 255, "pattern": "^[\\x21-\\x7e]+$"}
+    schemas = {"x-lease-aware": {"type": "string", "enum": ["1"]}}
+    return [
+        {"name": name, "in": "header", "required": False, "schema": schemas.get(name, visible)}
+        for name in route.headers
+    ]
 
 
 def _responses(route: Route, schemas: _Schemas) -> dict[str, Any]:
@@ -142,10 +179,10 @@ def _responses(route: Route, schemas: _Schemas) -> dict[str, Any]:
     codes = set(route.refuses) | set(_ALWAYS)
     if route.scopes:
         codes |= set(_GUARDED)
-    if route.body or route.query or "{" in route.path or route.headers:
-        codes |= set(_INVALID)
-    if "{id}" in route.path:
-        codes.add(ErrorCode.JOB_NOT_FOUND)
+    if route.body or route.query or route.headers or "{step}" in route.path:
+        codes.add(ErrorCode.INVALID_VALUE)
+    if route.body or route.query:
+        codes |= {ErrorCode.MISSING_FIELD, ErrorCode.INVALID_KEY}
     if route.body:
         codes |= {ErrorCode.MALFORMED_JSON, ErrorCode.PAYLOAD_TOO_LARGE}
     error = schemas.of(ErrorBody, "serialization")

@@ -11,6 +11,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from contract.base import JsonObject
+from contract.history import EventType
 from contract.jobs import DreamboothSubmit, InputRef, JobState, JobSubmit
 from functions.api.context import CHECKPOINTS, DATA
 from functions.domain.checkpoints import job_prefix
@@ -22,7 +23,14 @@ _FIXED_COLUMNS = {
     "pretrained_vae_model_name_or_path": "madebyollin/sdxl-vae-fp16-fix",
     "training_script": "train_dreambooth_lora_sdxl.py",
 }
-_ZIP_STEP = re.compile(r"checkpoint-(\d{1,12})(?:\.zip)?$")
+_ZIP_STEP = re.compile(r"(?:^|/)checkpoint-([0-9]{1,12})(?:\.zip)?\Z")
+_EVENT_NAMES = {
+    EventType.SUBMITTED: "created",
+    EventType.STARTED: "started",
+    EventType.COMPLETED: "complete",
+    EventType.FAILED: "failed",
+    EventType.CANCELED: "canceled",
+}
 
 
 def as_job(body: DreamboothSubmit, job_id: str) -> tuple[JobSubmit, JsonObject]:
@@ -42,8 +50,8 @@ def as_job(body: DreamboothSubmit, job_id: str) -> tuple[JobSubmit, JsonObject]:
     return JobSubmit(recipe=RECIPE, parameters=parameters, inputs=inputs), columns
 
 
-def job_columns(job: Job) -> dict[str, Any]:
-    """The original's columns of a job submitted in its form; none for other jobs."""
+def job_columns(job: Job, lease: Lease | None = None) -> dict[str, Any]:
+    """The original's columns of a job submitted in its form; none for other jobs. `lease`: that of a running one."""
     if job.spec.dreambooth is None:
         return {}
     model = job.artifacts[0] if job.artifacts else None
@@ -54,6 +62,9 @@ def job_columns(job: Job) -> dict[str, Any]:
         "model_bucket": model.bucket if model else None,
         "model_key": model.key if model else None,
         "num_failures": job.counters.failures,
+        "last_heartbeat": _timestamp(lease.expires_at - lease.duration_s) if lease else None,
+        # As in the original, only what `GET /work` answers says it.
+        "resume_from": None,
     }
 
 
@@ -61,7 +72,7 @@ def work_item(job: Job, lease: Lease | None, keys: dict[str, list[str]], resume_
     """What `GET /work` gives a client of the original: every column, the key lists, the newest zip."""
     started = job.state is JobState.RUNNING
     return {
-        **job_columns(job),
+        **job_columns(job, lease if started else None),
         "id": job.id,
         "status": job.state.value,
         "created_at": _timestamp(job.created_at),
@@ -69,13 +80,17 @@ def work_item(job: Job, lease: Lease | None, keys: dict[str, list[str]], resume_
         "completed_at": None,
         "canceled_at": None,
         "failed_at": None,
-        "last_heartbeat": _timestamp(lease.expires_at - lease.duration_s) if started and lease else None,
         "checkpoint_bucket": CHECKPOINTS,
         "checkpoint_prefix": job_prefix(job.id),
         "resume_from": resume_from,
         "instance_data_keys": keys.get("instance", []),
         "class_data_keys": keys.get("class", []),
     }
+
+
+def event_name(type_: EventType) -> str:
+    """The original's name of an event; ours where it had none."""
+    return _EVENT_NAMES.get(type_, type_.value)
 
 
 def zip_step(key: str) -> int | None:

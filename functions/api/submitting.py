@@ -5,10 +5,9 @@ from __future__ import annotations
 import hashlib
 import json
 import uuid
-from collections.abc import Callable
-from typing import Annotated
-
-from pydantic import Field
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
 
 from contract.base import Cursor, PageLimit, QueueName, WireModel
 from contract.checkpoints import CheckpointPage
@@ -28,6 +27,7 @@ from contract.work import TransitionAnswer
 from functions.api import original
 from functions.api.context import Call, Context, job_of
 from functions.api.leasing import apply_decision
+from functions.api.paging import MAX_ANSWER_BYTES, fitting, size_of
 from functions.api.views import attempt_view, checkpoint_view, event_view, job_view
 from functions.domain import jobs as rules
 from functions.domain.change import Change
@@ -37,6 +37,7 @@ from functions.recipes import find_recipe
 
 _IDEMPOTENCY_NAMESPACE = uuid.UUID("6ba7b812-9dad-11d1-80b4-00c04fd430c8")
 _BARE_LIST_LIMIT = 1000
+_PAGE_LIMIT = 100
 
 
 class JobsQuery(WireModel):
@@ -55,9 +56,6 @@ class PageQuery(WireModel):
     cursor: Cursor | None = None
 
 
-IdempotencyKey = Annotated[str, Field(min_length=1, max_length=255)]
-
-
 def submit(context: Context, call: Call) -> JobView:
     """Submit a job; with an Idempotency-Key a repeat answers with the same job."""
     key = call.headers.get("idempotency-key")
@@ -68,26 +66,54 @@ def submit_batch(context: Context, call: Call) -> list[JobView]:
     """Submit up to 1,000 jobs: all are checked first, then each is stored; a repeat with the same key is safe."""
     body: BatchSubmit = call.body
     key = call.headers.get("idempotency-key")
-    changes = []
+    specs = []
     for index, job in enumerate(body.jobs):
-        try:
-            changes.append(_planned(context, call, job, _resolved(job), key=f"{key}#{index}" if key else None))
-        except Refusal as refusal:
-            field = f"jobs.{index}.{refusal.field}" if refusal.field else f"jobs.{index}"
-            raise Refusal(refusal.code, refusal.detail, field=field) from None
+        with _named(f"jobs.{index}"):
+            specs.append(_resolved(job))
+    # Each job carries the digest of them all, so that the first one meets a changed batch.
+    digest = _digest([_asked(job, spec) for job, spec in zip(body.jobs, specs, strict=True)])
+    changes = []
+    for index, (job, spec) in enumerate(zip(body.jobs, specs, strict=True)):
+        # No header has a line break: the key of one job is never that of another call.
+        job_id = _job_id(context, call, f"{key}\n{index}" if key else None)
+        with _named(f"jobs.{index}"):
+            changes.append(_planned(context, call, job, spec, job_id=job_id, digest=digest if key else None))
+    size_bytes = size_of([job_view(change.job) for change in changes])
+    if size_bytes > MAX_ANSWER_BYTES:
+        raise Refusal(
+            ErrorCode.PAYLOAD_TOO_LARGE,
+            f"The jobs take {size_bytes} bytes to show; at most {MAX_ANSWER_BYTES} are allowed in one batch.",
+            field="jobs",
+        )
     return [job_view(_stored(context, call, change)) for change in changes]
+
+
+@contextmanager
+def _named(place: str) -> Iterator[None]:
+    """Say where in the body a refusal belongs."""
+    try:
+        yield
+    except Refusal as refusal:
+        field = f"{place}.{refusal.field}" if refusal.field else place
+        raise Refusal(refusal.code, refusal.detail, field=field) from None
 
 
 def list_jobs(context: Context, call: Call) -> JobPage | list[JobView]:
     """A tenant's jobs, oldest first; a bare list for clients that do not page."""
     query: JobsQuery = call.query
     bare = query.limit is None and query.cursor is None
-    limit = query.limit or (_BARE_LIST_LIMIT if bare else 100)
-    page = context.jobs.list_jobs(call.tenant, state=query.status, limit=limit, cursor=query.cursor)
-    jobs = [job for job in page.items if query.queue is None or job.queue == query.queue]
-    leases = context.leases.get_many([job.id for job in jobs if job.state is JobState.RUNNING])
-    views = [job_view(job, leases.get(job.id)) for job in jobs]
-    return views if bare else JobPage(jobs=views, next_cursor=page.cursor)
+
+    def views(items: Sequence[Job]) -> list[JobView]:
+        jobs = [job for job in items if query.queue is None or job.queue == query.queue]
+        leases = context.leases.get_many([job.id for job in jobs if job.state is JobState.RUNNING])
+        return [job_view(job, leases.get(job.id)) for job in jobs]
+
+    jobs, cursor = fitting(
+        lambda limit: context.jobs.list_jobs(call.tenant, state=query.status, limit=limit, cursor=query.cursor),
+        views,
+        query.limit or (_BARE_LIST_LIMIT if bare else _PAGE_LIMIT),
+    )
+    return jobs if bare else JobPage(jobs=jobs, next_cursor=cursor)
 
 
 def get_job(context: Context, call: Call) -> JobView:
@@ -101,26 +127,37 @@ def list_events(context: Context, call: Call) -> EventPage | list[EventView]:
     query: PageQuery = call.query
     job = job_of(context, call, call.path["id"])
     bare = query.limit is None and query.cursor is None
-    page = context.jobs.events(job.id, limit=query.limit or (_BARE_LIST_LIMIT if bare else 100), cursor=query.cursor)
-    views = [event_view(event) for event in page.items]
-    return views if bare else EventPage(events=views, next_cursor=page.cursor)
+    events, cursor = fitting(
+        lambda limit: context.jobs.events(job.id, limit=limit, cursor=query.cursor),
+        lambda items: [event_view(item) for item in items],
+        query.limit or (_BARE_LIST_LIMIT if bare else _PAGE_LIMIT),
+    )
+    return events if bare else EventPage(events=events, next_cursor=cursor)
 
 
 def list_attempts(context: Context, call: Call) -> AttemptPage:
     """Every attempt at a job, oldest first."""
     query: PageQuery = call.query
     job = job_of(context, call, call.path["id"])
-    page = context.jobs.attempts(job.id, limit=query.limit or 100, cursor=query.cursor)
     lease = context.leases.get(job.id) if job.state is JobState.RUNNING else None
-    return AttemptPage(attempts=[attempt_view(item, lease) for item in page.items], next_cursor=page.cursor)
+    attempts, cursor = fitting(
+        lambda limit: context.jobs.attempts(job.id, limit=limit, cursor=query.cursor),
+        lambda items: [attempt_view(item, lease) for item in items],
+        query.limit or _PAGE_LIMIT,
+    )
+    return AttemptPage(attempts=attempts, next_cursor=cursor)
 
 
 def list_checkpoints(context: Context, call: Call) -> CheckpointPage:
     """Every committed checkpoint that retention kept, newest first."""
     query: PageQuery = call.query
     job = job_of(context, call, call.path["id"])
-    page = context.jobs.checkpoints(job.id, limit=query.limit or 100, cursor=query.cursor)
-    return CheckpointPage(checkpoints=[checkpoint_view(job, item) for item in page.items], next_cursor=page.cursor)
+    checkpoints, cursor = fitting(
+        lambda limit: context.jobs.checkpoints(job.id, limit=limit, cursor=query.cursor),
+        lambda items: [checkpoint_view(job, item) for item in items],
+        query.limit or _PAGE_LIMIT,
+    )
+    return CheckpointPage(checkpoints=checkpoints, next_cursor=cursor)
 
 
 def stop(context: Context, call: Call) -> TransitionAnswer:
@@ -180,12 +217,14 @@ def _steered(context: Context, call: Call, decide: Callable[[Job, Attempt | None
 
 
 def _submit_one(context: Context, call: Call, body: JobSubmit | DreamboothSubmit, key: str | None) -> Job:
+    job_id = _job_id(context, call, key)
     if isinstance(body, DreamboothSubmit):
-        job_id = _job_id(context, call, key)
         job, columns = original.as_job(body, job_id)
         spec = _resolved(job).model_copy(update={"dreambooth": columns})
-        return _stored(context, call, _planned(context, call, job, spec, key=key, job_id=job_id))
-    return _stored(context, call, _planned(context, call, body, _resolved(body), key=key))
+    else:
+        job, spec = body, _resolved(body)
+    digest = _digest(_asked(job, spec)) if key else None
+    return _stored(context, call, _planned(context, call, job, spec, job_id=job_id, digest=digest))
 
 
 def _resolved(body: JobSubmit) -> Spec:
@@ -221,20 +260,26 @@ def _job_id(context: Context, call: Call, key: str | None) -> str:
     return str(uuid.uuid5(_IDEMPOTENCY_NAMESPACE, f"{call.tenant}\n{key}"))
 
 
-def _planned(
-    context: Context, call: Call, body: JobSubmit, spec: Spec, *, key: str | None, job_id: str | None = None
-) -> Change:
-    # Compared by value, so that the order of keys in the JSON does not matter.
-    asked = json.dumps([spec.model_dump(mode="json"), body.queue, body.priority], sort_keys=True)
+def _asked(body: JobSubmit, spec: Spec) -> list[Any]:
+    """What two submissions must have in common to be the same."""
+    return [spec.model_dump(mode="json"), body.queue, body.priority]
+
+
+def _digest(asked: list[Any]) -> str:
+    """Compared by value, so that the order of keys in the JSON does not matter."""
+    return hashlib.sha256(json.dumps(asked, sort_keys=True).encode()).hexdigest()
+
+
+def _planned(context: Context, call: Call, body: JobSubmit, spec: Spec, *, job_id: str, digest: str | None) -> Change:
     return rules.submit(
-        job_id=job_id or _job_id(context, call, key),
+        job_id=job_id,
         tenant=call.tenant,
         spec=spec,
         queue=body.queue,
         shard=context.random.below(context.settings.ready_shards),
         priority=body.priority,
         now=call.now,
-        idempotency_digest=hashlib.sha256(asked.encode()).hexdigest() if key else None,
+        idempotency_digest=digest,
     )
 
 

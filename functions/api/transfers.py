@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import hashlib
 import re
 from typing import Annotated
 
 from pydantic import Field
 
-from contract.base import Cursor, WireModel
+from contract.base import WireModel
 from contract.errors import ErrorCode
 from contract.keys import Scope
 from contract.transfers import (
@@ -23,16 +24,19 @@ from contract.transfers import (
     UploadTargets,
 )
 from contract.work import InputObject, InputPage, StatusAnswer
-from functions.api.context import BUCKETS, CHECKPOINTS, DATA, Call, Context, NoContent, Redirect, job_of
+from functions.api.context import BUCKETS, CHECKPOINTS, DATA, Call, Context, NoContent, Redirect, WithHeaders, job_of
 from functions.api.leasing import require_lease
+from functions.api.original import zip_step
 from functions.domain.errors import Refusal
 from functions.domain.jobs import require_running
 from functions.domain.leases import token_digest
-from functions.domain.records import TransferGrant
+from functions.domain.ports import StoredObject
+from functions.domain.records import Job, TransferGrant
 
 _JOB_KEY = re.compile(r"^jobs/([0-9a-f-]{36})/([^/]+)")
 _OURS = ("blobs", "manifests", "artifacts", "logs")
 _INPUTS_PER_PAGE = 500
+_INPUTS_CURSOR = re.compile(r"([0-9a-f]{8})\.([0-9]{1,4})\.(.*)", re.DOTALL)
 
 
 class UploadQuery(WireModel):
@@ -44,9 +48,12 @@ class UploadQuery(WireModel):
 
 
 class InputsQuery(WireModel):
-    """Query of `GET /job/{id}/inputs`. Example: `?cursor=0:...`"""
+    """Query of `GET /job/{id}/inputs`. Example: `?cursor=...`
 
-    cursor: Cursor | None = None
+    A cursor holds a prefix and a key, of up to 900 bytes each, in base64.
+    """
+
+    cursor: Annotated[str, Field(min_length=1, max_length=4096)] | None = None
 
 
 def download_token(context: Context, call: Call) -> TokenAnswer:
@@ -55,6 +62,7 @@ def download_token(context: Context, call: Call) -> TokenAnswer:
     _known_bucket(query.bucket)
     if context.objects.head(call.tenant, query.bucket, query.key) is None:
         raise Refusal(ErrorCode.OBJECT_NOT_FOUND, f"No object {query.key} in {query.bucket}.", field="key")
+    _protect(context, call, query)
     return _granted(context, call, query, "download", context.settings.download_token_life_s)
 
 
@@ -73,17 +81,17 @@ def download(context: Context, call: Call) -> Redirect:
     if not token:
         raise Refusal(ErrorCode.TOKEN_INVALID, "The header x-download-token is missing.", field="x-download-token")
     grant = context.tokens.get_grant(token_digest(token))
-    if grant is not None and (grant.tenant, grant.bucket, grant.key) != (call.tenant, bucket, key):
+    if grant is not None and not _is_for(grant, call.tenant, bucket, key):
         raise Refusal(ErrorCode.TOKEN_WRONG_KEY, field="x-download-token")
     grant = context.tokens.redeem(token_digest(token), call.now) if grant and grant.purpose == "download" else None
     if grant is None:
         raise Refusal(ErrorCode.TOKEN_INVALID, field="x-download-token")
-    url = context.objects.presign_get(call.tenant, bucket, key, expires_s=context.settings.url_life_s)
+    url = context.objects.presign_get(call.tenant, bucket, grant.key, expires_s=context.settings.url_life_s)
     return Redirect(302, url)
 
 
-def upload_post(context: Context, call: Call) -> MultipartCreated | StatusAnswer:
-    """`action=mpu-create` starts a multipart upload, `action=mpu-complete` finishes it."""
+def upload_post(context: Context, call: Call) -> MultipartCreated | WithHeaders:
+    """`action=mpu-create` starts a multipart upload, `action=mpu-complete` finishes it and answers with its ETag."""
     query: UploadQuery = call.query
     bucket, key = _upload_target(context, call)
     if query.action == "mpu-create":
@@ -92,9 +100,10 @@ def upload_post(context: Context, call: Call) -> MultipartCreated | StatusAnswer
         body: MultipartComplete = call.body or MultipartComplete()
         parts = [(part.partNumber, part.etag) for part in body.parts]
         upload_id = _required(query.upload_id, "uploadId")
-        if context.objects.complete_multipart(call.tenant, bucket, key, upload_id, parts) is None:
-            raise Refusal(ErrorCode.UPLOAD_NOT_FOUND, field="uploadId")
-        return StatusAnswer()
+        etag = context.objects.complete_multipart(call.tenant, bucket, key, upload_id, parts)
+        if etag is None:
+            etag = _completed_before(context.objects.head(call.tenant, bucket, key), parts)
+        return WithHeaders(StatusAnswer(), {"etag": f'"{etag}"'})
     raise Refusal(ErrorCode.INVALID_VALUE, "POST takes mpu-create or mpu-complete.", field="action")
 
 
@@ -106,6 +115,9 @@ def upload_put(context: Context, call: Call) -> Redirect:
         raise Refusal(ErrorCode.INVALID_VALUE, "PUT takes mpu-uploadpart or no action.", field="action")
     life_s = context.settings.url_life_s
     if query.upload_id is None and query.action is None:
+        if _job_of_key(bucket, key):
+            # Such a URL outlives the check of what it overwrites; a multipart upload is checked again at its end.
+            raise Refusal(ErrorCode.INVALID_VALUE, "Below a job's prefix only multipart uploads work.", field="action")
         return Redirect(307, context.objects.presign_put(call.tenant, bucket, key, expires_s=life_s).url)
     upload_id = _required(query.upload_id, "uploadId")
     if query.part_number is None:
@@ -145,6 +157,7 @@ def upload_batch(context: Context, call: Call) -> UploadTargets:
             expires_s=life_s,
             size_bytes=file.size_bytes,
             crc64nvme=file.crc64nvme,
+            create_only=_job_of_key(body.bucket, file.key) is not None,
         )
         targets.append(UploadTarget(key=file.key, url=signed.url, headers=dict(signed.headers)))
     return UploadTargets(uploads=targets, expires_at=call.now + life_s)
@@ -170,14 +183,12 @@ def list_inputs(context: Context, call: Call) -> InputPage:
     require_lease(context, call.fence(job.id))
     life_s = context.settings.url_life_s
     expires_at = call.now + life_s
-    number, _, cursor = (query.cursor or "0:").partition(":")
+    number, cursor = _inputs_position(job, query.cursor)
     refs = job.spec.inputs
-    if not number.isdigit() or (refs and int(number) >= len(refs)):
-        raise Refusal(ErrorCode.INVALID_CURSOR, field="cursor")
     if not refs:
         return InputPage(inputs=[], expires_at=expires_at)
-    ref = refs[int(number)]
-    page = context.objects.list(call.tenant, DATA, ref.prefix, limit=_INPUTS_PER_PAGE, cursor=cursor or None)
+    ref = refs[number]
+    page = context.objects.list(call.tenant, DATA, ref.prefix, limit=_INPUTS_PER_PAGE, cursor=cursor)
     inputs = [
         InputObject(
             key=item.key,
@@ -188,12 +199,22 @@ def list_inputs(context: Context, call: Call) -> InputPage:
         )
         for item in page.items
     ]
-    following = f"{int(number) + 1}:" if int(number) + 1 < len(refs) else None
+    following = f"{job.id[:8]}.{number + 1}." if number + 1 < len(refs) else None
     return InputPage(
         inputs=inputs,
-        next_cursor=f"{number}:{page.cursor}" if page.cursor else following,
+        next_cursor=f"{job.id[:8]}.{number}.{page.cursor}" if page.cursor else following,
         expires_at=expires_at,
     )
+
+
+def _inputs_position(job: Job, given: str | None) -> tuple[int, str | None]:
+    """Which of the job's inputs to list, and the store's own cursor within it."""
+    if given is None:
+        return 0, None
+    found = _INPUTS_CURSOR.fullmatch(given)
+    if found is None or found[1] != job.id[:8] or int(found[2]) >= len(job.spec.inputs):
+        raise Refusal(ErrorCode.INVALID_CURSOR, field="cursor")
+    return int(found[2]), found[3] or None
 
 
 def _input_path(prefix: str, into: str, key: str) -> str:
@@ -232,21 +253,70 @@ def _upload_target(context: Context, call: Call) -> tuple[str, str]:
     grant = context.tokens.get_grant(token_digest(token))
     if grant is None or grant.purpose != "upload" or grant.expires_at <= call.now:
         raise Refusal(ErrorCode.TOKEN_INVALID, field="x-upload-token")
-    if (grant.tenant, grant.bucket, grant.key) != (call.tenant, bucket, key):
+    if not _is_for(grant, call.tenant, bucket, key):
         raise Refusal(ErrorCode.TOKEN_WRONG_KEY, field="x-upload-token")
-    _writable(context, call, bucket, key)
-    return bucket, key
+    _writable(context, call, bucket, grant.key)
+    return bucket, grant.key
+
+
+def _is_for(grant: TransferGrant, tenant: str, bucket: str, key: str) -> bool:
+    """True if the token is for this object. The gateway cuts a path off at a "?", even an escaped one: the token
+    knows the rest."""
+    return (grant.tenant, grant.bucket) == (tenant, bucket) and key in (grant.key, grant.key.partition("?")[0])
+
+
+def _completed_before(found: StoredObject | None, parts: list[tuple[int, str]]) -> str:
+    """The ETag of an object that exactly these parts made: the call was repeated. Refuses otherwise."""
+    digests = [etag.strip('"') for _, etag in parts]
+    if found is not None and digests and all(re.fullmatch("[0-9a-f]{32}", digest) for digest in digests):
+        # How S3 names a multipart object.
+        digest = hashlib.md5(b"".join(map(bytes.fromhex, digests)), usedforsecurity=False)
+        if found.etag == f"{digest.hexdigest()}-{len(digests)}":
+            return found.etag
+    raise Refusal(ErrorCode.UPLOAD_NOT_FOUND, field="uploadId")
+
+
+def _protect(context: Context, call: Call, query: TokenQuery) -> None:
+    """Keep a zipped checkpoint from retention while it is read."""
+    found, step = _job_of_key(query.bucket, query.key), zip_step(query.key)
+    job = context.jobs.get(found[1]) if found and step is not None else None
+    if job is None or step is None or job.tenant != call.tenant:
+        return
+    record = context.jobs.checkpoint(job.id, step)
+    if record is not None and record.legacy_key == query.key:
+        context.jobs.protect_checkpoint(job.id, step, call.now + context.settings.read_protection_s)
+
+
+def _job_of_key(bucket: str, key: str) -> re.Match[str] | None:
+    """The job's id and the next part of the key, if it lies below a job's prefix."""
+    return _JOB_KEY.match(key) if bucket == CHECKPOINTS else None
 
 
 def _writable(context: Context, call: Call, bucket: str, key: str) -> None:
-    """Refuse keys that only commits may write, and keys of jobs that are not running."""
-    found = _JOB_KEY.match(key)
-    if bucket != CHECKPOINTS or found is None:
+    """Refuse keys that only commits may write, what a job has committed, and keys of jobs that are not running."""
+    found = _job_of_key(bucket, key)
+    if found is None:
         return
     if found[2] in _OURS:
         raise Refusal(ErrorCode.INVALID_KEY, f"{key} belongs to the job's committed contents.", field="key")
+    job = context.jobs.get(found[1])
+    if job is None or job.tenant != call.tenant:
+        if Scope.SUBMIT in call.principal.scopes:
+            return
+        raise Refusal(ErrorCode.JOB_NOT_FOUND, f"No job {found[1]}.", field="key")
     if Scope.SUBMIT not in call.principal.scopes:
-        require_running(job_of(context, call, found[1]))
+        require_running(job)
+    _require_uncommitted(context, job, key)
+
+
+def _require_uncommitted(context: Context, job: Job, key: str) -> None:
+    """A machine that lost the job long ago may still hold an upload token."""
+    step = zip_step(key)
+    record = None if step is None else context.jobs.checkpoint(job.id, step)
+    if record is not None and record.legacy_key == key and not record.damaged:
+        raise Refusal(ErrorCode.CHECKPOINT_CONFLICT, f"{key} is a committed checkpoint.", field="key")
+    if any((artifact.bucket, artifact.key) == (CHECKPOINTS, key) for artifact in job.artifacts):
+        raise Refusal(ErrorCode.JOB_FINISHED, f"{key} is an output of the complete job {job.id}.", field="key")
 
 
 def _known_bucket(bucket: str) -> None:

@@ -9,7 +9,7 @@ from contract.history import AttemptView, EventView
 from contract.jobs import JobState, JobView
 from contract.keys import KeyView
 from functions.api.context import CHECKPOINTS
-from functions.api.original import job_columns
+from functions.api.original import event_name, job_columns
 from functions.domain.checkpoints import job_prefix
 from functions.domain.records import ApiKey, Attempt, CheckpointRecord, Event, Job, Lease
 
@@ -51,13 +51,13 @@ def job_view(job: Job, lease: Lease | None = None) -> JobView:
         checkpoint_prefix=job_prefix(job.id),
         machine_id=held.machine_id if held else None,
         lease_expires_at=held.expires_at if held else None,
-        **job_columns(job),
+        **job_columns(job, held),
     )
 
 
 def event_view(event: Event) -> EventView:
     """A line of history, also under the original's names."""
-    return EventView(**event.model_dump(), event_type=event.type.value, timestamp=event.at)
+    return EventView(**event.model_dump(), event_type=event_name(event.type), timestamp=event.at)
 
 
 def attempt_view(attempt: Attempt, lease: Lease | None = None) -> AttemptView:

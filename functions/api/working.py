@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+from itertools import islice
 from typing import Any
 
 from contract.checkpoints import CheckpointRef
@@ -19,19 +21,23 @@ from contract.work import (
 )
 from functions.api import original
 from functions.api.artifacts import verified_artifacts, verified_original_model
+from functions.api.checkpointing import sound_checkpoints
 from functions.api.claiming import Claimed, claim_next, peek_next
 from functions.api.context import CHECKPOINTS, DATA, Call, Context, job_of
 from functions.api.leasing import apply_as_bearer
 from functions.api.sweeping import end_overdue
 from functions.domain import jobs as rules
 from functions.domain.checkpoints import job_prefix
-from functions.domain.errors import FenceBroken, Refusal
+from functions.domain.errors import FenceBroken, Refusal, StorageUnavailable, WriteConflict
 from functions.domain.leases import Fence, directive_for, token_digest
 from functions.domain.records import Job, Lease
 
+logger = logging.getLogger("baton.work")
+
 RESUME_CHOICES = 3
 """How many committed checkpoints a claim names: the newest and what to fall back on."""
-MAX_ORIGINAL_KEYS = 20_000
+MAX_ORIGINAL_KEYS_BYTES = 3_000_000
+"""Of the key lists in an original client's answer. Lambda's answers end at 6 MB."""
 
 
 def get_work(context: Context, call: Call) -> list[WorkItem] | list[dict[str, Any]]:
@@ -51,9 +57,13 @@ def get_work(context: Context, call: Call) -> list[WorkItem] | list[dict[str, An
     )
     if claimed is None:
         return []
-    if token is None:
-        return [_original_work(context, call, claimed.job, claimed.lease)]
-    return [_work_item(context, call, claimed, token)]
+    try:
+        if token is None:
+            return [_original_work(context, call, claimed.job, claimed.lease)]
+        return [_work_item(context, call, claimed, token)]
+    except StorageUnavailable:
+        _hand_back(context, call, claimed)
+        raise
 
 
 def peek_work(context: Context, call: Call) -> list[dict[str, Any]]:
@@ -89,6 +99,9 @@ def heartbeat(context: Context, call: Call) -> HeartbeatAnswer:
     if lease.stop_at is not None and call.now >= lease.stop_at:
         reason = end_overdue(context.jobs, lease.job_id, lease.epoch, call.now)
         return _heartbeat_answer(lease, Directive.CANCEL, reason, call.now)
+    if lease.token_sha256 is None and lease.directive is Directive.PAUSE:
+        _release_for_pause(context, call, fence, lease)
+        raise _not_running(fence)
     return _heartbeat_answer(lease, *directive_for(lease, call.now), call.now)
 
 
@@ -183,12 +196,49 @@ def _refused_heartbeat(call: Call, fence: Fence, lease: Lease | None) -> Heartbe
     directive = fence.ended_directive(lease)
     if lease is not None and directive is not None:
         return _heartbeat_answer(lease, directive, lease.directive_reason or lease.closed, call.now)
+    if lease is not None and lease.tenant != call.tenant:
+        lease = None
     if fence.token_sha256 is None and (lease is None or lease.token_sha256 is None or lease.closed):
-        # The original's clients take exactly this status as the order to stop.
-        raise Refusal(ErrorCode.JOB_NOT_RUNNING, f"Job {fence.job_id} is not running for this worker.")
-    if lease is None or lease.tenant != call.tenant:
+        raise _not_running(fence)
+    if lease is None:
         raise Refusal(ErrorCode.JOB_NOT_FOUND, f"No job {fence.job_id}.", field="id")
     raise fence.refusal(lease)
+
+
+def _not_running(fence: Fence) -> Refusal:
+    """The original's clients take exactly this status as the order to stop."""
+    return Refusal(ErrorCode.JOB_NOT_RUNNING, f"Job {fence.job_id} is not running for this worker.")
+
+
+def _release_for_pause(context: Context, call: Call, fence: Fence, lease: Lease) -> None:
+    """Pause under a client of the original: it knows no directives, so the job is taken from it."""
+    reason = Reason(code="paused_by_user")
+    apply_as_bearer(
+        context,
+        call,
+        fence,
+        lambda job, attempt: rules.release(job, attempt, fence, reason=reason, progress=lease.progress, now=call.now),
+    )
+
+
+def _hand_back(context: Context, call: Call, claimed: Claimed) -> None:
+    """Undo a claim whose answer cannot be given: nobody would train, and a lost machine would be counted."""
+    lease = claimed.lease
+    fence = Fence(
+        job_id=lease.job_id,
+        tenant=lease.tenant,
+        now=call.now,
+        epoch=lease.epoch,
+        token_sha256=lease.token_sha256,
+        machine_id=lease.machine_id,
+    )
+    reason = Reason(code="not_handed_out", message="the storage failed while the claim was answered")
+    try:
+        context.jobs.apply(
+            rules.release(claimed.job, claimed.attempt, fence, reason=reason, progress=None, now=call.now)
+        )
+    except (StorageUnavailable, WriteConflict, FenceBroken):
+        logger.warning("a claim without an answer is left to the sweeper", extra={"job_id": lease.job_id})
 
 
 def _work_item(context: Context, call: Call, claimed: Claimed, token: str) -> WorkItem:
@@ -219,11 +269,7 @@ def _work_item(context: Context, call: Call, claimed: Claimed, token: str) -> Wo
 
 
 def _resume_choices(context: Context, call: Call, job: Job) -> list[CheckpointRef]:
-    """Sound checkpoints from the current one downwards. A job that has none costs no read."""
-    if job.checkpoint_step is None:
-        return []
-    page = context.jobs.checkpoints(job.id, limit=RESUME_CHOICES + 5, up_to_step=job.checkpoint_step)
-    sound = [record for record in page.items if not record.damaged][:RESUME_CHOICES]
+    """Sound checkpoints from the current one downwards."""
     return [
         CheckpointRef(
             step=record.step,
@@ -238,26 +284,31 @@ def _resume_choices(context: Context, call: Call, job: Job) -> list[CheckpointRe
             total_bytes=record.total_bytes,
             legacy_key=record.legacy_key,
         )
-        for record in sound
+        for record in islice(sound_checkpoints(context, job), RESUME_CHOICES)
     ]
 
 
 def _original_work(context: Context, call: Call, job: Job, lease: Lease | None) -> dict[str, Any]:
-    keys = {ref.into: _all_keys(context, call, ref.prefix) for ref in job.spec.inputs}
-    resume_from = None
-    if job.checkpoint_step is not None:
-        page = context.jobs.checkpoints(job.id, limit=20, up_to_step=job.checkpoint_step)
-        zips = [record.legacy_key for record in page.items if record.legacy_key and not record.damaged]
-        resume_from = zips[0] if zips else None
-    return original.work_item(job, lease, keys, resume_from)
+    room_bytes = MAX_ORIGINAL_KEYS_BYTES
+    keys: dict[str, list[str]] = {}
+    for ref in job.spec.inputs:
+        keys[ref.into] = _all_keys(context, call, ref.prefix, room_bytes)
+        room_bytes -= sum(len(key.encode()) for key in keys[ref.into])
+    zips = (record.legacy_key for record in sound_checkpoints(context, job) if record.legacy_key)
+    return original.work_item(job, lease, keys, next(zips, None))
 
 
-def _all_keys(context: Context, call: Call, prefix: str) -> list[str]:
+def _all_keys(context: Context, call: Call, prefix: str, room_bytes: int) -> list[str]:
+    """The keys below the prefix, up to what an answer can hold."""
     keys: list[str] = []
     cursor: str | None = None
     while True:
         page = context.objects.list(call.tenant, DATA, prefix, limit=1000, cursor=cursor)
         keys += [entry.key for entry in page.items]
+        room_bytes -= sum(len(entry.key.encode()) for entry in page.items)
         cursor = page.cursor
-        if cursor is None or len(keys) >= MAX_ORIGINAL_KEYS:
+        if room_bytes < 0:
+            logger.warning("the list of inputs is cut: no answer could hold it", extra={"reason": prefix})
+            return keys
+        if cursor is None:
             return keys

@@ -1,4 +1,4 @@
-"""Lambda entry point of the submitter's privilege group: submit, look and steer."""
+"""Lambda entry point of the submitter privilege group: submit, look and steer."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Lambda entry point of the transfer's privilege group: tokens, presigned uploads and downloads, listings."""
+"""Lambda entry point of the transfer privilege group: tokens, presigned uploads and downloads, listings."""
 
 from __future__ import annotations
 

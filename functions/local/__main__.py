@@ -49,6 +49,12 @@ def main(arguments: list[str] | None = None) -> int:
     return 0
 
 
+def _python() -> str:
+    """This interpreter as a person would type it."""
+    here = Path(sys.executable)
+    return str(here.relative_to(Path.cwd())) if here.is_relative_to(Path.cwd()) else str(here)
+
+
 def _announce(stack: LocalStack, options: argparse.Namespace) -> None:
     if options.json:
         print(json.dumps({"url": stack.url, "keys": stack.keys}), flush=True)
@@ -59,7 +65,7 @@ def _announce(stack: LocalStack, options: argparse.Namespace) -> None:
         print(f"  {name:7} key  {key}")
     print(
         f"\nTry:  curl -s {stack.url}/health"
-        f"\nA worker:  BATON_API_URL={stack.url} BATON_API_KEY={stack.keys['worker']} python -m gpu_client.agent"
+        f"\nA worker:  BATON_API_URL={stack.url} BATON_API_KEY={stack.keys['worker']} {_python()} -m gpu_client.agent"
         "\n\nCtrl-C stops it.",
         flush=True,
     )

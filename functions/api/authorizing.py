@@ -1,0 +1,33 @@
+"""Telling whose key a request carries: the authorizer's decision, with the stores handed in."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from typing import Any
+
+from contract.errors import ErrorCode
+from functions.api.keys import authenticate
+from functions.domain.errors import StorageUnavailable
+from functions.domain.ports import Clock, TokenStore
+from functions.domain.records import ApiKey
+
+logger = logging.getLogger("baton.api")
+
+
+def authorize(event: Mapping[str, Any], tokens: TokenStore, clock: Clock) -> dict[str, Any]:
+    """Answer one HTTP API authorizer event (payload version 2.0) with a simple response.
+
+    A refused key is let through with the reason in its context, and so is one that could not be looked up: the caller
+    reads our error (dispatch.py gives it before any route is called) instead of the gateway's bare 403 or 500.
+    """
+    headers = {str(name).lower(): value for name, value in (event.get("headers") or {}).items()}
+    try:
+        found = authenticate(tokens, str(headers.get("x-api-key", "")), clock.now())
+    except StorageUnavailable:
+        logger.exception("storage is unavailable", extra={"action": "authorize"})
+        found = ErrorCode.UNAVAILABLE
+    if isinstance(found, ApiKey):
+        known = {"tenant": found.tenant, "key_id": found.id, "scopes": ",".join(found.scopes)}
+        return {"isAuthorized": True, "context": known}
+    return {"isAuthorized": True, "context": {"auth_error": found.value}}

@@ -1,0 +1,36 @@
+"""Pages that an answer can hold: Lambda's end at 6 MB, and a body is quoted once more on its way."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TypeVar
+
+from pydantic import BaseModel
+
+from functions.domain.ports import Page
+
+T = TypeVar("T")
+V = TypeVar("V", bound=BaseModel)
+
+MAX_ANSWER_BYTES = 4_000_000
+
+
+def size_of(views: Sequence[BaseModel]) -> int:
+    """Bytes of the views as JSON."""
+    return sum(len(view.model_dump_json()) for view in views)
+
+
+def fitting(
+    read: Callable[[int], Page[T]], view: Callable[[Sequence[T]], list[V]], limit: int
+) -> tuple[list[V], str | None]:
+    """The views of the first `limit` items, or of fewer if an answer could not hold them, and where to go on.
+
+    `read` gives the page with a limit. It is asked again with a smaller one where items are large.
+    """
+    while True:
+        page = read(limit)
+        views = view(page.items)
+        size_bytes = size_of(views)
+        if size_bytes <= MAX_ANSWER_BYTES or len(views) <= 1:
+            return views, page.cursor
+        limit = max(len(views) * MAX_ANSWER_BYTES // size_bytes, 1)

@@ -1,0 +1,98 @@
+"""The OpenAPI file: what the code says, and all of it."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import functions.api
+from contract.errors import ERRORS, ErrorCode
+from contract.keys import Scope
+from functions.api.openapi import describe
+from functions.api.routes import ROUTES, Route
+
+COMMITTED = Path(functions.api.__file__).with_name("openapi.json")
+DESCRIPTION = describe()
+EVERY_ROUTE = pytest.mark.parametrize("route", ROUTES, ids=lambda route: route.route_key)
+
+
+def operation(route: Route) -> dict[str, Any]:
+    found: dict[str, Any] = DESCRIPTION["paths"][route.path.replace("+}", "}")][route.method.lower()]
+    return found
+
+
+def test_the_committed_file_is_the_generated_one() -> None:
+    made = subprocess.run([sys.executable, "-m", "functions.api.openapi"], capture_output=True, text=True, check=True)
+    assert COMMITTED.read_text() == made.stdout, "run: python -m functions.api.openapi > functions/api/openapi.json"
+    assert json.loads(made.stdout) == json.loads(json.dumps(DESCRIPTION))
+
+
+def test_nothing_is_described_that_is_no_route() -> None:
+    described = {f"{method.upper()} {path}" for path, methods in DESCRIPTION["paths"].items() for method in methods}
+    assert described == {route.route_key.replace("+}", "}") for route in ROUTES}
+    ids = [operation(route)["operationId"] for route in ROUTES]
+    assert len(set(ids)) == len(ids)
+
+
+@EVERY_ROUTE
+def test_every_route_has_a_scope_or_is_health(route: Route) -> None:
+    said = operation(route)
+    if route.route_key == "GET /health":
+        assert said["security"] == [] and "x-scopes" not in said
+    else:
+        assert said["security"] == [{"key": []}]
+        assert said["x-scopes"] == sorted(route.scopes) and set(said["x-scopes"]) <= set(Scope)
+
+
+@EVERY_ROUTE
+def test_every_route_says_what_it_does(route: Route) -> None:
+    said = operation(route)
+    assert said["summary"].endswith(".") and len(said["summary"]) > 10
+    assert str(route.status) in said["responses"]
+
+
+@EVERY_ROUTE
+def test_every_error_a_route_can_answer_with_is_described(route: Route) -> None:
+    responses = operation(route)["responses"]
+    codes = {
+        *route.refuses,
+        ErrorCode.UNKNOWN_FIELD,
+        ErrorCode.INTERNAL,
+        ErrorCode.UNAVAILABLE,
+        ErrorCode.TOO_MANY_REQUESTS,
+    }
+    if route.scopes:
+        codes |= {
+            ErrorCode.UNAUTHORIZED,
+            ErrorCode.KEY_UNKNOWN,
+            ErrorCode.KEY_REVOKED,
+            ErrorCode.KEY_EXPIRED,
+            ErrorCode.WRONG_SCOPE,
+        }
+    if route.body:
+        codes |= {ErrorCode.MALFORMED_JSON, ErrorCode.PAYLOAD_TOO_LARGE, ErrorCode.INVALID_VALUE}
+    for code in codes:
+        answer = responses[str(code.status)]
+        assert f"{code.value}: {code.meaning}" in answer["description"]
+        assert answer["content"]["application/json"]["schema"] == {"$ref": "#/components/schemas/ErrorBody"}
+
+
+def test_every_error_code_is_of_some_route() -> None:
+    text = json.dumps(DESCRIPTION["paths"])
+    assert [code for code in ERRORS if f"{code.value}: " not in text] == []
+
+
+def test_every_reference_leads_somewhere() -> None:
+    def references(part: Any) -> set[str]:
+        if isinstance(part, dict):
+            own = {part["$ref"]} if isinstance(part.get("$ref"), str) else set()
+            return own.union(*(references(value) for value in part.values()), set())
+        return set().union(*(references(item) for item in part)) if isinstance(part, list) else set()
+
+    known = {f"#/components/schemas/{name}" for name in DESCRIPTION["components"]["schemas"]}
+    assert references(DESCRIPTION) <= known

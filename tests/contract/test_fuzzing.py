@@ -1,0 +1,178 @@
+"""The description against the API: schemathesis makes requests from the one and checks the other's answers."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import defaultdict
+from typing import Any
+
+import hypothesis
+import pytest
+import schemathesis
+from schemathesis.specs.openapi.checks import positive_data_acceptance
+from starlette.types import Receive, Scope, Send
+
+from functions.api.authorizing import authorize
+from functions.api.dispatch import dispatch
+from functions.api.openapi import describe
+from functions.api.routes import ROUTES, Route
+from functions.local.front import FrontRoute, build_front
+from tests.api_harness import ALL_SCOPES, TENANT, Held, memory_api
+
+api = memory_api()
+KEY = api.issue(TENANT, *ALL_SCOPES)
+
+
+def _front_route(route: Route) -> FrontRoute:
+    def handler(event: dict[str, Any], _: Any) -> dict[str, Any]:
+        return dispatch(event, api.context, route.function)
+
+    return FrontRoute(route.method, route.path, handler, bool(route.scopes))
+
+
+_front = build_front(
+    [_front_route(route) for route in ROUTES], lambda event, _: authorize(event, api.context.tokens, api.clock)
+)
+_description = json.dumps(describe()).encode()
+
+
+async def application(scope: Scope, receive: Receive, send: Send) -> None:
+    """The front, and beside it the description. The client begins and ends a lifespan with every request."""
+    if scope["type"] == "lifespan":
+        while (await receive())["type"] != "lifespan.shutdown":
+            await send({"type": "lifespan.startup.complete"})
+        await send({"type": "lifespan.shutdown.complete"})
+        return
+    if scope["type"] == "http" and scope["path"] == "/openapi.json":
+        await send({"type": "http.response.start", "status": 200, "headers": [(b"content-type", b"application/json")]})
+        await send({"type": "http.response.body", "body": _description})
+        return
+    await _front(scope, receive, send)
+
+
+schema = schemathesis.openapi.from_asgi("/openapi.json", application)
+schema.config.generation.update(max_examples=5)
+schema.config.generation.deterministic = True
+# Literals found in whatever modules happen to be loaded would make every run another one.
+schema.config.analysis.constants.enabled = False
+# Each call is given a good key, so a request whose only fault is its key would not be sent; `ignored_auth` tries them.
+schema.config.generation.with_security_parameters = False
+# API Gateway's HTTP APIs, and the local front like them, answer 404 to a method that a path does not have; the check
+# insists on 405, which no code of ours could answer there.
+schema.config.checks.unsupported_method.enabled = False
+
+
+_UUID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
+_held: list[Held] = []
+
+
+def held() -> Held:
+    """A job that is running with a checkpoint; another one when the last was ended."""
+    if _held:
+        lease = api.context.leases.get(_held[-1].id)
+        if lease is not None and not lease.closed:
+            return _held[-1]
+    # A queue that nobody else asks for.
+    queue = f"held-{len(_held)}"
+    api.submit(queue=queue, inputs=[{"prefix": "a/"}])
+    _held.append(api.claim(queue=queue))
+    _held[-1].commit(100).ok()
+    return _held[-1]
+
+
+def _is_job_id(value: object) -> bool:
+    return isinstance(value, str) and _UUID.fullmatch(value) is not None and value[0] in "02468ace"
+
+
+@schema.hook
+def map_path_parameters(context: schemathesis.HookContext, path_parameters: Any) -> Any:
+    """Half of the valid job ids become that of a running job: else nothing but 404 would ever be seen."""
+    if isinstance(path_parameters, dict) and _is_job_id(path_parameters.get("id")):
+        return {**path_parameters, "id": held().id}
+    return path_parameters
+
+
+@schema.hook
+def map_body(context: schemathesis.HookContext, body: Any) -> Any:
+    """The same for those in a body."""
+    return {**body, "job_id": held().id} if isinstance(body, dict) and _is_job_id(body.get("job_id")) else body
+
+
+@schema.hook
+def map_headers(context: schemathesis.HookContext, headers: Any) -> Any:
+    """And the lease token that goes with it."""
+    return {**headers, "x-lease-token": held().token} if headers and headers.get("x-lease-token") else headers
+
+
+# What no JSON Schema can say about a valid request. An answer is excused from one check, `positive_data_acceptance`,
+# only if it is one of these refusals.
+BEYOND_SCHEMA_CODES = {
+    "invalid_cursor": "cursors are opaque: only the API makes valid ones",
+    "unknown_recipe": "the recipes that exist are data",
+    "job_not_running": "400 is what the original's clients take as the order to stop",
+}
+BEYOND_SCHEMA_MESSAGES = {
+    "twice": "paths are distinct by value, whatever else the items say",
+    "below another file": "no path is both a file and a directory",
+    "two sizes or checksums": "one digest has one size",
+    "bytes; 1 to 900 are allowed": "sizes are in bytes, lengths in characters",
+    "is not a parameter of": "parameters are checked against their recipe",
+    "Parameter '": "parameters are checked against their recipe",
+    "names the program": "the first word of a command is not blank, and NUL is in none",
+    "NUL character": "processes cannot be given NUL",
+    "has passed": "a deadline lies in the future",
+    "The manifest is for job": "the job is named in the path and in the body",
+    "A checkpoint is named": "the name says the job and the step",
+    "is needed without a lease": "what an original client sends depends on who asks",
+}
+
+
+def beyond_schema(text: str) -> bool:
+    error = json.loads(text)["error"]
+    return error["code"] in BEYOND_SCHEMA_CODES or any(words in error["message"] for words in BEYOND_SCHEMA_MESSAGES)
+
+
+seen: dict[str, set[int]] = defaultdict(set)
+
+
+@schema.parametrize()
+def test_no_findings(case: schemathesis.Case) -> None:
+    response = case.call(headers={"x-api-key": KEY})
+    seen[case.operation.label].add(response.status_code)
+    excused = response.status_code in (400, 422) and beyond_schema(response.text)
+    case.validate_response(response, excluded_checks=[positive_data_acceptance] if excused else [])
+
+
+def test_the_fuzzing_saw_more_than_refusals() -> None:
+    """Last of the single calls: it reached what lies behind the checks, and nothing broke."""
+    if len(seen) < len(ROUTES):
+        pytest.skip("the calls of this file were not all made")
+    statuses = {status for found in seen.values() for status in found}
+    assert {200, 400, 401, 404, 409, 422} <= statuses and not any(status >= 500 for status in statuses)
+    succeeded = {label for label, found in seen.items() if min(found) < 400}
+    assert len(succeeded) >= 20, sorted(seen.keys() - succeeded)
+
+
+def test_no_findings_in_chains_of_calls() -> None:
+    """What one call answers is used in the next: a job is submitted, then looked at, paused, stopped, ..."""
+    state_machine = schema.as_state_machine()
+
+    class Chains(state_machine):  # type: ignore[misc, valid-type]
+        def get_call_kwargs(self, case: schemathesis.Case) -> dict[str, Any]:
+            return {"headers": {"x-api-key": KEY}}
+
+        def validate_response(self, response: Any, case: schemathesis.Case, **more: Any) -> None:
+            excused = response.status_code in (400, 422) and beyond_schema(response.text)
+            case.validate_response(response, excluded_checks=[positive_data_acceptance] if excused else [])
+
+    Chains.run(
+        settings=hypothesis.settings(
+            max_examples=15,
+            stateful_step_count=8,
+            derandomize=True,
+            deadline=None,
+            database=None,
+            suppress_health_check=list(hypothesis.HealthCheck),
+        )
+    )

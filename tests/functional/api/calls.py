@@ -1,0 +1,77 @@
+"""One valid call of every route, for tests that go through the whole table."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from functions.api.routes import ROUTES, Route
+from tests.api_harness import described
+
+DIGEST = "0" * 64
+FILE = described("model.bin", b"weights")
+_STEP = {"step": "100"}
+
+_BODIES: dict[str, Any] = {
+    "POST /job": {"command": ["train"]},
+    "POST /jobs/batch": {"jobs": [{"command": ["train"]}]},
+    "POST /job/{id}/stop": {},
+    "POST /job/{id}/pause": {},
+    "POST /job/{id}/resume": {},
+    "POST /job/{id}/retry": {},
+    "POST /heartbeat/{id}": {"step": 1},
+    "POST /progress": {"bucket_name": "training-checkpoints"},
+    "POST /complete": {"artifacts": []},
+    "POST /fail": {},
+    "POST /release": {},
+    "POST /job/{id}/checkpoints": {"step": 100, "epoch": 1, "files": [FILE]},
+    "POST /job/{id}/checkpoints/{step}/urls": {},
+    "POST /job/{id}/checkpoints/{step}/damaged": {"epoch": 1},
+    "POST /job/{id}/artifacts": {"artifacts": [FILE]},
+    "POST /job/{id}/logs": {"first_line": 0, "lines": ["hello"]},
+    "POST /upload/{bucket}/{key+}": {},
+    "POST /uploads": {
+        "bucket": "training-data",
+        "files": [{name: FILE[name] for name in ("size_bytes", "crc64nvme")} | {"key": "a.bin"}],
+    },
+    "POST /keys": {"name": "k", "scopes": ["submit"]},
+}
+_IN_BODY = ("POST /progress", "POST /complete", "POST /fail", "POST /release", "POST /job/{id}/checkpoints")
+
+
+@dataclass(frozen=True)
+class ValidCall:
+    """What to send."""
+
+    route: Route
+    method: str
+    target: str
+    body: Any
+
+
+def valid_call(route: Route, job_id: str) -> ValidCall:
+    """A call of this route about this job that nothing but the state of things could refuse."""
+    key = route.route_key
+    body = _BODIES.get(key)
+    if key in _IN_BODY:
+        body = {"job_id": job_id, **body}
+    if key == "POST /progress":
+        body["key"] = f"jobs/{job_id}/checkpoint-100.zip"
+    target = route.path.replace("{id}", "a" * 20 if "/keys/" in route.path else job_id)
+    target = target.replace("{step}", "100").replace("{bucket}", "training-data").replace("{key+}", "a.bin")
+    if route.path.endswith("/token"):
+        target += "?bucket=training-data&key=a.bin"
+    if route.path.startswith("/upload/{"):
+        target += {"POST": "?action=mpu-create", "PUT": "", "DELETE": "?action=delete"}[route.method]
+    return ValidCall(route, route.method, target, body)
+
+
+ABOUT_A_JOB = [route for route in ROUTES if "/job/{id}" in route.path or route.route_key in _IN_BODY]
+"""Every route that names a job, but for the heartbeat, whose answers are the original's."""
+
+GUARDED = [route for route in ROUTES if route.scopes]
+
+
+def named(route: Route) -> str:
+    """For pytest's ids."""
+    return route.route_key

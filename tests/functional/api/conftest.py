@@ -1,0 +1,12 @@
+"""The API on the twins in memory, fresh for every test."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.api_harness import Api, memory_api
+
+
+@pytest.fixture
+def api() -> Api:
+    return memory_api()

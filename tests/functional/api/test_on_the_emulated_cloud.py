@@ -1,0 +1,197 @@
+"""The same API on DynamoDB and S3 of the emulated cloud, and the deployed handlers in processes of their own."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+from blake3 import blake3
+
+from contract.errors import ErrorCode
+from contract.keys import Scope
+from functions.api.keys import secret_digest
+from functions.domain.records import ApiKey
+from functions.local.emulator import Emulator
+from tests.api_harness import NOW, TENANT, Api, emulated_api
+from tests.functional.api.replay import EVENTS, KEY_ID, KEY_SECRET
+from tests.functional.api.test_transfers import download, multipart, token
+
+pytestmark = pytest.mark.emulator
+
+CHECKPOINTS = "training-checkpoints"
+REPLAY = """
+import importlib, json, sys
+handler = importlib.import_module("functions.handlers." + sys.argv[1]).handler
+for line in sys.stdin:
+    print(json.dumps(handler(json.loads(line), None)), flush=True)
+"""
+
+
+@pytest.fixture(scope="module")
+def api(emulator: Emulator) -> Api:
+    """One set of tables and buckets for this file; each test has jobs of its own queue."""
+    return emulated_api(emulator)
+
+
+def test_a_job_lives_and_ends(api: Api) -> None:
+    files = {"model.bin": b"weights", "frozen.bin": b"same"}
+    api.submit(queue="life", outputs=["model"], policy={"retention": {"keep_last": 1}})
+    held = api.claim(queue="life")
+    assert held.heartbeat(step=5, metrics={"loss": 0.5}).ok()["directive"] == "continue"
+    manifest = held.manifest(100, files)
+    (first, second) = held.post(f"/job/{held.id}/checkpoints", manifest).ok()["missing"]
+    by_digest = {blake3(data).hexdigest(): data for data in files.values()}
+    assert api.send("PUT", first["url"], first["headers"], b"altered").status in (400, 403)
+    for item in (first, second):
+        assert api.send("PUT", item["url"], item["headers"], by_digest[item["blake3"]]).status == 200
+        assert api.send("PUT", item["url"], item["headers"], by_digest[item["blake3"]]).status == 412
+    assert held.post(f"/job/{held.id}/checkpoints", manifest).ok()["committed"] is True
+    assert held.post(f"/job/{held.id}/checkpoints", manifest).ok()["committed"] is True
+    held.commit(200, {"model.bin": b"better", "frozen.bin": b"same"}).ok()
+    assert list(api.checkpoints(held.id)) == [200]
+    prefix = f"jobs/{held.id}/"
+    assert set(api.objects(prefix=prefix)) == {
+        f"{prefix}manifests/200-1.json",
+        *(f"{prefix}blobs/{blake3(data).hexdigest()}" for data in (b"better", b"same")),
+    }
+    held.post(f"/job/{held.id}/logs", {"first_line": 0, "lines": ["a", "b"]}).ok()
+    assert [line["text"] for line in api.get(f"/job/{held.id}/logs").ok()["lines"]] == ["a", "b"]
+    held.release().ok()
+    second_worker = api.claim(queue="life", machine_id="m-2")
+    held.heartbeat().refused(ErrorCode.LEASE_LOST, "x-lease-token")
+    held.commit(300).refused(ErrorCode.LEASE_LOST, "epoch")
+    urls = second_worker.post(f"/job/{held.id}/checkpoints/200/urls").ok()["urls"]
+    assert {api.send("GET", url).text for url in urls.values()} == {"better", "same"}
+    second_worker.complete().refused(ErrorCode.NOT_STORED_YET, "artifacts")
+    second_worker.complete({"model": b"trained"}).ok()
+    assert second_worker.complete({}).status == 200, "repeated"
+    assert api.job(held.id)["state"] == "complete"
+    assert api.events(held.id)[-1] == "job.completed"
+
+
+def test_a_damaged_blob_is_replaced_and_no_other_version_of_it(api: Api) -> None:
+    api.submit(queue="damage")
+    held = api.claim(queue="damage")
+    held.commit(100, {"model.bin": b"weights"}).ok()
+    blob = f"jobs/{held.id}/blobs/{blake3(b'weights').hexdigest()}"
+    api.put_object(CHECKPOINTS, blob, b"rotten!")
+    held.post(f"/job/{held.id}/checkpoints/100/damaged", {"epoch": 1}).ok()
+    manifest = held.manifest(150, {"model.bin": b"weights"})
+    (missing,) = held.post(f"/job/{held.id}/checkpoints", manifest).ok()["missing"]
+    assert api.send("PUT", missing["url"], missing["headers"], b"weights").status == 200
+    assert api.send("PUT", missing["url"], missing["headers"], b"weights").status == 412
+    assert held.post(f"/job/{held.id}/checkpoints", manifest).ok()["committed"] is True
+    assert api.objects(prefix=blob)[blob] == b"weights"
+
+
+@pytest.mark.parametrize("key", ["a:b c/ü🦜+%25&=.bin", "what?.png", "k" * 900])
+def test_odd_names_go_up_and_come_down(api: Api, key: str) -> None:
+    done = multipart(api, key, token(api, "upload", key), b"x" * 5 * 1024 * 1024, b"y")
+    assert done.ok() == {"status": "ok"} and done.headers["etag"].endswith('-2"')
+    said = token(api, "download", key)
+    got = download(api, key, said)
+    assert got.status == 302 and len(api.send("GET", got.headers["location"]).text) == 5 * 1024 * 1024 + 1
+    download(api, key, said).refused(ErrorCode.TOKEN_INVALID, "x-download-token")
+
+
+def test_a_completed_multipart_upload_completes_again(api: Api) -> None:
+    said = token(api, "upload", "again")
+    headers = {"x-upload-token": said}
+    target = "/upload/training-data/again"
+    upload_id = api.post(f"{target}?action=mpu-create", headers=headers).ok()["uploadId"]
+    query = {"uploadId": upload_id, "partNumber": 1}
+    put = api.call("PUT", target, headers=headers, query=query)
+    etag = api.send("PUT", put.headers["location"], {}, b"x").headers["etag"]
+    body = {"parts": [{"etag": etag, "partNumber": 1}]}
+    query = {"action": "mpu-complete", "uploadId": upload_id}
+    etags = {api.post(target, body, headers=headers, query=query).headers["etag"] for _ in range(2)}
+    assert len(etags) == 1
+
+
+def test_steering_idempotence_and_paging(api: Api) -> None:
+    key = {"idempotency-key": "emulated-1"}
+    job = api.submit(queue="steer", headers=key)
+    assert api.submit(queue="steer", headers=key)["id"] == job["id"]
+    api.post("/job", {"command": ["other"]}, headers=key).refused(ErrorCode.IDEMPOTENCY_MISMATCH, "idempotency-key")
+    for command, state in (("pause", "paused"), ("resume", "pending"), ("stop", "canceled"), ("retry", "pending")):
+        assert api.post(f"/job/{job['id']}/{command}").ok()["state"] == state
+    first = api.get(f"/job/{job['id']}/events", query={"limit": 2}).ok()
+    rest = api.get(f"/job/{job['id']}/events", query={"cursor": first["next_cursor"]}).ok()
+    assert [event["seq"] for event in first["events"] + rest["events"]] == [1, 2, 3, 4, 5]
+    cursor = {"cursor": first["next_cursor"]}
+    api.get(f"/job/{job['id']}/attempts", query=cursor).refused(ErrorCode.INVALID_CURSOR, "cursor")
+    other = api.claim(queue="steer")
+    assert api.get("/jobs", key="rival_submit").ok() == []
+    api.get(f"/job/{other.id}", key="rival_submit").refused(ErrorCode.JOB_NOT_FOUND, "id")
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize(
+    ("handler", "cases"),
+    [
+        ("submitter", {"submit": 200, "submit-original": 200, "submit-malformed": 400, "revoked-key": 403}),
+        ("worker", {"claim": 200, "heartbeat-original": 400, "heartbeat": 404, "wrong-scope": 403}),
+        ("transfer", {"download-odd-key": 401, "upload-part": 401}),
+        ("admin", {"create-key": 200}),
+        ("authorizer", {"known-key": None, "unknown-key": None}),
+        ("sweeper", {"schedule": None}),
+    ],
+)
+def test_a_handler_starts_from_its_environment_and_answers(
+    emulator: Emulator, handler: str, cases: dict[str, int | None]
+) -> None:
+    api = emulated_api(emulator)
+    api.context.tokens.put_key(
+        ApiKey(
+            id=KEY_ID,
+            tenant=TENANT,
+            name="events",
+            secret_sha256=secret_digest(KEY_SECRET),
+            scopes=[Scope.SUBMIT],
+            created_at=NOW,
+        )
+    )
+    settings = api.context.settings
+    environment = {
+        **os.environ,
+        "BATON_TABLE_PREFIX": settings.table_prefix,
+        "BATON_DATA_BUCKET": settings.data_bucket,
+        "BATON_CHECKPOINTS_BUCKET": settings.checkpoints_bucket,
+        "BATON_S3_ENDPOINT": emulator.endpoint_url,
+        "AWS_ENDPOINT_URL": emulator.endpoint_url,
+    }
+    events = [json.dumps(json.loads((EVENTS / handler / f"{case}.json").read_text())) for case in cases]
+    process = subprocess.run(
+        [sys.executable, "-c", REPLAY, handler],
+        input="\n".join(events),
+        capture_output=True,
+        text=True,
+        env=environment,
+        timeout=60,
+        check=True,
+    )
+    answers: list[dict[str, Any]] = [json.loads(line) for line in process.stdout.splitlines() if '"level"' not in line]
+    assert [answer.get("statusCode") for answer in answers] == list(cases.values()), process.stdout + process.stderr
+    if handler == "authorizer":
+        assert answers[0]["context"] == {"tenant": TENANT, "key_id": KEY_ID, "scopes": "submit"}
+        assert answers[1]["context"] == {"auth_error": "key_unknown"}
+    elif handler == "sweeper":
+        assert answers == [{"reclaimed": 0, "timers": 0, "left": 0, "more": False}]
+    elif handler == "submitter":
+        assert api.job(json.loads(answers[0]["body"])["id"])["recipe"] == "digits@1"
+        logged = [json.loads(line) for line in process.stdout.splitlines() if '"level"' in line]
+        answered = [(line["action"], line["status"]) for line in logged if line["message"] == "answered"]
+        assert answered[:2] == [("POST /job", 200), ("POST /job", 200)]
+
+
+def test_a_handler_refuses_to_start_with_a_bad_setting(emulator: Emulator) -> None:
+    environment = {**os.environ, "AWS_ENDPOINT_URL": emulator.endpoint_url, "BATON_URL_LIFE_S": "NaN"}
+    command = [sys.executable, "-c", REPLAY, "worker"]
+    process = subprocess.run(
+        command, input="", capture_output=True, text=True, env=environment, timeout=60, check=False
+    )
+    assert process.returncode != 0 and "url_life_s" in process.stderr

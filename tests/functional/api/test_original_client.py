@@ -1,0 +1,134 @@
+"""The original orchestrator's client runs a job to its end on the local stack, over real HTTP."""
+
+from __future__ import annotations
+
+import io
+import json
+import random
+import subprocess
+import sys
+import time
+import zipfile
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import requests
+
+from tests.functional.api.original_client import JOB_BODY, PART_BYTES, OriginalClient
+
+pytestmark = [pytest.mark.emulator, pytest.mark.processes]
+
+IMAGES = {f"timber/IMG_{n:04d}.jpg": b"image %d" % n for n in range(3)} | {"timber/sub dir/ü+%:1.jpg": b"odd"}
+MODEL = "pytorch_lora_weights.safetensors"
+
+
+@pytest.fixture(scope="module")
+def stack() -> Iterator[dict[str, Any]]:
+    """URL and keys of a local stack in a process of its own."""
+    command = [sys.executable, "-m", "functions.local", "--forget", "--port", "0", "--json", "--sweep-interval-s", "1"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        try:
+            yield json.loads(process.stdout.readline())
+        finally:
+            process.terminate()
+            process.wait(30)
+
+
+@pytest.fixture
+def workers(stack: dict[str, Any]) -> Iterator[tuple[OriginalClient, OriginalClient]]:
+    """Two machines with the one key that the original knows."""
+    both = tuple(OriginalClient(stack["url"], stack["keys"]["admin"], f"machine-{n}") for n in (1, 2))
+    yield both[0], both[1]
+    for client in both:
+        client.close()
+
+
+def zipped(step: int, filler: bytes = b"") -> bytes:
+    """A checkpoint directory as the original's worker zips it: flat."""
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w") as archive:
+        archive.writestr("optimizer.bin", f"optimizer at {step}")
+        archive.writestr(MODEL, filler or f"weights at {step}".encode())
+    return buffer.getvalue()
+
+
+def work_within(client: OriginalClient, seconds: float) -> dict[str, Any]:
+    """Poll as the original's worker does, only faster."""
+    ends = time.monotonic() + seconds
+    while time.monotonic() < ends:
+        job = client.work()
+        if job is not None:
+            return job
+        time.sleep(0.25)
+    raise AssertionError("no work")
+
+
+def test_a_job_from_submission_to_the_model_over_two_machines(workers: tuple[OriginalClient, OriginalClient]) -> None:
+    first, second = workers
+    for key, data in IMAGES.items():
+        first.upload("training-data", key, data)
+    row = first.submit(JOB_BODY)
+    assert row["status"] == "pending" and row["num_failures"] == 0 and row["model_key"] is None
+    assert {name: row[name] for name in JOB_BODY} == JOB_BODY
+
+    job = first.work()
+    assert job is not None and second.work() is None, "one job, one machine"
+    assert job["id"] == row["id"] and job["status"] == "running" and job["resume_from"] is None
+    assert sorted(job["instance_data_keys"]) == sorted(IMAGES) and job["class_data_keys"] == []
+    assert {name: job[name] for name in JOB_BODY} == JOB_BODY
+    assert job["training_script"] == "train_dreambooth_lora_sdxl.py"
+    assert time.strptime(job["created_at"], "%Y-%m-%d %H:%M:%S") <= time.gmtime()
+    for key in job["instance_data_keys"]:
+        assert first.download(job["data_bucket"], key) == IMAGES[key]
+    assert first.heartbeat(job["id"]) == 200
+
+    # The second of these takes two parts.
+    checkpoints = {50: zipped(50), 100: zipped(100, random.Random(1).randbytes(PART_BYTES + 1000))}
+    for step, data in checkpoints.items():
+        key = f"{job['checkpoint_prefix']}checkpoint-{step}.zip"
+        first.upload(job["checkpoint_bucket"], key, data)
+        assert first.report("progress", job, key)["status"] == "ok"
+        assert first.heartbeat(job["id"]) == 200
+    assert first.report("fail", job)["status"] == "ok"
+    assert first.heartbeat(job["id"]) == 400, "the original's order to stop"
+
+    again = work_within(second, 25)
+    assert again["id"] == job["id"] and again["resume_from"] == f"{job['checkpoint_prefix']}checkpoint-100.zip"
+    assert first.work() is None
+    data = second.download(again["checkpoint_bucket"], again["resume_from"])
+    assert data == checkpoints[100]
+    assert zipfile.ZipFile(io.BytesIO(data)).read("optimizer.bin") == b"optimizer at 100"
+    with pytest.raises(requests.HTTPError, match="409"):
+        first.upload(again["checkpoint_bucket"], again["resume_from"], b"from a machine that lost the job")
+    with pytest.raises(requests.HTTPError, match="409"):
+        first.report("complete", job, again["resume_from"])
+    assert second.heartbeat(job["id"]) == 200
+    with pytest.raises(requests.HTTPError, match="409"):
+        second.report("complete", again, f"{job['checkpoint_prefix']}{MODEL}")
+    second.upload(again["checkpoint_bucket"], f"{job['checkpoint_prefix']}{MODEL}", b"trained")
+    assert second.report("complete", again, f"{job['checkpoint_prefix']}{MODEL}")["status"] == "ok"
+
+    done = second.job(job["id"])
+    assert done["status"] == "complete" and done["num_failures"] == 1
+    assert second.download(done["model_bucket"], done["model_key"]) == b"trained"
+    assert second.heartbeat(job["id"]) == 400
+    names = [event["event_type"] for event in second.events(job["id"])]
+    assert names[0] == "created" and names.count("started") == 2 and names[-1] == "complete"
+    assert "heartbeat" not in names
+
+
+def test_a_canceled_job_is_told_with_a_400(workers: tuple[OriginalClient, OriginalClient]) -> None:
+    first, second = workers
+    row = first.submit({"instance_prompt": "dog", "instance_data_prefix": "dog/", "class_prompt": "a dog"})
+    assert row["class_data_prefix"] == f"loras/{row['id']}-class/"
+    job = first.work()
+    assert job is not None and first.heartbeat(job["id"]) == 200
+    assert second.stop(job["id"])["status"] == "ok"
+    assert first.heartbeat(job["id"]) == 400
+    assert first.heartbeat("00000000-0000-4000-8000-000000000000") == 400
+    with pytest.raises(requests.HTTPError, match="409"):
+        first.report("complete", job, "x")
+    assert first.job(job["id"])["status"] == "canceled"
+    assert first.work() is None

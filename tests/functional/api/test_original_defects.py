@@ -1,0 +1,313 @@
+"""The defects of the original orchestrator, by the number that docs and code know them under: none of them is ours."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from contract.errors import ErrorCode
+from contract.keys import Scope
+from tests.api_harness import TENANT, Answer, Api
+
+CHECKPOINTS = "training-checkpoints"
+JOB = {"instance_prompt": "dog", "instance_data_prefix": "dog/"}
+
+
+class Original:
+    """A worker of the original on one machine; its key may do everything."""
+
+    def __init__(self, api: Api, machine_id: str | None) -> None:
+        self.api = api
+        self.key = api.issue(TENANT, Scope.SUBMIT, Scope.WORKER)
+        self.salad = {"machine_id": machine_id} if machine_id is not None else {}
+
+    def work(self) -> dict[str, Any] | None:
+        found = self.api.get("/work", query=self.salad, key=self.key).ok()
+        return found[0] if found else None
+
+    def heartbeat(self, job_id: str, body: Any = None) -> Answer:
+        return self.api.post(f"/heartbeat/{job_id}", body, key=self.key)
+
+    def report(self, what: str, job_id: str, key: str = "x") -> Answer:
+        body = {"job_id": job_id, "bucket_name": CHECKPOINTS, "key": key, **self.salad}
+        return self.api.post(f"/{what}", body, key=self.key)
+
+    def token(self, key: str, kind: str = "upload") -> str:
+        answer = self.api.get(f"/{kind}/token", query={"bucket": CHECKPOINTS, "key": key}, key=self.key)
+        return str(answer.ok()["token"])
+
+    def begin(self, key: str, token: str) -> Answer:
+        target = f"/upload/{CHECKPOINTS}/{key}?action=mpu-create"
+        return self.api.post(target, key=self.key, headers={"x-upload-token": token})
+
+    def part(self, key: str, token: str, upload_id: str, data: bytes) -> str:
+        """The ETag of the one part."""
+        target = f"/upload/{CHECKPOINTS}/{key}?uploadId={upload_id}&partNumber=1"
+        put = self.api.call("PUT", target, data, key=self.key, headers={"x-upload-token": token})
+        assert put.status == 307, put.text
+        return self.api.send("PUT", put.headers["location"], {}, data).headers["etag"]
+
+    def finish(self, key: str, token: str, upload_id: str, etag: str) -> Answer:
+        headers = {"x-upload-token": token}
+        target = f"/upload/{CHECKPOINTS}/{key}?action=mpu-complete&uploadId={upload_id}"
+        return self.api.post(target, {"parts": [{"etag": etag, "partNumber": 1}]}, key=self.key, headers=headers)
+
+    def upload(self, key: str, data: bytes) -> Answer:
+        token = self.token(key)
+        upload_id = self.begin(key, token).ok()["uploadId"]
+        return self.finish(key, token, upload_id, self.part(key, token, upload_id, data))
+
+    def checkpoint(self, job_id: str, step: int, data: bytes = b"") -> Answer:
+        key = zip_key(job_id, step)
+        self.upload(key, data or b"zip %d" % step).ok()
+        return self.report("progress", job_id, key)
+
+
+def zip_key(job_id: str, step: int) -> str:
+    return f"jobs/{job_id}/checkpoint-{step}.zip"
+
+
+@pytest.fixture
+def first(api: Api) -> Original:
+    return Original(api, "m-1")
+
+
+@pytest.fixture
+def second(api: Api) -> Original:
+    return Original(api, "m-2")
+
+
+def taken(worker: Original) -> dict[str, Any]:
+    job = worker.work()
+    assert job is not None, "no work"
+    return job
+
+
+def test_defect_01_a_job_is_not_given_to_two_pollers(
+    api: Api, first: Original, second: Original, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job_id = api.submit(**JOB)["id"]
+    seen = api.context.jobs.ready(TENANT, "default", 0, limit=10)
+    assert taken(first)["id"] == job_id
+    # Both had read the same list before either wrote.
+    pages = [seen]
+    ready = api.context.jobs.ready
+    monkeypatch.setattr(api.context.jobs, "ready", lambda *a, **k: pages.pop() if pages else ready(*a, **k))
+    assert second.work() is None and not pages
+    assert [attempt["machine_id"] for attempt in api.attempts(job_id)] == ["m-1"]
+
+
+def test_defect_02_a_node_that_wakes_up_after_its_job_moved_on_changes_nothing(
+    api: Api, first: Original, second: Original
+) -> None:
+    job_id = api.submit(**JOB)["id"]
+    taken(first)
+    first.checkpoint(job_id, 50).ok()
+    late = zip_key(job_id, 100)
+    token = first.token(late)
+    upload_id = first.begin(late, token).ok()["uploadId"]
+    etag = first.part(late, token, upload_id, b"the first's")
+    api.clock.advance(91)
+    assert taken(second)["resume_from"] == zip_key(job_id, 50)
+    second.checkpoint(job_id, 100, b"the second's").ok()
+    first.heartbeat(job_id, first.salad).refused(ErrorCode.JOB_NOT_RUNNING)
+    first.report("progress", job_id, zip_key(job_id, 50)).refused(ErrorCode.LEASE_LOST, "x-lease-token")
+    first.report("complete", job_id, zip_key(job_id, 50)).refused(ErrorCode.LEASE_LOST, "x-lease-token")
+    first.report("fail", job_id).refused(ErrorCode.LEASE_LOST, "x-lease-token")
+    # What it had begun to upload, or begins now, does not replace what is committed.
+    first.finish(late, token, upload_id, etag).refused(ErrorCode.CHECKPOINT_CONFLICT, "key")
+    first.begin(late, token).refused(ErrorCode.CHECKPOINT_CONFLICT, "key")
+    headers = {"x-upload-token": token}
+    single = api.call("PUT", f"/upload/{CHECKPOINTS}/{late}", key=first.key, headers=headers)
+    single.refused(ErrorCode.CHECKPOINT_CONFLICT, "key")
+    delete = api.call("DELETE", f"/upload/{CHECKPOINTS}/{late}?action=delete", key=first.key, headers=headers)
+    delete.refused(ErrorCode.CHECKPOINT_CONFLICT, "key")
+    assert api.objects()[late] == b"the second's"
+    view = api.job(job_id)
+    assert view["state"] == "running" and view["checkpoint_step"] == 100 and view["num_failures"] == 0
+
+
+def test_defect_02_a_url_that_outlives_the_check_is_not_given(api: Api, first: Original) -> None:
+    job_id = api.submit(**JOB)["id"]
+    taken(first)
+    key = zip_key(job_id, 50)
+    headers = {"x-upload-token": first.token(key)}
+    put = api.call("PUT", f"/upload/{CHECKPOINTS}/{key}", key=first.key, headers=headers)
+    put.refused(ErrorCode.INVALID_VALUE, "action")
+
+
+def test_defect_02_the_model_of_a_complete_job_stays(api: Api, first: Original) -> None:
+    job_id = api.submit(**JOB)["id"]
+    taken(first)
+    key = f"jobs/{job_id}/pytorch_lora_weights.safetensors"
+    token = first.token(key)
+    first.upload(key, b"trained").ok()
+    first.report("complete", job_id, key).ok()
+    first.begin(key, token).refused(ErrorCode.JOB_FINISHED, "key")
+    assert api.objects()[key] == b"trained"
+
+
+def test_defect_03_a_banned_job_starves_nobody(api: Api, first: Original, second: Original) -> None:
+    banned = api.submit(**JOB)["id"]
+    taken(first)
+    first.report("fail", banned).ok()
+    api.clock.advance(1)
+    others = []
+    for _ in range(3):
+        others.append(api.submit(**JOB)["id"])
+        api.clock.advance(1)
+    api.clock.advance(60)
+    # The original gave nothing with one job behind the ban, and the second of three.
+    assert {taken(first)["id"] for _ in range(3)} == set(others)
+    assert first.work() is None
+    assert taken(second)["id"] == banned
+
+
+@pytest.mark.parametrize("machine_id", [None, ""])
+def test_defect_04_machines_without_an_id_do_not_share_a_ban(api: Api, machine_id: str | None) -> None:
+    job_id = api.submit(**JOB)["id"]
+    nameless, other = Original(api, machine_id), Original(api, machine_id)
+    taken(nameless)
+    nameless.report("fail", job_id).ok()
+    api.clock.advance(15)
+    assert taken(other)["id"] == job_id
+
+
+def test_defect_05_bans_expire_and_download_tokens_are_good_once(api: Api, first: Original) -> None:
+    job_id = api.submit(**JOB)["id"]
+    taken(first)
+    first.report("fail", job_id).ok()
+    api.clock.advance(86_399)
+    assert first.work() is None, "a ban is seen at once and as long as it lasts"
+    api.clock.advance(1)
+    assert taken(first)["id"] == job_id
+    first.checkpoint(job_id, 50).ok()
+    key = zip_key(job_id, 50)
+    token = first.token(key, "download")
+    answers = [
+        api.get(f"/download/{CHECKPOINTS}/{key}", key=first.key, headers={"x-download-token": token}).status
+        for _ in range(3)
+    ]
+    assert answers == [302, 401, 401]
+
+
+def test_defect_06_terminal_states_stay_and_failures_are_counted_once(api: Api, first: Original) -> None:
+    complete = api.submit(**JOB)["id"]
+    taken(first)
+    key = f"jobs/{complete}/model.safetensors"
+    first.upload(key, b"trained").ok()
+    first.report("complete", complete, key).ok()
+    for answer in (
+        api.post(f"/job/{complete}/stop", key=first.key),
+        first.report("fail", complete),
+        first.report("progress", complete, zip_key(complete, 50)),
+    ):
+        answer.refused(ErrorCode.JOB_FINISHED)
+    canceled = api.submit(**JOB)["id"]
+    taken(first)
+    api.post(f"/job/{canceled}/stop").ok()
+    for what in ("complete", "fail", "progress"):
+        first.report(what, canceled, key).refused(ErrorCode.JOB_CANCELED)
+    assert [api.job(job_id)["status"] for job_id in (complete, canceled)] == ["complete", "canceled"]
+    api.get(f"/job/{canceled[:-1]}0/events").refused(ErrorCode.JOB_NOT_FOUND, "id")
+    failing = api.submit(**JOB)["id"]
+    taken(first)
+    for _ in range(3):
+        first.report("fail", failing).ok()
+    assert api.job(failing)["num_failures"] == 1
+
+
+def test_defect_07_pruning_counts_checkpoints_only_and_by_step(api: Api, first: Original, second: Original) -> None:
+    job_id = api.submit(**JOB)["id"]
+    taken(first)
+    stray = [f"jobs/{job_id}/{name}" for name in ("model.safetensors", "notes.txt", "checkpoint-9.zip.tmp")]
+    for key in stray:
+        first.upload(key, b"stray").ok()
+    for step in (50, 100, 150, 200):
+        first.checkpoint(job_id, step).ok()
+        api.clock.advance(10)
+    assert set(api.objects()) == {*stray, *(zip_key(job_id, step) for step in (100, 150, 200))}
+    # A late upload of an older step is the newest object, and no checkpoint.
+    first.upload(zip_key(job_id, 60), b"late").ok()
+    first.report("progress", job_id, zip_key(job_id, 60)).refused(ErrorCode.STEP_NOT_NEWER, "step")
+    # What somebody downloads stays.
+    token = second.token(zip_key(job_id, 100), "download")
+    for step in (250, 300):
+        first.checkpoint(job_id, step).ok()
+    headers = {"x-download-token": token}
+    got = api.get(f"/download/{CHECKPOINTS}/{zip_key(job_id, 100)}", key=second.key, headers=headers)
+    assert api.send("GET", got.headers["location"]).text == "zip 100"
+    assert sorted(api.checkpoints(job_id)) == [100, 200, 250, 300]
+    api.clock.advance(91)
+    assert taken(second)["resume_from"] == zip_key(job_id, 300)
+
+
+def test_defect_08_a_model_whose_complete_was_lost_is_no_checkpoint(
+    api: Api, first: Original, second: Original
+) -> None:
+    job_id = api.submit(**JOB)["id"]
+    taken(first)
+    first.checkpoint(job_id, 50).ok()
+    api.clock.advance(10)
+    first.upload(f"jobs/{job_id}/pytorch_lora_weights.safetensors", b"trained").ok()
+    api.clock.advance(91)
+    assert taken(second)["resume_from"] == zip_key(job_id, 50)
+
+
+def test_defect_09_inputs_beyond_a_thousand_are_listed(api: Api, first: Original) -> None:
+    for number in range(1005):
+        api.put_object("training-data", f"dog/{number:05d}.jpg")
+        api.put_object("training-data", f"class/{number:05d}.jpg")
+    api.submit(**JOB, class_prompt="a dog", class_data_prefix="class/")
+    job = taken(first)
+    assert job["instance_data_keys"] == [f"dog/{number:05d}.jpg" for number in range(1005)]
+    assert len(job["class_data_keys"]) == 1005
+
+
+def test_defect_10_a_key_may_hold_a_colon(api: Api, first: Original) -> None:
+    key = "a:b/training-data:c"
+    first.upload(key, b"x").ok()
+    got = api.get(
+        f"/download/{CHECKPOINTS}/{key}", key=first.key, headers={"x-download-token": first.token(key, "download")}
+    )
+    assert api.send("GET", got.headers["location"]).text == "x"
+
+
+def test_defect_11_no_byte_passes_the_api_and_uploads_can_be_given_up(api: Api, first: Original) -> None:
+    token = first.token("big")
+    upload_id = first.begin("big", token).ok()["uploadId"]
+    headers = {"x-upload-token": token}
+    part = f"/upload/{CHECKPOINTS}/big?uploadId={upload_id}&partNumber=1"
+    put = api.call("PUT", part, b"x" * 6_000_000, key=first.key, headers=headers)
+    assert put.status == 307 and put.text == ""
+    abort = f"/upload/{CHECKPOINTS}/big?action=mpu-abort&uploadId={upload_id}"
+    assert api.call("DELETE", abort, key=first.key, headers=headers).status == 204
+    assert api.objects() == {}
+
+
+def test_defect_12_there_is_progress_a_reason_and_a_pause(api: Api, first: Original, second: Original) -> None:
+    job_id = api.submit(**JOB)["id"]
+    taken(first)
+    first.heartbeat(job_id, {**first.salad, "step": 40, "total_steps": 500, "metrics": {"loss": 0.4}}).ok()
+    assert api.job(job_id)["progress"]["step"] == 40
+    first.checkpoint(job_id, 50).ok()
+    api.post(f"/job/{job_id}/pause").ok()
+    # It knows no directives: the job is taken from it as if it had been canceled.
+    first.heartbeat(job_id).refused(ErrorCode.JOB_NOT_RUNNING)
+    view = api.job(job_id)
+    assert view["state"] == "paused" and view["reason"]["code"] == "paused_by_user"
+    assert second.work() is None
+    api.post(f"/job/{job_id}/resume").ok()
+    assert taken(second)["resume_from"] == zip_key(job_id, 50)
+    second.report("fail", job_id).ok()
+    assert api.attempts(job_id)[1]["reason"]["code"] == "script_error"
+
+
+def test_an_original_client_is_given_no_job_of_another_kind(api: Api, first: Original) -> None:
+    api.submit()
+    assert first.work() is None
+    assert api.get("/work/peek", key=first.key).ok() == []
+    job_id = api.submit(**JOB)["id"]
+    (peeked,) = api.get("/work/peek", key=first.key).ok()
+    assert peeked["id"] == job_id and peeked["status"] == "pending" and peeked["last_heartbeat"] is None

@@ -1,0 +1,52 @@
+"""What the frequent calls cost in requests to AWS, counted at the client: the dispatcher on the emulated cloud.
+
+The counts are exact, so they are tests; times are measured by `make bench` and never here.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from functions.local.emulator import Emulator
+from tests.emulator import unique
+from tests.performance.plane import Plane
+from tests.performance.request_counts import FILES, claim_requests, commit_cost, heartbeat_requests
+
+pytestmark = pytest.mark.emulator
+
+
+@pytest.fixture(scope="module")
+def plane(emulator: Emulator) -> Plane:
+    """A deployment of this module's own."""
+    return Plane(emulator.endpoint_url, f"{unique('counts')}-")
+
+
+def test_a_heartbeat_is_exactly_one_update(plane: Plane) -> None:
+    assert heartbeat_requests(plane) == {"dynamodb.UpdateItem": 1}
+
+
+def test_an_undisturbed_claim_is_one_query_and_one_write(plane: Plane) -> None:
+    assert claim_requests(plane) == {"dynamodb.Query": 1, "dynamodb.TransactWriteItems": 1}
+
+
+def test_an_undisturbed_claim_costs_the_same_with_more_jobs_waiting(plane: Plane) -> None:
+    plane.fill(60)
+    assert claim_requests(plane) == {"dynamodb.Query": 1, "dynamodb.TransactWriteItems": 1}
+
+
+def test_a_checkpoint_takes_two_calls_besides_its_blobs_and_one_transaction(plane: Plane) -> None:
+    cost = commit_cost(plane)
+    assert cost.api_calls == 2
+    assert cost.blobs == len(FILES)
+    assert cost.requests["dynamodb.TransactWriteItems"] == 1
+    # Each blob is looked at by either call; nothing searches the table or the bucket.
+    assert cost.requests["s3.HeadObject"] == 2 * len(FILES)
+    assert not {"dynamodb.Scan", "s3.ListObjectsV2"} & set(cost.requests)
+    assert [record.step for record in plane.context.jobs.checkpoints(cost.job_id, limit=10).items] == [1]
+
+
+def test_retention_after_a_commit_takes_no_further_call(plane: Plane) -> None:
+    cost = commit_cost(plane, earlier=4)
+    assert cost.api_calls == 2
+    assert cost.requests["dynamodb.TransactWriteItems"] == 1
+    assert [record.step for record in plane.context.jobs.checkpoints(cost.job_id, limit=10).items] == [5, 4, 3]
