@@ -41,8 +41,14 @@ format: setup ## let the formatter decide
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
+bench: setup ## measure cost and speed (about 8 minutes on a quiet machine); writes bench-report/
+	$(BIN)/python -m tests.performance
+
 openapi: setup ## write functions/api/openapi.json anew
 	$(BIN)/python -m functions.api.openapi > functions/api/openapi.json
+
+demo: setup ## train for real, kill the worker, resume, compare: see demo-report/
+	$(BIN)/python -m demo
 
 constraints: $(VENV)/.ready ## recompute the pinned versions
 	$(BIN)/uv pip compile --quiet --universal --python-version 3.11 --no-annotate --no-header --all-extras \

@@ -189,7 +189,7 @@ ERRORS: dict[ErrorCode, ErrorInfo] = {
     ErrorCode.UNAVAILABLE: ErrorInfo(
         503,
         "Storage is not reachable at the moment.",
-        "Wait as Retry-After says, then repeat; nothing was changed.",
+        "Wait as Retry-After says, then repeat; repeating is safe.",
     ),
 }
 

@@ -1,0 +1,148 @@
+"""The two pictures of the report."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter, MaxNLocator
+
+from demo.follow import Point, equal_losses
+from demo.measure import Readings
+from demo.summary import Interruption
+
+INK = "#22252b"
+FAINT = "#6f7680"
+UNDISTURBED = "#c9ced6"
+ATTEMPTS = ("#2f6fb3", "#d9822b")
+KILL = "#c0392b"
+BAND = "#f6ead9"
+DPI = 160
+
+
+def draw_loss(points: Sequence[Point], undisturbed: Sequence[Point], cut: Interruption, steps: int, path: Path) -> None:
+    """Loss against step, by attempt, over the undisturbed run; the kill marked, the repeated steps shaded."""
+    figure, axes = _figure(9.0, 5.5)
+    repeated = max(cut.killed_at_step - cut.resumed_from_step, 0)
+    axes.axvspan(cut.resumed_from_step, cut.killed_at_step, color=BAND, linewidth=0, zorder=0)
+    smooth = sorted(undisturbed, key=lambda point: point.step)
+    axes.plot(
+        [point.step for point in smooth], [point.loss for point in smooth],
+        color=UNDISTURBED, linewidth=5, solid_capstyle="round", label="the same job, undisturbed", zorder=1,
+    )  # fmt: skip
+    for epoch, (colour, label) in enumerate(
+        zip(ATTEMPTS, ("attempt 1, killed", "attempt 2, on another machine"), strict=True), start=1
+    ):
+        own = [point for point in points if point.epoch == epoch]
+        axes.plot(
+            [point.step for point in own], [point.loss for point in own],
+            color=colour, linewidth=1.3, marker="o", markersize=4.5, label=label, zorder=2 + epoch,
+        )  # fmt: skip
+    axes.axvline(cut.killed_at_step, color=KILL, linewidth=1.4, zorder=2)
+    axes.set_yscale("log")
+    axes.set_xlim(0, steps * 1.01)
+    axes.set_ylim(top=axes.get_ylim()[1] * 1.6)
+    axes.set_xlabel("training step", color=INK)
+    axes.set_ylabel("cross-entropy loss of the batch (nats, log scale)", color=INK)
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True, steps=[1, 2, 5, 10]))
+    for step, offset, side, colour, text in (
+        (cut.killed_at_step, 8, "left", KILL,
+         f"SIGKILL at step {cut.killed_at_step},\nnext step {cut.first_new_step_s:.0f} s later"),
+        (cut.resumed_from_step, -8, "right", ATTEMPTS[1],
+         f"resumed from {cut.resumed_from_step},\n{repeated} steps repeated"),
+    ):  # fmt: skip
+        axes.annotate(
+            text, (step, 1), xycoords=axes.get_xaxis_transform(), xytext=(offset, -4), textcoords="offset points",
+            color=colour, va="top", ha=side, fontsize=10,
+        )  # fmt: skip
+    axes.legend(loc="upper right", frameon=False, labelcolor=INK, fontsize=10, borderaxespad=0.2)
+    explanation = "Each dot is the loss of one batch."
+    equal, common = equal_losses(points, undisturbed)
+    if common:
+        where = f"all {common}" if equal == common else f"only {equal} of {common}"
+        explanation += f" At {where} steps that both runs reported, the losses are exactly equal."
+    _title(axes, "Killed, resumed on another machine, and back on the same curve", explanation)
+    _save(figure, path)
+
+
+def draw_predictions(readings: Readings, path: Path, *, columns: int = 12, rows: int = 6) -> None:
+    """A grid of held-out digits with what the model read; the misread ones first and framed."""
+    shown = choose(readings, columns * rows)
+    figure = Figure(figsize=(columns * 0.82, rows * 1.04 + 0.95), dpi=DPI, facecolor="white")
+    FigureCanvasAgg(figure)
+    grid = figure.subplots(rows, columns, squeeze=False, gridspec_kw={"wspace": 0.25, "hspace": 0.42})
+    figure.subplots_adjust(left=0.03, right=0.97, bottom=0.04, top=1 - 0.95 / figure.get_figheight())
+    wrong = set(readings.wrong.tolist())
+    for axes in grid.flat:
+        axes.set_axis_off()
+    for axes, index in zip(grid.flat, shown, strict=False):
+        _digit(axes, readings, index, misread=index in wrong)
+    whole = len(readings.predicted)
+    figure.text(
+        0.03, 0.965, f"{whole - len(wrong)} of {whole} digits it has never seen are read correctly "
+        f"({100 * readings.accuracy:.1f} %)", color=INK, fontsize=14, fontweight="bold", va="top",
+    )  # fmt: skip
+    figure.text(0.03, 0.965 - 0.30 / figure.get_figheight(), _legend(len(wrong), len(shown)), color=FAINT, va="top")
+    _save(figure, path)
+
+
+def choose(readings: Readings, places: int) -> list[int]:
+    """Which held-out digits to show: the misread ones (up to half of the places), then others, evenly spread."""
+    wrong: list[int] = readings.wrong.tolist()[: places // 2]
+    misread = set(readings.wrong.tolist())
+    right = [index for index in range(len(readings.predicted)) if index not in misread]
+    free = min(places - len(wrong), len(right))
+    spread = np.linspace(0, len(right) - 1, free).round().astype(int).tolist() if free else []
+    return [*wrong, *(right[place] for place in spread)]
+
+
+def _legend(wrong: int, shown: int) -> str:
+    if not wrong:
+        return f"{shown} of them; below each what the model read"
+    first = "the misread one comes first" if wrong == 1 else f"the {wrong} misread ones come first"
+    return f"{shown} of them; below each what the model read; {first}"
+
+
+def _digit(axes: Axes, readings: Readings, index: int, *, misread: bool) -> None:
+    axes.set_axis_on()
+    axes.imshow(readings.digits.images[index], cmap="gray_r", vmin=0, vmax=255, interpolation="nearest")
+    axes.set_xticks([])
+    axes.set_yticks([])
+    for spine in axes.spines.values():
+        spine.set_color(KILL if misread else "#dfe3e8")
+        spine.set_linewidth(2.0 if misread else 0.8)
+    label = f"{readings.predicted[index]}"
+    if misread:
+        label += f", is {readings.digits.labels[index]}"
+    axes.set_xlabel(label, color=KILL if misread else INK, fontsize=10, labelpad=3)
+
+
+def _figure(width_in: float, height_in: float) -> tuple[Figure, Axes]:
+    figure = Figure(figsize=(width_in, height_in), dpi=DPI, facecolor="white", layout="constrained")
+    FigureCanvasAgg(figure)
+    axes = figure.subplots()
+    for side in ("top", "right"):
+        axes.spines[side].set_visible(False)
+    for side in ("left", "bottom"):
+        axes.spines[side].set_color(FAINT)
+    axes.tick_params(colors=INK, which="both")
+    axes.grid(visible=True, axis="y", color="#eceff2", linewidth=0.8)
+    axes.set_axisbelow(True)
+    return figure, axes
+
+
+def _title(axes: Axes, text: str, explanation: str) -> None:
+    axes.set_title(text, loc="left", color=INK, fontsize=14, fontweight="bold", pad=30)
+    axes.annotate(
+        explanation, (0, 1), xycoords="axes fraction", xytext=(0, 14), textcoords="offset points",
+        color=FAINT, fontsize=10,
+    )  # fmt: skip
+
+
+def _save(figure: Figure, path: Path) -> None:
+    figure.savefig(path)

@@ -1,0 +1,84 @@
+"""The numbers that the demo reports."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from contract.history import AttemptView
+from contract.jobs import AttemptEnd
+from demo.summary import DEFINITIONS, Caller, Interruption, Result, caller_of, megabytes, worker_stats
+
+
+def result(*, killed_at: int = 215, resumed_from: int = 160, different: list[str] | None = None) -> Result:
+    return Result(
+        job_id="a",
+        undisturbed_job_id="b",
+        steps_wanted=500,
+        interruption=Interruption(killed_at, resumed_from, 3, 8.97, 10.87),
+        attempts=[
+            AttemptView(epoch=1, started_at=1, ended_at=5, end=AttemptEnd.INTERRUPTED, log_tail=["long"]),
+            AttemptView(epoch=2, started_at=5, ended_at=9, end=AttemptEnd.COMPLETE, resumed_step=resumed_from),
+        ],
+        accuracy=356 / 360,
+        held_out=360,
+        different_tensors=different or [],
+        weights_blake3="ab" * 32,
+        undisturbed_weights_blake3="ab" * 32,
+        callers={
+            "user": Caller({"submit": 2, "attempts": 30}, 1000, 10),
+            "worker-1": Caller({"heartbeat": 4, "claim": 1}, 500, 2_000_000),
+            "worker-2": Caller({"heartbeat": 9, "claim": 3}, 0, 0),
+        },
+        durations_s={"total": 80.0},
+    )
+
+
+def test_the_summary_adds_everybody_up() -> None:
+    summary = result().as_dict()
+    assert summary["attempts"] == 2
+    assert summary["steps_repeated"] == 55
+    assert summary["steps_trained"] == 555
+    assert summary["bit_identical"] is True
+    assert summary["control_plane_calls"]["total"] == 49
+    assert summary["control_plane_calls"]["by_kind"] == {"attempts": 30, "heartbeat": 13, "claim": 4, "submit": 2}
+    assert summary["bytes_uploaded"] == 1500
+    assert summary["bytes_downloaded"] == 2_000_010
+    assert [attempt["end"] for attempt in summary["attempt_history"]] == ["interrupted", "complete"]
+    assert json.loads(json.dumps(summary)) == summary
+
+
+def test_every_definition_defines_a_number_of_the_summary() -> None:
+    assert DEFINITIONS.keys() <= result().as_dict().keys()
+
+
+def test_one_differing_tensor_is_not_identical() -> None:
+    assert result(different=["0.weight"]).as_dict()["bit_identical"] is False
+
+
+def test_a_kill_right_after_a_checkpoint_repeats_nothing() -> None:
+    assert result(killed_at=160).steps_repeated == 0
+    assert result(killed_at=158).steps_repeated == 0
+
+
+def test_the_plain_words_carry_the_numbers() -> None:
+    words = " ".join(result().in_plain_words())
+    for fact in ("step 215 of 500 (43 %)", "checkpoint of step 160", "9.0 s after", "55 steps", "356 of 360", "98.9 %"):
+        assert fact in words
+    assert "49 calls" in words
+
+
+def test_a_workers_statistics_are_read_and_may_be_missing(tmp_path: Path) -> None:
+    path = tmp_path / "stats.json"
+    assert worker_stats(path) == Caller()
+    calls = {"requests": {"claim": 1}, "retries": {}, "refusals": {}}
+    path.write_text(json.dumps({"calls": calls, "transfer": {"uploaded_bytes": 5, "downloaded_bytes": 7}}))
+    assert worker_stats(path) == caller_of({"claim": 1}, {"uploaded_bytes": 5, "downloaded_bytes": 7})
+    assert worker_stats(path).downloaded_bytes == 7
+
+
+@pytest.mark.parametrize(("size_bytes", "text"), [(0, "0 kB"), (340_000, "340 kB"), (1_250_000, "1.2 MB")])
+def test_sizes_are_readable(size_bytes: int, text: str) -> None:
+    assert megabytes(size_bytes) == text
