@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import logging
+import os
 import sys
+import threading
+import time
 
 from pydantic import ValidationError
 
 from gpu_client.agent.loop import Agent
-from gpu_client.agent.settings import AgentSettings
+from gpu_client.agent.settings import AgentSettings, problems_of
 from gpu_client.agent.signals import StopRequest, stop_on_signals
 from gpu_client.agent.workspace import Workspace, WorkspaceError
 from gpu_client.transport.api import BatonClient
@@ -16,36 +19,59 @@ from gpu_client.transport.transfer import Transfer
 
 EXIT_BAD_SETTINGS = 2
 EXIT_WORKSPACE = 3
+EXIT_HURRIED = 4
+
+HURRY_S = 5.0
+"""After a second signal, what hangs is left hanging after this long. The trainer dies with the agent."""
+
+logger = logging.getLogger("baton.agent")
 
 
 def main() -> int:
     """Run an agent until it is done or told to stop. Returns the exit code."""
     try:
         settings = AgentSettings()
+        client = BatonClient(settings.api_url, settings.api_key.get_secret_value())
     except ValidationError as error:
-        for problem in error.errors(include_url=False, include_input=False):
-            name = "_".join(str(part) for part in problem["loc"]).upper()
-            variable = name if name.startswith(("BATON_", "SALAD_")) else f"BATON_{name}"
-            sys.stderr.write(f"{variable}: {problem['msg']}\n")
+        sys.stderr.writelines(f"{problem}\n" for problem in problems_of(error))
+        return EXIT_BAD_SETTINGS
+    except ValueError as error:
+        sys.stderr.write(f"BATON_API_URL, BATON_API_KEY: {error}\n")
         return EXIT_BAD_SETTINGS
     logging.basicConfig(
         level=settings.log_level, format="%(asctime)s %(levelname)s %(name)s: %(message)s", stream=sys.stderr
     )
+    # At DEBUG it would log every URL, queries included.
+    logging.getLogger("urllib3").setLevel(logging.INFO)
     stop = StopRequest()
+    threading.Thread(target=_leave_at_once, args=(stop,), name="hurry", daemon=True).start()
     try:
         workspace = Workspace.open(settings.workspace, settings.worker_id)
     except (WorkspaceError, OSError) as error:
-        sys.stderr.write(f"BATON_WORKSPACE={settings.workspace}: {error}\n")
-        return EXIT_WORKSPACE
-    client = BatonClient(settings.api_url, settings.api_key.get_secret_value())
+        return _unusable(settings, error)
     transfer = Transfer(workers=settings.transfers)
     with workspace, stop_on_signals(stop):
         agent = Agent(settings, client=client, transfer=transfer, workspace=workspace, stop=stop)
         try:
             return agent.run()
+        except WorkspaceError as error:
+            return _unusable(settings, error)
         finally:
             transfer.close()
             client.close()
+
+
+def _unusable(settings: AgentSettings, error: Exception) -> int:
+    sys.stderr.write(f"BATON_WORKSPACE={settings.workspace}: {error}\n")
+    return EXIT_WORKSPACE
+
+
+def _leave_at_once(stop: StopRequest) -> None:
+    """The backstop behind every wait that does not look at the second signal."""
+    stop.wait_now()
+    time.sleep(HURRY_S)
+    logger.error("something hangs: leaving without it")
+    os._exit(EXIT_HURRIED)
 
 
 if __name__ == "__main__":

@@ -5,19 +5,23 @@ from __future__ import annotations
 import logging
 import shutil
 import threading
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from enum import Enum
 from pathlib import Path
 
+from gpu_client.agent.conditions import Condition
+from gpu_client.checkpoints.errors import BadDirectory
 from gpu_client.checkpoints.watch import CreatedBy
+from gpu_client.transport.cancel import CancelEvent
 from gpu_client.transport.errors import (
     ApiError,
     BatonError,
-    DiskFull,
+    FileChanged,
     LeaseExpired,
     LeaseLost,
     TransferCanceled,
-    TransferError,
     Unreachable,
 )
 
@@ -25,6 +29,13 @@ logger = logging.getLogger("baton.committer")
 
 RETRY_S = 2.0
 """Pause before a commit that failed on the way is tried again, unless a newer checkpoint took its place."""
+
+MAX_TRIES = 5
+"""How often a commit is tried that fails for a reason that may pass but need not: a full disk, a refused upload."""
+
+POLL_S = 0.1
+CLOSE_WAIT_S = 5.0
+"""How long `close` waits for a call that hangs. Its thread is a daemon, and the lease it writes with is ending."""
 
 
 @dataclass(frozen=True)
@@ -37,32 +48,47 @@ class Staged:
     created_by: CreatedBy
 
 
-class Committer:
-    """A thread that commits staged checkpoints until closed.
+class _Verdict(Enum):
+    """What becomes of a checkpoint after one try."""
 
-    `commit` does one; `prove` says whether the lease holds at this moment. An error that can pass (network, storage) is
-    tried again until a newer checkpoint comes; nothing counts as committed before `commit` returned.
+    COMMITTED = "committed"
+    AGAIN = "again"
+    """The control plane or the store cannot be reached: try until it can, or a newer one takes its place."""
+    PERHAPS = "perhaps"
+    """Try again, but not for ever."""
+    GIVEN_UP = "given up"
+
+
+class Committer:
+    """A thread that commits staged checkpoints until closed. Whatever goes wrong with one, the next has its chance.
+
+    `commit` does one, and ends early when the event it is handed is set; `prove` says whether the lease holds at this
+    moment. Nothing counts as committed before `commit` returned. `over` is set when nothing may be committed any more.
     """
 
     def __init__(
         self,
-        commit: Callable[[Staged], object],
+        commit: Callable[[Staged, CancelEvent], object],
         prove: Callable[[], bool],
         *,
-        on_lost: Callable[[BaseException], None],
-        stopped: threading.Event,
+        on_lost: Callable[[LeaseLost], None],
+        over: CancelEvent,
+        retry_s: float = RETRY_S,
     ) -> None:
         self._commit = commit
         self._prove = prove
         self._on_lost = on_lost
-        self._stopped = stopped
+        self._closing = False
+        self._cancel = Condition(lambda: self._closing or over.is_set())
+        self._retry_s = retry_s
         self._changed = threading.Condition()
         self._waiting: Staged | None = None
+        self._tries = 0
         self._busy = False
-        self._closing = False
         self.committed_steps: list[int] = []
         self.skipped_steps: list[int] = []
-        self.last_error: BatonError | OSError | None = None
+        """Handed over but not committed: a newer one took their place, or they were given up."""
+        self.last_error: BaseException | None = None
         self._thread = threading.Thread(target=self._run, name="committer", daemon=True)
         self._thread.start()
 
@@ -70,78 +96,92 @@ class Committer:
         """Hand over a checkpoint; one that is still waiting is passed over for it."""
         with self._changed:
             if self._waiting is not None:
-                self._drop(self._waiting)
+                self._drop(self._waiting, "a newer one")
             self._waiting = staged
+            self._tries = 0
             self._changed.notify_all()
 
-    def drain(self, timeout_s: float, give_up: Callable[[], bool] = lambda: False) -> bool:
-        """Wait until nothing is waiting or under way; False if that takes longer or `give_up` says so."""
-        waited_s = 0.0
+    def drain(self, give_up: Callable[[], bool] = lambda: False) -> bool:
+        """Wait until nothing is waiting or under way; False if `give_up` says so, or nothing may be committed."""
         with self._changed:
             while self._waiting is not None or self._busy:
-                if waited_s >= timeout_s or give_up() or self._stopped.is_set():
+                if give_up() or self._cancel.is_set():
                     return False
-                self._changed.wait(0.1)
-                waited_s += 0.1
+                self._changed.wait(POLL_S)
         return True
 
     def close(self) -> None:
-        """End the thread; what is under way is stopped by the `stopped` event, not here."""
+        """Stop what is under way and end the thread. What was not committed by now is not committed."""
+        self._closing = True
         with self._changed:
-            self._closing = True
             self._changed.notify_all()
-        self._thread.join()
+        self._thread.join(CLOSE_WAIT_S)
 
     def _run(self) -> None:
-        while True:
-            with self._changed:
-                while self._waiting is None and not self._closing:
-                    self._changed.wait()
-                if self._waiting is None or self._stopped.is_set():
-                    return
-                staged, self._waiting, self._busy = self._waiting, None, True
-            again = self._try(staged)
+        while (staged := self._next()) is not None:
+            verdict = self._try(staged)
             with self._changed:
                 self._busy = False
-                keep = again and self._waiting is None and not self._closing
-                if keep:
+                if verdict is _Verdict.COMMITTED:
+                    self.committed_steps.append(staged.step)
+                    shutil.rmtree(staged.path, ignore_errors=True)
+                elif self._waiting is not None:
+                    self._drop(staged, "a newer one")
+                elif verdict is _Verdict.GIVEN_UP or self._cancel.is_set():
+                    self._drop(staged, "good")
+                else:
                     self._waiting = staged
-                elif again:
-                    self._drop(staged)
+                    self._pause()
                 self._changed.notify_all()
-            if not again:
-                shutil.rmtree(staged.path, ignore_errors=True)
-            elif self._stopped.wait(RETRY_S):
-                return
 
-    def _try(self, staged: Staged) -> bool:
-        """One attempt at a commit; True if it should be tried again."""
+    def _next(self) -> Staged | None:
+        """The checkpoint to commit now; None at the end."""
+        with self._changed:
+            while self._waiting is None and not self._cancel.is_set():
+                self._changed.wait(POLL_S * 5)
+            staged, self._waiting = self._waiting, None
+            if staged is not None and self._cancel.is_set():
+                self._drop(staged, "good")
+                return None
+            self._busy = staged is not None
+            return staged
+
+    def _pause(self) -> None:
+        """Wait before the next try, unless something newer comes or nothing may be committed. Lock held."""
+        staged, until = self._waiting, time.monotonic() + self._retry_s
+        while self._waiting is staged and not self._cancel.is_set() and (left_s := until - time.monotonic()) > 0:
+            self._changed.wait(min(left_s, POLL_S))
+
+    def _try(self, staged: Staged) -> _Verdict:
+        self._tries += 1
         try:
             if not self._prove():
-                return True
-            self._commit(staged)
-        except (LeaseLost, LeaseExpired) as error:
-            if isinstance(error, LeaseExpired):
-                return True
+                return _Verdict.AGAIN
+            self._commit(staged, self._cancel)
+        except LeaseLost as error:
             self._on_lost(error)
-            return False
+            return _Verdict.GIVEN_UP
+        except (LeaseExpired, Unreachable) as error:
+            return self._noted(staged, error, _Verdict.AGAIN)
         except TransferCanceled:
-            return False
-        except ApiError as error:
-            self._note(staged, error)
-            return False
-        except (Unreachable, TransferError, DiskFull, OSError) as error:
-            self._note(staged, error)
-            return True
+            return _Verdict.GIVEN_UP
+        except (ApiError, BadDirectory, FileChanged) as error:
+            return self._noted(staged, error, _Verdict.GIVEN_UP)
+        except (BatonError, OSError) as error:
+            return self._noted(staged, error, _Verdict.PERHAPS if self._tries < MAX_TRIES else _Verdict.GIVEN_UP)
+        except Exception as error:
+            # Whatever it is, it must not end the commits of all later checkpoints without a word.
+            logger.exception("the commit of step %d failed in an unexpected way", staged.step)
+            return self._noted(staged, error, _Verdict.GIVEN_UP)
         self.last_error = None
-        self.committed_steps.append(staged.step)
-        return False
+        return _Verdict.COMMITTED
 
-    def _note(self, staged: Staged, error: BatonError | OSError) -> None:
+    def _noted(self, staged: Staged, error: Exception, verdict: _Verdict) -> _Verdict:
         self.last_error = error
         logger.warning("checkpoint of step %d is not committed: %s", staged.step, error)
+        return verdict
 
-    def _drop(self, staged: Staged) -> None:
+    def _drop(self, staged: Staged, instead: str) -> None:
         self.skipped_steps.append(staged.step)
-        logger.info("checkpoint of step %d is passed over for a newer one", staged.step)
+        logger.info("checkpoint of step %d is passed over for %s", staged.step, instead)
         shutil.rmtree(staged.path, ignore_errors=True)

@@ -12,71 +12,52 @@ import signal
 import threading
 import time
 from collections.abc import Callable
-from enum import StrEnum
-from functools import partial
-from typing import TypeVar
 
+from contract.errors import ErrorCode
 from contract.jobs import FailureClass
-from contract.work import (
-    CompleteRequest,
-    DeclaredArtifact,
-    Directive,
-    FailRequest,
-    HeartbeatRequest,
-    ReleaseRequest,
-    WorkItem,
-)
-from gpu_client.agent.channel_server import ChannelServer, StopReason
-from gpu_client.agent.committer import Committer, Staged
+from contract.work import Directive, HeartbeatRequest, WorkItem
+from gpu_client.agent.attempt_errors import expected, failure_of, start_failure
+from gpu_client.agent.channel_server import ChannelServer, Progress, StopReason
+from gpu_client.agent.committer import Committer
+from gpu_client.agent.conditions import Condition, once
 from gpu_client.agent.failures import ExitStatus, Failure, classify
+from gpu_client.agent.harvest import Harvest
 from gpu_client.agent.inputs import fetch_inputs
-from gpu_client.agent.lease import LeaseKeeper, Lost
+from gpu_client.agent.last_word import LastWord, Outcome
+from gpu_client.agent.lease import LeaseKeeper, Lost, key_is_refused
+from gpu_client.agent.leased_calls import LeasedCalls
 from gpu_client.agent.log_shipper import LogShipper
 from gpu_client.agent.settings import AgentSettings
 from gpu_client.agent.signals import StopLevel, StopRequest
 from gpu_client.agent.supervisor import Supervisor, TrainerProcess
 from gpu_client.agent.trainer_environment import expanded, trainer_environment
 from gpu_client.agent.trainer_output import TrainerOutput
-from gpu_client.agent.workspace import DiskFullError, JobDirectories, Workspace
-from gpu_client.checkpoints.artifacts import MissingOutput, collect_outputs, upload_artifacts
-from gpu_client.checkpoints.restore import RestoreFailed, restore
-from gpu_client.checkpoints.upload import commit_checkpoint
-from gpu_client.checkpoints.watch import CheckpointWatcher, ReadyCheckpoint, StageError, stage
+from gpu_client.agent.workspace import JobDirectories, Workspace, WorkspaceError, disk_errors
+from gpu_client.checkpoints.artifacts import collect_outputs, upload_artifacts
+from gpu_client.checkpoints.restore import restore
 from gpu_client.transport.api import BatonClient
 from gpu_client.transport.errors import (
-    ApiError,
-    DiskFull,
-    LeaseExpired,
+    BatonError,
+    DigestMismatch,
     LeaseLost,
     NotStoredYet,
-    ObjectMissing,
     TransferCanceled,
-    TransferError,
-    Unreachable,
-    UnsafePath,
+    Unauthorized,
 )
 from gpu_client.transport.transfer import Transfer
 
 logger = logging.getLogger("baton.job")
 
-T = TypeVar("T")
-
 POLL_S = 0.1
-WATCH_EVERY_S = 0.5
-REPORT_RETRY_S = 2.0
 LOST_GRACE_S = 5.0
 """A trainer whose lease is lost works for nothing: it gets only this long to end."""
-MAX_LOG_TAIL = 50
-
-
-class Outcome(StrEnum):
-    """How an attempt ended, as the agent sees it."""
-
-    COMPLETE = "complete"
-    FAILED = "failed"
-    RELEASED = "released"
-    CANCELED = "canceled"
-    LOST = "lost"
+LEAVE_MIN_S = 30.0
+"""After a SIGTERM, and after the trainer's own grace, the last checkpoint has at least this long to be stored."""
+PATIENCE_S = 600.0
+"""The same where the machine stays: after a pause, a failure, the end of the training."""
+COMPLETE_TRIES = 5
+COMPLETE_RETRY_S = 2.0
+LOG_BUDGET_S = 10.0
 
 
 class JobRun:
@@ -105,57 +86,66 @@ class JobRun:
         self._started_at = int(time.time())
         self._ended = threading.Event()
         """The lease is gone: every transfer and wait ends."""
-        self._leave = threading.Event()
-        """Ends transfers of phases that are not worth finishing before the job is handed back."""
         self._lost: Lost | None = None
         self._pause_reason = ""
         self._checkpoint_asked = False
+        self._asked_to_leave = False
+        """The trainer was told, over the channel, to leave: its clean end need not be the end of the training."""
         self._channel: ChannelServer | None = None
+        self._output = TrainerOutput(echo=lambda line: logger.debug("| %s", line))
+        self._shipper: LogShipper | None = None
         # A heartbeat that takes longer than the interval is one that did not come.
-        self._heart = client.within(max(float(item.heartbeat_interval_s), 2.0))
+        heart = client.within(max(float(item.heartbeat_interval_s), 2.0))
         self._keeper = LeaseKeeper(
             item,
-            lambda request: self._heart.heartbeat(item.id, item.lease_token, request),
+            lambda request: heart.heartbeat(item.id, item.lease_token, request),
             self._status,
             on_directive=self._directed,
             on_lost=self._lease_lost,
             claimed_at=claimed_at,
         )
+        self._calls = LeasedCalls(client, self._keeper, given_up=self._out_of_time)
+        self._last_word = LastWord(item, settings.identity(), self._calls, self._ship_last_lines)
 
     def run(self) -> Outcome:
-        """Do the attempt. Raises only what nobody expected; the lease then runs out by itself."""
+        """Do the attempt. Raises WorkspaceError if the disk cannot be cleared for the next one."""
         item = self._item
         logger.info("job %s, attempt %d: claimed", item.id, item.epoch)
         self._keeper.start()
         try:
-            outcome = self._attempt()
-        except LeaseLost as error:
-            self._lease_lost(Lost(error.code, error.message))
-            outcome = self._lost_outcome()
-        except TransferCanceled:
-            outcome = self._lost_outcome() if self._ended.is_set() else self._release()
-        except (DiskFull, DiskFullError) as error:
-            outcome = self._fail(Failure(FailureClass.DISK_FULL, str(error)))
-        except (ObjectMissing, UnsafePath) as error:
-            outcome = self._fail(Failure(FailureClass.BAD_INPUT, str(error)))
-        except RestoreFailed as error:
-            outcome = self._fail(Failure(FailureClass.RESTORE_FAILED, str(error)))
-        except MissingOutput as error:
-            outcome = self._fail(Failure(FailureClass.MISSING_OUTPUT, str(error)))
-        except (TransferError, Unreachable) as error:
-            outcome = self._fail(Failure(FailureClass.TRANSFER_FAILED, str(error)))
+            outcome = self._settled()
         finally:
             self._ended.set()
             self._keeper.close()
-        self._workspace.purge()
         self._workspace.clear_state()
         logger.info("job %s, attempt %d: %s", item.id, item.epoch, outcome)
+        self._workspace.purge()
         return outcome
+
+    def _settled(self) -> Outcome:
+        """The top boundary of an attempt: whatever happens in it ends in a report, not in a dead agent.
+
+        An error that kills the agent would be met again by the next one that is handed this job, and by no budget.
+        """
+        try:
+            return self._attempt()
+        except LeaseLost as error:
+            self._lease_lost(Lost(error.code, error.message))
+            return self._lost_outcome()
+        except TransferCanceled:
+            return self._lost_outcome() if self._ended.is_set() else self._release()
+        except Exception as error:
+            if isinstance(error, Unauthorized) and key_is_refused(error):
+                self._lease_lost(Lost(error.code, error.message))
+                return self._lost_outcome()
+            if not expected(error):
+                logger.exception("job %s: error in the agent while %s", self._item.id, self._phase)
+            return self._fail(failure_of(error))
 
     # What others leave notes about
 
     def _status(self) -> HeartbeatRequest:
-        progress = self._channel.progress() if self._channel else None
+        progress = self._progress()
         identity = self._settings.identity().model_dump()
         self._on_progress()
         if progress is None:
@@ -172,8 +162,8 @@ class JobRun:
         if directive is Directive.PAUSE:
             self._pause_reason = reason or "paused"
         elif directive is Directive.CHECKPOINT and self._channel and not self._checkpoint_asked:
-            self._checkpoint_asked = True
-            self._channel.request_checkpoint()
+            # Before the trainer has connected nobody hears it: then the next heartbeat says it again.
+            self._checkpoint_asked = self._channel.request_checkpoint() > 0
 
     def _lease_lost(self, lost: Lost) -> None:
         if self._lost is None:
@@ -187,288 +177,219 @@ class JobRun:
             return "release"
         return "pause" if self._pause_reason else None
 
+    def _interrupted(self) -> bool:
+        return self._ended.is_set() or self._leaving() is not None
+
+    def _out_of_time(self) -> bool:
+        """We have to leave, and the time for doing so in good order is used up."""
+        if self._stop.level is StopLevel.NOW:
+            return True
+        grace_s = float(self._item.stop_grace_s)
+        return self._stop.pending_s() > grace_s + max(grace_s, LEAVE_MIN_S)
+
+    def _progress(self) -> Progress | None:
+        return self._channel.progress() if self._channel else None
+
+    def _enter(self, phase: str) -> None:
+        self._phase = phase
+        item = self._item
+        try:
+            self._workspace.write_state(item.id, item.epoch, phase, self._started_at, lease_token=item.lease_token)
+        except (WorkspaceError, OSError) as error:
+            # Without the note a crash costs a wait until the lease has run out, no more.
+            logger.warning("job %s: %s", item.id, error)
+        logger.info("job %s: %s", item.id, phase)
+
     # The phases
 
     def _attempt(self) -> Outcome:
         item = self._item
         self._enter("fetching")
         directories = self._workspace.prepare(item.id, item.epoch)
-        directories.params.write_text(json.dumps(item.parameters), encoding="utf-8")
-        with _watching(self._interrupted, self._leave):
-            fetch_inputs(
-                self._client,
-                self._transfer,
-                item,
-                directories.data,
-                require_free=self._workspace.require_free,
-                cancel=self._leave,
-            )
-            self._enter("restoring")
-            restored = restore(self._client, self._transfer, item, directories.output, cancel=self._leave)
-        resume_from = str(restored.path) if restored else ""
-        if self._ended.is_set():
-            return self._lost_outcome()
-        if self._leaving():
-            return self._release()
+        with disk_errors(directories.params):
+            directories.params.write_text(json.dumps(item.parameters), encoding="utf-8")
+        leave = Condition(self._interrupted)
+        calls = LeasedCalls(self._client, self._keeper, given_up=self._interrupted)
+        fetch_inputs(
+            calls, self._transfer, item, directories.data, require_free=self._workspace.require_free, cancel=leave
+        )
+        self._enter("restoring")
+        restored = restore(calls, self._transfer, item, directories.output, cancel=leave)
+        if self._interrupted():
+            raise TransferCanceled("not worth starting")
         self._enter("training")
         with ChannelServer(directories.output) as channel:
             self._channel = channel
+            resume_from = str(restored.path) if restored else ""
             environment = trainer_environment(item, directories, str(channel.path), resume_from)
-            output = TrainerOutput(echo=lambda line: logger.debug("| %s", line))
-            trainer = Supervisor().start(expanded(item.command, environment), environment, directories.root, output)
-            shipper = LogShipper(output.spool, lambda chunk: self._client.send_logs(item.id, item.lease_token, chunk))
+            # Looked at before the trainer starts: it may remove what it resumed from at once.
+            harvest = Harvest(directories, item, self._settings.stable_s)
+            if restored:
+                harvest.ignore(restored.path)
             try:
-                outcome = self._supervise(trainer, channel, directories, restored_path=resume_from)
+                trainer = Supervisor().start(
+                    expanded(item.command, environment), environment, directories.root, self._output
+                )
+            except (OSError, ValueError) as error:
+                return self._fail(start_failure(error))
+            try:
+                return self._supervise(trainer, channel, harvest, directories)
             finally:
                 trainer.stop(0)
-                shipper.close()
-        return outcome
 
     def _supervise(
-        self, trainer: TrainerProcess, channel: ChannelServer, directories: JobDirectories, *, restored_path: str
+        self, trainer: TrainerProcess, channel: ChannelServer, harvest: Harvest, directories: JobDirectories
     ) -> Outcome:
-        watcher = CheckpointWatcher(
-            directories.output, time.monotonic, trainer.files_open_for_writing, self._settings.stable_s
-        )
-        if restored_path:
-            watcher.mark_seen(directories.output / restored_path.rsplit("/", 1)[-1])
+        item = self._item
+        logs = self._client.within(LOG_BUDGET_S)
+        self._shipper = LogShipper(self._output.spool, lambda chunk: logs.send_logs(item.id, item.lease_token, chunk))
         committer = Committer(
-            self._commit,
+            lambda staged, cancel: harvest.commit(self._client, self._transfer, staged, cancel),
             self._keeper.prove,
-            on_lost=lambda error: self._lease_lost(Lost("lease_lost", str(error))),
-            stopped=self._ended,
+            on_lost=lambda error: self._lease_lost(Lost(error.code, error.message)),
+            over=self._ended,
         )
         try:
-            status, silent_s = self._train(trainer, channel, watcher, committer, directories)
-            for ready in watcher.final_poll(clean_exit=status.code == 0):
-                self._take(ready, committer, directories)
-            return self._conclude(trainer, status, silent_s, committer, directories)
+            status, silent_s = self._train(
+                trainer, channel, lambda: harvest.gather(trainer, committer, now=bool(channel.take_checkpoints()))
+            )
+            harvest.gather_rest(committer, clean_exit=status.code == 0)
+            return self._conclude(status, silent_s, committer, directories)
         finally:
             committer.close()
+            self._shipper.close()
 
     def _train(
-        self,
-        trainer: TrainerProcess,
-        channel: ChannelServer,
-        watcher: CheckpointWatcher,
-        committer: Committer,
-        directories: JobDirectories,
+        self, trainer: TrainerProcess, channel: ChannelServer, gather: Callable[[], None]
     ) -> tuple[ExitStatus, int | None]:
         """Until the trainer has ended, by itself or because we ended it. Also says for how long it was silent."""
         started_at = time.monotonic()
-        watched_at = 0.0
         while True:
             channel.wait(POLL_S)
             status = trainer.poll()
-            now = time.monotonic()
-            notices = channel.take_checkpoints()
-            if notices or now - watched_at >= WATCH_EVERY_S:
-                watched_at = now
-                for ready in watcher.poll():
-                    self._take(ready, committer, directories)
             if status is not None:
                 return status, None
+            gather()
             if self._ended.is_set():
-                return trainer.stop(LOST_GRACE_S), None
+                canceled = self._lost_outcome() is Outcome.CANCELED
+                channel.request_stop("cancel" if canceled else "lease_lost", checkpoint=False)
+                return self._end(trainer, LOST_GRACE_S), None
             reason = self._leaving()
             if reason:
-                return self._ask_to_leave(trainer, channel, watcher, committer, directories, reason=reason), None
+                return self._ask_to_leave(trainer, channel, gather, reason), None
             limit_s = self._item.no_progress_timeout_s
             moved_at = max(channel.advanced_at() or started_at, started_at)
-            if limit_s is not None and now - moved_at > limit_s:
+            if limit_s is not None and time.monotonic() - moved_at > limit_s:
                 logger.warning("job %s: no progress for %d s", self._item.id, limit_s)
-                return trainer.stop(self._item.stop_grace_s), limit_s
+                return self._end(trainer, float(self._item.stop_grace_s)), limit_s
 
     def _ask_to_leave(
-        self,
-        trainer: TrainerProcess,
-        channel: ChannelServer,
-        watcher: CheckpointWatcher,
-        committer: Committer,
-        directories: JobDirectories,
-        *,
-        reason: StopReason,
+        self, trainer: TrainerProcess, channel: ChannelServer, gather: Callable[[], None], reason: StopReason
     ) -> ExitStatus:
         """Ask for a last checkpoint, then for the end; a script without our session gets a SIGTERM at once."""
         grace_s = float(self._item.stop_grace_s)
         deadline = time.monotonic() + grace_s
         if channel.request_stop(reason, checkpoint=True):
-            while trainer.poll() is None and time.monotonic() < deadline - grace_s / 4:
-                if self._ended.is_set() or self._stop.level is StopLevel.NOW:
-                    break
+            self._asked_to_leave = True
+            # What the session does not answer within three quarters, SIGTERM may still bring about in the last one.
+            while trainer.poll() is None and time.monotonic() < deadline - grace_s / 4 and not self._cut_short():
                 channel.wait(POLL_S)
-                for ready in watcher.poll():
-                    self._take(ready, committer, directories)
-        hurried = self._stop.level is StopLevel.NOW
-        return trainer.stop(0 if hurried else max(deadline - time.monotonic(), 0), signal.SIGTERM)
+                gather()
+        return self._end(trainer, max(deadline - time.monotonic(), 0.0))
 
-    def _take(self, ready: ReadyCheckpoint, committer: Committer, directories: JobDirectories) -> None:
-        """Take a complete checkpoint over from the trainer, so that its own rotation cannot pull it away."""
-        try:
-            path = stage(ready, directories.staging)
-        except StageError as error:
-            logger.warning("job %s: %s", self._item.id, error)
-            return
-        except OSError as error:
-            logger.warning("job %s: checkpoint of step %d cannot be staged: %s", self._item.id, ready.step, error)
-            return
-        committer.offer(Staged(ready.step, path, ready.metrics, ready.created_by))
+    def _cut_short(self) -> bool:
+        return self._ended.is_set() or self._stop.level is StopLevel.NOW
 
-    def _commit(self, staged: Staged) -> None:
-        result = commit_checkpoint(
-            self._client,
-            self._transfer,
-            self._item,
-            staged.path,
-            step=staged.step,
-            metrics=staged.metrics,
-            created_by="session" if staged.created_by == "session" else "script",
-            cancel=self._ended,
-        )
-        logger.info("job %s: checkpoint of step %d committed (%s)", self._item.id, staged.step, result)
+    def _end(self, trainer: TrainerProcess, grace_s: float) -> ExitStatus:
+        """End the trainer; its grace is cut short by a second SIGTERM, and by the loss of the lease meanwhile."""
+        held = not self._ended.is_set()
+        with once(
+            lambda: self._stop.level is StopLevel.NOW or (held and self._ended.is_set()),
+            lambda: trainer.stop(0),
+        ):
+            return trainer.stop(0 if self._stop.level is StopLevel.NOW else grace_s, signal.SIGTERM)
 
     # The end
 
     def _conclude(
-        self,
-        trainer: TrainerProcess,
-        status: ExitStatus,
-        silent_s: int | None,
-        committer: Committer,
-        directories: JobDirectories,
+        self, status: ExitStatus, silent_s: int | None, committer: Committer, directories: JobDirectories
     ) -> Outcome:
         if self._ended.is_set():
             return self._lost_outcome()
-        reason = self._leaving()
-        if reason and not (status.clean and not status.stopped_by_us and not self._asked(status)):
-            self._enter("committing")
-            committer.drain(float(self._item.stop_grace_s), lambda: self._stop.level is StopLevel.NOW)
-            return self._release()
-        if status.clean and not status.stopped_by_us:
+        if status.clean and not status.stopped_by_us and not self._left_early():
             self._enter("uploading")
             return self._complete(committer, directories)
         self._enter("committing")
-        committer.drain(60.0, lambda: self._stop.level is StopLevel.NOW)
-        failure = classify(status, trainer.output.last_lines(), silent_s)
-        return self._fail(failure, status, trainer.output.last_lines(MAX_LOG_TAIL))
+        self._drain(committer)
+        if self._leaving() and silent_s is None:
+            return self._release()
+        return self._fail(classify(status, self._output.last_lines(), silent_s), status)
 
-    def _asked(self, status: ExitStatus) -> bool:
+    def _left_early(self) -> bool:
         """True when a clean exit answers our request to leave rather than the end of the training."""
-        del status
-        progress = self._channel.progress() if self._channel else None
+        if not self._asked_to_leave:
+            return False
+        progress = self._progress()
         return not (progress and progress.total is not None and progress.step >= progress.total)
 
+    def _drain(self, committer: Committer) -> None:
+        """Let the last checkpoint be committed, for as long as that makes sense."""
+        until = time.monotonic() + PATIENCE_S
+        committer.drain(lambda: self._out_of_time() or time.monotonic() > until)
+
     def _complete(self, committer: Committer, directories: JobDirectories) -> Outcome:
-        """Upload the outputs, then report; refused as not stored yet, upload again."""
-        item = self._item
-        files = collect_outputs(directories.output, item.outputs)
+        """Upload the outputs, then report; what is refused as not stored is uploaded again, a few times."""
+        files = collect_outputs(directories.output, self._item.outputs)
+        cancel = Condition(lambda: self._ended.is_set() or self._out_of_time())
+        tries = 0
         while True:
-            artifacts: list[DeclaredArtifact] = self._persist(
-                lambda: upload_artifacts(self._client, self._transfer, item, files, cancel=self._ended) if files else []
+            tries += 1
+            artifacts = self._calls.insist(
+                "artifacts",
+                lambda _client: upload_artifacts(self._calls, self._transfer, self._item, files, cancel=cancel),
             )
-            progress = self._channel.progress() if self._channel else None
-            request = CompleteRequest(
-                **self._settings.identity().model_dump(),
-                job_id=item.id,
-                artifacts=artifacts,
-                step=progress.step if progress else None,
-                metrics=progress.metrics or None if progress else None,
-            )
+            # While the lease lasts: a job that is run again or branched off begins at its last checkpoint.
+            self._drain(committer)
             try:
-                self._persist(partial(self._client.complete, item.lease_token, request))
-            except NotStoredYet as error:
-                logger.warning("job %s: %s", item.id, error)
+                self._last_word.complete(artifacts, self._progress())
+            except (NotStoredYet, DigestMismatch) as error:
+                logger.warning("job %s: %s", self._item.id, error)
+                if tries >= COMPLETE_TRIES:
+                    reason = f"after {tries} uploads the outputs are still refused: {error.message}"
+                    return self._fail(Failure(FailureClass.TRANSFER_FAILED, reason))
+                self._ended.wait(COMPLETE_RETRY_S)
                 continue
             return Outcome.COMPLETE
 
-    def _fail(self, failure: Failure, status: ExitStatus | None = None, tail: list[str] | None = None) -> Outcome:
+    def _fail(self, failure: Failure, status: ExitStatus | None = None) -> Outcome:
         logger.warning("job %s failed: %s: %s", self._item.id, failure.failure_class, failure.reason)
-        request = FailRequest(
-            **self._settings.identity().model_dump(),
-            job_id=self._item.id,
-            failure_class=failure.failure_class,
-            exit_code=status.code if status else None,
-            signal=status.signal if status else None,
-            message=failure.reason[:1024],
-            log_tail=[line[:2000] for line in tail or []],
-        )
-        return self._report(lambda: self._client.fail(self._item.lease_token, request), Outcome.FAILED)
+        tail = self._output.last_lines()
+        return self._report(lambda: self._last_word.fail(failure, status, tail), Outcome.FAILED)
 
     def _release(self) -> Outcome:
-        reason = self._leaving() or "release"
-        request = ReleaseRequest(
-            **self._settings.identity().model_dump(),
-            job_id=self._item.id,
-            reason="pause" if reason == "pause" else "sigterm",
-            message=self._pause_reason or self._stop.reason,
-        )
-        return self._report(lambda: self._client.release(self._item.lease_token, request), Outcome.RELEASED)
+        pause = self._leaving() == "pause"
+        message = self._pause_reason if pause else self._stop.reason
+        reason = "pause" if pause else "sigterm"
+        return self._report(lambda: self._last_word.release(reason, message), Outcome.RELEASED)
 
     def _lost_outcome(self) -> Outcome:
-        return Outcome.CANCELED if self._lost and self._lost.directive is Directive.CANCEL else Outcome.LOST
+        lost = self._lost
+        if lost and (lost.directive is Directive.CANCEL or lost.code == ErrorCode.JOB_CANCELED):
+            return Outcome.CANCELED
+        return Outcome.LOST
 
-    def _report(self, call: Callable[[], object], outcome: Outcome) -> Outcome:
+    def _report(self, say: Callable[[], None], outcome: Outcome) -> Outcome:
         try:
-            self._persist(call)
+            say()
         except LeaseLost as error:
             self._lease_lost(Lost(error.code, error.message))
             return self._lost_outcome()
-        except TransferCanceled:
+        except BatonError as error:
+            # Nobody is left to tell: the lease runs out, and the job goes to another worker.
+            logger.error("job %s: the end of the attempt could not be reported: %s", self._item.id, error)
             return self._lost_outcome()
         return outcome
 
-    def _persist(self, call: Callable[[], T]) -> T:
-        """Make a call that must arrive: again and again while the control plane is away, proving the lease first.
-
-        Raises TransferCanceled when the lease is gone, or when we have to leave at once.
-        """
-        while True:
-            if self._ended.is_set():
-                raise TransferCanceled("the lease is gone")
-            try:
-                if self._keeper.prove():
-                    return call()
-            except LeaseExpired:
-                self._keeper.beat()
-            except Unreachable as error:
-                logger.warning("job %s: %s; trying again", self._item.id, error)
-            except ApiError as error:
-                if error.status < 500:
-                    raise
-                logger.warning("job %s: %s; trying again", self._item.id, error)
-            if self._stop.level is StopLevel.NOW:
-                raise TransferCanceled("leaving at once")
-            self._ended.wait(REPORT_RETRY_S)
-
-    def _enter(self, phase: str) -> None:
-        self._phase = phase
-        self._workspace.write_state(
-            self._item.id, self._item.epoch, phase, self._started_at, lease_token=self._item.lease_token
-        )
-        logger.info("job %s: %s", self._item.id, phase)
-
-    def _interrupted(self) -> bool:
-        return self._ended.is_set() or self._leaving() is not None
-
-
-class _watching:  # noqa: N801 - reads as a statement
-    """While inside, `event` is set as soon as `condition` holds."""
-
-    def __init__(self, condition: Callable[[], bool], event: threading.Event) -> None:
-        self._condition = condition
-        self._event = event
-        self._done = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="phase-watch", daemon=True)
-
-    def __enter__(self) -> None:
-        self._thread.start()
-
-    def __exit__(self, *_: object) -> None:
-        self._done.set()
-        self._thread.join()
-
-    def _run(self) -> None:
-        while not self._done.wait(POLL_S):
-            if self._condition():
-                self._event.set()
-                return
+    def _ship_last_lines(self) -> None:
+        if self._shipper is not None and self._stop.level is not StopLevel.NOW:
+            self._shipper.flush()

@@ -17,8 +17,9 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from contract.errors import ErrorCode
 from contract.work import Directive, HeartbeatAnswer, HeartbeatRequest, WorkItem
-from gpu_client.transport.errors import ApiError, LeaseExpired, LeaseLost, NotFound, Unauthorized, Unreachable
+from gpu_client.transport.errors import ApiError, BatonError, LeaseExpired, LeaseLost, Unauthorized
 
 logger = logging.getLogger("baton.lease")
 
@@ -26,7 +27,18 @@ PROVEN_SHARE = 0.8
 """Share of the lease during which an accepted heartbeat counts as proof."""
 
 RETRY_MIN_S = 0.5
-"""Pause after a heartbeat that did not reach the control plane; doubles up to the interval."""
+"""Pause after a heartbeat that did not reach the control plane; doubles up to the interval. Also the shortest interval
+that is kept to, whatever the control plane says: nothing here may spin."""
+
+_KEY_REFUSED = frozenset(
+    {
+        ErrorCode.UNAUTHORIZED,
+        ErrorCode.KEY_UNKNOWN,
+        ErrorCode.KEY_REVOKED,
+        ErrorCode.KEY_EXPIRED,
+        ErrorCode.WRONG_SCOPE,
+    }
+)
 
 SendHeartbeat = Callable[[HeartbeatRequest], HeartbeatAnswer]
 
@@ -40,11 +52,25 @@ class Lost:
     directive: Directive | None = None
 
 
+def key_is_refused(error: Unauthorized) -> bool:
+    """True if the control plane itself said that the key will not do; a 403 of something in between may pass."""
+    return error.code in _KEY_REFUSED
+
+
+def _loss(error: BatonError) -> Lost | None:
+    """What is lost if this answer to a heartbeat says that none will be accepted again; None if it may pass."""
+    final = isinstance(error, LeaseLost | LeaseExpired) or (isinstance(error, Unauthorized) and key_is_refused(error))
+    # Any other 404 is that of a gateway or proxy that knows no such path.
+    if isinstance(error, ApiError) and (final or error.code == ErrorCode.JOB_NOT_FOUND):
+        return Lost(error.code, error.message)
+    return None
+
+
 class LeaseKeeper:
     """Sends heartbeats from a thread of its own until closed or lost.
 
-    `status` is asked for what to report. `on_directive` and `on_lost` are called from the keeper's thread (or from
-    `prove`'s caller) and must return at once.
+    `status` is asked for what to report; if it raises, the heartbeat goes out without. `on_directive` and `on_lost` are
+    called from the keeper's thread (or from `prove`'s caller) and must return at once.
     """
 
     def __init__(
@@ -66,7 +92,7 @@ class LeaseKeeper:
         self._clock = clock
         self._rng = rng or random.Random()  # noqa: S311 - jitter
         self._duration_s = float(item.lease_duration_s)
-        self._interval_s = float(item.heartbeat_interval_s)
+        self._interval_s = max(float(item.heartbeat_interval_s), RETRY_MIN_S)
         self._proven_at = claimed_at
         self._failures = 0
         self._lost: Lost | None = None
@@ -103,22 +129,20 @@ class LeaseKeeper:
         """
         return self.proven or self.beat()
 
-    def hurry(self) -> None:
-        """Send the next heartbeat now rather than at its time."""
-        self._wake.set()
-
     def beat(self) -> bool:
         """Send one heartbeat; True if it was accepted and the attempt goes on."""
         with self._sending:
             if self._lost is not None or self._closed.is_set():
                 return False
+            request = self._request()
             sent_at = self._clock()
             try:
-                answer = self._send(self._status())
-            except (LeaseLost, LeaseExpired, NotFound, Unauthorized) as error:
-                self._lose(Lost(error.code, error.message))
-                return False
-            except (Unreachable, ApiError) as error:
+                answer = self._send(request)
+            except BatonError as error:
+                lost = _loss(error)
+                if lost is not None:
+                    self._lose(lost)
+                    return False
                 self._failures += 1
                 if self._failures == 1:
                     logger.warning("heartbeat failed; training goes on: %s", error)
@@ -128,7 +152,7 @@ class LeaseKeeper:
             self._failures = 0
             self._proven_at = sent_at
             self._duration_s = float(answer.lease_duration_s)
-            self._interval_s = float(answer.heartbeat_interval_s)
+            self._interval_s = max(float(answer.heartbeat_interval_s), RETRY_MIN_S)
         return self._obey(answer)
 
     def next_pause_s(self) -> float:
@@ -137,6 +161,14 @@ class LeaseKeeper:
             return self._interval_s * self._rng.uniform(0.9, 1.0)
         pause_s = min(RETRY_MIN_S * 2 ** min(self._failures - 1, 16), self._interval_s)
         return self._rng.uniform(pause_s / 2, pause_s)
+
+    def _request(self) -> HeartbeatRequest:
+        try:
+            return self._status()
+        except Exception:
+            # The lease must not be lost over a report about it.
+            logger.exception("the heartbeat goes out without a report")
+            return HeartbeatRequest()
 
     def _obey(self, answer: HeartbeatAnswer) -> bool:
         if answer.directive is Directive.CANCEL:
@@ -155,5 +187,11 @@ class LeaseKeeper:
         while not self._closed.is_set() and self._lost is None:
             self._wake.wait(self.next_pause_s())
             self._wake.clear()
-            if not self._closed.is_set():
+            if self._closed.is_set():
+                return
+            try:
                 self.beat()
+            except Exception:
+                # A dead keeper would look like a dead machine: say so and go on, not faster than after a failure.
+                logger.exception("a heartbeat could not be dealt with")
+                self._failures += 1

@@ -5,20 +5,28 @@ from __future__ import annotations
 import json
 import logging
 import random
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
 
-from contract.work import ReleaseRequest
-from gpu_client.agent.job_run import JobRun, Outcome
+from contract.work import ReleaseRequest, WorkItem
+from gpu_client.agent.job_run import JobRun
+from gpu_client.agent.last_word import Outcome
+from gpu_client.agent.lease import key_is_refused
 from gpu_client.agent.settings import AgentSettings
 from gpu_client.agent.signals import StopRequest
 from gpu_client.agent.workspace import Workspace
 from gpu_client.transport.api import BatonClient
-from gpu_client.transport.errors import ApiError, Unauthorized, Unreachable
+from gpu_client.transport.errors import BatonError, Unauthorized
 from gpu_client.transport.transfer import Transfer
 
 logger = logging.getLogger("baton.agent")
+
+EXIT_DONE = 0
+EXIT_KEY_REFUSED = 2
+CLAIM_BUDGET_S = 30.0
+"""Time for one claim, retries included: between two of them the agent looks whether it is to leave."""
 
 
 class Agent:
@@ -41,6 +49,8 @@ class Agent:
         self._workspace = workspace
         self._stop = stop
         self._clock = clock
+        self._claims = client.within(CLAIM_BUDGET_S)
+        self._writing_stats = threading.Lock()
         self._rng = rng or random.Random()  # noqa: S311 - jitter
         self.outcomes: list[Outcome] = []
 
@@ -52,16 +62,13 @@ class Agent:
         while not self._stop.is_set():
             claimed_at = self._clock()
             try:
-                item = self._client.claim(self._settings.work_query())
+                item = self._claim(idle_since)
             except Unauthorized as error:
-                logger.error("%s", error)
-                return 2
-            except (Unreachable, ApiError) as error:
-                item = None
-                self._report_silence(error, idle_since)
+                logger.error("the API key is refused: %s", error)
+                return EXIT_KEY_REFUSED
             if item is None:
                 if self._idle_for_too_long(idle_since):
-                    return 0
+                    return EXIT_DONE
                 self._stop.wait(self.pause_s(empty_polls))
                 empty_polls += 1
                 continue
@@ -78,10 +85,20 @@ class Agent:
             self.outcomes.append(run.run())
             self._write_stats()
             if self._settings.max_jobs is not None and len(self.outcomes) >= self._settings.max_jobs:
-                return 0
+                return EXIT_DONE
             empty_polls = 0
             idle_since = self._clock()
-        return 0
+        return EXIT_DONE
+
+    def _claim(self, idle_since: float) -> WorkItem | None:
+        """A job; None if there is none, or the control plane cannot be asked. Raises Unauthorized for a bad key."""
+        try:
+            return self._claims.claim(self._settings.work_query())
+        except (BatonError, OSError) as error:
+            if isinstance(error, Unauthorized) and key_is_refused(error):
+                raise
+            self._report_silence(error, idle_since)
+            return None
 
     def pause_s(self, empty_polls: int) -> float:
         """How long to wait after so many polls without work: exponential with full jitter."""
@@ -97,7 +114,7 @@ class Agent:
 
     def _report_silence(self, error: Exception, idle_since: float) -> None:
         patient = self._clock() - idle_since < self._settings.startup_grace_s
-        logger.log(logging.INFO if patient else logging.WARNING, "no answer from the control plane: %s", error)
+        logger.log(logging.INFO if patient else logging.WARNING, "no work from the control plane: %s", error)
 
     def _recover(self) -> None:
         """If an agent of this name crashed in the middle of a job, hand that job back now: its trainer died too."""
@@ -116,8 +133,8 @@ class Agent:
             **self._settings.identity().model_dump(), job_id=previous.job_id, reason="agent_crashed"
         )
         try:
-            self._client.release(previous.lease_token, request)
-        except (ApiError, Unreachable) as error:
+            self._claims.release(previous.lease_token, request)
+        except BatonError as error:
             logger.info("the job of the crashed agent could not be handed back: %s", error)
 
     def _write_stats(self) -> None:
@@ -127,5 +144,9 @@ class Agent:
             return
         stats = {"calls": self._client.stats.as_dict(), "transfer": self._transfer.stats.as_dict()}
         temporary = Path(f"{path}.tmp")
-        temporary.write_text(json.dumps(stats), encoding="utf-8")
-        temporary.replace(path)
+        with self._writing_stats:
+            try:
+                temporary.write_text(json.dumps(stats), encoding="utf-8")
+                temporary.replace(path)
+            except OSError as error:
+                logger.warning("BATON_STATS_FILE=%s cannot be written: %s", path, error)

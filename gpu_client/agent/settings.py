@@ -18,7 +18,7 @@
 | `BATON_STABLE_S` | 3 | a foreign script's checkpoint directory is complete when unchanged for this long |
 | `BATON_STARTUP_GRACE_S` | 60 | how long an unreachable control plane is waited for while idle before it is reported |
 | `BATON_STATS_FILE` | none | calls and bytes so far are written there as JSON with every heartbeat |
-| `BATON_LOG_LEVEL` | `INFO` | |
+| `BATON_LOG_LEVEL` | `INFO` | `DEBUG` also echoes the training's output |
 | `SALAD_MACHINE_ID`, `SALAD_CONTAINER_GROUP_ID`, `SALAD_CONTAINER_GROUP_NAME`, `SALAD_ORGANIZATION_NAME`, `SALAD_PROJECT_NAME` | set by Salad | reported with every call |
 """  # noqa: E501 - a table row is one line
 
@@ -27,16 +27,15 @@ from __future__ import annotations
 import platform
 import shutil
 import subprocess
+from functools import cache
 from pathlib import Path
 from typing import Annotated, Self
 
-from pydantic import AliasChoices, Field, SecretStr, field_validator, model_validator
+from pydantic import AliasChoices, Field, SecretStr, ValidationError, field_validator, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
+from contract.base import Identity, QueueName
 from contract.work import SaladIdentity, WorkQuery
-
-SECRET_VARIABLES = ("BATON_API_KEY",)
-"""Removed from the environment of the training command."""
 
 _GIB = 2**30
 
@@ -44,34 +43,36 @@ _GIB = 2**30
 class AgentSettings(BaseSettings):
     """See the table at the top of this module."""
 
-    model_config = SettingsConfigDict(env_prefix="BATON_", frozen=True, extra="ignore", populate_by_name=True)
+    model_config = SettingsConfigDict(
+        env_prefix="BATON_", env_ignore_empty=True, frozen=True, extra="ignore", populate_by_name=True
+    )
 
     api_url: Annotated[str, Field(pattern=r"^https?://[^\s]+$")]
     api_key: Annotated[SecretStr, Field(min_length=8)]
-    queue: Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9-]{0,62}$")] = "default"
+    queue: QueueName = "default"
     workspace: Path = Path("~/.cache/baton")
     worker_id: Annotated[str, Field(pattern=r"^[\x21-\x7e]{1,128}$")] = platform.node() or "worker"
-    provider: str | None = None
+    provider: Identity | None = None
     machine_id: Annotated[
-        str | None, Field(validation_alias=AliasChoices("BATON_MACHINE_ID", "SALAD_MACHINE_ID", "machine_id"))
+        Identity | None, Field(validation_alias=AliasChoices("BATON_MACHINE_ID", "SALAD_MACHINE_ID", "machine_id"))
     ] = None
-    vram_gib: Annotated[float, Field(ge=0)] | None = None
-    gpus: Annotated[int, Field(ge=0)] | None = None
-    gpu_model: str | None = None
-    disk_gib: Annotated[float, Field(ge=0)] | None = None
-    poll_min_s: Annotated[float, Field(gt=0)] = 1.0
-    poll_max_s: Annotated[float, Field(gt=0)] = 30.0
-    exit_when_idle_s: Annotated[float, Field(ge=0)] | None = None
+    vram_gib: Annotated[float, Field(ge=0, le=4096)] | None = None
+    gpus: Annotated[int, Field(ge=0, le=64)] | None = None
+    gpu_model: Annotated[str, Field(max_length=64)] | None = None
+    disk_gib: Annotated[float, Field(ge=0, le=10**6)] | None = None
+    poll_min_s: Annotated[float, Field(gt=0, le=86_400)] = 1.0
+    poll_max_s: Annotated[float, Field(gt=0, le=86_400)] = 30.0
+    exit_when_idle_s: Annotated[float, Field(ge=0, allow_inf_nan=False)] | None = None
     max_jobs: Annotated[int, Field(ge=1)] | None = None
     transfers: Annotated[int, Field(ge=1, le=64)] = 8
-    stable_s: Annotated[float, Field(gt=0)] = 3.0
-    startup_grace_s: Annotated[float, Field(ge=0)] = 60.0
+    stable_s: Annotated[float, Field(gt=0, le=86_400)] = 3.0
+    startup_grace_s: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 60.0
     stats_file: Path | None = None
     log_level: Annotated[str, Field(pattern=r"^(DEBUG|INFO|WARNING|ERROR)$")] = "INFO"
-    salad_container_group_id: Annotated[str | None, Field(validation_alias="SALAD_CONTAINER_GROUP_ID")] = None
-    salad_container_group_name: Annotated[str | None, Field(validation_alias="SALAD_CONTAINER_GROUP_NAME")] = None
-    salad_organization_name: Annotated[str | None, Field(validation_alias="SALAD_ORGANIZATION_NAME")] = None
-    salad_project_name: Annotated[str | None, Field(validation_alias="SALAD_PROJECT_NAME")] = None
+    salad_container_group_id: Annotated[Identity | None, Field(validation_alias="SALAD_CONTAINER_GROUP_ID")] = None
+    salad_container_group_name: Annotated[Identity | None, Field(validation_alias="SALAD_CONTAINER_GROUP_NAME")] = None
+    salad_organization_name: Annotated[Identity | None, Field(validation_alias="SALAD_ORGANIZATION_NAME")] = None
+    salad_project_name: Annotated[Identity | None, Field(validation_alias="SALAD_PROJECT_NAME")] = None
 
     @field_validator("workspace")
     @classmethod
@@ -111,8 +112,28 @@ class AgentSettings(BaseSettings):
         )
 
 
+def variable_of(field: str) -> str:
+    """The environment variable that sets a field of AgentSettings."""
+    alias = AgentSettings.model_fields[field].validation_alias
+    if isinstance(alias, AliasChoices):
+        return str(alias.choices[0])
+    return alias if isinstance(alias, str) else f"BATON_{field.upper()}"
+
+
+def problems_of(error: ValidationError) -> list[str]:
+    """What is wrong with which variable, a line each. Values are not repeated: one of them is the key."""
+    lines = []
+    for problem in error.errors(include_url=False, include_input=False, include_context=False):
+        place = str(problem["loc"][0]) if problem["loc"] else ""
+        text = problem["msg"].removeprefix("Value error, ")
+        variable = variable_of(place) if place in AgentSettings.model_fields else place
+        lines.append(f"{variable}: {text}" if variable else text)
+    return lines
+
+
+@cache
 def _nvidia_gpus() -> list[tuple[str, float]]:
-    """Name and memory (GiB) of each GPU; none where there is no `nvidia-smi` or it fails."""
+    """Name and memory (GiB) of each GPU, asked once; none where there is no `nvidia-smi` or it fails."""
     program = shutil.which("nvidia-smi")
     if program is None:
         return []

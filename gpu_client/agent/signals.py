@@ -52,6 +52,10 @@ class StopRequest:
         """Who asked first; empty if nobody has."""
         return self._reason
 
+    def pending_s(self) -> float:
+        """Seconds since somebody first asked; 0 if nobody has."""
+        return 0.0 if self._requested_at is None else self._clock() - self._requested_at
+
     def request(self, reason: str) -> StopLevel:
         """Ask to stop: the first time to drain, again (later than ``same_request_s``) to leave now.
 

@@ -1,0 +1,75 @@
+"""The attempt's last word to the control plane: complete, fail or release. It is said until it has arrived."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from enum import StrEnum
+
+from contract.work import CompleteRequest, DeclaredArtifact, FailRequest, ReleaseRequest, SaladIdentity, WorkItem
+from gpu_client.agent.channel_server import Progress
+from gpu_client.agent.failures import ExitStatus, Failure
+from gpu_client.agent.leased_calls import LeasedCalls
+
+MAX_MESSAGE_CHARS = 1024
+MAX_RELEASE_MESSAGE_CHARS = 512
+MAX_LOG_LINES = 50
+MAX_LOG_LINE_CHARS = 2000
+
+
+class Outcome(StrEnum):
+    """How an attempt ended, as the agent sees it."""
+
+    COMPLETE = "complete"
+    FAILED = "failed"
+    RELEASED = "released"
+    CANCELED = "canceled"
+    LOST = "lost"
+
+
+class LastWord:
+    """The three ways to end an attempt. `before` runs ahead of each try: a job takes no log lines after its end.
+
+    All methods raise what `LeasedCalls.insist` raises.
+    """
+
+    def __init__(
+        self, item: WorkItem, identity: SaladIdentity, calls: LeasedCalls, before: Callable[[], object]
+    ) -> None:
+        self._item = item
+        self._identity = identity.model_dump()
+        self._calls = calls
+        self._before = before
+
+    def complete(self, artifacts: Sequence[DeclaredArtifact], progress: Progress | None) -> None:
+        """The job is done. NotStoredYet or DigestMismatch if an artifact is not as declared."""
+        request = CompleteRequest(
+            **self._identity,
+            job_id=self._item.id,
+            artifacts=list(artifacts),
+            step=progress.step if progress else None,
+            metrics=progress.metrics or None if progress else None,
+        )
+        token = self._item.lease_token
+        self._calls.insist("complete", lambda client: (self._before(), client.complete(token, request)))
+
+    def fail(self, failure: Failure, status: ExitStatus | None, tail: Sequence[str]) -> None:
+        """The attempt failed: why, how the process ended, and what it printed last."""
+        request = FailRequest(
+            **self._identity,
+            job_id=self._item.id,
+            failure_class=failure.failure_class,
+            exit_code=status.code if status else None,
+            signal=status.signal if status else None,
+            message=failure.reason[:MAX_MESSAGE_CHARS],
+            log_tail=[line[:MAX_LOG_LINE_CHARS] for line in tail[-MAX_LOG_LINES:]],
+        )
+        token = self._item.lease_token
+        self._calls.insist("fail", lambda client: (self._before(), client.fail(token, request)))
+
+    def release(self, reason: str, message: str) -> None:
+        """The job goes back, now: `reason` is "pause" or "sigterm"."""
+        request = ReleaseRequest(
+            **self._identity, job_id=self._item.id, reason=reason, message=message[:MAX_RELEASE_MESSAGE_CHARS]
+        )
+        token = self._item.lease_token
+        self._calls.insist("release", lambda client: (self._before(), client.release(token, request)))

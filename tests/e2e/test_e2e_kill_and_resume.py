@@ -1,0 +1,98 @@
+"""Interrupted equals uninterrupted: SIGKILL to the agent's whole process group, again and again."""
+
+from __future__ import annotations
+
+import io
+import random
+import time
+
+import pytest
+from PIL import Image
+
+from contract.jobs import AttemptEnd, JobState
+from tests.stack import chain, until
+from tests.workshop import Workshop
+
+pytestmark = [pytest.mark.processes, pytest.mark.emulator]
+
+ROUNDS = 20
+STEPS = 400
+
+
+def kill_an_agent_at_work(shop: Workshop, *, after_s: float) -> None:
+    """Start one, and kill it so long after its claim."""
+    agent = shop.agent("w1")
+    until(lambda: "claimed" in agent.log(), what="a claim", every_s=0.01)
+    time.sleep(after_s)  # the moment is what is tried here
+    agent.kill_group()
+    until(lambda: not shop.trainers(), 20, what="the trainer's end")
+
+
+def test_killed_at_twenty_random_moments_the_weights_are_bit_identical(shop: Workshop) -> None:
+    """A kill may fall into start-up, fetching, restoring, training, hashing, uploading, committing or recovery."""
+    rng = random.Random(20_240_613)
+    stack = shop.stack
+    parameters = {"steps": STEPS, "every": 10, "step_s": 0.02}
+    job_id = shop.submit(
+        "chain.py", parameters, heartbeat_interval_s=2, max_interruptions=1000, max_fruitless_interruptions=1000
+    )
+    for _ in range(ROUNDS):
+        kill_an_agent_at_work(shop, after_s=rng.uniform(0.0, 1.2))
+    before = stack.job(job_id)
+    assert before.state in (JobState.RUNNING, JobState.PENDING), "it finished before it was killed often enough"
+    shop.agent("w1")
+    job = stack.wait_for(job_id, JobState.COMPLETE, JobState.FAILED, timeout_s=120)
+    assert job.state is JobState.COMPLETE
+    assert stack.artifact(job_id) == chain(STEPS)
+
+    attempts = stack.attempts(job_id)
+    assert len(attempts) >= ROUNDS + 1
+    assert [attempt.epoch for attempt in attempts] == list(range(1, len(attempts) + 1))
+    assert attempts[-1].end is AttemptEnd.COMPLETE
+    assert {attempt.end for attempt in attempts[:-1]} <= {AttemptEnd.RELEASED, AttemptEnd.INTERRUPTED}
+    steps = stack.steps(job_id)
+    assert steps == sorted(set(steps))
+    assert any(attempt.resumed_step for attempt in attempts)
+
+    uninterrupted = shop.submit("chain.py", {**parameters, "step_s": 0.0})
+    stack.wait_for(uninterrupted, JobState.COMPLETE)
+    assert stack.artifact(uninterrupted) == stack.artifact(job_id)
+    assert len(stack.attempts(uninterrupted)) == 1
+
+
+def test_real_weights_are_bit_identical_too(shop: Workshop) -> None:
+    """The same with torch, our session and the example that users copy: model, optimizer, scheduler, dropout, order."""
+    stack = shop.stack
+    rng = random.Random(7)
+    for label in range(3):
+        for index in range(10):
+            image = Image.frombytes("L", (8, 8), rng.randbytes(64))
+            image.save(file := io.BytesIO(), "PNG")
+            stack.write(f"{shop.queue}/{label}/{index}.png", file.getvalue(), bucket="training-data")
+
+    def submit() -> str:
+        return shop.submit(
+            "",
+            {"steps": 600, "checkpoint_every": 20, "batch_size": 8, "hidden": 8},
+            command=["python", "-m", "gpu_client.training.digits"],
+            outputs=("model.safetensors", "predictions.json"),
+            inputs=(f"{shop.queue}/",),
+        )
+
+    job_id = submit()
+    for _ in range(2):
+        agent = shop.agent("w1")
+        step = stack.wait_for_commit(job_id, 1 + (stack.job(job_id).checkpoint_step or 0))
+        stack.wait_for_step(job_id, step + 1)
+        agent.kill_group()
+    shop.agent("w1")
+    assert stack.wait_for(job_id, JobState.COMPLETE, JobState.FAILED).state is JobState.COMPLETE
+    attempts = stack.attempts(job_id)
+    assert len(attempts) == 3
+    assert [bool(attempt.resumed_step) for attempt in attempts] == [False, True, True]
+
+    uninterrupted = submit()
+    stack.wait_for(uninterrupted, JobState.COMPLETE)
+    assert len(stack.attempts(uninterrupted)) == 1
+    for path in ("model.safetensors", "predictions.json"):
+        assert stack.artifact(job_id, path) == stack.artifact(uninterrupted, path)

@@ -1,0 +1,139 @@
+"""The control plane blinks, the object store stumbles, machines are paused and wake up: nobody loses anything."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from contract.jobs import AttemptEnd, JobState
+from tests.stack import Stack, chain, until
+from tests.workshop import Workshop
+
+pytestmark = [pytest.mark.processes, pytest.mark.emulator]
+
+
+@pytest.fixture
+def patient_shop(tmp_path: Path) -> Iterator[Workshop]:
+    """On a stack whose sweeper does not run: as long as the control plane is down, nobody ends leases."""
+    with Stack(sweep_interval_s=3600) as stack:
+        workshop = Workshop(stack, tmp_path)
+        try:
+            yield workshop
+        finally:
+            workshop.close()
+
+
+def test_a_control_plane_that_is_down_for_ten_heartbeats_costs_nothing(patient_shop: Workshop) -> None:
+    """The trainer is the clock: 200 steps of 50 ms are ten heartbeats of one second, the lease lasts three."""
+    shop, stack = patient_shop, patient_shop.stack
+    steps = 400
+    job_id = shop.submit("chain.py", {"steps": steps, "every": 10, "step_s": 0.05}, heartbeat_interval_s=1)
+    front = shop.front()
+    agent = shop.agent("w1", url=front.url)
+    stack.wait_for_commit(job_id)
+    with front.dropping():
+        from_step = _last_step(agent.log())
+        until(lambda: _last_step(agent.log()) >= from_step + 60, what="the lease running out")
+        committed = stack.steps(job_id)
+        blobs = len(stack.s3.requests("PUT /training-checkpoints/.*/blobs/"))
+        until(lambda: _last_step(agent.log()) >= from_step + 200, what="training that goes on")
+        assert stack.steps(job_id) == committed
+        assert len(stack.s3.requests("PUT /training-checkpoints/.*/blobs/")) == blobs, "uploaded without a proven lease"
+        assert "heartbeat failed" in agent.log()
+    stack.wait_for(job_id, JobState.COMPLETE)
+    assert [attempt.end for attempt in stack.attempts(job_id)] == [AttemptEnd.COMPLETE]
+    assert stack.artifact(job_id) == chain(steps)
+    assert "control plane is back" in agent.log()
+    assert stack.steps(job_id)[-1] == steps > committed[-1], "commits went on afterwards"
+    assert stack.log_lines(job_id) == [f"step {step}" for step in range(1, steps + 1)]
+
+
+def _trainers(shop: Workshop) -> int:
+    return sum(any(part.endswith("chain.py") for part in process.cmdline()[:2]) for process in shop.trainers())
+
+
+def _last_step(log: str) -> int:
+    return max((int(line.rpartition(" ")[2]) for line in log.splitlines() if "| step " in line), default=0)
+
+
+def test_an_outage_while_inputs_are_fetched_and_while_the_end_is_reported(shop: Workshop) -> None:
+    stack = shop.stack
+    stack.write(f"{shop.queue}/one.txt", b"input", bucket="training-data")
+    job_id = shop.submit("chain.py", {"steps": 5}, inputs=(f"{shop.queue}/",), heartbeat_interval_s=10)
+    front = shop.front()
+    with front.dropping(r"GET /job/.*/inputs") as fetching, front.dropping(r"POST /complete") as completing:
+        agent = shop.agent("w1", url=front.url)
+        fetching.wait_for(3)
+        front.forget(fetching)
+        completing.wait_for(3)
+    stack.wait_for(job_id, JobState.COMPLETE)
+    assert [attempt.end for attempt in stack.attempts(job_id)] == [AttemptEnd.COMPLETE]
+    assert stack.artifact(job_id) == chain(5)
+    until(lambda: "attempt 1: complete" in agent.log(), what="the agent's knowing it")
+
+
+@pytest.mark.parametrize("status", [500, 503])
+def test_an_object_store_that_stumbles(shop: Workshop, status: int) -> None:
+    stack = shop.stack
+    stack.write(f"{shop.queue}/one.txt", b"input", bucket="training-data")
+    job_id = shop.submit("chain.py", {"steps": 20, "every": 10}, inputs=(f"{shop.queue}/",))
+    with (
+        stack.s3.failing("GET /training-data/", status) as inputs,
+        stack.s3.failing("PUT /training-checkpoints/.*/blobs/", status) as blobs,
+        stack.s3.failing("PUT /training-checkpoints/.*/artifacts/", status) as artifacts,
+    ):
+        shop.agent("w1")
+        for trouble in (inputs, blobs, artifacts):
+            trouble.wait_for(3)
+            stack.s3.forget(trouble)
+    stack.wait_for(job_id, JobState.COMPLETE)
+    assert [attempt.end for attempt in stack.attempts(job_id)] == [AttemptEnd.COMPLETE]
+    assert stack.artifact(job_id) == chain(20)
+    assert stack.steps(job_id)[-1] == 20
+
+
+def test_a_machine_that_was_paused_until_its_job_moved_on_changes_nothing(shop: Workshop) -> None:
+    """Its trainer goes on meanwhile, writes checkpoints and finishes: the agent wakes up with everything to report."""
+    stack = shop.stack
+    parameters = {"steps": 100, "every": 10, "step_s": 0.1, "first_step_s": 0.03}
+    job_id = shop.submit("chain.py", parameters, heartbeat_interval_s=1)
+    zombie = shop.agent("w1")
+    stack.wait_for_commit(job_id)
+    zombie.signal(signal.SIGSTOP)
+    shop.agent("w2")
+    until(lambda: stack.job(job_id).epoch == 2, what="the second attempt")
+    until(lambda: stack.attempts(job_id)[1].checkpoint_step, what="a commit of the second attempt")
+    until(lambda: _trainers(shop) == 1, what="the end of the zombie's trainer")
+    held = stack.job(job_id)
+    zombie.signal(signal.SIGCONT)
+    until(lambda: "attempt 1: lost" in zombie.log(), what="the zombie's giving up")
+    job = stack.job(job_id)
+    assert (job.epoch, job.machine_id) == (2, held.machine_id)
+    stack.wait_for(job_id, JobState.COMPLETE)
+
+    assert [attempt.end for attempt in stack.attempts(job_id)] == [AttemptEnd.INTERRUPTED, AttemptEnd.COMPLETE]
+    assert stack.artifact(job_id) == chain(100)
+    assert all("/artifacts/2/" in key for key in stack.keys_below(f"jobs/{job_id}/artifacts/"))
+    commits = [event for event in stack.events(job_id) if event.type == "checkpoint.committed"]
+    moved_on_at = next(index for index, event in enumerate(commits) if event.epoch == 2)
+    assert {event.epoch for event in commits[moved_on_at:]} == {2}
+    assert stack.job(job_id).counters.failures == 0
+
+
+def test_a_wall_clock_that_is_wrong_by_an_hour_does_not_matter(shop: Workshop) -> None:
+    stack = shop.stack
+    wrapper = Path(__file__).parent / "skewed_agent.py"
+    jobs = []
+    for offset_s in (3600, -3600):
+        queue = shop.queue
+        jobs.append(shop.submit("chain.py", {"steps": 60, "every": 20, "step_s": 0.05}, heartbeat_interval_s=1))
+        agent = shop.agent(f"w{offset_s}", wrapper=wrapper, queue=queue, skew_s=offset_s, max_jobs=1)
+        stack.wait_for(jobs[-1], JobState.COMPLETE)
+        assert agent.wait() == 0
+    for job_id in jobs:
+        assert [attempt.end for attempt in stack.attempts(job_id)] == [AttemptEnd.COMPLETE]
+        assert stack.steps(job_id) == [20, 40, 60]
+        assert stack.artifact(job_id) == chain(60)

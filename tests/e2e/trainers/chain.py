@@ -1,0 +1,54 @@
+"""A deterministic training without torch, as a script that uses our session looks from outside.
+
+Parameters: steps, every (a checkpoint each so many steps), step_s (seconds per step), first_step_s (the same in the
+first attempt). Writes model.bin.
+"""
+
+import hashlib
+import json
+import os
+import time
+from pathlib import Path
+
+from gpu_client.training import commit
+from gpu_client.training.channel import Channel, Directive
+
+output = Path(os.environ["BATON_OUTPUT_DIR"])
+params = {"every": 5, "step_s": 0.02, **json.loads(Path(os.environ["BATON_PARAMS"]).read_text())}
+step_s = params.get("first_step_s", params["step_s"]) if os.environ["BATON_EPOCH"] == "1" else params["step_s"]
+wishes: list[Directive] = []
+channel = Channel(os.environ["BATON_CHANNEL"], wishes.append)
+done, digest = 0, hashlib.sha256(b"seed").hexdigest()
+if os.environ["BATON_RESUME_FROM"]:
+    resumed = Path(os.environ["BATON_RESUME_FROM"])
+    done = commit.verify(resumed).step
+    digest = (resumed / "state.txt").read_text()
+    print(f"resumed at {done}")
+
+
+def save(step: int) -> None:
+    staged, final = commit.staging_path(output, step), commit.checkpoint_path(output, step)
+    staged.mkdir()
+    (staged / "state.txt").write_text(digest)
+    (staged / "weights.bin").write_bytes(bytes.fromhex(digest) * 1000)
+    commit.write_marker(staged, step, {"loss": 1 / step}, "session", {})
+    commit.publish(staged, final)
+    channel.checkpoint_written(step, str(final), {"loss": 1 / step})
+
+
+for step in range(done + 1, params["steps"] + 1):
+    time.sleep(step_s)
+    digest = hashlib.sha256(f"{digest}{step}".encode()).hexdigest()
+    channel.report(step, params["steps"], {"loss": 1 / step})
+    print(f"step {step}")
+    stop = next((wish for wish in wishes if wish.kind == "stop"), None)
+    asked = [wish for wish in wishes if wish.kind == "checkpoint"]
+    if step % params["every"] == 0 or asked or (stop and stop.checkpoint):
+        wishes[:] = [wish for wish in wishes if wish not in asked]
+        save(step)
+    if stop:
+        print(f"leaving: {stop.reason}")
+        break
+else:
+    (output / "model.bin").write_text(digest)
+channel.close()

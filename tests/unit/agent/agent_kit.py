@@ -1,0 +1,84 @@
+"""A claimed job, a clock, and a control plane that does what a test says."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from contract.work import Directive, HeartbeatAnswer, HeartbeatRequest, WorkItem
+from gpu_client.transport.errors import ApiError, api_error_class
+
+JOB_ID = "146683a1-cb76-4702-9fef-fcccd32594f1"
+TOKEN = "the-lease-token-of-this-attempt"
+
+
+class Clock:
+    """Seconds that pass when a test says so."""
+
+    def __init__(self, now: float = 1000.0) -> None:
+        self.now = now
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def make_item(**fields: Any) -> WorkItem:
+    """A claim's answer; a test names only what it is about."""
+    return WorkItem(
+        **{
+            "id": JOB_ID,
+            "epoch": 3,
+            "lease_token": TOKEN,
+            "lease_duration_s": 90,
+            "lease_expires_at": 1_790_000_090,
+            "heartbeat_interval_s": 30,
+            "server_time": 1_790_000_000,
+            "command": ["train"],
+            "parameters": {},
+            "environment": {},
+            "inputs": [],
+            "outputs": [],
+            "data_bucket": "training-data",
+            "checkpoint_bucket": "training-checkpoints",
+            "checkpoint_prefix": f"jobs/{JOB_ID}/",
+            "resume": [],
+            **fields,
+        }
+    )
+
+
+def make_answer(directive: Directive = Directive.CONTINUE, **fields: Any) -> HeartbeatAnswer:
+    """A heartbeat's answer."""
+    return HeartbeatAnswer(
+        **{
+            "directive": directive,
+            "epoch": 3,
+            "lease_expires_at": 1_790_000_090,
+            "lease_duration_s": 90,
+            "heartbeat_interval_s": 30,
+            "server_time": 1_790_000_000,
+            **fields,
+        }
+    )
+
+
+def refusal(code: str, status: int = 409) -> ApiError:
+    """The control plane's refusal with this code."""
+    return api_error_class(code, status)(code=code, status=status, message=f"refused: {code}")
+
+
+class Heart:
+    """Answers heartbeats with what is next in `answers`, the last one for ever; remembers them."""
+
+    def __init__(self, *answers: HeartbeatAnswer | BaseException) -> None:
+        self.answers: list[HeartbeatAnswer | BaseException] = list(answers) or [make_answer()]
+        self.requests: list[HeartbeatRequest] = []
+        self.before: Callable[[], object] = lambda: None
+
+    def __call__(self, request: HeartbeatRequest) -> HeartbeatAnswer:
+        self.requests.append(request)
+        self.before()
+        answer = self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]
+        if isinstance(answer, BaseException):
+            raise answer
+        return answer

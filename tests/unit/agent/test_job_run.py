@@ -1,0 +1,481 @@
+"""What becomes of an attempt, for all that can happen in it."""
+
+from __future__ import annotations
+
+import errno
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from contract.jobs import FailureClass
+from contract.work import Directive
+from gpu_client.agent import job_run
+from gpu_client.agent.conditions import Condition
+from gpu_client.agent.failures import ExitStatus
+from gpu_client.agent.last_word import Outcome
+from gpu_client.agent.signals import StopLevel
+from gpu_client.agent.workspace import DiskFullError, WorkspaceError
+from gpu_client.checkpoints.errors import BadDirectory, RestoreFailed
+from gpu_client.checkpoints.restore import Restored
+from gpu_client.transport.errors import (
+    ChecksumMismatch,
+    DiskFull,
+    ObjectMissing,
+    TransferError,
+    UnexpectedAnswer,
+    Unreachable,
+    UnsafePath,
+)
+from tests.unit.agent.agent_kit import make_answer, refusal
+from tests.unit.agent.job_kit import CLEAN, SIGTERMED, Stage, Trainer, exited
+
+
+@pytest.fixture
+def stage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Stage]:
+    stage = Stage(tmp_path, monkeypatch)
+    yield stage
+    assert all(trainer.status for trainer in stage.trainers), "no trainer outlives its attempt"
+    assert not (stage.workspace.slot / "agent-state.json").exists(), "nothing is left to recover from"
+    stage.workspace.close()
+
+
+def checkpoint(trainer: Trainer, step: int) -> None:
+    directory = trainer.directory / f"checkpoint-{step}"
+    directory.mkdir()
+    (directory / "weights").write_text(str(step))
+    (directory / "baton.json").write_text(json.dumps({"format": 1, "step": step, "metrics": {}}))
+
+
+# The end of the training
+
+
+def test_a_clean_end_is_complete_with_its_outputs_progress_and_log(stage: Stage) -> None:
+    def act(trainer: Trainer, _looks: int) -> None:
+        trainer.connect().report(10, 10, {"loss": 0.5})
+        checkpoint(trainer, 10)
+        (trainer.directory / "model.bin").write_text("weights")
+        trainer.print("the last line")
+        trainer.ends(CLEAN)
+
+    stage.act = act
+    assert stage.run(outputs=["model.bin"]) is Outcome.COMPLETE
+    request = stage.last_word()
+    assert (request.step, request.metrics) == (10, {"loss": 0.5})
+    assert stage.phases == ["fetching", "restoring", "training", "uploading"]
+    assert stage.client.kinds() == ["inputs", "commit", "logs", "complete"], "the log ends before the attempt does"
+    assert stage.trainer.stops == [0], "only to be sure"
+
+
+def test_parameters_reach_the_trainer(stage: Stage) -> None:
+    seen: list[object] = []
+
+    def act(trainer: Trainer, _looks: int) -> None:
+        seen.append(json.loads(Path(trainer.env["BATON_PARAMS"]).read_text()))
+        trainer.ends(CLEAN)
+
+    stage.act = act
+    assert stage.run(parameters={"prompt": "ein Bär"}) is Outcome.COMPLETE
+    assert seen == [{"prompt": "ein Bär"}]
+
+
+def test_a_missing_output_is_a_failure_and_says_which(stage: Stage) -> None:
+    assert stage.run(outputs=["model.bin"]) is Outcome.FAILED
+    request = stage.last_word()
+    assert request.failure_class is FailureClass.MISSING_OUTPUT
+    assert "model.bin" in request.message
+
+
+def test_an_error_exit_is_a_failure_with_code_class_and_last_lines(stage: Stage) -> None:
+    def act(trainer: Trainer, _looks: int) -> None:
+        for number in range(60):
+            trainer.print(f"line {number} " + "x" * 3000)
+        trainer.print("ValueError: bad rate")
+        trainer.ends(exited(1))
+
+    stage.act = act
+    assert stage.run() is Outcome.FAILED
+    request = stage.last_word()
+    assert (request.failure_class, request.exit_code, request.signal) == (FailureClass.SCRIPT_ERROR, 1, None)
+    assert request.message == "ValueError: bad rate"
+    assert len(request.log_tail) == 50
+    assert request.log_tail[-1] == "ValueError: bad rate"
+    assert max(map(len, request.log_tail)) == 2000
+    assert stage.client.kinds().index("logs") < stage.client.kinds().index("fail")
+
+
+def test_death_by_a_signal_is_a_failure(stage: Stage) -> None:
+    """The successor of the original took it for a cancellation: such a job was handed out for ever."""
+    stage.act = lambda trainer, _: trainer.ends(
+        ExitStatus(code=None, signal=9, oom_suspected=True, stopped_by_us=False)
+    )
+    assert stage.run() is Outcome.FAILED
+    assert (stage.last_word().failure_class, stage.last_word().signal) == (FailureClass.OUT_OF_MEMORY, 9)
+
+
+def test_a_last_checkpoint_is_committed_before_a_failure_is_reported(stage: Stage) -> None:
+    def act(trainer: Trainer, _looks: int) -> None:
+        checkpoint(trainer, 7)
+        trainer.ends(exited(1))
+
+    stage.act = act
+    assert stage.run() is Outcome.FAILED
+    assert stage.committed == [7]
+    assert stage.client.kinds().index("commit") < stage.client.kinds().index("fail")
+
+
+def test_no_progress_for_too_long_is_a_failure(stage: Stage) -> None:
+    stage.act = lambda _trainer, _looks: None
+    assert stage.run(no_progress_timeout_s=0) is Outcome.FAILED
+    assert stage.last_word().failure_class is FailureClass.NO_PROGRESS
+    assert stage.trainer.stops[0] == 8
+
+
+# What goes wrong around it
+
+
+@pytest.mark.parametrize(
+    ("error", "failure_class"),
+    [
+        (ObjectMissing("no object lies below x/"), FailureClass.BAD_INPUT),
+        (UnsafePath("two inputs"), FailureClass.BAD_INPUT),
+        (ChecksumMismatch("size"), FailureClass.TRANSFER_FAILED),
+        (TransferError("403"), FailureClass.TRANSFER_FAILED),
+        (Unreachable("the store"), FailureClass.TRANSFER_FAILED),
+        (UnexpectedAnswer("?"), FailureClass.TRANSFER_FAILED),
+        (DiskFull("no space"), FailureClass.DISK_FULL),
+        (DiskFullError(Path("/w"), 5, 20), FailureClass.DISK_FULL),
+        (OSError(errno.ENOSPC, "No space left on device"), FailureClass.DISK_FULL),
+        (OSError(errno.EIO, "Input/output error"), FailureClass.NODE_FAULT),
+        (WorkspaceError("something is mounted there"), FailureClass.NODE_FAULT),
+        (RestoreFailed("cannot be fetched"), FailureClass.RESTORE_FAILED),
+        (BadDirectory("a link"), FailureClass.MISSING_OUTPUT),
+        (refusal("invalid_value", 422), FailureClass.BAD_INPUT),
+        (refusal("conflict"), FailureClass.BAD_INPUT),
+        (KeyError("a bug of ours"), FailureClass.NODE_FAULT),
+    ],
+    ids=lambda value: type(value).__name__ if isinstance(value, Exception) else value.value,
+)
+def test_an_error_before_the_training_is_a_failure_with_its_class(
+    stage: Stage, error: Exception, failure_class: FailureClass
+) -> None:
+    """Never a dead agent: the next one that is handed the job would die too, and no budget would count it."""
+    stage.restored = error
+    assert stage.run() is Outcome.FAILED
+    request = stage.last_word()
+    assert request.failure_class is failure_class
+    assert request.message
+    assert stage.trainers == []
+
+
+@pytest.mark.parametrize(
+    ("error", "failure_class"),
+    [
+        (OSError(errno.E2BIG, "Argument list too long"), FailureClass.COMMAND_NOT_FOUND),
+        (ValueError("embedded null byte"), FailureClass.COMMAND_NOT_FOUND),
+        (OSError(errno.EAGAIN, "Resource temporarily unavailable"), FailureClass.NODE_FAULT),
+        (TimeoutError("the warden did not start"), FailureClass.NODE_FAULT),
+    ],
+    ids=str,
+)
+def test_a_command_that_cannot_be_handed_over(stage: Stage, error: Exception, failure_class: FailureClass) -> None:
+    stage.start_error = error
+    assert stage.run() is Outcome.FAILED
+    assert stage.last_word().failure_class is failure_class
+
+
+def test_a_note_that_cannot_be_written_does_not_cost_the_job(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object, **__: object) -> None:
+        raise DiskFullError(stage.workspace.slot, 0)
+
+    monkeypatch.setattr(stage.workspace, "write_state", full)
+    assert stage.run() is Outcome.COMPLETE
+
+
+def test_a_workspace_that_cannot_be_cleared_ends_the_agent_after_the_report(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken() -> None:
+        raise WorkspaceError("mounted")
+
+    def act(trainer: Trainer, _looks: int) -> None:
+        monkeypatch.setattr(stage.workspace, "purge", broken)
+        trainer.ends(CLEAN)
+
+    stage.act = act
+    with pytest.raises(WorkspaceError):
+        stage.run()
+    assert stage.client.kinds()[-1] == "complete"
+
+
+def test_a_restored_checkpoint_is_resumed_from_and_not_committed_again(stage: Stage, tmp_path: Path) -> None:
+    slot = stage.workspace.slot
+
+    def restore_into(output: Path) -> Restored:
+        path = output / "checkpoint-5"
+        path.mkdir()
+        (path / "baton.json").write_text(json.dumps({"format": 1, "step": 5, "metrics": {}}))
+        return Restored(step=5, epoch=2, path=path, total_bytes=1)
+
+    def restore(*arguments: object, **_: object) -> Restored:
+        return restore_into(slot / "jobs" / "146683a1-cb76-4702-9fef-fcccd32594f1.3" / "output")
+
+    seen: list[str] = []
+
+    def act(trainer: Trainer, _looks: int) -> None:
+        seen.append(trainer.env["BATON_RESUME_FROM"])
+        checkpoint(trainer, 6)
+        trainer.ends(CLEAN)
+
+    stage.act = act
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(job_run, "restore", restore)
+        assert stage.run() is Outcome.COMPLETE
+    assert seen[0].endswith("/output/checkpoint-5")
+    assert stage.committed == [6]
+
+
+# The report
+
+
+def test_the_report_waits_for_the_control_plane(stage: Stage) -> None:
+    stage.client.trouble["complete"] = [Unreachable("down")] * 7 + [refusal("lease_expired")]
+    assert stage.run() is Outcome.COMPLETE
+    assert len(stage.client.heart.requests) == 1, "the lease is proved again where it had run out"
+
+
+@pytest.mark.parametrize("code", ["not_stored_yet", "digest_mismatch"])
+def test_what_is_not_stored_is_uploaded_again_but_not_for_ever(stage: Stage, code: str) -> None:
+    stage.client.trouble["complete"] = [refusal(code)] * (job_run.COMPLETE_TRIES - 1)
+    assert stage.run() is Outcome.COMPLETE
+
+    stage.client.said.clear()
+    stage.client.trouble["complete"] = [refusal(code)] * 1000
+    assert stage.run() is Outcome.FAILED
+    assert stage.last_word().failure_class is FailureClass.TRANSFER_FAILED
+    assert "the outputs are still refused" in stage.last_word().message
+    assert len(stage.client.trouble["complete"]) == 1000 - job_run.COMPLETE_TRIES
+
+
+def test_an_upload_is_tried_until_the_store_is_back(stage: Stage) -> None:
+    """A failed upload that was only logged, then reported as done: the original's clients lost models that way."""
+    stage.uploads = [Unreachable("the store"), Unreachable("the store"), None]
+    assert stage.run() is Outcome.COMPLETE
+    stage.client.said.clear()
+    stage.uploads = [TransferError("403")]
+    assert stage.run() is Outcome.FAILED
+    assert "complete" not in stage.client.kinds()
+    assert stage.last_word().failure_class is FailureClass.TRANSFER_FAILED
+
+
+@pytest.mark.parametrize("kind", ["complete", "fail", "release"])
+@pytest.mark.parametrize(
+    ("code", "outcome"),
+    [("lease_lost", Outcome.LOST), ("job_finished", Outcome.LOST), ("job_canceled", Outcome.CANCELED)],
+)
+def test_a_report_that_comes_too_late(stage: Stage, kind: str, code: str, outcome: Outcome) -> None:
+    stage.client.trouble[kind] = [refusal(code)]
+    if kind == "fail":
+        stage.act = lambda trainer, _: trainer.ends(exited(1))
+    if kind == "release":
+        stage.stop.request("SIGTERM")
+    assert stage.run() is outcome
+    assert not {"complete", "fail", "release"} & set(stage.client.kinds())
+
+
+@pytest.mark.parametrize("code", ["conflict", "invalid_value", "key_revoked", "illegal_transition"])
+def test_a_failure_that_is_refused_does_not_end_the_agent(stage: Stage, code: str) -> None:
+    stage.act = lambda trainer, _: trainer.ends(exited(1))
+    stage.client.trouble["fail"] = [refusal(code, 422)] * 3
+    assert stage.run() is Outcome.LOST
+
+
+def test_a_revoked_key_is_a_lost_lease(stage: Stage) -> None:
+    stage.client.trouble["inputs"] = [refusal("key_revoked", 403)]
+    assert stage.run() is Outcome.LOST
+    assert stage.client.said == []
+
+
+# What others ask for
+
+
+@pytest.mark.parametrize("code", ["lease_lost", "job_canceled"])
+def test_a_lease_that_is_lost_before_the_training_starts_nothing(stage: Stage, code: str) -> None:
+    stage.client.trouble["inputs"] = [refusal(code)]
+    assert stage.run() is (Outcome.CANCELED if code == "job_canceled" else Outcome.LOST)
+    assert (stage.trainers, stage.client.said) == ([], [])
+
+
+def test_a_cancel_before_the_training_starts_nothing(stage: Stage) -> None:
+    stage.client.heart.answers = [make_answer(Directive.CANCEL)]
+    stage.client.trouble["inputs"] = [refusal("lease_expired")]
+    assert stage.run() is Outcome.CANCELED
+    assert (stage.trainers, stage.client.said) == ([], [])
+
+
+def test_a_cancel_during_the_training_tells_the_session_and_ends_it(stage: Stage) -> None:
+    run = stage.make()
+    stage.client.heart.answers = [make_answer(Directive.CANCEL)]
+
+    def act(trainer: Trainer, looks: int) -> None:
+        trainer.connect()
+        if looks == 3:
+            run._keeper.beat()
+
+    def on_stop() -> ExitStatus:
+        (trainer,) = stage.trainers
+        assert Condition(lambda: bool(trainer.directives)).wait(20), "the session hears why before the signal comes"
+        (trainer.directory / "model.bin").write_text("half")
+        return ExitStatus(code=0, signal=None, oom_suspected=False, stopped_by_us=True)
+
+    def started(trainer: Trainer, looks: int) -> None:
+        trainer.on_stop = on_stop
+        act(trainer, looks)
+
+    stage.act = started
+    assert run.run() is Outcome.CANCELED, "a trainer that ends well after a cancel has not completed"
+    assert [(wish.kind, wish.reason, wish.checkpoint) for wish in stage.trainer.directives] == [
+        ("stop", "cancel", False)
+    ]
+    assert stage.trainer.stops[0] == job_run.LOST_GRACE_S
+    assert stage.client.kinds() == ["inputs"]
+
+
+@pytest.mark.parametrize("wish", ["release", "pause"])
+def test_asked_to_leave_a_session_writes_a_checkpoint_and_the_job_is_handed_back(stage: Stage, wish: str) -> None:
+    run = stage.make()
+
+    def act(trainer: Trainer, looks: int) -> None:
+        channel = trainer.connect()
+        if looks == 1:
+            channel.report(5, 10, {})
+        if looks == 3:
+            if wish == "release":
+                stage.stop.request("SIGTERM")
+            else:
+                stage.client.heart.answers = [make_answer(Directive.PAUSE, reason="paused_by_user")]
+                assert run._keeper.beat()
+        if trainer.directives:
+            checkpoint(trainer, 6)
+            trainer.ends(CLEAN)
+
+    stage.act = act
+    assert run.run() is Outcome.RELEASED
+    (directive,) = stage.trainer.directives
+    assert (directive.reason, directive.checkpoint) == (wish, True)
+    request = stage.last_word()
+    expected = ("sigterm", "SIGTERM") if wish == "release" else ("pause", "paused_by_user")
+    assert (request.reason, request.message) == expected
+    assert stage.client.kinds().index("commit") < stage.client.kinds().index("release")
+
+
+def test_a_session_that_was_at_its_end_when_asked_to_leave_has_completed(stage: Stage) -> None:
+    def act(trainer: Trainer, looks: int) -> None:
+        trainer.connect().report(10, 10, {})
+        if looks == 5:
+            stage.stop.request("SIGTERM")
+        if trainer.directives:
+            trainer.ends(CLEAN)
+
+    stage.act = act
+    assert stage.run() is Outcome.COMPLETE
+
+
+def test_a_script_that_ended_well_just_before_it_was_asked_to_leave_has_completed(stage: Stage) -> None:
+    def act(trainer: Trainer, _looks: int) -> None:
+        stage.stop.request("SIGTERM")
+        trainer.ends(CLEAN)
+
+    stage.act = act
+    assert stage.run() is Outcome.COMPLETE
+
+
+def test_asked_to_leave_before_the_training_it_hands_the_job_back_untouched(stage: Stage) -> None:
+    stage.stop.request("SIGTERM")
+    assert stage.run() is Outcome.RELEASED
+    assert stage.trainers == []
+    assert stage.last_word().reason == "sigterm"
+
+
+def test_asked_to_leave_while_the_outputs_are_uploaded_it_finishes_first(stage: Stage) -> None:
+    def act(trainer: Trainer, _looks: int) -> None:
+        trainer.ends(CLEAN)
+        stage.client.before["logs"] = lambda: stage.stop.request("SIGTERM")
+        trainer.print("done")
+
+    stage.act = act
+    assert stage.run() is Outcome.COMPLETE
+    assert stage.stop.is_set()
+
+
+def test_a_script_without_our_session_gets_a_sigterm_at_once(stage: Stage) -> None:
+    def act(trainer: Trainer, looks: int) -> None:
+        if looks == 3:
+            stage.stop.request("SIGTERM")
+
+    stage.act = act
+    assert stage.run() is Outcome.RELEASED
+    assert 7 < stage.trainer.stops[0] <= 8
+    assert stage.trainer.status == SIGTERMED
+
+
+def test_a_failure_while_leaving_is_an_interruption(stage: Stage) -> None:
+    """What ends the agent often ends the trainer too: that is nobody's failure."""
+
+    def act(trainer: Trainer, _looks: int) -> None:
+        stage.stop.request("SIGTERM")
+        trainer.ends(exited(143))
+
+    stage.act = act
+    assert stage.run() is Outcome.RELEASED
+
+
+def test_a_second_signal_cuts_the_grace_short(stage: Stage) -> None:
+    def act(trainer: Trainer, looks: int) -> None:
+        if looks == 3:
+            stage.stop.request("SIGTERM")
+            assert stage.stop.request("SIGTERM") is StopLevel.NOW
+
+    stage.act = act
+    stage.client.trouble["release"] = [Unreachable("down")]
+    assert stage.run(stop_grace_s=3000) is Outcome.LOST, "one try, then it leaves"
+    assert stage.trainer.stops[0] == 0
+
+
+def test_a_checkpoint_directive_is_passed_on_once_somebody_hears_it(stage: Stage) -> None:
+    run = stage.make()
+    stage.client.heart.answers = [make_answer(Directive.CHECKPOINT)]
+
+    def act(trainer: Trainer, looks: int) -> None:
+        if looks in (1, 2, 60, 70):
+            assert run._keeper.beat()
+        if looks == 3:
+            trainer.connect()
+        if looks >= 70 and trainer.directives:
+            trainer.ends(CLEAN)
+        assert looks < 5000
+
+    stage.act = act
+    assert run.run() is Outcome.COMPLETE
+    assert [directive.kind for directive in stage.trainer.directives] == ["checkpoint"]
+
+
+def test_heartbeats_carry_phase_progress_and_place(stage: Stage) -> None:
+    run = stage.make()
+
+    def act(trainer: Trainer, looks: int) -> None:
+        if looks == 1:
+            run._keeper.beat()
+            trainer.connect().report(4, 10, {"loss": 0.25})
+        assert run._channel
+        if run._channel.progress():
+            run._keeper.beat()
+            trainer.ends(CLEAN)
+
+    stage.act = act
+    assert run.run() is Outcome.COMPLETE
+    first, second = stage.client.heart.requests
+    assert (first.phase, first.step) == ("training", None)
+    assert (second.step, second.total_steps, second.metrics) == (4, 10, {"loss": 0.25})
+    assert second.machine_id

@@ -1,0 +1,135 @@
+"""The log shipper: every line once, in order, numbered; trouble costs patience, not lines."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+
+import pytest
+
+from contract.work import LogChunk
+from gpu_client.agent.log_shipper import MAX_FAREWELL_CHUNKS, MAX_LINES, LogShipper
+from gpu_client.agent.trainer_output import LogSpool
+from gpu_client.transport.errors import Unreachable
+from tests.unit.agent.agent_kit import refusal
+
+NEVER_S = 3600.0
+
+
+class Api:
+    """Takes chunks; `trouble` is raised by the next sends, in turn."""
+
+    def __init__(self, *trouble: Exception) -> None:
+        self.trouble = list(trouble)
+        self.sent: list[LogChunk] = []
+        self.arrived = threading.Event()
+
+    def __call__(self, chunk: LogChunk) -> None:
+        if self.trouble:
+            raise self.trouble.pop(0)
+        self.sent.append(chunk)
+        self.arrived.set()
+
+    def lines(self) -> dict[int, str]:
+        found: dict[int, str] = {}
+        for chunk in self.sent:
+            for offset, line in enumerate(chunk.lines):
+                assert chunk.first_line + offset not in found
+                found[chunk.first_line + offset] = line
+        return found
+
+
+def lines(*texts: str) -> Callable[[LogSpool], object]:
+    """Fill a spool with these."""
+
+    def fill(spool: LogSpool) -> None:
+        for text in texts:
+            spool.append(text)
+
+    return fill
+
+
+def shipped(api: Api, fill: Callable[[LogSpool], object], spool: LogSpool | None = None, flushes: int = 1) -> Api:
+    spool = spool or LogSpool()
+    shipper = LogShipper(spool, api, every_s=NEVER_S)
+    fill(spool)
+    for _ in range(flushes):
+        shipper.flush()
+    shipper.close()
+    return api
+
+
+def test_lines_are_numbered_from_zero_across_chunks() -> None:
+    def fill(spool: LogSpool) -> None:
+        for number in range(2 * MAX_LINES + 7):
+            spool.append(f"line {number}")
+
+    api = shipped(Api(), fill)
+    assert api.lines() == {number: f"line {number}" for number in range(2 * MAX_LINES + 7)}
+    assert max(len(chunk.lines) for chunk in api.sent) == MAX_LINES
+
+
+def test_empty_lines_are_lines() -> None:
+    api = shipped(Api(), lines("", "a", "", ""))
+    assert api.lines() == {0: "", 1: "a", 2: "", 3: ""}
+
+
+def test_what_could_not_be_sent_is_sent_later_under_the_same_numbers() -> None:
+    api = shipped(Api(Unreachable("down")), lines("a", "b"), flushes=2)
+    assert api.lines() == {0: "a", 1: "b"}
+
+
+def test_a_chunk_cut_in_the_middle_is_sent_again_whole() -> None:
+    api = Api()
+    spool = LogSpool()
+    for number in range(MAX_LINES + 1):
+        spool.append(str(number))
+    second = iter([None, Unreachable("down")])
+    tried: list[int] = []
+
+    def send(chunk: LogChunk) -> None:
+        tried.append(chunk.first_line)
+        error = next(second, None)
+        if error:
+            raise error
+        api(chunk)
+
+    shipper = LogShipper(spool, send, every_s=NEVER_S)
+    shipper.flush()
+    shipper.flush()
+    shipper.close()
+    assert tried == [0, MAX_LINES, 0, MAX_LINES]
+
+
+def test_what_is_refused_for_good_does_not_block_what_follows() -> None:
+    spool = LogSpool(chunk_bytes=8)
+    api = shipped(Api(refusal("invalid_value", 422)), lines("refused", "taken"), spool)
+    assert api.lines() == {1: "taken"}
+
+
+def test_a_lost_lease_ends_it_quietly() -> None:
+    api = shipped(Api(refusal("lease_lost")), lines("a"), flushes=3)
+    assert api.sent == []
+    assert api.trouble == [], "asked once"
+
+
+def test_lines_that_were_dropped_are_told_of() -> None:
+    spool = LogSpool(max_bytes=20, chunk_bytes=10)
+    api = shipped(Api(), lines(*["x" * 8] * 5), spool)
+    assert sum(chunk.dropped_bytes for chunk in api.sent) == spool.dropped_total_bytes > 0
+
+
+def test_a_flood_does_not_hold_up_the_end() -> None:
+    spool = LogSpool(chunk_bytes=2)
+    api = shipped(Api(), lines(*(str(number % 10) for number in range(100))), spool)
+    assert len(api.sent) == MAX_FAREWELL_CHUNKS
+
+
+@pytest.mark.parametrize("error", [RuntimeError("a bug"), Unreachable("down")], ids=str)
+def test_the_thread_survives_errors_and_sends_by_itself(error: Exception) -> None:
+    spool, api = LogSpool(), Api(error)
+    shipper = LogShipper(spool, api, every_s=0.001)
+    spool.append("a")
+    assert api.arrived.wait(20)
+    shipper.close()
+    assert api.lines() == {0: "a"}

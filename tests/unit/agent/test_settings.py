@@ -1,0 +1,190 @@
+"""Settings: the table is the truth, values are checked at the start, problems name the variable."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from gpu_client.agent import settings as module
+from gpu_client.agent.settings import AgentSettings, problems_of, variable_of
+
+NEEDED = {"BATON_API_URL": "https://api.example/stage", "BATON_API_KEY": "baton_0123_secret"}
+
+
+def read(monkeypatch: pytest.MonkeyPatch, **variables: str) -> AgentSettings:
+    for name, value in (NEEDED | variables).items():
+        monkeypatch.setenv(name, value)
+    return AgentSettings()
+
+
+def problems(monkeypatch: pytest.MonkeyPatch, **variables: str) -> list[str]:
+    with pytest.raises(ValidationError) as caught:
+        read(monkeypatch, **variables)
+    return problems_of(caught.value)
+
+
+def test_the_table_names_exactly_the_variables_that_are_read() -> None:
+    table = set(re.findall(r"`((?:BATON|SALAD)_[A-Z_]+)`", module.__doc__ or ""))
+    real = {variable_of(field) for field in AgentSettings.model_fields}
+    assert table == real | {"SALAD_MACHINE_ID"}, "SALAD_MACHINE_ID is the other name of BATON_MACHINE_ID"
+
+
+def test_every_variable_of_the_table_reaches_its_field(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    values: dict[str, tuple[str, Any]] = {
+        "BATON_QUEUE": ("night", "night"),
+        "BATON_WORKSPACE": (str(tmp_path), tmp_path),
+        "BATON_WORKER_ID": ("w-7", "w-7"),
+        "BATON_PROVIDER": ("vast", "vast"),
+        "BATON_MACHINE_ID": ("m-7", "m-7"),
+        "BATON_VRAM_GIB": ("23.6", 23.6),
+        "BATON_GPUS": ("2", 2),
+        "BATON_GPU_MODEL": ("RTX 4090", "RTX 4090"),
+        "BATON_DISK_GIB": ("80", 80.0),
+        "BATON_POLL_MIN_S": ("2", 2.0),
+        "BATON_POLL_MAX_S": ("60", 60.0),
+        "BATON_EXIT_WHEN_IDLE_S": ("600", 600.0),
+        "BATON_MAX_JOBS": ("3", 3),
+        "BATON_TRANSFERS": ("16", 16),
+        "BATON_STABLE_S": ("4.5", 4.5),
+        "BATON_STARTUP_GRACE_S": ("0", 0.0),
+        "BATON_STATS_FILE": (str(tmp_path / "stats"), tmp_path / "stats"),
+        "BATON_LOG_LEVEL": ("DEBUG", "DEBUG"),
+        "SALAD_CONTAINER_GROUP_ID": ("cg-1", "cg-1"),
+        "SALAD_CONTAINER_GROUP_NAME": ("trainers", "trainers"),
+        "SALAD_ORGANIZATION_NAME": ("acme", "acme"),
+        "SALAD_PROJECT_NAME": ("lora", "lora"),
+    }
+    settings = read(monkeypatch, **{name: text for name, (text, _) in values.items()})
+    fields = {variable_of(field): field for field in AgentSettings.model_fields}
+    assert set(fields) == set(values) | set(NEEDED), "a new setting needs a line here"
+    for name, (_, value) in values.items():
+        assert getattr(settings, fields[name]) == value, name
+    assert settings.api_key.get_secret_value() == NEEDED["BATON_API_KEY"]
+    assert NEEDED["BATON_API_KEY"] not in repr(settings)
+
+
+def test_defaults_are_those_of_the_table(monkeypatch: pytest.MonkeyPatch) -> None:
+    settings = read(monkeypatch)
+    assert (settings.queue, settings.poll_min_s, settings.poll_max_s) == ("default", 1, 30)
+    assert settings.workspace == Path("~/.cache/baton").expanduser()
+    assert (settings.transfers, settings.stable_s, settings.startup_grace_s) == (8, 3, 60)
+    assert (settings.exit_when_idle_s, settings.max_jobs, settings.stats_file) == (None, None, None)
+
+
+def test_empty_is_unset(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Container platforms hand over variables that were left blank."""
+    settings = read(monkeypatch, BATON_QUEUE="", BATON_MAX_JOBS="", SALAD_MACHINE_ID="")
+    assert (settings.queue, settings.max_jobs, settings.machine_id) == ("default", None, None)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("BATON_API_URL", "api.example"),
+        ("BATON_API_KEY", "short"),
+        ("BATON_QUEUE", "No Such"),
+        ("BATON_WORKER_ID", "two words"),
+        ("BATON_PROVIDER", "x" * 200),
+        ("BATON_MACHINE_ID", "a b"),
+        ("BATON_VRAM_GIB", "-1"),
+        ("BATON_GPUS", "many"),
+        ("BATON_GPU_MODEL", "x" * 65),
+        ("BATON_DISK_GIB", "nan"),
+        ("BATON_POLL_MIN_S", "0"),
+        ("BATON_POLL_MAX_S", "inf"),
+        ("BATON_EXIT_WHEN_IDLE_S", "nan"),
+        ("BATON_MAX_JOBS", "0"),
+        ("BATON_TRANSFERS", "65"),
+        ("BATON_STABLE_S", "nan"),
+        ("BATON_STARTUP_GRACE_S", "-1"),
+        ("BATON_LOG_LEVEL", "LOUD"),
+        ("SALAD_CONTAINER_GROUP_ID", "a b"),
+    ],
+)
+def test_a_bad_value_is_named_by_its_variable_and_not_repeated(
+    monkeypatch: pytest.MonkeyPatch, name: str, value: str
+) -> None:
+    (problem,) = problems(monkeypatch, **{name: value})
+    assert problem.startswith(f"{name}: ")
+    assert len(problem) > len(name) + 5
+    if name == "BATON_API_KEY":
+        assert value not in problem.removeprefix(f"{name}: ").split()
+
+
+def test_missing_ones_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in NEEDED:
+        monkeypatch.delenv(name, raising=False)
+    with pytest.raises(ValidationError) as caught:
+        AgentSettings()
+    assert [problem.partition(":")[0] for problem in problems_of(caught.value)] == ["BATON_API_URL", "BATON_API_KEY"]
+
+
+def test_a_range_the_wrong_way_round_names_both(monkeypatch: pytest.MonkeyPatch) -> None:
+    (problem,) = problems(monkeypatch, BATON_POLL_MIN_S="50", BATON_POLL_MAX_S="10")
+    assert problem == "BATON_POLL_MIN_S must not be larger than BATON_POLL_MAX_S"
+
+
+def test_salad_s_variables_are_reported(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    settings = read(
+        monkeypatch,
+        BATON_WORKSPACE=str(tmp_path / "not" / "yet"),
+        BATON_GPUS="0",
+        BATON_VRAM_GIB="0",
+        SALAD_MACHINE_ID="m-salad",
+        SALAD_CONTAINER_GROUP_ID="cg-1",
+        SALAD_CONTAINER_GROUP_NAME="trainers",
+        SALAD_ORGANIZATION_NAME="acme",
+        SALAD_PROJECT_NAME="lora",
+    )
+    query = settings.work_query()
+    assert query.provider == "salad"
+    assert (query.machine_id, query.container_group_id) == ("m-salad", "cg-1")
+    assert (query.organization_name, query.project_name, query.container_group_name) == ("acme", "lora", "trainers")
+    assert query.disk_gib is not None
+    assert query.disk_gib > 0
+    monkeypatch.setenv("BATON_MACHINE_ID", "m-own")
+    assert AgentSettings().identity().machine_id == "m-own"
+
+
+@pytest.fixture
+def fresh_gpus() -> Any:
+    module._nvidia_gpus.cache_clear()
+    yield
+    module._nvidia_gpus.cache_clear()
+
+
+def test_the_gpu_is_asked_for_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, fresh_gpus: None) -> None:
+    """`nvidia-smi` takes a second and wakes the driver: not with every poll."""
+    asked: list[list[str]] = []
+
+    def run(command: list[str], **_: object) -> SimpleNamespace:
+        asked.append(command)
+        return SimpleNamespace(stdout="NVIDIA GeForce RTX 4090, 24564\nNVIDIA GeForce RTX 3090, 24268\n")
+
+    monkeypatch.setattr(shutil, "which", lambda name: f"/usr/bin/{name}")
+    monkeypatch.setattr(subprocess, "run", run)
+    settings = read(monkeypatch, BATON_WORKSPACE=str(tmp_path))
+    for _ in range(3):
+        query = settings.work_query()
+    assert (query.gpus, query.gpu_model, query.vram_gib) == (2, "NVIDIA GeForce RTX 4090", 23.7)
+    assert len(asked) == 1
+
+
+@pytest.mark.parametrize("error", [subprocess.TimeoutExpired("nvidia-smi", 20), FileNotFoundError("nvidia-smi")])
+def test_a_broken_driver_is_no_gpu(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, fresh_gpus: None, error: Exception
+) -> None:
+    def run(*_: object, **__: object) -> None:
+        raise error
+
+    monkeypatch.setattr(shutil, "which", lambda name: f"/usr/bin/{name}")
+    monkeypatch.setattr(subprocess, "run", run)
+    query = read(monkeypatch, BATON_WORKSPACE=str(tmp_path)).work_query()
+    assert (query.gpus, query.gpu_model, query.vram_gib) == (0, None, None)

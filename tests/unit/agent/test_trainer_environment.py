@@ -1,0 +1,80 @@
+"""What the training command sees: its own environment, ours without our secrets, no shell."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+from gpu_client.agent.trainer_environment import expanded, trainer_environment
+from gpu_client.agent.workspace import JobDirectories
+from tests.unit.agent.agent_kit import JOB_ID, make_item
+
+ROOT = Path("/w/jobs/x.3")
+DIRECTORIES = JobDirectories(
+    ROOT, ROOT / "data", ROOT / "output", ROOT / "restore", ROOT / "staging", ROOT / "params.json"
+)
+BASE = {
+    "PATH": "/usr/bin",
+    "HOME": "/root",
+    "CUDA_VISIBLE_DEVICES": "0",
+    "BATON_API_KEY": "baton_id_secret",
+    "BATON_API_URL": "https://api.example",
+    "BATON_QUEUE": "default",
+}
+
+
+def environment(resume_from: str = "", **given: str) -> dict[str, str]:
+    item = make_item(environment=given)
+    return trainer_environment(item, DIRECTORIES, "/tmp/baton-1/channel", resume_from, BASE)
+
+
+def test_nothing_of_the_agent_s_settings_is_handed_on() -> None:
+    found = environment("/w/jobs/x.3/output/checkpoint-5")
+    assert {name: value for name, value in found.items() if name.startswith("BATON_")} == {
+        "BATON_JOB_ID": JOB_ID,
+        "BATON_EPOCH": "3",
+        "BATON_DATA_DIR": "/w/jobs/x.3/data",
+        "BATON_OUTPUT_DIR": "/w/jobs/x.3/output",
+        "BATON_RESUME_FROM": "/w/jobs/x.3/output/checkpoint-5",
+        "BATON_PARAMS": "/w/jobs/x.3/params.json",
+        "BATON_CHANNEL": "/tmp/baton-1/channel",
+    }
+    assert "baton_id_secret" not in str(found)
+    assert (found["HOME"], found["CUDA_VISIBLE_DEVICES"]) == ("/root", "0")
+
+
+def test_a_fresh_start_resumes_from_nothing() -> None:
+    assert environment()["BATON_RESUME_FROM"] == ""
+
+
+def test_a_run_keeps_its_name_in_weights_and_biases_and_prints_at_once() -> None:
+    found = environment()
+    assert (found["WANDB_RUN_ID"], found["WANDB_RESUME"], found["PYTHONUNBUFFERED"]) == (JOB_ID, "allow", "1")
+
+
+def test_the_job_s_variables_win_except_over_what_is_ours() -> None:
+    found = environment(HOME="/home/user", WANDB_RUN_ID="mine", BATON_EPOCH="99", BATON_API_KEY="x", PATH="/opt/bin")
+    assert (found["HOME"], found["WANDB_RUN_ID"], found["PATH"]) == ("/home/user", "mine", "/opt/bin")
+    assert found["BATON_EPOCH"] == "3"
+
+
+def test_python_in_a_command_is_the_one_that_has_our_packages() -> None:
+    assert environment()["PATH"].split(os.pathsep) == [str(Path(sys.executable).parent), "/usr/bin"]
+
+
+def test_our_variables_are_replaced_in_arguments_and_nothing_else_is() -> None:
+    found = environment()
+    command = ["train", "--out=$BATON_OUTPUT_DIR/x", "${BATON_EPOCH}", "$HOME", "$BATON_NO_SUCH", "a photo of 'sks' $5"]
+    assert expanded(command, found) == [
+        "train",
+        "--out=/w/jobs/x.3/output/x",
+        "3",
+        "$HOME",
+        "$BATON_NO_SUCH",
+        "a photo of 'sks' $5",
+    ]
+
+
+def test_the_key_cannot_be_had_through_an_argument() -> None:
+    assert expanded(["$BATON_API_KEY", "${BATON_API_KEY}"], environment()) == ["$BATON_API_KEY", "${BATON_API_KEY}"]
