@@ -220,6 +220,10 @@ class FailRequest(SaladIdentity):
     log_tail: Annotated[list[Annotated[str, Field(max_length=2000)]], Field(max_length=100)] = []
 
 
+AGENT_CRASHED = "agent_crashed"
+"""Reason of a release by an agent that was started again after a crash: counted as an interruption."""
+
+
 class ReleaseRequest(SaladIdentity):
     """Body of `POST /release`: the worker is going away; hand the job to another one now.
 

@@ -46,7 +46,7 @@ def declare_artifacts(context: Context, call: Call) -> ArtifactsAnswer:
 def verified_artifacts(context: Context, call: Call, job: Job, declared: Sequence[DeclaredArtifact]) -> list[Artifact]:
     """The declared outputs, each seen in storage with its size and checksum; refuses otherwise."""
     paths = {artifact.path for artifact in declared}
-    undeclared = [path for path in job.spec.outputs if path not in paths]
+    undeclared = [output for output in job.spec.outputs if not _produced(output, paths)]
     if undeclared:
         raise Refusal(
             ErrorCode.NOT_STORED_YET,
@@ -92,6 +92,11 @@ def verified_original_model(context: Context, call: Call, job: Job, body: Comple
             crc64nvme=found.crc64nvme,
         )
     ]
+
+
+def _produced(output: str, paths: set[str]) -> bool:
+    """True if a declared output is there: as a file, or as a directory with at least one file."""
+    return output in paths or any(path.startswith(f"{output}/") for path in paths)
 
 
 def matches(found: StoredObject, size_bytes: int, crc64nvme: str) -> bool:

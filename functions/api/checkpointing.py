@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import TypeVar
 
 from blake3 import blake3
 from pydantic import ValidationError
@@ -26,10 +27,14 @@ from functions.api.context import CHECKPOINTS, Call, Context, job_of
 from functions.api.leasing import apply_as_bearer, require_lease
 from functions.api.original import zip_step
 from functions.domain import checkpoints as rules
+from functions.domain.change import Change
 from functions.domain.errors import Refusal, StorageUnavailable
 from functions.domain.jobs import require_running
-from functions.domain.records import CheckpointRecord, Job
+from functions.domain.ports import Page
+from functions.domain.records import Attempt, CheckpointRecord, Job
 from functions.domain.retention import expendable
+
+T = TypeVar("T")
 
 logger = logging.getLogger("baton.checkpoints")
 
@@ -68,6 +73,8 @@ def commit(context: Context, call: Call) -> CommitAnswer:
         metrics=manifest.metrics,
         manifest_key=rules.manifest_key(job.id, manifest.step, manifest.epoch),
         manifest_blake3=digest,
+        # Who reads another branch's checkpoint of this step goes on reading it: `_let_go` spares its bytes as long.
+        protected_until=existing.protected_until if existing else 0,
     )
     _store_manifest(context, call, record, manifest.canonical_bytes())
     job = apply_as_bearer(
@@ -110,13 +117,16 @@ def report_damaged(context: Context, call: Call) -> StatusAnswer:
         raise Refusal(ErrorCode.CHECKPOINT_NOT_FOUND, f"No checkpoint {step}-{body.epoch}.", field="step")
     if record.damaged:
         return StatusAnswer()
-    fallback = next(sound_checkpoints(context, job, below=step), None)
-    apply_as_bearer(
-        context,
-        call,
-        fence,
-        lambda job, _: rules.damaged(job, fence, record, fallback, message=body.message, now=call.now),
-    )
+
+    def decision(job: Job, _: Attempt) -> Change:
+        # Read anew behind the job: the step may have been committed again, or its fallback been reported meanwhile.
+        record = context.jobs.checkpoint(job.id, step)
+        if record is None or record.epoch != body.epoch:
+            raise Refusal(ErrorCode.CHECKPOINT_NOT_FOUND, f"No checkpoint {step}-{body.epoch}.", field="step")
+        fallback = next(sound_checkpoints(context, job, below=step), None)
+        return rules.damaged(job, fence, record, fallback, message=body.message, now=call.now)
+
+    apply_as_bearer(context, call, fence, decision)
     return StatusAnswer()
 
 
@@ -184,9 +194,10 @@ def let_go_of_old(context: Context, call: Call, job: Job) -> None:
 def _let_go(context: Context, call: Call, job: Job) -> None:
     """Forget the records, then delete the blobs that no remaining manifest names, then the manifests.
 
-    Whatever is interrupted leaves a manifest without a record behind, which says what is still to be deleted.
+    Whatever is interrupted leaves a manifest without a record behind, which says what is still to be deleted. It stops
+    when the job has moved on: a later commit may rely on blobs that were expendable before, and lets go itself.
     """
-    records = list(context.jobs.checkpoints(job.id, limit=1000).items)
+    records = list(_all(lambda cursor: context.jobs.checkpoints(job.id, limit=1000, cursor=cursor)))
     going = expendable(
         records,
         job.spec.policy.retention,
@@ -201,6 +212,8 @@ def _let_go(context: Context, call: Call, job: Job) -> None:
     for record in records:
         if (record.step, record.epoch) not in going_ids:
             kept |= _blobs_of(_read_manifest(context, call, record)) if record.legacy_key is None else set()
+    if _moved_on(context, job):
+        return
     doomed: set[str] = set()
     manifests: list[str] = []
     for record in going:
@@ -213,24 +226,56 @@ def _let_go(context: Context, call: Call, job: Job) -> None:
             manifests.append(record.manifest_key)
         else:
             doomed.add(record.legacy_key)
-    for key in _manifests_without_record(context, call, job, {(record.step, record.epoch) for record in records}):
-        doomed |= _blobs_named_at(context, call, key)
+    protected = {record.step for record in records if record.protected_until > call.now}
+    for step, key in _manifests_without_record(context, call, job, {(record.step, record.epoch) for record in records}):
+        named = _blobs_named_at(context, call, key)
+        if step in protected:
+            kept |= named
+            continue
+        doomed |= named
         manifests.append(key)
+    if _moved_on(context, job):
+        return
     context.objects.delete_many(call.tenant, CHECKPOINTS, sorted(doomed - kept))
     context.objects.delete_many(call.tenant, CHECKPOINTS, manifests)
 
 
-def _manifests_without_record(context: Context, call: Call, job: Job, recorded: set[tuple[int, int]]) -> Iterator[str]:
-    """Keys of manifests of which nothing can become a checkpoint any more, and nothing is one."""
+def _moved_on(context: Context, seen: Job) -> bool:
+    """True if something was committed, reported damaged or retried since `seen`."""
+    job = context.jobs.get(seen.id)
+    return job is None or (job.epoch, job.checkpoint_step, job.checkpoint_epoch, job.branches) != (
+        seen.epoch,
+        seen.checkpoint_step,
+        seen.checkpoint_epoch,
+        seen.branches,
+    )
+
+
+def _all(read: Callable[[str | None], Page[T]]) -> Iterator[T]:
+    """The items of every page."""
+    cursor: str | None = None
+    while True:
+        page = read(cursor)
+        yield from page.items
+        cursor = page.cursor
+        if cursor is None:
+            return
+
+
+def _manifests_without_record(
+    context: Context, call: Call, job: Job, recorded: set[tuple[int, int]]
+) -> Iterator[tuple[int, str]]:
+    """Steps and keys of manifests of which nothing can become a checkpoint any more, and nothing is one."""
     prefix = f"{rules.job_prefix(job.id)}manifests/"
     newest = (job.epoch, -1 if job.checkpoint_step is None else job.checkpoint_step)
-    for entry in context.objects.list(call.tenant, CHECKPOINTS, prefix, limit=1000).items:
+    listing = _all(lambda cursor: context.objects.list(call.tenant, CHECKPOINTS, prefix, limit=1000, cursor=cursor))
+    for entry in listing:
         named = _MANIFEST_NAME.fullmatch(entry.key.removeprefix(prefix))
         if named is None:
             continue
         step, epoch = int(named[1]), int(named[2])
         if (step, epoch) not in recorded and (epoch, step) < newest:
-            yield entry.key
+            yield step, entry.key
 
 
 def _blobs_named_at(context: Context, call: Call, manifest_key: str) -> set[str]:

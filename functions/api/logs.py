@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from itertools import accumulate
 
@@ -12,13 +13,14 @@ from contract.errors import ErrorCode
 from contract.work import LogChunk, LogLine, LogPage, StatusAnswer
 from functions.api.context import CHECKPOINTS, Call, Context, job_of
 from functions.api.leasing import require_lease
+from functions.api.paging import sent_bytes
 from functions.domain.checkpoints import job_prefix
 from functions.domain.errors import Refusal
 
 _CURSOR = re.compile(r"([0-9a-f]{8})-([0-9]{10}-[0-9]{13})-([0-9]{1,6})")
 _CHUNKS_PER_PAGE = 20
-_PAGE_BYTES = 3_000_000
-"""A page ends once its text is larger. Lambda's answers end at 6 MB."""
+_PAGE_BYTES = 4_000_000
+"""A page ends once its lines take more in an answer. Lambda's end at 6 MB."""
 
 
 class LogsQuery(WireModel):
@@ -77,13 +79,14 @@ def read(context: Context, call: Call) -> LogPage:
             skip = 0
             continue
         texts = chunk.lines[skip : skip + query.limit - len(lines)]
-        sizes_bytes = accumulate(len(text.encode()) for text in texts)
-        taken = [text for text, before in zip(texts, [0, *sizes_bytes], strict=False) if before < room_bytes]
+        # Output may be full of control characters, each of which takes seven bytes.
+        ends_bytes = [0, *accumulate(sent_bytes(json.dumps(text, ensure_ascii=False)) for text in texts)]
+        taken = [text for text, before in zip(texts, ends_bytes, strict=False) if before < room_bytes]
         lines += [
             LogLine(epoch=chunk.epoch, line=chunk.first_line + skip + offset, text=text, at=chunk.at)
             for offset, text in enumerate(taken)
         ]
-        room_bytes -= sum(len(text.encode()) for text in taken)
+        room_bytes -= ends_bytes[len(taken)]
         cursor = f"{job.id[:8]}-{name}-{skip + len(taken)}"
         skip = 0
         if len(lines) >= query.limit or room_bytes <= 0:

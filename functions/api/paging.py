@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
@@ -13,11 +14,17 @@ T = TypeVar("T")
 V = TypeVar("V", bound=BaseModel)
 
 MAX_ANSWER_BYTES = 4_000_000
+"""As Lambda sends them, which escapes every quote, backslash and perhaps every character that is not ASCII."""
 
 
 def size_of(views: Sequence[BaseModel]) -> int:
-    """Bytes of the views as JSON."""
-    return sum(len(view.model_dump_json()) for view in views)
+    """Bytes that the views take in an answer, which carries its JSON as a JSON string."""
+    return sum(sent_bytes(view.model_dump_json()) for view in views)
+
+
+def sent_bytes(body: str) -> int:
+    """Bytes that a part of a body takes on its way."""
+    return len(json.dumps(body)) - 2
 
 
 def fitting(

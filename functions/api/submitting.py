@@ -26,7 +26,7 @@ from contract.jobs import (
 from contract.work import TransitionAnswer
 from functions.api import original
 from functions.api.context import Call, Context, job_of
-from functions.api.leasing import apply_decision
+from functions.api.leasing import WRITE_TRIES, apply_decision
 from functions.api.paging import MAX_ANSWER_BYTES, fitting, size_of
 from functions.api.views import attempt_view, checkpoint_view, event_view, job_view
 from functions.domain import jobs as rules
@@ -38,6 +38,8 @@ from functions.recipes import find_recipe
 _IDEMPOTENCY_NAMESPACE = uuid.UUID("6ba7b812-9dad-11d1-80b4-00c04fd430c8")
 _BARE_LIST_LIMIT = 1000
 _PAGE_LIMIT = 100
+_RETENTION_S = 60
+"""The retention that a commit began has ended by then: no call lasts longer."""
 
 
 class JobsQuery(WireModel):
@@ -85,7 +87,10 @@ def submit_batch(context: Context, call: Call) -> list[JobView]:
             f"The jobs take {size_bytes} bytes to show; at most {MAX_ANSWER_BYTES} are allowed in one batch.",
             field="jobs",
         )
-    return [job_view(_stored(context, call, change)) for change in changes]
+    # A batch whose answer was lost took long: its repeat reads what is there instead of trying to write it again.
+    repeated = key is not None and context.jobs.get(changes[0].job.id) is not None
+    there = {job.id: job for job in context.jobs.get_many([c.job.id for c in changes])} if repeated else {}
+    return [job_view(_stored(context, call, change, there.get(change.job.id))) for change in changes]
 
 
 @contextmanager
@@ -181,9 +186,12 @@ def retry(context: Context, call: Call) -> TransitionAnswer:
     """Run an ended job again, same id, from the newest or a chosen checkpoint."""
     body: RetryRequest = call.body or RetryRequest()
     from_epoch = None
-    job_of(context, call, call.path["id"])
+    job = job_of(context, call, call.path["id"])
     if body.from_step:
-        record = context.jobs.checkpoint(call.path["id"], body.from_step)
+        record = context.jobs.checkpoint(job.id, body.from_step)
+        if record is not None and not record.damaged and job.state.terminal:
+            # Protected, or gone: the retention of the last commit may still be under way.
+            record = context.jobs.protect_checkpoint(job.id, body.from_step, call.now + _RETENTION_S)
         if record is None or record.damaged:
             raise Refusal(
                 ErrorCode.CHECKPOINT_NOT_FOUND, f"No sound checkpoint at step {body.from_step}.", field="from_step"
@@ -283,13 +291,19 @@ def _planned(context: Context, call: Call, body: JobSubmit, spec: Spec, *, job_i
     )
 
 
-def _stored(context: Context, call: Call, change: Change) -> Job:
-    try:
-        context.jobs.apply(change)
-    except WriteConflict:
-        existing = context.jobs.get(change.job.id)
-        digest = change.job.idempotency_digest
-        if existing and digest and existing.tenant == call.tenant and existing.idempotency_digest == digest:
-            return existing
-        raise Refusal(ErrorCode.IDEMPOTENCY_MISMATCH, field="idempotency-key") from None
-    return change.job
+def _stored(context: Context, call: Call, change: Change, existing: Job | None = None) -> Job:
+    """The job, written or found. `existing`: what is known to be there already."""
+    digest = change.job.idempotency_digest
+    for _ in range(WRITE_TRIES):
+        if existing is not None:
+            if digest and existing.tenant == call.tenant and existing.idempotency_digest == digest:
+                return existing
+            raise Refusal(ErrorCode.IDEMPOTENCY_MISMATCH, field="idempotency-key")
+        try:
+            context.jobs.apply(change)
+        except WriteConflict:
+            # Nothing to be read yet: the same submission, sent twice, is just being written.
+            existing = context.jobs.get(change.job.id)
+            continue
+        return change.job
+    raise Refusal(ErrorCode.CONFLICT, "The same job is being submitted by others all the time.")

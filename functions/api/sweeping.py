@@ -6,8 +6,10 @@ of callers may do it at once; what another one did first is left alone.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import logging
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
+from typing import ParamSpec, TypeVar
 
 from contract.jobs import JobState
 from functions.domain import jobs as rules
@@ -15,6 +17,11 @@ from functions.domain.errors import FenceBroken, Refusal, WriteConflict
 from functions.domain.ports import JobStore, LeaseStore
 from functions.domain.reclaiming import Watch, reclaimable, watched
 from functions.domain.records import Attempt, Job, Lease
+
+T = TypeVar("T")
+P = ParamSpec("P")
+
+logger = logging.getLogger("baton.sweeping")
 
 SWEEP_LIMIT = 1000
 """Leases and timers looked at in one sweep. What is due longest comes first."""
@@ -32,7 +39,7 @@ class Swept:
     reclaimed: int
     timers: int
     left: int
-    """Due, but changed by somebody else at the same moment, or still within the time to prove the lease again."""
+    """Due, but changed by somebody else at that moment, still within the time to prove the lease again, or broken."""
     more: bool
 
     def as_dict(self) -> dict[str, int | bool]:
@@ -44,10 +51,10 @@ def sweep(jobs: JobStore, leases: LeaseStore, now: int, *, limit: int = SWEEP_LI
     """End the leases and run the timers that are due at `now`, at most `limit` of each."""
     watch = keep_watch(leases, now)
     due = leases.due(now, limit=limit)
-    expired = [lease for lease in leases.get_many(due).values() if not lease.closed and lease.expires_at <= now]
-    reclaimed = _count(reclaim(jobs, leases, lease.job_id, now, watch=watch) for lease in expired)
+    expired = [lease for lease in _leases(leases, due) if not lease.closed and lease.expires_at <= now]
+    reclaimed = _count(_by_itself(lease.job_id, reclaim, jobs, leases, lease.job_id, now, watch) for lease in expired)
     timed = jobs.due_timers(now, limit=limit)
-    timers = _count(run_timer(jobs, job_id, now) for job_id in timed)
+    timers = _count(_by_itself(job_id, run_timer, jobs, job_id, now) for job_id in timed)
     return Swept(
         reclaimed=reclaimed,
         timers=timers,
@@ -59,15 +66,15 @@ def sweep(jobs: JobStore, leases: LeaseStore, now: int, *, limit: int = SWEEP_LI
 def tidy_queue(jobs: JobStore, leases: LeaseStore, *, tenant: str, queue: str, now: int) -> int:
     """The same for one queue, and little of it: how many jobs were changed."""
     done = 0
-    due = leases.get_many(leases.due(now, limit=TIDY_LIMIT)).values()
+    due = _leases(leases, leases.due(now, limit=TIDY_LIMIT))
     expired = [lease for lease in due if lease.tenant == tenant and not lease.closed and lease.expires_at <= now]
     if expired:
         watch = keep_watch(leases, now)
-        lost = [job for job in jobs.get_many([lease.job_id for lease in expired]) if job.queue == queue]
-        done += _count(reclaim(jobs, leases, job.id, now, watch=watch) for job in lost)
-    timed = jobs.get_many(jobs.due_timers(now, limit=TIDY_LIMIT))
+        lost = [job for job in _jobs(jobs, [lease.job_id for lease in expired]) if job.queue == queue]
+        done += _count(_by_itself(job.id, reclaim, jobs, leases, job.id, now, watch) for job in lost)
+    timed = _jobs(jobs, jobs.due_timers(now, limit=TIDY_LIMIT))
     waiting = [job for job in timed if (job.tenant, job.queue) == (tenant, queue)]
-    return done + _count(run_timer(jobs, job.id, now) for job in waiting)
+    return done + _count(_by_itself(job.id, run_timer, jobs, job.id, now) for job in waiting)
 
 
 def keep_watch(leases: LeaseStore, now: int) -> Watch:
@@ -80,7 +87,7 @@ def keep_watch(leases: LeaseStore, now: int) -> Watch:
     return watch
 
 
-def reclaim(jobs: JobStore, leases: LeaseStore, job_id: str, now: int, *, watch: Watch) -> bool:
+def reclaim(jobs: JobStore, leases: LeaseStore, job_id: str, now: int, watch: Watch) -> bool:
     """Give a lost machine's job back to its queue; False if its lease lives, or somebody else changed it."""
     lease = leases.get(job_id)
     if lease is None or not reclaimable(lease, watch, now):
@@ -131,6 +138,41 @@ def _applied(jobs: JobStore, job: Job, attempt: Attempt, lease: Lease, now: int)
         # The worker proved its lease, or another sweep was faster: either way the job is looked after.
         return False
     return True
+
+
+def _by_itself(job_id: str, look_after: Callable[P, bool], *args: P.args, **more: P.kwargs) -> bool:
+    """Look after one job. Whatever is wrong with it is logged, and must not keep the others from their turn."""
+    try:
+        return look_after(*args, **more)
+    except Exception:  # the boundary between jobs that have nothing to do with each other
+        logger.exception("a job could not be looked after", extra={"job_id": job_id})
+        return False
+
+
+def _leases(leases: LeaseStore, job_ids: Sequence[str]) -> Sequence[Lease]:
+    return _readable(job_ids, lambda ids: list(leases.get_many(ids).values()), leases.get)
+
+
+def _jobs(jobs: JobStore, job_ids: Sequence[str]) -> Sequence[Job]:
+    return _readable(job_ids, jobs.get_many, jobs.get)
+
+
+def _readable(
+    job_ids: Sequence[str], many: Callable[[Sequence[str]], Sequence[T]], one: Callable[[str], T | None]
+) -> Sequence[T]:
+    """All at once; where an item among them cannot be understood, one by one without it."""
+    try:
+        return many(job_ids)
+    except (ValueError, KeyError):
+        found: list[T] = []
+        for job_id in job_ids:
+            try:
+                item = one(job_id)
+            except (ValueError, KeyError):
+                logger.exception("a job could not be looked after", extra={"job_id": job_id})
+                continue
+            found += [] if item is None else [item]
+        return found
 
 
 def _running_attempt(jobs: JobStore, job: Job) -> Attempt | None:

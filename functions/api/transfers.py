@@ -313,7 +313,8 @@ def _require_uncommitted(context: Context, job: Job, key: str) -> None:
     """A machine that lost the job long ago may still hold an upload token."""
     step = zip_step(key)
     record = None if step is None else context.jobs.checkpoint(job.id, step)
-    if record is not None and record.legacy_key == key and not record.damaged:
+    # What a retry left behind counts no more: the new attempt makes a zip of the same name.
+    if record is not None and record.legacy_key == key and not record.damaged and job.in_history(record):
         raise Refusal(ErrorCode.CHECKPOINT_CONFLICT, f"{key} is a committed checkpoint.", field="key")
     if any((artifact.bucket, artifact.key) == (CHECKPOINTS, key) for artifact in job.artifacts):
         raise Refusal(ErrorCode.JOB_FINISHED, f"{key} is an output of the complete job {job.id}.", field="key")

@@ -34,7 +34,7 @@ from functions.domain.records import Job, Lease
 
 logger = logging.getLogger("baton.work")
 
-RESUME_CHOICES = 3
+RESUME_CHOICES = 10
 """How many committed checkpoints a claim names: the newest and what to fall back on."""
 MAX_ORIGINAL_KEYS_BYTES = 3_000_000
 """Of the key lists in an original client's answer. Lambda's answers end at 6 MB."""
@@ -146,7 +146,7 @@ def release(context: Context, call: Call) -> TransitionAnswer:
     """Hand a job back now, because this worker is going away."""
     body: ReleaseRequest = call.body
     fence = call.fence(body.job_id, body.machine_id)
-    job, lease = _held(context, call, fence, repeated=("released", "paused"))
+    job, lease = _held(context, call, fence, repeated=("released", "paused", "interrupted"))
     if lease is None:
         return TransitionAnswer(state=job.state.value, not_before=job.not_before)
     reason = Reason(code=body.reason, message=body.message)

@@ -18,7 +18,7 @@ from typing import Any
 from contract.errors import ErrorCode
 from contract.history import EventType
 from contract.jobs import Artifact, AttemptEnd, JobCounters, JobState, Progress, Reason
-from contract.work import Directive, FailRequest, WorkQuery
+from contract.work import AGENT_CRASHED, Directive, FailRequest, WorkQuery
 from functions.domain import retry as retry_policy
 from functions.domain.change import Change, DirectLease, OpenLease, changed
 from functions.domain.ending import counted, end_attempt, newest_lines, requeued, stopped
@@ -170,8 +170,13 @@ def fail(
 
 
 def release(job: Job, attempt: Attempt, fence: Fence, *, reason: Reason, progress: Progress | None, now: int) -> Change:
-    """The worker goes away in good order: the job is ready at once, or paused if that was asked for."""
+    """The worker goes away in good order: the job is ready at once, or paused if that was asked for.
+
+    An agent that comes back after a crash says so: that is an interruption. It may be the job that kills its agents.
+    """
     require_running(job)
+    if reason.code == AGENT_CRASHED:
+        return _interrupted(job, attempt, reason, now, fence=fence, progress=progress)
     return requeued(
         job,
         attempt,
@@ -190,10 +195,26 @@ def interrupt(job: Job, attempt: Attempt, lease: Lease, *, now: int) -> Change:
     require_running(job)
     if lease.closed or lease.epoch != job.epoch or lease.expires_at > now:
         raise Refusal(ErrorCode.ILLEGAL_TRANSITION, f"The lease of job {job.id} has not run out.")
-    committed = attempt.checkpoint_step is not None
-    fruitless = 0 if committed else job.fruitless_interruptions + 1
     last_seen_at = lease.expires_at - lease.duration_s
     reason = Reason(code="lease_expired", message=f"no heartbeat for {now - last_seen_at} s")
+    return _interrupted(
+        job, attempt, reason, now, fence=None, expired_at=now, seen_until=last_seen_at, progress=lease.progress
+    )
+
+
+def _interrupted(
+    job: Job,
+    attempt: Attempt,
+    reason: Reason,
+    now: int,
+    *,
+    fence: Fence | None,
+    progress: Progress | None,
+    expired_at: int | None = None,
+    seen_until: int | None = None,
+) -> Change:
+    """Count a lost machine or agent; losing them again and again without a new checkpoint costs waiting."""
+    fruitless = 0 if attempt.checkpoint_step is not None else job.fruitless_interruptions + 1
     wait_s = 0
     if fruitless > retry_policy.FREE_INTERRUPTIONS:
         wait_s = retry_policy.backoff_s(job.spec.policy, fruitless - retry_policy.FREE_INTERRUPTIONS)
@@ -203,10 +224,10 @@ def interrupt(job: Job, attempt: Attempt, lease: Lease, *, now: int) -> Change:
         AttemptEnd.INTERRUPTED,
         reason,
         now,
-        fence=None,
-        expired_at=now,
-        seen_until=last_seen_at,
-        progress=lease.progress,
+        fence=fence,
+        expired_at=expired_at,
+        seen_until=seen_until,
+        progress=progress,
         counters=counted(job.counters, interruptions=1),
         wait_s=wait_s,
         stale=True,

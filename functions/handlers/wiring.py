@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import secrets
+import sys
 import time
 import uuid
 
@@ -64,7 +65,8 @@ def build_context(environment: dict[str, str] | None = None) -> Context:
 
 def start_logging() -> None:
     """Structured logs for everything under `baton`."""
-    powertools = Logger(service="baton")
+    # Lambda keeps both streams; a program that runs the handlers itself may want standard output for its own.
+    powertools = Logger(service="baton", stream=sys.stderr)
     root = logging.getLogger("baton")
     root.handlers = list(powertools.handlers)
     root.setLevel(os.environ.get("BATON_LOG_LEVEL", "INFO").upper())

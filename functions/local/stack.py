@@ -89,6 +89,7 @@ class LocalStack:
         self._stack.close()
 
     def _export(self, settings: Settings, emulator: Emulator) -> None:
+        os.environ.setdefault("BATON_LOG_LEVEL", "WARNING")
         os.environ.update(
             {
                 "BATON_TABLE_PREFIX": settings.table_prefix,

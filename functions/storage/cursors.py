@@ -10,6 +10,9 @@ from collections.abc import Sequence
 from contract.errors import ErrorCode
 from functions.domain.errors import Refusal
 
+MAX_TEXT_BYTES = 990
+"""S3 and DynamoDB allow keys of 1,024 bytes; ours begin with the tenant or with an instant."""
+
 Position = Sequence[str | int]
 """Where the page before ended: the same types in every cursor of a list."""
 
@@ -46,9 +49,9 @@ def _is_number(value: int) -> bool:
 
 
 def _is_text(value: str) -> bool:
-    """True for what can be part of a key: UTF-8, 1 to 1024 bytes."""
+    """True for what can be part of a key: UTF-8, and short enough to stay one with what is put before it."""
     try:
-        return 1 <= len(value.encode()) <= 1024
+        return 1 <= len(value.encode()) <= MAX_TEXT_BYTES
     except UnicodeEncodeError:
         return False
 

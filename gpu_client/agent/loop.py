@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from contract.work import ReleaseRequest, WorkItem
+from contract.work import AGENT_CRASHED, ReleaseRequest, WorkItem
 from gpu_client.agent.job_run import JobRun
 from gpu_client.agent.last_word import Outcome
 from gpu_client.agent.lease import key_is_refused
@@ -130,7 +130,7 @@ class Agent:
         if not previous.lease_token or previous.agent_id != self._settings.worker_id:
             return
         request = ReleaseRequest(
-            **self._settings.identity().model_dump(), job_id=previous.job_id, reason="agent_crashed"
+            **self._settings.identity().model_dump(), job_id=previous.job_id, reason=AGENT_CRASHED
         )
         try:
             self._claims.release(previous.lease_token, request)

@@ -49,6 +49,16 @@ def test_a_finished_job_names_its_artifacts(api: Api, held: Held) -> None:
     assert attempt["end"] == "complete" and attempt["ended_at"] == NOW + 60
 
 
+def test_an_output_may_be_a_directory(api: Api) -> None:
+    api.submit(outputs=["model"])
+    held = api.claim()
+    with api.unchanged():
+        # A name that merely begins alike is not in that directory.
+        declare(held, described("model.safetensors", MODEL)).refused(ErrorCode.NOT_STORED_YET, "artifacts")
+    held.complete({"model/a.bin": b"a", "model/b.bin": b"b"}).ok()
+    assert [item["path"] for item in api.job(held.id)["artifacts"]] == ["model/a.bin", "model/b.bin"]
+
+
 def test_a_missing_artifact(api: Api, held: Held) -> None:
     with api.unchanged():
         declare(held, described("model.safetensors", MODEL)).refused(ErrorCode.NOT_STORED_YET, "artifacts.0")

@@ -169,6 +169,20 @@ def test_releases_have_no_cap() -> None:
     assert job.counters.releases == 20
 
 
+def test_an_agent_that_crashed_was_interrupted() -> None:
+    # Regression: a job that kills every agent was handed back as released for ever, and no budget paid for it.
+    job, attempts = make_job(policy={"max_fruitless_interruptions": 4, "backoff_s": 10}), 0
+    while not job.state.terminal:
+        held = make_held(job.model_copy(update={"not_before": None}))
+        reason = Reason(code="agent_crashed")
+        change = rules.release(held.job, held.attempt, held.fence, reason=reason, progress=None, now=NOW)
+        assert change.attempt and change.attempt.end is AttemptEnd.INTERRUPTED
+        job, attempts = change.job, attempts + 1
+    assert attempts == 4
+    assert (job.counters.interruptions, job.counters.releases) == (4, 0)
+    assert job.reason and job.reason.code == "fruitless_interruption_cap"
+
+
 def test_another_machine_may_try_at_once_after_a_node_fault() -> None:
     job = fail(make_held(), failure_class="node_fault", machine_id="m-1").job
     assert job.claimable

@@ -1,0 +1,88 @@
+"""The stopwatch in the digits example: it must time the loop, all of the loop and nothing else."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from gpu_client.training import digits
+from tests.performance.digits_process import Stopwatch, instrument, waited_for_processor_s
+from tests.performance.local_stack import clean_environment, pinned
+from tests.performance.overhead import write_images
+
+STEPS, EVERY = 7, 3
+
+
+@pytest.fixture
+def example(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """The example's surroundings, tiny; what it and the stopwatch change is put back. The output directory."""
+    write_images(tmp_path / "digits")
+    params = tmp_path / "params.json"
+    params.write_text(json.dumps({"steps": STEPS, "checkpoint_every": EVERY, "hidden": 4}))
+    monkeypatch.setenv("BATON_DATA_DIR", str(tmp_path / "digits"))
+    monkeypatch.setenv("BATON_OUTPUT_DIR", str(tmp_path / "output"))
+    monkeypatch.setenv("BATON_PARAMS", str(params))
+    for name in ("BatchSampler", "make_model", "Session"):
+        monkeypatch.setattr(digits, name, getattr(digits, name))
+    threads, deterministic = torch.get_num_threads(), torch.are_deterministic_algorithms_enabled()
+    yield tmp_path / "output"
+    torch.set_num_threads(threads)
+    torch.use_deterministic_algorithms(deterministic)
+
+
+def test_the_bare_loop_trains_and_writes_no_checkpoint(example: Path) -> None:
+    watch = Stopwatch()
+    instrument(watch, "bare")
+    digits.main()
+    assert (example / "model.safetensors").is_file()
+    assert not list(example.glob("checkpoint-*"))
+    times = watch.result()
+    assert times["checkpoints"] == 0
+    assert times["wall_s"] > 0
+    assert times["cpu_s"] > 0
+    assert 0 <= times["waited_s"] < times["wall_s"]
+
+
+def test_the_loop_with_a_session_writes_checkpoints_and_counts_them(example: Path) -> None:
+    watch = Stopwatch()
+    instrument(watch, "session")
+    digits.main()
+    assert sorted(path.name for path in example.glob("checkpoint-*")) == ["checkpoint-3", "checkpoint-6"]
+    times = watch.result()
+    assert times["checkpoints"] == 2
+    assert 0 < times["checkpoint_wall_s"] < times["wall_s"]
+
+
+def test_both_loops_end_with_the_same_weights(example: Path) -> None:
+    instrument(Stopwatch(), "bare")
+    digits.main()
+    bare = (example / "model.safetensors").read_bytes()
+    instrument(Stopwatch(), "session")
+    digits.main()
+    assert (example / "model.safetensors").read_bytes() == bare
+
+
+def test_settings_of_a_worker_do_not_reach_what_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("BATON_API_URL", "https://example.org")
+    monkeypatch.setenv("AWS_PROFILE", "mine")
+    monkeypatch.setenv("KEPT", "yes")
+    environment = clean_environment()
+    assert "BATON_API_URL" not in environment
+    assert "AWS_PROFILE" not in environment
+    assert environment["KEPT"] == "yes"
+
+
+def test_a_command_is_left_alone_where_there_is_nothing_to_pin_to() -> None:
+    assert pinned(["train", "--fast"], ()) == ["train", "--fast"]
+    assert pinned(["/bin/train", "--fast"], (1,))[-2:] == ["/bin/train", "--fast"]
+
+
+def test_the_wait_for_a_processor_is_the_second_number_in_nanoseconds(tmp_path: Path) -> None:
+    schedstat = tmp_path / "schedstat"
+    assert waited_for_processor_s(schedstat) == 0.0
+    schedstat.write_text("900 2500000000 17\n")
+    assert waited_for_processor_s(schedstat) == 2.5
