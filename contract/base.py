@@ -10,6 +10,9 @@ from pydantic_core import PydanticCustomError
 MAX_KEY_BYTES = 900
 """Object keys, as users see them: S3 allows 1,024 bytes, the rest is for our own prefixes."""
 
+MAX_PATH_BYTES = 800
+"""Paths below a directory: an output's key is its path behind the job's prefix."""
+
 MAX_STEP = 10**12
 MAX_OBJECT_BYTES = 5 * 1024**3
 """Largest object of a single S3 PUT."""
@@ -48,12 +51,16 @@ def path_problem(path: str, *, max_bytes: int = MAX_KEY_BYTES) -> str | None:
     return None
 
 
-def checked_path(path: str) -> str:
+def checked_path(path: str, *, max_bytes: int = MAX_KEY_BYTES) -> str:
     """`path` if it can be an object key; a validation error of type `invalid_key` if not."""
-    problem = path_problem(path)
+    problem = path_problem(path, max_bytes=max_bytes)
     if problem:
         raise PydanticCustomError("invalid_key", "{path} {problem}", {"path": ascii(path[:80]), "problem": problem})
     return path
+
+
+def _checked_relative_path(path: str) -> str:
+    return checked_path(path, max_bytes=MAX_PATH_BYTES)
 
 
 def _checked_prefix(prefix: str) -> str:
@@ -70,8 +77,8 @@ KeyPrefix = Annotated[
 ]
 RelativePath = Annotated[
     str,
-    AfterValidator(checked_path),
-    Field(min_length=1, max_length=MAX_KEY_BYTES, description="Path inside a directory, '/'-separated, no '..'"),
+    AfterValidator(_checked_relative_path),
+    Field(min_length=1, max_length=MAX_PATH_BYTES, description="Path inside a directory, '/'-separated, no '..'"),
 ]
 JobId = Annotated[
     str,

@@ -124,6 +124,7 @@ def test_a_step_committed_anew_after_a_retry_takes_the_old_ones_bytes_along(api:
     api.post(f"/job/{held.id}/retry", {"from_step": 1}).ok()
     second = api.claim()
     second.commit(2, {"a": b"two, second time"}).ok()
+    api.clock.advance(60)
     second.commit(3, {"a": b"three"}).ok()
     assert sorted(api.checkpoints(held.id)) == [2, 3]
     assert stored(api, held) == ({"2-2", "3-2"}, digests(b"two, second time", b"three"))

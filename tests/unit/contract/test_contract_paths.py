@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from pydantic import TypeAdapter, ValidationError
 
-from contract.base import MAX_KEY_BYTES, KeyPrefix, ObjectKey, RelativePath, path_problem
+from contract.base import MAX_KEY_BYTES, MAX_PATH_BYTES, KeyPrefix, ObjectKey, RelativePath, path_problem
 from contract.errors import ErrorCode
 from contract.jobs import InputRef
 
@@ -20,8 +20,8 @@ ALLOWED = {
     "percent": "a%2e%2e/b",
     "question": "a?b#c&d=e+f",
     "quotes": 'it\'s "quoted"',
-    "900 bytes": "a" * MAX_KEY_BYTES,
-    "900 bytes of two-byte characters": "é" * (MAX_KEY_BYTES // 2),
+    "800 bytes": "a" * MAX_PATH_BYTES,
+    "800 bytes of two-byte characters": "é" * (MAX_PATH_BYTES // 2),
     "deep": "/".join(["d"] * 400),
 }
 REFUSED = {
@@ -93,3 +93,11 @@ def test_prefixes_that_are_refused(prefix: str) -> None:
 
 def test_the_remedy_names_the_limit_that_is_enforced() -> None:
     assert str(MAX_KEY_BYTES) in ErrorCode.INVALID_KEY.remedy
+
+
+def test_keys_may_be_longer_than_paths() -> None:
+    key, path = TypeAdapter(ObjectKey), TypeAdapter(RelativePath)
+    longest = "a" * MAX_KEY_BYTES
+    assert key.validate_python(longest) == longest
+    with pytest.raises(ValidationError, match="1 to 800 are allowed"):
+        path.validate_python("a" * (MAX_PATH_BYTES + 1))

@@ -1,0 +1,399 @@
+"""Found by reviewing: interleavings, poisoned items and sizes that lost something once."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from blake3 import blake3
+
+from contract.errors import ErrorCode
+from contract.jobs import JobState
+from functions.api.context import CHECKPOINTS
+from functions.domain.errors import Refusal, StorageUnavailable, WriteConflict
+from functions.domain.records import CheckpointRecord
+from functions.storage import cursors
+from tests.api_harness import TENANT, Api, Held, described
+
+LAMBDA_ANSWER_BYTES = 6 * 1024 * 1024
+
+
+def once(before: Callable[[], None], method: Callable[..., Any]) -> Callable[..., Any]:
+    """`method`, but the first call of it finds that `before` has happened at the last moment."""
+    waiting = [before]
+
+    def called(*args: Any, **more: Any) -> Any:
+        if waiting:
+            waiting.pop()()
+        return method(*args, **more)
+
+    return called
+
+
+def as_lambda_sends(text: str) -> int:
+    """Bytes of an answer's body as Lambda's runtime hands it on: quoted once more, which escapes it."""
+    return len(json.dumps(text))
+
+
+def resumable_bytes(api: Api, held: Held, files: dict[str, bytes], step: int) -> list[int]:
+    """Statuses of fetching every blob of a committed checkpoint."""
+    urls = api.post(f"/job/{held.id}/checkpoints/{step}/urls", key="submit").ok()["urls"]
+    assert urls.keys() == {blake3(data).hexdigest() for data in files.values()}
+    return [api.send("GET", url).status for url in urls.values()]
+
+
+# The sweeper
+
+
+@pytest.mark.parametrize("failure", [Refusal(ErrorCode.PAYLOAD_TOO_LARGE), StorageUnavailable("throttled")])
+def test_a_timer_that_cannot_be_run_does_not_stop_the_others(
+    api: Api, failure: Exception, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    deadline_at = api.clock.now() + 60
+    poisoned = api.submit(policy={"deadline_at": deadline_at})["id"]
+    others = [api.submit(policy={"deadline_at": deadline_at + n})["id"] for n in (1, 2)]
+    api.clock.advance(120)
+    apply = api.context.jobs.apply
+
+    def failing(change: Any) -> None:
+        if change.job.id == poisoned:
+            raise failure
+        apply(change)
+
+    monkeypatch.setattr(api.context.jobs, "apply", failing)
+    swept = api.sweep()
+    assert (swept.timers, swept.left) == (2, 1)
+    assert [api.job(job_id)["status"] for job_id in [poisoned, *others]] == ["pending", "failed", "failed"]
+    assert poisoned in str([vars(record).get("job_id") for record in caplog.records])
+
+
+def test_a_job_that_cannot_be_read_does_not_stop_the_sweeper_or_a_claim(
+    api: Api, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    held = [api.claim() for _ in range(3) if api.submit()]
+    api.clock.advance(100)
+    get = api.context.jobs.get
+
+    def rotten(job_id: str) -> Any:
+        if job_id == held[0].id:
+            raise ValueError("the document does not fit its model")
+        return get(job_id)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(api.context.jobs, "get", rotten)
+        swept = api.sweep()
+    assert (swept.reclaimed, swept.left) == (2, 1)
+    assert [api.job(one.id)["status"] for one in held] == ["running", "pending", "pending"]
+    assert "could not be looked after" in caplog.text
+
+
+# Retention
+
+
+def test_retention_of_more_checkpoints_than_a_page_holds_destroys_none_that_is_kept(
+    api: Api, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # The page of the twin is made small instead of a thousand checkpoints being committed.
+    checkpoints, listing = api.context.jobs.checkpoints, api.context.objects.list
+    monkeypatch.setattr(
+        api.context.jobs,
+        "checkpoints",
+        lambda job_id, *, limit, **more: checkpoints(job_id, limit=min(limit, 3), **more),
+    )
+    monkeypatch.setattr(
+        api.context.objects, "list", lambda *place, limit, **more: listing(*place, limit=min(limit, 3), **more)
+    )
+    api.submit(policy={"retention": {"keep_last": 1, "keep_every_steps": 2}})
+    held = api.claim()
+    for step in range(1, 13):
+        held.commit(step, {"a": b"weights at %d" % step}).ok()
+    kept = [2, 4, 6, 8, 10, 12]
+    for step in kept:
+        assert resumable_bytes(api, held, {"a": b"weights at %d" % step}, step) == [200]
+    monkeypatch.undo()
+    assert sorted(api.checkpoints(held.id)) == kept
+    assert len(api.objects(prefix=f"jobs/{held.id}/blobs/")) == len(kept)
+
+
+@pytest.mark.parametrize("method", ["read", "list"])
+def test_retention_that_was_overtaken_deletes_nothing_that_a_newer_commit_relies_on(
+    api: Api, method: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The answer to a commit is lost, and while its retention still runs the worker goes on to the next one.
+
+    That one names a blob again which is stored, but which only checkpoints named that are being let go.
+    """
+    api.submit(policy={"retention": {"keep_last": 1}})
+    held = api.claim()
+    held.commit(10, {"a": b"once", "own": b"10"}).ok()
+    files = {"a": b"once", "own": b"30"}
+    overtaken = once(lambda: held.commit(30, files).ok(), getattr(api.context.objects, method))
+    monkeypatch.setattr(api.context.objects, method, overtaken)
+    held.commit(20, {"a": b"other", "own": b"20"}).ok()
+    assert api.job(held.id)["checkpoint_step"] == 30
+    assert resumable_bytes(api, held, files, 30) == [200, 200]
+    api.clock.advance(3600)
+    held.heartbeat().ok()
+    held.commit(40, {"own": b"40"}).ok()
+    assert sorted(api.checkpoints(held.id)) == [40]
+    assert len(api.objects(prefix=f"jobs/{held.id}/blobs/")) == 1, "what was left is let go later"
+
+
+def test_a_checkpoint_that_a_retry_chose_is_not_taken_away_by_retention_under_way(
+    api: Api, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Otherwise the next attempt begins from nothing and may not commit before it is past the chosen step."""
+    api.submit(policy={"retention": {"keep_last": 1}})
+    held = api.claim()
+    held.commit(100).ok()
+    delete = api.context.jobs.delete_checkpoint
+
+    def retried() -> None:
+        held.complete().ok()
+        api.post(f"/job/{held.id}/retry", {"from_step": 100}).ok()
+
+    monkeypatch.setattr(api.context.jobs, "delete_checkpoint", once(retried, delete))
+    held.commit(200).ok()
+    second = api.claim()
+    assert [ref["step"] for ref in second.item["resume"]] == [100]
+    assert resumable_bytes(api, second, {"model.bin": b"weights at 100"}, 100) == [200]
+    second.commit(150).ok()
+
+
+def test_a_checkpoint_that_is_being_read_outlives_one_of_the_same_step(api: Api) -> None:
+    api.submit(policy={"retention": {"keep_last": 1}})
+    held = api.claim()
+    held.commit(100, {"a": b"first"}).ok()
+    held.complete().ok()
+    urls = api.post(f"/job/{held.id}/checkpoints/100/urls", key="submit").ok()["urls"]
+    api.post(f"/job/{held.id}/retry", {"from_step": 0}).ok()
+    second = api.claim()
+    second.commit(100, {"a": b"second"}).ok()
+    second.commit(200, {"a": b"third"}).ok()
+    assert [api.send("GET", url).status for url in urls.values()] == [200]
+    api.clock.advance(3600)
+    second.heartbeat().ok()
+    second.commit(300, {"a": b"fourth"}).ok()
+    assert {key.rpartition("/")[2] for key in api.objects(prefix=f"jobs/{held.id}/blobs/")} == {
+        blake3(b"fourth").hexdigest()
+    }
+
+
+# Damaged checkpoints
+
+
+def test_a_late_report_of_damage_does_not_touch_a_step_committed_anew(
+    api: Api, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    api.submit()
+    first = api.claim()
+    first.commit(100, {"a": b"rotten"}).ok()
+    first.release().ok()
+    second = api.claim()
+    report = {"epoch": 1, "message": "bad bytes"}
+
+    def overtaken() -> None:
+        second.post(f"/job/{second.id}/checkpoints/100/damaged", report).ok()
+        second.commit(100, {"a": b"sound"}).ok()
+
+    seen: list[CheckpointRecord | None] = []
+    checkpoint = api.context.jobs.checkpoint
+
+    def read(job_id: str, step: int) -> CheckpointRecord | None:
+        record = checkpoint(job_id, step)
+        if not seen:
+            # This report is overtaken right after it has read the checkpoint.
+            seen.append(record)
+            overtaken()
+        return record
+
+    monkeypatch.setattr(api.context.jobs, "checkpoint", read)
+    second.post(f"/job/{second.id}/checkpoints/100/damaged", report)
+    view = api.checkpoints(second.id)[100]
+    assert (view["epoch"], view["damaged"], view["current"]) == (2, False, True)
+    second.release().ok()
+    assert [(ref["step"], ref["epoch"]) for ref in api.claim().item["resume"]] == [(100, 2)]
+
+
+def test_two_reports_of_damage_at_once_leave_a_sound_checkpoint_to_resume_from(
+    api: Api, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    api.submit()
+    first = api.claim()
+    for step in (10, 20, 30):
+        first.commit(step).ok()
+    first.release().ok()
+    second = api.claim()
+
+    def other_one() -> None:
+        second.post(f"/job/{second.id}/checkpoints/20/damaged", {"epoch": 1}).ok()
+
+    apply = api.context.jobs.apply
+    monkeypatch.setattr(api.context.jobs, "apply", once(other_one, apply))
+    second.post(f"/job/{second.id}/checkpoints/30/damaged", {"epoch": 1}).ok()
+    assert api.job(second.id)["checkpoint_step"] == 10
+    second.commit(15).ok()
+
+
+# Submitting
+
+
+def test_two_submissions_at_once_with_one_key_are_one_job(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
+    """DynamoDB cancels a transaction that meets another one under way; the other one is not yet to be read."""
+    apply = api.context.jobs.apply
+    refusals = [WriteConflict(), WriteConflict()]
+
+    def conflicting(change: Any) -> None:
+        if refusals:
+            raise refusals.pop()
+        apply(change)
+
+    monkeypatch.setattr(api.context.jobs, "apply", conflicting)
+    headers = {"idempotency-key": "tonight"}
+    job = api.submit(headers=headers)
+    assert api.submit(headers=headers)["id"] == job["id"]
+    assert len(api.get("/jobs").ok()) == 1
+
+
+def test_a_repeated_batch_costs_reads_and_not_a_transaction_for_each_job(
+    api: Api, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A batch that took too long once would take longer each time it is repeated."""
+    body = {"jobs": [{"command": ["train", str(n)]} for n in range(30)]}
+    headers = {"idempotency-key": "batch"}
+    first = api.post("/jobs/batch", body, headers=headers).ok()
+    calls: list[str] = []
+    monkeypatch.setattr(api.context.jobs, "apply", lambda change: calls.append(change.job.id))
+    assert api.post("/jobs/batch", body, headers=headers).ok() == first
+    assert calls == []
+
+
+# Sizes
+
+
+def test_a_list_of_jobs_in_another_script_fits_into_an_answer(api: Api) -> None:
+    for n in range(380):
+        api.submit(parameters={"prompt": "犬" * 10_600, "n": n})
+    for text in (api.get("/jobs").text, api.get("/jobs", query={"limit": 1000}).text):
+        assert as_lambda_sends(text) < LAMBDA_ANSWER_BYTES
+
+
+def test_jobs_full_of_quotes_can_be_listed(api: Api) -> None:
+    for _ in range(70):
+        api.submit(parameters={"text": '"' * 15_000}, environment={"A": '"' * 4000, "B": '"' * 4000})
+    ids: list[str] = []
+    query: dict[str, Any] = {"limit": 1000}
+    while True:
+        answer = api.get("/jobs", query=query)
+        assert as_lambda_sends(answer.text) < LAMBDA_ANSWER_BYTES
+        page = answer.ok()
+        ids += [job["id"] for job in page["jobs"]]
+        if page["next_cursor"] is None:
+            break
+        query["cursor"] = page["next_cursor"]
+    assert len(set(ids)) == len(ids) == 70
+
+
+def test_output_full_of_control_characters_can_be_read(api: Api) -> None:
+    api.submit()
+    held = api.claim()
+    for first_line in range(0, 1000, 100):
+        held.post(f"/job/{held.id}/logs", {"first_line": first_line, "lines": ["\x1b" * 4000] * 100}).ok()
+    lines, query = 0, {"limit": 1000}
+    while True:
+        answer = api.get(f"/job/{held.id}/logs", query=query)
+        assert as_lambda_sends(answer.text) < LAMBDA_ANSWER_BYTES
+        page = answer.ok()
+        if not page["lines"]:
+            break
+        lines += len(page["lines"])
+        query["cursor"] = page["next_cursor"]
+    assert lines == 1000
+
+
+def test_the_largest_job_can_be_completed_with_the_most_artifacts(api: Api) -> None:
+    """What was accepted must be storable at the end as well: hours of training hang on it."""
+    api.submit(parameters={"text": "x" * 32_000}, environment={f"E{n}": "x" * 4000 for n in range(16)}, outputs=[])
+    held = api.claim()
+    files = {f"{n:03d}" + '"' * 62: b"%d" % n for n in range(500)}
+    held.complete(files).ok()
+    assert len(api.job(held.id)["artifacts"]) == 500
+
+
+@pytest.mark.parametrize("size", [991, 1024])
+def test_a_made_up_cursor_never_reaches_the_database(api: Api, size: int) -> None:
+    """Longer than any sort key or object key may be: the services refuse it, which is no fault of ours to log."""
+    jobs = cursors.encode(("jobs", TENANT, ""), [1, "x" * size])
+    api.get("/jobs", query={"cursor": jobs}).refused(ErrorCode.INVALID_CURSOR, "cursor")
+    data = cursors.encode(("objects", TENANT, "training-data", ""), ["x" * size])
+    api.get("/data", query={"cursor": data}).refused(ErrorCode.INVALID_CURSOR, "cursor")
+
+
+def test_an_output_with_the_longest_path_can_be_fetched(api: Api) -> None:
+    """Its key has a prefix besides: paths as long as a whole key were accepted and could never be fetched."""
+    api.submit()
+    held = api.claim()
+    declared = described("/".join(["d" * 99] * 9), b"trained")
+    held.post("/complete", {"job_id": held.id, "artifacts": [declared]}).refused(
+        ErrorCode.INVALID_KEY, "artifacts.0.path"
+    )
+    held.complete({"/".join(["d" * 99] * 8): b"trained"}).ok()
+    artifact = api.job(held.id)["artifacts"][0]
+    api.get("/download/token", query={"bucket": artifact["bucket"], "key": artifact["key"]}, key="submit").ok()
+
+
+# Clients of the original
+
+
+def test_a_zip_that_a_retry_left_behind_can_be_uploaded_anew(api: Api) -> None:
+    """Otherwise no checkpoint could be stored until the training is past the last one of the first run."""
+    api.submit(instance_prompt="dog", instance_data_prefix="dog/")
+    machine = {"machine_id": "m-1"}
+    job = api.get("/work", query=machine).ok()[0]
+    for step in (50, 100):
+        key = f"{job['checkpoint_prefix']}checkpoint-{step}.zip"
+        api.put_object(CHECKPOINTS, key, b"first run %d" % step)
+        api.post("/progress", {"job_id": job["id"], "bucket_name": CHECKPOINTS, "key": key, **machine}).ok()
+    api.post(f"/job/{job['id']}/stop").ok()
+    api.post(f"/job/{job['id']}/retry", {"from_step": 50}).ok()
+    again = api.get("/work", query=machine).ok()[0]
+    assert again["resume_from"].endswith("checkpoint-50.zip")
+    for step, allowed in ((50, False), (100, True)):
+        key = f"{job['checkpoint_prefix']}checkpoint-{step}.zip"
+        answer = api.get("/upload/token", query={"bucket": CHECKPOINTS, "key": key}, key="worker")
+        assert (answer.status == 200) is allowed, answer.text
+
+
+# Time
+
+
+@pytest.mark.parametrize("interval_s", [1, 30, 600])
+def test_the_last_second_of_a_lease(api: Api, interval_s: int) -> None:
+    api.submit(policy={"heartbeat_interval_s": interval_s})
+    held = api.claim()
+    api.clock.advance(3 * interval_s - 1)
+    assert api.sweep().reclaimed == 0
+    held.commit(1).ok()
+    api.clock.advance(1)
+    held.commit(2).refused(ErrorCode.LEASE_EXPIRED, "x-lease-token")
+    assert api.sweep().reclaimed == 1
+    assert api.job(held.id)["status"] == JobState.PENDING
+
+
+def test_a_second_of_runtime_is_a_second(api: Api) -> None:
+    api.submit(policy={"max_runtime_s": 1, "heartbeat_interval_s": 600})
+    held = api.claim()
+    assert held.heartbeat().ok()["directive"] == "checkpoint"
+    api.clock.advance(1)
+    assert held.heartbeat().ok()["directive"] == "cancel"
+    assert api.job(held.id)["reason"]["code"] == "max_runtime"
+
+
+def test_a_cursor_of_another_tenant_whose_name_begins_alike_is_refused(api: Api) -> None:
+    longer = f"{TENANT}-b"
+    cursor = cursors.encode(("objects", longer, "training-data", ""), ["a"])
+    api.get("/data", query={"cursor": cursor}).refused(ErrorCode.INVALID_CURSOR, "cursor")
+    api.put_object("training-data", "secret", b"x", tenant=longer)
+    assert api.get("/data").ok()["objects"] == []
