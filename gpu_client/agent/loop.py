@@ -129,9 +129,7 @@ class Agent:
         )
         if not previous.lease_token or previous.agent_id != self._settings.worker_id:
             return
-        request = ReleaseRequest(
-            **self._settings.identity().model_dump(), job_id=previous.job_id, reason=AGENT_CRASHED
-        )
+        request = ReleaseRequest(**self._settings.identity().model_dump(), job_id=previous.job_id, reason=AGENT_CRASHED)
         try:
             self._claims.release(previous.lease_token, request)
         except BatonError as error:
