@@ -95,7 +95,6 @@ def run(wall_s: float, **fields: float) -> Run:
         "cpu_s": wall_s,
         "checkpoint_wall_s": 0.2,
         "checkpoint_waited_s": 0.0,
-        "checkpoint_cpu_s": 0.1,
         "checkpoints": 10,
         "waited_s": 0.0,
         "process_cpu_s": wall_s + 1,

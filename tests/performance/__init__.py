@@ -1,0 +1,1 @@
+"""Cost and speed, measured: see README.md."""

@@ -1,0 +1,131 @@
+"""`python -m tests.performance`: measure, print a table, write `bench-report/bench.json`.
+
+A missed target is told, not raised: the exit code is 0 unless something could not be measured. `--quick` is for
+trying out the bench itself; its numbers mean nothing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import logging
+import os
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from functions.local.emulator import Emulator
+from tests.performance import claim_latency, claim_race, environment, latencies, overhead, request_counts
+from tests.performance.figures import Figure, table
+from tests.performance.local_stack import running_stack
+from tests.performance.plane import Plane
+
+REPORT = Path("bench-report/bench.json")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Returns the exit code."""
+    sections = {
+        "requests": _requests,
+        "claim": _claim,
+        "race": _race,
+        "latency": _latency,
+        "overhead": _overhead,
+    }
+    parser = argparse.ArgumentParser(prog="python -m tests.performance", description="Cost and speed, measured.")
+    parser.add_argument("--only", choices=sections, action="append", help="may be repeated; default: everything")
+    parser.add_argument("--rounds", type=int, help="default: 5, of the overhead 9")
+    parser.add_argument("--quick", action="store_true", help="little of everything, to try out the bench itself")
+    parser.add_argument("--output", type=Path, default=REPORT)
+    options = parser.parse_args(arguments)
+    # Refused commits, lost races and the like are part of what is measured; only trouble is shown.
+    logging.basicConfig(level=logging.ERROR, format="%(levelname)s %(name)s: %(message)s")
+    os.environ["AWS_EC2_METADATA_DISABLED"] = "true"
+
+    def rounds_of(name: str) -> int:
+        # The overhead is the smallest difference of all that is looked for here.
+        return 1 if options.quick else options.rounds or (9 if name == "overhead" else 5)
+
+    report: dict[str, Any] = {
+        "measured_at": datetime.now(UTC).isoformat(timespec="seconds"),
+        "quick": options.quick,
+        "environment": environment.describe(),
+        "sections": {},
+    }
+    figures: list[Figure] = []
+    try:
+        for name in options.only or sections:
+            figures += _section(name, lambda name=name: sections[name](rounds_of(name), options.quick), report)
+    finally:
+        # What was measured before something failed is not lost.
+        report["figures"] = [figure.as_dict() for figure in figures]
+        options.output.parent.mkdir(parents=True, exist_ok=True)
+        options.output.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
+        _tell(report, figures, options.output)
+    return 0
+
+
+def _section(name: str, measure: Callable[[], list[Figure]], report: dict[str, Any]) -> list[Figure]:
+    """Run one part; note how long it took and how busy the machine was."""
+    print(f"{name} ...", file=sys.stderr, flush=True)
+    load_before, began = environment.load(), time.perf_counter()
+    found = measure()
+    took_s = round(time.perf_counter() - began, 1)
+    report["sections"][name] = {"seconds": took_s, "load_before": load_before, "load_after": environment.load()}
+    print(f"{name}: {took_s} s", file=sys.stderr, flush=True)
+    return found
+
+
+def _tell(report: dict[str, Any], figures: Sequence[Figure], output: Path) -> None:
+    where = report["environment"]
+    print(table(figures))
+    loads = [section["load_after"][0] for section in report["sections"].values()]
+    print(
+        f"\n{where['usable_cores']} cores ({where['processor']}), Python {where['python']}; load during the sections: "
+        f"{', '.join(f'{load:g}' for load in loads)}. Medians; ratios within each round. Details: {output}"
+    )
+    missed = [figure.name for figure in figures if figure.met is False]
+    if missed:
+        print(f"TARGETS MISSED: {'; '.join(missed)}")
+    if report["quick"]:
+        print("This was a quick try: the numbers mean nothing.")
+
+
+def _requests(rounds: int, quick: bool) -> list[Figure]:
+    with Emulator() as emulator:
+        return request_counts.measure(Plane(emulator.endpoint_url, "counts-"))
+
+
+def _claim(rounds: int, quick: bool) -> list[Figure]:
+    with Emulator() as emulator:
+        if quick:
+            return claim_latency.measure(emulator.endpoint_url, rounds=rounds, claims=5, large=500)
+        return claim_latency.measure(emulator.endpoint_url, rounds=rounds, claims=40)
+
+
+def _race(rounds: int, quick: bool) -> list[Figure]:
+    with Emulator() as emulator:
+        return claim_race.measure(emulator.endpoint_url, rounds=rounds, jobs=100 if quick else claim_race.JOBS)
+
+
+def _latency(rounds: int, quick: bool) -> list[Figure]:
+    with (
+        tempfile.TemporaryDirectory(prefix="baton-bench-") as folder,
+        running_stack(Path(folder, "stack.log")) as stack,
+    ):
+        return latencies.measure(stack, rounds=rounds, calls=3 if quick else 20)
+
+
+def _overhead(rounds: int, quick: bool) -> list[Figure]:
+    with tempfile.TemporaryDirectory(prefix="baton-bench-") as folder:
+        scratch = Path(folder)
+        with running_stack(scratch / "stack.log", cpus=overhead.Processors.split().rest) as stack:
+            return overhead.measure(stack, scratch, rounds=rounds, steps=100 if quick else 600)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

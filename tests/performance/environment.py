@@ -1,0 +1,66 @@
+"""On what a report was measured."""
+
+from __future__ import annotations
+
+import os
+import platform
+import subprocess
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+from functions.local.emulator import find_python
+
+PACKAGES = ("baton", "boto3", "botocore", "pydantic", "requests", "blake3", "torch", "numpy", "uvicorn", "starlette")
+_ROOT = Path(__file__).resolve().parents[2]
+
+
+def describe() -> dict[str, Any]:
+    """Machine, interpreter, versions, commit."""
+    return {
+        "cores": os.cpu_count(),
+        "usable_cores": len(os.sched_getaffinity(0)),
+        "processor": processor(),
+        "system": platform.platform(),
+        "python": platform.python_version(),
+        "versions": {name: _version(name) for name in PACKAGES} | {"ministack": _emulator_version()},
+        "commit": _commit(),
+        "load": load(),
+    }
+
+
+def load() -> list[float]:
+    """Load averages of 1, 5 and 15 minutes: how busy the machine was, this measurement included."""
+    return [round(value, 2) for value in os.getloadavg()]
+
+
+def processor(cpuinfo: Path = Path("/proc/cpuinfo")) -> str:
+    """The processor's name, as far as the system tells."""
+    if cpuinfo.exists():
+        for line in cpuinfo.read_text(encoding="utf-8", errors="replace").splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.processor() or "unknown"
+
+
+def _version(name: str) -> str:
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return "not installed"
+
+
+def _emulator_version() -> str:
+    program = "from importlib.metadata import version; print(version('ministack'))"
+    return _answer([str(find_python()), "-c", program])
+
+
+def _commit() -> str:
+    return _answer(["git", "-C", str(_ROOT), "describe", "--always", "--dirty"])
+
+
+def _answer(command: list[str]) -> str:
+    try:
+        return subprocess.run(command, capture_output=True, text=True, timeout=20, check=True).stdout.strip()
+    except (OSError, subprocess.SubprocessError):
+        return "unknown"

@@ -1,0 +1,103 @@
+"""What a measurement is: rounds, median, worst, the baseline measured in the same run, the target. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from statistics import median
+from typing import Any
+
+
+@dataclass(frozen=True, kw_only=True)
+class Figure:
+    """One line of the report; smaller is better in all of them.
+
+    `rounds`: one value per round, in `unit`. `baseline`: the same in the same rounds, for what is compared with;
+    its name in `baseline_name`. `at_most`: the target, for the median ratio where there is a baseline, else for the
+    median; None for a figure that is only told. A `counted` figure is exact: its worst round must meet the target.
+    """
+
+    name: str
+    unit: str
+    rounds: Sequence[float]
+    baseline_name: str | None = None
+    baseline: Sequence[float] = ()
+    at_most: float | None = None
+    counted: bool = False
+    details: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if not self.rounds:
+            raise ValueError(f"{self.name}: no round was measured")
+        if (self.baseline_name is None) != (not self.baseline):
+            raise ValueError(f"{self.name}: a baseline has a name and values")
+        if self.baseline and len(self.baseline) != len(self.rounds):
+            raise ValueError(f"{self.name}: {len(self.rounds)} rounds, but {len(self.baseline)} of the baseline")
+
+    @property
+    def ratios(self) -> list[float]:
+        """Value by baseline, round by round; none without a baseline."""
+        return [value / base for value, base in zip(self.rounds, self.baseline, strict=False)]
+
+    @property
+    def judged(self) -> float:
+        """The number that is held against the target."""
+        values = self.ratios or list(self.rounds)
+        return max(values) if self.counted else median(values)
+
+    @property
+    def met(self) -> bool | None:
+        """Whether the target is met; None without one."""
+        return None if self.at_most is None else self.judged <= self.at_most
+
+    def as_dict(self) -> dict[str, Any]:
+        """For the JSON report."""
+        told: dict[str, Any] = {"name": self.name, "unit": self.unit, **_summary(self.rounds)}
+        if self.baseline_name is not None:
+            told["baseline"] = {"name": self.baseline_name, **_summary(self.baseline)}
+            told["ratio"] = _summary(self.ratios)
+        if self.at_most is not None:
+            of = "ratio" if self.baseline else "value"
+            told["target"] = {"of": of, "statistic": "worst" if self.counted else "median", "at_most": self.at_most}
+        told["met"] = self.met
+        told["details"] = dict(self.details)
+        return told
+
+
+def _summary(values: Sequence[float]) -> dict[str, Any]:
+    return {
+        "rounds": [round(value, 6) for value in values],
+        "median": round(median(values), 6),
+        "worst": round(max(values), 6),
+    }
+
+
+def table(figures: Sequence[Figure]) -> str:
+    """The report for a terminal."""
+    head = ("figure", "rounds", "median", "worst", "baseline", "ratio", "worst", "target", "met")
+    rows = [head, *(_row(figure) for figure in figures)]
+    widths = [max(len(row[column]) for row in rows) for column in range(len(head))]
+    lines = []
+    for row in rows:
+        cells = [
+            cell.ljust(width) if column in (0, 4, 8) else cell.rjust(width)
+            for column, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ]
+        lines.append("  ".join(cells).rstrip())
+    lines.insert(1, "  ".join("-" * width for width in widths))
+    return "\n".join(lines)
+
+
+def _row(figure: Figure) -> tuple[str, ...]:
+    base, ratio, worst_ratio = "", "", ""
+    if figure.baseline:
+        base = f"{_number(median(figure.baseline))} {figure.unit} {figure.baseline_name}"
+        ratio, worst_ratio = f"{median(figure.ratios):.3f}", f"{max(figure.ratios):.3f}"
+    target = "" if figure.at_most is None else f"<= {figure.at_most:g}"
+    met = {None: "", True: "yes", False: "NO"}[figure.met]
+    value, worst = f"{_number(median(figure.rounds))} {figure.unit}", _number(max(figure.rounds))
+    return (figure.name, str(len(figure.rounds)), value, worst, base, ratio, worst_ratio, target, met)
+
+
+def _number(value: float) -> str:
+    return f"{value:.4g}" if abs(value) < 1e4 else f"{value:.0f}"

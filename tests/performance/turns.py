@@ -1,0 +1,109 @@
+"""Processes that take turns in slices of a quarter of a second: only one runs, the others are stopped.
+
+A machine that is shared, and whose clock rate moves, is as fast for one as for the other within so short a time; runs
+of several seconds one after the other differ by more than what is to be measured.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from itertools import cycle
+from typing import Protocol
+
+SLICE_S = 0.25
+POLL_S = 0.02
+
+Span = tuple[float, float]
+"""From and to, seconds of `time.monotonic`, which all processes of a machine share."""
+
+
+class Process(Protocol):
+    """What has to be stopped and continued."""
+
+    def suspend(self) -> None: ...
+
+    def resume(self) -> None: ...
+
+
+class Handle:
+    """A process by a descriptor: quick (each signal is part of a turn), and never another one of the same number."""
+
+    def __init__(self, pid: int) -> None:
+        """Raises ProcessLookupError if there is none."""
+        self._descriptor = os.pidfd_open(pid)
+
+    def suspend(self) -> None:
+        """Stop it, if it still runs."""
+        self._send(signal.SIGSTOP)
+
+    def resume(self) -> None:
+        """Let it go on."""
+        self._send(signal.SIGCONT)
+
+    def close(self) -> None:
+        """Give the descriptor back."""
+        os.close(self._descriptor)
+
+    def _send(self, number: signal.Signals) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            signal.pidfd_send_signal(self._descriptor, number)
+
+
+@dataclass
+class Subject:
+    """One of those that take turns. `ended`: whether what is to be timed is over."""
+
+    processes: Sequence[Process]
+    ended: Callable[[], bool]
+    turns: list[Span] = field(default_factory=list)
+
+    def freeze(self) -> None:
+        """Stop all its processes; those that have ended are left alone."""
+        for process in self.processes:
+            process.suspend()
+
+    def thaw(self) -> None:
+        """Let them go on."""
+        for process in self.processes:
+            process.resume()
+
+
+def take_turns(
+    subjects: Sequence[Subject],
+    *,
+    timeout_s: float,
+    slice_s: float = SLICE_S,
+    clock: Callable[[], float] = time.monotonic,
+    sleep: Callable[[float], None] = time.sleep,
+) -> None:
+    """Until all have ended, then all go on. They must be stopped at the beginning; fills in their turns.
+
+    Raises TimeoutError; they go on then, too.
+    """
+    deadline = clock() + timeout_s
+    try:
+        for subject in cycle(subjects):
+            if all(each.ended() for each in subjects):
+                return
+            if clock() > deadline:
+                raise TimeoutError(f"not over after {timeout_s:.0f} s")
+            if subject.ended():
+                continue
+            began = clock()
+            subject.thaw()
+            sleep(slice_s)
+            subject.freeze()
+            subject.turns.append((began, clock()))
+    finally:
+        for subject in subjects:
+            subject.thaw()
+
+
+def overlap_s(span: Span, turns: Sequence[Span]) -> float:
+    """How much of `span` lies within `turns`, which do not overlap each other."""
+    return sum(max(0.0, min(span[1], end) - max(span[0], begin)) for begin, end in turns)
