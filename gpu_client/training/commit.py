@@ -67,12 +67,18 @@ def write_marker(
     metrics: Mapping[str, float],
     created_by: str,
     states: Mapping[str, str],
+    *,
+    durable: bool = True,
 ) -> None:
-    """Sync every file in `directory` to disk, then add the marker (atomically, so that it may be added in place)."""
+    """Hash every file in `directory`, then add the marker (atomically, so that it may be added in place).
+
+    With `durable` all of it is on disk when this returns. Without, it survives the death of processes but not of the
+    machine.
+    """
     files: dict[str, dict[str, Any]] = {}
     for path in sorted(directory.rglob("*")):
         if path.is_file() and path.name != MARKER:
-            size_bytes, digest = _digest(path, sync=True)
+            size_bytes, digest = _digest(path, sync=durable)
             files[path.relative_to(directory).as_posix()] = {"size_bytes": size_bytes, "blake3": digest}
     marker = {
         "format": FORMAT,
@@ -92,7 +98,8 @@ def write_marker(
     with unfinished.open("wb") as stream:
         stream.write(content)
         stream.flush()
-        os.fsync(stream.fileno())
+        if durable:
+            os.fsync(stream.fileno())
     unfinished.rename(directory / MARKER)
 
 
@@ -146,7 +153,7 @@ def verify(directory: Path) -> Marker:
     return marker
 
 
-def publish(staged: Path, final: Path) -> None:
+def publish(staged: Path, final: Path, *, durable: bool = True) -> None:
     """The commit point: `staged` becomes `final`. An earlier directory of that name gives way.
 
     The files are on disk by now; journals keep the order of their creation and this rename, so the folder above is the
@@ -157,7 +164,8 @@ def publish(staged: Path, final: Path) -> None:
         shutil.rmtree(old, ignore_errors=True)
         final.rename(old)
     staged.rename(final)
-    _sync_folder(final.parent)
+    if durable:
+        _sync_folder(final.parent)
     shutil.rmtree(old, ignore_errors=True)
 
 

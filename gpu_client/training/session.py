@@ -68,6 +68,8 @@ class Session:
         self._ranks = ranks
         self._last_report: tuple[int, Mapping[str, object]] = (0, {})
         self._last_committed: int | None = None
+        # Under an agent this directory dies with the machine: what counts is what the agent has stored elsewhere.
+        self._durable = channel_path is None
         output_dir.mkdir(parents=True, exist_ok=True)
         if ranks.first:
             commit.clear_leftovers(output_dir)
@@ -200,7 +202,7 @@ class Session:
             raise CheckpointWriteError(f"{final} does not exist", "Write checkpoints into the session's output_dir")
         numbers = self._channel.clean_metrics(metrics or {})
         try:
-            commit.write_marker(final, step, numbers, "script", {})
+            commit.write_marker(final, step, numbers, "script", {}, durable=self._durable)
         except OSError as error:
             raise self._explain(step, error) from error
         self._channel.checkpoint_written(step, str(final), numbers)
@@ -254,8 +256,8 @@ class Session:
             staged.mkdir()
 
         def publish() -> None:
-            commit.write_marker(staged, step, metrics, "session", forms)
-            commit.publish(staged, final)
+            commit.write_marker(staged, step, metrics, "session", forms, durable=self._durable)
+            commit.publish(staged, final, durable=self._durable)
 
         try:
             self._phase(step, lambda: captured.update(states.capture_random()))

@@ -23,6 +23,7 @@ from typing import Any
 from hypercorn.asyncio import serve  # type: ignore[import-not-found]
 from hypercorn.config import Config  # type: ignore[import-not-found]
 
+from . import checksums
 from .indexes import OrderedIndexes
 from .journal import Journal, JournalDamagedError
 from .objects import Objects, finish_intents
@@ -66,6 +67,7 @@ def main() -> int:
     gateway._state_map.pop("dynamodb", None)
     if directory is not None:
         Objects(s3, persistence, directory / "s3-intents").install()
+    checksums.install(s3)
     asyncio.run(serve_until_stopped(gateway.app))
     tables.close()
     return 0

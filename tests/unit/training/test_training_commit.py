@@ -110,3 +110,19 @@ def test_a_marker_the_agent_could_not_read_is_refused(tmp_path: Path, monkeypatc
     with pytest.raises(CheckpointWriteError, match="5 files"):
         commit.write_marker(directory, 3, {}, "script", {})
     assert not (directory / "baton.json").exists()
+
+
+@pytest.mark.parametrize(("durable", "at_least"), [(True, 3), (False, 0)])
+def test_the_disk_is_waited_for_only_where_the_directory_is_all_there_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, durable: bool, at_least: int
+) -> None:
+    # Under an agent the directory dies with the machine, and each wait for the disk is time that training stands still.
+    synced: list[int] = []
+    monkeypatch.setattr(commit.os, "fsync", synced.append)
+    staged, final = commit.staging_path(tmp_path, 3), commit.checkpoint_path(tmp_path, 3)
+    staged.mkdir()
+    (staged / "model.safetensors").write_bytes(b"weights")
+    commit.write_marker(staged, 3, {}, "session", {}, durable=durable)
+    commit.publish(staged, final, durable=durable)
+    assert commit.verify(final).step == 3
+    assert len(synced) >= at_least and bool(synced) == durable
