@@ -21,6 +21,7 @@ _SEGMENT = r"(?!\.{1,2}(/|$))[^/\\\x00-\x1f\x7f-\x9f]+"
 _KEY_PATTERN = f"^{_SEGMENT}(/{_SEGMENT})*$"
 _CHECKED_BY = {
     "checked_path": _KEY_PATTERN,
+    "_checked_relative_path": _KEY_PATTERN,
     "_checked_prefix": f"^({_SEGMENT}(/{_SEGMENT})*/?)?$",
     "_into_is_relative": f"^({_SEGMENT}(/{_SEGMENT})*)?$",
 }

@@ -10,6 +10,7 @@ from contract.checkpoints import CheckpointRef
 from contract.errors import ErrorCode
 from contract.jobs import JobState, Progress, Reason
 from contract.work import (
+    AGENT_CRASHED,
     CompleteRequest,
     Directive,
     FailRequest,
@@ -146,7 +147,8 @@ def release(context: Context, call: Call) -> TransitionAnswer:
     """Hand a job back now, because this worker is going away."""
     body: ReleaseRequest = call.body
     fence = call.fence(body.job_id, body.machine_id)
-    job, lease = _held(context, call, fence, repeated=("released", "paused", "interrupted"))
+    repeated = ("interrupted",) if body.reason == AGENT_CRASHED else ("released", "paused")
+    job, lease = _held(context, call, fence, repeated=repeated)
     if lease is None:
         return TransitionAnswer(state=job.state.value, not_before=job.not_before)
     reason = Reason(code=body.reason, message=body.message)

@@ -117,6 +117,7 @@ BEYOND_SCHEMA_MESSAGES = {
     "below another file": "no path is both a file and a directory",
     "two sizes or checksums": "one digest has one size",
     "bytes; 1 to 900 are allowed": "sizes are in bytes, lengths in characters",
+    "bytes; 1 to 800 are allowed": "sizes are in bytes, lengths in characters",
     "is not a parameter of": "parameters are checked against their recipe",
     "Parameter '": "parameters are checked against their recipe",
     "names the program": "the first word of a command is not blank, and NUL is in none",

@@ -75,7 +75,7 @@ def test_the_same_agent_started_again_hands_the_job_back_at_once(shop: Workshop,
     shop.agent("w1")
     stack.wait_for(job_id, JobState.COMPLETE)
     attempts = stack.attempts(job_id)
-    assert [attempt.end for attempt in attempts] == [AttemptEnd.RELEASED] * ends + [AttemptEnd.COMPLETE]
+    assert [attempt.end for attempt in attempts] == [AttemptEnd.INTERRUPTED] * ends + [AttemptEnd.COMPLETE]
     assert {attempt.reason.code for attempt in attempts[:-1] if attempt.reason} == {"agent_crashed"}
     assert attempts[-1].resumed_step == newest
     assert stack.artifact(job_id) == chain(STEPS)

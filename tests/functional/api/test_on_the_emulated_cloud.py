@@ -174,7 +174,7 @@ def test_a_handler_starts_from_its_environment_and_answers(
         timeout=60,
         check=True,
     )
-    answers: list[dict[str, Any]] = [json.loads(line) for line in process.stdout.splitlines() if '"level"' not in line]
+    answers: list[dict[str, Any]] = [json.loads(line) for line in process.stdout.splitlines()]
     assert [answer.get("statusCode") for answer in answers] == list(cases.values()), process.stdout + process.stderr
     if handler == "authorizer":
         assert answers[0]["context"] == {"tenant": TENANT, "key_id": KEY_ID, "scopes": "submit"}
@@ -183,7 +183,7 @@ def test_a_handler_starts_from_its_environment_and_answers(
         assert answers == [{"reclaimed": 0, "timers": 0, "left": 0, "more": False}]
     elif handler == "submitter":
         assert api.job(json.loads(answers[0]["body"])["id"])["recipe"] == "digits@1"
-        logged = [json.loads(line) for line in process.stdout.splitlines() if '"level"' in line]
+        logged = [json.loads(line) for line in process.stderr.splitlines() if '"level"' in line]
         answered = [(line["action"], line["status"]) for line in logged if line["message"] == "answered"]
         assert answered[:2] == [("POST /job", 200), ("POST /job", 200)]
 
