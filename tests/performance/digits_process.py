@@ -157,7 +157,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--mode", choices=("agent", "session", "bare"), required=True)
     parser.add_argument("--times", type=Path, required=True, help="where the result goes, JSON")
-    parser.add_argument("--ready", type=Path, required=True, help="made before the loop begins: then it stops itself")
+    parser.add_argument(
+        "--ready", type=Path, required=True, help="gets its pid before the loop begins, when it stops itself"
+    )
     parser.add_argument("--ended", type=Path, required=True, help="made when the loop has ended")
     parser.add_argument("--cpu", type=int, help="the only processor to use")
     options = parser.parse_args()
@@ -167,7 +169,8 @@ def main() -> None:
         raise SystemExit("the mode `agent`, and only it, runs under an agent")
 
     def wait_for_turn() -> None:
-        options.ready.touch()
+        options.ready.with_suffix(".tmp").write_text(str(os.getpid()), encoding="ascii")
+        options.ready.with_suffix(".tmp").rename(options.ready)
         os.kill(os.getpid(), signal.SIGSTOP)
 
     keep_freed_memory()

@@ -1,4 +1,4 @@
-"""Processes that take turns in slices of a quarter of a second: only one runs, the others are stopped.
+"""Processes that take turns in short slices: only one runs, the others are stopped.
 
 A machine that is shared, and whose clock rate moves, is as fast for one as for the other within so short a time; runs
 of several seconds one after the other differ by more than what is to be measured.
@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from itertools import cycle
 from typing import Protocol
 
-SLICE_S = 0.25
+SLICE_S = 0.05
 POLL_S = 0.02
 
 Span = tuple[float, float]
@@ -56,7 +56,10 @@ class Handle:
 
 @dataclass
 class Subject:
-    """One of those that take turns. `ended`: whether what is to be timed is over."""
+    """One of those that take turns. `ended`: whether what is to be timed is over.
+
+    The first process is the one that is timed: it goes on first and stops last, so that no time of its turn is lost.
+    """
 
     processes: Sequence[Process]
     ended: Callable[[], bool]
@@ -64,7 +67,7 @@ class Subject:
 
     def freeze(self) -> None:
         """Stop all its processes; those that have ended are left alone."""
-        for process in self.processes:
+        for process in reversed(self.processes):
             process.suspend()
 
     def thaw(self) -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from tests.performance.claim_race import Taken, check_each_once
 from tests.performance.figures import Figure, table
-from tests.performance.overhead import Processors, Run, added_percent, figures
+from tests.performance.overhead import MODES, Processors, Run, added_percent, figures, order_of
 
 
 def test_a_ratio_is_taken_round_by_round_and_its_median_is_judged() -> None:
@@ -102,12 +102,17 @@ def run(wall_s: float, **fields: float) -> Run:
     return Run(wall_s=wall_s, **{**values, **fields})  # type: ignore[arg-type]
 
 
-def test_overhead_is_the_loop_under_the_agent_against_the_bare_loop() -> None:
-    bare = [run(10.0, checkpoints=0), run(20.0, checkpoints=0)]
-    runs = {"bare": bare, "session": [run(10.1), run(20.2)], "agent": [run(10.2), run(20.4, checkpoint_wall_s=0.4)]}
-    wall, *_, stall, _added = figures(runs, Processors((0,), (1,)), steps=500)
+def test_overhead_is_the_loop_under_the_agent_against_the_mean_of_both_bare_loops() -> None:
+    runs = {
+        "bare": [run(9.9, checkpoints=0), run(20.0, checkpoints=0)],
+        "control": [run(10.1, checkpoints=0), run(20.0, checkpoints=0)],
+        "session": [run(10.1), run(20.2)],
+        "agent": [run(10.2), run(20.4, checkpoint_wall_s=0.4)],
+    }
+    wall, *_, control, stall, _added = figures(runs, Processors((0,), (1,)), steps=500)
     assert wall.ratios == pytest.approx([1.02, 1.02])
     assert wall.met is True
+    assert control.ratios == pytest.approx([10.1 / 9.9, 1.0])
     assert stall.rounds == pytest.approx([20.0, 40.0])
     assert wall.details["processors"] == {"trainer": [0], "agent and control plane": [1]}
 
@@ -115,13 +120,22 @@ def test_overhead_is_the_loop_under_the_agent_against_the_bare_loop() -> None:
 def test_waiting_for_a_processor_that_neighbours_use_is_told_apart() -> None:
     runs = {
         "bare": [run(10.0, checkpoints=0)],
+        "control": [run(10.0, checkpoints=0)],
         "session": [run(10.1)],
         "agent": [run(15.1, waited_s=5.0)],
     }
-    wall, _cpu, undisturbed, *_ = figures(runs, Processors((), ()), steps=500)
+    wall, undisturbed, *_ = figures(runs, Processors((), ()), steps=500)
     assert wall.met is False
     assert undisturbed.ratios == pytest.approx([1.01])
     assert wall.details["waited for the processor, s"]["agent"] == [5.0]
+
+
+def test_the_order_of_turns_changes_and_nobody_is_left_out() -> None:
+    orders = [order_of(number) for number in range(8)]
+    assert all(sorted(order) == sorted(MODES) for order in orders)
+    assert {order[0] for order in orders} == set(MODES)
+    followers = {order[(order.index("agent") + 1) % len(order)] for order in orders}
+    assert followers == {"bare", "control"}
 
 
 def test_what_checkpoints_add_is_taken_from_one_run_without_its_waiting() -> None:
