@@ -36,6 +36,8 @@ _NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
 
 def failure_of(error: Exception) -> Failure:
     """The failure that `error`, raised between claim and report, stands for."""
+    if isinstance(error, ApiError) and error.foreign:
+        return Failure(FailureClass.TRANSFER_FAILED, f"not the control plane's answer: {error}"[:MAX_REASON_CHARS])
     for kinds, failure_class in _CLASSES:
         if isinstance(error, kinds):
             return Failure(failure_class, str(error)[:MAX_REASON_CHARS])

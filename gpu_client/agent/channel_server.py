@@ -24,10 +24,10 @@ from typing import Any, Literal, Self
 
 from contract.base import MAX_STEP
 from gpu_client.checkpoints.metrics import usable_metrics
+from gpu_client.training.channel import MAX_LINE_BYTES
 
 _log = logging.getLogger(__name__)
 
-MAX_LINE_BYTES = 64 * 1024
 MAX_CONNECTIONS = 64
 MAX_WAITING_CHECKPOINTS = 1024
 # The kernel's limit is 108 bytes (104 on macOS), the terminating zero included.

@@ -12,6 +12,7 @@ from enum import Enum
 from pathlib import Path
 
 from gpu_client.agent.conditions import Condition
+from gpu_client.agent.leased_calls import may_pass
 from gpu_client.checkpoints.errors import BadDirectory
 from gpu_client.checkpoints.watch import CreatedBy
 from gpu_client.transport.cancel import CancelEvent
@@ -165,10 +166,12 @@ class Committer:
             return self._noted(staged, error, _Verdict.AGAIN)
         except TransferCanceled:
             return _Verdict.GIVEN_UP
-        except (ApiError, BadDirectory, FileChanged) as error:
+        except (BadDirectory, FileChanged) as error:
             return self._noted(staged, error, _Verdict.GIVEN_UP)
         except (BatonError, OSError) as error:
-            return self._noted(staged, error, _Verdict.PERHAPS if self._tries < MAX_TRIES else _Verdict.GIVEN_UP)
+            final = isinstance(error, ApiError) and not may_pass(error)
+            again = self._tries < MAX_TRIES and not final
+            return self._noted(staged, error, _Verdict.PERHAPS if again else _Verdict.GIVEN_UP)
         except Exception as error:
             # Whatever it is, it must not end the commits of all later checkpoints without a word.
             logger.exception("the commit of step %d failed in an unexpected way", staged.step)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
@@ -19,6 +20,8 @@ from gpu_client.transport.transfer import Transfer
 logger = logging.getLogger("baton.job")
 
 LOOK_EVERY_S = 0.5
+MAX_TAKES = 5
+"""How often one directory is tried that cannot be taken over."""
 
 
 class Harvest:
@@ -35,6 +38,7 @@ class Harvest:
         self._item = item
         self._clock = clock
         self._looked_at = float("-inf")
+        self._takes: Counter[str] = Counter()
         self._trainer: TrainerProcess | None = None
         self._watcher = CheckpointWatcher(directories.output, clock, self._files_open, stable_s)
 
@@ -83,5 +87,9 @@ class Harvest:
                 path = stage(ready, self._directories.staging)
             except (StageError, OSError) as error:
                 logger.warning("job %s: step %d cannot be taken over: %s", self._item.id, ready.step, error)
+                # It changed at that moment, or the disk was full: what is a checkpoint a second later is not lost.
+                self._takes[ready.path.name] += 1
+                if self._takes[ready.path.name] < MAX_TAKES:
+                    self._watcher.look_again(ready)
                 continue
             committer.offer(Staged(ready.step, path, ready.metrics, ready.created_by))

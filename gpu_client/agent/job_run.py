@@ -1,4 +1,4 @@
-"""One attempt at one job: fetch, restore, train, commit, report.
+"""One attempt at one job: restore, fetch, train, commit, report.
 
 Whoever ends it early (a lost lease, a cancel, a pause, a SIGTERM) only leaves a note; this thread acts on it, in every
 phase. Nothing is reported as done before it is stored, and the heartbeats go on until the report is accepted.
@@ -13,7 +13,6 @@ import threading
 import time
 from collections.abc import Callable
 
-from contract.errors import ErrorCode
 from contract.jobs import FailureClass
 from contract.work import Directive, HeartbeatRequest, WorkItem
 from gpu_client.agent.attempt_errors import expected, failure_of, start_failure
@@ -42,6 +41,7 @@ from gpu_client.transport.errors import (
     LeaseLost,
     NotStoredYet,
     TransferCanceled,
+    TransferError,
     Unauthorized,
 )
 from gpu_client.transport.transfer import Transfer
@@ -87,6 +87,8 @@ class JobRun:
         self._ended = threading.Event()
         """The lease is gone: every transfer and wait ends."""
         self._lost: Lost | None = None
+        self.failure: Failure | None = None
+        """Why it failed, if it did."""
         self._pause_reason = ""
         self._checkpoint_asked = False
         self._asked_to_leave = False
@@ -204,17 +206,18 @@ class JobRun:
 
     def _attempt(self) -> Outcome:
         item = self._item
-        self._enter("fetching")
+        # First, because the claim's URLs of the checkpoints do not live as long as many inputs may take.
+        self._enter("restoring")
         directories = self._workspace.prepare(item.id, item.epoch)
         with disk_errors(directories.params):
             directories.params.write_text(json.dumps(item.parameters), encoding="utf-8")
         leave = Condition(self._interrupted)
         calls = LeasedCalls(self._client, self._keeper, given_up=self._interrupted)
+        restored = restore(calls, self._transfer, item, directories.output, cancel=leave)
+        self._enter("fetching")
         fetch_inputs(
             calls, self._transfer, item, directories.data, require_free=self._workspace.require_free, cancel=leave
         )
-        self._enter("restoring")
-        restored = restore(calls, self._transfer, item, directories.output, cancel=leave)
         if self._interrupted():
             raise TransferCanceled("not worth starting")
         self._enter("training")
@@ -338,45 +341,46 @@ class JobRun:
         committer.drain(lambda: self._out_of_time() or time.monotonic() > until)
 
     def _complete(self, committer: Committer, directories: JobDirectories) -> Outcome:
-        """Upload the outputs, then report; what is refused as not stored is uploaded again, a few times."""
-        files = collect_outputs(directories.output, self._item.outputs)
+        """Upload the outputs, then report; what is refused or said not to be stored is uploaded again, a few times."""
+        try:
+            files = collect_outputs(directories.output, self._item.outputs)
+        except BatonError:
+            self._drain(committer)
+            raise
         cancel = Condition(lambda: self._ended.is_set() or self._out_of_time())
         tries = 0
         while True:
             tries += 1
-            artifacts = self._calls.insist(
-                "artifacts",
-                lambda _client: upload_artifacts(self._calls, self._transfer, self._item, files, cancel=cancel),
-            )
-            # While the lease lasts: a job that is run again or branched off begins at its last checkpoint.
-            self._drain(committer)
             try:
+                artifacts = self._calls.insist(
+                    "artifacts",
+                    lambda _client: upload_artifacts(self._calls, self._transfer, self._item, files, cancel=cancel),
+                )
+                # While the lease lasts: a job that is run again or branched off begins at its last checkpoint.
+                self._drain(committer)
                 self._last_word.complete(artifacts, self._progress())
-            except (NotStoredYet, DigestMismatch) as error:
+            except (NotStoredYet, DigestMismatch, TransferError) as error:
                 logger.warning("job %s: %s", self._item.id, error)
                 if tries >= COMPLETE_TRIES:
-                    reason = f"after {tries} uploads the outputs are still refused: {error.message}"
+                    reason = f"after {tries} uploads the outputs are still refused: {error}"
                     return self._fail(Failure(FailureClass.TRANSFER_FAILED, reason))
                 self._ended.wait(COMPLETE_RETRY_S)
                 continue
             return Outcome.COMPLETE
 
     def _fail(self, failure: Failure, status: ExitStatus | None = None) -> Outcome:
+        self.failure = failure
         logger.warning("job %s failed: %s: %s", self._item.id, failure.failure_class, failure.reason)
         tail = self._output.last_lines()
         return self._report(lambda: self._last_word.fail(failure, status, tail), Outcome.FAILED)
 
     def _release(self) -> Outcome:
         pause = self._leaving() == "pause"
-        message = self._pause_reason if pause else self._stop.reason
-        reason = "pause" if pause else "sigterm"
+        reason, message = ("pause", self._pause_reason) if pause else ("sigterm", self._stop.reason)
         return self._report(lambda: self._last_word.release(reason, message), Outcome.RELEASED)
 
     def _lost_outcome(self) -> Outcome:
-        lost = self._lost
-        if lost and (lost.directive is Directive.CANCEL or lost.code == ErrorCode.JOB_CANCELED):
-            return Outcome.CANCELED
-        return Outcome.LOST
+        return Outcome.CANCELED if self._lost and self._lost.canceled else Outcome.LOST
 
     def _report(self, say: Callable[[], None], outcome: Outcome) -> Outcome:
         try:

@@ -60,8 +60,8 @@ class LastWord:
             failure_class=failure.failure_class,
             exit_code=status.code if status else None,
             signal=status.signal if status else None,
-            message=failure.reason[:MAX_MESSAGE_CHARS],
-            log_tail=[line[:MAX_LOG_LINE_CHARS] for line in tail[-MAX_LOG_LINES:]],
+            message=_text(failure.reason, MAX_MESSAGE_CHARS),
+            log_tail=[_text(line, MAX_LOG_LINE_CHARS) for line in tail[-MAX_LOG_LINES:]],
         )
         token = self._item.lease_token
         self._calls.insist("fail", lambda client: (self._before(), client.fail(token, request)))
@@ -69,7 +69,12 @@ class LastWord:
     def release(self, reason: str, message: str) -> None:
         """The job goes back, now: `reason` is "pause" or "sigterm"."""
         request = ReleaseRequest(
-            **self._identity, job_id=self._item.id, reason=reason, message=message[:MAX_RELEASE_MESSAGE_CHARS]
+            **self._identity, job_id=self._item.id, reason=reason, message=_text(message, MAX_RELEASE_MESSAGE_CHARS)
         )
         token = self._item.lease_token
         self._calls.insist("release", lambda client: (self._before(), client.release(token, request)))
+
+
+def _text(text: str, max_chars: int) -> str:
+    """The beginning of a text, as JSON can carry it: a file name in an error message need not be Unicode."""
+    return text[:max_chars].encode("utf-8", "replace").decode()

@@ -26,6 +26,9 @@ logger = logging.getLogger("baton.lease")
 PROVEN_SHARE = 0.8
 """Share of the lease during which an accepted heartbeat counts as proof."""
 
+MAX_INTERVAL_S = 3600.0
+"""The longest interval that is kept to: a thread cannot sleep for any length of time it is told."""
+
 RETRY_MIN_S = 0.5
 """Pause after a heartbeat that did not reach the control plane; doubles up to the interval. Also the shortest interval
 that is kept to, whatever the control plane says: nothing here may spin."""
@@ -51,10 +54,15 @@ class Lost:
     message: str
     directive: Directive | None = None
 
+    @property
+    def canceled(self) -> bool:
+        """True if the job was canceled; else another attempt owns it, or nobody may."""
+        return self.directive is Directive.CANCEL or self.code == ErrorCode.JOB_CANCELED
+
 
 def key_is_refused(error: Unauthorized) -> bool:
     """True if the control plane itself said that the key will not do; a 403 of something in between may pass."""
-    return error.code in _KEY_REFUSED
+    return not error.foreign and error.code in _KEY_REFUSED
 
 
 def _loss(error: BatonError) -> Lost | None:
@@ -64,6 +72,10 @@ def _loss(error: BatonError) -> Lost | None:
     if isinstance(error, ApiError) and (final or error.code == ErrorCode.JOB_NOT_FOUND):
         return Lost(error.code, error.message)
     return None
+
+
+def _kept_interval_s(interval_s: int) -> float:
+    return float(min(max(interval_s, RETRY_MIN_S), MAX_INTERVAL_S))
 
 
 class LeaseKeeper:
@@ -92,7 +104,7 @@ class LeaseKeeper:
         self._clock = clock
         self._rng = rng or random.Random()  # noqa: S311 - jitter
         self._duration_s = float(item.lease_duration_s)
-        self._interval_s = max(float(item.heartbeat_interval_s), RETRY_MIN_S)
+        self._interval_s = _kept_interval_s(item.heartbeat_interval_s)
         self._proven_at = claimed_at
         self._failures = 0
         self._lost: Lost | None = None
@@ -152,7 +164,7 @@ class LeaseKeeper:
             self._failures = 0
             self._proven_at = sent_at
             self._duration_s = float(answer.lease_duration_s)
-            self._interval_s = max(float(answer.heartbeat_interval_s), RETRY_MIN_S)
+            self._interval_s = _kept_interval_s(answer.heartbeat_interval_s)
         return self._obey(answer)
 
     def next_pause_s(self) -> float:
@@ -166,7 +178,7 @@ class LeaseKeeper:
         try:
             return self._status()
         except Exception:
-            # The lease must not be lost over a report about it.
+            # The top of what others hang into the heartbeat: a bug in a report must not cost the lease it is about.
             logger.exception("the heartbeat goes out without a report")
             return HeartbeatRequest()
 
@@ -192,6 +204,7 @@ class LeaseKeeper:
             try:
                 self.beat()
             except Exception:
-                # A dead keeper would look like a dead machine: say so and go on, not faster than after a failure.
+                # The top of this thread. A dead keeper would look like a dead machine: say so and go on, not faster
+                # than after a failure.
                 logger.exception("a heartbeat could not be dealt with")
                 self._failures += 1

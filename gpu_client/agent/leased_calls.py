@@ -11,11 +11,12 @@ from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 from contract.checkpoints import BlobUrls
+from contract.errors import ErrorCode
 from contract.work import ArtifactsAnswer, DeclaredArtifact, InputPage
 from gpu_client.agent.conditions import Condition
 from gpu_client.agent.lease import LeaseKeeper
 from gpu_client.transport.api import BatonClient
-from gpu_client.transport.errors import LeaseExpired, TransferCanceled, UnexpectedAnswer, Unreachable
+from gpu_client.transport.errors import ApiError, LeaseExpired, TransferCanceled, UnexpectedAnswer, Unreachable
 
 logger = logging.getLogger("baton.job")
 
@@ -28,8 +29,22 @@ HURRIED_BUDGET_S = 2.0
 """The same when there is no time left: one last try."""
 
 RETRY_S = 2.0
+MAX_PAUSE_S = 30.0
 MAX_UNEXPECTED = 5
 """Answers that this version does not understand, before that counts as final."""
+
+MAX_FOREIGN = 20
+"""The same of refusals by something in between: eight minutes, enough for a deployment or a proxy's bad moment."""
+
+
+def may_pass(error: ApiError) -> bool:
+    """True for a refusal that says nothing about the request: from something in between, or a clash to be repeated."""
+    return error.foreign or error.code == ErrorCode.CONFLICT
+
+
+def pause_s(first_s: float, times: int) -> float:
+    """How long to wait after so many waits already: doubling up to a maximum."""
+    return min(first_s * 2.0 ** min(times, 16), MAX_PAUSE_S)
 
 
 class LeasedCalls:
@@ -53,7 +68,7 @@ class LeasedCalls:
 
     def insist(self, what: str, call: Callable[[BatonClient], T]) -> T:
         """The call's result, however long the control plane (or, for calls that move bytes, the store) is away."""
-        unexpected = 0
+        unexpected = foreign = rounds = 0
         while True:
             if self._keeper.lost is not None:
                 raise TransferCanceled("the lease is gone")
@@ -72,10 +87,17 @@ class LeasedCalls:
                 if unexpected >= MAX_UNEXPECTED:
                     raise
                 trouble = str(error)
+            except ApiError as error:
+                foreign += 1
+                if not may_pass(error) or foreign >= MAX_FOREIGN:
+                    raise
+                trouble = str(error)
             if self._given_up():
                 raise TransferCanceled(f"{what}: not waiting any longer ({trouble})")
             logger.warning("%s: %s; trying again", what, trouble)
-            Condition(lambda: self._keeper.lost is not None or self._given_up()).wait(self._retry_s)
+            over = Condition(lambda: self._keeper.lost is not None or self._given_up())
+            over.wait(pause_s(self._retry_s, rounds))
+            rounds += 1
 
     def inputs_page(self, job_id: str, lease_token: str, *, cursor: str | None = None) -> InputPage:
         """See WorkerCalls."""

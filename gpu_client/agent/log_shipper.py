@@ -4,31 +4,44 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections.abc import Callable
 
 from contract.work import LogChunk
-from gpu_client.agent.trainer_output import LogSpool
+from gpu_client.agent.trainer_output import CHUNK_LINES, LogSpool
 from gpu_client.transport.errors import BatonError, InvalidRequest, LeaseLost
 
 logger = logging.getLogger("baton.logs")
 
 SHIP_EVERY_S = 5.0
-MAX_LINES = 500
+MAX_LINES = CHUNK_LINES
 MAX_LINE_CHARS = 4000
-MAX_CHUNKS = 4
-MAX_FAREWELL_CHUNKS = 20
+MAX_CALLS = 4
+"""In one round. A script that prints faster than this loses its oldest lines: the spool counts them."""
+
+MAX_FAREWELL_CALLS = 20
+MAX_SHIP_S = 20.0
+"""After this long no further call is begun, so that a slow control plane does not hold up the report of the end."""
 
 
 class LogShipper:
-    """A thread that sends what is in the spool every few seconds until closed.
+    """A thread that sends what is in the spool every few seconds until closed. One chunk of the spool is one call.
 
     A job takes no lines after its attempt has ended: call `flush` just before reporting the end.
     """
 
-    def __init__(self, spool: LogSpool, send: Callable[[LogChunk], object], *, every_s: float = SHIP_EVERY_S) -> None:
+    def __init__(
+        self,
+        spool: LogSpool,
+        send: Callable[[LogChunk], object],
+        *,
+        every_s: float = SHIP_EVERY_S,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self._spool = spool
         self._send = send
         self._every_s = every_s
+        self._clock = clock
         self._next_line = 0
         self._lost = False
         self._shipping = threading.Lock()
@@ -37,32 +50,35 @@ class LogShipper:
         self._thread.start()
 
     def flush(self) -> None:
-        """Send what is left, within reason: up to 20 chunks, until one cannot be sent."""
-        self._ship(max_chunks=MAX_FAREWELL_CHUNKS)
+        """Send what is left, within reason: up to 20 chunks or 20 s, until one cannot be sent."""
+        self._ship(max_calls=MAX_FAREWELL_CALLS)
 
     def close(self) -> None:
-        """End the thread; what was not sent is not sent any more."""
+        """End the thread; what was not sent is sent by a last `flush`, if at all."""
         self._closing.set()
         self._thread.join()
 
     def _run(self) -> None:
         while not self._closing.wait(self._every_s):
             try:
-                self._ship(max_chunks=MAX_CHUNKS)
+                self._ship(max_calls=MAX_CALLS)
             except Exception:
-                # The job's log would end here without a word.
+                # The top of this thread. Everything expected is dealt with in `_ship`; were a bug to end the thread,
+                # the job's log would end here without a word. The chunk stays in the spool and is tried again.
                 logger.exception("log lines could not be sent")
 
-    def _ship(self, *, max_chunks: int) -> None:
+    def _ship(self, *, max_calls: int) -> None:
         """Send chunks until there are none, one fails, or there were enough; a failed one is sent again later."""
         with self._shipping:
-            for _ in range(max_chunks):
+            until = self._clock() + MAX_SHIP_S
+            for _ in range(max_calls):
                 chunk = None if self._lost else self._spool.next_chunk(flush=True)
-                if chunk is None:
+                if chunk is None or self._clock() >= until:
                     return
                 lines = chunk.data.decode("utf-8", "replace").removesuffix("\n").split("\n")
+                short = [line[:MAX_LINE_CHARS] for line in lines]
                 try:
-                    self._send_lines(lines, chunk.dropped_bytes)
+                    self._send(LogChunk(first_line=self._next_line, lines=short, dropped_bytes=chunk.dropped_bytes))
                 except LeaseLost:
                     self._lost = True
                     return
@@ -74,12 +90,3 @@ class LogShipper:
                     return
                 self._next_line += len(lines)
                 self._spool.ack(chunk.sequence)
-
-    def _send_lines(self, lines: list[str], dropped_bytes: int) -> None:
-        for start in range(0, len(lines), MAX_LINES):
-            part = [line[:MAX_LINE_CHARS] for line in lines[start : start + MAX_LINES]]
-            self._send(
-                LogChunk(
-                    first_line=self._next_line + start, lines=part, dropped_bytes=dropped_bytes if start == 0 else 0
-                )
-            )

@@ -25,8 +25,12 @@ logger = logging.getLogger("baton.agent")
 
 EXIT_DONE = 0
 EXIT_KEY_REFUSED = 2
+FAULT_PAUSE_S = 10.0
+FAULT_PAUSE_MAX_S = 600.0
+"""Pauses before the next claim after several jobs in a row that failed because of this machine."""
+
 CLAIM_BUDGET_S = 30.0
-"""Time for one claim, retries included: between two of them the agent looks whether it is to leave."""
+"""Time for one claim: between two of them the agent looks whether it is to leave."""
 
 
 class Agent:
@@ -57,7 +61,7 @@ class Agent:
     def run(self) -> int:
         """Until there is a reason to end. Returns the exit code."""
         self._recover()
-        empty_polls = 0
+        empty_polls = faults = 0
         idle_since = self._clock()
         while not self._stop.is_set():
             claimed_at = self._clock()
@@ -86,6 +90,12 @@ class Agent:
             self._write_stats()
             if self._settings.max_jobs is not None and len(self.outcomes) >= self._settings.max_jobs:
                 return EXIT_DONE
+            faults = faults + 1 if run.failure and run.failure.failure_class.node_fault else 0
+            if faults > 1:
+                # One may be the job's doing. A full disk or a broken driver would fail every job of the queue in turn.
+                pause_s = min(FAULT_PAUSE_S * 2.0 ** min(faults - 1, 16), FAULT_PAUSE_MAX_S)
+                logger.warning("this machine failed %d jobs in a row: no claim for %.0f s", faults, pause_s)
+                self._stop.wait(pause_s)
             empty_polls = 0
             idle_since = self._clock()
         return EXIT_DONE

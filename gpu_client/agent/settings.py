@@ -77,7 +77,10 @@ class AgentSettings(BaseSettings):
     @field_validator("workspace")
     @classmethod
     def _expanded(cls, workspace: Path) -> Path:
-        return workspace.expanduser().absolute()
+        try:
+            return workspace.expanduser().absolute()
+        except RuntimeError as error:
+            raise ValueError(f"'~' has no meaning here ({error}): name a directory") from error
 
     @model_validator(mode="after")
     def _poll_range(self) -> Self:

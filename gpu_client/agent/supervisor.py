@@ -175,12 +175,12 @@ class TrainerProcess:
         files: set[Path] = set()
         try:
             family = psutil.Process(self._warden.pid).children(recursive=True)
-        except psutil.NoSuchProcess:
+        except psutil.Error:
             return files
         for process in family:
             try:
                 opened = process.open_files()
-            except (psutil.NoSuchProcess, psutil.AccessDenied):
+            except psutil.Error:
                 continue  # It ended while we looked, or it hides from us: then stability alone has to do.
             # Where the system does not tell the mode, every open file counts.
             files.update(Path(file.path) for file in opened if getattr(file, "mode", "w") != "r")

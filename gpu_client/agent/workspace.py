@@ -3,7 +3,7 @@
 ```
 <root>/slot-0.lock            flock'ed by the agent that owns slot-0 (the kernel unlocks it when that agent dies)
 <root>/slot-0/agent-state.json
-<root>/slot-0/jobs/<job id>.<epoch>/{data,output,restore,staging}/, params.json
+<root>/slot-0/jobs/<job id>.<epoch>/{data,output,staging}/, params.json
 <root>/slot-0/trash/          renamed away, being deleted
 ```
 
@@ -82,7 +82,6 @@ class JobDirectories:
     root: Path
     data: Path
     output: Path
-    restore: Path
     staging: Path
     params: Path
 
@@ -167,11 +166,9 @@ class Workspace:
             raise ValueError(f"job id {job_id[:40]!r} is not letters, digits, '-' and '_'")
         self.purge()
         root = self._slot / "jobs" / f"{job_id}.{epoch}"
-        job = JobDirectories(
-            root, root / "data", root / "output", root / "restore", root / "staging", root / "params.json"
-        )
+        job = JobDirectories(root, root / "data", root / "output", root / "staging", root / "params.json")
         with disk_errors(root):
-            for directory in (job.data, job.output, job.restore, job.staging):
+            for directory in (job.data, job.output, job.staging):
                 directory.mkdir(parents=True)
         return job
 
@@ -297,18 +294,43 @@ def _purge(slot: Path) -> tuple[Path, ...]:
 
 def _empty(trash: Path) -> tuple[Path, ...]:
     """Delete what is in ``trash``; gives what is still there. Links are deleted, not followed."""
-    for entry in trash.iterdir():
-        if entry.is_symlink() or not entry.is_dir():
-            entry.unlink(missing_ok=True)
-            continue
-        # Directories without write permission protect what is in them; top down, because one may hide the next.
-        _allow(entry)
-        for parent, names, _files in os.walk(entry):
-            for name in names:
-                _allow(Path(parent, name))
-        # rmtree works with directory descriptors: it does not follow a link that appears meanwhile.
-        shutil.rmtree(entry, ignore_errors=True)
+    waiting = list(trash.iterdir())
+    while waiting:
+        entry = waiting.pop()
+        # What cannot be deleted now is among the leftovers.
+        with contextlib.suppress(OSError):
+            if entry.is_symlink() or not entry.is_dir():
+                entry.unlink(missing_ok=True)
+            else:
+                waiting += _take_apart(entry, trash)
+                entry.rmdir()
     return tuple(trash.rglob("*"))
+
+
+def _take_apart(directory: Path, trash: Path) -> list[Path]:
+    """Delete the files of a directory and move its directories up into ``trash``; gives those.
+
+    Level by level: a job can nest directories deeper than recursion goes and than paths may be long. Names are used
+    relative to the open directory, so that a link that appears meanwhile is not followed.
+    """
+    moved: list[Path] = []
+    _allow(directory)
+    fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+    try:
+        with os.scandir(fd) as found:
+            entries = list(found)
+        for entry in entries:
+            with contextlib.suppress(OSError):
+                if entry.is_dir(follow_symlinks=False):
+                    _allow(directory / entry.name)  # Without write permission a directory cannot be moved either.
+                    place = trash / uuid.uuid4().hex
+                    os.rename(entry.name, place, src_dir_fd=fd)
+                    moved.append(place)
+                else:
+                    os.unlink(entry.name, dir_fd=fd)
+    finally:
+        os.close(fd)
+    return moved
 
 
 def _allow(path: Path) -> None:

@@ -6,10 +6,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
 
+from contract.base import MAX_PATH_BYTES
 from contract.work import MAX_ARTIFACT_PATHS_BYTES, MAX_ARTIFACTS, ArtifactsAnswer, DeclaredArtifact, WorkItem
 from gpu_client.checkpoints.errors import BadDirectory, MissingOutput
 from gpu_client.checkpoints.hashing import hash_files
-from gpu_client.checkpoints.tree import files_of, inside
+from gpu_client.checkpoints.tree import files_of, inside, require_storable
 from gpu_client.transport.cancel import CancelEvent
 from gpu_client.transport.errors import UnexpectedAnswer, UrlExpired
 from gpu_client.transport.transfer import Progress, Transfer, Upload
@@ -33,7 +34,7 @@ def collect_outputs(output_dir: Path, outputs: Sequence[str]) -> dict[str, Path]
     """The files of the declared outputs by path below `output_dir`; an output that is a directory stands for its files.
 
     Raises MissingOutput naming all that do not exist (an empty directory counts as missing), BadDirectory for links
-    that lead outside and for more files than a job may declare.
+    that lead outside, and for more or larger files or longer paths than a job may declare.
     """
     root = output_dir.resolve()
     files: dict[str, Path] = {}
@@ -62,6 +63,7 @@ def collect_outputs(output_dir: Path, outputs: Sequence[str]) -> dict[str, Path]
         raise BadDirectory(
             f"the paths of the outputs have {size_bytes} bytes; at most {MAX_ARTIFACT_PATHS_BYTES} are allowed"
         )
+    require_storable(files, max_path_bytes=MAX_PATH_BYTES)
     return dict(sorted(files.items()))
 
 

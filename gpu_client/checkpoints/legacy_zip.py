@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import errno
+import lzma
 import stat
+import struct
 import zipfile
 import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from contract.base import path_problem
 from gpu_client.transport.cancel import CancelEvent, stop_if_set
-from gpu_client.transport.errors import DiskFull, UnsafePath
+from gpu_client.transport.errors import DiskFull, TransferError, UnsafePath, disk_full
 from gpu_client.transport.files import CHUNK_BYTES, StagedFile, local_errors, safe_destination
 
 MAX_ENTRIES = 10_000
@@ -36,9 +41,11 @@ def unpack(
     (damaged, encrypted, paths or links that lead outside, too large for anybody), DiskFull (too large for this machine,
     which has `available_bytes`), TransferCanceled.
     """
-    try:
-        with local_errors(f"opening {archive.name}"):
-            opened = zipfile.ZipFile(archive)
+    with local_errors(f"opening {archive.name}"):
+        stream = archive.open("rb")
+    with stream:
+        with _damage(archive.name):
+            opened = zipfile.ZipFile(stream)
         with opened:
             entries = _checked_entries(opened, max_bytes=max_bytes, max_entries=max_entries)
             total_bytes = sum(entry.file_size for entry in entries)
@@ -46,10 +53,24 @@ def unpack(
                 raise DiskFull(f"{archive.name} unpacks to {total_bytes} bytes; {available_bytes} can be used")
             for entry in entries:
                 _unpack_one(opened, entry, directory, cancel)
-    except (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, ValueError, UnsafePath) as error:
-        # zipfile reports damage by all of these
-        raise BadZip(f"{archive.name}: {error}") from error
     return total_bytes
+
+
+@contextmanager
+def _damage(name: str) -> Iterator[None]:
+    """Turn what Python's zip reader and decompressors raise for damaged bytes into BadZip. Nothing else runs in here.
+
+    They say it in many ways: an offset that leads nowhere and broken bzip2 data are OSErrors without and with EINVAL, a
+    bad time stamp is a ValueError, a version from the future a NotImplementedError.
+    """
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in (None, errno.EINVAL):
+            raise disk_full(error, name) or TransferError(f"reading {name}: {error.strerror}") from error
+        raise BadZip(f"{name}: {error}") from error
+    except (zipfile.BadZipFile, zlib.error, lzma.LZMAError, EOFError, RuntimeError, ValueError, struct.error) as error:
+        raise BadZip(f"{name}: {error}") from error
 
 
 def _checked_entries(archive: zipfile.ZipFile, *, max_bytes: int, max_entries: int) -> list[zipfile.ZipInfo]:
@@ -79,16 +100,26 @@ def _checked_entries(archive: zipfile.ZipFile, *, max_bytes: int, max_entries: i
 
 
 def _unpack_one(archive: zipfile.ZipFile, entry: zipfile.ZipInfo, directory: Path, cancel: CancelEvent | None) -> None:
-    destination = safe_destination(directory, entry.orig_filename)
+    name = ascii(entry.orig_filename[:80])
+    try:
+        destination = safe_destination(directory, entry.orig_filename)
+    except UnsafePath as error:
+        raise BadZip(str(error)) from error
     left_bytes = entry.file_size
-    with archive.open(entry) as packed, StagedFile(destination, fsync=True) as file:
-        while piece := packed.read(CHUNK_BYTES):
+    with _damage(name):
+        packed = archive.open(entry)
+    with packed, StagedFile(destination, fsync=True) as file:
+        while True:
+            with _damage(name):
+                piece = packed.read(CHUNK_BYTES)
+            if not piece:
+                break
             if cancel is not None:
                 stop_if_set(cancel)
             left_bytes -= len(piece)
             if left_bytes < 0:
-                raise BadZip(f"{entry.orig_filename[:80]!r} unpacks to more than it says")
+                raise BadZip(f"{name} unpacks to more than it says")
             file.write(memoryview(piece))
         if left_bytes:
-            raise BadZip(f"{entry.orig_filename[:80]!r} unpacks to less than it says")
+            raise BadZip(f"{name} unpacks to less than it says")
         file.commit()

@@ -9,11 +9,12 @@ from typing import Literal
 
 from pydantic import ValidationError
 
+from contract.base import MAX_PATH_BYTES
 from contract.checkpoints import MAX_MANIFEST_FILES, CheckpointRef, Manifest, ManifestFile
 from gpu_client.checkpoints.errors import BadDirectory
 from gpu_client.checkpoints.hashing import digest_bytes, hash_files
 from gpu_client.checkpoints.metrics import usable_metrics
-from gpu_client.checkpoints.tree import files_of
+from gpu_client.checkpoints.tree import files_of, require_storable
 from gpu_client.transport.cancel import CancelEvent
 
 MAX_MANIFEST_BYTES = 16 * 1024 * 1024
@@ -55,6 +56,7 @@ def build_manifest(
     paths = files_of(directory)
     if not 1 <= len(paths) <= MAX_MANIFEST_FILES:
         raise BadDirectory(f"{directory} has {len(paths)} files; a checkpoint has 1 to {MAX_MANIFEST_FILES}")
+    require_storable(paths, max_path_bytes=MAX_PATH_BYTES)
     digests = hash_files(paths, cancel=cancel)
     try:
         files = [

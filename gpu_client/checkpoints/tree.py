@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import logging
 import os
+from collections.abc import Mapping
 from pathlib import Path
 
-from contract.base import path_problem
+from contract.base import MAX_OBJECT_BYTES, path_problem
 from gpu_client.checkpoints.errors import BadDirectory
 
 logger = logging.getLogger(__name__)
@@ -52,6 +53,22 @@ def _collect(root: Path, directory: Path, prefix: str, found: dict[str, Path], *
             found[relative] = path
         else:
             raise BadDirectory(f"{relative!r} is neither a file nor a directory")
+
+
+def require_storable(files: Mapping[str, Path], *, max_path_bytes: int) -> None:
+    """Raise BadDirectory if a path or a file (by relative path) is larger than what can be stored. Reads no bytes."""
+    for relative, path in files.items():
+        problem = path_problem(relative, max_bytes=max_path_bytes)
+        if problem:
+            raise BadDirectory(f"{relative[:80]!a} {problem}")
+        try:
+            size_bytes = path.stat().st_size
+        except OSError as error:
+            raise BadDirectory(f"cannot read {relative!r}: {error.strerror}") from error
+        if size_bytes > MAX_OBJECT_BYTES:
+            raise BadDirectory(
+                f"{relative!r} has {size_bytes} bytes; at most {MAX_OBJECT_BYTES} are allowed in one file"
+            )
 
 
 def inside(root: Path, path: Path, relative: str) -> Path:

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from contract.base import MAX_STEP
+from contract.base import MAX_PATH_BYTES, MAX_STEP
 from gpu_client.checkpoints.metrics import usable_metrics
 
 _log = logging.getLogger(__name__)
@@ -72,7 +72,8 @@ class _Candidate:
 
 
 class CheckpointWatcher:
-    """Call ``poll`` about once a second, from one thread. Every directory is reported once.
+    """Call ``poll`` about once a second, from one thread. Every directory is reported once,
+    unless it is to be looked at again.
 
     ``clock``: monotonic seconds. ``open_for_writing``: the files that the trainer's processes have open for writing;
     asked only when a directory looks complete.
@@ -100,6 +101,10 @@ class CheckpointWatcher:
         """Never report this directory as it is now: the agent put it there itself (a restored checkpoint)."""
         self._reported[path.name] = path.lstat().st_ino
 
+    def look_again(self, checkpoint: ReadyCheckpoint) -> None:
+        """It could not be taken over as it was found: report it once more when it is complete."""
+        self._reported.pop(checkpoint.path.name, None)
+
     def poll(self) -> list[ReadyCheckpoint]:
         """The checkpoints that have become complete since the last call, by step. While the trainer runs."""
         return self._look(self._is_settled)
@@ -124,9 +129,11 @@ class CheckpointWatcher:
                 continue
             found = self._examine(name, step, inode, is_complete)
             if found:
-                self._reported[name] = inode
-                self._candidates.pop(name, None)
                 ready.append(found)
+        # Only now: if looking at one directory failed, those found before it are found again.
+        for found in ready:
+            self._reported[found.path.name] = present[found.path.name][1]
+            self._candidates.pop(found.path.name, None)
         return sorted(ready, key=lambda checkpoint: checkpoint.step)
 
     def _directories(self) -> dict[str, tuple[int, int]]:
@@ -210,11 +217,13 @@ def list_files(directory: Path) -> tuple[FileSeen, ...]:
     while waiting:
         with os.scandir(waiting.pop()) as entries:
             for entry in entries:
+                relative = Path(entry.path).relative_to(directory).as_posix()
                 if entry.is_dir(follow_symlinks=False):
+                    if len(os.fsencode(relative)) > MAX_PATH_BYTES:
+                        raise OSError(errno.ENAMETOOLONG, f"a path longer than {MAX_PATH_BYTES} bytes cannot be stored")
                     waiting.append(Path(entry.path))
                     continue
                 info = entry.stat(follow_symlinks=False)
-                relative = Path(entry.path).relative_to(directory).as_posix()
                 files.append(FileSeen(relative, info.st_size, info.st_mtime_ns))
     return tuple(sorted(files, key=lambda file: file.path))
 

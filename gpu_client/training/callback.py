@@ -91,4 +91,9 @@ class BatonCallback(TrainerCallback):  # type: ignore[misc]  # transformers is n
 
 
 def _numbers(logs: dict[str, Any] | None) -> dict[str, float]:
-    return {name: value for name, value in (logs or {}).items() if isinstance(value, int | float) and name != "step"}
+    """What can be reported: `step` and `total` are the report's own."""
+    return {
+        name: value
+        for name, value in (logs or {}).items()
+        if isinstance(value, int | float) and name not in ("step", "total")
+    }

@@ -211,10 +211,14 @@ class Channel:
             try:
                 plain = value.item() if hasattr(value, "item") else value  # tensors and numpy scalars
                 number: float = int(plain) if isinstance(plain, int) else float(plain)  # type: ignore[arg-type]
+                finite = math.isfinite(number)
             except (TypeError, ValueError, RuntimeError):
                 self._warn_once(f"metric {name!r} is not a number ({type(value).__name__}): left out")
                 continue
-            if math.isfinite(number):
+            except OverflowError:
+                self._warn_once(f"metric {name!r} is beyond what a float can hold: left out of reports while it is")
+                continue
+            if finite:
                 clean[name] = number
             else:
                 self._warn_once(f"metric {name!r} became {number}: left out of reports while it is")
@@ -237,8 +241,9 @@ class Channel:
         return _encode(body | {"metrics": {}})
 
     def _flush_held(self) -> None:
-        if self._held is not None:
-            self._offer_progress(*self._held)
+        held = self._held
+        if held is not None:
+            self._offer_progress(*held)
 
     def _enqueue(self, message: _Message) -> None:
         with self._lock:

@@ -22,6 +22,7 @@ import logging
 import os
 import shutil
 from collections.abc import Callable, Mapping
+from operator import index
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -127,10 +128,12 @@ class Session:
     def report(self, step: int, total: int, **metrics: object) -> None:
         """Say how far training is: `step` of `total` done, with numbers (tensors of one element are welcome).
 
-        Cheap enough for every step: at most one report per 0.2 s is read and sent.
+        Cheap enough for every step: at most one report per 0.2 s is read and sent. numpy's and torch's whole numbers
+        are steps too. Raises SessionError for a fraction.
         """
         # Kept as they are until the next report: reading (or detaching) each would cost more than all the rest, and
         # once backward() has run, a loss holds no activations.
+        step, total = _whole("step", step), _whole("total", total)
         self._last_report = (step, metrics)
         self._channel.report(step, total, metrics)
 
@@ -172,6 +175,7 @@ class Session:
 
         Either the whole directory exists afterwards or nothing of it. Raises CheckpointWriteError.
         """
+        step = _whole("step", step)
         final = commit.checkpoint_path(self.output_dir, step)
         self._directives.starting_checkpoint()
         if self._last_committed != step:
@@ -192,6 +196,7 @@ class Session:
 
         It is not resumed by `resume` but by that library.
         """
+        step = _whole("step", step)
         final = commit.checkpoint_path(self.output_dir, step)
         self._directives.starting_checkpoint()
         self._last_committed = step
@@ -325,6 +330,14 @@ class Session:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+def _whole(name: str, value: int) -> int:
+    """`value` as Python's own whole number: what JSON and file names are made of."""
+    try:
+        return index(value)
+    except TypeError as error:
+        raise SessionError(f"{name} is {value!r}", "Pass a whole number") from error
 
 
 def _names(named: Mapping[str, object]) -> str:

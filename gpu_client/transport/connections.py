@@ -131,10 +131,13 @@ def _split(url: str) -> tuple[_Origin, str]:
     try:
         parts = urlsplit(url)
         port = parts.port
-    except ValueError as error:
-        raise TransferError(f"not a URL: {url[:80]!r}") from error
+    except ValueError:  # its text may hold the query
+        raise TransferError(f"not a URL: {url.partition('?')[0][:80]!r}") from None
     if parts.scheme not in ("http", "https") or not parts.hostname:
         raise TransferError(f"not an http(s) URL: {without_query(url)[:200]!r}")
+    if any(not "\x21" <= char <= "\x7e" for char in url):
+        # http.client would say so too, quoting all of it
+        raise TransferError(f"not a URL, for it has a character that is not encoded: {without_query(url)[:200]!r}")
     target = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
     return (parts.scheme, parts.hostname, port), target
 

@@ -44,6 +44,8 @@ class ApiError(BatonError):
     """The control plane refused. `code` is stable (`contract.errors.ErrorCode`, or `http_<status>` for other bodies).
 
     `after_retry` is true if an earlier try of the same call went unanswered: it may have been carried out then.
+    `foreign` is true if it was not our API that refused but something in between: a proxy, a firewall, a gateway being
+    deployed. That may pass, and says nothing about the request.
     """
 
     def __init__(
@@ -55,6 +57,7 @@ class ApiError(BatonError):
         field: str | None = None,
         request_id: str = "",
         after_retry: bool = False,
+        foreign: bool = False,
     ) -> None:
         self.code = code
         self.status = status
@@ -62,6 +65,7 @@ class ApiError(BatonError):
         self.field = field
         self.request_id = request_id
         self.after_retry = after_retry
+        self.foreign = foreign
         place = f" (field {field})" if field else ""
         reference = f" [request {request_id}]" if request_id else ""
         super().__init__(f"{code}: {message}{place}{reference}")

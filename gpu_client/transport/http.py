@@ -27,7 +27,7 @@ from urllib3.exceptions import HTTPError
 
 from contract.errors import ErrorBody, ErrorCode
 from gpu_client.transport.errors import ApiError, UnexpectedAnswer, Unreachable, api_error_class, without_query
-from gpu_client.transport.retry import Failure, RetryPolicy, parse_retry_after, retry_delay_s
+from gpu_client.transport.retry import RETRIED_STATUSES, Failure, RetryPolicy, parse_retry_after, retry_delay_s
 from gpu_client.transport.stats import CallStats
 from gpu_client.transport.tls import shared_tls
 
@@ -198,7 +198,7 @@ class HttpClient:
     def _final(
         self, call: Call, failure: Failure, error: ApiError | None, *, tries: int, elapsed_s: float, unanswered: bool
     ) -> Exception:
-        if error is not None and error.status < 500 and error.status != 429:
+        if error is not None and error.status < 500 and error.status not in RETRIED_STATUSES:
             self.stats.refused(error.code)
             error.after_retry = unanswered
             return error
@@ -254,7 +254,7 @@ def parse_error(status: int, body: bytes) -> ApiError:
     except ValidationError:
         code = _PLAIN_CODES[status].value if status in _PLAIN_CODES else f"http_{status}"
         message = _plain_message(data) or _snippet(body) or "no explanation"
-        return api_error_class(code, status)(code=code, status=status, message=message)
+        return api_error_class(code, status)(code=code, status=status, message=message, foreign=True)
     return api_error_class(detail.code, status)(
         code=detail.code,
         status=status,
@@ -297,8 +297,12 @@ def _with_budget(policy: RetryPolicy, budget_s: float) -> RetryPolicy:
 
 
 def _checked_url(url: str) -> str:
-    parts = urlsplit(url.strip())
-    if parts.scheme not in ("http", "https") or not parts.hostname or parts.query or parts.fragment or parts.username:
+    try:
+        parts = urlsplit(url.strip())
+        usable = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
+    except ValueError:  # brackets without an address in them, a port that is none
+        usable = False
+    if not usable or parts.query or parts.fragment or parts.username:
         raise ValueError("the API's URL must look like https://host or https://host/stage")
     return url.strip().rstrip("/")
 

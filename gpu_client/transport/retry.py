@@ -1,7 +1,7 @@
 """When a call or a transfer is tried again, and how long to wait first: one pure function.
 
-After stripe-python's `_should_retry`: the server's own word first, then a short list of statuses, then capped
-exponential backoff, here with full jitter so that a fleet does not come back in step.
+After stripe-python's `_should_retry`: a short list of statuses, capped exponential backoff (here with full jitter, so
+that a fleet does not come back in step), and never sooner than the server says.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from email.utils import parsedate_to_datetime
 
 from contract.errors import ErrorCode
 
-RETRIED_STATUSES = frozenset({429, 500, 502, 503, 504})
-"""The server says: not now. Everything else of 400 and above is about the request itself."""
+RETRIED_STATUSES = frozenset({408, 425, 429, 500, 502, 503, 504})
+"""The server, or something in between, says: not now. The rest of 400 and above is about the request itself."""
 
 RETRIED_CODES = frozenset({ErrorCode.CONFLICT.value})
 """Somebody else changed the same item at the same moment: repeating is the remedy."""
@@ -49,10 +49,10 @@ def retry_delay_s(
     """
     if not _may_pass(failure) or tries >= policy.max_tries or not (repeatable or failure.status == 429):
         return None
+    delay_s = draw * min(policy.max_delay_s, policy.first_delay_s * 2.0 ** min(tries - 1, 30))
     if failure.retry_after_s is not None:
-        delay_s = failure.retry_after_s
-    else:
-        delay_s = draw * min(policy.max_delay_s, policy.first_delay_s * 2.0 ** min(tries - 1, 30))
+        # At least: a server that says "at once" is not asked ten times without a pause.
+        delay_s = max(delay_s, failure.retry_after_s)
     return delay_s if elapsed_s + delay_s <= policy.budget_s else None
 
 
@@ -69,7 +69,7 @@ def parse_retry_after(value: str | None, *, date: str | None) -> float | None:
         return None
     try:
         return max(0.0, float(int(value.strip())))
-    except ValueError:
+    except (ValueError, OverflowError):
         pass
     until, now = _instant(value), _instant(date or "")
     return max(0.0, (until - now).total_seconds()) if until and now else None
@@ -78,6 +78,6 @@ def parse_retry_after(value: str | None, *, date: str | None) -> float | None:
 def _instant(text: str) -> datetime | None:
     try:
         instant = parsedate_to_datetime(text)
-    except ValueError:
+    except (ValueError, OverflowError):
         return None
     return instant if instant.tzinfo else instant.replace(tzinfo=UTC)

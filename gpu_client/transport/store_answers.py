@@ -37,7 +37,7 @@ def judge_refusal(refused: RefusedRequest) -> Failure | TransferError:
     code, message = _code_and_message(refused.body)
     said = f"{status} {code or ''} {message or ''}".strip()
     retry_after_s = parse_retry_after(refused.retry_after, date=refused.date)
-    passing = status in RETRIED_STATUSES or status == 408 or code in _PASSING_CODES
+    passing = status in RETRIED_STATUSES or code in _PASSING_CODES
     if passing or (status == 409 and method == "PUT"):
         # 409 on a create-only PUT: another upload of the same object was under way
         return Failure(reason=said, status=503, code=code, retry_after_s=retry_after_s)
@@ -69,5 +69,5 @@ def _ran_out(url: str, date: str | None) -> bool:
         signed_at = datetime.strptime(query["X-Amz-Date"][0], "%Y%m%dT%H%M%SZ").replace(tzinfo=UTC)
         life = timedelta(seconds=int(query["X-Amz-Expires"][0]))
         return date is not None and parsedate_to_datetime(date) >= signed_at + life
-    except (KeyError, ValueError, TypeError):
-        return False  # not an AWS-style URL, or a Date without a zone
+    except (KeyError, ValueError, TypeError, OverflowError):
+        return False  # not an AWS-style URL, or a Date without a zone, or numbers beyond all bounds

@@ -35,8 +35,9 @@ class WorkerCalls(ApiCalls):
         """A job with its lease, or None if there is none for this worker.
 
         If an answer gets lost, the job it carried waits until its lease ends: that is an interruption, not a loss.
+        Tried once: a second try would claim a second job, and whoever asks for work asks again anyway.
         """
-        answer = self._send("claim", "GET", "/work", query=query, headers=_LEASE_AWARE)
+        answer = self._send("claim", "GET", "/work", query=query, headers=_LEASE_AWARE, repeatable=False)
         items = read_answer("claim", answer, list[WorkItem])
         return items[0] if items else None
 

@@ -7,6 +7,7 @@ from typing import Any
 
 from contract.work import Directive, HeartbeatAnswer, HeartbeatRequest, WorkItem
 from gpu_client.transport.errors import ApiError, api_error_class
+from gpu_client.transport.http import parse_error
 
 JOB_ID = "146683a1-cb76-4702-9fef-fcccd32594f1"
 TOKEN = "the-lease-token-of-this-attempt"
@@ -65,6 +66,11 @@ def make_answer(directive: Directive = Directive.CONTINUE, **fields: Any) -> Hea
 def refusal(code: str, status: int = 409) -> ApiError:
     """The control plane's refusal with this code."""
     return api_error_class(code, status)(code=code, status=status, message=f"refused: {code}")
+
+
+def foreign(status: int) -> ApiError:
+    """A refusal by something between us and the control plane: a proxy, a firewall, a gateway being deployed."""
+    return parse_error(status, b"<html>no</html>")
 
 
 class Heart:

@@ -25,6 +25,8 @@ def environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         ("BATON_API_URL", "http://user@host", "BATON_API_URL, BATON_API_KEY: the API's URL must look like"),
         ("BATON_API_KEY", "has a blank", "BATON_API_URL, BATON_API_KEY: the API key"),
         ("BATON_GPUS", "many", "BATON_GPUS: "),
+        ("BATON_API_URL", "http://host:port", "BATON_API_URL, BATON_API_KEY: the API's URL must look like"),
+        ("BATON_WORKSPACE", "~nosuchuser/baton", "BATON_WORKSPACE: "),
     ],
 )
 def test_bad_settings(
@@ -36,6 +38,18 @@ def test_bad_settings(
     assert said.startswith(says)
     assert "Traceback" not in said
     assert "verysecret" not in said
+
+
+def test_a_user_without_a_home(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """Containers run as numbers that have no entry in /etc/passwd: the default workspace was a traceback."""
+
+    def nowhere(_path: Path) -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.delenv("BATON_WORKSPACE")
+    monkeypatch.setattr(Path, "expanduser", nowhere)
+    assert program.main() == program.EXIT_BAD_SETTINGS
+    assert capsys.readouterr().err.startswith("BATON_WORKSPACE: ")
 
 
 def test_a_workspace_that_cannot_be_used(

@@ -22,7 +22,7 @@ from gpu_client.transport.errors import (
     Unreachable,
     UrlExpired,
 )
-from tests.unit.agent.agent_kit import refusal
+from tests.unit.agent.agent_kit import foreign, refusal
 
 PATIENCE_S = 20
 
@@ -129,6 +129,9 @@ def test_nothing_is_tried_without_proof(bench: Bench) -> None:
         DiskFull("no space"),
         BatonError("any other"),
         OSError(5, "Input/output error"),
+        refusal("conflict"),
+        foreign(403),
+        foreign(404),
     ],
     ids=lambda error: type(error).__name__,
 )

@@ -11,7 +11,7 @@ import pytest
 
 from contract.jobs import FailureClass
 from contract.work import Directive
-from gpu_client.agent import job_run
+from gpu_client.agent import harvest, job_run
 from gpu_client.agent.conditions import Condition
 from gpu_client.agent.failures import ExitStatus
 from gpu_client.agent.last_word import Outcome
@@ -19,16 +19,18 @@ from gpu_client.agent.signals import StopLevel
 from gpu_client.agent.workspace import DiskFullError, WorkspaceError
 from gpu_client.checkpoints.errors import BadDirectory, RestoreFailed
 from gpu_client.checkpoints.restore import Restored
+from gpu_client.transport.cancel import CancelEvent
 from gpu_client.transport.errors import (
     ChecksumMismatch,
     DiskFull,
     ObjectMissing,
+    TransferCanceled,
     TransferError,
     UnexpectedAnswer,
     Unreachable,
     UnsafePath,
 )
-from tests.unit.agent.agent_kit import make_answer, refusal
+from tests.unit.agent.agent_kit import foreign, make_answer, refusal
 from tests.unit.agent.job_kit import CLEAN, SIGTERMED, Stage, Trainer, exited
 
 
@@ -63,7 +65,7 @@ def test_a_clean_end_is_complete_with_its_outputs_progress_and_log(stage: Stage)
     assert stage.run(outputs=["model.bin"]) is Outcome.COMPLETE
     request = stage.last_word()
     assert (request.step, request.metrics) == (10, {"loss": 0.5})
-    assert stage.phases == ["fetching", "restoring", "training", "uploading"]
+    assert stage.phases == ["restoring", "fetching", "training", "uploading"]
     assert stage.client.kinds() == ["inputs", "commit", "logs", "complete"], "the log ends before the attempt does"
     assert stage.trainer.stops == [0], "only to be sure"
 
@@ -125,6 +127,27 @@ def test_a_last_checkpoint_is_committed_before_a_failure_is_reported(stage: Stag
     assert stage.client.kinds().index("commit") < stage.client.kinds().index("fail")
 
 
+def test_a_last_checkpoint_is_committed_before_missing_outputs_are_reported(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was thrown away: with its outputs' names corrected, the job went back to an older one."""
+
+    def slowly(*arguments: object, cancel: CancelEvent, **_: object) -> str:
+        if cancel.wait(0.3):
+            raise TransferCanceled("closed")
+        stage.committed.append(7)
+        return "ok"
+
+    def act(trainer: Trainer, _looks: int) -> None:
+        checkpoint(trainer, 7)
+        trainer.ends(CLEAN)
+
+    monkeypatch.setattr(harvest, "commit_checkpoint", slowly)
+    stage.act = act
+    assert stage.run(outputs=["model.bin"]) is Outcome.FAILED
+    assert stage.committed == [7]
+
+
 def test_no_progress_for_too_long_is_a_failure(stage: Stage) -> None:
     stage.act = lambda _trainer, _looks: None
     assert stage.run(no_progress_timeout_s=0) is Outcome.FAILED
@@ -153,6 +176,8 @@ def test_no_progress_for_too_long_is_a_failure(stage: Stage) -> None:
         (BadDirectory("a link"), FailureClass.MISSING_OUTPUT),
         (refusal("invalid_value", 422), FailureClass.BAD_INPUT),
         (refusal("conflict"), FailureClass.BAD_INPUT),
+        (foreign(403), FailureClass.TRANSFER_FAILED),
+        (WorkspaceError("a name that is no text: /w/\udcff"), FailureClass.NODE_FAULT),
         (KeyError("a bug of ours"), FailureClass.NODE_FAULT),
     ],
     ids=lambda value: type(value).__name__ if isinstance(value, Exception) else value.value,
@@ -236,6 +261,14 @@ def test_a_restored_checkpoint_is_resumed_from_and_not_committed_again(stage: St
     assert stage.committed == [6]
 
 
+def test_the_checkpoint_comes_before_the_inputs(stage: Stage) -> None:
+    """Its URL, from the claim, lives for 15 minutes: inputs that took longer failed every resumed attempt."""
+    fetched: list[bool] = []
+    stage.client.before["inputs"] = lambda: fetched.append(bool(stage.phases[-2:] == ["restoring", "fetching"]))
+    assert stage.run() is Outcome.COMPLETE
+    assert fetched == [True]
+
+
 # The report
 
 
@@ -263,7 +296,10 @@ def test_an_upload_is_tried_until_the_store_is_back(stage: Stage) -> None:
     stage.uploads = [Unreachable("the store"), Unreachable("the store"), None]
     assert stage.run() is Outcome.COMPLETE
     stage.client.said.clear()
-    stage.uploads = [TransferError("403")]
+    stage.uploads = [TransferError("403 of a proxy")] * (job_run.COMPLETE_TRIES - 1)
+    assert stage.run() is Outcome.COMPLETE, "hours of training are not given up for one refusal"
+    stage.client.said.clear()
+    stage.uploads = [TransferError("403")] * job_run.COMPLETE_TRIES
     assert stage.run() is Outcome.FAILED
     assert "complete" not in stage.client.kinds()
     assert stage.last_word().failure_class is FailureClass.TRANSFER_FAILED
@@ -284,7 +320,7 @@ def test_a_report_that_comes_too_late(stage: Stage, kind: str, code: str, outcom
     assert not {"complete", "fail", "release"} & set(stage.client.kinds())
 
 
-@pytest.mark.parametrize("code", ["conflict", "invalid_value", "key_revoked", "illegal_transition"])
+@pytest.mark.parametrize("code", ["invalid_value", "key_revoked", "illegal_transition"])
 def test_a_failure_that_is_refused_does_not_end_the_agent(stage: Stage, code: str) -> None:
     stage.act = lambda trainer, _: trainer.ends(exited(1))
     stage.client.trouble["fail"] = [refusal(code, 422)] * 3

@@ -13,7 +13,7 @@ from contract.work import Directive, HeartbeatRequest
 from gpu_client.agent import lease as lease_module
 from gpu_client.agent.lease import PROVEN_SHARE, RETRY_MIN_S, LeaseKeeper, Lost
 from gpu_client.transport.errors import UnexpectedAnswer, Unreachable
-from tests.unit.agent.agent_kit import Clock, Heart, make_answer, make_item, refusal
+from tests.unit.agent.agent_kit import Clock, Heart, foreign, make_answer, make_item, refusal
 
 
 class Notes:
@@ -126,6 +126,7 @@ def test_unreachable_for_ten_heartbeats_and_back() -> None:
         refusal("http_404", 404),
         refusal("not_found", 404),
         refusal("http_403", 403),
+        foreign(401),
         refusal("conflict"),
         refusal("invalid_value", 422),
     ],
@@ -201,6 +202,9 @@ def test_an_absurd_interval_does_not_make_it_spin() -> None:
     assert keeper.beat()
     assert keeper.next_pause_s() >= RETRY_MIN_S * 0.9
     assert not proven(keeper)
+    keeper, _ = make_keeper(Heart(make_answer(heartbeat_interval_s=10**12)))
+    assert keeper.beat()
+    assert keeper.next_pause_s() <= 3600, "more than a thread can wait for would end the thread"
 
 
 def test_a_report_that_cannot_be_made_does_not_cost_the_heartbeat() -> None:

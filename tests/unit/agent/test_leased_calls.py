@@ -7,9 +7,17 @@ from typing import Any
 import pytest
 
 from gpu_client.agent.lease import LeaseKeeper
-from gpu_client.agent.leased_calls import CALL_BUDGET_S, HURRIED_BUDGET_S, MAX_UNEXPECTED, LeasedCalls
+from gpu_client.agent.leased_calls import (
+    CALL_BUDGET_S,
+    HURRIED_BUDGET_S,
+    MAX_FOREIGN,
+    MAX_PAUSE_S,
+    MAX_UNEXPECTED,
+    LeasedCalls,
+    pause_s,
+)
 from gpu_client.transport.errors import ApiError, LeaseLost, TransferCanceled, UnexpectedAnswer, Unreachable
-from tests.unit.agent.agent_kit import Clock, Heart, make_item, refusal
+from tests.unit.agent.agent_kit import Clock, Heart, foreign, make_item, refusal
 
 
 class Client:
@@ -111,3 +119,25 @@ def test_answers_that_are_never_understood_are_raised() -> None:
     with pytest.raises(UnexpectedAnswer):
         ask(make(client, Heart()))
     assert len(client.calls) == MAX_UNEXPECTED
+
+
+@pytest.mark.parametrize("status", [400, 401, 403, 404, 413])
+def test_a_refusal_by_something_in_between_is_waited_for_but_not_for_ever(status: int) -> None:
+    """A proxy's 403 during `complete` failed jobs whose training was done, and blamed the job."""
+    client = Client(*[foreign(status)] * (MAX_FOREIGN - 1), "page")
+    assert ask(make(client, Heart())) == "page"
+    client = Client(foreign(status))
+    with pytest.raises(ApiError):
+        ask(make(client, Heart()))
+    assert len(client.calls) == MAX_FOREIGN
+
+
+def test_a_conflict_is_tried_again() -> None:
+    """Its remedy says so; after the client's own tries it was final, and failed the job."""
+    client = Client(*[refusal("conflict")] * 3, "page")
+    assert ask(make(client, Heart())) == "page"
+
+
+def test_pauses_grow_to_a_maximum() -> None:
+    assert [pause_s(2.0, times) for times in range(6)] == [2, 4, 8, 16, MAX_PAUSE_S, MAX_PAUSE_S]
+    assert pause_s(2.0, 10_000) == MAX_PAUSE_S

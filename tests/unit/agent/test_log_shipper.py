@@ -8,10 +8,10 @@ from collections.abc import Callable
 import pytest
 
 from contract.work import LogChunk
-from gpu_client.agent.log_shipper import MAX_FAREWELL_CHUNKS, MAX_LINES, LogShipper
-from gpu_client.agent.trainer_output import LogSpool
+from gpu_client.agent.log_shipper import MAX_CALLS, MAX_FAREWELL_CALLS, MAX_LINES, MAX_SHIP_S, LogShipper
+from gpu_client.agent.trainer_output import LogSpool, TrainerOutput
 from gpu_client.transport.errors import Unreachable
-from tests.unit.agent.agent_kit import refusal
+from tests.unit.agent.agent_kit import Clock, refusal
 
 NEVER_S = 3600.0
 
@@ -79,7 +79,7 @@ def test_what_could_not_be_sent_is_sent_later_under_the_same_numbers() -> None:
     assert api.lines() == {0: "a", 1: "b"}
 
 
-def test_a_chunk_cut_in_the_middle_is_sent_again_whole() -> None:
+def test_after_a_failure_only_what_was_not_taken_is_sent_again() -> None:
     api = Api()
     spool = LogSpool()
     for number in range(MAX_LINES + 1):
@@ -98,7 +98,7 @@ def test_a_chunk_cut_in_the_middle_is_sent_again_whole() -> None:
     shipper.flush()
     shipper.flush()
     shipper.close()
-    assert tried == [0, MAX_LINES, 0, MAX_LINES]
+    assert tried == [0, MAX_LINES, MAX_LINES]
 
 
 def test_what_is_refused_for_good_does_not_block_what_follows() -> None:
@@ -119,10 +119,58 @@ def test_lines_that_were_dropped_are_told_of() -> None:
     assert sum(chunk.dropped_bytes for chunk in api.sent) == spool.dropped_total_bytes > 0
 
 
+def test_the_last_lines_go_also_after_the_end_of_the_thread() -> None:
+    """An attempt whose outputs are missing is reported when its training, and what watched it, is closed already."""
+    spool, api = LogSpool(), Api()
+    shipper = LogShipper(spool, api, every_s=NEVER_S)
+    spool.append("a")
+    shipper.close()
+    shipper.flush()
+    assert api.lines() == {0: "a"}
+
+
 def test_a_flood_does_not_hold_up_the_end() -> None:
     spool = LogSpool(chunk_bytes=2)
     api = shipped(Api(), lines(*(str(number % 10) for number in range(100))), spool)
-    assert len(api.sent) == MAX_FAREWELL_CHUNKS
+    assert len(api.sent) == MAX_FAREWELL_CALLS
+
+
+def test_short_lines_do_not_make_a_storm_of_calls() -> None:
+    """A chunk of empty lines was 131 calls, four chunks went every five seconds: a Lambda bill for printing nothing."""
+    spool, api = LogSpool(), Api()
+    lines(*[""] * 1_000_000)(spool)
+    shipper = LogShipper(spool, api, every_s=NEVER_S)
+    shipper._ship(max_calls=MAX_CALLS)
+    assert len(api.sent) == MAX_CALLS
+    shipper.flush()
+    assert len(api.sent) == MAX_CALLS + MAX_FAREWELL_CALLS
+    shipper.close()
+    assert set(api.lines()) == set(range((MAX_CALLS + MAX_FAREWELL_CALLS) * MAX_LINES))
+
+
+def test_a_slow_control_plane_does_not_hold_up_the_end() -> None:
+    """Up to 2,620 calls came before the report: with half a second each, 20 minutes after a SIGTERM."""
+    spool, clock, sent = LogSpool(), Clock(), []
+
+    def send(chunk: LogChunk) -> None:
+        clock.now += 5
+        sent.append(chunk)
+
+    lines(*[""] * 100_000)(spool)
+    shipper = LogShipper(spool, send, every_s=NEVER_S, clock=clock)
+    shipper.flush()
+    shipper.close()
+    assert len(sent) == MAX_SHIP_S / 5
+
+
+def test_a_line_that_is_cut_says_so() -> None:
+    """The note that the assembler makes was cut off itself."""
+    output = TrainerOutput()
+    output.feed(b"x" * 5000 + b"\n")
+    api = shipped(Api(), lambda _: None, output.spool)
+    (line,) = api.lines().values()
+    assert line.endswith(" characters cut]")
+    assert 3900 < len(line) <= 4000
 
 
 @pytest.mark.parametrize("error", [RuntimeError("a bug"), Unreachable("down")], ids=str)

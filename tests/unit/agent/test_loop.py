@@ -12,10 +12,12 @@ from typing import Any
 
 import pytest
 
+from contract.jobs import FailureClass
 from contract.work import ReleaseRequest, WorkItem, WorkQuery
 from gpu_client.agent import loop
+from gpu_client.agent.failures import Failure
 from gpu_client.agent.last_word import Outcome
-from gpu_client.agent.loop import EXIT_DONE, EXIT_KEY_REFUSED, Agent
+from gpu_client.agent.loop import EXIT_DONE, EXIT_KEY_REFUSED, FAULT_PAUSE_MAX_S, Agent
 from gpu_client.agent.settings import AgentSettings
 from gpu_client.agent.signals import StopRequest
 from gpu_client.agent.workspace import Workspace
@@ -82,15 +84,22 @@ class Desk:
         self.stop = Stop(self.clock)
         self.client = Client()
         self.runs: list[tuple[WorkItem, float]] = []
+        self.failures: list[FailureClass | None] = []
         desk = self
 
         class Run:
             def __init__(self, item: WorkItem, *, claimed_at: float, **_: object) -> None:
                 desk.runs.append((item, claimed_at))
 
+            failure: Failure | None = None
+
             def run(self) -> Outcome:
                 desk.clock.now += 500
-                return Outcome.COMPLETE
+                kind = desk.failures.pop(0) if desk.failures else None
+                if kind is None:
+                    return Outcome.COMPLETE
+                self.failure = Failure(kind, "why")
+                return Outcome.FAILED
 
         monkeypatch.setattr(loop, "JobRun", Run)
 
@@ -139,6 +148,18 @@ def test_it_backs_off_while_there_is_nothing_and_begins_anew_after_a_job(desk: D
     assert len(desk.stop.pauses) == 6
     assert max(desk.stop.pauses[:5]) > 1
     assert desk.stop.pauses[5] <= 1
+
+
+def test_a_machine_that_fails_one_job_after_another_asks_for_them_ever_more_slowly(desk: Desk) -> None:
+    """A full disk or a broken driver failed every job of a queue within minutes, and used up all their budgets."""
+    bad, jobs = FailureClass.NODE_FAULT, FailureClass.SCRIPT_ERROR
+    desk.failures = [bad, jobs, bad, bad, FailureClass.DISK_FULL, FailureClass.TRANSFER_FAILED, *[bad] * 8, None, bad]
+    desk.client.answers = [make_item() for _ in desk.failures]
+    desk.stop.end_after = 12
+    desk.agent(poll_max_s=1.0).run()
+    assert [pause for pause in desk.stop.pauses if pause > 1] == [20, 40, 80, 160, 320, *[FAULT_PAUSE_MAX_S] * 6], (
+        "one fault may be the job's after all; a job that succeeds proves the machine"
+    )
 
 
 def test_the_lease_counts_from_before_the_claim_was_sent(desk: Desk) -> None:

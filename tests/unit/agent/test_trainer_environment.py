@@ -11,9 +11,7 @@ from gpu_client.agent.workspace import JobDirectories
 from tests.unit.agent.agent_kit import JOB_ID, make_item
 
 ROOT = Path("/w/jobs/x.3")
-DIRECTORIES = JobDirectories(
-    ROOT, ROOT / "data", ROOT / "output", ROOT / "restore", ROOT / "staging", ROOT / "params.json"
-)
+DIRECTORIES = JobDirectories(ROOT, ROOT / "data", ROOT / "output", ROOT / "staging", ROOT / "params.json")
 BASE = {
     "PATH": "/usr/bin",
     "HOME": "/root",

@@ -5,6 +5,7 @@ import json
 import os
 import shutil
 import stat
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -18,7 +19,7 @@ JOB = "146683a1-cb76-4702-9fef-fcccd32594f1"
 def test_the_layout_of_an_attempt(tmp_path: Path) -> None:
     with Workspace.open(tmp_path / "new" / "root", "a") as space:
         job = space.prepare(JOB, 3)
-        for directory in (job.data, job.output, job.restore, job.staging):
+        for directory in (job.data, job.output, job.staging):
             assert directory.is_dir()
             assert not list(directory.iterdir())
             assert directory.is_relative_to(space.slot)
@@ -164,7 +165,11 @@ def test_what_cannot_be_removed_is_told_and_is_not_in_the_way(tmp_path: Path, mo
     with Workspace.open(tmp_path, "a") as space:
         stubborn = space.prepare(JOB, 1).data / "file"
         stubborn.write_text("x")
-        monkeypatch.setattr(shutil, "rmtree", lambda *_args, **_kwargs: None)
+
+        def refuse(*_args: object, **_kwargs: object) -> None:
+            raise PermissionError(errno.EPERM, "Operation not permitted")
+
+        monkeypatch.setattr(os, "unlink", refuse)
         leftovers = space.purge()
         assert any(path.name == "file" for path in leftovers)
         assert list(space.prepare(JOB, 1).data.iterdir()) == []
@@ -216,3 +221,26 @@ def test_all_slots_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr(module, "MAX_SLOTS", 1)
     with Workspace.open(tmp_path, "a"), pytest.raises(WorkspaceError, match="all 1 slots"):
         Workspace.open(tmp_path, "b")
+
+
+def test_no_depth_of_directories_is_too_deep_to_remove(tmp_path: Path) -> None:
+    """A job that left a thousand directories within each other ended every agent that ever started there again."""
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    (outside / "kept").write_text("x")
+    with Workspace.open(tmp_path, "a") as space:
+        job = space.prepare("job-1", 1)
+        here = os.open(job.output, os.O_RDONLY)
+        for _ in range(3000):  # its path is longer than the system takes
+            os.mkdir("d", dir_fd=here)
+            os.symlink(outside, "link", dir_fd=here)
+            below = os.open("d", os.O_RDONLY, dir_fd=here)
+            os.close(here)
+            here = below
+        os.close(here)
+        try:
+            assert space.purge() == ()
+            assert list((space.slot / "trash").iterdir()) == []
+        finally:
+            subprocess.run(["rm", "-rf", str(space.slot)], check=True)  # or pytest fails over it as well
+    assert (outside / "kept").read_text() == "x"

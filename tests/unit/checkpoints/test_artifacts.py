@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from contract.base import MAX_OBJECT_BYTES
+from gpu_client.checkpoints import artifacts
 from gpu_client.checkpoints.artifacts import MissingOutput, collect_outputs, upload_artifacts
 from gpu_client.checkpoints.errors import BadDirectory
 from gpu_client.transport.digests import digest_bytes
@@ -117,3 +119,23 @@ def test_a_file_that_vanishes(cloud: FakeCloud, transfer: Transfer, output: Path
     (output / "model.bin").unlink()
     with pytest.raises(FileChanged):
         upload_artifacts(cloud, transfer, cloud.item(), files)
+
+
+def test_an_output_too_large_for_one_put_is_the_jobs_failure_and_is_not_hashed_first(
+    output: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was an error in the agent, blamed on the machine: the job was trained again on one machine after another."""
+    with (output / "huge").open("wb") as file:
+        file.truncate(MAX_OBJECT_BYTES + 1)  # sparse
+    monkeypatch.setattr(artifacts, "hash_files", lambda *_, **__: pytest.fail("hashed"))
+    with pytest.raises(BadDirectory, match="'huge' has 5368709121 bytes; at most 5368709120"):
+        collect_outputs(output, ["huge"])
+
+
+def test_an_output_whose_path_is_too_long_is_the_jobs_failure(output: Path) -> None:
+    parts = ["x" * 200] * 4
+    place = output.joinpath("deep", *parts)
+    place.parent.mkdir(parents=True)
+    place.write_text("x")
+    with pytest.raises(BadDirectory, match="has 808 bytes; 1 to 800 are allowed"):
+        collect_outputs(output, ["deep"])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import shutil
 import stat
 import struct
 import threading
@@ -12,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from gpu_client.checkpoints import legacy_zip
 from gpu_client.checkpoints.legacy_zip import BadZip, unpack
 from gpu_client.transport.errors import DiskFull, TransferCanceled
 
@@ -144,3 +146,46 @@ def test_canceled(archive: Path, out: Path) -> None:
     with pytest.raises(TransferCanceled):
         unpack(archive, out, cancel=cancel)
     assert not list(out.rglob("a"))
+
+
+@pytest.mark.parametrize("method", [zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED, zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA])
+def test_damage_is_damage_whatever_the_method(archive: Path, out: Path, method: int) -> None:
+    """Python's bz2 says OSError and its lzma an error of its own: both passed for a faulty machine, everywhere."""
+    data = bytes(range(256)) * 20
+    write(archive, ("a", data), method=method)
+    packed = archive.read_bytes()
+    raised = 0
+    for where in range(40, len(packed) - 10, max(1, len(packed) // 100)):
+        damaged = bytearray(packed)
+        damaged[where] ^= 0x55
+        archive.write_bytes(damaged)
+        shutil.rmtree(out, ignore_errors=True)
+        try:
+            unpack(archive, out)
+        except BadZip:
+            raised += 1
+        else:
+            assert [path.read_bytes() for path in out.rglob("*") if path.is_file()] == [data]
+    assert raised > 10
+
+
+def test_an_offset_that_leads_nowhere_is_damage(archive: Path, out: Path) -> None:
+    write(archive, ("a", b"a" * 100))
+    packed = bytearray(archive.read_bytes())
+    directory = packed.index(b"PK\x01\x02")
+    packed[directory + 42 : directory + 46] = b"\xff\xff\xff\x7f"  # where the file is said to begin
+    archive.write_bytes(packed)
+    with pytest.raises(BadZip):
+        unpack(archive, out)
+
+
+def test_a_bug_of_ours_is_not_taken_for_damage(archive: Path, out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It would be reported as such, and a sound checkpoint given up."""
+
+    def bug(*_: object, **__: object) -> Path:
+        raise ValueError("a bug")
+
+    write(archive, ("a", b"a"))
+    monkeypatch.setattr(legacy_zip, "safe_destination", bug)
+    with pytest.raises(ValueError, match="a bug"):
+        unpack(archive, out)

@@ -9,7 +9,9 @@ from pathlib import Path
 import pytest
 from blake3 import blake3
 
+from contract.base import MAX_OBJECT_BYTES
 from contract.checkpoints import CheckpointRef
+from gpu_client.checkpoints import manifest as module
 from gpu_client.checkpoints.errors import BadDirectory
 from gpu_client.checkpoints.manifest import BadManifest, LocalManifest, build_manifest, manifest_digest, read_manifest
 from gpu_client.transport.digests import digest_bytes
@@ -151,3 +153,13 @@ def test_paths_that_escape_or_clash_make_a_bad_manifest(directory: Path, path: s
 def test_garbage_is_a_bad_manifest(directory: Path, data: bytes) -> None:
     with pytest.raises(BadManifest):
         read_manifest(data, job_id=JOB_ID, ref=ref(build(directory), manifest_blake3=None))
+
+
+def test_a_file_too_large_for_one_put_is_refused_before_it_is_hashed(
+    directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with (directory / "huge").open("wb") as file:
+        file.truncate(MAX_OBJECT_BYTES + 1)  # sparse
+    monkeypatch.setattr(module, "hash_files", lambda *_, **__: pytest.fail("hashed"))
+    with pytest.raises(BadDirectory, match="'huge' has 5368709121 bytes; at most 5368709120"):
+        build(directory)

@@ -10,6 +10,7 @@ import pytest
 
 from gpu_client.checkpoints import watch
 from gpu_client.checkpoints.watch import CheckpointWatcher, ReadyCheckpoint, StageError, stage
+from gpu_client.training import commit
 
 STABLE_S = 5.0
 
@@ -454,3 +455,20 @@ def test_links_inside_the_output_directory_become_files(scene: Scene, tmp_path: 
 def test_a_checkpoint_may_be_staged_twice(scene: Scene, tmp_path: Path) -> None:
     found = found_in(scene)
     assert stage(found, tmp_path / "staging") != stage(found, tmp_path / "staging")
+
+
+def test_a_tree_too_deep_for_any_manifest_is_not_a_checkpoint(scene: Scene) -> None:
+    """A thousand directories within each other ended the attempt: Python's recursion has an end."""
+    directory = scene.session("checkpoint-20", step=20)
+    directory.joinpath(*["d" * 200] * 4).mkdir(parents=True)
+    scene.session("checkpoint-30", step=30)
+    assert scene.poll() == [30]
+
+
+def test_the_agent_reads_the_marker_that_the_session_writes() -> None:
+    """Neither may import the other: the names are written down twice."""
+    assert (watch.MARKER, watch.MARKER_FORMAT, watch.MARKER_MAX_BYTES) == (
+        commit.MARKER,
+        commit.FORMAT,
+        commit.MARKER_MAX_BYTES,
+    )

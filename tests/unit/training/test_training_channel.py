@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 import time
+from fractions import Fraction
 
 import pytest
 from listening_agent import ListeningAgent
@@ -189,6 +190,13 @@ def test_metrics_that_are_no_finite_numbers_are_left_out_and_named_once(caplog: 
         clean = channel.clean_metrics({"a": 1, "b": True, "nan": math.nan, "inf": -math.inf, "text": "x", "none": None})
         assert clean == {"a": 1, "b": 1}
     assert len(caplog.records) == 4
+
+
+def test_numbers_beyond_all_bounds_do_not_end_the_training(caplog: pytest.LogCaptureFixture) -> None:
+    channel = Channel(None, Received())
+    odd = {"huge": 10**400, "fraction": Fraction(10**400), "digits": 10**5000, "fine": 10**300}
+    assert channel.clean_metrics(odd) == {"fine": 10**300}
+    assert len(caplog.records) == 3
 
 
 def test_metrics_too_big_for_a_line_are_dropped_but_the_step_is_sent() -> None:

@@ -161,6 +161,21 @@ def test_a_checkpoint_tells_the_agent_after_it_is_complete(start: Callable[..., 
         ]
 
 
+def test_steps_may_be_numpys_or_torchs_whole_numbers(start: Callable[..., Session]) -> None:
+    """They worked without an agent and ended the training under one."""
+    with ListeningAgent() as agent:
+        session = start(agent)
+        session.report(np.int64(5), torch.tensor(10), loss=1.0)  # type: ignore[arg-type]
+        path = session.checkpoint(np.int64(5), counter=Counter(1))  # type: ignore[arg-type]
+        assert agent.wait_for("checkpoint")[0]["step"] == 5
+        assert agent.wait_for("progress")[0] | {"metrics": {}} == {
+            "type": "progress", "step": 5, "total": 10, "metrics": {},
+        }  # fmt: skip
+        assert json.loads((path / "baton.json").read_text())["step"] == 5
+    with pytest.raises(SessionError, match=r"total is 10\.5"):
+        start(resume=True).report(5, 10.5)  # type: ignore[arg-type]
+
+
 def test_old_checkpoints_go_foreign_ones_stay(start: Callable[..., Session]) -> None:
     session = start(keep_last=2)
     (session.output_dir / "checkpoint-1").mkdir()  # a foreign script's

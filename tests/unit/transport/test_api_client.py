@@ -40,7 +40,7 @@ from gpu_client.transport.errors import (
 from gpu_client.transport.http import HttpClient
 from gpu_client.transport.objects import files_below
 from gpu_client.transport.transfer import Transfer
-from tests.unit.transport.scripted_server import Handler, ScriptedServer, reply, reset
+from tests.unit.transport.scripted_server import Act, Handler, ScriptedServer, reply, reset
 
 ID = "146683a1-cb76-4702-9fef-fcccd32594f1"
 JOB = {
@@ -177,6 +177,14 @@ class TestWorker:
         assert (item.id, item.epoch, item.lease_token) == (ID, 2, "t-1")
         assert server.seen[1].headers["x-lease-aware"] == "1"
         assert query_of(server) == {"queue": "q", "gpu_model": "RTX 4090", "vram_gib": "24.0"}
+
+    @pytest.mark.parametrize("trouble", [reset, reply(503)])
+    def test_a_claim_is_tried_once(self, server: ScriptedServer, client: BatonClient, trouble: Act) -> None:
+        """A lost answer carried a job: a second try took another. And an agent could not leave between the tries."""
+        server.script("GET", "/work", trouble, reply(200, [WORK]))
+        with pytest.raises(Unreachable):
+            client.claim(WorkQuery())
+        assert len(server.seen) == 1
 
     def test_every_write_carries_the_lease(self, server: ScriptedServer, client: BatonClient) -> None:
         manifest = Manifest(

@@ -9,7 +9,15 @@ from pathlib import Path
 
 import pytest
 
-from gpu_client.transport.errors import Conflict, InvalidRequest, LeaseLost, Unauthorized, UnexpectedAnswer, Unreachable
+from gpu_client.transport.errors import (
+    ApiError,
+    Conflict,
+    InvalidRequest,
+    LeaseLost,
+    Unauthorized,
+    UnexpectedAnswer,
+    Unreachable,
+)
 from gpu_client.transport.http import Call, HttpClient
 from gpu_client.transport.retry import RetryPolicy
 from tests.unit.transport.scripted_server import ScriptedServer, reply, reset, truncated
@@ -71,6 +79,28 @@ def test_posts_are_retried_on_server_errors(
     assert time.slept == [0.5, 1.0]
     assert client.stats.requests == {"complete": 3}
     assert client.stats.retries == {"complete": 2}
+
+
+def test_a_timeout_that_something_in_between_answers_with_is_no_refusal(
+    server: ScriptedServer, client: HttpClient, time: Time
+) -> None:
+    """A load balancer's 408 failed the job, as if the job were wrong."""
+    server.script("POST", "/complete", reply(408, b"<html>Request Timeout</html>"), OK)
+    assert client.call(POST).data == {"status": "ok"}
+    server.routes["POST", "/complete"] = reply(408)
+    with pytest.raises(Unreachable):
+        client.call(POST)
+
+
+def test_an_answer_that_is_not_our_apis_says_so(server: ScriptedServer, client: HttpClient) -> None:
+    server.script("POST", "/complete", reply(403, b"<html>Forbidden</html>"))
+    with pytest.raises(ApiError) as caught:
+        client.call(POST)
+    assert caught.value.foreign
+    server.script("POST", "/complete", reply(409, {"error": {"code": "lease_lost", "message": "gone"}}))
+    with pytest.raises(ApiError) as caught:
+        client.call(POST)
+    assert not caught.value.foreign
 
 
 def test_a_failing_call_is_never_repeated_without_a_pause(
@@ -244,7 +274,20 @@ def test_invalid_values_name_the_field(server: ScriptedServer, client: HttpClien
     assert caught.value.field == "policy.max_failures"
 
 
-@pytest.mark.parametrize("url", ["", "example.org", "ftp://x", "https://", "https://h?x=1", "https://me:pw@h"])
+@pytest.mark.parametrize(
+    "url",
+    [
+        "",
+        "example.org",
+        "ftp://x",
+        "https://",
+        "https://h?x=1",
+        "https://me:pw@h",
+        "http://h:port",
+        "http://h:99999",
+        "http://[::1",
+    ],
+)
 def test_what_is_no_url_is_refused(url: str) -> None:
     with pytest.raises(ValueError, match="URL"):
         HttpClient(url, KEY)

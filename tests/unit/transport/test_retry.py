@@ -13,7 +13,7 @@ def delay(failure: Failure, *, tries: int = 1, elapsed_s: float = 0, draw: float
     return retry_delay_s(POLICY, failure, tries=tries, elapsed_s=elapsed_s, draw=draw, repeatable=repeatable)
 
 
-@pytest.mark.parametrize("status", [None, 429, 500, 502, 503, 504])
+@pytest.mark.parametrize("status", [None, 408, 425, 429, 500, 502, 503, 504])
 def test_what_may_pass_is_tried_again(status: int | None) -> None:
     assert delay(Failure(reason="", status=status)) == 0.5
 
@@ -43,6 +43,10 @@ def test_the_servers_word_wins_over_backoff_and_cap() -> None:
     assert delay(Failure(reason="", status=503, retry_after_s=17), draw=0) == 17
 
 
+def test_a_server_that_says_at_once_is_not_asked_without_a_pause() -> None:
+    assert [delay(Failure(reason="", status=503, retry_after_s=0), tries=tries) for tries in (1, 2, 3)] == [0.5, 1, 2]
+
+
 def test_a_wait_beyond_the_budget_is_not_begun() -> None:
     assert delay(Failure(reason="", status=503, retry_after_s=61)) is None
     assert delay(Failure(reason=""), elapsed_s=59.8) is None
@@ -68,6 +72,21 @@ def test_retry_after_as_a_date_is_measured_on_the_servers_clock() -> None:
     assert parse_retry_after("Fri, 20 Nov 2026 20:00:30 GMT", date=None) is None
 
 
-@pytest.mark.parametrize("value", [None, "", "soon", "1.5.2"])
+@pytest.mark.parametrize(
+    "value",
+    [
+        None,
+        "",
+        "soon",
+        "1.5.2",
+        "9" * 400,
+        "9" * 5000,
+        "Mon, 01 Jan 99999999999999999999 00:00:00 GMT",
+        "Mon, 01 Jan 2026 00:00:00 +99999999999999999999",
+        "Mon, 31 Feb 2026 00:00:00 GMT",
+    ],
+)
 def test_unusable_retry_after_is_ignored(value: str | None) -> None:
+    """Numbers beyond all bounds ended the agent: they raise OverflowError, which is no ValueError."""
     assert parse_retry_after(value, date=None) is None
+    assert parse_retry_after(value, date="Fri, 20 Nov 2026 20:00:00 GMT") is None

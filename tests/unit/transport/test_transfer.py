@@ -526,6 +526,25 @@ def test_what_is_no_url_is_refused(transfer: Transfer, root: Path) -> None:
             transfer.download([Download(name="o", url=url, root=root, path="o")])
 
 
+@pytest.mark.parametrize(
+    "url",
+    [
+        "http://127.0.0.1/a b?X-Amz-Signature=abc",
+        "http://127.0.0.1/\n?X-Amz-Signature=abc",
+        "http://127.0.0.1/schlüssel?X-Amz-Signature=abc",
+        "http://h:x/?X-Amz-Signature=abc",
+    ],
+)
+def test_a_url_that_cannot_be_sent_is_refused_without_its_signature(
+    transfer: Transfer, root: Path, url: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """http.client quotes such a target in its error, which was logged at each of eight tries."""
+    caplog.set_level(logging.DEBUG)
+    with pytest.raises(TransferError) as caught:
+        transfer.download([Download(name="o", url=url, root=root, path="o")])
+    assert "abc" not in caplog.text + str(caught.value)
+
+
 def test_signatures_are_not_logged(
     server: ScriptedServer, transfer: Transfer, root: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
