@@ -59,5 +59,5 @@ constraints: $(VENV)/.ready ## recompute the pinned versions
 	$(BIN)/uv pip compile --quiet --universal --python-version 3.11 --no-annotate --no-header \
 	  --output-file functions/local/emulator.txt $(CONSTRAINTS_FLAGS) functions/local/emulator.in
 
-clean: ## remove environments and everything generated
-	rm -rf $(VENV) $(EMULATOR) .mypy_cache .ruff_cache .pytest_cache .hypothesis demo-report bench-report
+clean: ## remove environments and everything generated; what `make local` keeps stays
+	rm -rf $(VENV) $(EMULATOR) .mypy_cache .ruff_cache .pytest_cache .hypothesis demo-report bench-report baton.egg-info

@@ -80,10 +80,11 @@ RelativePath = Annotated[
     AfterValidator(_checked_relative_path),
     Field(min_length=1, max_length=MAX_PATH_BYTES, description="Path inside a directory, '/'-separated, no '..'"),
 ]
+JOB_ID_PATTERN = r"^[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}$"
 JobId = Annotated[
     str,
     Field(
-        pattern=r"^[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}$",
+        pattern=JOB_ID_PATTERN,
         description="Job id, a lower-case UUID",
         examples=["146683a1-cb76-4702-9fef-fcccd32594f1"],
     ),
@@ -98,7 +99,6 @@ Crc64 = Annotated[
     str,
     Field(pattern=r"^[A-Za-z0-9+/]{10}[AEIMQUYcgkosw048]=$", description="CRC-64/NVME, big-endian, base64"),
 ]
-ShortText = Annotated[str, Field(max_length=256)]
 Identity = Annotated[str, Field(max_length=128, pattern=r"^[\x21-\x7e]*$", description="Provider-given id")]
 MetricName = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_./-]{0,63}$")]
 MetricValue = Annotated[float, Field(allow_inf_nan=False)]

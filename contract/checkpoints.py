@@ -29,7 +29,8 @@ MAX_MISSING_PER_ANSWER = 1000
 class ManifestFile(WireModel):
     """One file of a checkpoint; its bytes are the blob named by `blake3`.
 
-    Example: `{"path": "model.safetensors", "size_bytes": 1024, "blake3": "<64 hex>", "crc64nvme": "UvieJR3alJI="}`
+    Example: `{"path": "model.safetensors", "size_bytes": 1024,
+    "blake3": "af1349b9f5f9a1a6a0404dea36dcc9499bcb25c9adc112b7cc9a93cae41f3262", "crc64nvme": "UvieJR3alJI="}`
     """
 
     path: RelativePath
@@ -41,9 +42,10 @@ class ManifestFile(WireModel):
 class Manifest(WireModel):
     """What a checkpoint consists of. Stored as `manifests/<step>-<epoch>.json`; never changes.
 
-    Example: `{"version": 1, "job_id": "146683a1-...", "step": 100, "epoch": 2, "files": [{"path": "model.safetensors",
-    "size_bytes": 1024, "blake3": "<64 hex>", "crc64nvme": "UvieJR3alJI="}], "metrics": {"loss": 0.4},
-    "created_by": "session"}`
+    Example: `{"version": 1, "job_id": "146683a1-cb76-4702-9fef-fcccd32594f1", "step": 100, "epoch": 2,
+    "files": [{"path": "model.safetensors", "size_bytes": 1024,
+    "blake3": "af1349b9f5f9a1a6a0404dea36dcc9499bcb25c9adc112b7cc9a93cae41f3262", "crc64nvme": "UvieJR3alJI="}],
+    "metrics": {"loss": 0.4}, "created_by": "session"}`
     """
 
     version: Literal[1] = MANIFEST_VERSION
@@ -157,7 +159,8 @@ class CheckpointPage(AnswerModel):
 class BlobUrlsRequest(WireModel):
     """Body of `POST /job/{id}/checkpoints/{step}/urls`: which blobs of a committed checkpoint to fetch.
 
-    Example: `{"blake3": ["<64 hex>"]}`; empty means the first thousand of them.
+    Example: `{"blake3": ["af1349b9f5f9a1a6a0404dea36dcc9499bcb25c9adc112b7cc9a93cae41f3262"]}`.
+    Without digests the first thousand are meant.
     """
 
     blake3: Annotated[list[Blake3], Field(max_length=MAX_MISSING_PER_ANSWER)] = []

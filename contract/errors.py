@@ -47,6 +47,7 @@ class ErrorCode(StrEnum):
     JOB_NOT_FOUND = "job_not_found"
     CHECKPOINT_NOT_FOUND = "checkpoint_not_found"
     OBJECT_NOT_FOUND = "object_not_found"
+    KEY_NOT_FOUND = "key_not_found"
     UNKNOWN_BUCKET = "unknown_bucket"
     # The state of the job
     JOB_NOT_RUNNING = "job_not_running"
@@ -93,7 +94,8 @@ ERRORS: dict[ErrorCode, ErrorInfo] = {
     ErrorCode.INVALID_KEY: ErrorInfo(
         422,
         "An object key or path cannot be used.",
-        "Use 1 to 900 bytes of UTF-8, '/'-separated, without empty, '.' or '..' parts or control characters.",
+        "Use another one: up to 900 bytes of UTF-8 (a path inside a directory 800), '/'-separated, without empty, "
+        "'.' or '..' parts, backslashes or control characters.",
     ),
     ErrorCode.INVALID_CURSOR: ErrorInfo(
         422, "The cursor was not issued for this list.", "Start again without a cursor."
@@ -103,7 +105,9 @@ ERRORS: dict[ErrorCode, ErrorInfo] = {
         "The request is larger than allowed.",
         "Send large data as objects through an upload, not in the body.",
     ),
-    ErrorCode.UNKNOWN_RECIPE: ErrorInfo(422, "No recipe has this name and version.", "Use one of the named recipes."),
+    ErrorCode.UNKNOWN_RECIPE: ErrorInfo(
+        422, "No recipe has this name and version.", "Use one of those named in the message."
+    ),
     ErrorCode.IDEMPOTENCY_MISMATCH: ErrorInfo(
         409,
         "This Idempotency-Key was used with another body.",
@@ -130,6 +134,7 @@ ERRORS: dict[ErrorCode, ErrorInfo] = {
         404, "The job has no such checkpoint.", "List its checkpoints and choose one of them."
     ),
     ErrorCode.OBJECT_NOT_FOUND: ErrorInfo(404, "No such object.", "Check bucket and key."),
+    ErrorCode.KEY_NOT_FOUND: ErrorInfo(404, "No such API key.", "List those of your tenant with GET /keys."),
     ErrorCode.UNKNOWN_BUCKET: ErrorInfo(404, "No such bucket.", "Use 'training-data' or 'training-checkpoints'."),
     ErrorCode.JOB_NOT_RUNNING: ErrorInfo(400, "The job is not running.", "Stop working on it; ask for work again."),
     ErrorCode.JOB_CANCELED: ErrorInfo(409, "The job was canceled.", "Stop working on it; ask for work again."),

@@ -26,7 +26,6 @@ class EventType(StrEnum):
     ATTEMPT_RELEASED = "attempt.released"
     CHECKPOINT_COMMITTED = "checkpoint.committed"
     CHECKPOINT_DAMAGED = "checkpoint.damaged"
-    CHECKPOINT_DELETED = "checkpoint.deleted"
 
 
 class EventView(AnswerModel):

@@ -9,8 +9,10 @@ from typing import Annotated, Literal, Self
 from pydantic import ConfigDict, Field, field_validator, model_validator
 
 from contract.base import (
+    MAX_KEY_BYTES,
     MAX_PARAMETERS_BYTES,
     MAX_PARAMETERS_DEPTH,
+    MAX_STEP,
     AnswerModel,
     Epoch,
     EpochSeconds,
@@ -76,6 +78,21 @@ class FailureClass(StrEnum):
         return self in (FailureClass.DISK_FULL, FailureClass.NODE_FAULT, FailureClass.TRANSFER_FAILED)
 
 
+class ReasonCode(StrEnum):
+    """Why the control plane moved a job or ended an attempt."""
+
+    LEASE_EXPIRED = "lease_expired"
+    NOT_HANDED_OUT = "not_handed_out"
+    CANCELED_BY_USER = "canceled_by_user"
+    PAUSED_BY_USER = "paused_by_user"
+    DEADLINE = "deadline"
+    MAX_RUNTIME = "max_runtime"
+    FAILURE_CAP = "failure_cap"
+    NODE_FAULT_CAP = "node_fault_cap"
+    INTERRUPTION_CAP = "interruption_cap"
+    FRUITLESS_INTERRUPTION_CAP = "fruitless_interruption_cap"
+
+
 class InputRef(WireModel):
     """Objects of the bucket `training-data` that the job reads.
 
@@ -84,7 +101,7 @@ class InputRef(WireModel):
     """
 
     prefix: KeyPrefix
-    into: Annotated[str, Field(max_length=900)] = ""
+    into: Annotated[str, Field(max_length=MAX_KEY_BYTES)] = ""
 
     @field_validator("into")
     @classmethod
@@ -111,7 +128,7 @@ class Retention(WireModel):
     """
 
     keep_last: Annotated[int, Field(ge=1, le=1000)] = 3
-    keep_every_steps: Annotated[int, Field(ge=1, le=10**12)] | None = None
+    keep_every_steps: Annotated[int, Field(ge=1, le=MAX_STEP)] | None = None
     keep_best_metric: MetricName | None = None
     keep_best_mode: Literal["min", "max"] = "min"
 
@@ -259,7 +276,9 @@ class BatchSubmit(WireModel):
 class Reason(AnswerModel):
     """Why something happened. Example: `{"code": "lease_expired", "message": "no heartbeat for 92 s"}`"""
 
-    code: str
+    code: Annotated[
+        str, Field(description="A ReasonCode, a FailureClass, or the word with which a worker released the job")
+    ]
     message: str = ""
 
 

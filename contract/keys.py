@@ -10,7 +10,7 @@ from pydantic import Field
 from contract.base import AnswerModel, EpochSeconds, WireModel
 
 KEY_PREFIX = "baton"
-TenantName = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9-]{0,31}$", examples=["default"])]
+KEY_ID_PATTERN = r"^[a-z0-9]{8,32}$"
 
 
 class Scope(StrEnum):
@@ -30,7 +30,7 @@ class KeyCreate(WireModel):
     name: Annotated[str, Field(min_length=1, max_length=64)]
     scopes: Annotated[list[Scope], Field(min_length=1, max_length=3)]
     expires_in_s: Annotated[int, Field(ge=60, le=10 * 365 * 86_400)] | None = None
-    replaces: Annotated[str, Field(pattern=r"^[a-z0-9]{8,32}$")] | None = None
+    replaces: Annotated[str, Field(pattern=KEY_ID_PATTERN)] | None = None
     overlap_s: Annotated[int, Field(ge=0, le=30 * 86_400)] = 3600
 
 

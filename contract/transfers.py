@@ -8,8 +8,12 @@ from pydantic import ConfigDict, Field
 
 from contract.base import AnswerModel, Crc64, EpochSeconds, KeyPrefix, ObjectKey, SizeBytes, WireModel
 
+DATA_BUCKET = "training-data"
+CHECKPOINTS_BUCKET = "training-checkpoints"
+BUCKETS = (DATA_BUCKET, CHECKPOINTS_BUCKET)
+"""As the API names them; what they are called where they are stored is up to a deployment."""
+
 BucketName = Annotated[str, Field(min_length=1, max_length=64, examples=["training-data"])]
-TransferToken = Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]{16,128}$")]
 
 
 class TokenQuery(WireModel):
@@ -65,7 +69,8 @@ class UploadFile(WireModel):
 class UploadBatch(WireModel):
     """Body of `POST /uploads`: presigned PUTs for many files at once.
 
-    Example: `{"bucket": "training-data", "files": [{"key": "digits/3/0001.png", "size_bytes": 301, ...}]}`
+    Example: `{"bucket": "training-data", "files": [{"key": "digits/3/0001.png", "size_bytes": 301,
+    "crc64nvme": "UvieJR3alJI="}]}`
     """
 
     bucket: BucketName
@@ -93,7 +98,7 @@ class UploadTargets(AnswerModel):
 class ObjectQuery(WireModel):
     """Query of `GET /data`. Example: `?bucket=training-data&prefix=digits/&limit=1000`"""
 
-    bucket: BucketName = "training-data"
+    bucket: BucketName = DATA_BUCKET
     prefix: KeyPrefix = ""
     cursor: Annotated[str, Field(min_length=1, max_length=4096)] | None = None
     limit: Annotated[int, Field(ge=1, le=1000)] = 1000

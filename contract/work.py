@@ -108,7 +108,6 @@ class HeartbeatRequest(SaladIdentity):
     total_steps: Step | None = None
     metrics: Metrics | None = None
     phase: Annotated[str, Field(pattern=r"^[a-z_]{1,32}$")] | None = None
-    message: Annotated[str, Field(max_length=256)] | None = None
 
 
 class HeartbeatAnswer(AnswerModel):
@@ -128,7 +127,8 @@ class ProgressRequest(SaladIdentity):
     """Body of `POST /progress`: the original's "a checkpoint was uploaded to this key".
 
     Lease-aware workers commit checkpoints instead; here the object is registered if it is stored.
-    Example: `{"job_id": "146683a1-...", "bucket_name": "training-checkpoints", "key": "jobs/.../checkpoint-50.zip"}`
+    Example: `{"job_id": "146683a1-cb76-4702-9fef-fcccd32594f1", "bucket_name": "training-checkpoints",
+    "key": "jobs/146683a1-cb76-4702-9fef-fcccd32594f1/checkpoint-50.zip"}`
     """
 
     job_id: JobId
@@ -137,7 +137,11 @@ class ProgressRequest(SaladIdentity):
 
 
 class DeclaredArtifact(WireModel):
-    """An output that the worker says is stored. Example: `{"path": "model.safetensors", "size_bytes": 1024, ...}`"""
+    """An output that the worker says is stored.
+
+    Example: `{"path": "model.safetensors", "size_bytes": 1024, "crc64nvme": "UvieJR3alJI=",
+    "blake3": "af1349b9f5f9a1a6a0404dea36dcc9499bcb25c9adc112b7cc9a93cae41f3262"}`
+    """
 
     path: RelativePath
     size_bytes: SizeBytes
@@ -166,7 +170,8 @@ DeclaredArtifacts = Annotated[list[DeclaredArtifact], AfterValidator(_storable),
 class ArtifactsRequest(WireModel):
     """Body of `POST /job/{id}/artifacts`: what will be uploaded; the answer has URLs for what is missing.
 
-    Example: `{"artifacts": [{"path": "model.safetensors", "size_bytes": 1024, ...}]}`
+    Example: `{"artifacts": [{"path": "model.safetensors", "size_bytes": 1024, "crc64nvme": "UvieJR3alJI=",
+    "blake3": "af1349b9f5f9a1a6a0404dea36dcc9499bcb25c9adc112b7cc9a93cae41f3262"}]}`
     """
 
     artifacts: Annotated[DeclaredArtifacts, Field(min_length=1)]
@@ -179,7 +184,7 @@ class PresignedPut(AnswerModel):
     """
 
     name: str
-    """The path of the artifact, or the BLAKE3 digest of the blob."""
+    """The path of the artifact."""
     url: str
     headers: dict[str, str]
 
@@ -193,7 +198,9 @@ class ArtifactsAnswer(AnswerModel):
 class CompleteRequest(SaladIdentity):
     """Body of `POST /complete`: `artifacts` from lease-aware workers, `bucket_name` and `key` from the original's.
 
-    Example: `{"job_id": "146683a1-...", "artifacts": [{"path": "model.safetensors", ...}]}`
+    Example: `{"job_id": "146683a1-cb76-4702-9fef-fcccd32594f1", "artifacts": [
+    {"path": "model.safetensors", "size_bytes": 1024, "crc64nvme": "UvieJR3alJI=",
+    "blake3": "af1349b9f5f9a1a6a0404dea36dcc9499bcb25c9adc112b7cc9a93cae41f3262"}]}`
     """
 
     job_id: JobId
@@ -207,7 +214,8 @@ class CompleteRequest(SaladIdentity):
 class FailRequest(SaladIdentity):
     """Body of `POST /fail`.
 
-    Example: `{"job_id": "146683a1-...", "failure_class": "out_of_memory", "exit_code": 1, "log_tail": ["..."]}`
+    Example: `{"job_id": "146683a1-cb76-4702-9fef-fcccd32594f1", "failure_class": "out_of_memory", "exit_code": 1,
+    "log_tail": ["torch.OutOfMemoryError: CUDA out of memory."]}`
     """
 
     job_id: JobId
@@ -227,7 +235,7 @@ AGENT_CRASHED = "agent_crashed"
 class ReleaseRequest(SaladIdentity):
     """Body of `POST /release`: the worker is going away; hand the job to another one now.
 
-    Example: `{"job_id": "146683a1-...", "reason": "sigterm"}`
+    Example: `{"job_id": "146683a1-cb76-4702-9fef-fcccd32594f1", "reason": "sigterm"}`
     """
 
     job_id: JobId

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from contract.jobs import InputRef, JobState, JobSubmit, JobView, Policy, Retention
 from contract.keys import KeyCreate, Scope
+from contract.transfers import DATA_BUCKET
 from demo import digits
 from demo.failure import DemoError
 from demo.processes import Child, Household, Stack
@@ -23,7 +24,6 @@ BATCH_SIZE = 1024
 HIDDEN = 20
 LEARNING_RATE = 2e-3
 MODEL = "model.safetensors"
-DATA_BUCKET = "training-data"
 PREFIX = "digits/"
 
 

@@ -6,8 +6,6 @@
 from __future__ import annotations
 
 import json
-import random
-import uuid
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -19,8 +17,9 @@ from blake3 import blake3
 
 from contract.errors import ErrorCode
 from contract.keys import Scope
+from contract.transfers import BUCKETS, CHECKPOINTS_BUCKET, DATA_BUCKET
 from functions.api.authorizing import authorize
-from functions.api.context import BUCKETS, CHECKPOINTS, DATA, Context
+from functions.api.context import Context
 from functions.api.dispatch import dispatch
 from functions.api.keys import new_key
 from functions.api.routes import ROUTES, Route
@@ -36,14 +35,10 @@ from functions.local.events import (
     function_event,
     http_response,
 )
-from functions.storage.clients import dynamodb_client, s3_client
 from functions.storage.crc64 import crc64nvme
-from functions.storage.dynamo_jobs import DynamoJobStore
-from functions.storage.dynamo_leases import DynamoLeaseStore
-from functions.storage.dynamo_tokens import DynamoTokenStore
 from functions.storage.memory import MemoryCloud
-from functions.storage.s3_objects import S3ObjectStore
-from functions.storage.tables import create_tables
+from tests.clouds import Cloud, MinistackClients, memory_cloud
+from tests.fakes import FakeClock, SeededRandomness
 
 NOW = 1_790_000_000
 TENANT = "acme"
@@ -54,38 +49,6 @@ ALL_SCOPES = (Scope.SUBMIT, Scope.WORKER, Scope.ADMIN)
 _PATTERNS: list[tuple[Route, RoutePattern]] = sorted(
     ((route, RoutePattern.parse(route.path)) for route in ROUTES), key=lambda entry: entry[1].rank, reverse=True
 )
-
-
-class FakeClock:
-    """The server's clock, turned by hand."""
-
-    def __init__(self, now: int = NOW) -> None:
-        self.at = now
-
-    def now(self) -> int:
-        return self.at
-
-    def advance(self, seconds: int) -> None:
-        self.at += seconds
-
-
-class SeededRandomness:
-    """ports.Randomness, the same in every run."""
-
-    def __init__(self, seed: int) -> None:
-        self._random = random.Random(seed)
-
-    def token(self) -> str:
-        return self._random.randbytes(32).hex()
-
-    def job_id(self) -> str:
-        return str(uuid.UUID(bytes=self._random.randbytes(16), version=4))
-
-    def key_id(self) -> str:
-        return self._random.randbytes(10).hex()
-
-    def below(self, bound: int) -> int:
-        return self._random.randrange(bound)
 
 
 @dataclass(frozen=True)
@@ -162,14 +125,7 @@ class Api:
         sent = [(name, value) for name, value in (headers or {}).items()]
         incoming = HttpRequest(method, raw_path, raw_query, [("host", "api.test"), *sent], body, "203.0.113.7")
         path = decode_path(raw_path)
-        found = next(
-            (
-                (route, match)
-                for route, pattern in _PATTERNS
-                if route.method == method and (match := pattern.match(path)) is not None
-            ),
-            None,
-        )
+        found = _route_of(method, path)
         if found is None:
             return Answer(404, {}, json.dumps({"message": "Not Found"}))
         route, parameters = found
@@ -217,11 +173,8 @@ class Api:
         return self.call("POST", target, body, **more)
 
     def _usual_key(self, method: str, target: str) -> str:
-        path = decode_path(target.partition("?")[0])
-        for route, pattern in _PATTERNS:
-            if route.method == method and pattern.match(path) is not None:
-                return min(route.scopes, default=Scope.SUBMIT).value
-        return "submit"
+        found = _route_of(method, decode_path(target.partition("?")[0]))
+        return min(found[0].scopes if found else (), default=Scope.SUBMIT).value
 
     # The submitter's side
 
@@ -277,7 +230,7 @@ class Api:
         url = self.context.objects.presign_put(tenant, bucket, key, expires_s=60)
         assert self.send("PUT", url.url, url.headers, data).status == 200
 
-    def objects(self, bucket: str = CHECKPOINTS, prefix: str = "", tenant: str = TENANT) -> dict[str, bytes]:
+    def objects(self, bucket: str = CHECKPOINTS_BUCKET, prefix: str = "", tenant: str = TENANT) -> dict[str, bytes]:
         """Every stored object, by key."""
         keys = [entry.key for entry in self.context.objects.list(tenant, bucket, prefix, limit=1000).items]
         return {key: self.context.objects.read(tenant, bucket, key) or b"" for key in keys}
@@ -378,6 +331,14 @@ class Held:
         return self.post("/release", {"job_id": self.id, **more})
 
 
+def _route_of(method: str, path: str) -> tuple[Route, dict[str, str]] | None:
+    """The route that API Gateway would choose, and the parameters in the path."""
+    for route, pattern in _PATTERNS:
+        if route.method == method and (parameters := pattern.match(path)) is not None:
+            return route, parameters
+    return None
+
+
 def described(path: str, data: bytes) -> dict[str, Any]:
     """A file as manifests and declarations name it."""
     return {
@@ -393,39 +354,32 @@ def quoted(key: str) -> str:
     return quote(key, safe="/")
 
 
-def _api(stores: Mapping[str, Any], settings: Settings, seed: int, memory: MemoryCloud | None) -> Api:
-    clock = FakeClock()
-    context = Context(**stores, clock=clock, random=SeededRandomness(seed), settings=settings)
-    return Api(context, clock, memory)
-
-
 def memory_api(*, seed: int = 1, settings: Settings | None = None) -> Api:
     """On the twins in memory."""
-    cloud = MemoryCloud()
-    stores = {"jobs": cloud.jobs, "leases": cloud.leases, "tokens": cloud.tokens, "objects": cloud.objects}
-    return _api(stores, settings or Settings(), seed, cloud)
+    return _api(memory_cloud(), settings or Settings(), seed)
 
 
 def emulated_api(emulator: Emulator, *, seed: int = 1) -> Api:
     """On the emulated cloud, with tables and buckets of its own."""
-    prefix = f"t{uuid.uuid4().hex[:10]}-"
-    credentials = {"region_name": "us-east-1", "aws_access_key_id": "test", "aws_secret_access_key": "test"}
-    dynamodb = dynamodb_client(emulator.endpoint_url, **credentials)
-    s3 = s3_client(emulator.endpoint_url, **credentials)
-    create_tables(dynamodb, prefix)
-    buckets = {name: f"{prefix}{name}" for name in BUCKETS}
-    for bucket in buckets.values():
-        s3.create_bucket(Bucket=bucket)
-    stores = {
-        "jobs": DynamoJobStore(dynamodb, prefix),
-        "leases": DynamoLeaseStore(dynamodb, prefix),
-        "tokens": DynamoTokenStore(dynamodb, prefix),
-        "objects": S3ObjectStore(s3, s3, buckets),
-    }
+    cloud = MinistackClients.of(emulator).cloud()
     settings = Settings(
-        table_prefix=prefix,
-        data_bucket=buckets[DATA],
-        checkpoints_bucket=buckets[CHECKPOINTS],
+        table_prefix=cloud.prefix,
+        data_bucket=cloud.buckets[DATA_BUCKET],
+        checkpoints_bucket=cloud.buckets[CHECKPOINTS_BUCKET],
         s3_endpoint=emulator.endpoint_url,
     )
-    return _api(stores, settings, seed, None)
+    return _api(cloud, settings, seed)
+
+
+def _api(cloud: Cloud, settings: Settings, seed: int) -> Api:
+    clock = FakeClock(NOW)
+    context = Context(
+        jobs=cloud.jobs,
+        leases=cloud.leases,
+        tokens=cloud.tokens,
+        objects=cloud.objects,
+        clock=clock,
+        random=SeededRandomness(seed),
+        settings=settings,
+    )
+    return Api(context, clock, cloud.memory)

@@ -13,6 +13,9 @@ import pytest
 
 from functions.local.emulator import Emulator
 
+CREDENTIALS = {"region_name": "us-east-1", "aws_access_key_id": "test", "aws_secret_access_key": "test"}
+"""What clients of an emulated cloud are made with."""
+
 
 @pytest.fixture(scope="session")
 def emulator() -> Iterator[Emulator]:

@@ -12,6 +12,8 @@ from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Self
 
+from tests.waiting import until
+
 _HOP_BY_HOP = {"connection", "keep-alive", "transfer-encoding", "content-length"}
 UPSTREAM_TIMEOUT_S = 60
 
@@ -37,8 +39,6 @@ class Trouble:
 
     def wait_for(self, times: int, timeout_s: float = 60.0) -> None:
         """Until so many requests have met it."""
-        from tests.stack import until
-
         until(lambda: self.met >= times, timeout_s, what=f"{times} requests like {self.pattern.pattern}")
 
 

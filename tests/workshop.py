@@ -10,14 +10,16 @@ from typing import Any
 
 import psutil
 
+from tests.control_plane import ControlPlane
 from tests.proxies import FaultyProxy
-from tests.stack import MARK, AgentProcess, Stack, clean_environment, marked, until
+from tests.stack import MARK, AgentProcess, clean_environment, marked
+from tests.waiting import until
 
 
 class Workshop:
     """A test's own queue, workspace and agents."""
 
-    def __init__(self, stack: Stack, tmp_path: Path) -> None:
+    def __init__(self, stack: ControlPlane, tmp_path: Path) -> None:
         self.stack = stack
         self.queue = f"q-{uuid.uuid4().hex[:12]}"
         self.mark = uuid.uuid4().hex

@@ -6,8 +6,10 @@ from collections.abc import Sequence
 
 from contract.errors import ErrorCode
 from contract.jobs import Artifact
+from contract.transfers import BUCKETS, CHECKPOINTS_BUCKET
 from contract.work import ArtifactsAnswer, ArtifactsRequest, CompleteRequest, DeclaredArtifact, PresignedPut
-from functions.api.context import BUCKETS, CHECKPOINTS, Call, Context, job_of
+from functions.api.context import Call, Context, job_of
+from functions.api.declared import matches, upload_of
 from functions.api.leasing import require_lease
 from functions.domain import jobs as rules
 from functions.domain.checkpoints import artifact_key
@@ -26,20 +28,11 @@ def declare_artifacts(context: Context, call: Call) -> ArtifactsAnswer:
     missing = []
     for artifact in body.artifacts:
         key = artifact_key(job.id, job.epoch, artifact.path)
-        found = stored.get(key)
-        if found is not None and matches(found, artifact.size_bytes, artifact.crc64nvme):
-            continue
-        signed = context.objects.presign_put(
-            call.tenant,
-            CHECKPOINTS,
-            key,
-            expires_s=context.settings.url_life_s,
-            size_bytes=artifact.size_bytes,
-            crc64nvme=artifact.crc64nvme,
-            create_only=found is None,
-            replace_etag=found.etag if found else None,
+        signed = upload_of(
+            context, call, key, stored.get(key), size_bytes=artifact.size_bytes, crc64nvme=artifact.crc64nvme
         )
-        missing.append(PresignedPut(name=artifact.path, url=signed.url, headers=dict(signed.headers)))
+        if signed is not None:
+            missing.append(PresignedPut(name=artifact.path, url=signed.url, headers=dict(signed.headers)))
     return ArtifactsAnswer(missing=missing)
 
 
@@ -69,7 +62,7 @@ def verified_artifacts(context: Context, call: Call, job: Job, declared: Sequenc
                 f"declared are {artifact.size_bytes} and {artifact.crc64nvme}.",
                 field=f"artifacts.{index}",
             )
-        artifacts.append(Artifact(bucket=CHECKPOINTS, key=key, **artifact.model_dump()))
+        artifacts.append(Artifact(bucket=CHECKPOINTS_BUCKET, key=key, **artifact.model_dump()))
     return artifacts
 
 
@@ -99,11 +92,6 @@ def _produced(output: str, paths: set[str]) -> bool:
     return output in paths or any(path.startswith(f"{output}/") for path in paths)
 
 
-def matches(found: StoredObject, size_bytes: int, crc64nvme: str) -> bool:
-    """True if the stored object has the declared size and checksum."""
-    return found.size_bytes == size_bytes and found.crc64nvme == crc64nvme
-
-
 def _stored(context: Context, call: Call, job: Job, declared: Sequence[DeclaredArtifact]) -> dict[str, StoredObject]:
     keys = [artifact_key(job.id, job.epoch, artifact.path) for artifact in declared]
-    return context.objects.head_many(call.tenant, CHECKPOINTS, keys)
+    return context.objects.head_many(call.tenant, CHECKPOINTS_BUCKET, keys)

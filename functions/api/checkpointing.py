@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Callable, Iterator
-from typing import TypeVar
+from collections.abc import Iterator
 
 from blake3 import blake3
 from pydantic import ValidationError
@@ -21,20 +20,19 @@ from contract.checkpoints import (
     ManifestFile,
 )
 from contract.errors import ErrorCode
+from contract.transfers import CHECKPOINTS_BUCKET
 from contract.work import ProgressRequest, StatusAnswer
-from functions.api.artifacts import matches
-from functions.api.context import CHECKPOINTS, Call, Context, job_of
+from functions.api.context import Call, Context, job_of
+from functions.api.declared import upload_of
 from functions.api.leasing import apply_as_bearer, require_lease
 from functions.api.original import zip_step
+from functions.api.paging import every_item
 from functions.domain import checkpoints as rules
 from functions.domain.change import Change
 from functions.domain.errors import Refusal, StorageUnavailable
 from functions.domain.jobs import require_running
-from functions.domain.ports import Page
 from functions.domain.records import Attempt, CheckpointRecord, Job
 from functions.domain.retention import expendable
-
-T = TypeVar("T")
 
 logger = logging.getLogger("baton.checkpoints")
 
@@ -50,11 +48,11 @@ def commit(context: Context, call: Call) -> CommitAnswer:
     digest = blake3(manifest.canonical_bytes()).hexdigest()
     existing = context.jobs.checkpoint(job.id, manifest.step)
     committed = CommitAnswer(committed=True, step=manifest.step, epoch=manifest.epoch)
-    if rules.already_committed(job, existing, manifest, digest):
-        require_lease(context, call.fence(job.id))
-        return committed
+    repeated = rules.already_committed(job, existing, manifest, digest)
     fence = call.fence(job.id)
     require_lease(context, fence)
+    if repeated:
+        return committed
     missing = _missing_blobs(context, call, manifest)
     if missing:
         return CommitAnswer(
@@ -99,7 +97,9 @@ def blob_urls(context: Context, call: Call) -> BlobUrls:
     wanted = body.blake3 or sorted(named)[:MAX_MISSING_PER_ANSWER]
     life_s = context.settings.url_life_s
     urls = {
-        digest: context.objects.presign_get(call.tenant, CHECKPOINTS, rules.blob_key(job.id, digest), expires_s=life_s)
+        digest: context.objects.presign_get(
+            call.tenant, CHECKPOINTS_BUCKET, rules.blob_key(job.id, digest), expires_s=life_s
+        )
         for digest in wanted
     }
     return BlobUrls(urls=urls, expires_at=call.now + life_s)
@@ -112,17 +112,23 @@ def report_damaged(context: Context, call: Call) -> StatusAnswer:
     fence = call.fence(call.path["id"])
     job = job_of(context, call, fence.job_id)
     require_lease(context, fence)
-    record = context.jobs.checkpoint(job.id, step)
-    if record is None or record.epoch != body.epoch:
-        raise Refusal(ErrorCode.CHECKPOINT_NOT_FOUND, f"No checkpoint {step}-{body.epoch}.", field="step")
-    if record.damaged:
+
+    def reported() -> CheckpointRecord:
+        record = context.jobs.checkpoint(job.id, step)
+        if record is None or record.epoch != body.epoch:
+            raise Refusal(
+                ErrorCode.CHECKPOINT_NOT_FOUND,
+                f"Job {job.id} has no checkpoint at step {step} of attempt {body.epoch}.",
+                field="step",
+            )
+        return record
+
+    if reported().damaged:
         return StatusAnswer()
 
     def decision(job: Job, _: Attempt) -> Change:
         # Read anew behind the job: the step may have been committed again, or its fallback been reported meanwhile.
-        record = context.jobs.checkpoint(job.id, step)
-        if record is None or record.epoch != body.epoch:
-            raise Refusal(ErrorCode.CHECKPOINT_NOT_FOUND, f"No checkpoint {step}-{body.epoch}.", field="step")
+        record = reported()
         fallback = next(sound_checkpoints(context, job, below=step), None)
         return rules.damaged(job, fence, record, fallback, message=body.message, now=call.now)
 
@@ -138,13 +144,13 @@ def register_zip(context: Context, call: Call) -> StatusAnswer:
     fence = call.fence(job.id, body.machine_id)
     require_lease(context, fence)
     step = zip_step(body.key)
-    if body.bucket_name != CHECKPOINTS or not body.key.startswith(rules.job_prefix(job.id)) or step is None:
+    if body.bucket_name != CHECKPOINTS_BUCKET or not body.key.startswith(rules.job_prefix(job.id)) or step is None:
         raise Refusal(
             ErrorCode.INVALID_VALUE,
-            f"A checkpoint is named {rules.job_prefix(job.id)}checkpoint-<step>.zip in {CHECKPOINTS}.",
+            f"A checkpoint is named {rules.job_prefix(job.id)}checkpoint-<step>.zip in {CHECKPOINTS_BUCKET}.",
             field="key",
         )
-    found = context.objects.head(call.tenant, CHECKPOINTS, body.key)
+    found = context.objects.head(call.tenant, CHECKPOINTS_BUCKET, body.key)
     if found is None:
         raise Refusal(ErrorCode.NOT_STORED_YET, f"Object {body.key} is not stored.", field="key")
     if job.checkpoint_step == step and job.checkpoint_epoch == job.epoch:
@@ -197,7 +203,7 @@ def _let_go(context: Context, call: Call, job: Job) -> None:
     Whatever is interrupted leaves a manifest without a record behind, which says what is still to be deleted. It stops
     when the job has moved on: a later commit may rely on blobs that were expendable before, and lets go itself.
     """
-    records = list(_all(lambda cursor: context.jobs.checkpoints(job.id, limit=1000, cursor=cursor)))
+    records = list(every_item(lambda cursor: context.jobs.checkpoints(job.id, limit=1000, cursor=cursor)))
     going = expendable(
         records,
         job.spec.policy.retention,
@@ -236,8 +242,8 @@ def _let_go(context: Context, call: Call, job: Job) -> None:
         manifests.append(key)
     if _moved_on(context, job):
         return
-    context.objects.delete_many(call.tenant, CHECKPOINTS, sorted(doomed - kept))
-    context.objects.delete_many(call.tenant, CHECKPOINTS, manifests)
+    context.objects.delete_many(call.tenant, CHECKPOINTS_BUCKET, sorted(doomed - kept))
+    context.objects.delete_many(call.tenant, CHECKPOINTS_BUCKET, manifests)
 
 
 def _moved_on(context: Context, seen: Job) -> bool:
@@ -251,24 +257,15 @@ def _moved_on(context: Context, seen: Job) -> bool:
     )
 
 
-def _all(read: Callable[[str | None], Page[T]]) -> Iterator[T]:
-    """The items of every page."""
-    cursor: str | None = None
-    while True:
-        page = read(cursor)
-        yield from page.items
-        cursor = page.cursor
-        if cursor is None:
-            return
-
-
 def _manifests_without_record(
     context: Context, call: Call, job: Job, recorded: set[tuple[int, int]]
 ) -> Iterator[tuple[int, str]]:
     """Steps and keys of manifests of which nothing can become a checkpoint any more, and nothing is one."""
     prefix = f"{rules.job_prefix(job.id)}manifests/"
     newest = (job.epoch, -1 if job.checkpoint_step is None else job.checkpoint_step)
-    listing = _all(lambda cursor: context.objects.list(call.tenant, CHECKPOINTS, prefix, limit=1000, cursor=cursor))
+    listing = every_item(
+        lambda cursor: context.objects.list(call.tenant, CHECKPOINTS_BUCKET, prefix, limit=1000, cursor=cursor)
+    )
     for entry in listing:
         named = _MANIFEST_NAME.fullmatch(entry.key.removeprefix(prefix))
         if named is None:
@@ -280,7 +277,7 @@ def _manifests_without_record(
 
 def _blobs_named_at(context: Context, call: Call, manifest_key: str) -> set[str]:
     """The blobs of a manifest that is to be deleted; none if nobody can read it any more."""
-    data = context.objects.read(call.tenant, CHECKPOINTS, manifest_key)
+    data = context.objects.read(call.tenant, CHECKPOINTS_BUCKET, manifest_key)
     if data is None:
         return set()
     try:
@@ -295,7 +292,7 @@ def _blobs_of(manifest: Manifest) -> set[str]:
 
 
 def _read_manifest(context: Context, call: Call, record: CheckpointRecord) -> Manifest:
-    data = context.objects.read(call.tenant, CHECKPOINTS, record.manifest_key)
+    data = context.objects.read(call.tenant, CHECKPOINTS_BUCKET, record.manifest_key)
     if data is None or blake3(data).hexdigest() != record.manifest_blake3:
         raise Refusal(
             ErrorCode.CHECKPOINT_NOT_FOUND, f"The manifest of step {record.step} is damaged or gone.", field="step"
@@ -305,9 +302,9 @@ def _read_manifest(context: Context, call: Call, record: CheckpointRecord) -> Ma
 
 def _store_manifest(context: Context, call: Call, record: CheckpointRecord, data: bytes) -> None:
     """Create-only. A repeat of an interrupted commit finds its own bytes; other bytes were never committed."""
-    if context.objects.create(call.tenant, CHECKPOINTS, record.manifest_key, data):
+    if context.objects.create(call.tenant, CHECKPOINTS_BUCKET, record.manifest_key, data):
         return
-    if context.objects.read(call.tenant, CHECKPOINTS, record.manifest_key) != data:
+    if context.objects.read(call.tenant, CHECKPOINTS_BUCKET, record.manifest_key) != data:
         raise Refusal(
             ErrorCode.CHECKPOINT_CONFLICT,
             f"Attempt {record.epoch} already offered other contents for step {record.step}.",
@@ -319,24 +316,13 @@ def _missing_blobs(context: Context, call: Call, manifest: Manifest) -> list[Blo
     """Blobs that are not stored, or not with the declared size and checksum, each with a URL that makes it so."""
     files: dict[str, ManifestFile] = {file.blake3: file for file in manifest.files}
     keys = {digest: rules.blob_key(manifest.job_id, digest) for digest in files}
-    stored = context.objects.head_many(call.tenant, CHECKPOINTS, keys.values())
+    stored = context.objects.head_many(call.tenant, CHECKPOINTS_BUCKET, keys.values())
     missing = []
     for digest, file in files.items():
-        found = stored.get(keys[digest])
-        if found is not None and matches(found, file.size_bytes, file.crc64nvme):
-            continue
-        # A blob with other bytes than its name says is damaged: exactly that version may be replaced.
-        signed = context.objects.presign_put(
-            call.tenant,
-            CHECKPOINTS,
-            keys[digest],
-            expires_s=context.settings.url_life_s,
-            size_bytes=file.size_bytes,
-            crc64nvme=file.crc64nvme,
-            create_only=found is None,
-            replace_etag=found.etag if found else None,
-        )
-        missing.append(BlobUpload(blake3=digest, url=signed.url, headers=dict(signed.headers)))
+        key = keys[digest]
+        signed = upload_of(context, call, key, stored.get(key), size_bytes=file.size_bytes, crc64nvme=file.crc64nvme)
+        if signed is not None:
+            missing.append(BlobUpload(blake3=digest, url=signed.url, headers=dict(signed.headers)))
         if len(missing) > MAX_MISSING_PER_ANSWER:
             break
     return missing

@@ -14,8 +14,6 @@ from functions.domain.errors import FenceBroken, WriteConflict
 from functions.domain.ports import JobStore, LeaseStore, Randomness
 from functions.domain.records import Attempt, Job, Lease
 
-__all__ = ["ClaimWindow", "Claimed", "claim_next", "peek_next"]
-
 MAX_CONFLICTS = 16
 """Lost races in one call, after which the worker is told that there is nothing: it asks again soon."""
 

@@ -8,16 +8,12 @@ from typing import Any
 
 from contract.errors import ErrorCode
 from contract.keys import Scope
-from functions.api.claiming import ClaimWindow
 from functions.api.settings import Settings
+from functions.domain.claiming import ClaimWindow
 from functions.domain.errors import Refusal
 from functions.domain.leases import Fence, token_digest
 from functions.domain.ports import Clock, JobStore, LeaseStore, ObjectStore, Randomness, TokenStore
 from functions.domain.records import Job
-
-DATA = "training-data"
-CHECKPOINTS = "training-checkpoints"
-BUCKETS = (DATA, CHECKPOINTS)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -12,9 +12,9 @@ from typing import Any
 from pydantic import BaseModel, TypeAdapter, ValidationError
 from pydantic_core import from_json, to_json
 
-from contract.base import MAX_STEP, path_problem
+from contract.base import JOB_ID_PATTERN, MAX_STEP, path_problem
 from contract.errors import ErrorCode
-from contract.keys import Scope
+from contract.keys import KEY_ID_PATTERN, Scope
 from functions.api.context import Call, Context, NoContent, Principal, Redirect, WithHeaders
 from functions.api.errors import error_response, refusal_of
 from functions.api.routes import Function, Route, routes_of
@@ -25,8 +25,11 @@ logger = logging.getLogger("baton.api")
 MAX_BODY_BYTES = 5 * 1024 * 1024
 """Lambda takes 6 MB; what is beyond this is answered clearly instead of by the platform."""
 
-_JOB_ID = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}")
-_KEY_ID = re.compile(r"[a-z0-9]{8,32}")
+RETRY_AFTER_S = 2
+"""What callers are told to wait when storage is away."""
+
+_JOB_ID = re.compile(JOB_ID_PATTERN)
+_KEY_ID = re.compile(KEY_ID_PATTERN)
 _STEP = re.compile(r"[0-9]{1,13}")
 _HEADER_VALUE = re.compile(r"[\x21-\x7e]{1,255}")
 _QUIET = frozenset({"POST /heartbeat/{id}"})
@@ -46,17 +49,13 @@ def dispatch(event: Event, context: Context, function: Function) -> dict[str, An
             raise Refusal(ErrorCode.NOT_FOUND, f"No route {route_key}.")
         response = _answer(route, route.call(context, _call(event, route, context, request_id)))
     except Refusal as refusal:
-        response = error_response(refusal.code, refusal.message, field=refusal.field, request_id=request_id)
+        response = error_response(refusal, request_id=request_id)
     except StorageUnavailable:
         logger.exception("storage is unavailable", extra={"action": route_key, "request_id": request_id})
-        code = ErrorCode.UNAVAILABLE
-        response = error_response(
-            code, f"{code.meaning} {code.remedy}", field=None, request_id=request_id, retry_after_s=2
-        )
-    except Exception:
+        response = error_response(Refusal(ErrorCode.UNAVAILABLE), request_id=request_id, retry_after_s=RETRY_AFTER_S)
+    except Exception:  # the boundary of a request: a defect is logged whole, and its caller sees nothing of the inside
         logger.exception("unexpected failure", extra={"action": route_key, "request_id": request_id})
-        code = ErrorCode.INTERNAL
-        response = error_response(code, f"{code.meaning} {code.remedy}", field=None, request_id=request_id)
+        response = error_response(Refusal(ErrorCode.INTERNAL), request_id=request_id)
     if route_key not in _QUIET:
         logger.info("answered", extra={"action": route_key, "status": response["statusCode"], "request_id": request_id})
     return response
@@ -105,7 +104,7 @@ def _path(given: Mapping[str, str], route: Route) -> dict[str, str]:
     path = {name.rstrip("+"): value.replace("%25", "%") for name, value in given.items()}
     if "id" in path:
         pattern, unknown = (
-            (_KEY_ID, ErrorCode.NOT_FOUND) if route.function == "admin" else (_JOB_ID, ErrorCode.JOB_NOT_FOUND)
+            (_KEY_ID, ErrorCode.KEY_NOT_FOUND) if route.function == "admin" else (_JOB_ID, ErrorCode.JOB_NOT_FOUND)
         )
         if not pattern.fullmatch(path["id"]):
             raise Refusal(unknown, "The id in the path is not one of ours.", field="id")

@@ -28,16 +28,15 @@ def refusal_of(error: ValidationError) -> Refusal:
     return Refusal(code, f"{field or 'The request'}: {message}.", field=field)
 
 
-def error_response(
-    code: ErrorCode, message: str, *, field: str | None, request_id: str, retry_after_s: int | None = None
-) -> dict[str, Any]:
+def error_response(refusal: Refusal, *, request_id: str, retry_after_s: int | None = None) -> dict[str, Any]:
     """An API Gateway response carrying our error body."""
-    body = ErrorBody(error=ErrorDetail(code=code.value, message=message, field=field, request_id=request_id))
+    detail = ErrorDetail(code=refusal.code.value, message=refusal.message, field=refusal.field, request_id=request_id)
+    body = ErrorBody(error=detail)
     headers = {"content-type": "application/json", "cache-control": "no-store"}
     if retry_after_s is not None:
         headers["retry-after"] = str(retry_after_s)
     return {
-        "statusCode": code.status,
+        "statusCode": refusal.code.status,
         "headers": headers,
         "body": body.model_dump_json(exclude_none=True),
         "isBase64Encoded": False,

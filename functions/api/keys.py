@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import hashlib
 import hmac
+import re
 
 from contract.base import Cursor, PageLimit, WireModel
 from contract.errors import ErrorCode
-from contract.keys import KEY_PREFIX, HealthAnswer, KeyCreate, KeyCreated, KeyPage, Scope
+from contract.keys import KEY_ID_PATTERN, KEY_PREFIX, HealthAnswer, KeyCreate, KeyCreated, KeyPage, Scope
 from functions.api.context import Call, Context, NoContent
 from functions.api.views import key_view
 from functions.domain.errors import Refusal, WriteConflict
+from functions.domain.leases import token_digest
 from functions.domain.ports import Randomness, TokenStore
 from functions.domain.records import ApiKey
 
@@ -72,17 +73,12 @@ def new_key(
         id=key_id,
         tenant=tenant,
         name=name,
-        secret_sha256=secret_digest(secret),
+        secret_sha256=token_digest(secret),
         scopes=scopes,
         created_at=now,
         expires_at=expires_at,
     )
     return key, f"{KEY_PREFIX}_{key_id}_{secret}"
-
-
-def secret_digest(secret: str) -> str:
-    """SHA-256 of a secret of 256 random bits; such a secret needs no slow hash."""
-    return hashlib.sha256(secret.encode()).hexdigest()
 
 
 def authenticate(tokens: TokenStore, presented: str, now: int) -> ApiKey | ErrorCode:
@@ -92,10 +88,10 @@ def authenticate(tokens: TokenStore, presented: str, now: int) -> ApiKey | Error
     """
     prefix, _, rest = presented.partition("_")
     key_id, _, secret = rest.partition("_")
-    well_formed = prefix == KEY_PREFIX and 8 <= len(key_id) <= 32 and key_id.isalnum() and 16 <= len(secret) <= 128
+    well_formed = prefix == KEY_PREFIX and re.fullmatch(KEY_ID_PATTERN, key_id) is not None and 16 <= len(secret) <= 128
     key = tokens.get_key(key_id) if well_formed else None
-    expected = key.secret_sha256 if key else secret_digest("")
-    if not hmac.compare_digest(secret_digest(secret), expected) or key is None:
+    expected = key.secret_sha256 if key else token_digest("")
+    if not hmac.compare_digest(token_digest(secret), expected) or key is None:
         return ErrorCode.KEY_UNKNOWN
     if key.revoked_at is not None:
         return ErrorCode.KEY_REVOKED
@@ -107,7 +103,7 @@ def authenticate(tokens: TokenStore, presented: str, now: int) -> ApiKey | Error
 def _own_key(context: Context, call: Call, key_id: str, *, field: str = "id") -> ApiKey:
     key = context.tokens.get_key(key_id)
     if key is None or key.tenant != call.tenant:
-        raise Refusal(ErrorCode.NOT_FOUND, f"No key {key_id}.", field=field)
+        raise Refusal(ErrorCode.KEY_NOT_FOUND, f"No key {key_id}.", field=field)
     return key
 
 

@@ -10,8 +10,9 @@ from pydantic import BaseModel, Field
 
 from contract.base import Cursor, PageLimit, WireModel
 from contract.errors import ErrorCode
+from contract.transfers import CHECKPOINTS_BUCKET
 from contract.work import LogChunk, LogLine, LogPage, StatusAnswer
-from functions.api.context import CHECKPOINTS, Call, Context, job_of
+from functions.api.context import Call, Context, job_of
 from functions.api.leasing import require_lease
 from functions.api.paging import sent_bytes
 from functions.domain.checkpoints import job_prefix
@@ -24,7 +25,7 @@ _PAGE_BYTES = 4_000_000
 
 
 class LogsQuery(WireModel):
-    """Query of `GET /job/{id}/logs`. Example: `?limit=500&cursor=...`"""
+    """Query of `GET /job/{id}/logs`. Example: `?limit=500`"""
 
     limit: PageLimit = 500
     cursor: Cursor | None = None
@@ -53,7 +54,7 @@ def append(context: Context, call: Call) -> StatusAnswer:
         dropped_bytes=body.dropped_bytes,
     )
     key = f"{job_prefix(job.id)}logs/{lease.epoch:010d}-{body.first_line:013d}"
-    context.objects.create(call.tenant, CHECKPOINTS, key, chunk.model_dump_json().encode())
+    context.objects.create(call.tenant, CHECKPOINTS_BUCKET, key, chunk.model_dump_json().encode())
     return StatusAnswer()
 
 
@@ -66,14 +67,18 @@ def read(context: Context, call: Call) -> LogPage:
     # The chunk that the last page ended in may have more lines: it is read again first.
     names = [chunk_name] if chunk_name else []
     page = context.objects.list(
-        call.tenant, CHECKPOINTS, prefix, limit=_CHUNKS_PER_PAGE, after=f"{prefix}{chunk_name}" if chunk_name else None
+        call.tenant,
+        CHECKPOINTS_BUCKET,
+        prefix,
+        limit=_CHUNKS_PER_PAGE,
+        after=f"{prefix}{chunk_name}" if chunk_name else None,
     )
     names += [entry.key.removeprefix(prefix) for entry in page.items]
     lines: list[LogLine] = []
     cursor = query.cursor
     room_bytes = _PAGE_BYTES
     for name in names:
-        data = context.objects.read(call.tenant, CHECKPOINTS, prefix + name)
+        data = context.objects.read(call.tenant, CHECKPOINTS_BUCKET, prefix + name)
         chunk = _Stored.model_validate_json(data) if data else None
         if chunk is None:
             skip = 0

@@ -4,19 +4,23 @@ from __future__ import annotations
 
 import inspect
 import json
+import re
 import sys
 from typing import Any
+from urllib.parse import parse_qsl
 
 from pydantic import BaseModel, TypeAdapter
 from pydantic.json_schema import GenerateJsonSchema, JsonSchemaMode, JsonSchemaValue
 from pydantic_core import core_schema
 
+from contract.base import JOB_ID_PATTERN, MAX_KEY_BYTES, MAX_STEP
 from contract.errors import ErrorBody, ErrorCode
+from contract.keys import KEY_ID_PATTERN
+from contract.transfers import BUCKETS
 from functions.api.routes import ROUTES, Route
 from functions.api.settings import Settings
 
 _REF = "#/components/schemas/{model}"
-_JOB_ID_PATTERN = r"^[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}$"
 _SEGMENT = r"(?!\.{1,2}(/|$))[^/\\\x00-\x1f\x7f-\x9f]+"
 _KEY_PATTERN = f"^{_SEGMENT}(/{_SEGMENT})*$"
 _CHECKED_BY = {
@@ -37,12 +41,19 @@ _BETWEEN_FIELDS: dict[str, dict[str, Any]] = {
 }
 """Rules between the fields of a model."""
 _PATH_SCHEMAS: dict[str, dict[str, Any]] = {
-    "id": {"type": "string", "pattern": _JOB_ID_PATTERN},
-    "step": {"type": "integer", "minimum": 0, "maximum": 10**12},
-    "bucket": {"type": "string", "enum": ["training-data", "training-checkpoints"]},
-    "key": {"type": "string", "minLength": 1, "maxLength": 900, "pattern": _KEY_PATTERN},
+    "id": {"type": "string", "pattern": JOB_ID_PATTERN},
+    "step": {"type": "integer", "minimum": 0, "maximum": MAX_STEP},
+    "bucket": {"type": "string", "enum": list(BUCKETS)},
+    "key": {"type": "string", "minLength": 1, "maxLength": MAX_KEY_BYTES, "pattern": _KEY_PATTERN},
 }
-_KEY_ID = {"type": "string", "pattern": "^[a-z0-9]{8,32}$"}
+_KEY_ID = {"type": "string", "pattern": KEY_ID_PATTERN}
+_PATH_EXAMPLES: dict[str, Any] = {
+    "id": "146683a1-cb76-4702-9fef-fcccd32594f1",
+    "step": 100,
+    "bucket": "training-data",
+    "key": "digits/3/0001.png",
+}
+_KEY_ID_EXAMPLE = "k3f9a7c2"
 _ALWAYS = (ErrorCode.UNKNOWN_FIELD, ErrorCode.INTERNAL, ErrorCode.UNAVAILABLE, ErrorCode.TOO_MANY_REQUESTS)
 _GUARDED = (
     ErrorCode.UNAUTHORIZED,
@@ -122,17 +133,37 @@ def _operation(route: Route, schemas: _Schemas) -> dict[str, Any]:
     if route.body:
         choices = [schemas.of(model, "validation") for model in route.body]
         schema = choices[0] if len(choices) == 1 else {"anyOf": choices}
+        examples = {model.__name__: {"value": example_of(model)} for model in route.body}
         operation["requestBody"] = {
             "required": route.body_required,
-            "content": {"application/json": {"schema": schema}},
+            "content": {"application/json": {"schema": schema, "examples": examples}},
         }
     return operation
 
 
+def example_of(model: type[BaseModel]) -> dict[str, Any]:
+    """The example in a request model's docstring, JSON or a query string; empty where there is none.
+
+    Raises:
+        pydantic.ValidationError: It is no request that the model takes.
+    """
+    found = re.search(r"Example:\s+`([^`]+)`", model.__doc__ or "")
+    if found is None:
+        return {}
+    text = " ".join(found.group(1).split())
+    value = dict(parse_qsl(text[1:], strict_parsing=True)) if text.startswith("?") else json.loads(text)
+    return model.model_validate(value).model_dump(mode="json", exclude_unset=True)
+
+
 def _path_parameters(route: Route) -> list[dict[str, Any]]:
     names = [part.strip("{}").rstrip("+") for part in route.path.split("/") if part.startswith("{")]
-    schemas = {**_PATH_SCHEMAS, "id": _KEY_ID} if route.path.startswith("/keys") else _PATH_SCHEMAS
-    return [{"name": name, "in": "path", "required": True, "schema": schemas[name]} for name in names]
+    schemas, examples = _PATH_SCHEMAS, _PATH_EXAMPLES
+    if route.path.startswith("/keys"):
+        schemas, examples = {"id": _KEY_ID}, {"id": _KEY_ID_EXAMPLE}
+    return [
+        {"name": name, "in": "path", "required": True, "schema": schemas[name], "example": examples[name]}
+        for name in names
+    ]
 
 
 def _query_parameters(route: Route, schemas: _Schemas) -> list[dict[str, Any]]:
@@ -141,8 +172,10 @@ def _query_parameters(route: Route, schemas: _Schemas) -> list[dict[str, Any]]:
     schema = TypeAdapter(route.query).json_schema(mode="validation", ref_template=_REF, schema_generator=_Generator)
     schemas.found |= schema.pop("$defs", {})
     required = set(schema.get("required", ()))
+    examples = {name: {"example": value} for name, value in example_of(route.query).items()}
     return [
         {"name": name, "in": "query", "required": name in required, "schema": _without_null(definition)}
+        | examples.get(name, {})
         for name, definition in schema.get("properties", {}).items()
     ]
 

@@ -13,7 +13,7 @@ from typing import Any
 from contract.base import JsonObject
 from contract.history import EventType
 from contract.jobs import DreamboothSubmit, InputRef, JobState, JobSubmit
-from functions.api.context import CHECKPOINTS, DATA
+from contract.transfers import CHECKPOINTS_BUCKET, DATA_BUCKET
 from functions.domain.checkpoints import job_prefix
 from functions.domain.records import Job, Lease
 
@@ -58,7 +58,7 @@ def job_columns(job: Job, lease: Lease | None = None) -> dict[str, Any]:
     return {
         **_FIXED_COLUMNS,
         **job.spec.dreambooth,
-        "data_bucket": DATA,
+        "data_bucket": DATA_BUCKET,
         "model_bucket": model.bucket if model else None,
         "model_key": model.key if model else None,
         "num_failures": job.counters.failures,
@@ -80,7 +80,7 @@ def work_item(job: Job, lease: Lease | None, keys: dict[str, list[str]], resume_
         "completed_at": None,
         "canceled_at": None,
         "failed_at": None,
-        "checkpoint_bucket": CHECKPOINTS,
+        "checkpoint_bucket": CHECKPOINTS_BUCKET,
         "checkpoint_prefix": job_prefix(job.id),
         "resume_from": resume_from,
         "instance_data_keys": keys.get("instance", []),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TypeVar
 
 from pydantic import BaseModel
@@ -15,6 +15,17 @@ V = TypeVar("V", bound=BaseModel)
 
 MAX_ANSWER_BYTES = 4_000_000
 """As Lambda sends them, which escapes every quote, backslash and perhaps every character that is not ASCII."""
+
+
+def every_item(read: Callable[[str | None], Page[T]]) -> Iterator[T]:
+    """The items of every page. `read` gives the page behind a cursor."""
+    cursor: str | None = None
+    while True:
+        page = read(cursor)
+        yield from page.items
+        cursor = page.cursor
+        if cursor is None:
+            return
 
 
 def size_of(views: Sequence[BaseModel]) -> int:

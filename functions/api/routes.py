@@ -3,14 +3,14 @@ and the OpenAPI description are all made from it."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import KW_ONLY, dataclass
+from functools import partial
 from typing import Any, Literal
 
 from pydantic import BaseModel
 
 from contract.checkpoints import BlobUrls, BlobUrlsRequest, CheckpointPage, CommitAnswer, DamagedRequest, Manifest
-from contract.errors import ErrorCode
 from contract.errors import ErrorCode as E
 from contract.history import AttemptPage, EventPage, EventView
 from contract.jobs import BatchSubmit, DreamboothSubmit, JobPage, JobSubmit, JobView, RetryRequest, StopRequest
@@ -55,23 +55,25 @@ BOTH = SUBMIT | WORKER
 NOBODY: frozenset[Scope] = frozenset()
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Route:
     """One call. With several body models the first whose required fields are present is meant."""
 
     method: Literal["GET", "POST", "PUT", "DELETE"]
     path: str
     """As API Gateway writes it: `{id}`, and `{key+}` for the rest of the path."""
+    call: Callable[[Context, Call], Any]
+    _: KW_ONLY
     function: Function
     scopes: frozenset[Scope]
     """Any of these is enough; none means that no key is needed."""
-    call: Callable[[Context, Call], Any]
     query: type[BaseModel] | None = None
     body: tuple[type[BaseModel], ...] = ()
     body_required: bool = True
     answer: Any = None
     status: int = 200
-    refuses: tuple[ErrorCode, ...] = ()
+    refuses: tuple[E, ...] = ()
+    """Codes of its own; openapi.py adds those that follow from scopes, models and headers."""
     headers: tuple[str, ...] = ()
 
     @property
@@ -81,8 +83,11 @@ class Route:
 
 
 _JOB = (E.JOB_NOT_FOUND,)
+_PAGE = (*_JOB, E.INVALID_CURSOR)
+_SUBMIT = (E.UNKNOWN_RECIPE, E.IDEMPOTENCY_MISMATCH)
+_STEER = (*_JOB, E.ILLEGAL_TRANSITION, E.JOB_FINISHED, E.JOB_CANCELED, E.CONFLICT, E.CHECKPOINT_NOT_FOUND)
 _LEASE = (
-    E.JOB_NOT_FOUND,
+    *_JOB,
     E.JOB_NOT_RUNNING,
     E.JOB_CANCELED,
     E.JOB_FINISHED,
@@ -91,295 +96,171 @@ _LEASE = (
     E.LEASE_REQUIRED,
     E.CONFLICT,
 )
-_STEER = (E.JOB_NOT_FOUND, E.ILLEGAL_TRANSITION, E.JOB_FINISHED, E.JOB_CANCELED, E.CONFLICT)
-_TOKEN = (E.TOKEN_INVALID, E.TOKEN_WRONG_KEY, E.UNKNOWN_BUCKET, E.INVALID_KEY, *_LEASE)
-_TOKEN_LEASE = "x-lease-token"
-_IDEMPOTENCY = "idempotency-key"
+_COMPLETE = (*_LEASE, E.NOT_STORED_YET, E.DIGEST_MISMATCH, E.UNKNOWN_BUCKET)
+_PLACE = (E.UNKNOWN_BUCKET, E.INVALID_KEY)
+_TOKEN = (E.TOKEN_INVALID, E.TOKEN_WRONG_KEY, *_PLACE, *_LEASE)
+_IDEMPOTENCY = ("idempotency-key",)
+_LEASE_AWARE = ("x-lease-aware",)
 
+_submitter = partial(Route, function="submitter", scopes=SUBMIT)
+_submit = partial(_submitter, "POST", refuses=_SUBMIT, headers=_IDEMPOTENCY)
+_page = partial(_submitter, "GET", refuses=_PAGE)
+_steer = partial(_submitter, "POST", body_required=False, answer=TransitionAnswer, refuses=_STEER)
+_worker = partial(Route, function="worker", scopes=WORKER)
+_bearer = partial(_worker, headers=("x-lease-token",))
+_transfer = partial(Route, function="transfer", scopes=BOTH)
+_upload = partial(
+    _transfer,
+    path="/upload/{bucket}/{key+}",
+    query=transfers.UploadQuery,
+    headers=("x-upload-token",),
+    refuses=(*_TOKEN, E.UPLOAD_NOT_FOUND),
+)
+_admin = partial(Route, function="admin", scopes=ADMIN)
 
-def _submitter() -> Iterable[Route]:
-    common: dict[str, Any] = {"function": "submitter", "scopes": SUBMIT}
-    yield Route(
-        method="POST",
-        path="/job",
-        call=submitting.submit,
-        body=(JobSubmit, DreamboothSubmit),
-        answer=JobView,
-        headers=(_IDEMPOTENCY,),
-        refuses=(E.UNKNOWN_RECIPE, E.IDEMPOTENCY_MISMATCH),
-        **common,
-    )
-    yield Route(
-        method="POST",
-        path="/jobs/batch",
-        call=submitting.submit_batch,
-        body=(BatchSubmit,),
-        answer=list[JobView],
-        headers=(_IDEMPOTENCY,),
-        refuses=(E.UNKNOWN_RECIPE, E.IDEMPOTENCY_MISMATCH),
-        **common,
-    )
-    yield Route(
-        method="GET",
-        path="/jobs",
-        call=submitting.list_jobs,
+_WORK = list[WorkItem] | list[dict[str, Any]]
+
+ROUTES: tuple[Route, ...] = (
+    _submit("/job", submitting.submit, body=(JobSubmit, DreamboothSubmit), answer=JobView),
+    _submit("/jobs/batch", submitting.submit_batch, body=(BatchSubmit,), answer=list[JobView]),
+    _submitter(
+        "GET",
+        "/jobs",
+        submitting.list_jobs,
         query=submitting.JobsQuery,
         answer=JobPage | list[JobView],
         refuses=(E.INVALID_CURSOR,),
-        **common,
-    )
-    yield Route(method="GET", path="/job/{id}", call=submitting.get_job, answer=JobView, refuses=_JOB, **common)
-    pages: tuple[tuple[str, Callable[[Context, Call], Any], Any], ...] = (
-        ("events", submitting.list_events, EventPage | list[EventView]),
-        ("attempts", submitting.list_attempts, AttemptPage),
-        ("checkpoints", submitting.list_checkpoints, CheckpointPage),
-    )
-    for name, call, answer in pages:
-        yield Route(
-            method="GET",
-            path=f"/job/{{id}}/{name}",
-            call=call,
-            query=submitting.PageQuery,
-            answer=answer,
-            refuses=(*_JOB, E.INVALID_CURSOR),
-            **common,
-        )
-    yield Route(
-        method="GET",
-        path="/job/{id}/logs",
-        call=logs.read,
-        query=logs.LogsQuery,
-        answer=LogPage,
-        refuses=(*_JOB, E.INVALID_CURSOR),
-        **common,
-    )
-    steering: tuple[tuple[str, Callable[[Context, Call], Any], tuple[type[BaseModel], ...]], ...] = (
-        ("stop", submitting.stop, (StopRequest,)),
-        ("pause", submitting.pause, (StopRequest,)),
-        ("resume", submitting.resume, (StopRequest,)),
-        ("retry", submitting.retry, (RetryRequest,)),
-    )
-    for name, call, body in steering:
-        yield Route(
-            method="POST",
-            path=f"/job/{{id}}/{name}",
-            call=call,
-            body=body,
-            body_required=False,
-            answer=TransitionAnswer,
-            refuses=(*_STEER, E.CHECKPOINT_NOT_FOUND),
-            **common,
-        )
-
-
-def _worker() -> Iterable[Route]:
-    common: dict[str, Any] = {"function": "worker", "scopes": WORKER}
-    asking: tuple[tuple[str, Callable[[Context, Call], Any]], ...] = (
-        ("/work", working.get_work),
-        ("/work/peek", working.peek_work),
-    )
-    for path, call in asking:
-        yield Route(
-            method="GET",
-            path=path,
-            call=call,
-            query=WorkQuery,
-            answer=list[WorkItem] | list[dict[str, Any]],
-            headers=("x-lease-aware",),
-            **common,
-        )
-    bearer: dict[str, Any] = {**common, "headers": (_TOKEN_LEASE,)}
-    yield Route(
-        method="POST",
-        path="/heartbeat/{id}",
-        call=working.heartbeat,
+    ),
+    _submitter("GET", "/job/{id}", submitting.get_job, answer=JobView, refuses=_JOB),
+    _page("/job/{id}/events", submitting.list_events, query=submitting.PageQuery, answer=EventPage | list[EventView]),
+    _page("/job/{id}/attempts", submitting.list_attempts, query=submitting.PageQuery, answer=AttemptPage),
+    _page("/job/{id}/checkpoints", submitting.list_checkpoints, query=submitting.PageQuery, answer=CheckpointPage),
+    _page("/job/{id}/logs", logs.read, query=logs.LogsQuery, answer=LogPage),
+    _steer("/job/{id}/stop", submitting.stop, body=(StopRequest,)),
+    _steer("/job/{id}/pause", submitting.pause, body=(StopRequest,)),
+    _steer("/job/{id}/resume", submitting.resume, body=(StopRequest,)),
+    _steer("/job/{id}/retry", submitting.retry, body=(RetryRequest,)),
+    _worker("GET", "/work", working.get_work, query=WorkQuery, answer=_WORK, headers=_LEASE_AWARE),
+    _worker("GET", "/work/peek", working.peek_work, query=WorkQuery, answer=_WORK, headers=_LEASE_AWARE),
+    _bearer(
+        "POST",
+        "/heartbeat/{id}",
+        working.heartbeat,
         body=(HeartbeatRequest,),
         body_required=False,
         answer=HeartbeatAnswer,
         refuses=_LEASE,
-        **bearer,
-    )
-    yield Route(
-        method="POST",
-        path="/progress",
-        call=checkpointing.register_zip,
+    ),
+    _bearer(
+        "POST",
+        "/progress",
+        checkpointing.register_zip,
         body=(ProgressRequest,),
         answer=StatusAnswer,
         refuses=(*_LEASE, E.NOT_STORED_YET, E.STEP_NOT_NEWER),
-        **bearer,
-    )
-    yield Route(
-        method="POST",
-        path="/complete",
-        call=working.complete,
-        body=(CompleteRequest,),
-        answer=TransitionAnswer,
-        refuses=(*_LEASE, E.NOT_STORED_YET, E.DIGEST_MISMATCH, E.UNKNOWN_BUCKET),
-        **bearer,
-    )
-    ending: tuple[tuple[str, Callable[[Context, Call], Any], type[BaseModel]], ...] = (
-        ("/fail", working.fail, FailRequest),
-        ("/release", working.release, ReleaseRequest),
-    )
-    for path, call, body in ending:
-        yield Route(
-            method="POST", path=path, call=call, body=(body,), answer=TransitionAnswer, refuses=_LEASE, **bearer
-        )
-    yield Route(
-        method="POST",
-        path="/job/{id}/checkpoints",
-        call=checkpointing.commit,
+    ),
+    _bearer("POST", "/complete", working.complete, body=(CompleteRequest,), answer=TransitionAnswer, refuses=_COMPLETE),
+    _bearer("POST", "/fail", working.fail, body=(FailRequest,), answer=TransitionAnswer, refuses=_LEASE),
+    _bearer("POST", "/release", working.release, body=(ReleaseRequest,), answer=TransitionAnswer, refuses=_LEASE),
+    _bearer(
+        "POST",
+        "/job/{id}/checkpoints",
+        checkpointing.commit,
         body=(Manifest,),
         answer=CommitAnswer,
         refuses=(*_LEASE, E.STEP_NOT_NEWER, E.CHECKPOINT_CONFLICT),
-        **bearer,
-    )
-    yield Route(
-        method="POST",
-        path="/job/{id}/checkpoints/{step}/urls",
-        call=checkpointing.blob_urls,
+    ),
+    _worker(
+        "POST",
+        "/job/{id}/checkpoints/{step}/urls",
+        checkpointing.blob_urls,
+        scopes=BOTH,
         body=(BlobUrlsRequest,),
         body_required=False,
         answer=BlobUrls,
         refuses=(*_JOB, E.CHECKPOINT_NOT_FOUND),
-        **{**common, "scopes": BOTH},
-    )
-    yield Route(
-        method="POST",
-        path="/job/{id}/checkpoints/{step}/damaged",
-        call=checkpointing.report_damaged,
+    ),
+    _bearer(
+        "POST",
+        "/job/{id}/checkpoints/{step}/damaged",
+        checkpointing.report_damaged,
         body=(DamagedRequest,),
         answer=StatusAnswer,
         refuses=(*_LEASE, E.CHECKPOINT_NOT_FOUND),
-        **bearer,
-    )
-    yield Route(
-        method="POST",
-        path="/job/{id}/artifacts",
-        call=artifacts.declare_artifacts,
+    ),
+    _bearer(
+        "POST",
+        "/job/{id}/artifacts",
+        artifacts.declare_artifacts,
         body=(ArtifactsRequest,),
         answer=ArtifactsAnswer,
         refuses=_LEASE,
-        **bearer,
-    )
-    yield Route(
-        method="GET",
-        path="/job/{id}/inputs",
-        call=transfers.list_inputs,
+    ),
+    _bearer(
+        "GET",
+        "/job/{id}/inputs",
+        transfers.list_inputs,
         query=transfers.InputsQuery,
         answer=InputPage,
         refuses=(*_LEASE, E.INVALID_CURSOR),
-        **bearer,
-    )
-    yield Route(
-        method="POST",
-        path="/job/{id}/logs",
-        call=logs.append,
-        body=(LogChunk,),
-        answer=StatusAnswer,
-        refuses=_LEASE,
-        **bearer,
-    )
-
-
-def _transfer() -> Iterable[Route]:
-    common: dict[str, Any] = {"function": "transfer", "scopes": BOTH}
-    yield Route(
-        method="GET",
-        path="/download/token",
-        call=transfers.download_token,
+    ),
+    _bearer("POST", "/job/{id}/logs", logs.append, body=(LogChunk,), answer=StatusAnswer, refuses=_LEASE),
+    _transfer(
+        "GET",
+        "/download/token",
+        transfers.download_token,
         query=TokenQuery,
         answer=TokenAnswer,
-        refuses=(E.UNKNOWN_BUCKET, E.OBJECT_NOT_FOUND, E.INVALID_KEY),
-        **common,
-    )
-    yield Route(
-        method="GET",
-        path="/download/{bucket}/{key+}",
-        call=transfers.download,
+        refuses=(*_PLACE, E.OBJECT_NOT_FOUND),
+    ),
+    _transfer(
+        "GET",
+        "/download/{bucket}/{key+}",
+        transfers.download,
         status=302,
         headers=("x-download-token",),
         refuses=_TOKEN,
-        **common,
-    )
-    yield Route(
-        method="GET",
-        path="/upload/token",
-        call=transfers.upload_token,
+    ),
+    _transfer(
+        "GET",
+        "/upload/token",
+        transfers.upload_token,
         query=TokenQuery,
         answer=TokenAnswer,
-        refuses=(E.UNKNOWN_BUCKET, E.INVALID_KEY, *_LEASE),
-        **common,
-    )
-    upload: dict[str, Any] = {
-        **common,
-        "path": "/upload/{bucket}/{key+}",
-        "query": transfers.UploadQuery,
-        "headers": ("x-upload-token",),
-        "refuses": (*_TOKEN, E.UPLOAD_NOT_FOUND),
-    }
-    yield Route(
-        method="POST",
+        refuses=(*_PLACE, *_LEASE),
+    ),
+    _upload(
+        "POST",
         call=transfers.upload_post,
         body=(MultipartComplete,),
         body_required=False,
         answer=MultipartCreated | StatusAnswer,
-        **upload,
-    )
-    yield Route(method="PUT", call=transfers.upload_put, status=307, **upload)
-    yield Route(method="DELETE", call=transfers.upload_delete, status=204, **upload)
-    yield Route(
-        method="POST",
-        path="/uploads",
-        call=transfers.upload_batch,
+    ),
+    _upload("PUT", call=transfers.upload_put, status=307),
+    _upload("DELETE", call=transfers.upload_delete, status=204),
+    _transfer(
+        "POST",
+        "/uploads",
+        transfers.upload_batch,
+        scopes=SUBMIT,
         body=(UploadBatch,),
         answer=UploadTargets,
-        refuses=(E.UNKNOWN_BUCKET, E.INVALID_KEY),
-        **{**common, "scopes": SUBMIT},
-    )
-    yield Route(
-        method="GET",
-        path="/data",
-        call=transfers.list_objects,
+        refuses=_PLACE,
+    ),
+    _transfer(
+        "GET",
+        "/data",
+        transfers.list_objects,
+        scopes=SUBMIT,
         query=ObjectQuery,
         answer=ObjectPage,
         refuses=(E.UNKNOWN_BUCKET, E.INVALID_CURSOR),
-        **{**common, "scopes": SUBMIT},
-    )
-
-
-def _admin() -> Iterable[Route]:
-    common: dict[str, Any] = {"function": "admin", "scopes": ADMIN}
-    yield Route(
-        method="POST",
-        path="/keys",
-        call=keys.create,
-        body=(KeyCreate,),
-        answer=KeyCreated,
-        refuses=(E.NOT_FOUND,),
-        **common,
-    )
-    yield Route(
-        method="GET",
-        path="/keys",
-        call=keys.list_keys,
-        query=keys.KeysQuery,
-        answer=KeyPage,
-        refuses=(E.INVALID_CURSOR,),
-        **common,
-    )
-    yield Route(
-        method="DELETE",
-        path="/keys/{id}",
-        call=keys.revoke,
-        status=204,
-        refuses=(E.NOT_FOUND, E.CONFLICT),
-        **common,
-    )
-    yield Route(method="GET", path="/health", call=keys.health, answer=HealthAnswer, **{**common, "scopes": NOBODY})
-
-
-ROUTES: tuple[Route, ...] = (*_submitter(), *_worker(), *_transfer(), *_admin())
+    ),
+    _admin("POST", "/keys", keys.create, body=(KeyCreate,), answer=KeyCreated, refuses=(E.KEY_NOT_FOUND,)),
+    _admin("GET", "/keys", keys.list_keys, query=keys.KeysQuery, answer=KeyPage, refuses=(E.INVALID_CURSOR,)),
+    _admin("DELETE", "/keys/{id}", keys.revoke, status=204, refuses=(E.KEY_NOT_FOUND, E.CONFLICT)),
+    _admin("GET", "/health", keys.health, scopes=NOBODY, answer=HealthAnswer),
+)
 
 
 def routes_of(function: Function) -> dict[str, Route]:

@@ -7,6 +7,8 @@ from typing import Annotated, Self
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from contract.transfers import CHECKPOINTS_BUCKET, DATA_BUCKET
+
 
 class Settings(BaseModel):
     """What a deployment decides. Each field is the environment variable `BATON_<NAME>`; a bad value fails at start.
@@ -18,9 +20,9 @@ class Settings(BaseModel):
 
     table_prefix: Annotated[str, Field(pattern=r"^[a-zA-Z0-9_.-]{1,64}$")] = "baton-"
     """Tables are named `<prefix>jobs`, `<prefix>heartbeats`, `<prefix>tokens`."""
-    data_bucket: str = "training-data"
+    data_bucket: str = DATA_BUCKET
     """Physical name of the bucket that the API calls `training-data`."""
-    checkpoints_bucket: str = "training-checkpoints"
+    checkpoints_bucket: str = CHECKPOINTS_BUCKET
     """Physical name of the bucket that the API calls `training-checkpoints`."""
     s3_endpoint: str | None = None
     """Any S3-compatible endpoint; unset means AWS."""

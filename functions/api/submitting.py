@@ -28,12 +28,12 @@ from functions.api import original
 from functions.api.context import Call, Context, job_of
 from functions.api.leasing import WRITE_TRIES, apply_decision
 from functions.api.paging import MAX_ANSWER_BYTES, fitting, size_of
-from functions.api.views import attempt_view, checkpoint_view, event_view, job_view
+from functions.api.views import attempt_view, checkpoint_view, event_view, job_view, transition_answer
 from functions.domain import jobs as rules
 from functions.domain.change import Change
 from functions.domain.errors import FenceBroken, Refusal, WriteConflict
 from functions.domain.records import Attempt, Job, Spec
-from functions.recipes import find_recipe
+from functions.recipes import built_in_recipes, find_recipe
 
 _IDEMPOTENCY_NAMESPACE = uuid.UUID("6ba7b812-9dad-11d1-80b4-00c04fd430c8")
 _BARE_LIST_LIMIT = 1000
@@ -52,7 +52,7 @@ class JobsQuery(WireModel):
 
 
 class PageQuery(WireModel):
-    """Query of paged lists. Example: `?limit=100&cursor=...`"""
+    """Query of paged lists. Example: `?limit=100`"""
 
     limit: PageLimit | None = None
     cursor: Cursor | None = None
@@ -221,7 +221,7 @@ def _steered(context: Context, call: Call, decide: Callable[[Job, Attempt | None
         job = apply_decision(context, decision)
     except FenceBroken as broken:
         raise Refusal(ErrorCode.CONFLICT, "The attempt ended at the same moment.") from broken
-    return TransitionAnswer(state=job.state.value, not_before=job.not_before)
+    return transition_answer(job)
 
 
 def _submit_one(context: Context, call: Call, body: JobSubmit | DreamboothSubmit, key: str | None) -> Job:
@@ -241,7 +241,8 @@ def _resolved(body: JobSubmit) -> Spec:
     if body.recipe is not None:
         recipe = find_recipe(body.recipe)
         if recipe is None:
-            raise Refusal(ErrorCode.UNKNOWN_RECIPE, f"No recipe {body.recipe}.", field="recipe")
+            known = ", ".join(sorted(built_in_recipes()))
+            raise Refusal(ErrorCode.UNKNOWN_RECIPE, f"No recipe {body.recipe}; there are {known}.", field="recipe")
         for name, problem in recipe.problems(parameters):
             raise Refusal(ErrorCode.INVALID_VALUE, f"Parameter {name!r} {problem}.", field=f"parameters.{name}")
         parameters = recipe.filled(parameters)

@@ -7,11 +7,11 @@ of callers may do it at once; what another one did first is left alone.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from typing import ParamSpec, TypeVar
 
-from contract.jobs import JobState
+from contract.jobs import JobState, ReasonCode
 from functions.domain import jobs as rules
 from functions.domain.errors import FenceBroken, Refusal, WriteConflict
 from functions.domain.ports import JobStore, LeaseStore
@@ -52,9 +52,9 @@ def sweep(jobs: JobStore, leases: LeaseStore, now: int, *, limit: int = SWEEP_LI
     watch = keep_watch(leases, now)
     due = leases.due(now, limit=limit)
     expired = [lease for lease in _leases(leases, due) if not lease.closed and lease.expires_at <= now]
-    reclaimed = _count(_by_itself(lease.job_id, reclaim, jobs, leases, lease.job_id, now, watch) for lease in expired)
+    reclaimed = sum(_by_itself(lease.job_id, reclaim, jobs, leases, lease.job_id, now, watch) for lease in expired)
     timed = jobs.due_timers(now, limit=limit)
-    timers = _count(_by_itself(job_id, run_timer, jobs, job_id, now) for job_id in timed)
+    timers = sum(_by_itself(job_id, run_timer, jobs, job_id, now) for job_id in timed)
     return Swept(
         reclaimed=reclaimed,
         timers=timers,
@@ -71,10 +71,10 @@ def tidy_queue(jobs: JobStore, leases: LeaseStore, *, tenant: str, queue: str, n
     if expired:
         watch = keep_watch(leases, now)
         lost = [job for job in _jobs(jobs, [lease.job_id for lease in expired]) if job.queue == queue]
-        done += _count(_by_itself(job.id, reclaim, jobs, leases, job.id, now, watch) for job in lost)
+        done += sum(_by_itself(job.id, reclaim, jobs, leases, job.id, now, watch) for job in lost)
     timed = _jobs(jobs, jobs.due_timers(now, limit=TIDY_LIMIT))
     waiting = [job for job in timed if (job.tenant, job.queue) == (tenant, queue)]
-    return done + _count(_by_itself(job.id, run_timer, jobs, job.id, now) for job in waiting)
+    return done + sum(_by_itself(job.id, run_timer, jobs, job.id, now) for job in waiting)
 
 
 def keep_watch(leases: LeaseStore, now: int) -> Watch:
@@ -128,7 +128,7 @@ def end_overdue(jobs: JobStore, job_id: str, epoch: int, now: int) -> str:
             continue
         job = change.job
         break
-    return job.reason.code if job is not None and job.reason is not None else "max_runtime"
+    return job.reason.code if job is not None and job.reason is not None else ReasonCode.MAX_RUNTIME
 
 
 def _applied(jobs: JobStore, job: Job, attempt: Attempt, lease: Lease, now: int) -> bool:
@@ -177,7 +177,3 @@ def _readable(
 
 def _running_attempt(jobs: JobStore, job: Job) -> Attempt | None:
     return jobs.attempt(job.id, job.epoch) if job.state is JobState.RUNNING else None
-
-
-def _count(outcomes: Iterable[bool]) -> int:
-    return sum(outcomes)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import Field
 
@@ -12,6 +12,9 @@ from contract.base import WireModel
 from contract.errors import ErrorCode
 from contract.keys import Scope
 from contract.transfers import (
+    BUCKETS,
+    CHECKPOINTS_BUCKET,
+    DATA_BUCKET,
     MultipartComplete,
     MultipartCreated,
     ObjectPage,
@@ -24,7 +27,7 @@ from contract.transfers import (
     UploadTargets,
 )
 from contract.work import InputObject, InputPage, StatusAnswer
-from functions.api.context import BUCKETS, CHECKPOINTS, DATA, Call, Context, NoContent, Redirect, WithHeaders, job_of
+from functions.api.context import Call, Context, NoContent, Redirect, WithHeaders, job_of
 from functions.api.leasing import require_lease
 from functions.api.original import zip_step
 from functions.domain.errors import Refusal
@@ -48,7 +51,7 @@ class UploadQuery(WireModel):
 
 
 class InputsQuery(WireModel):
-    """Query of `GET /job/{id}/inputs`. Example: `?cursor=...`
+    """Query of `GET /job/{id}/inputs`: the `next_cursor` of the page before.
 
     A cursor holds a prefix and a key, of up to 900 bytes each, in base64.
     """
@@ -188,14 +191,14 @@ def list_inputs(context: Context, call: Call) -> InputPage:
     if not refs:
         return InputPage(inputs=[], expires_at=expires_at)
     ref = refs[number]
-    page = context.objects.list(call.tenant, DATA, ref.prefix, limit=_INPUTS_PER_PAGE, cursor=cursor)
+    page = context.objects.list(call.tenant, DATA_BUCKET, ref.prefix, limit=_INPUTS_PER_PAGE, cursor=cursor)
     inputs = [
         InputObject(
             key=item.key,
             path=_input_path(ref.prefix, ref.into, item.key),
             size_bytes=item.size_bytes,
             etag=item.etag,
-            url=context.objects.presign_get(call.tenant, DATA, item.key, expires_s=life_s),
+            url=context.objects.presign_get(call.tenant, DATA_BUCKET, item.key, expires_s=life_s),
         )
         for item in page.items
     ]
@@ -223,17 +226,17 @@ def _input_path(prefix: str, into: str, key: str) -> str:
     return f"{into}/{below}" if into else below
 
 
-def _granted(context: Context, call: Call, query: TokenQuery, purpose: str, life_s: int) -> TokenAnswer:
+def _granted(
+    context: Context, call: Call, query: TokenQuery, purpose: Literal["download", "upload"], life_s: int
+) -> TokenAnswer:
     token = context.random.token()
-    grant = TransferGrant.model_validate(
-        {
-            "token_sha256": token_digest(token),
-            "purpose": purpose,
-            "tenant": call.tenant,
-            "bucket": query.bucket,
-            "key": query.key,
-            "expires_at": call.now + life_s,
-        }
+    grant = TransferGrant(
+        token_sha256=token_digest(token),
+        purpose=purpose,
+        tenant=call.tenant,
+        bucket=query.bucket,
+        key=query.key,
+        expires_at=call.now + life_s,
     )
     context.tokens.put_grant(grant)
     return TokenAnswer(token=token, expires_at=grant.expires_at)
@@ -289,7 +292,7 @@ def _protect(context: Context, call: Call, query: TokenQuery) -> None:
 
 def _job_of_key(bucket: str, key: str) -> re.Match[str] | None:
     """The job's id and the next part of the key, if it lies below a job's prefix."""
-    return _JOB_KEY.match(key) if bucket == CHECKPOINTS else None
+    return _JOB_KEY.match(key) if bucket == CHECKPOINTS_BUCKET else None
 
 
 def _writable(context: Context, call: Call, bucket: str, key: str) -> None:
@@ -298,7 +301,7 @@ def _writable(context: Context, call: Call, bucket: str, key: str) -> None:
     if found is None:
         return
     if found[2] in _OURS:
-        raise Refusal(ErrorCode.INVALID_KEY, f"{key} belongs to the job's committed contents.", field="key")
+        raise Refusal(ErrorCode.INVALID_KEY, f"{key}: only commits write to {found[2]}/ of a job.", field="key")
     job = context.jobs.get(found[1])
     if job is None or job.tenant != call.tenant:
         if Scope.SUBMIT in call.principal.scopes:
@@ -316,7 +319,7 @@ def _require_uncommitted(context: Context, job: Job, key: str) -> None:
     # What a retry left behind counts no more: the new attempt makes a zip of the same name.
     if record is not None and record.legacy_key == key and not record.damaged and job.in_history(record):
         raise Refusal(ErrorCode.CHECKPOINT_CONFLICT, f"{key} is a committed checkpoint.", field="key")
-    if any((artifact.bucket, artifact.key) == (CHECKPOINTS, key) for artifact in job.artifacts):
+    if any((artifact.bucket, artifact.key) == (CHECKPOINTS_BUCKET, key) for artifact in job.artifacts):
         raise Refusal(ErrorCode.JOB_FINISHED, f"{key} is an output of the complete job {job.id}.", field="key")
 
 

@@ -8,7 +8,8 @@ from contract.checkpoints import CheckpointView
 from contract.history import AttemptView, EventView
 from contract.jobs import JobState, JobView
 from contract.keys import KeyView
-from functions.api.context import CHECKPOINTS
+from contract.transfers import CHECKPOINTS_BUCKET
+from contract.work import TransitionAnswer
 from functions.api.original import event_name, job_columns
 from functions.domain.checkpoints import job_prefix
 from functions.domain.records import ApiKey, Attempt, CheckpointRecord, Event, Job, Lease
@@ -47,7 +48,7 @@ def job_view(job: Job, lease: Lease | None = None) -> JobView:
         checkpoint_step=job.checkpoint_step,
         progress=(held.progress if held else None) or job.progress,
         artifacts=job.artifacts,
-        checkpoint_bucket=CHECKPOINTS,
+        checkpoint_bucket=CHECKPOINTS_BUCKET,
         checkpoint_prefix=job_prefix(job.id),
         machine_id=held.machine_id if held else None,
         lease_expires_at=held.expires_at if held else None,
@@ -82,6 +83,11 @@ def checkpoint_view(job: Job, record: CheckpointRecord) -> CheckpointView:
         pinned=record.pinned,
         damaged=record.damaged,
     )
+
+
+def transition_answer(job: Job) -> TransitionAnswer:
+    """Where the job stands after a call that moved it."""
+    return TransitionAnswer(state=job.state.value, not_before=job.not_before)
 
 
 def key_view(key: ApiKey) -> KeyView:

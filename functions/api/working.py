@@ -8,7 +8,8 @@ from typing import Any
 
 from contract.checkpoints import CheckpointRef
 from contract.errors import ErrorCode
-from contract.jobs import JobState, Progress, Reason
+from contract.jobs import JobState, Progress, Reason, ReasonCode
+from contract.transfers import CHECKPOINTS_BUCKET, DATA_BUCKET
 from contract.work import (
     AGENT_CRASHED,
     CompleteRequest,
@@ -24,9 +25,11 @@ from functions.api import original
 from functions.api.artifacts import verified_artifacts, verified_original_model
 from functions.api.checkpointing import sound_checkpoints
 from functions.api.claiming import Claimed, claim_next, peek_next
-from functions.api.context import CHECKPOINTS, DATA, Call, Context, job_of
+from functions.api.context import Call, Context, job_of
 from functions.api.leasing import apply_as_bearer
+from functions.api.paging import every_item
 from functions.api.sweeping import end_overdue
+from functions.api.views import transition_answer
 from functions.domain import jobs as rules
 from functions.domain.checkpoints import job_prefix
 from functions.domain.errors import FenceBroken, Refusal, StorageUnavailable, WriteConflict
@@ -112,7 +115,7 @@ def complete(context: Context, call: Call) -> TransitionAnswer:
     fence = call.fence(body.job_id, body.machine_id)
     job, lease = _held(context, call, fence, repeated=("complete",))
     if lease is None:
-        return TransitionAnswer(state=job.state.value)
+        return transition_answer(job)
     if lease.token_sha256 is None:
         artifacts = verified_original_model(context, call, job, body)
     else:
@@ -124,7 +127,7 @@ def complete(context: Context, call: Call) -> TransitionAnswer:
         fence,
         lambda job, attempt: rules.complete(job, attempt, fence, artifacts=artifacts, progress=progress, now=call.now),
     )
-    return TransitionAnswer(state=ended.state.value, not_before=ended.not_before)
+    return transition_answer(ended)
 
 
 def fail(context: Context, call: Call) -> TransitionAnswer:
@@ -133,14 +136,14 @@ def fail(context: Context, call: Call) -> TransitionAnswer:
     fence = call.fence(body.job_id, body.machine_id)
     job, lease = _held(context, call, fence, repeated=("failed",))
     if lease is None:
-        return TransitionAnswer(state=job.state.value, not_before=job.not_before)
+        return transition_answer(job)
     ended = apply_as_bearer(
         context,
         call,
         fence,
         lambda job, attempt: rules.fail(job, attempt, fence, body, progress=lease.progress, now=call.now),
     )
-    return TransitionAnswer(state=ended.state.value, not_before=ended.not_before)
+    return transition_answer(ended)
 
 
 def release(context: Context, call: Call) -> TransitionAnswer:
@@ -150,7 +153,7 @@ def release(context: Context, call: Call) -> TransitionAnswer:
     repeated = ("interrupted",) if body.reason == AGENT_CRASHED else ("released", "paused")
     job, lease = _held(context, call, fence, repeated=repeated)
     if lease is None:
-        return TransitionAnswer(state=job.state.value, not_before=job.not_before)
+        return transition_answer(job)
     reason = Reason(code=body.reason, message=body.message)
     ended = apply_as_bearer(
         context,
@@ -158,7 +161,7 @@ def release(context: Context, call: Call) -> TransitionAnswer:
         fence,
         lambda job, attempt: rules.release(job, attempt, fence, reason=reason, progress=lease.progress, now=call.now),
     )
-    return TransitionAnswer(state=ended.state.value, not_before=ended.not_before)
+    return transition_answer(ended)
 
 
 def _held(context: Context, call: Call, fence: Fence, *, repeated: tuple[str, ...]) -> tuple[Job, Lease | None]:
@@ -214,7 +217,7 @@ def _not_running(fence: Fence) -> Refusal:
 
 def _release_for_pause(context: Context, call: Call, fence: Fence, lease: Lease) -> None:
     """Pause under a client of the original: it knows no directives, so the job is taken from it."""
-    reason = Reason(code="paused_by_user")
+    reason = Reason(code=ReasonCode.PAUSED_BY_USER)
     apply_as_bearer(
         context,
         call,
@@ -234,7 +237,7 @@ def _hand_back(context: Context, call: Call, claimed: Claimed) -> None:
         token_sha256=lease.token_sha256,
         machine_id=lease.machine_id,
     )
-    reason = Reason(code="not_handed_out", message="the storage failed while the claim was answered")
+    reason = Reason(code=ReasonCode.NOT_HANDED_OUT, message="the storage failed while the claim was answered")
     try:
         context.jobs.apply(
             rules.release(claimed.job, claimed.attempt, fence, reason=reason, progress=None, now=call.now)
@@ -260,8 +263,8 @@ def _work_item(context: Context, call: Call, claimed: Claimed, token: str) -> Wo
         environment=job.spec.environment,
         inputs=job.spec.inputs,
         outputs=job.spec.outputs,
-        data_bucket=DATA,
-        checkpoint_bucket=CHECKPOINTS,
+        data_bucket=DATA_BUCKET,
+        checkpoint_bucket=CHECKPOINTS_BUCKET,
         checkpoint_prefix=job_prefix(job.id),
         resume=_resume_choices(context, call, job),
         last_step=job.progress.step if job.progress else None,
@@ -278,7 +281,7 @@ def _resume_choices(context: Context, call: Call, job: Job) -> list[CheckpointRe
             epoch=record.epoch,
             manifest_url=context.objects.presign_get(
                 call.tenant,
-                CHECKPOINTS,
+                CHECKPOINTS_BUCKET,
                 record.legacy_key or record.manifest_key,
                 expires_s=context.settings.url_life_s,
             ),
@@ -303,14 +306,12 @@ def _original_work(context: Context, call: Call, job: Job, lease: Lease | None) 
 def _all_keys(context: Context, call: Call, prefix: str, room_bytes: int) -> list[str]:
     """The keys below the prefix, up to what an answer can hold."""
     keys: list[str] = []
-    cursor: str | None = None
-    while True:
-        page = context.objects.list(call.tenant, DATA, prefix, limit=1000, cursor=cursor)
-        keys += [entry.key for entry in page.items]
-        room_bytes -= sum(len(entry.key.encode()) for entry in page.items)
-        cursor = page.cursor
+    for entry in every_item(
+        lambda cursor: context.objects.list(call.tenant, DATA_BUCKET, prefix, limit=1000, cursor=cursor)
+    ):
+        room_bytes -= len(entry.key.encode())
         if room_bytes < 0:
             logger.warning("the list of inputs is cut: no answer could hold it", extra={"reason": prefix})
-            return keys
-        if cursor is None:
-            return keys
+            break
+        keys.append(entry.key)
+    return keys

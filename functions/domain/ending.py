@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from contract.history import EventType
-from contract.jobs import AttemptEnd, JobCounters, JobState, Progress, Reason
+from contract.jobs import AttemptEnd, JobCounters, JobState, Progress, Reason, ReasonCode
 from functions.domain import retry as retry_policy
 from functions.domain.change import Change, CloseLease, changed
 from functions.domain.leases import Fence
@@ -119,7 +119,7 @@ def requeued(
         updates.update(failed_at=now, pause_requested=False, stale=False)
     elif job.pause_requested:
         # The reason since the request is the user's.
-        state, job_reason, not_before = JobState.PAUSED, job.reason or Reason(code="paused_by_user"), None
+        state, job_reason, not_before = JobState.PAUSED, job.reason or Reason(code=ReasonCode.PAUSED_BY_USER), None
         updates.update(pause_requested=False, stale=False)
     change = end_attempt(
         job,

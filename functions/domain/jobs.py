@@ -17,7 +17,7 @@ from typing import Any
 
 from contract.errors import ErrorCode
 from contract.history import EventType
-from contract.jobs import Artifact, AttemptEnd, JobCounters, JobState, Progress, Reason
+from contract.jobs import Artifact, AttemptEnd, JobCounters, JobState, Progress, Reason, ReasonCode
 from contract.work import AGENT_CRASHED, Directive, FailRequest, WorkQuery
 from functions.domain import retry as retry_policy
 from functions.domain.change import Change, DirectLease, OpenLease, changed
@@ -142,7 +142,7 @@ def fail(
     """The worker gives the job up: back to the queue after a pause, or failed for good."""
     require_running(job)
     now_avoided = retry_policy.avoided(job.avoid, attempt.machine_id, job.spec.policy, now)
-    node_fault = retry_policy.charged_to_node(report.failure_class)
+    node_fault = report.failure_class.node_fault
     counters = counted(job.counters, **{"node_faults" if node_fault else "failures": 1})
     reason = Reason(code=report.failure_class.value, message=report.message)
     attempt = attempt.model_copy(
@@ -196,7 +196,7 @@ def interrupt(job: Job, attempt: Attempt, lease: Lease, *, now: int) -> Change:
     if lease.closed or lease.epoch != job.epoch or lease.expires_at > now:
         raise Refusal(ErrorCode.ILLEGAL_TRANSITION, f"The lease of job {job.id} has not run out.")
     last_seen_at = lease.expires_at - lease.duration_s
-    reason = Reason(code="lease_expired", message=f"no heartbeat for {now - last_seen_at} s")
+    reason = Reason(code=ReasonCode.LEASE_EXPIRED, message=f"no heartbeat for {now - last_seen_at} s")
     return _interrupted(
         job, attempt, reason, now, fence=None, expired_at=now, seen_until=last_seen_at, progress=lease.progress
     )
@@ -240,7 +240,7 @@ def cancel(job: Job, attempt: Attempt | None, *, message: str, now: int) -> Chan
         raise Refusal(ErrorCode.JOB_CANCELED, f"Job {job.id} is already canceled.")
     if job.state.terminal:
         raise Refusal(ErrorCode.JOB_FINISHED, f"Job {job.id} is {job.state}.")
-    reason = Reason(code="canceled_by_user", message=message)
+    reason = Reason(code=ReasonCode.CANCELED_BY_USER, message=message)
     updates: dict[str, Any] = {
         "state": JobState.CANCELED,
         "canceled_at": now,
@@ -253,13 +253,15 @@ def cancel(job: Job, attempt: Attempt | None, *, message: str, now: int) -> Chan
 
 def pause(job: Job, *, message: str, now: int) -> Change:
     """Hold the job. A running one is asked to commit a checkpoint and hand itself back first."""
-    reason = Reason(code="paused_by_user", message=message)
+    reason = Reason(code=ReasonCode.PAUSED_BY_USER, message=message)
     if job.state is JobState.PENDING:
         change = changed(job, now, state=JobState.PAUSED, reason=reason, not_before=None)
         return change.with_event(EventType.PAUSED, now, message=message)
     if job.state is JobState.RUNNING and not job.pause_requested:
         change = changed(job, now, pause_requested=True, reason=reason)
-        direct = DirectLease(job_id=job.id, epoch=job.epoch, directive=Directive.PAUSE, reason="paused_by_user")
+        direct = DirectLease(
+            job_id=job.id, epoch=job.epoch, directive=Directive.PAUSE, reason=ReasonCode.PAUSED_BY_USER
+        )
         return replace(change, lease=direct).with_event(EventType.PAUSE_REQUESTED, now, message=message)
     if job.state.terminal:
         raise Refusal(ErrorCode.JOB_FINISHED, f"Job {job.id} is {job.state}.")
@@ -274,7 +276,7 @@ def resume(job: Job, *, now: int) -> Change:
         direct = DirectLease(job_id=job.id, epoch=job.epoch, directive=Directive.CONTINUE, reason="")
         change = replace(changed(job, now, pause_requested=False, reason=None), lease=direct)
     elif job.state.terminal:
-        raise Refusal(ErrorCode.JOB_FINISHED, f"Job {job.id} is {job.state}; retry it to run it again.")
+        raise Refusal(ErrorCode.JOB_FINISHED, f"Job {job.id} is {job.state}.")
     else:
         raise Refusal(ErrorCode.ILLEGAL_TRANSITION, f"Job {job.id} is {job.state}, not paused.")
     return change.with_event(EventType.RESUMED, now)
@@ -291,7 +293,10 @@ def retry(
         raise Refusal(ErrorCode.ILLEGAL_TRANSITION, f"Job {job.id} is {job.state}; only an ended job can be retried.")
     deadline_at = job.spec.policy.deadline_at
     if deadline_at is not None and deadline_at <= now:
-        raise Refusal(ErrorCode.ILLEGAL_TRANSITION, f"The deadline of job {job.id} has passed.")
+        raise Refusal(
+            ErrorCode.ILLEGAL_TRANSITION,
+            f"The deadline {deadline_at} of job {job.id} has passed; it is {now} now. Submit it anew with a later one.",
+        )
     counters = JobCounters(attempts=job.counters.attempts) if reset_counters else job.counters
     branches = job.branches
     if not keep_checkpoint and (from_step, from_epoch) != (job.checkpoint_step, job.checkpoint_epoch):
@@ -340,9 +345,9 @@ def out_of_time(job: Job, attempt: Attempt | None, *, now: int) -> Change:
     if job.state.terminal:
         raise Refusal(ErrorCode.JOB_FINISHED, f"Job {job.id} is {job.state}.")
     if deadline_at is not None and deadline_at <= now:
-        reason = Reason(code="deadline", message=f"the deadline {deadline_at} has passed")
+        reason = Reason(code=ReasonCode.DEADLINE, message=f"the deadline {deadline_at} has passed")
     elif max_runtime_s is not None and job.counters.runtime_s + running_s >= max_runtime_s:
-        reason = Reason(code="max_runtime", message=f"ran for the {max_runtime_s} s that the policy allows")
+        reason = Reason(code=ReasonCode.MAX_RUNTIME, message=f"ran for the {max_runtime_s} s that the policy allows")
     else:
         raise Refusal(ErrorCode.ILLEGAL_TRANSITION, f"Job {job.id} has time left.")
     updates: dict[str, Any] = {"state": JobState.FAILED, "failed_at": now, "not_before": None, "pause_requested": False}

@@ -26,7 +26,7 @@ LEASE_KEPT_S = 7 * 86_400
 
 
 def token_digest(token: str) -> str:
-    """SHA-256 of a token, hex: all that is kept of it."""
+    """SHA-256, hex, of a token or of a key's secret: all that is kept of it. 256 random bits need no slow hash."""
     return hashlib.sha256(token.encode()).hexdigest()
 
 

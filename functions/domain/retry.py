@@ -1,8 +1,8 @@
-"""Retry policy: which budget an ended attempt is charged to, how long to wait, when to give up."""
+"""Retry policy: how long to wait, which machines to avoid, when to give up."""
 
 from __future__ import annotations
 
-from contract.jobs import FailureClass, Policy, Reason
+from contract.jobs import Policy, Reason, ReasonCode
 from functions.domain.records import Job
 
 MAX_BACKOFF_S = 3600
@@ -22,11 +22,11 @@ def cap_reached(job: Job) -> Reason | None:
     """The reason to park the job for good; None while every budget has something left."""
     policy, counters = job.spec.policy, job.counters
     budgets = (
-        ("failure_cap", counters.failures, policy.max_failures, "failed"),
-        ("node_fault_cap", counters.node_faults, policy.max_node_faults, "met a faulty machine"),
-        ("interruption_cap", counters.interruptions, policy.max_interruptions, "lost its machine"),
+        (ReasonCode.FAILURE_CAP, counters.failures, policy.max_failures, "failed"),
+        (ReasonCode.NODE_FAULT_CAP, counters.node_faults, policy.max_node_faults, "met a faulty machine"),
+        (ReasonCode.INTERRUPTION_CAP, counters.interruptions, policy.max_interruptions, "lost its machine"),
         (
-            "fruitless_interruption_cap",
+            ReasonCode.FRUITLESS_INTERRUPTION_CAP,
             job.fruitless_interruptions,
             policy.max_fruitless_interruptions,
             "lost its machine in a row without committing a checkpoint",
@@ -36,7 +36,9 @@ def cap_reached(job: Job) -> Reason | None:
         if used >= allowed:
             return Reason(code=code, message=f"{what} {used} times; the policy allows {allowed}")
     if policy.max_runtime_s is not None and counters.runtime_s >= policy.max_runtime_s:
-        return Reason(code="max_runtime", message=f"ran for the {policy.max_runtime_s} s that the policy allows")
+        return Reason(
+            code=ReasonCode.MAX_RUNTIME, message=f"ran for the {policy.max_runtime_s} s that the policy allows"
+        )
     return None
 
 
@@ -47,8 +49,3 @@ def avoided(avoid: dict[str, int], machine_id: str | None, policy: Policy, now: 
         kept[machine_id] = now + policy.avoid_machine_s
     newest = sorted(kept.items(), key=lambda entry: entry[1], reverse=True)[:MAX_AVOIDED_MACHINES]
     return dict(newest)
-
-
-def charged_to_node(failure_class: FailureClass) -> bool:
-    """True when the machine's budget pays for this failure."""
-    return failure_class.node_fault

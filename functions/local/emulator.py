@@ -13,15 +13,15 @@ import urllib.error
 import urllib.request
 from collections.abc import Mapping
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 import boto3
 from botocore.config import Config
 
+from functions.local.running import HOST, Running, bound_socket
+
 logger = logging.getLogger(__name__)
 
-HOST = "127.0.0.1"
 REGION = "us-east-1"
 START_TIMEOUT_S = 30.0
 STOP_TIMEOUT_S = 15.0
@@ -35,8 +35,8 @@ class EmulatorError(Exception):
     """The emulator could not be started, or died. The message ends with the last lines of its log."""
 
 
-class Emulator:
-    """One ministack process; a context manager, usable again after it was stopped.
+class Emulator(Running):
+    """One ministack process; usable again after it was stopped.
 
     `state_dir`: where everything is kept across restarts (see README.md for what survives what); None keeps it in
     memory. `port`: 0 takes a free one. `start_timeout_s`, `stop_timeout_s`: seconds to come up and to save and leave.
@@ -60,15 +60,6 @@ class Emulator:
         self._scratch: tempfile.TemporaryDirectory[str] | None = None
         self._log_path: Path | None = None
 
-    def __enter__(self) -> Self:
-        self.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self.stop()
-
     @property
     def endpoint_url(self) -> str:
         """Where AWS clients go. Raises EmulatorError when it is not running."""
@@ -88,16 +79,11 @@ class Emulator:
         if self._process is not None:
             raise EmulatorError("the emulator is already running")
         python = find_python()
-        listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+        try:
+            listener = bound_socket(self._wanted_port)
+        except OSError as error:
+            raise EmulatorError(str(error)) from error
         with listener:
-            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            # Connections inherit it. asyncio sets it only on sockets made with an explicit protocol number; without
-            # it each answer on a kept-alive connection waits 40 ms for a delayed acknowledgement.
-            listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            try:
-                listener.bind((HOST, self._wanted_port))
-            except OSError as error:
-                raise EmulatorError(f"port {self._wanted_port} on {HOST} is not free: {error}") from error
             # Bound here and handed down: nobody else can take the port in between.
             self._port = listener.getsockname()[1]
             self._spawn(python, listener)

@@ -17,8 +17,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 import uvicorn
 from starlette.applications import Starlette
@@ -27,8 +26,9 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from contract.errors import ErrorCode
-
-from .events import (
+from functions.api.errors import error_response
+from functions.domain.errors import Refusal
+from functions.local.events import (
     BadAnswerError,
     HttpRequest,
     HttpResponse,
@@ -40,18 +40,17 @@ from .events import (
     http_response,
     new_request_id,
 )
+from functions.local.running import HOST, Running, bound_socket
 
 logger = logging.getLogger(__name__)
 
 LambdaHandler = Callable[[dict[str, Any], Any], dict[str, Any]]
 
-HOST = "127.0.0.1"
 BODY_LIMIT_BYTES = 10 * 1024 * 1024
 # An over-long body is read to here, so that the sender gets its 413 rather than a broken connection.
 DRAIN_LIMIT_BYTES = 8 * BODY_LIMIT_BYTES
 HANDLER_TIMEOUT_S = 30.0
 HANDLER_THREADS = 64
-CACHED_KEYS = 1024
 START_TIMEOUT_S = 10.0
 STOP_TIMEOUT_S = 10.0
 IDENTITY_HEADER = "x-api-key"
@@ -91,18 +90,9 @@ class LocalContext:
         return max(0, int((self._deadline - time.monotonic()) * 1000))
 
 
-def build_front(
-    routes: Sequence[FrontRoute],
-    authorizer: LambdaHandler,
-    *,
-    authorizer_cache_s: int = 0,
-    clock: Callable[[], float] = time.time,
-) -> Starlette:
-    """The ASGI application. `authorizer_cache_s`: how long one key's verdict holds, as deployed; 0 asks each time.
-
-    Raises ValueError for a malformed or repeated route.
-    """
-    front = _Front(routes, authorizer, authorizer_cache_s, clock)
+def build_front(routes: Sequence[FrontRoute], authorizer: LambdaHandler) -> Starlette:
+    """The ASGI application. Raises ValueError for a malformed or repeated route."""
+    front = _Front(routes, authorizer)
 
     @asynccontextmanager
     async def lifespan(_: Starlette) -> AsyncIterator[None]:
@@ -116,13 +106,7 @@ def build_front(
 
 
 class _Front:
-    def __init__(
-        self,
-        routes: Sequence[FrontRoute],
-        authorizer: LambdaHandler,
-        authorizer_cache_s: int,
-        clock: Callable[[], float],
-    ) -> None:
+    def __init__(self, routes: Sequence[FrontRoute], authorizer: LambdaHandler) -> None:
         keys = [route.key for route in routes]
         if len(set(keys)) != len(keys):
             raise ValueError(f"repeated routes: {sorted({key for key in keys if keys.count(key) > 1})}")
@@ -130,9 +114,6 @@ class _Front:
         # The most specific route that matches wins, whatever the order of declaration.
         self._routes = sorted(parsed, key=lambda entry: entry[1].rank, reverse=True)
         self._authorizer = authorizer
-        self._cache_s = authorizer_cache_s
-        self._cache: dict[str, tuple[float, dict[str, Any]]] = {}
-        self._clock = clock
         self._threads = ThreadPoolExecutor(HANDLER_THREADS, thread_name_prefix="handler")
 
     def close(self) -> None:
@@ -159,24 +140,23 @@ class _Front:
     async def _answer(self, request: Request, request_id: str) -> HttpResponse:
         body = await _read(request)
         if body is None:
-            message = f"The body is larger than {BODY_LIMIT_BYTES} bytes; send large data through an upload."
-            return _error(413, ErrorCode.PAYLOAD_TOO_LARGE, message, request_id)
+            return _refused(
+                Refusal(ErrorCode.PAYLOAD_TOO_LARGE, f"The body is larger than {BODY_LIMIT_BYTES} bytes."), request_id
+            )
         incoming = _http_request(request, body)
         path = decode_path(incoming.raw_path)
         found = self._match(incoming.method, path)
         if found is None:
-            message = f"There is no {incoming.method} {path}."
-            return _error(404, ErrorCode.NOT_FOUND, message, request_id)
+            return _refused(Refusal(ErrorCode.NOT_FOUND, f"No route {incoming.method} {path}."), request_id)
         route, parameters = found
-        fields = common_fields(incoming, route.key, path, parameters, request_id=request_id, now_s=self._clock())
+        fields = common_fields(incoming, route.key, path, parameters, request_id=request_id, now_s=time.time())
         context: dict[str, Any] | None = None
         if route.guarded:
             identity = fields["headers"].get(IDENTITY_HEADER, "")
             if not identity:
-                message = f"Send an API key in the {IDENTITY_HEADER} header."
-                return _error(401, ErrorCode.UNAUTHORIZED, message, request_id, field=IDENTITY_HEADER)
-            verdict = await self._verdict(fields, identity)
-            if verdict is None:
+                return _refused(Refusal(ErrorCode.UNAUTHORIZED, field=IDENTITY_HEADER), request_id)
+            verdict = await self._run(self._authorizer, authorizer_event(fields, identity), "authorizer")
+            if not isinstance(verdict, dict):
                 return _gateway_error(500, "Internal Server Error")
             if verdict.get("isAuthorized") is not True:
                 return _gateway_error(403, "Forbidden")
@@ -190,21 +170,6 @@ class _Front:
                 if parameters is not None:
                     return route, parameters
         return None
-
-    async def _verdict(self, fields: dict[str, Any], identity: str) -> dict[str, Any] | None:
-        """The authorizer's answer for this key, None when it failed. Kept for `authorizer_cache_s`."""
-        now_s = self._clock()
-        kept = self._cache.get(identity)
-        if kept is not None and kept[0] > now_s:
-            return kept[1]
-        verdict = await self._run(self._authorizer, authorizer_event(fields, identity), "authorizer")
-        if not isinstance(verdict, dict):
-            return None
-        if self._cache_s > 0:
-            if len(self._cache) >= CACHED_KEYS:
-                self._cache.clear()
-            self._cache[identity] = (now_s + self._cache_s, verdict)
-        return verdict
 
     async def _invoke(self, route: FrontRoute, event: dict[str, Any]) -> HttpResponse:
         answer = await self._run(route.handler, event, route.key)
@@ -228,24 +193,15 @@ class _Front:
             return error
 
 
-class FrontServer:
-    """An application served by uvicorn in a thread, on 127.0.0.1; a context manager. `port` 0 takes a free one."""
+class FrontServer(Running):
+    """An application served by uvicorn in a thread, on 127.0.0.1. `port` 0 takes a free one."""
 
-    def __init__(self, application: Starlette, *, port: int = 0, host: str = HOST) -> None:
+    def __init__(self, application: Starlette, *, port: int = 0) -> None:
         self._application = application
-        self._address = (host, port)
+        self._port = port
         self._server: _Server | None = None
         self._thread: threading.Thread | None = None
         self._url = ""
-
-    def __enter__(self) -> Self:
-        self.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self.stop()
 
     @property
     def url(self) -> str:
@@ -258,11 +214,7 @@ class FrontServer:
         """Bind, serve, and return when requests are answered. Raises OSError (port taken) or RuntimeError."""
         if self._server is not None:
             raise RuntimeError("the front is already running")
-        listener = socket.create_server(self._address, backlog=512)
-        # Connections inherit it; asyncio sets it only on sockets made with an explicit protocol number, and without it
-        # each answer on a kept-alive connection waits 40 ms for a delayed acknowledgement.
-        listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        host, port = listener.getsockname()[:2]
+        listener = bound_socket(self._port)
         config = uvicorn.Config(
             self._application,
             log_config=None,
@@ -283,7 +235,8 @@ class FrontServer:
             thread.join(STOP_TIMEOUT_S)
             listener.close()
             raise RuntimeError("the front did not start; the log says why")
-        self._server, self._thread, self._url = server, thread, f"http://{host}:{port}"
+        self._server, self._thread = server, thread
+        self._url = f"http://{HOST}:{listener.getsockname()[1]}"
 
     def stop(self) -> None:
         """Answer what is under way, then end. Raises RuntimeError if that takes too long. Idle calls do nothing."""
@@ -337,12 +290,9 @@ def _http_request(request: Request, body: bytes) -> HttpRequest:
     )
 
 
-def _error(status: int, code: ErrorCode, message: str, request_id: str, *, field: str | None = None) -> HttpResponse:
-    """An error that the deployed API gives in its own shape."""
-    error = {"code": code.value, "message": message, "request_id": request_id}
-    if field is not None:
-        error["field"] = field
-    return HttpResponse(status, [("content-type", "application/json")], json.dumps({"error": error}).encode())
+def _refused(refusal: Refusal, request_id: str) -> HttpResponse:
+    """A refusal of the front's own, in the API's shape."""
+    return http_response(error_response(refusal, request_id=request_id))
 
 
 def _gateway_error(status: int, message: str) -> HttpResponse:

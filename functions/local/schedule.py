@@ -8,10 +8,10 @@ import time
 import uuid
 from collections.abc import Callable
 from datetime import UTC, datetime
-from types import TracebackType
-from typing import Any, Protocol, Self
+from typing import Any, Protocol
 
-from .front import LambdaHandler, LocalContext
+from functions.local.front import LambdaHandler, LocalContext
+from functions.local.running import Running
 
 logger = logging.getLogger(__name__)
 
@@ -43,8 +43,8 @@ def scheduled_event(now_s: float) -> dict[str, Any]:
     }
 
 
-class Schedule:
-    """Calls `handler` every `interval_s` seconds in a thread; a context manager.
+class Schedule(Running):
+    """Calls `handler` every `interval_s` seconds in a thread.
 
     The first call comes after one interval. A call that fails is logged and the next one comes all the same; one that
     takes longer than the interval delays the next, which is never doubled up.
@@ -67,15 +67,6 @@ class Schedule:
         self._monotonic = monotonic
         self._stopper: Stopper = stopper or threading.Event()
         self._thread: threading.Thread | None = None
-
-    def __enter__(self) -> Self:
-        self.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self.stop()
 
     def start(self) -> None:
         """Begin. Raises RuntimeError if it was started before: a stopped schedule stays stopped."""

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 from contract.keys import Scope
 from functions.api.keys import new_key
@@ -17,6 +15,7 @@ from functions.api.settings import Settings
 from functions.domain.records import ApiKey
 from functions.local.emulator import Emulator
 from functions.local.front import FrontRoute, FrontServer, build_front
+from functions.local.running import Running
 from functions.local.schedule import Schedule
 from functions.storage.tables import create_tables
 
@@ -29,8 +28,8 @@ _KEYS: tuple[tuple[str, tuple[Scope, ...]], ...] = (
 )
 
 
-class LocalStack:
-    """Runs until stopped; a context manager. One per process: the handlers read their settings when imported.
+class LocalStack(Running):
+    """Runs until stopped. One per process: the handlers read their settings when imported.
 
     `state_dir` keeps everything, keys included, across restarts; None forgets it all at the end.
     """
@@ -45,15 +44,6 @@ class LocalStack:
         self._stack = ExitStack()
         self.url = ""
         self.keys: dict[str, str] = {}
-
-    def __enter__(self) -> Self:
-        self.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self.stop()
 
     def start(self) -> None:
         """Bring everything up, the cloud first; tears down what had started if one part fails."""
@@ -132,9 +122,5 @@ def _make_cloud(emulator: Emulator, settings: Settings) -> None:
     create_tables(emulator.client("dynamodb"), settings.table_prefix)
     s3 = emulator.client("s3")
     existing = {bucket["Name"] for bucket in s3.list_buckets()["Buckets"]}
-    for bucket in _missing((settings.data_bucket, settings.checkpoints_bucket), existing):
+    for bucket in {settings.data_bucket, settings.checkpoints_bucket} - existing:
         s3.create_bucket(Bucket=bucket)
-
-
-def _missing(wanted: Sequence[str], existing: set[str]) -> list[str]:
-    return [name for name in wanted if name not in existing]

@@ -9,6 +9,8 @@ from typing import Any, Protocol, Self
 import botocore.session
 from botocore.config import Config
 
+from contract.transfers import CHECKPOINTS_BUCKET, DATA_BUCKET
+
 CONNECT_TIMEOUT_S = 2
 DYNAMODB_READ_TIMEOUT_S = 5
 S3_READ_TIMEOUT_S = 10
@@ -52,8 +54,8 @@ class Clients:
             s3=s3,
             s3_public=s3 if public is None or public == settings.s3_endpoint else s3_client(public),
             buckets={
-                "training-data": settings.data_bucket,
-                "training-checkpoints": settings.checkpoints_bucket,
+                DATA_BUCKET: settings.data_bucket,
+                CHECKPOINTS_BUCKET: settings.checkpoints_bucket,
             },
         )
 

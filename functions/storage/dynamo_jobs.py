@@ -14,10 +14,9 @@ from functions.domain.errors import FenceBroken, StorageUnavailable, WriteConfli
 from functions.domain.ports import Page
 from functions.domain.records import Attempt, CheckpointRecord, Event, Job, Record
 from functions.storage import job_items, keys, lease_items
-from functions.storage.batches import get_items
 from functions.storage.documents import load
 from functions.storage.failures import RETRYABLE_CODES, error_code, failures_translated
-from functions.storage.lease_items import number
+from functions.storage.items import Item, number
 from functions.storage.paging import (
     PagedList,
     attempts_list,
@@ -27,10 +26,10 @@ from functions.storage.paging import (
     page,
     ready_list,
 )
+from functions.storage.reads import get_item, get_items, query
 from functions.storage.tables import HEARTBEATS, JOBS
 
 R = TypeVar("R", bound=Record)
-Item = dict[str, Any]
 
 
 class DynamoJobStore:
@@ -77,7 +76,9 @@ class DynamoJobStore:
         if position is not None:
             rank, job_id = str(position[0]), str(position[1])
             start = {"ready_pk": {"S": partition}, "ready_sk": {"S": rank}, **_key(job_id, keys.META)}
-        items = self._query(
+        items = query(
+            self._client,
+            self._table,
             limit + 1,
             start,
             IndexName="ready",
@@ -96,13 +97,15 @@ class DynamoJobStore:
         )
         start: Item | None = None
         if position is not None:
-            job_id = str(position[1])
+            created_at, job_id = int(position[0]), str(position[1])
             start = {
                 attribute: {"S": partition},
-                "created_sk": {"S": f"{int(position[0]):011d}#{job_id}"},
+                "created_sk": {"S": keys.created_sk(created_at, job_id)},
                 **_key(job_id, keys.META),
             }
-        items = self._query(
+        items = query(
+            self._client,
+            self._table,
             limit + 1,
             start,
             IndexName=index,
@@ -115,9 +118,10 @@ class DynamoJobStore:
         return Page([job for job in jobs if state is None or job.state is state], places.cursor)
 
     def due_timers(self, now: int, *, limit: int) -> list[str]:
-        items = self._query(
+        items = query(
+            self._client,
+            self._table,
             limit,
-            None,
             IndexName="timers",
             KeyConditionExpression="timer_pk = :timer AND timer_at <= :now",
             ExpressionAttributeValues={":timer": {"S": keys.TIMER}, ":now": number(now)},
@@ -196,10 +200,7 @@ class DynamoJobStore:
         return True
 
     def _item(self, job_id: str, sk: str) -> Item | None:
-        with failures_translated():
-            answer = self._client.get_item(TableName=self._table, Key=_key(job_id, sk), ConsistentRead=True)
-        item: Item | None = answer.get("Item")
-        return item
+        return get_item(self._client, self._table, _key(job_id, sk))
 
     def _history(
         self,
@@ -221,9 +222,10 @@ class DynamoJobStore:
             lowest, highest = (0, min(number_before - 1, highest)) if newest_first else (number_before + 1, highest)
         if lowest > highest:
             return []
-        return self._query(
+        return query(
+            self._client,
+            self._table,
             limit + 1,
-            None,
             ConsistentRead=True,
             ScanIndexForward=not newest_first,
             KeyConditionExpression="pk = :pk AND sk BETWEEN :lowest AND :highest",
@@ -233,19 +235,6 @@ class DynamoJobStore:
                 ":highest": {"S": sk_of(highest)},
             },
         )
-
-    def _query(self, limit: int, start: Item | None, **request: Any) -> list[Item]:
-        """Up to `limit` items behind `start`; asks again where the service cuts an answer at 1 MB."""
-        items: list[Item] = []
-        while True:
-            if start is not None:
-                request["ExclusiveStartKey"] = start
-            with failures_translated():
-                answer = self._client.query(TableName=self._table, Limit=limit - len(items), **request)
-            items += answer["Items"]
-            start = answer.get("LastEvaluatedKey")
-            if start is None or len(items) >= limit:
-                return items
 
 
 def _key(job_id: str, sk: str) -> Item:

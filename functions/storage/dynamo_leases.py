@@ -13,9 +13,10 @@ from functions.domain.leases import REPROOF_WINDOW_S, Fence
 from functions.domain.reclaiming import Watch
 from functions.domain.records import Lease
 from functions.storage import keys
-from functions.storage.batches import get_items
 from functions.storage.failures import error_code, failures_translated
-from functions.storage.lease_items import Item, fence_condition, from_item, number
+from functions.storage.items import Item, number
+from functions.storage.lease_items import fence_condition, from_item
+from functions.storage.reads import get_item, get_items, query
 from functions.storage.tables import HEARTBEATS
 
 MAX_COLLISIONS = 5
@@ -70,15 +71,15 @@ class DynamoLeaseStore:
         return {lease.job_id: lease for lease in leases}
 
     def due(self, now: int, *, limit: int) -> list[str]:
-        with failures_translated():
-            answer = self._client.query(
-                TableName=self._table,
-                IndexName="due",
-                KeyConditionExpression="due_pk = :due AND due_at <= :now",
-                ExpressionAttributeValues={":due": {"S": keys.DUE}, ":now": number(now)},
-                Limit=limit,
-            )
-        return [item["pk"]["S"] for item in answer["Items"]]
+        items = query(
+            self._client,
+            self._table,
+            limit,
+            IndexName="due",
+            KeyConditionExpression="due_pk = :due AND due_at <= :now",
+            ExpressionAttributeValues={":due": {"S": keys.DUE}, ":now": number(now)},
+        )
+        return [item["pk"]["S"] for item in items]
 
     def watch(self) -> Watch | None:
         item = self._item(keys.WATCH)
@@ -109,7 +110,4 @@ class DynamoLeaseStore:
         return True
 
     def _item(self, pk: str) -> Item | None:
-        with failures_translated():
-            answer = self._client.get_item(TableName=self._table, Key={"pk": {"S": pk}}, ConsistentRead=True)
-        item: Item | None = answer.get("Item")
-        return item
+        return get_item(self._client, self._table, {"pk": {"S": pk}})

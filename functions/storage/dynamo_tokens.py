@@ -12,16 +12,15 @@ from functions.domain.records import ApiKey, TransferGrant
 from functions.storage import keys
 from functions.storage.documents import dump, load
 from functions.storage.failures import error_code, failures_translated
-from functions.storage.lease_items import number
+from functions.storage.items import Item, number
 from functions.storage.paging import keys_list, page
+from functions.storage.reads import get_item, query
 from functions.storage.tables import TOKENS
 
 KEY_KEPT_S = 30 * 86_400
 """How long an API key that has expired is kept, so that its user is told so."""
 
 GRANT_KEPT_S = 86_400
-
-Item = dict[str, Any]
 
 
 class DynamoTokenStore:
@@ -41,29 +40,23 @@ class DynamoTokenStore:
     def list_keys(self, tenant: str, *, limit: int, cursor: str | None = None) -> Page[ApiKey]:
         listed = keys_list(tenant)
         position = listed.position(cursor)
-        request: dict[str, Any] = {}
+        start: Item | None = None
         if position is not None:
-            key_id = str(position[1])
-            request["ExclusiveStartKey"] = {
+            created_at, key_id = int(position[0]), str(position[1])
+            start = {
                 "tenant": {"S": tenant},
-                "created_sk": {"S": f"{int(position[0]):011d}#{key_id}"},
+                "created_sk": {"S": keys.created_sk(created_at, key_id)},
                 "pk": {"S": keys.api_key_pk(key_id)},
             }
-        items: list[Item] = []
-        while len(items) <= limit:
-            with failures_translated():
-                answer = self._client.query(
-                    TableName=self._table,
-                    IndexName="keys_by_tenant",
-                    KeyConditionExpression="tenant = :tenant",
-                    ExpressionAttributeValues={":tenant": {"S": tenant}},
-                    Limit=limit + 1 - len(items),
-                    **request,
-                )
-            items += answer["Items"]
-            if "LastEvaluatedKey" not in answer:
-                break
-            request["ExclusiveStartKey"] = answer["LastEvaluatedKey"]
+        items = query(
+            self._client,
+            self._table,
+            limit + 1,
+            start,
+            IndexName="keys_by_tenant",
+            KeyConditionExpression="tenant = :tenant",
+            ExpressionAttributeValues={":tenant": {"S": tenant}},
+        )
         found = [load(ApiKey, item["doc"]["S"]) for item in items]
         return page(found, limit, listed, lambda key: (key.created_at, key.id))
 
@@ -106,7 +99,7 @@ class DynamoTokenStore:
         item: Item = {
             "pk": {"S": keys.api_key_pk(key.id)},
             "tenant": {"S": key.tenant},
-            "created_sk": {"S": keys.created_sk(key)},
+            "created_sk": {"S": keys.created_sk(key.created_at, key.id)},
             "doc": {"S": dump(key)},
         }
         if key.revoked_at is not None:
@@ -122,7 +115,4 @@ class DynamoTokenStore:
             raise
 
     def _item(self, pk: str) -> Item | None:
-        with failures_translated():
-            answer = self._client.get_item(TableName=self._table, Key={"pk": {"S": pk}}, ConsistentRead=True)
-        item: Item | None = answer.get("Item")
-        return item
+        return get_item(self._client, self._table, {"pk": {"S": pk}})

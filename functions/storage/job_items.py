@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 from functions.domain.change import Change
 from functions.domain.records import Attempt, CheckpointRecord, Event, Job
 from functions.storage import keys
 from functions.storage.documents import dump, load
-from functions.storage.lease_items import number
+from functions.storage.items import Item, number
 
-Item = dict[str, Any]
 SortKey = Callable[[int], str]
 
 _BESIDE = frozenset(("protected_until",))
@@ -26,7 +24,7 @@ def job(record: Job) -> Item:
         "rev": number(record.rev),
         "tenant": {"S": record.tenant},
         "state_pk": {"S": keys.state_pk(record.tenant, record.state)},
-        "created_sk": {"S": keys.created_sk(record)},
+        "created_sk": {"S": keys.created_sk(record.created_at, record.id)},
         "doc": {"S": dump(record)},
     }
     if record.claimable:

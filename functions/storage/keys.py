@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import zlib
 
-from functions.domain.records import ApiKey, Job
-
 META = "META"
 ATTEMPT = "ATTEMPT#"
 CHECKPOINT = "CHECKPOINT#"
@@ -59,9 +57,9 @@ def state_pk(tenant: str, state: str) -> str:
     return f"{tenant}#{state}"
 
 
-def created_sk(record: Job | ApiKey) -> str:
+def created_sk(created_at: int, record_id: str) -> str:
     """Sort key of lists in order of creation."""
-    return f"{record.created_at:011d}#{record.id}"
+    return f"{created_at:011d}#{record_id}"
 
 
 def due_bucket(job_id: str, now: int) -> int:

@@ -5,16 +5,13 @@ Absent attributes stand for None and, for `closed`, for an attempt that lives.
 
 from __future__ import annotations
 
-from typing import Any
-
 from contract.jobs import Progress
 from contract.work import Directive
 from functions.domain.change import Change, CheckLease, CloseLease, DirectLease, LeaseWrite, OpenLease
 from functions.domain.leases import LEASE_KEPT_S, Fence
 from functions.domain.records import Lease
 from functions.storage import keys
-
-Item = dict[str, Any]
+from functions.storage.items import Item, number
 
 _TEXTS = ("token_sha256", "machine_id", "phase")
 
@@ -169,11 +166,6 @@ def _update(table: str, job_id: str, update: str, condition: str, values: Item) 
             "ReturnValuesOnConditionCheckFailure": "ALL_OLD",
         }
     }
-
-
-def number(value: int) -> Item:
-    """A number as DynamoDB writes it."""
-    return {"N": str(value)}
 
 
 def _text(item: Item, name: str) -> str | None:

@@ -9,13 +9,12 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from urllib.parse import quote, urlencode
 
+from contract.transfers import BUCKETS
 from functions.domain.ports import Page, Presigned, StoredObject
 from functions.storage import keys
 from functions.storage.crc64 import crc64nvme as crc64nvme_of
 from functions.storage.objects import CHECKSUM_HEADER, check_parts, parts_refused, put_headers, unknown_bucket
 from functions.storage.paging import objects_list, page
-
-BUCKETS = ("training-data", "training-checkpoints")
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from functions.local.emulator import Emulator
-from tests.conformance.store_kit import Cloud, MinistackClients, memory_cloud, moto_cloud
+from tests.clouds import Cloud, MinistackClients, memory_cloud, moto_cloud
 
 
 @pytest.fixture(scope="session")

@@ -10,25 +10,18 @@ import pytest
 from contract.jobs import JobState, Policy, Requirements
 from contract.work import WorkQuery
 from functions.api import claiming
-from functions.api.claiming import Claimed, ClaimWindow, claim_next, peek_next
+from functions.api.claiming import Claimed, claim_next, peek_next
 from functions.api.sweeping import end_overdue, keep_watch, run_timer, sweep
 from functions.domain import jobs as rules
 from functions.domain.change import Change
-from functions.domain.claiming import LARGEST_WINDOW, SMALLEST_WINDOW
+from functions.domain.claiming import LARGEST_WINDOW, SMALLEST_WINDOW, ClaimWindow
 from functions.domain.errors import FenceBroken
 from functions.domain.ports import JobStore, Page
 from functions.domain.reclaiming import OUTAGE_S, Watch
 from functions.domain.records import Job, Spec
-from tests.conformance.store_kit import (
-    NOW,
-    TENANT,
-    Cloud,
-    SeededRandomness,
-    claim,
-    failed,
-    memory_cloud,
-    submit,
-)
+from tests.clouds import Cloud, memory_cloud
+from tests.conformance.store_kit import NOW, TENANT, claim, failed, submit
+from tests.fakes import SeededRandomness
 
 
 def ask(cloud: Cloud, *, now: int = NOW, seed: int = 1, **more: Any) -> Claimed | None:

@@ -11,23 +11,18 @@ import pytest
 
 from contract.jobs import FailureClass, JobState, Policy, Reason
 from contract.work import FailRequest, WorkQuery
-from functions.api.claiming import ClaimWindow, claim_next
+from functions.api.claiming import claim_next
 from functions.api.sweeping import run_timer, sweep
 from functions.domain import checkpoints as checkpoint_rules
 from functions.domain import jobs as rules
 from functions.domain.change import Change
+from functions.domain.claiming import ClaimWindow
 from functions.domain.errors import FenceBroken, Refusal, WriteConflict
 from functions.domain.leases import Fence
 from functions.domain.records import CheckpointRecord, Job, TransferGrant
-from tests.conformance.store_kit import (
-    NOW,
-    TENANT,
-    Cloud,
-    SeededRandomness,
-    memory_cloud,
-    progress_at,
-    submission,
-)
+from tests.clouds import Cloud, memory_cloud
+from tests.conformance.store_kit import NOW, TENANT, progress_at, submission
+from tests.fakes import SeededRandomness
 
 STEPS = 350
 POLICY = Policy(

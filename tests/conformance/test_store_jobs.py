@@ -14,7 +14,8 @@ from functions.domain import jobs as rules
 from functions.domain.change import Change, CloseLease, DirectLease, changed
 from functions.domain.errors import FenceBroken, Refusal, WriteConflict
 from functions.domain.records import Spec
-from tests.conformance.store_kit import NOW, TENANT, Cloud, claim, commit, failed, record, submission, submit
+from tests.clouds import Cloud
+from tests.conformance.store_kit import NOW, TENANT, claim, commit, failed, record, submission, submit
 
 LATER = NOW + 1000
 

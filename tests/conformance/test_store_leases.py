@@ -17,7 +17,8 @@ from functions.domain.leases import LEASE_KEPT_S, REPROOF_WINDOW_S, Fence
 from functions.domain.reclaiming import Watch
 from functions.domain.records import Job, Lease
 from functions.storage.keys import DUE_BUCKET_S
-from tests.conformance.store_kit import NOW, TENANT, Cloud, Held, claim, progress_at, submit
+from tests.clouds import Cloud
+from tests.conformance.store_kit import NOW, TENANT, Held, claim, progress_at, submit
 
 
 def test_a_heartbeat_prolongs_the_lease_and_stores_progress(cloud: Cloud) -> None:

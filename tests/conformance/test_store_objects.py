@@ -17,7 +17,9 @@ from functions.domain.ports import Presigned, StoredObject
 from functions.storage.clients import s3_client
 from functions.storage.memory_objects import MemoryObjectStore
 from functions.storage.s3_objects import S3ObjectStore
-from tests.conformance.store_kit import CREDENTIALS, TENANT, Cloud, memory_cloud
+from tests.clouds import Cloud, memory_cloud
+from tests.conformance.store_kit import TENANT
+from tests.emulator import CREDENTIALS
 
 DATA = "training-data"
 CHECKPOINTS = "training-checkpoints"
@@ -245,6 +247,11 @@ def test_an_object_is_replaced_only_where_it_is_the_one_that_was_seen(enforcing:
     seen = enforcing.objects.head(TENANT, DATA, "k")
     assert seen is not None
     presigned = presigned_put(enforcing, "k", b"new", replace_etag=seen.etag)
+    # Which version is part of the signature: it can neither be left out nor be changed.
+    without = {name: value for name, value in presigned.headers.items() if name != "if-match"}
+    for headers in (without, {**without, "if-match": "*"}):
+        assert request(enforcing, "PUT", presigned.url, headers, b"new")[0] == 403
+    assert enforcing.objects.read(TENANT, DATA, "k") == b"old"
     assert request(enforcing, "PUT", presigned.url, presigned.headers, b"new")[0] == 200
     assert request(enforcing, "PUT", presigned.url, presigned.headers, b"new")[0] == 412
     assert enforcing.objects.read(TENANT, DATA, "k") == b"new"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
@@ -14,7 +14,9 @@ from contract.jobs import JobState, Reason
 from functions.domain import jobs as rules
 from functions.domain.errors import Refusal
 from functions.domain.ports import Page
-from tests.conformance.store_kit import NOW, TENANT, Cloud, claim, commit, submit
+from functions.domain.records import Job
+from tests.clouds import Cloud
+from tests.conformance.store_kit import NOW, TENANT, claim, commit, submit
 
 
 def with_history(cloud: Cloud) -> str:
@@ -77,6 +79,23 @@ def test_a_page_goes_on_behind_its_cursor_when_the_job_there_is_gone(cloud: Clou
         claim(cloud, job)
     rest = cloud.jobs.ready(TENANT, "default", 0, limit=2, cursor=page.cursor)
     assert (list(rest.items), rest.cursor) == ([jobs[3]], None)
+
+
+def test_a_job_that_has_left_a_state_meanwhile_is_not_listed_there(
+    ministack: Cloud, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An index may be behind: what is listed by state is looked at once more."""
+    jobs = [submit(ministack, now=NOW + n) for n in range(3)]
+    get_many = ministack.jobs.get_many
+
+    def behind(job_ids: Sequence[str]) -> list[Job]:
+        if ministack.jobs.get(jobs[1].id) == jobs[1]:
+            ministack.jobs.apply(rules.pause(jobs[1], message="", now=NOW + 9))
+        return get_many(job_ids)
+
+    monkeypatch.setattr(ministack.jobs, "get_many", behind)
+    listed = ministack.jobs.list_jobs(TENANT, state=JobState.PENDING, limit=10)
+    assert [job.id for job in listed.items] == [jobs[0].id, jobs[2].id]
 
 
 def forged(content: object) -> str:

@@ -10,25 +10,18 @@ import pytest
 from botocore.awsrequest import AWSPreparedRequest, AWSResponse
 
 from contract.work import WorkQuery
-from functions.api.claiming import Claimed, ClaimWindow, claim_next
+from functions.api.claiming import Claimed, claim_next
 from functions.domain import jobs as rules
+from functions.domain.claiming import ClaimWindow
 from functions.domain.errors import StorageUnavailable
 from functions.storage.clients import dynamodb_client, s3_client
 from functions.storage.dynamo_jobs import DynamoJobStore
 from functions.storage.dynamo_leases import DynamoLeaseStore
 from functions.storage.s3_objects import S3ObjectStore
-from tests.conformance.store_kit import (
-    CREDENTIALS,
-    NOW,
-    TENANT,
-    Cloud,
-    SeededRandomness,
-    claim,
-    counted_requests,
-    progress_at,
-    submission,
-    submit,
-)
+from tests.clouds import Cloud
+from tests.conformance.store_kit import NOW, TENANT, claim, counted_requests, progress_at, submission, submit
+from tests.emulator import CREDENTIALS
+from tests.fakes import SeededRandomness
 
 pytestmark = pytest.mark.emulator
 

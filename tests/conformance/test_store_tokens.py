@@ -11,7 +11,8 @@ from contract.keys import Scope
 from functions.domain.errors import Refusal, WriteConflict
 from functions.domain.records import ApiKey, TransferGrant
 from functions.storage.dynamo_tokens import GRANT_KEPT_S, KEY_KEPT_S
-from tests.conformance.store_kit import NOW, TENANT, Cloud
+from tests.clouds import Cloud
+from tests.conformance.store_kit import NOW, TENANT
 
 
 def key(key_id: str = "k1", **more: Any) -> ApiKey:

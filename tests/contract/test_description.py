@@ -96,3 +96,19 @@ def test_every_reference_leads_somewhere() -> None:
 
     known = {f"#/components/schemas/{name}" for name in DESCRIPTION["components"]["schemas"]}
     assert references(DESCRIPTION) <= known
+
+
+@pytest.mark.parametrize("route", [route for route in ROUTES if route.body], ids=lambda route: route.route_key)
+def test_every_body_has_an_example_of_each_kind(route: Route) -> None:
+    examples = operation(route)["requestBody"]["content"]["application/json"]["examples"]
+    assert list(examples) == [model.__name__ for model in route.body]
+    for model in route.body:
+        assert examples[model.__name__]["value"]
+        model.model_validate(examples[model.__name__]["value"])
+
+
+@EVERY_ROUTE
+def test_what_a_path_or_query_must_name_has_an_example(route: Route) -> None:
+    for parameter in operation(route)["parameters"]:
+        if parameter["required"]:
+            assert "example" in parameter, parameter["name"]

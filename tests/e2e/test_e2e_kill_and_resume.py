@@ -10,7 +10,8 @@ import pytest
 from PIL import Image
 
 from contract.jobs import AttemptEnd, JobState
-from tests.stack import chain, until
+from tests.stack import chain
+from tests.waiting import until
 from tests.workshop import Workshop
 
 pytestmark = [pytest.mark.processes, pytest.mark.emulator]

@@ -9,7 +9,8 @@ import pytest
 
 from contract.jobs import AttemptEnd, JobState
 from tests.proxies import Trouble
-from tests.stack import Stack, chain, until
+from tests.stack import Stack, chain
+from tests.waiting import until
 from tests.workshop import Workshop
 
 pytestmark = [pytest.mark.processes, pytest.mark.emulator]

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from contract.jobs import AttemptEnd, JobState
-from tests.stack import Stack, chain, until
+from tests.stack import Stack, chain
+from tests.waiting import until
 from tests.workshop import Workshop
 
 pytestmark = [pytest.mark.processes, pytest.mark.emulator]

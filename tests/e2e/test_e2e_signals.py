@@ -9,7 +9,8 @@ import time
 import pytest
 
 from contract.jobs import AttemptEnd, JobState
-from tests.stack import chain, until
+from tests.stack import chain
+from tests.waiting import until
 from tests.workshop import Workshop
 
 pytestmark = [pytest.mark.processes, pytest.mark.emulator]

@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 
 from contract.jobs import AttemptEnd, FailureClass, JobState
-from tests.stack import chain, until
+from tests.stack import chain
+from tests.waiting import until
 from tests.workshop import Workshop
 
 pytestmark = [pytest.mark.processes, pytest.mark.emulator]

@@ -15,6 +15,7 @@ from pydantic import BaseModel
 
 from contract.checkpoints import CommitAnswer, Manifest
 from contract.jobs import Policy
+from contract.transfers import BUCKETS
 from contract.work import WorkItem
 from functions.api.context import Context
 from functions.api.dispatch import dispatch
@@ -30,8 +31,8 @@ from functions.storage.dynamo_leases import DynamoLeaseStore
 from functions.storage.dynamo_tokens import DynamoTokenStore
 from functions.storage.s3_objects import S3ObjectStore
 from functions.storage.tables import JOBS, create_tables
+from tests.emulator import CREDENTIALS
 
-CREDENTIALS = {"region_name": "us-east-1", "aws_access_key_id": "test", "aws_secret_access_key": "test"}
 TENANT = "bench"
 ITEMS_PER_BATCH_WRITE = 25
 FILL_THREADS = 4
@@ -83,7 +84,7 @@ class Plane:
         self.log = RequestLog()
         self._dynamodb = dynamodb_client(endpoint_url, **CREDENTIALS)
         self._s3 = s3_client(endpoint_url, **CREDENTIALS)
-        buckets = {name: f"{prefix}{name}" for name in ("training-data", "training-checkpoints")}
+        buckets = {name: f"{prefix}{name}" for name in BUCKETS}
         if create:
             create_tables(self._dynamodb, prefix)
             for bucket in buckets.values():

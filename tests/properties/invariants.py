@@ -33,20 +33,6 @@ class Checked(Serving):
             self._check_history(job)
             self._check_checkpoints(job)
 
-    def check_transition(self, before: Job, job: Job, doing: str) -> None:
-        assert job.rev == before.rev + 1
-        assert job.event_seq > before.event_seq
-        assert job.epoch >= before.epoch
-        assert (job.epoch > before.epoch) == (doing == "claim")
-        if before.state.terminal:
-            assert doing == "retry"
-        if doing not in ("retry", "damaged"):
-            assert (job.checkpoint_step or 0) >= (before.checkpoint_step or 0)
-        if doing not in ("commit", "damaged", "retry"):
-            assert place_of(job) == place_of(before)
-        if not (doing == "retry" and job.counters.attempts == before.counters.attempts):
-            assert all(getattr(job.counters, name) >= value for name, value in before.counters.model_dump().items())
-
     def _check_lease(self, job: Job) -> None:
         """At most one attempt may write, and only the job's newest, and only while the job runs."""
         lease, holder = self.stores.leases.get(job.id), self.accounts[job.id].holder

@@ -118,3 +118,19 @@ def place_of(job: Job) -> Place | None:
 
 def _plus(counters: JobCounters, **more: int) -> JobCounters:
     return JobCounters(**{name: value + more.get(name, 0) for name, value in counters.model_dump().items()})
+
+
+def check_transition(before: Job, job: Job, doing: str) -> None:
+    """What every accepted write keeps to, whatever it does."""
+    assert job.rev == before.rev + 1
+    assert job.event_seq > before.event_seq
+    assert job.epoch >= before.epoch
+    assert (job.epoch > before.epoch) == (doing == "claim")
+    if before.state.terminal:
+        assert doing == "retry"
+    if doing not in ("retry", "damaged"):
+        assert (job.checkpoint_step or 0) >= (before.checkpoint_step or 0)
+    if doing not in ("commit", "damaged", "retry"):
+        assert place_of(job) == place_of(before)
+    if not (doing == "retry" and job.counters.attempts == before.counters.attempts):
+        assert all(getattr(job.counters, name) >= value for name, value in before.counters.model_dump().items())

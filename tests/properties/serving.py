@@ -20,7 +20,7 @@ from functions.domain.leases import Fence
 from functions.domain.ports import JobStore, LeaseStore, Page, TokenStore
 from functions.domain.records import Attempt, CheckpointRecord, Job
 from tests.factories import NOW, make_manifest, make_record
-from tests.properties.ledger import Account, Worker, place_of
+from tests.properties.ledger import Account, Worker, check_transition, place_of
 
 T = TypeVar("T")
 QUEUE = "default"
@@ -74,10 +74,6 @@ class Serving(RuleBasedStateMachine):
         self.workers: list[Worker] = []
         self.sent: list[Request] = []
         self.touched: set[str] = set()
-
-    def check_transition(self, before: Job, after: Job, doing: str) -> None:
-        """Called with every accepted write."""
-        raise NotImplementedError
 
     def deliver(self, request: Request, *, keep: bool) -> None:
         worker = request.worker
@@ -214,7 +210,7 @@ class Serving(RuleBasedStateMachine):
 
     def account(self, change: Change, now: int, before: tuple[Job, Any], doing: str) -> None:
         assert change.seen_rev == before[0].rev
-        self.check_transition(before[0], change.job, doing)
+        check_transition(before[0], change.job, doing)
         self.accounts[change.job.id].enter(change, now, lease=before[1])
         self.touched.add(change.job.id)
 

@@ -12,14 +12,17 @@ from collections.abc import Callable
 from typing import Any
 
 from contract.work import WorkQuery
-from functions.api.claiming import ClaimWindow, claim_next
+from functions.api.claiming import claim_next
 from functions.domain.change import Change
+from functions.domain.claiming import ClaimWindow
 from functions.domain.errors import WriteConflict
 from functions.storage.clients import dynamodb_client
 from functions.storage.dynamo_jobs import DynamoJobStore
 from functions.storage.dynamo_leases import DynamoLeaseStore
 from functions.storage.dynamo_tokens import DynamoTokenStore
-from tests.conformance.store_kit import CREDENTIALS, NOW, TENANT, SeededRandomness
+from tests.conformance.store_kit import NOW, TENANT
+from tests.emulator import CREDENTIALS
+from tests.fakes import SeededRandomness
 
 
 class CountingJobs(DynamoJobStore):

@@ -19,7 +19,8 @@ from functions.domain import jobs as rules
 from functions.domain.errors import FenceBroken, WriteConflict
 from functions.domain.records import Lease, TransferGrant
 from functions.local.emulator import Emulator
-from tests.conformance.store_kit import NOW, TENANT, Cloud, MinistackClients, claim, submit
+from tests.clouds import Cloud, MinistackClients
+from tests.conformance.store_kit import NOW, TENANT, claim, submit
 
 pytestmark = [pytest.mark.emulator, pytest.mark.processes]
 

@@ -6,38 +6,22 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
 from pathlib import Path
 
-import psutil
 import pytest
 
 from contract.jobs import FailureClass
 from gpu_client.agent.failures import classify
 from gpu_client.agent.supervisor import Supervisor, TrainerProcess
 from gpu_client.agent.trainer_output import LogSpool, TrainerOutput
+from tests.waiting import alive, until
 
 pytestmark = [pytest.mark.processes, pytest.mark.skipif(not sys.platform.startswith("linux"), reason="needs /proc")]
 
 HERE = Path(__file__).parent
+WAIT_S = 10
 MEMBERS = ("trainer", "child", "grandchild", "daemon")
 ENV = {"PATH": os.environ["PATH"], "MARK": "only this"}
-
-
-def alive(pid: int) -> bool:
-    try:
-        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return False
-
-
-def until(condition: Callable[[], object], timeout_s: float = 10.0) -> float:
-    """Wait for another process; seconds it took; fails if it does not come."""
-    started = time.monotonic()
-    while not condition():
-        assert time.monotonic() - started < timeout_s, "it did not happen"
-        time.sleep(0.01)
-    return time.monotonic() - started
 
 
 def start(tmp_path: Path, *command: str, output: TrainerOutput | None = None, grace_s: float = 0.5) -> TrainerProcess:
@@ -53,12 +37,12 @@ def descriptors_open() -> int:
 
 
 def family(directory: Path) -> dict[str, int]:
-    until(lambda: all((directory / name).exists() for name in MEMBERS))
+    until(lambda: all((directory / name).exists() for name in MEMBERS), WAIT_S)
     return {name: int((directory / name).read_text()) for name in MEMBERS}
 
 
 def shows(process: TrainerProcess, text: str) -> None:
-    until(lambda: any(text in line for line in process.output.last_lines()))
+    until(lambda: any(text in line for line in process.output.last_lines()), WAIT_S, what=text)
 
 
 def test_a_command_runs_with_what_it_was_given_and_nothing_else(tmp_path: Path) -> None:
@@ -141,15 +125,14 @@ def test_a_killed_agent_takes_the_whole_family_with_it(tmp_path: Path) -> None:
     agent = subprocess.Popen([sys.executable, str(HERE / "fake_agent.py"), str(tmp_path)], start_new_session=True)
     try:
         pids = family(tmp_path)
-        until((tmp_path / "warden").exists)
+        until((tmp_path / "warden").exists, WAIT_S)
         pids["warden"] = int((tmp_path / "warden").read_text())
         assert all(alive(pid) for pid in pids.values())
         assert os.getsid(pids["daemon"]) not in {os.getsid(pids["warden"]), os.getsid(pids["trainer"])}
     finally:
         os.killpg(agent.pid, signal.SIGKILL)  # The agent's whole group, as the demonstration does it.
         agent.wait()
-    took_s = until(lambda: not any(alive(pid) for pid in pids.values()), timeout_s=2.0)
-    assert took_s < 2.0
+    until(lambda: not any(alive(pid) for pid in pids.values()), 2, what="the end of the family", every_s=0.01)
 
 
 def test_a_killed_warden_takes_the_whole_family_with_it(tmp_path: Path) -> None:
@@ -264,7 +247,7 @@ def test_files_open_for_writing(tmp_path: Path) -> None:
         "print('ready', flush=True); time.sleep(60)\n"
     )
     process = python(tmp_path, code)
-    until(lambda: process.output.last_lines() == ["ready", "ready"])
+    until(lambda: process.output.last_lines() == ["ready", "ready"], WAIT_S)
     found = {path.name for path in process.files_open_for_writing() if path.parent == tmp_path}
     assert found == {"written", "by-child"}
     process.stop(0)

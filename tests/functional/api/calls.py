@@ -8,7 +8,6 @@ from typing import Any
 from functions.api.routes import ROUTES, Route
 from tests.api_harness import described
 
-DIGEST = "0" * 64
 FILE = described("model.bin", b"weights")
 _STEP = {"step": "100"}
 

@@ -56,33 +56,23 @@ class OriginalClient:
         self.http.close()
 
     def submit(self, body: dict[str, Any]) -> dict[str, Any]:
-        answer = self.http.post(f"{self.url}/job", json=body, timeout=TIMEOUT_S)
-        answer.raise_for_status()
-        job: dict[str, Any] = answer.json()
+        job: dict[str, Any] = self._json("POST", "/job", json=body)
         return job
 
     def job(self, job_id: str) -> dict[str, Any]:
-        answer = self.http.get(f"{self.url}/job/{job_id}", timeout=TIMEOUT_S)
-        answer.raise_for_status()
-        job: dict[str, Any] = answer.json()
+        job: dict[str, Any] = self._json("GET", f"/job/{job_id}")
         return job
 
     def events(self, job_id: str) -> list[dict[str, Any]]:
-        answer = self.http.get(f"{self.url}/job/{job_id}/events", timeout=TIMEOUT_S)
-        answer.raise_for_status()
-        events: list[dict[str, Any]] = answer.json()
+        events: list[dict[str, Any]] = self._json("GET", f"/job/{job_id}/events")
         return events
 
     def stop(self, job_id: str) -> dict[str, Any]:
-        answer = self.http.post(f"{self.url}/job/{job_id}/stop", timeout=TIMEOUT_S)
-        answer.raise_for_status()
-        said: dict[str, Any] = answer.json()
+        said: dict[str, Any] = self._json("POST", f"/job/{job_id}/stop")
         return said
 
     def work(self) -> dict[str, Any] | None:
-        answer = self.http.get(f"{self.url}/work", params=self.salad, timeout=TIMEOUT_S)
-        answer.raise_for_status()
-        jobs: list[dict[str, Any]] = answer.json()
+        jobs: list[dict[str, Any]] = self._json("GET", "/work", params=self.salad)
         return jobs[0] if jobs else None
 
     def heartbeat(self, job_id: str) -> int:
@@ -92,9 +82,7 @@ class OriginalClient:
     def report(self, what: str, job: dict[str, Any], key: str = "") -> dict[str, Any]:
         """`progress`, `complete` or `fail`."""
         body = {"job_id": job["id"], "bucket_name": job["checkpoint_bucket"], "key": key, **self.salad}
-        answer = self.http.post(f"{self.url}/{what}", json=body, timeout=TIMEOUT_S)
-        answer.raise_for_status()
-        said: dict[str, Any] = answer.json()
+        said: dict[str, Any] = self._json("POST", f"/{what}", json=body)
         return said
 
     def download(self, bucket: str, key: str) -> bytes:
@@ -129,6 +117,10 @@ class OriginalClient:
 
     def _token(self, kind: str, bucket: str, key: str) -> str:
         query = {"key": key, "bucket": bucket}
-        answer = self.http.get(f"{self.url}/{kind}/token", params=query, timeout=TIMEOUT_S)
+        return str(self._json("GET", f"/{kind}/token", params=query)["token"])
+
+    def _json(self, method: str, path: str, **sent: Any) -> Any:
+        """The body of an answer that must be good."""
+        answer = self.http.request(method, f"{self.url}{path}", timeout=TIMEOUT_S, **sent)
         answer.raise_for_status()
-        return str(answer.json()["token"])
+        return answer.json()

@@ -13,7 +13,6 @@ from typing import Any, cast
 from contract.keys import Scope
 from functions.api.authorizing import authorize
 from functions.api.dispatch import dispatch
-from functions.api.keys import secret_digest
 from functions.api.routes import Function
 from functions.api.sweeping import sweep
 from functions.domain.leases import token_digest
@@ -48,20 +47,23 @@ class _NamedRandomness:
         return self._random.below(bound)
 
 
+def events_key(*scopes: Scope) -> ApiKey:
+    """The key that the events carry, as it is stored."""
+    return ApiKey(
+        id=KEY_ID,
+        tenant=TENANT,
+        name="events",
+        secret_sha256=token_digest(KEY_SECRET),
+        scopes=list(scopes),
+        created_at=NOW,
+    )
+
+
 def prepared_api(*, claimed: bool) -> Api:
     """An API that knows what the events name: a key, a job (held, if `claimed`), an object and its download token."""
     api = memory_api()
     api.context.__dict__["random"] = _NamedRandomness(api)
-    api.context.tokens.put_key(
-        ApiKey(
-            id=KEY_ID,
-            tenant=TENANT,
-            name="events",
-            secret_sha256=secret_digest(KEY_SECRET),
-            scopes=[Scope.SUBMIT, Scope.WORKER],
-            created_at=NOW,
-        )
-    )
+    api.context.tokens.put_key(events_key(Scope.SUBMIT, Scope.WORKER))
     api.submit()
     if claimed:
         held: Held = api.claim()

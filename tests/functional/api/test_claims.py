@@ -48,14 +48,20 @@ def test_one_job_goes_to_one_of_two_workers(api: Api) -> None:
     api.no_work(machine_id="m-2")
 
 
-def test_stale_first_then_priority_then_age(api: Api) -> None:
+@pytest.mark.parametrize("lost", [True, False], ids=["its machine is lost", "it was released"])
+def test_stale_first_then_priority_then_age(api: Api, lost: bool) -> None:
+    """A job with sunk work comes before all that have none."""
     old = api.submit()["id"]
     held = api.claim()
     api.clock.advance(1)
     urgent = api.submit(priority=90)["id"]
     api.clock.advance(1)
     young = api.submit()["id"]
-    held.release().ok()
+    if lost:
+        api.clock.advance(90)
+        assert api.sweep().reclaimed == 1
+    else:
+        held.release().ok()
     assert [api.claim().id for _ in range(3)] == [old, urgent, young]
 
 
@@ -65,6 +71,7 @@ def test_a_peek_takes_nothing(api: Api) -> None:
         peeked = api.get("/work/peek", headers={"x-lease-aware": "1"}).ok()
         assert peeked == [{"id": job_id, "status": "pending", "queue": "default", "priority": 70}]
         assert api.get("/work/peek", headers={"x-lease-aware": "1"}, query={"queue": "other"}).ok() == []
+        assert api.get("/work/peek", headers={"x-lease-aware": "1"}, key="rival_worker").ok() == []
     assert api.claim().id == job_id
 
 

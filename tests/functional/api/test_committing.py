@@ -8,7 +8,8 @@ import pytest
 from blake3 import blake3
 
 from contract.errors import ErrorCode
-from functions.api.context import CHECKPOINTS
+from contract.transfers import CHECKPOINTS_BUCKET
+from functions.domain.errors import StorageUnavailable
 from tests.api_harness import NOW, TENANT, Api, Held, described
 
 
@@ -60,7 +61,7 @@ def test_other_bytes_are_refused_by_the_store_and_by_the_commit(api: Api, held: 
     # Even if they got there, the commit looks at what the store says of them.
     assert api.memory is not None
     for data in (b"weighed", b"short"):
-        api.memory.objects.put(TENANT, CHECKPOINTS, blob(held, b"weights"), data)
+        api.memory.objects.put(TENANT, CHECKPOINTS_BUCKET, blob(held, b"weights"), data)
         answer = held.post(f"/job/{held.id}/checkpoints", manifest).ok()
         assert answer["committed"] is False and len(answer["missing"]) == 1
     assert api.checkpoints(held.id) == {}
@@ -69,9 +70,10 @@ def test_other_bytes_are_refused_by_the_store_and_by_the_commit(api: Api, held: 
     assert held.post(f"/job/{held.id}/checkpoints", manifest).ok()["committed"] is True
 
 
-def test_a_digest_that_is_not_that_of_the_stored_bytes(api: Api, held: Held) -> None:
+@pytest.mark.parametrize("declared", [{"crc64nvme": described("x", b"others")["crc64nvme"]}, {"size_bytes": 8}])
+def test_a_digest_that_is_not_that_of_the_stored_bytes(api: Api, held: Held, declared: dict[str, Any]) -> None:
     held.commit(100, {"model.bin": b"weights"}).ok()
-    wrong = described("model.bin", b"weights") | {"crc64nvme": described("x", b"others")["crc64nvme"]}
+    wrong = described("model.bin", b"weights") | declared
     with api.unchanged():
         answer = held.post(f"/job/{held.id}/checkpoints", {**held.manifest(200, {}), "files": [wrong]}).ok()
     assert answer["committed"] is False and len(answer["missing"]) == 1
@@ -87,11 +89,42 @@ def test_the_same_commit_twice(api: Api, held: Held) -> None:
     assert api.events(held.id).count("checkpoint.committed") == 1
 
 
+def test_a_commit_is_repeated_by_its_bearer_only(api: Api, held: Held) -> None:
+    held.commit(100).ok()
+    manifest = held.manifest(100, {"model.bin": b"weights at 100"})
+    commits = f"/job/{held.id}/checkpoints"
+    with api.unchanged():
+        held.post(commits, manifest, token="x" * 43).refused(ErrorCode.LEASE_LOST, "x-lease-token")
+        held.post(commits, manifest, token=None).refused(ErrorCode.LEASE_REQUIRED, "x-lease-token")
+        api.clock.advance(90)
+        held.post(commits, manifest).refused(ErrorCode.LEASE_EXPIRED, "x-lease-token")
+
+
 def test_other_contents_for_a_committed_step(api: Api, held: Held) -> None:
     held.commit(100).ok()
     with api.unchanged():
         held.commit(100, {"model.bin": b"others"}).refused(ErrorCode.CHECKPOINT_CONFLICT, "step")
         held.commit(100, metrics={"loss": 1.0}).refused(ErrorCode.CHECKPOINT_CONFLICT, "step")
+
+
+def test_other_contents_than_an_interrupted_commit_left_behind(
+    api: Api, held: Held, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its manifest is stored and cannot be replaced: a record beside it would name bytes that are not there."""
+
+    def away(_: object) -> None:
+        raise StorageUnavailable("no answer")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(api.context.jobs, "apply", away)
+        held.commit(100, {"model.bin": b"first"}).refused(ErrorCode.UNAVAILABLE)
+    held.commit(100, {"model.bin": b"second"}).refused(ErrorCode.CHECKPOINT_CONFLICT, "step")
+    assert api.checkpoints(held.id) == {} and api.job(held.id)["checkpoint_step"] is None
+    held.commit(100, {"model.bin": b"first"}).ok()
+    held.commit(101, {"model.bin": b"second"}).ok()
+    for step, data in ((100, "first"), (101, "second")):
+        urls = held.post(f"/job/{held.id}/checkpoints/{step}/urls").ok()["urls"]
+        assert [api.send("GET", url).text for url in urls.values()] == [data]
 
 
 @pytest.mark.parametrize("step", [0, 50, 99])
@@ -217,7 +250,7 @@ def test_only_a_checkpoint_that_exists_can_be_damaged(api: Api, held: Held) -> N
 def test_a_damaged_step_can_be_committed_again_by_the_next_attempt(api: Api, held: Held) -> None:
     held.commit(100, {"model.bin": b"weights"}).ok()
     assert api.memory is not None
-    api.memory.objects.put(TENANT, CHECKPOINTS, blob(held, b"weights"), b"rotten.")
+    api.memory.objects.put(TENANT, CHECKPOINTS_BUCKET, blob(held, b"weights"), b"rotten.")
     held.release().ok()
     second = api.claim()
     second.post(f"/job/{held.id}/checkpoints/100/damaged", {"epoch": 1}).ok()

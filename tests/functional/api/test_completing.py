@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from contract.errors import ErrorCode
-from functions.api.context import CHECKPOINTS
+from contract.transfers import CHECKPOINTS_BUCKET
 from tests.api_harness import NOW, TENANT, Api, Held, described
 
 MODEL = b"trained weights"
@@ -37,7 +37,7 @@ def test_a_finished_job_names_its_artifacts(api: Api, held: Held) -> None:
     assert view["progress"]["step"] == 500 and view["counters"]["runtime_s"] == 60
     assert [item["path"] for item in view["artifacts"]] == ["model.safetensors", "logs/train.log"]
     model = view["artifacts"][0]
-    assert (model["bucket"], model["key"]) == (CHECKPOINTS, artifact_key(held, "model.safetensors"))
+    assert (model["bucket"], model["key"]) == (CHECKPOINTS_BUCKET, artifact_key(held, "model.safetensors"))
     assert {name: model[name] for name in ("path", "size_bytes", "blake3", "crc64nvme")} == described(
         "model.safetensors", MODEL
     )
@@ -73,12 +73,21 @@ def test_a_missing_artifact(api: Api, held: Held) -> None:
 @pytest.mark.parametrize("stored", [b"short", b"trained weightz", b""])
 def test_a_short_or_altered_artifact(api: Api, held: Held, stored: bytes) -> None:
     assert api.memory is not None
-    api.memory.objects.put(TENANT, CHECKPOINTS, artifact_key(held, "model.safetensors"), stored)
+    api.memory.objects.put(TENANT, CHECKPOINTS_BUCKET, artifact_key(held, "model.safetensors"), stored)
     with api.unchanged():
         declare(held, described("model.safetensors", MODEL)).refused(ErrorCode.DIGEST_MISMATCH, "artifacts.0")
     # Declared again, it may be replaced: exactly that version of it.
     assert held.complete({"model.safetensors": MODEL}).ok()["state"] == "complete"
     assert api.objects()[artifact_key(held, "model.safetensors")] == MODEL
+
+
+@pytest.mark.parametrize("declared", [{"size_bytes": len(MODEL) - 1}, {"crc64nvme": described("", b"")["crc64nvme"]}])
+def test_an_artifact_declared_otherwise_than_it_is_stored(api: Api, held: Held, declared: dict[str, Any]) -> None:
+    held.store_artifacts({"model.safetensors": MODEL})
+    with api.unchanged():
+        wrong = described("model.safetensors", MODEL) | declared
+        declare(held, wrong).refused(ErrorCode.DIGEST_MISMATCH, "artifacts.0")
+    assert api.job(held.id)["state"] == "running"
 
 
 def test_an_output_of_the_job_that_is_not_declared(api: Api, held: Held) -> None:

@@ -205,6 +205,17 @@ def test_a_call_whose_answer_was_lost_can_be_repeated(api: Api, held: Held, writ
             assert write(held).ok() == first
 
 
+@pytest.mark.parametrize(
+    ("end", "code"),
+    [("complete", ErrorCode.JOB_FINISHED), ("fail", ErrorCode.LEASE_LOST), ("release", ErrorCode.LEASE_LOST)],
+)
+def test_an_end_is_repeated_by_its_bearer_only(api: Api, held: Held, end: str, code: ErrorCode) -> None:
+    held.post(f"/{end}", {"job_id": held.id}).ok()
+    with api.unchanged():
+        for token in ("x" * 43, None):
+            held.post(f"/{end}", {"job_id": held.id}, token=token).refused(code)
+
+
 def test_a_pause_whose_release_was_acknowledged_into_the_void(api: Api, held: Held) -> None:
     api.post(f"/job/{held.id}/pause").ok()
     for _ in range(2):

@@ -95,14 +95,14 @@ def test_replacing_a_key_that_is_not_ones_own_makes_none(api: Api) -> None:
     with api.unchanged():
         for unknown in (theirs["id"], "a" * 20):
             body = {"name": "n", "scopes": ["submit"], "replaces": unknown}
-            api.post("/keys", body).refused(ErrorCode.NOT_FOUND, "replaces")
+            api.post("/keys", body).refused(ErrorCode.KEY_NOT_FOUND, "replaces")
 
 
 def test_revoking_is_repeatable_and_stays_within_the_tenant(api: Api) -> None:
     theirs = api.post("/keys", {"name": "t", "scopes": ["submit"]}, key="rival_admin").ok()
     with api.unchanged():
         for unknown in (theirs["id"], "a" * 20, "a" * 3000, "%C3%BC" * 8, "a" * 19 + "%0A"):
-            api.call("DELETE", f"/keys/{unknown}").refused(ErrorCode.NOT_FOUND, "id")
+            api.call("DELETE", f"/keys/{unknown}").refused(ErrorCode.KEY_NOT_FOUND, "id")
     assert api.get("/jobs", key=theirs["key"]).ok() == []
     mine = api.post("/keys", {"name": "m", "scopes": ["submit"]}).ok()
     for _ in range(2):
@@ -127,3 +127,5 @@ def test_keys_are_listed_in_pages_of_ones_own(api: Api) -> None:
             break
     assert len(found) == len(set(found)) == 8
     assert set(made) <= set(found)
+    theirs = api.get("/keys", key="rival_admin").ok()["keys"]
+    assert len(theirs) == 4 and all(key["tenant"] == RIVAL for key in theirs)

@@ -147,9 +147,32 @@ def test_the_original_lists_are_bare(filled: Filled) -> None:
     assert [job["id"] for job in api.get("/jobs?queue=nothing").ok()] == []
 
 
+@pytest.mark.parametrize("limit", [1, 2, 3, 1000])
+def test_a_filter_by_queue_loses_nothing_between_pages(api: Api, limit: int) -> None:
+    """A page may be shorter than asked for, or empty: the cursor says whether it was the last one."""
+    queues = ["a", "b", "b", "b", "a", "b", "a"]
+    ids = [api.submit(queue=queue)["id"] for queue in queues]
+    wanted = {job_id for job_id, queue in zip(ids, queues, strict=True) if queue == "a"}
+    found: list[str] = []
+    query: dict[str, Any] = {"queue": "a", "status": "pending", "limit": limit}
+    while True:
+        answer = api.get("/jobs", query=query).ok()
+        assert {job["queue"] for job in answer["jobs"]} <= {"a"}
+        found += [job["id"] for job in answer["jobs"]]
+        if answer["next_cursor"] is None:
+            break
+        query["cursor"] = answer["next_cursor"]
+    assert len(found) == len(wanted) and set(found) == wanted
+    assert {job["id"] for job in api.get("/jobs?queue=a").ok()} == wanted
+
+
 def test_a_tenant_sees_its_own(filled: Filled) -> None:
     api, _ = filled
-    assert api.get("/jobs", key="rival_submit").ok() == []
+    for target in ("/jobs", "/jobs?status=pending", "/jobs?status=running", "/jobs?queue=default"):
+        assert api.get(target).ok() != [], target
+        assert api.get(target, key="rival_submit").ok() == [], target
+        page = api.get(f"{target}{'&' if '?' in target else '?'}limit=10", key="rival_submit").ok()
+        assert page == {"jobs": [], "next_cursor": None}, target
     assert api.get("/data", key="rival_submit").ok() == {"objects": [], "next_cursor": None}
 
 

@@ -13,11 +13,9 @@ from blake3 import blake3
 
 from contract.errors import ErrorCode
 from contract.keys import Scope
-from functions.api.keys import secret_digest
-from functions.domain.records import ApiKey
 from functions.local.emulator import Emulator
-from tests.api_harness import NOW, TENANT, Api, emulated_api
-from tests.functional.api.replay import EVENTS, KEY_ID, KEY_SECRET
+from tests.api_harness import TENANT, Api, emulated_api
+from tests.functional.api.replay import EVENTS, KEY_ID, events_key
 from tests.functional.api.test_transfers import download, multipart, token
 
 pytestmark = pytest.mark.emulator
@@ -145,16 +143,7 @@ def test_a_handler_starts_from_its_environment_and_answers(
     emulator: Emulator, handler: str, cases: dict[str, int | None]
 ) -> None:
     api = emulated_api(emulator)
-    api.context.tokens.put_key(
-        ApiKey(
-            id=KEY_ID,
-            tenant=TENANT,
-            name="events",
-            secret_sha256=secret_digest(KEY_SECRET),
-            scopes=[Scope.SUBMIT],
-            created_at=NOW,
-        )
-    )
+    api.context.tokens.put_key(events_key(Scope.SUBMIT))
     settings = api.context.settings
     environment = {
         **os.environ,

@@ -16,6 +16,7 @@ import pytest
 import requests
 
 from tests.functional.api.original_client import JOB_BODY, PART_BYTES, OriginalClient
+from tests.waiting import until
 
 pytestmark = [pytest.mark.emulator, pytest.mark.processes]
 
@@ -56,13 +57,8 @@ def zipped(step: int, filler: bytes = b"") -> bytes:
 
 def work_within(client: OriginalClient, seconds: float) -> dict[str, Any]:
     """Poll as the original's worker does, only faster."""
-    ends = time.monotonic() + seconds
-    while time.monotonic() < ends:
-        job = client.work()
-        if job is not None:
-            return job
-        time.sleep(0.25)
-    raise AssertionError("no work")
+    job: dict[str, Any] = until(client.work, seconds, what="work", every_s=0.25)
+    return job
 
 
 def test_a_job_from_submission_to_the_model_over_two_machines(workers: tuple[OriginalClient, OriginalClient]) -> None:

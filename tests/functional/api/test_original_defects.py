@@ -8,7 +8,7 @@ import pytest
 
 from contract.errors import ErrorCode
 from contract.keys import Scope
-from tests.api_harness import TENANT, Answer, Api
+from tests.api_harness import RIVAL, TENANT, Answer, Api
 
 CHECKPOINTS = "training-checkpoints"
 JOB = {"instance_prompt": "dog", "instance_data_prefix": "dog/"}
@@ -115,6 +115,8 @@ def test_defect_02_a_node_that_wakes_up_after_its_job_moved_on_changes_nothing(
     first.report("progress", job_id, zip_key(job_id, 50)).refused(ErrorCode.LEASE_LOST, "x-lease-token")
     first.report("complete", job_id, zip_key(job_id, 50)).refused(ErrorCode.LEASE_LOST, "x-lease-token")
     first.report("fail", job_id).refused(ErrorCode.LEASE_LOST, "x-lease-token")
+    release = {"job_id": job_id, **first.salad}
+    api.post("/release", release, key=first.key).refused(ErrorCode.LEASE_LOST, "x-lease-token")
     # What it had begun to upload, or begins now, does not replace what is committed.
     first.finish(late, token, upload_id, etag).refused(ErrorCode.CHECKPOINT_CONFLICT, "key")
     first.begin(late, token).refused(ErrorCode.CHECKPOINT_CONFLICT, "key")
@@ -243,6 +245,21 @@ def test_defect_07_pruning_counts_checkpoints_only_and_by_step(api: Api, first: 
     assert taken(second)["resume_from"] == zip_key(job_id, 300)
 
 
+def test_another_tenant_keeps_no_checkpoint_from_retention(api: Api, first: Original) -> None:
+    """It may have an object of the very same name; a token for that one is nothing to this job."""
+    job_id = api.submit(**JOB)["id"]
+    taken(first)
+    first.checkpoint(job_id, 50).ok()
+    key = zip_key(job_id, 50)
+    api.put_object(CHECKPOINTS, key, tenant=RIVAL)
+    api.get("/download/token", query={"bucket": CHECKPOINTS, "key": key}, key="rival_worker").ok()
+    record = api.context.jobs.checkpoint(job_id, 50)
+    assert record is not None and record.protected_until == 0
+    first.token(key, "download")
+    record = api.context.jobs.checkpoint(job_id, 50)
+    assert record is not None and record.protected_until > api.clock.now()
+
+
 def test_defect_08_a_model_whose_complete_was_lost_is_no_checkpoint(
     api: Api, first: Original, second: Original
 ) -> None:
@@ -253,6 +270,32 @@ def test_defect_08_a_model_whose_complete_was_lost_is_no_checkpoint(
     first.upload(f"jobs/{job_id}/pytorch_lora_weights.safetensors", b"trained").ok()
     api.clock.advance(91)
     assert taken(second)["resume_from"] == zip_key(job_id, 50)
+
+
+def test_defect_08_nothing_counts_that_is_not_stored_in_its_place(api: Api, first: Original, second: Original) -> None:
+    """The original took every key at its word: a model that was never uploaded, another job's checkpoint."""
+    other = api.submit(**JOB)["id"]
+    taken(first)
+    first.checkpoint(other, 900).ok()
+    job_id = api.submit(**JOB)["id"]
+    taken(second)
+    with api.unchanged():
+        second.report("complete", job_id, f"jobs/{job_id}/model.safetensors").refused(ErrorCode.NOT_STORED_YET, "key")
+        second.report("progress", job_id, zip_key(job_id, 50)).refused(ErrorCode.NOT_STORED_YET, "key")
+        for elsewhere in (zip_key(other, 900), "checkpoint-900.zip", f"jobs/{job_id}/notes.zip"):
+            second.report("progress", job_id, elsewhere).refused(ErrorCode.INVALID_VALUE, "key")
+        body = {"job_id": job_id, "bucket_name": "training-data", "key": zip_key(job_id, 50)}
+        api.post("/progress", body, key=second.key).refused(ErrorCode.INVALID_VALUE, "key")
+    view = api.job(job_id)
+    assert view["state"] == "running" and view["checkpoint_step"] is None
+
+
+def test_a_lost_answer_to_progress_is_asked_for_again(api: Api, first: Original) -> None:
+    job_id = api.submit(**JOB)["id"]
+    taken(first)
+    first.checkpoint(job_id, 50).ok()
+    with api.unchanged():
+        assert first.report("progress", job_id, zip_key(job_id, 50)).ok() == {"status": "ok"}
 
 
 def test_defect_09_inputs_beyond_a_thousand_are_listed(api: Api, first: Original) -> None:

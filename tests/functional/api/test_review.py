@@ -11,7 +11,7 @@ from blake3 import blake3
 
 from contract.errors import ErrorCode
 from contract.jobs import JobState
-from functions.api.context import CHECKPOINTS
+from contract.transfers import CHECKPOINTS_BUCKET
 from functions.domain.errors import Refusal, StorageUnavailable, WriteConflict
 from functions.domain.records import CheckpointRecord
 from functions.storage import cursors
@@ -354,15 +354,15 @@ def test_a_zip_that_a_retry_left_behind_can_be_uploaded_anew(api: Api) -> None:
     job = api.get("/work", query=machine).ok()[0]
     for step in (50, 100):
         key = f"{job['checkpoint_prefix']}checkpoint-{step}.zip"
-        api.put_object(CHECKPOINTS, key, b"first run %d" % step)
-        api.post("/progress", {"job_id": job["id"], "bucket_name": CHECKPOINTS, "key": key, **machine}).ok()
+        api.put_object(CHECKPOINTS_BUCKET, key, b"first run %d" % step)
+        api.post("/progress", {"job_id": job["id"], "bucket_name": CHECKPOINTS_BUCKET, "key": key, **machine}).ok()
     api.post(f"/job/{job['id']}/stop").ok()
     api.post(f"/job/{job['id']}/retry", {"from_step": 50}).ok()
     again = api.get("/work", query=machine).ok()[0]
     assert again["resume_from"].endswith("checkpoint-50.zip")
     for step, allowed in ((50, False), (100, True)):
         key = f"{job['checkpoint_prefix']}checkpoint-{step}.zip"
-        answer = api.get("/upload/token", query={"bucket": CHECKPOINTS, "key": key}, key="worker")
+        answer = api.get("/upload/token", query={"bucket": CHECKPOINTS_BUCKET, "key": key}, key="worker")
         assert (answer.status == 200) is allowed, answer.text
 
 

@@ -8,6 +8,7 @@ import pytest
 
 from contract.errors import ErrorCode
 from functions.domain.errors import StorageUnavailable
+from functions.recipes import built_in_recipes
 from tests.api_harness import NOW, Api
 
 KEY = {"idempotency-key": "k-1"}
@@ -139,3 +140,10 @@ def test_a_batch_whose_answer_lambda_could_not_carry_is_refused_before_anything_
     jobs = [{"command": ["x" * 4096, "y" * 900]}] * 900
     with api.unchanged():
         api.post("/jobs/batch", {"jobs": jobs}).refused(ErrorCode.PAYLOAD_TOO_LARGE, "jobs")
+
+
+def test_an_unknown_recipe_is_answered_with_those_there_are(api: Api) -> None:
+    with api.unchanged():
+        error = api.post("/job", {"recipe": "digits@7"}).refused(ErrorCode.UNKNOWN_RECIPE, "recipe")
+    assert "digits@7" in error["message"]
+    assert [recipe for recipe in built_in_recipes() if recipe not in error["message"]] == []

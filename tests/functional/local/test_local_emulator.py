@@ -8,13 +8,14 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
 
-from functions.local.emulator import HOST, Emulator, EmulatorError
+from functions.local.emulator import Emulator, EmulatorError
+from functions.local.running import HOST
 from tests.emulator import unique
+from tests.waiting import alive, until
 
 pytestmark = [pytest.mark.emulator, pytest.mark.processes]
 
@@ -31,18 +32,8 @@ sys.stdin.read()
 """
 
 
-def exists(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except FileNotFoundError:
-        return False
-
-
-def wait_for_end(pid: int, seconds: float = 15) -> bool:
-    deadline = time.monotonic() + seconds
-    while exists(pid) and time.monotonic() < deadline:
-        time.sleep(0.05)
-    return not exists(pid)
+def wait_for_end(pid: int) -> None:
+    until(lambda: not alive(pid), 15, what="the end of the emulator")
 
 
 def test_it_listens_on_the_loopback_only_and_leaves_nothing_behind() -> None:
@@ -55,7 +46,7 @@ def test_it_listens_on_the_loopback_only_and_leaves_nothing_behind() -> None:
         listening = Path("/proc/net/tcp").read_text().splitlines()
         addresses = [line.split()[1] for line in listening]
         assert [address for address in addresses if address.endswith(f":{port:04X}")][:1] == [f"0100007F:{port:04X}"]
-    assert not exists(pid)
+    assert not alive(pid)
     with pytest.raises(EmulatorError, match="not running"):
         emulator.client("s3")
     emulator.stop()
@@ -115,11 +106,8 @@ def test_one_that_does_not_come_up_in_time_is_ended(monkeypatch: pytest.MonkeyPa
 def test_a_death_of_its_own_is_reported() -> None:
     with Emulator() as emulator:
         os.kill(emulator.pid, signal.SIGKILL)
-        deadline = time.monotonic() + 10
         with pytest.raises(EmulatorError, match="ended by itself"):
-            while time.monotonic() < deadline:
-                emulator.check()
-                time.sleep(0.01)
+            until(emulator.check, 10)
 
 
 def test_a_directory_serves_one_emulator_at_a_time(tmp_path: Path) -> None:
@@ -150,10 +138,10 @@ def test_it_ends_with_the_process_that_started_it_and_saves_its_state(tmp_path: 
     with parent:
         assert parent.stdout is not None
         pid = int(parent.stdout.readline())
-        assert exists(pid)
+        assert alive(pid)
         parent.send_signal(number)
         parent.wait(10)
-        assert wait_for_end(pid)
+        wait_for_end(pid)
     with Emulator(state_dir=tmp_path) as emulator:
         assert [bucket["Name"] for bucket in emulator.client("s3").list_buckets()["Buckets"]] == ["kept"]
 
@@ -174,8 +162,8 @@ def test_it_ends_even_when_a_sibling_holds_its_pipe(tmp_path: Path) -> None:
         assert parent.stdout is not None
         pid, sibling = int(parent.stdout.readline()), int(parent.stdout.readline())
         try:
-            assert wait_for_end(pid)
-            assert exists(sibling)
+            wait_for_end(pid)
+            assert alive(sibling)
         finally:
             os.kill(sibling, signal.SIGKILL)
 

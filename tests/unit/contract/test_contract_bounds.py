@@ -8,7 +8,7 @@ from importlib import import_module
 from typing import Any
 
 import pytest
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 
 from contract.base import MAX_OBJECT_BYTES, MAX_PARAMETERS_BYTES, MAX_PARAMETERS_DEPTH, MAX_STEP, WireModel, depth_of
 from contract.checkpoints import BlobUrlsRequest, DamagedRequest, ManifestFile
@@ -19,6 +19,7 @@ from contract.jobs import (
     JobState,
     JobSubmit,
     Policy,
+    ReasonCode,
     Requirements,
     Retention,
     RetryRequest,
@@ -37,6 +38,7 @@ from contract.work import (
     ReleaseRequest,
     WorkQuery,
 )
+from functions.api.routes import ROUTES
 from tests.factories import CRC64, JOB_ID, digest
 
 REQUEST_MODULES = ("checkpoints", "jobs", "keys", "recipes", "transfers", "work")
@@ -85,8 +87,14 @@ def unbounded(schema: dict[str, Any], path: str) -> list[str]:
     return [path]
 
 
-@pytest.mark.parametrize("model", request_models(), ids=lambda model: model.__name__)
-def test_every_field_is_bounded(model: type[WireModel]) -> None:
+def query_models() -> list[type[BaseModel]]:
+    """Queries that only one call has stand beside it, not in the contract."""
+    queries = {route.query for route in ROUTES if route.query is not None} - set(request_models())
+    return sorted(queries, key=lambda model: model.__name__)
+
+
+@pytest.mark.parametrize("model", [*request_models(), *query_models()], ids=lambda model: model.__name__)
+def test_every_field_is_bounded(model: type[BaseModel]) -> None:
     properties = model.model_json_schema()["properties"]
     checked = {name: field for name, field in properties.items() if (model.__name__, name) not in EXEMPT}
     assert {name: places for name, field in checked.items() if (places := unbounded(field, name))} == {}
@@ -242,6 +250,8 @@ def test_parameters_may_have_exactly_the_allowed_size() -> None:
 def test_parameters_are_measured_as_they_are_stored() -> None:
     room = MAX_PARAMETERS_BYTES - len(json.dumps({"p": ""}))
     JobSubmit(command=["train"], parameters={"p": "é" * (room // 2)})
+    with pytest.raises(ValidationError):
+        JobSubmit(command=["train"], parameters={"p": "é" * (room // 2 + 1)})
 
 
 @pytest.mark.parametrize("number", [float("inf"), float("-inf"), float("nan")])
@@ -297,3 +307,4 @@ def test_artifacts_fit_into_the_finished_job(model: type[ArtifactsRequest] | typ
 def test_every_state_and_failure_class_is_placed() -> None:
     assert {state for state in JobState if state.terminal} == {"complete", "failed", "canceled"}
     assert {c for c in FailureClass if c.node_fault} == {"disk_full", "node_fault", "transfer_failed"}
+    assert not {*ReasonCode} & {*FailureClass}, "a reason's code tells which of the two it is"

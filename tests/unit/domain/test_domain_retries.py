@@ -56,6 +56,7 @@ def test_a_failure_is_charged_to_one_budget(failure_class: FailureClass) -> None
 
 def test_interruptions_and_releases_are_not_failures() -> None:
     job = interrupt(make_held()).job
+    assert job.stale
     job = release(make_held(ready(job), now=NOW + 200), now=NOW + 210).job
     assert job.counters == JobCounters(attempts=2, interruptions=1, releases=1, runtime_s=10)
     assert job.claimable

@@ -7,8 +7,8 @@ from collections.abc import Callable
 import pytest
 
 from contract.errors import ErrorCode as E
+from contract.jobs import FailureClass, Reason, ReasonCode
 from contract.jobs import JobState as S
-from contract.jobs import Reason
 from contract.work import FailRequest
 from functions.domain import checkpoints
 from functions.domain import jobs as rules
@@ -150,6 +150,8 @@ def test_transition(situation: str, command: str) -> None:
     assert [event.seq for event in change.events] == list(range(job.event_seq + 1, after.event_seq + 1))
     assert change.events
     assert after.epoch == job.epoch + (command == "claim")
+    for reason in (after.reason, change.attempt.reason if change.attempt else None):
+        assert reason is None or reason.code in {*ReasonCode, *FailureClass, "sigterm"}
     if after.state is not S.RUNNING:
         assert not after.pause_requested
     if job.state is S.RUNNING and after.state is not S.RUNNING:

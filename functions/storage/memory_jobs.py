@@ -1,0 +1,186 @@
+"""Jobs, attempts, events and checkpoints in memory."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Sequence
+from typing import TypeVar
+
+from contract.jobs import JobState
+from functions.domain.change import Change, OpenLease
+from functions.domain.errors import WriteConflict
+from functions.domain.ports import Page
+from functions.domain.records import Attempt, CheckpointRecord, Event, Job, Record
+from functions.storage import keys
+from functions.storage.documents import dump, load
+from functions.storage.memory_leases import lease_after
+from functions.storage.memory_state import MemoryState, StoredJob, created_of
+from functions.storage.paging import (
+    attempts_list,
+    checkpoints_list,
+    events_list,
+    jobs_list,
+    page,
+    ready_list,
+)
+
+R = TypeVar("R", bound=Record)
+
+
+class MemoryJobStore:
+    """Twin of DynamoJobStore."""
+
+    def __init__(self, state: MemoryState) -> None:
+        self._state = state
+
+    def get(self, job_id: str) -> Job | None:
+        with self._state.lock:
+            stored = self._state.jobs.get(job_id)
+        return load(Job, stored.document) if stored else None
+
+    def get_many(self, job_ids: Sequence[str]) -> list[Job]:
+        with self._state.lock:
+            found = [self._state.jobs.get(job_id) for job_id in dict.fromkeys(job_ids)]
+        return [load(Job, stored.document) for stored in found if stored]
+
+    def apply(self, change: Change) -> None:
+        state, job = self._state, change.job
+        document = dump(job)
+        attempt = dump(change.attempt) if change.attempt else ""
+        checkpoint = dump(change.checkpoint) if change.checkpoint else ""
+        events = [(event.seq, dump(event)) for event in change.events]
+        with state.lock:
+            stored = state.jobs.get(job.id)
+            if (stored.rev if stored else None) != change.seen_rev:
+                raise WriteConflict
+            lease = None
+            if change.lease is not None:
+                lease = lease_after(change.lease, state.leases, change)
+            state.jobs[job.id] = StoredJob(job.rev, document)
+            self._index(job)
+            for seq, text in events:
+                state.numbered(job.id, keys.EVENT).put(seq, text)
+            if change.attempt:
+                state.numbered(job.id, keys.ATTEMPT).put(change.attempt.epoch, attempt)
+            if change.checkpoint:
+                state.numbered(job.id, keys.CHECKPOINT).put(change.checkpoint.step, checkpoint)
+            if lease is not None:
+                state.leases[lease.job_id] = lease
+                if isinstance(change.lease, OpenLease):
+                    opened_at = lease.expires_at - lease.duration_s
+                    due_at = keys.due_bucket(lease.job_id, opened_at) + lease.duration_s
+                    state.due.put(lease.job_id, keys.DUE, due_at)
+                elif lease.closed:
+                    state.due.discard(lease.job_id)
+
+    def _index(self, job: Job) -> None:
+        state = self._state
+        created = keys.created_sk(job.created_at, job.id)
+        state.by_tenant.put(job.id, job.tenant, created)
+        state.by_state.put(job.id, keys.state_pk(job.tenant, job.state), created)
+        if job.claimable:
+            state.ready.put(job.id, keys.ready_pk(job.tenant, job.queue, job.shard), job.ready_rank)
+        else:
+            state.ready.discard(job.id)
+        if job.timer_at is None:
+            state.timers.discard(job.id)
+        else:
+            state.timers.put(job.id, keys.TIMER, job.timer_at)
+
+    def ready(self, tenant: str, queue: str, shard: int, *, limit: int, cursor: str | None = None) -> Page[Job]:
+        ready = ready_list(tenant, queue, shard)
+        position = ready.position(cursor)
+        with self._state.lock:
+            entries = self._state.ready.after(keys.ready_pk(tenant, queue, shard), _pair(position), limit + 1)
+            jobs = self.get_many([job_id for _, job_id in entries])
+        return page(jobs, limit, ready, lambda job: (job.ready_rank, job.id))
+
+    def list_jobs(self, tenant: str, *, state: JobState | None, limit: int, cursor: str | None = None) -> Page[Job]:
+        listed = jobs_list(tenant, state)
+        position = listed.position(cursor)
+        after = created_of(position)
+        index, partition = (
+            (self._state.by_tenant, tenant) if state is None else (self._state.by_state, keys.state_pk(tenant, state))
+        )
+        with self._state.lock:
+            jobs = self.get_many([job_id for _, job_id in index.after(partition, after, limit + 1)])
+        return page(jobs, limit, listed, lambda job: (job.created_at, job.id))
+
+    def due_timers(self, now: int, *, limit: int) -> list[str]:
+        with self._state.lock:
+            return [job_id for _, job_id in self._state.timers.up_to(keys.TIMER, now, limit)]
+
+    def attempt(self, job_id: str, epoch: int) -> Attempt | None:
+        return self._one(Attempt, job_id, keys.ATTEMPT, epoch)
+
+    def attempts(self, job_id: str, *, limit: int, cursor: str | None = None) -> Page[Attempt]:
+        listed = attempts_list(job_id)
+        position = listed.position(cursor)
+        found = self._some(Attempt, job_id, keys.ATTEMPT, limit + 1, after=_number(position))
+        return page(found, limit, listed, lambda attempt: (attempt.epoch,))
+
+    def events(self, job_id: str, *, limit: int, cursor: str | None = None) -> Page[Event]:
+        listed = events_list(job_id)
+        position = listed.position(cursor)
+        found = self._some(Event, job_id, keys.EVENT, limit + 1, after=_number(position))
+        return page(found, limit, listed, lambda event: (event.seq,))
+
+    def checkpoint(self, job_id: str, step: int) -> CheckpointRecord | None:
+        return self._one(CheckpointRecord, job_id, keys.CHECKPOINT, step)
+
+    def checkpoints(
+        self, job_id: str, *, limit: int, cursor: str | None = None, up_to_step: int | None = None
+    ) -> Page[CheckpointRecord]:
+        listed = checkpoints_list(job_id, up_to_step)
+        position = _number(listed.position(cursor))
+        end = keys.MAX_STEP + 1 if up_to_step is None else up_to_step + 1
+        with self._state.lock:
+            kept = self._state.numbered(job_id, keys.CHECKPOINT)
+            last = bisect_left(kept.numbers, end if position is None else position)
+            numbers = reversed(kept.numbers[max(last - limit - 1, 0) : last])
+            found = [load(CheckpointRecord, kept.documents[number]) for number in numbers]
+        return page(found, limit, listed, lambda record: (record.step,))
+
+    def protect_checkpoint(self, job_id: str, step: int, until: int) -> CheckpointRecord | None:
+        with self._state.lock:
+            record = self.checkpoint(job_id, step)
+            if record is None or record.protected_until >= until:
+                return record
+            record = record.model_copy(update={"protected_until": until})
+            self._state.numbered(job_id, keys.CHECKPOINT).put(step, dump(record))
+            return record
+
+    def delete_checkpoint(self, job_id: str, record: CheckpointRecord, now: int) -> bool:
+        with self._state.lock:
+            stored = self.checkpoint(job_id, record.step)
+            if stored is None:
+                return True
+            if stored.protected_until > now or _version(stored) != _version(record):
+                return False
+            self._state.numbered(job_id, keys.CHECKPOINT).remove(record.step)
+            return True
+
+    def _one(self, kind: type[R], job_id: str, prefix: str, number: int) -> R | None:
+        with self._state.lock:
+            text = self._state.numbered(job_id, prefix).documents.get(number)
+        return load(kind, text) if text else None
+
+    def _some(self, kind: type[R], job_id: str, prefix: str, limit: int, *, after: int | None) -> list[R]:
+        with self._state.lock:
+            kept = self._state.numbered(job_id, prefix)
+            first = 0 if after is None else bisect_left(kept.numbers, after + 1)
+            texts = [kept.documents[number] for number in kept.numbers[first : first + limit]]
+        return [load(kind, text) for text in texts]
+
+
+def _version(record: CheckpointRecord) -> tuple[int, int, bool, bool]:
+    """What tells one checkpoint of a step from another."""
+    return record.epoch, record.committed_at, record.damaged, record.pinned
+
+
+def _pair(position: list[str | int] | None) -> tuple[str, str] | None:
+    return None if position is None else (str(position[0]), str(position[1]))
+
+
+def _number(position: list[str | int] | None) -> int | None:
+    return None if position is None else int(position[0])

@@ -1,0 +1,38 @@
+"""A clock to turn by hand, and chance that is the same in every run."""
+
+from __future__ import annotations
+
+import random
+import uuid
+
+
+class FakeClock:
+    """The server's clock, turned by hand."""
+
+    def __init__(self, now: int) -> None:
+        self.at = now
+
+    def now(self) -> int:
+        return self.at
+
+    def advance(self, seconds: int) -> None:
+        self.at += seconds
+
+
+class SeededRandomness:
+    """ports.Randomness, the same in every run."""
+
+    def __init__(self, seed: int) -> None:
+        self._random = random.Random(seed)
+
+    def token(self) -> str:
+        return self._random.randbytes(32).hex()
+
+    def job_id(self) -> str:
+        return str(uuid.UUID(bytes=self._random.randbytes(16), version=4))
+
+    def key_id(self) -> str:
+        return self._random.randbytes(10).hex()
+
+    def below(self, bound: int) -> int:
+        return self._random.randrange(bound)

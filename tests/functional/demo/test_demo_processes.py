@@ -1,0 +1,120 @@
+"""Processes of the demo end when they should, with everything they started."""
+
+from __future__ import annotations
+
+import signal
+from pathlib import Path
+
+import pytest
+
+from demo import processes
+from demo.failure import DemoError, Interrupts, log_tail
+from demo.processes import Child, Household, own_environment
+from tests.waiting import alive, until
+
+NESTED = """
+import subprocess, sys, time
+inner = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"], start_new_session={apart})
+print(inner.pid, flush=True)
+time.sleep(60)
+"""
+
+
+@pytest.fixture
+def household(tmp_path: Path) -> Household:
+    scratch = tmp_path / "scratch"
+    scratch.mkdir()
+    return Household(tmp_path / "logs", scratch, Interrupts())
+
+
+def start(household: Household, program: str, *, grace_s: float = 5.0) -> Child:
+    return household._start("child", ["-c", program], log_name="child.log", grace_s=grace_s)
+
+
+def inner_pid(child: Child) -> int:
+    until(lambda: child.log.read_text().endswith("\n"))
+    return int(child.log.read_text())
+
+
+@pytest.mark.processes
+def test_killing_the_group_takes_its_children_along(household: Household) -> None:
+    with household:
+        child = start(household, NESTED.format(apart=False))
+        pid = inner_pid(child)
+        assert child.kill_group() == 2
+        assert child.exit_code == -signal.SIGKILL
+        assert not alive(pid)
+
+
+@pytest.mark.processes
+def test_a_process_that_outlives_the_kill_is_a_failure_and_does_not_stay(
+    household: Household, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(processes, "GONE_WITHIN_S", 0.2)
+    with household:
+        child = start(household, NESTED.format(apart=True))
+        pid = inner_pid(child)
+        with pytest.raises(DemoError, match="1 processes of child outlived its SIGKILL"):
+            child.kill_group()
+        until(lambda: not alive(pid))
+
+
+@pytest.mark.processes
+def test_nothing_is_left_behind_whatever_happens(household: Household) -> None:
+    with pytest.raises(ZeroDivisionError), household:
+        first = start(household, NESTED.format(apart=True))
+        pid = inner_pid(first)
+        second = start(household, "import signal, time; signal.signal(15, signal.SIG_IGN); time.sleep(60)", grace_s=0.5)
+        raise ZeroDivisionError
+    assert first.exit_code == -signal.SIGTERM
+    assert second.exit_code is not None
+    assert not alive(pid)
+
+
+@pytest.mark.processes
+def test_a_worker_that_has_left_cannot_be_killed(household: Household) -> None:
+    with household:
+        child = start(household, "raise SystemExit(3)")
+        assert child.wait(10.0) == 3
+        with pytest.raises(DemoError, match="left before it could be killed, with exit code 3"):
+            child.kill_group()
+
+
+@pytest.mark.processes
+def test_waiting_for_a_process_has_a_deadline(household: Household) -> None:
+    with household:
+        child = start(household, "import time; time.sleep(60)")
+        with pytest.raises(DemoError, match="child did not end within"):
+            child.wait(0.05)
+
+
+@pytest.mark.processes
+def test_a_stack_that_does_not_start_is_told_with_its_log(
+    household: Household, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("BATON_EMULATOR_PYTHON", "nowhere/python")
+    with household, pytest.raises(DemoError, match="the local stack ended at once with exit code 1") as failure:
+        household.start_stack()
+    assert failure.value.log is not None
+    assert "nowhere/python does not exist" in log_tail(failure.value.log)
+
+
+@pytest.mark.processes
+def test_an_error_of_the_api_is_blamed_on_a_stack_that_is_gone(
+    household: Household, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(processes, "STACK_NAME", "child")
+    refusal = OSError("connection refused")
+    with household:
+        child = start(household, "import time; time.sleep(60)")
+        assert household.explain(refusal).sentence == "the control plane did not do its part: connection refused"
+        child.kill_group()
+        assert household.explain(refusal).sentence == "child ended by itself with exit code -9"
+        assert household.explain(refusal).log == child.log
+
+
+def test_children_get_nothing_of_a_persons_settings() -> None:
+    inherited = {"PATH": "/bin", "BATON_API_KEY": "x", "AWS_PROFILE": "x", "SALAD_MACHINE_ID": "x", "PYTHONPATH": "x"}
+    assert own_environment(inherited) == {"PATH": "/bin"}
+    inherited["BATON_EMULATOR_PYTHON"] = "/opt/emulator/bin/python"  # where the emulator is, on this machine
+    assert own_environment(inherited).keys() == {"PATH", "BATON_EMULATOR_PYTHON"}

@@ -1,0 +1,147 @@
+"""`make local` as a person uses it: what it prints, what it keeps, how it ends, and that its sweeper runs."""
+
+from __future__ import annotations
+
+import re
+import signal
+import socket
+import stat
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from contract.jobs import JobState, JobSubmit, Policy
+from contract.work import Directive, HeartbeatRequest, WorkItem, WorkQuery
+from gpu_client.transport.api import BatonClient
+from tests.stack import ROOT, clean_environment, leashed
+from tests.waiting import until
+
+pytestmark = [pytest.mark.emulator, pytest.mark.processes]
+
+KEY_NAMES = {"submit", "worker", "admin"}
+
+
+class LocalRun:
+    """One run of `python -m functions.local`, and what it says on its way."""
+
+    def __init__(self, state_dir: Path, *options: str) -> None:
+        self.process = subprocess.Popen(
+            [*leashed(signal.SIGTERM), "functions.local", "--state-dir", str(state_dir), "--port", "0", *options],
+            cwd=ROOT,
+            env=clean_environment(),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        )
+        assert self.process.stdout is not None
+        self.said = ""
+        while "Ctrl-C stops it." not in self.said:
+            line = self.process.stdout.readline()
+            assert line, self.process.communicate()[1]
+            self.said += line
+        found = re.search(r"http://127\.0\.0\.1:\d+", self.said)
+        assert found, self.said
+        self.url = found.group()
+        self.keys = dict(re.findall(r"^ +(\w+) +key +(\S+)$", self.said, re.MULTILINE))
+        self.family = [self.process, *psutil.Process(self.process.pid).children(recursive=True)]
+
+    def client(self, key: str) -> BatonClient:
+        return BatonClient(self.url, self.keys[key])
+
+    def end(self, number: signal.Signals) -> tuple[int, str, str]:
+        """Send the signal to the process itself: exit code, what it said at its end, what it complained about."""
+        self.process.send_signal(number)
+        said, complaints = self.process.communicate(timeout=30)
+        return self.process.returncode, said, complaints
+
+    def kill_all(self) -> None:
+        """SIGKILL to every process of it at once, as when a machine is switched off by its owner."""
+        for process in self.family:
+            process.kill()
+        self.process.communicate(timeout=30)
+
+    def left(self) -> list[Any]:
+        """Its children that still run."""
+        return [process for process in self.family[1:] if process.is_running()]
+
+
+@pytest.fixture
+def runs(tmp_path: Path) -> Iterator[list[LocalRun]]:
+    """Every run of a test; none of them outlives it."""
+    started: list[LocalRun] = []
+    yield started
+    for run in started:
+        if run.process.poll() is None:
+            run.kill_all()
+
+
+def test_it_keeps_keys_jobs_leases_and_objects_and_ends_cleanly(tmp_path: Path, runs: list[LocalRun]) -> None:
+    state_dir = tmp_path / "state"
+    runs.append(first := LocalRun(state_dir))
+    assert first.keys.keys() == KEY_NAMES
+    assert str(state_dir) in first.said, "it says where the data is kept"
+    assert stat.S_IMODE((state_dir / "keys.json").stat().st_mode) == 0o600
+    assert stat.S_IMODE(state_dir.stat().st_mode) == 0o700
+    with first.client("submit") as user:
+        job = user.submit(JobSubmit(command=["train"], policy=Policy(heartbeat_interval_s=600)))
+        file = tmp_path / "one.txt"
+        file.write_bytes(b"input")
+        user.upload_files("training-data", {"in/one.txt": file})
+    code, said, complaints = first.end(signal.SIGINT)
+    assert (code, complaints) == (0, "")
+    assert said.strip().endswith("Stopping ..."), "Ctrl-C ends it without a traceback"
+    until(lambda: not first.left(), 20, what="the end of its children")
+
+    runs.append(second := LocalRun(state_dir))
+    assert second.keys == first.keys
+    with second.client("worker") as worker:
+        item = worker.claim(WorkQuery(machine_id="m-1"))
+        assert isinstance(item, WorkItem)
+        assert item.id == job.id
+    second.kill_all()
+
+    runs.append(third := LocalRun(state_dir))
+    assert third.keys == first.keys
+    with third.client("worker") as worker, third.client("submit") as user:
+        answer = worker.heartbeat(item.id, item.lease_token, HeartbeatRequest(step=7))
+        assert (answer.directive, answer.epoch) == (Directive.CONTINUE, 1), "a lease outlives the stack"
+        view = user.get_job(job.id)
+        assert (view.state, view.epoch, view.machine_id) == (JobState.RUNNING, 1, "m-1")
+        assert [entry.key for entry in user.list_objects("training-data").objects] == ["in/one.txt"]
+        assert worker.claim(WorkQuery(machine_id="m-2")) is None, "it is given to nobody else meanwhile"
+    assert third.end(signal.SIGTERM)[0] == 0
+
+
+def test_the_sweeper_returns_a_lost_machine_s_job_though_nobody_asks_for_work(
+    tmp_path: Path, runs: list[LocalRun]
+) -> None:
+    runs.append(run := LocalRun(tmp_path / "state", "--sweep-interval-s", "0.5"))
+    with run.client("admin") as client:
+        job = client.submit(JobSubmit(command=["train"], policy=Policy(heartbeat_interval_s=1)))
+        assert client.claim(WorkQuery(machine_id="m-1")) is not None
+        until(lambda: client.get_job(job.id).state is JobState.PENDING, 30, what="the sweeper's turn", every_s=0.2)
+        view = client.get_job(job.id)
+        assert (view.counters.interruptions, view.counters.failures) == (1, 0)
+        (attempt,) = client.attempts(job.id).attempts
+        assert attempt.reason
+        assert attempt.reason.code == "lease_expired"
+
+
+def test_a_port_that_is_taken_is_said_without_a_traceback(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = str(taken.getsockname()[1])
+        command = [*leashed(signal.SIGTERM), "functions.local", "--state-dir", str(tmp_path), "--port", port]
+        run = subprocess.run(
+            command, cwd=ROOT, env=clean_environment(), capture_output=True, text=True, timeout=60, check=False
+        )
+    assert run.returncode == 1
+    assert run.stdout == ""
+    assert run.stderr.startswith("The local stack could not start: "), run.stderr
+    assert port in run.stderr
+    assert "Traceback" not in run.stderr
