@@ -5,7 +5,7 @@ from __future__ import annotations
 from enum import StrEnum
 from typing import Annotated, Literal
 
-from pydantic import AfterValidator, ConfigDict, Field
+from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field
 
 from contract.base import (
     AnswerModel,
@@ -110,11 +110,16 @@ class HeartbeatRequest(SaladIdentity):
     phase: Annotated[str, Field(pattern=r"^[a-z_]{1,32}$")] | None = None
 
 
+def _or_continue(word: object) -> object:
+    """A directive that a later control plane has and this worker does not know must not end its heartbeats."""
+    return word if isinstance(word, str) and word in set(Directive) else Directive.CONTINUE
+
+
 class HeartbeatAnswer(AnswerModel):
     """Example: `{"status": "ok", "directive": "continue", "lease_expires_at": 1790000090, ...}`"""
 
     status: Literal["ok"] = "ok"
-    directive: Directive = Directive.CONTINUE
+    directive: Annotated[Directive, BeforeValidator(_or_continue)] = Directive.CONTINUE
     reason: str = ""
     epoch: Epoch
     lease_expires_at: EpochSeconds

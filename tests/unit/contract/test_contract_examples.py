@@ -13,6 +13,7 @@ import pytest
 from pydantic import BaseModel, ValidationError
 
 from contract.base import AnswerModel, WireModel
+from contract.work import HeartbeatAnswer
 
 MODULES = ("checkpoints", "errors", "history", "jobs", "keys", "recipes", "transfers", "work")
 JOB_ID = "146683a1-cb76-4702-9fef-fcccd32594f1"
@@ -80,3 +81,14 @@ def test_answers_may_grow(model: type[AnswerModel]) -> None:
 @pytest.mark.parametrize("model", models(), ids=lambda model: model.__name__)
 def test_values_are_immutable(model: type[BaseModel]) -> None:
     assert model.model_config["frozen"] is True
+
+
+@pytest.mark.parametrize(
+    ("word", "meant"), [("rules", "continue"), (None, "continue"), ([7], "continue"), ("pause", "pause")]
+)
+def test_a_directive_of_a_later_version_is_no_directive(word: object, meant: str) -> None:
+    example, _ = example_of(HeartbeatAnswer)
+    answer = HeartbeatAnswer.model_validate(
+        {**example, "epoch": 1, "lease_duration_s": 90, "heartbeat_interval_s": 30, "server_time": 1, "directive": word}
+    )
+    assert answer.directive == meant
