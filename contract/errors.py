@@ -1,16 +1,13 @@
 """Every error the API can answer with: a stable code, its HTTP status, what it means and what to do.
 
-An answer looks like
-
-    {"error": {"code": "lease_lost", "message": "...", "field": "x-lease-token", "request_id": "..."}}
+Imports nothing but the standard library: the authorizer, which every cold call waits for, answers with these codes.
+The body that carries them is in error_body.py.
 """
 
 from __future__ import annotations
 
 from enum import StrEnum
 from typing import NamedTuple
-
-from pydantic import BaseModel, ConfigDict, Field
 
 
 class ErrorInfo(NamedTuple):
@@ -48,6 +45,7 @@ class ErrorCode(StrEnum):
     CHECKPOINT_NOT_FOUND = "checkpoint_not_found"
     OBJECT_NOT_FOUND = "object_not_found"
     KEY_NOT_FOUND = "key_not_found"
+    WEBHOOK_NOT_FOUND = "webhook_not_found"
     UNKNOWN_BUCKET = "unknown_bucket"
     # The state of the job
     JOB_NOT_RUNNING = "job_not_running"
@@ -135,6 +133,7 @@ ERRORS: dict[ErrorCode, ErrorInfo] = {
     ),
     ErrorCode.OBJECT_NOT_FOUND: ErrorInfo(404, "No such object.", "Check bucket and key."),
     ErrorCode.KEY_NOT_FOUND: ErrorInfo(404, "No such API key.", "List those of your tenant with GET /keys."),
+    ErrorCode.WEBHOOK_NOT_FOUND: ErrorInfo(404, "No such webhook.", "List those of your tenant with GET /webhooks."),
     ErrorCode.UNKNOWN_BUCKET: ErrorInfo(404, "No such bucket.", "Use 'training-data' or 'training-checkpoints'."),
     ErrorCode.JOB_NOT_RUNNING: ErrorInfo(400, "The job is not running.", "Stop working on it; ask for work again."),
     ErrorCode.JOB_CANCELED: ErrorInfo(409, "The job was canceled.", "Stop working on it; ask for work again."),
@@ -197,28 +196,3 @@ ERRORS: dict[ErrorCode, ErrorInfo] = {
         "Wait as Retry-After says, then repeat; repeating is safe.",
     ),
 }
-
-
-class ErrorDetail(BaseModel):
-    """What went wrong with one request.
-
-    Example: `{"code": "missing_field", "message": "...", "field": "parameters.steps", "request_id": "r-1"}`
-    """
-
-    model_config = ConfigDict(extra="ignore", frozen=True)
-
-    code: str = Field(description="Stable code, one of ErrorCode")
-    message: str = Field(description="What was wrong, where, and what would be right")
-    field: str | None = Field(default=None, description="Dotted path of the offending field or header")
-    request_id: str = Field(default="", description="Quote this when reporting a problem")
-
-
-class ErrorBody(BaseModel):
-    """The body of every answer with a status of 400 or more.
-
-    Example: `{"error": {"code": "job_not_found", "message": "No such job: ...", "request_id": "r-1"}}`
-    """
-
-    model_config = ConfigDict(extra="ignore", frozen=True)
-
-    error: ErrorDetail

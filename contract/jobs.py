@@ -191,6 +191,8 @@ class JobSubmit(WireModel):
     requirements: Requirements = Requirements()
     policy: Policy = Policy()
     tags: Tags = {}
+    webhook: Annotated[str, Field(pattern=r"^[a-z0-9]{8,32}$")] | None = None
+    """Id of a webhook that is told of this job, besides those that are told of every job."""
 
     @model_validator(mode="after")
     def _one_way_to_run(self) -> Self:

@@ -2,23 +2,12 @@
 
 from __future__ import annotations
 
-from enum import StrEnum
 from typing import Annotated
 
 from pydantic import Field
 
 from contract.base import AnswerModel, EpochSeconds, WireModel
-
-KEY_PREFIX = "baton"
-KEY_ID_PATTERN = r"^[a-z0-9]{8,32}$"
-
-
-class Scope(StrEnum):
-    """What a key may do."""
-
-    SUBMIT = "submit"
-    WORKER = "worker"
-    ADMIN = "admin"
+from contract.names import KEY_ID_PATTERN, Scope
 
 
 class KeyCreate(WireModel):

@@ -7,11 +7,7 @@ from typing import Annotated
 from pydantic import ConfigDict, Field
 
 from contract.base import AnswerModel, Crc64, EpochSeconds, KeyPrefix, ObjectKey, SizeBytes, WireModel
-
-DATA_BUCKET = "training-data"
-CHECKPOINTS_BUCKET = "training-checkpoints"
-BUCKETS = (DATA_BUCKET, CHECKPOINTS_BUCKET)
-"""As the API names them; what they are called where they are stored is up to a deployment."""
+from contract.names import DATA_BUCKET
 
 BucketName = Annotated[str, Field(min_length=1, max_length=64, examples=["training-data"])]
 

@@ -16,8 +16,7 @@ import requests
 from blake3 import blake3
 
 from contract.errors import ErrorCode
-from contract.keys import Scope
-from contract.transfers import BUCKETS, CHECKPOINTS_BUCKET, DATA_BUCKET
+from contract.names import BUCKETS, CHECKPOINTS_BUCKET, DATA_BUCKET, Scope
 from functions.api.authorizing import authorize
 from functions.api.context import Context
 from functions.api.dispatch import dispatch
@@ -38,7 +37,7 @@ from functions.local.events import (
 from functions.storage.crc64 import crc64nvme
 from functions.storage.memory import MemoryCloud
 from tests.clouds import Cloud, MinistackClients, memory_cloud
-from tests.fakes import FakeClock, SeededRandomness
+from tests.fakes import FakeClock, FakeLine, SeededRandomness
 
 NOW = 1_790_000_000
 TENANT = "acme"
@@ -138,7 +137,7 @@ class Api:
             identity = fields["headers"].get("x-api-key", "")
             if not identity:
                 return Answer(401, {}, json.dumps({"message": "Unauthorized"}))
-            verdict = authorize(authorizer_event(fields, identity), self.context.tokens, self.clock)
+            verdict = authorize(authorizer_event(fields, identity), self.context.tokens, self.clock.now())
             assert verdict["isAuthorized"] is True
             said = verdict["context"]
         event = json.loads(json.dumps(function_event(fields, body, said)))
@@ -247,6 +246,8 @@ class Api:
             dict(state.leases),
             dict(state.keys),
             dict(state.grants),
+            dict(state.webhooks),
+            {hook: dict(noted) for hook, noted in state.deliveries.items()},
             {(t, b): self.objects(b, tenant=t) for t in (TENANT, RIVAL) for b in BUCKETS},
         )
 
@@ -378,6 +379,8 @@ def _api(cloud: Cloud, settings: Settings, seed: int) -> Api:
         leases=cloud.leases,
         tokens=cloud.tokens,
         objects=cloud.objects,
+        webhooks=cloud.webhooks,
+        line=FakeLine(),
         clock=clock,
         random=SeededRandomness(seed),
         settings=settings,

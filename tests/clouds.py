@@ -11,13 +11,14 @@ from typing import Any
 
 from moto import mock_aws
 
-from contract.transfers import BUCKETS
-from functions.domain.ports import JobStore, LeaseStore, ObjectStore, TokenStore
+from contract.names import BUCKETS
+from functions.domain.ports import JobStore, LeaseStore, ObjectStore, TokenStore, WebhookStore
 from functions.local.emulator import Emulator
 from functions.storage.clients import dynamodb_client, s3_client
 from functions.storage.dynamo_jobs import DynamoJobStore
 from functions.storage.dynamo_leases import DynamoLeaseStore
 from functions.storage.dynamo_tokens import DynamoTokenStore
+from functions.storage.dynamo_webhooks import DynamoWebhookStore
 from functions.storage.keys import job_id_of
 from functions.storage.memory import MemoryCloud
 from functions.storage.s3_objects import S3ObjectStore
@@ -34,6 +35,7 @@ class Cloud:
     leases: LeaseStore
     tokens: TokenStore
     objects: ObjectStore
+    webhooks: WebhookStore
     prefix: str = ""
     dynamodb: Any = None
     s3: Any = None
@@ -63,7 +65,7 @@ class Cloud:
 def memory_cloud() -> Cloud:
     """The twins."""
     memory = MemoryCloud()
-    return Cloud("memory", memory.jobs, memory.leases, memory.tokens, memory.objects, memory=memory)
+    return Cloud("memory", memory.jobs, memory.leases, memory.tokens, memory.objects, memory.webhooks, memory=memory)
 
 
 def aws_cloud(kind: str, dynamodb: Any, s3: Any, prefix: str) -> Cloud:
@@ -78,6 +80,7 @@ def aws_cloud(kind: str, dynamodb: Any, s3: Any, prefix: str) -> Cloud:
         DynamoLeaseStore(dynamodb, prefix),
         DynamoTokenStore(dynamodb, prefix),
         S3ObjectStore(s3, s3, buckets),
+        DynamoWebhookStore(dynamodb, prefix),
         prefix=prefix,
         dynamodb=dynamodb,
         s3=s3,

@@ -10,8 +10,9 @@ from contract.checkpoints import Manifest, ManifestFile
 from contract.jobs import JobState, Policy
 from contract.work import WorkQuery
 from functions.domain import jobs as rules
+from functions.domain.api_keys import token_digest
 from functions.domain.change import Change, CloseLease, OpenLease
-from functions.domain.leases import Fence, token_digest
+from functions.domain.leases import Fence
 from functions.domain.records import Attempt, CheckpointRecord, Job, Lease, Spec
 
 NOW = 1_790_000_000

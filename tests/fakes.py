@@ -5,6 +5,9 @@ from __future__ import annotations
 import random
 import uuid
 
+from contract.events import JobEvent
+from functions.domain.webhooks import Webhook
+
 
 class FakeClock:
     """The server's clock, turned by hand."""
@@ -36,3 +39,13 @@ class SeededRandomness:
 
     def below(self, bound: int) -> int:
         return self._random.randrange(bound)
+
+
+class FakeLine:
+    """ports.DeliveryQueue, kept as a list: webhook, event, repetition."""
+
+    def __init__(self) -> None:
+        self.waiting: list[tuple[str, JobEvent, str]] = []
+
+    def put(self, webhook: Webhook, event: JobEvent, *, repetition: str = "") -> None:
+        self.waiting.append((webhook.id, event, repetition))

@@ -10,7 +10,7 @@ import subprocess
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Self
+from typing import BinaryIO, Self
 from urllib.parse import urlsplit
 
 import boto3
@@ -39,14 +39,23 @@ def leashed(number: signal.Signals) -> list[str]:
 class Stack(ControlPlane):
     """`python -m functions.local` with nothing kept, its presigned URLs leading through the proxy `s3`."""
 
-    def __init__(self, *, sweep_interval_s: float = 1) -> None:
+    def __init__(
+        self,
+        *,
+        sweep_interval_s: float = 1,
+        program: str = "functions.local",
+        settings: Mapping[str, str] | None = None,
+        log: BinaryIO | None = None,
+    ) -> None:
+        """`program`: a module or script with the same command line. `log`: where its standard error goes."""
         self.s3 = FaultyProxy()
-        command = [*leashed(signal.SIGTERM), "functions.local", "--forget", "--port", "0", "--json"]
+        command = [*leashed(signal.SIGTERM), program, "--forget", "--port", "0", "--json"]
         self._process = subprocess.Popen(
             [*command, "--sweep-interval-s", str(sweep_interval_s)],
             cwd=ROOT,
-            env={**clean_environment(), "BATON_S3_PUBLIC_ENDPOINT": self.s3.url},
+            env={**clean_environment(), "BATON_S3_PUBLIC_ENDPOINT": self.s3.url, **(settings or {})},
             stdout=subprocess.PIPE,
+            stderr=log,
             stdin=subprocess.DEVNULL,
             text=True,
             start_new_session=True,
@@ -56,7 +65,8 @@ class Stack(ControlPlane):
         assert line, "the local stack did not start"
         said = json.loads(line)
         self.s3.upstream = ("127.0.0.1", self._emulator_port())
-        objects = boto3.client("s3", endpoint_url=f"http://127.0.0.1:{self.s3.upstream[1]}")
+        self.cloud_url = f"http://127.0.0.1:{self.s3.upstream[1]}"
+        objects = boto3.client("s3", endpoint_url=self.cloud_url)
         super().__init__(said["url"], said["keys"], objects)
         place = urlsplit(self.url)
         self.front = (str(place.hostname), int(place.port or 0))

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from contract.errors import ErrorCode
 from contract.jobs import Artifact
-from contract.transfers import BUCKETS, CHECKPOINTS_BUCKET
+from contract.names import BUCKETS, CHECKPOINTS_BUCKET
 from contract.work import ArtifactsAnswer, ArtifactsRequest, CompleteRequest, DeclaredArtifact, PresignedPut
 from functions.api.context import Call, Context, job_of
 from functions.api.declared import matches, upload_of

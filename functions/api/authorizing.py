@@ -7,15 +7,13 @@ from collections.abc import Mapping
 from typing import Any
 
 from contract.errors import ErrorCode
-from functions.api.keys import authenticate
+from functions.domain.api_keys import ApiKey, KeyReader, authenticate
 from functions.domain.errors import StorageUnavailable
-from functions.domain.ports import Clock, TokenStore
-from functions.domain.records import ApiKey
 
 logger = logging.getLogger("baton.api")
 
 
-def authorize(event: Mapping[str, Any], tokens: TokenStore, clock: Clock) -> dict[str, Any]:
+def authorize(event: Mapping[str, Any], keys: KeyReader, now: int) -> dict[str, Any]:
     """Answer one HTTP API authorizer event (payload version 2.0) with a simple response.
 
     A refused key is let through with the reason in its context, and so is one that could not be looked up: the caller
@@ -23,7 +21,7 @@ def authorize(event: Mapping[str, Any], tokens: TokenStore, clock: Clock) -> dic
     """
     headers = {str(name).lower(): value for name, value in (event.get("headers") or {}).items()}
     try:
-        found = authenticate(tokens, str(headers.get("x-api-key", "")), clock.now())
+        found = authenticate(keys, str(headers.get("x-api-key", "")), now)
     except StorageUnavailable:
         logger.exception("storage is unavailable", extra={"action": "authorize"})
         found = ErrorCode.UNAVAILABLE

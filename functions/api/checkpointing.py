@@ -20,7 +20,7 @@ from contract.checkpoints import (
     ManifestFile,
 )
 from contract.errors import ErrorCode
-from contract.transfers import CHECKPOINTS_BUCKET
+from contract.names import CHECKPOINTS_BUCKET
 from contract.work import ProgressRequest, StatusAnswer
 from functions.api.context import Call, Context, job_of
 from functions.api.declared import upload_of
@@ -76,7 +76,7 @@ def commit(context: Context, call: Call) -> CommitAnswer:
     )
     _store_manifest(context, call, record, manifest.canonical_bytes())
     job = apply_as_bearer(
-        context, call, fence, lambda job, attempt: rules.commit(job, attempt, fence, record, now=call.now)
+        context, call, fence, lambda job, attempt: rules.commit(job, attempt, fence, record, now=call.now), seen=job
     )
     let_go_of_old(context, call, job)
     return committed

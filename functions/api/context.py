@@ -7,12 +7,22 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from contract.errors import ErrorCode
-from contract.keys import Scope
+from contract.names import Scope
 from functions.api.settings import Settings
+from functions.domain.api_keys import token_digest
 from functions.domain.claiming import ClaimWindow
 from functions.domain.errors import Refusal
-from functions.domain.leases import Fence, token_digest
-from functions.domain.ports import Clock, JobStore, LeaseStore, ObjectStore, Randomness, TokenStore
+from functions.domain.leases import Fence
+from functions.domain.ports import (
+    Clock,
+    DeliveryQueue,
+    JobStore,
+    LeaseStore,
+    ObjectStore,
+    Randomness,
+    TokenStore,
+    WebhookStore,
+)
 from functions.domain.records import Job
 
 
@@ -24,6 +34,8 @@ class Context:
     leases: LeaseStore
     tokens: TokenStore
     objects: ObjectStore
+    webhooks: WebhookStore
+    line: DeliveryQueue
     clock: Clock
     random: Randomness
     settings: Settings = field(default_factory=Settings)

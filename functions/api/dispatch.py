@@ -14,7 +14,7 @@ from pydantic_core import from_json, to_json
 
 from contract.base import JOB_ID_PATTERN, MAX_STEP, path_problem
 from contract.errors import ErrorCode
-from contract.keys import KEY_ID_PATTERN, Scope
+from contract.names import KEY_ID_PATTERN, Scope
 from functions.api.context import Call, Context, NoContent, Principal, Redirect, WithHeaders
 from functions.api.errors import error_response, refusal_of
 from functions.api.routes import Function, Route, routes_of
@@ -30,6 +30,8 @@ RETRY_AFTER_S = 2
 
 _JOB_ID = re.compile(JOB_ID_PATTERN)
 _KEY_ID = re.compile(KEY_ID_PATTERN)
+_IDS = {"keys": (_KEY_ID, ErrorCode.KEY_NOT_FOUND), "webhooks": (_KEY_ID, ErrorCode.WEBHOOK_NOT_FOUND)}
+"""What `{id}` is, and the refusal of what cannot be one, by the path's first part; of a job elsewhere."""
 _STEP = re.compile(r"[0-9]{1,13}")
 _HEADER_VALUE = re.compile(r"[\x21-\x7e]{1,255}")
 _QUIET = frozenset({"POST /heartbeat/{id}"})
@@ -103,9 +105,7 @@ def _path(given: Mapping[str, str], route: Route) -> dict[str, str]:
     # The gateway has undone every escape but one.
     path = {name.rstrip("+"): value.replace("%25", "%") for name, value in given.items()}
     if "id" in path:
-        pattern, unknown = (
-            (_KEY_ID, ErrorCode.KEY_NOT_FOUND) if route.function == "admin" else (_JOB_ID, ErrorCode.JOB_NOT_FOUND)
-        )
+        pattern, unknown = _IDS.get(route.path.split("/")[1], (_JOB_ID, ErrorCode.JOB_NOT_FOUND))
         if not pattern.fullmatch(path["id"]):
             raise Refusal(unknown, "The id in the path is not one of ours.", field="id")
     if "step" in path and not (_STEP.fullmatch(path["step"]) and int(path["step"]) <= MAX_STEP):

@@ -6,7 +6,8 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from contract.errors import ErrorBody, ErrorCode, ErrorDetail
+from contract.error_body import ErrorBody, ErrorDetail
+from contract.errors import ErrorCode
 from functions.domain.errors import Refusal
 
 _BY_PYDANTIC_TYPE = {

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import hmac
-import re
+from collections.abc import Sequence
+from dataclasses import replace
 
 from contract.base import Cursor, PageLimit, WireModel
 from contract.errors import ErrorCode
-from contract.keys import KEY_ID_PATTERN, KEY_PREFIX, HealthAnswer, KeyCreate, KeyCreated, KeyPage, Scope
+from contract.keys import HealthAnswer, KeyCreate, KeyCreated, KeyPage
+from contract.names import KEY_PREFIX, Scope
 from functions.api.context import Call, Context, NoContent
 from functions.api.views import key_view
+from functions.domain.api_keys import ApiKey, token_digest
 from functions.domain.errors import Refusal, WriteConflict
-from functions.domain.leases import token_digest
-from functions.domain.ports import Randomness, TokenStore
-from functions.domain.records import ApiKey
+from functions.domain.ports import Randomness
 
 
 class KeysQuery(WireModel):
@@ -33,14 +33,14 @@ def create(context: Context, call: Call) -> KeyCreated:
         context.random,
         tenant=call.tenant,
         name=body.name,
-        scopes=list(dict.fromkeys(body.scopes)),
+        scopes=body.scopes,
         now=call.now,
         expires_at=call.now + body.expires_in_s if body.expires_in_s else None,
     )
     context.tokens.put_key(key)
     if replaced is not None:
         ends_at = min(replaced.expires_at or 2**40, call.now + body.overlap_s)
-        _replace(context, replaced.model_copy(update={"expires_at": ends_at}))
+        _replace(context, replace(replaced, expires_at=ends_at))
     return KeyCreated(key=whole, **key_view(key).model_dump())
 
 
@@ -55,7 +55,7 @@ def revoke(context: Context, call: Call) -> NoContent:
     """Stop a key from working. Repeating it changes nothing."""
     key = _own_key(context, call, call.path["id"])
     if key.revoked_at is None:
-        _replace(context, key.model_copy(update={"revoked_at": call.now}))
+        _replace(context, replace(key, revoked_at=call.now))
     return NoContent()
 
 
@@ -65,7 +65,7 @@ def health(context: Context, call: Call) -> HealthAnswer:
 
 
 def new_key(
-    random: Randomness, *, tenant: str, name: str, scopes: list[Scope], now: int, expires_at: int | None
+    random: Randomness, *, tenant: str, name: str, scopes: Sequence[Scope], now: int, expires_at: int | None
 ) -> tuple[ApiKey, str]:
     """A fresh key: what is stored, and the whole key `<prefix>_<id>_<secret>`."""
     key_id, secret = random.key_id(), random.token()
@@ -74,30 +74,11 @@ def new_key(
         tenant=tenant,
         name=name,
         secret_sha256=token_digest(secret),
-        scopes=scopes,
+        scopes=tuple(dict.fromkeys(scopes)),
         created_at=now,
         expires_at=expires_at,
     )
     return key, f"{KEY_PREFIX}_{key_id}_{secret}"
-
-
-def authenticate(tokens: TokenStore, presented: str, now: int) -> ApiKey | ErrorCode:
-    """Whose key this is, or why it is refused.
-
-    Unknown ids cost the same comparison as wrong secrets, and only who knows the secret learns more than "unknown".
-    """
-    prefix, _, rest = presented.partition("_")
-    key_id, _, secret = rest.partition("_")
-    well_formed = prefix == KEY_PREFIX and re.fullmatch(KEY_ID_PATTERN, key_id) is not None and 16 <= len(secret) <= 128
-    key = tokens.get_key(key_id) if well_formed else None
-    expected = key.secret_sha256 if key else token_digest("")
-    if not hmac.compare_digest(token_digest(secret), expected) or key is None:
-        return ErrorCode.KEY_UNKNOWN
-    if key.revoked_at is not None:
-        return ErrorCode.KEY_REVOKED
-    if key.expires_at is not None and key.expires_at <= now:
-        return ErrorCode.KEY_EXPIRED
-    return key
 
 
 def _own_key(context: Context, call: Call, key_id: str, *, field: str = "id") -> ApiKey:

@@ -44,11 +44,18 @@ def apply_decision(context: Context, decide: Callable[[], Change]) -> Job:
     raise Refusal(ErrorCode.CONFLICT, "The job is being changed by others all the time.")
 
 
-def apply_as_bearer(context: Context, call: Call, fence: Fence, decide: Callable[[Job, Attempt], Change]) -> Job:
-    """The same for a worker's write: its lease must hold at the very moment of writing."""
+def apply_as_bearer(
+    context: Context, call: Call, fence: Fence, decide: Callable[[Job, Attempt], Change], *, seen: Job | None = None
+) -> Job:
+    """The same for a worker's write: its lease must hold at the very moment of writing.
+
+    `seen`: the job as this call has read it, from which to decide at first. If it has changed since, nothing is written
+    and the job is read anew.
+    """
 
     def decision() -> Change:
-        job = job_of(context, call, fence.job_id)
+        nonlocal seen
+        job, seen = seen or job_of(context, call, fence.job_id), None
         rules.require_running(job)
         return decide(job, current_attempt(context, job))
 

@@ -10,7 +10,7 @@ from pydantic import BaseModel, Field
 
 from contract.base import Cursor, PageLimit, WireModel
 from contract.errors import ErrorCode
-from contract.transfers import CHECKPOINTS_BUCKET
+from contract.names import CHECKPOINTS_BUCKET
 from contract.work import LogChunk, LogLine, LogPage, StatusAnswer
 from functions.api.context import Call, Context, job_of
 from functions.api.leasing import require_lease
@@ -44,8 +44,13 @@ class _Stored(BaseModel):
 def append(context: Context, call: Call) -> StatusAnswer:
     """Store a chunk of output; the same chunk sent again changes nothing."""
     body: LogChunk = call.body
-    job = job_of(context, call, call.path["id"])
-    lease = require_lease(context, call.fence(job.id))
+    job_id = call.path["id"]
+    try:
+        lease = require_lease(context, call.fence(job_id))
+    except Refusal:
+        # Only who is refused is told whether there is such a job: a lease that is proved belongs to one.
+        job_of(context, call, job_id)
+        raise
     chunk = _Stored(
         epoch=lease.epoch,
         first_line=body.first_line,
@@ -53,7 +58,7 @@ def append(context: Context, call: Call) -> StatusAnswer:
         lines=body.lines,
         dropped_bytes=body.dropped_bytes,
     )
-    key = f"{job_prefix(job.id)}logs/{lease.epoch:010d}-{body.first_line:013d}"
+    key = f"{job_prefix(job_id)}logs/{lease.epoch:010d}-{body.first_line:013d}"
     context.objects.create(call.tenant, CHECKPOINTS_BUCKET, key, chunk.model_dump_json().encode())
     return StatusAnswer()
 

@@ -14,9 +14,9 @@ from pydantic.json_schema import GenerateJsonSchema, JsonSchemaMode, JsonSchemaV
 from pydantic_core import core_schema
 
 from contract.base import JOB_ID_PATTERN, MAX_KEY_BYTES, MAX_STEP
-from contract.errors import ErrorBody, ErrorCode
-from contract.keys import KEY_ID_PATTERN
-from contract.transfers import BUCKETS
+from contract.error_body import ErrorBody
+from contract.errors import ErrorCode
+from contract.names import BUCKETS, KEY_ID_PATTERN
 from functions.api.routes import ROUTES, Route
 from functions.api.settings import Settings
 

@@ -13,7 +13,7 @@ from typing import Any
 from contract.base import JsonObject
 from contract.history import EventType
 from contract.jobs import DreamboothSubmit, InputRef, JobState, JobSubmit
-from contract.transfers import CHECKPOINTS_BUCKET, DATA_BUCKET
+from contract.names import CHECKPOINTS_BUCKET, DATA_BUCKET
 from functions.domain.checkpoints import job_prefix
 from functions.domain.records import Job, Lease
 

@@ -14,7 +14,8 @@ from contract.checkpoints import BlobUrls, BlobUrlsRequest, CheckpointPage, Comm
 from contract.errors import ErrorCode as E
 from contract.history import AttemptPage, EventPage, EventView
 from contract.jobs import BatchSubmit, DreamboothSubmit, JobPage, JobSubmit, JobView, RetryRequest, StopRequest
-from contract.keys import HealthAnswer, KeyCreate, KeyCreated, KeyPage, Scope
+from contract.keys import HealthAnswer, KeyCreate, KeyCreated, KeyPage
+from contract.names import Scope
 from contract.transfers import (
     MultipartComplete,
     MultipartCreated,
@@ -24,6 +25,15 @@ from contract.transfers import (
     TokenQuery,
     UploadBatch,
     UploadTargets,
+)
+from contract.webhooks import (
+    DeliveryPage,
+    DeliveryQuery,
+    ReplayAnswer,
+    ReplayRequest,
+    WebhookCreate,
+    WebhookCreated,
+    WebhookList,
 )
 from contract.work import (
     ArtifactsAnswer,
@@ -42,7 +52,7 @@ from contract.work import (
     WorkItem,
     WorkQuery,
 )
-from functions.api import artifacts, checkpointing, keys, logs, submitting, transfers, working
+from functions.api import artifacts, checkpointing, keys, logs, submitting, transfers, webhooks, working
 from functions.api.context import Call, Context
 
 Function = Literal["submitter", "worker", "transfer", "admin"]
@@ -84,7 +94,8 @@ class Route:
 
 _JOB = (E.JOB_NOT_FOUND,)
 _PAGE = (*_JOB, E.INVALID_CURSOR)
-_SUBMIT = (E.UNKNOWN_RECIPE, E.IDEMPOTENCY_MISMATCH)
+_WEBHOOK = (E.WEBHOOK_NOT_FOUND,)
+_SUBMIT = (E.UNKNOWN_RECIPE, E.IDEMPOTENCY_MISMATCH, *_WEBHOOK)
 _STEER = (*_JOB, E.ILLEGAL_TRANSITION, E.JOB_FINISHED, E.JOB_CANCELED, E.CONFLICT, E.CHECKPOINT_NOT_FOUND)
 _LEASE = (
     *_JOB,
@@ -259,6 +270,32 @@ ROUTES: tuple[Route, ...] = (
     _admin("POST", "/keys", keys.create, body=(KeyCreate,), answer=KeyCreated, refuses=(E.KEY_NOT_FOUND,)),
     _admin("GET", "/keys", keys.list_keys, query=keys.KeysQuery, answer=KeyPage, refuses=(E.INVALID_CURSOR,)),
     _admin("DELETE", "/keys/{id}", keys.revoke, status=204, refuses=(E.KEY_NOT_FOUND, E.CONFLICT)),
+    _admin(
+        "POST",
+        "/webhooks",
+        webhooks.create_webhook,
+        body=(WebhookCreate,),
+        answer=WebhookCreated,
+        refuses=(E.CONFLICT,),
+    ),
+    _admin("GET", "/webhooks", webhooks.list_webhooks, answer=WebhookList),
+    _admin("DELETE", "/webhooks/{id}", webhooks.delete_webhook, status=204, refuses=_WEBHOOK),
+    _admin(
+        "GET",
+        "/webhooks/{id}/deliveries",
+        webhooks.list_deliveries,
+        query=DeliveryQuery,
+        answer=DeliveryPage,
+        refuses=(*_WEBHOOK, E.INVALID_CURSOR),
+    ),
+    _admin(
+        "POST",
+        "/webhooks/{id}/replay",
+        webhooks.replay,
+        body=(ReplayRequest,),
+        answer=ReplayAnswer,
+        refuses=(*_WEBHOOK, *_JOB),
+    ),
     _admin("GET", "/health", keys.health, scopes=NOBODY, answer=HealthAnswer),
 )
 

@@ -7,7 +7,8 @@ from typing import Annotated, Self
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from contract.transfers import CHECKPOINTS_BUCKET, DATA_BUCKET
+from contract.names import CHECKPOINTS_BUCKET, DATA_BUCKET
+from functions.api.defaults import TABLE_PREFIX
 
 
 class Settings(BaseModel):
@@ -18,8 +19,10 @@ class Settings(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    table_prefix: Annotated[str, Field(pattern=r"^[a-zA-Z0-9_.-]{1,64}$")] = "baton-"
+    table_prefix: Annotated[str, Field(pattern=r"^[a-zA-Z0-9_.-]{1,64}$")] = TABLE_PREFIX
     """Tables are named `<prefix>jobs`, `<prefix>heartbeats`, `<prefix>tokens`."""
+    stage: Annotated[str, Field(pattern=r"^[a-z][a-z0-9-]{0,15}$")] | None = None
+    """Name of the deployment, a dimension of its metrics; unset means that none are written."""
     data_bucket: str = DATA_BUCKET
     """Physical name of the bucket that the API calls `training-data`."""
     checkpoints_bucket: str = CHECKPOINTS_BUCKET
@@ -28,6 +31,21 @@ class Settings(BaseModel):
     """Any S3-compatible endpoint; unset means AWS."""
     s3_public_endpoint: str | None = None
     """How clients reach that endpoint, when it differs: presigned URLs name it."""
+    s3_region: str | None = None
+    """What requests to that endpoint are signed for, `auto` for many; unset means the function's own region."""
+    s3_secret: str | None = None
+    """Name of a secret in AWS Secrets Manager, JSON with `access_key_id` and `secret_access_key` of that store.
+
+    Unset means the credentials of the function's role.
+    """
+    event_bus: str = "baton-local"
+    """Name of the EventBridge bus that jobs' events are published on."""
+    dead_letters: str | None = None
+    """URL of the queue for events that cannot be published; unset means that only the log tells of them."""
+    webhook_line: str | None = None
+    """URL of the FIFO queue in which events wait for their webhooks; unset means that no webhook is told."""
+    webhook_test_origin: str | None = None
+    """For tests: an origin, `http://127.0.0.1:8000`, that webhooks may have though it is neither https nor public."""
     ready_shards: Annotated[int, Field(ge=1, le=64)] = 1
     """Partitions of each queue's ready index; one carries about 500 claims a second."""
     url_life_s: Annotated[int, Field(ge=60, le=3600)] = 900

@@ -75,10 +75,12 @@ def submit_batch(context: Context, call: Call) -> list[JobView]:
     # Each job carries the digest of them all, so that the first one meets a changed batch.
     digest = _digest([_asked(job, spec) for job, spec in zip(body.jobs, specs, strict=True)])
     changes = []
+    known: set[str] = set()
     for index, (job, spec) in enumerate(zip(body.jobs, specs, strict=True)):
         # No header has a line break: the key of one job is never that of another call.
         job_id = _job_id(context, call, f"{key}\n{index}" if key else None)
         with _named(f"jobs.{index}"):
+            _require_webhook(context, call, job.webhook, known)
             changes.append(_planned(context, call, job, spec, job_id=job_id, digest=digest if key else None))
     size_bytes = size_of([job_view(change.job) for change in changes])
     if size_bytes > MAX_ANSWER_BYTES:
@@ -232,6 +234,7 @@ def _submit_one(context: Context, call: Call, body: JobSubmit | DreamboothSubmit
     else:
         job, spec = body, _resolved(body)
     digest = _digest(_asked(job, spec)) if key else None
+    _require_webhook(context, call, job.webhook, set())
     return _stored(context, call, _planned(context, call, job, spec, job_id=job_id, digest=digest))
 
 
@@ -259,6 +262,7 @@ def _resolved(body: JobSubmit) -> Spec:
         requirements=body.requirements,
         policy=body.policy,
         tags=body.tags,
+        webhook=body.webhook,
     )
 
 
@@ -277,6 +281,15 @@ def _asked(body: JobSubmit, spec: Spec) -> list[Any]:
 def _digest(asked: list[Any]) -> str:
     """Compared by value, so that the order of keys in the JSON does not matter."""
     return hashlib.sha256(json.dumps(asked, sort_keys=True).encode()).hexdigest()
+
+
+def _require_webhook(context: Context, call: Call, webhook_id: str | None, known: set[str]) -> None:
+    """Refuse a job that names a webhook which is none of the tenant's. `known`: those that were looked up already."""
+    if webhook_id is None or webhook_id in known:
+        return
+    if context.webhooks.get(call.tenant, webhook_id) is None:
+        raise Refusal(ErrorCode.WEBHOOK_NOT_FOUND, f"No webhook {webhook_id}.", field="webhook")
+    known.add(webhook_id)
 
 
 def _planned(context: Context, call: Call, body: JobSubmit, spec: Spec, *, job_id: str, digest: str | None) -> Change:

@@ -29,6 +29,10 @@ SWEEP_LIMIT = 1000
 TIDY_LIMIT = 25
 """The same for a claim that finds nothing ready: a worker waits for it."""
 
+WAITING_LOOKED_AT = 200
+"""Waiting jobs among which the longest wait is looked for, once a minute: some 50 read units. Where more wait than
+that, those that are next of some queues are among them, and any of these is old if nobody comes for work."""
+
 MAX_CONFLICTS = 5
 
 
@@ -41,6 +45,10 @@ class Swept:
     left: int
     """Due, but changed by somebody else at that moment, still within the time to prove the lease again, or broken."""
     more: bool
+    heartbeat_lag_s: int = 0
+    """For how long the oldest lease that ran out has not been taken away, before this sweep."""
+    queue_age_s: int = 0
+    """How long the job that waits longest could have been claimed; of many, the longest among WAITING_LOOKED_AT."""
 
     def as_dict(self) -> dict[str, int | bool]:
         """For a log line."""
@@ -60,6 +68,8 @@ def sweep(jobs: JobStore, leases: LeaseStore, now: int, *, limit: int = SWEEP_LI
         timers=timers,
         left=len(expired) - reclaimed + len(timed) - timers,
         more=len(due) == limit or len(timed) == limit,
+        heartbeat_lag_s=max((now - lease.expires_at for lease in expired), default=0),
+        queue_age_s=_queue_age_s(jobs, now),
     )
 
 
@@ -138,6 +148,15 @@ def _applied(jobs: JobStore, job: Job, attempt: Attempt, lease: Lease, now: int)
         # The worker proved its lease, or another sweep was faster: either way the job is looked after.
         return False
     return True
+
+
+def _queue_age_s(jobs: JobStore, now: int) -> int:
+    try:
+        since = jobs.longest_waiting(limit=WAITING_LOOKED_AT)
+    except (ValueError, KeyError):
+        logger.exception("the age of the queue cannot be told: an item is damaged")
+        since = None
+    return 0 if since is None else max(now - since, 0)
 
 
 def _by_itself(job_id: str, look_after: Callable[P, bool], *args: P.args, **more: P.kwargs) -> bool:

@@ -10,11 +10,8 @@ from pydantic import Field
 
 from contract.base import WireModel
 from contract.errors import ErrorCode
-from contract.keys import Scope
+from contract.names import BUCKETS, CHECKPOINTS_BUCKET, DATA_BUCKET, Scope
 from contract.transfers import (
-    BUCKETS,
-    CHECKPOINTS_BUCKET,
-    DATA_BUCKET,
     MultipartComplete,
     MultipartCreated,
     ObjectPage,
@@ -30,9 +27,9 @@ from contract.work import InputObject, InputPage, StatusAnswer
 from functions.api.context import Call, Context, NoContent, Redirect, WithHeaders, job_of
 from functions.api.leasing import require_lease
 from functions.api.original import zip_step
+from functions.domain.api_keys import token_digest
 from functions.domain.errors import Refusal
 from functions.domain.jobs import require_running
-from functions.domain.leases import token_digest
 from functions.domain.ports import StoredObject
 from functions.domain.records import Job, TransferGrant
 

@@ -8,11 +8,12 @@ from contract.checkpoints import CheckpointView
 from contract.history import AttemptView, EventView
 from contract.jobs import JobState, JobView
 from contract.keys import KeyView
-from contract.transfers import CHECKPOINTS_BUCKET
+from contract.names import CHECKPOINTS_BUCKET
 from contract.work import TransitionAnswer
 from functions.api.original import event_name, job_columns
+from functions.domain.api_keys import ApiKey
 from functions.domain.checkpoints import job_prefix
-from functions.domain.records import ApiKey, Attempt, CheckpointRecord, Event, Job, Lease
+from functions.domain.records import Attempt, CheckpointRecord, Event, Job, Lease
 
 
 def job_view(job: Job, lease: Lease | None = None) -> JobView:
@@ -92,4 +93,4 @@ def transition_answer(job: Job) -> TransitionAnswer:
 
 def key_view(key: ApiKey) -> KeyView:
     """A key without its secret."""
-    return KeyView(**key.model_dump(exclude={"secret_sha256"}))
+    return KeyView.model_validate(key, from_attributes=True)

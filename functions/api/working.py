@@ -9,7 +9,7 @@ from typing import Any
 from contract.checkpoints import CheckpointRef
 from contract.errors import ErrorCode
 from contract.jobs import JobState, Progress, Reason, ReasonCode
-from contract.transfers import CHECKPOINTS_BUCKET, DATA_BUCKET
+from contract.names import CHECKPOINTS_BUCKET, DATA_BUCKET
 from contract.work import (
     AGENT_CRASHED,
     CompleteRequest,
@@ -31,9 +31,10 @@ from functions.api.paging import every_item
 from functions.api.sweeping import end_overdue
 from functions.api.views import transition_answer
 from functions.domain import jobs as rules
+from functions.domain.api_keys import token_digest
 from functions.domain.checkpoints import job_prefix
 from functions.domain.errors import FenceBroken, Refusal, StorageUnavailable, WriteConflict
-from functions.domain.leases import Fence, directive_for, token_digest
+from functions.domain.leases import Fence, directive_for
 from functions.domain.records import Job, Lease
 
 logger = logging.getLogger("baton.work")

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from contract.errors import ErrorCode
-from functions.domain.records import Lease
+
+if TYPE_CHECKING:
+    # For annotations only: the authorizer starts without the records and what they are made of.
+    from functions.domain.records import Lease
 
 
 class Refusal(Exception):  # noqa: N818 - a refusal is a normal outcome, not a fault

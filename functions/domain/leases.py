@@ -6,7 +6,6 @@ Protocol after dstack's pipelines (a lock token guards the final apply) and the 
 
 from __future__ import annotations
 
-import hashlib
 import hmac
 from dataclasses import dataclass
 
@@ -23,11 +22,6 @@ REPROOF_WINDOW_S = 3600
 
 LEASE_KEPT_S = 7 * 86_400
 """When the broom (TTL) may remove a lease row, counted from its end."""
-
-
-def token_digest(token: str) -> str:
-    """SHA-256, hex, of a token or of a key's secret: all that is kept of it. 256 random bits need no slow hash."""
-    return hashlib.sha256(token.encode()).hexdigest()
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -6,11 +6,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Generic, Protocol, TypeVar
 
+from contract.events import JobEvent
 from contract.jobs import JobState, Progress
+from functions.domain.api_keys import ApiKey
 from functions.domain.change import Change
 from functions.domain.leases import Fence
 from functions.domain.reclaiming import Watch
-from functions.domain.records import ApiKey, Attempt, CheckpointRecord, Event, Job, Lease, TransferGrant
+from functions.domain.records import Attempt, CheckpointRecord, Event, Job, Lease, TransferGrant
+from functions.domain.webhooks import Delivery, Webhook
 
 T = TypeVar("T")
 
@@ -44,6 +47,12 @@ class JobStore(Protocol):
 
     def ready(self, tenant: str, queue: str, shard: int, *, limit: int, cursor: str | None = None) -> Page[Job]:
         """Claimable jobs as the index shows them, in rank order. May be out of date."""
+
+    def longest_waiting(self, *, limit: int) -> int | None:
+        """Since when the job that waits longest can be claimed, of up to `limit` claimable ones of all queues.
+
+        None if none waits. May be out of date, as `ready` may. Raises ValueError or KeyError for a damaged item.
+        """
 
     def list_jobs(self, tenant: str, *, state: JobState | None, limit: int, cursor: str | None = None) -> Page[Job]:
         """A tenant's jobs, oldest first."""
@@ -116,6 +125,36 @@ class TokenStore(Protocol):
 
     def redeem(self, token_sha256: str, now: int) -> TransferGrant | None:
         """Take a live download grant away: exactly one caller gets it."""
+
+
+class WebhookStore(Protocol):
+    """Webhooks, and how their deliveries stand."""
+
+    def put(self, webhook: Webhook) -> None: ...
+
+    def get(self, tenant: str, webhook_id: str) -> Webhook | None: ...
+
+    def of_tenant(self, tenant: str) -> list[Webhook]:
+        """All of them, by id."""
+
+    def delete(self, tenant: str, webhook_id: str) -> bool:
+        """False if there is none. What is known of its deliveries goes with time."""
+
+    def record(self, delivery: Delivery) -> None:
+        """Note how a delivery stands, in place of what was noted of it before."""
+
+    def deliveries(self, webhook_id: str, *, limit: int, cursor: str | None = None) -> Page[Delivery]:
+        """Newest event first, of the last 30 days or so."""
+
+
+class DeliveryQueue(Protocol):
+    """What is to be delivered: in order for each webhook and job."""
+
+    def put(self, webhook: Webhook, event: JobEvent, *, repetition: str = "") -> None:
+        """Put an event in line. The same again within minutes is ignored, unless `repetition` is another.
+
+        Raises StorageUnavailable.
+        """
 
 
 @dataclass(frozen=True)

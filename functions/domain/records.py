@@ -19,7 +19,6 @@ from contract.jobs import (
     Reason,
     Requirements,
 )
-from contract.keys import Scope
 from contract.work import Directive
 
 
@@ -42,6 +41,8 @@ class Spec(Record):
     requirements: Requirements = Requirements()
     policy: Policy = Policy()
     tags: dict[str, str] = {}
+    webhook: str | None = None
+    """Is told of the job's events, though it is not told of every job's."""
     dreambooth: dict[str, Any] | None = None
     """The original orchestrator's columns, when the job was submitted in its form."""
 
@@ -197,19 +198,6 @@ class Lease(Record):
     phase: str | None = None
     closed: Literal["", "complete", "failed", "interrupted", "released", "canceled", "paused"] = ""
     """How the attempt ended; empty while it lives."""
-
-
-class ApiKey(Record):
-    """An API key at rest: the secret's SHA-256 only."""
-
-    id: str
-    tenant: str
-    name: str
-    secret_sha256: str
-    scopes: list[Scope]
-    created_at: int
-    expires_at: int | None = None
-    revoked_at: int | None = None
 
 
 class TransferGrant(Record):

@@ -2,30 +2,25 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import secrets
 import sys
-import time
 import uuid
-
-from aws_lambda_powertools import Logger
+from collections.abc import Mapping
+from typing import Any
 
 from functions.api.context import Context
+from functions.api.metrics import Metrics, ends_in
 from functions.api.settings import Settings
+from functions.domain.change import Change
+from functions.handlers.starting import ServerClock
 from functions.storage.clients import Clients
 from functions.storage.dynamo_jobs import DynamoJobStore
 from functions.storage.dynamo_leases import DynamoLeaseStore
 from functions.storage.dynamo_tokens import DynamoTokenStore
+from functions.storage.dynamo_webhooks import DynamoWebhookStore
 from functions.storage.s3_objects import S3ObjectStore
-
-
-class ServerClock:
-    """The machine's clock. Lambda's machines are synchronised by AWS."""
-
-    def now(self) -> int:
-        """Whole seconds since 1970."""
-        return int(time.time())
+from functions.webhooks.lines import SqsLine
 
 
 class SystemRandomness:
@@ -48,26 +43,35 @@ class SystemRandomness:
         return secrets.randbelow(bound)
 
 
-def build_context(environment: dict[str, str] | None = None) -> Context:
+class MeasuredJobStore(DynamoJobStore):
+    """Tells how attempts end: whoever decides a change, its writing passes here."""
+
+    def __init__(self, client: Any, prefix: str, metrics: Metrics) -> None:
+        super().__init__(client, prefix)
+        self._metrics = metrics
+
+    def apply(self, change: Change) -> None:
+        super().apply(change)
+        self._metrics.put(ends_in(change))
+
+
+def build_metrics(environment: Mapping[str, str] = os.environ) -> Metrics:
+    """The metrics of a deployed function, on the stream that its log is on."""
+    return Metrics(Settings.from_environment(environment).stage, sys.stderr, ServerClock())
+
+
+def build_context(environment: Mapping[str, str] = os.environ) -> Context:
     """The context of a deployed function: everything from `BATON_*` variables. A bad setting fails here, at start."""
-    settings = Settings.from_environment(os.environ if environment is None else environment)
+    settings = Settings.from_environment(environment)
     clients = Clients.from_settings(settings)
     return Context(
-        jobs=DynamoJobStore(clients.dynamodb, settings.table_prefix),
+        jobs=MeasuredJobStore(clients.dynamodb, settings.table_prefix, build_metrics(environment)),
         leases=DynamoLeaseStore(clients.dynamodb, settings.table_prefix),
         tokens=DynamoTokenStore(clients.dynamodb, settings.table_prefix),
         objects=S3ObjectStore(clients.s3, clients.s3_public, clients.buckets),
+        webhooks=DynamoWebhookStore(clients.dynamodb, settings.table_prefix),
+        line=SqsLine(settings.webhook_line),
         clock=ServerClock(),
         random=SystemRandomness(),
         settings=settings,
     )
-
-
-def start_logging() -> None:
-    """Structured logs for everything under `baton`."""
-    # Lambda keeps both streams; a program that runs the handlers itself may want standard output for its own.
-    powertools = Logger(service="baton", stream=sys.stderr)
-    root = logging.getLogger("baton")
-    root.handlers = list(powertools.handlers)
-    root.setLevel(os.environ.get("BATON_LOG_LEVEL", "INFO").upper())
-    root.propagate = False

@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from functions.api.dispatch import dispatch
-from functions.handlers.wiring import build_context, start_logging
+from functions.handlers.starting import start_logging
+from functions.handlers.wiring import build_context
 
 start_logging()
 context = build_context()

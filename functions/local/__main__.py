@@ -57,7 +57,7 @@ def _python() -> str:
 
 def _announce(stack: LocalStack, options: argparse.Namespace) -> None:
     if options.json:
-        print(json.dumps({"url": stack.url, "keys": stack.keys}), flush=True)
+        print(json.dumps({"url": stack.url, "cloud_url": stack.cloud_url, "keys": stack.keys}), flush=True)
         return
     kept = "nothing is kept" if options.forget else f"kept in {options.state_dir}"
     print(f"Baton is running at {stack.url} ({kept})\n", flush=True)
@@ -66,6 +66,7 @@ def _announce(stack: LocalStack, options: argparse.Namespace) -> None:
     print(
         f"\nTry:  curl -s {stack.url}/health"
         f"\nA worker:  BATON_API_URL={stack.url} BATON_API_KEY={stack.keys['worker']} {_python()} -m gpu_client.agent"
+        f"\nEvents:  the bus baton-local of the emulated EventBridge at {stack.cloud_url} (functions/local/README.md)"
         "\n\nCtrl-C stops it.",
         flush=True,
     )

@@ -8,19 +8,22 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from contract.keys import Scope
+from contract.names import Scope
 from functions.api.keys import new_key
 from functions.api.routes import ROUTES
 from functions.api.settings import Settings
-from functions.domain.records import ApiKey
+from functions.domain.api_keys import ApiKey
 from functions.local.emulator import Emulator
-from functions.local.front import FrontRoute, FrontServer, build_front
+from functions.local.feed import StreamFeed
+from functions.local.front import FrontRoute, FrontServer, LambdaHandler, build_front
+from functions.local.line import LineFeed
 from functions.local.running import Running
 from functions.local.schedule import Schedule
-from functions.storage.tables import create_tables
+from functions.storage.tables import JOBS, create_tables
 
 TENANT = "default"
 KEYS_FILE = "keys.json"
+LINE = "baton-webhooks.fifo"
 _KEYS: tuple[tuple[str, tuple[Scope, ...]], ...] = (
     ("submit", (Scope.SUBMIT,)),
     ("worker", (Scope.WORKER,)),
@@ -43,6 +46,8 @@ class LocalStack(Running):
         self._prefix = table_prefix
         self._stack = ExitStack()
         self.url = ""
+        self.cloud_url = ""
+        """Where AWS's tools find the emulated cloud: EventBridge with the bus of jobs' events, SQS, ..."""
         self.keys: dict[str, str] = {}
 
     def start(self) -> None:
@@ -54,9 +59,10 @@ class LocalStack(Running):
             emulator = started.enter_context(Emulator(state_dir=cloud_dir))
             settings = Settings(table_prefix=self._prefix, s3_endpoint=emulator.endpoint_url)
             _make_cloud(emulator, settings)
-            self._export(settings, emulator)
+            line = _make_line(emulator)
+            self._export(settings, emulator, line)
             # Only now: a handler reads its settings, and opens its clients, when it is imported.
-            from functions.handlers import admin, authorizer, submitter, sweeper, transfer, worker
+            from functions.handlers import admin, authorizer, deliverer, publisher, submitter, sweeper, transfer, worker
 
             handlers = {
                 module.__name__.rpartition(".")[2]: module.handler for module in (submitter, worker, transfer, admin)
@@ -67,23 +73,28 @@ class LocalStack(Running):
                 )
                 for route in ROUTES
             ]
-            self.keys = self._issue_keys(authorizer.context.tokens, authorizer.context.random, authorizer.context.clock)
+            self.keys = self._issue_keys(admin.context.tokens, admin.context.random, admin.context.clock)
             front = build_front(routes, authorizer.handler)
             server = started.enter_context(FrontServer(front, port=self._port))
             started.enter_context(Schedule(sweeper.handler, interval_s=self._sweep_interval_s))
+            started.enter_context(LineFeed(deliverer.handler, emulator.client("sqs"), line))
+            started.enter_context(_feed(publisher.handler, emulator, settings))
             self.url = server.url
+            self.cloud_url = emulator.endpoint_url
             self._stack = started.pop_all()
 
     def stop(self) -> None:
         """Stop in the opposite order; the cloud saves its state last."""
         self._stack.close()
 
-    def _export(self, settings: Settings, emulator: Emulator) -> None:
+    def _export(self, settings: Settings, emulator: Emulator, line: str) -> None:
         os.environ.setdefault("BATON_LOG_LEVEL", "WARNING")
         os.environ.update(
             {
                 "BATON_TABLE_PREFIX": settings.table_prefix,
                 "BATON_S3_ENDPOINT": emulator.endpoint_url,
+                "BATON_EVENT_BUS": settings.event_bus,
+                "BATON_WEBHOOK_LINE": line,
                 "AWS_ENDPOINT_URL": emulator.endpoint_url,
                 "AWS_ACCESS_KEY_ID": "test",
                 "AWS_SECRET_ACCESS_KEY": "test",
@@ -124,3 +135,17 @@ def _make_cloud(emulator: Emulator, settings: Settings) -> None:
     existing = {bucket["Name"] for bucket in s3.list_buckets()["Buckets"]}
     for bucket in {settings.data_bucket, settings.checkpoints_bucket} - existing:
         s3.create_bucket(Bucket=bucket)
+    events = emulator.client("events")
+    if settings.event_bus not in {bus["Name"] for bus in events.list_event_buses()["EventBuses"]}:
+        events.create_event_bus(Name=settings.event_bus)
+
+
+def _make_line(emulator: Emulator) -> str:
+    made = emulator.client("sqs").create_queue(QueueName=LINE, Attributes={"FifoQueue": "true"})
+    url: str = made["QueueUrl"]
+    return url
+
+
+def _feed(handler: LambdaHandler, emulator: Emulator, settings: Settings) -> StreamFeed:
+    table = emulator.client("dynamodb").describe_table(TableName=JOBS.name(settings.table_prefix))["Table"]
+    return StreamFeed(handler, emulator.client("dynamodbstreams"), table["LatestStreamArn"])

@@ -5,14 +5,14 @@ from __future__ import annotations
 from functools import cache
 from importlib.resources import files
 
-import yaml
-
 from contract.recipes import Recipe
 
 
 @cache
 def built_in_recipes() -> dict[str, Recipe]:
     """Every built-in recipe by its id, `name@version`."""
+    import yaml  # only a submission that names a recipe pays for it
+
     recipes = [
         Recipe.model_validate(yaml.safe_load(entry.read_text(encoding="utf-8")))
         for entry in files(__package__).iterdir()

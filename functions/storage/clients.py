@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import cache, partial
+from threading import Lock
 from typing import Any, Protocol, Self
 
+import botocore.loaders
 import botocore.session
 from botocore.config import Config
 
-from contract.transfers import CHECKPOINTS_BUCKET, DATA_BUCKET
+from contract.names import CHECKPOINTS_BUCKET, DATA_BUCKET
+from functions.storage.store_secret import keep_credentials_in
 
 CONNECT_TIMEOUT_S = 2
 DYNAMODB_READ_TIMEOUT_S = 5
@@ -34,6 +38,13 @@ class StorageSettings(Protocol):
     def s3_public_endpoint(self) -> str | None:
         """The name by which workers reach S3, where it is not the one used here: URLs are signed for it."""
 
+    @property
+    def s3_region(self) -> str | None: ...
+
+    @property
+    def s3_secret(self) -> str | None:
+        """Where the credentials of a store that is not AWS's are kept, see store_secret.py."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Clients:
@@ -46,13 +57,18 @@ class Clients:
 
     @classmethod
     def from_settings(cls, settings: StorageSettings) -> Self:
-        """Region, credentials and a common endpoint come from where AWS's SDKs look for them (`AWS_*`)."""
-        s3 = s3_client(settings.s3_endpoint)
+        """What the settings leave open (region, credentials, a common endpoint) comes from where AWS's SDKs look for it
+        (`AWS_*`).
+        """
+        region, secret = settings.s3_region, settings.s3_secret
+        s3 = _WhenNeeded(partial(s3_client, settings.s3_endpoint, region=region, secret=secret))
         public = settings.s3_public_endpoint
         return cls(
             dynamodb=dynamodb_client(),
             s3=s3,
-            s3_public=s3 if public is None or public == settings.s3_endpoint else s3_client(public),
+            s3_public=s3
+            if public is None or public == settings.s3_endpoint
+            else _WhenNeeded(partial(s3_client, public, region=region, secret=secret)),
             buckets={
                 DATA_BUCKET: settings.data_bucket,
                 CHECKPOINTS_BUCKET: settings.checkpoints_bucket,
@@ -60,13 +76,37 @@ class Clients:
         )
 
 
+class _WhenNeeded:
+    """A client that is made when something is first asked of it.
+
+    Making one takes as long as a tenth of a cold start, and heartbeats, most claims and two whole functions need no
+    object. Every function needs DynamoDB at once.
+    """
+
+    def __init__(self, make: Callable[[], Any]) -> None:
+        self._make = make
+        self._making = Lock()
+        self._client: Any = None
+
+    def __getattr__(self, name: str) -> Any:
+        with self._making:
+            if self._client is None:
+                self._client = self._make()
+        return getattr(self._client, name)
+
+
 def dynamodb_client(endpoint_url: str | None = None, **credentials: str) -> Any:
     """A thread-safe client for DynamoDB. `credentials`: as botocore's `create_client` takes them."""
     return _client("dynamodb", endpoint_url, _config(DYNAMODB_READ_TIMEOUT_S), credentials)
 
 
-def s3_client(endpoint_url: str | None = None, **credentials: str) -> Any:
-    """A thread-safe client for S3: path-style where it has an endpoint of its own."""
+def s3_client(
+    endpoint_url: str | None = None, *, region: str | None = None, secret: str | None = None, **credentials: str
+) -> Any:
+    """A thread-safe client for S3: path-style where it has an endpoint of its own.
+
+    `secret`: name of the secret that holds its credentials; it is read when the client first signs something.
+    """
     config = _config(S3_READ_TIMEOUT_S).merge(
         Config(
             signature_version="s3v4",
@@ -76,7 +116,14 @@ def s3_client(endpoint_url: str | None = None, **credentials: str) -> Any:
             response_checksum_validation="when_required",
         )
     )
-    return _client("s3", endpoint_url, config, credentials)
+    if region:
+        credentials["region_name"] = region
+    return _client("s3", endpoint_url, config, credentials, secret)
+
+
+def plain_client(service: str) -> Any:
+    """A thread-safe client for a service that needs nothing particular: `events`, `sqs`."""
+    return _client(service, None, _config(DYNAMODB_READ_TIMEOUT_S), {})
 
 
 def _config(read_timeout_s: int) -> Config:
@@ -89,7 +136,18 @@ def _config(read_timeout_s: int) -> Config:
     )
 
 
-def _client(service: str, endpoint_url: str | None, config: Config, credentials: dict[str, str]) -> Any:
+@cache
+def _descriptions() -> Any:
+    """AWS's descriptions of its services, which all sessions may share: files read once, and never changed."""
+    return botocore.loaders.create_loader()
+
+
+def _client(
+    service: str, endpoint_url: str | None, config: Config, credentials: dict[str, str], secret: str | None = None
+) -> Any:
     # A session of its own, and botocore's rather than boto3's: thread-safe, and quicker to load in a cold Lambda.
     session = botocore.session.get_session()
+    session.register_component("data_loader", _descriptions())
+    if secret is not None:
+        keep_credentials_in(secret, session)
     return session.create_client(service, endpoint_url=endpoint_url, config=config, **credentials)

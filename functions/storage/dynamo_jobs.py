@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import uuid
 from collections.abc import Sequence
 from typing import Any, NoReturn, TypeVar
@@ -52,7 +53,7 @@ class DynamoJobStore:
 
     def apply(self, change: Change) -> None:
         actions: list[Item] = [job_items.put_job(change, self._table)]
-        actions += [job_items.put(self._table, job_items.event(change.job.id, event)) for event in change.events]
+        actions += [job_items.put(self._table, job_items.event(change.job, event)) for event in change.events]
         if change.attempt is not None:
             actions.append(job_items.put(self._table, job_items.attempt(change.job.id, change.attempt)))
         if change.checkpoint is not None:
@@ -88,6 +89,15 @@ class DynamoJobStore:
         )
         jobs = [load(Job, item["doc"]["S"]) for item in items]
         return page(jobs, limit, listed, lambda job: (job.ready_rank, job.id))
+
+    def longest_waiting(self, *, limit: int) -> int | None:
+        # No sort key of the index says it, and one that did would cost two writes a claim. The index holds nothing but
+        # claimable jobs, and a job's last change is what made it claimable.
+        with failures_translated():
+            answer = self._client.scan(
+                TableName=self._table, IndexName="ready", Limit=limit, ProjectionExpression="doc"
+            )
+        return min((int(json.loads(item["doc"]["S"])["updated_at"]) for item in answer["Items"]), default=None)
 
     def list_jobs(self, tenant: str, *, state: JobState | None, limit: int, cursor: str | None = None) -> Page[Job]:
         listed = jobs_list(tenant, state)

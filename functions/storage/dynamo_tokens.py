@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from botocore.exceptions import ClientError
 
+from functions.domain.api_keys import ApiKey
 from functions.domain.errors import WriteConflict
 from functions.domain.ports import Page
-from functions.domain.records import ApiKey, TransferGrant
+from functions.domain.records import TransferGrant
 from functions.storage import keys
 from functions.storage.documents import dump, load
+from functions.storage.dynamo_keys import DynamoKeyReader, document, from_item
 from functions.storage.failures import error_code, failures_translated
 from functions.storage.items import Item, number
 from functions.storage.paging import keys_list, page
 from functions.storage.reads import get_item, query
-from functions.storage.tables import TOKENS
 
 KEY_KEPT_S = 30 * 86_400
 """How long an API key that has expired is kept, so that its user is told so."""
@@ -23,19 +22,11 @@ KEY_KEPT_S = 30 * 86_400
 GRANT_KEPT_S = 86_400
 
 
-class DynamoTokenStore:
+class DynamoTokenStore(DynamoKeyReader):
     """TokenStore over a low-level DynamoDB client."""
-
-    def __init__(self, client: Any, prefix: str) -> None:
-        self._client = client
-        self._table = TOKENS.name(prefix)
 
     def put_key(self, key: ApiKey) -> None:
         self._put_key(key, "attribute_not_exists(pk)")
-
-    def get_key(self, key_id: str) -> ApiKey | None:
-        item = self._item(keys.api_key_pk(key_id))
-        return load(ApiKey, item["doc"]["S"]) if item else None
 
     def list_keys(self, tenant: str, *, limit: int, cursor: str | None = None) -> Page[ApiKey]:
         listed = keys_list(tenant)
@@ -57,7 +48,7 @@ class DynamoTokenStore:
             KeyConditionExpression="tenant = :tenant",
             ExpressionAttributeValues={":tenant": {"S": tenant}},
         )
-        found = [load(ApiKey, item["doc"]["S"]) for item in items]
+        found = [from_item(item) for item in items]
         return page(found, limit, listed, lambda key: (key.created_at, key.id))
 
     def replace_key(self, key: ApiKey) -> None:
@@ -100,7 +91,7 @@ class DynamoTokenStore:
             "pk": {"S": keys.api_key_pk(key.id)},
             "tenant": {"S": key.tenant},
             "created_sk": {"S": keys.created_sk(key.created_at, key.id)},
-            "doc": {"S": dump(key)},
+            "doc": {"S": document(key)},
         }
         if key.revoked_at is not None:
             item["revoked_at"] = number(key.revoked_at)

@@ -57,9 +57,10 @@ def attempt(job_id: str, record: Attempt) -> Item:
     return _item(job_id, keys.attempt_sk(record.epoch), dump(record))
 
 
-def event(job_id: str, record: Event) -> Item:
-    """EVENT#seq."""
-    return _item(job_id, keys.event_sk(record.seq), dump(record))
+def event(job: Job, record: Event) -> Item:
+    """EVENT#seq. What is beside the document is for whoever reads the table's stream; no index has the item."""
+    item = _item(job.id, keys.event_sk(record.seq), dump(record)) | {"tenant": {"S": job.tenant}}
+    return item | {"webhook": {"S": job.spec.webhook}} if job.spec.webhook else item
 
 
 def checkpoint(job_id: str, record: CheckpointRecord) -> Item:

@@ -1,4 +1,4 @@
-"""Every key of the three tables, in one place. The access patterns are listed in README.md."""
+"""Every key of the four tables, in one place. The access patterns are listed in README.md."""
 
 from __future__ import annotations
 
@@ -70,6 +70,21 @@ def due_bucket(job_id: str, now: int) -> int:
     """
     phase_s = zlib.crc32(job_id.encode()) % DUE_BUCKET_S
     return now - (now - phase_s) % DUE_BUCKET_S
+
+
+def webhooks_pk(tenant: str) -> str:
+    """Partition of a tenant's webhooks; its sort keys are their ids."""
+    return f"TENANT#{tenant}"
+
+
+def deliveries_pk(webhook_id: str) -> str:
+    """Partition of a webhook's deliveries."""
+    return f"HOOK#{webhook_id}"
+
+
+def delivery_sk(at: int, job_id: str, seq: int) -> str:
+    """Sort key of a delivery: in order of the events' instants."""
+    return f"{at:011d}#{job_id}#{seq:010d}"
 
 
 def api_key_pk(key_id: str) -> str:

@@ -11,14 +11,16 @@ from functions.storage.memory_leases import MemoryLeaseStore
 from functions.storage.memory_objects import MemoryObjectStore
 from functions.storage.memory_state import MemoryState
 from functions.storage.memory_tokens import MemoryTokenStore
+from functions.storage.memory_webhooks import MemoryWebhookStore
 
 
 class MemoryCloud:
-    """All four stores over one state. `objects` has test hooks of its own."""
+    """All five stores over one state. `objects` has test hooks of its own."""
 
     def __init__(self) -> None:
         self.state = MemoryState()
         self.jobs = MemoryJobStore(self.state)
         self.leases = MemoryLeaseStore(self.state)
         self.tokens = MemoryTokenStore(self.state)
+        self.webhooks = MemoryWebhookStore(self.state)
         self.objects = MemoryObjectStore()

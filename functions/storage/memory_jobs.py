@@ -95,6 +95,11 @@ class MemoryJobStore:
             jobs = self.get_many([job_id for _, job_id in entries])
         return page(jobs, limit, ready, lambda job: (job.ready_rank, job.id))
 
+    def longest_waiting(self, *, limit: int) -> int | None:
+        with self._state.lock:
+            waiting = self.get_many(sorted(self._state.ready.members())[:limit])
+        return min((job.updated_at for job in waiting), default=None)
+
     def list_jobs(self, tenant: str, *, state: JobState | None, limit: int, cursor: str | None = None) -> Page[Job]:
         listed = jobs_list(tenant, state)
         position = listed.position(cursor)

@@ -6,8 +6,10 @@ import threading
 from bisect import bisect_left, insort
 from typing import NamedTuple
 
+from functions.domain.api_keys import ApiKey
 from functions.domain.reclaiming import Watch
-from functions.domain.records import ApiKey, Lease, TransferGrant
+from functions.domain.records import Lease, TransferGrant
+from functions.domain.webhooks import Delivery, Webhook
 from functions.storage import keys
 from functions.storage.sorted_index import SortedIndex
 
@@ -55,6 +57,8 @@ class MemoryState:
         self.keys: dict[str, ApiKey] = {}
         self.keys_by_tenant: SortedIndex[str] = SortedIndex()
         self.grants: dict[str, TransferGrant] = {}
+        self.webhooks: dict[tuple[str, str], Webhook] = {}
+        self.deliveries: dict[str, dict[tuple[int, str, int], Delivery]] = {}
 
     def numbered(self, job_id: str, kind: str) -> Numbered:
         """The job's items of one kind."""

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from functions.domain.api_keys import ApiKey
 from functions.domain.errors import WriteConflict
 from functions.domain.ports import Page
-from functions.domain.records import ApiKey, TransferGrant
+from functions.domain.records import TransferGrant
 from functions.storage import keys
 from functions.storage.memory_state import MemoryState, created_of
 from functions.storage.paging import (

@@ -55,6 +55,11 @@ def keys_list(tenant: str) -> PagedList:
     return PagedList(("keys", tenant), (int, str))
 
 
+def deliveries_list(webhook_id: str) -> PagedList:
+    """A webhook's deliveries; position: the event's instant, job, seq."""
+    return PagedList(("deliveries", webhook_id), (int, str, int))
+
+
 def objects_list(tenant: str, bucket: str, prefix: str) -> PagedList:
     """Objects below a prefix; position: key."""
     return PagedList(("objects", tenant, bucket, prefix), (str,))

@@ -202,7 +202,9 @@ class S3ObjectStore:
         return {"Bucket": self._physical(bucket), "Key": object_key(tenant, key)}
 
     def _presigned(self, operation: str, request: dict[str, Any], expires_s: int) -> str:
-        url: str = self._presigner.generate_presigned_url(operation, Params=request, ExpiresIn=expires_s)
+        # Signing asks nobody, but for the credentials, now and then.
+        with failures_translated():
+            url: str = self._presigner.generate_presigned_url(operation, Params=request, ExpiresIn=expires_s)
         return url
 
     def _stored_parts(self, place: dict[str, Any], upload_id: str) -> Sequence[tuple[int, str]]:

@@ -1,4 +1,4 @@
-"""The three tables as data: used by the local stack, the tests and the deployed stack alike."""
+"""The four tables as data: used by the local stack, the tests and the deployed stack alike."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Any, Literal
 from functions.storage.failures import failures_translated
 
 ACTIVE_TIMEOUT_S = 60
+STREAM = {"StreamEnabled": True, "StreamViewType": "NEW_IMAGE"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,12 +40,16 @@ class Index:
 
 @dataclass(frozen=True, kw_only=True)
 class Table:
-    """One table, on demand. `ttl_attribute`: epoch seconds after which the broom may take an item away."""
+    """One table, on demand. `ttl_attribute`: epoch seconds after which the broom may take an item away.
+
+    `stream`: each change is kept for a day, in order per partition, for whoever follows the table (new images).
+    """
 
     suffix: str
     key: KeySchema
     indexes: tuple[Index, ...] = ()
     ttl_attribute: str | None = None
+    stream: bool = False
 
     def name(self, prefix: str) -> str:
         """The physical name in a deployment."""
@@ -72,6 +77,8 @@ class Table:
                 }
                 for index in self.indexes
             ]
+        if self.stream:
+            definition["StreamSpecification"] = STREAM
         return definition
 
 
@@ -86,6 +93,7 @@ JOBS = Table(
             name="timers", key=KeySchema(partition="timer_pk", sort="timer_at", sort_type="N"), projection="KEYS_ONLY"
         ),
     ),
+    stream=True,
 )
 HEARTBEATS = Table(
     suffix="heartbeats",
@@ -101,11 +109,12 @@ TOKENS = Table(
     indexes=(Index(name="keys_by_tenant", key=KeySchema(partition="tenant", sort="created_sk"), projection="ALL"),),
     ttl_attribute="ttl",
 )
-TABLES = (JOBS, HEARTBEATS, TOKENS)
+WEBHOOKS = Table(suffix="webhooks", key=KeySchema(partition="pk", sort="sk"), ttl_attribute="ttl")
+TABLES = (JOBS, HEARTBEATS, TOKENS, WEBHOOKS)
 
 
 def create_tables(client: Any, prefix: str) -> None:
-    """Create what is missing and wait until it is usable; what exists is left as it is.
+    """Create what is missing and wait until it is usable; what exists is left as it is, but gets its stream.
 
     `client`: a low-level DynamoDB client. Raises StorageUnavailable, or botocore's errors for a wrong set-up.
     """
@@ -121,6 +130,8 @@ def create_tables(client: Any, prefix: str) -> None:
             waiter.wait(TableName=name, WaiterConfig={"Delay": 1, "MaxAttempts": ACTIVE_TIMEOUT_S})
             if table.ttl_attribute:
                 _enable_ttl(client, name, table.ttl_attribute)
+            if table.stream:
+                _enable_stream(client, name)
 
 
 def _enable_ttl(client: Any, name: str, attribute: str) -> None:
@@ -128,3 +139,9 @@ def _enable_ttl(client: Any, name: str, attribute: str) -> None:
     if described.get("TimeToLiveStatus") in ("ENABLED", "ENABLING"):
         return
     client.update_time_to_live(TableName=name, TimeToLiveSpecification={"Enabled": True, "AttributeName": attribute})
+
+
+def _enable_stream(client: Any, name: str) -> None:
+    described = client.describe_table(TableName=name)["Table"]
+    if not described.get("StreamSpecification", {}).get("StreamEnabled"):
+        client.update_table(TableName=name, StreamSpecification=STREAM)

@@ -10,6 +10,7 @@ import time
 
 from pydantic import ValidationError
 
+from gpu_client.agent.health import VARIABLE, Pulse
 from gpu_client.agent.loop import Agent
 from gpu_client.agent.settings import AgentSettings, problems_of
 from gpu_client.agent.signals import StopRequest, stop_on_signals
@@ -49,9 +50,15 @@ def main() -> int:
         workspace = Workspace.open(settings.workspace, settings.worker_id)
     except (WorkspaceError, OSError) as error:
         return _unusable(settings, error)
+    try:
+        pulse = Pulse(settings.health_file)
+    except OSError as error:
+        workspace.close()
+        sys.stderr.write(f"{VARIABLE}={settings.health_file}: {error}\n")
+        return EXIT_BAD_SETTINGS
     transfer = Transfer(workers=settings.transfers)
-    with workspace, stop_on_signals(stop):
-        agent = Agent(settings, client=client, transfer=transfer, workspace=workspace, stop=stop)
+    with pulse, workspace, stop_on_signals(stop):
+        agent = Agent(settings, client=client, transfer=transfer, workspace=workspace, stop=stop, pulse=pulse)
         try:
             return agent.run()
         except WorkspaceError as error:

@@ -74,6 +74,7 @@ class JobRun:
         stop: StopRequest,
         claimed_at: float,
         on_progress: Callable[[], None] = lambda: None,
+        on_alive: Callable[[float], None] = lambda within_s: None,
     ) -> None:
         self._item = item
         self._client = client
@@ -104,6 +105,7 @@ class JobRun:
             self._status,
             on_directive=self._directed,
             on_lost=self._lease_lost,
+            on_pause=on_alive,
             claimed_at=claimed_at,
         )
         self._calls = LeasedCalls(client, self._keeper, given_up=self._out_of_time)
@@ -307,8 +309,7 @@ class JobRun:
         """End the trainer; its grace is cut short by a second SIGTERM, and by the loss of the lease meanwhile."""
         held = not self._ended.is_set()
         with once(
-            lambda: self._stop.level is StopLevel.NOW or (held and self._ended.is_set()),
-            lambda: trainer.stop(0),
+            lambda: self._stop.level is StopLevel.NOW or (held and self._ended.is_set()), lambda: trainer.stop(0)
         ):
             return trainer.stop(0 if self._stop.level is StopLevel.NOW else grace_s, signal.SIGTERM)
 

@@ -82,7 +82,8 @@ class LeaseKeeper:
     """Sends heartbeats from a thread of its own until closed or lost.
 
     `status` is asked for what to report; if it raises, the heartbeat goes out without. `on_directive` and `on_lost` are
-    called from the keeper's thread (or from `prove`'s caller) and must return at once.
+    called from the keeper's thread (or from `prove`'s caller) and must return at once, and so must `on_pause`: it hears
+    from the thread in how many seconds the next heartbeat is over, answered or not.
     """
 
     def __init__(
@@ -93,6 +94,7 @@ class LeaseKeeper:
         *,
         on_directive: Callable[[Directive, str], None],
         on_lost: Callable[[Lost], None],
+        on_pause: Callable[[float], None] = lambda pause_s: None,
         claimed_at: float,
         clock: Callable[[], float] = time.monotonic,
         rng: random.Random | None = None,
@@ -101,6 +103,7 @@ class LeaseKeeper:
         self._status = status
         self._on_directive = on_directive
         self._on_lost = on_lost
+        self._on_pause = on_pause
         self._clock = clock
         self._rng = rng or random.Random()  # noqa: S311 - jitter
         self._duration_s = float(item.lease_duration_s)
@@ -197,7 +200,9 @@ class LeaseKeeper:
 
     def _run(self) -> None:
         while not self._closed.is_set() and self._lost is None:
-            self._wake.wait(self.next_pause_s())
+            pause_s = self.next_pause_s()
+            self._on_pause(pause_s + self._interval_s)
+            self._wake.wait(pause_s)
             self._wake.clear()
             if self._closed.is_set():
                 return

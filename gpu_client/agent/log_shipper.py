@@ -14,6 +14,12 @@ from gpu_client.transport.errors import BatonError, InvalidRequest, LeaseLost
 logger = logging.getLogger("baton.logs")
 
 SHIP_EVERY_S = 5.0
+"""How often full chunks are sent, and during the first minutes whatever there is."""
+LONGEST_WAIT_S = 300.0
+WAIT_PER_AGE = 1 / 20
+"""A chunk that is not full waits for this part of the attempt's age, at most LONGEST_WAIT_S: the beginning, which
+somebody may be watching, is shown at once, and the hours behind it cost a few calls. Each is a call of the API and a
+PUT; one every 5 s would cost twenty times as much as all heartbeats (docs/costs.md)."""
 MAX_LINES = CHUNK_LINES
 MAX_LINE_CHARS = 4000
 MAX_CALLS = 4
@@ -24,8 +30,15 @@ MAX_SHIP_S = 20.0
 """After this long no further call is begun, so that a slow control plane does not hold up the report of the end."""
 
 
+def longest_wait_s(age_s: float) -> float:
+    """How long a line may wait for others before it is sent, in an attempt that is this old."""
+    return min(age_s * WAIT_PER_AGE, LONGEST_WAIT_S)
+
+
 class LogShipper:
-    """A thread that sends what is in the spool every few seconds until closed. One chunk of the spool is one call.
+    """A thread that sends what is in the spool, every few seconds and later on less often, until closed.
+
+    One chunk of the spool is one call.
 
     A job takes no lines after its attempt has ended: call `flush` just before reporting the end.
     """
@@ -51,7 +64,7 @@ class LogShipper:
 
     def flush(self) -> None:
         """Send what is left, within reason: up to 20 chunks or 20 s, until one cannot be sent."""
-        self._ship(max_calls=MAX_FAREWELL_CALLS)
+        self._ship(max_calls=MAX_FAREWELL_CALLS, unfull=True)
 
     def close(self) -> None:
         """End the thread; what was not sent is sent by a last `flush`, if at all."""
@@ -59,20 +72,27 @@ class LogShipper:
         self._thread.join()
 
     def _run(self) -> None:
+        began_at = swept_at = self._clock()
         while not self._closing.wait(self._every_s):
+            now = self._clock()
+            unfull = now - swept_at >= longest_wait_s(now - began_at)
+            swept_at = now if unfull else swept_at
             try:
-                self._ship(max_calls=MAX_CALLS)
+                self._ship(max_calls=MAX_CALLS, unfull=unfull)
             except Exception:
                 # The top of this thread. Everything expected is dealt with in `_ship`; were a bug to end the thread,
                 # the job's log would end here without a word. The chunk stays in the spool and is tried again.
                 logger.exception("log lines could not be sent")
 
-    def _ship(self, *, max_calls: int) -> None:
-        """Send chunks until there are none, one fails, or there were enough; a failed one is sent again later."""
+    def _ship(self, *, max_calls: int, unfull: bool) -> None:
+        """Send full chunks, with `unfull` also the one that is being filled.
+
+        Until there are none, one fails, or there were enough; a failed one is sent again later.
+        """
         with self._shipping:
             until = self._clock() + MAX_SHIP_S
             for _ in range(max_calls):
-                chunk = None if self._lost else self._spool.next_chunk(flush=True)
+                chunk = None if self._lost else self._spool.next_chunk(flush=unfull)
                 if chunk is None or self._clock() >= until:
                     return
                 lines = chunk.data.decode("utf-8", "replace").removesuffix("\n").split("\n")

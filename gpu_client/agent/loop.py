@@ -11,6 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from contract.work import AGENT_CRASHED, ReleaseRequest, WorkItem
+from gpu_client.agent.health import Pulse
 from gpu_client.agent.job_run import JobRun
 from gpu_client.agent.last_word import Outcome
 from gpu_client.agent.lease import key_is_refused
@@ -29,6 +30,9 @@ FAULT_PAUSE_S = 10.0
 FAULT_PAUSE_MAX_S = 600.0
 """Pauses before the next claim after several jobs in a row that failed because of this machine."""
 
+CLEARING_S = 600.0
+"""Without a heartbeat at the end of a job: the workspace is cleared, which may take its time."""
+
 CLAIM_BUDGET_S = 30.0
 """Time for one claim: between two of them the agent looks whether it is to leave."""
 
@@ -46,6 +50,7 @@ class Agent:
         stop: StopRequest,
         clock: Callable[[], float] = time.monotonic,
         rng: random.Random | None = None,
+        pulse: Pulse | None = None,
     ) -> None:
         self._settings = settings
         self._client = client
@@ -55,16 +60,19 @@ class Agent:
         self._clock = clock
         self._claims = client.within(CLAIM_BUDGET_S)
         self._writing_stats = threading.Lock()
+        self._pulse = pulse or Pulse(None)
         self._rng = rng or random.Random()  # noqa: S311 - jitter
         self.outcomes: list[Outcome] = []
 
     def run(self) -> int:
         """Until there is a reason to end. Returns the exit code."""
+        self._pulse.beat(CLAIM_BUDGET_S)
         self._recover()
         empty_polls = faults = 0
         idle_since = self._clock()
         while not self._stop.is_set():
             claimed_at = self._clock()
+            self._pulse.beat(CLAIM_BUDGET_S + self._settings.poll_max_s)
             try:
                 item = self._claim(idle_since)
             except Unauthorized as error:
@@ -85,6 +93,7 @@ class Agent:
                 stop=self._stop,
                 claimed_at=claimed_at,
                 on_progress=self._write_stats,
+                on_alive=lambda within_s: self._pulse.beat(max(within_s, CLEARING_S)),
             )
             self.outcomes.append(run.run())
             self._write_stats()
@@ -95,6 +104,7 @@ class Agent:
                 # One may be the job's doing. A full disk or a broken driver would fail every job of the queue in turn.
                 pause_s = min(FAULT_PAUSE_S * 2.0 ** min(faults - 1, 16), FAULT_PAUSE_MAX_S)
                 logger.warning("this machine failed %d jobs in a row: no claim for %.0f s", faults, pause_s)
+                self._pulse.beat(pause_s)
                 self._stop.wait(pause_s)
             empty_polls = 0
             idle_since = self._clock()

@@ -17,6 +17,7 @@
 | `BATON_TRANSFERS` | 8 | parallel transfers |
 | `BATON_STABLE_S` | 3 | a foreign script's checkpoint directory is complete when unchanged for this long |
 | `BATON_STARTUP_GRACE_S` | 60 | how long an unreachable control plane is waited for while idle before it is reported |
+| `BATON_HEALTH_FILE` | none | kept up to date for `python -m gpu_client.agent.health`, which says whether the agent lives |
 | `BATON_STATS_FILE` | none | calls and bytes so far are written there as JSON with every heartbeat |
 | `BATON_LOG_LEVEL` | `INFO` | `DEBUG` also echoes the training's output |
 | `SALAD_MACHINE_ID`, `SALAD_CONTAINER_GROUP_ID`, `SALAD_CONTAINER_GROUP_NAME`, `SALAD_ORGANIZATION_NAME`, `SALAD_PROJECT_NAME` | set by Salad | reported with every call |
@@ -67,6 +68,7 @@ class AgentSettings(BaseSettings):
     transfers: Annotated[int, Field(ge=1, le=64)] = 8
     stable_s: Annotated[float, Field(gt=0, le=86_400)] = 3.0
     startup_grace_s: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 60.0
+    health_file: Path | None = None
     stats_file: Path | None = None
     log_level: Annotated[str, Field(pattern=r"^(DEBUG|INFO|WARNING|ERROR)$")] = "INFO"
     salad_container_group_id: Annotated[Identity | None, Field(validation_alias="SALAD_CONTAINER_GROUP_ID")] = None

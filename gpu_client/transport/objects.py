@@ -2,25 +2,41 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import threading
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from urllib.parse import quote
 
 from contract.errors import ErrorCode
 from contract.transfers import ObjectPage, TokenAnswer, TokenQuery, UploadBatch, UploadFile, UploadTargets
+from gpu_client.transport.batch import run_batch
 from gpu_client.transport.calls import ApiCalls, read_answer, segment
 from gpu_client.transport.cancel import CancelEvent
 from gpu_client.transport.digests import FileDigest, hash_file
 from gpu_client.transport.errors import TokenRefused, TransferError, UnexpectedAnswer, UrlExpired
 from gpu_client.transport.http import HttpClient
-from gpu_client.transport.transfer import Download, Progress, Transfer, Upload
+from gpu_client.transport.transfer import DEFAULT_WORKERS, Download, Progress, Transfer, Upload
 
 FILES_PER_BATCH = 500
 """Half of what one call may ask for: URLs are made when they can be used soon."""
 
 MAX_EXPIRED_ROUNDS = 3
+
+
+@dataclass(frozen=True, kw_only=True)
+class Wanted:
+    """One object and the file `path` below `root` that it is fetched to; size and digests are verified where given."""
+
+    bucket: str
+    key: str
+    root: Path
+    path: str
+    size_bytes: int | None = None
+    blake3: str | None = None
+    crc64nvme: str | None = None
 
 
 class ObjectCalls(ApiCalls):
@@ -106,17 +122,51 @@ class ObjectCalls(ApiCalls):
 
         Raises NotFound (no such object) besides what Transfer raises.
         """
+        wanted = Wanted(
+            bucket=bucket,
+            key=key,
+            root=path.parent,
+            path=path.name,
+            size_bytes=digest.size_bytes if digest else None,
+            blake3=digest.blake3 if digest else None,
+            crc64nvme=digest.crc64nvme if digest else None,
+        )
+        self._fetch(wanted, cancel=cancel, progress=progress)
+
+    def fetch_objects(
+        self,
+        wanted: Sequence[Wanted],
+        *,
+        workers: int = DEFAULT_WORKERS,
+        cancel: CancelEvent | None = None,
+        progress: Progress | None = None,
+    ) -> None:
+        """Fetch several objects at once. A file that exists under its name afterwards is complete, also after an error.
+
+        Raises as `download` does; the first failure stops the others.
+        """
+        lock = threading.Lock()
+
+        def moved(size_bytes: int) -> None:
+            with lock:
+                if progress is not None:
+                    progress(size_bytes)
+
+        run_batch(
+            wanted, lambda one, flight: self._fetch(one, cancel=flight, progress=moved), workers=workers, cancel=cancel
+        )
+
+    def _fetch(self, wanted: Wanted, *, cancel: CancelEvent | None, progress: Progress | None) -> None:
         for last in (False,) * (MAX_EXPIRED_ROUNDS - 1) + (True,):
             try:
-                url = self._download_url(bucket, key)
                 item = Download(
-                    name=key,
-                    url=url,
-                    root=path.parent,
-                    path=path.name,
-                    size_bytes=digest.size_bytes if digest else None,
-                    blake3=digest.blake3 if digest else None,
-                    crc64nvme=digest.crc64nvme if digest else None,
+                    name=wanted.key,
+                    url=self._download_url(wanted.bucket, wanted.key),
+                    root=wanted.root,
+                    path=wanted.path,
+                    size_bytes=wanted.size_bytes,
+                    blake3=wanted.blake3,
+                    crc64nvme=wanted.crc64nvme,
                 )
                 self.transfer.download([item], cancel=cancel, progress=progress)
             except (UrlExpired, TokenRefused) as error:
@@ -125,6 +175,13 @@ class ObjectCalls(ApiCalls):
                     raise
             else:
                 return
+
+    def delete_object(self, bucket: str, key: str) -> None:
+        """Remove one object; one that is not there is no error."""
+        answer = self._send("upload_token", "GET", "/upload/token", query=TokenQuery(bucket=bucket, key=key))
+        token = read_answer("upload_token", answer, TokenAnswer).token
+        path = f"/upload/{segment(bucket)}/{quote(key, safe='/')}"
+        self._send("delete", "DELETE", path, query={"action": "delete"}, headers={"x-upload-token": token})
 
     def _download_url(self, bucket: str, key: str) -> str:
         query = TokenQuery(bucket=bucket, key=key)

@@ -8,12 +8,20 @@ import pytest
 
 from functions.local.emulator import Emulator
 from tests.clouds import Cloud, MinistackClients, memory_cloud, moto_cloud
+from tests.second_store import SecondStore
 
 
 @pytest.fixture(scope="session")
 def ministack_clients(emulator: Emulator) -> MinistackClients:
     """Clients for the emulator of this session."""
     return MinistackClients.of(emulator)
+
+
+@pytest.fixture(scope="session")
+def second_store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SecondStore]:
+    """Another S3 server, running."""
+    with SecondStore(tmp_path_factory.mktemp("second") / "store") as running:
+        yield running
 
 
 @pytest.fixture

@@ -264,7 +264,14 @@ def test_a_sweep_ends_what_ran_out_and_nothing_else(cloud: Cloud) -> None:
     cloud.jobs.apply(change)
     late = submit(cloud, policy=Policy(deadline_at=NOW + 80))
     swept = sweep(cloud.jobs, cloud.leases, NOW + 95)
-    assert swept.as_dict() == {"reclaimed": 1, "timers": 2, "left": 0, "more": False}
+    assert swept.as_dict() == {
+        "reclaimed": 1,
+        "timers": 2,
+        "left": 0,
+        "more": False,
+        "heartbeat_lag_s": NOW + 95 - lost.lease.expires_at,
+        "queue_age_s": 0,
+    }
     states = [state_of(cloud, job) for job in (lost.job, alive.job, waiting.job, late)]
     assert states == [JobState.PENDING, JobState.RUNNING, JobState.PENDING, JobState.FAILED]
     assert cloud.members("ready") == {lost.job.id, waiting.job.id}

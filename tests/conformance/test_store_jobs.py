@@ -112,6 +112,20 @@ def test_lists_of_large_jobs_are_whole(cloud: Cloud) -> None:
     assert [job.id for job in cloud.jobs.list_jobs(TENANT, state=None, limit=15).items] == ids
 
 
+def test_the_longest_wait_is_that_of_the_job_that_could_be_claimed_first(cloud: Cloud) -> None:
+    assert cloud.jobs.longest_waiting(limit=9) is None
+    first = submit(cloud, now=NOW)
+    submit(cloud, queue="other", tenant="rival", priority=90, now=NOW + 5)
+    submit(cloud, queue="other", shard=1, priority=10, now=NOW + 3)
+    assert cloud.jobs.longest_waiting(limit=9) == NOW
+    held = claim(cloud, first, now=NOW + 10)
+    assert cloud.jobs.longest_waiting(limit=9) == NOW + 3
+    # A job that comes back waits from then on, however old it is.
+    cloud.jobs.apply(rules.interrupt(held.job, held.attempt, held.lease, now=held.lease.expires_at + 1))
+    assert cloud.jobs.longest_waiting(limit=9) == NOW + 3
+    assert cloud.jobs.longest_waiting(limit=1) in (NOW + 3, NOW + 5, held.lease.expires_at + 1)
+
+
 def test_index_membership_follows_every_transition(cloud: Cloud) -> None:
     listed = {"by_tenant", "by_state"}
     job = submit(cloud)

@@ -7,9 +7,10 @@ from typing import Any
 import pytest
 
 from contract.errors import ErrorCode
-from contract.keys import Scope
+from contract.names import Scope
+from functions.domain.api_keys import ApiKey
 from functions.domain.errors import Refusal, WriteConflict
-from functions.domain.records import ApiKey, TransferGrant
+from functions.domain.records import TransferGrant
 from functions.storage.dynamo_tokens import GRANT_KEPT_S, KEY_KEPT_S
 from tests.clouds import Cloud
 from tests.conformance.store_kit import NOW, TENANT
@@ -21,7 +22,7 @@ def key(key_id: str = "k1", **more: Any) -> ApiKey:
         "tenant": TENANT,
         "name": "laptop \u00fc",
         "secret_sha256": "a" * 64,
-        "scopes": [Scope.SUBMIT, Scope.WORKER],
+        "scopes": (Scope.SUBMIT, Scope.WORKER),
         "created_at": NOW,
     }
     return ApiKey(**{**fields, **more})

@@ -12,7 +12,7 @@ import pytest
 
 import functions.api
 from contract.errors import ERRORS, ErrorCode
-from contract.keys import Scope
+from contract.names import Scope
 from functions.api.openapi import describe
 from functions.api.routes import ROUTES, Route
 

@@ -33,7 +33,7 @@ def _front_route(route: Route) -> FrontRoute:
 
 
 _front = build_front(
-    [_front_route(route) for route in ROUTES], lambda event, _: authorize(event, api.context.tokens, api.clock)
+    [_front_route(route) for route in ROUTES], lambda event, _: authorize(event, api.context.tokens, api.clock.now())
 )
 _description = json.dumps(describe()).encode()
 
@@ -128,6 +128,8 @@ BEYOND_SCHEMA_MESSAGES = {
     "The manifest is for job": "the job is named in the path and in the body",
     "A checkpoint is named": "the name says the job and the step",
     "is needed without a lease": "what an original client sends depends on who asks",
+    "The address ": "where a webhook may lead is no question of form",
+    "webhooks already": "a tenant has a limited number",
     "does not name blob": "a checkpoint has the blobs it has",
 }
 

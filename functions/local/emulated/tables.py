@@ -20,7 +20,7 @@ logger = logging.getLogger("baton.tables")
 
 Response = tuple[int, dict[str, str], bytes]
 
-# The module's whole memory, by attribute name. Stream records are left out: nothing here reads streams.
+# The module's whole memory, by attribute name. Stream records are left out: they begin anew with each start.
 STORES = (
     "_tables",
     "_tags",

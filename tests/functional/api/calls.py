@@ -34,6 +34,8 @@ _BODIES: dict[str, Any] = {
         "files": [{name: FILE[name] for name in ("size_bytes", "crc64nvme")} | {"key": "a.bin"}],
     },
     "POST /keys": {"name": "k", "scopes": ["submit"]},
+    "POST /webhooks": {"url": "https://hooks.example.com/baton"},
+    "POST /webhooks/{id}/replay": {},
 }
 _IN_BODY = ("POST /progress", "POST /complete", "POST /fail", "POST /release", "POST /job/{id}/checkpoints")
 
@@ -52,11 +54,11 @@ def valid_call(route: Route, job_id: str) -> ValidCall:
     """A call of this route about this job that nothing but the state of things could refuse."""
     key = route.route_key
     body = _BODIES.get(key)
-    if key in _IN_BODY:
+    if key in (*_IN_BODY, "POST /webhooks/{id}/replay"):
         body = {"job_id": job_id, **body}
     if key == "POST /progress":
         body["key"] = f"jobs/{job_id}/checkpoint-100.zip"
-    target = route.path.replace("{id}", "a" * 20 if "/keys/" in route.path else job_id)
+    target = route.path.replace("{id}", "a" * 20 if route.path.startswith(("/keys/", "/webhooks/")) else job_id)
     target = target.replace("{step}", "100").replace("{bucket}", "training-data").replace("{key+}", "a.bin")
     if route.path.endswith("/token"):
         target += "?bucket=training-data&key=a.bin"

@@ -7,17 +7,25 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, cast
 
-from contract.keys import Scope
+from contract.names import Scope
 from functions.api.authorizing import authorize
 from functions.api.dispatch import dispatch
 from functions.api.routes import Function
 from functions.api.sweeping import sweep
-from functions.domain.leases import token_digest
-from functions.domain.records import ApiKey, TransferGrant
+from functions.domain.api_keys import ApiKey, token_digest
+from functions.domain.records import TransferGrant
+from functions.domain.webhooks import Target
+from functions.publishing.outbox import publish
+from functions.webhooks.delivering import deliver
+from functions.webhooks.posting import Outcome
+from functions.webhooks.serving import serve
 from tests.api_harness import NOW, TENANT, Api, Held, memory_api
+from tests.hooks import make_webhook
+from tests.publishing import FakeBus, FakeDeadLetters
 
 EVENTS = Path(__file__).parents[3] / "events"
 JOB_ID = "146683a1-cb76-4702-9fef-fcccd32594f1"
@@ -54,7 +62,7 @@ def events_key(*scopes: Scope) -> ApiKey:
         tenant=TENANT,
         name="events",
         secret_sha256=token_digest(KEY_SECRET),
-        scopes=list(scopes),
+        scopes=scopes,
         created_at=NOW,
     )
 
@@ -83,11 +91,28 @@ def prepared_api(*, claimed: bool) -> Api:
 
 
 def replay(path: Path, api: Api) -> dict[str, Any]:
-    """What the handler named by the event's folder answers."""
+    """What the handler named by the event's folder answers; of publisher and deliverer also what they sent."""
     event = json.loads(path.read_text())
     handler = path.parent.name
     if handler == "authorizer":
-        return authorize(event, api.context.tokens, api.clock)
+        return authorize(event, api.context.tokens, api.clock.now())
+    if handler == "publisher":
+        bus, letters = FakeBus(), FakeDeadLetters()
+        answer = publish(event["Records"], bus, letters, lambda _: None)
+        published = [json.loads(entry.detail) for entry in bus.accepted]
+        return {**answer, "published": published, "dead_letters": letters.letters}
+    if handler == "deliverer":
+        api.context.webhooks.put(make_webhook())
+        posted: list[dict[str, Any]] = []
+
+        def post(target: Target, headers: Mapping[str, str], body: bytes) -> Outcome:
+            posted.append({"host": target.host, "headers": dict(headers), "body": json.loads(body)})
+            return Outcome(204)
+
+        def attempt(record: dict[str, Any]) -> int | None:
+            return deliver(record, api.context.webhooks, post, api.clock.now())
+
+        return {**serve(event["Records"], attempt, lambda *_: None), "posted": posted}
     if handler == "sweeper":
         return dict(sweep(api.context.jobs, api.context.leases, api.clock.now()).as_dict())
     return dispatch(event, api.context, cast("Function", handler))

@@ -8,7 +8,7 @@ import pytest
 from blake3 import blake3
 
 from contract.errors import ErrorCode
-from contract.transfers import CHECKPOINTS_BUCKET
+from contract.names import CHECKPOINTS_BUCKET
 from functions.domain.errors import StorageUnavailable
 from tests.api_harness import NOW, TENANT, Api, Held, described
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from contract.errors import ErrorCode
-from contract.transfers import CHECKPOINTS_BUCKET
+from contract.names import CHECKPOINTS_BUCKET
 from tests.api_harness import NOW, TENANT, Api, Held, described
 
 MODEL = b"trained weights"

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import re
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +13,10 @@ import pytest
 
 from functions.api.routes import routes_of
 from functions.local.events import HttpRequest, authorizer_event, common_fields, function_event
+from tests.api_harness import memory_api
 from tests.functional.api.replay import EVENTS, JOB_ID, KEY_ID, LEASE_TOKEN, prepared_api, replay
+from tests.hooks import line_record, make_event
+from tests.publishing import stream_record
 
 CASES = sorted(path.relative_to(EVENTS).as_posix() for path in EVENTS.glob("*/*.json"))
 EXPECTED: dict[str, tuple[int, dict[str, Any]]] = {
@@ -23,17 +29,24 @@ EXPECTED: dict[str, tuple[int, dict[str, Any]]] = {
     "worker/heartbeat-original.json": (409, {"code": "lease_required", "field": "x-lease-token"}),
     "worker/heartbeat.json": (200, {"directive": "continue", "epoch": 1}),
     "worker/commit.json": (200, {"committed": False, "step": 100}),
+    "worker/lease-lost.json": (409, {"code": "lease_lost"}),
+    "worker/complete-not-stored.json": (409, {"code": "not_stored_yet", "field": "artifacts.0"}),
+    "worker/fail.json": (200, {"state": "pending"}),
+    "worker/release.json": (200, {"state": "pending"}),
     "worker/wrong-scope.json": (403, {"code": "wrong_scope"}),
     "transfer/download-odd-key.json": (302, {}),
     "transfer/upload-part.json": (401, {"code": "token_invalid", "field": "x-upload-token"}),
     "admin/create-key.json": (200, {"name": "laptop", "scopes": ["submit"]}),
+    "admin/health.json": (200, {"status": "ok"}),
 }
 LAMBDA_EVENTS = [case for case in CASES if case in EXPECTED]
 
 
 def test_every_event_is_replayed() -> None:
     others = {"authorizer/known-key.json", "authorizer/unknown-key.json", "sweeper/schedule.json"}
-    assert set(CASES) == set(EXPECTED) | others
+    stream = {f"publisher/{case}.json" for case in ("started", "lost-for-good", "other-writes", "unreadable")}
+    stream.add("deliverer/completed.json")
+    assert set(CASES) == set(EXPECTED) | others | stream
 
 
 @pytest.mark.parametrize("case", LAMBDA_EVENTS)
@@ -61,12 +74,32 @@ def test_an_event_has_the_shape_that_the_gateway_gives_it(case: str) -> None:
     made = common_fields(
         request, route.route_key, event["rawPath"], event.get("pathParameters", {}), request_id="r", now_s=1.79e9
     )
-    made = function_event(made, b"", {})
+    made = function_event(made, b"", {} if route.scopes else None)
     assert set(event) - {"body"} == set(made)
     assert set(event["requestContext"]) == set(made["requestContext"])
     assert set(http) == set(made["requestContext"]["http"])
     assert event.get("queryStringParameters") == made.get("queryStringParameters")
     assert event["requestContext"]["time"] == made["requestContext"]["time"]
+
+
+@pytest.mark.parametrize("case", ["worker/claim.json", "authorizer/unknown-key.json", "sweeper/schedule.json"])
+def test_an_event_can_be_tried_by_hand_as_the_readme_says(case: str) -> None:
+    (command,) = re.findall(r"^    python (-m \S+) events/\S+$", (EVENTS / "README.md").read_text(), re.M)
+    done = subprocess.run(
+        [sys.executable, *command.split(), f"events/{case}"],
+        cwd=EVENTS.parent,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert json.loads(done.stdout) == replay(EVENTS / case, prepared_api(claimed=case != "worker/claim.json"))
+
+
+def test_the_readme_names_every_event() -> None:
+    named = set(re.findall(r"`([a-z]+/[a-z-]+\.json)`", (EVENTS / "README.md").read_text()))
+    assert set(CASES) == named | {"authorizer/unknown-key.json"}, "which shares a line"
 
 
 def test_the_authorizer_knows_a_key_and_lets_others_through_with_the_reason() -> None:
@@ -87,5 +120,53 @@ def test_the_authorizer_knows_a_key_and_lets_others_through_with_the_reason() ->
 def test_the_sweeper_returns_a_lost_machine_s_job() -> None:
     api = prepared_api(claimed=True)
     api.clock.advance(91)
-    assert replay(EVENTS / "sweeper/schedule.json", api) == {"reclaimed": 1, "timers": 0, "left": 0, "more": False}
+    assert replay(EVENTS / "sweeper/schedule.json", api) == {
+        "reclaimed": 1,
+        "timers": 0,
+        "left": 0,
+        "more": False,
+        "heartbeat_lag_s": 1,
+        "queue_age_s": 0,
+    }
     assert api.job(JOB_ID)["state"] == "pending"
+
+
+@pytest.mark.parametrize(
+    ("case", "published", "dead_letters"),
+    [
+        ("started", ["job.started"], 0),
+        ("lost-for-good", ["attempt.interrupted", "job.failed"], 0),
+        ("other-writes", [], 0),
+        ("unreadable", ["job.completed"], 1),
+    ],
+)
+def test_the_publisher_tells_of_new_events_only(case: str, published: list[str], dead_letters: int) -> None:
+    answer = replay(EVENTS / f"publisher/{case}.json", memory_api())
+    assert answer["batchItemFailures"] == []
+    assert [event["type"] for event in answer["published"]] == published
+    assert {event["job_id"] for event in answer["published"]} <= {JOB_ID}
+    assert len(answer["dead_letters"]) == dead_letters
+
+
+@pytest.mark.parametrize("case", sorted(path.name for path in (EVENTS / "publisher").glob("*.json")))
+def test_a_stream_event_has_the_shape_that_dynamodb_gives_it(case: str) -> None:
+    made = stream_record(1)
+    for record in json.loads((EVENTS / "publisher" / case).read_text())["Records"]:
+        assert set(record) == set(made)
+        image = {"NewImage"} if record["eventName"] != "REMOVE" else set()
+        assert set(record["dynamodb"]) - image == set(made["dynamodb"]) - {"NewImage"}
+        keys = record["dynamodb"]["Keys"]
+        if keys["sk"]["S"].startswith("EVENT#"):
+            assert set(record["dynamodb"]["NewImage"]) == set(made["dynamodb"]["NewImage"]), "as it is stored today"
+
+
+def test_the_deliverer_sends_what_waits() -> None:
+    case = EVENTS / "deliverer/completed.json"
+    answer = replay(case, memory_api())
+    assert answer["batchItemFailures"] == []
+    (sent,) = answer["posted"]
+    assert sent["host"] == "hooks.example.com" and sent["body"]["type"] == "job.completed"
+    assert sent["headers"]["baton-event-id"] == f"{JOB_ID}#4"
+    (record,) = json.loads(case.read_text())["Records"]
+    made = line_record(make_event(4))
+    assert set(record) == set(made) and set(record["attributes"]) == set(made["attributes"])

@@ -12,7 +12,7 @@ import pytest
 from blake3 import blake3
 
 from contract.errors import ErrorCode
-from contract.keys import Scope
+from contract.names import Scope
 from functions.local.emulator import Emulator
 from tests.api_harness import TENANT, Api, emulated_api
 from tests.functional.api.replay import EVENTS, KEY_ID, events_key
@@ -169,7 +169,9 @@ def test_a_handler_starts_from_its_environment_and_answers(
         assert answers[0]["context"] == {"tenant": TENANT, "key_id": KEY_ID, "scopes": "submit"}
         assert answers[1]["context"] == {"auth_error": "key_unknown"}
     elif handler == "sweeper":
-        assert answers == [{"reclaimed": 0, "timers": 0, "left": 0, "more": False}]
+        assert answers == [
+            {"reclaimed": 0, "timers": 0, "left": 0, "more": False, "heartbeat_lag_s": 0, "queue_age_s": 0}
+        ]
     elif handler == "submitter":
         assert api.job(json.loads(answers[0]["body"])["id"])["recipe"] == "digits@1"
         logged = [json.loads(line) for line in process.stderr.splitlines() if '"level"' in line]

@@ -55,8 +55,10 @@ def test_each_store_may_be_away(api: Api, store: str, monkeypatch: pytest.Monkey
         without(api, patched, store)
         held.commit(200).refused(ErrorCode.UNAVAILABLE)
         held.post("/complete", {"job_id": held.id, "artifacts": declared}).refused(ErrorCode.UNAVAILABLE)
-        log = held.post(f"/job/{held.id}/logs", {"first_line": 0, "lines": ["a"]})
-        log.refused(ErrorCode.UNAVAILABLE)
+        if store != "jobs":
+            # For a line of output the lease is proof enough.
+            log = held.post(f"/job/{held.id}/logs", {"first_line": 0, "lines": ["a"]})
+            log.refused(ErrorCode.UNAVAILABLE)
     held.commit(200).ok()
     held.post("/complete", {"job_id": held.id, "artifacts": declared}).ok()
 

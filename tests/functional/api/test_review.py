@@ -11,7 +11,7 @@ from blake3 import blake3
 
 from contract.errors import ErrorCode
 from contract.jobs import JobState
-from contract.transfers import CHECKPOINTS_BUCKET
+from contract.names import CHECKPOINTS_BUCKET
 from functions.domain.errors import Refusal, StorageUnavailable, WriteConflict
 from functions.domain.records import CheckpointRecord
 from functions.storage import cursors

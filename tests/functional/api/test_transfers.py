@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from contract.errors import ErrorCode
-from contract.keys import Scope
+from contract.names import Scope
 from tests.api_harness import NO_JOB, TENANT, Answer, Api, described, quoted
 
 DATA = "training-data"

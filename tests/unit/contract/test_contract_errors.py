@@ -6,7 +6,8 @@ from collections import Counter
 
 import pytest
 
-from contract.errors import ERRORS, ErrorBody, ErrorCode
+from contract.error_body import ErrorBody
+from contract.errors import ERRORS, ErrorCode
 
 STATUSES = {400, 401, 403, 404, 409, 413, 422, 429, 500, 503}
 

@@ -8,7 +8,8 @@ import pytest
 
 from contract.errors import ErrorCode
 from contract.work import Directive
-from functions.domain.leases import REPROOF_WINDOW_S, Fence, directive_for, token_digest
+from functions.domain.api_keys import token_digest
+from functions.domain.leases import REPROOF_WINDOW_S, Fence, directive_for
 from functions.domain.reclaiming import OUTAGE_S, WATCH_RENEWED_S, Watch, reclaimable, watched
 from functions.domain.records import Lease
 from tests.factories import JOB_ID, NOW, TENANT, TOKEN, make_fence, make_held, make_job, make_lease

@@ -13,7 +13,7 @@ from contract.errors import ErrorCode
 from contract.history import EventType
 from contract.jobs import Progress
 from functions.domain.errors import Refusal
-from functions.domain.records import ApiKey, Attempt, CheckpointRecord, Event, Job, Spec, TransferGrant
+from functions.domain.records import Attempt, CheckpointRecord, Event, Job, Spec, TransferGrant
 from functions.storage.documents import MAX_DOCUMENT_BYTES, dump, load
 
 
@@ -26,7 +26,7 @@ def models_within(annotation: Any) -> set[type[BaseModel]]:
 
 def all_models() -> set[type[BaseModel]]:
     found: set[type[BaseModel]] = set()
-    pending: set[type[BaseModel]] = {ApiKey, Attempt, CheckpointRecord, Event, Job, TransferGrant, Progress}
+    pending: set[type[BaseModel]] = {Attempt, CheckpointRecord, Event, Job, TransferGrant, Progress}
     while pending:
         model = pending.pop()
         found.add(model)

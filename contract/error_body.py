@@ -1,0 +1,33 @@
+"""The body of a refusal.
+
+{"error": {"code": "lease_lost", "message": "...", "field": "x-lease-token", "request_id": "..."}}
+"""
+
+from __future__ import annotations
+
+from pydantic import BaseModel, ConfigDict, Field
+
+
+class ErrorDetail(BaseModel):
+    """What went wrong with one request.
+
+    Example: `{"code": "missing_field", "message": "...", "field": "parameters.steps", "request_id": "r-1"}`
+    """
+
+    model_config = ConfigDict(extra="ignore", frozen=True)
+
+    code: str = Field(description="Stable code, one of ErrorCode")
+    message: str = Field(description="What was wrong, where, and what would be right")
+    field: str | None = Field(default=None, description="Dotted path of the offending field or header")
+    request_id: str = Field(default="", description="Quote this when reporting a problem")
+
+
+class ErrorBody(BaseModel):
+    """The body of every answer with a status of 400 or more.
+
+    Example: `{"error": {"code": "job_not_found", "message": "No such job: ...", "request_id": "r-1"}}`
+    """
+
+    model_config = ConfigDict(extra="ignore", frozen=True)
+
+    error: ErrorDetail

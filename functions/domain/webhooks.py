@@ -1,0 +1,156 @@
+"""Where events may be delivered, how they are signed, and how long and how often it is tried."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import ipaddress
+from dataclasses import dataclass
+from urllib.parse import urlsplit
+
+from contract.errors import ErrorCode
+from contract.history import EventType
+from contract.webhooks import DeliveryState
+from functions.domain.errors import Refusal
+from functions.domain.records import Record
+
+GIVE_UP_AFTER_S = 86_400
+BACKOFF_S = (5, 15, 60, 300, 900, 1800, 3600)
+"""After the first, second, ... failed attempt; the last one from then on."""
+
+METADATA = frozenset(map(ipaddress.ip_address, ("169.254.169.254", "168.63.129.16", "100.100.100.200")))
+"""What clouds answer questions about themselves on, the public ones among them included."""
+
+_TRANSLATING = tuple(
+    map(ipaddress.ip_network, ("64:ff9b::/96", "64:ff9b:1::/48", "2002::/16", "2001::/32", "::/96", "::ffff:0:0/96"))
+)
+"""IPv6 addresses that hold an IPv4 address: what they lead to is decided elsewhere."""
+
+
+class Webhook(Record):
+    """Somebody who is told. `types` empty: of everything. `secret`: signs what is sent."""
+
+    id: str
+    tenant: str
+    url: str
+    secret: str
+    types: list[EventType] = []
+    every_job: bool = True
+    created_at: int
+
+    def wants(self, type_: str, named: str | None) -> bool:
+        """Whether it is told of an event of a job that named the webhook `named`."""
+        return (self.every_job or self.id == named) and (not self.types or type_ in self.types)
+
+
+class Delivery(Record):
+    """How one event's delivery to one webhook stands."""
+
+    webhook_id: str
+    job_id: str
+    seq: int
+    type: EventType
+    at: int
+    """The event's own instant: the log is in its order."""
+    state: DeliveryState
+    attempts: int
+    last_at: int
+    status: int | None = None
+    problem: str = ""
+
+    @property
+    def place(self) -> tuple[int, str, int]:
+        """Where it is in the webhook's list."""
+        return self.at, self.job_id, self.seq
+
+
+@dataclass(frozen=True)
+class Target:
+    """A webhook's address, taken apart. `trusted`: the one origin that a test may name, to which no rule applies."""
+
+    host: str
+    port: int
+    path: str
+    secure: bool
+    trusted: bool = False
+
+    @property
+    def host_header(self) -> str:
+        """With the port where it is not the usual one."""
+        name = f"[{self.host}]" if ":" in self.host else self.host
+        return name if self.port == (443 if self.secure else 80) else f"{name}:{self.port}"
+
+
+def target_of(url: str, test_origin: str | None = None) -> Target:
+    """The parts of a webhook's address.
+
+    Raises Refusal(INVALID_VALUE) unless it is https, without user and fragment, and names no host that is refused.
+    """
+    try:
+        parts = urlsplit(url)
+        host, port = (parts.hostname or "").removesuffix("."), parts.port
+    except ValueError as error:
+        raise _refused(f"is no address: {error}") from error
+    if any(not "!" <= char <= "~" for char in url) or "\\" in url:
+        raise _refused("has characters that an address has not: write others than ASCII as %XX, hosts as xn--")
+    trusted = test_origin is not None and f"{parts.scheme}://{parts.netloc}" == test_origin
+    if parts.scheme != "https" and not trusted:
+        raise _refused("is not https")
+    if "@" in parts.netloc or parts.fragment:
+        raise _refused("has a user, a password or a fragment")
+    if not host or port == 0:
+        raise _refused("names no host")
+    path = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
+    secure = parts.scheme == "https"
+    if not trusted and (host == "localhost" or host.endswith((".localhost", ".local", ".internal"))):
+        raise _refused(f"leads to {host}, which is nobody's but ours")
+    problem = None if trusted else _literal_problem(host)
+    if problem:
+        raise _refused(f"leads to {host}, {problem}")
+    return Target(host, port or (443 if secure else 80), path, secure, trusted)
+
+
+def address_problem(address: str) -> str | None:
+    """Why nothing is sent to an IP address; None if it is a public one."""
+    try:
+        ip = ipaddress.ip_address(address)
+    except ValueError:
+        return "which is no address"
+    if ip in METADATA:
+        return "where a cloud tells about its machines"
+    kinds = {
+        "a loopback address": ip.is_loopback,
+        "a link-local address": ip.is_link_local,
+        "a multicast address": ip.is_multicast,
+        "an unspecified address": ip.is_unspecified,
+        "a reserved address": ip.is_reserved,
+        "a private address": not ip.is_global,
+    }
+    if isinstance(ip, ipaddress.IPv6Address):
+        kinds["a local address"] = ip.is_site_local or ip.scope_id is not None
+        kinds["an IPv4 address in disguise"] = any(ip in network for network in _TRANSLATING)
+    return next((kind for kind, is_so in kinds.items() if is_so), None)
+
+
+def signature(secret: str, at: int, body: bytes) -> str:
+    """The header `baton-signature`: HMAC-SHA256 over `<at>.<body>`."""
+    digest = hmac.new(secret.encode(), b"%d." % at + body, hashlib.sha256).hexdigest()
+    return f"t={at},v1={digest}"
+
+
+def backoff_s(attempts: int) -> int:
+    """Seconds until the next attempt after so many."""
+    return BACKOFF_S[min(attempts, len(BACKOFF_S)) - 1]
+
+
+def _literal_problem(host: str) -> str | None:
+    try:
+        ipaddress.ip_address(host)
+    except ValueError:
+        # A name, or another way to write an IPv4 address: judged by what it resolves to.
+        return None
+    return address_problem(host)
+
+
+def _refused(why: str) -> Refusal:
+    return Refusal(ErrorCode.INVALID_VALUE, f"The address {why}.", field="url")

@@ -1,0 +1,33 @@
+"""Lambda entry point of the deliverer: events that wait in line are sent to their webhooks."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+from functions.api.settings import Settings
+from functions.handlers.starting import ServerClock, start_logging
+from functions.storage.clients import dynamodb_client, plain_client
+from functions.storage.dynamo_webhooks import DynamoWebhookStore
+from functions.webhooks.delivering import deliver
+from functions.webhooks.posting import Poster
+from functions.webhooks.serving import serve
+
+start_logging()
+settings = Settings.from_environment(os.environ)
+webhooks = DynamoWebhookStore(dynamodb_client(), settings.table_prefix)
+poster = Poster()
+sqs = plain_client("sqs")
+clock = ServerClock()
+
+
+def handler(event: dict[str, Any], lambda_context: object) -> dict[str, Any]:
+    """Answer one batch of the line, with what is to be tried again."""
+
+    def attempt(record: dict[str, Any]) -> int | None:
+        return deliver(record, webhooks, poster.post, clock.now(), test_origin=settings.webhook_test_origin)
+
+    def postpone(receipt: str, wait_s: int) -> None:
+        sqs.change_message_visibility(QueueUrl=settings.webhook_line, ReceiptHandle=receipt, VisibilityTimeout=wait_s)
+
+    return serve(event["Records"], attempt, postpone)

@@ -1,0 +1,29 @@
+"""Lambda entry point of the publisher: what the jobs table's stream tells of goes onto the event bus,
+and in line for the webhooks that want it."""
+
+from __future__ import annotations
+
+import os
+import time
+from typing import Any
+
+from functions.api.settings import Settings
+from functions.handlers.starting import start_logging
+from functions.publishing.bus import DeadLetterQueue, EventBridgeBus
+from functions.publishing.outbox import publish
+from functions.storage.clients import dynamodb_client, plain_client
+from functions.storage.dynamo_webhooks import DynamoWebhookStore
+from functions.webhooks.lines import SqsLine, Subscribers
+
+start_logging()
+settings = Settings.from_environment(os.environ)
+bus = EventBridgeBus(plain_client("events"), settings.event_bus)
+dead_letters = DeadLetterQueue(settings.dead_letters)
+subscribers = Subscribers(
+    DynamoWebhookStore(dynamodb_client(), settings.table_prefix), SqsLine(settings.webhook_line), time.monotonic
+)
+
+
+def handler(event: dict[str, Any], lambda_context: object) -> dict[str, Any]:
+    """Answer one batch of a DynamoDB stream, with the record from which it is to come again, if any."""
+    return publish(event["Records"], bus, dead_letters, time.sleep, subscribers.tell)

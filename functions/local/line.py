@@ -1,0 +1,99 @@
+"""SQS's event source mapping on one machine: what waits in the line of webhooks is handed to the deliverer."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from typing import Any
+
+from botocore.exceptions import BotoCoreError, ClientError
+
+from functions.local.front import LambdaHandler, LocalContext
+from functions.local.running import Running
+from functions.local.schedule import Stopper
+
+logger = logging.getLogger(__name__)
+
+STOP_TIMEOUT_S = 30.0
+
+
+class LineFeed(Running):
+    """Takes from the queue `url` through `client` every `interval_s` seconds in a thread, one message at a time.
+
+    As Lambda does: what the handler does not name as failed is deleted; everything else comes again when it is visible
+    again, after `postpone_s` where the handler raises.
+    """
+
+    def __init__(
+        self,
+        handler: LambdaHandler,
+        client: Any,
+        url: str,
+        *,
+        interval_s: float = 0.5,
+        postpone_s: int = 5,
+        stopper: Stopper | None = None,
+    ) -> None:
+        self._handler = handler
+        self._client = client
+        self._url = url
+        self._interval_s = interval_s
+        self._postpone_s = postpone_s
+        self._stopper: Stopper = stopper or threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def start(self) -> None:
+        """Begin. Raises RuntimeError if it was started before."""
+        if self._thread is not None:
+            raise RuntimeError("the feed was already started")
+        self._thread = threading.Thread(target=self.run, name="line", daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        """End, after the delivery under way. Raises RuntimeError when that does not end."""
+        self._stopper.set()
+        if self._thread is not None:
+            self._thread.join(STOP_TIMEOUT_S)
+            if self._thread.is_alive():
+                raise RuntimeError(f"the deliverer did not return within {STOP_TIMEOUT_S:.0f} s")
+
+    def run(self) -> None:
+        """The thread's loop; returns when stopped."""
+        while not self._stopper.wait(self._interval_s):
+            while self.tick() and not self._stopper.wait(0):
+                pass
+
+    def tick(self) -> bool:
+        """Hand over one message; True if there was one."""
+        try:
+            taken = self._client.receive_message(QueueUrl=self._url, AttributeNames=["All"], MaxNumberOfMessages=1)
+            for message in taken.get("Messages", []):
+                self._hand_over(message)
+        except (BotoCoreError, ClientError) as error:
+            logger.warning("the line of webhooks cannot be read: %s", error)
+            return False
+        return bool(taken.get("Messages"))
+
+    def _hand_over(self, message: dict[str, Any]) -> None:
+        receipt = message["ReceiptHandle"]
+        record = {
+            "messageId": message["MessageId"],
+            "receiptHandle": receipt,
+            "body": message["Body"],
+            "attributes": message["Attributes"],
+            "messageAttributes": {},
+            "md5OfBody": message["MD5OfBody"],
+            "eventSource": "aws:sqs",
+            "eventSourceARN": "arn:aws:sqs:us-east-1:000000000000:baton-webhooks.fifo",
+            "awsRegion": "us-east-1",
+        }
+        try:
+            failed = self._handler({"Records": [record]}, LocalContext("deliverer"))["batchItemFailures"]
+        except Exception:  # the boundary at which Lambda reports a failed invocation
+            logger.exception("the call of the deliverer failed")
+            self._client.change_message_visibility(
+                QueueUrl=self._url, ReceiptHandle=receipt, VisibilityTimeout=self._postpone_s
+            )
+            return
+        if not failed:
+            self._client.delete_message(QueueUrl=self._url, ReceiptHandle=receipt)

@@ -1,0 +1,158 @@
+"""Webhooks as their owner sees them: made, listed, named by jobs, told again, deleted; and nobody else's."""
+
+from __future__ import annotations
+
+import pytest
+
+from contract.errors import ErrorCode
+from contract.webhooks import MAX_WEBHOOKS, DeliveryState
+from functions.domain.webhooks import Delivery
+from tests.api_harness import NOW, TENANT, Api, memory_api
+from tests.fakes import FakeLine
+
+URL = "https://hooks.example.com/baton"
+
+
+@pytest.fixture
+def api() -> Api:
+    return memory_api()
+
+
+def waiting(api: Api) -> list[tuple[str, int, str]]:
+    """Webhook, number and repetition of what is in line."""
+    line = api.context.line
+    assert isinstance(line, FakeLine)
+    return [(hook, event.seq, repetition) for hook, event, repetition in line.waiting]
+
+
+def made(api: Api, **more: object) -> dict[str, object]:
+    view: dict[str, object] = api.post("/webhooks", {"url": URL, **more}).ok()
+    return view
+
+
+def test_the_secret_is_shown_once(api: Api) -> None:
+    created = made(api, types=["job.completed", "job.failed", "job.completed"])
+    secret = str(created.pop("secret"))
+    assert len(secret) >= 32
+    assert created == {
+        "id": created["id"],
+        "url": URL,
+        "types": ["job.completed", "job.failed"],
+        "every_job": True,
+        "created_at": NOW,
+    }
+    listed = api.get("/webhooks")
+    assert listed.ok() == {"webhooks": [created]} and secret not in listed.text
+    assert made(api)["secret"] != secret
+
+
+def test_an_address_of_ours_is_refused(api: Api) -> None:
+    for url in ("http://hooks.example.com/", "https://127.0.0.1/", "https://[::1]/", "https://localhost:8443/"):
+        with api.unchanged():
+            api.post("/webhooks", {"url": url}).refused(ErrorCode.INVALID_VALUE, "url")
+
+
+def test_a_deleted_webhook_is_gone(api: Api) -> None:
+    hook = made(api)["id"]
+    assert api.call("DELETE", f"/webhooks/{hook}").status == 204
+    assert api.get("/webhooks").ok() == {"webhooks": []}
+    for method, path, body in (
+        ("DELETE", "", None),
+        ("GET", "/deliveries", None),
+        ("POST", "/replay", {"job_id": api.submit()["id"]}),
+    ):
+        api.call(method, f"/webhooks/{hook}{path}", body).refused(ErrorCode.WEBHOOK_NOT_FOUND, "id")
+
+
+def test_another_tenant_s_webhooks_do_not_exist(api: Api) -> None:
+    hook = made(api)["id"]
+    rival = {"key": "rival_admin"}
+    assert api.get("/webhooks", **rival).ok() == {"webhooks": []}
+    api.call("DELETE", f"/webhooks/{hook}", **rival).refused(ErrorCode.WEBHOOK_NOT_FOUND, "id")
+    api.get(f"/webhooks/{hook}/deliveries", **rival).refused(ErrorCode.WEBHOOK_NOT_FOUND, "id")
+    api.post("/job", {"command": ["train"], "webhook": hook}, key="rival_submit").refused(
+        ErrorCode.WEBHOOK_NOT_FOUND, "webhook"
+    )
+    theirs = api.post("/webhooks", {"url": URL}, **rival).ok()["id"]
+    job = api.submit()["id"]
+    api.post(f"/webhooks/{theirs}/replay", {"job_id": job}, **rival).refused(ErrorCode.JOB_NOT_FOUND, "id")
+    assert waiting(api) == []
+
+
+def test_there_is_a_limit(api: Api) -> None:
+    for _ in range(MAX_WEBHOOKS):
+        made(api)
+    with api.unchanged():
+        api.post("/webhooks", {"url": URL}).refused(ErrorCode.CONFLICT)
+
+
+def test_a_job_names_a_webhook_that_exists(api: Api) -> None:
+    hook = str(made(api, every_job=False)["id"])
+    job = api.submit(webhook=hook)["id"]
+    stored = api.context.jobs.get(job)
+    assert stored is not None and stored.spec.webhook == hook
+    with api.unchanged():
+        api.post("/job", {"command": ["train"], "webhook": "0" * 20}).refused(ErrorCode.WEBHOOK_NOT_FOUND, "webhook")
+        batch = {"jobs": [{"command": ["a"], "webhook": hook}, {"command": ["b"], "webhook": "0" * 20}]}
+        api.post("/jobs/batch", batch).refused(ErrorCode.WEBHOOK_NOT_FOUND, "jobs.1.webhook")
+
+
+def test_events_are_told_again_from_where_it_is_asked(api: Api) -> None:
+    hook = str(made(api)["id"])
+    some = str(made(api, types=["job.paused"], every_job=False)["id"])
+    job = api.submit()["id"]
+    for command in ("pause", "resume", "stop"):
+        api.post(f"/job/{job}/{command}").ok()
+    assert api.post(f"/webhooks/{hook}/replay", {"job_id": job, "from_seq": 3}).ok() == {"queued": 2}
+    first = waiting(api)
+    assert [(who, seq) for who, seq, _ in first] == [(hook, 3), (hook, 4)]
+    assert api.post(f"/webhooks/{some}/replay", {"job_id": job}).ok() == {"queued": 1}
+    assert api.post(f"/webhooks/{hook}/replay", {"job_id": job, "from_seq": 5}).ok() == {"queued": 0}
+    api.post(f"/webhooks/{hook}/replay", {"job_id": job}).ok()
+    assert [(who, seq) for who, seq, _ in waiting(api)[2:]] == [(some, 2), *((hook, seq) for seq in (1, 2, 3, 4))]
+    assert len({repetition for _, _, repetition in waiting(api)}) == 3, "a repetition is not taken for a repeat"
+
+
+def test_the_log_of_deliveries_is_paged_newest_first(api: Api) -> None:
+    hook = str(made(api)["id"])
+    job = api.submit()["id"]
+    for seq in range(1, 6):
+        api.context.webhooks.record(
+            Delivery(
+                webhook_id=hook,
+                job_id=job,
+                seq=seq,
+                type="job.started",
+                at=NOW + seq,
+                state=DeliveryState.WAITING,
+                attempts=seq,
+                last_at=NOW + 60,
+                status=503,
+                problem="answered 503",
+            )
+        )
+    page = api.get(f"/webhooks/{hook}/deliveries", query={"limit": 3}).ok()
+    rest = api.get(f"/webhooks/{hook}/deliveries", query={"limit": 3, "cursor": page["next_cursor"]}).ok()
+    assert [entry["event_id"] for entry in page["deliveries"] + rest["deliveries"]] == [
+        f"{job}#{seq}" for seq in (5, 4, 3, 2, 1)
+    ]
+    assert rest["next_cursor"] is None
+    assert page["deliveries"][0] == {
+        "event_id": f"{job}#5",
+        "type": "job.started",
+        "state": "waiting",
+        "attempts": 5,
+        "last_at": NOW + 60,
+        "status": 503,
+        "problem": "answered 503",
+    }
+    other = str(made(api)["id"])
+    api.get(f"/webhooks/{other}/deliveries", query={"cursor": page["next_cursor"]}).refused(
+        ErrorCode.INVALID_CURSOR, "cursor"
+    )
+
+
+@pytest.mark.parametrize("scope", ["submit", "worker"])
+def test_only_an_admin_makes_webhooks(api: Api, scope: str) -> None:
+    api.post("/webhooks", {"url": URL}, key=scope).refused(ErrorCode.WRONG_SCOPE, "x-api-key")
+    assert api.context.webhooks.of_tenant(TENANT) == []

@@ -1,0 +1,96 @@
+"""Whole lives of jobs: what their events hold is what docs/events.md says, and all of it is published."""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from pathlib import Path
+
+from contract.events import JobEvent
+from contract.history import EventType
+from functions.publishing.outbox import publish
+from tests.api_harness import Api, memory_api
+from tests.publishing import FakeBus, FakeDeadLetters, no_wait, stream_record
+
+DOCUMENT = Path(__file__).parents[3] / "docs" / "events.md"
+
+
+def documented() -> dict[str, set[str]]:
+    """Type to the names in its data, from the table of types."""
+    table = DOCUMENT.read_text().partition("## Types")[2].partition("## ")[0]
+    found: dict[str, set[str]] = {}
+    names: set[str] = set()
+    for type_, said in re.findall(r"^\| `([a-z_.]+)` \|[^|]*\| ?(.*?) ?\|$", table, re.MULTILINE):
+        if said != "the same":
+            # Names within parentheses lie one level deeper.
+            names = set(re.findall(r"`(\w+)`", re.sub(r"\([^)]*\)", "", said)))
+        found[type_] = names
+    return found
+
+
+def live(api: Api) -> list[str]:
+    """Jobs that go through everything that can happen to one; their ids."""
+    job = api.submit(queue="a", policy={"backoff_s": 30, "avoid_machine_s": 0})["id"]
+    for command in ("pause", "resume"):
+        api.post(f"/job/{job}/{command}", {"message": "a while"} if command == "pause" else None).ok()
+    held = api.claim(queue="a")
+    held.commit(100).ok()
+    held.commit(200).ok()
+    held.post(f"/job/{job}/checkpoints/200/damaged", {"epoch": held.epoch, "message": "digest"}).ok()
+    api.post(f"/job/{job}/pause").ok()
+    api.post(f"/job/{job}/resume").ok()
+    held.fail(message="out of memory").ok()
+    api.clock.advance(1000)
+    api.sweep()
+    held = api.claim(queue="a")
+    api.post(f"/job/{job}/pause").ok()
+    held.release().ok()
+    api.post(f"/job/{job}/resume").ok()
+    api.claim(queue="a")
+    for _ in range(4):
+        api.clock.advance(60)
+        api.sweep()
+    api.claim(queue="a").complete({}).ok()
+    api.post(f"/job/{job}/retry").ok()
+    api.post(f"/job/{job}/stop").ok()
+    late = api.submit(queue="b", policy={"deadline_at": api.clock.now() + 100})["id"]
+    api.clock.advance(200)
+    api.sweep()
+    return [job, late]
+
+
+def test_every_type_is_documented() -> None:
+    assert set(documented()) == {kind.value for kind in EventType}
+
+
+def test_the_document_s_example_is_one() -> None:
+    example = DOCUMENT.read_text().partition('"detail": ')[2].partition("\n    }")[0]
+    event = JobEvent.model_validate_json(example)
+    assert set(JobEvent.model_fields) == set(re.findall(r'^        "(\w+)":', example, re.MULTILINE))
+    assert set(event.data) == documented()[event.type]
+    fields = set(re.findall(r"^\| `(\w+)` \|", DOCUMENT.read_text().partition("## Types")[0], re.MULTILINE))
+    assert fields == set(JobEvent.model_fields) - {"job_id", "tenant"}, "the rest says itself"
+
+
+def test_events_hold_what_is_documented_and_are_all_published() -> None:
+    api = memory_api()
+    said = documented()
+    seen: dict[str, set[str]] = defaultdict(set)
+    for job_id in live(api):
+        history = list(api.context.jobs.events(job_id, limit=1000).items)
+        records = [stream_record(e.seq, job_id=job_id, type_=e.type, data=e.data) for e in history]
+        bus, letters = FakeBus(), FakeDeadLetters()
+        assert publish(records, bus, letters, no_wait) == {"batchItemFailures": []}
+        assert letters.letters == []
+        published = [JobEvent.model_validate_json(entry.detail) for entry in bus.accepted]
+        assert [(event.seq, event.type, event.data) for event in published] == [
+            (event.seq, event.type, event.data) for event in history
+        ]
+        assert [event.seq for event in published] == list(range(1, len(published) + 1)), "without a gap"
+        for event in published:
+            seen[event.type.value] |= {name for name, value in event.data.items() if value is not None}
+            assert set(event.data) <= said[event.type.value], event
+    assert set(seen) == set(said), "every type happened"
+    # A machine that was lost or handed back does not make the job wait.
+    waits = {"attempt.interrupted": {"not_before"}, "attempt.released": {"not_before"}}
+    assert {kind: rest for kind in said if (rest := said[kind] - seen[kind])} == waits

@@ -1,0 +1,201 @@
+"""One message: what is sent, what is noted, and when it comes again. A batch of them: in order per job."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+
+from contract.events import JobEvent
+from contract.history import EventType
+from contract.webhooks import DeliveryState
+from functions.domain.errors import StorageUnavailable
+from functions.domain.webhooks import BACKOFF_S, GIVE_UP_AFTER_S, Target, signature
+from functions.publishing.entries import entry_of
+from functions.storage.memory import MemoryCloud
+from functions.storage.stream import transition_of
+from functions.webhooks.delivering import deliver
+from functions.webhooks.lines import KNOWN_FOR_S, MAX_MESSAGE_BYTES, Subscribers, Waiting
+from functions.webhooks.posting import Outcome
+from functions.webhooks.serving import STORAGE_WAIT_S, serve
+from tests.fakes import FakeLine
+from tests.hooks import HOOK_ID, SECRET, line_record, make_event, make_webhook
+from tests.publishing import AT, OTHER_JOB, TENANT, stream_record
+
+NOW = AT + 60
+
+
+class Wire:
+    """Remembers what was posted, and answers as it is told."""
+
+    def __init__(self, outcome: Outcome) -> None:
+        self.outcome = outcome
+        self.posts: list[tuple[Target, Mapping[str, str], bytes]] = []
+
+    def __call__(self, target: Target, headers: Mapping[str, str], body: bytes) -> Outcome:
+        self.posts.append((target, headers, body))
+        return self.outcome
+
+
+@pytest.fixture
+def cloud() -> MemoryCloud:
+    made = MemoryCloud()
+    made.webhooks.put(make_webhook())
+    return made
+
+
+def test_what_is_sent_is_the_event_signed(cloud: MemoryCloud) -> None:
+    wire = Wire(Outcome(204))
+    event = make_event(3, data={"step": 100})
+    assert deliver(line_record(event), cloud.webhooks, wire, NOW) is None
+    ((target, headers, body),) = wire.posts
+    assert (target.host, target.path) == ("hooks.example.com", "/baton")
+    assert JobEvent.model_validate_json(body) == event
+    assert headers["baton-signature"] == signature(SECRET, NOW, body)
+    assert (headers["baton-event-id"], headers["baton-event-type"]) == (event.id, "job.started")
+    assert (headers["baton-webhook-id"], headers["content-type"]) == (HOOK_ID, "application/json")
+    assert SECRET not in str(headers) + body.decode()
+    (noted,) = cloud.webhooks.deliveries(HOOK_ID, limit=10).items
+    assert (noted.state, noted.attempts, noted.status, noted.problem) == (DeliveryState.DELIVERED, 1, 204, "")
+
+
+@pytest.mark.parametrize("attempts", [1, 2, 7, 40])
+def test_what_is_not_taken_comes_again_ever_later(cloud: MemoryCloud, attempts: int) -> None:
+    wire = Wire(Outcome(503, "answered 503"))
+    wait_s = deliver(line_record(attempts=attempts), cloud.webhooks, wire, NOW)
+    assert wait_s == BACKOFF_S[min(attempts, len(BACKOFF_S)) - 1]
+    (noted,) = cloud.webhooks.deliveries(HOOK_ID, limit=10).items
+    assert (noted.state, noted.attempts, noted.status) == (DeliveryState.WAITING, attempts, 503)
+
+
+@pytest.mark.parametrize(
+    ("outcome", "age_s"),
+    [
+        (Outcome(503, "answered 503"), GIVE_UP_AFTER_S),
+        (Outcome(problem="no answer"), GIVE_UP_AFTER_S + 1),
+        (Outcome(410, "answered 410"), 0),
+        (Outcome(problem="leads to a private address", forbidden=True), 0),
+    ],
+)
+def test_it_is_given_up_after_a_day_or_when_nothing_will_help(cloud: MemoryCloud, outcome: Outcome, age_s: int) -> None:
+    assert deliver(line_record(sent_at=NOW - age_s), cloud.webhooks, Wire(outcome), NOW) is None
+    (noted,) = cloud.webhooks.deliveries(HOOK_ID, limit=10).items
+    assert (noted.state, noted.problem) == (DeliveryState.FAILED, outcome.problem)
+
+
+def test_a_second_before_the_day_is_over_it_comes_again(cloud: MemoryCloud) -> None:
+    record = line_record(sent_at=NOW - GIVE_UP_AFTER_S + 1)
+    assert deliver(record, cloud.webhooks, Wire(Outcome(500, "answered 500")), NOW) is not None
+
+
+def test_a_webhook_that_was_deleted_hears_nothing_more(cloud: MemoryCloud) -> None:
+    cloud.webhooks.delete(TENANT, HOOK_ID)
+    wire = Wire(Outcome(200))
+    assert deliver(line_record(), cloud.webhooks, wire, NOW) is None
+    assert wire.posts == []
+
+
+def test_an_address_that_is_refused_today_is_not_tried(cloud: MemoryCloud) -> None:
+    cloud.webhooks.put(make_webhook(url="http://127.0.0.1:8000/"))
+    wire = Wire(Outcome(200))
+    assert deliver(line_record(), cloud.webhooks, wire, NOW) is None
+    assert wire.posts == []
+    (noted,) = cloud.webhooks.deliveries(HOOK_ID, limit=10).items
+    assert noted.state is DeliveryState.FAILED and "not https" in noted.problem
+    assert deliver(line_record(), cloud.webhooks, wire, NOW, test_origin="http://127.0.0.1:8000") is None
+    assert len(wire.posts) == 1, "but for the origin of a test"
+
+
+def test_what_is_no_message_of_ours_is_a_fault(cloud: MemoryCloud) -> None:
+    for body in ("", "{}", '{"tenant": "acme", "webhook_id": "a", "event": {}}'):
+        with pytest.raises((ValueError, KeyError)):
+            deliver({**line_record(), "body": body}, cloud.webhooks, Wire(Outcome(200)), NOW)
+
+
+def test_a_message_keeps_the_event_and_fits_the_queue() -> None:
+    event = make_event(data={"message": "grün ☃"})
+    assert Waiting.from_json(Waiting("acme", HOOK_ID, event).as_json()) == Waiting("acme", HOOK_ID, event)
+    large = Waiting("acme", HOOK_ID, make_event(data={"message": "x" * MAX_MESSAGE_BYTES}))
+    assert len(large.as_json()) < 1000
+    assert Waiting.from_json(large.as_json()).event.data_omitted is True
+
+
+class Line:
+    """A batch of messages: how each attempt goes by place, and what was postponed."""
+
+    def __init__(self, **goes: int | None) -> None:
+        self.goes = goes
+        self.attempted: list[str] = []
+        self.postponed: list[tuple[str, int]] = []
+
+    def attempt(self, record: dict[str, Any]) -> int | None:
+        self.attempted.append(record["receiptHandle"])
+        return self.goes.get(record["receiptHandle"].replace("-", "_"))
+
+    def serve(self, *records: dict[str, Any]) -> list[str]:
+        answer = serve(records, self.attempt, lambda receipt, wait_s: self.postponed.append((receipt, wait_s)))
+        return [failure["itemIdentifier"] for failure in answer["batchItemFailures"]]
+
+
+def test_behind_a_failed_delivery_nothing_of_its_group_is_tried_and_others_are() -> None:
+    mine = [line_record(make_event(seq), place=seq) for seq in (1, 2, 3)]
+    other = line_record(make_event(1, job_id=OTHER_JOB), place=9)
+    line = Line(receipt_2=60)
+    assert line.serve(*mine, other) == [mine[1]["messageId"], mine[2]["messageId"]]
+    assert line.attempted == ["receipt-1", "receipt-2", "receipt-9"]
+    assert line.postponed == [("receipt-2", 60)]
+
+
+def test_a_store_that_is_away_makes_the_message_come_again() -> None:
+    line = Line()
+
+    def away(record: dict[str, Any]) -> int | None:
+        raise StorageUnavailable("GetItem")
+
+    line.attempt = away  # type: ignore[method-assign]
+    record = line_record()
+    assert line.serve(record) == [record["messageId"]]
+    assert line.postponed == [("receipt-0", STORAGE_WAIT_S)]
+
+
+def told(cloud: MemoryCloud, line: FakeLine, at_s: float = 0.0) -> Subscribers:
+    return Subscribers(cloud.webhooks, line, lambda: at_s)
+
+
+def test_events_are_put_in_line_for_those_who_want_them() -> None:
+    cloud, line = MemoryCloud(), FakeLine()
+    for hook in (
+        make_webhook(id="everything1"),
+        make_webhook(id="completed1", types=[EventType.COMPLETED]),
+        make_webhook(id="named00001", every_job=False),
+        make_webhook(id="other00001", tenant="rival"),
+    ):
+        cloud.webhooks.put(hook)
+    records = [
+        stream_record(1),
+        stream_record(2, type_=EventType.COMPLETED),
+        stream_record(1, job_id=OTHER_JOB, webhook="named00001"),
+    ]
+    told(cloud, line).tell([entry_of(transition_of(record), place) for place, record in enumerate(records)])
+    assert [(hook, event.job_id == OTHER_JOB, event.seq) for hook, event, _ in line.waiting] == [
+        ("everything1", False, 1),
+        ("completed1", False, 2),
+        ("everything1", False, 2),
+        ("everything1", True, 1),
+        ("named00001", True, 1),
+    ]
+
+
+def test_webhooks_are_looked_up_once_a_minute() -> None:
+    cloud, line, at = MemoryCloud(), FakeLine(), [0.0]
+    subscribers = Subscribers(cloud.webhooks, line, lambda: at[0])
+    entry = [entry_of(transition_of(stream_record(1)), 0)]
+    subscribers.tell(entry)
+    cloud.webhooks.put(make_webhook())
+    subscribers.tell(entry)
+    assert line.waiting == []
+    at[0] += KNOWN_FOR_S + 1
+    subscribers.tell(entry)
+    assert [json.loads(event.model_dump_json())["seq"] for _, event, _ in line.waiting] == [1]

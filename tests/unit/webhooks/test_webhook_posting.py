@@ -1,0 +1,251 @@
+"""The POST itself, against servers on this machine: one resolution, that very address, the right name, no redirects."""
+
+from __future__ import annotations
+
+import datetime
+import socket
+import ssl
+import threading
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import NameOID
+
+from functions.domain.webhooks import Target, target_of
+from functions.webhooks.posting import Outcome, Poster
+
+PUBLIC = "93.184.216.34"
+HOST = "hooks.example.com"
+
+
+class Server:
+    """Answers every connection with the same bytes, and remembers what it was sent and under which name."""
+
+    def __init__(self, answer: bytes, tls: ssl.SSLContext | None = None, *, slow: bool = False) -> None:
+        self.answer = answer
+        self.slow = slow
+        self.requests: list[bytes] = []
+        self.names: list[str | None] = []
+        self._tls = tls
+        if tls is not None:
+            tls.sni_callback = lambda _socket, name, _context: self.names.append(name)
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.port = self._listener.getsockname()[1]
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        while True:
+            try:
+                connection, _ = self._listener.accept()
+            except OSError:
+                return
+            try:
+                self._serve(connection)
+            except OSError:
+                continue
+
+    def _serve(self, connection: socket.socket) -> None:
+        with connection:
+            if self._tls is not None:
+                connection = self._tls.wrap_socket(connection, server_side=True)
+            with connection:
+                connection.settimeout(5)
+                self.requests.append(_request(connection))
+                if not self.slow:
+                    connection.sendall(self.answer)
+                    return
+                for byte in self.answer:
+                    connection.sendall(bytes([byte]))
+                    if self._ended.wait(0.05):
+                        return
+
+    def close(self) -> None:
+        self._ended.set()
+        self._listener.shutdown(socket.SHUT_RDWR)
+        self._listener.close()
+        self._thread.join(10)
+
+
+def _request(connection: socket.socket) -> bytes:
+    data = b""
+    while b"\r\n\r\n" not in data:
+        data += connection.recv(65536)
+    head, _, body = data.partition(b"\r\n\r\n")
+    length = next(int(line[16:]) for line in head.lower().split(b"\r\n") if line.startswith(b"content-length: "))
+    while len(body) < length:
+        body += connection.recv(65536)
+    return head + b"\r\n\r\n" + body
+
+
+@pytest.fixture
+def servers() -> Iterator[list[Server]]:
+    made: list[Server] = []
+    yield made
+    for server in made:
+        server.close()
+
+
+class Net:
+    """A resolver and connections: every address leads to one server on this machine."""
+
+    def __init__(self, server: Server | None, *answers: Sequence[str]) -> None:
+        self.server = server
+        self.answers = list(answers)
+        self.resolved: list[tuple[str, int]] = []
+        self.connected: list[tuple[str, int]] = []
+
+    def resolve(self, host: str, port: int) -> Sequence[str]:
+        self.resolved.append((host, port))
+        return self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]
+
+    def connect(self, address: tuple[str, int], timeout_s: float) -> socket.socket:
+        self.connected.append(address)
+        if self.server is None:
+            raise ConnectionRefusedError
+        return socket.create_connection(("127.0.0.1", self.server.port), timeout_s)
+
+    def post(self, target: Target, tls: ssl.SSLContext | None = None, total_timeout_s: float = 5.0) -> Outcome:
+        poster = Poster(
+            resolve=self.resolve,
+            connect=self.connect,
+            tls=tls or ssl.create_default_context(),
+            total_timeout_s=total_timeout_s,
+        )
+        return poster.post(target, {"content-type": "application/json"}, b"{}")
+
+
+def plain() -> Target:
+    """As a test may have it: without TLS, but judged like any other."""
+    return Target(host=HOST, port=80, path="/baton?x=1", secure=False)
+
+
+def answer(status: str, *headers: str) -> bytes:
+    return "\r\n".join([f"HTTP/1.1 {status}", "content-length: 0", *headers, "", ""]).encode()
+
+
+@pytest.mark.parametrize(
+    ("status", "delivered"), [("200 OK", True), ("204 No", True), ("500 X", False), ("404 X", False)]
+)
+def test_the_status_decides(servers: list[Server], status: str, delivered: bool) -> None:
+    servers.append(server := Server(answer(status)))
+    net = Net(server, [PUBLIC])
+    outcome = net.post(plain())
+    assert (outcome.delivered, outcome.status, outcome.forbidden) == (delivered, int(status[:3]), False)
+    assert net.resolved == [(HOST, 80)] and net.connected == [(PUBLIC, 80)]
+    (request,) = server.requests
+    head, _, body = request.partition(b"\r\n\r\n")
+    assert head.startswith(b"POST /baton?x=1 HTTP/1.1\r\n") and body == b"{}"
+    assert head.lower().count(b"\r\nhost: hooks.example.com") == 1
+
+
+@pytest.mark.parametrize("status", ["301 M", "302 F", "303 S", "307 T", "308 P"])
+def test_redirects_are_not_followed(servers: list[Server], status: str) -> None:
+    servers.append(server := Server(answer(status, "location: http://169.254.169.254/")))
+    net = Net(server, [PUBLIC])
+    outcome = net.post(plain())
+    assert (outcome.delivered, outcome.forbidden) == (False, False) and "redirects" in outcome.problem
+    assert len(net.resolved) == len(net.connected) == len(server.requests) == 1
+
+
+@pytest.mark.parametrize(
+    "addresses", [["127.0.0.1"], ["169.254.169.254"], ["::ffff:10.0.0.1"], [PUBLIC, "10.0.0.1"], ["::1", PUBLIC]]
+)
+def test_a_name_that_leads_to_a_forbidden_address_is_not_even_called(addresses: list[str]) -> None:
+    net = Net(None, addresses)
+    outcome = net.post(target_of(f"https://{HOST}/"))
+    assert outcome.forbidden and "leads to" in outcome.problem
+    assert net.connected == []
+
+
+def test_a_name_that_changes_its_mind_does_so_in_vain(servers: list[Server]) -> None:
+    """DNS rebinding: public when it is judged, private when it would be asked again."""
+    servers.append(server := Server(answer("200 OK")))
+    net = Net(server, [PUBLIC], ["127.0.0.1"])
+    assert net.post(plain()).delivered
+    assert net.connected == [(PUBLIC, 80)], "the address that was judged"
+    assert net.post(plain()).forbidden and net.connected == [(PUBLIC, 80)]
+
+
+@pytest.mark.parametrize("error", [socket.gaierror(-2, "unknown"), UnicodeError("label too long"), TimeoutError()])
+def test_a_name_that_cannot_be_resolved_is_tried_again_later(error: Exception) -> None:
+    def fail(host: str, port: int) -> Sequence[str]:
+        raise error
+
+    outcome = Poster(resolve=fail).post(plain(), {}, b"")
+    assert not outcome.delivered and not outcome.forbidden and "cannot be resolved" in outcome.problem
+
+
+def test_nobody_there() -> None:
+    outcome = Net(None, [PUBLIC]).post(plain())
+    assert (outcome.status, outcome.forbidden) == (None, False) and "ConnectionRefusedError" in outcome.problem
+    assert not Net(None, []).post(plain()).delivered
+
+
+@pytest.mark.parametrize("said", [b"", b"SSH-2.0-OpenSSH\r\n\r\n", b"HTTP/1.1 999999\r\n\r\n", b"x" * 200_000])
+def test_what_is_no_answer_is_none(servers: list[Server], said: bytes) -> None:
+    servers.append(server := Server(said))
+    outcome = Net(server, [PUBLIC]).post(plain())
+    assert outcome.status is None and "no answer" in outcome.problem
+
+
+def test_an_answer_that_dribbles_is_cut_off(servers: list[Server]) -> None:
+    servers.append(server := Server(b"HTTP/1.1 200 OK\r\n" + b"x-a: b\r\n" * 1000, slow=True))
+    outcome = Net(server, [PUBLIC]).post(plain(), total_timeout_s=0.5)
+    assert outcome.status is None and "too slow" in outcome.problem
+
+
+def test_a_long_answer_is_not_read(servers: list[Server]) -> None:
+    servers.append(server := Server(b"HTTP/1.1 200 OK\r\ncontent-length: 10000000000\r\n\r\nx"))
+    assert Net(server, [PUBLIC]).post(plain()).delivered
+
+
+def certificate(folder: Path, name: str) -> tuple[ssl.SSLContext, ssl.SSLContext]:
+    """A server's context with a certificate for `name`, and a client's that trusts it."""
+    key = ec.generate_private_key(ec.SECP256R1())
+    subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
+    now = datetime.datetime.now(datetime.UTC)
+    made = (
+        x509.CertificateBuilder()
+        .subject_name(subject)
+        .issuer_name(subject)
+        .public_key(key.public_key())
+        .serial_number(1)
+        .not_valid_before(now - datetime.timedelta(days=1))
+        .not_valid_after(now + datetime.timedelta(days=1))
+        .add_extension(x509.SubjectAlternativeName([x509.DNSName(name)]), critical=False)
+        .add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
+        .sign(key, hashes.SHA256())
+    )
+    path = folder / "server.pem"
+    encoding = serialization.Encoding.PEM
+    private = key.private_bytes(encoding, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
+    path.write_bytes(private + made.public_bytes(encoding))
+    server = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    server.load_cert_chain(path)
+    client = ssl.create_default_context(cadata=made.public_bytes(encoding).decode())
+    return server, client
+
+
+def test_the_name_is_asked_for_and_proved(servers: list[Server], tmp_path: Path) -> None:
+    theirs, ours = certificate(tmp_path, HOST)
+    servers.append(server := Server(answer("200 OK"), theirs))
+    net = Net(server, [PUBLIC])
+    assert net.post(target_of(f"https://{HOST}/baton"), ours).delivered
+    assert server.names == [HOST] and net.connected == [(PUBLIC, 443)]
+
+
+@pytest.mark.parametrize("trusted", [True, False])
+def test_who_cannot_prove_the_name_is_told_nothing(servers: list[Server], tmp_path: Path, trusted: bool) -> None:
+    theirs, ours = certificate(tmp_path, "else.example.com" if trusted else HOST)
+    servers.append(server := Server(answer("200 OK"), theirs))
+    net = Net(server, [PUBLIC])
+    outcome: Any = net.post(target_of(f"https://{HOST}/"), ours if trusted else None)
+    assert outcome.status is None and "SSLCertVerificationError" in outcome.problem
+    assert server.requests == []
