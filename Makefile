@@ -6,7 +6,7 @@ EMULATOR := .emulator
 PIP_FLAGS := --quiet --disable-pip-version-check
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo local test test-fast check format bench constraints openapi clean
+.PHONY: help setup demo local test test-fast check format bench costs synth deploy admin-key constraints openapi clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -23,8 +23,8 @@ $(EMULATOR)/.ready: functions/local/emulator.txt
 	$(EMULATOR)/bin/python -m pip install $(PIP_FLAGS) --requirement functions/local/emulator.txt
 	@touch $@
 
-local: setup ## run the control plane here, until Ctrl-C; keeps its data in .baton/local
-	$(BIN)/python -m functions.local
+local: setup ## run the control plane here, until Ctrl-C; keeps its data in .baton/local; ARGS="--port 8788"
+	$(BIN)/python -m functions.local $(ARGS)
 
 test: check ## everything CI runs
 	$(BIN)/python -m pytest
@@ -44,11 +44,27 @@ format: setup ## let the formatter decide
 bench: setup ## measure cost and speed (about 8 minutes on a quiet machine); writes bench-report/
 	$(BIN)/python -m tests.performance
 
+costs: setup ## count requests and units on the emulated cloud, and write docs/costs.md
+	$(BIN)/python -m tests.performance.costs --record
+
 openapi: setup ## write functions/api/openapi.json anew
 	$(BIN)/python -m functions.api.openapi > functions/api/openapi.json
 
 demo: setup ## train for real, kill the worker, resume, compare: see demo-report/
 	$(BIN)/python -m demo
+
+STAGE ?= dev
+CDK := $(BIN)/python -m cdk
+
+synth: setup ## make the stack's template for STAGE=dev, in .cdk/out; needs no account
+	$(CDK) synth --stage $(STAGE) $(ARGS)
+
+deploy: setup ## deploy STAGE=dev to the account of AWS_PROFILE and AWS_REGION; ARGS="-c name=value" as in cdk/README.md
+	$(CDK) bootstrap --stage $(STAGE) $(ARGS)
+	$(CDK) deploy --stage $(STAGE) $(ARGS)
+
+admin-key: setup ## print a new admin key of the deployed STAGE=dev; TENANT=default
+	@$(CDK) admin-key --stage $(STAGE) --tenant $(or $(TENANT),default)
 
 constraints: $(VENV)/.ready ## recompute the pinned versions
 	$(BIN)/uv pip compile --quiet --universal --python-version 3.11 --no-annotate --no-header --all-extras \
@@ -60,4 +76,4 @@ constraints: $(VENV)/.ready ## recompute the pinned versions
 	  --output-file functions/local/emulator.txt $(CONSTRAINTS_FLAGS) functions/local/emulator.in
 
 clean: ## remove environments and everything generated; what `make local` keeps stays
-	rm -rf $(VENV) $(EMULATOR) .mypy_cache .ruff_cache .pytest_cache .hypothesis demo-report bench-report baton.egg-info
+	rm -rf $(VENV) $(EMULATOR) .cdk .mypy_cache .ruff_cache .pytest_cache .hypothesis demo-report bench-report baton.egg-info

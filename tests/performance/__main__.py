@@ -19,7 +19,15 @@ from pathlib import Path
 from typing import Any
 
 from functions.local.emulator import Emulator
-from tests.performance import claim_latency, claim_race, environment, latencies, overhead, request_counts
+from tests.performance import (
+    claim_latency,
+    claim_race,
+    cold_start,
+    environment,
+    latencies,
+    overhead,
+    request_counts,
+)
 from tests.performance.figures import Figure, table
 from tests.performance.local_stack import running_stack
 from tests.performance.plane import Plane
@@ -31,6 +39,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Returns the exit code."""
     sections = {
         "requests": _requests,
+        "cold": _cold,
         "claim": _claim,
         "race": _race,
         "latency": _latency,
@@ -98,6 +107,12 @@ def _tell(report: dict[str, Any], figures: Sequence[Figure], output: Path) -> No
 def _requests(rounds: int, quick: bool) -> list[Figure]:
     with Emulator() as emulator:
         return request_counts.measure(Plane(emulator.endpoint_url, "counts-"))
+
+
+def _cold(rounds: int, quick: bool) -> list[Figure]:
+    figures = cold_start.measure(rounds=rounds)
+    print(cold_start.tree(figures), end="\n\n")
+    return figures
 
 
 def _claim(rounds: int, quick: bool) -> list[Figure]:

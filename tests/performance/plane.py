@@ -15,7 +15,7 @@ from pydantic import BaseModel
 
 from contract.checkpoints import CommitAnswer, Manifest
 from contract.jobs import Policy
-from contract.transfers import BUCKETS
+from contract.names import BUCKETS
 from contract.work import WorkItem
 from functions.api.context import Context
 from functions.api.dispatch import dispatch
@@ -23,14 +23,17 @@ from functions.api.settings import Settings
 from functions.domain import jobs as rules
 from functions.domain.change import Change
 from functions.domain.records import Spec
-from functions.handlers.wiring import ServerClock, SystemRandomness
+from functions.handlers.starting import ServerClock
+from functions.handlers.wiring import SystemRandomness
 from functions.storage import job_items
 from functions.storage.clients import dynamodb_client, s3_client
 from functions.storage.dynamo_jobs import DynamoJobStore
 from functions.storage.dynamo_leases import DynamoLeaseStore
 from functions.storage.dynamo_tokens import DynamoTokenStore
+from functions.storage.dynamo_webhooks import DynamoWebhookStore
 from functions.storage.s3_objects import S3ObjectStore
 from functions.storage.tables import JOBS, create_tables
+from functions.webhooks.lines import SqsLine
 from tests.emulator import CREDENTIALS
 
 TENANT = "bench"
@@ -82,25 +85,27 @@ class Plane:
         self.endpoint_url = endpoint_url
         self.prefix = prefix
         self.log = RequestLog()
-        self._dynamodb = dynamodb_client(endpoint_url, **CREDENTIALS)
-        self._s3 = s3_client(endpoint_url, **CREDENTIALS)
+        self.dynamodb = dynamodb_client(endpoint_url, **CREDENTIALS)
+        self.s3 = s3_client(endpoint_url, **CREDENTIALS)
         buckets = {name: f"{prefix}{name}" for name in BUCKETS}
         if create:
-            create_tables(self._dynamodb, prefix)
+            create_tables(self.dynamodb, prefix)
             for bucket in buckets.values():
-                self._s3.create_bucket(Bucket=bucket)
-        self.log.listen(self._dynamodb)
-        self.log.listen(self._s3)
-        self._objects = S3ObjectStore(self._s3, self._s3, buckets)
+                self.s3.create_bucket(Bucket=bucket)
+        self.log.listen(self.dynamodb)
+        self.log.listen(self.s3)
+        self._objects = S3ObjectStore(self.s3, self.s3, buckets)
         self.context = self.environment()
 
     def environment(self) -> Context:
         """What one Lambda execution environment has: the shared clients, a claim window of its own."""
         return Context(
-            jobs=DynamoJobStore(self._dynamodb, self.prefix),
-            leases=DynamoLeaseStore(self._dynamodb, self.prefix),
-            tokens=DynamoTokenStore(self._dynamodb, self.prefix),
+            jobs=DynamoJobStore(self.dynamodb, self.prefix),
+            leases=DynamoLeaseStore(self.dynamodb, self.prefix),
+            tokens=DynamoTokenStore(self.dynamodb, self.prefix),
             objects=self._objects,
+            webhooks=DynamoWebhookStore(self.dynamodb, self.prefix),
+            line=SqsLine(None),
             clock=ServerClock(),
             random=SystemRandomness(),
             settings=Settings(table_prefix=self.prefix, s3_endpoint=self.endpoint_url),
@@ -180,7 +185,7 @@ class Plane:
         table = JOBS.name(self.prefix)
         pending = {table: [{"PutRequest": {"Item": item}} for item in items]}
         while pending:
-            pending = self._dynamodb.batch_write_item(RequestItems=pending).get("UnprocessedItems") or {}
+            pending = self.dynamodb.batch_write_item(RequestItems=pending).get("UnprocessedItems") or {}
 
 
 def submission(queue: str, now: int) -> Change:
@@ -195,4 +200,4 @@ def submission(queue: str, now: int) -> Change:
 
 
 def _items_of(change: Change) -> list[dict[str, Any]]:
-    return [job_items.job(change.job), *(job_items.event(change.job.id, event) for event in change.events)]
+    return [job_items.job(change.job), *(job_items.event(change.job, event) for event in change.events)]

@@ -1,0 +1,104 @@
+"""What each function may do: nothing else is allowed to its role. Compared in the tests with what it really does."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from cdk.data import CHECKPOINTS, DATA
+
+
+@dataclass(frozen=True, kw_only=True)
+class Access:
+    """Of one function: DynamoDB actions by table suffix or `<table>/<index>`, S3 actions by bucket.
+
+    A transaction needs the actions of its parts. `ListBucket` is of the bucket, the other S3 actions are of its
+    objects; without it S3 answers 403 instead of 404 to who asks for an object that is not there. A presigned URL
+    carries the rights of the function that signed it. A table's stream is read by Lambda, with the function's rights.
+    """
+
+    tables: Mapping[str, tuple[str, ...]]
+    buckets: Mapping[str, tuple[str, ...]]
+    streams: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """DynamoDB actions on the stream of a table, by its suffix."""
+    bus: tuple[str, ...] = ()
+    """EventBridge actions on the stage's bus."""
+    dead_letters: tuple[str, ...] = ()
+    """SQS actions on the queue of what cannot be published."""
+    line: tuple[str, ...] = ()
+    """SQS actions on the queue in which events wait for their webhooks; some of them Lambda's, with these rights."""
+
+
+OF_BUCKET = ("ListBucket",)
+"""S3 actions whose resource is the bucket itself."""
+STORE_SECRET = ("GetSecretValue",)
+"""Where the stage has an object store of its own, its functions may read that store's one secret, instead of what
+`buckets` says here: what its credentials may do is decided there. Functions without `buckets` may not even do that."""
+
+_UPLOADS = ("AbortMultipartUpload", "DeleteObject", "GetObject", "ListBucket", "ListMultipartUploadParts", "PutObject")
+_LEASE_SWEEP = ("BatchGetItem", "GetItem", "PutItem", "UpdateItem")
+
+ACCESS: Mapping[str, Access] = {
+    "authorizer": Access(tables={"tokens": ("GetItem",)}, buckets={}),
+    "submitter": Access(
+        tables={
+            "jobs": ("BatchGetItem", "GetItem", "PutItem", "Query", "UpdateItem"),
+            "jobs/by_tenant": ("Query",),
+            "jobs/by_state": ("Query",),
+            "heartbeats": ("BatchGetItem", "GetItem", "UpdateItem"),
+            "webhooks": ("GetItem",),
+        },
+        buckets={CHECKPOINTS: ("GetObject", "ListBucket")},
+    ),
+    "worker": Access(
+        tables={
+            "jobs": ("BatchGetItem", "DeleteItem", "GetItem", "PutItem", "Query", "UpdateItem"),
+            "jobs/ready": ("Query",),
+            "jobs/timers": ("Query",),
+            "heartbeats": (*_LEASE_SWEEP, "ConditionCheckItem"),
+            "heartbeats/due": ("Query",),
+        },
+        buckets={
+            DATA: ("GetObject", "ListBucket"),
+            CHECKPOINTS: ("DeleteObject", "GetObject", "ListBucket", "PutObject"),
+        },
+    ),
+    "transfer": Access(
+        tables={"tokens": ("DeleteItem", "GetItem", "PutItem"), "jobs": ("GetItem", "UpdateItem")},
+        buckets={DATA: _UPLOADS, CHECKPOINTS: _UPLOADS},
+    ),
+    "admin": Access(
+        tables={
+            "tokens": ("GetItem", "PutItem"),
+            "tokens/keys_by_tenant": ("Query",),
+            "jobs": ("GetItem", "Query"),
+            "webhooks": ("DeleteItem", "GetItem", "PutItem", "Query"),
+        },
+        buckets={},
+        line=("SendMessage",),
+    ),
+    "sweeper": Access(
+        tables={
+            "jobs": ("GetItem", "PutItem"),
+            "jobs/timers": ("Query",),
+            # Of what waits, how long: the index has nothing else.
+            "jobs/ready": ("Scan",),
+            "heartbeats": _LEASE_SWEEP,
+            "heartbeats/due": ("Query",),
+        },
+        buckets={},
+    ),
+    "publisher": Access(
+        tables={"webhooks": ("Query",)},
+        buckets={},
+        streams={"jobs": ("DescribeStream", "GetRecords", "GetShardIterator", "ListStreams")},
+        bus=("PutEvents",),
+        dead_letters=("SendMessage",),
+        line=("SendMessage",),
+    ),
+    "deliverer": Access(
+        tables={"webhooks": ("GetItem", "PutItem")},
+        buckets={},
+        line=("ChangeMessageVisibility", "DeleteMessage", "GetQueueAttributes", "ReceiveMessage"),
+    ),
+}

@@ -1,0 +1,202 @@
+"""What wakes somebody up, and one page to look at then."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from aws_cdk import Duration
+from aws_cdk import aws_apigatewayv2 as gateway
+from aws_cdk import aws_cloudwatch as cloudwatch
+from aws_cdk import aws_cloudwatch_actions as actions
+from aws_cdk import aws_dynamodb as dynamodb
+from aws_cdk import aws_lambda as lambda_
+from aws_cdk import aws_sns as sns
+from aws_cdk import aws_sns_subscriptions as subscriptions
+from aws_cdk import aws_sqs as sqs
+from constructs import Construct
+
+from cdk.stage import Stage
+from functions.api.metrics import DIMENSION, NAMESPACE, UNITS
+
+PERIOD = Duration.minutes(5)
+ALARMS = {
+    "DeadAttempts": (
+        "Sum",
+        20,
+        "more than 20 attempts lost their machines within 5 minutes: a provider, or our network",
+    ),
+    "JobsFailed": ("Sum", 0, "a job has failed for good: GET /jobs?status=failed, and its events say why"),
+    "QueueAge": (
+        "Maximum",
+        1800,
+        "a job has waited for more than 30 minutes: no worker asks for its queue, or none suits",
+    ),
+    "HeartbeatLag": (
+        "Maximum",
+        300,
+        "a lease ran out more than 5 minutes ago and its job was not taken back: sweeper's log",
+    ),
+}
+"""Of our own metrics (functions/api/metrics.py): statistic, threshold, what it means."""
+
+
+class Alarms(Construct):
+    """Alarms go to a topic when the stage names an address; without one they only show."""
+
+    def __init__(
+        self,
+        scope: Construct,
+        id_: str,
+        *,
+        stage: Stage,
+        api: gateway.HttpApi,
+        functions: Mapping[str, lambda_.Function],
+        tables: Mapping[str, dynamodb.Table],
+    ) -> None:
+        super().__init__(scope, id_)
+        self._prefix = stage.prefix
+        self._action = _to_email(self, stage.alarm_email) if stage.alarm_email else None
+        server_errors = api.metric_server_error(period=PERIOD, statistic="Sum")
+        self._alarm("ServerErrors", server_errors, above=5, says="the API answered 5xx more than 5 times in 5 minutes")
+        for name, function in functions.items():
+            self._alarm(
+                f"{name.capitalize()}Errors",
+                function.metric_errors(period=PERIOD, statistic="Sum"),
+                above=0,
+                says=f"the function {name} raised: see its log",
+            )
+            self._alarm(
+                f"{name.capitalize()}Throttles",
+                function.metric_throttles(period=PERIOD, statistic="Sum"),
+                above=0,
+                says=f"Lambda refused to start {name}: raise the account's concurrency",
+            )
+        self._alarm(
+            "SweeperSilent",
+            functions["sweeper"].metric_invocations(period=PERIOD, statistic="Sum"),
+            below=1,
+            says="nobody returns the jobs of lost machines: the schedule is off",
+        )
+        for suffix, table in tables.items():
+            for kind, throttled in _throttled(table).items():
+                self._alarm(
+                    f"{suffix.capitalize()}{kind}Throttled",
+                    throttled,
+                    above=0,
+                    says=f"DynamoDB refused {kind.lower()} of the table {suffix}: a partition is too hot",
+                )
+        for name, (statistic, above, says) in ALARMS.items():
+            self._alarm(name, _metric(stage, name, statistic), above=above, says=says)
+        _dashboard(self, stage, api, functions, tables)
+
+    def watch_events(self, publisher: lambda_.Function, dead_letters: sqs.Queue) -> None:
+        """Tell of events that are late, and of those that cannot be published."""
+        self._alarm(
+            "EventsLate",
+            publisher.metric("IteratorAge", period=PERIOD, statistic="Maximum"),
+            above=PERIOD.to_milliseconds(),
+            says="jobs' events wait for 5 minutes and more: see the publisher's log; they are lost after 12 hours",
+        )
+        self._alarm(
+            "EventsDead",
+            dead_letters.metric_approximate_number_of_messages_visible(period=PERIOD, statistic="Maximum"),
+            above=0,
+            says=f"an event was not published: look into the queue {self._prefix}dead-letters",
+        )
+
+    def watch_webhooks(self, dead: sqs.Queue) -> None:
+        """Tell of deliveries that crash the deliverer. Webhooks that do not answer are their owners' business."""
+        self._alarm(
+            "WebhooksDead",
+            dead.metric_approximate_number_of_messages_visible(period=PERIOD, statistic="Maximum"),
+            above=0,
+            says=f"a webhook's delivery was given up by Lambda: look into the queue {self._prefix}webhooks-dead.fifo",
+        )
+
+    def _alarm(
+        self, id_: str, metric: cloudwatch.IMetric, *, says: str, above: float | None = None, below: float | None = None
+    ) -> None:
+        operators = cloudwatch.ComparisonOperator
+        alarm = cloudwatch.Alarm(
+            self,
+            id_,
+            alarm_name=f"{self._prefix}{id_}",
+            alarm_description=says,
+            metric=metric,
+            threshold=above if above is not None else below or 0,
+            comparison_operator=operators.GREATER_THAN_THRESHOLD
+            if above is not None
+            else operators.LESS_THAN_THRESHOLD,
+            evaluation_periods=1,
+            treat_missing_data=(
+                cloudwatch.TreatMissingData.NOT_BREACHING
+                if above is not None
+                else cloudwatch.TreatMissingData.BREACHING
+            ),
+        )
+        if self._action is not None:
+            alarm.add_alarm_action(self._action)
+            alarm.add_ok_action(self._action)
+
+
+def _to_email(scope: Construct, address: str) -> actions.SnsAction:
+    topic = sns.Topic(scope, "Topic", enforce_ssl=True)
+    topic.add_subscription(subscriptions.EmailSubscription(address))
+    return actions.SnsAction(topic)
+
+
+def _metric(stage: Stage, name: str, statistic: str) -> cloudwatch.Metric:
+    return cloudwatch.Metric(
+        namespace=NAMESPACE,
+        metric_name=name,
+        dimensions_map={DIMENSION: stage.name},
+        statistic=statistic,
+        period=PERIOD,
+    )
+
+
+def _throttled(table: dynamodb.Table) -> dict[str, cloudwatch.Metric]:
+    names = {"Reads": "ReadThrottleEvents", "Writes": "WriteThrottleEvents"}
+    return {kind: table.metric(name, period=PERIOD, statistic="Sum") for kind, name in names.items()}
+
+
+def _dashboard(
+    scope: Construct,
+    stage: Stage,
+    api: gateway.HttpApi,
+    functions: Mapping[str, lambda_.Function],
+    tables: Mapping[str, dynamodb.Table],
+) -> None:
+    board = cloudwatch.Dashboard(scope, "Dashboard", dashboard_name=f"baton-{stage.name}")
+    board.add_widgets(
+        cloudwatch.GraphWidget(
+            title="Requests, refusals, failures",
+            left=[api.metric_count(), api.metric_client_error(), api.metric_server_error()],
+        ),
+        cloudwatch.GraphWidget(
+            title="Attempts that ended",
+            left=[_metric(stage, name, "Sum") for name, unit in UNITS.items() if unit == "Count"],
+        ),
+        cloudwatch.GraphWidget(
+            title="Seconds that jobs wait, and that leases are overdue",
+            left=[_metric(stage, name, "Maximum") for name, unit in UNITS.items() if unit == "Seconds"],
+        ),
+    )
+    board.add_widgets(
+        cloudwatch.GraphWidget(
+            title="Latency", left=[api.metric_latency(statistic=statistic) for statistic in ("p50", "p99")]
+        ),
+    )
+    board.add_widgets(
+        cloudwatch.GraphWidget(title="Duration", left=[f.metric_duration(statistic="p99") for f in functions.values()]),
+        cloudwatch.GraphWidget(
+            title="Errors and throttles",
+            left=[f.metric_errors() for f in functions.values()],
+            right=[f.metric_throttles() for f in functions.values()],
+        ),
+        cloudwatch.GraphWidget(
+            title="DynamoDB",
+            left=[table.metric("ConsumedWriteCapacityUnits", statistic="Sum") for table in tables.values()],
+            right=[metric for table in tables.values() for metric in _throttled(table).values()],
+        ),
+    )

@@ -1,0 +1,98 @@
+"""The HTTP API: every route of functions/api/routes.py, the authorizer, a limit of requests, a log of them."""
+
+from __future__ import annotations
+
+import json
+
+import jsii
+from aws_cdk import Duration
+from aws_cdk import aws_apigatewayv2 as gateway
+from aws_cdk import aws_lambda as lambda_
+from aws_cdk import aws_logs as logs
+from aws_cdk.aws_apigateway import AccessLogFormat
+from aws_cdk.aws_apigatewayv2_authorizers import HttpLambdaAuthorizer, HttpLambdaResponseType
+from aws_cdk.aws_apigatewayv2_integrations import HttpLambdaIntegration
+from constructs import Construct
+
+from cdk.acknowledged import HEALTH, acknowledge
+from cdk.logs import log_group
+from cdk.stage import Stage
+from functions.api.routes import ROUTES
+
+KEY_SOURCE = "$request.header.x-api-key"
+AUTHORIZER_CACHE_S = 60
+"""How long a revoked key may still work, and how often a busy worker's key is looked up."""
+BURST_FACTOR = 2
+LOGGED = {
+    "request_id": "$context.requestId",
+    "at": "$context.requestTimeEpoch",
+    "route": "$context.routeKey",
+    "status": "$context.status",
+    "latency_ms": "$context.responseLatency",
+    "key_id": "$context.authorizer.key_id",
+    "error": "$context.error.message",
+    "integration_error": "$context.integrationErrorMessage",
+}
+"""No path and no query: they hold names of users' files, and multipart ids."""
+
+
+class Api(Construct):
+    """`url` is what users and workers are told."""
+
+    def __init__(self, scope: Construct, id_: str, *, stage: Stage, functions: dict[str, lambda_.Function]) -> None:
+        super().__init__(scope, id_)
+        api = gateway.HttpApi(self, "Http", api_name=f"{stage.prefix}api", create_default_stage=False)
+        authorizer = HttpLambdaAuthorizer(
+            "Authorizer",
+            functions["authorizer"],
+            authorizer_name=f"{stage.prefix}keys",
+            identity_source=[KEY_SOURCE],
+            response_types=[HttpLambdaResponseType.SIMPLE],
+            results_cache_ttl=Duration.seconds(AUTHORIZER_CACHE_S),
+        )
+        integrations = {
+            # One permission for the function rather than one for each route: a function's policy holds 20 kB.
+            name: HttpLambdaIntegration(name.capitalize(), functions[name], scope_permission_to_route=False)
+            for name in sorted({route.function for route in ROUTES})
+        }
+        for route in ROUTES:
+            made = api.add_routes(
+                path=route.path,
+                methods=[gateway.HttpMethod(route.method)],
+                integration=integrations[route.function],
+                authorizer=authorizer if route.scopes else gateway.HttpNoneAuthorizer(),
+            )
+            if not route.scopes:
+                acknowledge(made[0], "APIG4", HEALTH)
+        gateway.HttpStage(
+            self,
+            "Stage",
+            http_api=api,
+            stage_name="$default",
+            auto_deploy=True,
+            # Metrics of each route cost as custom ones do: six of each of 40 routes. The access log has the routes.
+            throttle=gateway.ThrottleSettings(
+                rate_limit=stage.max_requests_per_s, burst_limit=stage.max_requests_per_s * BURST_FACTOR
+            ),
+            access_log_settings=_AccessLog(log_group(self, "Requests", stage=stage, service="apigateway", name="api")),
+        )
+        self.http = api
+        self.url = api.api_endpoint
+
+
+@jsii.implements(gateway.IAccessLogSettings)
+class _AccessLog:
+    """One JSON line a request."""
+
+    def __init__(self, log: logs.LogGroup) -> None:
+        self._destination = gateway.LogGroupLogDestination(log)
+
+    @property
+    def destination(self) -> gateway.IAccessLogDestination:
+        """The log group."""
+        return self._destination
+
+    @property
+    def format(self) -> AccessLogFormat:
+        """LOGGED, as JSON."""
+        return AccessLogFormat.custom(json.dumps(LOGGED))

@@ -1,0 +1,91 @@
+"""Tables and buckets: what must survive everything else."""
+
+from __future__ import annotations
+
+from aws_cdk import Duration, RemovalPolicy
+from aws_cdk import aws_dynamodb as dynamodb
+from aws_cdk import aws_s3 as s3
+from constructs import Construct
+
+from cdk.acknowledged import ACCESS_LOGS, acknowledge
+from cdk.stage import Stage
+from functions.storage.tables import TABLES, KeySchema
+
+DATA, CHECKPOINTS = "training-data", "training-checkpoints"
+ABANDONED_UPLOAD_DAYS = 7
+_TYPES = {"S": dynamodb.AttributeType.STRING, "N": dynamodb.AttributeType.NUMBER}
+_PROJECTIONS = {"ALL": dynamodb.ProjectionType.ALL, "KEYS_ONLY": dynamodb.ProjectionType.KEYS_ONLY}
+
+
+class Tables(Construct):
+    """The three tables, as functions/storage/tables.py describes them: `by_suffix["jobs"]`."""
+
+    def __init__(self, scope: Construct, id_: str, *, stage: Stage) -> None:
+        super().__init__(scope, id_)
+        self.by_suffix: dict[str, dynamodb.Table] = {}
+        for table in TABLES:
+            partition, sort = _keys(table.key)
+            made = dynamodb.Table(
+                self,
+                table.suffix.capitalize(),
+                table_name=table.name(stage.prefix),
+                partition_key=partition,
+                sort_key=sort,
+                billing_mode=dynamodb.BillingMode.PAY_PER_REQUEST,
+                time_to_live_attribute=table.ttl_attribute,
+                stream=dynamodb.StreamViewType.NEW_IMAGE if table.stream else None,
+                point_in_time_recovery_specification=dynamodb.PointInTimeRecoverySpecification(
+                    point_in_time_recovery_enabled=True
+                ),
+                deletion_protection=not stage.disposable,
+                removal_policy=RemovalPolicy.DESTROY if stage.disposable else RemovalPolicy.RETAIN,
+            )
+            for index in table.indexes:
+                partition, sort = _keys(index.key)
+                made.add_global_secondary_index(
+                    index_name=index.name,
+                    partition_key=partition,
+                    sort_key=sort,
+                    projection_type=_PROJECTIONS[index.projection],
+                )
+            self.by_suffix[table.suffix] = made
+
+
+class Buckets(Construct):
+    """The two buckets, by the API's names: `by_name` those made here, none where the stage has a store of its own."""
+
+    def __init__(self, scope: Construct, id_: str, *, stage: Stage) -> None:
+        super().__init__(scope, id_)
+        self.by_name: dict[str, s3.Bucket] = {}
+        self.physical_names = {DATA: stage.data_bucket, CHECKPOINTS: stage.checkpoints_bucket}
+        if not stage.has_own_store:
+            self.by_name = {name: self._bucket(name, stage) for name in (DATA, CHECKPOINTS)}
+            self.physical_names = {name: bucket.bucket_name for name, bucket in self.by_name.items()}
+
+    def _bucket(self, name: str, stage: Stage) -> s3.Bucket:
+        bucket = s3.Bucket(
+            self,
+            "".join(word.capitalize() for word in name.split("-")),
+            # No physical name: bucket names are one namespace for the whole world.
+            block_public_access=s3.BlockPublicAccess.BLOCK_ALL,
+            encryption=s3.BucketEncryption.S3_MANAGED,
+            enforce_ssl=True,
+            minimum_tls_version=1.2,
+            object_ownership=s3.ObjectOwnership.BUCKET_OWNER_ENFORCED,
+            removal_policy=RemovalPolicy.DESTROY if stage.disposable else RemovalPolicy.RETAIN,
+            lifecycle_rules=[
+                s3.LifecycleRule(
+                    id="abandoned-uploads",
+                    abort_incomplete_multipart_upload_after=Duration.days(ABANDONED_UPLOAD_DAYS),
+                )
+            ],
+        )
+        acknowledge(bucket, "S1", ACCESS_LOGS)
+        return bucket
+
+
+def _keys(schema: KeySchema) -> tuple[dynamodb.Attribute, dynamodb.Attribute | None]:
+    partition = dynamodb.Attribute(name=schema.partition, type=dynamodb.AttributeType.STRING)
+    if schema.sort is None:
+        return partition, None
+    return partition, dynamodb.Attribute(name=schema.sort, type=_TYPES[schema.sort_type])

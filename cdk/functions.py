@@ -1,0 +1,110 @@
+"""The Lambda functions: one for each privilege group, each with a role and a log of its own."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+
+from aws_cdk import ArnFormat, Duration, Stack
+from aws_cdk import aws_iam as iam
+from aws_cdk import aws_lambda as lambda_
+from constructs import Construct
+
+from cdk.access import ACCESS, OF_BUCKET, STORE_SECRET, Access
+from cdk.acknowledged import OBJECTS, RUNTIME, acknowledge, acknowledge_wildcard
+from cdk.bundling import PYTHON_VERSION, code
+from cdk.data import CHECKPOINTS, DATA, Buckets, Tables
+from cdk.logs import log_group
+from cdk.stage import DEFAULT_STORE_REGION, Stage
+
+MEMORY_MIB = 512
+"""Lambda gives CPU by memory; with less, importing takes seconds."""
+TIMEOUT_S = 25
+"""Below the 30 s after which API Gateway gives up: the caller hears of it from us."""
+SWEEPER_TIMEOUT_S = 55
+"""A sweep ends before the next one begins."""
+
+
+class Functions(Construct):
+    """`by_name["worker"]`, as in functions/handlers."""
+
+    def __init__(self, scope: Construct, id_: str, *, stage: Stage, tables: Tables, buckets: Buckets) -> None:
+        super().__init__(scope, id_)
+        bundle = code(stage.target)
+        environment = {
+            "BATON_STAGE": stage.name,
+            "BATON_TABLE_PREFIX": stage.prefix,
+            "BATON_DATA_BUCKET": buckets.physical_names[DATA],
+            "BATON_CHECKPOINTS_BUCKET": buckets.physical_names[CHECKPOINTS],
+            **_own_store(stage),
+        }
+        self.by_name: dict[str, lambda_.Function] = {}
+        for name, access in ACCESS.items():
+            log = log_group(self, f"{name.capitalize()}Log", stage=stage, service="lambda", name=name)
+            role = iam.Role(self, f"{name.capitalize()}Role", assumed_by=iam.ServicePrincipal("lambda.amazonaws.com"))
+            log.grant_write(role)
+            _grant(role, access, tables, buckets)
+            if stage.has_own_store and access.buckets:
+                _allow(role, "secretsmanager", STORE_SECRET, _secret_arn(self, stage.s3_secret))
+            self.by_name[name] = lambda_.Function(
+                self,
+                name.capitalize(),
+                function_name=f"{stage.prefix}{name}",
+                code=bundle,
+                handler=f"functions.handlers.{name}.handler",
+                runtime=_runtime(stage),
+                architecture=lambda_.Architecture.ARM_64 if stage.target == "lambda" else lambda_.Architecture.X86_64,
+                memory_size=MEMORY_MIB,
+                timeout=Duration.seconds(SWEEPER_TIMEOUT_S if name == "sweeper" else TIMEOUT_S),
+                environment=environment,
+                role=role,
+                log_group=log,
+            )
+            acknowledge(self.by_name[name], "L1", RUNTIME)
+
+
+def _runtime(stage: Stage) -> lambda_.Runtime:
+    version = PYTHON_VERSION if stage.target == "lambda" else f"{sys.version_info.major}.{sys.version_info.minor}"
+    return lambda_.Runtime(f"python{version}", lambda_.RuntimeFamily.PYTHON)
+
+
+def _grant(role: iam.Role, access: Access, tables: Tables, buckets: Buckets) -> None:
+    for place, actions in access.tables.items():
+        suffix, _, index = place.partition("/")
+        arn = tables.by_suffix[suffix].table_arn
+        _allow(role, "dynamodb", actions, f"{arn}/index/{index}" if index else arn)
+    for bucket_name, bucket in buckets.by_name.items():
+        if bucket_name not in access.buckets:
+            continue
+        actions = access.buckets[bucket_name]
+        _allow(role, "s3", [action for action in actions if action in OF_BUCKET], bucket.bucket_arn)
+        _allow(role, "s3", [action for action in actions if action not in OF_BUCKET], bucket.arn_for_objects("*"))
+        acknowledge_wildcard(role, bucket, "/*", OBJECTS)
+
+
+def _own_store(stage: Stage) -> dict[str, str]:
+    """Settings for a store that is not AWS's: none where it is."""
+    if not stage.has_own_store:
+        return {}
+    return {
+        "BATON_S3_ENDPOINT": stage.s3_endpoint,
+        "BATON_S3_REGION": stage.s3_region or DEFAULT_STORE_REGION,
+        "BATON_S3_SECRET": stage.s3_secret,
+    }
+
+
+def _secret_arn(scope: Construct, name: str) -> str:
+    """Secrets Manager puts six characters of its own behind the name."""
+    return Stack.of(scope).format_arn(
+        service="secretsmanager",
+        resource="secret",
+        resource_name=f"{name}-??????",
+        arn_format=ArnFormat.COLON_RESOURCE_NAME,
+    )
+
+
+def _allow(role: iam.Role, service: str, actions: Sequence[str], resource: str) -> None:
+    if actions:
+        role.add_to_policy(
+            iam.PolicyStatement(actions=[f"{service}:{action}" for action in actions], resources=[resource])
+        )

@@ -1,0 +1,55 @@
+"""The one stack of a stage: it composes, the other modules own."""
+
+from __future__ import annotations
+
+from aws_cdk import CfnOutput, Duration, Stack, Tags
+from aws_cdk import aws_scheduler as scheduler
+from aws_cdk import aws_scheduler_targets as targets
+from constructs import Construct
+
+from cdk.acknowledged import VERSIONS, acknowledge_wildcard
+from cdk.alarms import Alarms
+from cdk.api import Api
+from cdk.data import Buckets, Tables
+from cdk.events import Events
+from cdk.functions import Functions
+from cdk.stage import Stage
+from cdk.webhooks import Webhooks
+
+SWEEP_INTERVAL = Duration.minutes(1)
+
+
+class BatonStack(Stack):
+    """Everything of one stage. Needs no account to be synthesised: nothing is looked up."""
+
+    def __init__(self, scope: Construct, id_: str, *, stage: Stage) -> None:
+        super().__init__(
+            scope, id_, stack_name=f"baton-{stage.name}", description="Baton: training jobs for GPUs that may vanish"
+        )
+        tables = Tables(self, "Tables", stage=stage)
+        buckets = Buckets(self, "Buckets", stage=stage)
+        functions = Functions(self, "Functions", stage=stage, tables=tables, buckets=buckets)
+        events = Events(
+            self, "Events", stage=stage, publisher=functions.by_name["publisher"], jobs=tables.by_suffix["jobs"]
+        )
+        api = Api(self, "Api", stage=stage, functions=functions.by_name)
+        scheduler.Schedule(
+            self,
+            "Sweep",
+            schedule_name=f"{stage.prefix}sweep",
+            description="Returns the jobs of lost machines to their queues",
+            schedule=scheduler.ScheduleExpression.rate(SWEEP_INTERVAL),
+            # The next minute's sweep does what a failed one left: repeating that one would only pile up.
+            target=targets.LambdaInvoke(functions.by_name["sweeper"], retry_attempts=0),
+        )
+        # CDK makes the schedule's role for the whole stack, beside what it is for.
+        acknowledge_wildcard(self, functions.by_name["sweeper"], ":*", VERSIONS)
+        alarms = Alarms(self, "Alarms", stage=stage, api=api.http, functions=functions.by_name, tables=tables.by_suffix)
+        alarms.watch_events(functions.by_name["publisher"], events.dead_letters)
+        alarms.watch_webhooks(Webhooks(self, "Webhooks", stage=stage, functions=functions.by_name).dead)
+        Tags.of(self).add("baton-stage", stage.name)
+        CfnOutput(self, "Url", value=api.url, description="The API's address, for users and workers")
+        CfnOutput(self, "TablePrefix", value=stage.prefix)
+        CfnOutput(self, "EventBus", value=events.bus.event_bus_name, description="What happens to jobs is told here")
+        for name, physical_name in buckets.physical_names.items():
+            CfnOutput(self, "".join(word.capitalize() for word in name.split("-")), value=physical_name)

@@ -1,0 +1,30 @@
+"""The local stack with its objects in another store: `python -m functions.local` with credentials in Secrets Manager.
+
+`E2E_STORE_SETTINGS` is a JSON object of what the deployed functions would have in their environment; `E2E_STORE_SECRET`
+what the secret holds.
+"""
+
+import json
+import os
+import sys
+
+from functions.api.settings import Settings
+from functions.local import __main__ as program
+from functions.local.emulator import Emulator
+from functions.local.stack import LocalStack
+
+
+class SecondStoreStack(LocalStack):
+    """Its handlers find the settings of a stage with a store of its own."""
+
+    def _export(self, settings: Settings, emulator: Emulator, line: str) -> None:
+        super()._export(settings, emulator, line)
+        found = json.loads(os.environ["E2E_STORE_SETTINGS"])
+        emulator.client("secretsmanager").create_secret(
+            Name=found["BATON_S3_SECRET"], SecretString=os.environ.pop("E2E_STORE_SECRET")
+        )
+        os.environ.update(found)
+
+
+program.LocalStack = SecondStoreStack  # type: ignore[attr-defined]
+sys.exit(program.main())

@@ -1,0 +1,270 @@
+"""The policy table against what the functions really ask of DynamoDB and S3: all of it, and nothing more."""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+
+import tests.api_harness as harness
+from cdk.access import ACCESS
+from contract.names import CHECKPOINTS_BUCKET, DATA_BUCKET
+from functions.api.routes import ROUTES
+from functions.local.emulator import Emulator
+from functions.publishing.bus import DeadLetterQueue, EventBridgeBus
+from functions.publishing.outbox import publish
+from functions.storage.dynamo_webhooks import DynamoWebhookStore
+from functions.webhooks.delivering import deliver
+from functions.webhooks.lines import SqsLine, Subscribers
+from functions.webhooks.posting import Outcome
+from tests.api_harness import NOW, TENANT, Api, quoted
+from tests.clouds import MinistackClients
+from tests.emulator import unique
+from tests.functional.api.test_transfers import download, multipart, token, upload
+from tests.hooks import make_event, make_webhook
+from tests.publishing import no_wait, stream_record
+
+pytestmark = pytest.mark.emulator
+
+TRANSACTED = {"Put": "PutItem", "Update": "UpdateItem", "Delete": "DeleteItem", "ConditionCheck": "ConditionCheckItem"}
+S3_RIGHTS = {
+    "HeadObject": ("GetObject", "ListBucket"),
+    "GetObject": ("GetObject", "ListBucket"),
+    "ListObjectsV2": ("ListBucket",),
+    "DeleteObject": ("DeleteObject",),
+    "DeleteObjects": ("DeleteObject",),
+    "PutObject": ("PutObject",),
+    "CreateMultipartUpload": ("PutObject",),
+    "UploadPart": ("PutObject",),
+    "CompleteMultipartUpload": ("PutObject",),
+    "AbortMultipartUpload": ("AbortMultipartUpload",),
+    "ListParts": ("ListMultipartUploadParts",),
+}
+"""What a call needs, as AWS's reference of S3 actions says. Reading what may be missing needs `ListBucket` too."""
+
+
+LAMBDAS_OWN = {"ChangeMessageVisibility", "DeleteMessage", "GetQueueAttributes", "ReceiveMessage"}
+"""What Lambda asks of a queue with its function's rights; to postpone a message the function asks the first too."""
+
+
+class Recorder:
+    """Notes the rights that each function needs, by listening to its clients; presigned requests too."""
+
+    def __init__(self) -> None:
+        self.function = ""
+        self.calls: set[str] = set()
+        self.tables: dict[str, dict[str, set[str]]] = defaultdict(lambda: defaultdict(set))
+        self.buckets: dict[str, dict[str, set[str]]] = defaultdict(lambda: defaultdict(set))
+        self.others: dict[str, set[str]] = defaultdict(set)
+        """Actions of other services, each as `<service>:<action>`."""
+
+    def note(self, params: dict[str, Any], model: Any, **_: Any) -> None:
+        """A handler of botocore's event `provide-client-params`."""
+        if not self.function:
+            return
+        if model.service_model.service_name == "s3":
+            name = params["Bucket"].partition("-")[2]
+            self.buckets[self.function][name].update(S3_RIGHTS[model.name])
+            return
+        if model.service_model.service_name != "dynamodb":
+            self.others[self.function].add(f"{model.service_model.service_name}:{model.name}")
+            return
+        tables = self.tables[self.function]
+        for action in params.get("TransactItems", ()):
+            ((kind, part),) = action.items()
+            tables[part["TableName"].partition("-")[2]].add(TRANSACTED[kind])
+        for table in params.get("RequestItems", ()):
+            tables[table.partition("-")[2]].add(model.name)
+        if "TableName" in params:
+            place = params["TableName"].partition("-")[2]
+            tables[f"{place}/{params['IndexName']}" if "IndexName" in params else place].add(model.name)
+
+    def within(self, function_of: Callable[..., str], call: Callable[..., Any]) -> Callable[..., Any]:
+        """The call, with what it asks for noted as its function's."""
+
+        def recorded(*args: Any, **more: Any) -> Any:
+            outer, self.function = self.function, function_of(*args, **more)
+            try:
+                return call(*args, **more)
+            finally:
+                self.function = outer
+
+        return recorded
+
+
+def rights(by_place: Mapping[str, Iterable[str]]) -> set[tuple[str, str]]:
+    """Place and action, each."""
+    return {(place, action) for place, actions in by_place.items() for action in actions}
+
+
+@contextmanager
+def listening(recorder: Recorder, emulator: Emulator, patch: pytest.MonkeyPatch) -> Iterator[Api]:
+    """The API on the emulated cloud with everything it does noted."""
+
+    def function_of(event: dict[str, Any], _context: object, function: str) -> str:
+        recorder.calls.add(event["routeKey"])
+        return function
+
+    api = harness.emulated_api(emulator)
+    patch.setattr(harness, "dispatch", recorder.within(function_of, harness.dispatch))
+    patch.setattr(harness, "authorize", recorder.within(lambda *_: "authorizer", harness.authorize))
+    patch.setattr(harness, "sweep", recorder.within(lambda *_: "sweeper", harness.sweep))
+    clients = [api.context.jobs._client, api.context.objects._client]  # type: ignore[attr-defined]
+    for client in clients:
+        client.meta.events.register("provide-client-params.*", recorder.note)
+    yield api
+
+
+def steer(api: Api) -> None:
+    """The submitter's calls, on jobs that wait, run, and have ended."""
+    job = api.submit(queue="steer")["id"]
+    api.post("/jobs/batch", {"jobs": [{"command": ["train"], "queue": "batch"}]}).ok()
+    for command in ("pause", "resume", "stop", "retry"):
+        api.post(f"/job/{job}/{command}").ok()
+    held = api.claim(queue="steer")
+    api.post(f"/job/{job}/pause").ok()
+    held.commit(100).ok()
+    held.post(f"/job/{job}/logs", {"first_line": 0, "lines": ["line"]}).ok()
+    api.get(f"/job/{job}").ok()
+    api.get("/jobs").ok()
+    held.release().ok()
+    for what in ("", "/events", "/attempts", "/checkpoints", "/logs"):
+        api.get(f"/job/{job}{what}").ok()
+    api.post(f"/job/{job}/stop").ok()
+    api.post(f"/job/{job}/retry", {"from_step": 100}).ok()
+    api.get("/jobs").ok()
+    api.get("/jobs", query={"status": "pending", "queue": "steer"}).ok()
+
+
+def work(api: Api) -> None:
+    """The worker's calls: a job that is lost, resumed, damaged, tidied up after, and completed; others that end."""
+    api.put_object(DATA_BUCKET, "in/1.png")
+    api.submit(queue="work", inputs=[{"prefix": "in/"}], outputs=["model"], policy={"retention": {"keep_last": 1}})
+    api.get("/work/peek", query={"queue": "work"}).ok()
+    held = api.claim(queue="work")
+    held.heartbeat(step=1).ok()
+    api.get(f"/job/{held.id}/inputs", headers=held.headers).ok()
+    for step in (100, 200):
+        held.commit(step, {"model.bin": b"%d" % step}).ok()
+    held.post(f"/job/{held.id}/checkpoints/200/urls").ok()
+    held.post(f"/job/{held.id}/checkpoints/200/damaged", {"epoch": held.epoch}).ok()
+    api.clock.advance(1000)
+    again = api.claim(queue="work", machine_id="m-2")
+    again.complete({"model": b"trained"}).ok()
+    for end in ("fail", "release"):
+        api.submit(queue=end)
+        ended = api.claim(queue=end)
+        ended.post(f"/{end}", {"job_id": ended.id}).ok()
+    api.clock.advance(1000)
+    api.claim(queue="fail", machine_id="m-3")
+    for _ in range(10):
+        api.clock.advance(60)
+        api.sweep()
+
+
+def original(api: Api) -> None:
+    """A client of the original: a zip for a checkpoint, and one for the model."""
+    api.submit(instance_prompt="dog", instance_data_prefix="dogs/", max_train_steps=2)
+    (job,) = api.get("/work", query={"machine_id": "m-1"}).ok()
+    api.post(f"/heartbeat/{job['id']}").ok()
+    key = f"jobs/{job['id']}/checkpoint-50.zip"
+    multipart(api, key, token(api, "upload", key, CHECKPOINTS_BUCKET, key="worker"), b"zip", bucket=CHECKPOINTS_BUCKET)
+    body = {"job_id": job["id"], "bucket_name": CHECKPOINTS_BUCKET, "key": key, "machine_id": "m-1"}
+    api.post("/progress", body).ok()
+    download(api, key, token(api, "download", key, CHECKPOINTS_BUCKET), CHECKPOINTS_BUCKET)
+
+
+def transfer(api: Api) -> None:
+    """Tokens, uploads whole and in parts, both ways of giving one up, in both buckets."""
+    api.post(
+        "/uploads",
+        {"bucket": DATA_BUCKET, "files": [{"key": "a", "size_bytes": 1, "crc64nvme": "UvieJR3alJI="}]},
+    ).ok()
+    api.get("/data").ok()
+    api.put_object(DATA_BUCKET, "c")
+    assert download(api, "c", token(api, "download", "c")).status == 302
+    job = api.submit(queue="mine")["id"]
+    held = api.claim(queue="mine")
+    for bucket, key in ((DATA_BUCKET, "b"), (CHECKPOINTS_BUCKET, f"jobs/{job}/own.zip")):
+        said = token(api, "upload", key, bucket, key="worker")
+        more: dict[str, Any] = {"bucket": bucket, "key": "worker"}
+        made = upload(api, "POST", key, said, "?action=mpu-create", **more).ok()["uploadId"]
+        put = upload(api, "PUT", key, said, f"?action=mpu-uploadpart&uploadId={made}&partNumber=1", **more)
+        api.send("PUT", put.headers["location"], {}, b"x")
+        upload(api, "POST", key, said, f"?action=mpu-complete&uploadId={made}", **more)
+        upload(api, "DELETE", key, said, f"?action=mpu-abort&uploadId={made}", **more)
+        upload(api, "DELETE", key, said, "?action=delete", **more)
+    assert held.heartbeat().status == 200
+
+
+def administer(api: Api) -> None:
+    """Keys made, listed, replaced, revoked."""
+    first = api.post("/keys", {"name": "a", "scopes": ["submit"]}).ok()["id"]
+    second = api.post("/keys", {"name": "b", "scopes": ["submit"], "replaces": first}).ok()["id"]
+    api.get("/keys").ok()
+    assert api.call("DELETE", f"/keys/{quoted(second)}").status < 300
+    api.get("/health").ok()
+
+
+def hook(api: Api) -> None:
+    """Webhooks made, named, listed, told again, deleted."""
+    made = api.post("/webhooks", {"url": "https://hooks.example.com/", "every_job": False}).ok()["id"]
+    job = api.submit(webhook=made, queue="hooked")["id"]
+    api.get("/webhooks").ok()
+    api.get(f"/webhooks/{made}/deliveries").ok()
+    assert api.post(f"/webhooks/{made}/replay", {"job_id": job}).ok() == {"queued": 1}
+    assert api.call("DELETE", f"/webhooks/{made}").status == 204
+
+
+def published(recorder: Recorder, emulator: Emulator, api: Api) -> None:
+    """An event that the bus takes and a webhook wants, and one that nobody can take; and then its delivery."""
+    events, sqs = emulator.client("events"), emulator.client("sqs")
+    dynamodb = MinistackClients.of(emulator).dynamodb
+    store = DynamoWebhookStore(dynamodb, api.context.settings.table_prefix)
+    store.put(make_webhook(tenant=TENANT))
+    name = unique("bus")
+    events.create_event_bus(Name=name)
+    letters = sqs.create_queue(QueueName=name)["QueueUrl"]
+    waiting = sqs.create_queue(QueueName=f"{name}.fifo", Attributes={"FifoQueue": "true"})["QueueUrl"]
+    for client in (events, sqs, dynamodb):
+        client.meta.events.register("provide-client-params.*", recorder.note)
+    line = SqsLine(waiting, sqs)
+    answer = recorder.within(lambda *_: "publisher", publish)(
+        [stream_record(1), stream_record(2, document="{}")],
+        EventBridgeBus(events, name),
+        DeadLetterQueue(letters, sqs),
+        no_wait,
+        Subscribers(store, line, lambda: 0.0).tell,
+    )
+    assert answer == {"batchItemFailures": []}
+    (letter,) = sqs.receive_message(QueueUrl=letters)["Messages"]
+    assert json.loads(letter["Body"])["keys"]["sk"] == "EVENT#0000000002"
+    (message,) = sqs.receive_message(QueueUrl=waiting, AttributeNames=["All"])["Messages"]
+    record = {"body": message["Body"], "attributes": message["Attributes"]}
+    again = recorder.within(lambda *_: "deliverer", deliver)(record, store, lambda *_: Outcome(503, "no"), NOW)
+    assert again == 5
+    recorder.within(lambda *_, **__: "admin", line.put)(make_webhook(), make_event(2))
+
+
+def test_each_function_asks_for_what_its_role_allows(emulator: Emulator, monkeypatch: pytest.MonkeyPatch) -> None:
+    recorder = Recorder()
+    with listening(recorder, emulator, monkeypatch) as api:
+        for part in (steer, work, original, transfer, administer, hook):
+            part(api)
+        published(recorder, emulator, api)
+    assert recorder.calls == {route.route_key for route in ROUTES}
+    for name, access in ACCESS.items():
+        needed = rights(recorder.tables[name]) | rights(recorder.buckets[name])
+        assert needed == rights(access.tables) | rights(access.buckets), name
+        queues = {*access.dead_letters, *access.line} - LAMBDAS_OWN
+        allowed = {f"events:{action}" for action in access.bus} | {f"sqs:{action}" for action in queues}
+        assert recorder.others[name] == allowed, name
+    feeds = {name for name, access in ACCESS.items() if LAMBDAS_OWN & set(access.line)}
+    assert feeds == {"deliverer"} and set(ACCESS["deliverer"].line) == LAMBDAS_OWN
+    # Lambda's own, with the function's rights: what its documentation of DynamoDB streams asks for.
+    streams = {name: dict(access.streams) for name, access in ACCESS.items() if access.streams}
+    assert streams == {"publisher": {"jobs": ("DescribeStream", "GetRecords", "GetShardIterator", "ListStreams")}}

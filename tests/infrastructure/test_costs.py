@@ -1,0 +1,86 @@
+"""docs/costs.md says what its script computes, from counts that are still true, and the bounds hold."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from functions.local.emulator import Emulator
+from functions.storage.tables import HEARTBEATS, JOBS
+from tests.emulator import unique
+from tests.infrastructure.conftest import of_type
+from tests.performance import call_costs, prices
+from tests.performance.costs import (
+    ALARMS,
+    BOUND_CONTROL,
+    BOUND_KELPIE,
+    BOUND_ORIGINAL,
+    DURATION_MS,
+    PAGE,
+    Costs,
+    K,
+    kelpie_usd,
+    original_usd,
+    page,
+    recorded,
+)
+from tests.performance.plane import Plane
+from tests.performance.units import index_units, item_bytes, write_units
+
+
+def test_the_page_is_what_the_script_writes() -> None:
+    assert PAGE.read_text(encoding="utf-8") == page(recorded()), "make costs"
+
+
+@pytest.mark.emulator
+def test_the_calls_are_billed_as_recorded(emulator: Emulator) -> None:
+    assert call_costs.record(Plane(emulator.endpoint_url, f"{unique('costs')}-")) == recorded(), "make costs"
+
+
+def test_a_thousand_gpu_hours_stay_within_the_bounds() -> None:
+    costs = Costs(recorded())
+    assert costs.control * K <= BOUND_CONTROL
+    assert costs.with_s3 <= BOUND_KELPIE * kelpie_usd()
+    assert costs.with_s3 <= BOUND_ORIGINAL * original_usd()
+
+
+def test_the_peers_cost_what_was_found_before() -> None:
+    assert kelpie_usd() == pytest.approx(0.0031, rel=0.05)
+    assert original_usd() == pytest.approx(0.004, rel=0.05)
+
+
+def test_a_resume_from_s3_costs_more_than_a_hundred_hours_of_control_plane() -> None:
+    assert prices.EGRESS_GB.usd > 100 * Costs(recorded()).control
+
+
+def test_what_is_idle_costs_little_besides_what_stands_there(template: dict[str, Any]) -> None:
+    assert abs(len(of_type(template, "AWS::CloudWatch::Alarm")) - ALARMS) <= 5
+    assert Costs(recorded()).idle_month["the sweeper, once a minute"] < 0.15
+
+
+def test_more_of_anything_costs_more() -> None:
+    usual = recorded()
+    for call, billed in usual.items():
+        if call == "asked in vain":
+            continue
+        for unit, count in billed.items():
+            dearer = Costs({**usual, call: {**billed, unit: count + 10}})
+            assert dearer.with_s3 > Costs(usual).with_s3, (call, unit)
+    assert set(DURATION_MS) >= set(usual) - {"heartbeat in a new bucket", "idle sweep"}
+
+
+def test_sizes_are_those_that_dynamodb_counts() -> None:
+    assert item_bytes({"pk": {"S": "abc"}, "n": {"N": "-1790000000"}, "\u00fc": {"BOOL": True}}) == 5 + 7 + 3
+    assert item_bytes({"S": {"S": "x"}}) == 2, "an attribute may be called as a type is"
+    assert [write_units(size) for size in (0, 1, 1024, 1025)] == [1, 1, 1, 2]
+
+
+def test_an_index_is_written_when_what_it_shows_changes() -> None:
+    row = {"pk": {"S": "j"}, "due_pk": {"S": "DUE"}, "due_at": {"N": "100"}, "expires_at": {"N": "190"}}
+    assert index_units(HEARTBEATS, row, {**row, "expires_at": {"N": "220"}}) == 0
+    assert index_units(HEARTBEATS, row, {**row, "due_at": {"N": "400"}}) == 2
+    assert index_units(HEARTBEATS, None, row) == index_units(HEARTBEATS, row, None) == 1
+    assert index_units(HEARTBEATS, row, {name: row[name] for name in ("pk", "expires_at")}) == 1
+    ready = {"pk": {"S": "p"}, "sk": {"S": "META"}, "ready_pk": {"S": "q"}, "ready_sk": {"S": "1"}, "doc": {"S": "a"}}
+    assert index_units(JOBS, ready, {**ready, "doc": {"S": "b" * 1500}}) == 2, "all of the item is in it"

@@ -1,0 +1,312 @@
+"""What the template promises: nothing lost, nothing public, nothing kept for ever, nobody called in vain."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any
+
+import pytest
+
+from cdk.access import ACCESS, OF_BUCKET
+from cdk.alarms import ALARMS
+from cdk.api import KEY_SOURCE, LOGGED
+from cdk.functions import TIMEOUT_S
+from functions.api.metrics import DIMENSION, NAMESPACE, UNITS
+from functions.api.routes import ROUTES
+from functions.api.settings import Settings
+from functions.domain.webhooks import GIVE_UP_AFTER_S, backoff_s
+from functions.storage.stream import FILTER
+from functions.storage.tables import STREAM, TABLES
+from tests.infrastructure.conftest import of_type, template_of
+
+Json = dict[str, Any]
+FUNCTIONS = pytest.mark.parametrize("name", sorted(ACCESS))
+
+
+def functions(template: Json) -> dict[str, Json]:
+    """Our functions' properties, by the names that the policy table uses."""
+    return {
+        made["Properties"]["FunctionName"].removeprefix("baton-test-"): made["Properties"]
+        for made in of_type(template, "AWS::Lambda::Function").values()
+    }
+
+
+def allowed(template: Json, name: str) -> set[tuple[str, str]]:
+    """Action and resource, as text, of everything that a function's role may do."""
+    role = functions(template)[name]["Role"]["Fn::GetAtt"][0]
+    found = set()
+    for policy in of_type(template, "AWS::IAM::Policy").values():
+        if {"Ref": role} not in policy["Properties"]["Roles"]:
+            continue
+        for statement in policy["Properties"]["PolicyDocument"]["Statement"]:
+            assert statement["Effect"] == "Allow" and "Condition" not in statement
+            actions = statement["Action"]
+            for action in [actions] if isinstance(actions, str) else actions:
+                assert isinstance(statement["Resource"], dict), "one resource a statement, and no literal star"
+                found.add((action, _text(statement["Resource"])))
+    return found
+
+
+def _text(resource: Json) -> str:
+    """`<logical id>` of an ARN, and what follows it; `<logical id>.<attribute>` of another attribute."""
+    if "Fn::GetAtt" in resource:
+        owner, attribute = resource["Fn::GetAtt"]
+        return f"<{owner}>" if attribute == "Arn" else f"<{owner}>.{attribute}"
+    if "Ref" in resource:
+        return f"<{resource['Ref']}>"
+    separator, parts = resource["Fn::Join"]
+    assert separator == ""
+    return "".join(_text(part) if isinstance(part, dict) else part for part in parts)
+
+
+def _logical_id(template: Json, kind: str, start: str) -> str:
+    (found,) = [name for name in of_type(template, kind) if name.startswith(start)]
+    return found
+
+
+@FUNCTIONS
+def test_a_function_may_do_what_the_table_says_and_nothing_else(template: Json, name: str) -> None:
+    expected = set()
+    for place, actions in ACCESS[name].tables.items():
+        suffix, _, index = place.partition("/")
+        arn = f"<{_logical_id(template, 'AWS::DynamoDB::Table', f'Tables{suffix.capitalize()}')}>"
+        expected |= {(f"dynamodb:{action}", arn + (f"/index/{index}" if index else "")) for action in actions}
+    for bucket, actions in ACCESS[name].buckets.items():
+        title = "".join(word.capitalize() for word in bucket.split("-"))
+        arn = f"<{_logical_id(template, 'AWS::S3::Bucket', f'Buckets{title}')}>"
+        expected |= {(f"s3:{action}", arn if action in OF_BUCKET else f"{arn}/*") for action in actions}
+    for suffix, actions in ACCESS[name].streams.items():
+        arn = f"<{_logical_id(template, 'AWS::DynamoDB::Table', f'Tables{suffix.capitalize()}')}>.StreamArn"
+        expected |= {(f"dynamodb:{action}", arn) for action in actions}
+    expected |= {
+        (f"events:{action}", f"<{_logical_id(template, 'AWS::Events::EventBus', 'EventsBus')}>")
+        for action in ACCESS[name].bus
+    }
+    expected |= {
+        (f"sqs:{action}", f"<{_logical_id(template, 'AWS::SQS::Queue', 'EventsDeadLetters')}>")
+        for action in ACCESS[name].dead_letters
+    }
+    expected |= {
+        (f"sqs:{action}", f"<{_logical_id(template, 'AWS::SQS::Queue', 'WebhooksLine')}>")
+        for action in ACCESS[name].line
+    }
+    log = f"<{_logical_id(template, 'AWS::Logs::LogGroup', f'Functions{name.capitalize()}Log')}>"
+    expected |= {("logs:CreateLogStream", log), ("logs:PutLogEvents", log)}
+    assert allowed(template, name) == expected
+
+
+def test_no_role_has_a_managed_policy_or_a_trust_but_in_its_service(template: Json) -> None:
+    services = set()
+    for role in of_type(template, "AWS::IAM::Role").values():
+        assert "ManagedPolicyArns" not in role["Properties"] and "Policies" not in role["Properties"]
+        (statement,) = role["Properties"]["AssumeRolePolicyDocument"]["Statement"]
+        services.add(statement["Principal"]["Service"])
+    assert services == {"lambda.amazonaws.com", "scheduler.amazonaws.com"}
+
+
+def test_tables_are_those_of_the_code_and_survive_mistakes(template: Json) -> None:
+    made = {table["Properties"]["TableName"]: table for table in of_type(template, "AWS::DynamoDB::Table").values()}
+    assert set(made) == {table.name("baton-test-") for table in TABLES}
+    for table in TABLES:
+        resource, wanted = made[table.name("baton-test-")], table.definition("baton-test-")
+        properties = resource["Properties"]
+        assert resource["DeletionPolicy"] == resource["UpdateReplacePolicy"] == "Retain"
+        assert properties["DeletionProtectionEnabled"] is True
+        assert properties["PointInTimeRecoverySpecification"] == {"PointInTimeRecoveryEnabled": True}
+        assert properties["BillingMode"] == "PAY_PER_REQUEST"
+        assert properties["KeySchema"] == wanted["KeySchema"]
+        assert sorted(properties["AttributeDefinitions"], key=json.dumps) == sorted(
+            wanted["AttributeDefinitions"], key=json.dumps
+        )
+        assert properties.get("GlobalSecondaryIndexes", []) == wanted.get("GlobalSecondaryIndexes", [])
+        ttl = {"AttributeName": table.ttl_attribute, "Enabled": True} if table.ttl_attribute else None
+        assert properties.get("TimeToLiveSpecification") == ttl
+        # CloudFormation has no `StreamEnabled`: it is on where there is a view type.
+        stream = {"StreamViewType": STREAM["StreamViewType"]} if table.stream else None
+        assert properties.get("StreamSpecification") == stream
+
+
+def test_buckets_are_private_encrypted_and_swept(template: Json) -> None:
+    buckets = of_type(template, "AWS::S3::Bucket")
+    assert len(buckets) == 2
+    policies = {
+        policy["Properties"]["Bucket"]["Ref"]: policy["Properties"]["PolicyDocument"]["Statement"]
+        for policy in of_type(template, "AWS::S3::BucketPolicy").values()
+    }
+    for name, bucket in buckets.items():
+        assert bucket["DeletionPolicy"] == "Retain"
+        properties = bucket["Properties"]
+        assert set(properties["PublicAccessBlockConfiguration"].values()) == {True}
+        (encryption,) = properties["BucketEncryption"]["ServerSideEncryptionConfiguration"]
+        assert encryption["ServerSideEncryptionByDefault"]["SSEAlgorithm"] == "AES256"
+        rules = properties["LifecycleConfiguration"]["Rules"]
+        assert [rule["AbortIncompleteMultipartUpload"] for rule in rules] == [{"DaysAfterInitiation": 7}]
+        assert "ExpirationInDays" not in json.dumps(rules), "no rule deletes what was stored"
+        denied = [statement["Condition"] for statement in policies[name] if statement["Effect"] == "Deny"]
+        assert {"Bool": {"aws:SecureTransport": "false"}} in denied
+        assert {"NumericLessThan": {"s3:TlsVersion": 1.2}} in denied
+
+
+def test_a_disposable_stage_leaves_nothing_behind() -> None:
+    template = template_of(disposable="true")
+    for kind in ("AWS::DynamoDB::Table", "AWS::S3::Bucket"):
+        for resource in of_type(template, kind).values():
+            assert resource["DeletionPolicy"] == "Delete"
+            assert resource["Properties"].get("DeletionProtectionEnabled") in (None, False)
+
+
+def test_every_route_is_deployed_to_its_function_behind_the_authorizer(template: Json) -> None:
+    integrations = {
+        name: made["Properties"]["IntegrationUri"]["Fn::GetAtt"][0]
+        for name, made in of_type(template, "AWS::ApiGatewayV2::Integration").items()
+    }
+    by_logical_id = {
+        name: made["Properties"]["FunctionName"].removeprefix("baton-test-")
+        for name, made in of_type(template, "AWS::Lambda::Function").items()
+    }
+    deployed = {}
+    for route in of_type(template, "AWS::ApiGatewayV2::Route").values():
+        properties = route["Properties"]
+        integration = properties["Target"]["Fn::Join"][1][1]["Ref"]
+        deployed[properties["RouteKey"]] = (by_logical_id[integrations[integration]], properties["AuthorizationType"])
+    assert deployed == {route.route_key: (route.function, "CUSTOM" if route.scopes else "NONE") for route in ROUTES}
+    (authorizer,) = of_type(template, "AWS::ApiGatewayV2::Authorizer").values()
+    properties = authorizer["Properties"]
+    assert properties["IdentitySource"] == [KEY_SOURCE]
+    assert properties["EnableSimpleResponses"] is True
+    assert properties["AuthorizerPayloadFormatVersion"] == "2.0"
+    assert properties["AuthorizerResultTtlInSeconds"] <= 60, "so long does a revoked key still work"
+
+
+def test_requests_are_limited_and_logged_without_names_of_files(template: Json) -> None:
+    (stage,) = of_type(template, "AWS::ApiGatewayV2::Stage").values()
+    settings = stage["Properties"]["DefaultRouteSettings"]
+    assert (settings["ThrottlingRateLimit"], settings["ThrottlingBurstLimit"]) == (500, 1000)
+    logged = json.loads(stage["Properties"]["AccessLogSettings"]["Format"])
+    assert logged == LOGGED
+    assert not [value for value in logged.values() if re.search(r"path|query|header|identity", value)]
+
+
+@FUNCTIONS
+def test_a_function_has_the_settings_it_reads_and_a_log_that_ends(template: Json, name: str) -> None:
+    properties = functions(template)[name]
+    environment = properties["Environment"]["Variables"]
+    known = {f"BATON_{field.upper()}" for field in Settings.model_fields}
+    assert set(environment) <= known, "a variable that nobody reads"
+    assert environment["BATON_TABLE_PREFIX"] == "baton-test-"
+    assert properties["Architectures"] == ["arm64"]
+    assert properties["Timeout"] <= (55 if name == "sweeper" else TIMEOUT_S)
+    log = template["Resources"][properties["LoggingConfig"]["LogGroup"]["Ref"]]["Properties"]
+    assert log["LogGroupName"] == f"/aws/lambda/baton-test-{name}"
+    assert log["RetentionInDays"] == 30
+
+
+def test_the_sweeper_runs_each_minute(template: Json) -> None:
+    (schedule,) = of_type(template, "AWS::Scheduler::Schedule").values()
+    properties = schedule["Properties"]
+    assert properties["ScheduleExpression"] == "rate(1 minute)"
+    assert properties["State"] == "ENABLED"
+    target = properties["Target"]["Arn"]["Fn::GetAtt"][0]
+    assert template["Resources"][target]["Properties"]["FunctionName"] == "baton-test-sweeper"
+
+
+def test_only_new_events_of_jobs_reach_the_publisher_and_none_is_dropped_in_silence(template: Json) -> None:
+    feed = template["Resources"][_logical_id(template, "AWS::Lambda::EventSourceMapping", "EventsFeed")]
+    properties = feed["Properties"]
+    jobs = _logical_id(template, "AWS::DynamoDB::Table", "TablesJobs")
+    letters = _logical_id(template, "AWS::SQS::Queue", "EventsDeadLetters")
+    assert properties["EventSourceArn"] == {"Fn::GetAtt": [jobs, "StreamArn"]}
+    assert template["Resources"][properties["FunctionName"]["Ref"]]["Properties"]["FunctionName"].endswith("-publisher")
+    assert [json.loads(one["Pattern"]) for one in properties["FilterCriteria"]["Filters"]] == [FILTER]
+    assert properties["StartingPosition"] == "TRIM_HORIZON"
+    assert properties["FunctionResponseTypes"] == ["ReportBatchItemFailures"]
+    assert properties["BisectBatchOnFunctionError"] is True
+    assert properties["DestinationConfig"] == {"OnFailure": {"Destination": {"Fn::GetAtt": [letters, "Arn"]}}}
+    assert properties["MaximumRecordAgeInSeconds"] <= 12 * 3600, "half of what the stream keeps is for mending"
+    assert "MaximumRetryAttempts" not in properties, "the age limits it: a bus that is away for an hour loses nothing"
+    needed = [name for name in feed["DependsOn"] if template["Resources"][name]["Type"] == "AWS::IAM::Policy"]
+    assert needed, "Lambda tries the rights when the mapping is made"
+    environment = functions(template)["publisher"]["Environment"]["Variables"]
+    assert environment["BATON_EVENT_BUS"] == "baton-test"
+    assert environment["BATON_DEAD_LETTERS"] == {"Ref": letters}
+
+
+def test_the_bus_and_the_dead_letters_are_named_by_the_stage_and_closed(template: Json) -> None:
+    (bus,) = of_type(template, "AWS::Events::EventBus").values()
+    assert bus["Properties"]["Name"] == "baton-test"
+    assert not of_type(template, "AWS::Events::EventBusPolicy"), "no other account publishes here"
+    queues = of_type(template, "AWS::SQS::Queue")
+    made = [queue["Properties"] for queue in queues.values()]
+    assert {queue["QueueName"]: queue["MessageRetentionPeriod"] for queue in made} == {
+        "baton-test-dead-letters": 14 * 24 * 3600,
+        "baton-test-webhooks.fifo": 4 * 24 * 3600,
+        "baton-test-webhooks-dead.fifo": 14 * 24 * 3600,
+    }
+    assert all(queue["SqsManagedSseEnabled"] is True for queue in made)
+    policies = of_type(template, "AWS::SQS::QueuePolicy").values()
+    assert {policy["Properties"]["Queues"][0]["Ref"] for policy in policies} == set(queues)
+    for policy in policies:
+        (statement,) = policy["Properties"]["PolicyDocument"]["Statement"]
+        assert (statement["Effect"], statement["Condition"]) == ("Deny", {"Bool": {"aws:SecureTransport": "false"}})
+
+
+def test_webhooks_wait_in_order_and_what_crashes_their_function_is_put_aside(template: Json) -> None:
+    resources = template["Resources"]
+    line = _logical_id(template, "AWS::SQS::Queue", "WebhooksLine")
+    dead = _logical_id(template, "AWS::SQS::Queue", "WebhooksDead")
+    assert resources[line]["Properties"]["FifoQueue"] is True
+    redrive = resources[line]["Properties"]["RedrivePolicy"]
+    assert redrive == {"deadLetterTargetArn": {"Fn::GetAtt": [dead, "Arn"]}, "maxReceiveCount": 200}
+    tries, spent_s = 0, 0
+    while spent_s < GIVE_UP_AFTER_S:
+        tries, spent_s = tries + 1, spent_s + backoff_s(tries + 1)
+    assert 10 * tries > redrive["maxReceiveCount"] > 2 * tries, "a day of tries is no crash"
+    assert resources[line]["Properties"]["MessageRetentionPeriod"] > GIVE_UP_AFTER_S
+    feed = resources[_logical_id(template, "AWS::Lambda::EventSourceMapping", "WebhooksFeed")]["Properties"]
+    assert feed["EventSourceArn"] == {"Fn::GetAtt": [line, "Arn"]}
+    assert resources[feed["FunctionName"]["Ref"]]["Properties"]["FunctionName"].endswith("-deliverer")
+    assert (feed["BatchSize"], feed["FunctionResponseTypes"]) == (1, ["ReportBatchItemFailures"])
+    for name in ("admin", "publisher", "deliverer"):
+        assert functions(template)[name]["Environment"]["Variables"]["BATON_WEBHOOK_LINE"] == {"Ref": line}
+        assert "BATON_WEBHOOK_TEST_ORIGIN" not in functions(template)[name]["Environment"]["Variables"]
+
+
+def test_alarms_watch_every_function_and_table_and_reach_somebody() -> None:
+    template = template_of(alarm_email="ops@example.com")
+    alarms = {made["Properties"]["AlarmName"]: made for made in of_type(template, "AWS::CloudWatch::Alarm").values()}
+    expected = {"ServerErrors", "SweeperSilent", "EventsLate", "EventsDead", "WebhooksDead"}
+    expected |= {f"{name.capitalize()}{kind}" for name in ACCESS for kind in ("Errors", "Throttles")}
+    expected |= set(ALARMS)
+    expected |= {f"{table.suffix.capitalize()}{kind}Throttled" for table in TABLES for kind in ("Reads", "Writes")}
+    assert set(alarms) == {f"baton-test-{name}" for name in expected}
+    (topic,) = of_type(template, "AWS::SNS::Topic")
+    (subscription,) = of_type(template, "AWS::SNS::Subscription").values()
+    assert subscription["Properties"]["Endpoint"] == "ops@example.com"
+    for alarm in alarms.values():
+        assert alarm["Properties"]["AlarmActions"] == [{"Ref": topic}]
+        assert alarm["Properties"]["AlarmDescription"]
+    silent = alarms["baton-test-SweeperSilent"]["Properties"]
+    assert (silent["TreatMissingData"], silent["ComparisonOperator"]) == ("breaching", "LessThanThreshold")
+
+
+def test_our_own_metrics_are_those_that_the_functions_write(template: Json) -> None:
+    alarms = [made["Properties"] for made in of_type(template, "AWS::CloudWatch::Alarm").values()]
+    ours = {alarm["MetricName"]: alarm for alarm in alarms if alarm.get("Namespace") == NAMESPACE}
+    assert set(ours) == set(ALARMS) <= set(UNITS)
+    for alarm in ours.values():
+        assert alarm["Dimensions"] == [{"Name": DIMENSION, "Value": "test"}]
+        assert alarm["TreatMissingData"] == "notBreaching", "what is zero is not written"
+    assert all("Metrics" not in alarm for alarm in alarms), "the emulated cloud knows no metric math"
+    (board,) = of_type(template, "AWS::CloudWatch::Dashboard").values()
+    body = json.dumps(board["Properties"]["DashboardBody"])
+    assert {name for name in UNITS if name in body} == set(UNITS)
+    assert "5xx" in body and "ThrottleEvents" in body and "Throttles" in body
+    for name, properties in functions(template).items():
+        assert properties["Environment"]["Variables"]["BATON_STAGE"] == "test", name
+
+
+def test_two_stages_share_no_name(template: Json) -> None:
+    other = template_of(stage="other")
+    assert "baton-other-" not in json.dumps(template)
+    assert "baton-test" not in json.dumps(other)

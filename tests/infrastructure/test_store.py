@@ -1,0 +1,199 @@
+"""A stage whose objects are kept elsewhere: what its template has and has not, and what is refused beforehand."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+from aws_cdk import App
+
+from cdk.access import ACCESS
+from cdk.app import build
+from cdk.stage import Stage, StageError
+from contract.names import BUCKETS
+from functions.local.emulator import Emulator
+from tests.emulator import unique
+from tests.infrastructure.conftest import NO_BUNDLING, of_type, template_of
+from tests.infrastructure.test_stack import allowed, functions
+from tests.second_store import ACCESS_KEY_ID, SECRET_ACCESS_KEY, SecondStore
+
+ROOT = Path(__file__).parents[2]
+STORE = {
+    "s3_endpoint": "https://0123456789abcdef.r2.cloudflarestorage.com",
+    "s3_secret": "baton/store",
+    "data_bucket": "my-data",
+    "checkpoints_bucket": "my-checkpoints",
+}
+SECRET = "arn:<AWS::Partition>:secretsmanager:<AWS::Region>:<AWS::AccountId>:secret:baton/store-??????"
+
+
+@pytest.fixture(scope="module")
+def elsewhere() -> dict[str, Any]:
+    return template_of(**STORE)
+
+
+def test_it_makes_no_buckets_and_says_which_ones_it_uses(elsewhere: dict[str, Any], template: dict[str, Any]) -> None:
+    assert of_type(elsewhere, "AWS::S3::Bucket") == {} and of_type(template, "AWS::S3::Bucket") != {}
+    assert of_type(elsewhere, "AWS::S3::BucketPolicy") == {}
+    values = {name: output["Value"] for name, output in elsewhere["Outputs"].items()}
+    assert (values["TrainingData"], values["TrainingCheckpoints"]) == ("my-data", "my-checkpoints")
+    assert set(elsewhere["Outputs"]) == set(template["Outputs"])
+
+
+@pytest.mark.parametrize("name", sorted(ACCESS))
+def test_who_needs_objects_may_read_the_secret_and_nobody_else_may(
+    elsewhere: dict[str, Any], template: dict[str, Any], name: str
+) -> None:
+    """All other rights are those of a stage with buckets of its own, which test_stack.py compares with the table."""
+    without_s3 = {(action, place) for action, place in allowed(template, name) if not action.startswith("s3:")}
+    needed = {("secretsmanager:GetSecretValue", SECRET)} if ACCESS[name].buckets else set()
+    assert allowed(elsewhere, name) == without_s3 | needed
+
+
+@pytest.mark.parametrize("name", sorted(ACCESS))
+def test_functions_are_told_where_objects_are(elsewhere: dict[str, Any], template: dict[str, Any], name: str) -> None:
+    more = {
+        "BATON_S3_ENDPOINT": STORE["s3_endpoint"],
+        "BATON_S3_REGION": "auto",
+        "BATON_S3_SECRET": "baton/store",
+        "BATON_DATA_BUCKET": "my-data",
+        "BATON_CHECKPOINTS_BUCKET": "my-checkpoints",
+    }
+    before = functions(template)[name]["Environment"]["Variables"]
+    after = functions(elsewhere)[name]["Environment"]["Variables"]
+    buckets = {"BATON_DATA_BUCKET", "BATON_CHECKPOINTS_BUCKET"}
+    assert {key: value for key, value in after.items() if key not in more} == {
+        key: value for key, value in before.items() if key not in buckets
+    }
+    if buckets <= set(before):
+        assert more.items() <= after.items()
+    else:
+        assert not more.keys() & after.keys(), "it has nothing to do with objects"
+
+
+def test_cdk_nag_finds_nothing(tmp_path: Path) -> None:
+    """It raises, and writes a report, when there is something that is not acknowledged."""
+    app = App(outdir=str(tmp_path), context={**NO_BUNDLING, "stage": "test", **STORE})
+    build(app)
+    app.synth()
+    report = json.loads((tmp_path / "validation-report.json").read_text())
+    assert [plugin["conclusion"] for plugin in report["pluginReports"]] == ["success"], report
+
+
+def test_a_region_is_passed_on() -> None:
+    made = functions(template_of(**STORE, s3_region="eu-1"))["worker"]["Environment"]["Variables"]
+    assert made["BATON_S3_REGION"] == "eu-1"
+
+
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        ({"s3_endpoint": ""}, "s3_endpoint: is needed with s3_secret."),
+        ({"s3_secret": ""}, "s3_secret: is needed with s3_endpoint."),
+        ({"data_bucket": ""}, "data_bucket: is needed with s3_endpoint."),
+        ({"checkpoints_bucket": ""}, "checkpoints_bucket: is needed with s3_endpoint."),
+        (dict.fromkeys(STORE, "") | {"s3_region": "auto"}, "s3_endpoint: is needed with s3_region."),
+        (dict.fromkeys(STORE, "") | {"data_bucket": "mine"}, "s3_endpoint: is needed with data_bucket."),
+        ({"s3_endpoint": "r2.example"}, "s3_endpoint: 'r2.example' is no address of a store. Use https://host"),
+        ({"s3_endpoint": "https://r2.example/bucket"}, "Use https://host and no path."),
+        ({"s3_endpoint": "https://me:secret@r2.example"}, "is no address of a store"),
+        ({"s3_endpoint": "http://r2.example"}, "is not encrypted. Use https://host."),
+        ({"s3_region": "Auto!"}, "s3_region: 'Auto!' is no region."),
+        ({"s3_secret": "arn:aws:secretsmanager:eu-1:1:secret:x"}, "Use its name, not its ARN."),
+        ({"data_bucket": "My_Data"}, "data_bucket: 'My_Data' is no bucket name."),
+        ({"checkpoints_bucket": "my-data"}, "checkpoints_bucket: is the data_bucket too. Use two buckets."),
+    ],
+)
+def test_half_a_store_is_refused(changed: Mapping[str, str], said: str) -> None:
+    with pytest.raises(StageError) as refused:
+        Stage.from_context({**STORE, **changed})
+    assert said in str(refused.value)
+
+
+# Before a deployment
+
+
+def cdk(
+    emulator: Emulator, command: str, *, endpoint: str, secret: str, buckets: Mapping[str, str], region: str = ""
+) -> Any:
+    """`python -m cdk` for a stage with that store, on the emulated cloud."""
+    context = {
+        "target": "host",
+        "s3_endpoint": endpoint,
+        "s3_secret": secret,
+        "s3_region": region,
+        "data_bucket": buckets["training-data"],
+        "checkpoints_bucket": buckets["training-checkpoints"],
+    }
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("AWS_")}
+    account = {"AWS_ENDPOINT_URL": emulator.endpoint_url, "AWS_REGION": "us-east-1"}
+    return subprocess.run(
+        [sys.executable, "-m", "cdk", command, *(f"-c{name}={value}" for name, value in context.items())],
+        cwd=ROOT,
+        env={**kept, **account, "AWS_ACCESS_KEY_ID": "test", "AWS_SECRET_ACCESS_KEY": "test"},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+
+
+def secret_of(
+    emulator: Emulator, secret_access_key: str = SECRET_ACCESS_KEY, access_key_id: str = ACCESS_KEY_ID
+) -> str:
+    name = unique("store")
+    text = json.dumps({"access_key_id": access_key_id, "secret_access_key": secret_access_key})
+    emulator.client("secretsmanager").create_secret(Name=name, SecretString=text)
+    return name
+
+
+@pytest.mark.emulator
+@pytest.mark.processes
+@pytest.mark.parametrize("command", ["deploy", "check-store"])
+def test_a_store_that_does_not_verify_is_not_deployed_on(emulator: Emulator, tmp_path: Path, command: str) -> None:
+    with SecondStore(tmp_path / "store") as store:
+        made = store.cloud().buckets
+        done = cdk(emulator, command, endpoint=store.endpoint_url, secret=secret_of(emulator), buckets=made)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith(
+        f"baton: s3_endpoint: {store.endpoint_url}, bucket {made['training-data']}: it stores"
+    )
+    assert done.stderr.endswith("Checkpoints would not be safe there.\n") and done.stderr.count("\n") == 1
+
+
+@pytest.mark.emulator
+def test_a_store_that_verifies_may_be_used(emulator: Emulator) -> None:
+    buckets = {name: unique(name) for name in BUCKETS}
+    for bucket in buckets.values():
+        emulator.client("s3").create_bucket(Bucket=bucket)
+    secret = secret_of(emulator, "test", "test")
+    url = emulator.endpoint_url
+    # To the emulated S3 'auto' is a region like others, and its buckets are in this one.
+    done = cdk(emulator, "check-store", endpoint=url, secret=secret, buckets=buckets, region="us-east-1")
+    assert (done.returncode, done.stdout, done.stderr) == (0, "The object store may be used.\n", ""), done.stderr
+
+
+@pytest.mark.emulator
+@pytest.mark.processes
+def test_what_is_missing_is_said_in_one_line_without_the_credentials(emulator: Emulator, tmp_path: Path) -> None:
+    with SecondStore(tmp_path / "store") as store:
+        made, right = store.cloud().buckets, secret_of(emulator)
+        gone = {**made, "training-data": "no-such-bucket"}
+        url = store.endpoint_url
+        tries: dict[str, dict[str, Any]] = {
+            "s3_secret: Secrets Manager refused to read 'no-such'": {"secret": "no-such", "buckets": made},
+            "SignatureDoesNotMatch": {"secret": secret_of(emulator, "of-yesterday"), "buckets": made},
+            "bucket no-such-bucket: refused: ": {"secret": right, "buckets": gone},
+        }
+        done = {said: cdk(emulator, "check-store", endpoint=url, **given) for said, given in tries.items()}
+    done["cannot be reached"] = cdk(emulator, "check-store", endpoint=url, secret=right, buckets=made)
+    for said, tried in done.items():
+        assert tried.returncode == 2 and tried.stderr.count("\n") == 1, tried.stderr
+        assert said in tried.stderr
+        assert "of-yesterday" not in tried.stderr and SECRET_ACCESS_KEY not in tried.stderr

@@ -1,0 +1,134 @@
+"""What each call is billed as, recorded in a run on the emulated cloud: units, not money.
+
+.venv/bin/python -m tests.performance.call_costs > tests/performance/call_costs.json
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Callable
+from contextlib import closing
+from pathlib import Path
+
+from contract.names import Scope
+from contract.work import HeartbeatRequest, LogChunk, ReleaseRequest, WorkItem
+from functions.api.authorizing import authorize
+from functions.api.keys import new_key
+from functions.api.sweeping import sweep
+from functions.storage.clients import dynamodb_client
+from functions.storage.keys import DUE_BUCKET_S
+from gpu_client.checkpoints.upload import commit_checkpoint
+from gpu_client.transport.transfer import Transfer
+from tests.emulator import CREDENTIALS
+from tests.performance.plane import TENANT, Plane
+from tests.performance.request_counts import FILES
+from tests.performance.units import Meter
+
+RECORDED = Path(__file__).with_suffix(".json")
+WAITING = 20
+"""Jobs in the queue while one is claimed: more than a claim looks at."""
+EARLIER_COMMITS = 4
+"""From then on each commit lets an old checkpoint go: the usual case."""
+LOG_LINE = "{'loss': 0.0421, 'grad_norm': 0.913, 'learning_rate': 9.2e-05, 'epoch': 3.1}"
+LOG_LINES = 200
+
+Billed = dict[str, float]
+
+
+def record(plane: Plane) -> dict[str, Billed]:
+    """Each call's `api` and `lambda` calls, read and write units, S3 requests."""
+    return _Recording(plane).run()
+
+
+class _Recording:
+    def __init__(self, plane: Plane) -> None:
+        self._plane = plane
+        self._meter = Meter(plane.dynamodb, plane.s3, dynamodb_client(plane.endpoint_url, **CREDENTIALS), plane.prefix)
+
+    def run(self) -> dict[str, Billed]:
+        plane = self._plane
+        asked_in_vain = self._billed(lambda: plane.claim(queue="empty"))
+        idle_sweep = self._billed(self._sweep, api=0)
+        plane.fill(WAITING, queue="busy")
+        claimed = self._billed(lambda: plane.claim(queue="busy"))
+        item, ending = plane.claimed(), plane.claimed()
+        return {
+            "authorizer": self._billed(self._authorizer(), api=0),
+            "claim": claimed,
+            "asked in vain": asked_in_vain,
+            "heartbeat": self._billed(lambda: self._heartbeat(item)),
+            "heartbeat in a new bucket": self._billed(lambda: self._heartbeat(item, later_s=DUE_BUCKET_S)),
+            "log chunk": self._billed(lambda: self._log(item)),
+            "checkpoint": self._checkpoint(item),
+            "end": self._billed(lambda: self._release(ending)),
+            "idle sweep": idle_sweep,
+        }
+
+    def _billed(self, call: Callable[[], object], *, api: int = 1) -> Billed:
+        with self._meter.billed() as billed:
+            call()
+        return _sorted(billed, api=api, functions=1)
+
+    def _authorizer(self) -> Callable[[], object]:
+        context = self._plane.context
+        key, whole = new_key(
+            context.random, tenant=TENANT, name="bench", scopes=[Scope.WORKER], now=context.clock.now(), expires_at=None
+        )
+        context.tokens.put_key(key)
+        return lambda: authorize({"headers": {"x-api-key": whole}}, context.tokens, context.clock.now())
+
+    def _heartbeat(self, item: WorkItem, *, later_s: int = 0) -> None:
+        metrics = {"loss": 0.0421, "grad_norm": 0.913, "learning_rate": 9.2e-05, "samples_per_s": 41.5}
+        self._plane.worker_call(
+            "POST /heartbeat/{id}",
+            path={"id": item.id},
+            body=HeartbeatRequest(step=1200, total_steps=5000, metrics=metrics, phase="training"),
+            headers={"x-lease-token": item.lease_token},
+            context=dataclasses.replace(self._plane.context, clock=_Ahead(later_s)),
+        )
+
+    def _log(self, item: WorkItem) -> None:
+        self._plane.worker_call(
+            "POST /job/{id}/logs",
+            path={"id": item.id},
+            body=LogChunk(first_line=0, lines=[LOG_LINE] * LOG_LINES),
+            headers={"x-lease-token": item.lease_token},
+        )
+
+    def _release(self, item: WorkItem) -> None:
+        self._plane.worker_call(
+            "POST /release", body=ReleaseRequest(job_id=item.id), headers={"x-lease-token": item.lease_token}
+        )
+
+    def _checkpoint(self, item: WorkItem) -> Billed:
+        """By the agent's own code, with the PUTs of its blobs."""
+        with tempfile.TemporaryDirectory(prefix="baton-bench-") as folder, closing(Transfer()) as transfer:
+            for step in range(1, EARLIER_COMMITS + 2):
+                directory = Path(folder, f"checkpoint-{step}")
+                directory.mkdir()
+                for name in FILES:
+                    (directory / name).write_bytes(f"{name} of step {step}".encode())
+                with self._meter.billed() as billed:
+                    done = commit_checkpoint(self._plane, transfer, item, directory, step)
+        billed["s3_put"] += done.uploaded_blobs
+        return _sorted(billed, api=done.api_calls, functions=done.api_calls)
+
+    def _sweep(self) -> None:
+        context = self._plane.context
+        sweep(context.jobs, context.leases, context.clock.now())
+
+
+class _Ahead:
+    def __init__(self, by_s: int) -> None:
+        self._by_s = by_s
+
+    def now(self) -> int:
+        return int(time.time()) + self._by_s
+
+
+def _sorted(billed: Counter[str], *, api: int, functions: int) -> Billed:
+    counted: dict[str, float] = {"api": api, "lambda": functions, **billed}
+    return {name: counted[name] for name in sorted(counted) if counted[name]}

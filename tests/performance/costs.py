@@ -1,0 +1,336 @@
+"""Money: docs/costs.md, from one table of list prices and from what calls were billed as in a recorded run.
+
+make costs                                    # records anew, writes the page
+.venv/bin/python -m tests.performance.costs   # only the page
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from string import Template
+
+from cdk.api import AUTHORIZER_CACHE_S
+from cdk.functions import MEMORY_MIB
+from functions.local.emulator import Emulator
+from functions.storage.keys import DUE_BUCKET_S
+from gpu_client.agent.log_shipper import LONGEST_WAIT_S
+from tests.performance import call_costs, prices
+from tests.performance.call_costs import RECORDED, Billed
+from tests.performance.plane import Plane
+
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "costs.md"
+TEMPLATE = Path(__file__).with_name("costs_template.md")
+HOUR_S = 3600
+MONTH_H = 730
+K = 1000
+"""GPU-hours that the tables are for."""
+
+HEARTBEAT_S = 30
+CHECKPOINT_S = 600
+CHECKPOINT_BYTES = 10**9
+ATTEMPT_H = 4
+"""How long a machine keeps a job: a claim and an end in that time."""
+FLEET = 100
+"""GPUs that share a key and a sweeper."""
+POLL_S = 15
+"""Mean of the agent's pause while there is no work, 0 to 30 s."""
+SWEPT_SHARE = 1 - 90 / DUE_BUCKET_S
+"""Of the live leases, how many the index `due` shows to a sweep, with leases of 90 s."""
+ALARMS = 35
+"""About: two for each function and table, and some more."""
+DURATION_MS = {
+    "heartbeat": 10,
+    "authorizer": 8,
+    "claim": 30,
+    "end": 30,
+    "asked in vain": 20,
+    "checkpoint": 60,
+    "log chunk": 25,
+    "sweep": 60,
+    "publish": 20,
+}
+"""Billed per call. Assumed: nothing measured here is AWS's. A heartbeat takes 1.5 ms of CPU on the bench's machine; a
+function of 512 MiB has 0.29 of a processor, and DynamoDB answers in some 4 ms."""
+PLATFORM_LOG_BYTES, OWN_LOG_BYTES, ACCESS_LOG_BYTES = 400, 350, 300
+"""Lambda's three lines of a call, our own (none for a heartbeat), the API's."""
+
+PEER_PART_BYTES = 10 * 2**20
+"""Kelpie and the original upload in parts of 10 MiB, with two more requests an upload."""
+BOUND_CONTROL, BOUND_KELPIE, BOUND_ORIGINAL = 0.35, 0.35, 0.2
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    """USD per hour of one GPU, by service."""
+
+    what: str
+    per_hour: float
+    api: float = 0
+    functions: float = 0
+    dynamodb: float = 0
+    s3: float = 0
+    events: float = 0
+    logs: float = 0
+
+    @property
+    def control(self) -> float:
+        """API, Lambda and DynamoDB together."""
+        return self.api + self.functions + self.dynamodb
+
+    @property
+    def total(self) -> float:
+        """Everything."""
+        return self.control + self.s3 + self.events + self.logs
+
+
+@dataclass(frozen=True)
+class Costs:
+    """Of one hour of one GPU that trains, and of what is beside it."""
+
+    billed: Mapping[str, Billed]
+    fleet: int = FLEET
+    rows: list[Row] = field(init=False)
+
+    def __post_init__(self) -> None:
+        heartbeats, moves = HOUR_S / HEARTBEAT_S, HOUR_S / DUE_BUCKET_S
+        checkpoints, attempts = HOUR_S / CHECKPOINT_S, 1 / ATTEMPT_H
+        rows = [
+            self._row("heartbeats", "heartbeat", heartbeats - moves),
+            self._row("heartbeats that move the lease's index", "heartbeat in a new bucket", moves),
+            self._row("authorizer", "authorizer", HOUR_S / AUTHORIZER_CACHE_S / self.fleet),
+            self._row("checkpoints, 1 GB each", "checkpoint", checkpoints),
+            self._row("log chunks", "log chunk", HOUR_S / LONGEST_WAIT_S),
+            self._row("claims", "claim", attempts),
+            self._row("ends of attempts", "end", attempts),
+            self._row("sweeper, the fleet's share", "idle sweep", 60 / self.fleet),
+            Row(what="sweeper, reading this lease", per_hour=60, dynamodb=60 * SWEPT_SHARE * prices.READ.usd),
+            self._published(checkpoints + 2 * attempts),
+        ]
+        object.__setattr__(self, "rows", rows)
+
+    def sum(self, of: Callable[[Row], float]) -> float:
+        """USD per hour over all rows."""
+        return sum(of(row) for row in self.rows)
+
+    @property
+    def control(self) -> float:
+        """API, Lambda, DynamoDB: USD per GPU-hour."""
+        return self.sum(lambda row: row.control)
+
+    @property
+    def with_s3(self) -> float:
+        """The same with S3's requests."""
+        return self.control + self.sum(lambda row: row.s3)
+
+    @property
+    def polling(self) -> Row:
+        """An hour of a worker that asks and gets nothing."""
+        return self._row("asking for work", "asked in vain", HOUR_S / POLL_S)
+
+    @property
+    def idle_month(self) -> dict[str, float]:
+        """USD a month of a deployment that nobody uses."""
+        sweeps = self._row("sweeper", "idle sweep", 60)
+        return {
+            "the sweeper, once a minute": (sweeps.control + sweeps.logs) * MONTH_H,
+            f"some {ALARMS} alarms": ALARMS * prices.ALARM_MONTH.usd,
+            "dashboard, if three others exist": prices.DASHBOARD_MONTH.usd,
+            "our own metrics: none is written while nothing happens": 0.0,
+        }
+
+    def _row(self, what: str, call: str, per_hour: float) -> Row:
+        billed = self.billed[call]
+        function = {"heartbeat in a new bucket": "heartbeat", "idle sweep": "sweep"}.get(call, call)
+        calls, api = billed.get("lambda", 0), billed.get("api", 0)
+        log_bytes = calls * PLATFORM_LOG_BYTES + api * ACCESS_LOG_BYTES
+        if function not in ("heartbeat", "authorizer", "sweep"):
+            log_bytes += calls * OWN_LOG_BYTES
+        return Row(
+            what=what,
+            per_hour=per_hour,
+            api=per_hour * api * prices.API.usd,
+            functions=per_hour * calls * _call_usd(function),
+            dynamodb=per_hour * (billed.get("read", 0) * prices.READ.usd + billed.get("write", 0) * prices.WRITE.usd),
+            s3=per_hour * (billed.get("s3_put", 0) * prices.S3_PUT.usd + billed.get("s3_get", 0) * prices.S3_GET.usd),
+            logs=per_hour * log_bytes / 1e9 * prices.LOG_GB.usd,
+        )
+
+    def _published(self, per_hour: float) -> Row:
+        return Row(
+            what="events on the bus",
+            per_hour=per_hour,
+            functions=per_hour * _call_usd("publish"),
+            events=per_hour * prices.EVENT.usd,
+            logs=per_hour * PLATFORM_LOG_BYTES / 1e9 * prices.LOG_GB.usd,
+        )
+
+
+def _call_usd(function: str) -> float:
+    gb_s = MEMORY_MIB / 1024 * DURATION_MS[function] / 1000
+    return prices.LAMBDA_REQUEST.usd + gb_s * prices.LAMBDA_GB_S.usd
+
+
+def kelpie_usd() -> float:
+    """Kelpie's GPU-hour: per heartbeat a request, a KV read, two rows; R2 for checkpoints."""
+    heartbeat = prices.WORKERS_REQUEST.usd + prices.KV_READ.usd + 2 * prices.D1_ROW.usd
+    return HOUR_S / HEARTBEAT_S * heartbeat + _peer_puts() * prices.R2_PUT.usd
+
+
+def original_usd() -> float:
+    """The original's: per heartbeat a request, a KV read, five rows; every part is a request and a KV read too."""
+    beat = prices.WORKERS_REQUEST.usd + prices.KV_READ.usd + 5 * prices.D1_ROW.usd
+    part = prices.R2_PUT.usd + prices.WORKERS_REQUEST.usd + prices.KV_READ.usd
+    return HOUR_S / HEARTBEAT_S * beat + _peer_puts() * part
+
+
+def _peer_puts() -> float:
+    return HOUR_S / CHECKPOINT_S * (-(-CHECKPOINT_BYTES // PEER_PART_BYTES) + 2)
+
+
+def recorded() -> dict[str, Billed]:
+    """What the recorded run found."""
+    found: dict[str, Billed] = json.loads(RECORDED.read_text(encoding="utf-8"))
+    return found
+
+
+def page(billed: Mapping[str, Billed]) -> str:
+    """The whole page."""
+    costs, alone = Costs(billed), Costs(billed, fleet=1)
+    chunk = billed["log chunk"]
+    often = Costs({**billed, "log chunk": {name: value * LONGEST_WAIT_S / 5 for name, value in chunk.items()}})
+    against = {
+        "API, Lambda, DynamoDB, for 1,000 GPU-hours": (f"{costs.control * K:.3f}", BOUND_CONTROL),
+        f"with S3's requests, against Kelpie's {kelpie_usd() * K:.2f}": (
+            f"{costs.with_s3 / kelpie_usd():.2f} times",
+            BOUND_KELPIE,
+        ),
+        f"with S3's requests, against the original's {original_usd() * K:.2f}": (
+            f"{costs.with_s3 / original_usd():.2f} times",
+            BOUND_ORIGINAL,
+        ),
+    }
+    values: dict[str, object] = {
+        "region": prices.REGION,
+        "as_of": prices.AS_OF,
+        "hours": f"{K:,}",
+        "heartbeat_s": HEARTBEAT_S,
+        "checkpoint_min": CHECKPOINT_S // 60,
+        "attempt_h": ATTEMPT_H,
+        "fleet": FLEET,
+        "table": _table(costs),
+        "bounds": _rows(against),
+        "alone": f"{alone.control * K:.3f}",
+        "control": f"{costs.control * K:.3f}",
+        "cache_s": AUTHORIZER_CACHE_S,
+        "longer": f"{_longer_cache(costs, alone) * K:.3f}",
+        "wait_min": f"{LONGEST_WAIT_S / 60:.0f}",
+        "often": f"{often.control * K:.2f}",
+        "s3_often": f"{_s3(often) * K:.2f}",
+        "s3": f"{_s3(costs) * K:.2f}",
+        "egress": f"{prices.EGRESS_GB.usd:.2f}",
+        "hundred": f"{costs.control * 100:.3f}",
+        "resumes": f"{prices.EGRESS_GB.usd / ATTEMPT_H * K:.2f}",
+        "storage": prices.STORAGE_GB_MONTH.usd,
+        "poll_s": POLL_S,
+        "polling": f"{costs.polling.total * MONTH_H:.2f}",
+        "idle": _lines(costs.idle_month),
+        "memory_mib": MEMORY_MIB,
+        "duration_share": f"{_duration_share(costs):.0%}",
+        "platform_bytes": PLATFORM_LOG_BYTES,
+        "access_bytes": ACCESS_LOG_BYTES,
+        "own_bytes": OWN_LOG_BYTES,
+        "durations": _rows({name: (ms,) for name, ms in DURATION_MS.items()}),
+        "prices": _rows({price.unit: (_plain(price.usd), price.source) for price in prices.PRICES}),
+    }
+    return Template(TEMPLATE.read_text(encoding="utf-8")).substitute(values)
+
+
+def _rows(cells: Mapping[str, Sequence[object]]) -> str:
+    return "\n".join(f"| {' | '.join([name, *map(str, more)])} |" for name, more in cells.items())
+
+
+def _s3(costs: Costs) -> float:
+    return costs.sum(lambda row: row.s3)
+
+
+def _longer_cache(costs: Costs, alone: Costs) -> float:
+    """What a single GPU would save with an authorizer that is asked as rarely as a fleet's."""
+    asked, asked_rarely = (next(row for row in one.rows if row.what == "authorizer") for one in (alone, costs))
+    return asked.control - asked_rarely.control
+
+
+def _table(costs: Costs) -> str:
+    columns: Sequence[tuple[str, Callable[[Row], float]]] = (
+        ("API", lambda row: row.api),
+        ("Lambda", lambda row: row.functions),
+        ("DynamoDB", lambda row: row.dynamodb),
+        ("S3", lambda row: row.s3),
+        ("events", lambda row: row.events),
+        ("logs", lambda row: row.logs),
+        ("total", lambda row: row.total),
+    )
+    lines = [
+        f"| | an hour | {' | '.join(name for name, _ in columns)} |",
+        f"|---|---:|{'---:|' * len(columns)}",
+    ]
+    lines += [
+        f"| {row.what} | {row.per_hour:.4g} | {' | '.join(_amount(of(row) * K) for _, of in columns)} |"
+        for row in costs.rows
+    ]
+    lines.append(f"| **together** | | {' | '.join(f'**{costs.sum(of) * K:.3f}**' for _, of in columns)} |")
+    return "\n".join(lines)
+
+
+def _lines(amounts: Mapping[str, float]) -> str:
+    return "\n".join(f"| {what} | {usd:.2f} |" for what, usd in amounts.items())
+
+
+def _amount(usd: float) -> str:
+    return f"{usd:.3f}" if usd else ""
+
+
+def _plain(usd: float) -> str:
+    return f"{usd * prices.MILLION:g} per million" if usd < 1e-4 else f"{usd:g}"
+
+
+def _duration_share(costs: Costs) -> float:
+    """What doubling all durations adds to the control plane's cost."""
+    requests = sum(
+        row.functions / _call_usd(name) * prices.LAMBDA_REQUEST.usd
+        for row, name in zip(
+            costs.rows,
+            (
+                "heartbeat",
+                "heartbeat",
+                "authorizer",
+                "checkpoint",
+                "log chunk",
+                "claim",
+                "end",
+                "sweep",
+                "sweep",
+                "publish",
+            ),
+            strict=True,
+        )
+    )
+    return (costs.sum(lambda row: row.functions) - requests) / costs.control
+
+
+def main() -> None:
+    """Write the page; with `--record` record anew before."""
+    parser = argparse.ArgumentParser(prog="python -m tests.performance.costs", description="What it costs.")
+    parser.add_argument("--record", action="store_true", help="count requests and units anew, on the emulated cloud")
+    if parser.parse_args().record:
+        with Emulator() as emulator:
+            found = call_costs.record(Plane(emulator.endpoint_url, "costs-"))
+        RECORDED.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+    PAGE.write_text(page(recorded()), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
