@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-PRODUCT = ("contract", "functions", "gpu_client")
+PRODUCT = ("contract", "functions", "gpu_client", "cdk")
 MAX_LINES = 400
 
 MAY_IMPORT: dict[str, set[str]] = {
@@ -25,7 +25,17 @@ MAY_IMPORT: dict[str, set[str]] = {
     "functions.recipes": {"contract"},
     "functions.storage": {"contract", "functions.domain"},
     "functions.api": {"contract", "functions.domain", "functions.recipes"},
-    "functions.handlers": {"contract", "functions.domain", "functions.recipes", "functions.api", "functions.storage"},
+    "functions.publishing": {"contract", "functions.domain", "functions.storage"},
+    "functions.webhooks": {"contract", "functions.domain", "functions.publishing", "functions.storage"},
+    "functions.handlers": {
+        "contract",
+        "functions.domain",
+        "functions.recipes",
+        "functions.api",
+        "functions.publishing",
+        "functions.storage",
+        "functions.webhooks",
+    },
     "functions.local": {"contract", "functions"},
     "gpu_client.transport": {"contract"},
     "gpu_client.checkpoints": {"contract", "gpu_client.transport"},
@@ -38,6 +48,8 @@ MAY_IMPORT: dict[str, set[str]] = {
         # The format of the messages between the two processes, and nothing else of it.
         "gpu_client.training.channel",
     },
+    # The stack is made from the same tables and routes that the functions use.
+    "cdk": {"contract", "functions"},
     "gpu_client.cli": {"contract", "gpu_client.transport", "gpu_client.checkpoints"},
 }
 """What each room may import of the product, besides itself."""

@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
+import json
 import re
 import signal
 import socket
 import stat
 import subprocess
+import threading
 from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
+import boto3
 import psutil
 import pytest
+import requests
 
 from contract.jobs import JobState, JobSubmit, Policy
 from contract.work import Directive, HeartbeatRequest, WorkItem, WorkQuery
+from functions.domain.webhooks import signature
 from gpu_client.transport.api import BatonClient
 from tests.stack import ROOT, clean_environment, leashed
 from tests.waiting import until
@@ -28,11 +34,11 @@ KEY_NAMES = {"submit", "worker", "admin"}
 class LocalRun:
     """One run of `python -m functions.local`, and what it says on its way."""
 
-    def __init__(self, state_dir: Path, *options: str) -> None:
+    def __init__(self, state_dir: Path, *options: str, **environment: str) -> None:
         self.process = subprocess.Popen(
             [*leashed(signal.SIGTERM), "functions.local", "--state-dir", str(state_dir), "--port", "0", *options],
             cwd=ROOT,
-            env=clean_environment(),
+            env={**clean_environment(), **environment},
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -131,6 +137,103 @@ def test_the_sweeper_returns_a_lost_machine_s_job_though_nobody_asks_for_work(
         (attempt,) = client.attempts(job.id).attempts
         assert attempt.reason
         assert attempt.reason.code == "lease_expired"
+
+
+def test_what_happens_to_jobs_is_told_on_the_bus_that_it_names(tmp_path: Path, runs: list[LocalRun]) -> None:
+    runs.append(run := LocalRun(tmp_path / "state"))
+    said = re.search(r"the bus (\S+) of the emulated EventBridge at (\S+)", run.said)
+    assert said, run.said
+    bus, cloud = said.groups()
+    events, sqs = (boto3.client(name, endpoint_url=cloud, region_name="us-east-1") for name in ("events", "sqs"))
+    seen = sqs.create_queue(QueueName="seen")["QueueUrl"]
+    events.put_rule(Name="all", EventBusName=bus, EventPattern='{"source": ["baton"]}')
+    target = {"Id": "seen", "Arn": "arn:aws:sqs:us-east-1:000000000000:seen"}
+    events.put_targets(Rule="all", EventBusName=bus, Targets=[target])
+    with run.client("submit") as user:
+        job = user.submit(JobSubmit(command=["train"]))
+        user.stop(job.id)
+    told: list[tuple[str, str]] = []
+
+    def both() -> bool:
+        for message in sqs.receive_message(QueueUrl=seen, MaxNumberOfMessages=10).get("Messages", []):
+            sqs.delete_message(QueueUrl=seen, ReceiptHandle=message["ReceiptHandle"])
+            told.append((json.loads(message["Body"])["detail-type"], json.loads(message["Body"])["detail"]["id"]))
+        return len(told) >= 2
+
+    until(both, 20, what="two events", every_s=0.2)
+    assert told == [("job.submitted", f"{job.id}#1"), ("job.canceled", f"{job.id}#2")]
+    assert run.end(signal.SIGINT)[2] == "", "the feed ends without a word"
+
+
+class Listener(BaseHTTPRequestHandler):
+    """A webhook's server: remembers what it was sent, and answers the first request of each path with 503."""
+
+    received: ClassVar[list[tuple[str, dict[str, str], bytes]]] = []
+
+    def do_POST(self) -> None:
+        body = self.rfile.read(int(self.headers["content-length"]))
+        first = self.path not in [path for path, _, _ in self.received]
+        self.received.append((self.path, {name.lower(): value for name, value in self.headers.items()}, body))
+        self.send_response(503 if first else 204)
+        self.end_headers()
+
+    def log_message(self, format: str, *args: Any) -> None:
+        """Say nothing."""
+
+
+def test_webhooks_are_told_in_order_signed_and_again_when_they_did_not_answer(
+    tmp_path: Path, runs: list[LocalRun]
+) -> None:
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Listener)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    origin = f"http://127.0.0.1:{server.server_port}"
+    try:
+        runs.append(run := LocalRun(tmp_path / "state", BATON_WEBHOOK_TEST_ORIGIN=origin, BATON_LOG_LEVEL="ERROR"))
+        admin = {"x-api-key": run.keys["admin"]}
+
+        def make(path: str, **more: Any) -> dict[str, Any]:
+            answer = requests.post(
+                f"{run.url}/webhooks", json={"url": origin + path, **more}, headers=admin, timeout=30
+            )
+            assert answer.status_code == 200, answer.text
+            made: dict[str, Any] = answer.json()
+            return made
+
+        hook = make("/all")
+        named = make("/named", every_job=False, types=["job.canceled"])
+        with run.client("submit") as user:
+            job = user.submit(JobSubmit(command=["train"], webhook=named["id"]))
+            user.pause(job.id)
+            user.resume(job.id)
+            user.stop(job.id)
+        until(lambda: len(Listener.received) >= 4 + 1 + 1 + 1, 40, what="four events, one event, each again once")
+        for path, secret, seqs in (("/all", hook["secret"], [1, 1, 2, 3, 4]), ("/named", named["secret"], [4, 4])):
+            mine = [(headers, body) for target, headers, body in Listener.received if target == path]
+            assert [json.loads(body)["seq"] for _, body in mine] == seqs
+            for headers, body in mine:
+                at = re.fullmatch(r"t=(\d+),v1=[0-9a-f]{64}", headers["baton-signature"])
+                assert at and headers["baton-signature"] == signature(secret, int(at[1]), body)
+                assert headers["baton-event-id"] == json.loads(body)["id"]
+        until(
+            lambda: (
+                [
+                    (entry["state"], entry["attempts"])
+                    for entry in requests.get(
+                        f"{run.url}/webhooks/{hook['id']}/deliveries", headers=admin, timeout=30
+                    ).json()["deliveries"]
+                ]
+                == [("delivered", 1)] * 3 + [("delivered", 2)]
+            ),
+            20,
+            what="the log of deliveries",
+        )
+        again = f"{run.url}/webhooks/{named['id']}/replay"
+        assert requests.post(again, json={"job_id": job.id}, headers=admin, timeout=30).json() == {"queued": 1}
+        until(lambda: len(Listener.received) == 8, 20, what="the event once more")
+        assert run.end(signal.SIGINT)[2] == ""
+    finally:
+        server.shutdown()
+        server.server_close()
 
 
 def test_a_port_that_is_taken_is_said_without_a_traceback(tmp_path: Path) -> None:

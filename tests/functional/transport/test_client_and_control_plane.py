@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 
 from contract.jobs import FailureClass, InputRef, JobState, JobSubmit, Policy
-from contract.keys import KeyCreate, Scope
+from contract.keys import KeyCreate
+from contract.names import Scope
 from contract.work import CompleteRequest, Directive, FailRequest, HeartbeatRequest, LogChunk, ReleaseRequest, WorkQuery
 from gpu_client.checkpoints.artifacts import collect_outputs, upload_artifacts
 from gpu_client.checkpoints.restore import restore

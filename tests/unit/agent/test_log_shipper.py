@@ -8,10 +8,19 @@ from collections.abc import Callable
 import pytest
 
 from contract.work import LogChunk
-from gpu_client.agent.log_shipper import MAX_CALLS, MAX_FAREWELL_CALLS, MAX_LINES, MAX_SHIP_S, LogShipper
+from gpu_client.agent.log_shipper import (
+    LONGEST_WAIT_S,
+    MAX_CALLS,
+    MAX_FAREWELL_CALLS,
+    MAX_LINES,
+    MAX_SHIP_S,
+    LogShipper,
+    longest_wait_s,
+)
 from gpu_client.agent.trainer_output import LogSpool, TrainerOutput
 from gpu_client.transport.errors import Unreachable
 from tests.unit.agent.agent_kit import Clock, refusal
+from tests.waiting import until
 
 NEVER_S = 3600.0
 
@@ -140,7 +149,7 @@ def test_short_lines_do_not_make_a_storm_of_calls() -> None:
     spool, api = LogSpool(), Api()
     lines(*[""] * 1_000_000)(spool)
     shipper = LogShipper(spool, api, every_s=NEVER_S)
-    shipper._ship(max_calls=MAX_CALLS)
+    shipper._ship(max_calls=MAX_CALLS, unfull=True)
     assert len(api.sent) == MAX_CALLS
     shipper.flush()
     assert len(api.sent) == MAX_CALLS + MAX_FAREWELL_CALLS
@@ -181,3 +190,32 @@ def test_the_thread_survives_errors_and_sends_by_itself(error: Exception) -> Non
     assert api.arrived.wait(20)
     shipper.close()
     assert api.lines() == {0: "a"}
+
+
+@pytest.mark.parametrize(
+    ("age_s", "wait_s"), [(0, 0), (100, 5), (1200, 60), (6000, LONGEST_WAIT_S), (1e6, LONGEST_WAIT_S)]
+)
+def test_lines_of_an_old_attempt_wait_for_more(age_s: float, wait_s: float) -> None:
+    assert longest_wait_s(age_s) == wait_s
+
+
+def test_an_old_attempt_sends_full_chunks_at_once_and_the_rest_now_and_then() -> None:
+    now = [0.0]
+    spool, api = LogSpool(), Api()
+    shipper = LogShipper(spool, api, every_s=0.001, clock=lambda: now[0])
+    spool.append("first")
+    until(lambda: len(api.sent) == 1)
+    now[0] = 6000
+    spool.append("second")
+    until(lambda: len(api.sent) == 2)
+    for n in range(MAX_LINES + 1):
+        spool.append(f"line {n}")
+    until(lambda: len(api.sent) == 3)
+    assert len(api.sent[2].lines) == MAX_LINES, "the full chunk, and not the line behind it"
+    now[0] += LONGEST_WAIT_S - 1
+    spool.append("last")
+    assert not threading.Event().wait(0.02) and len(api.sent) == 3
+    now[0] += 1
+    until(lambda: len(api.sent) == 4)
+    assert api.sent[3].lines == [f"line {MAX_LINES}", "last"]
+    shipper.close()

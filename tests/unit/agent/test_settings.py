@@ -54,6 +54,7 @@ def test_every_variable_of_the_table_reaches_its_field(monkeypatch: pytest.Monke
         "BATON_TRANSFERS": ("16", 16),
         "BATON_STABLE_S": ("4.5", 4.5),
         "BATON_STARTUP_GRACE_S": ("0", 0.0),
+        "BATON_HEALTH_FILE": (str(tmp_path / "health"), tmp_path / "health"),
         "BATON_STATS_FILE": (str(tmp_path / "stats"), tmp_path / "stats"),
         "BATON_LOG_LEVEL": ("DEBUG", "DEBUG"),
         "SALAD_CONTAINER_GROUP_ID": ("cg-1", "cg-1"),
@@ -76,6 +77,7 @@ def test_defaults_are_those_of_the_table(monkeypatch: pytest.MonkeyPatch) -> Non
     assert settings.workspace == Path("~/.cache/baton").expanduser()
     assert (settings.transfers, settings.stable_s, settings.startup_grace_s) == (8, 3, 60)
     assert (settings.exit_when_idle_s, settings.max_jobs, settings.stats_file) == (None, None, None)
+    assert settings.health_file is None
 
 
 def test_empty_is_unset(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,7 +13,8 @@ import pytest
 from contract.base import MAX_STEP
 from contract.checkpoints import Manifest
 from contract.jobs import JobState, JobSubmit, Policy
-from contract.keys import KeyCreate, Scope
+from contract.keys import KeyCreate
+from contract.names import Scope
 from contract.work import (
     CompleteRequest,
     Directive,

@@ -1,0 +1,25 @@
+"""The command `baton`, and `python -m gpu_client.cli`: says what is missing where only the agent is installed."""
+
+from __future__ import annotations
+
+import sys
+
+
+def run() -> int:
+    """Run the program. Returns the exit code, also where it cannot even be imported."""
+    try:
+        from gpu_client.cli.main import main
+
+        return main()
+    except ModuleNotFoundError as error:
+        if (error.name or "").partition(".")[0] in ("contract", "gpu_client"):
+            raise
+        sys.stderr.write(f"baton: {error.name} is not installed. Install the command line: pip install 'baton[cli]'\n")
+        return 1
+    except KeyboardInterrupt:
+        sys.stderr.write("baton: interrupted\n")
+        return 130
+
+
+if __name__ == "__main__":
+    sys.exit(run())

@@ -1,0 +1,154 @@
+"""`baton data`: files up, only what is new; and what is there."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from contract.base import MAX_OBJECT_BYTES, path_problem
+from contract.names import DATA_BUCKET
+from contract.transfers import ObjectView
+from gpu_client.cli.errors import CliError
+from gpu_client.cli.formats import count, moment, size
+from gpu_client.cli.session import AsJson, session_of
+from gpu_client.transport.api import BatonClient
+from gpu_client.transport.calls import pages
+from gpu_client.transport.cancel import CancelEvent, stop_if_set
+from gpu_client.transport.errors import TransferError
+from gpu_client.transport.files import local_errors
+from gpu_client.transport.objects import files_below
+
+_READ_BYTES = 1024 * 1024
+_HASHERS = 4
+
+data = typer.Typer(help="Files that jobs read.", no_args_is_help=True)
+
+
+def register(app: typer.Typer) -> None:
+    """Add the group."""
+    app.add_typer(data, name="data")
+
+
+@dataclass(frozen=True)
+class PushPlan:
+    """What a push has to send: keys and files. `unchanged` files are stored already."""
+
+    send: dict[str, Path]
+    send_bytes: int
+    unchanged: int
+
+
+@data.command("push")
+def push(
+    context: typer.Context,
+    directory: Annotated[Path, typer.Argument(metavar="DIR", help="All files below it.", show_default=False)],
+    prefix: Annotated[str, typer.Argument(metavar="PREFIX", help="Where to: PREFIX/...", show_default=False)],
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be sent, and send nothing.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Upload what is new or changed below DIR. Interrupted, the same command sends the rest."""
+    session = session_of(context)
+    files = local_files(directory, prefix)
+    with session.client() as client:
+        stored = _listed(client, DATA_BUCKET, _folder(prefix))
+        plan = plan_push(files, stored, lambda path: md5_of(path, session.cancel))
+        if plan.send and not dry_run:
+            with session.screen.bytes_bar("uploading", plan.send_bytes) as moved:
+                client.upload_files(DATA_BUCKET, plan.send, cancel=session.cancel, progress=moved)
+    if as_json:
+        session.screen.json(
+            {
+                "prefix": _folder(prefix),
+                "sent": [] if dry_run else sorted(plan.send),
+                "to_send": sorted(plan.send) if dry_run else [],
+                "bytes": plan.send_bytes,
+                "unchanged": plan.unchanged,
+            }
+        )
+    else:
+        verb = "would be sent" if dry_run else "sent"
+        session.screen.line(
+            f"{count(len(plan.send), 'file')} ({size(plan.send_bytes)}) {verb} to {_folder(prefix)}, "
+            f"{count(plan.unchanged, 'file')} there already"
+        )
+
+
+@data.command("ls")
+def ls(
+    context: typer.Context,
+    prefix: Annotated[str, typer.Argument(metavar="[PREFIX]", help="Only keys that begin with it.")] = "",
+    bucket: Annotated[str, typer.Option(help="As the API names it.")] = DATA_BUCKET,
+    as_json: AsJson = False,
+) -> None:
+    """List stored objects by key."""
+    session = session_of(context)
+    with session.client() as client:
+        found = sorted(_listed(client, bucket, prefix).values(), key=lambda item: item.key)
+    if as_json:
+        session.screen.json(found)
+        return
+    session.screen.table(
+        ("size", "changed", "key"), ([size(item.size_bytes), moment(item.modified_at), item.key] for item in found)
+    )
+    session.screen.say(f"{count(len(found), 'object')}, {size(sum(item.size_bytes for item in found))}")
+
+
+def local_files(directory: Path, prefix: str) -> dict[str, Path]:
+    """Keys and files of a push. Raises CliError for what cannot be stored, before anything is sent."""
+    problem = path_problem(prefix.rstrip("/")) if prefix else "is empty"
+    if problem:
+        raise CliError(f"the prefix {prefix[:80]!r} {problem}", "Use a name like digits or sets/digits.")
+    if not directory.is_dir():
+        raise CliError(f"{directory} is not a directory")
+    try:
+        files = files_below(directory, prefix=_folder(prefix))
+    except TransferError as error:
+        raise CliError(str(error), "Move it elsewhere: only files can be stored.") from error
+    if not files:
+        raise CliError(f"{directory} has no files")
+    for key, path in files.items():
+        problem = path_problem(key)
+        if not problem and path.stat().st_size > MAX_OBJECT_BYTES:
+            problem = f"has more than {size(MAX_OBJECT_BYTES)}, the largest object of a single upload"
+        if problem:
+            raise CliError(f"{str(path)!a} cannot be stored: its key {problem}", "Rename, move or split it.")
+    return files
+
+
+def plan_push(files: Mapping[str, Path], stored: Mapping[str, ObjectView], md5: Callable[[Path], str]) -> PushPlan:
+    """Leave out what is stored with the same size and MD5; S3's etag of a single upload is its MD5.
+
+    An etag that is none (uploaded in parts, or encrypted with a key of one's own) says nothing: such files are sent.
+    """
+    sizes = {key: path.stat().st_size for key, path in files.items()}
+    alike = [key for key in files if key in stored and stored[key].size_bytes == sizes[key]]
+    with ThreadPoolExecutor(_HASHERS, thread_name_prefix="md5") as pool:
+        digests = dict(zip(alike, pool.map(lambda key: md5(files[key]), alike), strict=True))
+    same = {key for key in alike if stored[key].etag.strip('"') == digests[key]}
+    send = {key: path for key, path in files.items() if key not in same}
+    return PushPlan(send, sum(sizes[key] for key in send), len(same))
+
+
+def md5_of(path: Path, cancel: CancelEvent) -> str:
+    """A file's MD5, to be compared with an etag. Raises TransferError, TransferCanceled."""
+    digest = hashlib.md5(usedforsecurity=False)
+    with local_errors(f"reading {path}"), path.open("rb") as file:
+        while piece := file.read(_READ_BYTES):
+            stop_if_set(cancel)
+            digest.update(piece)
+    return digest.hexdigest()
+
+
+def _folder(prefix: str) -> str:
+    return prefix.rstrip("/") + "/"
+
+
+def _listed(client: BatonClient, bucket: str, prefix: str) -> dict[str, ObjectView]:
+    listed = pages(lambda cursor: client.list_objects(bucket, prefix=prefix, cursor=cursor))
+    return {item.key: item for page in listed for item in page.objects}

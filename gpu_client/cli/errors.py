@@ -1,0 +1,96 @@
+"""How the command line fails: exit codes, and one line for every error."""
+
+from __future__ import annotations
+
+from enum import IntEnum
+
+import typer.exceptions
+
+from contract.errors import ErrorCode
+from gpu_client.transport.errors import ApiError, BatonError, DiskFull, TransferCanceled, UnexpectedAnswer, Unreachable
+
+
+class ExitCode(IntEnum):
+    """What a shell script can branch on; README.md says the same."""
+
+    OK = 0
+    FAILED = 1
+    USAGE = 2
+    REFUSED = 3
+    UNREACHABLE = 4
+    INTERRUPTED = 130
+    OUTPUT_CLOSED = 141
+    """Whoever read our output went away (`| head`): 128 + SIGPIPE, as other programs end."""
+
+
+class CliError(Exception):
+    """Something that the command line itself has to say: what is wrong, and what to do."""
+
+    def __init__(self, message: str, remedy: str = "", *, exit_code: ExitCode = ExitCode.USAGE) -> None:
+        self.exit_code = exit_code
+        super().__init__(f"{message.removesuffix('.')}. {remedy}".strip() if remedy else message)
+
+
+_NEW_KEY = "Ask an admin for a new one (baton keys create) and store it with: baton login"
+_FOR_USERS = {
+    ErrorCode.UNAUTHORIZED: "Store one with: baton login",
+    ErrorCode.KEY_UNKNOWN: f"Is it the key of this address? {_NEW_KEY}",
+    ErrorCode.KEY_REVOKED: _NEW_KEY,
+    ErrorCode.KEY_EXPIRED: _NEW_KEY,
+    ErrorCode.WRONG_SCOPE: "Use a profile whose key has it (baton --profile NAME ...), or ask an admin for one.",
+    ErrorCode.JOB_CANCELED: "To run it again: baton retry ID",
+    ErrorCode.JOB_FINISHED: "To run it again: baton retry ID",
+    ErrorCode.JOB_NOT_FOUND: "Check the id with: baton jobs. Jobs of other tenants are not visible.",
+    ErrorCode.CHECKPOINT_NOT_FOUND: "See which it has with: baton show ID",
+    ErrorCode.KEY_NOT_FOUND: "See which there are with: baton keys list",
+    ErrorCode.ILLEGAL_TRANSITION: "See where it stands with: baton explain ID",
+    ErrorCode.NOT_FOUND: "Is the address right, with its stage? See: baton doctor",
+}
+"""Remedies in the words of this program, where the API's own are written for other programs."""
+
+
+def describe(error: BaseException) -> tuple[ExitCode, str]:
+    """The exit code and the line for an error. Anything unknown is a defect, and is called one."""
+    if isinstance(error, CliError):
+        return error.exit_code, str(error)
+    if isinstance(error, typer.exceptions.TyperException):
+        said = getattr(error, "format_message", None)
+        return ExitCode.USAGE, f"{said() if said else error} (--help shows what is allowed)"
+    if isinstance(error, (KeyboardInterrupt, TransferCanceled, typer.Abort)):
+        return ExitCode.INTERRUPTED, "interrupted"
+    if isinstance(error, BatonError):
+        return _of_the_network(error)
+    if isinstance(error, OSError):
+        place = f"{error.filename}: " if error.filename else ""
+        return ExitCode.FAILED, f"{place}{error.strerror or error}"
+    return ExitCode.FAILED, f"a defect of this program ({type(error).__name__}: {error}). BATON_DEBUG=1 shows where."
+
+
+def _of_the_network(error: BatonError) -> tuple[ExitCode, str]:
+    if isinstance(error, ApiError):
+        return ExitCode.REFUSED, _refusal(error)
+    if isinstance(error, Unreachable):
+        return ExitCode.UNREACHABLE, f"{error}. Check address and network (baton doctor), then repeat the command."
+    if isinstance(error, UnexpectedAnswer):
+        return (
+            ExitCode.UNREACHABLE,
+            f"{error}. Is the address right, and this program as new as the API? (baton doctor)",
+        )
+    if isinstance(error, DiskFull):
+        return ExitCode.FAILED, f"{error}. Make room, then repeat the command: it goes on where it stopped."
+    return ExitCode.FAILED, f"{error}. What is done stays done; repeat the command for the rest."
+
+
+def _refusal(error: ApiError) -> str:
+    if error.foreign:
+        return (
+            f"{error.code}: {error.message}. This answer is not Baton's: "
+            "is the address right, and no proxy in the way? (baton doctor)"
+        )
+    message = error.message
+    if error.code in _FOR_USERS:
+        code = ErrorCode(error.code)
+        message = f"{message.removesuffix(code.remedy).strip()} {_FOR_USERS[code]}"
+    field = f" (field {error.field})" if error.field else ""
+    reference = f" [request {error.request_id}]" if error.code == ErrorCode.INTERNAL and error.request_id else ""
+    return f"{error.code}: {message}{field}{reference}"

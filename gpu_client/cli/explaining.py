@@ -1,0 +1,279 @@
+"""Why a job is where it is, and why it moved: facts of the API in plain sentences. Pure; times are the server's."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from contract.history import AttemptView
+from contract.jobs import AttemptEnd, JobState, JobView, ReasonCode
+from gpu_client.cli.formats import count, duration
+from gpu_client.cli.summary import headline, reason_text, summarize
+
+LATE_S = 180
+"""A lease that ran out longer ago than this should have been taken back: the sweeper runs every minute."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Facts:
+    """What is known. `attempts` oldest first; `pending` and `running` are the other jobs of the queue."""
+
+    now: int
+    job: JobView
+    attempts: Sequence[AttemptView] = ()
+    pending: Sequence[JobView] = ()
+    running: Sequence[JobView] = ()
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """The answer in one sentence, what led to it, how much patience is left, and what can be done."""
+
+    answer: str
+    history: list[str] = field(default_factory=list)
+    budgets: list[str] = field(default_factory=list)
+    advice: list[str] = field(default_factory=list)
+
+    def as_data(self) -> dict[str, Any]:
+        """For JSON."""
+        return asdict(self)
+
+
+def explain(facts: Facts) -> Explanation:
+    """Why is it not running, and why did it move?"""
+    answers: dict[JobState, Callable[[Facts], tuple[str, list[str]]]] = {
+        JobState.PENDING: _pending,
+        JobState.RUNNING: _running,
+        JobState.PAUSED: _paused,
+        JobState.COMPLETE: _complete,
+        JobState.FAILED: _failed,
+        JobState.CANCELED: _canceled,
+    }
+    answer, advice = answers[facts.job.state](facts)
+    return Explanation(answer, [_moved(one) for one in facts.attempts], _budgets(facts), advice)
+
+
+def _pending(facts: Facts) -> tuple[str, list[str]]:
+    job, now = facts.job, facts.now
+    if job.not_before is not None and job.not_before > now:
+        why = f" after {reason_text(job)}" if job.reason else ""
+        return (
+            f"It waits{why}, and is handed out again in {duration(job.not_before - now)}. "
+            "The wait doubles with every failure.",
+            ["The backoff is part of the job's policy (backoff_s)."],
+        )
+    if job.not_before is not None:
+        return (
+            f"Its wait ended {duration(now - job.not_before)} ago; "
+            "it is ready as soon as a worker asks, or with the sweeper's next run within a minute.",
+            _worker_advice(facts),
+        )
+    ahead = jobs_ahead(job, facts.pending, now)
+    waited = duration(now - job.updated_at)
+    place = f"{count(len(ahead), 'job')} of the queue {'is' if len(ahead) == 1 else 'are'} handed out before it"
+    first = "It is the next of its queue" if not ahead else place
+    needs = requirements_text(job)
+    demand = f" Only a worker that declares {needs} is given it." if needs else ""
+    return f"It has been ready for {waited}, and no worker has taken it. {first}.{demand}", _worker_advice(facts)
+
+
+def _worker_advice(facts: Facts) -> list[str]:
+    queue = facts.job.queue
+    advice: list[str] = []
+    if facts.running:
+        advice.append(
+            f"Workers are there, but busy or unsuitable: {count(len(facts.running), 'job')} of the queue {queue!r} "
+            f"{'runs' if len(facts.running) == 1 else 'run'} now."
+        )
+    else:
+        advice.append(
+            f"No job of the queue {queue!r} runs now. Is a worker started for it? "
+            f"BATON_API_URL=... BATON_API_KEY=... BATON_QUEUE={queue} python -m gpu_client.agent"
+        )
+    avoided = avoided_machines(facts)
+    if avoided:
+        advice.append(f"These machines failed it, and are not given it for now: {', '.join(avoided)}.")
+    return advice
+
+
+def _running(facts: Facts) -> tuple[str, list[str]]:
+    job = facts.job
+    attempt = facts.attempts[-1] if facts.attempts else None
+    machine = job.machine_id or (attempt.worker_id if attempt else None) or "a worker"
+    said = headline(summarize(job, attempt, None))
+    silent_s = facts.now - job.lease_expires_at if job.lease_expires_at is not None else 0
+    if silent_s > 0:
+        late = (
+            f"Its machine {machine} has not been heard of; its lease ran out {duration(silent_s)} ago. "
+            "If it does not come back, another machine goes on from "
+            f"{_checkpoint(job)}."
+        )
+        advice = ["That should have happened by now: is the sweeper running?"] if silent_s > LATE_S else []
+        return late, advice
+    if job.reason is not None and job.reason.code == ReasonCode.PAUSED_BY_USER:
+        return (
+            f"It runs on {machine} and was asked to pause: it commits a checkpoint first.",
+            ["To go on instead: baton resume ID"],
+        )
+    return f"It runs on {machine}: {said}.", []
+
+
+def _paused(facts: Facts) -> tuple[str, list[str]]:
+    message = facts.job.reason.message if facts.job.reason else ""
+    why = f" ({message})" if message else ""
+    return f"It was paused by a user{why} and resumes from {_checkpoint(facts.job)}.", [
+        "To let it run: baton resume ID"
+    ]
+
+
+def _complete(facts: Facts) -> tuple[str, list[str]]:
+    job = facts.job
+    took = duration((job.completed_at or job.updated_at) - job.created_at)
+    return (
+        f"It is complete: {took} after it was submitted, of which it ran {duration(job.counters.runtime_s)}, "
+        f"in {count(job.counters.attempts, 'attempt')}.",
+        ["To have its outputs: baton fetch ID DIR"],
+    )
+
+
+_WHY_FAILED: dict[str, tuple[str, str]] = {
+    ReasonCode.FAILURE_CAP: ("its command failed too often", "Read the end of its output (baton logs ID), mend it"),
+    ReasonCode.NODE_FAULT_CAP: ("it met too many faulty machines", "See what they said (baton show ID)"),
+    ReasonCode.INTERRUPTION_CAP: (
+        "it lost its machine too often",
+        "Raise policy.max_interruptions, or use machines that last longer",
+    ),
+    ReasonCode.FRUITLESS_INTERRUPTION_CAP: (
+        "it lost one machine after the other without committing a checkpoint: it probably kills them",
+        "Look for memory that runs out, and let it write checkpoints more often",
+    ),
+    ReasonCode.MAX_RUNTIME: ("it used up the time that its policy allows", "Raise policy.max_runtime_s"),
+    ReasonCode.DEADLINE: ("its deadline has passed", "Submit it with a later policy.deadline_at"),
+}
+
+
+def _failed(facts: Facts) -> tuple[str, list[str]]:
+    job = facts.job
+    code = job.reason.code if job.reason else ""
+    why, advice = _WHY_FAILED.get(code, (reason_text(job) or "for a reason that was not given", "See: baton show ID"))
+    said = f" ({job.reason.message})" if job.reason and job.reason.message and code in _WHY_FAILED else ""
+    last = next((one for one in reversed(facts.attempts) if one.end is AttemptEnd.FAILED), None)
+    tail = [f"Its last words: {last.log_tail[-1]}"] if last and last.log_tail else []
+    return f"It failed: {why}{said}.", [*tail, f"{advice}; then: baton retry ID"]
+
+
+def _canceled(facts: Facts) -> tuple[str, list[str]]:
+    message = facts.job.reason.message if facts.job.reason else ""
+    return f"It was stopped by a user{f' ({message})' if message else ''}.", ["To run it again: baton retry ID"]
+
+
+def _moved(attempt: AttemptView) -> str:
+    """What became of one attempt."""
+    where = attempt.machine_id or attempt.worker_id or "a worker"
+    resumed = f"from step {attempt.resumed_step}" if attempt.resumed_step is not None else "from the start"
+    told = f"attempt {attempt.epoch} on {where}, {resumed}"
+    if attempt.end is None:
+        return f"{told}: runs"
+    lasted = duration((attempt.ended_at or attempt.started_at) - attempt.started_at)
+    reason = attempt.reason
+    because = f" ({reason.code}{': ' + reason.message if reason.message else ''})" if reason else ""
+    kept = f"; committed step {attempt.checkpoint_step}" if attempt.checkpoint_step is not None else ""
+    return f"{told}: {_ENDED[attempt.end]} after {lasted}{because}{_how(attempt)}{kept}"
+
+
+_ENDED = {
+    AttemptEnd.COMPLETE: "completed it",
+    AttemptEnd.FAILED: "failed",
+    AttemptEnd.INTERRUPTED: "lost its machine",
+    AttemptEnd.RELEASED: "handed it back in good order",
+    AttemptEnd.CANCELED: "was stopped",
+}
+
+
+def _how(attempt: AttemptView) -> str:
+    if attempt.signal is not None:
+        return f", by signal {attempt.signal}"
+    return f", exit code {attempt.exit_code}" if attempt.exit_code else ""
+
+
+def _budgets(facts: Facts) -> list[str]:
+    """What is used of the policy's limits, where something is."""
+    counters, policy = facts.job.counters, facts.job.policy
+    used = (
+        (counters.failures, policy.max_failures, "failures"),
+        (counters.node_faults, policy.max_node_faults, "faulty machines"),
+        (counters.interruptions, policy.max_interruptions, "lost machines"),
+        (
+            fruitless_interruptions(facts.attempts),
+            policy.max_fruitless_interruptions,
+            "lost in a row without a checkpoint",
+        ),
+    )
+    lines = [f"{number} of {allowed} {what}" for number, allowed, what in used if number]
+    if policy.max_runtime_s is not None:
+        lines.append(f"{duration(counters.runtime_s)} of {duration(policy.max_runtime_s)} of running")
+    if policy.deadline_at is not None and not facts.job.state.terminal:
+        left_s = policy.deadline_at - facts.now
+        lines.append(f"{duration(left_s)} to its deadline" if left_s > 0 else "its deadline has passed")
+    return lines
+
+
+def fruitless_interruptions(attempts: Sequence[AttemptView]) -> int:
+    """How many machines were lost in a row, up to now, without a new checkpoint; failures in between do not count."""
+    lost = 0
+    for attempt in reversed(attempts):
+        if attempt.end is AttemptEnd.INTERRUPTED and attempt.checkpoint_step is None:
+            lost += 1
+        elif attempt.checkpoint_step is not None:
+            break
+    return lost
+
+
+def avoided_machines(facts: Facts) -> list[str]:
+    """Machines that failed the job so recently that they are not given it again."""
+    patience_s = facts.job.policy.avoid_machine_s
+    return sorted(
+        {
+            attempt.machine_id
+            for attempt in facts.attempts
+            if attempt.end is AttemptEnd.FAILED
+            and attempt.machine_id
+            and (attempt.ended_at or 0) + patience_s > facts.now
+        }
+    )
+
+
+def jobs_ahead(job: JobView, pending: Sequence[JobView], now: int) -> list[JobView]:
+    """Ready jobs that are handed out first: begun before, then by priority, then by age."""
+
+    def rank(one: JobView) -> tuple[bool, int, int, str]:
+        return (one.epoch == 0, -one.priority, one.created_at, one.id)
+
+    ready = [one for one in pending if one.id != job.id and (one.not_before or 0) <= now and one.queue == job.queue]
+    return sorted((one for one in ready if rank(one) < rank(job)), key=rank)
+
+
+def requirements_text(job: JobView) -> str:
+    """What a worker must declare; "" if nothing."""
+    needs = job.requirements
+    said = [
+        f"{value:g} {unit}"
+        for value, unit in (
+            (needs.min_vram_gib, "GiB of GPU memory"),
+            (needs.min_disk_gib, "GiB of disk"),
+            (needs.min_gpus, "GPUs"),
+        )
+        if value
+    ]
+    if needs.gpu_models:
+        said.append(f"one of the models {', '.join(needs.gpu_models)}")
+    return ", ".join(said)
+
+
+def _checkpoint(job: JobView) -> str:
+    return (
+        f"step {job.checkpoint_step}"
+        if job.checkpoint_step is not None
+        else "the start, for no checkpoint is committed"
+    )

@@ -1,0 +1,163 @@
+"""`baton jobs` and `baton show`."""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Annotated
+
+import typer
+
+from contract.history import AttemptView
+from contract.jobs import Artifact, JobState, JobView
+from gpu_client.cli.formats import count, duration, moment, number, size
+from gpu_client.cli.output import Screen, as_data
+from gpu_client.cli.session import AsJson, JobIdArgument, Session, find_job, session_of
+from gpu_client.cli.summary import reason_text, summarize
+from gpu_client.transport.api import BatonClient
+from gpu_client.transport.calls import pages
+
+_COLUMNS = ("id", "state", "job", "queue", "step", "attempts", "age", "reason")
+_PER_PAGE = 1000
+WATCH_S = 2.0
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands."""
+    app.command("jobs")(jobs)
+    app.command("show")(show)
+
+
+def jobs(
+    context: typer.Context,
+    *,
+    status: Annotated[JobState | None, typer.Option(help="Only jobs in this state.")] = None,
+    queue: Annotated[str | None, typer.Option(help="Only jobs of this queue.")] = None,
+    limit: Annotated[int, typer.Option(min=1, help="The newest so many.")] = 50,
+    watch: Annotated[bool, typer.Option("--watch", help="Show the list anew every two seconds, until Ctrl-C.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """List jobs, the newest last."""
+    session = session_of(context)
+    with session.client() as client:
+        while True:
+            found = newest_jobs(client, status, queue, limit)
+            if as_json:
+                (session.screen.json_line if watch else session.screen.json)(found)
+            else:
+                _show_list(session, found, clear=watch)
+            if not watch:
+                return
+            session.sleep(WATCH_S)
+
+
+def newest_jobs(client: BatonClient, status: JobState | None, queue: str | None, limit: int) -> list[JobView]:
+    """The newest jobs, oldest first. The API lists from the oldest on: all pages are read."""
+    kept: deque[JobView] = deque(maxlen=limit)
+    for page in pages(lambda cursor: client.jobs(status=status, queue=queue, limit=_PER_PAGE, cursor=cursor)):
+        kept.extend(page.jobs)
+    return list(kept)
+
+
+def _show_list(session: Session, found: list[JobView], *, clear: bool) -> None:
+    screen = session.screen
+    if clear:
+        screen.clear()
+    now = session.clock()
+    screen.table(_COLUMNS, ([*_row(job), duration(now - job.created_at), reason_text(job)] for job in found))
+    if not found:
+        screen.say("No jobs.")
+
+
+def _row(job: JobView) -> list[str]:
+    title = job.name or job.recipe or " ".join(job.command)[:40]
+    progress = job.progress
+    step = "" if progress is None else f"{progress.step}" + (f"/{progress.total_steps}" if progress.total_steps else "")
+    return [job.id[:8], job.state.value, title, job.queue, step, str(job.counters.attempts)]
+
+
+def show(context: typer.Context, job_id: JobIdArgument, as_json: AsJson = False) -> None:
+    """Everything about one job: its parameters, attempts, checkpoints and outputs."""
+    session = session_of(context)
+    with session.client() as client:
+        job = find_job(client, job_id)
+        attempts = [one for page in pages(lambda c: client.attempts(job.id, cursor=c)) for one in page.attempts]
+        checkpoints = [
+            one for page in pages(lambda c: client.checkpoints(job.id, cursor=c)) for one in page.checkpoints
+        ]
+    if as_json:
+        session.screen.json({**as_data(job), "attempts": as_data(attempts), "checkpoints": as_data(checkpoints)})
+        return
+    screen = session.screen
+    screen.fields(_details(job, attempts[-1] if attempts else None))
+    if attempts:
+        screen.line("")
+        screen.table(("#", "machine", "started", "lasted", "end", "step", "why"), map(_attempt_row, attempts))
+    if checkpoints:
+        screen.line("")
+        rows = [
+            [
+                str(one.step),
+                moment(one.committed_at),
+                size(one.total_bytes),
+                _remarks(one.current, one.pinned, one.damaged),
+            ]
+            for one in checkpoints
+        ]
+        screen.table(("step", "committed", "size", "checkpoint"), rows)
+    _show_artifacts(screen, job.artifacts)
+
+
+def _details(job: JobView, attempt: AttemptView | None) -> list[tuple[str, str]]:
+    summary = summarize(job, attempt, None)
+    progress = job.progress
+    inputs = ", ".join(f"{one.prefix} -> {one.into}" if one.into else one.prefix for one in job.inputs)
+    needs = {name: value for name, value in job.requirements.model_dump().items() if value}
+    return [
+        ("id", job.id),
+        ("name", job.name or ""),
+        ("state", job.state.value),
+        ("reason", reason_text(job)),
+        ("not before", moment(job.not_before) if job.not_before else ""),
+        ("recipe", job.recipe or ""),
+        ("command", " ".join(job.command)),
+        ("parameters", ", ".join(f"{name}={value}" for name, value in job.parameters.items())),
+        ("inputs", inputs),
+        ("queue", f"{job.queue}, priority {job.priority}"),
+        ("needs", ", ".join(f"{name}={value}" for name, value in needs.items())),
+        ("submitted", moment(job.created_at)),
+        ("ran", duration(summary.runtime_s) if summary.runtime_s else ""),
+        ("step", f"{summary.step} of {summary.total_steps or '?'}" if summary.step is not None else ""),
+        (
+            "metrics",
+            ", ".join(f"{name} {number(value)}" for name, value in (progress.metrics if progress else {}).items()),
+        ),
+        ("machine", job.machine_id or ""),
+        ("tags", ", ".join(f"{name}={value}" for name, value in job.tags.items())),
+    ]
+
+
+def _attempt_row(attempt: AttemptView) -> list[str]:
+    lasted = duration(attempt.ended_at - attempt.started_at) if attempt.ended_at is not None else ""
+    step = attempt.checkpoint_step if attempt.checkpoint_step is not None else attempt.resumed_step
+    why = f"{attempt.reason.code} {attempt.reason.message}".strip() if attempt.reason else ""
+    end = attempt.end.value if attempt.end else "running"
+    return [
+        str(attempt.epoch),
+        attempt.machine_id or attempt.worker_id or "",
+        moment(attempt.started_at),
+        lasted,
+        end,
+        "" if step is None else str(step),
+        why,
+    ]
+
+
+def _remarks(current: bool, pinned: bool, damaged: bool) -> str:
+    return ", ".join(word for word, holds in (("current", current), ("pinned", pinned), ("damaged", damaged)) if holds)
+
+
+def _show_artifacts(screen: Screen, artifacts: list[Artifact]) -> None:
+    if artifacts:
+        screen.line("")
+        screen.table(("size", "output"), ([size(one.size_bytes or 0), one.path] for one in artifacts))
+        screen.say(f"{count(len(artifacts), 'output')}; fetch with: baton fetch ID DIR")

@@ -1,0 +1,164 @@
+"""`baton keys`: API keys. Needs a key of the scope admin."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from contract.keys import KeyCreate, KeyCreated, KeyView
+from contract.names import Scope
+from gpu_client.cli.errors import CliError
+from gpu_client.cli.formats import moment, parse_duration
+from gpu_client.cli.session import AsJson, Session, session_of
+from gpu_client.transport.api import BatonClient
+from gpu_client.transport.calls import pages
+from gpu_client.transport.errors import Unreachable
+
+_MIN_LIFE_S, _MAX_LIFE_S = 60, 10 * 365 * 86_400
+_MAX_OVERLAP_S = 30 * 86_400
+MIN_ID_CHARACTERS = 4
+
+keys = typer.Typer(help="API keys (for admins).", no_args_is_help=True)
+KeyId = Annotated[str, typer.Argument(metavar="ID", help="Key id, or the beginning of one.", show_default=False)]
+ExpiresIn = Annotated[str | None, typer.Option(metavar="TIME", help="Such as 12h or 90d.")]
+
+
+def register(app: typer.Typer) -> None:
+    """Add the group."""
+    app.add_typer(keys, name="keys")
+
+
+@keys.command("create")
+def create(
+    context: typer.Context,
+    name: Annotated[str, typer.Argument(metavar="NAME", help="Who or what uses it.", show_default=False)],
+    scopes: Annotated[list[Scope], typer.Option("--scope", help="What it may do; may be repeated.")],
+    expires_in: ExpiresIn = None,
+    as_json: AsJson = False,
+) -> None:
+    """Make a key and print it: this once, it is shown nowhere again."""
+    session = session_of(context)
+    wanted = KeyCreate(name=_checked_name(name), scopes=list(dict.fromkeys(scopes)), expires_in_s=_life_s(expires_in))
+    with session.client() as client:
+        made = _create(client, wanted)
+    _show_new(session, made, as_json)
+
+
+@keys.command("list")
+def list_keys(context: typer.Context, as_json: AsJson = False) -> None:
+    """List all keys, without their secrets."""
+    session = session_of(context)
+    with session.client() as client:
+        found = _all_keys(client)
+    if as_json:
+        session.screen.json(found)
+        return
+    now = session.clock()
+    rows = [
+        [one.id, one.name, ",".join(one.scopes), moment(one.created_at), _until(one.expires_at), _standing(one, now)]
+        for one in found
+    ]
+    session.screen.table(("id", "name", "scopes", "created", "expires", "state"), rows)
+
+
+@keys.command("revoke")
+def revoke(context: typer.Context, key_id: KeyId, as_json: AsJson = False) -> None:
+    """Refuse a key from now on. Repeating it changes nothing."""
+    session = session_of(context)
+    with session.client() as client:
+        found = _key(client, key_id)
+        client.revoke_key(found.id)
+    if as_json:
+        session.screen.json({"id": found.id, "name": found.name, "revoked": True})
+    else:
+        session.screen.line(f"Key {found.id} ({found.name}) is revoked.")
+
+
+@keys.command("rotate")
+def rotate(
+    context: typer.Context,
+    key_id: KeyId,
+    overlap: Annotated[str, typer.Option(metavar="TIME", help="How long the old key still works.")] = "1h",
+    expires_in: ExpiresIn = None,
+    as_json: AsJson = False,
+) -> None:
+    """Replace a key by a new one of the same name, scopes and life, and print that."""
+    session = session_of(context)
+    overlap_s = parse_duration(overlap)
+    if overlap_s > _MAX_OVERLAP_S:
+        raise CliError(f"--overlap {overlap} is too long", "At most 30d are allowed.")
+    life_s = _life_s(expires_in)
+    with session.client() as client:
+        old = _key(client, key_id)
+        if old.revoked_at is not None:
+            raise CliError(f"key {old.id} is revoked; there is nothing to rotate", "Make a new one: baton keys create")
+        if life_s is None and old.expires_at is not None:
+            life_s = max(_MIN_LIFE_S, old.expires_at - old.created_at)
+        wanted = KeyCreate(name=old.name, scopes=old.scopes, expires_in_s=life_s, replaces=old.id, overlap_s=overlap_s)
+        made = _create(client, wanted)
+    session.screen.say(f"The old key {old.id} works for another {overlap} at most.")
+    _show_new(session, made, as_json)
+
+
+def _create(client: BatonClient, wanted: KeyCreate) -> KeyCreated:
+    try:
+        return client.create_key(wanted)
+    except Unreachable as error:
+        # not tried again: the first try may have made one
+        raise Unreachable(
+            f"{error}. A key may have been made: see baton keys list, and revoke what nobody has"
+        ) from error
+
+
+def _show_new(session: Session, made: KeyCreated, as_json: bool) -> None:
+    """The one place where a key is printed."""
+    if as_json:
+        session.screen.json(made)
+        return
+    until = f" until {_until(made.expires_at)}" if made.expires_at else ""
+    session.screen.say(f"Key {made.id} ({made.name}) may {', '.join(made.scopes)}{until}. It is shown only now:")
+    session.screen.raw(made.key)
+
+
+def _all_keys(client: BatonClient) -> list[KeyView]:
+    return [key for page in pages(lambda cursor: client.list_keys(limit=1000, cursor=cursor)) for key in page.keys]
+
+
+def _key(client: BatonClient, given: str) -> KeyView:
+    """The key that an id, or its beginning, names. Raises CliError."""
+    if given.startswith("baton_"):
+        raise CliError("that looks like a whole key", "Give its id only: the part between the underscores.")
+    known = _all_keys(client)
+    found = [key for key in known if key.id == given]
+    if not found and len(given) >= MIN_ID_CHARACTERS:
+        found = [key for key in known if key.id.startswith(given)]
+    if len(found) != 1:
+        problem = "no key has" if not found else f"{len(found)} keys have"
+        raise CliError(f"{problem} the id {given[:40]!r}", "See: baton keys list")
+    return found[0]
+
+
+def _checked_name(name: str) -> str:
+    if not 1 <= len(name) <= 64:
+        raise CliError(f"a key's name has 1 to 64 characters, this one has {len(name)}")
+    return name
+
+
+def _life_s(text: str | None) -> int | None:
+    if text is None:
+        return None
+    life_s = parse_duration(text)
+    if not _MIN_LIFE_S <= life_s <= _MAX_LIFE_S:
+        raise CliError(f"--expires-in {text} is out of bounds", "A key lives from 60s to 3650d.")
+    return life_s
+
+
+def _until(at: int | None) -> str:
+    return moment(at) if at is not None else ""
+
+
+def _standing(key: KeyView, now: float) -> str:
+    if key.revoked_at is not None:
+        return "revoked"
+    return "expired" if key.expires_at is not None and key.expires_at <= now else "valid"

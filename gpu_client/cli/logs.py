@@ -1,0 +1,133 @@
+"""`baton logs` and `baton events`: what a job printed, and what happened to it."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+from typing import Annotated, Any
+
+import typer
+
+from contract.history import EventView
+from contract.work import LogLine
+from gpu_client.cli.formats import moment
+from gpu_client.cli.session import AsJson, JobIdArgument, Session, full_id, session_of
+from gpu_client.transport.api import BatonClient
+from gpu_client.transport.calls import pages
+from gpu_client.transport.errors import Unreachable
+
+FOLLOW_S = 2.0
+_LINES_PER_PAGE = 1000
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands."""
+    app.command("logs")(logs)
+    app.command("events")(events)
+
+
+def logs(
+    context: typer.Context,
+    job_id: JobIdArgument,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on until the job ends, or Ctrl-C.")] = False,
+    tail: Annotated[int | None, typer.Option("--tail", min=1, help="Of what is there, only the last so many.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Print a job's output, over all its attempts. With --json one object a line."""
+    session = session_of(context)
+    with session.client() as client:
+        job_id = full_id(client, job_id)
+        printer = _Printer(session, as_json)
+        kept: deque[LogLine] = deque(maxlen=tail)
+        reader = _Reader(client, job_id)
+        for line in reader.rest():
+            if tail is None:
+                printer.show(line)
+            else:
+                kept.append(line)
+        for line in kept:
+            printer.show(line)
+        if follow:
+            _follow(session, client, job_id, reader, printer)
+
+
+class _Reader:
+    """Reads a job's lines on from where it stopped."""
+
+    def __init__(self, client: BatonClient, job_id: str) -> None:
+        self._client = client
+        self._job_id = job_id
+        self._cursor: str | None = None
+
+    def rest(self) -> Iterator[LogLine]:
+        """Every line that came since."""
+        while True:
+            page = self._client.logs(self._job_id, limit=_LINES_PER_PAGE, cursor=self._cursor)
+            yield from page.lines
+            self._cursor = page.next_cursor or self._cursor
+            if not page.lines:
+                return
+
+
+class _Printer:
+    """Shows lines; says where another attempt begins."""
+
+    def __init__(self, session: Session, as_json: bool) -> None:
+        self._screen = session.screen
+        self._as_json = as_json
+        self._epoch: int | None = None
+
+    def show(self, line: LogLine) -> None:
+        """One line of output."""
+        if self._as_json:
+            self._screen.json_line(line)
+            return
+        if line.epoch != self._epoch:
+            if self._epoch is not None or line.epoch > 1:
+                self._screen.say(f"--- attempt {line.epoch}, {moment(line.at)} ---")
+            self._epoch = line.epoch
+        self._screen.line(line.text)
+
+
+def _follow(session: Session, client: BatonClient, job_id: str, reader: _Reader, printer: _Printer) -> None:
+    """Until the job has ended and all its lines are read. The control plane may blink meanwhile."""
+    silent = False
+    while True:
+        try:
+            # asked first: what was printed before the end is there once the job has ended
+            ended = client.get_job(job_id).state.terminal
+            for line in reader.rest():
+                printer.show(line)
+            silent = False
+        except Unreachable as error:
+            if not silent:
+                session.screen.say(f"{error}. Still trying; Ctrl-C ends this.")
+            silent, ended = True, False
+        if ended:
+            return
+        session.sleep(FOLLOW_S)
+
+
+def events(context: typer.Context, job_id: JobIdArgument, as_json: AsJson = False) -> None:
+    """Print a job's history."""
+    session = session_of(context)
+    with session.client() as client:
+        job_id = full_id(client, job_id)
+        found = [event for page in pages(lambda c: client.events(job_id, cursor=c)) for event in page.events]
+    if as_json:
+        session.screen.json(found)
+    else:
+        session.screen.table(("#", "when", "attempt", "what", "details"), map(_event_row, found))
+
+
+def _event_row(event: EventView) -> list[str]:
+    details = ", ".join(
+        f"{name} {_value(value)}" for name, value in event.data.items() if value not in (None, "", [], {})
+    )
+    return [str(event.seq), moment(event.at), str(event.epoch or ""), event.type.value, details]
+
+
+def _value(value: Any) -> str:
+    if isinstance(value, dict):
+        return " ".join(str(item) for item in value.values() if item not in (None, ""))
+    return ", ".join(map(str, value)) if isinstance(value, list) else str(value)

@@ -1,0 +1,111 @@
+"""`baton`: the commands put together, and the one place where errors become lines and exit codes."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+import traceback
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from types import FrameType
+from typing import Annotated
+
+import typer
+
+from gpu_client.cli import data, doctor, explain, fetch, jobs, keys, local, login, logs, steer, submit, watch
+from gpu_client.cli.errors import ExitCode, describe
+from gpu_client.cli.session import Session
+from gpu_client.transport.http import user_agent
+
+app = typer.Typer(
+    name="baton",
+    help="Train on GPUs that may vanish. Start with: baton login URL",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+for commands in (login, data, submit, jobs, watch, logs, explain, steer, fetch, keys, local, doctor):
+    commands.register(app)
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        sys.stdout.write(user_agent().partition(" ")[0].replace("/", " ") + "\n")
+        raise typer.Exit
+
+
+@app.callback()
+def _root(
+    context: typer.Context,
+    profile: Annotated[
+        str | None, typer.Option("--profile", help="Use this stored profile, whatever the environment says.")
+    ] = None,
+    _show_version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version and leave.")
+    ] = False,
+) -> None:
+    session = context.find_object(Session)
+    if session is not None:
+        session.profile_name = profile
+
+
+def main(arguments: Sequence[str] | None = None, session: Session | None = None) -> int:
+    """Run one command. Returns the exit code; whatever goes wrong is one line on standard error."""
+    session = session or Session()
+    for stream in (sys.stdout, sys.stderr):
+        if hasattr(stream, "reconfigure"):
+            # a name from elsewhere must not end the program because this terminal cannot show it
+            stream.reconfigure(errors="replace")
+    try:
+        with _interruptible(session):
+            command = typer.main.get_command(app)
+            found = command.main(
+                args=None if arguments is None else list(arguments),
+                prog_name="baton",
+                standalone_mode=False,
+                obj=session,
+            )
+            sys.stdout.flush()
+    except BrokenPipeError:
+        # what is still buffered would fail once more when the interpreter ends
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return ExitCode.OUTPUT_CLOSED
+    except SystemExit as left:
+        # shell completion leaves like this
+        return left.code if isinstance(left.code, int) else ExitCode.OK
+    except BaseException as error:  # noqa: BLE001 - the boundary: every error becomes a line and an exit code
+        if session.environ.get("BATON_DEBUG"):
+            traceback.print_exception(error)
+        code, line = describe(error)
+        _complain(line)
+        return int(code)
+    if found == ExitCode.INTERRUPTED:
+        _complain("interrupted")
+    return found if isinstance(found, int) else ExitCode.OK
+
+
+def _complain(line: str) -> None:
+    """One line, whatever the message was made of."""
+    sys.stderr.write(f"baton: {' '.join(line.split())}\n")
+
+
+@contextmanager
+def _interruptible(session: Session) -> Iterator[None]:
+    """Ctrl-C, SIGTERM and a closed terminal end the command in good order: threads are told first."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def interrupt(_number: int, _frame: FrameType | None) -> None:
+        session.cancel.set()
+        raise KeyboardInterrupt
+
+    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    before = {number: signal.signal(number, interrupt) for number in numbers}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

@@ -1,0 +1,31 @@
+"""What a key may do, found out by asking for things that change nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from contract.errors import ErrorCode
+from contract.names import Scope
+from contract.work import WorkQuery
+from gpu_client.transport.api import BatonClient
+from gpu_client.transport.errors import Unauthorized
+
+
+def scopes_of(client: BatonClient) -> frozenset[Scope]:
+    """The scopes of the client's key. Raises Unauthorized if it has none, for it is unknown, revoked or expired."""
+    asked: dict[Scope, Callable[[], object]] = {
+        Scope.SUBMIT: lambda: client.jobs(limit=1),
+        Scope.WORKER: lambda: client.peek(WorkQuery()),
+        Scope.ADMIN: lambda: client.list_keys(limit=1),
+    }
+    return frozenset(scope for scope, ask in asked.items() if _allowed(ask))
+
+
+def _allowed(ask: Callable[[], object]) -> bool:
+    try:
+        ask()
+    except Unauthorized as error:
+        if error.code != ErrorCode.WRONG_SCOPE:
+            raise
+        return False
+    return True

@@ -1,0 +1,106 @@
+"""What every command is handed: profile, client, screen, clock; and job ids as people type them."""
+
+from __future__ import annotations
+
+import os
+import re
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Annotated
+
+import typer
+
+from contract.base import JOB_ID_PATTERN
+from contract.jobs import JobView
+from gpu_client.cli.errors import CliError
+from gpu_client.cli.output import Screen
+from gpu_client.cli.profiles import Profile, choose_profile
+from gpu_client.transport.api import BatonClient
+from gpu_client.transport.calls import pages
+from gpu_client.transport.retry import RetryPolicy
+from gpu_client.transport.transfer import Transfer
+
+PATIENCE = RetryPolicy(max_tries=5, budget_s=20.0, first_delay_s=0.3, max_delay_s=4.0)
+"""A person waits: an address at which nobody answers is given up within seconds."""
+
+MIN_ID_CHARACTERS = 4
+_SEARCHED_PAGES = 5
+_JOBS_PER_PAGE = 1000
+
+AsJson = Annotated[bool, typer.Option("--json", help="Machine-readable output; nothing else on standard output.")]
+JobIdArgument = Annotated[
+    str, typer.Argument(metavar="ID", help="Job id, or the beginning of one.", show_default=False)
+]
+
+
+@dataclass
+class Session:
+    """One run of the program. `sleep` and `clock` (seconds since 1970, for ages only) are for tests."""
+
+    environ: Mapping[str, str] = field(default_factory=lambda: os.environ)
+    profile_name: str | None = None
+    clock: Callable[[], float] = time.time
+    sleep: Callable[[float], None] = time.sleep
+    cancel: threading.Event = field(default_factory=threading.Event)
+    """Set by Ctrl-C: stops what other threads do."""
+
+    @cached_property
+    def screen(self) -> Screen:
+        """The output of this run."""
+        return Screen()
+
+    def profile(self) -> Profile:
+        """Where to go, and with which key."""
+        return choose_profile(self.environ, self.profile_name)
+
+    @contextmanager
+    def client(self) -> Iterator[BatonClient]:
+        """A client of the chosen profile."""
+        with connect(self.profile()) as client:
+            yield client
+
+
+def session_of(context: typer.Context) -> Session:
+    """The session that `main` made."""
+    found = context.find_object(Session)
+    assert found is not None
+    return found
+
+
+def connect(profile: Profile, *, transfer: Transfer | None = None) -> BatonClient:
+    """A client for a profile. Raises CliError for an address or key that can be none."""
+    try:
+        return BatonClient(profile.url, profile.api_key, policy=PATIENCE, transfer=transfer)
+    except ValueError as error:
+        raise CliError(str(error), "See: baton login --help") from error
+
+
+def find_job(client: BatonClient, text: str) -> JobView:
+    """The job that `text` names."""
+    return client.get_job(full_id(client, text))
+
+
+def full_id(client: BatonClient, text: str) -> str:
+    """The whole id for the beginning of one. Raises CliError if it fits no job, or several."""
+    given = text.strip().lower()
+    if re.fullmatch(JOB_ID_PATTERN, given):
+        return given
+    if not re.fullmatch(r"[0-9a-f][0-9a-f-]{0,35}", given):
+        raise CliError(f"{text[:80]!r} is not a job id", "See: baton jobs")
+    if len(given) < MIN_ID_CHARACTERS:
+        raise CliError(f"{given!r} is too short for a job id", f"Give at least {MIN_ID_CHARACTERS} characters.")
+    matching: list[str] = []
+    for number, page in enumerate(pages(lambda cursor: client.jobs(limit=_JOBS_PER_PAGE, cursor=cursor)), start=1):
+        matching += [job.id for job in page.jobs if job.id.startswith(given)]
+        if number == _SEARCHED_PAGES and page.next_cursor:
+            raise CliError(f"there are too many jobs to look for {given!r} among them", "Give the whole id.")
+    if not matching:
+        raise CliError(f"no job id begins with {given!r}", "See: baton jobs")
+    if len(matching) > 1:
+        shown = ", ".join(matching[:3]) + (", ..." if len(matching) > 3 else "")
+        raise CliError(f"{len(matching)} job ids begin with {given!r}: {shown}", "Give more of it.")
+    return matching[0]

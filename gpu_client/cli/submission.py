@@ -1,0 +1,101 @@
+"""A job as written on the command line or in a file, made into what the API takes. Pure."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import yaml
+from pydantic import ValidationError
+
+from contract.jobs import JobSubmit
+from gpu_client.cli.errors import CliError
+
+_SHOWN_PROBLEMS = 5
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """What the command line adds to a document, or says instead of one. None and empty mean: not said."""
+
+    recipe: str | None = None
+    name: str | None = None
+    queue: str | None = None
+    priority: int | None = None
+    settings: Sequence[str] = ()
+    inputs: Sequence[str] = ()
+    tags: Sequence[str] = ()
+
+
+def read_document(text: str, name: str) -> dict[str, Any]:
+    """The job in a JSON or YAML file. Raises CliError saying where it is not."""
+    try:
+        found = json.loads(text) if name.endswith(".json") else yaml.safe_load(text)
+    except json.JSONDecodeError as error:
+        raise CliError(f"{name} is not JSON: {error.msg} in line {error.lineno}, column {error.colno}") from error
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        place = f" in line {mark.line + 1}, column {mark.column + 1}" if mark else ""
+        raise CliError(f"{name} is not YAML: {getattr(error, 'problem', None) or 'unreadable'}{place}") from error
+    except RecursionError as error:
+        raise CliError(f"{name} is nested too deeply") from error
+    if not isinstance(found, dict):
+        raise CliError(f"{name} does not describe a job", "Write fields like 'recipe: digits@1' or 'command: [...]'.")
+    return found
+
+
+def build_job(document: dict[str, Any], options: Options) -> JobSubmit:
+    """The job to submit; options win over the document. Raises CliError naming each wrong field."""
+    wanted: dict[str, Any] = dict(document)
+    for name in ("recipe", "name", "queue", "priority"):
+        value = getattr(options, name)
+        if value is not None:
+            wanted[name] = value
+    if options.settings:
+        wanted["parameters"] = {**(wanted.get("parameters") or {}), **dict(map(parse_setting, options.settings))}
+    if options.tags:
+        wanted["tags"] = {**(wanted.get("tags") or {}), **dict(map(_parse_tag, options.tags))}
+    if options.inputs:
+        wanted["inputs"] = [*(wanted.get("inputs") or []), *map(parse_input, options.inputs)]
+    try:
+        return JobSubmit.model_validate(wanted)
+    except ValidationError as error:
+        problems = [_problem(dict(problem)) for problem in error.errors(include_url=False)]
+        more = f"; and {len(problems) - _SHOWN_PROBLEMS} more" if len(problems) > _SHOWN_PROBLEMS else ""
+        raise CliError(f"this is no job: {'; '.join(problems[:_SHOWN_PROBLEMS])}{more}") from error
+
+
+def parse_setting(text: str) -> tuple[str, Any]:
+    """`steps=600` as ("steps", 600): a value that is JSON is taken as such, any other as text."""
+    name, value = _pair(text, "--set")
+    try:
+        return name, json.loads(value)
+    except ValueError:
+        return name, value
+
+
+def parse_input(text: str) -> dict[str, str]:
+    """`PREFIX` or `PREFIX:INTO`, INTO being a folder below the job's data directory."""
+    prefix, _, into = text.partition(":")
+    if not prefix:
+        raise CliError(f"--input {text[:80]!r} names no prefix", "Write it like digits/ or digits/:digits")
+    return {"prefix": prefix, "into": into} if into else {"prefix": prefix}
+
+
+def _parse_tag(text: str) -> tuple[str, str]:
+    return _pair(text, "--tag")
+
+
+def _pair(text: str, option: str) -> tuple[str, str]:
+    name, equals, value = text.partition("=")
+    if not equals or not name.strip():
+        raise CliError(f"{option} {text[:80]!r} is not NAME=VALUE")
+    return name.strip(), value
+
+
+def _problem(problem: dict[str, Any]) -> str:
+    place = ".".join(map(str, problem["loc"]))
+    said = str(problem["msg"]).removeprefix("Value error, ")
+    return f"{place}: {said}" if place else said

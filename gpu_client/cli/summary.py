@@ -1,0 +1,116 @@
+"""A job in numbers: how far, how long still, what it cost. Pure; all times are the server's."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from contract.history import AttemptView
+from contract.jobs import JobState, JobView
+from gpu_client.cli.formats import count, duration, number
+
+LEASE_INTERVALS = 3
+"""A lease lasts three heartbeat intervals: when it ends tells when the last heartbeat came."""
+
+
+@dataclass(frozen=True)
+class Summary:
+    """Where a job stands. None is what is not known (yet)."""
+
+    id: str
+    state: JobState
+    step: int | None
+    total_steps: int | None
+    eta_s: int | None
+    loss: float | None
+    attempts: int
+    interruptions: int
+    failures: int
+    runtime_s: int
+    cost: float | None
+    checkpoint_step: int | None
+    machine_id: str | None
+    reason: str
+
+    @property
+    def share(self) -> float | None:
+        """Progress from 0 to 1."""
+        if self.state is JobState.COMPLETE:
+            return 1.0
+        if self.step is None or not self.total_steps:
+            return None
+        return min(1.0, self.step / self.total_steps)
+
+    def as_data(self) -> dict[str, Any]:
+        """For JSON."""
+        return {**asdict(self), "state": self.state.value}
+
+
+def summarize(job: JobView, attempt: AttemptView | None, price_per_hour: float | None) -> Summary:
+    """`attempt` is the newest one; it counts while it runs."""
+    live = attempt if attempt and attempt.ended_at is None and job.state is JobState.RUNNING else None
+    progress = (live.progress if live else None) or job.progress
+    runtime_s = job.counters.runtime_s + _running_s(job, live)
+    return Summary(
+        id=job.id,
+        state=job.state,
+        step=progress.step if progress else None,
+        total_steps=progress.total_steps if progress else None,
+        eta_s=_eta_s(live),
+        loss=progress.metrics.get("loss") if progress else None,
+        attempts=job.counters.attempts,
+        interruptions=job.counters.interruptions,
+        failures=job.counters.failures,
+        runtime_s=runtime_s,
+        cost=None if price_per_hour is None else round(runtime_s * price_per_hour / 3600, 4),
+        checkpoint_step=job.checkpoint_step,
+        machine_id=job.machine_id,
+        reason=reason_text(job),
+    )
+
+
+def _running_s(job: JobView, live: AttemptView | None) -> int:
+    """Seconds from the claim to the last heartbeat."""
+    if live is None or job.lease_expires_at is None:
+        return 0
+    last_heartbeat_at = job.lease_expires_at - LEASE_INTERVALS * job.policy.heartbeat_interval_s
+    return max(0, last_heartbeat_at - live.started_at)
+
+
+def _eta_s(live: AttemptView | None) -> int | None:
+    """Seconds left at the pace of this attempt since it began; None before that can be told."""
+    if live is None or live.progress is None or not live.progress.total_steps or live.progress.reported_at is None:
+        return None
+    done = live.progress.step - (live.resumed_step or 0)
+    took_s = live.progress.reported_at - live.started_at
+    left = live.progress.total_steps - live.progress.step
+    return round(left * took_s / done) if done > 0 and took_s > 0 and left >= 0 else None
+
+
+def reason_text(job: JobView) -> str:
+    """The reason the control plane gives, as text; "" if there is none."""
+    if job.reason is None:
+        return ""
+    return f"{job.reason.code}: {job.reason.message}" if job.reason.message else job.reason.code
+
+
+def headline(summary: Summary) -> str:
+    """Everything on one line."""
+    parts: list[str] = [summary.state.value]
+    if summary.step is not None:
+        total = f"/{summary.total_steps:,}" if summary.total_steps else ""
+        share = f" ({summary.share:.0%})" if summary.share is not None else ""
+        parts.append(f"step {summary.step:,}{total}{share}")
+    if summary.eta_s is not None:
+        parts.append(f"{duration(summary.eta_s)} left")
+    if summary.loss is not None:
+        parts.append(f"loss {number(summary.loss)}")
+    if summary.attempts:
+        parts.append(count(summary.attempts, "attempt"))
+    if summary.runtime_s:
+        parts.append(f"ran {duration(summary.runtime_s)}")
+    if summary.cost is not None:
+        parts.append(f"cost {summary.cost:.2f}")
+    if summary.reason and summary.state is not JobState.COMPLETE:
+        parts.append(summary.reason)
+    return ", ".join(parts)

@@ -1,0 +1,191 @@
+"""What tests of the command line work with: a user who types commands, and a worker without a machine."""
+
+from __future__ import annotations
+
+import io
+import json
+import signal
+import subprocess
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from contract.jobs import FailureClass
+from contract.work import CompleteRequest, FailRequest, HeartbeatRequest, LogChunk, ReleaseRequest, WorkItem, WorkQuery
+from gpu_client.checkpoints.artifacts import collect_outputs, upload_artifacts
+from gpu_client.checkpoints.upload import commit_checkpoint
+from gpu_client.cli.main import main
+from gpu_client.cli.session import Session
+from gpu_client.transport.api import BatonClient
+from tests.emulator import unique
+from tests.stack import ROOT, clean_environment, leashed
+
+
+@dataclass(frozen=True)
+class Said:
+    """What a command left behind."""
+
+    code: int
+    out: str
+    err: str
+
+    @property
+    def json(self) -> Any:
+        return json.loads(self.out)
+
+    @property
+    def lines(self) -> list[Any]:
+        """Of a stream of JSON documents."""
+        return [json.loads(line) for line in self.out.splitlines()]
+
+    def ok(self) -> Said:
+        assert self.code == 0, self
+        return self
+
+    def failed(self, code: int, *parts: str) -> Said:
+        """It must have failed so, with one line that has all the parts, and nothing on standard output."""
+        assert self.code == code, self
+        assert self.out == "", self
+        assert self.err.startswith("baton: "), self
+        assert self.err.count("\n") == 1, self
+        for part in parts:
+            assert part in self.err, self
+        return self
+
+
+@dataclass
+class Baton:
+    """Runs commands. `environ` is what they see of the environment."""
+
+    environ: dict[str, str]
+    capture: pytest.CaptureFixture[str]
+    monkeypatch: pytest.MonkeyPatch
+    heard: list[str] = field(default_factory=list)
+    session_options: dict[str, Any] = field(default_factory=dict)
+
+    def __call__(self, *arguments: object, stdin: str = "", **environ: str) -> Said:
+        """One command in this process."""
+        self.monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(stdin.encode())))
+        self.capture.readouterr()
+        session = Session(environ={**self.environ, **environ}, **self.session_options)
+        code = main(list(map(str, arguments)), session)
+        seen = self.capture.readouterr()
+        self.heard += [seen.out, seen.err]
+        return Said(code, seen.out, seen.err)
+
+    def started(self, *arguments: object) -> Running:
+        """One command as a process."""
+        return Running(self.environ, arguments, self.heard)
+
+
+class Running:
+    """A command that runs by itself."""
+
+    def __init__(self, environ: Mapping[str, str], arguments: tuple[object, ...], heard: list[str]) -> None:
+        self._heard = heard
+        self.process = subprocess.Popen(
+            [*leashed(signal.SIGKILL), "gpu_client.cli", *map(str, arguments)],
+            cwd=ROOT,
+            env={**clean_environment(), **environ},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+
+    def interrupt(self) -> Said:
+        """Ctrl-C; what it left behind, which must be soon."""
+        self.process.send_signal(signal.SIGINT)
+        return self.end()
+
+    def kill(self) -> None:
+        """SIGKILL."""
+        self.process.kill()
+        self.process.communicate(timeout=20)
+
+    def end(self) -> Said:
+        """Wait for its end."""
+        out, err = self.process.communicate(timeout=30)
+        self._heard += [out, err]
+        return Said(self.process.returncode, out, err)
+
+
+class Labour:
+    """A worker without a machine, for one queue."""
+
+    def __init__(self, client: BatonClient, tmp_path: Path) -> None:
+        self.client = client
+        self.queue = unique("q")
+        self._tmp_path = tmp_path
+        self.item: WorkItem | None = None
+
+    @property
+    def held(self) -> WorkItem:
+        assert self.item is not None
+        return self.item
+
+    def claim(self, machine_id: str = "m-1") -> WorkItem:
+        """Take the next job of the queue."""
+        self.item = self.client.claim(WorkQuery(queue=self.queue, machine_id=machine_id))
+        return self.held
+
+    def report(self, step: int, total_steps: int, loss: float) -> None:
+        """A heartbeat with progress."""
+        request = HeartbeatRequest(step=step, total_steps=total_steps, metrics={"loss": loss})
+        self.client.heartbeat(self.held.id, self.held.lease_token, request)
+
+    def commit(self, step: int) -> None:
+        """A checkpoint."""
+        place = self._files({"model.bin": b"%d" % step}, f"checkpoint-{self.held.id}-{step}")
+        commit_checkpoint(self.client, self.client.transfer, self.held, place, step)
+
+    def log(self, first_line: int, *lines: str) -> None:
+        """Lines of output."""
+        self.client.send_logs(self.held.id, self.held.lease_token, LogChunk(first_line=first_line, lines=list(lines)))
+
+    def release(self) -> None:
+        """Hand the job back."""
+        self.client.release(self.held.lease_token, ReleaseRequest(job_id=self.held.id))
+
+    def fail(self, message: str, *log_tail: str) -> None:
+        """Give the job up."""
+        request = FailRequest(
+            job_id=self.held.id,
+            failure_class=FailureClass.SCRIPT_ERROR,
+            exit_code=1,
+            message=message,
+            log_tail=list(log_tail),
+        )
+        self.client.fail(self.held.lease_token, request)
+
+    def complete(self, outputs: Mapping[str, bytes]) -> None:
+        """Upload the outputs and end the job."""
+        place = self._files(outputs, f"output-{self.held.id}")
+        found = collect_outputs(place, self.held.outputs)
+        declared = upload_artifacts(self.client, self.client.transfer, self.held, found)
+        self.client.complete(self.held.lease_token, CompleteRequest(job_id=self.held.id, artifacts=declared))
+
+    def _files(self, files: Mapping[str, bytes], name: str) -> Path:
+        for path, data in files.items():
+            (self._tmp_path / name / path).parent.mkdir(parents=True, exist_ok=True)
+            (self._tmp_path / name / path).write_bytes(data)
+        return self._tmp_path / name
+
+
+def submit(baton: Baton, labour: Labour, tmp_path: Path, **job: Any) -> str:
+    """A job of the worker's queue, submitted by the command; its id."""
+    file = tmp_path / "job.json"
+    file.write_text(json.dumps({"command": ["train"], "queue": labour.queue, **job}))
+    return baton("submit", file).ok().out.strip()
+
+
+def finished(baton: Baton, labour: Labour, tmp_path: Path, outputs: Mapping[str, bytes]) -> str:
+    """A complete job with these outputs; its id."""
+    job_id = submit(baton, labour, tmp_path, outputs=sorted(outputs))
+    labour.claim()
+    labour.complete(outputs)
+    return job_id

@@ -1,0 +1,198 @@
+"""`baton data` and `baton fetch`: only what is new, verified, and finished by a repeat whatever interrupted them."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from gpu_client.transport import files as transport_files
+from tests.emulator import unique
+from tests.functional.cli.people import Baton, Labour, finished, submit
+from tests.stack import Stack
+from tests.waiting import until
+
+pytestmark = [pytest.mark.emulator, pytest.mark.processes]
+
+
+def made(place: Path, files: dict[str, bytes]) -> Path:
+    for name, data in files.items():
+        (place / name).parent.mkdir(parents=True, exist_ok=True)
+        (place / name).write_bytes(data)
+    return place
+
+
+def below(place: Path) -> dict[str, bytes]:
+    return {path.relative_to(place).as_posix(): path.read_bytes() for path in place.rglob("*") if path.is_file()}
+
+
+def stored(stack: Stack, prefix: str) -> dict[str, bytes]:
+    keys = stack.keys_below(prefix + "/", "training-data")
+    return {key.removeprefix(prefix + "/"): stack.read(key, "training-data") for key in keys}
+
+
+def test_push_sends_what_is_new(baton: Baton, stack: Stack, tmp_path: Path) -> None:
+    prefix = unique("set")
+    place = made(tmp_path / "set", {"a.txt": b"a", "b ü/c.txt": b"c" * 1000, "empty": b""})
+    assert baton("data", "push", place, prefix, "--dry-run", "--json").ok().json["to_send"] == [
+        f"{prefix}/a.txt",
+        f"{prefix}/b ü/c.txt",
+        f"{prefix}/empty",
+    ]
+    assert stored(stack, prefix) == {}
+    first = baton("data", "push", place, prefix + "/").ok()
+    assert first.out == f"3 files (1.0 kB) sent to {prefix}/, 0 files there already\n"
+    assert stored(stack, prefix) == below(place)
+    again = baton("data", "push", place, prefix, "--json").ok().json
+    assert (again["sent"], again["bytes"], again["unchanged"]) == ([], 0, 3)
+    (place / "a.txt").write_bytes(b"b")
+    (place / "new").write_bytes(b"new")
+    changed = baton("data", "push", place, prefix, "--json").ok().json
+    assert (changed["sent"], changed["unchanged"]) == ([f"{prefix}/a.txt", f"{prefix}/new"], 2)
+    assert stored(stack, prefix) == below(place)
+
+
+def test_ls(baton: Baton, tmp_path: Path) -> None:
+    prefix = unique("set")
+    baton("data", "push", made(tmp_path / "set", {"a": b"12345", "b": b""}), prefix).ok()
+    listed = baton("data", "ls", prefix, "--json").ok().json
+    assert [(one["key"], one["size_bytes"]) for one in listed] == [(f"{prefix}/a", 5), (f"{prefix}/b", 0)]
+    shown = baton("data", "ls", prefix).ok()
+    assert f"{prefix}/a" in shown.out
+    assert "2 objects, 5 B" in shown.err
+    assert baton("data", "ls", "nothing-here", "--json").ok().json == []
+    baton("data", "ls", "--bucket", "elsewhere").failed(3, "unknown_bucket")
+    baton("data", "ls", "../up").failed(3, "(field prefix)")
+
+
+def test_push_interrupted_is_finished_by_a_repeat(baton: Baton, stack: Stack, tmp_path: Path) -> None:
+    prefix = unique("set")
+    place = made(tmp_path / "set", {f"{number:02}": b"%d" % number * 100_000 for number in range(12)})
+    with stack.s3.holding(rf"PUT /.*{prefix}/0[6-9]") as held:
+        running = baton.started("data", "push", place, prefix)
+        held.wait()
+        running.interrupt().failed(130, "interrupted")
+    there = until(lambda: stored(stack, prefix), what="what was sent before")
+    assert {name: data for name, data in below(place).items() if name in there} == there, "nothing is half-stored"
+    repeated = baton("data", "push", place, prefix, "--json").ok().json
+    assert 0 < len(repeated["sent"]) <= 12
+    assert len(repeated["sent"]) + repeated["unchanged"] == 12
+    assert stored(stack, prefix) == below(place)
+
+
+OUTPUTS = {"model.bin": b"weights" * 50_000, "samples/1 ü.png": b"png", "empty": b""}
+
+
+def test_fetch(baton: Baton, labour: Labour, tmp_path: Path) -> None:
+    job_id = finished(baton, labour, tmp_path, OUTPUTS)
+    said = baton("fetch", job_id, tmp_path / "got").ok()
+    assert said.out == f"3 files (350.0 kB) fetched into {tmp_path / 'got'}, 0 files there already\n"
+    assert below(tmp_path / "got") == OUTPUTS
+    (tmp_path / "got" / "empty").unlink()
+    again = baton("fetch", job_id[:12], tmp_path / "got", "--json").ok().json
+    assert {one["path"]: one["fetched"] for one in again["files"]} == {
+        "model.bin": False,
+        "samples/1 ü.png": False,
+        "empty": True,
+    }
+    assert below(tmp_path / "got") == OUTPUTS
+
+
+def test_fetch_overwrites_nothing_unasked(baton: Baton, labour: Labour, tmp_path: Path) -> None:
+    job_id = finished(baton, labour, tmp_path, OUTPUTS)
+    mine = made(tmp_path / "got", {"model.bin": b"mine", "notes.txt": b"keep"})
+    baton("fetch", job_id, mine).failed(2, "model.bin", "would be overwritten", "--force")
+    assert below(mine) == {"model.bin": b"mine", "notes.txt": b"keep"}
+    baton("fetch", job_id, mine, "--force").ok()
+    assert below(mine) == {**OUTPUTS, "notes.txt": b"keep"}
+
+
+def test_fetch_bad_input(baton: Baton, labour: Labour, tmp_path: Path) -> None:
+    job_id = submit(baton, labour, tmp_path)
+    baton("fetch", job_id, tmp_path / "got").failed(1, "is pending", "baton watch ID")
+    baton("stop", job_id).ok()
+    baton("fetch", job_id, tmp_path / "got").failed(1, "is canceled", "baton retry ID")
+    nothing = finished(baton, labour, tmp_path, {})
+    baton("fetch", nothing, tmp_path / "got").failed(2, "declared no outputs")
+    assert not (tmp_path / "got").exists()
+    done = finished(baton, labour, tmp_path, {"m": b"x"})
+    (tmp_path / "file").touch()
+    baton("fetch", done, tmp_path / "file").failed(1, "File exists")
+
+
+def test_altered_bytes_never_appear(baton: Baton, labour: Labour, stack: Stack, tmp_path: Path) -> None:
+    job_id = finished(baton, labour, tmp_path, OUTPUTS)
+    key = next(one.key for one in stack.job(job_id).artifacts if one.path == "model.bin")
+    stack.write(key, b"WEIGHTS" * 50_000)
+    baton("fetch", job_id, tmp_path / "got").failed(1, "model.bin")
+    assert not (tmp_path / "got" / "model.bin").exists()
+    assert not list((tmp_path / "got").rglob("*.part"))
+
+
+def test_a_full_disk_is_one_line_and_a_repeat_goes_on(
+    baton: Baton, labour: Labour, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job_id = finished(baton, labour, tmp_path, OUTPUTS)
+    write = os.write
+
+    def full(descriptor: int, piece: memoryview) -> int:
+        if len(piece) > 1000:
+            raise OSError(28, "No space left on device")
+        return write(descriptor, piece)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(transport_files.os, "write", full)
+        baton("fetch", job_id, tmp_path / "got").failed(1, "no space left", "Make room, then repeat")
+    assert "model.bin" not in below(tmp_path / "got")
+    assert not list((tmp_path / "got").rglob("*.part"))
+    baton("fetch", job_id, tmp_path / "got").ok()
+    assert below(tmp_path / "got") == OUTPUTS
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="mounting needs root")
+def test_a_disk_that_is_really_full(baton: Baton, labour: Labour, tmp_path: Path) -> None:
+    job_id = finished(baton, labour, tmp_path, OUTPUTS)
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    mount = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=128k", "tmpfs", disk], check=False, capture_output=True)
+    if mount.returncode:
+        pytest.skip("this machine may not mount")
+    try:
+        baton("fetch", job_id, disk).failed(1, "no space left", "Make room, then repeat")
+        assert not list(disk.rglob("*.part"))
+        subprocess.run(["mount", "-o", "remount,size=4m", disk], check=True)
+        baton("fetch", job_id, disk).ok()
+        assert below(disk) == OUTPUTS
+    finally:
+        subprocess.run(["umount", disk], check=True)
+
+
+def test_fetch_interrupted_is_finished_by_a_repeat(baton: Baton, labour: Labour, stack: Stack, tmp_path: Path) -> None:
+    job_id = finished(baton, labour, tmp_path, OUTPUTS)
+    got = tmp_path / "got"
+    with stack.s3.holding(r"GET /.*model\.bin") as held:
+        running = baton.started("fetch", job_id, got)
+        held.wait()
+        until((got / "samples/1 ü.png").exists)
+        running.interrupt().failed(130, "interrupted")
+    assert "model.bin" not in below(got)
+    assert not list(got.rglob("*.part"))
+    baton("fetch", job_id, got).ok()
+    assert below(got) == OUTPUTS
+
+
+def test_fetch_killed_leaves_nothing_that_a_repeat_does_not_clear(
+    baton: Baton, labour: Labour, stack: Stack, tmp_path: Path
+) -> None:
+    job_id = finished(baton, labour, tmp_path, OUTPUTS)
+    got = tmp_path / "got"
+    made(got, {f".{'0123456789abcdef'}.part": b"half", "samples/.fedcba9876543210.part": b"half", ".my.part": b"mine"})
+    with stack.s3.holding(r"GET /.*model\.bin") as held:
+        running = baton.started("fetch", job_id, got)
+        held.wait()
+        baton("fetch", job_id, got).failed(2, "another fetch", "is under way")
+        running.kill()
+    baton("fetch", job_id, got).ok()
+    assert below(got) == {**OUTPUTS, ".my.part": b"mine"}

@@ -1,0 +1,141 @@
+"""`baton watch` and `baton logs -f`: to the end, through outages, until Ctrl-C."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from gpu_client.cli import session as session_module
+from gpu_client.transport.retry import RetryPolicy
+from tests.functional.cli.people import Baton, Labour, submit
+from tests.proxies import FaultyProxy
+from tests.stack import Stack
+
+pytestmark = [pytest.mark.emulator, pytest.mark.processes]
+
+
+def steps(*actions: Callable[[], object]) -> Callable[[float], None]:
+    """A sleep that lets something happen each time instead."""
+    waiting = list(actions)
+
+    def sleep(_: float) -> None:
+        waiting.pop(0)()
+
+    return sleep
+
+
+def test_watch_to_the_end(baton: Baton, labour: Labour, tmp_path: Path) -> None:
+    job_id = submit(baton, labour, tmp_path, outputs=["m"])
+    baton.session_options = {
+        "sleep": steps(
+            lambda: labour.claim("gpu-1"),
+            lambda: labour.report(5, 20, 0.75),
+            lambda: None,
+            labour.release,
+            lambda: labour.claim("gpu-2"),
+            lambda: labour.complete({"m": b"x"}),
+        )
+    }
+    said = baton("watch", job_id[:12], "--json", "--price-per-hour", "2").ok()
+    seen = said.lines
+    assert [one["state"] for one in seen] == ["pending", "running", "running", "pending", "running", "complete"]
+    assert (seen[2]["step"], seen[2]["total_steps"], seen[2]["loss"], seen[2]["machine_id"]) == (5, 20, 0.75, "gpu-1")
+    assert [one["attempts"] for one in seen] == [0, 1, 1, 1, 2, 2]
+    assert seen[-1]["cost"] is not None
+    assert said.err == ""
+
+
+def test_watch_for_people(baton: Baton, labour: Labour, tmp_path: Path) -> None:
+    job_id = submit(baton, labour, tmp_path, policy={"max_failures": 1})
+    baton.session_options = {"sleep": steps(lambda: labour.claim("gpu-1"), lambda: labour.fail("exit code 1"))}
+    said = baton("watch", job_id)
+    assert said.code == 1, "the job failed"
+    assert said.err.splitlines()[:2] == ["pending", "running, 1 attempt"]
+    assert said.out.startswith(f"{job_id[:8]} failed")
+
+
+def test_the_price_of_the_profile(baton: Baton, labour: Labour, stack: Stack, tmp_path: Path) -> None:
+    baton("login", stack.url, "--price-per-hour", "0.5", stdin=stack.keys["submit"]).ok()
+    job_id = submit(baton, labour, tmp_path)
+    baton("stop", job_id).ok()
+    baton("login", stack.url, stdin=stack.keys["submit"]).ok()
+    said = baton("watch", job_id, "--json")
+    assert (said.code, said.lines[0]["cost"]) == (1, 0.0)
+
+
+def test_an_outage_is_waited_for_once_there_was_an_answer(
+    baton: Baton, labour: Labour, stack: Stack, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(session_module, "PATIENCE", RetryPolicy(max_tries=1, budget_s=5))
+    job_id = submit(baton, labour, tmp_path, outputs=["m"])
+    labour.claim()
+    labour.log(0, "first")
+    with FaultyProxy(stack.front) as front:
+        baton("login", front.url, stdin=stack.keys["submit"]).ok()
+        for arguments in (["watch", job_id, "--json"], ["logs", "-f", job_id, "--json"]):
+            with front.dropping() as trouble:
+                baton(*arguments).failed(4, "baton doctor")
+                front.forget(trouble)
+                baton.session_options = {
+                    "sleep": steps(
+                        lambda: front._troubles.append(trouble),
+                        lambda: None,
+                        lambda: front.forget(trouble),
+                        lambda: (_ for _ in ()).throw(KeyboardInterrupt),
+                    )
+                }
+                said = baton(*arguments)
+            assert said.code == 130
+            assert said.err.count("Still trying") == 1
+            assert json.loads(said.out.splitlines()[0])
+
+
+def test_logs_are_followed_to_the_end(baton: Baton, labour: Labour, tmp_path: Path) -> None:
+    job_id = submit(baton, labour, tmp_path, outputs=["m"])
+    labour.claim()
+    labour.log(0, "one", "two")
+
+    def last_words() -> None:
+        labour.log(3, "four")
+        labour.complete({"m": b"x"})
+
+    baton.session_options = {"sleep": steps(lambda: None, lambda: labour.log(2, "three"), last_words)}
+    assert baton("logs", "--follow", job_id).ok().out == "one\ntwo\nthree\nfour\n"
+
+
+@pytest.mark.parametrize("command", [["watch"], ["logs", "-f"], ["jobs", "--watch"]], ids=" ".join)
+def test_ctrl_c_ends_the_looking_and_not_the_job(
+    command: list[str], baton: Baton, labour: Labour, stack: Stack, tmp_path: Path
+) -> None:
+    job_id = submit(baton, labour, tmp_path)
+    labour.claim()
+    labour.log(0, "hello")
+    with FaultyProxy(stack.front) as front:
+        baton("login", front.url, stdin=stack.keys["submit"]).ok()
+        asked = len(front.requests())
+        arguments = [*command, job_id] if command != ["jobs", "--watch"] else [*command, "--queue", labour.queue]
+        running = baton.started(*arguments, "--json")
+        assert running.process.stdout is not None
+        first = running.process.stdout.readline()
+        assert json.loads(first)
+        said = running.interrupt()
+        assert len(front.requests()) > asked
+    assert (said.code, said.err) == (130, "baton: interrupted\n")
+    assert stack.job(job_id).state == "running"
+
+
+def test_a_reader_that_goes_away_is_no_error(baton: Baton, labour: Labour, tmp_path: Path) -> None:
+    job_id = submit(baton, labour, tmp_path)
+    labour.claim()
+    for first in range(0, 3000, 500):
+        labour.log(first, *("x" * 1000 for _ in range(500)))
+    running = baton.started("logs", job_id)
+    assert running.process.stdout is not None
+    running.process.stdout.read(10)
+    running.process.stdout.close()
+    assert running.process.stderr is not None
+    assert (running.process.wait(30), running.process.stderr.read()) == (141, "")
+    running.process.stderr.close()

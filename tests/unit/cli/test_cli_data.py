@@ -1,0 +1,95 @@
+from __future__ import annotations
+
+import os
+import threading
+from pathlib import Path
+
+import pytest
+
+from contract.base import MAX_OBJECT_BYTES
+from contract.transfers import ObjectView
+from gpu_client.cli.data import local_files, md5_of, plan_push
+from gpu_client.cli.errors import CliError
+from gpu_client.transport.errors import TransferCanceled
+
+HELLO_MD5 = "5d41402abc4b2a76b9719d911017c592"
+
+
+def stored(key: str, size_bytes: int, etag: str) -> dict[str, ObjectView]:
+    return {key: ObjectView(key=key, size_bytes=size_bytes, etag=etag, modified_at=1)}
+
+
+def md5(path: Path) -> str:
+    return md5_of(path, threading.Event())
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> dict[str, Path]:
+    """One file, `set/hello.txt`."""
+    (tmp_path / "hello.txt").write_bytes(b"hello")
+    return local_files(tmp_path, "set")
+
+
+@pytest.mark.parametrize(
+    ("there", "sent"),
+    [
+        ({}, True),
+        (stored("set/hello.txt", 5, HELLO_MD5), False),
+        (stored("set/hello.txt", 5, f'"{HELLO_MD5}"'), False),
+        (stored("set/hello.txt", 4, HELLO_MD5), True),
+        (stored("set/hello.txt", 5, "0" * 32), True),
+        (stored("set/hello.txt", 5, HELLO_MD5 + "-1"), True),
+        (stored("set/other.txt", 5, HELLO_MD5), True),
+    ],
+)
+def test_only_what_is_new_is_sent(files: dict[str, Path], there: dict[str, ObjectView], sent: bool) -> None:
+    plan = plan_push(files, there, md5)
+    assert plan.send == (files if sent else {})
+    assert plan.send_bytes == (5 if sent else 0)
+    assert plan.unchanged == (0 if sent else 1)
+
+
+def test_what_differs_in_size_is_not_read(files: dict[str, Path]) -> None:
+    def never(path: Path) -> str:
+        raise AssertionError(f"{path} was read")
+
+    assert plan_push(files, stored("set/hello.txt", 4, HELLO_MD5), never).send == files
+
+
+def test_hashing_stops_when_told(files: dict[str, Path]) -> None:
+    cancel = threading.Event()
+    cancel.set()
+    with pytest.raises(TransferCanceled):
+        plan_push(files, stored("set/hello.txt", 5, HELLO_MD5), lambda path: md5_of(path, cancel))
+
+
+def test_keys_keep_the_path_below_the_directory(tmp_path: Path) -> None:
+    (tmp_path / "a b" / "ü").mkdir(parents=True)
+    (tmp_path / "a b" / "ü" / "1.png").touch()
+    assert list(local_files(tmp_path, "sets/digits/")) == ["sets/digits/a b/ü/1.png"]
+
+
+@pytest.mark.parametrize("prefix", ["", "/", "../up", "a//b", "a\nb", "x" * 901])
+def test_prefixes_that_are_none(tmp_path: Path, prefix: str) -> None:
+    (tmp_path / "a").touch()
+    with pytest.raises(CliError, match="prefix"):
+        local_files(tmp_path, prefix)
+
+
+def test_what_cannot_be_stored_is_said_before_anything_is_sent(tmp_path: Path) -> None:
+    with pytest.raises(CliError, match="is not a directory"):
+        local_files(tmp_path / "absent", "set")
+    with pytest.raises(CliError, match="has no files"):
+        local_files(tmp_path, "set")
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(CliError, match="pipe is not a regular file"):
+        local_files(tmp_path, "set")
+    (tmp_path / "pipe").unlink()
+    (tmp_path / "back\\slash").touch()
+    with pytest.raises(CliError, match="backslash"):
+        local_files(tmp_path, "set")
+    (tmp_path / "back\\slash").unlink()
+    with (tmp_path / "huge").open("wb") as file:
+        file.truncate(MAX_OBJECT_BYTES + 1)
+    with pytest.raises(CliError, match=r"huge.*more than 5\.4 GB"):
+        local_files(tmp_path, "set")

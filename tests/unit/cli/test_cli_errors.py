@@ -1,0 +1,68 @@
+"""Every error becomes an exit code and a line that says what to do."""
+
+from __future__ import annotations
+
+import pytest
+import typer
+
+from contract.errors import ErrorCode
+from gpu_client.cli.errors import CliError, ExitCode, describe
+from gpu_client.transport.errors import (
+    ApiError,
+    ChecksumMismatch,
+    DiskFull,
+    TransferCanceled,
+    UnexpectedAnswer,
+    Unreachable,
+    api_error_class,
+)
+
+
+def refusal(code: str, status: int = 403, **more: object) -> ApiError:
+    message = f"It is so. {ErrorCode(code).remedy}" if code in set(ErrorCode) else "It is so."
+    return api_error_class(code, status)(code=code, status=status, message=message, **more)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "said"),
+    [
+        (CliError("wrong", "Do right."), ExitCode.USAGE, "wrong. Do right."),
+        (CliError("wrong", exit_code=ExitCode.FAILED), ExitCode.FAILED, "wrong"),
+        (typer.BadParameter("no number"), ExitCode.USAGE, "--help"),
+        (KeyboardInterrupt(), ExitCode.INTERRUPTED, "interrupted"),
+        (TransferCanceled("x"), ExitCode.INTERRUPTED, "interrupted"),
+        (typer.Abort(), ExitCode.INTERRUPTED, "interrupted"),
+        (Unreachable("no answer"), ExitCode.UNREACHABLE, "baton doctor"),
+        (UnexpectedAnswer("what?"), ExitCode.UNREACHABLE, "baton doctor"),
+        (DiskFull("no space left"), ExitCode.FAILED, "Make room, then repeat"),
+        (ChecksumMismatch("a.bin: other"), ExitCode.FAILED, "a.bin: other. What is done stays done"),
+        (PermissionError(13, "Permission denied", "/x/y"), ExitCode.FAILED, "/x/y: Permission denied"),
+        (RuntimeError("oops"), ExitCode.FAILED, "a defect of this program (RuntimeError: oops)"),
+    ],
+)
+def test_lines(error: BaseException, code: ExitCode, said: str) -> None:
+    found_code, line = describe(error)
+    assert found_code is code
+    assert said in line
+
+
+@pytest.mark.parametrize("code", [ErrorCode.KEY_UNKNOWN, ErrorCode.KEY_EXPIRED, ErrorCode.KEY_REVOKED])
+def test_a_key_that_will_not_do(code: ErrorCode) -> None:
+    found, line = describe(refusal(code))
+    assert found is ExitCode.REFUSED
+    assert line.startswith(f"{code.value}: It is so. ")
+    assert "baton login" in line
+
+
+@pytest.mark.parametrize("code", [code for code in ErrorCode if code.status < 500])
+def test_every_refusal_has_its_code_and_one_remedy(code: ErrorCode) -> None:
+    found, line = describe(refusal(code, code.status, field="steps"))
+    assert found is ExitCode.REFUSED
+    assert line.startswith(f"{code.value}: It is so. ")
+    assert line.endswith("(field steps)")
+    assert "ask for work" not in line or code.value.startswith(("lease", "job_not_running")), "that is for workers"
+
+
+def test_an_answer_that_is_not_ours() -> None:
+    line = describe(refusal("http_403", foreign=True))[1]
+    assert "This answer is not Baton's" in line

@@ -1,0 +1,170 @@
+"""What `baton explain` says in each situation."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from contract.jobs import AttemptEnd, JobState, JobView
+from gpu_client.cli.explaining import Explanation, Facts, avoided_machines, explain, fruitless_interruptions, jobs_ahead
+from tests.unit.cli.cli_kit import ID, NOW, a_job, an_attempt
+
+
+def explained(job: JobView, **more: Any) -> Explanation:
+    return explain(Facts(now=NOW, job=job, **more))
+
+
+def another(number: int, **more: Any) -> JobView:
+    return a_job(id=f"{number:08d}-0000-4000-8000-000000000000", **more)
+
+
+def test_ready_and_nobody_there() -> None:
+    found = explained(a_job(queue="night"))
+    assert found.answer == "It has been ready for 10 min, and no worker has taken it. It is the next of its queue."
+    assert "BATON_QUEUE=night" in found.advice[0]
+
+
+def test_ready_behind_others_with_workers_busy() -> None:
+    ahead = [another(1, priority=90), another(2, created_at=NOW - 700), another(3, epoch=1, priority=1)]
+    behind = [another(4, priority=10), another(5, created_at=NOW), another(6, not_before=NOW + 60, priority=99)]
+    found = explained(a_job(), pending=[*behind, *ahead], running=[another(7)])
+    assert "3 jobs of the queue are handed out before it." in found.answer
+    assert found.advice == ["Workers are there, but busy or unsuitable: 1 job of the queue 'default' runs now."]
+    assert [one.id[:8] for one in jobs_ahead(a_job(), [*behind, *ahead], NOW)] == ["00000003", "00000001", "00000002"]
+
+
+def test_the_job_itself_and_other_queues_are_not_ahead() -> None:
+    assert jobs_ahead(a_job(), [a_job(priority=99), another(1, queue="other", priority=99)], NOW) == []
+
+
+def test_requirements_are_named() -> None:
+    needs = {"min_vram_gib": 24, "min_gpus": 2, "gpu_models": ["A100", "H100"]}
+    answer = explained(a_job(requirements=needs)).answer
+    assert "Only a worker that declares 24 GiB of GPU memory, 2 GPUs, one of the models A100, H100" in answer
+
+
+def test_waiting_after_a_failure() -> None:
+    job = a_job(
+        not_before=NOW + 45, reason={"code": "script_error", "message": "exit code 1"}, counters={"failures": 2}
+    )
+    failed = an_attempt(
+        1, AttemptEnd.FAILED, reason={"code": "script_error"}, exit_code=1, resumed_step=100, checkpoint_step=200
+    )
+    found = explained(job, attempts=[failed])
+    assert "after script_error: exit code 1, and is handed out again in 45 s" in found.answer
+    assert found.history == [
+        "attempt 1 on m-1, from step 100: failed after 1 min 40 s (script_error), exit code 1; committed step 200"
+    ]
+    assert found.budgets == ["2 of 3 failures"]
+
+
+def test_a_wait_that_has_ended() -> None:
+    job = a_job(not_before=NOW - 20)
+    failed = an_attempt(1, AttemptEnd.FAILED)
+    found = explained(job, attempts=[failed])
+    assert "Its wait ended 20 s ago" in found.answer
+    assert found.advice[-1] == "These machines failed it, and are not given it for now: m-1."
+
+
+def test_machines_are_avoided_for_a_while() -> None:
+    job = a_job(policy={"avoid_machine_s": 300})
+    old = an_attempt(1, AttemptEnd.FAILED, ended_at=NOW - 301)
+    new = an_attempt(2, AttemptEnd.FAILED, ended_at=NOW - 299)
+    lost = an_attempt(3, AttemptEnd.INTERRUPTED)
+    assert avoided_machines(Facts(now=NOW, job=job, attempts=[old, new, lost])) == ["m-2"]
+
+
+def test_running() -> None:
+    job = a_job(JobState.RUNNING, machine_id="gpu-7", lease_expires_at=NOW + 60, counters={"attempts": 1})
+    found = explained(job, attempts=[an_attempt(1)])
+    assert found.answer.startswith("It runs on gpu-7: running, 1 attempt")
+    assert found.history == ["attempt 1 on m-1, from the start: runs"]
+
+
+def test_running_and_asked_to_pause() -> None:
+    job = a_job(JobState.RUNNING, machine_id="gpu-7", lease_expires_at=NOW + 9, reason={"code": "paused_by_user"})
+    assert "was asked to pause" in explained(job, attempts=[an_attempt(1)]).answer
+
+
+@pytest.mark.parametrize(("silent_s", "advice"), [(20, 0), (200, 1)])
+def test_a_machine_that_is_silent(silent_s: int, advice: int) -> None:
+    job = a_job(JobState.RUNNING, machine_id="gpu-7", lease_expires_at=NOW - silent_s, checkpoint_step=400)
+    found = explained(job, attempts=[an_attempt(1)])
+    assert "gpu-7 has not been heard of" in found.answer
+    assert "goes on from step 400." in found.answer
+    assert len(found.advice) == advice
+
+
+def test_paused() -> None:
+    found = explained(a_job(JobState.PAUSED, reason={"code": "paused_by_user", "message": "too dear at noon"}))
+    assert "paused by a user (too dear at noon)" in found.answer
+    assert "baton resume ID" in found.advice[0]
+
+
+def test_complete() -> None:
+    job = a_job(JobState.COMPLETE, completed_at=NOW, counters={"attempts": 3, "runtime_s": 300})
+    assert explained(job).answer == (
+        "It is complete: 10 min after it was submitted, of which it ran 5 min, in 3 attempts."
+    )
+
+
+@pytest.mark.parametrize(
+    ("code", "said", "advice"),
+    [
+        ("failure_cap", "its command failed too often", "baton logs ID"),
+        ("node_fault_cap", "faulty machines", "baton show ID"),
+        ("interruption_cap", "lost its machine too often", "max_interruptions"),
+        ("fruitless_interruption_cap", "probably kills them", "checkpoints more often"),
+        ("max_runtime", "used up the time", "max_runtime_s"),
+        ("deadline", "deadline has passed", "deadline_at"),
+        ("something_new", "something_new: because", "baton show ID"),
+    ],
+)
+def test_failed(code: str, said: str, advice: str) -> None:
+    job = a_job(JobState.FAILED, reason={"code": code, "message": "because"})
+    last = an_attempt(3, AttemptEnd.FAILED, log_tail=["Traceback", "CUDA out of memory"])
+    found = explained(job, attempts=[last])
+    assert said in found.answer
+    assert "because" in found.answer
+    assert found.advice[0] == "Its last words: CUDA out of memory"
+    assert advice in found.advice[1]
+    assert found.advice[1].endswith("then: baton retry ID")
+
+
+def test_canceled() -> None:
+    job = a_job(JobState.CANCELED, reason={"code": "canceled_by_user", "message": "wrong prompt"})
+    assert explained(job).answer == "It was stopped by a user (wrong prompt)."
+
+
+def test_death_by_signal_is_told() -> None:
+    killed = an_attempt(1, AttemptEnd.FAILED, signal=9, reason={"code": "out_of_memory", "message": "killed"})
+    assert "(out_of_memory: killed), by signal 9" in explained(a_job(), attempts=[killed]).history[0]
+
+
+def test_machines_lost_in_a_row() -> None:
+    lost = an_attempt(1, AttemptEnd.INTERRUPTED)
+    fruitful = an_attempt(2, AttemptEnd.INTERRUPTED, checkpoint_step=7)
+    released = an_attempt(3, AttemptEnd.RELEASED)
+    assert fruitless_interruptions([lost, fruitful]) == 0
+    assert fruitless_interruptions([fruitful, lost, released, lost]) == 2
+    assert fruitless_interruptions([]) == 0
+
+
+def test_budgets() -> None:
+    job = a_job(
+        counters={"interruptions": 4, "node_faults": 1, "runtime_s": 1800},
+        policy={"max_runtime_s": 7200, "deadline_at": NOW + 3600},
+    )
+    assert explained(job, attempts=[an_attempt(1, AttemptEnd.INTERRUPTED)]).budgets == [
+        "1 of 10 faulty machines",
+        "4 of 100 lost machines",
+        "1 of 10 lost in a row without a checkpoint",
+        "30 min of 2 h of running",
+        "1 h to its deadline",
+    ]
+
+
+def test_every_state_has_an_answer() -> None:
+    for state in JobState:
+        assert explained(a_job(state, id=ID)).answer

@@ -1,0 +1,176 @@
+"""The program as a whole, without a control plane: help, usage, unknown profiles, interruptions, defects."""
+
+from __future__ import annotations
+
+import ast
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import typer
+
+from gpu_client.cli import jobs as jobs_module
+from gpu_client.cli import local as local_module
+from gpu_client.cli.__main__ import run
+from gpu_client.cli.main import app, main
+from gpu_client.cli.session import Session
+
+GROUPS = {"data": ["push", "ls"], "keys": ["create", "list", "revoke", "rotate"]}
+NEEDS_ID = ["show", "watch", "logs", "events", "explain", "stop", "pause", "resume", "retry"]
+COMMANDS = [
+    *([name] for name in ["login", "submit", "jobs", "fetch", "local", "doctor", *NEEDS_ID]),
+    *([group, name] for group, names in GROUPS.items() for name in names),
+]
+
+
+@pytest.fixture
+def session(tmp_path: Path) -> Session:
+    return Session(environ={"XDG_CONFIG_HOME": str(tmp_path), "XDG_STATE_HOME": str(tmp_path)})
+
+
+def test_every_command_is_there() -> None:
+    command = typer.main.get_command(app)
+    assert sorted(command.commands) == sorted({words[0] for words in COMMANDS})  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("words", COMMANDS, ids=" ".join)
+def test_every_command_has_help_and_json(
+    words: list[str], session: Session, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([*words, "--help"], session) == 0
+    said = capsys.readouterr().out
+    assert "Usage: baton" in said
+    assert "--json" in said
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["nonsense"],
+        ["jobs", "--nonsense"],
+        ["show"],
+        ["jobs", "--limit", "0"],
+        ["jobs", "--limit", "many"],
+        ["jobs", "--status", "asleep"],
+        ["keys", "create", "x"],
+        ["submit"],
+        ["data", "push", "/", "a", "b"],
+        ["keys", "rotate", "abcd", "--overlap", "soon"],
+        ["watch", "146683a1", "--every", "nan"],
+        ["watch", "146683a1", "--price-per-hour", "inf"],
+        ["login", "https://host", "--price-per-hour", "nan"],
+    ],
+    ids=" ".join,
+)
+def test_wrong_usage_is_one_line_and_exit_code_2(
+    words: list[str], session: Session, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(words, session) == 2
+    seen = capsys.readouterr()
+    assert seen.out == ""
+    assert seen.err.startswith("baton: ")
+    assert seen.err.count("\n") == 1
+
+
+@pytest.mark.parametrize("words", [["jobs"], ["show", "146683a1"], ["keys", "list"], ["data", "ls"]], ids=" ".join)
+def test_without_a_profile(words: list[str], session: Session, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*words, "--json"], session) == 2
+    seen = capsys.readouterr()
+    assert seen.out == ""
+    assert "baton login" in seen.err
+
+
+@pytest.mark.parametrize(
+    ("url", "key"), [("ftp://host", "key"), ("https://", "key"), ("https://me:pw@host", "key"), ("https://h", "a b")]
+)
+def test_addresses_and_keys_that_are_none(
+    url: str, key: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    environ = {"BATON_API_URL": url, "BATON_API_KEY": key, "XDG_CONFIG_HOME": str(tmp_path)}
+    assert main(["jobs"], Session(environ=environ)) == 2
+    assert "baton login --help" in capsys.readouterr().err
+
+
+def test_the_version(session: Session, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--version"], session) == 0
+    assert capsys.readouterr().out.startswith("baton ")
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_signals_end_it_in_good_order(
+    number: signal.Signals, session: Session, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = signal.getsignal(number)
+    monkeypatch.setattr(jobs_module, "session_of", lambda _: signal.raise_signal(number))
+    assert main(["jobs"], session) == 130
+    assert session.cancel.is_set()
+    assert capsys.readouterr().err == "baton: interrupted\n"
+    assert signal.getsignal(number) == before
+
+
+def test_a_defect_is_one_line_without_a_traceback(
+    session: Session, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def broken(_: object) -> None:
+        raise KeyError("x")
+
+    monkeypatch.setattr(jobs_module, "session_of", broken)
+    assert main(["jobs"], session) == 1
+    said = capsys.readouterr().err
+    assert said == "baton: a defect of this program (KeyError: 'x'). BATON_DEBUG=1 shows where.\n"
+    session.environ = {"BATON_DEBUG": "1"}
+    assert main(["jobs"], session) == 1
+    assert "Traceback" in capsys.readouterr().err
+
+
+def test_local_says_what_is_missing(
+    session: Session, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(local_module, "find_spec", lambda name: None if name == "uvicorn" else object())
+    assert main(["local"], session) == 1
+    assert "not installed (uvicorn missing). In a checkout of the repository: make local" in capsys.readouterr().err
+
+
+def test_local_becomes_the_local_stack(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
+    started: list[list[str]] = []
+    monkeypatch.setattr(os, "execv", lambda program, command: started.append([program, *command]))
+    assert main(["local", "--port", "0", "--forget", "--json"], session) == 0
+    assert started == [[sys.executable, sys.executable, "-m", "functions.local", "--port", "0", "--forget", "--json"]]
+
+
+def test_where_only_the_agent_is_installed(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.delitem(sys.modules, "gpu_client.cli.main")
+    monkeypatch.setitem(sys.modules, "typer", None)
+    assert run() == 1
+    said = capsys.readouterr().err
+    assert said == "baton: typer is not installed. Install the command line: pip install 'baton[cli]'\n"
+
+
+def test_what_is_missing_of_our_own_is_a_defect(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "gpu_client.cli.main", None)
+    with pytest.raises(ImportError):
+        run()
+
+
+def test_nothing_of_the_control_plane_is_imported() -> None:
+    program = (
+        "import sys; from gpu_client.cli.main import main; main(['--help']);"
+        "print([name for name in sys.modules if name.partition('.')[0] in ('functions', 'boto3', 'botocore', 'torch')])"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=60)
+    assert done.stdout.splitlines()[-1] == "[]"
+
+
+def test_no_command_takes_a_key_as_an_argument() -> None:
+    """Arguments are seen by every user of the machine (`ps`) and kept in the shell's history."""
+    cli = Path(jobs_module.__file__).parent
+    options = [
+        node.value
+        for path in cli.glob("*.py")
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and node.value.startswith("--")
+    ]
+    assert not {option for option in options if option in ("--key", "--api-key", "--token", "--secret")}

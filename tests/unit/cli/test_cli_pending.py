@@ -1,0 +1,66 @@
+"""A submission that may have arrived is repeated with its key; one whose outcome is known is not."""
+
+from __future__ import annotations
+
+import os
+import stat
+from pathlib import Path
+
+import pytest
+
+from gpu_client.cli.pending import FORGOTTEN_AFTER_S, idempotency_key
+from gpu_client.transport.errors import ApiError, Unreachable
+
+
+def interrupted(directory: Path, *asked: str, by: BaseException) -> str:
+    with pytest.raises(type(by)), idempotency_key(directory, *asked) as key:
+        raise by
+    return key
+
+
+@pytest.mark.parametrize("by", [KeyboardInterrupt(), Unreachable("nobody")])
+def test_after_an_interruption_the_same_job_has_the_same_key(tmp_path: Path, by: BaseException) -> None:
+    first = interrupted(tmp_path, "job", by=by)
+    with idempotency_key(tmp_path, "another job") as other:
+        assert other != first
+    with idempotency_key(tmp_path, "job") as again:
+        assert again == first
+    with idempotency_key(tmp_path, "job") as later:
+        assert later != first
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_refusal_is_an_outcome(tmp_path: Path) -> None:
+    first = interrupted(tmp_path, "job", by=ApiError(code="wrong_scope", status=403, message="no"))
+    with idempotency_key(tmp_path, "job") as again:
+        assert again != first
+
+
+def test_two_at_once_are_two_jobs(tmp_path: Path) -> None:
+    with idempotency_key(tmp_path, "job") as first, idempotency_key(tmp_path, "job") as second:
+        assert first != second
+
+
+def test_after_a_day_it_is_another_job(tmp_path: Path) -> None:
+    first = interrupted(tmp_path, "job", by=KeyboardInterrupt())
+    (record,) = tmp_path.iterdir()
+    long_ago = record.stat().st_mtime - FORGOTTEN_AFTER_S - 5
+    os.utime(record, (long_ago, long_ago))
+    with idempotency_key(tmp_path, "job") as again:
+        assert again != first
+
+
+def test_a_damaged_record_is_replaced(tmp_path: Path) -> None:
+    interrupted(tmp_path, "job", by=KeyboardInterrupt())
+    (record,) = tmp_path.iterdir()
+    record.write_text("nonsense " * 50)
+    second = interrupted(tmp_path, "job", by=KeyboardInterrupt())
+    assert record.read_text() == second
+
+
+def test_nothing_of_the_job_is_in_the_record(tmp_path: Path) -> None:
+    key = interrupted(tmp_path / "new", "prompt", by=KeyboardInterrupt())
+    (record,) = (tmp_path / "new").iterdir()
+    assert record.read_text() == key
+    assert "prompt" not in record.name
+    assert stat.S_IMODE(record.stat().st_mode) == 0o600

@@ -1,0 +1,118 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from contract.jobs import InputRef, JobSubmit
+from gpu_client.cli.errors import CliError
+from gpu_client.cli.submission import Options, build_job, parse_input, parse_setting, read_document
+
+DIGITS = {"recipe": "digits@1"}
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("steps=600", 600),
+        ("rate=2e-3", 0.002),
+        ("fast=true", True),
+        ("nothing=null", None),
+        ("prompt=a photo of timberdog", "a photo of timberdog"),
+        ('text="600"', "600"),
+        ("empty=", ""),
+        ("equation=a=b", "a=b"),
+        ("list=[1, 2]", [1, 2]),
+        ("broken=[1,", "[1,"),
+    ],
+)
+def test_settings(text: str, value: object) -> None:
+    assert parse_setting(text) == (text.partition("=")[0], value)
+
+
+@pytest.mark.parametrize("text", ["steps", "=600", ""])
+def test_settings_that_are_none(text: str) -> None:
+    with pytest.raises(CliError, match="is not NAME=VALUE"):
+        parse_setting(text)
+
+
+def test_inputs() -> None:
+    assert parse_input("digits/") == {"prefix": "digits/"}
+    assert parse_input("sets/digits/:digits/train") == {"prefix": "sets/digits/", "into": "digits/train"}
+    with pytest.raises(CliError, match="names no prefix"):
+        parse_input(":digits")
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("job.json", '{"recipe": "digits@1", "parameters": {"steps": 600}}'),
+        ("job.yaml", "recipe: digits@1\nparameters: {steps: 600}\n"),
+        ("-", '{"recipe": "digits@1", "parameters": {"steps": 600}}'),
+    ],
+)
+def test_documents(name: str, text: str) -> None:
+    assert read_document(text, name) == {"recipe": "digits@1", "parameters": {"steps": 600}}
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "said"),
+    [
+        ("job.json", '{"recipe": ', "job.json is not JSON: .* line 1, column 12"),
+        ("job.json", "recipe: digits@1", "job.json is not JSON"),
+        ("job.yaml", "a: [1, 2", "job.yaml is not YAML: .* line 1"),
+        ("job.yaml", "a: !!python/object/apply:os.system ['true']", "job.yaml is not YAML"),
+        ("job.yaml", "", "does not describe a job"),
+        ("job.yaml", "- recipe", "does not describe a job"),
+        ("job.yaml", "just text", "does not describe a job"),
+        ("job.json", "[" * 100_000, "nested too deeply|not JSON"),
+    ],
+)
+def test_documents_that_are_none(name: str, text: str, said: str) -> None:
+    with pytest.raises(CliError, match=said):
+        read_document(text, name)
+
+
+def test_options_add_to_the_document_and_win_over_it() -> None:
+    document: dict[str, Any] = {
+        "recipe": "digits@1",
+        "queue": "slow",
+        "parameters": {"steps": 1, "seed": 7},
+        "inputs": [{"prefix": "a/"}],
+        "tags": {"who": "me"},
+    }
+    options = Options(
+        name="night", queue="fast", priority=90, settings=["steps=600"], inputs=["b/:b"], tags=["who=you", "x=1"]
+    )
+    assert build_job(document, options) == JobSubmit(
+        recipe="digits@1",
+        name="night",
+        queue="fast",
+        priority=90,
+        parameters={"steps": 600, "seed": 7},
+        inputs=[InputRef(prefix="a/"), InputRef(prefix="b/", into="b")],
+        tags={"who": "you", "x": "1"},
+    )
+    assert document["parameters"] == {"steps": 1, "seed": 7}, "the document itself is left alone"
+
+
+def test_what_was_not_said_is_not_sent() -> None:
+    assert build_job(dict(DIGITS), Options()).model_dump(exclude_unset=True) == DIGITS
+
+
+@pytest.mark.parametrize(
+    ("document", "said"),
+    [
+        ({}, "exactly one of 'recipe' and 'command'"),
+        ({"recipe": "digits@1", "command": ["x"]}, "exactly one of"),
+        ({"recipe": "digits"}, "recipe: "),
+        ({**DIGITS, "prioritty": 3}, "prioritty: "),
+        ({**DIGITS, "priority": 300}, "priority: .*100"),
+        ({**DIGITS, "policy": {"max_failures": 0}}, "policy.max_failures: "),
+        ({**DIGITS, "inputs": [{"prefix": "../up"}]}, "inputs.0.prefix: "),
+        ({**DIGITS, **{f"f{n}": 1 for n in range(9)}}, "and 4 more"),
+    ],
+)
+def test_no_jobs(document: dict[str, Any], said: str) -> None:
+    with pytest.raises(CliError, match=f"this is no job: .*{said}"):
+        build_job(document, Options())
