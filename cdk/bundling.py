@@ -78,16 +78,10 @@ def _install(output: Path, target: Target) -> None:
     )
     command = [
         str(Path(sysconfig.get_path("scripts"), "uv")),
-        *(
-            "pip",
-            "install",
-            "--quiet",
-            "--no-config",
-            "--no-progress",
-            "--only-binary",
-            ":all:",
-            "--no-compile-bytecode",
-        ),
+        *("pip", "install", "--quiet", "--no-config", "--no-progress", "--no-compile-bytecode"),
+        # What a proxy in between signs is as good to uv as it is to pip.
+        "--system-certs",
+        *("--only-binary", ":all:"),
         *("--target", str(output), "--constraint", str(ROOT / "constraints.txt"), "--python-version", version),
         *platform,
         *requirements(),
