@@ -25,6 +25,7 @@ ROOT = Path(__file__).parents[2]
 DOCKERFILE = ROOT / "gpu_client" / "Dockerfile"
 IGNORED = ROOT / "gpu_client" / "Dockerfile.dockerignore"
 UV = str(Path(sysconfig.get_path("scripts"), "uv"))
+INSTALL = [UV, "pip", "install", "--quiet", "--no-config", "--system-certs", "--only-binary", ":all:"]
 PYTHON_OF_THE_BASE = "3.12"
 """Ubuntu 24.04's."""
 PLATFORM = "x86_64-manylinux_2_28"
@@ -137,7 +138,7 @@ def test_it_runs_as_nobody_in_particular_and_hears_signals() -> None:
 def test_every_dependency_has_a_wheel_for_the_image(tmp_path: Path) -> None:
     """The image has no compiler."""
     command = [
-        UV, "pip", "install", "--quiet", "--no-config", "--only-binary", ":all:", "--target", str(tmp_path),
+        *INSTALL, "--target", str(tmp_path),
         "--constraint", str(ROOT / "constraints.txt"), "--python-version", PYTHON_OF_THE_BASE,
         "--python-platform", PLATFORM, *client_requirements(),
     ]  # fmt: skip
@@ -164,7 +165,7 @@ class Image:
         subprocess.run(
             [UV, "venv", "--quiet", "--no-config", "--python", sys.executable, folder / "opt/baton"], check=True
         )
-        install = [UV, "pip", "install", "--quiet", "--no-config", "--only-binary", ":all:", "--python", self.python]
+        install = [*INSTALL, "--python", self.python]
         constraint = ["--constraint", str(ROOT / "constraints.txt")]
         subprocess.run([*install, *constraint, *client_requirements()], check=True)
         for sources, destination in copied():
