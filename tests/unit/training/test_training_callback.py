@@ -1,4 +1,4 @@
-"""The Hugging Face callback, without a Trainer: that is in tests/functional/training."""
+"""The Hugging Face callback, without a Trainer: that is in tests/e2e/training."""
 
 from __future__ import annotations
 
