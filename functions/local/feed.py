@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import threading
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any
@@ -11,17 +10,15 @@ from typing import Any
 from botocore.exceptions import BotoCoreError, ClientError
 
 from functions.local.front import LambdaHandler, LocalContext
-from functions.local.running import Running
-from functions.local.schedule import Stopper
+from functions.local.running import Background, Stopper
 from functions.storage.stream import is_transition
 
 logger = logging.getLogger(__name__)
 
 BATCH_RECORDS = 100
-STOP_TIMEOUT_S = 30.0
 
 
-class StreamFeed(Running):
+class StreamFeed(Background):
     """Reads the stream `stream_arn` through `client` (of `dynamodbstreams`) every `interval_s` seconds in a thread.
 
     The emulated stream has one shard, and remembers nothing of earlier runs. As Lambda does: from the record that the
@@ -37,35 +34,19 @@ class StreamFeed(Running):
         interval_s: float = 0.5,
         stopper: Stopper | None = None,
     ) -> None:
+        super().__init__("feed", stopper)
         self._handler = handler
         self._client = client
         self._stream_arn = stream_arn
         self._interval_s = interval_s
-        self._stopper: Stopper = stopper or threading.Event()
-        self._thread: threading.Thread | None = None
         self._iterator: str | None = None
         self._done = ""
         """Sequence number of the last record that need not come again; empty before the first."""
 
-    def start(self) -> None:
-        """Begin. Raises RuntimeError if it was started before."""
-        if self._thread is not None:
-            raise RuntimeError("the feed was already started")
-        self._thread = threading.Thread(target=self.run, name="feed", daemon=True)
-        self._thread.start()
-
-    def stop(self) -> None:
-        """End, after the batch under way. Raises RuntimeError when that does not end."""
-        self._stopper.set()
-        if self._thread is not None:
-            self._thread.join(STOP_TIMEOUT_S)
-            if self._thread.is_alive():
-                raise RuntimeError(f"the publisher did not return within {STOP_TIMEOUT_S:.0f} s")
-
     def run(self) -> None:
         """The thread's loop; returns when stopped."""
         while not self._stopper.wait(self._interval_s):
-            while self.tick():
+            while self.tick() and not self._stopper.wait(0):
                 pass
 
     def tick(self) -> bool:

@@ -3,21 +3,17 @@
 from __future__ import annotations
 
 import logging
-import threading
 from typing import Any
 
 from botocore.exceptions import BotoCoreError, ClientError
 
 from functions.local.front import LambdaHandler, LocalContext
-from functions.local.running import Running
-from functions.local.schedule import Stopper
+from functions.local.running import Background, Stopper
 
 logger = logging.getLogger(__name__)
 
-STOP_TIMEOUT_S = 30.0
 
-
-class LineFeed(Running):
+class LineFeed(Background):
     """Takes from the queue `url` through `client` every `interval_s` seconds in a thread, one message at a time.
 
     As Lambda does: what the handler does not name as failed is deleted; everything else comes again when it is visible
@@ -34,28 +30,12 @@ class LineFeed(Running):
         postpone_s: int = 5,
         stopper: Stopper | None = None,
     ) -> None:
+        super().__init__("line", stopper)
         self._handler = handler
         self._client = client
         self._url = url
         self._interval_s = interval_s
         self._postpone_s = postpone_s
-        self._stopper: Stopper = stopper or threading.Event()
-        self._thread: threading.Thread | None = None
-
-    def start(self) -> None:
-        """Begin. Raises RuntimeError if it was started before."""
-        if self._thread is not None:
-            raise RuntimeError("the feed was already started")
-        self._thread = threading.Thread(target=self.run, name="line", daemon=True)
-        self._thread.start()
-
-    def stop(self) -> None:
-        """End, after the delivery under way. Raises RuntimeError when that does not end."""
-        self._stopper.set()
-        if self._thread is not None:
-            self._thread.join(STOP_TIMEOUT_S)
-            if self._thread.is_alive():
-                raise RuntimeError(f"the deliverer did not return within {STOP_TIMEOUT_S:.0f} s")
 
     def run(self) -> None:
         """The thread's loop; returns when stopped."""

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import socket
+import threading
 from abc import ABC, abstractmethod
 from types import TracebackType
-from typing import Self
+from typing import Protocol, Self
 
 HOST = "127.0.0.1"
 """Everything listens here only."""
+THREAD_STOP_TIMEOUT_S = 30.0
 
 
 class Running(ABC):
@@ -30,6 +32,44 @@ class Running(ABC):
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         self.stop()
+
+
+class Stopper(Protocol):
+    """Waiting that can be cut short; `threading.Event` is one."""
+
+    def wait(self, timeout: float) -> bool:
+        """Wait up to `timeout` seconds; True when stopped."""
+
+    def set(self) -> None:
+        """Stop."""
+
+
+class Background(Running):
+    """A loop in a thread called `name`: `run` returns when `self._stopper` says so. Once stopped it stays stopped."""
+
+    def __init__(self, name: str, stopper: Stopper | None) -> None:
+        self._name = name
+        self._stopper: Stopper = stopper or threading.Event()
+        self._thread: threading.Thread | None = None
+
+    @abstractmethod
+    def run(self) -> None:
+        """The thread's loop."""
+
+    def start(self) -> None:
+        """Begin. Raises RuntimeError if it was started before."""
+        if self._thread is not None:
+            raise RuntimeError(f"the {self._name} was already started")
+        self._thread = threading.Thread(target=self.run, name=self._name, daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        """End, after the call under way. Raises RuntimeError when that call does not come back."""
+        self._stopper.set()
+        if self._thread is not None:
+            self._thread.join(THREAD_STOP_TIMEOUT_S)
+            if self._thread.is_alive():
+                raise RuntimeError(f"the {self._name}'s handler did not return within {THREAD_STOP_TIMEOUT_S:.0f} s")
 
 
 def bound_socket(port: int) -> socket.socket:

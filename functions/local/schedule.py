@@ -3,29 +3,16 @@
 from __future__ import annotations
 
 import logging
-import threading
 import time
 import uuid
 from collections.abc import Callable
 from datetime import UTC, datetime
-from typing import Any, Protocol
+from typing import Any
 
 from functions.local.front import LambdaHandler, LocalContext
-from functions.local.running import Running
+from functions.local.running import Background, Stopper
 
 logger = logging.getLogger(__name__)
-
-STOP_TIMEOUT_S = 30.0
-
-
-class Stopper(Protocol):
-    """Waiting that can be cut short; `threading.Event` is one."""
-
-    def wait(self, timeout: float) -> bool:
-        """Wait up to `timeout` seconds; True when stopped."""
-
-    def set(self) -> None:
-        """Stop."""
 
 
 def scheduled_event(now_s: float) -> dict[str, Any]:
@@ -43,7 +30,7 @@ def scheduled_event(now_s: float) -> dict[str, Any]:
     }
 
 
-class Schedule(Running):
+class Schedule(Background):
     """Calls `handler` every `interval_s` seconds in a thread.
 
     The first call comes after one interval. A call that fails is logged and the next one comes all the same; one that
@@ -61,27 +48,11 @@ class Schedule(Running):
     ) -> None:
         if interval_s <= 0:
             raise ValueError(f"interval_s must be positive, not {interval_s}")
+        super().__init__("schedule", stopper)
         self._handler = handler
         self._interval_s = interval_s
         self._clock = clock
         self._monotonic = monotonic
-        self._stopper: Stopper = stopper or threading.Event()
-        self._thread: threading.Thread | None = None
-
-    def start(self) -> None:
-        """Begin. Raises RuntimeError if it was started before: a stopped schedule stays stopped."""
-        if self._thread is not None:
-            raise RuntimeError("the schedule was already started")
-        self._thread = threading.Thread(target=self.run, name="schedule", daemon=True)
-        self._thread.start()
-
-    def stop(self) -> None:
-        """End, after the call under way. Raises RuntimeError when that call does not come back."""
-        self._stopper.set()
-        if self._thread is not None:
-            self._thread.join(STOP_TIMEOUT_S)
-            if self._thread.is_alive():
-                raise RuntimeError(f"the scheduled handler did not return within {STOP_TIMEOUT_S:.0f} s")
 
     def run(self) -> None:
         """The thread's loop; returns when stopped."""
