@@ -26,6 +26,9 @@ _TRANSLATING = tuple(
 )
 """IPv6 addresses that hold an IPv4 address: what they lead to is decided elsewhere."""
 
+_NOT_GLOBAL = tuple(map(ipaddress.ip_network, ("192.88.99.0/24", "3fff::/20")))
+"""Relays of 6to4 (RFC 7526) and documentation (RFC 9637), which Python's table of 3.11 takes for public."""
+
 
 class Webhook(Record):
     """Somebody who is told. `types` empty: of everything. `secret`: signs what is sent."""
@@ -124,7 +127,7 @@ def address_problem(address: str) -> str | None:
         "a multicast address": ip.is_multicast,
         "an unspecified address": ip.is_unspecified,
         "a reserved address": ip.is_reserved,
-        "a private address": not ip.is_global,
+        "a private address": not ip.is_global or any(ip in network for network in _NOT_GLOBAL),
     }
     if isinstance(ip, ipaddress.IPv6Address):
         kinds["a local address"] = ip.is_site_local or ip.scope_id is not None
