@@ -16,7 +16,8 @@ from pathlib import Path
 
 import botocore.session
 from botocore.config import Config
-from botocore.exceptions import BotoCoreError, ClientError
+from botocore.exceptions import BotoCoreError, ClientError, HTTPClientError
+from botocore.exceptions import ConnectionError as NotConnectedError
 
 from cdk import NODE
 from cdk.first_key import NotIssuedError, issue_admin_key
@@ -26,7 +27,7 @@ from cdk.store import StoreError, require_store
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent
 TOOLS = ROOT / ".cdk"
-"""The command line is installed here; it and its output are ignored by git."""
+"""The command line is installed here; it and its output, a folder for each stage, are ignored by git."""
 CLI = TOOLS / "node_modules" / "aws-cdk" / "bin" / "cdk"
 NPM = NODE.parents[1] / "lib" / "node_modules" / "npm" / "bin" / "npm-cli.js"
 COMMANDS = ("synth", "diff", "deploy", "destroy", "bootstrap", "admin-key", "check-store")
@@ -50,32 +51,46 @@ def main(arguments: list[str] | None = None) -> int:
     try:
         context = {"stage": given.stage, **_context(given.context)}
         stage = Stage.from_context(context)
-        if given.command != "synth":
-            require_account()
-        if given.command == "admin-key":
-            sys.stdout.write(f"{issue_admin_key(stage, given.tenant)}\n")
+        if said := prepare(given.command, stage, given.tenant):
+            sys.stdout.write(f"{said}\n")
             return 0
-        if given.command in ("deploy", "check-store"):
-            require_store(stage)
-        if given.command == "check-store":
-            sys.stdout.write("The object store may be used.\n" if stage.has_own_store else "The buckets are AWS's.\n")
-            return 0
-        install()
     except (StageError, ToolError, NotIssuedError, StoreError) as error:
         sys.stderr.write(f"baton: {error}\n")
         return USAGE_ERROR
+    except KeyboardInterrupt:
+        sys.stderr.write("baton: interrupted before anything was changed.\n")
+        return INTERRUPTED
     return run(given.command, stage.name, context, rest)
+
+
+def prepare(command: str, stage: Stage, tenant: str) -> str:
+    """See to what a command needs; what to print instead of going on, if that was all. Raises the errors above."""
+    if command != "synth":
+        require_account()
+    if command == "admin-key":
+        return issue_admin_key(stage, tenant)
+    if command in ("deploy", "check-store"):
+        require_store(stage)
+    if command == "check-store":
+        return "The object store may be used." if stage.has_own_store else "The buckets are AWS's."
+    if command == "destroy":
+        require_deployed(stage)
+    install()
+    return ""
 
 
 def run(command: str, stage: str, context: dict[str, str], more: list[str]) -> int:
     """Hand one command to the CDK command line, with the outputs of a deployment in `.cdk/<stage>.json`."""
-    line = [str(NODE), str(CLI), command, "--app", f'"{sys.executable}" -m cdk.app', "--output", str(TOOLS / "out")]
+    # Each stage has a folder of its own: while one is deployed the others can be.
+    line = [str(NODE), str(CLI), command, "--app", f'"{sys.executable}" -m cdk.app']
+    line += ["--output", str(TOOLS / "out" / stage)]
     for name, value in context.items():
         line += ["--context", f"{name}={value}"]
     if command == "synth":
         line += ["--quiet"]
     if command == "deploy":
-        line += ["--outputs-file", str(TOOLS / f"{stage}.json")]
+        # Tables outlive a stack that is destroyed, and a first deployment that failed: the next one takes them over.
+        line += ["--outputs-file", str(TOOLS / f"{stage}.json"), "--import-existing-resources"]
     environment = {**os.environ, "JSII_NODE": str(NODE), "CDK_DISABLE_CLI_TELEMETRY": "1"}
     again = f"`python -m cdk {command} --stage {stage}` again goes on from where it is"
     try:
@@ -102,7 +117,8 @@ def require_account() -> None:
         raise ToolError("no AWS credentials. Set AWS_PROFILE, or AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY.")
     if not region:
         raise ToolError("no AWS region. Set AWS_REGION, or `region` in the profile.")
-    known = session.get_available_regions("lambda")
+    partitions = session.get_available_partitions()
+    known = [name for partition in partitions for name in session.get_available_regions("lambda", partition)]
     if region not in known:
         raise ToolError(f"{region!r} is no AWS region with Lambda. Use one of {', '.join(known)}.")
     # Our own clients look at this name only, the CDK command line at both.
@@ -111,19 +127,34 @@ def require_account() -> None:
         session.create_client("sts", region_name=region, config=PATIENCE).get_caller_identity()
     except ClientError as error:
         raise ToolError(f"AWS refuses these credentials: {error.response['Error'].get('Message') or error}") from error
-    except BotoCoreError as error:
+    except (HTTPClientError, NotConnectedError) as error:
         raise ToolError(f"AWS cannot be reached: {error}") from error
+    except BotoCoreError as error:
+        raise ToolError(f"AWS's settings cannot be used: {error}") from error
+
+
+def require_deployed(stage: Stage) -> None:
+    """The stage's stack, whole or in part. Raises ToolError: destroying what is not there looks like success."""
+    cloud = botocore.session.get_session().create_client("cloudformation", config=PATIENCE)
+    try:
+        cloud.describe_stacks(StackName=f"baton-{stage.name}")
+    except ClientError as error:
+        if "does not exist" in str(error):
+            raise ToolError(f"stage {stage.name!r} is not deployed in this account and region.") from error
+        raise ToolError(f"CloudFormation refused: {error}") from error
+    except BotoCoreError as error:
+        raise ToolError(f"CloudFormation cannot be reached: {error}") from error
 
 
 def install() -> None:
     """The pinned command line, as the lock file says; does nothing when it is there. Raises ToolError."""
     lock = (HERE / "package-lock.json").read_text()
-    installed = TOOLS / "package-lock.json"
+    installed = TOOLS / "installed-lock.json"
     if CLI.exists() and installed.exists() and installed.read_text() == lock:
         return
     TOOLS.mkdir(exist_ok=True)
     (TOOLS / "package.json").write_text((HERE / "package.json").read_text())
-    installed.write_text(lock)
+    (TOOLS / "package-lock.json").write_text(lock)
     done = subprocess.run(
         [str(NODE), str(NPM), "ci", "--no-audit", "--no-fund", "--loglevel=error"],
         cwd=TOOLS,
@@ -132,8 +163,9 @@ def install() -> None:
         check=False,
     )
     if done.returncode:
-        installed.unlink()
         raise ToolError(f"the CDK command line could not be installed from npm: {done.stderr.strip()[-500:]}")
+    # Last: what was interrupted before is begun anew.
+    installed.write_text(lock)
 
 
 def _context(given: list[str]) -> dict[str, str]:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections.abc import Iterator, Mapping
 
-from aws_cdk import Duration
+from aws_cdk import Duration, Stack
 from aws_cdk import aws_apigatewayv2 as gateway
 from aws_cdk import aws_cloudwatch as cloudwatch
 from aws_cdk import aws_cloudwatch_actions as actions
 from aws_cdk import aws_dynamodb as dynamodb
+from aws_cdk import aws_iam as iam
 from aws_cdk import aws_lambda as lambda_
 from aws_cdk import aws_sns as sns
 from aws_cdk import aws_sns_subscriptions as subscriptions
@@ -17,6 +19,7 @@ from constructs import Construct
 
 from cdk.stage import Stage
 from functions.api.metrics import DIMENSION, NAMESPACE, UNITS
+from functions.storage.tables import TABLES
 
 PERIOD = Duration.minutes(5)
 ALARMS = {
@@ -77,14 +80,13 @@ class Alarms(Construct):
             below=1,
             says="nobody returns the jobs of lost machines: the schedule is off",
         )
-        for suffix, table in tables.items():
-            for kind, throttled in _throttled(table).items():
-                self._alarm(
-                    f"{suffix.capitalize()}{kind}Throttled",
-                    throttled,
-                    above=0,
-                    says=f"DynamoDB refused {kind.lower()} of the table {suffix}: a partition is too hot",
-                )
+        for place, kind, throttled in _throttled(tables):
+            self._alarm(
+                f"{''.join(word.capitalize() for word in re.split('[/_]', place))}{kind}Throttled",
+                throttled,
+                above=0,
+                says=f"DynamoDB refused {kind.lower()} of the table or index {place}: a partition is too hot",
+            )
         for name, (statistic, above, says) in ALARMS.items():
             self._alarm(name, _metric(stage, name, statistic), above=above, says=says)
         _dashboard(self, stage, api, functions, tables)
@@ -95,7 +97,7 @@ class Alarms(Construct):
             "EventsLate",
             publisher.metric("IteratorAge", period=PERIOD, statistic="Maximum"),
             above=PERIOD.to_milliseconds(),
-            says="jobs' events wait for 5 minutes and more: see the publisher's log; they are lost after 12 hours",
+            says="jobs' events wait for 5 minutes and more: see the publisher's log; after 12 hours they are given up",
         )
         self._alarm(
             "EventsDead",
@@ -141,6 +143,15 @@ class Alarms(Construct):
 
 def _to_email(scope: Construct, address: str) -> actions.SnsAction:
     topic = sns.Topic(scope, "Topic", enforce_ssl=True)
+    # To demand TLS the topic has a policy of its own, which takes the place of the one that lets alarms in.
+    topic.add_to_resource_policy(
+        iam.PolicyStatement(
+            actions=["sns:Publish"],
+            principals=[iam.ServicePrincipal("cloudwatch.amazonaws.com")],
+            resources=[topic.topic_arn],
+            conditions={"StringEquals": {"aws:SourceAccount": Stack.of(scope).account}},
+        )
+    )
     topic.add_subscription(subscriptions.EmailSubscription(address))
     return actions.SnsAction(topic)
 
@@ -155,9 +166,21 @@ def _metric(stage: Stage, name: str, statistic: str) -> cloudwatch.Metric:
     )
 
 
-def _throttled(table: dynamodb.Table) -> dict[str, cloudwatch.Metric]:
-    names = {"Reads": "ReadThrottleEvents", "Writes": "WriteThrottleEvents"}
-    return {kind: table.metric(name, period=PERIOD, statistic="Sum") for kind, name in names.items()}
+def _throttled(tables: Mapping[str, dynamodb.Table]) -> Iterator[tuple[str, str, cloudwatch.Metric]]:
+    """Place, kind and metric. An index is a place of its own: its table's metrics do not have what happens to it."""
+    for described in TABLES:
+        table = tables[described.suffix]
+        for index in (None, *(index.name for index in described.indexes)):
+            dimensions = {"TableName": table.table_name} | ({"GlobalSecondaryIndexName": index} if index else {})
+            for kind in ("Read", "Write"):
+                metric = cloudwatch.Metric(
+                    namespace="AWS/DynamoDB",
+                    metric_name=f"{kind}ThrottleEvents",
+                    dimensions_map=dimensions,
+                    statistic="Sum",
+                    period=PERIOD,
+                )
+                yield f"{described.suffix}/{index}" if index else described.suffix, f"{kind}s", metric
 
 
 def _dashboard(
@@ -197,6 +220,6 @@ def _dashboard(
         cloudwatch.GraphWidget(
             title="DynamoDB",
             left=[table.metric("ConsumedWriteCapacityUnits", statistic="Sum") for table in tables.values()],
-            right=[metric for table in tables.values() for metric in _throttled(table).values()],
+            right=[metric for _, _, metric in _throttled(tables)],
         ),
     )

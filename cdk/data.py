@@ -18,7 +18,7 @@ _PROJECTIONS = {"ALL": dynamodb.ProjectionType.ALL, "KEYS_ONLY": dynamodb.Projec
 
 
 class Tables(Construct):
-    """The three tables, as functions/storage/tables.py describes them: `by_suffix["jobs"]`."""
+    """The tables, as functions/storage/tables.py describes them: `by_suffix["jobs"]`."""
 
     def __init__(self, scope: Construct, id_: str, *, stage: Stage) -> None:
         super().__init__(scope, id_)
@@ -72,7 +72,8 @@ class Buckets(Construct):
             enforce_ssl=True,
             minimum_tls_version=1.2,
             object_ownership=s3.ObjectOwnership.BUCKET_OWNER_ENFORCED,
-            removal_policy=RemovalPolicy.DESTROY if stage.disposable else RemovalPolicy.RETAIN,
+            # A first deployment that fails leaves none behind: the next one would not find it by its name.
+            removal_policy=RemovalPolicy.DESTROY if stage.disposable else RemovalPolicy.RETAIN_ON_UPDATE_OR_DELETE,
             lifecycle_rules=[
                 s3.LifecycleRule(
                     id="abandoned-uploads",

@@ -59,6 +59,8 @@ class Functions(Construct):
                 environment=environment,
                 role=role,
                 log_group=log,
+                # Lambda's own repeats, of a call for which nobody waits: the next minute's sweep is one.
+                retry_attempts=0 if name == "sweeper" else None,
             )
             acknowledge(self.by_name[name], "L1", RUNTIME)
 

@@ -19,6 +19,8 @@ KEPT = Duration.days(4)
 """Longer than a delivery is tried: one that waits behind it in its group is tried too."""
 MAX_RECEIVES = 200
 """A day of tries has far fewer: only what crashes the deliverer each time is put aside."""
+AT_ONCE = 50
+"""Deliveries: however many servers are slow, they take no more of the account's functions from the API."""
 
 
 class Webhooks(Construct):
@@ -47,6 +49,7 @@ class Webhooks(Construct):
             # One at a time: what waits behind a failed delivery in its group does not count as tried.
             batch_size=1,
             report_batch_item_failures=True,
+            max_concurrency=AT_ONCE,
         )
         # Lambda tries the role's rights on the queue when the mapping is made.
         if deliverer.role is not None:

@@ -7,13 +7,15 @@ import os
 import subprocess
 import sys
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 from urllib.parse import urlsplit
 
 import boto3
 import requests
 
+from contract.events import JobEvent
 from contract.names import BUCKETS, Scope
+from contract.webhooks import DeliveryPage, DeliveryView
 from functions.local.emulator import Emulator
 from tests.control_plane import ControlPlane
 
@@ -40,6 +42,8 @@ class Deployment(ControlPlane):
             "admin": issue(url, first, Scope.ADMIN, Scope.SUBMIT, Scope.WORKER),
             "worker": issue(url, first, Scope.WORKER),
         }
+        # Before any event: a publisher that has looked for webhooks looks again after a minute.
+        self.webhook_id = webhook(url, keys["admin"])
         objects = boto3.client("s3", endpoint_url=emulator.endpoint_url)
         names = {name: outputs["".join(word.capitalize() for word in name.split("-"))] for name in BUCKETS}
         super().__init__(url, keys, objects, names)
@@ -49,11 +53,52 @@ class Deployment(ControlPlane):
         done = tool(self.emulator, "deploy", *DEPLOYED_HERE)
         return done.stdout + done.stderr
 
+    def listen(self, name: str, event_type: object) -> Ear:
+        """Make a rule on the bus, as a user makes one, for events of such a type, and listen at its target."""
+        events, sqs = self.emulator.client("events"), self.emulator.client("sqs")
+        queue = sqs.create_queue(QueueName=name)["QueueUrl"]
+        target = sqs.get_queue_attributes(QueueUrl=queue, AttributeNames=["QueueArn"])["Attributes"]["QueueArn"]
+        bus = self.outputs["EventBus"]
+        pattern = json.dumps({"source": ["baton"], "detail-type": [event_type]})
+        events.put_rule(Name=name, EventBusName=bus, EventPattern=pattern)
+        events.put_targets(Rule=name, EventBusName=bus, Targets=[{"Id": name, "Arn": target}])
+        return Ear(sqs, queue)
+
+    def deliveries(self) -> list[DeliveryView]:
+        """What the webhook's log says, newest event first."""
+        answer = requests.get(
+            f"{self.url}/webhooks/{self.webhook_id}/deliveries", headers={"x-api-key": self.keys["admin"]}, timeout=30
+        )
+        answer.raise_for_status()
+        return DeliveryPage.model_validate(answer.json()).deliveries
+
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_exception: object) -> None:
         self.client.close()
+
+
+class Ear:
+    """The target of a rule: `told` is what has arrived, in that order."""
+
+    def __init__(self, sqs: Any, queue: str) -> None:
+        self._sqs = sqs
+        self._queue = queue
+        self.told: list[dict[str, Any]] = []
+
+    def more(self) -> bool:
+        """Take what has arrived since; whether that was anything."""
+        answer = self._sqs.receive_message(QueueUrl=self._queue, MaxNumberOfMessages=10, WaitTimeSeconds=1)
+        messages = answer.get("Messages", [])
+        for message in messages:
+            self._sqs.delete_message(QueueUrl=self._queue, ReceiptHandle=message["ReceiptHandle"])
+            self.told.append(json.loads(message["Body"]))
+        return bool(messages)
+
+    def of_job(self, job_id: str) -> list[JobEvent]:
+        """What was told of a job."""
+        return [JobEvent.model_validate(event["detail"]) for event in self.told if event["detail"]["job_id"] == job_id]
 
 
 def issue(url: str, admin_key: str, *scopes: Scope) -> str:
@@ -63,6 +108,15 @@ def issue(url: str, admin_key: str, *scopes: Scope) -> str:
     answer.raise_for_status()
     key: str = answer.json()["key"]
     return key
+
+
+def webhook(url: str, admin_key: str) -> str:
+    """A new webhook, for the jobs that name it, at a host that no resolver may know; its id."""
+    body = {"url": "https://hooks.invalid/baton", "every_job": False}
+    answer = requests.post(f"{url}/webhooks", json=body, headers={"x-api-key": admin_key}, timeout=30)
+    answer.raise_for_status()
+    made: str = answer.json()["id"]
+    return made
 
 
 def tool(emulator: Emulator, command: str, *more: str) -> subprocess.CompletedProcess[str]:

@@ -10,10 +10,11 @@ from typing import Any
 import pytest
 import requests
 
-from contract.events import JobEvent
-from contract.jobs import AttemptEnd, JobState
+from contract.jobs import AttemptEnd, JobState, JobSubmit
+from contract.webhooks import DeliveryState, WebhookCreate
 from functions.local.emulator import Emulator
-from tests.deployment import DEPLOYED_HERE, Deployment, run_tool
+from functions.storage.tables import TABLES, create_tables
+from tests.deployment import DEPLOYED_HERE, STAGE, Deployment, run_tool
 from tests.stack import chain
 from tests.waiting import PATIENCE_S, until
 from tests.workshop import Workshop
@@ -30,7 +31,11 @@ def deployment() -> Iterator[Deployment]:
 
 
 def test_a_job_survives_its_machine(deployment: Deployment, tmp_path: Path) -> None:
-    """Through API Gateway, authorizer, Lambda, DynamoDB and S3 as deployed; SIGKILL after the first commit."""
+    """Through API Gateway, authorizer, Lambda, DynamoDB and S3 as deployed; SIGKILL after the first commit.
+
+    Whoever listens on the bus hears all of it, once each and in order.
+    """
+    ear = deployment.listen("everything", {"exists": True})
     shop = Workshop(deployment, tmp_path)
     try:
         job_id = shop.submit("chain.py", {"steps": STEPS, "every": 10, "step_s": 0.2}, heartbeat_interval_s=2)
@@ -48,40 +53,70 @@ def test_a_job_survives_its_machine(deployment: Deployment, tmp_path: Path) -> N
     assert finished.resumed_step is not None and finished.resumed_step >= step
     assert job.counters.interruptions == 1 and job.counters.failures == 0
     assert deployment.log_lines(job_id)
+    history = [(event.seq, event.type) for event in deployment.events(job_id)]
+    until(lambda: not ear.more() and len(ear.of_job(job_id)) >= len(history), PATIENCE_S, what="its whole history")
+    assert [(event.seq, event.type) for event in ear.of_job(job_id)] == history
+    assert {"job.started", "checkpoint.committed", "attempt.interrupted", "job.completed"} <= {
+        kind for _, kind in history
+    }
 
 
 def test_what_happens_to_a_job_is_told_on_the_bus(deployment: Deployment) -> None:
     """Table, stream, filter, publisher, bus, and a rule as a user makes one: the job's history, in order, once each."""
-    events, sqs = deployment.emulator.client("events"), deployment.emulator.client("sqs")
-    seen = sqs.create_queue(QueueName="seen")["QueueUrl"]
-    target = sqs.get_queue_attributes(QueueUrl=seen, AttributeNames=["QueueArn"])["Attributes"]["QueueArn"]
-    rule = {"Name": "jobs", "EventBusName": deployment.outputs["EventBus"]}
-    events.put_rule(**rule, EventPattern=json.dumps({"source": ["baton"], "detail-type": [{"prefix": "job."}]}))
-    events.put_targets(Rule=rule["Name"], EventBusName=rule["EventBusName"], Targets=[{"Id": "seen", "Arn": target}])
+    ear = deployment.listen("jobs", {"prefix": "job."})
     jobs = [deployment.submit("chain.py", {"steps": 1}, queue="told") for _ in range(3)]
     for job_id in jobs:
         deployment.client.pause(job_id, message="for a while")
         deployment.client.resume(job_id)
     deployment.client.stop(jobs[0])
-    told: list[dict[str, Any]] = []
-
-    def more() -> bool:
-        messages = sqs.receive_message(QueueUrl=seen, MaxNumberOfMessages=10, WaitTimeSeconds=1).get("Messages", [])
-        for message in messages:
-            sqs.delete_message(QueueUrl=seen, ReceiptHandle=message["ReceiptHandle"])
-            told.append(json.loads(message["Body"]))
-        return bool(messages)
-
-    until(lambda: not more() and len(told) >= 10, PATIENCE_S, what="ten events on the bus", every_s=0.1)
+    until(lambda: not ear.more() and len(ear.told) >= 10, PATIENCE_S, what="ten events on the bus", every_s=0.1)
     for job_id in jobs:
-        mine = [JobEvent.model_validate(event["detail"]) for event in told if event["detail"]["job_id"] == job_id]
+        mine = ear.of_job(job_id)
         assert [(event.seq, event.type, event.at, event.data) for event in mine] == [
             (event.seq, event.type, event.at, event.data) for event in deployment.events(job_id)
         ]
         assert {event.tenant for event in mine} == {"default"}
         assert [event.id for event in mine] == [f"{job_id}#{number}" for number in range(1, len(mine) + 1)]
-    assert {event["source"] for event in told} == {"baton"}
-    assert [event["detail-type"] for event in told] == [event["detail"]["type"] for event in told]
+    assert {event["source"] for event in ear.told} == {"baton"}
+    assert [event["detail-type"] for event in ear.told] == [event["detail"]["type"] for event in ear.told]
+
+
+def test_a_webhook_is_told_by_the_deployed_line(deployment: Deployment) -> None:
+    """Publisher, FIFO queue, deliverer and log, each with its own rights and settings. Nobody answers at `.invalid`."""
+    client = deployment.client
+    webhook = client.create_webhook(WebhookCreate(url="https://hooks.invalid/baton", every_job=False)).id
+    job_id = client.submit(JobSubmit(command=["train"], queue="hooked", webhook=webhook)).id
+    client.pause(job_id)
+
+    def tried_again() -> bool:
+        return any(delivery.attempts >= 2 for delivery in client.deliveries(webhook).deliveries)
+
+    until(tried_again, PATIENCE_S, what="a second try")
+    (delivery,) = client.deliveries(webhook).deliveries
+    assert (delivery.event_id, delivery.state) == (f"{job_id}#1", DeliveryState.WAITING), "the pause waits behind it"
+    assert "cannot be resolved" in delivery.problem
+    client.delete_webhook(webhook)
+
+
+def test_an_event_of_the_folder_can_be_given_to_a_deployed_function(deployment: Deployment) -> None:
+    """As events/README.md says, by `aws lambda invoke`."""
+    functions = deployment.emulator.client("lambda")
+    payload = (Path(__file__).parents[2] / "events" / "admin" / "health.json").read_bytes()
+    answer = functions.invoke(FunctionName=f"baton-{STAGE}-admin", Payload=payload)
+    said = json.loads(answer["Payload"].read())
+    assert (said["statusCode"], json.loads(said["body"])["status"]) == (200, "ok")
+
+
+def test_what_happens_to_a_job_waits_in_line_for_its_webhooks(deployment: Deployment) -> None:
+    """Publisher, line, deliverer and its log; the host is one that no resolver may know. The first event blocks."""
+    submission = JobSubmit(command=["true"], queue="hooked", webhook=deployment.webhook_id)
+    job_id = deployment.client.submit(submission).id
+    deployment.client.stop(job_id)
+    until(deployment.deliveries, PATIENCE_S, what="a try to deliver")
+    (first,) = deployment.deliveries()
+    assert (first.event_id, first.type, first.status) == (f"{job_id}#1", "job.submitted", None)
+    assert first.state is DeliveryState.WAITING and first.attempts >= 1
+    assert first.problem.startswith("the name cannot be resolved")
 
 
 def test_who_has_no_key_or_another_scope_is_turned_away(deployment: Deployment) -> None:
@@ -102,16 +137,27 @@ def test_deploying_again_changes_nothing_and_loses_nothing(deployment: Deploymen
 
 
 def test_a_half_finished_deployment_is_finished_by_the_same_command(deployment: Deployment) -> None:
-    """The first try was rolled back, as when a name was taken; nothing of it is in the way."""
-    cloud = deployment.emulator.client("cloudformation")
-    unsupported = {"Type": "AWS::CloudWatch::Alarm", "Properties": {"Metrics": [], "ComparisonOperator": "x"}}
-    cloud.create_stack(StackName="baton-half", TemplateBody=json.dumps({"Resources": {"Alarm": unsupported}}))
-    until(lambda: state_of(cloud) == "ROLLBACK_COMPLETE", what="the end of the first try")
-    done = run_tool(deployment.emulator, "deploy", *DEPLOYED_HERE, stage="half")
+    """The first try is rolled back, since a name is taken. Tables outlive even that: the next try takes them over."""
+    cloud, dynamodb = deployment.emulator.client("cloudformation"), deployment.emulator.client("dynamodb")
+    events, s3 = deployment.emulator.client("events"), deployment.emulator.client("s3")
+    to_stay = ("-c", "target=host", "--require-approval=never")
+    events.create_event_bus(Name="baton-half")
+    failed = run_tool(deployment.emulator, "deploy", *to_stay, stage="half")
+    assert failed.returncode == 1 and "already exists" in failed.stderr
+    assert state_of(cloud) == "ROLLBACK_COMPLETE"
+    assert not [bucket["Name"] for bucket in s3.list_buckets()["Buckets"] if "half" in bucket["Name"]]
+    # The emulator comes to the name that is taken before it comes to tables; AWS makes everything at once.
+    create_tables(dynamodb, "baton-half-")
+    kept = {"TableName": "baton-half-tokens", "Key": {"pk": {"S": "KEY#kept"}}}
+    dynamodb.put_item(TableName=kept["TableName"], Item=kept["Key"])
+    events.delete_event_bus(Name="baton-half")
+    done = run_tool(deployment.emulator, "deploy", *to_stay, stage="half")
     assert done.returncode == 0, done.stderr
     assert state_of(cloud) == "CREATE_COMPLETE"
-    tables = deployment.emulator.client("dynamodb").list_tables()["TableNames"]
-    assert {f"baton-half-{name}" for name in ("jobs", "heartbeats", "tokens")} <= set(tables)
+    resources = cloud.describe_stack_resources(StackName="baton-half")["StackResources"]
+    owned = {one["PhysicalResourceId"] for one in resources if one["ResourceType"] == "AWS::DynamoDB::Table"}
+    assert owned == {f"baton-half-{table.suffix}" for table in TABLES}
+    assert dynamodb.get_item(**kept)["Item"] == kept["Key"]
 
 
 def test_a_deployment_that_fails_says_how_to_go_on(deployment: Deployment) -> None:

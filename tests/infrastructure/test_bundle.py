@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import hashlib
+import marshal
 import re
+import shutil
 import subprocess
 import sys
+from importlib.util import MAGIC_NUMBER, cache_from_source
 from pathlib import Path
 
 import pytest
 
 from cdk.access import ACCESS
-from cdk.bundling import ROOT, bundle, requirements
+from cdk.bundling import PYTHON_VERSION, ROOT, bundle, interpreter_of, requirements
 
 MAX_UNZIPPED_BYTES = 250 * 1024 * 1024
 """Lambda's limit."""
@@ -31,6 +34,23 @@ def bundled(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("bundle")
     bundle(folder, "lambda")
     return folder
+
+
+@pytest.fixture(scope="module")
+def hosted(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("hosted")
+    bundle(folder, "host")
+    return folder
+
+
+def started(folder: Path, name: str) -> subprocess.CompletedProcess[str]:
+    """A handler, imported from a folder and nothing else."""
+    return subprocess.run(
+        [sys.executable, "-I", "-S", "-c", f"import sys; sys.path.insert(0, {str(folder)!r}); "
+         f"from functions.handlers.{name} import handler; print(handler.__module__)"],
+        env={"AWS_DEFAULT_REGION": "us-east-1", "AWS_ACCESS_KEY_ID": "test", "AWS_SECRET_ACCESS_KEY": "test"},
+        capture_output=True, text=True, check=False, timeout=60,
+    )  # fmt: skip
 
 
 def test_the_same_code_gives_the_same_bytes(bundled: Path, tmp_path: Path) -> None:
@@ -74,13 +94,60 @@ def test_versions_are_the_pinned_ones(bundled: Path) -> None:
     }
 
 
-def test_every_handler_starts_from_the_bundle_alone(tmp_path: Path) -> None:
-    bundle(tmp_path, "host")
-    for name in ACCESS:
-        done = subprocess.run(
-            [sys.executable, "-I", "-S", "-c", f"import sys; sys.path.insert(0, {str(tmp_path)!r}); "
-             f"from functions.handlers.{name} import handler; print(handler.__module__)"],
-            env={"AWS_DEFAULT_REGION": "us-east-1", "AWS_ACCESS_KEY_ID": "test", "AWS_SECRET_ACCESS_KEY": "test"},
-            capture_output=True, text=True, check=False, timeout=60,
-        )  # fmt: skip
-        assert done.stdout.strip() == f"functions.handlers.{name}", done.stderr
+@pytest.mark.parametrize("name", sorted(ACCESS))
+def test_every_handler_starts_from_the_bundle_alone(hosted: Path, name: str) -> None:
+    done = started(hosted, name)
+    assert done.stdout.strip() == f"functions.handlers.{name}", done.stderr
+
+
+def test_every_module_is_compiled_and_says_where_it_lies_in_lambda(hosted: Path) -> None:
+    modules = list(hosted.rglob("*.py"))
+    assert len(modules) > 500
+    for module in modules:
+        magic, flags, code = (data := Path(cache_from_source(str(module))).read_bytes())[:4], data[4:8], data[16:]
+        assert (magic, flags) == (MAGIC_NUMBER, b"\1\0\0\0"), "unchecked: Lambda's files have no times to compare"
+        assert marshal.loads(code).co_filename == f"/var/task/{module.relative_to(hosted)}"
+
+
+def test_a_cold_start_compiles_nothing(hosted: Path, tmp_path: Path) -> None:
+    """Modules whose text would not compile start all the same."""
+    shutil.copytree(hosted, tmp_path / "spoiled")
+    for module in (tmp_path / "spoiled").rglob("*.py"):
+        module.write_text("this is no Python")
+    done = started(tmp_path / "spoiled", "worker")
+    assert done.stdout.strip() == "functions.handlers.worker", done.stderr
+
+
+def test_lambdas_bundle_is_compiled_by_lambdas_python_where_there_is_one(bundled: Path) -> None:
+    compiled = len(list(bundled.rglob("*.pyc")))
+    tag = f"cpython-{PYTHON_VERSION.replace('.', '')}"
+    assert compiled == len(list(bundled.rglob(f"*.{tag}.pyc")))
+    assert compiled == (len(list(bundled.rglob("*.py"))) if interpreter_of(PYTHON_VERSION) else 0)
+
+
+def test_a_name_that_leads_to_no_python_is_passed_by(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As pyenv's are, for versions that are installed and not chosen."""
+    here = f"{sys.version_info.major}.{sys.version_info.minor}"
+    shim = tmp_path / "python9.9"
+    shim.write_text("#!/bin/sh\necho 'python9.9: command not found' >&2\nexit 127\n")
+    shim.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setenv("PYENV_ROOT", str(tmp_path / "pyenv"))
+    assert interpreter_of("9.9") is None
+    assert interpreter_of(here) == sys.executable
+    real = tmp_path / "pyenv/versions/9.9.1/bin/python9.9"
+    real.parent.mkdir(parents=True)
+    real.write_text("#!/bin/sh\necho 9.9\n")
+    real.chmod(0o755)
+    assert interpreter_of("9.9") == str(real)
+
+
+def test_without_lambdas_python_it_says_so_and_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("cdk.bundling.interpreter_of", lambda _version: None)
+    bundle(tmp_path, "lambda")
+    assert list(tmp_path.rglob("*.py")) and not list(tmp_path.rglob("*.pyc"))
+    assert capsys.readouterr().err == (
+        f"baton: no Python {PYTHON_VERSION} is found here, so cold starts will take longer.\n"
+    )

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from statistics import median
+
 import pytest
 
 from cdk.access import ACCESS
@@ -9,8 +12,8 @@ from tests.performance.cold_start import TARGET_RATIO, TYPICAL, cpu_seconds, han
 
 pytestmark = pytest.mark.processes
 
-ROUNDS = 5
-TRIES = 5
+ROUNDS = 4
+TRIES = 8
 NEVER = {"torch", "requests", "boto3", "aws_xray_sdk", "hypothesis", "schemathesis", "starlette", "moto"}
 MODELS_AND_ROUTERS = {"pydantic", "pydantic_core", "yaml", "aws_lambda_powertools.event_handler"}
 
@@ -19,17 +22,37 @@ def test_every_deployed_function_is_measured() -> None:
     assert handlers() == sorted(ACCESS)
 
 
+@pytest.mark.timeout(900)
 def test_every_handler_loads_within_half_as_much_again_as_a_plain_one() -> None:
-    programs = {"": TYPICAL, **{name: loading(name) for name in handlers()}}
-    quickest = dict.fromkeys(programs, float("inf"))
-    # Others on the machine only make a process slower: with more rounds the quickest come closer to the truth.
+    """Whoever is above its limit goes on alone with the plain one, turn by turn: the same weather for both."""
+    limits = {name: 1.0 if name == "authorizer" else TARGET_RATIO for name in handlers()}
+    found: dict[str, list[tuple[float, float]]] = {name: [] for name in limits}
+    above = sorted(limits)
     for _ in range(TRIES):
-        for name, seconds in cpu_seconds(programs, ROUNDS).items():
-            quickest[name] = min(quickest[name], *seconds)
-        ratios = {name: round(quickest[name] / quickest[""], 2) for name in handlers()}
-        if max(ratios.values()) <= TARGET_RATIO and ratios["authorizer"] <= 1:
+        seconds = cpu_seconds({"": TYPICAL, **{name: loading(name) for name in above}}, ROUNDS)
+        for name in above:
+            found[name] += zip(seconds[name], seconds[""], strict=True)
+        above = [name for name in above if ratio(found[name]) > limits[name]]
+        if not above:
             return
+    ratios = {name: round(ratio(found[name]), 2) for name in above}
     pytest.fail(f"above {TARGET_RATIO}, or the authorizer, which is in front of every cold call, above 1: {ratios}")
+
+
+def ratio(rounds: Sequence[tuple[float, float]]) -> float:
+    """CPU time of a handler against that of the plain one, from the same rounds.
+
+    Others on the machine make either slower. The quickest of each, and the middle of the rounds' own ratios, both come
+    to the truth with more rounds; a storm rarely spoils both.
+    """
+    quickest = min(mine for mine, _ in rounds) / min(plain for _, plain in rounds)
+    return min(quickest, median(mine / plain for mine, plain in rounds))
+
+
+def test_one_storm_does_not_make_a_handler_slow_and_a_slow_one_is_found() -> None:
+    calm = [(1.3, 1.0)] * 4
+    assert ratio([*calm, (4.0, 1.0)]) == ratio([*calm, (1.3, 0.5)]) == pytest.approx(1.3)
+    assert ratio([(1.6, 1.0), (2.4, 1.5), (3.2, 2.0), (1.6, 1.1), (1.7, 1.0)]) > TARGET_RATIO
 
 
 @pytest.mark.parametrize("name", sorted(ACCESS))

@@ -17,6 +17,7 @@ from tests.performance.costs import (
     BOUND_KELPIE,
     BOUND_ORIGINAL,
     DURATION_MS,
+    FLEET,
     PAGE,
     Costs,
     K,
@@ -24,6 +25,7 @@ from tests.performance.costs import (
     original_usd,
     page,
     recorded,
+    smallest_fleet,
 )
 from tests.performance.plane import Plane
 from tests.performance.units import index_units, item_bytes, write_units
@@ -45,6 +47,19 @@ def test_a_thousand_gpu_hours_stay_within_the_bounds() -> None:
     assert costs.with_s3 <= BOUND_ORIGINAL * original_usd()
 
 
+def test_the_page_says_for_how_many_gpus_the_bound_holds() -> None:
+    fleet = smallest_fleet(recorded())
+    assert Costs(recorded(), fleet=fleet - 1).control * K > BOUND_CONTROL >= Costs(recorded(), fleet=fleet).control * K
+    assert fleet <= FLEET
+    assert f"**The bound holds from {fleet} GPUs on.**" in PAGE.read_text(encoding="utf-8")
+
+
+def test_a_webhook_costs_what_its_queue_its_function_and_its_log_do() -> None:
+    row = Costs(recorded()).webhook
+    assert row.events == pytest.approx(row.per_hour * 3 * prices.QUEUE.usd)
+    assert row.api == 0 and row.functions > 0 and row.dynamodb >= row.per_hour * prices.WRITE.usd
+
+
 def test_the_peers_cost_what_was_found_before() -> None:
     assert kelpie_usd() == pytest.approx(0.0031, rel=0.05)
     assert original_usd() == pytest.approx(0.004, rel=0.05)
@@ -62,7 +77,7 @@ def test_what_is_idle_costs_little_besides_what_stands_there(template: dict[str,
 def test_more_of_anything_costs_more() -> None:
     usual = recorded()
     for call, billed in usual.items():
-        if call == "asked in vain":
+        if call in ("asked in vain", "delivery"):
             continue
         for unit, count in billed.items():
             dearer = Costs({**usual, call: {**billed, unit: count + 10}})

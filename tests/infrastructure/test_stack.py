@@ -18,6 +18,7 @@ from functions.api.settings import Settings
 from functions.domain.webhooks import GIVE_UP_AFTER_S, backoff_s
 from functions.storage.stream import FILTER
 from functions.storage.tables import STREAM, TABLES
+from functions.webhooks.posting import RESOLVE_TIMEOUT_S, TOTAL_TIMEOUT_S
 from tests.infrastructure.conftest import of_type, template_of
 
 Json = dict[str, Any]
@@ -135,14 +136,15 @@ def test_buckets_are_private_encrypted_and_swept(template: Json) -> None:
         for policy in of_type(template, "AWS::S3::BucketPolicy").values()
     }
     for name, bucket in buckets.items():
-        assert bucket["DeletionPolicy"] == "Retain"
+        assert (bucket["DeletionPolicy"], bucket["UpdateReplacePolicy"]) == ("RetainExceptOnCreate", "Retain")
         properties = bucket["Properties"]
         assert set(properties["PublicAccessBlockConfiguration"].values()) == {True}
         (encryption,) = properties["BucketEncryption"]["ServerSideEncryptionConfiguration"]
         assert encryption["ServerSideEncryptionByDefault"]["SSEAlgorithm"] == "AES256"
         rules = properties["LifecycleConfiguration"]["Rules"]
-        assert [rule["AbortIncompleteMultipartUpload"] for rule in rules] == [{"DaysAfterInitiation": 7}]
-        assert "ExpirationInDays" not in json.dumps(rules), "no rule deletes what was stored"
+        (rule,) = rules
+        assert rule.pop("AbortIncompleteMultipartUpload") == {"DaysAfterInitiation": 7}
+        assert rule == {"Id": "abandoned-uploads", "Status": "Enabled"}, "no rule deletes what was stored"
         denied = [statement["Condition"] for statement in policies[name] if statement["Effect"] == "Deny"]
         assert {"Bool": {"aws:SecureTransport": "false"}} in denied
         assert {"NumericLessThan": {"s3:TlsVersion": 1.2}} in denied
@@ -209,6 +211,11 @@ def test_the_sweeper_runs_each_minute(template: Json) -> None:
     assert properties["State"] == "ENABLED"
     target = properties["Target"]["Arn"]["Fn::GetAtt"][0]
     assert template["Resources"][target]["Properties"]["FunctionName"] == "baton-test-sweeper"
+    # The scheduler's repeats are those of a call that Lambda did not take; Lambda's own, of a call that failed.
+    (invoking,) = of_type(template, "AWS::Lambda::EventInvokeConfig").values()
+    assert (invoking["Properties"]["FunctionName"], invoking["Properties"]["Qualifier"]) == ({"Ref": target}, "$LATEST")
+    repeats = properties["Target"]["RetryPolicy"]["MaximumRetryAttempts"]
+    assert invoking["Properties"]["MaximumRetryAttempts"] == repeats == 0
 
 
 def test_only_new_events_of_jobs_reach_the_publisher_and_none_is_dropped_in_silence(template: Json) -> None:
@@ -267,6 +274,10 @@ def test_webhooks_wait_in_order_and_what_crashes_their_function_is_put_aside(tem
     assert feed["EventSourceArn"] == {"Fn::GetAtt": [line, "Arn"]}
     assert resources[feed["FunctionName"]["Ref"]]["Properties"]["FunctionName"].endswith("-deliverer")
     assert (feed["BatchSize"], feed["FunctionResponseTypes"]) == (1, ["ReportBatchItemFailures"])
+    # Slow servers of one tenant leave the API its share of the account's functions.
+    assert 2 <= feed["ScalingConfig"]["MaximumConcurrency"] <= 100
+    slowest_s = RESOLVE_TIMEOUT_S + TOTAL_TIMEOUT_S
+    assert slowest_s < functions(template)["deliverer"]["Timeout"] - 2, "the slowest server is noted, and no crash"
     for name in ("admin", "publisher", "deliverer"):
         assert functions(template)[name]["Environment"]["Variables"]["BATON_WEBHOOK_LINE"] == {"Ref": line}
         assert "BATON_WEBHOOK_TEST_ORIGIN" not in functions(template)[name]["Environment"]["Variables"]
@@ -278,7 +289,11 @@ def test_alarms_watch_every_function_and_table_and_reach_somebody() -> None:
     expected = {"ServerErrors", "SweeperSilent", "EventsLate", "EventsDead", "WebhooksDead"}
     expected |= {f"{name.capitalize()}{kind}" for name in ACCESS for kind in ("Errors", "Throttles")}
     expected |= set(ALARMS)
-    expected |= {f"{table.suffix.capitalize()}{kind}Throttled" for table in TABLES for kind in ("Reads", "Writes")}
+    for table in TABLES:
+        places = ["", *(index.name.title().replace("_", "") for index in table.indexes)]
+        expected |= {
+            f"{table.suffix.capitalize()}{place}{kind}Throttled" for place in places for kind in ("Reads", "Writes")
+        }
     assert set(alarms) == {f"baton-test-{name}" for name in expected}
     (topic,) = of_type(template, "AWS::SNS::Topic")
     (subscription,) = of_type(template, "AWS::SNS::Subscription").values()
@@ -286,8 +301,63 @@ def test_alarms_watch_every_function_and_table_and_reach_somebody() -> None:
     for alarm in alarms.values():
         assert alarm["Properties"]["AlarmActions"] == [{"Ref": topic}]
         assert alarm["Properties"]["AlarmDescription"]
+    # A policy of one's own takes the place of SNS's default, which would let the account's alarms in.
+    (policy,) = of_type(template, "AWS::SNS::TopicPolicy").values()
+    may, _ = sorted(policy["Properties"]["PolicyDocument"]["Statement"], key=lambda statement: statement["Effect"])
+    assert (may["Effect"], may["Action"], may["Resource"]) == ("Allow", "sns:Publish", {"Ref": topic})
+    assert may["Principal"] == {"Service": "cloudwatch.amazonaws.com"}
+    assert may["Condition"] == {"StringEquals": {"aws:SourceAccount": {"Ref": "AWS::AccountId"}}}
     silent = alarms["baton-test-SweeperSilent"]["Properties"]
     assert (silent["TreatMissingData"], silent["ComparisonOperator"]) == ("breaching", "LessThanThreshold")
+
+
+def test_each_throttle_alarm_watches_one_table_or_one_of_its_indexes(template: Json) -> None:
+    """DynamoDB tells an index's throttles under the index's name only, and the hottest partitions are indexes'."""
+    tables = of_type(template, "AWS::DynamoDB::Table")
+    wanted = {
+        (event, logical_id, index)
+        for logical_id, table in tables.items()
+        for index in (None, *(one["IndexName"] for one in table["Properties"].get("GlobalSecondaryIndexes", [])))
+        for event in ("ReadThrottleEvents", "WriteThrottleEvents")
+    }
+    found = set()
+    for made in of_type(template, "AWS::CloudWatch::Alarm").values():
+        alarm = made["Properties"]
+        if alarm["Namespace"] == "AWS/DynamoDB":
+            where = {dimension["Name"]: dimension["Value"] for dimension in alarm["Dimensions"]}
+            assert where.keys() <= {"TableName", "GlobalSecondaryIndexName"}
+            found.add((alarm["MetricName"], where["TableName"]["Ref"], where.get("GlobalSecondaryIndexName")))
+            assert (alarm["Statistic"], alarm["Threshold"], alarm["TreatMissingData"]) == ("Sum", 0, "notBreaching")
+    assert found == wanted
+    (board,) = of_type(template, "AWS::CloudWatch::Dashboard").values()
+    assert "GlobalSecondaryIndexName" in json.dumps(board["Properties"]["DashboardBody"])
+
+
+def test_alarms_of_awss_services_watch_what_those_tell(template: Json) -> None:
+    """Names and dimensions as in AWS's documentation of each service's metrics: an alarm of others never rings."""
+    names = {
+        "AWS/Lambda": {"Errors", "Throttles", "Invocations", "IteratorAge"},
+        "AWS/ApiGateway": {"5xx"},
+        "AWS/SQS": {"ApproximateNumberOfMessagesVisible"},
+        "AWS/DynamoDB": {"ReadThrottleEvents", "WriteThrottleEvents"},
+    }
+    dimensions = {
+        "AWS/Lambda": ("FunctionName", "AWS::Lambda::Function"),
+        "AWS/ApiGateway": ("ApiId", "AWS::ApiGatewayV2::Api"),
+        "AWS/SQS": ("QueueName", "AWS::SQS::Queue"),
+        "AWS/DynamoDB": ("TableName", "AWS::DynamoDB::Table"),
+    }
+    watched: Json = {}
+    for made in of_type(template, "AWS::CloudWatch::Alarm").values():
+        alarm = made["Properties"]
+        if (space := alarm["Namespace"]) == NAMESPACE:
+            continue
+        watched.setdefault(space, set()).add(alarm["MetricName"])
+        name, kind = dimensions[space]
+        (value,) = [one["Value"] for one in alarm["Dimensions"] if one["Name"] == name]
+        owner = value["Ref"] if "Ref" in value else value["Fn::GetAtt"][0]
+        assert template["Resources"][owner]["Type"] == kind, alarm["AlarmName"]
+    assert watched == names
 
 
 def test_our_own_metrics_are_those_that_the_functions_write(template: Json) -> None:

@@ -77,9 +77,10 @@ def test_functions_are_told_where_objects_are(elsewhere: dict[str, Any], templat
         assert not more.keys() & after.keys(), "it has nothing to do with objects"
 
 
-def test_cdk_nag_finds_nothing(tmp_path: Path) -> None:
+@pytest.mark.parametrize("more", [STORE, {"alarm_email": "ops@example.com"}, {"disposable": "true"}], ids=str)
+def test_cdk_nag_finds_nothing(tmp_path: Path, more: Mapping[str, str]) -> None:
     """It raises, and writes a report, when there is something that is not acknowledged."""
-    app = App(outdir=str(tmp_path), context={**NO_BUNDLING, "stage": "test", **STORE})
+    app = App(outdir=str(tmp_path), context={**NO_BUNDLING, "stage": "test", **more})
     build(app)
     app.synth()
     report = json.loads((tmp_path / "validation-report.json").read_text())

@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
+import signal
+import socket
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+import cdk.__main__ as command_line
 from cdk.bundling import PYTHON_VERSION
 from cdk.stage import Stage, StageError
 from functions.local.emulator import Emulator
+from tests.waiting import until
 
 ROOT = Path(__file__).parents[2]
 ACCOUNT = {"AWS_ACCESS_KEY_ID": "test", "AWS_SECRET_ACCESS_KEY": "test", "AWS_REGION": "us-east-1"}
@@ -20,15 +25,33 @@ ACCOUNT = {"AWS_ACCESS_KEY_ID": "test", "AWS_SECRET_ACCESS_KEY": "test", "AWS_RE
 
 def tool(*arguments: str, home: Path, **environment: str) -> subprocess.CompletedProcess[str]:
     """Run it as somebody who has no settings of AWS's but these."""
-    kept = {name: value for name, value in os.environ.items() if not name.startswith("AWS_")}
     return subprocess.run(
         [sys.executable, "-m", "cdk", *arguments],
         cwd=ROOT,
-        env={**kept, "HOME": str(home), "AWS_EC2_METADATA_DISABLED": "true", **environment},
+        env=surroundings(home, **environment),
         capture_output=True,
         text=True,
         timeout=60,
         check=False,
+    )
+
+
+def surroundings(home: Path, **environment: str) -> dict[str, str]:
+    """Environment variables of somebody who has no settings of AWS's but these."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("AWS_")}
+    return {**kept, "HOME": str(home), "AWS_EC2_METADATA_DISABLED": "true", **environment}
+
+
+def start(*arguments: str, home: Path, **environment: str) -> subprocess.Popen[str]:
+    """As from a terminal: Ctrl-C there is SIGINT to the whole process group."""
+    return subprocess.Popen(
+        [sys.executable, "-m", "cdk", *arguments],
+        cwd=ROOT,
+        env=surroundings(home, **environment),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
     )
 
 
@@ -56,6 +79,80 @@ def test_says_in_one_line_what_is_missing(
     assert done.stderr.count("\n") == 1 and done.stdout == ""
 
 
+@pytest.mark.parametrize("region", ["cn-north-1", "us-gov-west-1"])
+def test_regions_of_other_partitions_are_regions(region: str, tmp_path: Path) -> None:
+    nowhere = {**ACCOUNT, "AWS_REGION": region, "AWS_ENDPOINT_URL": "http://127.0.0.1:9"}
+    assert "AWS cannot be reached: Could not connect" in tool("diff", home=tmp_path, **nowhere).stderr
+
+
+def test_a_login_that_is_over_is_not_called_an_outage(tmp_path: Path) -> None:
+    config = tmp_path / "config"
+    config.write_text(
+        "[profile me]\nregion = us-east-1\nsso_session = ours\nsso_account_id = 123456789012\nsso_role_name = deploy\n"
+        "[sso-session ours]\nsso_start_url = https://ours.example/start\nsso_region = us-east-1\n"
+    )
+    done = tool("deploy", home=tmp_path, AWS_PROFILE="me", AWS_CONFIG_FILE=str(config))
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1)
+    assert done.stderr.startswith("baton: AWS's settings cannot be used: ") and "SSO" in done.stderr
+
+
+@pytest.mark.processes
+def test_ctrl_c_before_anything_has_begun_ends_in_one_line(tmp_path: Path) -> None:
+    """While it waits for an AWS that does not answer."""
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        url = f"http://127.0.0.1:{silent.getsockname()[1]}"
+        with start("deploy", home=tmp_path, **ACCOUNT, AWS_ENDPOINT_URL=url) as process:
+            silent.settimeout(60)
+            connection, _ = silent.accept()
+            os.killpg(process.pid, signal.SIGINT)
+            said, complained = process.communicate(timeout=60)
+            connection.close()
+    assert (process.returncode, said, complained) == (130, "", "baton: interrupted before anything was changed.\n")
+
+
+@pytest.mark.processes
+def test_ctrl_c_while_the_cdk_command_line_runs_says_how_to_go_on() -> None:
+    out = ROOT / ".cdk" / "out" / "stopped"
+    shutil.rmtree(out, ignore_errors=True)
+    with start("synth", "--stage", "stopped", home=Path.home()) as process:
+        until(lambda: out.exists() or process.poll() is not None, 60, what="a synthesis")
+        os.killpg(process.pid, signal.SIGINT)
+        _, complained = process.communicate(timeout=60)
+    assert process.returncode == 130, complained
+    assert complained.splitlines()[-1] == (
+        "baton: interrupted. AWS ends what it had begun;"
+        " `python -m cdk synth --stage stopped` again goes on from where it is."
+    )
+    assert "Traceback" not in complained
+    again = tool("synth", "--stage", "stopped", home=Path.home())
+    assert again.returncode == 0, again.stderr
+
+
+def test_a_command_line_that_was_installed_by_half_is_installed_anew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tools = tmp_path / ".cdk"
+    program = tools / "node_modules" / "aws-cdk" / "bin" / "cdk"
+    monkeypatch.setattr(command_line, "TOOLS", tools)
+    monkeypatch.setattr(command_line, "CLI", program)
+    tries: list[str] = []
+
+    def npm(line: list[str], **_more: object) -> subprocess.CompletedProcess[str]:
+        tries.append(line[2])
+        program.parent.mkdir(parents=True, exist_ok=True)
+        program.write_text("")
+        if len(tries) == 1:
+            raise KeyboardInterrupt
+        return subprocess.CompletedProcess(line, 0, "", "")
+
+    monkeypatch.setattr(subprocess, "run", npm)
+    with pytest.raises(KeyboardInterrupt):
+        command_line.install()
+    command_line.install()
+    command_line.install()
+    assert tries == ["ci", "ci"], "the second one finished what the first one had begun; the third had nothing to do"
+
+
 def test_an_unknown_command_is_refused(tmp_path: Path) -> None:
     done = tool("explode", home=tmp_path)
     assert done.returncode == 2 and "invalid choice: 'explode'" in done.stderr
@@ -80,28 +177,42 @@ def test_the_stack_is_made_without_an_account_and_has_no_findings() -> None:
     """cdk-nag stops the synthesis at any finding that is not acknowledged."""
     done = tool("synth", "--stage", "nobody", home=Path.home())
     assert done.returncode == 0, done.stdout + done.stderr
-    made = json.loads((ROOT / ".cdk" / "out" / "baton-nobody.template.json").read_text())
+    made = json.loads((ROOT / ".cdk" / "out" / "nobody" / "baton-nobody.template.json").read_text())
     runtimes = {
         resource["Properties"]["Runtime"]
         for resource in made["Resources"].values()
         if resource["Type"] == "AWS::Lambda::Function"
     }
     assert runtimes == {f"python{PYTHON_VERSION}"}
-    report = json.loads((ROOT / ".cdk" / "out" / "validation-report.json").read_text())
+    report = json.loads((ROOT / ".cdk" / "out" / "nobody" / "validation-report.json").read_text())
     assert [plugin["conclusion"] for plugin in report["pluginReports"]] == ["success"], report
+
+
+def test_what_cannot_be_bundled_is_said_in_one_line(tmp_path: Path) -> None:
+    offline = {"UV_OFFLINE": "1", "UV_CACHE_DIR": str(tmp_path / "cache")}
+    done = tool("synth", "--stage", "offline", home=Path.home(), **offline)
+    assert done.returncode == 1
+    bundling, why, _program, what_next = done.stderr.splitlines()
+    assert bundling == "Bundling asset baton-offline/Functions/Authorizer/Code/Stage..."
+    assert why.startswith("baton: uv could not install the functions' dependencies: ") and "network" in why
+    assert what_next == (
+        "baton: synth of stage 'offline' failed for the reason above; once it is mended,"
+        " `python -m cdk synth --stage offline` again goes on from where it is."
+    )
 
 
 @pytest.mark.emulator
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["--tenant", "A b"], "tenant: 'A b' is no tenant's name"),
-        (["--stage", "nope"], "stage 'nope' is not deployed in this account and region."),
+        (["admin-key", "--tenant", "A b"], "tenant: 'A b' is no tenant's name"),
+        (["admin-key", "--stage", "nope"], "stage 'nope' is not deployed in this account and region."),
+        (["destroy", "--force", "--stage", "nope"], "stage 'nope' is not deployed in this account and region."),
     ],
 )
-def test_no_first_key_without_a_tenant_and_a_stage(
+def test_nothing_is_done_for_a_tenant_or_a_stage_that_there_is_not(
     emulator: Emulator, arguments: list[str], said: str, tmp_path: Path
 ) -> None:
-    done = tool("admin-key", *arguments, home=tmp_path, **ACCOUNT, AWS_ENDPOINT_URL=emulator.endpoint_url)
+    done = tool(*arguments, home=tmp_path, **ACCOUNT, AWS_ENDPOINT_URL=emulator.endpoint_url)
     assert (done.returncode, done.stdout) == (2, "")
     assert said in done.stderr and done.stderr.count("\n") == 1

@@ -20,9 +20,13 @@ from functions.api.keys import new_key
 from functions.api.sweeping import sweep
 from functions.storage.clients import dynamodb_client
 from functions.storage.keys import DUE_BUCKET_S
+from functions.webhooks.delivering import deliver
+from functions.webhooks.lines import Waiting
+from functions.webhooks.posting import Outcome
 from gpu_client.checkpoints.upload import commit_checkpoint
 from gpu_client.transport.transfer import Transfer
 from tests.emulator import CREDENTIALS
+from tests.hooks import make_event, make_webhook
 from tests.performance.plane import TENANT, Plane
 from tests.performance.request_counts import FILES
 from tests.performance.units import Meter
@@ -65,6 +69,7 @@ class _Recording:
             "checkpoint": self._checkpoint(item),
             "end": self._billed(lambda: self._release(ending)),
             "idle sweep": idle_sweep,
+            "delivery": self._billed(self._delivery(), api=0),
         }
 
     def _billed(self, call: Callable[[], object], *, api: int = 1) -> Billed:
@@ -79,6 +84,15 @@ class _Recording:
         )
         context.tokens.put_key(key)
         return lambda: authorize({"headers": {"x-api-key": whole}}, context.tokens, context.clock.now())
+
+    def _delivery(self) -> Callable[[], object]:
+        """To a webhook that takes what it is told."""
+        webhooks, webhook = self._plane.context.webhooks, make_webhook(tenant=TENANT)
+        webhooks.put(webhook)
+        body = Waiting(TENANT, webhook.id, make_event(1)).as_json()
+        now = self._plane.context.clock.now()
+        record = {"body": body, "attributes": {"ApproximateReceiveCount": "1", "SentTimestamp": str(now * 1000)}}
+        return lambda: deliver(record, webhooks, lambda *_: Outcome(200), now)
 
     def _heartbeat(self, item: WorkItem, *, later_s: int = 0) -> None:
         metrics = {"loss": 0.0421, "grad_norm": 0.913, "learning_rate": 9.2e-05, "samples_per_s": 41.5}

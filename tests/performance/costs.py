@@ -9,15 +9,16 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from itertools import count
 from pathlib import Path
 from string import Template
 
 from cdk.api import AUTHORIZER_CACHE_S
 from cdk.functions import MEMORY_MIB
+from contract.work import LONGEST_LOG_WAIT_S
 from functions.local.emulator import Emulator
 from functions.storage.keys import DUE_BUCKET_S
-from gpu_client.agent.log_shipper import LONGEST_WAIT_S
 from tests.performance import call_costs, prices
 from tests.performance.call_costs import RECORDED, Billed
 from tests.performance.plane import Plane
@@ -40,8 +41,12 @@ POLL_S = 15
 """Mean of the agent's pause while there is no work, 0 to 30 s."""
 SWEPT_SHARE = 1 - 90 / DUE_BUCKET_S
 """Of the live leases, how many the index `due` shows to a sweep, with leases of 90 s."""
-ALARMS = 35
-"""About: two for each function and table, and some more."""
+ALARMS = 45
+"""About: two for each function, table and index, and some more."""
+POLLS_AT_ONCE, POLL_LASTS_S = 5, 20
+"""How Lambda asks an empty queue, all the time. Assumed."""
+LOOKED_UP_S = 60
+"""How often the publisher asks again who wants to be told (functions/webhooks/lines.py)."""
 DURATION_MS = {
     "heartbeat": 10,
     "authorizer": 8,
@@ -52,11 +57,16 @@ DURATION_MS = {
     "log chunk": 25,
     "sweep": 60,
     "publish": 20,
+    "delivery": 200,
 }
 """Billed per call. Assumed: nothing measured here is AWS's. A heartbeat takes 1.5 ms of CPU on the bench's machine; a
 function of 512 MiB has 0.29 of a processor, and DynamoDB answers in some 4 ms."""
 PLATFORM_LOG_BYTES, OWN_LOG_BYTES, ACCESS_LOG_BYTES = 400, 350, 300
 """Lambda's three lines of a call, our own (none for a heartbeat), the API's."""
+
+SWEEPING = "sweeper, the fleet's share"
+QUEUE_REQUESTS = 3
+"""Of a message: sent, received, deleted."""
 
 PEER_PART_BYTES = 10 * 2**20
 """Kelpie and the original upload in parts of 10 MiB, with two more requests an upload."""
@@ -103,12 +113,12 @@ class Costs:
             self._row("heartbeats that move the lease's index", "heartbeat in a new bucket", moves),
             self._row("authorizer", "authorizer", HOUR_S / AUTHORIZER_CACHE_S / self.fleet),
             self._row("checkpoints, 1 GB each", "checkpoint", checkpoints),
-            self._row("log chunks", "log chunk", HOUR_S / LONGEST_WAIT_S),
+            self._row("log chunks", "log chunk", HOUR_S / LONGEST_LOG_WAIT_S),
             self._row("claims", "claim", attempts),
             self._row("ends of attempts", "end", attempts),
-            self._row("sweeper, the fleet's share", "idle sweep", 60 / self.fleet),
+            self._row(SWEEPING, "idle sweep", 60 / self.fleet),
             Row(what="sweeper, reading this lease", per_hour=60, dynamodb=60 * SWEPT_SHARE * prices.READ.usd),
-            self._published(checkpoints + 2 * attempts),
+            self._published(_events_per_hour()),
         ]
         object.__setattr__(self, "rows", rows)
 
@@ -127,6 +137,12 @@ class Costs:
         return self.control + self.sum(lambda row: row.s3)
 
     @property
+    def webhook(self) -> Row:
+        """An hour's events, each told to one webhook: put in line, taken out, delivered, noted."""
+        row = self._row("a webhook", "delivery", _events_per_hour())
+        return replace(row, events=row.per_hour * QUEUE_REQUESTS * prices.QUEUE.usd)
+
+    @property
     def polling(self) -> Row:
         """An hour of a worker that asks and gets nothing."""
         return self._row("asking for work", "asked in vain", HOUR_S / POLL_S)
@@ -137,6 +153,7 @@ class Costs:
         sweeps = self._row("sweeper", "idle sweep", 60)
         return {
             "the sweeper, once a minute": (sweeps.control + sweeps.logs) * MONTH_H,
+            "Lambda's asking the webhooks' queue": MONTH_H * HOUR_S / POLL_LASTS_S * POLLS_AT_ONCE * prices.QUEUE.usd,
             f"some {ALARMS} alarms": ALARMS * prices.ALARM_MONTH.usd,
             "dashboard, if three others exist": prices.DASHBOARD_MONTH.usd,
             "our own metrics: none is written while nothing happens": 0.0,
@@ -164,9 +181,19 @@ class Costs:
             what="events on the bus",
             per_hour=per_hour,
             functions=per_hour * _call_usd("publish"),
+            dynamodb=min(per_hour, HOUR_S / LOOKED_UP_S / self.fleet) * prices.READ.usd,
             events=per_hour * prices.EVENT.usd,
             logs=per_hour * PLATFORM_LOG_BYTES / 1e9 * prices.LOG_GB.usd,
         )
+
+
+def _events_per_hour() -> float:
+    return HOUR_S / CHECKPOINT_S + 2 / ATTEMPT_H
+
+
+def smallest_fleet(billed: Mapping[str, Billed]) -> int:
+    """How many GPUs must share a key and a sweeper for the bound to hold."""
+    return next(fleet for fleet in count(1) if Costs(billed, fleet=fleet).control * K <= BOUND_CONTROL)
 
 
 def _call_usd(function: str) -> float:
@@ -201,9 +228,9 @@ def page(billed: Mapping[str, Billed]) -> str:
     """The whole page."""
     costs, alone = Costs(billed), Costs(billed, fleet=1)
     chunk = billed["log chunk"]
-    often = Costs({**billed, "log chunk": {name: value * LONGEST_WAIT_S / 5 for name, value in chunk.items()}})
+    often = Costs({**billed, "log chunk": {name: value * LONGEST_LOG_WAIT_S / 5 for name, value in chunk.items()}})
     against = {
-        "API, Lambda, DynamoDB, for 1,000 GPU-hours": (f"{costs.control * K:.3f}", BOUND_CONTROL),
+        "API, Lambda, DynamoDB, for 1,000 GPU-hours": (f"{costs.control * K:.4f}", BOUND_CONTROL),
         f"with S3's requests, against Kelpie's {kelpie_usd() * K:.2f}": (
             f"{costs.with_s3 / kelpie_usd():.2f} times",
             BOUND_KELPIE,
@@ -226,8 +253,12 @@ def page(billed: Mapping[str, Billed]) -> str:
         "alone": f"{alone.control * K:.3f}",
         "control": f"{costs.control * K:.3f}",
         "cache_s": AUTHORIZER_CACHE_S,
-        "longer": f"{_longer_cache(costs, alone) * K:.3f}",
-        "wait_min": f"{LONGEST_WAIT_S / 60:.0f}",
+        "sweeping": f"{_difference(alone, costs, SWEEPING) * K:.3f}",
+        "looking_up": f"{_difference(alone, costs, 'authorizer') * K:.3f}",
+        "smallest_fleet": smallest_fleet(billed),
+        "webhook": f"{costs.webhook.total * K:.3f}",
+        "webhook_control": f"{costs.webhook.control * K:.3f}",
+        "wait_min": f"{LONGEST_LOG_WAIT_S / 60:.0f}",
         "often": f"{often.control * K:.2f}",
         "s3_often": f"{_s3(often) * K:.2f}",
         "s3": f"{_s3(costs) * K:.2f}",
@@ -257,10 +288,10 @@ def _s3(costs: Costs) -> float:
     return costs.sum(lambda row: row.s3)
 
 
-def _longer_cache(costs: Costs, alone: Costs) -> float:
-    """What a single GPU would save with an authorizer that is asked as rarely as a fleet's."""
-    asked, asked_rarely = (next(row for row in one.rows if row.what == "authorizer") for one in (alone, costs))
-    return asked.control - asked_rarely.control
+def _difference(alone: Costs, fleet: Costs, what: str) -> float:
+    """By how much a single GPU pays more for something."""
+    dearer, cheaper = (next(row for row in costs.rows if row.what == what) for costs in (alone, fleet))
+    return dearer.control - cheaper.control
 
 
 def _table(costs: Costs) -> str:

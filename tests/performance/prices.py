@@ -26,6 +26,7 @@ READ = Price(0.125 / MILLION, "DynamoDB read unit, on demand", "aws.amazon.com/d
 S3_PUT = Price(5.00 / MILLION, "S3 PUT, LIST", "aws.amazon.com/s3/pricing")
 S3_GET = Price(0.40 / MILLION, "S3 GET, HEAD", "aws.amazon.com/s3/pricing")
 EVENT = Price(1.00 / MILLION, "EventBridge custom event", "aws.amazon.com/eventbridge/pricing")
+QUEUE = Price(0.50 / MILLION, "SQS request to a FIFO queue", "aws.amazon.com/sqs/pricing")
 LOG_GB = Price(0.50, "CloudWatch Logs, GB taken in", "aws.amazon.com/cloudwatch/pricing")
 METRIC_MONTH = Price(0.30, "CloudWatch custom metric and month, by the hour", "aws.amazon.com/cloudwatch/pricing")
 ALARM_MONTH = Price(0.10, "CloudWatch alarm and month", "aws.amazon.com/cloudwatch/pricing")
