@@ -113,6 +113,9 @@ class ReplayRequest(WireModel):
 
 
 class ReplayAnswer(AnswerModel):
-    """How many events were put in line. Example: `{"queued": 7}`"""
+    """How many events were put in line. Example: `{"queued": 7, "next_seq": null}`"""
 
     queued: int
+    next_seq: int | None = Field(
+        default=None, description="The job has more events than one call takes: ask again with this `from_seq`"
+    )

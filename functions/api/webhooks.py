@@ -21,8 +21,8 @@ from functions.domain.errors import Refusal
 from functions.domain.records import Event, Job
 from functions.domain.webhooks import Delivery, Webhook, target_of
 
-REPLAY_EVENTS = 1000
-"""At most so many are put in line by one call."""
+REPLAY_EVENTS = 500
+"""At most so many are looked at by one call: each that is put in line takes a request, and the call ends in time."""
 
 
 def create_webhook(context: Context, call: Call) -> WebhookCreated:
@@ -71,23 +71,26 @@ def replay(context: Context, call: Call) -> ReplayAnswer:
     body: ReplayRequest = call.body
     webhook = _own(context, call)
     job = job_of(context, call, body.job_id)
-    events = _events_from(context, job, body.from_seq)
+    events, next_seq = _events_from(context, job, body.from_seq)
     wanted = [event for event in events if webhook.wants(event.type, webhook.id)]
     repetition = context.random.key_id()
     for event in wanted:
         context.line.put(webhook, _published(job, event), repetition=repetition)
-    return ReplayAnswer(queued=len(wanted))
+    return ReplayAnswer(queued=len(wanted), next_seq=next_seq)
 
 
-def _events_from(context: Context, job: Job, seq: int) -> list[Event]:
+def _events_from(context: Context, job: Job, seq: int) -> tuple[list[Event], int | None]:
+    """The job's next events from `seq` on, and the number of the first that is left, if any is."""
     found: list[Event] = []
     cursor: str | None = None
     while True:
         page = context.jobs.events(job.id, limit=REPLAY_EVENTS, cursor=cursor)
         found += [event for event in page.items if event.seq >= seq]
         cursor = page.cursor
-        if cursor is None or len(found) >= REPLAY_EVENTS:
-            return found[:REPLAY_EVENTS]
+        if len(found) > REPLAY_EVENTS:
+            return found[:REPLAY_EVENTS], found[REPLAY_EVENTS].seq
+        if cursor is None:
+            return found, None
 
 
 def _published(job: Job, event: Event) -> JobEvent:

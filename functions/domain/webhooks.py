@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import hmac
 import ipaddress
+import re
 from dataclasses import dataclass
 from urllib.parse import urlsplit
 
@@ -28,6 +29,11 @@ _TRANSLATING = tuple(
 
 _NOT_GLOBAL = tuple(map(ipaddress.ip_network, ("192.88.99.0/24", "3fff::/20")))
 """Relays of 6to4 (RFC 7526) and documentation (RFC 9637), which Python's table of 3.11 takes for public."""
+
+MAX_NAME = 253
+_NAME = re.compile(r"[a-z0-9_-]{1,63}(\.[a-z0-9_-]{1,63})*")
+_NUMBER = re.compile(r"(.*\.)?([0-9]+|0x[0-9a-f]*)")
+"""What ends in a number is no name but an IPv4 address: in decimal, octal or hexadecimal, in one to four parts."""
 
 
 class Webhook(Record):
@@ -107,9 +113,8 @@ def target_of(url: str, test_origin: str | None = None) -> Target:
     secure = parts.scheme == "https"
     if not trusted and (host == "localhost" or host.endswith((".localhost", ".local", ".internal"))):
         raise _refused(f"leads to {host}, which is nobody's but ours")
-    problem = None if trusted else _literal_problem(host)
-    if problem:
-        raise _refused(f"leads to {host}, {problem}")
+    if not trusted:
+        _check_host(host)
     return Target(host, port or (443 if secure else 80), path, secure, trusted)
 
 
@@ -146,13 +151,19 @@ def backoff_s(attempts: int) -> int:
     return BACKOFF_S[min(attempts, len(BACKOFF_S)) - 1]
 
 
-def _literal_problem(host: str) -> str | None:
+def _check_host(host: str) -> None:
+    """Refuse what is neither a public address nor a name; a name is judged by what it resolves to."""
     try:
         ipaddress.ip_address(host)
     except ValueError:
-        # A name, or another way to write an IPv4 address: judged by what it resolves to.
-        return None
-    return address_problem(host)
+        if len(host) > MAX_NAME or not _NAME.fullmatch(host):
+            raise _refused("names no host that there could be") from None
+        if _NUMBER.fullmatch(host):
+            raise _refused("writes an IPv4 address otherwise than as four decimal numbers") from None
+        return
+    problem = address_problem(host)
+    if problem:
+        raise _refused(f"leads to {host}, {problem}")
 
 
 def _refused(why: str) -> Refusal:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from contract.events import EVENT_SOURCE, JobEvent, event_id
@@ -21,6 +21,7 @@ class Entry:
 
     place: int
     job_id: str
+    seq: int
     tenant: str
     webhook: str | None = None
     """The one that the job names."""
@@ -59,12 +60,24 @@ def _entry(event: JobEvent, place: int, webhook: str | None) -> Entry:
     return Entry(
         place=place,
         job_id=event.job_id,
+        seq=event.seq,
         tenant=event.tenant,
         webhook=webhook,
         type=event.type,
         detail=event.model_dump_json(),
         at=event.at,
     )
+
+
+def in_order(entries: Sequence[Entry]) -> list[Entry]:
+    """The entries, those of each job by their number.
+
+    The stream promises an order for the writes of one item, and none for the items of one transaction.
+    """
+    of_job: dict[str, list[Entry]] = {}
+    for entry in sorted(entries, key=lambda entry: entry.seq, reverse=True):
+        of_job.setdefault(entry.job_id, []).append(entry)
+    return [of_job[entry.job_id].pop() for entry in entries]
 
 
 def requests(entries: Iterable[Entry]) -> Iterator[list[Entry]]:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 from functions.domain.errors import StorageUnavailable
-from functions.publishing.entries import Entry, entry_of, requests
+from functions.publishing.entries import Entry, entry_of, in_order, requests
 from functions.storage.stream import UnreadableRecordError, is_transition, transition_of
 
 logger = logging.getLogger("baton.publishing")
@@ -66,20 +66,20 @@ def publish(
             entries.append(entry_of(transition_of(record), place))
         except UnreadableRecordError as error:
             hopeless[place] = str(error)
-    done = len(transitions)
-    for run in requests(entries):
+    left = {entry.place for entry in entries}
+    for run in requests(in_order(entries)):
         refused = _put(run, bus, wait)
         hopeless |= {place: f"the bus refuses it: {code}" for place, code in refused.items() if code in NEVER}
         passing = {place: code for place, code in refused.items() if code not in NEVER}
         try:
             tell([entry for entry in run if entry.place not in refused])
         except StorageUnavailable as error:
-            passing[run[0].place] = str(error)
+            passing |= dict.fromkeys((entry.place for entry in run), str(error))
+        left -= {entry.place for entry in run} - passing.keys()
         if passing:
-            done = min(passing)
-            logger.warning("events are not accepted", extra={"code": passing[done]})
+            logger.warning("events are not accepted", extra={"code": passing[min(passing)]})
             break
-    done = _bury(transitions[:done], hopeless, dead_letters)
+    done = _bury(transitions[: min(left, default=len(transitions))], hopeless, dead_letters)
     return {"batchItemFailures": [{"itemIdentifier": _number_of(record)} for record in transitions[done : done + 1]]}
 
 

@@ -17,7 +17,7 @@ from functions.storage.failures import failures_translated
 MAX_MESSAGE_BYTES = 250_000
 """Below what SQS takes everywhere, with room for what is around the event."""
 KNOWN_FOR_S = 60
-"""So long may a new webhook hear nothing yet, and a deleted one still be put in line."""
+"""So long may a new webhook that no job names hear nothing yet, and a deleted one still be put in line."""
 
 
 @dataclass(frozen=True)
@@ -29,10 +29,13 @@ class Waiting:
     event: JobEvent
 
     def as_json(self) -> str:
-        """The message's body; an event too large for the queue goes without its data."""
-        event = self.event
-        if len(event.model_dump_json().encode()) > MAX_MESSAGE_BYTES:
-            event = event.model_copy(update={"data": {}, "data_omitted": True})
+        """The message's body, in ASCII; an event too large for the queue goes without its data."""
+        body = self._with(self.event)
+        if len(body) > MAX_MESSAGE_BYTES:
+            body = self._with(self.event.model_copy(update={"data": {}, "data_omitted": True}))
+        return body
+
+    def _with(self, event: JobEvent) -> str:
         told = {"tenant": self.tenant, "webhook_id": self.webhook_id, "event": event.model_dump(mode="json")}
         return json.dumps(told, separators=(",", ":"))
 
@@ -81,14 +84,16 @@ class Subscribers:
     def tell(self, entries: Sequence[Entry]) -> None:
         """Put each of the events in line for each webhook that wants it. Raises StorageUnavailable."""
         for entry in entries:
-            for webhook in self._of(entry.tenant):
+            for webhook in self._of(entry.tenant, entry.webhook):
                 if webhook.wants(entry.type, entry.webhook):
                     self._line.put(webhook, JobEvent.model_validate_json(entry.detail))
 
-    def _of(self, tenant: str) -> Sequence[Webhook]:
+    def _of(self, tenant: str, named: str | None) -> Sequence[Webhook]:
+        """Those of the tenant; looked up anew if the one that the job names is not among those that are known."""
         now_s = self._monotonic()
         since_s, known = self._known.get(tenant, (float("-inf"), ()))
-        if now_s - since_s > KNOWN_FOR_S:
+        is_new = named is not None and all(webhook.id != named for webhook in known)
+        if is_new or now_s - since_s > KNOWN_FOR_S:
             known = self._webhooks.of_tenant(tenant)
             self._known[tenant] = (now_s, known)
         return known

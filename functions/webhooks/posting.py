@@ -7,13 +7,15 @@ import socket
 import ssl
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 
 from functions.domain.webhooks import Target, address_problem
 
+RESOLVE_TIMEOUT_S = 5.0
 CONNECT_TIMEOUT_S = 5.0
 TOTAL_TIMEOUT_S = 15.0
-"""From the connection to the answer's status, however slowly the other side dribbles."""
+"""From the connection to the answer's status, however slowly the other side dribbles at each stage."""
 
 Resolve = Callable[[str, int], Sequence[str]]
 """Host and port to addresses. Raises OSError."""
@@ -50,13 +52,15 @@ class Poster:
     connect: Connect = socket.create_connection
     tls: ssl.SSLContext = field(default_factory=ssl.create_default_context)
     total_timeout_s: float = TOTAL_TIMEOUT_S
+    resolve_timeout_s: float = RESOLVE_TIMEOUT_S
 
     def post(self, target: Target, headers: Mapping[str, str], body: bytes) -> Outcome:
         """One POST; redirects are not followed, the answer's body is not read."""
         try:
-            addresses = self.resolve(target.host, target.port)
+            addresses = self._addresses(target)
         except (OSError, UnicodeError) as error:
-            return Outcome(problem=f"the name cannot be resolved: {type(error).__name__}")
+            why = "too slow" if isinstance(error, TimeoutError) else type(error).__name__
+            return Outcome(problem=f"the name cannot be resolved: {why}")
         problems = [] if target.trusted else [problem for a in addresses if (problem := address_problem(a))]
         if problems or not addresses:
             return Outcome(problem=f"the name leads to {(problems or ['nowhere'])[0]}", forbidden=bool(problems))
@@ -77,6 +81,19 @@ class Poster:
             return Outcome(status, f"redirects ({status}), which is not followed")
         return Outcome(status, "" if 200 <= status < 300 else f"answered {status}")
 
+    def _addresses(self, target: Target) -> Sequence[str]:
+        """Resolve in time. The system's resolver cannot be told to hurry: one that is slow is left to itself."""
+        found: Future[Sequence[str]] = Future()
+
+        def look_up() -> None:
+            try:
+                found.set_result(self.resolve(target.host, target.port))
+            except (OSError, UnicodeError) as error:
+                found.set_exception(error)
+
+        threading.Thread(target=look_up, name="resolve", daemon=True).start()
+        return found.result(self.resolve_timeout_s)
+
 
 class _Pinned(http.client.HTTPConnection):
     """A connection to an address that was chosen before, under the name that the certificate must have."""
@@ -91,14 +108,17 @@ class _Pinned(http.client.HTTPConnection):
     def connect(self) -> None:
         """Connect to the address, and prove the name."""
         plain = self._poster.connect((self._address, self._target.port), CONNECT_TIMEOUT_S)
-        self.sock = plain
         plain.settimeout(self._poster.total_timeout_s)
+        self.sock = plain
         if self._target.secure:
-            try:
-                self.sock = self._poster.tls.wrap_socket(plain, server_hostname=self._target.host)
-            except BaseException:
-                plain.close()
-                raise
+            # Known before the handshake, so that it can be cut, too.
+            self.sock = self._poster.tls.wrap_socket(
+                plain, server_hostname=self._target.host, do_handshake_on_connect=False
+            )
+        if self.was_cut:
+            raise TimeoutError
+        if isinstance(self.sock, ssl.SSLSocket):
+            self.sock.do_handshake()
 
     def cut(self) -> None:
         """End it, whatever it is waiting for."""
@@ -106,7 +126,8 @@ class _Pinned(http.client.HTTPConnection):
         sock = self.sock
         if sock is not None:
             try:
-                sock.shutdown(socket.SHUT_RDWR)
+                # Below TLS, whose own shutdown would take the state away from the thread that reads.
+                socket.socket.shutdown(sock, socket.SHUT_RDWR)
             except OSError:
                 # It has ended by itself.
                 return

@@ -7,11 +7,10 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from functions.domain.errors import StorageUnavailable
+from functions.domain.webhooks import backoff_s
+from functions.webhooks.lines import attribute
 
 logger = logging.getLogger("baton.webhooks")
-
-STORAGE_WAIT_S = 30
-"""Until a message comes again whose webhook could not be read, or whose delivery could not be noted."""
 
 Message = dict[str, Any]
 
@@ -36,7 +35,8 @@ def serve(
                 wait_s = attempt(record)
             except StorageUnavailable:
                 logger.exception("a delivery could not be looked after")
-                wait_s = STORAGE_WAIT_S
+                # As after a failed delivery: an outage must not use up the tries that a crash is known by.
+                wait_s = backoff_s(attribute(record, "ApproximateReceiveCount"))
         if wait_s is None:
             continue
         again.append(str(record["messageId"]))

@@ -100,9 +100,12 @@ class Run:
     def _hook(self, stack: Stack) -> None:
         """A webhook that nobody answers: what is logged of a delivery is what is logged of a failure."""
         self._admin = {"x-api-key": stack.keys["admin"]}
-        body = {"url": "https://hooks.invalid/baton"}
+        token = secrets.token_hex(16)
+        body = {"url": f"https://hooks.invalid/{token}?key={token}"}
         made = requests.post(f"{stack.url}/webhooks", json=body, headers=self._admin, timeout=30).json()
         self.secrets["webhook's secret"] = made["secret"]
+        # Chat services' addresses open a channel to whoever knows them.
+        self.secrets["webhook's address"] = token
         self._deliveries = f"{stack.url}/webhooks/{made['id']}/deliveries"
 
     def _work(self, stack: Stack) -> None:
@@ -239,8 +242,8 @@ def test_no_presigned_url_is_either(run: Run) -> None:
 
 
 def test_the_tables_hold_digests_only(run: Run) -> None:
-    """But a job's environment, for the machine that will run it, and what deliveries are signed with."""
-    needed = ("the job's environment", "webhook's secret")
+    """But a job's environment, for the machine that will run it, and where deliveries go and what signs them."""
+    needed = ("the job's environment", "webhook's secret", "webhook's address")
     kept = {name: value for name, value in run.secrets.items() if name not in needed}
     assert [name for name, value in kept.items() if value in run.rows] == []
     assert all(run.secrets[name] in run.rows for name in needed), "the search finds what is there"

@@ -12,15 +12,17 @@ from typing import Any
 import pytest
 
 from functions.api.routes import routes_of
+from functions.domain.webhooks import backoff_s
 from functions.local.events import HttpRequest, authorizer_event, common_fields, function_event
 from tests.api_harness import memory_api
-from tests.functional.api.replay import EVENTS, JOB_ID, KEY_ID, LEASE_TOKEN, prepared_api, replay
+from tests.functional.api.replay import DOWN_HOOK_ID, EVENTS, JOB_ID, KEY_ID, LEASE_TOKEN, prepared_api, replay
 from tests.hooks import line_record, make_event
 from tests.publishing import stream_record
 
 CASES = sorted(path.relative_to(EVENTS).as_posix() for path in EVENTS.glob("*/*.json"))
 EXPECTED: dict[str, tuple[int, dict[str, Any]]] = {
     "submitter/submit.json": (200, {"recipe": "digits@1", "state": "pending"}),
+    "submitter/submit-base64.json": (200, {"recipe": "digits@1", "state": "pending"}),
     "submitter/submit-original.json": (200, {"instance_prompt": "timberdog", "recipe": "dreambooth-lora-sdxl@1"}),
     "submitter/submit-malformed.json": (400, {"code": "malformed_json"}),
     "submitter/list-page.json": (200, {"next_cursor": None}),
@@ -45,7 +47,7 @@ LAMBDA_EVENTS = [case for case in CASES if case in EXPECTED]
 def test_every_event_is_replayed() -> None:
     others = {"authorizer/known-key.json", "authorizer/unknown-key.json", "sweeper/schedule.json"}
     stream = {f"publisher/{case}.json" for case in ("started", "lost-for-good", "other-writes", "unreadable")}
-    stream.add("deliverer/completed.json")
+    stream |= {f"deliverer/{case}.json" for case in ("completed", "not-taken", "given-up")}
     assert set(CASES) == set(EXPECTED) | others | stream
 
 
@@ -75,6 +77,10 @@ def test_an_event_has_the_shape_that_the_gateway_gives_it(case: str) -> None:
         request, route.route_key, event["rawPath"], event.get("pathParameters", {}), request_id="r", now_s=1.79e9
     )
     made = function_event(made, b"", {} if route.scopes else None)
+    if "body" in event and event["headers"].get("content-type"):
+        content_type = {"content-type": event["headers"]["content-type"]}
+        shaped = function_event({**made, "headers": content_type}, b"x", None)
+        assert event["isBase64Encoded"] == shaped["isBase64Encoded"], "as the content type makes it"
     assert set(event) - {"body"} == set(made)
     assert set(event["requestContext"]) == set(made["requestContext"])
     assert set(http) == set(made["requestContext"]["http"])
@@ -82,7 +88,16 @@ def test_an_event_has_the_shape_that_the_gateway_gives_it(case: str) -> None:
     assert event["requestContext"]["time"] == made["requestContext"]["time"]
 
 
-@pytest.mark.parametrize("case", ["worker/claim.json", "authorizer/unknown-key.json", "sweeper/schedule.json"])
+@pytest.mark.parametrize(
+    "case",
+    [
+        "worker/claim.json",
+        "authorizer/unknown-key.json",
+        "sweeper/schedule.json",
+        "publisher/started.json",
+        "deliverer/completed.json",
+    ],
+)
 def test_an_event_can_be_tried_by_hand_as_the_readme_says(case: str) -> None:
     (command,) = re.findall(r"^    python (-m \S+) events/\S+$", (EVENTS / "README.md").read_text(), re.M)
     done = subprocess.run(
@@ -98,7 +113,7 @@ def test_an_event_can_be_tried_by_hand_as_the_readme_says(case: str) -> None:
 
 
 def test_the_readme_names_every_event() -> None:
-    named = set(re.findall(r"`([a-z]+/[a-z-]+\.json)`", (EVENTS / "README.md").read_text()))
+    named = set(re.findall(r"`([a-z]+/[a-z0-9-]+\.json)`", (EVENTS / "README.md").read_text()))
     assert set(CASES) == named | {"authorizer/unknown-key.json"}, "which shares a line"
 
 
@@ -152,11 +167,11 @@ def test_the_publisher_tells_of_new_events_only(case: str, published: list[str],
 def test_a_stream_event_has_the_shape_that_dynamodb_gives_it(case: str) -> None:
     made = stream_record(1)
     for record in json.loads((EVENTS / "publisher" / case).read_text())["Records"]:
-        assert set(record) == set(made)
+        assert set(record) - {"userIdentity"} == set(made)
         image = {"NewImage"} if record["eventName"] != "REMOVE" else set()
         assert set(record["dynamodb"]) - image == set(made["dynamodb"]) - {"NewImage"}
         keys = record["dynamodb"]["Keys"]
-        if keys["sk"]["S"].startswith("EVENT#"):
+        if keys["sk"]["S"].startswith("EVENT#") and image:
             assert set(record["dynamodb"]["NewImage"]) == set(made["dynamodb"]["NewImage"]), "as it is stored today"
 
 
@@ -167,6 +182,30 @@ def test_the_deliverer_sends_what_waits() -> None:
     (sent,) = answer["posted"]
     assert sent["host"] == "hooks.example.com" and sent["body"]["type"] == "job.completed"
     assert sent["headers"]["baton-event-id"] == f"{JOB_ID}#4"
-    (record,) = json.loads(case.read_text())["Records"]
+    assert answer["postponed_s"] == []
+
+
+def test_the_deliverer_postpones_what_is_not_taken_and_gives_it_up_after_a_day() -> None:
+    api = memory_api()
+    answer = replay(EVENTS / "deliverer/not-taken.json", api)
+    (record,) = json.loads((EVENTS / "deliverer/not-taken.json").read_text())["Records"]
+    assert answer["batchItemFailures"] == [{"itemIdentifier": record["messageId"]}]
+    assert answer["postponed_s"] == [backoff_s(3)] and len(answer["posted"]) == 1
+
+    def noted() -> list[tuple[str, int, int | None]]:
+        items = api.context.webhooks.deliveries(DOWN_HOOK_ID, limit=10).items
+        return [(one.state.value, one.attempts, one.status) for one in items]
+
+    assert noted() == [("waiting", 3, 503)]
+    answer = replay(EVENTS / "deliverer/given-up.json", api)
+    assert (answer["batchItemFailures"], answer["postponed_s"]) == ([], [])
+    assert noted() == [("failed", 31, 503)]
+
+
+@pytest.mark.parametrize("case", sorted(path.name for path in (EVENTS / "deliverer").glob("*.json")))
+def test_a_message_has_the_shape_that_sqs_gives_it(case: str) -> None:
+    (record,) = json.loads((EVENTS / "deliverer" / case).read_text())["Records"]
     made = line_record(make_event(4))
     assert set(record) == set(made) and set(record["attributes"]) == set(made["attributes"])
+    body = json.loads(record["body"])
+    assert record["attributes"]["MessageGroupId"] == f"{body['webhook_id']}.{JOB_ID}"

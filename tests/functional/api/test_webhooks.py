@@ -6,6 +6,7 @@ import pytest
 
 from contract.errors import ErrorCode
 from contract.webhooks import MAX_WEBHOOKS, DeliveryState
+from functions.api import webhooks
 from functions.domain.webhooks import Delivery
 from tests.api_harness import NOW, TENANT, Api, memory_api
 from tests.fakes import FakeLine
@@ -103,14 +104,40 @@ def test_events_are_told_again_from_where_it_is_asked(api: Api) -> None:
     job = api.submit()["id"]
     for command in ("pause", "resume", "stop"):
         api.post(f"/job/{job}/{command}").ok()
-    assert api.post(f"/webhooks/{hook}/replay", {"job_id": job, "from_seq": 3}).ok() == {"queued": 2}
+    assert api.post(f"/webhooks/{hook}/replay", {"job_id": job, "from_seq": 3}).ok() == {"queued": 2, "next_seq": None}
     first = waiting(api)
     assert [(who, seq) for who, seq, _ in first] == [(hook, 3), (hook, 4)]
-    assert api.post(f"/webhooks/{some}/replay", {"job_id": job}).ok() == {"queued": 1}
-    assert api.post(f"/webhooks/{hook}/replay", {"job_id": job, "from_seq": 5}).ok() == {"queued": 0}
+    assert api.post(f"/webhooks/{some}/replay", {"job_id": job}).ok() == {"queued": 1, "next_seq": None}
+    assert api.post(f"/webhooks/{hook}/replay", {"job_id": job, "from_seq": 5}).ok() == {"queued": 0, "next_seq": None}
     api.post(f"/webhooks/{hook}/replay", {"job_id": job}).ok()
     assert [(who, seq) for who, seq, _ in waiting(api)[2:]] == [(some, 2), *((hook, seq) for seq in (1, 2, 3, 4))]
     assert len({repetition for _, _, repetition in waiting(api)}) == 3, "a repetition is not taken for a repeat"
+
+
+def test_what_one_call_does_not_tell_again_the_next_one_does(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(webhooks, "REPLAY_EVENTS", 3)
+    hook = str(made(api, types=["job.paused", "job.canceled"])["id"])
+    job = api.submit()["id"]
+    for command in ("pause", "resume", "pause", "resume", "pause", "stop"):
+        api.post(f"/job/{job}/{command}").ok()
+    answers, from_seq = [], 1
+    while from_seq:
+        answers.append(api.post(f"/webhooks/{hook}/replay", {"job_id": job, "from_seq": from_seq}).ok())
+        from_seq = answers[-1]["next_seq"]
+    assert answers == [{"queued": 1, "next_seq": 4}, {"queued": 2, "next_seq": 7}, {"queued": 1, "next_seq": None}]
+    assert [seq for _, seq, _ in waiting(api)] == [2, 4, 6, 7]
+    last = api.post(f"/webhooks/{hook}/replay", {"job_id": job, "from_seq": 5}).ok()
+    assert last == {"queued": 2, "next_seq": None}, "exactly as many as a call may"
+
+
+def test_a_job_shows_which_webhook_it_names_and_nothing_more_of_it(api: Api) -> None:
+    """The address may hold a secret of its own, and only admins see those."""
+    hook = made(api, every_job=False)
+    job = api.submit(webhook=hook["id"])
+    assert job["webhook"] == hook["id"]
+    seen = api.get(f"/job/{job['id']}", key="submit")
+    assert seen.ok()["webhook"] == hook["id"] and URL not in seen.text
+    assert api.submit()["webhook"] is None
 
 
 def test_the_log_of_deliveries_is_paged_newest_first(api: Api) -> None:
@@ -153,6 +180,15 @@ def test_the_log_of_deliveries_is_paged_newest_first(api: Api) -> None:
 
 
 @pytest.mark.parametrize("scope", ["submit", "worker"])
-def test_only_an_admin_makes_webhooks(api: Api, scope: str) -> None:
-    api.post("/webhooks", {"url": URL}, key=scope).refused(ErrorCode.WRONG_SCOPE, "x-api-key")
-    assert api.context.webhooks.of_tenant(TENANT) == []
+def test_only_an_admin_has_to_do_with_webhooks(api: Api, scope: str) -> None:
+    hook, job = made(api)["id"], api.submit()["id"]
+    before = api.context.webhooks.of_tenant(TENANT)
+    for method, path, body in (
+        ("POST", "", {"url": URL}),
+        ("GET", "", None),
+        ("DELETE", f"/{hook}", None),
+        ("GET", f"/{hook}/deliveries", None),
+        ("POST", f"/{hook}/replay", {"job_id": job}),
+    ):
+        api.call(method, f"/webhooks{path}", body, key=scope).refused(ErrorCode.WRONG_SCOPE, "x-api-key")
+    assert api.context.webhooks.of_tenant(TENANT) == before and waiting(api) == []

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
 
 from contract.events import JobEvent
 from contract.history import EventType
-from functions.publishing.entries import MAX_REQUEST_BYTES
+from functions.domain.errors import StorageUnavailable
+from functions.publishing.entries import MAX_REQUEST_BYTES, Entry
 from functions.publishing.outbox import NEVER, WAITS_S, publish
 from functions.storage.stream import is_transition
 from tests.publishing import (
@@ -19,6 +21,7 @@ from tests.publishing import (
     TENANT,
     FakeBus,
     FakeDeadLetters,
+    no_wait,
     number_of,
     other_record,
     stream_record,
@@ -201,6 +204,58 @@ def test_what_cannot_be_buried_comes_again() -> None:
     run = Run(records[1:], FakeBus(), run.letters)
     assert run.answer == DONE
     assert [sk for sk, _ in run.letters.letters] == ["EVENT#0000000002", "EVENT#0000000003"]
+
+
+class Line:
+    """Who is told of what the bus has accepted; away for the first `away` calls."""
+
+    def __init__(self, *, away: int = 0) -> None:
+        self.away = away
+        self.told: list[tuple[str, int]] = []
+
+    def tell(self, entries: Sequence[Entry]) -> None:
+        if self.away:
+            self.away -= 1
+            raise StorageUnavailable("SendMessage: no connection")
+        self.told += [(entry.job_id, JobEvent.model_validate_json(entry.detail).seq) for entry in entries]
+
+
+def test_events_of_one_transaction_are_put_in_their_order() -> None:
+    """The stream promises an order for the writes of one item, and none for the items of one transaction."""
+    bus, line = FakeBus(), Line()
+    records = [stream_record(2), stream_record(7, job_id=OTHER_JOB), stream_record(1), stream_record(3)]
+    assert publish(records, bus, FakeDeadLetters(), no_wait, line.tell) == DONE
+    assert accepted(bus) == line.told == [(JOB_ID, 1), (OTHER_JOB, 7), (JOB_ID, 2), (JOB_ID, 3)]
+
+
+def test_what_was_put_behind_is_not_forgotten_when_what_is_before_it_is_refused() -> None:
+    bus = FakeBus(*["InternalFailure"] * 3)
+    records = [stream_record(2), stream_record(1), stream_record(3)]
+    run = Run(records, bus)
+    assert run.again_from() == number_of(JOB_ID, 2), "the first record, though it was not offered yet"
+    assert accepted(bus) == []
+    assert Run(records, bus).answer == DONE
+    assert accepted(bus) == [(JOB_ID, 1), (JOB_ID, 2), (JOB_ID, 3)]
+
+
+def test_who_waits_in_line_is_told_what_the_bus_has_accepted_and_nothing_else() -> None:
+    bus, line = FakeBus(None, "MalformedDetail", *["InternalFailure"] * 3), Line()
+    one, two, three = jobs(3)
+    records = [stream_record(1, job_id=job) for job in (one, two, three)]
+    answer = publish(records, bus, FakeDeadLetters(), lambda _: None, line.tell)
+    assert line.told == accepted(bus) == [(one, 1)]
+    assert answer == {"batchItemFailures": [{"itemIdentifier": number_of(three, 1)}]}
+
+
+def test_what_cannot_be_put_in_line_comes_again_and_nothing_behind_it_goes_ahead() -> None:
+    bus, line, letters = FakeBus(), Line(away=1), FakeDeadLetters()
+    records = [stream_record(1), stream_record(1, job_id=OTHER_JOB), stream_record(2), stream_record(3)]
+    answer = publish(records, bus, letters, no_wait, line.tell)
+    assert answer == {"batchItemFailures": [{"itemIdentifier": number_of(JOB_ID, 1)}]}
+    assert line.told == [] and accepted(bus) == [(JOB_ID, 1), (OTHER_JOB, 1)]
+    assert publish(records, bus, letters, no_wait, line.tell) == DONE
+    assert line.told == [(JOB_ID, 1), (OTHER_JOB, 1), (JOB_ID, 2), (JOB_ID, 3)]
+    assert letters.letters == []
 
 
 def test_a_fault_of_the_deployment_is_raised_for_somebody_to_see() -> None:

@@ -28,4 +28,7 @@ def test_equal_to_sorting(steps: list[tuple[str, str | None, int]], bound: int, 
         assert list(index.after(partition, None, limit)) == entries[:limit]
         behind = [entry for entry in entries if entry > (bound, "d")]
         assert list(index.after(partition, (bound, "d"), limit)) == behind[:limit]
+        assert list(index.before(partition, None, limit)) == entries[::-1][:limit]
+        ahead = [entry for entry in entries if entry < (bound, "d")]
+        assert list(index.before(partition, (bound, "d"), limit)) == ahead[::-1][:limit]
         assert list(index.up_to(partition, bound, limit)) == [e for e in entries if e[0] <= bound][:limit]

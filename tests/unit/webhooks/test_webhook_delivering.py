@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+import textwrap
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,19 +15,20 @@ from contract.events import JobEvent
 from contract.history import EventType
 from contract.webhooks import DeliveryState
 from functions.domain.errors import StorageUnavailable
-from functions.domain.webhooks import BACKOFF_S, GIVE_UP_AFTER_S, Target, signature
+from functions.domain.webhooks import BACKOFF_S, GIVE_UP_AFTER_S, Target, backoff_s, signature
 from functions.publishing.entries import entry_of
 from functions.storage.memory import MemoryCloud
 from functions.storage.stream import transition_of
 from functions.webhooks.delivering import deliver
 from functions.webhooks.lines import KNOWN_FOR_S, MAX_MESSAGE_BYTES, Subscribers, Waiting
 from functions.webhooks.posting import Outcome
-from functions.webhooks.serving import STORAGE_WAIT_S, serve
+from functions.webhooks.serving import serve
 from tests.fakes import FakeLine
 from tests.hooks import HOOK_ID, SECRET, line_record, make_event, make_webhook
 from tests.publishing import AT, OTHER_JOB, TENANT, stream_record
 
 NOW = AT + 60
+DOCUMENT = Path(__file__).parents[3] / "docs" / "webhooks.md"
 
 
 class Wire:
@@ -59,6 +63,45 @@ def test_what_is_sent_is_the_event_signed(cloud: MemoryCloud) -> None:
     assert SECRET not in str(headers) + body.decode()
     (noted,) = cloud.webhooks.deliveries(HOOK_ID, limit=10).items
     assert (noted.state, noted.attempts, noted.status, noted.problem) == (DeliveryState.DELIVERED, 1, 204, "")
+
+
+def recipe() -> Callable[[str, bytes, str], bool]:
+    """The check of a delivery that docs/webhooks.md tells receivers to copy."""
+    text = DOCUMENT.read_text()
+    code = textwrap.dedent(text[text.index("    import hmac, time") : text.index("`body` is the bytes")])
+    names: dict[str, Any] = {}
+    exec(code, names)
+    checked: Callable[[str, bytes, str], bool] = names["is_ours"]
+    return checked
+
+
+def test_the_documented_check_knows_our_deliveries_from_others(
+    cloud: MemoryCloud, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wire = Wire(Outcome(204))
+    deliver(line_record(make_event(3, data={"message": "grün"})), cloud.webhooks, wire, NOW)
+    ((_, headers, body),) = wire.posts
+    signed = headers["baton-signature"]
+    is_ours = recipe()
+    for now_s, fresh in ((NOW, True), (NOW + 299, True), (NOW - 299, True), (NOW + 300, False), (NOW - 300, False)):
+        monkeypatch.setattr(time, "time", lambda at=now_s: at)
+        assert is_ours(signed, body, SECRET) is fresh
+    monkeypatch.setattr(time, "time", lambda: NOW)
+    assert not is_ours(signed, body + b" ", SECRET)
+    assert not is_ours(signed, body, SECRET + "x")
+    later = signed.replace(f"t={NOW}", f"t={NOW + 1}")
+    for forged in (later, "", "t=,v1=", f"t={NOW}", f"t={NOW},v1=", f"t={NOW},v1=ü", "v1=" + "0" * 64, "nonsense,,=="):
+        assert is_ours(forged, body, SECRET) is False
+
+
+def test_each_attempt_is_signed_anew_under_the_same_event(cloud: MemoryCloud) -> None:
+    """A receiver's tolerance for instants is about the attempt, and it knows repeats by the event's id."""
+    wire = Wire(Outcome(503, "answered 503"))
+    for attempts, at in ((1, NOW), (2, NOW + 5), (9, NOW + 80_000)):
+        deliver(line_record(attempts=attempts), cloud.webhooks, wire, at)
+    sent = [(headers["baton-event-id"], headers["baton-signature"].partition(",")[0]) for _, headers, _ in wire.posts]
+    assert sent == [(make_event().id, f"t={at}") for at in (NOW, NOW + 5, NOW + 80_000)]
+    assert len({body for _, _, body in wire.posts}) == 1
 
 
 @pytest.mark.parametrize("attempts", [1, 2, 7, 40])
@@ -122,6 +165,19 @@ def test_a_message_keeps_the_event_and_fits_the_queue() -> None:
     assert Waiting.from_json(large.as_json()).event.data_omitted is True
 
 
+@pytest.mark.parametrize("text", ["x", "ü", "☃", "\U0001f389", '"', "\n", "\x01", "\x7f"])
+def test_no_message_is_larger_than_the_queue_takes_whatever_it_is_written_with(text: str) -> None:
+    sizes = set()
+    for length in (MAX_MESSAGE_BYTES // 12, MAX_MESSAGE_BYTES // 3, MAX_MESSAGE_BYTES - 800):
+        waiting = Waiting("acme", HOOK_ID, make_event(data={"message": text * (length // len(text.encode()))}))
+        body = waiting.as_json()
+        assert len(body.encode()) <= MAX_MESSAGE_BYTES and body.isascii(), "SQS refuses some characters"
+        told = Waiting.from_json(body).event
+        assert told.data_omitted or told == waiting.event
+        sizes.add(told.data_omitted)
+    assert False in sizes
+
+
 class Line:
     """A batch of messages: how each attempt goes by place, and what was postponed."""
 
@@ -148,16 +204,18 @@ def test_behind_a_failed_delivery_nothing_of_its_group_is_tried_and_others_are()
     assert line.postponed == [("receipt-2", 60)]
 
 
-def test_a_store_that_is_away_makes_the_message_come_again() -> None:
+@pytest.mark.parametrize("attempts", [1, 3, 100])
+def test_a_store_that_is_away_makes_the_message_come_again_ever_later(attempts: int) -> None:
+    """Else an outage of hours would use up the tries after which a message counts as one that crashes us."""
     line = Line()
 
     def away(record: dict[str, Any]) -> int | None:
         raise StorageUnavailable("GetItem")
 
     line.attempt = away  # type: ignore[method-assign]
-    record = line_record()
+    record = line_record(attempts=attempts)
     assert line.serve(record) == [record["messageId"]]
-    assert line.postponed == [("receipt-0", STORAGE_WAIT_S)]
+    assert line.postponed == [("receipt-0", backoff_s(attempts))]
 
 
 def told(cloud: MemoryCloud, line: FakeLine, at_s: float = 0.0) -> Subscribers:
@@ -199,3 +257,16 @@ def test_webhooks_are_looked_up_once_a_minute() -> None:
     at[0] += KNOWN_FOR_S + 1
     subscribers.tell(entry)
     assert [json.loads(event.model_dump_json())["seq"] for _, event, _ in line.waiting] == [1]
+
+
+def test_a_webhook_that_a_job_names_hears_of_it_from_its_first_event() -> None:
+    cloud, line = MemoryCloud(), FakeLine()
+    subscribers = told(cloud, line)
+    subscribers.tell([entry_of(transition_of(stream_record(1)), 0)])
+    cloud.webhooks.put(make_webhook(every_job=False))
+    named = [entry_of(transition_of(stream_record(seq, job_id=OTHER_JOB, webhook=HOOK_ID)), 0) for seq in (1, 2)]
+    subscribers.tell(named)
+    assert [(hook, event.seq) for hook, event, _ in line.waiting] == [(HOOK_ID, 1), (HOOK_ID, 2)]
+    cloud.webhooks.delete(TENANT, HOOK_ID)
+    told(cloud, line).tell(named)
+    assert len(line.waiting) == 2

@@ -6,7 +6,8 @@ import datetime
 import socket
 import ssl
 import threading
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
 from functions.domain.webhooks import Target, target_of
-from functions.webhooks.posting import Outcome, Poster
+from functions.webhooks.posting import Outcome, Poster, resolved
 
 PUBLIC = "93.184.216.34"
 HOST = "hooks.example.com"
@@ -100,6 +101,7 @@ class Net:
         self.answers = list(answers)
         self.resolved: list[tuple[str, int]] = []
         self.connected: list[tuple[str, int]] = []
+        self.before_connected: Callable[[], object] = lambda: None
 
     def resolve(self, host: str, port: int) -> Sequence[str]:
         self.resolved.append((host, port))
@@ -107,6 +109,7 @@ class Net:
 
     def connect(self, address: tuple[str, int], timeout_s: float) -> socket.socket:
         self.connected.append(address)
+        self.before_connected()
         if self.server is None:
             raise ConnectionRefusedError
         return socket.create_connection(("127.0.0.1", self.server.port), timeout_s)
@@ -201,6 +204,98 @@ def test_an_answer_that_dribbles_is_cut_off(servers: list[Server]) -> None:
     assert outcome.status is None and "too slow" in outcome.problem
 
 
+class SlowHandshake(Server):
+    """Sends `said` as soon as somebody connects, one byte at a time."""
+
+    def _serve(self, connection: socket.socket) -> None:
+        with connection:
+            for byte in self.answer:
+                connection.sendall(bytes([byte]))
+                if self._ended.wait(0.05):
+                    return
+
+
+def test_a_handshake_that_dribbles_is_cut_off(servers: list[Server]) -> None:
+    # The beginning of a record of 16 KiB: the other side waits for its end.
+    servers.append(server := SlowHandshake(b"\x16\x03\x03\x40\x00" + b"\0" * 1000))
+    began = time.monotonic()
+    outcome = Net(server, [PUBLIC]).post(target_of(f"https://{HOST}/"), total_timeout_s=0.5)
+    assert outcome.status is None and "too slow" in outcome.problem
+    assert time.monotonic() - began < 5
+
+
+def test_time_that_connection_and_handshake_took_is_not_given_again(servers: list[Server], tmp_path: Path) -> None:
+    """Whoever is slow at each stage gets no more time than whoever is slow at one."""
+    theirs, ours = certificate(tmp_path, HOST)
+    servers.append(server := Server(b"HTTP/1.1 200 OK\r\n" * 1000, theirs, slow=True))
+    net = Net(server, [PUBLIC])
+    net.before_connected = lambda: threading.Event().wait(0.7)
+    began = time.monotonic()
+    outcome = net.post(target_of(f"https://{HOST}/"), ours, total_timeout_s=0.5)
+    assert outcome.status is None and "too slow" in outcome.problem
+    assert time.monotonic() - began < 5 and server.requests == []
+
+
+def test_an_answer_over_tls_that_dribbles_is_cut_off(servers: list[Server], tmp_path: Path) -> None:
+    theirs, ours = certificate(tmp_path, HOST)
+    servers.append(server := Server(b"HTTP/1.1 " + b"0" * 1000, theirs, slow=True))
+    outcome = Net(server, [PUBLIC]).post(target_of(f"https://{HOST}/"), ours, total_timeout_s=0.5)
+    assert outcome.status is None and "too slow" in outcome.problem
+
+
+def test_an_endless_preliminary_answer_is_cut_off(servers: list[Server]) -> None:
+    servers.append(server := Server(b"HTTP/1.1 100 Continue\r\n\r\n" * 100, slow=True))
+    outcome = Net(server, [PUBLIC]).post(plain(), total_timeout_s=0.5)
+    assert outcome.status is None and "too slow" in outcome.problem
+
+
+def test_a_resolver_that_does_not_come_back_is_left_alone() -> None:
+    """The system's has no limit that a caller can set, and whoever owns a name decides how slowly it is answered."""
+    done = threading.Event()
+
+    def hang(host: str, port: int) -> Sequence[str]:
+        done.wait(20)
+        return [PUBLIC]
+
+    net = Net(None, [PUBLIC])
+    poster = Poster(resolve=hang, connect=net.connect, resolve_timeout_s=0.1)
+    outcome = poster.post(plain(), {}, b"")
+    done.set()
+    assert not outcome.delivered and not outcome.forbidden and "cannot be resolved: too slow" in outcome.problem
+    assert net.connected == []
+
+
+@pytest.mark.parametrize(
+    "host",
+    [
+        "127.1",
+        "0x7f000001",
+        "0X7F.0.0.1",
+        "2130706433",
+        "0177.0.0.1",
+        "017700000001",
+        "0",
+        "127.0.0.1",
+        "::ffff:7f00:1",
+    ],
+)
+def test_no_way_to_write_an_address_of_ours_gets_past_the_system_s_resolver(host: str) -> None:
+    net = Net(None, [PUBLIC])
+    target = Target(host=host, port=443, path="/", secure=True)
+    outcome = Poster(connect=net.connect).post(target, {}, b"")
+    assert not outcome.delivered and net.connected == []
+    assert outcome.forbidden, outcome
+
+
+def test_no_proxy_of_the_environment_is_asked(servers: list[Server], monkeypatch: pytest.MonkeyPatch) -> None:
+    servers.append(server := Server(answer("200 OK")))
+    for name in ("http_proxy", "https_proxy", "all_proxy", "HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY"):
+        monkeypatch.setenv(name, "http://127.0.0.1:9")
+    net = Net(server, [PUBLIC])
+    assert net.post(plain()).delivered and net.connected == [(PUBLIC, 80)]
+    assert server.requests[0].startswith(b"POST /baton?x=1 HTTP/1.1\r\n")
+
+
 def test_a_long_answer_is_not_read(servers: list[Server]) -> None:
     servers.append(server := Server(b"HTTP/1.1 200 OK\r\ncontent-length: 10000000000\r\n\r\nx"))
     assert Net(server, [PUBLIC]).post(plain()).delivered
@@ -239,6 +334,7 @@ def test_the_name_is_asked_for_and_proved(servers: list[Server], tmp_path: Path)
     net = Net(server, [PUBLIC])
     assert net.post(target_of(f"https://{HOST}/baton"), ours).delivered
     assert server.names == [HOST] and net.connected == [(PUBLIC, 443)]
+    assert server.requests[0].lower().count(b"\r\nhost: hooks.example.com\r\n") == 1, "without the usual port"
 
 
 @pytest.mark.parametrize("trusted", [True, False])
@@ -249,3 +345,11 @@ def test_who_cannot_prove_the_name_is_told_nothing(servers: list[Server], tmp_pa
     outcome: Any = net.post(target_of(f"https://{HOST}/"), ours if trusted else None)
     assert outcome.status is None and "SSLCertVerificationError" in outcome.problem
     assert server.requests == []
+
+
+def test_ipv4_goes_first_and_each_address_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A Lambda function has no IPv6 unless somebody gave it some."""
+    found = [(socket.AF_INET6, ("2606:4700::1111", 443, 0, 0)), (socket.AF_INET, (PUBLIC, 443))]
+    answered = [(family, socket.SOCK_STREAM, 6, "", place) for family, place in found * 2]
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: answered)
+    assert resolved(HOST, 443) == [PUBLIC, "2606:4700::1111"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ipaddress
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -19,6 +20,7 @@ from functions.domain.webhooks import (
     target_of,
 )
 
+DOCUMENT = Path(__file__).parents[3] / "docs" / "webhooks.md"
 HOSTILE = [
     "127.0.0.1",
     "127.1.2.3",
@@ -168,6 +170,21 @@ def test_an_ipv4_address_in_disguise_never_passes(ip: ipaddress.IPv4Address) -> 
         ("https://[::ffff:10.0.0.1]/", "leads to ::ffff:10.0.0.1"),
         ("https://[fe80::1%25eth0]/", "leads to"),
         ("https://[::1]:8443/", "a loopback address"),
+        ("https://127.0.0.1./", "a loopback address"),
+        ("https://127.1/", "writes an IPv4 address"),
+        ("https://2130706433/", "writes an IPv4 address"),
+        ("https://0177.0.0.1/", "writes an IPv4 address"),
+        ("https://0x7f000001/", "writes an IPv4 address"),
+        ("https://0x7f.1/", "writes an IPv4 address"),
+        ("https://8.8.2056/", "writes an IPv4 address"),
+        ("https://a.0x/", "writes an IPv4 address"),
+        ("https://localhost../", "names no host"),
+        ("https://.example.com/", "names no host"),
+        ("https://a..b/", "names no host"),
+        ("https://%31%32%37.0.0.1/", "names no host"),
+        ("https://hooks.example.com;127.0.0.1/", "names no host"),
+        (f"https://{'a' * 64}.example.com/", "names no host"),
+        (f"https://{'a.' * 130}com/", "names no host"),
     ],
 )
 def test_an_address_is_refused_with_the_reason(url: str, why: str) -> None:
@@ -183,6 +200,10 @@ def test_an_address_is_taken_apart() -> None:
     assert target.host_header == "hooks.example.com:8443"
     assert target_of("https://Hooks.example.com").host_header == "hooks.example.com"
     assert target_of("https://[2606:4700::1]/").host_header == "[2606:4700::1]"
+    assert target_of("https://8.8.8.8/").host == "8.8.8.8"
+    for host in ("xn--hks-0qa.example.com", "a_b.example.com", "3com.com", "1.2.3.4.example", "0x.example", "hooks"):
+        assert target_of(f"https://{host}/").host == host
+    assert target_of("https://hooks.example.com./").host == "hooks.example.com", "as the certificate says it"
 
 
 def test_only_the_very_origin_of_a_test_is_trusted() -> None:
@@ -191,6 +212,8 @@ def test_only_the_very_origin_of_a_test_is_trusted() -> None:
     for other in ("http://127.0.0.1:8001/x", "https://127.0.0.1:8000/x", "http://127.0.0.1:8000@evil.example/x"):
         with pytest.raises(Refusal):
             target_of(other, origin)
+    with pytest.raises(Refusal):
+        target_of("http://127.0.0.1:8000/x", "http://127.0.0.1:800")
     assert not target_of("https://hooks.example.com/", origin).trusted
 
 
@@ -200,6 +223,17 @@ def test_the_signature_is_over_instant_and_body() -> None:
     assert signature("key", 1_790_000_000, b'{"a":1}') == f"t=1790000000,v1={digest}"
     signed = {signature(key, at, body) for key in ("a", "b") for at in (1, 11) for body in (b"1.x", b".x", b"x")}
     assert len(signed) == 12, "nothing may be moved between the parts"
+
+
+def test_it_is_tried_as_the_document_says() -> None:
+    minute = 60
+    assert [backoff_s(attempts) for attempts in range(1, 10)] == [
+        *(5, 15, minute, 5 * minute, 15 * minute, 30 * minute),
+        *(3600, 3600, 3600),
+    ]
+    said = "tried again after 5 s, 15 s, 1, 5, 15, 30 minutes and then every hour, until a day has gone"
+    assert said in " ".join(DOCUMENT.read_text().split())
+    assert GIVE_UP_AFTER_S == 24 * 3600
 
 
 def test_it_is_tried_for_a_day_ever_more_seldom() -> None:
