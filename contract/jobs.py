@@ -343,6 +343,8 @@ class JobView(AnswerModel):
     requirements: Requirements
     policy: Policy
     tags: dict[str, str]
+    webhook: str | None = None
+    """Id of the webhook that the job names."""
     epoch: Epoch
     counters: JobCounters
     reason: Reason | None = None

@@ -296,6 +296,17 @@ class LogChunk(WireModel):
     """Bytes that the worker had to drop before this chunk because they came faster than they could be sent."""
 
 
+LONGEST_LOG_WAIT_S = 300.0
+
+
+def log_wait_s(age_s: float) -> float:
+    """How long the worker may hold back a chunk of output that is not full, in an attempt that is this old.
+
+    The beginning, which somebody may be watching, is sent at once; the hours behind it cost a few calls.
+    """
+    return min(max(age_s, 0.0) / 20, LONGEST_LOG_WAIT_S)
+
+
 class LogLine(AnswerModel):
     """One line of output. Example: `{"epoch": 1, "line": 0, "text": "step 1 loss 2.3", "at": 1790000000}`"""
 

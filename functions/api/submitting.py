@@ -7,7 +7,7 @@ import json
 import uuid
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Literal
 
 from contract.base import Cursor, PageLimit, QueueName, WireModel
 from contract.checkpoints import CheckpointPage
@@ -43,10 +43,11 @@ _RETENTION_S = 60
 
 
 class JobsQuery(WireModel):
-    """Query of `GET /jobs`. Example: `?status=running&queue=default&limit=100`"""
+    """Query of `GET /jobs`. Example: `?status=running&queue=default&order=desc&limit=100`"""
 
     status: JobState | None = None
     queue: QueueName | None = None
+    order: Literal["asc", "desc"] = "asc"
     limit: PageLimit | None = None
     cursor: Cursor | None = None
 
@@ -106,7 +107,7 @@ def _named(place: str) -> Iterator[None]:
 
 
 def list_jobs(context: Context, call: Call) -> JobPage | list[JobView]:
-    """A tenant's jobs, oldest first; a bare list for clients that do not page."""
+    """A tenant's jobs, oldest first, or newest first with `order=desc`; a bare list for clients that do not page."""
     query: JobsQuery = call.query
     bare = query.limit is None and query.cursor is None
 
@@ -116,7 +117,9 @@ def list_jobs(context: Context, call: Call) -> JobPage | list[JobView]:
         return [job_view(job, leases.get(job.id)) for job in jobs]
 
     jobs, cursor = fitting(
-        lambda limit: context.jobs.list_jobs(call.tenant, state=query.status, limit=limit, cursor=query.cursor),
+        lambda limit: context.jobs.list_jobs(
+            call.tenant, state=query.status, limit=limit, cursor=query.cursor, newest_first=query.order == "desc"
+        ),
         views,
         query.limit or (_BARE_LIST_LIMIT if bare else _PAGE_LIMIT),
     )

@@ -36,6 +36,7 @@ def job_view(job: Job, lease: Lease | None = None) -> JobView:
         requirements=spec.requirements,
         policy=spec.policy,
         tags=spec.tags,
+        webhook=spec.webhook,
         epoch=job.epoch,
         counters=job.counters,
         reason=job.reason,

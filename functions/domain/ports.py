@@ -54,8 +54,16 @@ class JobStore(Protocol):
         None if none waits. May be out of date, as `ready` may. Raises ValueError or KeyError for a damaged item.
         """
 
-    def list_jobs(self, tenant: str, *, state: JobState | None, limit: int, cursor: str | None = None) -> Page[Job]:
-        """A tenant's jobs, oldest first."""
+    def list_jobs(
+        self,
+        tenant: str,
+        *,
+        state: JobState | None,
+        limit: int,
+        cursor: str | None = None,
+        newest_first: bool = False,
+    ) -> Page[Job]:
+        """A tenant's jobs, oldest first unless said otherwise."""
 
     def due_timers(self, now: int, *, limit: int) -> list[str]:
         """Ids of jobs with a timer at or before `now`."""

@@ -34,7 +34,8 @@ def cap_reached(job: Job) -> Reason | None:
     )
     for code, used, allowed, what in budgets:
         if used >= allowed:
-            return Reason(code=code, message=f"{what} {used} times; the policy allows {allowed}")
+            times = "1 time" if used == 1 else f"{used} times"
+            return Reason(code=code, message=f"{what} {times}; the policy allows {allowed}")
     if policy.max_runtime_s is not None and counters.runtime_s >= policy.max_runtime_s:
         return Reason(
             code=ReasonCode.MAX_RUNTIME, message=f"ran for the {policy.max_runtime_s} s that the policy allows"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import errno
 import json
 import logging
 import signal
@@ -37,7 +38,9 @@ def main(arguments: list[str] | None = None) -> int:
     try:
         stack.start()
     except (EmulatorError, OSError) as error:
-        print(f"The local stack could not start: {error}", file=sys.stderr)
+        taken = isinstance(error, OSError) and error.errno == errno.EADDRINUSE
+        remedy = ". Choose another with --port, or 0 for any free one." if taken else ""
+        print(f"The local stack could not start: {error}{remedy}", file=sys.stderr)
         return 1
     try:
         _announce(stack, options)

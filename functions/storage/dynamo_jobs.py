@@ -99,8 +99,16 @@ class DynamoJobStore:
             )
         return min((int(json.loads(item["doc"]["S"])["updated_at"]) for item in answer["Items"]), default=None)
 
-    def list_jobs(self, tenant: str, *, state: JobState | None, limit: int, cursor: str | None = None) -> Page[Job]:
-        listed = jobs_list(tenant, state)
+    def list_jobs(
+        self,
+        tenant: str,
+        *,
+        state: JobState | None,
+        limit: int,
+        cursor: str | None = None,
+        newest_first: bool = False,
+    ) -> Page[Job]:
+        listed = jobs_list(tenant, state, newest_first=newest_first)
         position = listed.position(cursor)
         index, attribute, partition = (
             ("by_tenant", "tenant", tenant) if state is None else ("by_state", "state_pk", keys.state_pk(tenant, state))
@@ -119,6 +127,7 @@ class DynamoJobStore:
             limit + 1,
             start,
             IndexName=index,
+            ScanIndexForward=not newest_first,
             KeyConditionExpression=f"{attribute} = :partition",
             ExpressionAttributeValues={":partition": {"S": partition}},
         )

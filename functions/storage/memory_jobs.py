@@ -100,15 +100,24 @@ class MemoryJobStore:
             waiting = self.get_many(sorted(self._state.ready.members())[:limit])
         return min((job.updated_at for job in waiting), default=None)
 
-    def list_jobs(self, tenant: str, *, state: JobState | None, limit: int, cursor: str | None = None) -> Page[Job]:
-        listed = jobs_list(tenant, state)
+    def list_jobs(
+        self,
+        tenant: str,
+        *,
+        state: JobState | None,
+        limit: int,
+        cursor: str | None = None,
+        newest_first: bool = False,
+    ) -> Page[Job]:
+        listed = jobs_list(tenant, state, newest_first=newest_first)
         position = listed.position(cursor)
-        after = created_of(position)
+        place = created_of(position)
         index, partition = (
             (self._state.by_tenant, tenant) if state is None else (self._state.by_state, keys.state_pk(tenant, state))
         )
         with self._state.lock:
-            jobs = self.get_many([job_id for _, job_id in index.after(partition, after, limit + 1)])
+            read = index.before if newest_first else index.after
+            jobs = self.get_many([job_id for _, job_id in read(partition, place, limit + 1)])
         return page(jobs, limit, listed, lambda job: (job.created_at, job.id))
 
     def due_timers(self, now: int, *, limit: int) -> list[str]:

@@ -30,9 +30,10 @@ def ready_list(tenant: str, queue: str, shard: int) -> PagedList:
     return PagedList(("ready", tenant, queue, str(shard)), (str, str))
 
 
-def jobs_list(tenant: str, state: JobState | None) -> PagedList:
+def jobs_list(tenant: str, state: JobState | None, *, newest_first: bool) -> PagedList:
     """A tenant's jobs; position: created_at, id."""
-    return PagedList(("jobs", tenant, state.value if state else ""), (int, str))
+    kind = "newest jobs" if newest_first else "jobs"
+    return PagedList((kind, tenant, state.value if state else ""), (int, str))
 
 
 def attempts_list(job_id: str) -> PagedList:

@@ -41,6 +41,12 @@ class SortedIndex(Generic[S]):
         first = 0 if position is None else bisect_right(entries, position)
         return entries[first : first + limit]
 
+    def before(self, partition: str, position: tuple[S, str] | None, limit: int) -> Sequence[tuple[S, str]]:
+        """The next entries ahead of `position`, or of the end, backwards."""
+        entries = self._partitions.get(partition, [])
+        end = len(entries) if position is None else bisect_left(entries, position)
+        return entries[max(end - limit, 0) : end][::-1]
+
     def up_to(self, partition: str, highest: S, limit: int) -> Sequence[tuple[S, str]]:
         """The first entries whose sort key is at most `highest`."""
         entries = self._partitions.get(partition, [])

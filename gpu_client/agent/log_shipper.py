@@ -7,19 +7,15 @@ import threading
 import time
 from collections.abc import Callable
 
-from contract.work import LogChunk
+from contract.work import LogChunk, log_wait_s
 from gpu_client.agent.trainer_output import CHUNK_LINES, LogSpool
 from gpu_client.transport.errors import BatonError, InvalidRequest, LeaseLost
 
 logger = logging.getLogger("baton.logs")
 
 SHIP_EVERY_S = 5.0
-"""How often full chunks are sent, and during the first minutes whatever there is."""
-LONGEST_WAIT_S = 300.0
-WAIT_PER_AGE = 1 / 20
-"""A chunk that is not full waits for this part of the attempt's age, at most LONGEST_WAIT_S: the beginning, which
-somebody may be watching, is shown at once, and the hours behind it cost a few calls. Each is a call of the API and a
-PUT; one every 5 s would cost twenty times as much as all heartbeats (docs/costs.md)."""
+"""How often full chunks are sent, and during the first minutes whatever there is; later on that waits (`log_wait_s`).
+Each is a call of the API and a PUT; one every 5 s would cost twenty times as much as all heartbeats (docs/costs.md)."""
 MAX_LINES = CHUNK_LINES
 MAX_LINE_CHARS = 4000
 MAX_CALLS = 4
@@ -28,11 +24,6 @@ MAX_CALLS = 4
 MAX_FAREWELL_CALLS = 20
 MAX_SHIP_S = 20.0
 """After this long no further call is begun, so that a slow control plane does not hold up the report of the end."""
-
-
-def longest_wait_s(age_s: float) -> float:
-    """How long a line may wait for others before it is sent, in an attempt that is this old."""
-    return min(age_s * WAIT_PER_AGE, LONGEST_WAIT_S)
 
 
 class LogShipper:
@@ -75,7 +66,7 @@ class LogShipper:
         began_at = swept_at = self._clock()
         while not self._closing.wait(self._every_s):
             now = self._clock()
-            unfull = now - swept_at >= longest_wait_s(now - began_at)
+            unfull = now - swept_at >= log_wait_s(now - began_at)
             swept_at = now if unfull else swept_at
             try:
                 self._ship(max_calls=MAX_CALLS, unfull=unfull)

@@ -67,7 +67,7 @@ def _damage(name: str) -> Iterator[None]:
         yield
     except OSError as error:
         if error.errno not in (None, errno.EINVAL):
-            raise disk_full(error, name) or TransferError(f"reading {name}: {error.strerror}") from error
+            raise disk_full(error, f"writing {name}") or TransferError(f"reading {name}: {error.strerror}") from error
         raise BadZip(f"{name}: {error}") from error
     except (zipfile.BadZipFile, zlib.error, lzma.LZMAError, EOFError, RuntimeError, ValueError, struct.error) as error:
         raise BadZip(f"{name}: {error}") from error

@@ -16,6 +16,7 @@ from contract.names import DATA_BUCKET
 from contract.transfers import ObjectView
 from gpu_client.cli.errors import CliError
 from gpu_client.cli.formats import count, moment, size
+from gpu_client.cli.output import FOLDED, Column
 from gpu_client.cli.session import AsJson, session_of
 from gpu_client.transport.api import BatonClient
 from gpu_client.transport.calls import pages
@@ -52,7 +53,10 @@ def push(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be sent, and send nothing.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Upload what is new or changed below DIR. Interrupted, the same command sends the rest."""
+    """Upload what is new or changed below DIR.
+
+    Interrupted, the same command sends the rest.
+    """
     session = session_of(context)
     files = local_files(directory, prefix)
     with session.client() as client:
@@ -82,7 +86,7 @@ def push(
 @data.command("ls")
 def ls(
     context: typer.Context,
-    prefix: Annotated[str, typer.Argument(metavar="[PREFIX]", help="Only keys that begin with it.")] = "",
+    prefix: Annotated[str, typer.Argument(metavar="PREFIX", help="Only keys that begin with it.")] = "",
     bucket: Annotated[str, typer.Option(help="As the API names it.")] = DATA_BUCKET,
     as_json: AsJson = False,
 ) -> None:
@@ -93,9 +97,8 @@ def ls(
     if as_json:
         session.screen.json(found)
         return
-    session.screen.table(
-        ("size", "changed", "key"), ([size(item.size_bytes), moment(item.modified_at), item.key] for item in found)
-    )
+    columns = (Column("size", right=True), "changed", Column("key", FOLDED))
+    session.screen.table(columns, ([size(item.size_bytes), moment(item.modified_at), item.key] for item in found))
     session.screen.say(f"{count(len(found), 'object')}, {size(sum(item.size_bytes for item in found))}")
 
 

@@ -17,7 +17,10 @@ def register(app: typer.Typer) -> None:
 
 
 def doctor(context: typer.Context, as_json: AsJson = False) -> None:
-    """Check address, key, clock, versions, latency and bandwidth. Exit code 1 if anything fails."""
+    """Check address, key, clock, versions, latency and bandwidth.
+
+    Exit code 1 if anything fails.
+    """
     session = session_of(context)
     found: list[Check] = []
     for check in examine(session):

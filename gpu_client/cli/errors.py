@@ -7,7 +7,15 @@ from enum import IntEnum
 import typer.exceptions
 
 from contract.errors import ErrorCode
-from gpu_client.transport.errors import ApiError, BatonError, DiskFull, TransferCanceled, UnexpectedAnswer, Unreachable
+from gpu_client.transport.errors import (
+    ApiError,
+    BatonError,
+    DiskFull,
+    TransferCanceled,
+    UnexpectedAnswer,
+    Unreachable,
+    UnsafePath,
+)
 
 
 class ExitCode(IntEnum):
@@ -43,6 +51,7 @@ _FOR_USERS = {
     ErrorCode.JOB_NOT_FOUND: "Check the id with: baton jobs. Jobs of other tenants are not visible.",
     ErrorCode.CHECKPOINT_NOT_FOUND: "See which it has with: baton show ID",
     ErrorCode.KEY_NOT_FOUND: "See which there are with: baton keys list",
+    ErrorCode.WEBHOOK_NOT_FOUND: "See which there are with: baton webhooks list",
     ErrorCode.ILLEGAL_TRANSITION: "See where it stands with: baton explain ID",
     ErrorCode.NOT_FOUND: "Is the address right, with its stage? See: baton doctor",
 }
@@ -50,12 +59,14 @@ _FOR_USERS = {
 
 
 def describe(error: BaseException) -> tuple[ExitCode, str]:
-    """The exit code and the line for an error. Anything unknown is a defect, and is called one."""
+    """The exit code and the line for an error; "" if all was said. Anything unknown is a defect, and is called one."""
     if isinstance(error, CliError):
         return error.exit_code, str(error)
     if isinstance(error, typer.exceptions.TyperException):
         said = getattr(error, "format_message", None)
-        return ExitCode.USAGE, f"{said() if said else error} (--help shows what is allowed)"
+        message = said() if said else str(error)
+        # without a message it was help that was shown
+        return ExitCode.USAGE, f"{message} (--help shows what is allowed)" if message else ""
     if isinstance(error, (KeyboardInterrupt, TransferCanceled, typer.Abort)):
         return ExitCode.INTERRUPTED, "interrupted"
     if isinstance(error, BatonError):
@@ -78,6 +89,8 @@ def _of_the_network(error: BatonError) -> tuple[ExitCode, str]:
         )
     if isinstance(error, DiskFull):
         return ExitCode.FAILED, f"{error}. Make room, then repeat the command: it goes on where it stopped."
+    if isinstance(error, UnsafePath) or isinstance(error.__cause__, OSError):
+        return ExitCode.FAILED, f"{error}. Put that right, then repeat the command: what is done stays done."
     return ExitCode.FAILED, f"{error}. What is done stays done; repeat the command for the rest."
 
 

@@ -11,6 +11,7 @@ from gpu_client.cli.session import AsJson, JobIdArgument, find_job, session_of
 from gpu_client.transport.api import BatonClient
 from gpu_client.transport.calls import pages
 
+_TO_DO = "What to do"
 _MAX_PAGES = 10
 """Ten thousand jobs in one state are enough to tell that a queue is long."""
 
@@ -54,13 +55,13 @@ def _of_queue(client: BatonClient, queue: str, state: JobState) -> list[JobView]
 
 def _show(screen: Screen, job: JobView, explanation: Explanation) -> None:
     screen.line(f"{job.name or job.recipe or 'job'} {job.id}")
-    screen.line(explanation.answer)
+    screen.paragraph(explanation.answer)
     for title, lines in (
         ("What happened", explanation.history),
         ("Used of its policy", explanation.budgets),
-        ("What to do", explanation.advice),
+        (_TO_DO, explanation.advice),
     ):
         if lines:
-            screen.line(f"\n{title}:")
-            for line in lines:
-                screen.line(f"  - {line.replace(' ID', ' ' + job.id[:8])}" if title == "What to do" else f"  - {line}")
+            screen.line("")
+            screen.line(f"{title}:")
+            screen.items(line.replace(" ID", " " + job.id[:8]) if title == _TO_DO else line for line in lines)

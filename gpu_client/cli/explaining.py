@@ -11,6 +11,7 @@ from contract.jobs import AttemptEnd, JobState, JobView, ReasonCode
 from gpu_client.cli.formats import count, duration
 from gpu_client.cli.summary import headline, reason_text, summarize
 
+LAST_WORDS_CHARACTERS = 160
 LATE_S = 180
 """A lease that ran out longer ago than this should have been taken back: the sweeper runs every minute."""
 
@@ -158,9 +159,7 @@ def _failed(facts: Facts) -> tuple[str, list[str]]:
     code = job.reason.code if job.reason else ""
     why, advice = _WHY_FAILED.get(code, (reason_text(job) or "for a reason that was not given", "See: baton show ID"))
     said = f" ({job.reason.message})" if job.reason and job.reason.message and code in _WHY_FAILED else ""
-    last = next((one for one in reversed(facts.attempts) if one.end is AttemptEnd.FAILED), None)
-    tail = [f"Its last words: {last.log_tail[-1]}"] if last and last.log_tail else []
-    return f"It failed: {why}{said}.", [*tail, f"{advice}; then: baton retry ID"]
+    return f"It failed: {why}{said}.", [f"{advice}; then: baton retry ID"]
 
 
 def _canceled(facts: Facts) -> tuple[str, list[str]]:
@@ -179,7 +178,7 @@ def _moved(attempt: AttemptView) -> str:
     reason = attempt.reason
     because = f" ({reason.code}{': ' + reason.message if reason.message else ''})" if reason else ""
     kept = f"; committed step {attempt.checkpoint_step}" if attempt.checkpoint_step is not None else ""
-    return f"{told}: {_ENDED[attempt.end]} after {lasted}{because}{_how(attempt)}{kept}"
+    return f"{told}: {_ENDED[attempt.end]} after {lasted}{because}{_how(attempt)}{kept}{_last_words(attempt)}"
 
 
 _ENDED = {
@@ -194,7 +193,16 @@ _ENDED = {
 def _how(attempt: AttemptView) -> str:
     if attempt.signal is not None:
         return f", by signal {attempt.signal}"
-    return f", exit code {attempt.exit_code}" if attempt.exit_code else ""
+    said = f"exit code {attempt.exit_code}"
+    told_already = attempt.reason is not None and said in attempt.reason.message
+    return f", {said}" if attempt.exit_code and not told_already else ""
+
+
+def _last_words(attempt: AttemptView) -> str:
+    if attempt.end is not AttemptEnd.FAILED or not attempt.log_tail:
+        return ""
+    words = attempt.log_tail[-1]
+    return f"; last words: {words[:LAST_WORDS_CHARACTERS]}{' ...' if len(words) > LAST_WORDS_CHARACTERS else ''}"
 
 
 def _budgets(facts: Facts) -> list[str]:

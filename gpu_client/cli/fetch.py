@@ -17,7 +17,7 @@ import typer
 from contract.jobs import Artifact, JobState, JobView
 from gpu_client.cli.errors import CliError, ExitCode
 from gpu_client.cli.formats import count, size
-from gpu_client.cli.session import AsJson, JobIdArgument, find_job, session_of
+from gpu_client.cli.session import SHOWN_ID_CHARACTERS, AsJson, JobIdArgument, find_job, session_of
 from gpu_client.transport.cancel import CancelEvent
 from gpu_client.transport.digests import hash_file
 from gpu_client.transport.files import local_errors, safe_destination
@@ -40,7 +40,10 @@ def fetch(
     force: Annotated[bool, typer.Option("--force", help="Replace files that have other bytes.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Download a complete job's outputs, verified. Interrupted, the same command fetches the rest."""
+    """Download a complete job's outputs, verified.
+
+    Interrupted, the same command fetches the rest. No file that has other bytes is replaced unless --force says so.
+    """
     session = session_of(context)
     with session.client() as client:
         job = find_job(client, job_id)
@@ -69,7 +72,8 @@ def fetch(
 
 def _require_outputs(job: JobView) -> None:
     if job.state is not JobState.COMPLETE:
-        remedy = "Run it again: baton retry ID" if job.state.terminal else "Wait for it: baton watch ID"
+        short = job.id[:SHOWN_ID_CHARACTERS]
+        remedy = f"Run it again: baton retry {short}" if job.state.terminal else f"Wait for it: baton watch {short}"
         raise CliError(
             f"job {job.id} is {job.state.value}; outputs exist once a job is complete",
             remedy,
@@ -82,6 +86,8 @@ def _require_outputs(job: JobView) -> None:
 @contextmanager
 def _alone(directory: Path) -> Iterator[None]:
     """The directory, to this process alone; what a killed fetch left half-written in it is removed. Raises CliError."""
+    if directory.exists() and not directory.is_dir():
+        raise CliError(f"{directory} is not a directory", "Name another one.")
     with local_errors(f"making {directory}"):
         directory.mkdir(parents=True, exist_ok=True)
         descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)

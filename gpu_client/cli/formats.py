@@ -23,6 +23,11 @@ def duration(seconds: float) -> str:
     return f"{whole} s"
 
 
+def age(seconds: float) -> str:
+    """A duration in one unit: `14 s`, `3 min`, `2 h`, `3 d`."""
+    return " ".join(duration(seconds).split()[:2])
+
+
 def parse_duration(text: str) -> int:
     """Seconds of `90`, `90s`, `15m`, `12h`, `30d`, `2w`. Raises CliError."""
     found = re.fullmatch(r"\s*([0-9]{1,10})\s*([a-z]*)\s*", text.lower())
@@ -57,6 +62,11 @@ def number(value: float) -> str:
 def moment(at: int) -> str:
     """An instant in this machine's time zone; the server's clock said it."""
     return datetime.fromtimestamp(at, UTC).astimezone().strftime("%Y-%m-%d %H:%M:%S")
+
+
+def day(at: int) -> str:
+    """The day of an instant, in this machine's time zone."""
+    return moment(at)[:10]
 
 
 def count(number_of: int, one: str, many: str | None = None) -> str:

@@ -2,23 +2,48 @@
 
 from __future__ import annotations
 
-from collections import deque
+import shlex
 from typing import Annotated
 
 import typer
 
 from contract.history import AttemptView
 from contract.jobs import Artifact, JobState, JobView
-from gpu_client.cli.formats import count, duration, moment, number, size
-from gpu_client.cli.output import Screen, as_data
-from gpu_client.cli.session import AsJson, JobIdArgument, Session, find_job, session_of
+from gpu_client.cli.errors import CliError
+from gpu_client.cli.formats import age, count, duration, moment, number, size
+from gpu_client.cli.output import CUT, FOLDED, Column, Screen, as_data
+from gpu_client.cli.session import SHOWN_ID_CHARACTERS, AsJson, JobIdArgument, Session, find_job, session_of
 from gpu_client.cli.summary import reason_text, summarize
 from gpu_client.transport.api import BatonClient
 from gpu_client.transport.calls import pages
 
-_COLUMNS = ("id", "state", "job", "queue", "step", "attempts", "age", "reason")
+_COLUMNS = (
+    "id",
+    "state",
+    Column("job", CUT),
+    Column("queue", CUT),
+    Column("step", right=True),
+    Column("attempts", right=True),
+    "age",
+    Column("reason", CUT),
+)
+_ATTEMPTS = (
+    Column("#", right=True),
+    Column("machine", FOLDED),
+    "started",
+    "lasted",
+    "end",
+    Column("step", right=True),
+    Column("why", FOLDED),
+)
+_CHECKPOINTS = (Column("step", right=True), "committed", Column("size", right=True), "checkpoint")
+_OUTPUTS = (Column("size", right=True), Column("output", FOLDED))
 _PER_PAGE = 1000
+DEFAULT_LIMIT = 50
 WATCH_S = 2.0
+_MAX_TITLE_CHARACTERS = 60
+_USUAL_QUEUE = "default"
+"""Where all jobs are of it, it goes without saying."""
 
 
 def register(app: typer.Typer) -> None:
@@ -30,32 +55,48 @@ def register(app: typer.Typer) -> None:
 def jobs(
     context: typer.Context,
     *,
-    status: Annotated[JobState | None, typer.Option(help="Only jobs in this state.")] = None,
+    status: Annotated[
+        JobState | None, typer.Option(metavar="STATE", help=f"Only jobs in this state: {', '.join(JobState)}.")
+    ] = None,
     queue: Annotated[str | None, typer.Option(help="Only jobs of this queue.")] = None,
-    limit: Annotated[int, typer.Option(min=1, help="The newest so many.")] = 50,
+    limit: Annotated[int | None, typer.Option(min=1, help=f"The newest so many. Default: {DEFAULT_LIMIT}.")] = None,
+    everything: Annotated[bool, typer.Option("--all", help="Not only the newest.")] = False,
     watch: Annotated[bool, typer.Option("--watch", help="Show the list anew every two seconds, until Ctrl-C.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """List jobs, the newest last."""
+    """List jobs, the newest first."""
     session = session_of(context)
+    if everything and limit is not None:
+        raise CliError("--all and --limit exclude each other", "Give one of them.")
+    wanted = None if everything else limit or DEFAULT_LIMIT
     with session.client() as client:
         while True:
-            found = newest_jobs(client, status, queue, limit)
+            found, more = newest_jobs(client, status, queue, wanted)
             if as_json:
                 (session.screen.json_line if watch else session.screen.json)(found)
             else:
                 _show_list(session, found, clear=watch)
+                if more:
+                    session.screen.say(f"The newest {len(found)}. For all: --all")
             if not watch:
                 return
             session.sleep(WATCH_S)
 
 
-def newest_jobs(client: BatonClient, status: JobState | None, queue: str | None, limit: int) -> list[JobView]:
-    """The newest jobs, oldest first. The API lists from the oldest on: all pages are read."""
-    kept: deque[JobView] = deque(maxlen=limit)
-    for page in pages(lambda cursor: client.jobs(status=status, queue=queue, limit=_PER_PAGE, cursor=cursor)):
-        kept.extend(page.jobs)
-    return list(kept)
+def newest_jobs(
+    client: BatonClient, status: JobState | None, queue: str | None, limit: int | None
+) -> tuple[list[JobView], bool]:
+    """The newest jobs, newest first (None: all), and whether there are more."""
+    found: list[JobView] = []
+    cursor: str | None = None
+    while True:
+        # a page is filtered by queue after it was read: a short one would find little
+        size = _PER_PAGE if limit is None or queue is not None else min(limit - len(found), _PER_PAGE)
+        page = client.jobs(status=status, queue=queue, limit=size, cursor=cursor, newest_first=True)
+        found += page.jobs
+        cursor = page.next_cursor
+        if cursor is None or (limit is not None and len(found) >= limit):
+            return found[:limit], cursor is not None or len(found) > (limit or len(found))
 
 
 def _show_list(session: Session, found: list[JobView], *, clear: bool) -> None:
@@ -63,20 +104,30 @@ def _show_list(session: Session, found: list[JobView], *, clear: bool) -> None:
     if clear:
         screen.clear()
     now = session.clock()
-    screen.table(_COLUMNS, ([*_row(job), duration(now - job.created_at), reason_text(job)] for job in found))
+    everyday = all(job.queue == _USUAL_QUEUE for job in found)
+    screen.table(_COLUMNS, (_row(job, now, with_queue=not everyday) for job in found))
     if not found:
         screen.say("No jobs.")
 
 
-def _row(job: JobView) -> list[str]:
-    title = job.name or job.recipe or " ".join(job.command)[:40]
+def _row(job: JobView, now: float, *, with_queue: bool) -> list[str]:
+    title = job.name or job.recipe or shlex.join(job.command)[:_MAX_TITLE_CHARACTERS]
     progress = job.progress
     step = "" if progress is None else f"{progress.step}" + (f"/{progress.total_steps}" if progress.total_steps else "")
-    return [job.id[:8], job.state.value, title, job.queue, step, str(job.counters.attempts)]
+    return [
+        job.id[:SHOWN_ID_CHARACTERS],
+        job.state.value,
+        title,
+        job.queue if with_queue else "",
+        step,
+        str(job.counters.attempts),
+        age(now - job.created_at),
+        reason_text(job),
+    ]
 
 
 def show(context: typer.Context, job_id: JobIdArgument, as_json: AsJson = False) -> None:
-    """Everything about one job: its parameters, attempts, checkpoints and outputs."""
+    """Show a job: its parameters, attempts, checkpoints and outputs."""
     session = session_of(context)
     with session.client() as client:
         job = find_job(client, job_id)
@@ -91,7 +142,7 @@ def show(context: typer.Context, job_id: JobIdArgument, as_json: AsJson = False)
     screen.fields(_details(job, attempts[-1] if attempts else None))
     if attempts:
         screen.line("")
-        screen.table(("#", "machine", "started", "lasted", "end", "step", "why"), map(_attempt_row, attempts))
+        screen.table(_ATTEMPTS, map(_attempt_row, attempts))
     if checkpoints:
         screen.line("")
         rows = [
@@ -103,7 +154,7 @@ def show(context: typer.Context, job_id: JobIdArgument, as_json: AsJson = False)
             ]
             for one in checkpoints
         ]
-        screen.table(("step", "committed", "size", "checkpoint"), rows)
+        screen.table(_CHECKPOINTS, rows)
     _show_artifacts(screen, job.artifacts)
 
 
@@ -119,7 +170,7 @@ def _details(job: JobView, attempt: AttemptView | None) -> list[tuple[str, str]]
         ("reason", reason_text(job)),
         ("not before", moment(job.not_before) if job.not_before else ""),
         ("recipe", job.recipe or ""),
-        ("command", " ".join(job.command)),
+        ("command", shlex.join(job.command)),
         ("parameters", ", ".join(f"{name}={value}" for name, value in job.parameters.items())),
         ("inputs", inputs),
         ("queue", f"{job.queue}, priority {job.priority}"),
@@ -132,6 +183,7 @@ def _details(job: JobView, attempt: AttemptView | None) -> list[tuple[str, str]]
             ", ".join(f"{name} {number(value)}" for name, value in (progress.metrics if progress else {}).items()),
         ),
         ("machine", job.machine_id or ""),
+        ("webhook", job.webhook or ""),
         ("tags", ", ".join(f"{name}={value}" for name, value in job.tags.items())),
     ]
 
@@ -144,7 +196,7 @@ def _attempt_row(attempt: AttemptView) -> list[str]:
     return [
         str(attempt.epoch),
         attempt.machine_id or attempt.worker_id or "",
-        moment(attempt.started_at),
+        moment(attempt.started_at)[:-3],
         lasted,
         end,
         "" if step is None else str(step),
@@ -159,5 +211,5 @@ def _remarks(current: bool, pinned: bool, damaged: bool) -> str:
 def _show_artifacts(screen: Screen, artifacts: list[Artifact]) -> None:
     if artifacts:
         screen.line("")
-        screen.table(("size", "output"), ([size(one.size_bytes or 0), one.path] for one in artifacts))
+        screen.table(_OUTPUTS, ([size(one.size_bytes or 0), one.path] for one in artifacts))
         screen.say(f"{count(len(artifacts), 'output')}; fetch with: baton fetch ID DIR")

@@ -9,7 +9,8 @@ import typer
 from contract.keys import KeyCreate, KeyCreated, KeyView
 from contract.names import Scope
 from gpu_client.cli.errors import CliError
-from gpu_client.cli.formats import moment, parse_duration
+from gpu_client.cli.formats import day, moment, parse_duration
+from gpu_client.cli.output import CUT, FOLDED, Column
 from gpu_client.cli.session import AsJson, Session, session_of
 from gpu_client.transport.api import BatonClient
 from gpu_client.transport.calls import pages
@@ -17,6 +18,7 @@ from gpu_client.transport.errors import Unreachable
 
 _MIN_LIFE_S, _MAX_LIFE_S = 60, 10 * 365 * 86_400
 _MAX_OVERLAP_S = 30 * 86_400
+_SOON_S = 2 * 86_400
 MIN_ID_CHARACTERS = 4
 
 keys = typer.Typer(help="API keys (for admins).", no_args_is_help=True)
@@ -33,7 +35,10 @@ def register(app: typer.Typer) -> None:
 def create(
     context: typer.Context,
     name: Annotated[str, typer.Argument(metavar="NAME", help="Who or what uses it.", show_default=False)],
-    scopes: Annotated[list[Scope], typer.Option("--scope", help="What it may do; may be repeated.")],
+    scopes: Annotated[
+        list[Scope],
+        typer.Option("--scope", metavar="SCOPE", help="What it may do: submit, worker or admin; may be repeated."),
+    ],
     expires_in: ExpiresIn = None,
     as_json: AsJson = False,
 ) -> None:
@@ -56,10 +61,11 @@ def list_keys(context: typer.Context, as_json: AsJson = False) -> None:
         return
     now = session.clock()
     rows = [
-        [one.id, one.name, ",".join(one.scopes), moment(one.created_at), _until(one.expires_at), _standing(one, now)]
+        [one.id, one.name, ", ".join(one.scopes), day(one.created_at), _expiry(one, now), _standing(one, now)]
         for one in found
     ]
-    session.screen.table(("id", "name", "scopes", "created", "expires", "state"), rows)
+    columns = ("id", Column("name", CUT), Column("scopes", FOLDED), "created", "expires", "state")
+    session.screen.table(columns, rows)
 
 
 @keys.command("revoke")
@@ -156,6 +162,13 @@ def _life_s(text: str | None) -> int | None:
 
 def _until(at: int | None) -> str:
     return moment(at) if at is not None else ""
+
+
+def _expiry(key: KeyView, now: float) -> str:
+    """When a key ends: the minute, where that is soon."""
+    if key.expires_at is None:
+        return ""
+    return _until(key.expires_at) if abs(key.expires_at - now) < _SOON_S else day(key.expires_at)
 
 
 def _standing(key: KeyView, now: float) -> str:

@@ -28,7 +28,10 @@ def local(
     forget: Annotated[bool, typer.Option("--forget", help="Keep nothing.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Run the control plane here until Ctrl-C; prints its address and keys."""
+    """Run the control plane on this machine until Ctrl-C.
+
+    Prints its address and keys.
+    """
     missing = [name for name in _NEEDED if find_spec(name) is None]
     if missing:
         raise CliError(

@@ -9,7 +9,7 @@ import typer
 from pydantic import ValidationError
 
 from contract.names import Scope
-from gpu_client.cli.errors import CliError
+from gpu_client.cli.errors import CliError, ExitCode
 from gpu_client.cli.formats import finite
 from gpu_client.cli.profiles import Profile, ProfileFile, load_profiles, profile_path, save_profiles
 from gpu_client.cli.scopes import scopes_of
@@ -32,7 +32,7 @@ def login(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Store an address and a key as a profile, and use it from now on.
+    """Store an address and a key as a profile, used from now on.
 
     The key is asked for, or read from standard input; it is never an argument, where others could see it.
     """
@@ -50,7 +50,14 @@ def login(
         raise CliError(f"{name!r} cannot name a profile", "Use letters, digits, '.', '_' and '-'.") from None
     with connect(profile) as client:
         scopes = scopes_of(client)
-    save_profiles(path, changed)
+    try:
+        save_profiles(path, changed)
+    except OSError as error:
+        raise CliError(
+            f"the profile file {path} cannot be written: {error.strerror}",
+            "Set XDG_CONFIG_HOME to a directory that can be.",
+            exit_code=ExitCode.FAILED,
+        ) from error
     said = [scope.value for scope in Scope if scope in scopes]
     if as_json:
         session.screen.json({"profile": name, "url": profile.url, "scopes": said, "file": str(path)})

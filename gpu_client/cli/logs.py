@@ -8,15 +8,19 @@ from typing import Annotated, Any
 
 import typer
 
-from contract.history import EventView
-from contract.work import LogLine
-from gpu_client.cli.formats import moment
+from contract.history import AttemptView, EventView
+from contract.jobs import JobState, JobView
+from contract.work import LogLine, log_wait_s
+from gpu_client.cli.formats import duration, moment
+from gpu_client.cli.output import FOLDED, Column
 from gpu_client.cli.session import AsJson, JobIdArgument, Session, full_id, session_of
+from gpu_client.cli.summary import running_s
 from gpu_client.transport.api import BatonClient
 from gpu_client.transport.calls import pages
 from gpu_client.transport.errors import Unreachable
 
 FOLLOW_S = 2.0
+WORTH_TELLING_S = 15.0
 _LINES_PER_PAGE = 1000
 
 
@@ -33,7 +37,10 @@ def logs(
     tail: Annotated[int | None, typer.Option("--tail", min=1, help="Of what is there, only the last so many.")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Print a job's output, over all its attempts. With --json one object a line."""
+    """Print a job's output, over all its attempts.
+
+    With --json one object a line.
+    """
     session = session_of(context)
     with session.client() as client:
         job_id = full_id(client, job_id)
@@ -89,15 +96,45 @@ class _Printer:
         self._screen.line(line.text)
 
 
+class _Patience:
+    """Tells who waits for lines how long the worker holds them back by now: once an attempt."""
+
+    def __init__(self, session: Session, client: BatonClient) -> None:
+        self._session = session
+        self._client = client
+        self._attempt: AttemptView | None = None
+        self._told_epoch = 0
+
+    def ask_for(self, job: JobView) -> None:
+        """Say it, if it is worth saying. Raises what a call raises."""
+        if job.state is not JobState.RUNNING or job.epoch == self._told_epoch:
+            return
+        if self._attempt is None or self._attempt.epoch != job.epoch:
+            for page in pages(lambda cursor: self._client.attempts(job.id, limit=1000, cursor=cursor)):
+                self._attempt = page.attempts[-1] if page.attempts else self._attempt
+        wait_s = log_wait_s(running_s(job, self._attempt))
+        if wait_s >= WORTH_TELLING_S:
+            self._told_epoch = job.epoch
+            self._session.screen.say(
+                f"--- attempt {job.epoch} sends its output about every {duration(wait_s)} by now ---"
+            )
+
+
 def _follow(session: Session, client: BatonClient, job_id: str, reader: _Reader, printer: _Printer) -> None:
     """Until the job has ended and all its lines are read. The control plane may blink meanwhile."""
     silent = False
+    patience = _Patience(session, client)
     while True:
         try:
             # asked first: what was printed before the end is there once the job has ended
-            ended = client.get_job(job_id).state.terminal
+            job = client.get_job(job_id)
+            ended = job.state.terminal
+            nothing_new = True
             for line in reader.rest():
+                nothing_new = False
                 printer.show(line)
+            if nothing_new:
+                patience.ask_for(job)
             silent = False
         except Unreachable as error:
             if not silent:
@@ -117,7 +154,8 @@ def events(context: typer.Context, job_id: JobIdArgument, as_json: AsJson = Fals
     if as_json:
         session.screen.json(found)
     else:
-        session.screen.table(("#", "when", "attempt", "what", "details"), map(_event_row, found))
+        columns = (Column("#", right=True), "when", Column("attempt", right=True), "what", Column("details", FOLDED))
+        session.screen.table(columns, map(_event_row, found))
 
 
 def _event_row(event: EventView) -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import signal
 import sys
@@ -14,7 +15,7 @@ from typing import Annotated
 
 import typer
 
-from gpu_client.cli import data, doctor, explain, fetch, jobs, keys, local, login, logs, steer, submit, watch
+from gpu_client.cli import data, doctor, explain, fetch, jobs, keys, local, login, logs, steer, submit, watch, webhooks
 from gpu_client.cli.errors import ExitCode, describe
 from gpu_client.cli.session import Session
 from gpu_client.transport.http import user_agent
@@ -26,7 +27,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for commands in (login, data, submit, jobs, watch, logs, explain, steer, fetch, keys, local, doctor):
+for commands in (login, data, submit, jobs, watch, logs, explain, steer, fetch, keys, webhooks, local, doctor):
     commands.register(app)
 
 
@@ -54,6 +55,9 @@ def _root(
 def main(arguments: Sequence[str] | None = None, session: Session | None = None) -> int:
     """Run one command. Returns the exit code; whatever goes wrong is one line on standard error."""
     session = session or Session()
+    # where the shell closed one (`>&-`) there is nobody to tell
+    sys.stdout = sys.stdout or io.StringIO()
+    sys.stderr = sys.stderr or io.StringIO()
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
             # a name from elsewhere must not end the program because this terminal cannot show it
@@ -79,7 +83,8 @@ def main(arguments: Sequence[str] | None = None, session: Session | None = None)
         if session.environ.get("BATON_DEBUG"):
             traceback.print_exception(error)
         code, line = describe(error)
-        _complain(line)
+        if line:
+            _complain(line)
         return int(code)
     if found == ExitCode.INTERRUPTED:
         _complain("interrupted")

@@ -6,10 +6,12 @@ import json
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
+from enum import Enum
 from typing import Any
 
 from pydantic import BaseModel
-from rich.console import Console
+from rich.console import Console, RenderableType
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
 from rich.table import Table
 from rich.text import Text
@@ -17,8 +19,42 @@ from rich.text import Text
 from gpu_client.cli.formats import plain, printable
 from gpu_client.transport.transfer import Progress as BytesMoved
 
-_PIPED_WIDTH = 200
-"""Into a pipe or a file nothing is cut to the width of a terminal that is not there."""
+_PIPED_WIDTH = 100_000
+"""Into a pipe or a file nothing is cut or broken to the width of a terminal that is not there."""
+
+
+class Fit(Enum):
+    """What becomes of a column's cells on a terminal that is too narrow."""
+
+    WHOLE = "stays as it is"
+    CUT = "ends with an ellipsis, so that a row stays one line"
+    FOLDED = "goes on in the next line"
+
+
+WHOLE, CUT, FOLDED = Fit
+
+
+@dataclass(frozen=True)
+class Column:
+    """A column of a table."""
+
+    name: str
+    fit: Fit = WHOLE
+    right: bool = False
+
+
+_STYLES = {
+    "complete": "green",
+    "running": "cyan",
+    "failed": "red",
+    "interrupted": "yellow",
+    "paused": "yellow",
+    "canceled": "dim",
+    "revoked": "dim",
+    "expired": "dim",
+    "damaged": "red",
+}
+"""States, as they stand in a table."""
 
 
 class Screen:
@@ -50,14 +86,45 @@ class Screen:
         """One JSON document on one line, of a stream of them."""
         self.raw(json.dumps(as_data(value), ensure_ascii=False))
 
-    def table(self, columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
-        """Rows under headings."""
+    def paragraph(self, text: str) -> None:
+        """A sentence or more of result, broken between words where a terminal is too narrow."""
+        self._print(Text(plain(text)))
+
+    def items(self, lines: Iterable[str]) -> None:
+        """Sentences of result, each with a dash."""
+        table = Table.grid(padding=(0, 1))
+        table.add_column(no_wrap=True)
+        table.add_column(overflow="fold")
+        for line in lines:
+            table.add_row("  -", Text(plain(line)))
+        self._print(table)
+
+    def table(self, columns: Sequence[Column | str], rows: Iterable[Sequence[str]]) -> None:
+        """Rows under headings. Nothing without rows; no column in which nothing stands."""
+        every = [column if isinstance(column, Column) else Column(column) for column in columns]
+        cells = [[plain(cell) for cell in row] for row in rows]
+        kept = [number for number in range(len(every)) if any(row[number] for row in cells)]
+        if not kept:
+            return
         table = Table(box=None, pad_edge=False, header_style="bold", show_edge=False)
-        for column in columns:
-            table.add_column(column, overflow="fold", justify="right" if column in _NUMBERS else "left")
-        for row in rows:
-            table.add_row(*(Text(plain(cell)) for cell in row))
-        self._out.print(table)
+        for column in (every[number] for number in kept):
+            table.add_column(
+                column.name,
+                no_wrap=column.fit is WHOLE,
+                overflow="ellipsis" if column.fit is WHOLE else "fold",
+                justify="right" if column.right else "left",
+            )
+        for row in cells:
+            table.add_row(*(_cell(row[number], every[number].fit) for number in kept))
+        self._print(table)
+
+    def _print(self, content: RenderableType) -> None:
+        """Without the blanks that fill the lines of a table."""
+        with self._out.capture() as shown:
+            self._out.print(content)
+        lines = shown.get().removesuffix("\n").split("\n")
+        sys.stdout.write("".join(f"{line.rstrip()}\n" for line in lines))
+        sys.stdout.flush()
 
     def clear(self) -> None:
         """Begin the terminal anew; does nothing elsewhere."""
@@ -72,7 +139,7 @@ class Screen:
         for name, value in pairs:
             if value:
                 table.add_row(name, Text(plain(value)))
-        self._out.print(table)
+        self._print(table)
 
     @contextmanager
     def bytes_bar(self, title: str, total_bytes: int) -> Iterator[BytesMoved]:
@@ -89,7 +156,11 @@ class Screen:
         return self.err.is_terminal
 
 
-_NUMBERS = frozenset({"size", "step", "attempts", "#", "line"})
+def _cell(text: str, fit: Fit) -> Text:
+    style = _STYLES.get(text, "") if fit is WHOLE else ""
+    if fit is CUT:
+        return Text(text, style, no_wrap=True, overflow="ellipsis")
+    return Text(text, style)
 
 
 def as_data(value: Any) -> Any:

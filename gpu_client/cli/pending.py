@@ -16,6 +16,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from gpu_client.cli.errors import CliError, ExitCode
 from gpu_client.transport.errors import ApiError
 
 FORGOTTEN_AFTER_S = 24 * 3600
@@ -26,11 +27,18 @@ FORGOTTEN_AFTER_S = 24 * 3600
 def idempotency_key(directory: Path, *asked: str) -> Iterator[str]:
     """The key for submitting what `asked` describes; kept if the block ends without an answer.
 
-    Raises OSError if it cannot be written down. Two processes that submit the same at once get two keys.
+    Raises CliError if it cannot be written down. Two processes that submit the same at once get two keys.
     """
-    directory.mkdir(parents=True, exist_ok=True, mode=0o700)
     path = directory / hashlib.sha256("\n".join(asked).encode()).hexdigest()
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        directory.mkdir(parents=True, exist_ok=True, mode=0o700)
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    except OSError as error:
+        raise CliError(
+            f"the submission's key cannot be written to {directory}: {error.strerror}",
+            "Set XDG_STATE_HOME to a directory that can be.",
+            exit_code=ExitCode.FAILED,
+        ) from error
     with os.fdopen(descriptor, "r+") as file:
         if not _ours(descriptor):
             yield uuid.uuid4().hex

@@ -20,7 +20,6 @@ from gpu_client.cli.errors import CliError
 from gpu_client.cli.output import Screen
 from gpu_client.cli.profiles import Profile, choose_profile
 from gpu_client.transport.api import BatonClient
-from gpu_client.transport.calls import pages
 from gpu_client.transport.retry import RetryPolicy
 from gpu_client.transport.transfer import Transfer
 
@@ -28,8 +27,10 @@ PATIENCE = RetryPolicy(max_tries=5, budget_s=20.0, first_delay_s=0.3, max_delay_
 """A person waits: an address at which nobody answers is given up within seconds."""
 
 MIN_ID_CHARACTERS = 4
-_SEARCHED_PAGES = 5
-_JOBS_PER_PAGE = 1000
+SHOWN_ID_CHARACTERS = 8
+"""What `baton jobs` shows of an id: so many tell jobs of thousands apart."""
+_SEARCHED_JOBS = (100, 1000, 1000, 1000, 1000)
+"""Page by page, from the newest on: mostly it is one of the last few."""
 
 AsJson = Annotated[bool, typer.Option("--json", help="Machine-readable output; nothing else on standard output.")]
 JobIdArgument = Annotated[
@@ -85,7 +86,10 @@ def find_job(client: BatonClient, text: str) -> JobView:
 
 
 def full_id(client: BatonClient, text: str) -> str:
-    """The whole id for the beginning of one. Raises CliError if it fits no job, or several."""
+    """The whole id for the beginning of one. Raises CliError if it fits none of the newest jobs, or several.
+
+    With as many characters as `baton jobs` shows, the search ends with the page that has it.
+    """
     given = text.strip().lower()
     if re.fullmatch(JOB_ID_PATTERN, given):
         return given
@@ -94,10 +98,15 @@ def full_id(client: BatonClient, text: str) -> str:
     if len(given) < MIN_ID_CHARACTERS:
         raise CliError(f"{given!r} is too short for a job id", f"Give at least {MIN_ID_CHARACTERS} characters.")
     matching: list[str] = []
-    for number, page in enumerate(pages(lambda cursor: client.jobs(limit=_JOBS_PER_PAGE, cursor=cursor)), start=1):
+    cursor: str | None = None
+    for limit in _SEARCHED_JOBS:
+        page = client.jobs(limit=limit, cursor=cursor, newest_first=True)
         matching += [job.id for job in page.jobs if job.id.startswith(given)]
-        if number == _SEARCHED_PAGES and page.next_cursor:
-            raise CliError(f"there are too many jobs to look for {given!r} among them", "Give the whole id.")
+        cursor = page.next_cursor
+        if cursor is None or (matching and len(given) >= SHOWN_ID_CHARACTERS):
+            break
+    if not matching and cursor is not None:
+        raise CliError(f"none of the newest {sum(_SEARCHED_JOBS):,} jobs begins with {given!r}", "Give the whole id.")
     if not matching:
         raise CliError(f"no job id begins with {given!r}", "See: baton jobs")
     if len(matching) > 1:

@@ -22,7 +22,10 @@ def register(app: typer.Typer) -> None:
 
 
 def stop(context: typer.Context, job_id: JobIdArgument, message: Message = "", as_json: AsJson = False) -> None:
-    """Cancel a job, wherever it stands: final at once. Its checkpoints stay, and it can be retried."""
+    """Cancel a job, wherever it stands: final at once.
+
+    Its checkpoints stay, and it can be retried.
+    """
     _steer(session_of(context), job_id, lambda client, job: client.stop(job, message=message), as_json)
 
 

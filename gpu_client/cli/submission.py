@@ -24,6 +24,7 @@ class Options:
     name: str | None = None
     queue: str | None = None
     priority: int | None = None
+    webhook: str | None = None
     settings: Sequence[str] = ()
     inputs: Sequence[str] = ()
     tags: Sequence[str] = ()
@@ -49,22 +50,31 @@ def read_document(text: str, name: str) -> dict[str, Any]:
 def build_job(document: dict[str, Any], options: Options) -> JobSubmit:
     """The job to submit; options win over the document. Raises CliError naming each wrong field."""
     wanted: dict[str, Any] = dict(document)
-    for name in ("recipe", "name", "queue", "priority"):
+    for name in ("recipe", "name", "queue", "priority", "webhook"):
         value = getattr(options, name)
         if value is not None:
             wanted[name] = value
-    if options.settings:
-        wanted["parameters"] = {**(wanted.get("parameters") or {}), **dict(map(parse_setting, options.settings))}
-    if options.tags:
-        wanted["tags"] = {**(wanted.get("tags") or {}), **dict(map(_parse_tag, options.tags))}
-    if options.inputs:
-        wanted["inputs"] = [*(wanted.get("inputs") or []), *map(parse_input, options.inputs)]
+    settings, tags = dict(map(parse_setting, options.settings)), dict(map(_parse_tag, options.tags))
+    for name, added in (("parameters", settings), ("tags", tags), ("inputs", list(map(parse_input, options.inputs)))):
+        if added:
+            wanted[name] = _joined(wanted.get(name), added)
     try:
         return JobSubmit.model_validate(wanted)
     except ValidationError as error:
         problems = [_problem(dict(problem)) for problem in error.errors(include_url=False)]
         more = f"; and {len(problems) - _SHOWN_PROBLEMS} more" if len(problems) > _SHOWN_PROBLEMS else ""
         raise CliError(f"this is no job: {'; '.join(problems[:_SHOWN_PROBLEMS])}{more}") from error
+
+
+def _joined(there: Any, added: Any) -> Any:
+    """Both together. What is there and of another kind stays alone: it is wrong, and refused as such."""
+    if there is None:
+        return added
+    if isinstance(there, dict) and isinstance(added, dict):
+        return {**there, **added}
+    if isinstance(there, list) and isinstance(added, list):
+        return [*there, *added]
+    return there
 
 
 def parse_setting(text: str) -> tuple[str, Any]:

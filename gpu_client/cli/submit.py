@@ -25,7 +25,7 @@ def register(app: typer.Typer) -> None:
 def submit(
     context: typer.Context,
     file: Annotated[
-        str | None, typer.Argument(metavar="[FILE]", help="JSON or YAML; - reads standard input.", show_default=False)
+        str | None, typer.Argument(metavar="FILE", help="JSON or YAML; - reads standard input.", show_default=False)
     ] = None,
     *,
     recipe: Annotated[str | None, typer.Option(help="Such as digits@1.")] = None,
@@ -39,10 +39,14 @@ def submit(
     queue: Annotated[str | None, typer.Option(help="Default: default.")] = None,
     priority: Annotated[int | None, typer.Option(help="0 to 100; higher first. Default: 50.")] = None,
     name: Annotated[str | None, typer.Option(help="For people.")] = None,
+    webhook: Annotated[str | None, typer.Option(help="Id of one that is told of this job's events too.")] = None,
     tags: Annotated[list[str] | None, typer.Option("--tag", metavar="NAME=VALUE", help="May be repeated.")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Submit a job and print its id. Repeated after an interruption, it is not submitted twice."""
+    """Submit a job and print its id.
+
+    Repeated after an interruption, the same command does not submit it twice.
+    """
     session = session_of(context)
     if file is None and recipe is None:
         raise CliError("nothing to submit", "Name a file, or a recipe: baton submit --recipe digits@1 --input digits/")
@@ -51,6 +55,7 @@ def submit(
         name=name,
         queue=queue,
         priority=priority,
+        webhook=webhook,
         settings=settings or (),
         inputs=inputs or (),
         tags=tags or (),
@@ -72,6 +77,8 @@ def submit(
 def _read(file: str) -> str:
     """The text of a job file. Raises CliError."""
     try:
+        if file == "-" and sys.stdin is None:
+            raise CliError("there is no standard input", "Name a file, or pipe the job in.")
         if file == "-":
             data = sys.stdin.buffer.read(MAX_FILE_BYTES + 1)
         else:

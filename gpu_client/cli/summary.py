@@ -50,7 +50,7 @@ def summarize(job: JobView, attempt: AttemptView | None, price_per_hour: float |
     """`attempt` is the newest one; it counts while it runs."""
     live = attempt if attempt and attempt.ended_at is None and job.state is JobState.RUNNING else None
     progress = (live.progress if live else None) or job.progress
-    runtime_s = job.counters.runtime_s + _running_s(job, live)
+    runtime_s = job.counters.runtime_s + running_s(job, live)
     return Summary(
         id=job.id,
         state=job.state,
@@ -69,8 +69,8 @@ def summarize(job: JobView, attempt: AttemptView | None, price_per_hour: float |
     )
 
 
-def _running_s(job: JobView, live: AttemptView | None) -> int:
-    """Seconds from the claim to the last heartbeat."""
+def running_s(job: JobView, live: AttemptView | None) -> int:
+    """Seconds from the claim of the running attempt to its last heartbeat."""
     if live is None or job.lease_expires_at is None:
         return 0
     last_heartbeat_at = job.lease_expires_at - LEASE_INTERVALS * job.policy.heartbeat_interval_s

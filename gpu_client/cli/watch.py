@@ -7,13 +7,15 @@ from contextlib import contextmanager
 from typing import Annotated
 
 import typer
-from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn
+from rich.console import RenderableType
+from rich.progress import BarColumn, Progress, SpinnerColumn, TaskProgressColumn, TextColumn
+from rich.text import Text
 
 from contract.history import AttemptView
 from contract.jobs import JobState
 from gpu_client.cli.errors import ExitCode
 from gpu_client.cli.formats import finite, plain
-from gpu_client.cli.session import AsJson, JobIdArgument, Session, full_id, session_of
+from gpu_client.cli.session import SHOWN_ID_CHARACTERS, AsJson, JobIdArgument, Session, full_id, session_of
 from gpu_client.cli.summary import Summary, headline, summarize
 from gpu_client.transport.api import BatonClient
 from gpu_client.transport.calls import pages
@@ -36,9 +38,9 @@ def watch(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Follow a job until it ends: progress, time left, loss, attempts, cost. Exit code 1 unless it completes.
+    """Follow a job to its end: progress, time left, loss, cost.
 
-    Ctrl-C ends the watching, never the job.
+    Exit code 1 unless it completes. Ctrl-C ends the watching, never the job.
     """
     session = session_of(context)
     pause_s = finite(every_s, "--every") or DEFAULT_EVERY_S
@@ -48,10 +50,10 @@ def watch(
     with session.client() as client:
         watcher = _Watcher(client, full_id(client, job_id), price)
         first = watcher.look()
-        with _display(session, as_json) as show:
+        with display(session, as_json) as show:
             last = _until_the_end(session, watcher, first, show, pause_s)
     if not as_json:
-        session.screen.line(f"{last.id[:8]} {headline(last)}")
+        session.screen.line(f"{last.id[:SHOWN_ID_CHARACTERS]} {headline(last)}")
     if last.state is not JobState.COMPLETE:
         raise typer.Exit(ExitCode.FAILED)
 
@@ -96,7 +98,7 @@ def _until_the_end(
 
 
 @contextmanager
-def _display(session: Session, as_json: bool) -> Iterator[Callable[[Summary], None]]:
+def display(session: Session, as_json: bool) -> Iterator[Callable[[Summary], None]]:
     """What shows a summary: a line of JSON, a bar on a terminal, or a line of text; only when something changed."""
     if not as_json and session.screen.live:
         with _bar(session) as show:
@@ -109,27 +111,44 @@ def _display(session: Session, as_json: bool) -> Iterator[Callable[[Summary], No
             seen.append(summary)
             if as_json:
                 session.screen.json_line(summary.as_data())
-            else:
+            elif not summary.state.terminal:
                 session.screen.say(headline(summary))
 
     yield show_change
 
 
+class _Bar(Progress):
+    """A bar, and below it what is known: one line could not hold both on a narrow terminal."""
+
+    said = ""
+
+    def get_renderables(self) -> Iterator[RenderableType]:
+        """What is drawn."""
+        yield self.make_tasks_table(self.tasks)
+        yield Text(self.said)
+
+
 @contextmanager
 def _bar(session: Session) -> Iterator[Callable[[Summary], None]]:
-    columns = (SpinnerColumn(), TextColumn("{task.description}", markup=False), BarColumn())
-    with Progress(
-        *columns, TextColumn("{task.fields[said]}", markup=False), console=session.screen.err, transient=True
-    ) as bar:
-        task = bar.add_task("", total=None, said="")
+    """A bar on the terminal. Where the job stood before it moved stays above it."""
+    columns = (SpinnerColumn(), TextColumn("{task.description}", markup=False), BarColumn(), TaskProgressColumn())
+    with _Bar(*columns, console=session.screen.err, transient=True) as bar:
+        task = bar.add_task("", total=None)
+        stood: list[tuple[JobState, int]] = []
 
         def show(summary: Summary) -> None:
-            bar.update(
-                task,
-                description=summary.id[:8],
-                total=summary.total_steps,
-                completed=summary.step or 0,
-                said=plain(headline(summary)),
-            )
+            stands = (summary.state, summary.attempts)
+            if stands not in stood[-1:] and not summary.state.terminal:
+                stood.append(stands)
+                session.screen.say(_move(summary))
+            bar.said = plain(headline(summary))
+            description = summary.id[:SHOWN_ID_CHARACTERS]
+            bar.update(task, description=description, total=summary.total_steps, completed=summary.step or 0)
 
         yield show
+
+
+def _move(summary: Summary) -> str:
+    """Where the job stands now."""
+    where = f"attempt {summary.attempts} on {summary.machine_id}: " if summary.machine_id else ""
+    return f"{where}{headline(summary)}"

@@ -188,7 +188,7 @@ def api_error_class(code: str, status: int) -> type[ApiError]:
 def disk_full(error: OSError, what: str) -> DiskFull | None:
     """`error` as DiskFull if that is what it means, else None."""
     if error.errno in _NO_SPACE:
-        return DiskFull(f"no space left on this machine while writing {what}")
+        return DiskFull(f"no space left on this machine: {what}")
     return None
 
 

@@ -56,9 +56,12 @@ class SubmitterCalls(ApiCalls):
         queue: str | None = None,
         limit: int = DEFAULT_LIMIT,
         cursor: str | None = None,
+        newest_first: bool = False,
     ) -> JobPage:
-        """One page of jobs, oldest first."""
-        query = {"status": status, "queue": queue, "limit": limit, "cursor": cursor}
+        """One page of jobs, oldest first unless said otherwise; it may be empty and yet not the last."""
+        # an order is asked for only where it matters: an older control plane does not know the field
+        order = "desc" if newest_first else None
+        query = {"status": status, "queue": queue, "order": order, "limit": limit, "cursor": cursor}
         return read_answer("jobs", self._send("jobs", "GET", "/jobs", query=query), JobPage)
 
     def events(self, job_id: str, *, limit: int = DEFAULT_LIMIT, cursor: str | None = None) -> EventPage:

@@ -239,6 +239,7 @@ class Life:
             found[f"ready {shard}"] = jobs.ready(TENANT, "default", shard, limit=7)
         for state in (None, *JobState):
             found[f"list {state}"] = jobs.list_jobs(TENANT, state=state, limit=5)
+            found[f"newest {state}"] = jobs.list_jobs(TENANT, state=state, limit=5, newest_first=True)
         for job_id in ids:
             found[f"history {job_id}"] = (
                 jobs.events(job_id, limit=1000),

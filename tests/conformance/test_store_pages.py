@@ -68,6 +68,10 @@ def test_pages_of_jobs_join_to_the_whole(cloud: Cloud, limit: int) -> None:
     by_age = sorted(jobs, key=lambda job: (job.created_at, job.id))
     assert paged(lambda **page: cloud.jobs.list_jobs(TENANT, state=None, **page), limit) == by_age
     assert paged(lambda **page: cloud.jobs.list_jobs(TENANT, state=JobState.PENDING, **page), limit) == by_age
+    newest: dict[str, Any] = {"newest_first": True}
+    assert paged(lambda **page: cloud.jobs.list_jobs(TENANT, state=None, **newest, **page), limit) == by_age[::-1]
+    pending = paged(lambda **page: cloud.jobs.list_jobs(TENANT, state=JobState.PENDING, **newest, **page), limit)
+    assert pending == by_age[::-1]
     by_rank = sorted(jobs, key=lambda job: job.ready_rank)
     assert paged(lambda **page: cloud.jobs.ready(TENANT, "default", 0, **page), limit) == by_rank
 
@@ -139,6 +143,7 @@ def test_a_cursor_of_another_list_is_refused(cloud: Cloud) -> None:
     lists: dict[str, Callable[[str | None], Page[Any]]] = {
         "jobs": lambda cursor: jobs.list_jobs(TENANT, state=None, limit=1, cursor=cursor),
         "pending": lambda cursor: jobs.list_jobs(TENANT, state=JobState.PENDING, limit=1, cursor=cursor),
+        "newest": lambda cursor: jobs.list_jobs(TENANT, state=None, limit=1, cursor=cursor, newest_first=True),
         "ready": lambda cursor: jobs.ready(TENANT, "default", 0, limit=1, cursor=cursor),
         "events": lambda cursor: jobs.events(job_id, limit=1, cursor=cursor),
         "attempts": lambda cursor: jobs.attempts(job_id, limit=1, cursor=cursor),

@@ -228,7 +228,7 @@ def test_webhooks_are_told_in_order_signed_and_again_when_they_did_not_answer(
             what="the log of deliveries",
         )
         again = f"{run.url}/webhooks/{named['id']}/replay"
-        assert requests.post(again, json={"job_id": job.id}, headers=admin, timeout=30).json() == {"queued": 1}
+        assert requests.post(again, json={"job_id": job.id}, headers=admin, timeout=30).json()["queued"] == 1
         until(lambda: len(Listener.received) == 8, 20, what="the event once more")
         assert run.end(signal.SIGINT)[2] == ""
     finally:
@@ -247,4 +247,5 @@ def test_a_port_that_is_taken_is_said_without_a_traceback(tmp_path: Path) -> Non
     assert run.stdout == ""
     assert run.stderr.startswith("The local stack could not start: "), run.stderr
     assert port in run.stderr
+    assert "--port" in run.stderr
     assert "Traceback" not in run.stderr

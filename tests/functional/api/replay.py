@@ -32,6 +32,7 @@ JOB_ID = "146683a1-cb76-4702-9fef-fcccd32594f1"
 LEASE_TOKEN = "bGVhc2UtdG9rZW4tb2YtdGhlLWZpcnN0LWF0dGVtcHQ0"
 KEY_ID, KEY_SECRET = "k3f9a2c47d10be586a2f", "Zm9yLXRoZS1ldmVudHMtb2YtdGhpcy1mb2xkZXItb25seQ"
 DOWNLOAD_TOKEN = "ZG93bmxvYWQtdG9rZW4tZm9yLXRoZS1vZGQta2V5ISEh"
+DOWN_HOOK_ID, DOWN_HOST = "0d0b0a0d0b0a0d0b0a00", "down.example.com"
 ODD_KEY = "timber/100% of ü+1.jpg"
 
 
@@ -103,16 +104,19 @@ def replay(path: Path, api: Api) -> dict[str, Any]:
         return {**answer, "published": published, "dead_letters": letters.letters}
     if handler == "deliverer":
         api.context.webhooks.put(make_webhook())
+        api.context.webhooks.put(make_webhook(id=DOWN_HOOK_ID, url=f"https://{DOWN_HOST}/baton"))
         posted: list[dict[str, Any]] = []
+        postponed: list[int] = []
 
         def post(target: Target, headers: Mapping[str, str], body: bytes) -> Outcome:
             posted.append({"host": target.host, "headers": dict(headers), "body": json.loads(body)})
-            return Outcome(204)
+            return Outcome(503, "answered 503") if target.host == DOWN_HOST else Outcome(204)
 
         def attempt(record: dict[str, Any]) -> int | None:
             return deliver(record, api.context.webhooks, post, api.clock.now())
 
-        return {**serve(event["Records"], attempt, lambda *_: None), "posted": posted}
+        answer = serve(event["Records"], attempt, lambda _receipt, wait_s: postponed.append(wait_s))
+        return {**answer, "posted": posted, "postponed_s": postponed}
     if handler == "sweeper":
         return dict(sweep(api.context.jobs, api.context.leases, api.clock.now()).as_dict())
     return dispatch(event, api.context, cast("Function", handler))

@@ -38,6 +38,7 @@ def filled(api: Api) -> Filled:
 LISTS: dict[str, tuple[str, str, Callable[[dict[str, Any]], Any], int]] = {
     "jobs": ("/jobs", "jobs", lambda item: item["id"], 5),
     "pending jobs": ("/jobs?status=pending", "jobs", lambda item: item["id"], 4),
+    "newest jobs": ("/jobs?order=desc", "jobs", lambda item: item["id"], 5),
     "events": ("/job/{id}/events", "events", lambda item: item["seq"], 18),
     "attempts": ("/job/{id}/attempts", "attempts", lambda item: item["epoch"], 5),
     "checkpoints": ("/job/{id}/checkpoints", "checkpoints", lambda item: -item["step"], 8),
@@ -63,7 +64,7 @@ def test_pages_join_without_gap_or_repetition(filled: Filled, name: str, limit: 
     _, field, identity, total = LISTS[name]
     whole = [identity(item) for item in page(api, held, name, limit=1000)[field]]
     assert len(whole) == len(set(whole)) == total
-    if name not in ("jobs", "pending jobs", "keys"):
+    if name not in ("jobs", "pending jobs", "newest jobs", "keys"):
         assert whole == sorted(whole)
     found: list[Any] = []
     query: dict[str, Any] = {"limit": limit}
@@ -164,6 +165,23 @@ def test_a_filter_by_queue_loses_nothing_between_pages(api: Api, limit: int) -> 
         query["cursor"] = answer["next_cursor"]
     assert len(found) == len(wanted) and set(found) == wanted
     assert {job["id"] for job in api.get("/jobs?queue=a").ok()} == wanted
+
+
+def test_the_newest_jobs_come_first_where_that_is_asked_for(api: Api) -> None:
+    ids = []
+    for _ in range(4):
+        api.clock.advance(1)
+        ids.append(api.submit()["id"])
+    assert [job["id"] for job in api.get("/jobs").ok()] == ids
+    assert [job["id"] for job in api.get("/jobs?order=asc&limit=4").ok()["jobs"]] == ids
+    assert [job["id"] for job in api.get("/jobs?order=desc").ok()] == ids[::-1]
+    first = api.get("/jobs?order=desc&status=pending&limit=3").ok()
+    assert [job["id"] for job in first["jobs"]] == ids[:0:-1]
+    api.clock.advance(1)
+    api.submit()
+    rest = api.get("/jobs", query={"order": "desc", "status": "pending", "cursor": first["next_cursor"]}).ok()
+    assert [job["id"] for job in rest["jobs"]] == ids[:1]
+    api.get("/jobs?order=sideways").refused(ErrorCode.INVALID_VALUE, "order")
 
 
 def test_a_tenant_sees_its_own(filled: Filled) -> None:

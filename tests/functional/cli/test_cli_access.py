@@ -73,6 +73,13 @@ def test_keys_that_will_not_do(baton: Baton, stack: Stack) -> None:
         made = admin.create_key(KeyCreate(name="gone", scopes=[Scope.SUBMIT]))
         admin.create_key(KeyCreate(name="gone", scopes=[Scope.SUBMIT], replaces=made.id, overlap_s=0))
     baton("jobs", BATON_API_URL=stack.url, BATON_API_KEY=made.key).failed(3, "key_expired", "baton login")
+    assert standing(baton)[made.id] == "expired"
+
+
+def standing(baton: Baton) -> dict[str, str]:
+    """The state of each key, as the list shows it."""
+    rows = [line.split() for line in baton("keys", "list").ok().out.splitlines()[1:]]
+    return {row[0]: row[-1] for row in rows}
 
 
 def test_a_login_that_fails_changes_nothing(baton: Baton, stack: Stack, dead_url: str) -> None:
@@ -104,6 +111,21 @@ def test_a_profile_file_that_others_may_read(baton: Baton, stack: Stack) -> None
     assert (doctor.code, doctor.json["checks"][0]["verdict"]) == (1, "fail")
     path.chmod(0o600)
     baton("jobs").ok()
+
+
+@pytest.mark.parametrize(
+    ("variable", "command", "what"),
+    [("XDG_CONFIG_HOME", ["login", "URL"], "profile"), ("XDG_STATE_HOME", ["submit", "--recipe", "digits@1"], "key")],
+)
+def test_a_place_of_its_own_that_cannot_be_written(
+    variable: str, command: list[str], what: str, baton: Baton, stack: Stack, tmp_path: Path
+) -> None:
+    words = [stack.url if word == "URL" else word for word in command]
+    place = {"BATON_API_URL": stack.url, "BATON_API_KEY": stack.keys["submit"]}
+    jobs = len(stack.client.jobs(limit=1000).jobs)
+    said = baton(*words, stdin=stack.keys["submit"], **place, **{variable: "/proc/nowhere"})
+    said.failed(1, "/proc/nowhere", what, f"Set {variable} to a directory")
+    assert len(stack.client.jobs(limit=1000).jobs) == jobs, "nothing was sent"
 
 
 def test_the_key_is_asked_for_without_being_shown(baton: Baton, stack: Stack) -> None:
@@ -155,6 +177,7 @@ def test_the_life_of_a_key(baton: Baton, stack: Stack) -> None:
     assert baton("keys", "revoke", rotated["id"]).ok().out == f"Key {rotated['id']} (laptop) is revoked.\n"
     assert baton("keys", "revoke", rotated["id"], "--json").ok().json["revoked"] is True
     baton("jobs", BATON_API_URL=stack.url, BATON_API_KEY=rotated["key"]).failed(3, "key_revoked")
+    assert (standing(baton)[rotated["id"]], standing(baton)[key_id]) == ("revoked", "valid")
     baton("keys", "rotate", rotated["id"]).failed(2, "is revoked")
 
 

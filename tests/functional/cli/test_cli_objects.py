@@ -92,6 +92,7 @@ def test_fetch(baton: Baton, labour: Labour, tmp_path: Path) -> None:
     assert below(tmp_path / "got") == OUTPUTS
     (tmp_path / "got" / "empty").unlink()
     again = baton("fetch", job_id[:12], tmp_path / "got", "--json").ok().json
+    assert again["bytes"] == 0, "what is there is not fetched again"
     assert {one["path"]: one["fetched"] for one in again["files"]} == {
         "model.bin": False,
         "samples/1 ü.png": False,
@@ -111,15 +112,15 @@ def test_fetch_overwrites_nothing_unasked(baton: Baton, labour: Labour, tmp_path
 
 def test_fetch_bad_input(baton: Baton, labour: Labour, tmp_path: Path) -> None:
     job_id = submit(baton, labour, tmp_path)
-    baton("fetch", job_id, tmp_path / "got").failed(1, "is pending", "baton watch ID")
+    baton("fetch", job_id, tmp_path / "got").failed(1, "is pending", f"baton watch {job_id[:8]}")
     baton("stop", job_id).ok()
-    baton("fetch", job_id, tmp_path / "got").failed(1, "is canceled", "baton retry ID")
+    baton("fetch", job_id, tmp_path / "got").failed(1, "is canceled", f"baton retry {job_id[:8]}")
     nothing = finished(baton, labour, tmp_path, {})
     baton("fetch", nothing, tmp_path / "got").failed(2, "declared no outputs")
     assert not (tmp_path / "got").exists()
     done = finished(baton, labour, tmp_path, {"m": b"x"})
     (tmp_path / "file").touch()
-    baton("fetch", done, tmp_path / "file").failed(1, "File exists")
+    baton("fetch", done, tmp_path / "file").failed(2, "is not a directory")
 
 
 def test_altered_bytes_never_appear(baton: Baton, labour: Labour, stack: Stack, tmp_path: Path) -> None:
@@ -151,6 +152,17 @@ def test_a_full_disk_is_one_line_and_a_repeat_goes_on(
     assert below(tmp_path / "got") == OUTPUTS
 
 
+def test_a_place_that_is_none(baton: Baton, labour: Labour, tmp_path: Path) -> None:
+    job_id = finished(baton, labour, tmp_path, OUTPUTS)
+    (tmp_path / "file").write_bytes(b"mine")
+    baton("fetch", job_id, tmp_path / "file").failed(2, "file is not a directory")
+    baton("fetch", job_id, tmp_path / "file" / "below").failed(1, "Not a directory", "Put that right, then repeat")
+    (tmp_path / "got" / "model.bin").mkdir(parents=True)
+    baton("fetch", job_id, tmp_path / "got").failed(1, "is a directory already", "Put that right, then repeat")
+    assert below(tmp_path / "got") == {}
+    assert (tmp_path / "file").read_bytes() == b"mine"
+
+
 @pytest.mark.skipif(os.geteuid() != 0, reason="mounting needs root")
 def test_a_disk_that_is_really_full(baton: Baton, labour: Labour, tmp_path: Path) -> None:
     job_id = finished(baton, labour, tmp_path, OUTPUTS)
@@ -160,7 +172,8 @@ def test_a_disk_that_is_really_full(baton: Baton, labour: Labour, tmp_path: Path
     if mount.returncode:
         pytest.skip("this machine may not mount")
     try:
-        baton("fetch", job_id, disk).failed(1, "no space left", "Make room, then repeat")
+        said = baton("fetch", job_id, disk).failed(1, "no space left on this machine", "Make room, then repeat")
+        assert said.err.count("writing") == 1
         assert not list(disk.rglob("*.part"))
         subprocess.run(["mount", "-o", "remount,size=4m", disk], check=True)
         baton("fetch", job_id, disk).ok()

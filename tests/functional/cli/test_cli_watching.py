@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from gpu_client.cli import logs as logs_module
 from gpu_client.cli import session as session_module
 from gpu_client.transport.retry import RetryPolicy
 from tests.functional.cli.people import Baton, Labour, submit
@@ -53,7 +54,7 @@ def test_watch_for_people(baton: Baton, labour: Labour, tmp_path: Path) -> None:
     baton.session_options = {"sleep": steps(lambda: labour.claim("gpu-1"), lambda: labour.fail("exit code 1"))}
     said = baton("watch", job_id)
     assert said.code == 1, "the job failed"
-    assert said.err.splitlines()[:2] == ["pending", "running, 1 attempt"]
+    assert said.err.splitlines() == ["pending", "running, 1 attempt"]
     assert said.out.startswith(f"{job_id[:8]} failed")
 
 
@@ -104,6 +105,41 @@ def test_logs_are_followed_to_the_end(baton: Baton, labour: Labour, tmp_path: Pa
 
     baton.session_options = {"sleep": steps(lambda: None, lambda: labour.log(2, "three"), last_words)}
     assert baton("logs", "--follow", job_id).ok().out == "one\ntwo\nthree\nfour\n"
+
+
+def test_one_who_follows_is_told_how_long_lines_are_held_back(
+    baton: Baton, labour: Labour, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job_id = submit(baton, labour, tmp_path, outputs=["m"])
+    waits = {"s": 0.5}
+    monkeypatch.setattr(logs_module, "log_wait_s", lambda age_s: waits["s"])
+
+    def grow_old() -> None:
+        waits["s"] = 120.0
+
+    def go_on_elsewhere() -> None:
+        labour.release()
+        labour.claim()
+        labour.log(0, "two")
+
+    baton.session_options = {
+        "sleep": steps(
+            labour.claim,
+            lambda: labour.log(0, "one"),
+            lambda: None,
+            grow_old,
+            lambda: None,
+            go_on_elsewhere,
+            lambda: None,
+            lambda: None,
+            lambda: labour.complete({"m": b"x"}),
+        )
+    }
+    said = baton("logs", "-f", job_id).ok()
+    assert said.out == "one\ntwo\n"
+    told = [line for line in said.err.splitlines() if "sends its output" in line]
+    assert told == [f"--- attempt {epoch} sends its output about every 2 min by now ---" for epoch in (1, 2)]
+    assert "sends its output" not in baton("logs", job_id).ok().err
 
 
 @pytest.mark.parametrize("command", [["watch"], ["logs", "-f"], ["jobs", "--watch"]], ids=" ".join)

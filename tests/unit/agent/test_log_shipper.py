@@ -7,15 +7,13 @@ from collections.abc import Callable
 
 import pytest
 
-from contract.work import LogChunk
+from contract.work import LONGEST_LOG_WAIT_S, LogChunk, log_wait_s
 from gpu_client.agent.log_shipper import (
-    LONGEST_WAIT_S,
     MAX_CALLS,
     MAX_FAREWELL_CALLS,
     MAX_LINES,
     MAX_SHIP_S,
     LogShipper,
-    longest_wait_s,
 )
 from gpu_client.agent.trainer_output import LogSpool, TrainerOutput
 from gpu_client.transport.errors import Unreachable
@@ -193,10 +191,10 @@ def test_the_thread_survives_errors_and_sends_by_itself(error: Exception) -> Non
 
 
 @pytest.mark.parametrize(
-    ("age_s", "wait_s"), [(0, 0), (100, 5), (1200, 60), (6000, LONGEST_WAIT_S), (1e6, LONGEST_WAIT_S)]
+    ("age_s", "wait_s"), [(0, 0), (100, 5), (1200, 60), (6000, LONGEST_LOG_WAIT_S), (1e6, LONGEST_LOG_WAIT_S)]
 )
 def test_lines_of_an_old_attempt_wait_for_more(age_s: float, wait_s: float) -> None:
-    assert longest_wait_s(age_s) == wait_s
+    assert log_wait_s(age_s) == wait_s
 
 
 def test_an_old_attempt_sends_full_chunks_at_once_and_the_rest_now_and_then() -> None:
@@ -212,7 +210,7 @@ def test_an_old_attempt_sends_full_chunks_at_once_and_the_rest_now_and_then() ->
         spool.append(f"line {n}")
     until(lambda: len(api.sent) == 3)
     assert len(api.sent[2].lines) == MAX_LINES, "the full chunk, and not the line behind it"
-    now[0] += LONGEST_WAIT_S - 1
+    now[0] += LONGEST_LOG_WAIT_S - 1
     spool.append("last")
     assert not threading.Event().wait(0.02) and len(api.sent) == 3
     now[0] += 1

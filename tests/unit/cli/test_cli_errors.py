@@ -12,10 +12,13 @@ from gpu_client.transport.errors import (
     ChecksumMismatch,
     DiskFull,
     TransferCanceled,
+    TransferError,
     UnexpectedAnswer,
     Unreachable,
+    UnsafePath,
     api_error_class,
 )
+from gpu_client.transport.files import local_errors
 
 
 def refusal(code: str, status: int = 403, **more: object) -> ApiError:
@@ -35,6 +38,7 @@ def refusal(code: str, status: int = 403, **more: object) -> ApiError:
         (Unreachable("no answer"), ExitCode.UNREACHABLE, "baton doctor"),
         (UnexpectedAnswer("what?"), ExitCode.UNREACHABLE, "baton doctor"),
         (DiskFull("no space left"), ExitCode.FAILED, "Make room, then repeat"),
+        (UnsafePath("a is a directory already"), ExitCode.FAILED, "already. Put that right, then repeat the command"),
         (ChecksumMismatch("a.bin: other"), ExitCode.FAILED, "a.bin: other. What is done stays done"),
         (PermissionError(13, "Permission denied", "/x/y"), ExitCode.FAILED, "/x/y: Permission denied"),
         (RuntimeError("oops"), ExitCode.FAILED, "a defect of this program (RuntimeError: oops)"),
@@ -44,6 +48,15 @@ def test_lines(error: BaseException, code: ExitCode, said: str) -> None:
     found_code, line = describe(error)
     assert found_code is code
     assert said in line
+
+
+def test_trouble_with_files_of_this_machine() -> None:
+    try:
+        with local_errors("creating a/b"):
+            raise PermissionError(13, "Permission denied")
+    except TransferError as error:
+        line = describe(error)[1]
+    assert line == "creating a/b: Permission denied. Put that right, then repeat the command: what is done stays done."
 
 
 @pytest.mark.parametrize("code", [ErrorCode.KEY_UNKNOWN, ErrorCode.KEY_EXPIRED, ErrorCode.KEY_REVOKED])

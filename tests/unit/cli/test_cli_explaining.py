@@ -127,9 +127,10 @@ def test_failed(code: str, said: str, advice: str) -> None:
     found = explained(job, attempts=[last])
     assert said in found.answer
     assert "because" in found.answer
-    assert found.advice[0] == "Its last words: CUDA out of memory"
-    assert advice in found.advice[1]
-    assert found.advice[1].endswith("then: baton retry ID")
+    assert found.history[-1].endswith("; last words: CUDA out of memory")
+    (what_to_do,) = found.advice
+    assert advice in what_to_do
+    assert what_to_do.endswith("then: baton retry ID")
 
 
 def test_canceled() -> None:
@@ -140,6 +141,21 @@ def test_canceled() -> None:
 def test_death_by_signal_is_told() -> None:
     killed = an_attempt(1, AttemptEnd.FAILED, signal=9, reason={"code": "out_of_memory", "message": "killed"})
     assert "(out_of_memory: killed), by signal 9" in explained(a_job(), attempts=[killed]).history[0]
+
+
+def test_an_exit_code_is_told_once_and_last_words_in_short() -> None:
+    failed = an_attempt(
+        1,
+        AttemptEnd.FAILED,
+        exit_code=3,
+        reason={"code": "script_error", "message": "exit code 3"},
+        log_tail=["Traceback", "ValueError: " + "x" * 500],
+    )
+    (told,) = explained(a_job(), attempts=[failed]).history
+    assert told.count("exit code 3") == 1
+    assert "; last words: ValueError: xxx" in told
+    assert told.endswith("xxx ...")
+    assert len(told) < 320
 
 
 def test_machines_lost_in_a_row() -> None:

@@ -56,6 +56,7 @@ def test_counts() -> None:
         ("\x1b]52;c;ZXZpbA==\x07copied", "]52;c;ZXZpbA==copied"),
         ("\x1b[2Jcleared\x9b2J", "[2Jcleared2J"),
         ("100%\r200%", "100%200%"),
+        ("\x1b[2J\rthen \x1b[32mgreen", "[2Jthen \x1b[32mgreen\x1b[0m"),
     ],
 )
 def test_foreign_text_can_do_nothing_to_a_terminal(foreign: str, shown: str) -> None:

@@ -18,7 +18,11 @@ from gpu_client.cli.__main__ import run
 from gpu_client.cli.main import app, main
 from gpu_client.cli.session import Session
 
-GROUPS = {"data": ["push", "ls"], "keys": ["create", "list", "revoke", "rotate"]}
+GROUPS = {
+    "data": ["push", "ls"],
+    "keys": ["create", "list", "revoke", "rotate"],
+    "webhooks": ["create", "list", "delete", "deliveries", "replay"],
+}
 NEEDS_ID = ["show", "watch", "logs", "events", "explain", "stop", "pause", "resume", "retry"]
 COMMANDS = [
     *([name] for name in ["login", "submit", "jobs", "fetch", "local", "doctor", *NEEDS_ID]),
@@ -73,6 +77,28 @@ def test_wrong_usage_is_one_line_and_exit_code_2(
     assert seen.out == ""
     assert seen.err.startswith("baton: ")
     assert seen.err.count("\n") == 1
+
+
+@pytest.mark.parametrize("words", [[], ["data"], ["keys"]], ids=" ".join)
+def test_no_command_shows_which_there_are_and_no_more(
+    words: list[str], session: Session, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(words, session) == 2
+    seen = capsys.readouterr()
+    assert "Usage: baton" in seen.out
+    assert seen.err == ""
+
+
+def test_the_help_has_one_line_for_each_command(
+    session: Session, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setenv("TERMINAL_WIDTH", "80")
+    assert main(["--help"], session) == 0
+    shown = capsys.readouterr().out.splitlines()
+    for command in sorted({words[0] for words in COMMANDS}):
+        (line,) = [number for number, line in enumerate(shown) if line.startswith(f"\u2502 {command} ")]
+        assert not shown[line + 1].startswith("\u2502  "), f"the help of {command} goes on in a second line"
 
 
 @pytest.mark.parametrize("words", [["jobs"], ["show", "146683a1"], ["keys", "list"], ["data", "ls"]], ids=" ".join)
@@ -137,8 +163,30 @@ def test_local_says_what_is_missing(
 def test_local_becomes_the_local_stack(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
     started: list[list[str]] = []
     monkeypatch.setattr(os, "execv", lambda program, command: started.append([program, *command]))
-    assert main(["local", "--port", "0", "--forget", "--json"], session) == 0
-    assert started == [[sys.executable, sys.executable, "-m", "functions.local", "--port", "0", "--forget", "--json"]]
+    words = ["--port", "0", "--state-dir", "kept here", "--forget", "--json"]
+    assert main(["local", *words], session) == 0
+    assert started == [[sys.executable, sys.executable, "-m", "functions.local", *words]]
+
+
+@pytest.mark.parametrize("words", [["submit", "-"], ["login", "https://host"]], ids=" ".join)
+def test_standard_input_may_be_closed(
+    words: list[str], session: Session, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "stdin", None)
+    assert main(words, session) == 2
+    assert "defect" not in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("closed", ["stdout", "stderr"])
+def test_a_closed_stream_is_no_defect(
+    closed: str, session: Session, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, closed, None)
+    assert main(["--version"], session) == 0
+    assert main(["jobs"], session) == 2
+    seen = capsys.readouterr()
+    assert "defect" not in seen.err
+    assert "Traceback" not in seen.err + seen.out
 
 
 def test_where_only_the_agent_is_installed(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

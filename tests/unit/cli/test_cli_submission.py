@@ -82,7 +82,13 @@ def test_options_add_to_the_document_and_win_over_it() -> None:
         "tags": {"who": "me"},
     }
     options = Options(
-        name="night", queue="fast", priority=90, settings=["steps=600"], inputs=["b/:b"], tags=["who=you", "x=1"]
+        name="night",
+        queue="fast",
+        priority=90,
+        webhook="abcdefgh1234",
+        settings=["steps=600"],
+        inputs=["b/:b"],
+        tags=["who=you", "x=1"],
     )
     assert build_job(document, options) == JobSubmit(
         recipe="digits@1",
@@ -92,8 +98,32 @@ def test_options_add_to_the_document_and_win_over_it() -> None:
         parameters={"steps": 600, "seed": 7},
         inputs=[InputRef(prefix="a/"), InputRef(prefix="b/", into="b")],
         tags={"who": "you", "x": "1"},
+        webhook="abcdefgh1234",
     )
     assert document["parameters"] == {"steps": 1, "seed": 7}, "the document itself is left alone"
+
+
+@pytest.mark.parametrize(
+    ("document", "options", "said"),
+    [
+        ({**DIGITS, "parameters": [1]}, Options(settings=["a=1"]), "parameters: "),
+        ({**DIGITS, "tags": "x"}, Options(tags=["a=1"]), "tags: "),
+        ({**DIGITS, "inputs": {"prefix": "a/"}}, Options(inputs=["b/"]), "inputs: "),
+        ({**DIGITS, "inputs": "a/"}, Options(inputs=["b/"]), "inputs: "),
+        ({**DIGITS, 5: "x"}, Options(), "5: "),
+        ({**DIGITS, "parameters": {5: "x"}}, Options(settings=["a=1"]), "parameters.5"),
+    ],
+)
+def test_what_options_cannot_be_added_to(document: dict[str, Any], options: Options, said: str) -> None:
+    with pytest.raises(CliError, match=f"this is no job: .*{said}"):
+        build_job(document, options)
+
+
+def test_nothing_in_the_file_is_nothing_to_add_to() -> None:
+    document = {**DIGITS, "parameters": None, "tags": None, "inputs": None}
+    assert build_job(document, Options(settings=["a=1"], tags=["b=2"], inputs=["c/"])) == JobSubmit(
+        recipe="digits@1", parameters={"a": 1}, tags={"b": "2"}, inputs=[InputRef(prefix="c/")]
+    )
 
 
 def test_what_was_not_said_is_not_sent() -> None:

@@ -15,6 +15,7 @@ from contract.checkpoints import Manifest
 from contract.jobs import JobState, JobSubmit, Policy
 from contract.keys import KeyCreate
 from contract.names import Scope
+from contract.webhooks import WebhookCreate
 from contract.work import (
     CompleteRequest,
     Directive,
@@ -248,6 +249,26 @@ class TestAdmin:
         assert client.create_key(KeyCreate(name="n", scopes=[Scope.SUBMIT])).key == "baton_k1_s"
         assert [found.id for found in client.list_keys().keys] == ["k1"]
         client.revoke_key("k1")
+        assert server.seen[-1].method == "DELETE"
+
+    def test_webhooks(self, server: ScriptedServer, client: BatonClient) -> None:
+        webhook = {"id": "0123456789abcdef0123", "url": "https://hooks.example.com/", "created_at": 1}
+        server.script("POST", "/webhooks", reply(503), reply(200, {**webhook, "secret": "s"}))
+        with pytest.raises(Unreachable):
+            client.create_webhook(WebhookCreate(url=webhook["url"]))
+        assert client.create_webhook(WebhookCreate(url=webhook["url"])).secret == "s"
+        server.script("GET", "/webhooks", reply(503), reply(200, {"webhooks": [webhook]}))
+        assert [found.id for found in client.list_webhooks()] == [webhook["id"]]
+        server.script("GET", f"/webhooks/{webhook['id']}/deliveries", reply(200, {"deliveries": []}))
+        assert client.deliveries(webhook["id"], limit=3, cursor="n").deliveries == []
+        assert query_of(server) == {"limit": "3", "cursor": "n"}
+        server.script("POST", f"/webhooks/{webhook['id']}/replay", reply(503), reply(200, {"queued": 2}))
+        with pytest.raises(Unreachable):
+            client.replay_webhook(webhook["id"], ID)
+        assert client.replay_webhook(webhook["id"], ID, 4).queued == 2
+        assert json.loads(server.seen[-1].body) == {"job_id": ID, "from_seq": 4}
+        server.script("DELETE", f"/webhooks/{webhook['id']}", reply(204))
+        client.delete_webhook(webhook["id"])
         assert server.seen[-1].method == "DELETE"
 
     def test_health(self, server: ScriptedServer, client: BatonClient) -> None:

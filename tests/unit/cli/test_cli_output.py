@@ -1,0 +1,98 @@
+"""What people see: lists that fit a terminal, and lists in pipes that programs can read."""
+
+from __future__ import annotations
+
+import io
+import sys
+from collections.abc import Callable
+
+import pytest
+from rich.cells import cell_len
+
+from gpu_client.cli.output import CUT, FOLDED, WHOLE, Column, Screen
+
+COLUMNS = (Column("id", WHOLE), Column("job", CUT), Column("note", FOLDED), Column("step", WHOLE, right=True))
+ID = "146683a1"
+LONG = "a job with a name that says all that there is to be said about it, and then some more, to be sure"
+ROWS = [(ID, LONG, "", "7"), ("2b9f0c11", "日本語の仕事" * 9, "", "1200")]
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.fixture
+def terminal(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], Terminal]:
+    def of_width(columns: int) -> Terminal:
+        shown = Terminal()
+        monkeypatch.setattr(sys, "stdout", shown)
+        monkeypatch.setenv("COLUMNS", str(columns))
+        monkeypatch.setenv("TERM", "xterm-256color")
+        monkeypatch.delenv("NO_COLOR", raising=False)
+        return shown
+
+    return of_width
+
+
+@pytest.mark.parametrize("width", [60, 80, 140])
+def test_a_row_is_one_line_on_a_terminal(width: int, terminal: Callable[[int], Terminal]) -> None:
+    shown = terminal(width)
+    Screen().table(COLUMNS, ROWS)
+    lines = shown.getvalue().splitlines()
+    assert [line.split()[0] for line in lines[1:]] == [ID, "2b9f0c11"]
+    assert [line.split()[-1] for line in lines[1:]] == ["7", "1200"]
+    assert max(map(cell_len, lines[1:])) <= width
+    assert ("…" in lines[1]) == (width < 140)
+    assert "note" not in lines[0], "a column in which nothing is said takes no room"
+
+
+def test_what_folds_is_all_there(terminal: Callable[[int], Terminal]) -> None:
+    shown = terminal(80)
+    Screen().table(COLUMNS, [(ID, "x", LONG, "7")])
+    lines = shown.getvalue().splitlines()
+    assert len(lines) > 2
+    assert [word for word in " ".join(lines[1:]).split() if word not in (ID, "x", "7")] == LONG.split()
+
+
+def test_a_pipe_gets_whole_rows_without_blanks_at_their_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    piped = io.StringIO()
+    monkeypatch.setattr(sys, "stdout", piped)
+    Screen().table(COLUMNS, [(ID, LONG * 5, LONG * 5, ""), ("2b9f0c11", "short", "", "")])
+    lines = piped.getvalue().split("\n")
+    assert len(lines) == 4
+    assert lines[1] == f"{ID}  {LONG * 5}  {LONG * 5}"
+    assert lines[2].split() == ["2b9f0c11", "short"]
+    assert [line for line in lines if line != line.rstrip()] == []
+
+
+def test_nothing_is_no_table(monkeypatch: pytest.MonkeyPatch) -> None:
+    piped = io.StringIO()
+    monkeypatch.setattr(sys, "stdout", piped)
+    Screen().table(COLUMNS, [])
+    assert piped.getvalue() == ""
+
+
+@pytest.mark.parametrize("plain", [True, False])
+def test_colours_only_where_they_are_wanted(
+    plain: bool, terminal: Callable[[int], Terminal], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shown = terminal(80)
+    if plain:
+        monkeypatch.setenv("NO_COLOR", "1")
+    screen = Screen()
+    screen.table(("id", "state"), [(ID, "failed")])
+    screen.line("\x1b[31mred\x1b[0m")
+    assert ("\x1b[31m" in shown.getvalue()) != plain
+
+
+def test_long_sentences_break_between_words(terminal: Callable[[int], Terminal]) -> None:
+    shown = terminal(60)
+    screen = Screen()
+    screen.paragraph(LONG)
+    screen.items([LONG])
+    lines = shown.getvalue().splitlines()
+    assert " ".join(lines[:2]) == LONG
+    assert lines[2].startswith("  - a job with")
+    assert lines[3].startswith("    ")
+    assert max(map(len, lines)) <= 60
