@@ -1,4 +1,7 @@
-"""Building blocks of the wire models: the strict base class and the bounded types."""
+"""Building blocks of the wire models: the strict base class and the bounded types.
+
+Models are built when they are first used (`defer_build`): a function that starts cold needs few of them.
+"""
 
 from __future__ import annotations
 
@@ -25,13 +28,13 @@ MAX_PARAMETERS_DEPTH = 32
 class WireModel(BaseModel):
     """Base of every request: unknown fields are refused, values are immutable."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, defer_build=True)
 
 
 class AnswerModel(BaseModel):
     """Base of every answer: clients ignore fields they do not know, so that the API can grow."""
 
-    model_config = ConfigDict(extra="ignore", frozen=True)
+    model_config = ConfigDict(extra="ignore", frozen=True, defer_build=True)
 
 
 def path_problem(path: str, *, max_bytes: int = MAX_KEY_BYTES) -> str | None:

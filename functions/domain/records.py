@@ -25,7 +25,7 @@ from contract.work import Directive
 class Record(BaseModel):
     """Base of stored values."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, defer_build=True)
 
 
 class Spec(Record):
