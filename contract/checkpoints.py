@@ -1,95 +1,19 @@
-"""Checkpoints: the manifest, and the calls that commit and list them."""
+"""The calls that commit, list and read checkpoints. What one consists of is in manifest.py."""
 
 from __future__ import annotations
 
-from typing import Annotated, Literal, Self
+from typing import Annotated
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
-from contract.base import (
-    AnswerModel,
-    Blake3,
-    Crc64,
-    Epoch,
-    EpochSeconds,
-    JobId,
-    Metrics,
-    RelativePath,
-    SizeBytes,
-    Step,
-    WireModel,
-)
+from contract.base import AnswerModel, Blake3, Epoch, EpochSeconds, Metrics, Step, WireModel
 
-MANIFEST_VERSION: Literal[1] = 1
-MAX_MANIFEST_FILES = 10_000
 MAX_MISSING_PER_ANSWER = 1000
 """Presigned URLs are long: one answer stays below Lambda's 6 MB."""
 
 
-class ManifestFile(WireModel):
-    """One file of a checkpoint; its bytes are the blob named by `blake3`.
-
-    Example: `{"path": "model.safetensors", "size_bytes": 1024,
-    "blake3": "af1349b9f5f9a1a6a0404dea36dcc9499bcb25c9adc112b7cc9a93cae41f3262", "crc64nvme": "UvieJR3alJI="}`
-    """
-
-    path: RelativePath
-    size_bytes: SizeBytes
-    blake3: Blake3
-    crc64nvme: Crc64
-
-
-class Manifest(WireModel):
-    """What a checkpoint consists of. Stored as `manifests/<step>-<epoch>.json`; never changes.
-
-    Example: `{"version": 1, "job_id": "146683a1-cb76-4702-9fef-fcccd32594f1", "step": 100, "epoch": 2,
-    "files": [{"path": "model.safetensors", "size_bytes": 1024,
-    "blake3": "af1349b9f5f9a1a6a0404dea36dcc9499bcb25c9adc112b7cc9a93cae41f3262", "crc64nvme": "UvieJR3alJI="}],
-    "metrics": {"loss": 0.4}, "created_by": "session"}`
-    """
-
-    version: Literal[1] = MANIFEST_VERSION
-    job_id: JobId
-    step: Step
-    epoch: Epoch
-    files: Annotated[list[ManifestFile], Field(min_length=1, max_length=MAX_MANIFEST_FILES)]
-    metrics: Metrics = {}
-    created_by: Literal["session", "script"] = "session"
-
-    @model_validator(mode="after")
-    def _paths_fit_together(self) -> Self:
-        """Each path once, and none both a file and a directory of another."""
-        paths = {file.path for file in self.files}
-        if len(paths) != len(self.files):
-            raise ValueError("'files' names a path twice")
-        for path in paths:
-            parts = path.split("/")
-            for end in range(1, len(parts)):
-                if "/".join(parts[:end]) in paths:
-                    raise ValueError(f"{path[:80]!r} lies below another file of the checkpoint")
-        sizes: dict[str, tuple[int, str]] = {}
-        for file in self.files:
-            if sizes.setdefault(file.blake3, (file.size_bytes, file.crc64nvme)) != (
-                file.size_bytes,
-                file.crc64nvme,
-            ):
-                raise ValueError(f"blob {file.blake3} is declared with two sizes or checksums")
-        return self
-
-    def canonical_bytes(self) -> bytes:
-        """The bytes that are stored and whose BLAKE3 names the manifest: compact JSON, files sorted by path."""
-        files = sorted(self.files, key=lambda file: file.path)
-        metrics = dict(sorted(self.metrics.items()))
-        return self.model_copy(update={"files": files, "metrics": metrics}).model_dump_json().encode()
-
-    @property
-    def total_bytes(self) -> int:
-        """Bytes of all files, each path counted."""
-        return sum(file.size_bytes for file in self.files)
-
-
 class BlobUpload(AnswerModel):
-    """Where to PUT a missing blob; the headers must be sent exactly as given. 412 means it is already there.
+    """Where to PUT a missing pack; the headers must be sent exactly as given. 412 means it is already there.
 
     Example: `{"blake3": "<64 hex>", "url": "https://...", "headers": {"if-none-match": "*"}}`
     """
@@ -102,7 +26,7 @@ class BlobUpload(AnswerModel):
 class CommitAnswer(AnswerModel):
     """Answer to `POST /job/{id}/checkpoints`.
 
-    Not committed: upload the missing blobs and post the same manifest again. Committed: the checkpoint exists.
+    Not committed: upload the missing packs and post the same manifest again. Committed: the checkpoint exists.
     Example: `{"committed": true, "step": 100, "epoch": 2, "missing": []}`
     """
 
@@ -141,6 +65,9 @@ class CheckpointView(AnswerModel):
     committed_at: EpochSeconds
     num_files: int
     total_bytes: int
+    """Of its files."""
+    new_bytes: int = 0
+    """Of the packs that its job did not have before: what keeping it takes beyond the earlier ones."""
     metrics: Metrics = {}
     manifest_key: str
     current: bool
@@ -157,7 +84,7 @@ class CheckpointPage(AnswerModel):
 
 
 class BlobUrlsRequest(WireModel):
-    """Body of `POST /job/{id}/checkpoints/{step}/urls`: which blobs of a committed checkpoint to fetch.
+    """Body of `POST /job/{id}/checkpoints/{step}/urls`: which packs of a committed checkpoint to fetch.
 
     Example: `{"blake3": ["af1349b9f5f9a1a6a0404dea36dcc9499bcb25c9adc112b7cc9a93cae41f3262"]}`.
     Without digests the first thousand are meant.
@@ -176,7 +103,7 @@ class BlobUrls(AnswerModel):
 class DamagedRequest(WireModel):
     """Body of `POST /job/{id}/checkpoints/{step}/damaged`: this checkpoint's bytes do not verify.
 
-    Example: `{"epoch": 2, "message": "blob 3f... has other bytes than its digest says"}`
+    Example: `{"epoch": 2, "message": "chunk 3f... has other bytes than its digest says"}`
     """
 
     epoch: Epoch

@@ -28,6 +28,7 @@ from contract.base import (
     checked_path,
     depth_of,
 )
+from contract.goodput import Goodput
 
 
 class JobState(StrEnum):
@@ -157,6 +158,9 @@ class Policy(WireModel):
     """The worker fails the attempt when the step has not risen for this long."""
     stop_grace_s: Annotated[int, Field(ge=0, le=3600)] = 30
     """Time the training gets between being asked to stop and SIGKILL."""
+    checkpoint_every: Literal["auto"] | Annotated[int, Field(ge=5, le=86_400)] | None = None
+    """Seconds after which the worker asks the training for a checkpoint; `auto`: as often as pays, by what checkpoints
+    and interruptions were measured to cost. Unset: the training decides alone."""
     retention: Retention = Retention()
 
 
@@ -291,6 +295,7 @@ class Progress(AnswerModel):
     total_steps: Step | None = None
     metrics: Metrics = {}
     reported_at: EpochSeconds | None = None
+    goodput: Goodput | None = None
 
 
 class Artifact(AnswerModel):

@@ -25,6 +25,7 @@ from contract.base import (
     WireModel,
 )
 from contract.checkpoints import CheckpointRef
+from contract.goodput import Goodput
 from contract.jobs import FailureClass, InputRef
 
 
@@ -96,6 +97,11 @@ class WorkItem(AnswerModel):
     """The last step that any attempt reported: what lies between it and the resumed step is repeated."""
     no_progress_timeout_s: int | None = None
     stop_grace_s: int = 30
+    checkpoint_every: Literal["auto"] | int | None = None
+    """Seconds; see Policy."""
+    runtime_s: int = 0
+    """Of all earlier attempts."""
+    interruptions: int = 0
 
 
 class HeartbeatRequest(SaladIdentity):
@@ -103,6 +109,8 @@ class HeartbeatRequest(SaladIdentity):
 
     Example: `{"step": 120, "total_steps": 500, "metrics": {"loss": 0.31}, "phase": "training"}`
     """
+
+    goodput: Goodput | None = None
 
     step: Step | None = None
     total_steps: Step | None = None
@@ -214,6 +222,7 @@ class CompleteRequest(SaladIdentity):
     artifacts: DeclaredArtifacts = []
     step: Step | None = None
     metrics: Metrics | None = None
+    goodput: Goodput | None = None
 
 
 class FailRequest(SaladIdentity):
@@ -231,6 +240,7 @@ class FailRequest(SaladIdentity):
     signal: Annotated[int, Field(ge=1, le=64)] | None = None
     message: Annotated[str, Field(max_length=1024)] = ""
     log_tail: Annotated[list[Annotated[str, Field(max_length=2000)]], Field(max_length=100)] = []
+    goodput: Goodput | None = None
 
 
 AGENT_CRASHED = "agent_crashed"
@@ -246,6 +256,7 @@ class ReleaseRequest(SaladIdentity):
     job_id: JobId
     reason: Annotated[str, Field(pattern=r"^[a-z_]{1,32}$")] = "sigterm"
     message: Annotated[str, Field(max_length=512)] = ""
+    goodput: Goodput | None = None
 
 
 class StatusAnswer(AnswerModel):

@@ -244,6 +244,7 @@ class Api:
             {job_id: stored.document for job_id, stored in state.jobs.items()},
             {name: dict(kept.documents) for name, kept in state.history.items() if kept.documents},
             dict(state.leases),
+            dict(state.packs),
             dict(state.keys),
             dict(state.grants),
             dict(state.webhooks),
@@ -291,6 +292,27 @@ class Held:
         return self.post(f"/heartbeat/{self.id}", body or None)
 
     def manifest(self, step: int, files: Mapping[str, bytes], **more: Any) -> dict[str, Any]:
+        """Of version 2: each file's bytes are one chunk, which is a pack of its own; equal ones are stored once."""
+        stored = {blake3(data).hexdigest(): data for data in files.values() if data}
+        index = {digest: number for number, digest in enumerate(stored)}
+        return {
+            "version": 2,
+            "job_id": self.id,
+            "step": step,
+            "epoch": self.epoch,
+            "packs": [pack_of(data) for data in stored.values()],
+            "chunks": [
+                {"blake3": digest, "size_bytes": len(data), "pack": index[digest]} for digest, data in stored.items()
+            ],
+            "files": [
+                {"path": path, "size_bytes": len(data), "chunks": [index[blake3(data).hexdigest()]] if data else []}
+                for path, data in files.items()
+            ],
+            **more,
+        }
+
+    def manifest_v1(self, step: int, files: Mapping[str, bytes], **more: Any) -> dict[str, Any]:
+        """As older workers send it: without saying its version."""
         return {
             "job_id": self.id,
             "step": step,
@@ -306,9 +328,10 @@ class Held:
             assert self.api.send("PUT", item["url"], item["headers"], data).status in (200, 412)
 
     def commit(self, step: int, files: Mapping[str, bytes] | None = None, **more: Any) -> Answer:
-        """Upload and commit a checkpoint; the last answer."""
+        """Upload and commit a checkpoint; the last answer. `version=1` as an older worker does it."""
         files = {"model.bin": b"weights at %d" % step} if files is None else files
-        manifest = self.manifest(step, files, **more)
+        make = self.manifest_v1 if more.get("version") == 1 else self.manifest
+        manifest = make(step, files, **more)
         first = self.post(f"/job/{self.id}/checkpoints", manifest)
         if first.status != 200 or first.json["committed"]:
             return first
@@ -350,6 +373,11 @@ def described(path: str, data: bytes) -> dict[str, Any]:
     }
 
 
+def pack_of(data: bytes) -> dict[str, Any]:
+    """A pack as manifests declare it."""
+    return {"blake3": blake3(data).hexdigest(), "size_bytes": len(data), "crc64nvme": crc64nvme(data)}
+
+
 def quoted(key: str) -> str:
     """An object key in a path."""
     return quote(key, safe="/")
@@ -377,6 +405,7 @@ def _api(cloud: Cloud, settings: Settings, seed: int) -> Api:
     context = Context(
         jobs=cloud.jobs,
         leases=cloud.leases,
+        packs=cloud.packs,
         tokens=cloud.tokens,
         objects=cloud.objects,
         webhooks=cloud.webhooks,

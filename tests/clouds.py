@@ -12,11 +12,12 @@ from typing import Any
 from moto import mock_aws
 
 from contract.names import BUCKETS
-from functions.domain.ports import JobStore, LeaseStore, ObjectStore, TokenStore, WebhookStore
+from functions.domain.ports import JobStore, LeaseStore, ObjectStore, PackStore, TokenStore, WebhookStore
 from functions.local.emulator import Emulator
 from functions.storage.clients import dynamodb_client, s3_client
 from functions.storage.dynamo_jobs import DynamoJobStore
 from functions.storage.dynamo_leases import DynamoLeaseStore
+from functions.storage.dynamo_packs import DynamoPackStore
 from functions.storage.dynamo_tokens import DynamoTokenStore
 from functions.storage.dynamo_webhooks import DynamoWebhookStore
 from functions.storage.keys import job_id_of
@@ -33,6 +34,7 @@ class Cloud:
     kind: str
     jobs: JobStore
     leases: LeaseStore
+    packs: PackStore
     tokens: TokenStore
     objects: ObjectStore
     webhooks: WebhookStore
@@ -65,7 +67,16 @@ class Cloud:
 def memory_cloud() -> Cloud:
     """The twins."""
     memory = MemoryCloud()
-    return Cloud("memory", memory.jobs, memory.leases, memory.tokens, memory.objects, memory.webhooks, memory=memory)
+    return Cloud(
+        "memory",
+        memory.jobs,
+        memory.leases,
+        memory.packs,
+        memory.tokens,
+        memory.objects,
+        memory.webhooks,
+        memory=memory,
+    )
 
 
 def aws_cloud(kind: str, dynamodb: Any, s3: Any, prefix: str) -> Cloud:
@@ -78,6 +89,7 @@ def aws_cloud(kind: str, dynamodb: Any, s3: Any, prefix: str) -> Cloud:
         kind,
         DynamoJobStore(dynamodb, prefix),
         DynamoLeaseStore(dynamodb, prefix),
+        DynamoPackStore(dynamodb, prefix),
         DynamoTokenStore(dynamodb, prefix),
         S3ObjectStore(s3, s3, buckets),
         DynamoWebhookStore(dynamodb, prefix),

@@ -8,6 +8,9 @@ from typing import Any
 
 from contract.history import AttemptView, EventView
 from contract.jobs import InputRef, JobState, JobSubmit, JobView, Policy
+from contract.manifest import Manifest, parse_manifest
+from gpu_client.checkpoints.codecs import decode
+from gpu_client.checkpoints.reading import as_chunks
 from gpu_client.transport.api import BatonClient
 from tests.waiting import PATIENCE_S, until
 
@@ -130,6 +133,22 @@ class ControlPlane:
         place = self._place(prefix, bucket)
         listed = self.objects.list_objects_v2(Bucket=place["Bucket"], Prefix=place["Key"]).get("Contents", [])
         return {entry["Key"].removeprefix("default/"): entry["ETag"] for entry in listed}
+
+    def manifest(self, key: str) -> Manifest:
+        """What a checkpoint consists of, by its manifest's key."""
+        return as_chunks(parse_manifest(self.read(key)))
+
+    def files_of(self, manifest: Manifest) -> dict[str, bytes]:
+        """A checkpoint's files as they were, put together from the stored packs."""
+        packs = [self.read(f"packs/{pack.blake3}") for pack in manifest.packs]
+
+        def raw(index: int) -> bytes:
+            chunk = manifest.chunks[index]
+            stored = b"" if chunk.pack is None else packs[chunk.pack][chunk.offset :][: chunk.stored_bytes]
+            base = None if chunk.base is None else raw(chunk.base)
+            return bytes(decode(chunk.codec, stored, size_bytes=chunk.size_bytes, width=chunk.width, base=base))
+
+        return {file.path: b"".join(map(raw, file.chunks)) for file in manifest.files}
 
     def _place(self, key: str, bucket: str) -> dict[str, str]:
         return {"Bucket": self._buckets.get(bucket, bucket), "Key": f"default/{key}"}

@@ -6,8 +6,8 @@ import hashlib
 from dataclasses import dataclass
 from typing import Any
 
-from contract.checkpoints import Manifest, ManifestFile
 from contract.jobs import JobState, Policy
+from contract.manifest import Chunk, ChunkedFile, Manifest, ManifestFile, ManifestV1, Pack
 from contract.work import WorkQuery
 from functions.domain import jobs as rules
 from functions.domain.api_keys import token_digest
@@ -85,7 +85,7 @@ def make_record(step: int = 100, epoch: int = 1, **fields: Any) -> CheckpointRec
             "committed_at": NOW,
             "num_files": 1,
             "total_bytes": 1024,
-            "manifest_key": f"jobs/{JOB_ID}/manifests/{step}-{epoch}.json",
+            "manifest_key": f"jobs/{JOB_ID}/manifests/{step}-{epoch}-{digest(f'{step}-{epoch}')}.json",
             "manifest_blake3": digest(f"{step}-{epoch}"),
             **fields,
         }
@@ -97,9 +97,30 @@ def make_file(path: str = "model.safetensors", **fields: Any) -> ManifestFile:
     return ManifestFile(**{"path": path, "size_bytes": 1024, "blake3": digest(path), "crc64nvme": CRC64, **fields})
 
 
+def make_manifest_v1(step: int = 100, epoch: int = 1, **fields: Any) -> ManifestV1:
+    """A manifest of version 1."""
+    return ManifestV1(**{"job_id": JOB_ID, "step": step, "epoch": epoch, "files": [make_file()], **fields})
+
+
+def make_pack(name: str = "pack", **fields: Any) -> Pack:
+    """A pack; its digest follows from its name."""
+    return Pack(**{"blake3": digest(name), "size_bytes": 1024, "crc64nvme": CRC64, **fields})
+
+
+def make_chunk(name: str = "chunk", **fields: Any) -> Chunk:
+    """A chunk that fills the first pack; its digest follows from its name."""
+    return Chunk(**{"blake3": digest(name), "size_bytes": 1024, "pack": 0, **fields})
+
+
+def make_chunked(path: str = "model.safetensors", chunks: tuple[int, ...] = (0,), **fields: Any) -> ChunkedFile:
+    """A file of chunks of 1,024 bytes each."""
+    return ChunkedFile(**{"path": path, "size_bytes": 1024 * len(chunks), "chunks": list(chunks), **fields})
+
+
 def make_manifest(step: int = 100, epoch: int = 1, **fields: Any) -> Manifest:
-    """A checkpoint's manifest."""
-    return Manifest(**{"job_id": JOB_ID, "step": step, "epoch": epoch, "files": [make_file()], **fields})
+    """A checkpoint's manifest: one file of one chunk that is one pack."""
+    parts = {"packs": [make_pack()], "chunks": [make_chunk()], "files": [make_chunked()]}
+    return Manifest(**{"version": 2, "job_id": JOB_ID, "step": step, "epoch": epoch, **parts, **fields})
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,9 @@ from __future__ import annotations
 import os
 import signal
 import uuid
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import psutil
@@ -32,11 +34,18 @@ class Workshop:
         return self.stack.submit(script, parameters, queue=self.queue, **more)
 
     def agent(
-        self, name: str = "w1", *, url: str | None = None, wrapper: Path | None = None, **settings: object
+        self,
+        name: str = "w1",
+        *,
+        url: str | None = None,
+        wrapper: Path | None = None,
+        environment: Mapping[str, str] = MappingProxyType({}),
+        **settings: object,
     ) -> AgentProcess:
         """Start an agent. The same name again is the same container started again."""
-        environment = {
+        variables = {
             **clean_environment(),
+            **environment,
             MARK: self.mark,
             "BATON_API_URL": url or self.stack.url,
             "BATON_API_KEY": self.stack.keys["worker"],
@@ -52,7 +61,7 @@ class Workshop:
             "BATON_LOG_LEVEL": "DEBUG",
             **{f"BATON_{key.upper()}": str(value) for key, value in settings.items()},
         }
-        agent = AgentProcess(environment, self.tmp_path / f"{name}-{len(self.agents)}.log", wrapper=wrapper)
+        agent = AgentProcess(variables, self.tmp_path / f"{name}-{len(self.agents)}.log", wrapper=wrapper)
         self.agents.append(agent)
         return agent
 
@@ -66,6 +75,17 @@ class Workshop:
         """What runs besides the agents."""
         own = {agent.pid for agent in self.agents}
         return [process for process in marked(self.mark) if process.pid not in own]
+
+    def training(self, script: str = "chain.py") -> list[psutil.Process]:
+        """Of what runs besides the agents: the training scripts themselves, not what watches over them."""
+        found = []
+        for process in self.trainers():
+            try:
+                if any(part.endswith(script) for part in process.cmdline()[:2]):
+                    found.append(process)
+            except psutil.NoSuchProcess:  # it ended just now
+                continue
+        return found
 
     def close(self) -> None:
         """End all agents; raises if anything of them is left."""

@@ -1,105 +1,122 @@
-"""Committing checkpoints, reading them, and letting old ones go."""
+"""Committing checkpoints and reading them."""
 
 from __future__ import annotations
 
-import logging
-import re
 from collections.abc import Iterator
 
 from blake3 import blake3
-from pydantic import ValidationError
 
 from contract.checkpoints import (
     MAX_MISSING_PER_ANSWER,
-    BlobUpload,
     BlobUrls,
     BlobUrlsRequest,
     CommitAnswer,
     DamagedRequest,
-    Manifest,
-    ManifestFile,
 )
 from contract.errors import ErrorCode
+from contract.manifest import Manifest, ManifestV1
 from contract.names import CHECKPOINTS_BUCKET
 from contract.work import ProgressRequest, StatusAnswer
 from functions.api.context import Call, Context, job_of
-from functions.api.declared import upload_of
-from functions.api.leasing import apply_as_bearer, require_lease
+from functions.api.leasing import WRITE_TRIES, apply_as_bearer, current_attempt, require_lease
+from functions.api.letting_go import let_go_of_old, read_manifest
 from functions.api.original import zip_step
-from functions.api.paging import every_item
+from functions.api.packs import look_at
 from functions.domain import checkpoints as rules
 from functions.domain.change import Change
-from functions.domain.errors import Refusal, StorageUnavailable
+from functions.domain.errors import FenceBroken, Refusal, WriteConflict
 from functions.domain.jobs import require_running
 from functions.domain.records import Attempt, CheckpointRecord, Job
-from functions.domain.retention import expendable
 
-logger = logging.getLogger("baton.checkpoints")
-
-_MANIFEST_NAME = re.compile(r"([0-9]+)-([0-9]+)\.json")
 _LOOKED_THROUGH = 20
 """Checkpoints read at once when a sound one is searched for."""
 
 
 def commit(context: Context, call: Call) -> CommitAnswer:
-    """Commit a checkpoint: answers with what is missing, or, once every blob is stored and verified, commits it."""
-    manifest: Manifest = call.body
+    """Commit a checkpoint: answers with what is missing, or, once every pack is stored and verified, commits it."""
+    for _ in range(WRITE_TRIES):
+        answer = _committed(context, call, call.body)
+        if answer is not None:
+            return answer
+    raise Refusal(ErrorCode.CONFLICT, "The job or its packs are being changed by others all the time.")
+
+
+def _committed(context: Context, call: Call, manifest: Manifest | ManifestV1) -> CommitAnswer | None:
+    """One look at everything, and the commit if nothing is missing; None if somebody else wrote in between.
+
+    The job is read first: whatever its retention does to the packs raises its `rev`, the condition of the last write.
+    """
+    data = manifest.canonical_bytes()
+    digest = blake3(data).hexdigest()
     job = job_of(context, call, call.path["id"])
-    digest = blake3(manifest.canonical_bytes()).hexdigest()
     existing = context.jobs.checkpoint(job.id, manifest.step)
-    committed = CommitAnswer(committed=True, step=manifest.step, epoch=manifest.epoch)
     repeated = rules.already_committed(job, existing, manifest, digest)
     fence = call.fence(job.id)
     require_lease(context, fence)
     if repeated:
-        return committed
-    missing = _missing_blobs(context, call, manifest)
-    if missing:
+        return CommitAnswer(committed=True, step=manifest.step, epoch=manifest.epoch)
+    attempt = current_attempt(context, job)
+    key = rules.manifest_key(job, attempt, manifest.step, digest)
+    looked = look_at(context, call, job, manifest.packs, key)
+    if not looked.manifest_stored:
+        # Already before anything is uploaded: whatever becomes of this attempt, retention learns what to delete.
+        context.objects.create(call.tenant, CHECKPOINTS_BUCKET, key, data)
+    if looked.missing:
         return CommitAnswer(
             committed=False,
             step=manifest.step,
             epoch=manifest.epoch,
-            missing=missing[:MAX_MISSING_PER_ANSWER],
-            more_missing=len(missing) > MAX_MISSING_PER_ANSWER,
+            missing=looked.missing[:MAX_MISSING_PER_ANSWER],
+            more_missing=len(looked.missing) > MAX_MISSING_PER_ANSWER,
         )
+    if not context.packs.hold(call.tenant, job.id, looked.stored):
+        return None
     record = CheckpointRecord(
         step=manifest.step,
         epoch=manifest.epoch,
         committed_at=call.now,
         num_files=len(manifest.files),
         total_bytes=manifest.total_bytes,
+        new_bytes=looked.new_bytes,
         metrics=manifest.metrics,
-        manifest_key=rules.manifest_key(job.id, manifest.step, manifest.epoch),
+        manifest_key=key,
         manifest_blake3=digest,
-        # Who reads another branch's checkpoint of this step goes on reading it: `_let_go` spares its bytes as long.
+        # Who reads another branch's checkpoint of this step goes on reading it: `left_behind` spares its manifest.
         protected_until=existing.protected_until if existing else 0,
     )
-    _store_manifest(context, call, record, manifest.canonical_bytes())
-    job = apply_as_bearer(
-        context, call, fence, lambda job, attempt: rules.commit(job, attempt, fence, record, now=call.now), seen=job
+    try:
+        context.jobs.apply(change := rules.commit(job, attempt, fence, record, now=call.now))
+    except WriteConflict:
+        return None
+    except FenceBroken as broken:
+        raise fence.refusal(broken.lease) from broken
+    let_go_of_old(
+        context,
+        call,
+        change.job,
+        known={key: manifest.packs},
+        # What the attempts before this one have left behind.
+        left_behind=job.epoch > 1 and attempt.checkpoint_step is None,
     )
-    let_go_of_old(context, call, job)
-    return committed
+    return CommitAnswer(committed=True, step=manifest.step, epoch=manifest.epoch)
 
 
 def blob_urls(context: Context, call: Call) -> BlobUrls:
-    """Where to fetch the blobs of a committed checkpoint; it is safe from retention while the URLs live."""
+    """Where to fetch the packs of a committed checkpoint; it is safe from retention while the URLs live."""
     body: BlobUrlsRequest = call.body or BlobUrlsRequest()
     job = job_of(context, call, call.path["id"])
     step = int(call.path["step"])
     record = context.jobs.protect_checkpoint(job.id, step, call.now + context.settings.read_protection_s)
     if record is None or record.legacy_key is not None:
         raise Refusal(ErrorCode.CHECKPOINT_NOT_FOUND, f"Job {job.id} has no checkpoint at step {step}.", field="step")
-    named = {file.blake3 for file in _read_manifest(context, call, record).files}
+    named = {pack.blake3 for pack in read_manifest(context, call, record).packs}
     unknown = [digest for digest in body.blake3 if digest not in named]
     if unknown:
-        raise Refusal(ErrorCode.INVALID_VALUE, f"The checkpoint does not name blob {unknown[0]}.", field="blake3")
+        raise Refusal(ErrorCode.INVALID_VALUE, f"The checkpoint does not name pack {unknown[0]}.", field="blake3")
     wanted = body.blake3 or sorted(named)[:MAX_MISSING_PER_ANSWER]
     life_s = context.settings.url_life_s
     urls = {
-        digest: context.objects.presign_get(
-            call.tenant, CHECKPOINTS_BUCKET, rules.blob_key(job.id, digest), expires_s=life_s
-        )
+        digest: context.objects.presign_get(call.tenant, CHECKPOINTS_BUCKET, rules.pack_key(digest), expires_s=life_s)
         for digest in wanted
     }
     return BlobUrls(urls=urls, expires_at=call.now + life_s)
@@ -123,8 +140,10 @@ def report_damaged(context: Context, call: Call) -> StatusAnswer:
             )
         return record
 
-    if reported().damaged:
+    found = reported()
+    if found.damaged:
         return StatusAnswer()
+    _doubt(context, call, job, found)
 
     def decision(job: Job, _: Attempt) -> Change:
         # Read anew behind the job: the step may have been committed again, or its fallback been reported meanwhile.
@@ -134,6 +153,20 @@ def report_damaged(context: Context, call: Call) -> StatusAnswer:
 
     apply_as_bearer(context, call, fence, decision)
     return StatusAnswer()
+
+
+def _doubt(context: Context, call: Call, job: Job, record: CheckpointRecord) -> None:
+    """Whoever names one of the checkpoint's packs next looks whether it is stored as declared, and replaces it if not.
+
+    Before the checkpoint is marked as damaged, for a repeated report ends there.
+    """
+    if record.legacy_key is not None:
+        return
+    try:
+        named = read_manifest(context, call, record).packs
+    except Refusal:
+        return  # It is the manifest that is damaged: of the packs nothing is known.
+    context.packs.doubt(call.tenant, job.id, [pack.blake3 for pack in named])
 
 
 def register_zip(context: Context, call: Call) -> StatusAnswer:
@@ -183,146 +216,3 @@ def sound_checkpoints(context: Context, job: Job, *, below: int | None = None) -
         cursor = page.cursor
         if cursor is None:
             return
-
-
-def let_go_of_old(context: Context, call: Call, job: Job) -> None:
-    """Retention, after a commit. A failure here is logged and made good after a later commit: the commit stands.
-
-    Only the attempt that holds the job commits to it, and it does so one checkpoint at a time, so no other commit
-    is looking at these blobs.
-    """
-    try:
-        _let_go(context, call, job)
-    except (Refusal, StorageUnavailable) as error:
-        logger.warning("retention left something behind", extra={"job_id": job.id, "reason": str(error)})
-
-
-def _let_go(context: Context, call: Call, job: Job) -> None:
-    """Forget the records, then delete the blobs that no remaining manifest names, then the manifests.
-
-    Whatever is interrupted leaves a manifest without a record behind, which says what is still to be deleted. It stops
-    when the job has moved on: a later commit may rely on blobs that were expendable before, and lets go itself.
-    """
-    records = list(every_item(lambda cursor: context.jobs.checkpoints(job.id, limit=1000, cursor=cursor)))
-    going = expendable(
-        records,
-        job.spec.policy.retention,
-        current_step=job.checkpoint_step,
-        now=call.now,
-        in_history=job.in_history,
-    )
-    if not going:
-        return
-    going_ids = {(record.step, record.epoch) for record in going}
-    kept: set[str] = set()
-    for record in records:
-        if (record.step, record.epoch) not in going_ids:
-            kept |= _blobs_of(_read_manifest(context, call, record)) if record.legacy_key is None else set()
-    if _moved_on(context, job):
-        return
-    doomed: set[str] = set()
-    manifests: list[str] = []
-    for record in going:
-        named = _blobs_named_at(context, call, record.manifest_key) if record.legacy_key is None else set()
-        if not context.jobs.delete_checkpoint(job.id, record, call.now):
-            kept |= named
-            continue
-        doomed |= named
-        if record.legacy_key is None:
-            manifests.append(record.manifest_key)
-        else:
-            doomed.add(record.legacy_key)
-    protected = {record.step for record in records if record.protected_until > call.now}
-    for step, key in _manifests_without_record(context, call, job, {(record.step, record.epoch) for record in records}):
-        named = _blobs_named_at(context, call, key)
-        if step in protected:
-            kept |= named
-            continue
-        doomed |= named
-        manifests.append(key)
-    if _moved_on(context, job):
-        return
-    context.objects.delete_many(call.tenant, CHECKPOINTS_BUCKET, sorted(doomed - kept))
-    context.objects.delete_many(call.tenant, CHECKPOINTS_BUCKET, manifests)
-
-
-def _moved_on(context: Context, seen: Job) -> bool:
-    """True if something was committed, reported damaged or retried since `seen`."""
-    job = context.jobs.get(seen.id)
-    return job is None or (job.epoch, job.checkpoint_step, job.checkpoint_epoch, job.branches) != (
-        seen.epoch,
-        seen.checkpoint_step,
-        seen.checkpoint_epoch,
-        seen.branches,
-    )
-
-
-def _manifests_without_record(
-    context: Context, call: Call, job: Job, recorded: set[tuple[int, int]]
-) -> Iterator[tuple[int, str]]:
-    """Steps and keys of manifests of which nothing can become a checkpoint any more, and nothing is one."""
-    prefix = f"{rules.job_prefix(job.id)}manifests/"
-    newest = (job.epoch, -1 if job.checkpoint_step is None else job.checkpoint_step)
-    listing = every_item(
-        lambda cursor: context.objects.list(call.tenant, CHECKPOINTS_BUCKET, prefix, limit=1000, cursor=cursor)
-    )
-    for entry in listing:
-        named = _MANIFEST_NAME.fullmatch(entry.key.removeprefix(prefix))
-        if named is None:
-            continue
-        step, epoch = int(named[1]), int(named[2])
-        if (step, epoch) not in recorded and (epoch, step) < newest:
-            yield step, entry.key
-
-
-def _blobs_named_at(context: Context, call: Call, manifest_key: str) -> set[str]:
-    """The blobs of a manifest that is to be deleted; none if nobody can read it any more."""
-    data = context.objects.read(call.tenant, CHECKPOINTS_BUCKET, manifest_key)
-    if data is None:
-        return set()
-    try:
-        return _blobs_of(Manifest.model_validate_json(data))
-    except ValidationError:
-        logger.warning("a manifest cannot be read; its blobs stay", extra={"reason": manifest_key})
-        return set()
-
-
-def _blobs_of(manifest: Manifest) -> set[str]:
-    return {rules.blob_key(manifest.job_id, file.blake3) for file in manifest.files}
-
-
-def _read_manifest(context: Context, call: Call, record: CheckpointRecord) -> Manifest:
-    data = context.objects.read(call.tenant, CHECKPOINTS_BUCKET, record.manifest_key)
-    if data is None or blake3(data).hexdigest() != record.manifest_blake3:
-        raise Refusal(
-            ErrorCode.CHECKPOINT_NOT_FOUND, f"The manifest of step {record.step} is damaged or gone.", field="step"
-        )
-    return Manifest.model_validate_json(data)
-
-
-def _store_manifest(context: Context, call: Call, record: CheckpointRecord, data: bytes) -> None:
-    """Create-only. A repeat of an interrupted commit finds its own bytes; other bytes were never committed."""
-    if context.objects.create(call.tenant, CHECKPOINTS_BUCKET, record.manifest_key, data):
-        return
-    if context.objects.read(call.tenant, CHECKPOINTS_BUCKET, record.manifest_key) != data:
-        raise Refusal(
-            ErrorCode.CHECKPOINT_CONFLICT,
-            f"Attempt {record.epoch} already offered other contents for step {record.step}.",
-            field="step",
-        )
-
-
-def _missing_blobs(context: Context, call: Call, manifest: Manifest) -> list[BlobUpload]:
-    """Blobs that are not stored, or not with the declared size and checksum, each with a URL that makes it so."""
-    files: dict[str, ManifestFile] = {file.blake3: file for file in manifest.files}
-    keys = {digest: rules.blob_key(manifest.job_id, digest) for digest in files}
-    stored = context.objects.head_many(call.tenant, CHECKPOINTS_BUCKET, keys.values())
-    missing = []
-    for digest, file in files.items():
-        key = keys[digest]
-        signed = upload_of(context, call, key, stored.get(key), size_bytes=file.size_bytes, crc64nvme=file.crc64nvme)
-        if signed is not None:
-            missing.append(BlobUpload(blake3=digest, url=signed.url, headers=dict(signed.headers)))
-        if len(missing) > MAX_MISSING_PER_ANSWER:
-            break
-    return missing

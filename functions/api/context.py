@@ -19,6 +19,7 @@ from functions.domain.ports import (
     JobStore,
     LeaseStore,
     ObjectStore,
+    PackStore,
     Randomness,
     TokenStore,
     WebhookStore,
@@ -32,6 +33,7 @@ class Context:
 
     jobs: JobStore
     leases: LeaseStore
+    packs: PackStore
     tokens: TokenStore
     objects: ObjectStore
     webhooks: WebhookStore

@@ -7,7 +7,7 @@ import binascii
 import logging
 import re
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, get_args
 
 from pydantic import BaseModel, TypeAdapter, ValidationError
 from pydantic_core import from_json, to_json
@@ -169,14 +169,24 @@ def _validated(model: type[BaseModel], raw: bytes, document: dict[str, Any]) -> 
             raise
     for loc in whole:
         place: Any = document
-        for part in loc[:-1]:
+        for part in loc:
+            if isinstance(place[part], float):
+                # What may follow names the kind of a field that takes several.
+                place[part] = int(place[part])
+                break
             place = place[part]
-        place[loc[-1]] = int(place[loc[-1]])
     return model.model_validate_json(to_json(document), strict=True)
 
 
 def _meant(document: dict[str, Any], models: tuple[type[BaseModel], ...]) -> type[BaseModel]:
-    """Of several body models, the one whose first required field is there; the first one otherwise."""
+    """Of several body models, the one of the body's version (1 unless said), or one of whose required fields is there;
+    the first one otherwise."""
+    for model in models:
+        version = model.model_fields.get("version")
+        if version is not None and get_args(version.annotation) == (document.get("version", 1),):
+            return model
+    if "version" in models[0].model_fields:
+        return models[0]
     for model in models[1:]:
         required = [name for name, field in model.model_fields.items() if field.is_required()]
         if any(name in document for name in required):

@@ -37,7 +37,31 @@ _BETWEEN_FIELDS: dict[str, dict[str, Any]] = {
             {"required": ["recipe"], "properties": {"recipe": {"type": "string"}}},
             {"required": ["command"], "properties": {"command": {"type": "array"}}},
         ]
-    }
+    },
+    "Chunk": {
+        "oneOf": [
+            {
+                "required": ["pack"],
+                "properties": {
+                    "pack": {"type": "integer"},
+                    "codec": {"enum": ["raw", "planes"]},
+                    "base": {"type": "null"},
+                },
+            },
+            {
+                "required": ["codec"],
+                "properties": {"pack": {"type": "null"}, "codec": {"const": "zeros"}, "base": {"type": "null"}},
+            },
+            {
+                "required": ["pack", "codec", "base"],
+                "properties": {
+                    "pack": {"type": "integer"},
+                    "codec": {"const": "delta"},
+                    "base": {"type": "integer"},
+                },
+            },
+        ]
+    },
 }
 """Rules between the fields of a model."""
 _PATH_SCHEMAS: dict[str, dict[str, Any]] = {

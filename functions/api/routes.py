@@ -10,11 +10,12 @@ from typing import Any, Literal
 
 from pydantic import BaseModel
 
-from contract.checkpoints import BlobUrls, BlobUrlsRequest, CheckpointPage, CommitAnswer, DamagedRequest, Manifest
+from contract.checkpoints import BlobUrls, BlobUrlsRequest, CheckpointPage, CommitAnswer, DamagedRequest
 from contract.errors import ErrorCode as E
 from contract.history import AttemptPage, EventPage, EventView
 from contract.jobs import BatchSubmit, DreamboothSubmit, JobPage, JobSubmit, JobView, RetryRequest, StopRequest
 from contract.keys import HealthAnswer, KeyCreate, KeyCreated, KeyPage
+from contract.manifest import Manifest, ManifestV1
 from contract.names import Scope
 from contract.transfers import (
     MultipartComplete,
@@ -67,7 +68,7 @@ NOBODY: frozenset[Scope] = frozenset()
 
 @dataclass(frozen=True)
 class Route:
-    """One call. With several body models the first whose required fields are present is meant."""
+    """One call. With several body models their `version` says which is meant, or else their required fields."""
 
     method: Literal["GET", "POST", "PUT", "DELETE"]
     path: str
@@ -177,7 +178,7 @@ ROUTES: tuple[Route, ...] = (
         "POST",
         "/job/{id}/checkpoints",
         checkpointing.commit,
-        body=(Manifest,),
+        body=(Manifest, ManifestV1),
         answer=CommitAnswer,
         refuses=(*_LEASE, E.STEP_NOT_NEWER, E.CHECKPOINT_CONFLICT),
     ),

@@ -28,13 +28,14 @@ from functions.api.context import Call, Context, NoContent, Redirect, WithHeader
 from functions.api.leasing import require_lease
 from functions.api.original import zip_step
 from functions.domain.api_keys import token_digest
+from functions.domain.checkpoints import PACKS
 from functions.domain.errors import Refusal
 from functions.domain.jobs import require_running
 from functions.domain.ports import StoredObject
 from functions.domain.records import Job, TransferGrant
 
 _JOB_KEY = re.compile(r"^jobs/([0-9a-f-]{36})/([^/]+)")
-_OURS = ("blobs", "manifests", "artifacts", "logs")
+_OURS = ("manifests", "artifacts", "logs")
 _INPUTS_PER_PAGE = 500
 _INPUTS_CURSOR = re.compile(r"([0-9a-f]{8})\.([0-9]{1,4})\.(.*)", re.DOTALL)
 
@@ -294,6 +295,8 @@ def _job_of_key(bucket: str, key: str) -> re.Match[str] | None:
 
 def _writable(context: Context, call: Call, bucket: str, key: str) -> None:
     """Refuse keys that only commits may write, what a job has committed, and keys of jobs that are not running."""
+    if bucket == CHECKPOINTS_BUCKET and key.startswith(PACKS):
+        raise Refusal(ErrorCode.INVALID_KEY, f"{key}: only commits write to {PACKS}.", field="key")
     found = _job_of_key(bucket, key)
     if found is None:
         return

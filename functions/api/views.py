@@ -79,6 +79,7 @@ def checkpoint_view(job: Job, record: CheckpointRecord) -> CheckpointView:
         committed_at=record.committed_at,
         num_files=record.num_files,
         total_bytes=record.total_bytes,
+        new_bytes=record.new_bytes,
         metrics=record.metrics,
         manifest_key=record.legacy_key or record.manifest_key,
         current=record.step == job.checkpoint_step and not record.damaged,

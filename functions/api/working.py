@@ -8,6 +8,7 @@ from typing import Any
 
 from contract.checkpoints import CheckpointRef
 from contract.errors import ErrorCode
+from contract.goodput import Goodput
 from contract.jobs import JobState, Progress, Reason, ReasonCode
 from contract.names import CHECKPOINTS_BUCKET, DATA_BUCKET
 from contract.work import (
@@ -27,6 +28,7 @@ from functions.api.checkpointing import sound_checkpoints
 from functions.api.claiming import Claimed, claim_next, peek_next
 from functions.api.context import Call, Context, job_of
 from functions.api.leasing import apply_as_bearer
+from functions.api.letting_go import let_go_of_old
 from functions.api.paging import every_item
 from functions.api.sweeping import end_overdue
 from functions.api.views import transition_answer
@@ -95,7 +97,11 @@ def heartbeat(context: Context, call: Call) -> HeartbeatAnswer:
     progress = None
     if body.step is not None:
         progress = Progress(
-            step=body.step, total_steps=body.total_steps, metrics=body.metrics or {}, reported_at=call.now
+            step=body.step,
+            total_steps=body.total_steps,
+            metrics=body.metrics or {},
+            reported_at=call.now,
+            goodput=body.goodput,
         )
     try:
         lease = context.leases.heartbeat(fence, progress, body.phase)
@@ -116,18 +122,20 @@ def complete(context: Context, call: Call) -> TransitionAnswer:
     fence = call.fence(body.job_id, body.machine_id)
     job, lease = _held(context, call, fence, repeated=("complete",))
     if lease is None:
+        let_go_of_old(context, call, job, left_behind=True)
         return transition_answer(job)
     if lease.token_sha256 is None:
         artifacts = verified_original_model(context, call, job, body)
     else:
         artifacts = verified_artifacts(context, call, job, body.artifacts)
-    progress = _final_progress(lease, body, call.now)
+    progress = _final_progress(job, lease, body, call.now)
     ended = apply_as_bearer(
         context,
         call,
         fence,
         lambda job, attempt: rules.complete(job, attempt, fence, artifacts=artifacts, progress=progress, now=call.now),
     )
+    let_go_of_old(context, call, ended, left_behind=True)
     return transition_answer(ended)
 
 
@@ -137,14 +145,23 @@ def fail(context: Context, call: Call) -> TransitionAnswer:
     fence = call.fence(body.job_id, body.machine_id)
     job, lease = _held(context, call, fence, repeated=("failed",))
     if lease is None:
+        _let_go_if_ended(context, call, job)
         return transition_answer(job)
+    progress = _last_progress(job, lease, body.goodput, call.now)
     ended = apply_as_bearer(
         context,
         call,
         fence,
-        lambda job, attempt: rules.fail(job, attempt, fence, body, progress=lease.progress, now=call.now),
+        lambda job, attempt: rules.fail(job, attempt, fence, body, progress=progress, now=call.now),
     )
+    _let_go_if_ended(context, call, ended)
     return transition_answer(ended)
+
+
+def _let_go_if_ended(context: Context, call: Call, job: Job) -> None:
+    """A job that waits for another attempt keeps what an unfinished upload left: its next commit looks at that."""
+    if job.state.terminal:
+        let_go_of_old(context, call, job, left_behind=True)
 
 
 def release(context: Context, call: Call) -> TransitionAnswer:
@@ -156,11 +173,12 @@ def release(context: Context, call: Call) -> TransitionAnswer:
     if lease is None:
         return transition_answer(job)
     reason = Reason(code=body.reason, message=body.message)
+    progress = _last_progress(job, lease, body.goodput, call.now)
     ended = apply_as_bearer(
         context,
         call,
         fence,
-        lambda job, attempt: rules.release(job, attempt, fence, reason=reason, progress=lease.progress, now=call.now),
+        lambda job, attempt: rules.release(job, attempt, fence, reason=reason, progress=progress, now=call.now),
     )
     return transition_answer(ended)
 
@@ -178,11 +196,28 @@ def _held(context: Context, call: Call, fence: Fence, *, repeated: tuple[str, ..
     raise fence.refusal(lease)
 
 
-def _final_progress(lease: Lease, body: CompleteRequest, now: int) -> Progress | None:
+def _last_progress(job: Job, lease: Lease, goodput: Goodput | None, now: int) -> Progress | None:
+    """What the attempt reported last, with where its time went until its end.
+
+    One that ended before its first report is as far as its job was: nowhere, if nothing was ever reported.
+    """
+    last = lease.progress
+    if last is None and job.progress is not None:
+        last = Progress(step=job.progress.step, total_steps=job.progress.total_steps, reported_at=now)
+    return last.model_copy(update={"goodput": goodput}) if last is not None and goodput is not None else lease.progress
+
+
+def _final_progress(job: Job, lease: Lease, body: CompleteRequest, now: int) -> Progress | None:
+    last = _last_progress(job, lease, body.goodput, now)
     if body.step is None:
-        return lease.progress
-    total = lease.progress.total_steps if lease.progress else None
-    return Progress(step=body.step, total_steps=total or body.step, metrics=body.metrics or {}, reported_at=now)
+        return last
+    return Progress(
+        step=body.step,
+        total_steps=(last.total_steps if last else None) or body.step,
+        metrics=body.metrics or {},
+        reported_at=now,
+        goodput=body.goodput or (last.goodput if last else None),
+    )
 
 
 def _heartbeat_answer(lease: Lease, directive: Directive, reason: str, now: int) -> HeartbeatAnswer:
@@ -271,6 +306,9 @@ def _work_item(context: Context, call: Call, claimed: Claimed, token: str) -> Wo
         last_step=job.progress.step if job.progress else None,
         no_progress_timeout_s=policy.no_progress_timeout_s,
         stop_grace_s=policy.stop_grace_s,
+        checkpoint_every=policy.checkpoint_every,
+        runtime_s=job.counters.runtime_s,
+        interruptions=job.counters.interruptions,
     )
 
 

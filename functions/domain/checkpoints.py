@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from dataclasses import replace
 
-from contract.checkpoints import Manifest
 from contract.errors import ErrorCode
 from contract.history import EventType
 from contract.jobs import Progress
+from contract.manifest import Manifest, ManifestV1
 from functions.domain.change import Change, CheckLease, changed
 from functions.domain.errors import Refusal
 from functions.domain.jobs import require_running
 from functions.domain.leases import Fence
 from functions.domain.records import Attempt, CheckpointRecord, Job
+
+_MANIFEST_NAME = re.compile(r"([0-9]+)-([0-9]+)(?:-[0-9]+)?-[0-9a-f]{64}\.json")
 
 
 def job_prefix(job_id: str) -> str:
@@ -21,14 +24,39 @@ def job_prefix(job_id: str) -> str:
     return f"jobs/{job_id}/"
 
 
-def blob_key(job_id: str, blake3: str) -> str:
-    """Where the blob with this digest lies; create-only."""
-    return f"{job_prefix(job_id)}blobs/{blake3}"
+PACKS = "packs/"
 
 
-def manifest_key(job_id: str, step: int, epoch: int) -> str:
-    """Where the manifest of a checkpoint lies; create-only."""
-    return f"{job_prefix(job_id)}manifests/{step}-{epoch}.json"
+def pack_key(blake3: str) -> str:
+    """Where the pack with this digest lies, for all jobs of a tenant; create-only."""
+    return f"{PACKS}{blake3}"
+
+
+def manifests_prefix(job_id: str) -> str:
+    """All manifests of a job lie below this."""
+    return f"{job_prefix(job_id)}manifests/"
+
+
+def manifest_key(job: Job, attempt: Attempt, step: int, blake3: str) -> str:
+    """Where the manifest of a checkpoint lies; create-only.
+
+    An attempt that goes back behind what it had committed (that was damaged) may write the same manifest again, while
+    a retention is still deleting it. So it gets another name.
+    """
+    again = attempt.checkpoint_step is not None and step <= attempt.checkpoint_step
+    return f"{manifests_prefix(job.id)}{step}-{job.epoch}-{f'{job.rev}-' if again else ''}{blake3}.json"
+
+
+def step_and_epoch(job_id: str, manifest_key: str) -> tuple[int, int] | None:
+    """What the key of one of the job's manifests says; None for a key of another kind."""
+    named = _MANIFEST_NAME.fullmatch(manifest_key.removeprefix(manifests_prefix(job_id)))
+    return None if named is None else (int(named[1]), int(named[2]))
+
+
+def past(job: Job, step: int, epoch: int) -> bool:
+    """True if a manifest of this step and attempt that is no checkpoint can never become one."""
+    newest = -1 if job.checkpoint_step is None else job.checkpoint_step
+    return job.state.terminal or (epoch, step) <= (job.epoch, newest)
 
 
 def artifact_key(job_id: str, epoch: int, path: str) -> str:
@@ -36,7 +64,9 @@ def artifact_key(job_id: str, epoch: int, path: str) -> str:
     return f"{job_prefix(job_id)}artifacts/{epoch}/{path}"
 
 
-def already_committed(job: Job, existing: CheckpointRecord | None, manifest: Manifest, digest: str) -> bool:
+def already_committed(
+    job: Job, existing: CheckpointRecord | None, manifest: Manifest | ManifestV1, digest: str
+) -> bool:
     """True if this very manifest is committed: the call was repeated. Refuses what cannot be committed."""
     require_running(job)
     if manifest.job_id != job.id:
@@ -92,7 +122,12 @@ def commit(job: Job, attempt: Attempt, fence: Fence, record: CheckpointRecord, *
         lease=CheckLease(fence=fence),
     )
     return change.with_event(
-        EventType.CHECKPOINT_COMMITTED, now, step=record.step, total_bytes=record.total_bytes, files=record.num_files
+        EventType.CHECKPOINT_COMMITTED,
+        now,
+        step=record.step,
+        total_bytes=record.total_bytes,
+        new_bytes=record.new_bytes,
+        files=record.num_files,
     )
 
 

@@ -11,8 +11,9 @@ from contract.jobs import JobState, Progress
 from functions.domain.api_keys import ApiKey
 from functions.domain.change import Change
 from functions.domain.leases import Fence
+from functions.domain.packs import Sighting
 from functions.domain.reclaiming import Watch
-from functions.domain.records import Attempt, CheckpointRecord, Event, Job, Lease, TransferGrant
+from functions.domain.records import Attempt, CheckpointRecord, Event, Job, Lease, PackRecord, TransferGrant
 from functions.domain.webhooks import Delivery, Webhook
 
 T = TypeVar("T")
@@ -41,8 +42,8 @@ class JobStore(Protocol):
     def apply(self, change: Change) -> None:
         """Write all of the change or nothing.
 
-        Raises WriteConflict if the job's `rev` is not `seen_rev` (or it exists, for a new job), FenceBroken if the
-        lease does not satisfy the change's lease write.
+        Raises WriteConflict if the job's `rev` is not `seen_rev` (or it exists, for a new job) or a checkpoint or pack
+        is not as the change wants it, FenceBroken if the lease does not satisfy the change's lease write.
         """
 
     def ready(self, tenant: str, queue: str, shard: int, *, limit: int, cursor: str | None = None) -> Page[Job]:
@@ -84,11 +85,22 @@ class JobStore(Protocol):
     def protect_checkpoint(self, job_id: str, step: int, until: int) -> CheckpointRecord | None:
         """Keep a checkpoint from retention at least until then; None if it does not exist."""
 
-    def delete_checkpoint(self, job_id: str, record: CheckpointRecord, now: int) -> bool:
-        """Forget a checkpoint unless it became protected or changed meanwhile; False if it was left.
 
-        True also if it is gone already, so that a repeat goes on to delete its bytes.
-        """
+class PackStore(Protocol):
+    """Who holds which pack. Reads are strongly consistent; JobStore.apply condemns and releases."""
+
+    def get_many(self, tenant: str, digests: Iterable[str]) -> dict[str, PackRecord]:
+        """Those of the packs that have an item, by digest."""
+
+    def hold(self, tenant: str, job_id: str, sightings: Sequence[Sighting]) -> bool:
+        """Add the job to who holds these packs, which were seen to be stored as declared: one write each, no doubt
+        left. False if any of them was refused (`packs.may_hold`): look again. The others are held then."""
+
+    def doubt(self, tenant: str, job_id: str, digests: Iterable[str]) -> None:
+        """Let whoever names these packs next look at the objects; what the job does not hold is left alone."""
+
+    def mark_gone(self, tenant: str, digests: Iterable[str], mark: str, now: int) -> None:
+        """The objects of packs condemned by `mark` are deleted. What another mark condemned is left alone."""
 
 
 class LeaseStore(Protocol):

@@ -168,6 +168,7 @@ class CheckpointRecord(Record):
     committed_at: int
     num_files: int
     total_bytes: int
+    new_bytes: int = 0
     metrics: dict[str, float] = {}
     manifest_key: str
     manifest_blake3: str | None = None
@@ -176,6 +177,27 @@ class CheckpointRecord(Record):
     damaged: bool = False
     protected_until: int = 0
     """Somebody was given URLs to read it: retention leaves it alone until then."""
+
+
+class PackRecord(Record):
+    """Who holds one pack, `packs/<blake3>`. It is held, condemned or gone.
+
+    Held: each of `jobs` has seen it stored, and it stays until the last of them lets it go. Condemned: nobody holds it,
+    and whoever condemned it deletes the object. Gone: the object is deleted; the item stays for a while, so that no
+    commit that looked before can take the pack for untouched.
+    """
+
+    tenant: str
+    blake3: str
+    size_bytes: int
+    crc64nvme: str
+    jobs: frozenset[str] = frozenset()
+    doubted: bool = False
+    """A checkpoint of it did not verify: who names it next looks whether it is stored as declared."""
+    condemned_at: int | None = None
+    condemned_by: str | None = None
+    """The one condemnation, see `change.mark_of`; None while somebody holds the pack."""
+    gone: bool = False
 
 
 class Lease(Record):

@@ -14,7 +14,7 @@ from functions.domain.change import Change
 from functions.domain.errors import FenceBroken, StorageUnavailable, WriteConflict
 from functions.domain.ports import Page
 from functions.domain.records import Attempt, CheckpointRecord, Event, Job, Record
-from functions.storage import job_items, keys, lease_items
+from functions.storage import job_items, keys, lease_items, pack_items
 from functions.storage.documents import load
 from functions.storage.failures import RETRYABLE_CODES, error_code, failures_translated
 from functions.storage.items import Item, number
@@ -58,6 +58,8 @@ class DynamoJobStore:
             actions.append(job_items.put(self._table, job_items.attempt(change.job.id, change.attempt)))
         if change.checkpoint is not None:
             actions.append(job_items.put(self._table, job_items.checkpoint(change.job.id, change.checkpoint)))
+        actions += [job_items.forget(self._table, change.job.id, one) for one in change.forgotten]
+        actions += [pack_items.transact_item(write, change, self._table) for write in change.packs]
         if change.lease is not None:
             actions.append(lease_items.transact_item(change.lease, change, self._leases_table))
         try:
@@ -195,29 +197,6 @@ class DynamoJobStore:
             return job_items.checkpoint_of(found) if found else None
         return job_items.checkpoint_of(answer["Attributes"])
 
-    def delete_checkpoint(self, job_id: str, record: CheckpointRecord, now: int) -> bool:
-        try:
-            with failures_translated():
-                self._client.delete_item(
-                    TableName=self._table,
-                    Key=_key(job_id, keys.checkpoint_sk(record.step)),
-                    ConditionExpression=(
-                        "attribute_not_exists(pk) OR (epoch = :epoch AND committed_at = :committed_at"
-                        " AND damaged = :damaged AND pinned = :pinned AND protected_until <= :now)"
-                    ),
-                    ExpressionAttributeValues={
-                        ":epoch": number(record.epoch),
-                        ":committed_at": number(record.committed_at),
-                        ":damaged": {"BOOL": record.damaged},
-                        ":pinned": {"BOOL": record.pinned},
-                        ":now": number(now),
-                    },
-                )
-        except ClientError as error:
-            _raise_unless_condition_failed(error)
-            return False
-        return True
-
     def _item(self, job_id: str, sk: str) -> Item | None:
         return get_item(self._client, self._table, _key(job_id, sk))
 
@@ -273,7 +252,7 @@ def _raise_unless_condition_failed(error: ClientError) -> None:
 
 
 def _raise_canceled(error: ClientError, *, leased: bool) -> NoReturn:
-    """Say why a transaction was canceled: the job's item comes first, the lease last."""
+    """Say why a transaction was canceled: the job's item comes first, the lease last, records and packs in between."""
     reasons = error.response.get("CancellationReasons") or []
     codes = [str(reason.get("Code", "None")) for reason in reasons]
     if "TransactionConflict" in codes or (codes and codes[0] == "ConditionalCheckFailed"):
@@ -281,6 +260,8 @@ def _raise_canceled(error: ClientError, *, leased: bool) -> NoReturn:
     if leased and codes and codes[-1] == "ConditionalCheckFailed":
         found = reasons[-1].get("Item")
         raise FenceBroken(lease_items.from_item(found) if found else None) from error
+    if "ConditionalCheckFailed" in codes:
+        raise WriteConflict from error
     passing = RETRYABLE_CODES.intersection(codes)
     if passing:
         raise StorageUnavailable(f"TransactWriteItems: {', '.join(sorted(passing))}") from error

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from functions.domain.change import Change
+from functions.domain.change import Change, Forget
 from functions.domain.records import Attempt, CheckpointRecord, Event, Job
 from functions.storage import keys
 from functions.storage.documents import dump, load
@@ -71,6 +71,28 @@ def checkpoint(job_id: str, record: CheckpointRecord) -> Item:
         "damaged": {"BOOL": record.damaged},
         "pinned": {"BOOL": record.pinned},
         "protected_until": number(record.protected_until),
+    }
+
+
+def forget(table: str, job_id: str, one: Forget) -> Item:
+    """The deletion of a record as an action of a transaction: of this one, and only while nobody reads it."""
+    record = one.record
+    return {
+        "Delete": {
+            "TableName": table,
+            "Key": {"pk": {"S": keys.job_pk(job_id)}, "sk": {"S": keys.checkpoint_sk(record.step)}},
+            "ConditionExpression": (
+                "attribute_not_exists(pk) OR (epoch = :epoch AND committed_at = :committed_at"
+                " AND damaged = :damaged AND pinned = :pinned AND protected_until <= :now)"
+            ),
+            "ExpressionAttributeValues": {
+                ":epoch": number(record.epoch),
+                ":committed_at": number(record.committed_at),
+                ":damaged": {"BOOL": record.damaged},
+                ":pinned": {"BOOL": record.pinned},
+                ":now": number(one.now),
+            },
+        }
     }
 
 

@@ -8,6 +8,7 @@ META = "META"
 ATTEMPT = "ATTEMPT#"
 CHECKPOINT = "CHECKPOINT#"
 EVENT = "EVENT#"
+PACK = "PACK"
 TIMER = "TIMER"
 """The one partition of the index `timers`."""
 DUE = "DUE"
@@ -45,6 +46,11 @@ def checkpoint_sk(step: int) -> str:
 def event_sk(seq: int) -> str:
     """Sort key of an event: in order of happening."""
     return f"{EVENT}{seq:010d}"
+
+
+def pack_pk(tenant: str, blake3: str) -> str:
+    """Partition of a pack; its one sort key is `PACK`."""
+    return f"PACK#{tenant}#{blake3}"
 
 
 def ready_pk(tenant: str, queue: str, shard: int) -> str:

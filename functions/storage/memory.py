@@ -9,17 +9,19 @@ from __future__ import annotations
 from functions.storage.memory_jobs import MemoryJobStore
 from functions.storage.memory_leases import MemoryLeaseStore
 from functions.storage.memory_objects import MemoryObjectStore
+from functions.storage.memory_packs import MemoryPackStore
 from functions.storage.memory_state import MemoryState
 from functions.storage.memory_tokens import MemoryTokenStore
 from functions.storage.memory_webhooks import MemoryWebhookStore
 
 
 class MemoryCloud:
-    """All five stores over one state. `objects` has test hooks of its own."""
+    """All six stores over one state. `objects` has test hooks of its own."""
 
     def __init__(self) -> None:
         self.state = MemoryState()
         self.jobs = MemoryJobStore(self.state)
+        self.packs = MemoryPackStore(self.state)
         self.leases = MemoryLeaseStore(self.state)
         self.tokens = MemoryTokenStore(self.state)
         self.webhooks = MemoryWebhookStore(self.state)

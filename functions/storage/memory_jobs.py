@@ -7,13 +7,14 @@ from collections.abc import Sequence
 from typing import TypeVar
 
 from contract.jobs import JobState
-from functions.domain.change import Change, OpenLease
+from functions.domain.change import Change, Forget, OpenLease
 from functions.domain.errors import WriteConflict
 from functions.domain.ports import Page
 from functions.domain.records import Attempt, CheckpointRecord, Event, Job, Record
 from functions.storage import keys
 from functions.storage.documents import dump, load
 from functions.storage.memory_leases import lease_after
+from functions.storage.memory_packs import packs_after
 from functions.storage.memory_state import MemoryState, StoredJob, created_of
 from functions.storage.paging import (
     attempts_list,
@@ -53,6 +54,8 @@ class MemoryJobStore:
             stored = state.jobs.get(job.id)
             if (stored.rev if stored else None) != change.seen_rev:
                 raise WriteConflict
+            forgotten = [one.record.step for one in change.forgotten if self._forgettable(job.id, one)]
+            packs = packs_after(change, state.packs)
             lease = None
             if change.lease is not None:
                 lease = lease_after(change.lease, state.leases, change)
@@ -64,6 +67,9 @@ class MemoryJobStore:
                 state.numbered(job.id, keys.ATTEMPT).put(change.attempt.epoch, attempt)
             if change.checkpoint:
                 state.numbered(job.id, keys.CHECKPOINT).put(change.checkpoint.step, checkpoint)
+            for step in forgotten:
+                state.numbered(job.id, keys.CHECKPOINT).remove(step)
+            state.packs |= packs
             if lease is not None:
                 state.leases[lease.job_id] = lease
                 if isinstance(change.lease, OpenLease):
@@ -72,6 +78,15 @@ class MemoryJobStore:
                     state.due.put(lease.job_id, keys.DUE, due_at)
                 elif lease.closed:
                     state.due.discard(lease.job_id)
+
+    def _forgettable(self, job_id: str, forget: Forget) -> bool:
+        """False if the record is gone already. Raises WriteConflict if it is another one, or is being read."""
+        stored = self.checkpoint(job_id, forget.record.step)
+        if stored is None:
+            return False
+        if stored.protected_until > forget.now or _version(stored) != _version(forget.record):
+            raise WriteConflict
+        return True
 
     def _index(self, job: Job) -> None:
         state = self._state
@@ -163,16 +178,6 @@ class MemoryJobStore:
             record = record.model_copy(update={"protected_until": until})
             self._state.numbered(job_id, keys.CHECKPOINT).put(step, dump(record))
             return record
-
-    def delete_checkpoint(self, job_id: str, record: CheckpointRecord, now: int) -> bool:
-        with self._state.lock:
-            stored = self.checkpoint(job_id, record.step)
-            if stored is None:
-                return True
-            if stored.protected_until > now or _version(stored) != _version(record):
-                return False
-            self._state.numbered(job_id, keys.CHECKPOINT).remove(record.step)
-            return True
 
     def _one(self, kind: type[R], job_id: str, prefix: str, number: int) -> R | None:
         with self._state.lock:

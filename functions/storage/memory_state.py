@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from functions.domain.api_keys import ApiKey
 from functions.domain.reclaiming import Watch
-from functions.domain.records import Lease, TransferGrant
+from functions.domain.records import Lease, PackRecord, TransferGrant
 from functions.domain.webhooks import Delivery, Webhook
 from functions.storage import keys
 from functions.storage.sorted_index import SortedIndex
@@ -47,6 +47,7 @@ class MemoryState:
         self.lock = threading.RLock()
         self.jobs: dict[str, StoredJob] = {}
         self.history: dict[tuple[str, str], Numbered] = {}
+        self.packs: dict[tuple[str, str], PackRecord] = {}
         self.leases: dict[str, Lease] = {}
         self.watch: Watch | None = None
         self.ready: SortedIndex[str] = SortedIndex()

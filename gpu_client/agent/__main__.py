@@ -12,8 +12,9 @@ from pydantic import ValidationError
 
 from gpu_client.agent.health import VARIABLE, Pulse
 from gpu_client.agent.loop import Agent
-from gpu_client.agent.settings import AgentSettings, problems_of
+from gpu_client.agent.settings import AgentSettings, bytes_per_s, problems_of
 from gpu_client.agent.signals import StopRequest, stop_on_signals
+from gpu_client.agent.spot_notice import watching
 from gpu_client.agent.workspace import Workspace, WorkspaceError
 from gpu_client.transport.api import BatonClient
 from gpu_client.transport.transfer import Transfer
@@ -32,7 +33,12 @@ def main() -> int:
     """Run an agent until it is done or told to stop. Returns the exit code."""
     try:
         settings = AgentSettings()
-        client = BatonClient(settings.api_url, settings.api_key.get_secret_value())
+        transfer = Transfer(
+            workers=settings.transfers,
+            max_upload_bytes_per_s=bytes_per_s(settings.max_upload_mbit_s),
+            max_download_bytes_per_s=bytes_per_s(settings.max_download_mbit_s),
+        )
+        client = BatonClient(settings.api_url, settings.api_key.get_secret_value(), transfer=transfer)
     except ValidationError as error:
         sys.stderr.writelines(f"{problem}\n" for problem in problems_of(error))
         return EXIT_BAD_SETTINGS
@@ -44,10 +50,10 @@ def main() -> int:
     )
     # At DEBUG it would log every URL, queries included.
     logging.getLogger("urllib3").setLevel(logging.INFO)
-    stop = StopRequest()
+    stop = StopRequest(shutdown_grace_s=settings.shutdown_grace_s)
     threading.Thread(target=_leave_at_once, args=(stop,), name="hurry", daemon=True).start()
     try:
-        workspace = Workspace.open(settings.workspace, settings.worker_id)
+        workspace = Workspace.open(settings.workspace, settings.worker_id, settings.arena_dir)
     except (WorkspaceError, OSError) as error:
         return _unusable(settings, error)
     try:
@@ -56,8 +62,7 @@ def main() -> int:
         workspace.close()
         sys.stderr.write(f"{VARIABLE}={settings.health_file}: {error}\n")
         return EXIT_BAD_SETTINGS
-    transfer = Transfer(workers=settings.transfers)
-    with pulse, workspace, stop_on_signals(stop):
+    with pulse, workspace, stop_on_signals(stop), watching(settings.spot_notices, stop):
         agent = Agent(settings, client=client, transfer=transfer, workspace=workspace, stop=stop, pulse=pulse)
         try:
             return agent.run()

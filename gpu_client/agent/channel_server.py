@@ -17,7 +17,7 @@ import tempfile
 import threading
 import time
 from collections import Counter, deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, Self
@@ -62,6 +62,8 @@ class CheckpointNotice:
     step: int
     path: Path
     metrics: dict[str, float]
+    stall_s: float | None = None
+    """How long the training stood still for it, if it says so."""
 
 
 class _ProtocolError(Exception):
@@ -82,11 +84,13 @@ class _Peer:
 class ChannelServer:
     """Listens from construction to ``close``. All methods may be called from any thread.
 
-    ``output_dir``: checkpoints outside it are refused. ``clock``: monotonic seconds.
+    ``output_dir``, ``arena``: checkpoints outside both are refused. ``clock``: monotonic seconds.
     """
 
-    def __init__(self, output_dir: Path, clock: Callable[[], float] = time.monotonic) -> None:
-        self._output_dir = output_dir.resolve()
+    def __init__(
+        self, output_dir: Path, clock: Callable[[], float] = time.monotonic, *, arena: Path | None = None
+    ) -> None:
+        self._places = [place.resolve() for place in (output_dir, arena) if place is not None]
         self._clock = clock
         self._lock = threading.Lock()
         self._news = threading.Event()
@@ -278,7 +282,7 @@ class ChannelServer:
 
     def _take(self, peer: _Peer, line: bytes) -> None:
         try:
-            message = _parse(line, self._output_dir)
+            message = _parse(line, self._places)
         except _ProtocolError as error:
             self._refuse(error.kind, str(error))
             return
@@ -301,7 +305,7 @@ def _private_directory() -> Path:
     raise OSError(f"the temporary directory's path is too long for a socket: {tempfile.gettempdir()}")
 
 
-def _parse(line: bytes, output_dir: Path) -> Hello | Progress | CheckpointNotice:
+def _parse(line: bytes, places: Sequence[Path]) -> Hello | Progress | CheckpointNotice:
     try:
         message = json.loads(line)
     except (ValueError, RecursionError) as error:
@@ -316,7 +320,10 @@ def _parse(line: bytes, output_dir: Path) -> Hello | Progress | CheckpointNotice
         return Progress(_integer(message, "step"), total, usable_metrics(message.get("metrics")))
     if kind == "checkpoint":
         return CheckpointNotice(
-            _integer(message, "step"), _path_inside(message, output_dir), usable_metrics(message.get("metrics"))
+            _integer(message, "step"),
+            _path_inside(message, places),
+            usable_metrics(message.get("metrics")),
+            usable_metrics({"stall_s": message.get("stall_s")}).get("stall_s"),
         )
     raise _ProtocolError("malformed", f"unknown type {str(kind)[:40]!r}")
 
@@ -328,7 +335,7 @@ def _integer(message: dict[str, Any], name: str) -> int:
     return value
 
 
-def _path_inside(message: dict[str, Any], output_dir: Path) -> Path:
+def _path_inside(message: dict[str, Any], places: Sequence[Path]) -> Path:
     value = message.get("path")
     if not isinstance(value, str) or not value.startswith("/") or "\0" in value:
         raise _ProtocolError("invalid", f"path must be absolute, got {str(value)[:80]!r}")
@@ -336,6 +343,6 @@ def _path_inside(message: dict[str, Any], output_dir: Path) -> Path:
         path = Path(value).resolve()
     except (OSError, ValueError, RuntimeError) as error:
         raise _ProtocolError("invalid", f"path {value[:80]!r}: {error}") from error
-    if output_dir not in path.parents:
+    if not any(place in path.parents for place in places):
         raise _ProtocolError("invalid", f"checkpoint {value[:80]!r} is not inside the output directory")
     return path

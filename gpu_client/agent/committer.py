@@ -14,7 +14,7 @@ from pathlib import Path
 from gpu_client.agent.conditions import Condition
 from gpu_client.agent.leased_calls import may_pass
 from gpu_client.checkpoints.errors import BadDirectory
-from gpu_client.checkpoints.watch import CreatedBy
+from gpu_client.checkpoints.watch import CreatedBy, FileSeen
 from gpu_client.transport.cancel import CancelEvent
 from gpu_client.transport.errors import (
     ApiError,
@@ -47,6 +47,17 @@ class Staged:
     path: Path
     metrics: dict[str, float]
     created_by: CreatedBy
+    files: tuple[FileSeen, ...] | None = None
+    """Those of one that was taken over by links, as they were then."""
+    give_back: Callable[[], None] | None = None
+    """For one that was left where the trainer put it: called, instead of removing `path`, when nobody reads it."""
+
+    def clear(self) -> None:
+        """It is committed, or passed over."""
+        if self.give_back is not None:
+            self.give_back()
+        else:
+            shutil.rmtree(self.path, ignore_errors=True)
 
 
 class _Verdict(Enum):
@@ -74,11 +85,13 @@ class Committer:
         *,
         on_lost: Callable[[LeaseLost], None],
         over: CancelEvent,
+        on_skipped: Callable[[], object] = lambda: None,
         retry_s: float = RETRY_S,
     ) -> None:
         self._commit = commit
         self._prove = prove
         self._on_lost = on_lost
+        self._on_skipped = on_skipped
         self._closing = False
         self._cancel = Condition(lambda: self._closing or over.is_set())
         self._retry_s = retry_s
@@ -125,7 +138,7 @@ class Committer:
                 self._busy = False
                 if verdict is _Verdict.COMMITTED:
                     self.committed_steps.append(staged.step)
-                    shutil.rmtree(staged.path, ignore_errors=True)
+                    staged.clear()
                 elif self._waiting is not None:
                     self._drop(staged, "a newer one")
                 elif verdict is _Verdict.GIVEN_UP or self._cancel.is_set():
@@ -187,4 +200,5 @@ class Committer:
     def _drop(self, staged: Staged, instead: str) -> None:
         self.skipped_steps.append(staged.step)
         logger.info("checkpoint of step %d is passed over for %s", staged.step, instead)
-        shutil.rmtree(staged.path, ignore_errors=True)
+        self._on_skipped()
+        staged.clear()

@@ -8,16 +8,25 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
+from contract.checkpoints import CommitAnswer
+from contract.manifest import Manifest
 from contract.work import WorkItem
+from gpu_client.agent.arena import find_staged, give_back
 from gpu_client.agent.committer import Committer, Staged
 from gpu_client.agent.supervisor import TrainerProcess
 from gpu_client.agent.workspace import JobDirectories
-from gpu_client.checkpoints.upload import CommitApi, commit_checkpoint
-from gpu_client.checkpoints.watch import CheckpointWatcher, ReadyCheckpoint, StageError, stage
+from gpu_client.checkpoints.known import Known
+from gpu_client.checkpoints.store import LocalStore
+from gpu_client.checkpoints.upload import CommitApi, Committed, commit_checkpoint
+from gpu_client.checkpoints.watch import CheckpointWatcher, ReadyCheckpoint, StageError, require_unchanged, stage
 from gpu_client.transport.cancel import CancelEvent
 from gpu_client.transport.transfer import Transfer
 
 logger = logging.getLogger("baton.job")
+
+COPY_BELOW_BYTES_PER_S = 100e6
+"""A checkpoint in memory is copied into the local store where uploads are slower: copying takes a tenth of their time
+then, and deltas against it save most of the next one. Elsewhere nothing is encoded, and it would only cost."""
 
 LOOK_EVERY_S = 0.5
 MAX_TAKES = 5
@@ -32,7 +41,10 @@ class Harvest:
         directories: JobDirectories,
         item: WorkItem,
         stable_s: float,
+        store: LocalStore,
         clock: Callable[[], float] = time.monotonic,
+        *,
+        on_committed: Callable[[Committed], object] = lambda result: None,
     ) -> None:
         self._directories = directories
         self._item = item
@@ -40,6 +52,11 @@ class Harvest:
         self._looked_at = float("-inf")
         self._takes: Counter[str] = Counter()
         self._trainer: TrainerProcess | None = None
+        self._staged_version: tuple[int, int] | None = None
+        self._store = store
+        self._on_committed = on_committed
+        self._known = Known.of(store.manifests, store)
+        self._speed: tuple[Staged, float | None] | None = None
         self._watcher = CheckpointWatcher(directories.output, clock, self._files_open, stable_s)
 
     def ignore(self, restored: Path) -> None:
@@ -52,28 +69,50 @@ class Harvest:
             return
         self._looked_at = self._clock()
         self._trainer = trainer
+        self._take_staged(committer)
         self._take_all(self._watcher.poll, committer)
 
     def gather_rest(self, committer: Committer, *, clean_exit: bool) -> None:
         """The same once all processes of the trainer are gone."""
+        self._take_staged(committer)
         self._take_all(lambda: self._watcher.final_poll(clean_exit=clean_exit), committer)
 
     def commit(self, client: CommitApi, transfer: Transfer, staged: Staged, cancel: CancelEvent) -> None:
         """Commit one checkpoint that was taken over. Raises what `commit_checkpoint` raises."""
+        if self._speed is None or self._speed[0] is not staged:
+            # Of a commit that is repeated, the codecs must choose as they did.
+            self._speed = staged, transfer.speed.upload_bytes_per_s()
+        upload_bytes_per_s = self._speed[1]
         result = commit_checkpoint(
-            client,
+            _Unchanged(client, staged),
             transfer,
             self._item,
             staged.path,
             staged.step,
             metrics=staged.metrics,
             created_by="session" if staged.created_by == "session" else "script",
+            known=self._known,
+            upload_bytes_per_s=upload_bytes_per_s,
+            spool=self._directories.root / "spool",
             cancel=cancel,
         )
+        in_memory = staged.give_back is not None
+        if not in_memory or upload_bytes_per_s is None or upload_bytes_per_s < COPY_BELOW_BYTES_PER_S:
+            self._store.committed(result.manifest, staged.path, copy=in_memory)
+        self._on_committed(result)
         logger.info("job %s: checkpoint of step %d committed (%s)", self._item.id, staged.step, result)
 
     def _files_open(self) -> set[Path]:
         return self._trainer.files_open_for_writing() if self._trainer else set()
+
+    def _take_staged(self, committer: Committer) -> None:
+        """What lies complete in the arena is committed from where it is: it stays untouched until it is given back."""
+        arena = self._directories.arena
+        staged = find_staged(arena) if arena else None
+        if arena is None or staged is None or staged.version == self._staged_version:
+            return
+        self._staged_version = staged.version
+        committer.offer(Staged(staged.step, staged.path, staged.metrics, "session", give_back=lambda: give_back(arena)))
 
     def _take_all(self, find: Callable[[], Iterable[ReadyCheckpoint]], committer: Committer) -> None:
         """Out of the trainer's reach, so that its own rotation cannot pull a checkpoint from under an upload."""
@@ -84,7 +123,7 @@ class Harvest:
             return
         for ready in found:
             try:
-                path = stage(ready, self._directories.staging)
+                taken = stage(ready, self._directories.staging)
             except (StageError, OSError) as error:
                 logger.warning("job %s: step %d cannot be taken over: %s", self._item.id, ready.step, error)
                 # It changed at that moment, or the disk was full: what is a checkpoint a second later is not lost.
@@ -92,4 +131,17 @@ class Harvest:
                 if self._takes[ready.path.name] < MAX_TAKES:
                     self._watcher.look_again(ready)
                 continue
-            committer.offer(Staged(ready.step, path, ready.metrics, ready.created_by))
+            committer.offer(Staged(taken.step, taken.path, taken.metrics, taken.created_by, taken.files))
+
+
+class _Unchanged:
+    """Posts a manifest only while the files of the staged checkpoint are as they were when it was taken over."""
+
+    def __init__(self, client: CommitApi, staged: Staged) -> None:
+        self._client = client
+        self._staged = staged
+
+    def commit(self, lease_token: str, manifest: Manifest) -> CommitAnswer:
+        if self._staged.files is not None:
+            require_unchanged(self._staged.path, self._staged.files)
+        return self._client.commit(lease_token, manifest)

@@ -6,9 +6,7 @@ phase. Nothing is reported as done before it is stored, and the heartbeats go on
 
 from __future__ import annotations
 
-import json
 import logging
-import signal
 import threading
 import time
 from collections.abc import Callable
@@ -18,22 +16,26 @@ from contract.work import Directive, HeartbeatRequest, WorkItem
 from gpu_client.agent.attempt_errors import expected, failure_of, start_failure
 from gpu_client.agent.channel_server import ChannelServer, Progress, StopReason
 from gpu_client.agent.committer import Committer
-from gpu_client.agent.conditions import Condition, once
+from gpu_client.agent.conditions import Condition
 from gpu_client.agent.failures import ExitStatus, Failure, classify
+from gpu_client.agent.goodput import Activity
 from gpu_client.agent.harvest import Harvest
 from gpu_client.agent.inputs import fetch_inputs
 from gpu_client.agent.last_word import LastWord, Outcome
 from gpu_client.agent.lease import LeaseKeeper, Lost, key_is_refused
 from gpu_client.agent.leased_calls import LeasedCalls
 from gpu_client.agent.log_shipper import LogShipper
+from gpu_client.agent.pace import Pace
 from gpu_client.agent.settings import AgentSettings
 from gpu_client.agent.signals import StopLevel, StopRequest
 from gpu_client.agent.supervisor import Supervisor, TrainerProcess
 from gpu_client.agent.trainer_environment import expanded, trainer_environment
 from gpu_client.agent.trainer_output import TrainerOutput
-from gpu_client.agent.workspace import JobDirectories, Workspace, WorkspaceError, disk_errors
+from gpu_client.agent.trainer_run import TrainerRun
+from gpu_client.agent.workspace import JobDirectories, Workspace, WorkspaceError
 from gpu_client.checkpoints.artifacts import collect_outputs, upload_artifacts
 from gpu_client.checkpoints.restore import restore
+from gpu_client.checkpoints.store import LocalStore
 from gpu_client.transport.api import BatonClient
 from gpu_client.transport.errors import (
     BatonError,
@@ -48,16 +50,17 @@ from gpu_client.transport.transfer import Transfer
 
 logger = logging.getLogger("baton.job")
 
-POLL_S = 0.1
-LOST_GRACE_S = 5.0
-"""A trainer whose lease is lost works for nothing: it gets only this long to end."""
 LEAVE_MIN_S = 30.0
 """After a SIGTERM, and after the trainer's own grace, the last checkpoint has at least this long to be stored."""
+LEAVE_MARGIN_S = 3.0
+"""So long before the machine is gone the job is handed back, whatever is still under way."""
 PATIENCE_S = 600.0
 """The same where the machine stays: after a pause, a failure, the end of the training."""
 COMPLETE_TRIES = 5
 COMPLETE_RETRY_S = 2.0
 LOG_BUDGET_S = 10.0
+_ACTIVITIES = {"training": Activity.TRAINING}
+"""In all other phases the training waits for bytes."""
 
 
 class JobRun:
@@ -92,8 +95,8 @@ class JobRun:
         """Why it failed, if it did."""
         self._pause_reason = ""
         self._checkpoint_asked = False
-        self._asked_to_leave = False
-        """The trainer was told, over the channel, to leave: its clean end need not be the end of the training."""
+        self._pace = Pace(item)
+        self._trainer_run: TrainerRun | None = None
         self._channel: ChannelServer | None = None
         self._output = TrainerOutput(echo=lambda line: logger.debug("| %s", line))
         self._shipper: LogShipper | None = None
@@ -123,7 +126,7 @@ class JobRun:
             self._keeper.close()
         self._workspace.clear_state()
         logger.info("job %s, attempt %d: %s", item.id, item.epoch, outcome)
-        self._workspace.purge()
+        self._workspace.purge(finished=item.id if outcome in (Outcome.COMPLETE, Outcome.CANCELED) else None)
         return outcome
 
     def _settled(self) -> Outcome:
@@ -150,16 +153,15 @@ class JobRun:
 
     def _status(self) -> HeartbeatRequest:
         progress = self._progress()
-        identity = self._settings.identity().model_dump()
         self._on_progress()
-        if progress is None:
-            return HeartbeatRequest(**identity, phase=self._phase)
         return HeartbeatRequest(
-            **identity,
+            **self._settings.identity().model_dump(),
             phase=self._phase,
-            step=progress.step,
-            total_steps=progress.total,
-            metrics=progress.metrics or None,
+            # A script that tells nothing is as far as its last checkpoint.
+            step=progress.step if progress else self._pace.last_step,
+            total_steps=progress.total if progress else None,
+            metrics=(progress.metrics or None) if progress else None,
+            goodput=self._pace.goodput(),
         )
 
     def _directed(self, directive: Directive, reason: str) -> None:
@@ -188,6 +190,9 @@ class JobRun:
         """We have to leave, and the time for doing so in good order is used up."""
         if self._stop.level is StopLevel.NOW:
             return True
+        left_s = self._stop.left_s()
+        if left_s is not None:
+            return left_s <= LEAVE_MARGIN_S
         grace_s = float(self._item.stop_grace_s)
         return self._stop.pending_s() > grace_s + max(grace_s, LEAVE_MIN_S)
 
@@ -196,6 +201,7 @@ class JobRun:
 
     def _enter(self, phase: str) -> None:
         self._phase = phase
+        self._pace.enter(_ACTIVITIES.get(phase, Activity.TRANSFERRING))
         item = self._item
         try:
             self._workspace.write_state(item.id, item.epoch, phase, self._started_at, lease_token=item.lease_token)
@@ -211,11 +217,11 @@ class JobRun:
         # First, because the claim's URLs of the checkpoints do not live as long as many inputs may take.
         self._enter("restoring")
         directories = self._workspace.prepare(item.id, item.epoch)
-        with disk_errors(directories.params):
-            directories.params.write_text(json.dumps(item.parameters), encoding="utf-8")
+        directories.write_params(item.parameters)
+        store = LocalStore(self._workspace.stores, item.id)
         leave = Condition(self._interrupted)
         calls = LeasedCalls(self._client, self._keeper, given_up=self._interrupted)
-        restored = restore(calls, self._transfer, item, directories.output, cancel=leave)
+        restored = restore(calls, self._transfer, item, directories.output, store=store, cancel=leave)
         self._enter("fetching")
         fetch_inputs(
             calls, self._transfer, item, directories.data, require_free=self._workspace.require_free, cancel=leave
@@ -223,12 +229,12 @@ class JobRun:
         if self._interrupted():
             raise TransferCanceled("not worth starting")
         self._enter("training")
-        with ChannelServer(directories.output) as channel:
+        with ChannelServer(directories.output, arena=directories.arena) as channel:
             self._channel = channel
             resume_from = str(restored.path) if restored else ""
             environment = trainer_environment(item, directories, str(channel.path), resume_from)
             # Looked at before the trainer starts: it may remove what it resumed from at once.
-            harvest = Harvest(directories, item, self._settings.stable_s)
+            harvest = Harvest(directories, item, self._settings.stable_s, store, on_committed=self._pace.committed)
             if restored:
                 harvest.ignore(restored.path)
             try:
@@ -253,65 +259,26 @@ class JobRun:
             self._keeper.prove,
             on_lost=lambda error: self._lease_lost(Lost(error.code, error.message)),
             over=self._ended,
+            on_skipped=self._pace.skipped,
+        )
+        self._trainer_run = TrainerRun(
+            item,
+            trainer,
+            channel,
+            pace=self._pace,
+            stop=self._stop,
+            over=self._ended,
+            canceled=lambda: self._lost_outcome() is Outcome.CANCELED,
+            leaving=self._leaving,
+            gather=lambda news: harvest.gather(trainer, committer, now=news),
         )
         try:
-            status, silent_s = self._train(
-                trainer, channel, lambda: harvest.gather(trainer, committer, now=bool(channel.take_checkpoints()))
-            )
+            status, silent_s = self._trainer_run.run()
             harvest.gather_rest(committer, clean_exit=status.code == 0)
             return self._conclude(status, silent_s, committer, directories)
         finally:
             committer.close()
             self._shipper.close()
-
-    def _train(
-        self, trainer: TrainerProcess, channel: ChannelServer, gather: Callable[[], None]
-    ) -> tuple[ExitStatus, int | None]:
-        """Until the trainer has ended, by itself or because we ended it. Also says for how long it was silent."""
-        started_at = time.monotonic()
-        while True:
-            channel.wait(POLL_S)
-            status = trainer.poll()
-            if status is not None:
-                return status, None
-            gather()
-            if self._ended.is_set():
-                canceled = self._lost_outcome() is Outcome.CANCELED
-                channel.request_stop("cancel" if canceled else "lease_lost", checkpoint=False)
-                return self._end(trainer, LOST_GRACE_S), None
-            reason = self._leaving()
-            if reason:
-                return self._ask_to_leave(trainer, channel, gather, reason), None
-            limit_s = self._item.no_progress_timeout_s
-            moved_at = max(channel.advanced_at() or started_at, started_at)
-            if limit_s is not None and time.monotonic() - moved_at > limit_s:
-                logger.warning("job %s: no progress for %d s", self._item.id, limit_s)
-                return self._end(trainer, float(self._item.stop_grace_s)), limit_s
-
-    def _ask_to_leave(
-        self, trainer: TrainerProcess, channel: ChannelServer, gather: Callable[[], None], reason: StopReason
-    ) -> ExitStatus:
-        """Ask for a last checkpoint, then for the end; a script without our session gets a SIGTERM at once."""
-        grace_s = float(self._item.stop_grace_s)
-        deadline = time.monotonic() + grace_s
-        if channel.request_stop(reason, checkpoint=True):
-            self._asked_to_leave = True
-            # What the session does not answer within three quarters, SIGTERM may still bring about in the last one.
-            while trainer.poll() is None and time.monotonic() < deadline - grace_s / 4 and not self._cut_short():
-                channel.wait(POLL_S)
-                gather()
-        return self._end(trainer, max(deadline - time.monotonic(), 0.0))
-
-    def _cut_short(self) -> bool:
-        return self._ended.is_set() or self._stop.level is StopLevel.NOW
-
-    def _end(self, trainer: TrainerProcess, grace_s: float) -> ExitStatus:
-        """End the trainer; its grace is cut short by a second SIGTERM, and by the loss of the lease meanwhile."""
-        held = not self._ended.is_set()
-        with once(
-            lambda: self._stop.level is StopLevel.NOW or (held and self._ended.is_set()), lambda: trainer.stop(0)
-        ):
-            return trainer.stop(0 if self._stop.level is StopLevel.NOW else grace_s, signal.SIGTERM)
 
     # The end
 
@@ -331,7 +298,7 @@ class JobRun:
 
     def _left_early(self) -> bool:
         """True when a clean exit answers our request to leave rather than the end of the training."""
-        if not self._asked_to_leave:
+        if self._trainer_run is None or not self._trainer_run.asked_to_leave:
             return False
         progress = self._progress()
         return not (progress and progress.total is not None and progress.step >= progress.total)
@@ -359,7 +326,7 @@ class JobRun:
                 )
                 # While the lease lasts: a job that is run again or branched off begins at its last checkpoint.
                 self._drain(committer)
-                self._last_word.complete(artifacts, self._progress())
+                self._last_word.complete(artifacts, self._progress(), self._pace.goodput())
             except (NotStoredYet, DigestMismatch, TransferError) as error:
                 logger.warning("job %s: %s", self._item.id, error)
                 if tries >= COMPLETE_TRIES:
@@ -373,12 +340,15 @@ class JobRun:
         self.failure = failure
         logger.warning("job %s failed: %s: %s", self._item.id, failure.failure_class, failure.reason)
         tail = self._output.last_lines()
-        return self._report(lambda: self._last_word.fail(failure, status, tail), Outcome.FAILED)
+        return self._report(lambda: self._last_word.fail(failure, status, tail, self._pace.goodput()), Outcome.FAILED)
 
     def _release(self) -> Outcome:
         pause = self._leaving() == "pause"
         reason, message = ("pause", self._pause_reason) if pause else ("sigterm", self._stop.reason)
-        return self._report(lambda: self._last_word.release(reason, message), Outcome.RELEASED)
+        skipped = self._trainer_run.last_checkpoint_skipped if self._trainer_run else ""
+        if skipped:
+            message = f"{message}; no last checkpoint: {skipped}"
+        return self._report(lambda: self._last_word.release(reason, message, self._pace.goodput()), Outcome.RELEASED)
 
     def _lost_outcome(self) -> Outcome:
         return Outcome.CANCELED if self._lost and self._lost.canceled else Outcome.LOST

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from enum import StrEnum
 
+from contract.goodput import Goodput
 from contract.work import CompleteRequest, DeclaredArtifact, FailRequest, ReleaseRequest, SaladIdentity, WorkItem
 from gpu_client.agent.channel_server import Progress
 from gpu_client.agent.failures import ExitStatus, Failure
@@ -40,7 +41,9 @@ class LastWord:
         self._calls = calls
         self._before = before
 
-    def complete(self, artifacts: Sequence[DeclaredArtifact], progress: Progress | None) -> None:
+    def complete(
+        self, artifacts: Sequence[DeclaredArtifact], progress: Progress | None, goodput: Goodput | None = None
+    ) -> None:
         """The job is done. NotStoredYet or DigestMismatch if an artifact is not as declared."""
         request = CompleteRequest(
             **self._identity,
@@ -48,11 +51,14 @@ class LastWord:
             artifacts=list(artifacts),
             step=progress.step if progress else None,
             metrics=progress.metrics or None if progress else None,
+            goodput=goodput,
         )
         token = self._item.lease_token
         self._calls.insist("complete", lambda client: (self._before(), client.complete(token, request)))
 
-    def fail(self, failure: Failure, status: ExitStatus | None, tail: Sequence[str]) -> None:
+    def fail(
+        self, failure: Failure, status: ExitStatus | None, tail: Sequence[str], goodput: Goodput | None = None
+    ) -> None:
         """The attempt failed: why, how the process ended, and what it printed last."""
         request = FailRequest(
             **self._identity,
@@ -62,14 +68,19 @@ class LastWord:
             signal=status.signal if status else None,
             message=_text(failure.reason, MAX_MESSAGE_CHARS),
             log_tail=[_text(line, MAX_LOG_LINE_CHARS) for line in tail[-MAX_LOG_LINES:]],
+            goodput=goodput,
         )
         token = self._item.lease_token
         self._calls.insist("fail", lambda client: (self._before(), client.fail(token, request)))
 
-    def release(self, reason: str, message: str) -> None:
+    def release(self, reason: str, message: str, goodput: Goodput | None = None) -> None:
         """The job goes back, now: `reason` is "pause" or "sigterm"."""
         request = ReleaseRequest(
-            **self._identity, job_id=self._item.id, reason=reason, message=_text(message, MAX_RELEASE_MESSAGE_CHARS)
+            **self._identity,
+            job_id=self._item.id,
+            reason=reason,
+            message=_text(message, MAX_RELEASE_MESSAGE_CHARS),
+            goodput=goodput,
         )
         token = self._item.lease_token
         self._calls.insist("release", lambda client: (self._before(), client.release(token, request)))

@@ -6,6 +6,7 @@
 | `BATON_API_KEY` | needed | a key with the scope `worker`; never handed to the training command |
 | `BATON_QUEUE` | `default` | jobs of this queue are asked for |
 | `BATON_WORKSPACE` | `~/.cache/baton` | where data, outputs and staged checkpoints live; agents may share it |
+| `BATON_ARENA_DIR` | `/dev/shm` | where training stages checkpoints in memory; where it does not exist, or is too small, they go to disk |
 | `BATON_WORKER_ID` | host name | how this worker is called in attempts and logs |
 | `BATON_PROVIDER` | `salad` on Salad | where the machine comes from |
 | `BATON_MACHINE_ID` | `SALAD_MACHINE_ID`, else the host name | the machine, for avoiding it after failures |
@@ -14,8 +15,11 @@
 | `BATON_POLL_MIN_S`, `BATON_POLL_MAX_S` | 1, 30 | pause between claims while there is no work; full jitter |
 | `BATON_EXIT_WHEN_IDLE_S` | never | end the agent after this long without work |
 | `BATON_MAX_JOBS` | no limit | end the agent after this many jobs |
-| `BATON_TRANSFERS` | 8 | parallel transfers |
+| `BATON_TRANSFERS` | 8 | most connections at once in each direction; how many are used follows the line |
+| `BATON_MAX_UPLOAD_MBIT_S`, `BATON_MAX_DOWNLOAD_MBIT_S` | no limit | what all transfers together may use of the line |
 | `BATON_STABLE_S` | 3 | a foreign script's checkpoint directory is complete when unchanged for this long |
+| `BATON_SHUTDOWN_GRACE_S` | unknown | how long after SIGTERM the platform kills the container: a last checkpoint that would take longer is not begun |
+| `BATON_SPOT_NOTICES` | `auto` | `ec2`: watch the instance metadata for a spot notice; `off`; `auto`: on machines that say they are EC2's |
 | `BATON_STARTUP_GRACE_S` | 60 | how long an unreachable control plane is waited for while idle before it is reported |
 | `BATON_HEALTH_FILE` | none | kept up to date for `python -m gpu_client.agent.health`, which says whether the agent lives |
 | `BATON_STATS_FILE` | none | calls and bytes so far are written there as JSON with every heartbeat |
@@ -30,7 +34,7 @@ import shutil
 import subprocess
 from functools import cache
 from pathlib import Path
-from typing import Annotated, Self
+from typing import Annotated, Literal, Self
 
 from pydantic import AliasChoices, Field, SecretStr, ValidationError, field_validator, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
@@ -52,6 +56,7 @@ class AgentSettings(BaseSettings):
     api_key: Annotated[SecretStr, Field(min_length=8)]
     queue: QueueName = "default"
     workspace: Path = Path("~/.cache/baton")
+    arena_dir: Path = Path("/dev/shm")  # noqa: S108 - a private directory is made in it
     worker_id: Annotated[str, Field(pattern=r"^[\x21-\x7e]{1,128}$")] = platform.node() or "worker"
     provider: Identity | None = None
     machine_id: Annotated[
@@ -66,7 +71,11 @@ class AgentSettings(BaseSettings):
     exit_when_idle_s: Annotated[float, Field(ge=0, allow_inf_nan=False)] | None = None
     max_jobs: Annotated[int, Field(ge=1)] | None = None
     transfers: Annotated[int, Field(ge=1, le=64)] = 8
+    max_upload_mbit_s: Annotated[float, Field(ge=0.1, le=10**6)] | None = None
+    max_download_mbit_s: Annotated[float, Field(ge=0.1, le=10**6)] | None = None
     stable_s: Annotated[float, Field(gt=0, le=86_400)] = 3.0
+    shutdown_grace_s: Annotated[float, Field(gt=0, le=86_400)] | None = None
+    spot_notices: Literal["auto", "ec2", "off"] = "auto"
     startup_grace_s: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 60.0
     health_file: Path | None = None
     stats_file: Path | None = None
@@ -123,6 +132,11 @@ def variable_of(field: str) -> str:
     if isinstance(alias, AliasChoices):
         return str(alias.choices[0])
     return alias if isinstance(alias, str) else f"BATON_{field.upper()}"
+
+
+def bytes_per_s(mbit_s: float | None) -> float | None:
+    """A setting in Mbit/s as it is counted."""
+    return None if mbit_s is None else mbit_s * 1e6 / 8
 
 
 def problems_of(error: ValidationError) -> list[str]:

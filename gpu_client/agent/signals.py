@@ -29,15 +29,26 @@ class StopLevel(IntEnum):
 
 
 class StopRequest:
-    """Like ``threading.Event``, with two levels and the reason. It only ever rises."""
+    """Like ``threading.Event``, with two levels and the reason. It only ever rises.
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic, same_request_s: float = SAME_REQUEST_S) -> None:
+    ``shutdown_grace_s``: how long after the first signal the machine is gone, if that is known.
+    """
+
+    def __init__(
+        self,
+        clock: Callable[[], float] = time.monotonic,
+        same_request_s: float = SAME_REQUEST_S,
+        shutdown_grace_s: float | None = None,
+    ) -> None:
         self._clock = clock
         self._same_request_s = same_request_s
+        self._shutdown_grace_s = shutdown_grace_s
         self._lock = threading.Lock()
         self._drain = threading.Event()
         self._now = threading.Event()
         self._requested_at: float | None = None
+        self._signaled_at: float | None = None
+        self._gone_at: float | None = None
         self._reason = ""
 
     @property
@@ -56,6 +67,11 @@ class StopRequest:
         """Seconds since somebody first asked; 0 if nobody has."""
         return 0.0 if self._requested_at is None else self._clock() - self._requested_at
 
+    def left_s(self) -> float | None:
+        """Seconds until the machine is gone; None if nobody knows."""
+        with self._lock:
+            return None if self._gone_at is None else max(self._gone_at - self._clock(), 0.0)
+
     def request(self, reason: str) -> StopLevel:
         """Ask to stop: the first time to drain, again (later than ``same_request_s``) to leave now.
 
@@ -63,13 +79,26 @@ class StopRequest:
         """
         with self._lock:
             now = self._clock()
-            if self._requested_at is None:
-                self._requested_at = now
-                self._reason = reason
-                self._drain.set()
-            elif now - self._requested_at >= self._same_request_s:
+            if self._signaled_at is None:
+                self._signaled_at = now
+                self._drain_since(now, reason, self._shutdown_grace_s)
+            elif now - self._signaled_at >= self._same_request_s:
                 self._now.set()
             return self.level
+
+    def announce(self, reason: str, leave_within_s: float) -> None:
+        """The machine will be gone in ``leave_within_s`` seconds: drain. The signal that follows is the first one."""
+        with self._lock:
+            self._drain_since(self._clock(), reason, leave_within_s)
+
+    def _drain_since(self, now: float, reason: str, leave_within_s: float | None) -> None:
+        if leave_within_s is not None:
+            gone_at = now + leave_within_s
+            self._gone_at = gone_at if self._gone_at is None else min(self._gone_at, gone_at)
+        if self._requested_at is None:
+            self._requested_at = now
+            self._reason = reason
+            self._drain.set()
 
     def is_set(self) -> bool:
         """Somebody asked to stop."""

@@ -37,6 +37,7 @@ def trainer_environment(
         "BATON_RESUME_FROM": resume_from,
         "BATON_PARAMS": str(directories.params),
         "BATON_CHANNEL": channel,
+        "BATON_ARENA": str(directories.arena or ""),
     }
 
 

@@ -3,7 +3,9 @@
 ```
 <root>/slot-0.lock            flock'ed by the agent that owns slot-0 (the kernel unlocks it when that agent dies)
 <root>/slot-0/agent-state.json
+<root>/slot-0/arena           where the shared memory of the attempt lies (`arena.py`)
 <root>/slot-0/jobs/<job id>.<epoch>/{data,output,staging}/, params.json
+<root>/slot-0/store/<job id>/  checkpoints that this machine has (`checkpoints/store.py`); outlives attempts
 <root>/slot-0/trash/          renamed away, being deleted
 ```
 
@@ -21,15 +23,20 @@ import shutil
 import stat
 import tempfile
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Self
+
+from gpu_client.agent.arena import make_arena, remove_arena
+from gpu_client.agent.clearing import allow, empty
+from gpu_client.checkpoints.store import LocalStore, excess_stores
 
 _log = logging.getLogger(__name__)
 
 MAX_SLOTS = 256
 STATE_FILE = "agent-state.json"
+STORES = "store"
 STATE_MAX_BYTES = 64 * 1024
 _JOB_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,127}")
 # Processes of the job may still be dying while its files are removed.
@@ -84,6 +91,13 @@ class JobDirectories:
     output: Path
     staging: Path
     params: Path
+    arena: Path | None = None
+    """Shared memory for staging checkpoints, if there is any."""
+
+    def write_params(self, parameters: Mapping[str, object]) -> None:
+        """The job's parameters, for the training to read. Raises DiskFullError."""
+        with disk_errors(self.params):
+            self.params.write_text(json.dumps(parameters), encoding="utf-8")
 
 
 class Workspace:
@@ -92,16 +106,18 @@ class Workspace:
     One agent, one thread.
     """
 
-    def __init__(self, slot: Path, agent_id: str, lock_fd: int) -> None:
+    def __init__(self, slot: Path, agent_id: str, lock_fd: int, arenas: Path | None = None) -> None:
         self._slot = slot
+        self._arenas = arenas
         self._agent_id = agent_id
         self._lock_fd: int | None = lock_fd
         self._previous = _read_state(slot / STATE_FILE)
 
     @classmethod
-    def open(cls, root: Path, agent_id: str) -> Self:
+    def open(cls, root: Path, agent_id: str, arenas: Path | None = None) -> Self:
         """Take a free slot under ``root`` (made if missing): the one that this agent crashed in, or the lowest.
 
+        ``arenas``: a directory in memory in which attempts get shared memory; None: they get none.
         What crashed agents left is removed, in this slot and in every other that nobody holds.
         Raises WorkspaceError if all slots are taken, DiskFullError, or OSError if ``root`` cannot be used.
         """
@@ -112,7 +128,7 @@ class Workspace:
             slot = root / f"slot-{number}"
             try:
                 _real_directory(slot)
-                workspace = cls(slot, agent_id, lock_fd)
+                workspace = cls(slot, agent_id, lock_fd, arenas)
                 workspace.purge()
             except BaseException:
                 os.close(lock_fd)
@@ -124,6 +140,11 @@ class Workspace:
     def slot(self) -> Path:
         """This agent's directory."""
         return self._slot
+
+    @property
+    def stores(self) -> Path:
+        """Where jobs' local stores of checkpoints lie."""
+        return self._slot / STORES
 
     def take_previous_state(self) -> AgentState | None:
         """What the agent that crashed in this slot was doing; None if it ended properly, or on a second call.
@@ -164,20 +185,25 @@ class Workspace:
         """
         if not _JOB_ID.fullmatch(job_id):
             raise ValueError(f"job id {job_id[:40]!r} is not letters, digits, '-' and '_'")
-        self.purge()
+        _purge(self._slot, keep_store=job_id)
         root = self._slot / "jobs" / f"{job_id}.{epoch}"
-        job = JobDirectories(root, root / "data", root / "output", root / "staging", root / "params.json")
+        arena = make_arena(self._arenas, self._slot) if self._arenas else None
+        job = JobDirectories(root, root / "data", root / "output", root / "staging", root / "params.json", arena)
         with disk_errors(root):
             for directory in (job.data, job.output, job.staging):
                 directory.mkdir(parents=True)
         return job
 
-    def purge(self) -> tuple[Path, ...]:
+    def purge(self, *, finished: str | None = None) -> tuple[Path, ...]:
         """Remove every job's files; gives (and logs) what could not be removed, to be tried again next time.
+
+        Of the local stores those stay that fit their share of the disk, that of job ``finished`` in no case.
 
         What is there is renamed away first, so a leftover is never found in a job's place. Symbolic links are removed,
         never followed. Raises WorkspaceError if the jobs cannot even be renamed (something is mounted there).
         """
+        if finished is not None and _JOB_ID.fullmatch(finished):
+            LocalStore(self.stores, finished).clear()
         return _purge(self._slot)
 
     def free_bytes(self) -> int:
@@ -185,8 +211,14 @@ class Workspace:
         return _free_bytes(self._slot)
 
     def require_free(self, needed_bytes: int) -> None:
-        """Raise DiskFullError unless so many bytes are free."""
+        """Raise DiskFullError unless so many bytes are free. The local stores give way, and are made again."""
         free_bytes = self.free_bytes()
+        if free_bytes < needed_bytes:
+            with contextlib.suppress(OSError):
+                self.stores.rename(self._slot / "trash" / uuid.uuid4().hex)
+                self.stores.mkdir(mode=0o700)
+            _emptied(self._slot / "trash")
+            free_bytes = self.free_bytes()
         if free_bytes < needed_bytes:
             raise DiskFullError(self._slot, free_bytes, needed_bytes)
 
@@ -268,13 +300,14 @@ def _real_directory(path: Path) -> None:
         path.mkdir(mode=0o700)
 
 
-def _purge(slot: Path) -> tuple[Path, ...]:
+def _purge(slot: Path, *, keep_store: str | None = None) -> tuple[Path, ...]:
     trash = slot / "trash"
     jobs = slot / "jobs"
+    remove_arena(slot)
     _real_directory(trash)
     try:
         if not jobs.is_symlink():
-            _allow(jobs)
+            allow(jobs)
         jobs.rename(trash / uuid.uuid4().hex)
     except FileNotFoundError:
         pass  # Nothing has run here yet.
@@ -282,64 +315,38 @@ def _purge(slot: Path) -> tuple[Path, ...]:
         raise WorkspaceError(f"{jobs} cannot be cleared: {error}") from error
     for left in slot.glob(".state-*"):
         left.unlink(missing_ok=True)  # A crash came between writing and renaming it.
-    for _ in range(PURGE_TRIES):
-        leftovers = _empty(trash)
-        if not leftovers:
-            break
-    else:
-        _log.warning("%d files cannot be removed, first: %s", len(leftovers), leftovers[0])
+    leftovers = _emptied(trash)
+    if _trim_stores(slot, trash, keep_store):
+        leftovers = _emptied(trash)
     jobs.mkdir()  # Last: a full disk has room again.
     return leftovers
 
 
-def _empty(trash: Path) -> tuple[Path, ...]:
-    """Delete what is in ``trash``; gives what is still there. Links are deleted, not followed."""
-    waiting = list(trash.iterdir())
-    while waiting:
-        entry = waiting.pop()
-        # What cannot be deleted now is among the leftovers.
-        with contextlib.suppress(OSError):
-            if entry.is_symlink() or not entry.is_dir():
-                entry.unlink(missing_ok=True)
-            else:
-                waiting += _take_apart(entry, trash)
-                entry.rmdir()
-    return tuple(trash.rglob("*"))
+def _emptied(trash: Path) -> tuple[Path, ...]:
+    """Delete what is in the trash; gives (and logs) what is still there."""
+    for _ in range(PURGE_TRIES):
+        leftovers = empty(trash)
+        if not leftovers:
+            return ()
+    _log.warning("%d files cannot be removed, first: %s", len(leftovers), leftovers[0])
+    return leftovers
 
 
-def _take_apart(directory: Path, trash: Path) -> list[Path]:
-    """Delete the files of a directory and move its directories up into ``trash``; gives those.
-
-    Level by level: a job can nest directories deeper than recursion goes and than paths may be long. Names are used
-    relative to the open directory, so that a link that appears meanwhile is not followed.
-    """
-    moved: list[Path] = []
-    _allow(directory)
-    fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+def _trim_stores(slot: Path, trash: Path, keep: str | None) -> bool:
+    """Put into the trash what is too much of the local stores; true if anything was."""
+    stores = slot / STORES
+    trimmed = False
     try:
-        with os.scandir(fd) as found:
-            entries = list(found)
-        for entry in entries:
-            with contextlib.suppress(OSError):
-                if entry.is_dir(follow_symlinks=False):
-                    _allow(directory / entry.name)  # Without write permission a directory cannot be moved either.
-                    place = trash / uuid.uuid4().hex
-                    os.rename(entry.name, place, src_dir_fd=fd)
-                    moved.append(place)
-                else:
-                    os.unlink(entry.name, dir_fd=fd)
-    finally:
-        os.close(fd)
-    return moved
-
-
-def _allow(path: Path) -> None:
-    """Let the owner do everything in a directory (not in what a link points to)."""
-    # Gone meanwhile, or somebody else's: then deleting decides.
-    with contextlib.suppress(FileNotFoundError, PermissionError):
-        mode = path.lstat().st_mode
-        if stat.S_ISDIR(mode) and mode & stat.S_IRWXU != stat.S_IRWXU:
-            path.chmod(stat.S_IRWXU)
+        _real_directory(stores)
+        allow(stores)
+        for path in excess_stores(stores, keep=keep):
+            _log.info("the local store of job %s is removed: the disk is too full", path.name)
+            allow(path)
+            path.rename(trash / uuid.uuid4().hex)
+            trimmed = True
+    except OSError as error:
+        _log.warning("the local stores cannot be looked through: %s", error)
+    return trimmed
 
 
 def _sync_directory(path: Path) -> None:

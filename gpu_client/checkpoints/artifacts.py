@@ -93,12 +93,13 @@ def upload_artifacts(
         if unknown:
             raise UnexpectedAnswer(f"declare_artifacts: {unknown[0]!r} is asked for, which was not declared")
         uploads = [
-            Upload(
+            Upload.of_file(
                 name=target.name,
                 path=files[target.name],
                 size_bytes=sizes[target.name],
                 url=target.url,
                 headers=target.headers,
+                traffic="artifact",
             )
             for target in missing
         ]

@@ -1,8 +1,13 @@
-"""From a directory to a manifest, and back from bytes to a manifest that can be trusted."""
+"""From a directory to a manifest and the packs that are new.
+
+Every byte is read once: what is hashed for its chunk's name is what is hashed for its pack's, and encoded. A chunk that
+is stored as it is stays where it is, in its file; only encoded ones are written anew, to a spool.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -10,32 +15,45 @@ from typing import Literal
 from pydantic import ValidationError
 
 from contract.base import MAX_PATH_BYTES
-from contract.checkpoints import MAX_MANIFEST_FILES, CheckpointRef, Manifest, ManifestFile
+from contract.manifest import MAX_FILE_BYTES, MAX_MANIFEST_FILES, Manifest, ManifestV1
+from gpu_client.checkpoints.building import Build
+from gpu_client.checkpoints.choosing import Rates
 from gpu_client.checkpoints.errors import BadDirectory
-from gpu_client.checkpoints.hashing import digest_bytes, hash_files
+from gpu_client.checkpoints.hashing import digest_bytes
+from gpu_client.checkpoints.known import Known
 from gpu_client.checkpoints.metrics import usable_metrics
+from gpu_client.checkpoints.sources import Spool
 from gpu_client.checkpoints.tree import files_of, require_storable
 from gpu_client.transport.cancel import CancelEvent
+from gpu_client.transport.segments import Segment
 
-MAX_MANIFEST_BYTES = 16 * 1024 * 1024
-
-
-class BadManifest(Exception):  # noqa: N818 - a finding about stored bytes, reported as damage
-    """Stored bytes are not the manifest of the checkpoint they are said to be."""
+__all__ = ["LocalManifest", "build_manifest", "manifest_digest"]
 
 
-@dataclass(frozen=True)
+@dataclass
 class LocalManifest:
-    """A manifest, and the local file of each of its blobs."""
+    """A manifest, and where the bytes of its new packs lie. `close` removes what was encoded for it."""
 
     manifest: Manifest
-    blobs: Mapping[str, Path]
-    """By BLAKE3; of several files with the same bytes, one."""
+    packs: Mapping[str, tuple[Segment, ...]]
+    """By BLAKE3. The other packs of the manifest are stored already, as far as is known."""
+    new_bytes: int
+    """Of the files, in chunks that lie in new packs."""
+    hash_s: float
+    """Wall-clock time of the whole."""
+    encode_s: float
+    """Of all threads together."""
+    close: Callable[[], None]
 
     @property
-    def blob_sizes(self) -> dict[str, int]:
-        """Bytes of each blob, by BLAKE3."""
-        return {file.blake3: file.size_bytes for file in self.manifest.files}
+    def sizes(self) -> dict[str, int]:
+        """Bytes of each pack, new or not, by BLAKE3."""
+        return {pack.blake3: pack.size_bytes for pack in self.manifest.packs}
+
+
+def manifest_digest(manifest: Manifest | ManifestV1) -> str:
+    """BLAKE3 of the manifest's one JSON text: what the control plane stores and names it by."""
+    return digest_bytes(manifest.canonical_bytes()).blake3
 
 
 def build_manifest(
@@ -46,51 +64,47 @@ def build_manifest(
     epoch: int,
     metrics: Mapping[str, float] | None = None,
     created_by: Literal["session", "script"] = "session",
+    known: Known | None = None,
+    upload_bytes_per_s: float | None = None,
+    spool: Path | None = None,
     cancel: CancelEvent | None = None,
 ) -> LocalManifest:
-    """Hash all files of a checkpoint directory.
+    """Cut, hash, encode and pack the files of a checkpoint directory. The same arguments give the same manifest.
 
-    Metrics that the contract does not admit (NaN, odd names) are left out. Raises BadDirectory, FileChanged,
-    TransferError (unreadable), TransferCanceled.
+    `spool` is a directory for encoded chunks; without one nothing is encoded. Metrics that the contract does not admit
+    (NaN, odd names) are left out. Raises BadDirectory, FileChanged, TransferError (unreadable), TransferCanceled.
     """
+    started = time.monotonic()
     paths = files_of(directory)
     if not 1 <= len(paths) <= MAX_MANIFEST_FILES:
         raise BadDirectory(f"{directory} has {len(paths)} files; a checkpoint has 1 to {MAX_MANIFEST_FILES}")
-    require_storable(paths, max_path_bytes=MAX_PATH_BYTES)
-    digests = hash_files(paths, cancel=cancel)
+    require_storable(paths, max_path_bytes=MAX_PATH_BYTES, max_bytes=MAX_FILE_BYTES)
+    rates = Rates.of(upload_bytes_per_s) if spool is not None else None
+    build = Build(paths, known or Known(), rates, Spool(spool or directory), cancel)
     try:
-        files = [
-            ManifestFile(path=path, size_bytes=digest.size_bytes, blake3=digest.blake3, crc64nvme=digest.crc64nvme)
-            for path, digest in digests.items()
-        ]
+        build.run()
         manifest = Manifest(
-            version=1,
+            version=2,
             job_id=job_id,
             step=step,
             epoch=epoch,
-            files=files,
+            packs=build.packs(),
+            chunks=build.chunks(),
+            files=build.files(),
             metrics=usable_metrics(dict(metrics or {})),
             created_by=created_by,
         )
     except ValidationError as error:
+        build.close()
         raise BadDirectory(f"{directory} cannot be a checkpoint: {error.errors()[0]['msg']}") from error
-    return LocalManifest(manifest, {digest.blake3: paths[path] for path, digest in digests.items()})
-
-
-def manifest_digest(manifest: Manifest) -> str:
-    """BLAKE3 of the manifest's one JSON text: what the control plane stores and names it by."""
-    return digest_bytes(manifest.canonical_bytes()).blake3
-
-
-def read_manifest(data: bytes, *, job_id: str, ref: CheckpointRef) -> Manifest:
-    """The manifest of checkpoint `ref` of the job. Raises BadManifest if the bytes are anything else."""
-    if ref.manifest_blake3 is not None and digest_bytes(data).blake3 != ref.manifest_blake3:
-        raise BadManifest("the manifest has other bytes than its digest says")
-    try:
-        manifest = Manifest.model_validate_json(data)
-    except ValidationError as error:
-        raise BadManifest(f"the manifest cannot be read: {error.errors()[0]['msg']}") from error
-    named = (manifest.job_id, manifest.step, manifest.epoch)
-    if named != (job_id, ref.step, ref.epoch):
-        raise BadManifest(f"the manifest is that of job {named[0]}, step {named[1]}, epoch {named[2]}")
-    return manifest
+    except BaseException:
+        build.close()
+        raise
+    return LocalManifest(
+        manifest,
+        build.segments,
+        new_bytes=build.new_bytes,
+        hash_s=time.monotonic() - started,
+        encode_s=build.encode_s,
+        close=build.close,
+    )

@@ -1,27 +1,42 @@
 """Bringing back the newest checkpoint whose bytes verify.
 
-Damage (a missing or altered blob, a manifest that is none) is reported, so that nobody is sent there again and steps go
-on from the next older checkpoint, which is tried then. Trouble on the way there (network, disk, a refused request) is
-not damage: it is raised, and nothing is thrown away. A checkpoint appears under its name complete and verified or not
-at all.
+Damage (a missing or altered pack, a manifest that is none) is reported, so that nobody is sent there again and steps go
+on from the next older checkpoint, which is tried then. Trouble on the way there (network, disk, a refused request, a
+manifest of a newer version) is not damage: it is raised, and nothing is thrown away. A checkpoint appears under its
+name complete and verified or not at all. What this machine has in its local store is not fetched.
 """
 
 from __future__ import annotations
 
 import logging
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Protocol
 
-from contract.checkpoints import MAX_MISSING_PER_ANSWER, BlobUrls, CheckpointRef, Manifest, ManifestFile
+from contract.checkpoints import MAX_MISSING_PER_ANSWER, BlobUrls, CheckpointRef
 from contract.errors import ErrorCode
+from contract.manifest import Manifest, ManifestV1
 from contract.work import WorkItem
+from gpu_client.checkpoints.assembly import WORKERS, Assembly
 from gpu_client.checkpoints.errors import RestoreFailed
 from gpu_client.checkpoints.legacy_zip import BadZip, unpack
-from gpu_client.checkpoints.manifest import MAX_MANIFEST_BYTES, BadManifest, read_manifest
-from gpu_client.transport.cancel import CancelEvent, stop_if_set
+from gpu_client.checkpoints.reading import (
+    MAX_MANIFEST_BYTES,
+    BadManifest,
+    Range,
+    UnknownVersion,
+    as_chunks,
+    plan_ranges,
+    read_manifest,
+    scratch_bytes,
+    written_bytes,
+)
+from gpu_client.checkpoints.store import LocalStore
+from gpu_client.transport.batch import run_batch
+from gpu_client.transport.cancel import CancelEvent, Flight, stop_if_set
 from gpu_client.transport.errors import (
     ChecksumMismatch,
     DiskFull,
@@ -30,15 +45,16 @@ from gpu_client.transport.errors import (
     UnsafePath,
     UrlExpired,
 )
-from gpu_client.transport.files import CHUNK_BYTES, StagedFile, local_errors, safe_destination, sync_directory
-from gpu_client.transport.transfer import Download, Progress, Transfer
+from gpu_client.transport.files import local_errors, sync_directory
+from gpu_client.transport.segments import Segment
+from gpu_client.transport.transfer import Download, Progress, RangeDownload, Transfer
 
 __all__ = ["RestoreFailed", "Restored", "restore"]
 
 logger = logging.getLogger(__name__)
 
 MAX_EXPIRED_ROUNDS = 5
-"""Times in a row that fresh URLs may run out without one more blob having arrived."""
+"""Times in a row that fresh URLs may run out without one more range having arrived."""
 
 RESERVE_BYTES = 64 * 1024 * 1024
 """Space that must be left on the disk beside the checkpoint."""
@@ -48,7 +64,7 @@ class RestoreApi(Protocol):
     """The calls that a restore needs; BatonClient has them."""
 
     def blob_urls(self, job_id: str, step: int, blake3: Sequence[str], *, lease_token: str | None = None) -> BlobUrls:
-        """Where to fetch blobs."""
+        """Where to fetch packs."""
         ...
 
     def report_damaged(self, job_id: str, step: int, lease_token: str, *, epoch: int, message: str) -> None:
@@ -64,6 +80,10 @@ class Restored:
     epoch: int
     path: Path
     total_bytes: int
+    fetched_bytes: int = 0
+    """Stored bytes that were asked for; encoded ones are fewer than what they stand for."""
+    local_bytes: int = 0
+    """What this machine had in its store."""
 
 
 class _Damaged(Exception):  # noqa: N818 - a finding, reported
@@ -76,10 +96,13 @@ def restore(
     item: WorkItem,
     directory: Path,
     *,
+    store: LocalStore | None = None,
     cancel: CancelEvent | None = None,
     progress: Progress | None = None,
 ) -> Restored | None:
     """Restore the newest sound checkpoint of the claim to `directory`/checkpoint-<step>, replacing what is there.
+
+    Chunks are taken from `store` where it has them; afterwards it has the checkpoint, and nothing that is not its past.
 
     None if the job has no checkpoint, or if all of them were found and reported damaged: then it starts from step 0.
     Raises RestoreFailed if there are checkpoints that could be neither fetched nor reported damaged, Unreachable,
@@ -87,7 +110,7 @@ def restore(
     """
     unexplained: list[str] = []
     for ref in item.resume:
-        attempt = _Attempt(client, transfer, item, ref, directory, cancel=cancel, progress=progress)
+        attempt = _Attempt(client, transfer, item, ref, directory, store=store, cancel=cancel, progress=progress)
         try:
             return attempt.run()
         except _Damaged as error:
@@ -96,11 +119,13 @@ def restore(
                 client.report_damaged(item.id, ref.step, item.lease_token, epoch=ref.epoch, message=str(error))
             except NotFound:
                 unexplained.append(f"step {ref.step} cannot be reported as damaged: unknown to the control plane")
-        except UrlExpired as error:
+        except (UnknownVersion, UrlExpired) as error:
             # no older one instead: the control plane would refuse its next steps, which this one has already
             raise RestoreFailed(f"checkpoint of step {ref.step}: {error}") from error
     if unexplained:
         raise RestoreFailed("no checkpoint could be fetched: " + "; ".join(unexplained))
+    if store is not None:
+        store.clear()
     if item.resume:
         logger.error("all %d checkpoints of job %s are damaged: it starts from step 0", len(item.resume), item.id)
     return None
@@ -117,9 +142,11 @@ class _Attempt:
         ref: CheckpointRef,
         directory: Path,
         *,
+        store: LocalStore | None,
         cancel: CancelEvent | None,
         progress: Progress | None,
     ) -> None:
+        self._store = store
         self._client = client
         self._transfer = transfer
         self._item = item
@@ -144,13 +171,14 @@ class _Attempt:
 
     def _fetch(self) -> Restored:
         content = self._aside / "content"
+        manifest: Manifest | ManifestV1 | None = None
+        fetched_bytes = local_bytes = 0
         if self._ref.legacy_key is not None:
-            total_bytes = self._fetch_zip(content)
+            total_bytes = fetched_bytes = self._fetch_zip(content)
         else:
             manifest = self._manifest()
             total_bytes = manifest.total_bytes
-            self._require_space(total_bytes)
-            self._fetch_files(manifest, content)
+            fetched_bytes, local_bytes = self._assemble(as_chunks(manifest), content)
         if self._cancel is not None:
             stop_if_set(self._cancel)
         path = self._directory / f"checkpoint-{self._ref.step}"
@@ -158,9 +186,14 @@ class _Attempt:
             _remove(path)
             content.rename(path)
         sync_directory(self._directory)
-        return Restored(self._ref.step, self._ref.epoch, path, total_bytes)
+        if self._store is not None:
+            if manifest is None:
+                self._store.clear()
+            else:
+                self._store.restored(manifest, path)
+        return Restored(self._ref.step, self._ref.epoch, path, total_bytes, fetched_bytes, local_bytes)
 
-    def _manifest(self) -> Manifest:
+    def _manifest(self) -> Manifest | ManifestV1:
         name = f"manifest of step {self._ref.step}"
         data = self._transfer.read(self._ref.manifest_url, name=name, max_bytes=MAX_MANIFEST_BYTES, cancel=self._cancel)
         try:
@@ -186,46 +219,86 @@ class _Attempt:
         archive = self._aside / "checkpoint.zip"
         return unpack(archive, content, cancel=self._cancel, available_bytes=self._free_bytes() - RESERVE_BYTES)
 
-    def _fetch_files(self, manifest: Manifest, content: Path) -> None:
-        """Each blob once, to the first path that names it; further paths get copies of the verified file."""
-        first: dict[str, ManifestFile] = {}
-        copies: list[tuple[ManifestFile, ManifestFile]] = []
-        for file in manifest.files:
-            original = first.setdefault(file.blake3, file)
-            if original is not file:
-                copies.append((original, file))
-        blobs = list(first.values())
-        for start in range(0, len(blobs), MAX_MISSING_PER_ANSWER):
-            self._fetch_blobs(blobs[start : start + MAX_MISSING_PER_ANSWER], content)
-        for original, copy in copies:
-            self._copy(content / original.path, safe_destination(content, copy.path))
+    def _assemble(self, manifest: Manifest, content: Path) -> tuple[int, int]:
+        """The files of a checkpoint, complete. Returns the bytes that were fetched, and those that were here."""
+        self._require_space(written_bytes(manifest) + scratch_bytes(manifest))
+        assembly = Assembly(manifest, content, self._aside / "scratch", cancel=self._cancel)
+        try:
+            local_bytes = self._copy(manifest, assembly, assembly.lacking())
+            self._copy(manifest, assembly, assembly.lacking_bases())
+            ranges = plan_ranges(manifest, assembly.lacking() | assembly.lacking_bases())
+            fetched_bytes = 0
+            while ranges:
+                fetched_bytes += sum(found.size_bytes for found in ranges)
+                self._fetch_ranges(manifest, ranges, assembly)
+                assembly.decode_waiting()
+                ranges = plan_ranges(manifest, assembly.take_spoiled())
+            assembly.finish()
+        finally:
+            assembly.close()
+        return fetched_bytes, local_bytes
 
-    def _fetch_blobs(self, blobs: Sequence[ManifestFile], content: Path) -> None:
-        waiting = list(blobs)
+    def _copy(self, manifest: Manifest, assembly: Assembly, chunks: set[int]) -> int:
+        """Bring those of the chunks that the local store has. Returns their bytes."""
+        if self._store is None:
+            return 0
+        known = [(index, self._store.find(manifest.chunks[index].blake3)) for index in sorted(chunks)]
+        here = [(index, source) for index, source in known if source is not None]
+        copied: list[int] = []
+
+        def work(item: tuple[int, Segment], _: Flight) -> None:
+            if assembly.copy(*item):
+                copied.append(manifest.chunks[item[0]].size_bytes)
+            else:
+                logger.warning("%s in the local store has changed, and is fetched", item[1].path)
+
+        run_batch(here, work, workers=WORKERS, cancel=self._cancel)
+        return sum(copied)
+
+    def _fetch_ranges(self, manifest: Manifest, ranges: Sequence[Range], assembly: Assembly) -> None:
+        """All of them, in groups of as many packs as one call gives URLs for."""
+        packs = list(dict.fromkeys(found.pack for found in ranges))
+        for start in range(0, len(packs), MAX_MISSING_PER_ANSWER):
+            group = set(packs[start : start + MAX_MISSING_PER_ANSWER])
+            self._fetch_group(manifest, [found for found in ranges if found.pack in group], assembly)
+
+    def _fetch_group(self, manifest: Manifest, ranges: Sequence[Range], assembly: Assembly) -> None:
+        waiting = dict(enumerate(ranges))
         fruitless = 0
         while waiting:
-            urls = self._urls([file.blake3 for file in waiting])
+            before = len(waiting)
+            urls = self._urls(list(dict.fromkeys(manifest.packs[found.pack].blake3 for found in waiting.values())))
             downloads = [
-                Download(
-                    name=f"blob {file.blake3}",
-                    url=urls[file.blake3],
-                    root=content,
-                    path=file.path,
-                    size_bytes=file.size_bytes,
-                    blake3=file.blake3,
-                )
-                for file in waiting
+                self._download(manifest, found, urls, assembly, partial(waiting.pop, number, None))
+                for number, found in waiting.items()
             ]
             try:
-                self._transfer.download(downloads, cancel=self._cancel, progress=self._progress)
+                self._transfer.fetch_ranges(downloads, cancel=self._cancel, progress=self._progress)
                 return
             except UrlExpired:
-                # a file that has its name is complete and verified
-                left = [file for file in waiting if not (content / file.path).exists()]
-                fruitless = fruitless + 1 if len(left) == len(waiting) else 0
+                # what has arrived is in its place, verified
+                fruitless = fruitless + 1 if len(waiting) == before else 0
                 if fruitless >= MAX_EXPIRED_ROUNDS:
                     raise
-                waiting = left
+
+    @staticmethod
+    def _download(
+        manifest: Manifest, found: Range, urls: Mapping[str, str], assembly: Assembly, arrived: Callable[[], object]
+    ) -> RangeDownload:
+        pack = manifest.packs[found.pack]
+
+        def deliver(data: memoryview) -> None:
+            assembly.deliver(found, data)
+            arrived()
+
+        return RangeDownload(
+            name=f"pack {pack.blake3}",
+            url=urls[pack.blake3],
+            offset=found.offset,
+            size_bytes=found.size_bytes,
+            object_bytes=pack.size_bytes,
+            deliver=deliver,
+        )
 
     def _urls(self, digests: Sequence[str]) -> Mapping[str, str]:
         try:
@@ -237,31 +310,23 @@ class _Attempt:
             raise _Damaged(error.message) from error
         absent = [digest for digest in digests if digest not in answer.urls]
         if absent:
-            raise _Damaged(f"blob {absent[0]} is not to be had")
+            raise _Damaged(f"pack {absent[0]} is not to be had")
         return answer.urls
-
-    def _copy(self, source: Path, destination: Path) -> None:
-        with local_errors(f"copying to {destination}"):
-            opened = source.open("rb")
-        with opened, StagedFile(destination, fsync=True) as file:
-            while True:
-                if self._cancel is not None:
-                    stop_if_set(self._cancel)
-                with local_errors(f"reading {source}"):
-                    piece = opened.read(CHUNK_BYTES)
-                if not piece:
-                    break
-                file.write(memoryview(piece))
-            file.commit()
 
     def _free_bytes(self) -> int:
         with local_errors(f"looking at the disk of {self._directory}"):
             return shutil.disk_usage(self._directory).free
 
     def _require_space(self, needed_bytes: int) -> None:
-        """Better before an hour of download than after it."""
-        free_bytes = self._free_bytes()
-        if free_bytes < needed_bytes + RESERVE_BYTES:
+        """Better before an hour of download than after it. The local store gives way."""
+
+        def is_enough() -> bool:
+            return self._free_bytes() >= needed_bytes + RESERVE_BYTES
+
+        if not is_enough() and self._store is not None:
+            self._store.free_space(is_enough)
+        if not is_enough():
+            free_bytes = self._free_bytes()
             raise DiskFull(f"the checkpoint needs {needed_bytes} bytes; {free_bytes} are free in {self._directory}")
 
 

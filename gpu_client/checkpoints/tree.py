@@ -55,7 +55,7 @@ def _collect(root: Path, directory: Path, prefix: str, found: dict[str, Path], *
             raise BadDirectory(f"{relative!r} is neither a file nor a directory")
 
 
-def require_storable(files: Mapping[str, Path], *, max_path_bytes: int) -> None:
+def require_storable(files: Mapping[str, Path], *, max_path_bytes: int, max_bytes: int = MAX_OBJECT_BYTES) -> None:
     """Raise BadDirectory if a path or a file (by relative path) is larger than what can be stored. Reads no bytes."""
     for relative, path in files.items():
         problem = path_problem(relative, max_bytes=max_path_bytes)
@@ -65,10 +65,8 @@ def require_storable(files: Mapping[str, Path], *, max_path_bytes: int) -> None:
             size_bytes = path.stat().st_size
         except OSError as error:
             raise BadDirectory(f"cannot read {relative!r}: {error.strerror}") from error
-        if size_bytes > MAX_OBJECT_BYTES:
-            raise BadDirectory(
-                f"{relative!r} has {size_bytes} bytes; at most {MAX_OBJECT_BYTES} are allowed in one file"
-            )
+        if size_bytes > max_bytes:
+            raise BadDirectory(f"{relative!r} has {size_bytes} bytes; at most {max_bytes} are allowed in one file")
 
 
 def inside(root: Path, path: Path, relative: str) -> Path:

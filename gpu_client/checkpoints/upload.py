@@ -1,6 +1,6 @@
-"""The commit of a checkpoint: manifest, missing blobs, the same manifest again.
+"""The commit of a checkpoint: manifest, missing packs, the same manifest again.
 
-Nothing counts as committed before the control plane has answered so: it has then seen every blob with its size and
+Nothing counts as committed before the control plane has answered so: it has then seen every pack with its size and
 checksum. Every failure is raised; repeating the commit is always safe and sends only what is still missing.
 """
 
@@ -8,17 +8,20 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, Protocol
 
-from contract.checkpoints import CommitAnswer, Manifest
+from contract.checkpoints import CommitAnswer
+from contract.errors import ErrorCode
+from contract.manifest import Manifest
 from contract.work import WorkItem
 from gpu_client.checkpoints.errors import CommitFailed
+from gpu_client.checkpoints.known import Known
 from gpu_client.checkpoints.manifest import LocalManifest, build_manifest
 from gpu_client.transport.cancel import CancelEvent, stop_if_set
-from gpu_client.transport.errors import NotStoredYet, UnexpectedAnswer, UrlExpired
+from gpu_client.transport.errors import Conflict, NotStoredYet, UnexpectedAnswer, UrlExpired
 from gpu_client.transport.transfer import Progress, Transfer, Upload
 
 __all__ = ["CommitFailed", "Committed", "commit_checkpoint"]
@@ -41,16 +44,35 @@ class CommitApi(Protocol):
 
 @dataclass(frozen=True)
 class Committed:
-    """A commit that was accepted, and what it took. Blobs that were stored already count as skipped."""
+    """A commit that was accepted, and what it took."""
 
     step: int
     epoch: int
+    manifest: Manifest = field(repr=False)
     api_calls: int
-    hashed_bytes: int
+    raw_bytes: int
+    """Of all files."""
+    reused_bytes: int
+    """Of these, what is not stored anew: an earlier checkpoint has it, this one has it twice, or it is zeros."""
+    encoded_bytes: int
+    """What the rest has become: the size of the new packs."""
     uploaded_bytes: int
-    uploaded_blobs: int
-    skipped_bytes: int
+    """Of these, what was not stored already: somebody else may have written an equal pack."""
+    uploaded_packs: int
+    hash_s: float
+    """Until there was a manifest, encoding included."""
+    encode_s: float
+    """In all threads together."""
+    upload_s: float
     seconds: float
+
+
+class _PacksGone(Exception):  # noqa: N818 - their chunks are written anew
+    """Packs of earlier checkpoints are not stored any more."""
+
+    def __init__(self, packs: Collection[str]) -> None:
+        self.packs = frozenset(packs)
+        super().__init__(f"{len(self.packs)} packs are gone")
 
 
 def commit_checkpoint(
@@ -62,38 +84,63 @@ def commit_checkpoint(
     *,
     metrics: Mapping[str, float] | None = None,
     created_by: Literal["session", "script"] = "session",
+    known: Known | None = None,
+    upload_bytes_per_s: float | None = None,
+    spool: Path | None = None,
     cancel: CancelEvent | None = None,
     progress: Progress | None = None,
     sleep: Callable[[float], object] | None = None,
 ) -> Committed:
     """Commit the checkpoint in `directory` (complete, and left alone meanwhile) as `step` of the claimed job.
 
-    Two API calls when nothing unusual happens, one when every blob is stored already. Raises BadDirectory, FileChanged,
-    CommitFailed, what the transfer raises, and of ApiError above all LeaseLost, LeaseExpired, StepNotNewer.
+    What is in `known` is not sent again; `known` learns what was committed. `upload_bytes_per_s` and `spool` are for
+    the codecs, as in build_manifest: when a commit is repeated, they have to be the same. Two API calls when nothing
+    unusual happens, one when every pack is stored already. Raises BadDirectory, FileChanged, CommitFailed, what the
+    transfer raises, and of ApiError above all LeaseLost, LeaseExpired, StepNotNewer.
     """
     started = time.monotonic()
-    local = build_manifest(
-        directory,
-        job_id=item.id,
-        step=step,
-        epoch=item.epoch,
-        metrics=metrics,
-        created_by=created_by,
-        cancel=cancel,
-    )
+    known = known if known is not None else Known()
     pause = sleep or (cancel.wait if cancel is not None else time.sleep)
-    rounds = _Rounds(client, transfer, item.lease_token, local, cancel=cancel, progress=progress, pause=pause)
-    rounds.run()
-    sizes = local.blob_sizes
-    uploaded_bytes = sum(sizes[digest] for digest in rounds.asked)
+    api_calls = 0
+    while True:
+        local = build_manifest(
+            directory,
+            job_id=item.id,
+            step=step,
+            epoch=item.epoch,
+            metrics=metrics,
+            created_by=created_by,
+            known=known,
+            upload_bytes_per_s=upload_bytes_per_s,
+            spool=spool,
+            cancel=cancel,
+        )
+        rounds = _Rounds(client, transfer, item.lease_token, local, cancel=cancel, progress=progress, pause=pause)
+        try:
+            rounds.run()
+            break
+        except _PacksGone as error:
+            # all that the checkpoint consists of is in its files: it only has to be sent after all
+            logger.warning("commit of step %d: %s; their chunks are written anew", step, error)
+            known.forget(error.packs)
+        finally:
+            local.close()
+            api_calls += rounds.api_calls
+    known.learn(local.manifest)
+    sizes = local.sizes
     return Committed(
         step=step,
         epoch=item.epoch,
-        api_calls=rounds.api_calls,
-        hashed_bytes=local.manifest.total_bytes,
-        uploaded_bytes=uploaded_bytes,
-        uploaded_blobs=len(rounds.asked),
-        skipped_bytes=sum(sizes.values()) - uploaded_bytes,
+        manifest=local.manifest,
+        api_calls=api_calls,
+        raw_bytes=local.manifest.total_bytes,
+        reused_bytes=local.manifest.total_bytes - local.new_bytes,
+        encoded_bytes=sum(sizes[digest] for digest in local.packs),
+        uploaded_bytes=sum(sizes[digest] for digest in rounds.asked),
+        uploaded_packs=len(rounds.asked),
+        hash_s=local.hash_s,
+        encode_s=local.encode_s,
+        upload_s=rounds.upload_s,
         seconds=time.monotonic() - started,
     )
 
@@ -122,10 +169,11 @@ class _Rounds:
         self._fruitless = 0
         self._last_asked = 0
         self.api_calls = 0
+        self.upload_s = 0.0
         self.asked: set[str] = set()
 
     def run(self) -> None:
-        """Raises CommitFailed when rounds stop bringing the commit any further."""
+        """Raises CommitFailed when rounds stop bringing the commit any further, _PacksGone."""
         reason: str | None = "nothing was uploaded yet"
         while reason is not None:
             reason = self._round(reason)
@@ -137,7 +185,9 @@ class _Rounds:
         self.api_calls += 1
         try:
             answer = self._client.commit(self._lease_token, self._local.manifest)
-        except NotStoredYet as error:
+        except (NotStoredYet, Conflict) as error:
+            if isinstance(error, Conflict) and error.code != ErrorCode.CONFLICT:
+                raise
             self._no_nearer(error.message)
             return error.message
         if answer.committed:
@@ -145,18 +195,21 @@ class _Rounds:
         if not answer.missing:
             raise UnexpectedAnswer("commit: neither committed nor is anything missing")
         uploads = self._uploads(answer)
-        asked = {upload.name for upload in uploads}
+        asked = {blob.blake3 for blob in answer.missing}
         if asked - self.asked:
             self._fruitless = 0
         elif len(asked) >= self._last_asked:
             self._no_nearer(reason)
         self._last_asked = len(asked)
         self.asked |= asked
+        started = time.monotonic()
         try:
             self._transfer.upload(uploads, cancel=self._cancel, progress=self._progress)
         except UrlExpired as error:
             return str(error)
-        return "uploaded blobs are still said to be missing"
+        finally:
+            self.upload_s += time.monotonic() - started
+        return "uploaded packs are still said to be missing"
 
     def _no_nearer(self, reason: str) -> None:
         """A round in vain: nothing new was asked for, and no less than before."""
@@ -168,14 +221,18 @@ class _Rounds:
         self._pause(_PAUSE_S * self._fruitless)
 
     def _uploads(self, answer: CommitAnswer) -> list[Upload]:
-        sizes = self._local.blob_sizes
-        unknown = [blob.blake3 for blob in answer.missing if blob.blake3 not in sizes]
+        sizes = self._local.sizes
+        asked = [blob.blake3 for blob in answer.missing]
+        unknown = [digest for digest in asked if digest not in sizes]
         if unknown:
-            raise UnexpectedAnswer(f"commit: blob {unknown[0]} is asked for, which the manifest does not name")
+            raise UnexpectedAnswer(f"commit: pack {unknown[0]} is asked for, which the manifest does not name")
+        gone = [digest for digest in asked if digest not in self._local.packs]
+        if gone:
+            raise _PacksGone(gone)
         return [
             Upload(
-                name=blob.blake3,
-                path=self._local.blobs[blob.blake3],
+                name=f"pack {blob.blake3}",
+                segments=self._local.packs[blob.blake3],
                 size_bytes=sizes[blob.blake3],
                 url=blob.url,
                 headers=blob.headers,

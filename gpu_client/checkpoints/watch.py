@@ -18,17 +18,18 @@ import shutil
 import stat
 import uuid
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
 from contract.base import MAX_PATH_BYTES, MAX_STEP
 from gpu_client.checkpoints.metrics import usable_metrics
+from gpu_client.transport.errors import FileChanged
 
 _log = logging.getLogger(__name__)
 
 MARKER = "baton.json"
-MARKER_FORMAT = 1
+MARKER_FORMATS = (1, 2)
 MARKER_MAX_BYTES = 256 * 1024
 STABLE_S = 5.0
 # A directory with fewer kinds of files than the script's last checkpoint: more is probably coming.
@@ -58,6 +59,14 @@ class ReadyCheckpoint:
     metrics: dict[str, float]
     created_by: CreatedBy
     files: tuple[FileSeen, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Marker:
+    """What the session says about a checkpoint that it has completed."""
+
+    step: int
+    metrics: dict[str, float]
 
 
 class StageError(Exception):
@@ -177,7 +186,9 @@ class CheckpointWatcher:
         if not any(file.size_bytes for file in files):
             return None
         try:
-            marker = _read_marker(path / MARKER, step)
+            marker = read_marker(path / MARKER)
+            if marker is not None and marker.step != step:
+                raise ValueError(f"its step is {marker.step}, the directory's {step}")
         except ValueError as error:
             # Damaged, or a copy that is still being written: then what goes for foreign ones goes for it.
             if is_complete(name, files):
@@ -186,7 +197,7 @@ class CheckpointWatcher:
         if marker is not None:
             if all(file.path != MARKER for file in files):
                 return None  # It came after the files were listed: they may not be all. The next poll sees both.
-            return ReadyCheckpoint(step, path, marker, "session", files)
+            return ReadyCheckpoint(step, path, marker.metrics, "session", files)
         if not is_complete(name, files):
             return None
         self._usual_names = {_kind(file.path) for file in files}
@@ -228,9 +239,11 @@ def list_files(directory: Path) -> tuple[FileSeen, ...]:
     return tuple(sorted(files, key=lambda file: file.path))
 
 
-def stage(checkpoint: ReadyCheckpoint, staging_dir: Path) -> Path:
+def stage(checkpoint: ReadyCheckpoint, staging_dir: Path) -> ReadyCheckpoint:
     """Take the files over at once, by hard links (copies where those are impossible), so that the script's rotation
-    cannot pull them from under an upload. Returns the new directory; the caller removes it.
+    cannot pull them from under an upload. Returns the checkpoint where it lies now; the caller removes that directory.
+
+    A link does not keep the script from writing into the file: see `require_unchanged`.
 
     All files or none: raises StageError if the checkpoint is not as it was when it was found complete, or holds
     something other than regular files and links to some inside the output directory; OSError if the disk fails.
@@ -248,6 +261,7 @@ def stage(checkpoint: ReadyCheckpoint, staging_dir: Path) -> Path:
             info = copy.stat()
             if not source.is_symlink() and (info.st_size, info.st_mtime_ns) != (file.size_bytes, file.modified_ns):
                 raise StageError(f"{source} has changed since the checkpoint was complete")
+        taken = list_files(temporary)
         if list_files(checkpoint.path) != checkpoint.files:
             raise StageError(f"{checkpoint.path} has changed since it was complete")
         temporary.rename(target)
@@ -255,7 +269,22 @@ def stage(checkpoint: ReadyCheckpoint, staging_dir: Path) -> Path:
         raise StageError(f"{checkpoint.path} was removed before it could be taken over") from error
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
-    return target
+    return replace(checkpoint, path=target, files=taken)
+
+
+def require_unchanged(directory: Path, files: tuple[FileSeen, ...]) -> None:
+    """Raise FileChanged unless the files of a staged checkpoint are as they were when it was taken over.
+
+    To be asked each time before something is said of all of them together: a script that writes into its former
+    checkpoint's files would otherwise have a mixture of two stored, each file sound by itself.
+    """
+    try:
+        found = list_files(directory)
+    except OSError as error:
+        raise FileChanged(f"{directory} cannot be read (any more): {error}") from error
+    if found != files:
+        names = sorted({file.path for file in set(found) ^ set(files)})
+        raise FileChanged(f"{names[0]} of the checkpoint in {directory} was written to after it was complete")
 
 
 def _take(source: Path, target: Path, output_dir: Path) -> None:
@@ -279,8 +308,8 @@ def _kind(path: str) -> str:
     return _DIGITS.sub("#", path)
 
 
-def _read_marker(path: Path, step: int) -> dict[str, float] | None:
-    """The metrics in a ``baton.json``; None if there is none. Raises ValueError if it does not fit the directory."""
+def read_marker(path: Path) -> Marker | None:
+    """A ``baton.json``; None if there is none. Raises ValueError if it is none of a kind that is known."""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
     except FileNotFoundError:
@@ -294,8 +323,9 @@ def _read_marker(path: Path, step: int) -> dict[str, float] | None:
             raise ValueError(str(error)) from error
     if not isinstance(marker, dict):
         raise ValueError("it is not an object")
-    if marker.get("format") != MARKER_FORMAT:
-        raise ValueError(f"its format is {str(marker.get('format'))[:20]!r}, not {MARKER_FORMAT}")
-    if marker.get("step") != step or isinstance(marker.get("step"), bool):
-        raise ValueError(f"its step is {str(marker.get('step'))[:20]!r}, the directory's {step}")
-    return usable_metrics(marker.get("metrics"))
+    if marker.get("format") not in MARKER_FORMATS:
+        raise ValueError(f"its format is {str(marker.get('format'))[:20]!r}, not one of {MARKER_FORMATS}")
+    step = marker.get("step")
+    if not isinstance(step, int) or isinstance(step, bool) or not 0 <= step <= MAX_STEP:
+        raise ValueError(f"its step is {str(step)[:20]!r}")
+    return Marker(step, usable_metrics(marker.get("metrics")))

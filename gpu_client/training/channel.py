@@ -7,11 +7,16 @@ trainer -> agent::
     {"type": "hello", "pid": 123, "protocol": 1}
     {"type": "progress", "step": 120, "total": 500, "metrics": {"loss": 0.5}}
     {"type": "checkpoint", "step": 100, "path": "/abs/output/checkpoint-100", "metrics": {"loss": 0.5}}
+    {"type": "checkpoint", "step": 120, "path": "/abs/arena/checkpoint", "metrics": {"loss": 0.4}, "stall_s": 0.15}
 
 agent -> trainer::
 
     {"type": "directive", "directive": "checkpoint"}
     {"type": "directive", "directive": "stop", "reason": "cancel", "checkpoint": false}
+
+A checkpoint's path is a directory of the output directory, or of the arena (BATON_ARENA: shared memory that the agent
+has made). The one in the arena is the agent's until it removes the marker `baton.json` from it: no message says so, for
+a message can be lost, and then the arena would never be free again. `stall_s`: how long the training stood still.
 
 Lines are UTF-8 and at most `MAX_LINE_BYTES` long. Metrics are finite JSON numbers: a metric that is not a number, or
 is NaN or infinite, is left out and named once in the log. Unknown message types are ignored, so that either side may
@@ -40,6 +45,8 @@ from typing import Any
 
 PROTOCOL = 1
 MAX_LINE_BYTES = 64 * 1024
+ARENA_CHECKPOINT = "checkpoint"
+"""The directory in the arena in which a checkpoint lies."""
 PROGRESS_INTERVAL_S = 0.2
 CHECKPOINT_DELIVERY_TIMEOUT_S = 5.0
 CONNECT_TIMEOUT_S = 2.0
@@ -97,7 +104,7 @@ def parse_directive(line: bytes) -> Directive | None:
 class Channel:
     """A connection to the agent that never blocks training and never raises because of the agent.
 
-    Call `report`, `checkpoint_written` and `close` from one thread (the training loop's); `on_directive` is called
+    Call everything from one thread (the training loop's), but `announce_checkpoint` from any; `on_directive` is called
     from the background thread and must return at once. In a forked child (a DataLoader worker) every call is a no-op.
     """
 
@@ -159,6 +166,11 @@ class Channel:
         self._reported_at = now
         self._offer_progress(step, total, metrics)
 
+    def flush(self) -> None:
+        """Send the progress that was held back because the one before it had just been sent."""
+        if self._held is not None and self.connected:
+            self._offer_progress(*self._held)
+
     def checkpoint_written(
         self,
         step: int,
@@ -170,20 +182,31 @@ class Channel:
 
         Waits at most `timeout_s`; an agent that is slower is warned about, and the message stays queued.
         """
-        if not self.connected:
+        self.flush()
+        message = self.announce_checkpoint(step, path, metrics)
+        if message is None:
             return False
+        if not message.done.wait(timeout_s):
+            log.warning("the agent has not taken the message about checkpoint-%d in %.1f s", step, timeout_s)
+        return message.sent
+
+    def announce_checkpoint(
+        self, step: int, path: str, metrics: Mapping[str, object], stall_s: float | None = None
+    ) -> _Message | None:
+        """The same without waiting, from any thread. None when there is nobody to tell."""
+        if not self.connected:
+            return None
         body: dict[str, Any] = {"type": "checkpoint", "step": step, "path": path}
+        if stall_s is not None:
+            body["stall_s"] = round(stall_s, 4)
         message = _Message(self._line(body, metrics), step)
-        self._flush_held()
         with self._lock:
             if self._progress is not None:  # keep the order: progress of this step before its checkpoint
                 self._queue.append(self._progress)
                 self._progress = None
             self._untold.add(step)
         self._enqueue(message)
-        if not message.done.wait(timeout_s):
-            log.warning("the agent has not taken the message about checkpoint-%d in %.1f s", step, timeout_s)
-        return message.sent
+        return message
 
     def told(self, step: int) -> bool:
         """Whether nothing about checkpoint `step` is still waiting to be delivered to a living agent."""
@@ -194,8 +217,7 @@ class Channel:
         """Deliver what is queued, waiting at most `timeout_s`, and hang up. May be called twice."""
         if os.getpid() != self._pid or self._thread is None:
             return
-        if self._connected:
-            self._flush_held()
+        self.flush()
         self._closing = True
         self._wake()
         self._thread.join(timeout_s)
@@ -239,11 +261,6 @@ class Channel:
             return line
         self._warn_once(f"metrics of more than {MAX_LINE_BYTES} bytes do not fit into a message: left out")
         return _encode(body | {"metrics": {}})
-
-    def _flush_held(self) -> None:
-        held = self._held
-        if held is not None:
-            self._offer_progress(*held)
 
     def _enqueue(self, message: _Message) -> None:
         with self._lock:

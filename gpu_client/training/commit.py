@@ -3,7 +3,7 @@
 A session checkpoint is written into `<output>/.checkpoint-<step>.tmp/`, every file is synced to disk, `baton.json` is
 added last, and one rename to `<output>/checkpoint-<step>/` commits it. What carries that name is therefore complete,
 whenever the process died. The marker lists size and BLAKE3 of every file, so that damage is found before any of it is
-loaded. No torch in here.
+loaded; one that was staged in shared memory lists sizes only, for the agent digests what it stores. No torch in here.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ from blake3 import blake3
 from gpu_client.training.errors import CheckpointDamagedError, CheckpointWriteError
 
 MARKER = "baton.json"
-FORMAT = 1
+FORMAT = 2
+"""2 knows the form "tensors" and files without digests; 1 is read as well."""
 # What the agent reads of a marker.
 MARKER_MAX_BYTES = 256 * 1024
 log = logging.getLogger("baton.training")
@@ -40,8 +41,9 @@ _DAMAGE_REMEDY = (
 class Marker:
     """The content of `baton.json`.
 
-    states maps each saved state's name to its form ("safetensors", "bundle", "directory"); empty when the script's
-    own library wrote the files. files maps paths relative to the directory to (size in bytes, BLAKE3 hex digest).
+    states maps each saved state's name to its form ("tensors", "directory"; in format 1 also "safetensors", "bundle");
+    empty when the script's own library wrote the files. files maps paths relative to the directory to size in bytes and
+    BLAKE3 hex digest, "" where none was taken.
     """
 
     step: int
@@ -69,8 +71,9 @@ def write_marker(
     states: Mapping[str, str],
     *,
     durable: bool = True,
+    digests: bool = True,
 ) -> None:
-    """Hash every file in `directory`, then add the marker (atomically, so that it may be added in place).
+    """Hash every file in `directory` (if `digests`), then add the marker (atomically: it may be added in place).
 
     With `durable` all of it is on disk when this returns. Without, it survives the death of processes but not of the
     machine.
@@ -78,8 +81,12 @@ def write_marker(
     files: dict[str, dict[str, Any]] = {}
     for path in sorted(directory.rglob("*")):
         if path.is_file() and path.name != MARKER:
-            size_bytes, digest = _digest(path, sync=durable)
-            files[path.relative_to(directory).as_posix()] = {"size_bytes": size_bytes, "blake3": digest}
+            name = path.relative_to(directory).as_posix()
+            if digests:
+                size_bytes, digest = _digest(path, sync=durable)
+                files[name] = {"size_bytes": size_bytes, "blake3": digest}
+            else:
+                files[name] = {"size_bytes": path.stat().st_size}
     marker = {
         "format": FORMAT,
         "step": step,
@@ -115,9 +122,9 @@ def read_marker(directory: Path) -> Marker:
     except (OSError, ValueError) as error:
         raise CheckpointDamagedError(f"{path} cannot be read ({error})", _DAMAGE_REMEDY) from error
     try:
-        if content["format"] != FORMAT:
+        if content["format"] not in (1, FORMAT):
             raise CheckpointDamagedError(
-                f"{path} has format {content['format']!r}, this version reads format {FORMAT}",
+                f"{path} has format {content['format']!r}, this version reads formats 1 and {FORMAT}",
                 "Resume with the version of Baton that wrote it",
             )
         return Marker(
@@ -126,7 +133,7 @@ def read_marker(directory: Path) -> Marker:
             created_by=str(content["created_by"]),
             states=dict(content.get("states", {})),
             files={
-                str(name): (int(record["size_bytes"]), str(record["blake3"]))
+                str(name): (int(record["size_bytes"]), str(record.get("blake3", "")))
                 for name, record in content.get("files", {}).items()
             },
         )
@@ -135,11 +142,17 @@ def read_marker(directory: Path) -> Marker:
 
 
 def verify(directory: Path) -> Marker:
-    """Check every listed file's size and digest. Raises CheckpointDamagedError naming the first that differs."""
+    """Check every listed file's size, and its digest if it has one.
+
+    Raises CheckpointDamagedError naming the first file that differs.
+    """
     marker = read_marker(directory)
     for name, (size_bytes, digest) in marker.files.items():
         try:
-            found_bytes, found_digest = _digest(directory / name, sync=False)
+            if digest:
+                found_bytes, found_digest = _digest(directory / name, sync=False)
+            else:
+                found_bytes, found_digest = (directory / name).stat().st_size, ""
         except OSError as error:
             raise CheckpointDamagedError(
                 f"{directory} lacks its file {name} ({error.strerror})", _DAMAGE_REMEDY

@@ -46,6 +46,8 @@ class Directives:
         self._agreed: _Stop | None = None  # what all ranks have seen, as of the last call of due
         self._answered = False  # a checkpoint has been written since then
         self._uses_due = False
+        self.put_off = False
+        """A checkpoint that was due waits until there is room for it: the next moment will do."""
         self._previous: Callable[[int, FrameType | None], Any] | int | None = None
         self._installed = False
 
@@ -67,14 +69,20 @@ class Directives:
         stop = self._stop or self._agreed  # the own one knows more than what ranks can tell each other
         return stop.reason if stop is not None else None
 
-    def due(self, step: int, on_interval: bool) -> bool:
-        """Whether a checkpoint is to be written after `step`. The point at which ranks agree."""
+    def due(self, step: int, on_interval: bool, busy: Callable[[], bool] = lambda: False) -> bool:
+        """Whether a checkpoint is to be written after `step`. The point at which ranks agree.
+
+        While `busy` (asked only if it matters) it is put off, unless it is the last one before a stop.
+        """
         self._uses_due = True
         asked, stop = self._checkpoint_asked, self._stop
+        wait = (on_interval or asked or self.put_off) and busy()
         if self._ranks.size > 1:
-            asked, stop = self._agree(asked, stop)
+            asked, stop, wait = self._agree(asked, stop, wait)
         if stop is None:
-            return on_interval or asked
+            wanted = on_interval or asked or self.put_off
+            self.put_off = wanted and wait
+            return wanted and not wait
         if self._agreed is None:
             log.warning("stopping after step %d (%s)", step, stop.reason)
         self._agreed = stop
@@ -84,6 +92,16 @@ class Directives:
     def starting_checkpoint(self) -> None:
         """A checkpoint is about to be written: wishes from here on ask for another one."""
         self._checkpoint_asked = False
+        self.put_off = False
+
+    def checkpoint_skipped(self) -> None:
+        """The one that was about to be written was not: it is due as soon as there is room for it."""
+        self.put_off = True
+
+    @property
+    def stopping(self) -> bool:
+        """Whether a stop has been asked for, as far as all ranks know."""
+        return self._agreed is not None or (self._ranks.size == 1 and self._stop is not None)
 
     def checkpoint_written(self) -> None:
         """A checkpoint has been committed."""
@@ -99,11 +117,11 @@ class Directives:
         checkpoint = directive.checkpoint and (earlier is None or earlier.checkpoint)
         self._stop = _Stop(directive.reason, checkpoint)
 
-    def _agree(self, asked: bool, stop: _Stop | None) -> tuple[bool, _Stop | None]:
+    def _agree(self, asked: bool, stop: _Stop | None, wait: bool) -> tuple[bool, _Stop | None, bool]:
         reason = 0 if stop is None else 1 + _REASONS.index(stop.reason if stop.reason in _REASONS else "other")
         refuses = stop is not None and not stop.checkpoint
-        any_asked, reason, refused = self._ranks.agree(int(asked), reason, int(refuses))
-        return bool(any_asked), _Stop(_REASONS[reason - 1], not refused) if reason else None
+        any_asked, reason, refused, any_wait = self._ranks.agree(int(asked), reason, int(refuses), int(wait))
+        return bool(any_asked), _Stop(_REASONS[reason - 1], not refused) if reason else None, bool(any_wait)
 
     # --- SIGTERM: hosts that take a machine back send it to every process ---------------------------------------------
 

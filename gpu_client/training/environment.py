@@ -70,3 +70,9 @@ def find_resume(environment: Mapping[str, str], output: Path, resume: bool) -> P
             "Pass Session.start(resume=True) to continue it, or choose an empty output directory",
         )
     return existing[-1][1] if existing else None
+
+
+def read_arena(environment: Mapping[str, str]) -> Path | None:
+    """BATON_ARENA: the shared memory that the agent offers for staging checkpoints; None where there is none."""
+    named = environment.get("BATON_ARENA")
+    return Path(named) if named else None

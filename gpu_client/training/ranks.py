@@ -23,6 +23,7 @@ class Ranks:
         try:
             self.rank = int(environment.get("RANK") or 0)
             self.size = int(environment.get("WORLD_SIZE") or 1)
+            self.one_machine = int(environment.get("LOCAL_WORLD_SIZE") or self.size) == self.size
         except ValueError as error:
             raise SessionError(
                 "RANK and WORLD_SIZE must be whole numbers", "Start with torchrun or accelerate launch"

@@ -20,18 +20,20 @@ from __future__ import annotations
 import atexit
 import logging
 import os
-import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from operator import index
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
 from gpu_client.training import commit, environment, states
-from gpu_client.training.channel import Channel
+from gpu_client.training.arena import Arena
+from gpu_client.training.channel import Channel, Directive
 from gpu_client.training.directives import Directives
 from gpu_client.training.errors import CheckpointMismatchError, CheckpointWriteError, SessionError
+from gpu_client.training.random_state import restore_random
 from gpu_client.training.ranks import Ranks
+from gpu_client.training.writing import Writer
 
 KEEP_LAST = 2
 
@@ -55,6 +57,7 @@ class Session:
         epoch: int,
         resume_from: Path | None,
         channel_path: str | None,
+        arena: Path | None,
         keep_last: int,
         ranks: Ranks,
     ) -> None:
@@ -65,10 +68,9 @@ class Session:
         self.epoch = epoch
         self.resume_from = resume_from
         self._data_dir = data_dir
-        self._keep_last = keep_last
         self._ranks = ranks
-        self._last_report: tuple[int, Mapping[str, object]] = (0, {})
-        self._last_committed: int | None = None
+        self._last_report: tuple[int, int, Mapping[str, object]] = (0, 0, {})
+        self._last_committed: tuple[int, Path] | None = None
         # Under an agent this directory dies with the machine: what counts is what the agent has stored elsewhere.
         self._durable = channel_path is None
         output_dir.mkdir(parents=True, exist_ok=True)
@@ -76,6 +78,16 @@ class Session:
             commit.clear_leftovers(output_dir)
         self._directives = Directives(ranks)
         self._channel = Channel(channel_path if ranks.first else None, self._directives.receive)
+        self._writer = Writer(
+            output_dir,
+            None if arena is None else Arena(arena),
+            ranks,
+            self._channel,
+            durable=self._durable,
+            keep_last=keep_last,
+            keep=resume_from if job_id else None,
+            on_lost=lambda: self._directives.receive(Directive("checkpoint")),
+        )
         self._directives.install()
         atexit.register(self.close)
 
@@ -112,6 +124,7 @@ class Session:
             epoch=environment.read_epoch(variables),
             resume_from=environment.find_resume(variables, output, resume),
             channel_path=variables.get("BATON_CHANNEL"),
+            arena=environment.read_arena(variables),
             keep_last=keep_last,
             ranks=Ranks(variables),
         )
@@ -134,7 +147,9 @@ class Session:
         # Kept as they are until the next report: reading (or detaching) each would cost more than all the rest, and
         # once backward() has run, a loss holds no activations.
         step, total = _whole("step", step), _whole("total", total)
-        self._last_report = (step, metrics)
+        self._last_report = (step, total, metrics)
+        if self._writer.skipped_steps:
+            metrics = {"checkpoints_skipped": len(self._writer.skipped_steps), **metrics}
         self._channel.report(step, total, metrics)
 
     # --- directives --------------------------------------------------------------------------------------------------
@@ -156,40 +171,68 @@ class Session:
     def checkpoint_due(self, step: int, every: int | None = None) -> bool:
         """Whether to write a checkpoint after `step`: each `every` steps, when asked to, and before stopping.
 
-        Ask once after every step; with several processes this is where all ranks agree.
+        Ask once after every step; with several processes this is where all ranks agree. One that is due while the last
+        one is still being stored is skipped; the first step after that is due instead.
         """
         if every is not None and every < 1:
             raise SessionError(f"a checkpoint every {every} steps is not possible", "every is at least 1, or None")
         on_interval = every is not None and step % every == 0
-        return self._directives.due(step, on_interval)
+        due = self._directives.due(step, on_interval, lambda: self._writer.busy() and not self._is_last(step))
+        if on_interval and self._directives.put_off:
+            self._writer.skip(step)
+        return due
 
     # --- checkpoints -------------------------------------------------------------------------------------------------
 
-    def checkpoint(self, step: int, metrics: Mapping[str, object] | None = None, **stateful: Any) -> Path:
-        """Write and commit the checkpoint of `step`; returns its directory.
+    @property
+    def skipped_checkpoints(self) -> list[int]:
+        """The steps whose checkpoints were skipped because the one before was still being stored."""
+        return list(self._writer.skipped_steps)
+
+    def checkpoint(
+        self,
+        step: int,
+        metrics: Mapping[str, object] | None = None,
+        *,
+        must: bool = False,
+        overlap: bool = False,
+        **stateful: Any,
+    ) -> Path | None:
+        """Take the checkpoint of `step`; returns where it lies, None if it is skipped for a newer one.
 
         stateful: everything the loop changes: objects with state_dict() and load_state_dict() (model, optimizer,
             scheduler, sampler, scaler, ...), an accelerate Accelerator, a torch.Generator. The random states of
             Python, numpy, torch and CUDA are added by themselves.
         metrics: numbers to keep with it; without them, those reported for this step.
+        must: never skip it. So it is anyway before a stop, and after the last step reported.
+        overlap: copy what an optimizer among `stateful` holds behind the training; it waits for that before its next
+            step. Only for loops that change parameters and optimizer state nowhere but in optimizer.step().
 
-        Either the whole directory exists afterwards or nothing of it. Raises CheckpointWriteError.
+        Either the whole checkpoint exists afterwards or nothing of it. Raises CheckpointWriteError.
         """
         step = _whole("step", step)
-        final = commit.checkpoint_path(self.output_dir, step)
+        if self._last_committed is not None and self._last_committed[0] == step:
+            self._directives.starting_checkpoint()
+            self._directives.checkpoint_written()
+            return self._last_committed[1]
         self._directives.starting_checkpoint()
-        if self._last_committed != step:
-            if metrics is None:
-                reported_step, reported = self._last_report
-                metrics = reported if reported_step == step else {}
-            numbers = self._channel.clean_metrics(metrics)
-            self._write_on_all_ranks(step, final, numbers, stateful)
-            self._last_committed = step
-            if self._ranks.first:
-                self._channel.checkpoint_written(step, str(final), numbers)
-                self._rotate()
+        if metrics is None:
+            reported_step, _, reported = self._last_report
+            metrics = reported if reported_step == step else {}
+        numbers = self._channel.clean_metrics(metrics)
+        must = must or self._directives.stopping or self._is_last(step)
+        path = self._writer.write(step, numbers, stateful, must=must, overlap=overlap and not must)
+        if path is None:
+            self._directives.checkpoint_skipped()
+            return None
+        self._last_committed = step, path
         self._directives.checkpoint_written()
-        return final
+        return path
+
+    def _is_last(self, step: int) -> bool:
+        """Whether nothing comes after `step`, as far as was reported."""
+        reported, total, _ = self._last_report
+        return reported == step and step >= total > 0
 
     def mark_complete(self, step: int, metrics: Mapping[str, object] | None = None) -> Path:
         """Commit a `<output>/checkpoint-<step>/` that another library has finished writing (see BatonCallback).
@@ -199,7 +242,7 @@ class Session:
         step = _whole("step", step)
         final = commit.checkpoint_path(self.output_dir, step)
         self._directives.starting_checkpoint()
-        self._last_committed = step
+        self._last_committed = step, final
         self._directives.checkpoint_written()
         if not self._ranks.first:
             return final
@@ -209,7 +252,7 @@ class Session:
         try:
             commit.write_marker(final, step, numbers, "script", {}, durable=self._durable)
         except OSError as error:
-            raise self._explain(step, error) from error
+            raise self._writer.explain(step, error) from error
         self._channel.checkpoint_written(step, str(final), numbers)
         return final
 
@@ -237,7 +280,7 @@ class Session:
             )
         randoms = states.load_states(directory, marker.states, stateful)
         if len(randoms) == self._ranks.size:
-            states.restore_random(randoms[self._ranks.rank])
+            restore_random(randoms[self._ranks.rank])
         else:
             log.warning(
                 "the checkpoint was written by %d processes, now there are %d: random numbers will differ from an "
@@ -248,76 +291,12 @@ class Session:
         log.info("resumed from %s", directory)
         return marker.step
 
-    def _write_on_all_ranks(
-        self, step: int, final: Path, metrics: Mapping[str, float], stateful: Mapping[str, Any]
-    ) -> None:
-        """All ranks write, or none commits; one that fails takes the others along instead of leaving them waiting."""
-        staged = commit.staging_path(self.output_dir, step)
-        captured: dict[str, Any] = {}
-        forms: dict[str, str] = {}
-
-        def prepare() -> None:
-            shutil.rmtree(staged, ignore_errors=True)
-            staged.mkdir()
-
-        def publish() -> None:
-            commit.write_marker(staged, step, metrics, "session", forms, durable=self._durable)
-            commit.publish(staged, final, durable=self._durable)
-
-        try:
-            self._phase(step, lambda: captured.update(states.capture_random()))
-            randoms = self._ranks.gather(captured)
-            self._phase(step, prepare if self._ranks.first else None)
-            self._phase(step, lambda: forms.update(states.save_states(staged, stateful, randoms)))
-            self._phase(step, publish if self._ranks.first else None)
-        except SessionError:
-            if self._ranks.first:
-                shutil.rmtree(staged, ignore_errors=True)
-            raise
-
-    def _phase(self, step: int, action: Callable[[], None] | None) -> None:
-        """One part of a checkpoint; it is over when every rank has done its share, and fails on all when on one."""
-        failure: Exception | None = None
-        try:
-            if action is not None:
-                action()
-        except (SessionError, *states.WRITE_ERRORS) as error:
-            failure = error
-        if self._ranks.agree(int(failure is not None))[0]:
-            raise self._explain(step, failure) from failure
-
-    def _explain(self, step: int, failure: Exception | None) -> SessionError:
-        if isinstance(failure, SessionError):
-            return failure
-        if failure is None:
-            return CheckpointWriteError(f"another process could not write its part of step {step}", "See its log")
-        free_bytes = shutil.disk_usage(self.output_dir).free
-        return CheckpointWriteError(
-            f"the checkpoint of step {step} could not be written ({failure}); "
-            f"{free_bytes} bytes are free in {self.output_dir}",
-            "Check that the directory can be written; ask for more disk, or keep fewer checkpoints (keep_last=1)",
-        )
-
-    def _rotate(self) -> None:
-        """Delete old session checkpoints, but never one that the agent may not know of, nor the one resumed from."""
-        own = [
-            (step, path)
-            for step, path in commit.complete_checkpoints(self.output_dir)
-            if commit.created_by_session(path)
-        ]
-        newest_untold = any(not self._channel.told(step) for step, _ in own[-self._keep_last :])
-        for step, path in own[: -self._keep_last]:
-            if newest_untold or not self._channel.told(step):
-                continue
-            if self.resume_from is not None and self.job_id and path == self.resume_from:
-                continue
-            # Renamed first: a directory that is being deleted must not look like a checkpoint.
-            doomed = path.with_name(f".{path.name}.old")
-            path.rename(doomed)
-            shutil.rmtree(doomed, ignore_errors=True)
-
     def close(self) -> None:
-        """Send the last progress, hang up, give SIGTERM back. Happens by itself at exit; may be called twice."""
+        """Finish what is being copied, send the last progress, hang up, give SIGTERM back.
+
+        Happens by itself at exit; may be called twice.
+        """
+        self._writer.settle()
         self._channel.close()
         self._ranks.close()
         self._directives.uninstall()

@@ -1,19 +1,19 @@
 """State dictionaries and random states as files that load without executing anything.
 
-A state that is a flat dictionary of dense tensors (a model's) becomes `<name>.safetensors`; tensors that share their
-memory (tied weights) are stored once and named as aliases. Every other state dictionary goes into one `state.pt`, which
-`torch.load(weights_only=True)` reads; an object with `save_state(directory)` / `load_state(directory)` (accelerate's
-Accelerator) gets a directory of its own. One file for all small states: each file of a checkpoint costs one upload.
+Every state's tensors become `<name>.safetensors` (tied weights are stored once), those of which each process holds a
+piece `<name>.rank<k>of<n>.safetensors`; the structures of all states, tensors that safetensors cannot hold and the
+random states go into one small `state.pt`, which `torch.load(weights_only=True)` reads. An object with
+`save_state(directory)` / `load_state(directory)` (accelerate's Accelerator) gets a directory of its own.
+
+Checkpoints of format 1, which kept nested states whole in `state.pt`, are read as well.
 """
 
 from __future__ import annotations
 
-import logging
-import random
-import sys
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
 from pickle import PicklingError, UnpicklingError
 from typing import Any
@@ -21,9 +21,13 @@ from zipfile import BadZipFile
 
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
+from torch import nn
 
+from gpu_client.training import sharding, tensor_file
 from gpu_client.training.errors import CheckpointDamagedError, CheckpointMismatchError, CheckpointWriteError
+from gpu_client.training.structure import put_together, take_apart
+from gpu_client.training.tensor_file import Contents
 
 BUNDLE = "state.pt"
 _PLAIN = frozenset({int, float, bool, str, bytes, type(None)})
@@ -32,36 +36,83 @@ _READ_ERRORS = (OSError, RuntimeError, EOFError, KeyError, ValueError, BadZipFil
 # What writing can raise besides SessionError: torch reports a full disk as RuntimeError, safetensors by its own error.
 WRITE_ERRORS = (OSError, RuntimeError, ValueError, SafetensorError)
 
-log = logging.getLogger("baton.training")
+
+@dataclass
+class Collected:
+    """What one process has to store of a checkpoint. Nothing has been copied yet."""
+
+    forms: dict[str, str] = field(default_factory=dict)
+    """Of each state by name: "tensors", or "directory" where a library writes files of its own."""
+    files: dict[str, Contents] = field(default_factory=dict)
+    structures: dict[str, Any] = field(default_factory=dict)
+    directories: dict[str, Any] = field(default_factory=dict)
+    sharded: bool = False
+    """Whether other processes hold pieces of it."""
 
 
-def save_states(directory: Path, states: Mapping[str, object], randoms: list[dict[str, Any]] | None) -> dict[str, str]:
-    """Write every state into `directory`; returns the form of each by name ("safetensors", "bundle", "directory").
+def writes_itself(holder: object) -> bool:
+    """Whether a state is written by its own library (accelerate), into a directory."""
+    return hasattr(holder, "save_state") and not hasattr(holder, "state_dict")
 
-    randoms are the random states of all ranks, from `capture_random`. None on ranks other than the first: they only
-    take part in what has to be done together.
-    Raises CheckpointWriteError for an object that has no state, or one that cannot be stored as plain data.
+
+def collect(states: Mapping[str, object], *, rank: int = 0, size: int = 1) -> Collected:
+    """Take every state apart. What all processes have alike is the first one's to store.
+
+    Raises CheckpointWriteError for an object that has no state, or a sharded tensor that cannot be stored in pieces.
     """
-    forms: dict[str, str] = {}
-    bundle: dict[str, Any] = {}
-    tensors: dict[str, Any] = {}
+    collected = Collected()
     for name, holder in states.items():
-        if hasattr(holder, "save_state") and not hasattr(holder, "state_dict"):
-            _save_directory(directory / name, name, holder)
-            forms[name] = "directory"
+        if writes_itself(holder):
+            _check_name(name)
+            collected.directories[name] = holder
+            collected.forms[name] = "directory"
             continue
-        state = _state_of(name, holder)
-        if randoms is None:
-            continue
-        if _is_flat(state):
-            tensors[name] = _save_tensors(directory / f"{name}.safetensors", name, state)
-            forms[name] = "safetensors"
-        else:
-            bundle[name] = state
-            forms[name] = "bundle"
+        parts = take_apart(_state_of(name, holder))
+        collected.forms[name] = "tensors"
+        if parts.shards:
+            collected.sharded = True
+            collected.files[sharding.file_name(name, rank, size)] = sharding.local_contents(name, parts.shards)
+        if rank == 0:
+            collected.structures[name] = parts.structure
+            if parts.tensors:
+                collected.files[f"{name}.safetensors"] = Contents(parts.tensors, {})
+    return collected
+
+
+def save_states(directory: Path, collected: Collected, randoms: list[dict[str, Any]] | None) -> None:
+    """Write everything into `directory`.
+
+    randoms are the random states of all ranks, from `capture_random`. None on ranks other than the first.
+    Raises CheckpointWriteError for a state that cannot be stored as plain data.
+    """
+    for name, holder in collected.directories.items():
+        _save_directory(directory / name, name, holder)
+    for file, contents in collected.files.items():
+        tensor_file.write(directory / file, contents)
     if randoms is not None:
-        _save_bundle(directory / BUNDLE, {"states": bundle, "tensors": tensors, "random": randoms})
-    return forms
+        save_bundle(directory, collected, randoms)
+
+
+def save_bundle(directory: Path, collected: Collected, randoms: list[dict[str, Any]]) -> None:
+    """Write `state.pt`: everything but the tensors in files of their own."""
+    path = directory / BUNDLE
+    bundle = {"states": collected.structures, "random": randoms}
+    plain = _is_plain(collected.structures)
+    foreign = ""
+    try:
+        with _without_crc32():
+            torch.save(bundle, path)
+        if not plain:  # it may still be something that torch regards as safe
+            foreign = ", ".join(sorted(torch.serialization.get_unsafe_globals_in_checkpoint(path)))
+    except (PicklingError, AttributeError, TypeError) as error:
+        foreign = str(error)
+    if foreign:
+        names = ", ".join(sorted(collected.structures))
+        raise CheckpointWriteError(
+            f"one of the states {names} contains objects that are not plain data: {foreign}",
+            "Keep numbers, strings, lists, dictionaries and tensors in state_dict(); "
+            "turn numpy values into Python numbers or tensors",
+        )
 
 
 def load_states(directory: Path, forms: Mapping[str, str], states: Mapping[str, object]) -> list[dict[str, Any]]:
@@ -73,10 +124,8 @@ def load_states(directory: Path, forms: Mapping[str, str], states: Mapping[str, 
     try:
         bundle = torch.load(directory / BUNDLE, map_location="cpu", weights_only=True)
         loaded = {
-            name: bundle["states"][name]
-            if forms[name] == "bundle"
-            else _load_tensors(directory / f"{name}.safetensors", bundle["tensors"][name])
-            for name in states
+            name: _load_state(directory, name, forms[name], bundle, holder)
+            for name, holder in states.items()
             if forms[name] != "directory"
         }
         randoms: list[dict[str, Any]] = bundle["random"]
@@ -100,70 +149,16 @@ def load_states(directory: Path, forms: Mapping[str, str], states: Mapping[str, 
     return randoms
 
 
-def capture_random() -> dict[str, Any]:
-    """The state of every global random number generator of this process, as plain data and tensors."""
-    version, internal, gauss_next = random.getstate()
-    captured: dict[str, Any] = {
-        "python": {"version": version, "state": torch.tensor(internal, dtype=torch.int64), "gauss_next": gauss_next},
-        "torch": torch.get_rng_state(),
-    }
-    if "numpy" in sys.modules:
-        import numpy as np
-
-        state = np.random.get_state(legacy=False)
-        if state["bit_generator"] != "MT19937":
-            raise CheckpointWriteError(
-                f"numpy's global generator is {state['bit_generator']}, whose state cannot be stored",
-                "Use the default global generator, or a numpy Generator of your own that you reseed by step",
-            )
-        captured["numpy"] = {
-            "key": torch.from_numpy(state["state"]["key"].astype("int64")),
-            "pos": int(state["state"]["pos"]),
-            "has_gauss": int(state["has_gauss"]),
-            "gauss": float(state["gauss"]),
-        }
-    # Asking a process that never touched a GPU would create a context on every device.
-    if torch.cuda.is_available() and torch.cuda.is_initialized():
-        captured["cuda"] = torch.cuda.get_rng_state_all()
-    return captured
-
-
-def restore_random(captured: Mapping[str, Any]) -> None:
-    """Put every global generator back where `capture_random` found it."""
-    python = captured["python"]
-    random.setstate((python["version"], tuple(python["state"].tolist()), python["gauss_next"]))
-    torch.set_rng_state(captured["torch"])
-    if "numpy" in captured:
-        import numpy as np
-
-        numpy_state = captured["numpy"]
-        np.random.set_state(
-            {
-                "bit_generator": "MT19937",
-                "state": {"key": numpy_state["key"].numpy().astype("uint32"), "pos": numpy_state["pos"]},
-                "has_gauss": numpy_state["has_gauss"],
-                "gauss": numpy_state["gauss"],
-            }
-        )
-    cuda = captured.get("cuda", [])
-    devices = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    for index in range(min(len(cuda), devices)):
-        torch.cuda.set_rng_state(cuda[index], index)
-    if cuda and len(cuda) != devices:
-        log.warning(
-            "the checkpoint holds random states of %d GPUs, this machine has %d: random numbers drawn on the GPU "
-            "will differ from an uninterrupted run",
-            len(cuda),
-            devices,
-        )
-
-
 # --- pieces ----------------------------------------------------------------------------------------------------------
 
 
-def _state_of(name: str, holder: object) -> Any:
+def _check_name(name: str) -> None:
     if name in _RESERVED or not name.isidentifier():
         raise CheckpointWriteError(f"a state cannot be called {name!r}", "Choose another keyword for it")
+
+
+def _state_of(name: str, holder: object) -> Any:
+    _check_name(name)
     if isinstance(holder, torch.Generator):
         return {"generator": holder.get_state(), "kind": "torch.Generator"}
     if not (hasattr(holder, "state_dict") and hasattr(holder, "load_state_dict")):
@@ -184,52 +179,31 @@ def _save_directory(path: Path, name: str, holder: Any) -> None:
         )
 
 
-def _is_flat(state: object) -> bool:
-    """Whether `state` is a non-empty dictionary of dense tensors only."""
-    return (
-        isinstance(state, Mapping)
-        and bool(state)
-        and all(isinstance(key, str) for key in state)
-        and all(isinstance(value, torch.Tensor) and value.layout == torch.strided for value in state.values())
-    )
+def _load_state(directory: Path, name: str, form: str, bundle: Mapping[str, Any], holder: Any) -> Any:
+    if form == "bundle":  # format 1
+        return bundle["states"][name]
+    path = directory / f"{name}.safetensors"
+    if form == "safetensors":  # format 1: a flat state, whose structure is its names
+        return _load_flat(path, bundle["tensors"][name])
+    if form != "tensors":
+        raise ValueError(f"{name!r} has the form {form!r}, which this version does not know")
+    # Mapped, not read: what a module loads is copied once, from the page cache into its parameters.
+    tensors = load_file(str(path)) if path.exists() else {}
+    if not isinstance(holder, nn.Module):
+        # Others keep the very tensors they are given, and must not change them in a mapped file.
+        tensors = {key: tensor.clone() for key, tensor in tensors.items()}
+    with sharding.Pieces(directory, name) as pieces:
+        live: list[Any] = []
+
+        def shard(key: str, place: tuple[Any, ...], shape: list[int]) -> torch.Tensor:
+            if not live:
+                live.append(holder.state_dict())
+            return pieces.read(key, shape, sharding.counterpart(holder, live[0], place, shape))
+
+        return put_together(bundle["states"][name], tensors.__getitem__, shard)
 
 
-def _save_tensors(path: Path, name: str, state: Mapping[str, torch.Tensor]) -> dict[str, Any]:
-    """Write one safetensors file; identical views of one memory are stored once. Returns what else is to be kept.
-
-    Not kept in the file's own metadata: safetensors writes that in random order, and equal states should make equal
-    files (they are stored and uploaded once).
-    """
-    stored: dict[str, torch.Tensor] = {}
-    aliases: dict[str, str] = {}
-    first: dict[tuple[Any, ...], str] = {}
-    for key, value in state.items():
-        _refuse_sharded(f"{name}.{key}", value)
-        tensor = value.detach()
-        view = (tensor.device, tensor.data_ptr(), tensor.dtype, tuple(tensor.shape), tensor.stride())
-        if tensor.numel() and view in first:
-            aliases[key] = first[view]
-        else:
-            first[view] = key
-            # A copy only where the layout asks for one; a partial overlap (a slice of another weight) is copied too,
-            # because safetensors refuses memory that two tensors share.
-            stored[key] = tensor.contiguous()
-    _separate_overlaps(stored)
-    save_file(stored, str(path), metadata={"format": "pt"})
-    versions = getattr(state, "_metadata", None)  # torch's per-module versions, for modules that have changed since
-    return {"aliases": aliases, "module_versions": None if versions is None else dict(versions)}
-
-
-def _separate_overlaps(tensors: dict[str, torch.Tensor]) -> None:
-    seen: set[tuple[torch.device, int]] = set()
-    for key, tensor in tensors.items():
-        memory = (tensor.device, tensor.untyped_storage().data_ptr())
-        if memory in seen and tensor.numel():
-            tensors[key] = tensor.clone()
-        seen.add(memory)
-
-
-def _load_tensors(path: Path, kept: Mapping[str, Any]) -> dict[str, torch.Tensor]:
+def _load_flat(path: Path, kept: Mapping[str, Any]) -> dict[str, torch.Tensor]:
     state: OrderedDict[str, torch.Tensor] = OrderedDict(load_file(str(path)))
     for alias, key in kept["aliases"].items():
         state[alias] = state[key]
@@ -238,54 +212,22 @@ def _load_tensors(path: Path, kept: Mapping[str, Any]) -> dict[str, torch.Tensor
     return state
 
 
-def _save_bundle(path: Path, bundle: dict[str, Any]) -> None:
-    plain = _is_plain("", bundle["states"])
-    foreign = ""
-    try:
-        with _without_crc32():
-            torch.save(bundle, path)
-        if not plain:  # it may still be something that torch regards as safe
-            foreign = ", ".join(sorted(torch.serialization.get_unsafe_globals_in_checkpoint(path)))
-    except (PicklingError, AttributeError, TypeError) as error:
-        foreign = str(error)
-    if foreign:
-        names = ", ".join(sorted(bundle["states"]))
-        raise CheckpointWriteError(
-            f"one of the states {names} contains objects that are not plain data: {foreign}",
-            "Keep numbers, strings, lists, dictionaries and tensors in state_dict(); "
-            "turn numpy values into Python numbers or tensors",
-        )
-
-
-def _is_plain(key: str, value: object) -> bool:
-    """Whether `value` consists of nothing but the plainest types. Refuses sharded tensors on the way."""
+def _is_plain(value: object) -> bool:
+    """Whether `value` consists of nothing but the plainest types."""
     kind = type(value)
-    if kind in _PLAIN:
+    if kind in _PLAIN or kind is torch.Tensor:
         return True
-    if isinstance(value, torch.Tensor):
-        _refuse_sharded(key, value)
-        return kind is torch.Tensor
-    plain = kind in (dict, list, tuple)  # all the same, every tensor inside has to be looked at
-    if isinstance(value, Mapping):
-        for inner, item in value.items():
-            plain = _is_plain(f"{key}.{inner}", item) and type(inner) in _PLAIN and plain
-    elif isinstance(value, list | tuple):
-        for item in value:
-            plain = _is_plain(key, item) and plain
-    return plain
-
-
-def _refuse_sharded(key: str, tensor: torch.Tensor) -> None:
-    if hasattr(tensor, "device_mesh"):  # a DTensor: this process holds only a piece of it
-        raise CheckpointWriteError(
-            f"{key.lstrip('.')} is sharded over several processes and would be stored in part only",
-            "Let the library that shards the model write its state: session.checkpoint(step, accelerator=accelerator)",
-        )
+    if kind in (dict, OrderedDict):
+        assert isinstance(value, dict)
+        if kind is OrderedDict and not value.__dict__.keys() <= {"_metadata"}:  # torch's module versions
+            return False
+        return all(type(key) in _PLAIN and _is_plain(item) for key, item in value.items())
+    return kind in (list, tuple) and all(map(_is_plain, value))  # type: ignore[call-overload]
 
 
 @contextmanager
 def _without_crc32() -> Iterator[None]:
-    """torch.save without its CRC-32, half of its time on fast disks: the marker's BLAKE3 protects the file."""
+    """torch.save without its CRC-32, half of its time on fast disks: BLAKE3 protects the file."""
     before = torch.serialization.get_crc32_options()
     torch.serialization.set_crc32_options(False)
     try:

@@ -28,7 +28,8 @@ class BatonClient(SubmitterCalls, WorkerCalls, AdminCalls, ObjectCalls):
         http: HttpClient | None = None,
     ) -> None:
         """`policy` bounds the tries of each call. `http`, given by tests, stands in for the other arguments."""
-        super().__init__(http or HttpClient(url, api_key, policy=policy), transfer or Transfer())
+        transfer = transfer or Transfer()
+        super().__init__(http or HttpClient(url, api_key, policy=policy, sent=transfer.count_upload), transfer)
 
     @property
     def stats(self) -> CallStats:

@@ -5,12 +5,15 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Generic, TypeVar
 
 from gpu_client.transport.cancel import CancelEvent, Flight, stop_if_set
 from gpu_client.transport.errors import UrlExpired
 
 T = TypeVar("T")
+Slot = Callable[[Callable[[], bool]], AbstractContextManager[object]]
+"""What a thread holds while it works on an item. It may be waited for, until what it is given says that it is over."""
 
 _POLL_S = 0.05
 """How often the cancel event is looked at while bytes move."""
@@ -23,32 +26,50 @@ its next step, before it writes anything."""
 class _Batch(Generic[T]):
     """What the threads of one batch share."""
 
-    def __init__(self, items: Sequence[T], work: Callable[[T, Flight], None], cancel: CancelEvent | None) -> None:
+    def __init__(
+        self, items: Sequence[T], work: Callable[[T, Flight], None], cancel: CancelEvent | None, slot: Slot
+    ) -> None:
         self.failure: BaseException | None = None
+        self._slot = slot
         self._flight = Flight(cancel)
         self._expired: UrlExpired | None = None
         self._work = work
         self._lock = threading.Lock()
         self._items = iter(items)
+        self._left = len(items)
 
     def loop(self) -> None:
         """What each thread does."""
-        while (item := self._take()) is not None:
+        try:
+            while self._step():
+                pass
+        except BaseException as error:  # noqa: BLE001 - raised by run_batch in the caller's thread
+            with self._lock:
+                self.failure = self.failure or error
+            self._flight.abort()
+
+    def _step(self) -> bool:
+        """Work on one item; False if there is none left to begin."""
+        with self._slot(self._over):
+            item = self._take()
+            if item is None:
+                return False
             try:
                 self._work(item, self._flight)
             except UrlExpired as error:
                 with self._lock:
                     self._expired = self._expired or error
-            except BaseException as error:  # noqa: BLE001 - raised by run_batch in the caller's thread
-                with self._lock:
-                    self.failure = self.failure or error
-                self._flight.abort()
+        return True
+
+    def _over(self) -> bool:
+        return bool(self.failure or self._expired or self._flight.is_set() or self._left <= 0)
 
     def _take(self) -> T | None:
         with self._lock:
-            if self.failure or self._expired or self._flight.is_set():
+            if self._over():
                 return None
-            return next(self._items, None)
+            self._left -= 1
+            return next(self._items)
 
     def stop(self, threads: Sequence[threading.Thread]) -> None:
         """End all threads, waking those that are blocked."""
@@ -66,15 +87,21 @@ class _Batch(Generic[T]):
 
 
 def run_batch(
-    items: Sequence[T], work: Callable[[T, Flight], None], *, workers: int, cancel: CancelEvent | None
+    items: Sequence[T],
+    work: Callable[[T, Flight], None],
+    *,
+    workers: int,
+    cancel: CancelEvent | None,
+    slot: Slot = nullcontext,
 ) -> None:
-    """Call `work` on each item. Raises the first failure, TransferCanceled if `cancel` is set.
+    """Call `work` on each item, in at most `workers` threads and with a `slot` held.
 
-    After UrlExpired nothing new is begun but what is under way finishes: its bytes would be lost for nothing.
+    Raises the first failure, TransferCanceled if `cancel` is set. After UrlExpired nothing new is begun but what is
+    under way finishes: its bytes would be lost for nothing.
     """
     if cancel is not None:
         stop_if_set(cancel)
-    batch = _Batch(items, work, cancel)
+    batch = _Batch(items, work, cancel, slot)
     started: list[threading.Thread] = []
     try:
         for index in range(min(workers, len(items))):

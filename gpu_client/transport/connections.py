@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import http.client
 import select
+import socket
 import ssl
 import threading
 from collections.abc import Callable, Iterator, Mapping
@@ -25,12 +26,21 @@ STALL_TIMEOUT_S = 60.0
 """A connection on which no byte moved for this long is given up; slow ones that move are not."""
 
 _Origin = tuple[str, str, int | None]
-SendBody = Callable[[Callable[[bytes | memoryview], None]], None]
-"""Writes the request's body by calling what it is given."""
+SendBody = Callable[[socket.socket], None]
+"""Writes the request's body to the socket that it is given."""
 
 
 class BrokenConnection(Exception):  # noqa: N818 - a normal outcome, tried again
-    """The connection failed before a whole answer came."""
+    """The connection failed before a whole answer came.
+
+    `stale`: it had been idle, and the other side closed it before this request came. `timed_out`: no byte moved for
+    too long.
+    """
+
+    def __init__(self, message: str, *, stale: bool = False, timed_out: bool = False) -> None:
+        self.stale = stale
+        self.timed_out = timed_out
+        super().__init__(message)
 
 
 class Connections:
@@ -74,7 +84,7 @@ class Connections:
         the `with` block when reading fails), TransferCanceled, TransferError for a URL that is none.
         """
         origin, target = _split(url)
-        connection = self._open(origin, url)
+        connection, used_before = self._open(origin, url)
         sock = connection.sock
         response: http.client.HTTPResponse | None = None
         reusable = False
@@ -85,7 +95,9 @@ class Connections:
             reusable = response.isclosed() and not response.will_close and connection.sock is not None
         except (http.client.HTTPException, OSError) as error:
             # local files are the caller's: their OSErrors have other types by the time they come here
-            raise BrokenConnection(f"{type(error).__name__}: {error}") from error
+            stale = used_before and response is None and isinstance(error, ConnectionError)
+            timed_out = isinstance(error, TimeoutError)
+            raise BrokenConnection(f"{type(error).__name__}: {error}", stale=stale, timed_out=timed_out) from error
         finally:
             flight.leave(sock)
             if not (reusable and self._keep(origin, connection)):
@@ -93,12 +105,12 @@ class Connections:
                 if response is not None:
                     response.close()  # one that closes its connection owns the socket
 
-    def _open(self, origin: _Origin, url: str) -> http.client.HTTPConnection:
+    def _open(self, origin: _Origin, url: str) -> tuple[http.client.HTTPConnection, bool]:
+        """A connection, and whether it was used before."""
         while connection := self._idle_one(origin):
-            # readable while idle means that the other side has closed it
-            if not select.select([connection.sock], [], [], 0)[0]:
-                return connection
-            connection.close()
+            if not _is_readable(connection.sock):
+                return connection, True
+            connection.close()  # readable while idle means that the other side has closed it
         scheme, host, port = origin
         if scheme == "https":
             tls = self._tls or shared_tls()
@@ -109,9 +121,10 @@ class Connections:
             connection.connect()
         except OSError as error:
             connection.close()
-            raise BrokenConnection(f"cannot connect to {without_query(url)}: {error}") from error
+            timed_out = isinstance(error, TimeoutError)
+            raise BrokenConnection(f"cannot connect to {without_query(url)}: {error}", timed_out=timed_out) from error
         connection.sock.settimeout(self._stall_timeout_s)
-        return connection
+        return connection, False
 
     def _idle_one(self, origin: _Origin) -> http.client.HTTPConnection | None:
         with self._lock:
@@ -125,6 +138,12 @@ class Connections:
                 return False
             idle.append(connection)
             return True
+
+
+def _is_readable(sock: socket.socket) -> bool:
+    poller = select.poll()
+    poller.register(sock, select.POLLIN)
+    return bool(poller.poll(0))
 
 
 def _split(url: str) -> tuple[_Origin, str]:
@@ -158,7 +177,7 @@ def _request(
     try:
         connection.endheaders()
         if send_body is not None:
-            send_body(connection.send)
+            send_body(connection.sock)
     except (ConnectionError, ssl.SSLError) as error:  # a stalled one (TimeoutError) has no answer to wait for
         broken = error
     try:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import os
 import secrets
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 from contract.base import path_problem
-from gpu_client.transport.errors import FileChanged, TransferError, UnsafePath, disk_full
+from gpu_client.transport.errors import TransferError, UnsafePath, disk_full
 
 CHUNK_BYTES = 256 * 1024
 MAX_NAME_BYTES = 255
@@ -88,27 +88,6 @@ class StagedFile:
             if self._descriptor >= 0:
                 os.close(self._descriptor)
             self._aside.unlink(missing_ok=True)
-
-
-def send_file(path: Path, size_bytes: int, write: Callable[[bytes], None]) -> None:
-    """Pass the bytes of a file to `write`. Raises FileChanged if it has not exactly `size_bytes`."""
-    with local_errors(f"reading {path}"):
-        try:
-            file = path.open("rb", buffering=0)
-        except FileNotFoundError as error:
-            raise FileChanged(f"{path} does not exist (any more)") from error
-    with file:
-        left_bytes = size_bytes
-        while True:
-            with local_errors(f"reading {path}"):
-                # one byte more than promised, to notice a file that has grown
-                piece = file.read(min(CHUNK_BYTES, left_bytes + 1))
-            left_bytes -= len(piece)
-            if left_bytes < 0 or (not piece and left_bytes > 0):
-                raise FileChanged(f"{path} has no longer the {size_bytes} bytes that were declared")
-            if not piece:
-                return
-            write(piece)
 
 
 def sync_directory(directory: Path) -> None:

@@ -90,8 +90,9 @@ class HttpClient:
         sleep: Callable[[float], None] = time.sleep,
         clock: Callable[[], float] = time.monotonic,
         draw: Callable[[], float] = random.random,
+        sent: Callable[[int], None] = lambda _size_bytes: None,
     ) -> None:
-        """Raises ValueError for a URL or key that can be no such thing."""
+        """`sent` is told the size of each body. Raises ValueError for a URL or key that can be no such thing."""
         self.url = _checked_url(url)
         self.policy = policy or RetryPolicy()
         self.stats = CallStats()
@@ -100,6 +101,7 @@ class HttpClient:
         self._sleep = sleep
         self._clock = clock
         self._draw = draw
+        self._sent = sent
         self._session = _session(_checked_key(api_key))
 
     def __repr__(self) -> str:
@@ -139,6 +141,8 @@ class HttpClient:
         url = self.url + call.path
         limit_s = max(0.1, remaining_s)
         until = self._clock() + limit_s
+        if call.body is not None:
+            self._sent(len(call.body))
         try:
             with self._session.request(
                 call.method,

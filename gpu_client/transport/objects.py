@@ -91,12 +91,13 @@ class ObjectCalls(ApiCalls):
             if {target.key for target in targets} != set(digests):
                 raise UnexpectedAnswer("upload_urls: the answer names other keys than were asked for")
             uploads = [
-                Upload(
+                Upload.of_file(
                     name=target.key,
                     path=paths[target.key],
                     size_bytes=digests[target.key].size_bytes,
                     url=target.url,
                     headers=target.headers,
+                    traffic="data",
                 )
                 for target in targets
             ]

@@ -31,12 +31,16 @@ class RetryPolicy:
 
 @dataclass(frozen=True, kw_only=True)
 class Failure:
-    """What one try ended with. `status` None means that no (complete) answer came: connection, timeout, cut short."""
+    """What one try ended with. `status` None means that no (complete) answer came: connection, timeout, cut short.
+
+    `overload`: the other side says, or seems, to have too much to do.
+    """
 
     reason: str
     status: int | None = None
     code: str | None = None
     retry_after_s: float | None = None
+    overload: bool = False
 
 
 def retry_delay_s(

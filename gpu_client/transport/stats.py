@@ -59,6 +59,8 @@ class TransferCounts:
     already_stored_objects: int = 0
     """Uploads that the store refused because the object was there already: success without effect."""
     downloaded_objects: int = 0
+    downloaded_ranges: int = 0
+    """Pieces of objects that were fetched by themselves."""
     downloaded_bytes: int = 0
     retries: int = 0
     wasted_bytes: int = 0

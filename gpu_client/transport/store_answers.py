@@ -14,6 +14,7 @@ from gpu_client.transport.retry import RETRIED_STATUSES, Failure, parse_retry_af
 MAX_ERROR_BYTES = 16 * 1024
 
 _PASSING_CODES = frozenset({"RequestTimeout", "SlowDown", "OperationAborted", "ConditionalRequestConflict"})
+_OVERLOAD_CODES = frozenset({"SlowDown", "RequestTimeout"})
 _DIGEST_CODES = frozenset({"BadDigest", "XAmzContentChecksumMismatch", "XAmzContentSHA256Mismatch"})
 _EXPIRED_CODES = frozenset({"ExpiredToken", "RequestExpired", "ExpiredRequest", "TokenRefreshRequired"})
 
@@ -40,7 +41,8 @@ def judge_refusal(refused: RefusedRequest) -> Failure | TransferError:
     passing = status in RETRIED_STATUSES or code in _PASSING_CODES
     if passing or (status == 409 and method == "PUT"):
         # 409 on a create-only PUT: another upload of the same object was under way
-        return Failure(reason=said, status=503, code=code, retry_after_s=retry_after_s)
+        overload = status in (429, 503) or code in _OVERLOAD_CODES
+        return Failure(reason=said, status=503, code=code, retry_after_s=retry_after_s, overload=overload)
     if code in _DIGEST_CODES:
         return ChecksumMismatch(f"{name}: the store received other bytes than declared ({said})")
     if status in (400, 401, 403) and (code in _EXPIRED_CODES or "expired" in said.lower()):

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from contract.checkpoints import BlobUrls, BlobUrlsRequest, CommitAnswer, DamagedRequest, Manifest
+from contract.checkpoints import BlobUrls, BlobUrlsRequest, CommitAnswer, DamagedRequest
+from contract.manifest import Manifest, ManifestV1
 from contract.work import (
     ArtifactsAnswer,
     ArtifactsRequest,
@@ -52,15 +53,15 @@ class WorkerCalls(ApiCalls):
         answer = self._send("heartbeat", "POST", path, body=request or HeartbeatRequest(), lease_token=lease_token)
         return read_answer("heartbeat", answer, HeartbeatAnswer)
 
-    def commit(self, lease_token: str, manifest: Manifest) -> CommitAnswer:
-        """Commit a checkpoint, or learn which blobs are missing. Posting the same manifest again is safe."""
+    def commit(self, lease_token: str, manifest: Manifest | ManifestV1) -> CommitAnswer:
+        """Commit a checkpoint, or learn which packs are missing. Posting the same manifest again is safe."""
         path = f"{_job(manifest.job_id)}/checkpoints"
         return read_answer(
             "commit", self._send("commit", "POST", path, body=manifest, lease_token=lease_token), CommitAnswer
         )
 
     def blob_urls(self, job_id: str, step: int, blake3: Sequence[str], *, lease_token: str | None = None) -> BlobUrls:
-        """Where to fetch up to 1,000 blobs of a committed checkpoint."""
+        """Where to fetch up to 1,000 packs of a committed checkpoint."""
         path = f"{_job(job_id)}/checkpoints/{step}/urls"
         body = BlobUrlsRequest(blake3=list(blake3))
         return read_answer(

@@ -206,7 +206,7 @@ def test_a_job_that_loses_its_machine_on_another_store(second_store: SecondStore
     again = api.claim(machine_id="m-2")
     (checkpoint,) = again.item["resume"]
     manifest = json.loads(api.send("GET", checkpoint["manifest_url"]).text)
-    digest = manifest["files"][0]["blake3"]
+    digest = manifest["packs"][0]["blake3"]
     urls = again.post(f"/job/{job}/checkpoints/100/urls", {"blake3": [digest]}).ok()["urls"]
     restored = api.send("GET", urls[digest]).text.encode()
     assert blake3(restored).hexdigest() == digest and restored == b"half"

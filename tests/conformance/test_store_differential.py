@@ -15,7 +15,8 @@ from functions.api.claiming import claim_next
 from functions.api.sweeping import run_timer, sweep
 from functions.domain import checkpoints as checkpoint_rules
 from functions.domain import jobs as rules
-from functions.domain.change import Change
+from functions.domain import packs
+from functions.domain.change import Change, Forget
 from functions.domain.claiming import ClaimWindow
 from functions.domain.errors import FenceBroken, Refusal, WriteConflict
 from functions.domain.leases import Fence
@@ -207,7 +208,7 @@ class Life:
         record = self.random.choice(records)
         if self.random.random() < 0.6:
             return self.cloud.jobs.protect_checkpoint(job.id, record.step, self.now + 40)
-        return self.cloud.jobs.delete_checkpoint(job.id, record, self.now)
+        return self.apply(packs.let_go(job, [Forget(record=record, now=self.now)], [])[0])
 
     def redeem(self) -> object:
         if not self.tokens or self.random.random() < 0.4:

@@ -11,9 +11,10 @@ from contract.history import EventType
 from contract.jobs import JobState, Policy, Reason
 from functions.domain import checkpoints as checkpoint_rules
 from functions.domain import jobs as rules
-from functions.domain.change import Change, CloseLease, DirectLease, changed
+from functions.domain import packs
+from functions.domain.change import Change, CloseLease, DirectLease, Forget, changed
 from functions.domain.errors import FenceBroken, Refusal, WriteConflict
-from functions.domain.records import Spec
+from functions.domain.records import CheckpointRecord, Job, Spec
 from tests.clouds import Cloud
 from tests.conformance.store_kit import NOW, TENANT, claim, commit, failed, record, submission, submit
 
@@ -227,13 +228,19 @@ def test_protection_only_grows(cloud: Cloud) -> None:
     assert cloud.jobs.protect_checkpoint(held.job.id, 8, LATER) is None
 
 
-def test_a_checkpoint_is_deleted_unless_protected_or_changed(cloud: Cloud) -> None:
+def forgetting(job: Job, record: CheckpointRecord, now: int) -> Change:
+    """Retention's change."""
+    return packs.let_go(job, [Forget(record=record, now=now)], [])[0]
+
+
+def test_a_checkpoint_is_forgotten_unless_protected_or_changed(cloud: Cloud) -> None:
     held = commit(cloud, claim(cloud, submit(cloud)), 7)
     job_id = held.job.id
     seen = cloud.jobs.checkpoint(job_id, 7)
     assert seen is not None
     cloud.jobs.protect_checkpoint(job_id, 7, LATER)
-    assert not cloud.jobs.delete_checkpoint(job_id, seen, LATER - 1)
+    with pytest.raises(WriteConflict):
+        cloud.jobs.apply(forgetting(held.job, seen, LATER - 1))
     assert cloud.jobs.checkpoint(job_id, 7) is not None
     for other in (
         seen.model_copy(update={"epoch": 2}),
@@ -241,12 +248,16 @@ def test_a_checkpoint_is_deleted_unless_protected_or_changed(cloud: Cloud) -> No
         seen.model_copy(update={"pinned": True}),
         seen.model_copy(update={"damaged": True}),
     ):
-        assert not cloud.jobs.delete_checkpoint(job_id, other, LATER)
-    assert cloud.jobs.delete_checkpoint(job_id, seen, LATER)
+        with pytest.raises(WriteConflict):
+            cloud.jobs.apply(forgetting(held.job, other, LATER))
+    assert cloud.jobs.get(job_id) == held.job
+    change = forgetting(held.job, seen, LATER)
+    cloud.jobs.apply(change)
+    assert cloud.jobs.get(job_id) == change.job
     assert cloud.jobs.checkpoint(job_id, 7) is None
     assert list(cloud.jobs.checkpoints(job_id, limit=5).items) == []
     # Repeating it is no refusal: the bytes may still be there.
-    assert cloud.jobs.delete_checkpoint(job_id, seen, LATER)
+    cloud.jobs.apply(forgetting(change.job, seen, LATER))
 
 
 def test_a_damaged_checkpoint_is_replaced_by_a_later_attempts(cloud: Cloud) -> None:
@@ -257,7 +268,8 @@ def test_a_damaged_checkpoint_is_replaced_by_a_later_attempts(cloud: Cloud) -> N
     change = checkpoint_rules.damaged(held.job, held.fence(), seen, fallback, message="", now=NOW)
     cloud.jobs.apply(change)
     assert cloud.jobs.checkpoint(job_id, 7) == seen.model_copy(update={"damaged": True})
-    assert not cloud.jobs.delete_checkpoint(job_id, seen, LATER)
+    with pytest.raises(WriteConflict):
+        cloud.jobs.apply(forgetting(change.job, seen, LATER))
     left = rules.release(change.job, held.attempt, held.fence(), reason=Reason(code="sigterm"), progress=None, now=NOW)
     cloud.jobs.apply(left)
     commit(cloud, claim(cloud, left.job), 7)

@@ -6,12 +6,15 @@ import json
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
+import jsonschema_rs
 import pytest
+from pydantic import ValidationError
 
 import functions.api
 from contract.errors import ERRORS, ErrorCode
+from contract.manifest import Chunk, Codec
 from contract.names import Scope
 from functions.api.openapi import describe
 from functions.api.routes import ROUTES, Route
@@ -37,6 +40,27 @@ def test_nothing_is_described_that_is_no_route() -> None:
     assert described == {route.route_key.replace("+}", "}") for route in ROUTES}
     ids = [operation(route)["operationId"] for route in ROUTES]
     assert len(set(ids)) == len(ids)
+
+
+@pytest.mark.parametrize("base", [None, 0])
+@pytest.mark.parametrize("pack", [None, 0])
+@pytest.mark.parametrize("codec", [None, *get_args(Codec)])
+def test_the_description_says_what_a_chunk_of_each_codec_has(
+    codec: str | None, pack: int | None, base: int | None
+) -> None:
+    given = {"codec": codec, "pack": pack, "base": base}
+    for chunk in (given, {name: value for name, value in given.items() if value is not None}):
+        if chunk.get("codec", "") is None:
+            continue
+        document = {"blake3": "0" * 64, "size_bytes": 1024, **chunk}
+        try:
+            Chunk.model_validate(document)
+        except ValidationError:
+            valid = False
+        else:
+            valid = True
+        schema = DESCRIPTION["components"]["schemas"]["Chunk"]
+        assert jsonschema_rs.is_valid(schema, document) == valid, document
 
 
 @EVERY_ROUTE

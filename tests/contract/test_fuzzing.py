@@ -130,7 +130,15 @@ BEYOND_SCHEMA_MESSAGES = {
     "is needed without a lease": "what an original client sends depends on who asks",
     "The address ": "where a webhook may lead is no question of form",
     "webhooks already": "a tenant has a limited number",
-    "does not name blob": "a checkpoint has the blobs it has",
+    "does not name pack": "a checkpoint has the packs it has",
+    "not in 'packs'": "an index is below the length of another list",
+    "not in 'chunks'": "an index is below the length of another list",
+    "have other than its": "a file is as long as its chunks together",
+    "that no file consists of": "each chunk is used",
+    "that no chunk lies in": "each pack is used",
+    "ends behind the end of its pack": "a chunk lies within its pack",
+    "is stored with as many bytes as it has": "two sizes are equal",
+    "is a delta itself, or has another size": "an index leads to a chunk that fits",
 }
 
 

@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
+import hashlib
 import io
 import random
+import re
 import time
 
 import pytest
 from PIL import Image
 
 from contract.jobs import AttemptEnd, JobState
-from tests.stack import chain
+from tests.stack import chain, weights
 from tests.waiting import until
 from tests.workshop import Workshop
 
 pytestmark = [pytest.mark.processes, pytest.mark.emulator]
 
-ROUNDS = 20
-STEPS = 400
+# With those in tests/e2e/training more than fifty.
+AGENT_ROUNDS = 12
+TRAINER_ROUNDS = 25
+STEPS = 300
 
 
 def kill_an_agent_at_work(shop: Workshop, *, after_s: float) -> None:
@@ -29,7 +33,7 @@ def kill_an_agent_at_work(shop: Workshop, *, after_s: float) -> None:
     until(lambda: not shop.trainers(), 20, what="the trainer's end")
 
 
-def test_killed_at_twenty_random_moments_the_weights_are_bit_identical(shop: Workshop) -> None:
+def test_agents_killed_at_random_moments_the_weights_are_bit_identical(shop: Workshop) -> None:
     """A kill may fall into start-up, fetching, restoring, training, hashing, uploading, committing or recovery."""
     rng = random.Random(20_240_613)
     stack = shop.stack
@@ -37,7 +41,7 @@ def test_killed_at_twenty_random_moments_the_weights_are_bit_identical(shop: Wor
     job_id = shop.submit(
         "chain.py", parameters, heartbeat_interval_s=2, max_interruptions=1000, max_fruitless_interruptions=1000
     )
-    for _ in range(ROUNDS):
+    for _ in range(AGENT_ROUNDS):
         kill_an_agent_at_work(shop, after_s=rng.uniform(0.0, 1.2))
     before = stack.job(job_id)
     assert before.state in (JobState.RUNNING, JobState.PENDING), "it finished before it was killed often enough"
@@ -47,7 +51,7 @@ def test_killed_at_twenty_random_moments_the_weights_are_bit_identical(shop: Wor
     assert stack.artifact(job_id) == chain(STEPS)
 
     attempts = stack.attempts(job_id)
-    assert len(attempts) >= ROUNDS + 1
+    assert len(attempts) >= AGENT_ROUNDS + 1
     assert [attempt.epoch for attempt in attempts] == list(range(1, len(attempts) + 1))
     assert attempts[-1].end is AttemptEnd.COMPLETE
     assert {attempt.end for attempt in attempts[:-1]} <= {AttemptEnd.RELEASED, AttemptEnd.INTERRUPTED}
@@ -59,6 +63,36 @@ def test_killed_at_twenty_random_moments_the_weights_are_bit_identical(shop: Wor
     stack.wait_for(uninterrupted, JobState.COMPLETE)
     assert stack.artifact(uninterrupted) == stack.artifact(job_id)
     assert len(stack.attempts(uninterrupted)) == 1
+
+
+def test_trainers_killed_at_random_moments_go_on_from_committed_states_bit_for_bit(shop: Workshop) -> None:
+    """The agent lives on, and has the job again at once, with all that the dead trainer left behind."""
+    rng = random.Random(20_261_121)
+    stack, steps = shop.stack, 800
+    limits = {"max_failures": 1000, "max_node_faults": 1000, "max_fruitless_interruptions": 1000}
+    job_id = shop.submit("chain.py", {"steps": steps, "every": 10, "step_s": 0.01}, heartbeat_interval_s=5, **limits)
+    agent = shop.agent("w1")
+    killed: set[int] = set()
+    for _ in range(TRAINER_ROUNDS):
+        trainer = until(lambda: next((one for one in shop.training() if one.pid not in killed), None), what="a trainer")
+        time.sleep(rng.uniform(0.0, 0.5))  # the moment is what is tried here
+        killed.add(trainer.pid)
+        trainer.kill()
+    job = stack.wait_for(job_id, JobState.COMPLETE, JobState.FAILED, timeout_s=120)
+    assert job.state is JobState.COMPLETE, job.reason
+    assert stack.artifact(job_id) == chain(steps)
+
+    attempts = stack.attempts(job_id)
+    assert [attempt.end for attempt in attempts] == [AttemptEnd.FAILED] * TRAINER_ROUNDS + [AttemptEnd.COMPLETE]
+    assert {attempt.signal for attempt in attempts[:-1]} == {9}
+    committed = stack.steps(job_id)
+    assert committed == sorted(set(committed))
+    found = re.findall(r"\| found (\d+) (\w{64})$", agent.log(), re.MULTILINE)
+    assert len(found) > TRAINER_ROUNDS / 2, "most of them came so far as to begin"
+    for step, digest in found:
+        state = chain(int(step))
+        assert int(step) in committed
+        assert digest == hashlib.sha256(state + weights(job_id, state)).hexdigest()
 
 
 def test_real_weights_are_bit_identical_too(shop: Workshop) -> None:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+import shutil
 from contextlib import AbstractContextManager, nullcontext
 
 import pytest
 
 from contract.jobs import AttemptEnd, JobState
 from tests.proxies import Trouble
-from tests.stack import Stack, chain
+from tests.stack import Stack, chain, weights
 from tests.waiting import until
 from tests.workshop import Workshop
 
@@ -18,27 +19,21 @@ pytestmark = [pytest.mark.processes, pytest.mark.emulator]
 STEPS = 40
 HELD = {
     "fetching": "GET /training-data/",
-    "restoring": "GET /training-checkpoints/.*/(manifests|blobs)/",
-    "committing": "PUT /training-checkpoints/.*/blobs/",
+    "restoring": "GET /training-checkpoints/.*/(manifests|packs)/",
+    "committing": "PUT /training-checkpoints/.*/packs/",
     "uploading": "PUT /training-checkpoints/.*/artifacts/",
 }
 
 
 def assert_whole_checkpoints(stack: Stack, job_id: str) -> None:
-    """Every checkpoint that the control plane names is stored, to the last byte."""
-    sizes = {
-        entry["Key"].rpartition("/")[2]: entry["Size"]
-        for entry in stack.objects.list_objects_v2(
-            Bucket="training-checkpoints", Prefix=f"default/jobs/{job_id}/blobs/"
-        )["Contents"]
-    }
+    """Every checkpoint that the control plane names is stored, to the last bit."""
     named = stack.client.checkpoints(job_id).checkpoints
     assert named
     for checkpoint in named:
-        manifest = json.loads(stack.read(checkpoint.manifest_key))
-        assert {file["path"] for file in manifest["files"]} == {"baton.json", "state.txt", "weights.bin"}
-        for file in manifest["files"]:
-            assert sizes[file["blake3"]] == file["size_bytes"]
+        files = stack.files_of(stack.manifest(checkpoint.manifest_key))
+        state = chain(checkpoint.step)
+        assert json.loads(files.pop("baton.json"))["step"] == checkpoint.step
+        assert files == {"state.txt": state, "weights.bin": weights(job_id, state)}
 
 
 @pytest.mark.parametrize("phase", ["fetching", "restoring", "training", "committing", "uploading"])
@@ -109,9 +104,10 @@ def test_a_damaged_newest_checkpoint_is_passed_over_for_the_one_before(shop: Wor
     stack.wait_for_commit(job_id, 20)
     agent.kill_group()
     newest, before = stack.client.checkpoints(job_id).checkpoints[:2]
-    manifest = json.loads(stack.read(newest.manifest_key))
-    weights = next(file for file in manifest["files"] if file["path"] == "weights.bin")
-    stack.write(f"jobs/{job_id}/blobs/{weights['blake3']}", bytes(weights["size_bytes"]))
+    for pack in stack.manifest(newest.manifest_key).packs:
+        stack.write(f"packs/{pack.blake3}", bytes(pack.size_bytes))
+    for store in list(shop.tmp_path.glob("workspace/slot-*/store")):
+        shutil.rmtree(store)  # else nothing would be fetched
 
     shop.agent("w1")
     stack.wait_for(job_id, JobState.COMPLETE)

@@ -39,10 +39,10 @@ def test_a_control_plane_that_is_down_for_ten_heartbeats_costs_nothing(patient_s
         from_step = _last_step(agent.log())
         until(lambda: _last_step(agent.log()) >= from_step + 60, what="the lease running out")
         committed = stack.steps(job_id)
-        blobs = len(stack.s3.requests("PUT /training-checkpoints/.*/blobs/"))
+        packs = len(stack.s3.requests("PUT /training-checkpoints/.*/packs/"))
         until(lambda: _last_step(agent.log()) >= from_step + 200, what="training that goes on")
         assert stack.steps(job_id) == committed
-        assert len(stack.s3.requests("PUT /training-checkpoints/.*/blobs/")) == blobs, "uploaded without a proven lease"
+        assert len(stack.s3.requests("PUT /training-checkpoints/.*/packs/")) == packs, "uploaded without a proven lease"
         assert "heartbeat failed" in agent.log()
     stack.wait_for(job_id, JobState.COMPLETE)
     assert [attempt.end for attempt in stack.attempts(job_id)] == [AttemptEnd.COMPLETE]
@@ -50,10 +50,6 @@ def test_a_control_plane_that_is_down_for_ten_heartbeats_costs_nothing(patient_s
     assert "control plane is back" in agent.log()
     assert stack.steps(job_id)[-1] == steps > committed[-1], "commits went on afterwards"
     assert stack.log_lines(job_id) == [f"step {step}" for step in range(1, steps + 1)]
-
-
-def _trainers(shop: Workshop) -> int:
-    return sum(any(part.endswith("chain.py") for part in process.cmdline()[:2]) for process in shop.trainers())
 
 
 def _last_step(log: str) -> int:
@@ -83,11 +79,11 @@ def test_an_object_store_that_stumbles(shop: Workshop, status: int) -> None:
     job_id = shop.submit("chain.py", {"steps": 20, "every": 10}, inputs=(f"{shop.queue}/",))
     with (
         stack.s3.failing("GET /training-data/", status) as inputs,
-        stack.s3.failing("PUT /training-checkpoints/.*/blobs/", status) as blobs,
+        stack.s3.failing("PUT /training-checkpoints/.*/packs/", status) as packs,
         stack.s3.failing("PUT /training-checkpoints/.*/artifacts/", status) as artifacts,
     ):
         shop.agent("w1")
-        for trouble in (inputs, blobs, artifacts):
+        for trouble in (inputs, packs, artifacts):
             trouble.wait_for(3)
             stack.s3.forget(trouble)
     stack.wait_for(job_id, JobState.COMPLETE)
@@ -107,7 +103,7 @@ def test_a_machine_that_was_paused_until_its_job_moved_on_changes_nothing(shop: 
     shop.agent("w2")
     until(lambda: stack.job(job_id).epoch == 2, what="the second attempt")
     until(lambda: stack.attempts(job_id)[1].checkpoint_step, what="a commit of the second attempt")
-    until(lambda: _trainers(shop) == 1, what="the end of the zombie's trainer")
+    until(lambda: len(shop.training()) == 1, what="the end of the zombie's trainer")
     held = stack.job(job_id)
     zombie.signal(signal.SIGCONT)
     until(lambda: "attempt 1: lost" in zombie.log(), what="the zombie's giving up")

@@ -126,10 +126,10 @@ class Run:
         )
         first = shop.agent("w1")
         stack.wait_for_step(job, 1)
-        with stack.s3.failing(r"PUT /.*/blobs/", 503) as trouble:
+        with stack.s3.failing(r"PUT /.*/packs/", 503) as trouble:
             trouble.wait()
         self.secrets["first lease token"] = self._lease_token()
-        with stack.s3.failing(r"PUT /.*/blobs/", 403) as trouble:
+        with stack.s3.failing(r"PUT /.*/packs/", 403) as trouble:
             trouble.wait_for(1)
         stack.wait_for_commit(job)
         first.kill_group()

@@ -120,7 +120,7 @@ def test_a_job_canceled_before_its_start_never_starts(shop: Workshop) -> None:
     [
         ("download", "GET /training-data/"),
         ("upload", "PUT /training-checkpoints/.*/artifacts/"),
-        ("commit", "PUT /training-checkpoints/.*/blobs/"),
+        ("commit", "PUT /training-checkpoints/.*/packs/"),
     ],
 )
 def test_canceled_while_bytes_move(shop: Workshop, phase: str, held: str) -> None:

@@ -76,8 +76,9 @@ def test_a_script_that_knows_nothing_of_us_and_writes_slowly(shop: Workshop) -> 
     assert stack.artifact(job_id) == str(sum(range(13))).encode()
     assert f"starting at {committed}" in stack.log_lines(job_id)
     for checkpoint in stack.client.checkpoints(job_id).checkpoints:
-        (file,) = json.loads(stack.read(checkpoint.manifest_key))["files"]
-        state = json.loads(stack.read(f"jobs/{job_id}/blobs/{file['blake3']}"))
+        files = stack.files_of(stack.manifest(checkpoint.manifest_key))
+        assert list(files) == ["state.json"]
+        state = json.loads(files["state.json"])
         assert state["total"] == sum(range(checkpoint.step + 1))
     assert stack.steps(job_id)[-1] == 12, "what lies there at a clean end is committed without waiting"
 
@@ -113,6 +114,7 @@ def test_the_trainer_sees_what_it_should_and_no_key(shop: Workshop) -> None:
         "BATON_RESUME_FROM",
         "BATON_PARAMS",
         "BATON_CHANNEL",
+        "BATON_ARENA",
     }
     assert (environment["BATON_JOB_ID"], environment["BATON_EPOCH"]) == (job_id, "1")
     assert environment["MY_OWN"] == "value"
@@ -184,6 +186,8 @@ def test_a_disk_too_small_for_the_inputs_is_said_so_before_the_download(shop: Wo
 def test_a_full_disk_is_the_machine_s_fault_and_is_cleared_for_the_next_job(shop: Workshop, small_disk: Path) -> None:
     stack = shop.stack
     assert_inputs_do_not_fit(shop, workspace=small_disk / "workspace")
+    # In between one that fits: after two failures in a row the agent would pause.
+    stack.wait_for(shop.submit("chain.py", {"steps": 5}), JobState.COMPLETE)
     # The inputs fit, the training itself needs too much.
     greedy = shop.submit(
         "",

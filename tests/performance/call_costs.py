@@ -13,6 +13,9 @@ from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 
+import requests
+
+from contract.manifest import Chunk, ChunkedFile, Manifest, Pack
 from contract.names import Scope
 from contract.work import HeartbeatRequest, LogChunk, ReleaseRequest, WorkItem
 from functions.api.authorizing import authorize
@@ -25,6 +28,7 @@ from functions.webhooks.lines import Waiting
 from functions.webhooks.posting import Outcome
 from gpu_client.checkpoints.upload import commit_checkpoint
 from gpu_client.transport.transfer import Transfer
+from tests.api_harness import pack_of
 from tests.emulator import CREDENTIALS
 from tests.hooks import make_event, make_webhook
 from tests.performance.plane import TENANT, Plane
@@ -36,6 +40,7 @@ WAITING = 20
 """Jobs in the queue while one is claimed: more than a claim looks at."""
 EARLIER_COMMITS = 4
 """From then on each commit lets an old checkpoint go: the usual case."""
+FURTHER_PACKS = 4
 LOG_LINE = "{'loss': 0.0421, 'grad_norm': 0.913, 'learning_rate': 9.2e-05, 'epoch': 3.1}"
 LOG_LINES = 200
 
@@ -67,6 +72,7 @@ class _Recording:
             "heartbeat in a new bucket": self._billed(lambda: self._heartbeat(item, later_s=DUE_BUCKET_S)),
             "log chunk": self._billed(lambda: self._log(item)),
             "checkpoint": self._checkpoint(item),
+            "pack": self._further_pack(),
             "end": self._billed(lambda: self._release(ending)),
             "idle sweep": idle_sweep,
             "delivery": self._billed(self._delivery(), api=0),
@@ -118,7 +124,7 @@ class _Recording:
         )
 
     def _checkpoint(self, item: WorkItem) -> Billed:
-        """By the agent's own code, with the PUTs of its blobs."""
+        """By the agent's own code, with the PUTs of its packs."""
         with tempfile.TemporaryDirectory(prefix="baton-bench-") as folder, closing(Transfer()) as transfer:
             for step in range(1, EARLIER_COMMITS + 2):
                 directory = Path(folder, f"checkpoint-{step}")
@@ -127,12 +133,41 @@ class _Recording:
                     (directory / name).write_bytes(f"{name} of step {step}".encode())
                 with self._meter.billed() as billed:
                     done = commit_checkpoint(self._plane, transfer, item, directory, step)
-        billed["s3_put"] += done.uploaded_blobs
+        billed["s3_put"] += done.uploaded_packs
         return _sorted(billed, api=done.api_calls, functions=done.api_calls)
+
+    def _further_pack(self) -> Billed:
+        """What each pack of a checkpoint but the first adds, from its PUT to its end."""
+        few, many = self._commit_of_packs(1), self._commit_of_packs(1 + FURTHER_PACKS)
+        return {unit: (many[unit] - few[unit]) / FURTHER_PACKS for unit in sorted(many) if many[unit] != few[unit]}
+
+    def _commit_of_packs(self, packs: int) -> Counter[str]:
+        """A commit that lets as many packs go as it brings. Small ones: their size costs nothing."""
+        item = self._plane.claimed()
+        for step in range(1, EARLIER_COMMITS + 2):
+            contents = [f"pack {number} of step {step} of {item.id}".encode() for number in range(packs)]
+            manifest = _manifest(item, step, contents)
+            with self._meter.billed() as billed:
+                missing = self._plane.commit(item.lease_token, manifest).missing
+                stored = {pack.blake3: content for pack, content in zip(manifest.packs, contents, strict=True)}
+                for blob in missing:
+                    requests.put(blob.url, stored[blob.blake3], headers=blob.headers, timeout=10).raise_for_status()
+                if not self._plane.commit(item.lease_token, manifest).committed:
+                    raise RuntimeError("the checkpoint was not committed")
+        billed["s3_put"] += len(missing)
+        return billed
 
     def _sweep(self) -> None:
         context = self._plane.context
         sweep(context.jobs, context.leases, context.clock.now())
+
+
+def _manifest(item: WorkItem, step: int, contents: list[bytes]) -> Manifest:
+    """Each content is a pack, a chunk and a file."""
+    packs = [Pack.model_validate(pack_of(content)) for content in contents]
+    chunks = [Chunk(blake3=pack.blake3, size_bytes=pack.size_bytes, pack=at) for at, pack in enumerate(packs)]
+    files = [ChunkedFile(path=f"shard-{at}", size_bytes=pack.size_bytes, chunks=[at]) for at, pack in enumerate(packs)]
+    return Manifest(version=2, job_id=item.id, step=step, epoch=item.epoch, packs=packs, chunks=chunks, files=files)
 
 
 class _Ahead:

@@ -19,6 +19,7 @@ from cdk.functions import MEMORY_MIB
 from contract.work import LONGEST_LOG_WAIT_S
 from functions.local.emulator import Emulator
 from functions.storage.keys import DUE_BUCKET_S
+from gpu_client.checkpoints.packing import Cutter
 from tests.performance import call_costs, prices
 from tests.performance.call_costs import RECORDED, Billed
 from tests.performance.plane import Plane
@@ -33,6 +34,10 @@ K = 1000
 HEARTBEAT_S = 30
 CHECKPOINT_S = 600
 CHECKPOINT_BYTES = 10**9
+PACK_BYTES = Cutter(CHECKPOINT_BYTES).min_bytes * 46 // 32
+"""Mean: on 32 MiB come about 14 more until the content says that the pack ends (gpu_client/checkpoints/packing.py)."""
+ALL_NEW_PACKS = -(-CHECKPOINT_BYTES // PACK_BYTES)
+"""Of a checkpoint of which nothing was stored before, and which no codec makes smaller: the worst case."""
 ATTEMPT_H = 4
 """How long a machine keeps a job: a claim and an end in that time."""
 FLEET = 100
@@ -64,6 +69,7 @@ function of 512 MiB has 0.29 of a processor, and DynamoDB answers in some 4 ms."
 PLATFORM_LOG_BYTES, OWN_LOG_BYTES, ACCESS_LOG_BYTES = 400, 350, 300
 """Lambda's three lines of a call, our own (none for a heartbeat), the API's."""
 
+CHECKPOINTS, FURTHER_PACKS = "checkpoints, of one new pack", "their further packs"
 SWEEPING = "sweeper, the fleet's share"
 QUEUE_REQUESTS = 3
 """Of a message: sent, received, deleted."""
@@ -103,6 +109,8 @@ class Costs:
 
     billed: Mapping[str, Billed]
     fleet: int = FLEET
+    new_packs: int = ALL_NEW_PACKS
+    """What each checkpoint brings."""
     rows: list[Row] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -112,7 +120,8 @@ class Costs:
             self._row("heartbeats", "heartbeat", heartbeats - moves),
             self._row("heartbeats that move the lease's index", "heartbeat in a new bucket", moves),
             self._row("authorizer", "authorizer", HOUR_S / AUTHORIZER_CACHE_S / self.fleet),
-            self._row("checkpoints, 1 GB each", "checkpoint", checkpoints),
+            self._row(CHECKPOINTS, "checkpoint", checkpoints),
+            self._row(FURTHER_PACKS, "pack", checkpoints * (self.new_packs - 1)),
             self._row("log chunks", "log chunk", HOUR_S / LONGEST_LOG_WAIT_S),
             self._row("claims", "claim", attempts),
             self._row("ends of attempts", "end", attempts),
@@ -130,6 +139,11 @@ class Costs:
     def control(self) -> float:
         """API, Lambda, DynamoDB: USD per GPU-hour."""
         return self.sum(lambda row: row.control)
+
+    @property
+    def control_besides_checkpoints(self) -> float:
+        """The same of everything but checkpoints."""
+        return self.sum(lambda row: 0 if row.what in (CHECKPOINTS, FURTHER_PACKS) else row.control)
 
     @property
     def with_s3(self) -> float:
@@ -170,7 +184,7 @@ class Costs:
             what=what,
             per_hour=per_hour,
             api=per_hour * api * prices.API.usd,
-            functions=per_hour * calls * _call_usd(function),
+            functions=per_hour * calls * _call_usd(function) if calls else 0,
             dynamodb=per_hour * (billed.get("read", 0) * prices.READ.usd + billed.get("write", 0) * prices.WRITE.usd),
             s3=per_hour * (billed.get("s3_put", 0) * prices.S3_PUT.usd + billed.get("s3_get", 0) * prices.S3_GET.usd),
             logs=per_hour * log_bytes / 1e9 * prices.LOG_GB.usd,
@@ -192,8 +206,22 @@ def _events_per_hour() -> float:
 
 
 def smallest_fleet(billed: Mapping[str, Billed]) -> int:
-    """How many GPUs must share a key and a sweeper for the bound to hold."""
-    return next(fleet for fleet in count(1) if Costs(billed, fleet=fleet).control * K <= BOUND_CONTROL)
+    """How many GPUs must share a key and a sweeper for the bound of the control plane to hold, besides checkpoints."""
+    return next(
+        fleet for fleet in count(1) if Costs(billed, fleet=fleet).control_besides_checkpoints * K <= BOUND_CONTROL
+    )
+
+
+def most_packs(billed: Mapping[str, Billed]) -> int:
+    """How many packs each checkpoint may bring for the bounds with S3's requests to hold."""
+    bound = min(BOUND_KELPIE * kelpie_usd(), BOUND_ORIGINAL * original_usd())
+    return next(packs for packs in count(1) if Costs(billed, new_packs=packs + 1).with_s3 > bound)
+
+
+def billed_usd(billed: Billed) -> float:
+    """DynamoDB's and S3's part of a call."""
+    unit_prices = {"read": prices.READ, "write": prices.WRITE, "s3_put": prices.S3_PUT, "s3_get": prices.S3_GET}
+    return sum(billed.get(unit, 0) * price.usd for unit, price in unit_prices.items())
 
 
 def _call_usd(function: str) -> float:
@@ -226,20 +254,9 @@ def recorded() -> dict[str, Billed]:
 
 def page(billed: Mapping[str, Billed]) -> str:
     """The whole page."""
-    costs, alone = Costs(billed), Costs(billed, fleet=1)
+    costs, alone, most = Costs(billed), Costs(billed, fleet=1), most_packs(billed)
     chunk = billed["log chunk"]
     often = Costs({**billed, "log chunk": {name: value * LONGEST_LOG_WAIT_S / 5 for name, value in chunk.items()}})
-    against = {
-        "API, Lambda, DynamoDB, for 1,000 GPU-hours": (f"{costs.control * K:.4f}", BOUND_CONTROL),
-        f"with S3's requests, against Kelpie's {kelpie_usd() * K:.2f}": (
-            f"{costs.with_s3 / kelpie_usd():.2f} times",
-            BOUND_KELPIE,
-        ),
-        f"with S3's requests, against the original's {original_usd() * K:.2f}": (
-            f"{costs.with_s3 / original_usd():.2f} times",
-            BOUND_ORIGINAL,
-        ),
-    }
     values: dict[str, object] = {
         "region": prices.REGION,
         "as_of": prices.AS_OF,
@@ -249,7 +266,16 @@ def page(billed: Mapping[str, Billed]) -> str:
         "attempt_h": ATTEMPT_H,
         "fleet": FLEET,
         "table": _table(costs),
-        "bounds": _rows(against),
+        "bounds": _bounds(billed, sorted({1, most, ALL_NEW_PACKS})),
+        "besides": f"{costs.control_besides_checkpoints * K:.3f}",
+        "bound_control": BOUND_CONTROL,
+        "pack_mib": PACK_BYTES // 2**20,
+        "all_new": ALL_NEW_PACKS,
+        "most_packs": most,
+        "most_mb": most * PACK_BYTES // 10**6,
+        "pack_writes": f"{billed['pack']['write']:g}",
+        "pack_reads": f"{billed['pack']['read']:g}",
+        "pack_usd": f"{billed_usd(billed['pack']) * prices.MILLION:.1f}",
         "alone": f"{alone.control * K:.3f}",
         "control": f"{costs.control * K:.3f}",
         "cache_s": AUTHORIZER_CACHE_S,
@@ -278,6 +304,26 @@ def page(billed: Mapping[str, Billed]) -> str:
         "prices": _rows({price.unit: (_plain(price.usd), price.source) for price in prices.PRICES}),
     }
     return Template(TEMPLATE.read_text(encoding="utf-8")).substitute(values)
+
+
+def _bounds(billed: Mapping[str, Billed], new_packs: Sequence[int]) -> str:
+    """What checkpoints of so many new packs make of each bound."""
+    lines = []
+    for packs in new_packs:
+        costs = Costs(billed, new_packs=packs)
+        found = (
+            (costs.control * K, BOUND_CONTROL),
+            (costs.with_s3 / kelpie_usd(), BOUND_KELPIE),
+            (costs.with_s3 / original_usd(), BOUND_ORIGINAL),
+        )
+        cells = (f"{value:.3f}" + (", above" if value > allowed else "") for value, allowed in found)
+        lines.append(f"| {packs} | {' | '.join(cells)} |")
+    allowed = f"| allowed | {BOUND_CONTROL} | {BOUND_KELPIE} | {BOUND_ORIGINAL} |"
+    head = (
+        f"| new packs | API, Lambda, DynamoDB | with S3, in Kelpie's {kelpie_usd() * K:.2f} "
+        f"| with S3, in the original's {original_usd() * K:.2f} |"
+    )
+    return "\n".join((head, "|---|---:|---:|---:|", *lines, allowed))
 
 
 def _rows(cells: Mapping[str, Sequence[object]]) -> str:
@@ -338,6 +384,7 @@ def _duration_share(costs: Costs) -> float:
                 "heartbeat",
                 "heartbeat",
                 "authorizer",
+                "checkpoint",
                 "checkpoint",
                 "log chunk",
                 "claim",

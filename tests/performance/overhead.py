@@ -164,11 +164,13 @@ class Contender:
 class Bench:
     """Runs the loop in its three ways at once, in folders below `scratch`."""
 
-    def __init__(self, stack: RunningStack, scratch: Path, processors: Processors, steps: int) -> None:
+    def __init__(
+        self, stack: RunningStack, scratch: Path, processors: Processors, steps: int, checkpoint_every: int
+    ) -> None:
         self._stack = stack
         self._scratch = scratch
         self._processors = processors
-        self._params = {"steps": steps, "checkpoint_every": CHECKPOINT_EVERY}
+        self._params = {"steps": steps, "checkpoint_every": checkpoint_every}
         self._data = scratch / "digits"
         self._runs = 0
         write_images(self._data)
@@ -255,18 +257,26 @@ class Bench:
         return [sys.executable, str(_PROCESS), "--mode", mode, "--times", str(place / "times.json"), *notes, *where]
 
 
-def measure(stack: RunningStack, scratch: Path, *, rounds: int, steps: int) -> list[Figure]:
+def measure(
+    stack: RunningStack,
+    scratch: Path,
+    *,
+    rounds: int,
+    steps: int,
+    checkpoint_every: int = CHECKPOINT_EVERY,
+    at_most: float = TARGET_RATIO,
+) -> list[Figure]:
     """Rounds in each of which all three run; the order of their turns changes from round to round."""
     processors = Processors.split()
     if processors.rest:
         # We, too, keep off the trainer's processor.
         os.sched_setaffinity(0, processors.rest)
-    bench = Bench(stack, scratch, processors, steps)
+    bench = Bench(stack, scratch, processors, steps, checkpoint_every)
     runs: dict[str, list[Run]] = {mode: [] for mode in MODES}
     for number in range(rounds):
         for mode, run in bench.round(order_of(number)).items():
             runs[mode].append(run)
-    return figures(runs, processors, steps)
+    return figures(runs, processors, steps, checkpoint_every, at_most)
 
 
 def order_of(number: int) -> list[str]:
@@ -276,12 +286,18 @@ def order_of(number: int) -> list[str]:
     return order[::-1] if number % 2 else order
 
 
-def figures(runs: dict[str, list[Run]], processors: Processors, steps: int) -> list[Figure]:
+def figures(
+    runs: dict[str, list[Run]],
+    processors: Processors,
+    steps: int,
+    checkpoint_every: int = CHECKPOINT_EVERY,
+    at_most: float = TARGET_RATIO,
+) -> list[Figure]:
     """What the runs say: wall against bare (the target), CPU against bare, and where it goes."""
     bare, control, alone, agent = runs["bare"], runs["control"], runs["session"], runs["agent"]
     details: dict[str, Any] = {
         "steps": steps,
-        "checkpoint_every": CHECKPOINT_EVERY,
+        "checkpoint_every": checkpoint_every,
         "heartbeat_interval_s": HEARTBEAT_INTERVAL_S,
         "checkpoints written": [run.checkpoints for run in agent],
         "checkpoints committed": [run.committed for run in agent],
@@ -302,7 +318,7 @@ def figures(runs: dict[str, list[Run]], processors: Processors, steps: int) -> l
             "training loop under the agent: wall",
             agent,
             lambda run: run.wall_s,
-            at_most=TARGET_RATIO,
+            at_most=at_most,
             details=details,
         ),
         against_bare("training loop under the agent: wall less waiting", agent, lambda run: run.undisturbed_s),

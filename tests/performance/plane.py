@@ -13,8 +13,9 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from contract.checkpoints import CommitAnswer, Manifest
+from contract.checkpoints import CommitAnswer
 from contract.jobs import Policy
+from contract.manifest import Manifest, ManifestV1
 from contract.names import BUCKETS
 from contract.work import WorkItem
 from functions.api.context import Context
@@ -29,6 +30,7 @@ from functions.storage import job_items
 from functions.storage.clients import dynamodb_client, s3_client
 from functions.storage.dynamo_jobs import DynamoJobStore
 from functions.storage.dynamo_leases import DynamoLeaseStore
+from functions.storage.dynamo_packs import DynamoPackStore
 from functions.storage.dynamo_tokens import DynamoTokenStore
 from functions.storage.dynamo_webhooks import DynamoWebhookStore
 from functions.storage.s3_objects import S3ObjectStore
@@ -102,6 +104,7 @@ class Plane:
         return Context(
             jobs=DynamoJobStore(self.dynamodb, self.prefix),
             leases=DynamoLeaseStore(self.dynamodb, self.prefix),
+            packs=DynamoPackStore(self.dynamodb, self.prefix),
             tokens=DynamoTokenStore(self.dynamodb, self.prefix),
             objects=self._objects,
             webhooks=DynamoWebhookStore(self.dynamodb, self.prefix),
@@ -156,7 +159,7 @@ class Plane:
         self.submit()
         return WorkItem.model_validate(self.claim()[0])
 
-    def commit(self, lease_token: str, manifest: Manifest) -> CommitAnswer:
+    def commit(self, lease_token: str, manifest: Manifest | ManifestV1) -> CommitAnswer:
         """`POST /job/{id}/checkpoints`, as the agent's commit wants it."""
         answer = self.worker_call(
             "POST /job/{id}/checkpoints",

@@ -20,13 +20,13 @@ FILES = ("model.safetensors", "state.pt", "baton.json")
 
 @dataclass(frozen=True)
 class CommitCost:
-    """A checkpoint of three new blobs, committed by the agent's own code."""
+    """A checkpoint of three new files in one pack, committed by the agent's own code."""
 
     job_id: str
     api_calls: int
-    blobs: int
+    packs: int
     requests: Counter[str]
-    """DynamoDB's and S3's, as the control plane sends them: the blobs' uploads are the worker's and not in here."""
+    """DynamoDB's and S3's, as the control plane sends them: the packs' uploads are the worker's and not in here."""
 
 
 def heartbeat_requests(plane: Plane) -> Counter[str]:
@@ -58,10 +58,11 @@ def commit_cost(plane: Plane, *, earlier: int = 0) -> CommitCost:
             directory = Path(folder, f"checkpoint-{step}")
             directory.mkdir()
             for name in FILES:
-                (directory / name).write_bytes(f"{name} of step {step}".encode())
+                # Of this job alone: what another one stored would not be sent again.
+                (directory / name).write_bytes(f"{name} of step {step} of {item.id}".encode())
             with plane.requests() as sent:
                 done = commit_checkpoint(plane, transfer, item, directory, step)
-    return CommitCost(item.id, done.api_calls, done.uploaded_blobs, sent)
+    return CommitCost(item.id, done.api_calls, done.uploaded_packs, sent)
 
 
 def measure(plane: Plane) -> list[Figure]:
@@ -73,7 +74,7 @@ def measure(plane: Plane) -> list[Figure]:
         _count("heartbeat: requests", heartbeat.total(), 1, heartbeat),
         _count("claim: Query", queries, 1, claim),
         _count("claim: other requests", claim.total() - queries, 1, claim),
-        _count("commit: API calls besides blobs", fresh.api_calls, 2, fresh.requests),
+        _count("commit: API calls besides packs", fresh.api_calls, 2, fresh.requests),
         _count("commit: requests behind them", fresh.requests.total(), None, fresh.requests),
         _count("commit + retention: requests", later.requests.total(), None, later.requests),
     ]

@@ -38,6 +38,8 @@ def _value_bytes(value: Mapping[str, Any]) -> int:
             return ceil(len(content.lstrip("-").replace(".", "")) / 2) + 1
         case "BOOL" | "NULL":
             return 1
+        case "SS":
+            return sum(len(text.encode()) for text in content)
         case _:
             raise ValueError(f"no item of ours has a {kind}")
 
@@ -148,6 +150,7 @@ def _read(name: str, params: dict[str, Any], answer: dict[str, Any]) -> float:
             return read_units(sum(item_bytes(item) for item in answer["Items"]), consistent=consistent)
         case "BatchGetItem":
             items = [item for found in answer["Responses"].values() for item in found]
-            return sum(read_units(item_bytes(item), consistent=True) for item in items)
+            absent = sum(len(asked["Keys"]) for asked in params["RequestItems"].values()) - len(items)
+            return absent + sum(read_units(item_bytes(item), consistent=True) for item in items)
         case _:
             return 0

@@ -17,10 +17,12 @@ from contract.errors import ErrorCode
 from contract.jobs import JobState, Policy, Requirements, Retention
 from contract.work import WorkQuery
 from functions.domain import jobs as rules
-from functions.domain.change import Change, CheckLease, CloseLease
+from functions.domain import packs
+from functions.domain.change import Change, CheckLease, CloseLease, Forget
 from functions.domain.errors import Refusal
 from functions.domain.matching import equals, mismatch
 from functions.domain.reclaiming import reclaimable, watched
+from functions.domain.records import CheckpointRecord, Job
 from functions.domain.retention import expendable
 from tests.factories import make_spec
 from tests.properties.invariants import DAY_S, Checked
@@ -291,16 +293,22 @@ class JobMachine(Checked):
             kept = jobs.protect_checkpoint(job.id, chosen.step, self.now + 600)
             assert kept is not None
             assert kept.protected_until >= self.now + 600
-            assert not jobs.delete_checkpoint(job.id, kept, self.now)
+            assert self.forget(job, [kept]) == "conflict", "somebody is reading it"
             records = self.records(job.id)
         policy = job.spec.policy.retention
         going = expendable(records, policy, current_step=job.checkpoint_step, now=self.now, in_history=job.in_history)
-        for record in going:
-            assert record.protected_until <= self.now
-            assert jobs.delete_checkpoint(job.id, record, self.now)
-            assert jobs.delete_checkpoint(job.id, record, self.now), "a repeat must go on"
+        assert all(record.protected_until <= self.now for record in going)
+        assert self.forget(job, going) == "written"
+        assert self.forget(job, going) == "conflict", "the job has changed"
+        assert self.forget(self.job(job.id), going) == "written", "a repeat must go on"
         assert self.records(job.id) == [record for record in records if record not in going]
+        self.accounts[job.id].job = self.job(job.id)
         self.touched.add(job.id)
+
+    def forget(self, job: Job, going: list[CheckpointRecord]) -> str:
+        """Retention's decision on the job as it was read."""
+        change, _ = packs.let_go(job, [Forget(record=record, now=self.now) for record in going], [])
+        return self.attempt_write(change)
 
     def teardown(self) -> None:
         """Whatever happened, nothing is stuck: every job is where a person or a worker can take it on, or has ended."""

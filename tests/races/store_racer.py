@@ -11,14 +11,18 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
+from contract.manifest import Pack
 from contract.work import WorkQuery
 from functions.api.claiming import claim_next
-from functions.domain.change import Change
+from functions.domain.change import Change, CondemnPack
 from functions.domain.claiming import ClaimWindow
 from functions.domain.errors import WriteConflict
+from functions.domain.packs import Sighting, let_go
+from functions.domain.records import PackRecord
 from functions.storage.clients import dynamodb_client
 from functions.storage.dynamo_jobs import DynamoJobStore
 from functions.storage.dynamo_leases import DynamoLeaseStore
+from functions.storage.dynamo_packs import DynamoPackStore
 from functions.storage.dynamo_tokens import DynamoTokenStore
 from tests.conformance.store_kit import NOW, TENANT
 from tests.emulator import CREDENTIALS
@@ -71,7 +75,33 @@ def redeem_all(client: Any, order: dict[str, Any], number: int) -> dict[str, Any
     return {"redeemed": [name for name in mine if tokens.redeem(name, NOW) is not None]}
 
 
-RACES: dict[str, Callable[[Any, dict[str, Any], int], dict[str, Any]]] = {"claim": claim_all, "redeem": redeem_all}
+def take_packs(client: Any, order: dict[str, Any], number: int) -> dict[str, Any]:
+    """One worker condemns packs that its job holds alone; all others hold them for jobs of their own."""
+    jobs, packs = DynamoJobStore(client, order["prefix"]), DynamoPackStore(client, order["prefix"])
+    declared = [Pack.model_validate(pack) for pack in order["packs"]]
+    seen = {record["blake3"]: PackRecord.model_validate(record) for record in order["seen"]}
+    me = f"job-{order['seed']}-{number}"
+    done: list[str] = []
+    for pack in declared:
+        if (order["seed"], number) != (0, 0):
+            if packs.hold(TENANT, me, [Sighting(pack, seen[pack.blake3])]):
+                done.append(pack.blake3)
+            continue
+        job = jobs.get(order["job_id"])
+        assert job is not None
+        try:
+            jobs.apply(let_go(job, [], [CondemnPack(pack=pack, seen=seen[pack.blake3], at=NOW)])[0])
+        except WriteConflict:
+            continue
+        done.append(pack.blake3)
+    return {"job": None if (order["seed"], number) == (0, 0) else me, "done": done}
+
+
+RACES: dict[str, Callable[[Any, dict[str, Any], int], dict[str, Any]]] = {
+    "claim": claim_all,
+    "redeem": redeem_all,
+    "packs": take_packs,
+}
 
 
 def main() -> None:

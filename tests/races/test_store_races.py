@@ -17,10 +17,12 @@ import pytest
 from contract.jobs import JobState, Policy
 from functions.domain import jobs as rules
 from functions.domain.errors import FenceBroken, WriteConflict
+from functions.domain.packs import Sighting
 from functions.domain.records import Lease, TransferGrant
 from functions.local.emulator import Emulator
 from tests.clouds import Cloud, MinistackClients
 from tests.conformance.store_kit import NOW, TENANT, claim, submit
+from tests.factories import make_pack
 
 pytestmark = [pytest.mark.emulator, pytest.mark.processes]
 
@@ -107,6 +109,35 @@ def test_a_token_is_redeemed_once(cloud: Cloud) -> None:
     answers = raced(cloud, "redeem", threads=12, tokens=names)
     assert Counter(name for answer in answers for name in answer["redeemed"]) == dict.fromkeys(names, 1)
     assert all(cloud.tokens.get_grant(name) is None for name in names)
+
+
+def test_a_pack_is_held_or_condemned_and_never_both(cloud: Cloud) -> None:
+    job = submit(cloud)
+    packs = [make_pack(f"pack {number}") for number in range(60)]
+    assert cloud.packs.hold(TENANT, job.id, [Sighting(pack, None) for pack in packs])
+    seen = cloud.packs.get_many(TENANT, [pack.blake3 for pack in packs])
+    answers = raced(
+        cloud,
+        "packs",
+        threads=3,
+        job_id=job.id,
+        packs=[pack.model_dump() for pack in packs],
+        seen=[record.model_dump(mode="json") for record in seen.values()],
+    )
+    (condemned,) = (set(answer["done"]) for answer in answers if answer["job"] is None)
+    found = cloud.packs.get_many(TENANT, seen)
+    for pack in packs:
+        holders = {answer["job"] for answer in answers if answer["job"] and pack.blake3 in answer["done"]}
+        record = found[pack.blake3]
+        if pack.blake3 in condemned:
+            assert holders == set() and record.condemned_by is not None and not record.jobs
+        else:
+            assert record.condemned_by is None and record.jobs == holders | {job.id}
+            assert holders, "nobody got it"
+    after = cloud.jobs.get(job.id)
+    assert after is not None
+    assert after.rev == job.rev + len(condemned)
+    print(f"{len(condemned)} of {len(packs)} condemned")
 
 
 def both(*acts: Callable[[], object]) -> list[object]:

@@ -24,13 +24,17 @@ if os.environ["BATON_RESUME_FROM"]:
     done = commit.verify(resumed).step
     digest = (resumed / "state.txt").read_text()
     print(f"resumed at {done}")
+    found = (resumed / "state.txt").read_bytes() + (resumed / "weights.bin").read_bytes()
+    print(f"found {done} {hashlib.sha256(found).hexdigest()}")
 
 
 def save(step: int) -> None:
     staged, final = commit.staging_path(output, step), commit.checkpoint_path(output, step)
     staged.mkdir()
     (staged / "state.txt").write_text(digest)
-    (staged / "weights.bin").write_bytes(bytes.fromhex(digest) * 1000)
+    # Of this job alone: what another one has stored already would not be sent.
+    own = hashlib.shake_128(f"{os.environ['BATON_JOB_ID']}{digest}".encode()).digest(32_000)
+    (staged / "weights.bin").write_bytes(own)
     commit.write_marker(staged, step, {"loss": 1 / step}, "session", {})
     commit.publish(staged, final)
     channel.checkpoint_written(step, str(final), {"loss": 1 / step})

@@ -3,110 +3,26 @@
 from __future__ import annotations
 
 import json
-import multiprocessing
 import os
 import random
 import re
 import signal
-import socket
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 import training_scripts
-from PIL import Image
 from safetensors.torch import load_file
-from sklearn.datasets import load_digits
+from training_runs import Run, flat, only_complete, run_ranks, same_bytes
 
 from gpu_client.training import commit
 
 pytestmark = pytest.mark.processes
 
 SETTINGS = {"steps": 120, "hidden": 16, "checkpoint_every": 7}
-
-_server = multiprocessing.get_context("forkserver")
-# torch._dynamo: otherwise imported (for seconds) by the first optimizer of every process.
-_server.set_forkserver_preload(["transformers.trainer", "accelerate", "torch._dynamo", "training_scripts"])
-
-
-class Run:
-    """One training process, without Baton, in a process group of its own."""
-
-    def __init__(self, script: str, output: Path, params: Mapping[str, Any] | None = None, **environment: str) -> None:
-        output.mkdir(parents=True, exist_ok=True)
-        number = len(list(output.parent.glob(f"{output.name}-*.log")))
-        self.log = output.parent / f"{output.name}-{number}.log"
-        self.log.touch()
-        parameters = output.parent / f"{output.name}-params.json"
-        parameters.write_text(json.dumps(dict(params or {})))
-        variables = {"BATON_OUTPUT_DIR": str(output), "BATON_PARAMS": str(parameters), **environment}
-        self._process = _server.Process(target=training_scripts.run, args=(script, variables, str(self.log)))
-        self._process.start()
-
-    @property
-    def running(self) -> bool:
-        """Whether it has not ended."""
-        return self._process.exitcode is None
-
-    def signal(self, number: int) -> None:
-        """Send a signal to every process of the run, as a host does."""
-        assert self._process.pid is not None
-        os.killpg(self._process.pid, number)
-
-    def finish(self, code: int = 0) -> str:
-        """Wait for the end; returns what was printed."""
-        self._process.join(100)
-        printed = self.log.read_text()
-        if self.running:
-            self.signal(signal.SIGKILL)
-        assert self._process.exitcode == code, printed
-        return printed
-
-
-def two_ranks(script: str, output: Path, **params: Any) -> list[str]:
-    """Run a script in two processes that know each other, to its end; returns what each printed."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = str(probe.getsockname()[1])
-    together = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "ACCELERATE_USE_CPU": "1"}
-    ranks = [Run(script, output, params, RANK=rank, LOCAL_RANK=rank, **together) for rank in ("0", "1")]
-    return [rank.finish() for rank in ranks]
-
-
-def only_complete(output: Path) -> list[int]:
-    """The steps of all checkpoints; fails if one that is visible is not whole."""
-    return sorted(commit.verify(path).step for path in output.glob("checkpoint-*"))
-
-
-def same_bytes(one: Path, other: Path, name: str) -> bool:
-    """Whether a file is the same in both directories."""
-    return (one / name).read_bytes() == (other / name).read_bytes()
-
-
-def flat(value: Any) -> Any:
-    """A nested state with its tensors as bytes, for comparison bit for bit."""
-    if isinstance(value, torch.Tensor):
-        return value.dtype, tuple(value.shape), value.numpy().tobytes()
-    if isinstance(value, dict):
-        return {name: flat(item) for name, item in value.items()}
-    return [flat(item) for item in value] if isinstance(value, list | tuple) else value
-
-
-@pytest.fixture(scope="module")
-def data(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """A folder with the real handwritten digits as digits/<label>/<index>.png."""
-    folder = tmp_path_factory.mktemp("data")
-    bunch = load_digits()
-    for index, (image, label) in enumerate(zip(bunch.images, bunch.target, strict=True)):
-        path = folder / "digits" / str(label) / f"{index}.png"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        Image.fromarray((image * 15).astype("uint8")).save(path)
-    return str(folder)
 
 
 def test_the_example_learns_the_digits(tmp_path: Path, data: str) -> None:
@@ -147,8 +63,9 @@ def test_killed_at_random_moments_it_ends_with_the_same_bits(tmp_path: Path, dat
     # Optimizer, scheduler, position and torch's random state too. (Python's and numpy's are not used, nor seeded.)
     one, other = through / "checkpoint-119", killed / "checkpoint-119"
     assert same_bytes(one, other, "model.safetensors")
+    assert same_bytes(one, other, "optimizer.safetensors")
     bundles = [torch.load(path / "state.pt", weights_only=True) for path in (one, other)]
-    assert bundles[0]["states"].keys() == {"optimizer", "scheduler", "batches"}
+    assert bundles[0]["states"].keys() == {"model", "optimizer", "scheduler", "batches"}
     assert flat(bundles[0]["states"]) == flat(bundles[1]["states"])
     assert flat(bundles[0]["random"][0]["torch"]) == flat(bundles[1]["random"][0]["torch"])
     assert not list(killed.glob(".*"))
@@ -188,16 +105,16 @@ def test_a_disk_that_takes_no_more_is_reported_and_leaves_the_older_checkpoint(t
 
 def test_accelerate_on_two_processes_stops_together_and_resumes_exactly(tmp_path: Path) -> None:
     through, stopped = tmp_path / "through", tmp_path / "stopped"
-    two_ranks("accelerated", through)
-    printed = two_ranks("accelerated", stopped, stop_at=13)  # the signal reaches the last rank only
+    run_ranks("accelerated", through)
+    printed = run_ranks("accelerated", stopped, stop_at=13)  # the signal reaches the last rank only
     assert ["left after step 13: signal" in text for text in printed] == [True, True]
     assert only_complete(stopped) == [10, 13]
-    two_ranks("accelerated", stopped)
+    run_ranks("accelerated", stopped)
     assert same_bytes(through, stopped, "model.safetensors")
 
 
 def test_when_one_process_cannot_write_none_commits_and_none_waits(tmp_path: Path) -> None:
-    printed = two_ranks("one_fails", tmp_path / "out")
+    printed = run_ranks("one_fails", tmp_path / "out")
     assert "refused: another process could not write its part of step 2" in printed[0]
     assert "refused: 'model' (object) has no state_dict()" in printed[1]
     assert only_complete(tmp_path / "out") == [1, 3]

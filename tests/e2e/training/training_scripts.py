@@ -177,6 +177,80 @@ def full_disk() -> None:
     print(sorted(path.name for path in Path(session.output_dir).iterdir()))
 
 
+def sharded() -> None:
+    """FSDP2 in as many processes as the environment says. `stop_at`: SIGTERM to the last rank after that step.
+    `dump`: no step; what was resumed is gathered and written to the path of that name.
+    """
+    import torch.distributed as dist
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+    from torch.distributed.tensor import DTensor
+
+    torch.set_num_threads(1)
+    several = "WORLD_SIZE" in os.environ
+    if several:
+        dist.init_process_group("gloo")
+    session = Session.start(resume=True)
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(8, 33), nn.ReLU(), nn.Dropout(0.2), nn.Linear(33, 1), nn.BatchNorm1d(1))
+    if several:
+        fully_shard(model, mesh=init_device_mesh("cpu", (dist.get_world_size(),)))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+    state: dict[str, Any] = {"model": model, "optimizer": optimizer}
+    done = session.resume(**state)
+    rank = dist.get_rank() if several else 0
+    dump = session.params.get("dump")
+    for step in range(done + 1, (0 if dump else STEPS) + 1):
+        model(torch.randn(8, 8) + rank).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        session.report(step, STEPS)
+        if step == session.params.get("stop_at") and rank == dist.get_world_size() - 1:
+            os.kill(os.getpid(), signal.SIGTERM)
+        if session.checkpoint_due(step, every=10):
+            print(f"rank {rank} at {step}: {session.checkpoint(step, overlap=True, **state)}", flush=True)
+        if session.should_stop:
+            print(f"rank {rank} left after step {step}: {session.stop_reason}", flush=True)
+            break
+
+    def whole(value: Any) -> Any:
+        if isinstance(value, dict):
+            return {key: whole(item) for key, item in value.items()}
+        return value.full_tensor().clone() if isinstance(value, DTensor) else value
+
+    if dump or not session.should_stop:
+        gathered = {name: whole(holder.state_dict()) for name, holder in state.items()}
+        if rank == 0:
+            torch.save(gathered, dump or session.output_dir / "whole.pt")
+    if several:
+        dist.destroy_process_group()
+
+
+def staged() -> None:
+    """Stages a checkpoint every third step, some of them behind the training. Steps last a random while."""
+    torch.set_num_threads(1)
+    session = Session.start(resume=True)
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(8, 200), nn.Dropout(0.2), nn.Linear(200, 200), nn.BatchNorm1d(200))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+    batches = BatchSampler(64, 8, seed=2)
+    data = torch.linspace(-1, 1, 512).reshape(64, 8)
+    state: dict[str, Any] = {"model": model, "optimizer": optimizer, "batches": batches}
+    steps = session.params["steps"]
+    for step in range(session.resume(**state) + 1, steps + 1):
+        model(data[next(batches)] + torch.randn(8)).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        session.report(step, steps)
+        if session.checkpoint_due(step, every=3):
+            session.checkpoint(step, overlap=step % 2 == 0, **state)
+        if session.should_stop:
+            return
+    save_file(model.state_dict(), session.output_dir / "model.safetensors")
+    save_file({str(key): value["exp_avg"] for key, value in optimizer.state_dict()["state"].items()},
+              session.output_dir / "moments.safetensors")  # fmt: skip
+
+
 def run(script: str, environment: Mapping[str, str], log: str) -> None:
     """Become a process group of its own, with exactly this BATON_* environment and its output in a file."""
     os.setsid()
@@ -187,5 +261,6 @@ def run(script: str, environment: Mapping[str, str], log: str) -> None:
         del os.environ[name]
     os.environ.update(environment)
     scripts = {"digits": digits, "workers": workers, "accelerated": accelerated, "trainer": trainer}
-    (scripts | {"full_disk": full_disk, "one_fails": one_fails})[script]()
+    scripts |= {"full_disk": full_disk, "one_fails": one_fails, "sharded": sharded, "staged": staged}
+    scripts[script]()
     sys.stdout.flush()

@@ -10,7 +10,7 @@ from blake3 import blake3
 from contract.errors import ErrorCode
 from contract.names import CHECKPOINTS_BUCKET
 from functions.domain.errors import StorageUnavailable
-from tests.api_harness import NOW, TENANT, Api, Held, described
+from tests.api_harness import NOW, TENANT, Api, Held, described, pack_of
 
 
 @pytest.fixture
@@ -19,13 +19,24 @@ def held(api: Api) -> Held:
     return api.claim()
 
 
-def blob(held: Held, data: bytes) -> str:
-    return f"jobs/{held.id}/blobs/{blake3(data).hexdigest()}"
+def pack(data: bytes) -> str:
+    return f"packs/{blake3(data).hexdigest()}"
 
 
-def test_nothing_is_committed_before_every_blob_is_stored(api: Api, held: Held) -> None:
+def manifests(api: Api, held: Held) -> list[str]:
+    """Step and attempt of the stored manifests."""
+    prefix = f"jobs/{held.id}/manifests/"
+    return sorted(key.removeprefix(prefix).rsplit("-", 1)[0] for key in api.objects(prefix=prefix))
+
+
+@pytest.mark.parametrize("version", [1, 2])
+def test_nothing_is_committed_before_every_pack_is_stored(api: Api, held: Held, version: int) -> None:
     files = {"model.bin": b"weights", "optimizer.bin": b"moments", "copy.bin": b"weights"}
-    manifest = held.manifest(100, files, metrics={"loss": 0.5})
+    make = held.manifest_v1 if version == 1 else held.manifest
+    manifest = make(100, files, metrics={"loss": 0.5})
+    answer = held.post(f"/job/{held.id}/checkpoints", manifest).ok()
+    # From here on retention knows what this attempt uploads, whatever becomes of it.
+    assert manifests(api, held) == ["100-1"]
     with api.unchanged():
         answer = held.post(f"/job/{held.id}/checkpoints", manifest).ok()
     assert answer["committed"] is False and answer["more_missing"] is False
@@ -42,12 +53,16 @@ def test_nothing_is_committed_before_every_blob_is_stored(api: Api, held: Held) 
     assert api.send("PUT", second["url"], second["headers"], by_digest[second["blake3"]]).status == 200
     assert held.post(f"/job/{held.id}/checkpoints", manifest).ok()["committed"] is True
     (view,) = api.checkpoints(held.id).values()
-    assert (view["step"], view["epoch"], view["num_files"], view["total_bytes"]) == (100, 1, 3, 21)
+    assert (view["step"], view["epoch"], view["num_files"]) == (100, 1, 3)
+    assert (view["total_bytes"], view["new_bytes"]) == (21, 14)
     assert view["current"] and view["metrics"] == {"loss": 0.5}
     assert api.job(held.id)["checkpoint_step"] == 100
+    assert sorted(api.objects()) == sorted([pack(b"weights"), pack(b"moments"), view["manifest_key"]])
+    urls = api.post(f"/job/{held.id}/checkpoints/100/urls", key="submit").ok()["urls"]
+    assert {api.send("GET", url).text for url in urls.values()} == {"weights", "moments"}
 
 
-def test_a_blob_that_is_stored_is_not_asked_for_again(api: Api, held: Held) -> None:
+def test_a_pack_that_is_stored_is_not_asked_for_again(api: Api, held: Held) -> None:
     held.commit(100, {"frozen.bin": b"same", "model.bin": b"1"}).ok()
     answer = held.post(f"/job/{held.id}/checkpoints", held.manifest(200, {"frozen.bin": b"same", "model.bin": b"2"}))
     assert [item["blake3"] for item in answer.ok()["missing"]] == [blake3(b"2").hexdigest()]
@@ -61,7 +76,7 @@ def test_other_bytes_are_refused_by_the_store_and_by_the_commit(api: Api, held: 
     # Even if they got there, the commit looks at what the store says of them.
     assert api.memory is not None
     for data in (b"weighed", b"short"):
-        api.memory.objects.put(TENANT, CHECKPOINTS_BUCKET, blob(held, b"weights"), data)
+        api.memory.objects.put(TENANT, CHECKPOINTS_BUCKET, pack(b"weights"), data)
         answer = held.post(f"/job/{held.id}/checkpoints", manifest).ok()
         assert answer["committed"] is False and len(answer["missing"]) == 1
     assert api.checkpoints(held.id) == {}
@@ -70,13 +85,18 @@ def test_other_bytes_are_refused_by_the_store_and_by_the_commit(api: Api, held: 
     assert held.post(f"/job/{held.id}/checkpoints", manifest).ok()["committed"] is True
 
 
-@pytest.mark.parametrize("declared", [{"crc64nvme": described("x", b"others")["crc64nvme"]}, {"size_bytes": 8}])
-def test_a_digest_that_is_not_that_of_the_stored_bytes(api: Api, held: Held, declared: dict[str, Any]) -> None:
+@pytest.mark.parametrize("declared", [{"crc64nvme": pack_of(b"others")["crc64nvme"]}, {"size_bytes": 8}])
+def test_what_was_verified_is_never_replaced_whatever_is_declared_later(
+    api: Api, held: Held, declared: dict[str, Any]
+) -> None:
     held.commit(100, {"model.bin": b"weights"}).ok()
-    wrong = described("model.bin", b"weights") | declared
-    with api.unchanged():
-        answer = held.post(f"/job/{held.id}/checkpoints", {**held.manifest(200, {}), "files": [wrong]}).ok()
-    assert answer["committed"] is False and len(answer["missing"]) == 1
+    api.submit()
+    for other in (held, api.claim()):
+        manifest = other.manifest(200, {"model.bin": b"weights"})
+        wrong = [{**manifest["packs"][0], **declared}]
+        with api.unchanged():
+            answer = other.post(f"/job/{other.id}/checkpoints", {**manifest, "packs": wrong})
+            answer.refused(ErrorCode.CHECKPOINT_CONFLICT, "packs")
     assert list(api.checkpoints(held.id)) == [100]
 
 
@@ -110,7 +130,7 @@ def test_other_contents_for_a_committed_step(api: Api, held: Held) -> None:
 def test_other_contents_than_an_interrupted_commit_left_behind(
     api: Api, held: Held, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its manifest is stored and cannot be replaced: a record beside it would name bytes that are not there."""
+    """Its manifest is stored and stays as it is; the other one lies beside it."""
 
     def away(_: object) -> None:
         raise StorageUnavailable("no answer")
@@ -118,11 +138,12 @@ def test_other_contents_than_an_interrupted_commit_left_behind(
     with monkeypatch.context() as patched:
         patched.setattr(api.context.jobs, "apply", away)
         held.commit(100, {"model.bin": b"first"}).refused(ErrorCode.UNAVAILABLE)
-    held.commit(100, {"model.bin": b"second"}).refused(ErrorCode.CHECKPOINT_CONFLICT, "step")
     assert api.checkpoints(held.id) == {} and api.job(held.id)["checkpoint_step"] is None
-    held.commit(100, {"model.bin": b"first"}).ok()
-    held.commit(101, {"model.bin": b"second"}).ok()
-    for step, data in ((100, "first"), (101, "second")):
+    held.commit(100, {"model.bin": b"second"}).ok()
+    with api.unchanged():
+        held.commit(100, {"model.bin": b"first"}).refused(ErrorCode.CHECKPOINT_CONFLICT, "step")
+    held.commit(101, {"model.bin": b"first"}).ok()
+    for step, data in ((100, "second"), (101, "first")):
         urls = held.post(f"/job/{held.id}/checkpoints/{step}/urls").ok()["urls"]
         assert [api.send("GET", url).text for url in urls.values()] == [data]
 
@@ -154,16 +175,24 @@ def test_a_path_that_leaves_the_directory(api: Api, held: Held, path: str) -> No
         held.post("/complete", {"job_id": held.id, **declared}).refused(ErrorCode.INVALID_KEY, "artifacts.0.path")
 
 
+FILE = {"path": "a", "size_bytes": 1, "chunks": [0]}
 BAD_MANIFESTS: list[tuple[dict[str, Any], ErrorCode, str | None]] = [
     ({"files": []}, ErrorCode.INVALID_VALUE, "files"),
-    ({"files": [described("a", b"1"), described("a", b"1")]}, ErrorCode.INVALID_VALUE, None),
-    ({"files": [described("a", b"1"), described("a/b", b"1")]}, ErrorCode.INVALID_VALUE, None),
-    ({"files": [described("a", b"1") | {"size_bytes": -1}]}, ErrorCode.INVALID_VALUE, "files.0.size_bytes"),
-    ({"files": [described("a", b"1") | {"blake3": "A" * 64}]}, ErrorCode.INVALID_VALUE, "files.0.blake3"),
-    ({"files": [described("a", b"1") | {"crc64nvme": "AAAA"}]}, ErrorCode.INVALID_VALUE, "files.0.crc64nvme"),
+    ({"files": [FILE, FILE]}, ErrorCode.INVALID_VALUE, None),
+    ({"files": [FILE, FILE | {"path": "a/b"}]}, ErrorCode.INVALID_VALUE, None),
+    ({"files": [FILE | {"size_bytes": -1}]}, ErrorCode.INVALID_VALUE, "files.0.size_bytes"),
+    ({"files": [FILE | {"size_bytes": 2}]}, ErrorCode.INVALID_VALUE, None),
+    ({"files": [FILE | {"chunks": [1]}]}, ErrorCode.INVALID_VALUE, None),
+    ({"files": [FILE | {"blake3": "a" * 64}]}, ErrorCode.UNKNOWN_FIELD, "files.0.blake3"),
+    ({"packs": [pack_of(b"x") | {"blake3": "A" * 64}]}, ErrorCode.INVALID_VALUE, "packs.0.blake3"),
+    ({"packs": [pack_of(b"x") | {"crc64nvme": "AAAA"}]}, ErrorCode.INVALID_VALUE, "packs.0.crc64nvme"),
+    ({"packs": [pack_of(b"x"), pack_of(b"y")]}, ErrorCode.INVALID_VALUE, None),
+    ({"packs": [pack_of(b"x") | {"size_bytes": 0}]}, ErrorCode.INVALID_VALUE, None),
     ({"step": -1}, ErrorCode.INVALID_VALUE, "step"),
     ({"step": 10**13}, ErrorCode.INVALID_VALUE, "step"),
-    ({"version": 2}, ErrorCode.INVALID_VALUE, "version"),
+    ({"version": 3}, ErrorCode.INVALID_VALUE, "version"),
+    ({"version": [2]}, ErrorCode.INVALID_VALUE, "version"),
+    ({"version": None}, ErrorCode.INVALID_VALUE, "version"),
     ({"metrics": {"loss": "low"}}, ErrorCode.INVALID_VALUE, "metrics.loss"),
 ]
 
@@ -177,7 +206,7 @@ def test_a_manifest_that_cannot_be_one(
         held.post(f"/job/{held.id}/checkpoints", manifest).refused(code, field)
 
 
-def test_more_blobs_than_one_answer_names(api: Api, held: Held) -> None:
+def test_more_packs_than_one_answer_names(api: Api, held: Held) -> None:
     manifest = held.manifest(100, {f"{n}.bin": b"%d" % n for n in range(1001)})
     answer = held.post(f"/job/{held.id}/checkpoints", manifest).ok()
     assert len(answer["missing"]) == 1000 and answer["more_missing"] is True
@@ -198,7 +227,7 @@ def test_a_claim_names_what_to_resume_from_newest_first(api: Api, held: Held) ->
     assert api.checkpoints(held.id)[500]["epoch"] == 2
 
 
-def test_urls_are_given_for_named_blobs_of_that_checkpoint(api: Api, held: Held) -> None:
+def test_urls_are_given_for_named_packs_of_that_checkpoint(api: Api, held: Held) -> None:
     held.commit(100, {"a": b"a", "b": b"b"}).ok()
     digest = blake3(b"a").hexdigest()
     answer = api.post(f"/job/{held.id}/checkpoints/100/urls", {"blake3": [digest]}, key="submit").ok()
@@ -250,11 +279,11 @@ def test_only_a_checkpoint_that_exists_can_be_damaged(api: Api, held: Held) -> N
 def test_a_damaged_step_can_be_committed_again_by_the_next_attempt(api: Api, held: Held) -> None:
     held.commit(100, {"model.bin": b"weights"}).ok()
     assert api.memory is not None
-    api.memory.objects.put(TENANT, CHECKPOINTS_BUCKET, blob(held, b"weights"), b"rotten.")
+    api.memory.objects.put(TENANT, CHECKPOINTS_BUCKET, pack(b"weights"), b"rotten.")
     held.release().ok()
     second = api.claim()
     second.post(f"/job/{held.id}/checkpoints/100/damaged", {"epoch": 1}).ok()
     second.commit(100, {"model.bin": b"weights"}).ok()
-    assert api.objects()[blob(held, b"weights")] == b"weights"
+    assert api.objects()[pack(b"weights")] == b"weights"
     view = api.checkpoints(held.id)[100]
     assert view["epoch"] == 2 and view["current"] and not view["damaged"]

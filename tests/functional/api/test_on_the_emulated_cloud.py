@@ -51,10 +51,9 @@ def test_a_job_lives_and_ends(api: Api) -> None:
     assert held.post(f"/job/{held.id}/checkpoints", manifest).ok()["committed"] is True
     held.commit(200, {"model.bin": b"better", "frozen.bin": b"same"}).ok()
     assert list(api.checkpoints(held.id)) == [200]
-    prefix = f"jobs/{held.id}/"
-    assert set(api.objects(prefix=prefix)) == {
-        f"{prefix}manifests/200-1.json",
-        *(f"{prefix}blobs/{blake3(data).hexdigest()}" for data in (b"better", b"same")),
+    assert set(api.objects()) == {
+        api.checkpoints(held.id)[200]["manifest_key"],
+        *(f"packs/{blake3(data).hexdigest()}" for data in (b"better", b"same")),
     }
     held.post(f"/job/{held.id}/logs", {"first_line": 0, "lines": ["a", "b"]}).ok()
     assert [line["text"] for line in api.get(f"/job/{held.id}/logs").ok()["lines"]] == ["a", "b"]
@@ -71,19 +70,19 @@ def test_a_job_lives_and_ends(api: Api) -> None:
     assert api.events(held.id)[-1] == "job.completed"
 
 
-def test_a_damaged_blob_is_replaced_and_no_other_version_of_it(api: Api) -> None:
+def test_a_damaged_pack_is_replaced_and_no_other_version_of_it(api: Api) -> None:
     api.submit(queue="damage")
     held = api.claim(queue="damage")
     held.commit(100, {"model.bin": b"weights"}).ok()
-    blob = f"jobs/{held.id}/blobs/{blake3(b'weights').hexdigest()}"
-    api.put_object(CHECKPOINTS, blob, b"rotten!")
+    pack = f"packs/{blake3(b'weights').hexdigest()}"
+    api.put_object(CHECKPOINTS, pack, b"rotten!")
     held.post(f"/job/{held.id}/checkpoints/100/damaged", {"epoch": 1}).ok()
     manifest = held.manifest(150, {"model.bin": b"weights"})
     (missing,) = held.post(f"/job/{held.id}/checkpoints", manifest).ok()["missing"]
     assert api.send("PUT", missing["url"], missing["headers"], b"weights").status == 200
     assert api.send("PUT", missing["url"], missing["headers"], b"weights").status == 412
     assert held.post(f"/job/{held.id}/checkpoints", manifest).ok()["committed"] is True
-    assert api.objects(prefix=blob)[blob] == b"weights"
+    assert api.objects(prefix=pack)[pack] == b"weights"
 
 
 @pytest.mark.parametrize("key", ["a:b c/ü🦜+%25&=.bin", "what?.png", "k" * 900])

@@ -10,7 +10,7 @@ import pytest
 from functions.local.emulator import Emulator
 from tests.emulator import unique
 from tests.performance.plane import Plane
-from tests.performance.request_counts import FILES, claim_requests, commit_cost, heartbeat_requests
+from tests.performance.request_counts import claim_requests, commit_cost, heartbeat_requests
 
 pytestmark = pytest.mark.emulator
 
@@ -34,19 +34,28 @@ def test_an_undisturbed_claim_costs_the_same_with_more_jobs_waiting(plane: Plane
     assert claim_requests(plane) == {"dynamodb.Query": 1, "dynamodb.TransactWriteItems": 1}
 
 
-def test_a_checkpoint_takes_two_calls_besides_its_blobs_and_one_transaction(plane: Plane) -> None:
+def test_a_checkpoint_takes_two_calls_besides_its_pack_and_one_transaction(plane: Plane) -> None:
     cost = commit_cost(plane)
-    assert cost.api_calls == 2
-    assert cost.blobs == len(FILES)
+    assert (cost.api_calls, cost.packs) == (2, 1), "small files lie in one pack"
     assert cost.requests["dynamodb.TransactWriteItems"] == 1
-    # Each blob is looked at by either call; nothing searches the table or the bucket.
-    assert cost.requests["s3.HeadObject"] == 2 * len(FILES)
+    assert cost.requests["dynamodb.UpdateItem"] == 1, "the job holds the pack"
+    # The pack and the manifest are looked at by either call; nothing searches the table or the bucket.
+    assert cost.requests["dynamodb.BatchGetItem"] == 2 and cost.requests["s3.HeadObject"] == 2 * 2
+    assert cost.requests["s3.PutObject"] == 1, "the manifest"
     assert not {"dynamodb.Scan", "s3.ListObjectsV2"} & set(cost.requests)
     assert [record.step for record in plane.context.jobs.checkpoints(cost.job_id, limit=10).items] == [1]
 
 
 def test_retention_after_a_commit_takes_no_further_call(plane: Plane) -> None:
-    cost = commit_cost(plane, earlier=4)
+    before, cost = commit_cost(plane), commit_cost(plane, earlier=4)
     assert cost.api_calls == 2
-    assert cost.requests["dynamodb.TransactWriteItems"] == 1
+    # The old checkpoint's pack is read, condemned with its record, deleted and marked, and then its manifest deleted.
+    # Manifests say what it and the two others that stay consist of.
+    assert cost.requests - before.requests == {
+        "dynamodb.BatchGetItem": 1,
+        "dynamodb.TransactWriteItems": 1,
+        "dynamodb.UpdateItem": 1,
+        "s3.GetObject": 3,
+        "s3.DeleteObjects": 2,
+    }
     assert [record.step for record in plane.context.jobs.checkpoints(cost.job_id, limit=10).items] == [5, 4, 3]

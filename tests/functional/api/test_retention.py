@@ -8,7 +8,8 @@ import pytest
 from blake3 import blake3
 
 from functions.domain.errors import StorageUnavailable
-from tests.api_harness import Api, Held
+from functions.domain.packs import DEAD_AFTER_S
+from tests.api_harness import TENANT, Api, Held
 
 
 def held_with(api: Api, **retention: Any) -> Held:
@@ -17,15 +18,21 @@ def held_with(api: Api, **retention: Any) -> Held:
 
 
 def stored(api: Api, held: Held) -> tuple[set[str], set[str]]:
-    """Manifests and blobs of the job that are stored."""
-    prefix = f"jobs/{held.id}/"
-    names = {key.removeprefix(prefix) for key in api.objects(prefix=prefix)}
-    manifests = {name.removeprefix("manifests/").removesuffix(".json") for name in names if "manifests/" in name}
-    return manifests, {name.removeprefix("blobs/") for name in names if "blobs/" in name}
+    """Steps and attempts of the job's manifests that are stored, and the tenant's packs."""
+    prefix = f"jobs/{held.id}/manifests/"
+    manifests = {"-".join(key.removeprefix(prefix).split("-")[:2]) for key in api.objects(prefix=prefix)}
+    return manifests, {key.removeprefix("packs/") for key in api.objects(prefix="packs/")}
 
 
-def digests(*blobs: bytes) -> set[str]:
-    return {blake3(data).hexdigest() for data in blobs}
+def holders(api: Api, data: bytes) -> set[str]:
+    """The jobs that hold a pack."""
+    digest = blake3(data).hexdigest()
+    record = api.context.packs.get_many(TENANT, [digest]).get(digest)
+    return set(record.jobs) if record else set()
+
+
+def digests(*packs: bytes) -> set[str]:
+    return {blake3(data).hexdigest() for data in packs}
 
 
 def test_the_last_ones_stay_with_every_byte_they_share(api: Api) -> None:
@@ -33,9 +40,9 @@ def test_the_last_ones_stay_with_every_byte_they_share(api: Api) -> None:
     for step in (1, 2, 3, 4):
         held.commit(step, {"frozen": b"shared by all", "pair": b"pair %d" % (step // 2), "own": b"own %d" % step}).ok()
     assert sorted(api.checkpoints(held.id)) == [3, 4]
-    manifests, blobs = stored(api, held)
+    manifests, packs = stored(api, held)
     assert manifests == {"3-1", "4-1"}
-    assert blobs == digests(b"shared by all", b"pair 1", b"pair 2", b"own 3", b"own 4")
+    assert packs == digests(b"shared by all", b"pair 1", b"pair 2", b"own 3", b"own 4")
     for step in (3, 4):
         urls = api.post(f"/job/{held.id}/checkpoints/{step}/urls", key="submit").ok()["urls"]
         assert all(api.send("GET", url).status == 200 for url in urls.values())
@@ -64,18 +71,28 @@ def test_what_is_being_read_stays_until_its_urls_are_old(api: Api) -> None:
     assert stored(api, held) == ({"4-1"}, digests(b"weights at 4"))
 
 
-@pytest.mark.parametrize("failing", ["delete_many", "delete_checkpoint", "list"])
+@pytest.mark.parametrize("failing", ["delete_many", "checkpoints", "read", "get_many", "mark_gone"])
 def test_a_failure_of_the_store_does_not_undo_the_commit_and_is_made_good(
     api: Api, failing: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     held = held_with(api, keep_last=1)
     held.commit(1).ok()
-    store = api.context.jobs if failing == "delete_checkpoint" else api.context.objects
+    places = {"checkpoints": api.context.jobs, "get_many": api.context.packs, "mark_gone": api.context.packs}
+    store = places.get(failing, api.context.objects)
+    method, apply = getattr(store, failing), api.context.jobs.apply
+    committed: list[int] = []
 
-    def fail(*_: Any, **__: Any) -> Any:
+    def noting(change: Any) -> None:
+        apply(change)
+        committed.append(change.job.rev)
+
+    def fail(*args: Any, **more: Any) -> Any:
+        if not committed:
+            return method(*args, **more)
         raise StorageUnavailable("no answer")
 
     with monkeypatch.context() as patched:
+        patched.setattr(api.context.jobs, "apply", noting)
         patched.setattr(store, failing, fail)
         assert held.commit(2).ok()["committed"] is True
     assert "retention left something behind" in caplog.text
@@ -83,20 +100,24 @@ def test_a_failure_of_the_store_does_not_undo_the_commit_and_is_made_good(
     assert digests(b"weights at 2") <= stored(api, held)[1]
     held.commit(3).ok()
     assert sorted(api.checkpoints(held.id)) == [3]
+    # Until nobody can be deleting it any more, what was condemned is left to whoever did so.
+    api.clock.advance(DEAD_AFTER_S)
+    held.complete().ok()
     assert stored(api, held) == ({"3-1"}, digests(b"weights at 3"))
 
 
 def test_a_damaged_manifest_does_not_stop_retention_for_ever(api: Api) -> None:
     held = held_with(api, keep_last=1)
     held.commit(1).ok()
-    api.put_object("training-checkpoints", f"jobs/{held.id}/manifests/1-1.json", b"rotten")
+    (key,) = api.objects(prefix=f"jobs/{held.id}/manifests/")
+    api.put_object("training-checkpoints", key, b"rotten")
     held.commit(2).ok()
     held.commit(3).ok()
     assert sorted(api.checkpoints(held.id)) == [3]
-    manifests, blobs = stored(api, held)
+    manifests, packs = stored(api, held)
     assert manifests == {"3-1"}
     # Nobody can say any more what else the damaged one named.
-    assert blobs == digests(b"weights at 1", b"weights at 3")
+    assert packs == digests(b"weights at 1", b"weights at 3")
 
 
 def test_a_manifest_that_was_stored_but_never_committed_is_swept_up_later(
@@ -112,8 +133,73 @@ def test_a_manifest_that_was_stored_but_never_committed_is_swept_up_later(
         patched.setattr(api.context.jobs, "apply", fail)
         assert held.commit(2).status == 503
     assert stored(api, held)[0] == {"1-1", "2-1"}
+    assert holders(api, b"weights at 2") == {held.id}
     held.commit(3).ok()
+    assert stored(api, held)[0] == {"2-1", "3-1"}, "nobody lists the bucket after a usual commit"
+    held.complete().ok()
     assert stored(api, held) == ({"3-1"}, digests(b"weights at 3"))
+    assert holders(api, b"weights at 2") == set()
+
+
+@pytest.mark.parametrize("ending", ["next attempt", "complete", "failed for good"])
+def test_what_a_killed_attempt_uploaded_goes(api: Api, ending: str) -> None:
+    api.submit(policy={"retention": {"keep_last": 1}, "max_failures": 2})
+    held = api.claim()
+    held.commit(1).ok()
+    manifest = held.manifest(2, {"a": b"uploaded", "b": b"never uploaded", "c": b"weights at 1"})
+    answer = held.post(f"/job/{held.id}/checkpoints", manifest)
+    blobs = {blake3(data).hexdigest(): data for data in (b"uploaded", b"never uploaded")}
+    held.upload_missing(answer, blobs)
+    assert digests(b"uploaded", b"never uploaded") <= stored(api, held)[1]
+    if ending == "complete":
+        held.complete().ok()
+        assert stored(api, held) == ({"1-1"}, digests(b"weights at 1"))
+        return
+    before = stored(api, held)
+    held.fail().ok()
+    assert api.job(held.id)["state"] == "pending" and stored(api, held) == before, "another attempt may use it"
+    api.clock.advance(3600)
+    second = api.claim(machine_id="m-2")
+    if ending == "failed for good":
+        second.fail().ok()
+        assert api.job(held.id)["state"] == "failed"
+        assert stored(api, held) == ({"1-1"}, digests(b"weights at 1"))
+        return
+    second.commit(5).ok()
+    assert stored(api, held) == ({"5-2"}, digests(b"weights at 5"))
+
+
+def test_a_failure_that_is_reported_again_makes_good_what_the_store_refused(
+    api: Api, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    api.submit(policy={"max_failures": 1})
+    held = api.claim()
+    data = b"uploaded"
+    answer = held.post(f"/job/{held.id}/checkpoints", held.manifest(2, {"a": data}))
+    held.upload_missing(answer, {blake3(data).hexdigest(): data})
+
+    def fail(*_: Any, **__: Any) -> Any:
+        raise StorageUnavailable("no answer")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(api.context.objects, "list", fail)
+        held.fail().ok()
+    assert api.job(held.id)["state"] == "failed" and stored(api, held) == ({"2-1"}, digests(data))
+    held.fail().ok()
+    assert stored(api, held) == (set(), set())
+
+
+def test_the_upload_under_way_is_no_leaving(api: Api) -> None:
+    """A manifest of the attempt that goes on is left alone however often retention runs."""
+    held = held_with(api, keep_last=1)
+    held.commit(1).ok()
+    held.release().ok()
+    second = api.claim()
+    ahead = second.manifest(9, {"a": b"ahead"})
+    second.upload_missing(second.post(f"/job/{held.id}/checkpoints", ahead), {blake3(b"ahead").hexdigest(): b"ahead"})
+    second.commit(5).ok()
+    assert second.post(f"/job/{held.id}/checkpoints", ahead).ok()["committed"] is True
+    assert stored(api, held) == ({"9-2"}, digests(b"ahead"))
 
 
 def test_a_step_committed_anew_after_a_retry_takes_the_old_ones_bytes_along(api: Api) -> None:
@@ -128,6 +214,23 @@ def test_a_step_committed_anew_after_a_retry_takes_the_old_ones_bytes_along(api:
     second.commit(3, {"a": b"three"}).ok()
     assert sorted(api.checkpoints(held.id)) == [2, 3]
     assert stored(api, held) == ({"2-2", "3-2"}, digests(b"two, second time", b"three"))
+
+
+def test_a_pack_of_a_checkpoint_that_is_being_read_stays_though_its_record_was_replaced(api: Api) -> None:
+    held = held_with(api, keep_last=2)
+    held.commit(50, {"a": b"shared"}).ok()
+    held.commit(100, {"a": b"shared", "b": b"own"}).ok()
+    held.complete().ok()
+    urls = api.post(f"/job/{held.id}/checkpoints/100/urls", key="submit").ok()["urls"]
+    api.post(f"/job/{held.id}/retry", {"from_step": 0}).ok()
+    second = api.claim()
+    second.commit(100, {"a": b"other"}).ok()
+    assert sorted(api.checkpoints(held.id)) == [100], "the one of step 50 has gone, and named the shared pack too"
+    assert [api.send("GET", url).status for url in urls.values()] == [200, 200]
+    api.clock.advance(3600)
+    second.heartbeat().ok()
+    second.complete().ok()
+    assert stored(api, held) == ({"100-2"}, digests(b"other"))
 
 
 def test_what_a_retry_left_behind_is_never_resumed(api: Api) -> None:

@@ -12,10 +12,11 @@ from blake3 import blake3
 from contract.errors import ErrorCode
 from contract.jobs import JobState
 from contract.names import CHECKPOINTS_BUCKET
+from functions.domain.change import Change
 from functions.domain.errors import Refusal, StorageUnavailable, WriteConflict
 from functions.domain.records import CheckpointRecord
 from functions.storage import cursors
-from tests.api_harness import TENANT, Api, Held, described
+from tests.api_harness import TENANT, Answer, Api, Held, described
 
 LAMBDA_ANSWER_BYTES = 6 * 1024 * 1024
 
@@ -114,31 +115,37 @@ def test_retention_of_more_checkpoints_than_a_page_holds_destroys_none_that_is_k
         assert resumable_bytes(api, held, {"a": b"weights at %d" % step}, step) == [200]
     monkeypatch.undo()
     assert sorted(api.checkpoints(held.id)) == kept
-    assert len(api.objects(prefix=f"jobs/{held.id}/blobs/")) == len(kept)
+    assert len(api.objects(prefix="packs/")) == len(kept)
 
 
-@pytest.mark.parametrize("method", ["read", "list"])
+@pytest.mark.parametrize("method", ["read", "delete_many"])
 def test_retention_that_was_overtaken_deletes_nothing_that_a_newer_commit_relies_on(
     api: Api, method: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The answer to a commit is lost, and while its retention still runs the worker goes on to the next one.
 
-    That one names a blob again which is stored, but which only checkpoints named that are being let go.
+    That one names a pack again which is stored, but which only checkpoints named that are being let go.
     """
     api.submit(policy={"retention": {"keep_last": 1}})
     held = api.claim()
     held.commit(10, {"a": b"once", "own": b"10"}).ok()
     files = {"a": b"once", "own": b"30"}
-    overtaken = once(lambda: held.commit(30, files).ok(), getattr(api.context.objects, method))
+    early: list[Answer] = []
+    overtaken = once(lambda: early.append(held.commit(30, files)), getattr(api.context.objects, method))
     monkeypatch.setattr(api.context.objects, method, overtaken)
     held.commit(20, {"a": b"other", "own": b"20"}).ok()
+    if method == "delete_many":
+        # The decision was made already: the worker is told to come again.
+        early[0].refused(ErrorCode.CONFLICT)
+        held.commit(30, files).ok()
     assert api.job(held.id)["checkpoint_step"] == 30
     assert resumable_bytes(api, held, files, 30) == [200, 200]
     api.clock.advance(3600)
     held.heartbeat().ok()
     held.commit(40, {"own": b"40"}).ok()
     assert sorted(api.checkpoints(held.id)) == [40]
-    assert len(api.objects(prefix=f"jobs/{held.id}/blobs/")) == 1, "what was left is let go later"
+    held.complete().ok()
+    assert len(api.objects(prefix="packs/")) == 1, "what was left is let go later"
 
 
 def test_a_checkpoint_that_a_retry_chose_is_not_taken_away_by_retention_under_way(
@@ -148,13 +155,19 @@ def test_a_checkpoint_that_a_retry_chose_is_not_taken_away_by_retention_under_wa
     api.submit(policy={"retention": {"keep_last": 1}})
     held = api.claim()
     held.commit(100).ok()
-    delete = api.context.jobs.delete_checkpoint
+    apply = api.context.jobs.apply
 
     def retried() -> None:
-        held.complete().ok()
+        api.post(f"/job/{held.id}/stop").ok()
         api.post(f"/job/{held.id}/retry", {"from_step": 100}).ok()
 
-    monkeypatch.setattr(api.context.jobs, "delete_checkpoint", once(retried, delete))
+    def at_retention(change: Change) -> None:
+        if change.forgotten:
+            monkeypatch.setattr(api.context.jobs, "apply", apply)
+            retried()
+        apply(change)
+
+    monkeypatch.setattr(api.context.jobs, "apply", at_retention)
     held.commit(200).ok()
     second = api.claim()
     assert [ref["step"] for ref in second.item["resume"]] == [100]
@@ -176,9 +189,8 @@ def test_a_checkpoint_that_is_being_read_outlives_one_of_the_same_step(api: Api)
     api.clock.advance(3600)
     second.heartbeat().ok()
     second.commit(300, {"a": b"fourth"}).ok()
-    assert {key.rpartition("/")[2] for key in api.objects(prefix=f"jobs/{held.id}/blobs/")} == {
-        blake3(b"fourth").hexdigest()
-    }
+    second.complete().ok()
+    assert set(api.objects(prefix="packs/")) == {f"packs/{blake3(b'fourth').hexdigest()}"}
 
 
 # Damaged checkpoints

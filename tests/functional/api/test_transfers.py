@@ -205,16 +205,17 @@ def test_the_bytes_of_a_part_sent_along_are_not_looked_at(api: Api) -> None:
     assert upload(api, "PUT", "a", said, body=b"\xff" * 10_000_000).status == 307
 
 
-@pytest.mark.parametrize("part", ["blobs", "manifests", "artifacts", "logs"])
-def test_what_a_job_committed_cannot_be_uploaded_over(api: Api, part: str) -> None:
+@pytest.mark.parametrize("place", ["jobs/{}/manifests/x", "jobs/{}/artifacts/x", "jobs/{}/logs/x", "packs/x"])
+def test_what_a_job_committed_cannot_be_uploaded_over(api: Api, place: str) -> None:
     api.submit()
     held = api.claim()
+    name = place.format(held.id)
     with api.unchanged():
         for key in ("submit", "worker"):
-            query = {"bucket": CHECKPOINTS, "key": f"jobs/{held.id}/{part}/x"}
+            query = {"bucket": CHECKPOINTS, "key": name}
             api.get("/upload/token", query=query, key=key).refused(ErrorCode.INVALID_KEY, "key")
         file = {name: described("a", b"")[name] for name in ("size_bytes", "crc64nvme")}
-        batch = {"bucket": CHECKPOINTS, "files": [file | {"key": f"jobs/{held.id}/{part}/x"}]}
+        batch = {"bucket": CHECKPOINTS, "files": [file | {"key": name}]}
         api.post("/uploads", batch).refused(ErrorCode.INVALID_KEY, "key")
 
 

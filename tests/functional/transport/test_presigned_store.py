@@ -14,7 +14,8 @@ from functions.storage.clients import s3_client
 from functions.storage.s3_objects import S3ObjectStore
 from gpu_client.transport.digests import FileDigest, digest_bytes
 from gpu_client.transport.errors import ChecksumMismatch, FileChanged, ObjectMissing, UrlExpired
-from gpu_client.transport.transfer import Download, Transfer, Upload
+from gpu_client.transport.parts import PARTS_FROM_BYTES
+from gpu_client.transport.transfer import Download, RangeDownload, Segment, Transfer, Upload
 from tests.emulator import unique
 
 pytestmark = pytest.mark.emulator
@@ -45,7 +46,7 @@ def signed(store: S3ObjectStore, key: str, digest: FileDigest, **more: object) -
 
 
 def upload(target: Presigned, path: Path, size_bytes: int) -> Upload:
-    return Upload(name=path.name, path=path, size_bytes=size_bytes, url=target.url, headers=target.headers)
+    return Upload.of_file(name=path.name, path=path, size_bytes=size_bytes, url=target.url, headers=target.headers)
 
 
 @pytest.mark.parametrize("data", [DATA, b"x", b""], ids=["3 MB", "1 byte", "empty"])
@@ -105,6 +106,68 @@ def test_a_damaged_object_is_replaced_and_only_the_version_meant(
     assert store.read("t", BUCKET, "k") == DATA
     with pytest.raises(UrlExpired, match="changed since"):
         transfer.upload([upload(target, path, len(DATA))])
+
+
+def test_a_pack_of_pieces_of_files_comes_back_in_ranges(
+    store: S3ObjectStore, transfer: Transfer, tmp_path: Path
+) -> None:
+    path = tmp_path / "source"
+    path.write_bytes(DATA)
+    pieces = [(2_000_000, 900_000), (10, 5), (15, 1_000_000), (0, 1)]
+    pack = b"".join(DATA[offset:][:size_bytes] for offset, size_bytes in pieces)
+    target = signed(store, "pack", digest_bytes(pack), create_only=True)
+    segments = tuple(Segment(path, *piece) for piece in pieces)
+    transfer.upload(
+        [Upload(name="pack", segments=segments, size_bytes=len(pack), url=target.url, headers=target.headers)]
+    )
+    assert store.read("t", BUCKET, "pack") == pack
+    url = store.presign_get("t", BUCKET, "pack", expires_s=60)
+    found: dict[int, bytes] = {}
+
+    def wanted(offset: int, size_bytes: int) -> RangeDownload:
+        def deliver(view: memoryview) -> None:
+            found[offset] = bytes(view)
+
+        return RangeDownload(
+            name="pack", url=url, offset=offset, size_bytes=size_bytes, object_bytes=len(pack), deliver=deliver
+        )
+
+    ranges = [(0, 1), (1, 1_500_000), (1_500_001, len(pack) - 1_500_001)]
+    transfer.fetch_ranges([wanted(*one) for one in ranges])
+    assert b"".join(found[offset] for offset, _ in ranges) == pack
+    transfer.fetch_ranges([wanted(0, len(pack))])
+    assert found[0] == pack
+
+
+def test_ranges_of_a_missing_or_a_shorter_object(store: S3ObjectStore, transfer: Transfer) -> None:
+    def wanted(key: str, offset: int, size_bytes: int, object_bytes: int) -> RangeDownload:
+        url = store.presign_get("t", BUCKET, key, expires_s=60)
+        return RangeDownload(
+            name=key, url=url, offset=offset, size_bytes=size_bytes, object_bytes=object_bytes, deliver=lambda _: None
+        )
+
+    store.create("t", BUCKET, "k", b"0123456789")
+    with pytest.raises(ObjectMissing):
+        transfer.fetch_ranges([wanted("absent", 0, 5, 10)])
+    for offset, size_bytes, object_bytes in ((5, 10, 20), (15, 5, 20), (2, 3, 11), (0, 9, 9)):
+        with pytest.raises(ChecksumMismatch):
+            transfer.fetch_ranges([wanted("k", offset, size_bytes, object_bytes)])
+
+
+@pytest.mark.parametrize("promised", [True, False], ids=["digest", "ETag"])
+def test_a_large_object_arrives_in_parts(
+    store: S3ObjectStore, transfer: Transfer, tmp_path: Path, promised: bool
+) -> None:
+    data = os.urandom(1_000_000) * (PARTS_FROM_BYTES // 1_000_000 + 1)
+    store.create("t", BUCKET, "large", data)
+    url = store.presign_get("t", BUCKET, "large", expires_s=60)
+    blake3 = digest_bytes(data).blake3 if promised else None
+    transfer.download(
+        [Download(name="large", url=url, root=tmp_path, path="large", size_bytes=len(data), blake3=blake3)]
+    )
+    assert (tmp_path / "large").read_bytes() == data
+    counts = transfer.stats.counts
+    assert (counts.downloaded_objects, counts.wasted_bytes, counts.retries) == (1, 0, 0)
 
 
 def test_missing_and_expired(store: S3ObjectStore, transfer: Transfer, tmp_path: Path) -> None:

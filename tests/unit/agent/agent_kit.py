@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
+from contract.manifest import Chunk, ChunkedFile, Manifest, Pack
 from contract.work import Directive, HeartbeatAnswer, HeartbeatRequest, WorkItem
+from gpu_client.transport.digests import digest_bytes
 from gpu_client.transport.errors import ApiError, api_error_class
 from gpu_client.transport.http import parse_error
 
@@ -46,6 +49,20 @@ def make_item(**fields: Any) -> WorkItem:
             **fields,
         }
     )
+
+
+def make_manifest(job_id: str, step: int, epoch: int, directory: Path) -> Manifest:
+    """Of the files in `directory`, each a chunk in a pack of its own."""
+    packs, chunks, files = [], [], []
+    for path in sorted(path for path in directory.rglob("*") if path.is_file()):
+        found = digest_bytes(path.read_bytes())
+        if found.size_bytes and found.blake3 not in [chunk.blake3 for chunk in chunks]:
+            packs.append(Pack(blake3=found.blake3, size_bytes=found.size_bytes, crc64nvme=found.crc64nvme))
+            chunks.append(Chunk(blake3=found.blake3, size_bytes=found.size_bytes, pack=len(packs) - 1))
+        indices = [number for number, chunk in enumerate(chunks) if chunk.blake3 == found.blake3]
+        name = path.relative_to(directory).as_posix()
+        files.append(ChunkedFile(path=name, size_bytes=found.size_bytes, chunks=indices))
+    return Manifest(version=2, job_id=job_id, step=step, epoch=epoch, packs=packs, chunks=chunks, files=files)
 
 
 def make_answer(directive: Directive = Directive.CONTINUE, **fields: Any) -> HeartbeatAnswer:

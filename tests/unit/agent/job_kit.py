@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from contract.work import DeclaredArtifact, HeartbeatRequest, InputPage, LogChunk, WorkItem
-from gpu_client.agent import harvest, job_run
+from gpu_client.agent import harvest, job_run, trainer_run
 from gpu_client.agent.failures import ExitStatus
 from gpu_client.agent.job_run import JobRun
 from gpu_client.agent.last_word import Outcome
@@ -20,9 +22,10 @@ from gpu_client.agent.settings import AgentSettings
 from gpu_client.agent.signals import StopRequest
 from gpu_client.agent.trainer_output import TrainerOutput
 from gpu_client.agent.workspace import Workspace
+from gpu_client.checkpoints.upload import Committed
 from gpu_client.training.channel import Channel, Directive
 from gpu_client.transport.cancel import CancelEvent, stop_if_set
-from tests.unit.agent.agent_kit import Heart, make_item
+from tests.unit.agent.agent_kit import Heart, make_item, make_manifest
 
 SIGTERMED = ExitStatus(code=None, signal=15, oom_suspected=False, stopped_by_us=True)
 CLEAN = ExitStatus(code=0, signal=None, oom_suspected=False, stopped_by_us=False)
@@ -30,6 +33,14 @@ CLEAN = ExitStatus(code=0, signal=None, oom_suspected=False, stopped_by_us=False
 
 def exited(code: int) -> ExitStatus:
     return ExitStatus(code=code, signal=None, oom_suspected=False, stopped_by_us=False)
+
+
+def checkpoint(trainer: Trainer, step: int) -> None:
+    """A complete one appears in the trainer's output directory."""
+    directory = trainer.directory / f"checkpoint-{step}"
+    directory.mkdir()
+    (directory / "weights").write_text(str(step))
+    (directory / "baton.json").write_text(json.dumps({"format": 1, "step": step, "metrics": {}}))
 
 
 class Client:
@@ -75,7 +86,9 @@ class Client:
 
 
 class Transfer:
-    """Moves nothing."""
+    """Moves nothing, and knows no speed."""
+
+    speed = SimpleNamespace(upload_bytes_per_s=lambda: None)
 
     def download(self, items: list[object], *, cancel: CancelEvent) -> None:
         stop_if_set(cancel)
@@ -140,6 +153,8 @@ class Stage:
         self.workspace = Workspace.open(tmp_path, "w1")
         self.trainers: list[Trainer] = []
         self.committed: list[int] = []
+        self.commit_s = 0.0
+        """What a commit is said to have taken."""
         self.phases: list[str] = []
         self.restored: Any = None
         self.uploads: list[Exception | None] = []
@@ -165,17 +180,31 @@ class Stage:
                 raise error
             return []
 
-        def commit(_client: object, _transfer: object, _item: object, path: Path, step: int, **_: object) -> str:
+        def commit(_client: object, _transfer: object, item: WorkItem, path: Path, step: int, **_: object) -> Any:
             assert path.is_dir()
             stage.committed.append(step)
             stage.client.said.append(("commit", step))
-            return "ok"
+            return Committed(
+                step=step,
+                epoch=item.epoch,
+                manifest=make_manifest(item.id, step, item.epoch, path),
+                api_calls=2,
+                raw_bytes=100,
+                reused_bytes=40,
+                encoded_bytes=50,
+                uploaded_bytes=30,
+                uploaded_packs=1,
+                hash_s=0.0,
+                encode_s=0.0,
+                upload_s=0.0,
+                seconds=stage.commit_s,
+            )
 
         monkeypatch.setattr(job_run, "Supervisor", Supervisor)
         monkeypatch.setattr(job_run, "restore", restore)
         monkeypatch.setattr(job_run, "upload_artifacts", upload)
         monkeypatch.setattr(harvest, "commit_checkpoint", commit)
-        monkeypatch.setattr(job_run, "POLL_S", 0.002)
+        monkeypatch.setattr(trainer_run, "POLL_S", 0.002)
         monkeypatch.setattr(job_run, "COMPLETE_RETRY_S", 0.0)
         monkeypatch.setattr(job_run, "LeasedCalls", partial(LeasedCalls, retry_s=0.0))
         write_state = self.workspace.write_state

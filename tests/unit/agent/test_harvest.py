@@ -6,6 +6,9 @@ import errno
 import json
 import logging
 import os
+import random
+import threading
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +18,13 @@ from gpu_client.agent import harvest as module
 from gpu_client.agent.committer import Staged
 from gpu_client.agent.harvest import MAX_TAKES, Harvest
 from gpu_client.agent.workspace import JobDirectories
+from gpu_client.checkpoints.store import LocalStore
 from gpu_client.checkpoints.watch import CheckpointWatcher, ReadyCheckpoint, stage
-from tests.unit.agent.agent_kit import Clock, make_item
+from gpu_client.transport.errors import ChecksumMismatch, FileChanged, Unreachable
+from gpu_client.transport.transfer import Transfer
+from tests.unit.agent.agent_kit import JOB_ID, Clock, make_item
+from tests.unit.checkpoints.fake_cloud import TOKEN, FakeCloud
+from tests.unit.transport.scripted_server import ScriptedServer
 
 
 class Committer:
@@ -24,9 +32,11 @@ class Committer:
 
     def __init__(self) -> None:
         self.offered: list[int] = []
+        self.staged: list[Staged] = []
 
     def offer(self, staged: Staged) -> None:
         assert staged.path.is_dir()
+        self.staged.append(staged)
         self.offered.append(staged.step)
 
 
@@ -44,7 +54,8 @@ class Scene:
         self.directories = JobDirectories(root, data, output, staging, root / "params.json")
         self.clock = Clock()
         self.committer = Committer()
-        self.harvest = Harvest(self.directories, make_item(), 5.0, self.clock)
+        self.store = LocalStore(root / "store", JOB_ID)
+        self.harvest = Harvest(self.directories, make_item(lease_token=TOKEN), 5.0, self.store, self.clock)
 
     def write(self, step: int, *, session: bool = False) -> Path:
         directory = self.directories.output / f"checkpoint-{step}"
@@ -71,7 +82,7 @@ def test_a_checkpoint_that_changes_while_it_is_taken_over_is_taken_later(
     directory = scene.write(20)
     scene.gather()
 
-    def write_and_stage(ready: ReadyCheckpoint, staging: Path) -> Path:
+    def write_and_stage(ready: ReadyCheckpoint, staging: Path) -> ReadyCheckpoint:
         (directory / "optimizer").write_text("late")
         return stage(ready, staging)
 
@@ -124,3 +135,129 @@ def test_trouble_with_one_directory_does_not_lose_another(scene: Scene, monkeypa
         scene.gather(5)
     scene.gather()
     assert sorted(scene.committer.offered) == [10, 15, 20]
+
+
+class TestCommitting:
+    """What was taken over becomes a checkpoint, or does not: never a mixture."""
+
+    @pytest.fixture
+    def cloud(self) -> Iterator[FakeCloud]:
+        with ScriptedServer() as server:
+            yield FakeCloud(server)
+
+    @pytest.fixture
+    def transfer(self) -> Iterator[Transfer]:
+        made = Transfer(workers=2, pause=lambda *_: None)
+        yield made
+        made.close()
+
+    def stage(self, scene: Scene, step: int = 20, size_bytes: int = 1000) -> tuple[Path, Staged]:
+        """A foreign script's checkpoint of two files, and how it was taken over."""
+        directory = scene.directories.output / f"checkpoint-{step}"
+        directory.mkdir()
+        (directory / "model").write_bytes(random.Random("frozen").randbytes(size_bytes))
+        (directory / "optimizer").write_bytes(random.Random(step).randbytes(size_bytes))
+        scene.gather()
+        scene.gather(5)
+        return directory, scene.committer.staged[-1]
+
+    def commit(self, scene: Scene, cloud: FakeCloud, transfer: Transfer, staged: Staged) -> None:
+        scene.harvest.commit(cloud, transfer, staged, threading.Event())
+
+    def test_a_committed_one_goes_into_the_store(self, scene: Scene, cloud: FakeCloud, transfer: Transfer) -> None:
+        _, staged = self.stage(scene)
+        self.commit(scene, cloud, transfer, staged)
+        assert not staged.path.exists()
+        found = scene.store.newest()
+        assert found is not None
+        manifest, directory = found
+        assert [manifest] == cloud.committed == list(scene.store.manifests)
+        assert (directory / "model").read_bytes() == random.Random("frozen").randbytes(1000)
+
+    def test_what_was_committed_before_is_not_sent_again(
+        self, scene: Scene, cloud: FakeCloud, transfer: Transfer
+    ) -> None:
+        _, first = self.stage(scene, 20, 100_000)
+        self.commit(scene, cloud, transfer, first)
+        _, second = self.stage(scene, 30, 100_000)
+        self.commit(scene, cloud, transfer, second)
+        sent = [len(request.body) for request in cloud.store.seen if request.method == "PUT"]
+        assert sent == [200_000, 100_000], "what has changed alone"
+        assert [manifest.step for manifest in cloud.committed] == [20, 30]
+
+    def test_one_in_memory_is_copied_for_a_slow_line_and_not_for_a_fast_one(
+        self, scene: Scene, cloud: FakeCloud, transfer: Transfer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        arena = tmp_path / "arena"
+        arena.mkdir()
+        (arena / "model").write_bytes(b"first")
+        for step, speed, kept in ((10, None, 10), (20, 1e6, 20), (30, 1e9, 20)):
+            monkeypatch.setattr(transfer.speed, "upload_bytes_per_s", lambda speed=speed: speed)
+            (arena / "model").write_bytes(b"%d" % step)
+            self.commit(scene, cloud, transfer, Staged(step, arena, {}, "session", give_back=lambda: None))
+            assert (arena / "model").read_bytes() == b"%d" % step, "it stays where it is"
+            found = scene.store.newest()
+            assert found is not None
+            assert (found[0].step, (found[1] / "model").read_bytes()) == (kept, b"%d" % kept)
+
+    def test_a_repeated_commit_is_made_as_the_first_try(
+        self, scene: Scene, transfer: Transfer, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """With other codecs its packs would be others, and what the first try stored would be left over."""
+        speeds = iter([1e6, 2e6, 3e6])
+        seen: list[float | None] = []
+
+        def fails(*_: object, upload_bytes_per_s: float | None, **__: object) -> None:
+            seen.append(upload_bytes_per_s)
+            raise Unreachable("down")
+
+        monkeypatch.setattr(module, "commit_checkpoint", fails)
+        monkeypatch.setattr(transfer.speed, "upload_bytes_per_s", lambda: next(speeds))
+        _, staged = self.stage(scene)
+        _, newer = self.stage(scene, 30)
+        for one in (staged, staged, newer):
+            with pytest.raises(Unreachable):
+                self.commit(scene, None, transfer, one)  # type: ignore[arg-type]
+        assert seen == [1e6, 1e6, 2e6]
+
+    @pytest.mark.parametrize("when", ["before", "between hashing and upload", "after the upload"])
+    @pytest.mark.parametrize("same_size", [True, False])
+    def test_a_script_that_writes_into_its_former_checkpoint_commits_no_mixture(
+        self, scene: Scene, cloud: FakeCloud, transfer: Transfer, when: str, same_size: bool
+    ) -> None:
+        """A link does not protect from that. `optimizer` is of the next step while `model` is still of this one."""
+        directory, staged = self.stage(scene, 20, 200_000)
+
+        def write() -> None:
+            with (directory / "optimizer").open("r+b") as file:
+                file.write(b"n" * (200_000 if same_size else 300_000))
+
+        commits: list[int] = []
+        commit = cloud.commit
+
+        def posted(lease_token: str, manifest: Any) -> Any:
+            commits.append(manifest.step)
+            if when == "after the upload" and len(commits) == 2:
+                pytest.fail("said to be complete")
+            answer = commit(lease_token, manifest)
+            if when == "between hashing and upload":
+                write()
+            return answer
+
+        cloud.commit = posted  # type: ignore[method-assign]
+        if when == "before":
+            write()
+        elif when == "after the upload":
+            upload = transfer.upload
+
+            def uploaded(*arguments: Any, **options: Any) -> None:
+                upload(*arguments, **options)
+                write()
+
+            transfer.upload = uploaded  # type: ignore[method-assign]
+        for _ in range(3):
+            with pytest.raises((FileChanged, ChecksumMismatch)):
+                self.commit(scene, cloud, transfer, staged)
+        assert cloud.committed == []
+        assert scene.store.newest() is None
+        assert len(commits) <= 1, "once it has changed, nothing more is said of it"

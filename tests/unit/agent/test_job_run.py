@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import errno
 import json
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from contract.jobs import FailureClass
 from contract.work import Directive
-from gpu_client.agent import harvest, job_run
+from gpu_client.agent import harvest, job_run, trainer_run
 from gpu_client.agent.conditions import Condition
 from gpu_client.agent.failures import ExitStatus
 from gpu_client.agent.last_word import Outcome
@@ -31,24 +30,7 @@ from gpu_client.transport.errors import (
     UnsafePath,
 )
 from tests.unit.agent.agent_kit import foreign, make_answer, refusal
-from tests.unit.agent.job_kit import CLEAN, SIGTERMED, Stage, Trainer, exited
-
-
-@pytest.fixture
-def stage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Stage]:
-    stage = Stage(tmp_path, monkeypatch)
-    yield stage
-    assert all(trainer.status for trainer in stage.trainers), "no trainer outlives its attempt"
-    assert not (stage.workspace.slot / "agent-state.json").exists(), "nothing is left to recover from"
-    stage.workspace.close()
-
-
-def checkpoint(trainer: Trainer, step: int) -> None:
-    directory = trainer.directory / f"checkpoint-{step}"
-    directory.mkdir()
-    (directory / "weights").write_text(str(step))
-    (directory / "baton.json").write_text(json.dumps({"format": 1, "step": step, "metrics": {}}))
-
+from tests.unit.agent.job_kit import CLEAN, SIGTERMED, Stage, Trainer, checkpoint, exited
 
 # The end of the training
 
@@ -221,7 +203,7 @@ def test_a_note_that_cannot_be_written_does_not_cost_the_job(stage: Stage, monke
 def test_a_workspace_that_cannot_be_cleared_ends_the_agent_after_the_report(
     stage: Stage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def broken() -> None:
+    def broken(**_: object) -> None:
         raise WorkspaceError("mounted")
 
     def act(trainer: Trainer, _looks: int) -> None:
@@ -374,7 +356,7 @@ def test_a_cancel_during_the_training_tells_the_session_and_ends_it(stage: Stage
     assert [(wish.kind, wish.reason, wish.checkpoint) for wish in stage.trainer.directives] == [
         ("stop", "cancel", False)
     ]
-    assert stage.trainer.stops[0] == job_run.LOST_GRACE_S
+    assert stage.trainer.stops[0] == trainer_run.LOST_GRACE_S
     assert stage.client.kinds() == ["inputs"]
 
 

@@ -40,6 +40,7 @@ def test_every_variable_of_the_table_reaches_its_field(monkeypatch: pytest.Monke
     values: dict[str, tuple[str, Any]] = {
         "BATON_QUEUE": ("night", "night"),
         "BATON_WORKSPACE": (str(tmp_path), tmp_path),
+        "BATON_ARENA_DIR": (str(tmp_path / "memory"), tmp_path / "memory"),
         "BATON_WORKER_ID": ("w-7", "w-7"),
         "BATON_PROVIDER": ("vast", "vast"),
         "BATON_MACHINE_ID": ("m-7", "m-7"),
@@ -52,7 +53,11 @@ def test_every_variable_of_the_table_reaches_its_field(monkeypatch: pytest.Monke
         "BATON_EXIT_WHEN_IDLE_S": ("600", 600.0),
         "BATON_MAX_JOBS": ("3", 3),
         "BATON_TRANSFERS": ("16", 16),
+        "BATON_MAX_UPLOAD_MBIT_S": ("20", 20.0),
+        "BATON_MAX_DOWNLOAD_MBIT_S": ("100", 100.0),
         "BATON_STABLE_S": ("4.5", 4.5),
+        "BATON_SHUTDOWN_GRACE_S": ("25", 25.0),
+        "BATON_SPOT_NOTICES": ("ec2", "ec2"),
         "BATON_STARTUP_GRACE_S": ("0", 0.0),
         "BATON_HEALTH_FILE": (str(tmp_path / "health"), tmp_path / "health"),
         "BATON_STATS_FILE": (str(tmp_path / "stats"), tmp_path / "stats"),
@@ -76,8 +81,9 @@ def test_defaults_are_those_of_the_table(monkeypatch: pytest.MonkeyPatch) -> Non
     assert (settings.queue, settings.poll_min_s, settings.poll_max_s) == ("default", 1, 30)
     assert settings.workspace == Path("~/.cache/baton").expanduser()
     assert (settings.transfers, settings.stable_s, settings.startup_grace_s) == (8, 3, 60)
+    assert (settings.shutdown_grace_s, settings.spot_notices) == (None, "auto")
     assert (settings.exit_when_idle_s, settings.max_jobs, settings.stats_file) == (None, None, None)
-    assert settings.health_file is None
+    assert (settings.health_file, settings.arena_dir) == (None, Path("/dev/shm"))
 
 
 def test_empty_is_unset(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -106,6 +112,8 @@ def test_empty_is_unset(monkeypatch: pytest.MonkeyPatch) -> None:
         ("BATON_TRANSFERS", "65"),
         ("BATON_STABLE_S", "nan"),
         ("BATON_STARTUP_GRACE_S", "-1"),
+        ("BATON_SHUTDOWN_GRACE_S", "0"),
+        ("BATON_SPOT_NOTICES", "gcp"),
         ("BATON_LOG_LEVEL", "LOUD"),
         ("SALAD_CONTAINER_GROUP_ID", "a b"),
     ],

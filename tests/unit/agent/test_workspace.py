@@ -12,8 +12,11 @@ import pytest
 
 from gpu_client.agent import workspace as module
 from gpu_client.agent.workspace import AgentState, DiskFullError, Workspace, WorkspaceError, disk_errors
+from gpu_client.checkpoints.store import LocalStore
+from tests.unit.agent.agent_kit import make_manifest
 
 JOB = "146683a1-cb76-4702-9fef-fcccd32594f1"
+OTHER_JOB = JOB.replace("1", "2")
 
 
 def test_the_layout_of_an_attempt(tmp_path: Path) -> None:
@@ -244,3 +247,109 @@ def test_no_depth_of_directories_is_too_deep_to_remove(tmp_path: Path) -> None:
         finally:
             subprocess.run(["rm", "-rf", str(space.slot)], check=True)  # or pytest fails over it as well
     assert (outside / "kept").read_text() == "x"
+
+
+class TestStores:
+    """What outlives an attempt, and what does not."""
+
+    def keep(self, space: Workspace, job_id: str = JOB, *, step: int = 10) -> Path:
+        """A committed checkpoint in the job's store."""
+        staged = space.prepare(job_id, 1).staging / "checkpoint"
+        staged.mkdir()
+        (staged / "model").write_bytes(b"weights" * 10_000)
+        LocalStore(space.stores, job_id).committed(make_manifest(job_id, step, 1, staged), staged)
+        return space.stores / job_id / f"{step}-1" / "files" / "model"
+
+    def disk(self, monkeypatch: pytest.MonkeyPatch, free_bytes: int) -> None:
+        usage = shutil._ntuple_diskusage(10**12, 0, free_bytes)  # type: ignore[attr-defined]
+        monkeypatch.setattr(shutil, "disk_usage", lambda _: usage)
+
+    def test_a_store_outlives_the_attempt_the_agent_and_its_crash(self, tmp_path: Path) -> None:
+        with Workspace.open(tmp_path, "a") as space:
+            model = self.keep(space)
+            space.purge()
+            assert list((space.slot / "jobs").iterdir()) == []
+        with Workspace.open(tmp_path, "a") as again:
+            again.prepare(JOB, 2)
+            assert model.read_bytes() == b"weights" * 10_000
+            assert LocalStore(again.stores, JOB).newest() is not None
+
+    def test_a_finished_jobs_store_goes_and_others_stay(self, tmp_path: Path) -> None:
+        with Workspace.open(tmp_path, "a") as space:
+            model, other = self.keep(space), self.keep(space, OTHER_JOB)
+            space.purge(finished=JOB)
+            assert not model.exists()
+            assert other.exists()
+
+    def test_stores_give_way_oldest_first_and_the_next_jobs_own_last(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        with Workspace.open(tmp_path, "a") as space:
+            self.disk(monkeypatch, 10**9)
+            mine, other = self.keep(space), self.keep(space, OTHER_JOB)
+            assert mine.exists()
+            self.disk(monkeypatch, 300_000)
+            space.prepare(JOB, 2)
+            assert mine.exists()
+            assert not other.exists()
+            self.disk(monkeypatch, 1000)
+            space.prepare(JOB, 3)
+            assert list(space.stores.iterdir()) == []
+            assert list((space.slot / "trash").iterdir()) == []
+
+    def test_abandoned_slots_keep_no_more_than_their_share(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        with Workspace.open(tmp_path, "a"), Workspace.open(tmp_path, "b") as second:
+            model = self.keep(second)
+        with Workspace.open(tmp_path, "c"):
+            assert model.exists()
+        self.disk(monkeypatch, 1000)
+        with Workspace.open(tmp_path, "c"):
+            assert not model.exists()
+
+    def test_what_a_job_puts_in_the_stores_place_is_removed_not_followed(self, tmp_path: Path) -> None:
+        outside = tmp_path / "outside"
+        outside.mkdir()
+        (outside / "precious").write_text("keep")
+        with Workspace.open(tmp_path / "root", "a") as space:
+            shutil.rmtree(space.stores)
+            space.stores.symlink_to(outside)
+            space.prepare(JOB, 1)
+            assert not space.stores.is_symlink()
+            (space.stores / JOB).symlink_to(outside)
+            (space.stores / "file").touch()
+            deep = space.stores.joinpath(OTHER_JOB, *["d" * 100] * 20)
+            deep.mkdir(parents=True)
+            space.stores.chmod(0)
+            space.prepare(JOB, 2)
+            assert sorted(path.name for path in space.stores.iterdir()) == [OTHER_JOB]
+        assert (outside / "precious").read_text() == "keep"
+
+    def test_stores_give_way_to_what_a_job_needs(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        with Workspace.open(tmp_path, "a") as space:
+            model = self.keep(space)
+
+            def usage(_: object) -> object:
+                return shutil._ntuple_diskusage(10**9, 0, 1 if model.exists() else 1000)  # type: ignore[attr-defined]
+
+            monkeypatch.setattr(shutil, "disk_usage", usage)
+            space.require_free(1)
+            assert model.exists()
+            space.require_free(1000)
+            assert not model.exists()
+            assert list((space.slot / "trash").iterdir()) == []
+            with pytest.raises(DiskFullError, match="1000 bytes free, 1001 needed"):
+                space.require_free(1001)
+            assert LocalStore(space.stores, JOB).newest() is None
+
+    def test_stores_that_cannot_be_looked_through_stop_nothing(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def broken(*_: object, **__: object) -> list[Path]:
+            raise OSError(errno.EIO, "Input/output error")
+
+        with Workspace.open(tmp_path, "a") as space:
+            monkeypatch.setattr(module, "excess_stores", broken)
+            assert space.prepare(JOB, 1).output.is_dir()
+            assert space.purge() == ()

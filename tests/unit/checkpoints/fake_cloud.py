@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from contract.checkpoints import BlobUpload, BlobUrls, CheckpointRef, CommitAnswer, Manifest
+from contract.checkpoints import BlobUpload, BlobUrls, CheckpointRef, CommitAnswer
+from contract.manifest import Manifest, ManifestFile, ManifestV1
 from contract.work import ArtifactsAnswer, DeclaredArtifact, PresignedPut, WorkItem
 from gpu_client.transport.digests import digest_bytes
 from gpu_client.transport.errors import ApiError, api_error_class
@@ -26,7 +27,7 @@ class FakeCloud:
     def __init__(self, store: ScriptedServer, *, max_missing: int = 1000) -> None:
         self.store = store
         self.max_missing = max_missing
-        self.committed: list[Manifest] = []
+        self.committed: list[Manifest | ManifestV1] = []
         self.damaged: list[tuple[int, int, str]] = []
         self.calls: list[str] = []
         self.raises: dict[str, list[Exception]] = {}
@@ -38,17 +39,16 @@ class FakeCloud:
 
     # What the agent calls
 
-    def commit(self, lease_token: str, manifest: Manifest) -> CommitAnswer:
+    def commit(self, lease_token: str, manifest: Manifest | ManifestV1) -> CommitAnswer:
         self._called("commit", lease_token)
-        files = {file.blake3: file for file in manifest.files}
         missing = [
             BlobUpload(
-                blake3=digest,
-                url=self.store.url + self.blob_path(digest),
-                headers={"x-amz-checksum-crc64nvme": file.crc64nvme, "If-None-Match": "*"},
+                blake3=pack.blake3,
+                url=self.store.url + self.pack_path(pack.blake3),
+                headers={"x-amz-checksum-crc64nvme": pack.crc64nvme, "If-None-Match": "*"},
             )
-            for digest, file in files.items()
-            if self.blind or self.blob_path(digest) not in self.store.objects
+            for pack in manifest.packs
+            if self.blind or self.pack_path(pack.blake3) not in self.store.objects
         ]
         if not missing and manifest not in self.committed:
             self.committed.append(manifest)
@@ -65,7 +65,7 @@ class FakeCloud:
         self._called("blob_urls", lease_token)
         assert job_id == JOB_ID
         assert len(blake3) <= 1000
-        urls = {digest: self.store.url + self.blob_path(digest) for digest in blake3 if digest not in self.withheld}
+        urls = {digest: self.store.url + self.pack_path(digest) for digest in blake3 if digest not in self.withheld}
         return BlobUrls(urls=urls, expires_at=1)
 
     def report_damaged(self, job_id: str, step: int, lease_token: str, *, epoch: int, message: str) -> None:
@@ -90,19 +90,28 @@ class FakeCloud:
     # What tests look at and meddle with
 
     @staticmethod
-    def blob_path(digest: str) -> str:
-        return f"/blobs/{digest}"
+    def pack_path(digest: str) -> str:
+        return f"/packs/{digest}"
 
     @staticmethod
-    def manifest_path(manifest: Manifest) -> str:
+    def manifest_path(manifest: Manifest | ManifestV1) -> str:
         return f"/manifests/{manifest.step}-{manifest.epoch}.json"
 
-    def manifest(self, step: int) -> Manifest:
+    def manifest(self, step: int) -> Manifest | ManifestV1:
         return next(manifest for manifest in self.committed if manifest.step == step)
 
+    def packs(self, step: int) -> list[str]:
+        """Where the packs of a checkpoint lie in the store."""
+        return [self.pack_path(pack.blake3) for pack in self.manifest(step).packs]
+
     def blob_of(self, step: int, path: str) -> str:
-        """Where the blob of a file of a checkpoint lies in the store."""
-        return self.blob_path(next(file.blake3 for file in self.manifest(step).files if file.path == path))
+        """Where the pack that a file of a checkpoint begins in lies in the store."""
+        manifest = self.manifest(step)
+        file = next(file for file in manifest.files if file.path == path)
+        if isinstance(file, ManifestFile):
+            return self.pack_path(file.blake3)
+        pack = manifest.chunks[file.chunks[0]].pack
+        return self.pack_path(manifest.packs[pack].blake3)
 
     def item(self, *, epoch: int = 2, outputs: Sequence[str] = ()) -> WorkItem:
         """A claim that lists all checkpoints, newest first."""

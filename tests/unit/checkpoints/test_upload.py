@@ -7,10 +7,15 @@ from pathlib import Path
 
 import pytest
 
+from contract.checkpoints import CommitAnswer
+from contract.manifest import Manifest
+from gpu_client.checkpoints import packing
 from gpu_client.checkpoints.errors import BadDirectory
+from gpu_client.checkpoints.known import Known
 from gpu_client.checkpoints.upload import CommitFailed, Committed, commit_checkpoint
 from gpu_client.transport.errors import (
     ChecksumMismatch,
+    Conflict,
     FileChanged,
     LeaseExpired,
     LeaseLost,
@@ -36,6 +41,12 @@ def directory(tmp_path: Path) -> Path:
     return place
 
 
+@pytest.fixture(autouse=True)
+def _a_pack_for_each_chunk(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(packing, "MIN_PACK_BYTES", 1)
+    monkeypatch.setattr(packing, "MAX_PACK_BYTES", 1)
+
+
 @pytest.fixture
 def pauses() -> list[float]:
     return []
@@ -49,20 +60,21 @@ def commit(
     )  # fmt: skip
 
 
-def test_two_calls_and_each_blob_once(
+def test_two_calls_and_each_pack_once(
     cloud: FakeCloud, transfer: Transfer, directory: Path, pauses: list[float]
 ) -> None:
     done = commit(cloud, transfer, directory, pauses)
     assert cloud.calls == ["commit", "commit"]
-    assert sorted(cloud.store.objects[path] for path in cloud.store.objects if path.startswith("/blobs")) == [
-        b"",
+    assert sorted(cloud.store.objects[path] for path in cloud.store.objects if path.startswith("/packs")) == [
         b"m" * 5000,
         b"o" * 3000,
     ]
     assert [manifest.step for manifest in cloud.committed] == [5]
     assert cloud.committed[0].metrics == {"loss": 1.0}
     assert (done.step, done.epoch, done.api_calls) == (5, 2, 2)
-    assert (done.hashed_bytes, done.uploaded_bytes, done.uploaded_blobs, done.skipped_bytes) == (13_000, 8000, 3, 0)
+    assert (done.raw_bytes, done.reused_bytes, done.encoded_bytes) == (13_000, 5000, 8000)
+    assert (done.uploaded_bytes, done.uploaded_packs) == (8000, 2)
+    assert done.manifest == cloud.committed[0]
     assert pauses == []
 
 
@@ -74,39 +86,131 @@ def test_what_is_stored_is_not_sent_again(
     before = len(cloud.store.paths("PUT"))
     done = commit(cloud, transfer, directory, pauses, step=6)
     assert len(cloud.store.paths("PUT")) == before + 1
-    assert (done.uploaded_bytes, done.skipped_bytes) == (10, 8000)
+    assert (done.uploaded_bytes, done.encoded_bytes) == (10, 8010)
     again = commit(cloud, transfer, directory, pauses, step=6)
     assert (again.api_calls, again.uploaded_bytes) == (1, 0)
 
 
+def test_what_an_earlier_checkpoint_has_is_not_even_asked_for(
+    cloud: FakeCloud, transfer: Transfer, directory: Path, pauses: list[float]
+) -> None:
+    known = Known()
+    commit(cloud, transfer, directory, pauses, known=known)
+    (directory / "model.bin").write_bytes(b"n" * 10)
+    done = commit(cloud, transfer, directory, pauses, step=6, known=known)
+    assert (done.raw_bytes, done.reused_bytes, done.encoded_bytes, done.uploaded_bytes) == (8010, 8000, 10, 10)
+    assert len(done.manifest.packs) == 3
+    again = commit(cloud, transfer, directory, pauses, step=7, known=known)
+    assert (again.api_calls, again.encoded_bytes) == (1, 0)
+
+
+def test_a_known_pack_that_is_gone_is_written_anew(
+    cloud: FakeCloud, transfer: Transfer, directory: Path, pauses: list[float]
+) -> None:
+    """Retention of another job took it, or somebody deleted it: the files are here, so nothing is lost."""
+    known = Known()
+    commit(cloud, transfer, directory, pauses, known=known)
+    del cloud.store.objects["/packs/" + _digest(b"o" * 3000)]
+    (directory / "model.bin").write_bytes(b"n" * 10)
+    done = commit(cloud, transfer, directory, pauses, step=6, known=known)
+    assert cloud.store.objects["/packs/" + _digest(b"o" * 3000)] == b"o" * 3000
+    assert (done.api_calls, done.uploaded_packs, done.uploaded_bytes) == (3, 2, 3010)
+    assert cloud.committed[-1] == done.manifest
+    assert pauses == []
+    assert commit(cloud, transfer, directory, pauses, step=7, known=known).api_calls == 1
+
+
+def test_what_was_not_committed_is_not_known(
+    cloud: FakeCloud, transfer: Transfer, directory: Path, pauses: list[float]
+) -> None:
+    known = Known()
+    cloud.store.routes["PUT", "/packs/" + _digest(b"o" * 3000)] = reply(500)
+    with pytest.raises(Unreachable):
+        commit(cloud, transfer, directory, pauses, known=known)
+    assert known.find(_digest(b"m" * 5000)) is None
+    assert known.find(_digest(b"o" * 3000)) is None
+
+
+def test_a_repeated_commit_offers_the_same_manifest(
+    cloud: FakeCloud, transfer: Transfer, directory: Path, pauses: list[float], tmp_path: Path
+) -> None:
+    """The answer to the first may have been lost: other contents for the same step would be refused."""
+    (directory / "weights").write_bytes(bytes(range(256)) * 4000)
+    offered: list[Manifest] = []
+    real = cloud.commit
+
+    def once(lease_token: str, manifest: Manifest) -> CommitAnswer:
+        offered.append(manifest)
+        answer = real(lease_token, manifest)
+        if answer.committed and len(cloud.calls) == 2:
+            raise Unreachable("the answer was lost")
+        return answer
+
+    cloud.commit = once  # type: ignore[method-assign]
+    more = {"known": Known(), "upload_bytes_per_s": 1e6, "spool": tmp_path / "spool"}
+    with pytest.raises(Unreachable):
+        commit(cloud, transfer, directory, pauses, **more)
+    done = commit(cloud, transfer, directory, pauses, **more)
+    assert done.uploaded_packs == 0
+    assert len(offered) == 3
+    assert offered[0] == offered[1] == offered[2]
+    assert "planes" in {chunk.codec for chunk in offered[0].chunks}
+
+
+def test_nothing_encoded_is_left_behind(
+    cloud: FakeCloud, transfer: Transfer, directory: Path, pauses: list[float], tmp_path: Path
+) -> None:
+    (directory / "weights").write_bytes(bytes(range(256)) * 4000)
+    more = {"upload_bytes_per_s": 1e6, "spool": tmp_path / "spool"}
+    done = commit(cloud, transfer, directory, pauses, **more)
+    assert done.encoded_bytes < done.raw_bytes / 10
+    assert list((tmp_path / "spool").iterdir()) == []
+    cloud.raises["commit"] = [refusal("lease_lost")]
+    (directory / "weights").write_bytes(bytes(range(255)) * 4000)
+    with pytest.raises(LeaseLost):
+        commit(cloud, transfer, directory, pauses, step=6, **more)
+    assert list((tmp_path / "spool").iterdir()) == []
+
+
+def test_a_pack_that_is_being_deleted_is_asked_for_again_after_a_pause(
+    cloud: FakeCloud, transfer: Transfer, directory: Path, pauses: list[float]
+) -> None:
+    cloud.raises["commit"] = [refusal("conflict"), refusal("conflict")]
+    commit(cloud, transfer, directory, pauses)
+    assert len(cloud.committed) == 1
+    assert pauses == [1, 2]
+    cloud.raises["commit"] = [refusal("checkpoint_conflict")]
+    with pytest.raises(Conflict):
+        commit(cloud, transfer, directory, pauses, step=6)
+
+
 def test_long_lists_come_in_pieces(cloud: FakeCloud, transfer: Transfer, directory: Path, pauses: list[float]) -> None:
     cloud.max_missing = 1
-    assert commit(cloud, transfer, directory, pauses).api_calls == 4
+    assert commit(cloud, transfer, directory, pauses).api_calls == 3
     assert len(cloud.committed) == 1
 
 
 def test_urls_that_ran_out_are_asked_for_again(
     cloud: FakeCloud, transfer: Transfer, directory: Path, pauses: list[float]
 ) -> None:
-    blob = "/blobs/" + _digest(b"o" * 3000)
-    cloud.store.script("PUT", blob, EXPIRED, EXPIRED)
+    cloud.store.script("PUT", "/packs/" + _digest(b"o" * 3000), EXPIRED, EXPIRED)
     done = commit(cloud, transfer, directory, pauses)
     assert len(cloud.committed) == 1
-    assert (done.uploaded_blobs, done.uploaded_bytes) == (3, 8000)
+    assert (done.uploaded_packs, done.uploaded_bytes) == (2, 8000)
 
 
 def test_urls_that_always_run_out_end_the_commit(
     cloud: FakeCloud, transfer: Transfer, directory: Path, pauses: list[float]
 ) -> None:
-    for data in set(FILES.values()):
-        cloud.store.routes["PUT", "/blobs/" + _digest(data)] = EXPIRED
+    for data in set(FILES.values()) - {b""}:
+        cloud.store.routes["PUT", "/packs/" + _digest(data)] = EXPIRED
     with pytest.raises(CommitFailed, match=r"step 5 cannot be committed: .*run out"):
         commit(cloud, transfer, directory, pauses)
     assert cloud.committed == []
     assert pauses == [1, 2, 3]
 
 
-def test_blobs_that_are_never_seen_end_the_commit(
+def test_packs_that_are_never_seen_end_the_commit(
     cloud: FakeCloud, transfer: Transfer, directory: Path, pauses: list[float]
 ) -> None:
     cloud.blind = True
@@ -150,13 +254,13 @@ def test_a_failed_upload_is_never_committed(
     cloud: FakeCloud, transfer: Transfer, directory: Path, pauses: list[float]
 ) -> None:
     """Regression (Dreambooth worker): a failed upload was printed, and progress reported anyway."""
-    cloud.store.routes["PUT", "/blobs/" + _digest(b"o" * 3000)] = reply(500)
+    cloud.store.routes["PUT", "/packs/" + _digest(b"o" * 3000)] = reply(500)
     with pytest.raises(Unreachable):
         commit(cloud, transfer, directory, pauses)
     assert cloud.calls == ["commit"]
     assert cloud.committed == []
     # the store is back: only what is missing is sent
-    del cloud.store.routes["PUT", "/blobs/" + _digest(b"o" * 3000)]
+    del cloud.store.routes["PUT", "/packs/" + _digest(b"o" * 3000)]
     commit(cloud, transfer, directory, pauses)
     assert len(cloud.committed) == 1
 
@@ -186,7 +290,7 @@ def test_losing_the_lease_stops_the_upload(
         cancel.set()
         handler.answer(503)
 
-    cloud.store.script("PUT", "/blobs/" + _digest(b"m" * 5000), lose)
+    cloud.store.script("PUT", "/packs/" + _digest(b"m" * 5000), lose)
     with pytest.raises(TransferCanceled):
         commit(cloud, transfer, directory, pauses, cancel=cancel)
     assert cloud.committed == []
@@ -204,12 +308,12 @@ def test_a_bad_directory_is_refused_before_any_call(
 def test_a_store_that_refuses_is_an_error(
     cloud: FakeCloud, transfer: Transfer, directory: Path, pauses: list[float]
 ) -> None:
-    cloud.store.routes["PUT", "/blobs/" + _digest(b"")] = reply(403, b"<Code>SignatureDoesNotMatch</Code>")
+    cloud.store.routes["PUT", "/packs/" + _digest(b"o" * 3000)] = reply(403, b"<Code>SignatureDoesNotMatch</Code>")
     with pytest.raises(TransferError, match="SignatureDoesNotMatch"):
         commit(cloud, transfer, directory, pauses)
 
 
-def test_an_answer_that_asks_for_an_unknown_blob(
+def test_an_answer_that_asks_for_an_unknown_pack(
     cloud: FakeCloud, transfer: Transfer, directory: Path, pauses: list[float], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     real = cloud.commit

@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 
 from gpu_client.checkpoints import watch
-from gpu_client.checkpoints.watch import CheckpointWatcher, ReadyCheckpoint, StageError, stage
+from gpu_client.checkpoints.watch import CheckpointWatcher, ReadyCheckpoint, StageError, require_unchanged, stage
 from gpu_client.training import commit
+from gpu_client.transport.errors import FileChanged
 
 STABLE_S = 5.0
 
@@ -89,7 +90,7 @@ def test_a_marker_that_appears_while_the_files_are_listed_is_taken_with_the_next
     monkeypatch.undo()
     (found,) = scene.ready()
     assert [file.path for file in found.files] == ["baton.json", "model", "optimizer"]
-    assert stage(found, directory.parent.parent / "staging").is_dir()
+    assert stage(found, directory.parent.parent / "staging").path.is_dir()
 
 
 def test_a_foreign_checkpoint_is_complete_when_left_alone(scene: Scene) -> None:
@@ -377,7 +378,7 @@ def found_in(scene: Scene, name: str = "checkpoint-20") -> ReadyCheckpoint:
 
 def test_staged_files_survive_rotation(scene: Scene, tmp_path: Path) -> None:
     found = found_in(scene)
-    staged = stage(found, tmp_path / "staging")
+    staged = stage(found, tmp_path / "staging").path
     assert (staged / "model").samefile(found.path / "model")  # A link: no time, no space.
     shutil.rmtree(found.path)
     assert (staged / "model").read_text() == "weights"
@@ -395,7 +396,7 @@ def test_where_links_are_impossible_files_are_copied(
 
     found = found_in(scene)
     monkeypatch.setattr(os, "link", impossible)
-    staged = stage(found, tmp_path / "staging")
+    staged = stage(found, tmp_path / "staging").path
     assert not (staged / "model").samefile(found.path / "model")
     assert (staged / "unet" / "w").read_text() == "deep"
 
@@ -447,14 +448,58 @@ def test_links_inside_the_output_directory_become_files(scene: Scene, tmp_path: 
     directory = scene.session("checkpoint-20", step=20)
     (directory / "link").symlink_to("../base")
     (found,) = scene.ready()
-    staged = stage(found, tmp_path / "staging")
+    staged = stage(found, tmp_path / "staging").path
     assert not (staged / "link").is_symlink()
     assert (staged / "link").read_text() == "shared"
 
 
+class TestWritingIntoStagedFiles:
+    """A link keeps a file from being pulled away, not from being written to."""
+
+    def test_what_is_left_alone_is_unchanged(self, scene: Scene, tmp_path: Path) -> None:
+        (scene.output / "base").write_text("shared")
+        directory = scene.session("checkpoint-20", step=20)
+        (directory / "link").symlink_to("../base")
+        (found,) = scene.ready()
+        staged = stage(found, tmp_path / "staging")
+        assert (staged.step, staged.metrics, staged.created_by) == (found.step, found.metrics, found.created_by)
+        shutil.rmtree(found.path)
+        require_unchanged(staged.path, staged.files)
+
+    @pytest.mark.parametrize("how", ["in place", "appended", "cut", "removed", "added", "all"])
+    def test_what_is_written_to_is_not(self, scene: Scene, tmp_path: Path, how: str) -> None:
+        found = found_in(scene)
+        staged = stage(found, tmp_path / "staging")
+        model = found.path / "model"
+        if how == "in place":
+            with model.open("r+b") as file:
+                file.write(b"W")
+        elif how == "appended":
+            with model.open("ab") as file:
+                file.write(b"more")
+        elif how == "cut":
+            os.truncate(model, 1)
+        elif how == "removed":
+            (staged.path / "model").unlink()
+        elif how == "added":
+            (staged.path / "more").touch()
+        else:
+            shutil.rmtree(staged.path)
+        with pytest.raises(FileChanged, match=r"model|more|cannot be read"):
+            require_unchanged(staged.path, staged.files)
+
+    def test_a_script_that_replaces_its_files_disturbs_nobody(self, scene: Scene, tmp_path: Path) -> None:
+        found = found_in(scene)
+        staged = stage(found, tmp_path / "staging")
+        (found.path / "new").write_text("others")
+        (found.path / "new").rename(found.path / "model")
+        require_unchanged(staged.path, staged.files)
+        assert (staged.path / "model").read_text() == "weights"
+
+
 def test_a_checkpoint_may_be_staged_twice(scene: Scene, tmp_path: Path) -> None:
     found = found_in(scene)
-    assert stage(found, tmp_path / "staging") != stage(found, tmp_path / "staging")
+    assert stage(found, tmp_path / "staging").path != stage(found, tmp_path / "staging").path
 
 
 def test_a_tree_too_deep_for_any_manifest_is_not_a_checkpoint(scene: Scene) -> None:
@@ -467,8 +512,5 @@ def test_a_tree_too_deep_for_any_manifest_is_not_a_checkpoint(scene: Scene) -> N
 
 def test_the_agent_reads_the_marker_that_the_session_writes() -> None:
     """Neither may import the other: the names are written down twice."""
-    assert (watch.MARKER, watch.MARKER_FORMAT, watch.MARKER_MAX_BYTES) == (
-        commit.MARKER,
-        commit.FORMAT,
-        commit.MARKER_MAX_BYTES,
-    )
+    assert (watch.MARKER, watch.MARKER_MAX_BYTES) == (commit.MARKER, commit.MARKER_MAX_BYTES)
+    assert watch.MARKER_FORMATS == (1, commit.FORMAT)

@@ -11,7 +11,7 @@ import pytest
 from pydantic import BaseModel, ValidationError
 
 from contract.base import MAX_OBJECT_BYTES, MAX_PARAMETERS_BYTES, MAX_PARAMETERS_DEPTH, MAX_STEP, WireModel, depth_of
-from contract.checkpoints import BlobUrlsRequest, DamagedRequest, ManifestFile
+from contract.checkpoints import BlobUrlsRequest, DamagedRequest
 from contract.jobs import (
     DreamboothSubmit,
     FailureClass,
@@ -26,6 +26,15 @@ from contract.jobs import (
     StopRequest,
 )
 from contract.keys import KeyCreate
+from contract.manifest import (
+    MAX_CHUNK_BYTES,
+    MAX_MANIFEST_CHUNKS,
+    MAX_MANIFEST_PACKS,
+    Chunk,
+    ChunkedFile,
+    ManifestFile,
+    Pack,
+)
 from contract.transfers import MultipartComplete, ObjectQuery, TokenQuery, UploadFile
 from contract.work import (
     MAX_ARTIFACT_PATHS_BYTES,
@@ -111,6 +120,9 @@ VALID: dict[type[WireModel], dict[str, Any]] = {
     InputRef: {"prefix": "digits/"},
     KeyCreate: {"name": "laptop", "scopes": ["submit"]},
     ManifestFile: {"path": "a", "size_bytes": 1, "blake3": "a" * 64, "crc64nvme": CRC64},
+    Pack: {"blake3": "a" * 64, "size_bytes": 1, "crc64nvme": CRC64},
+    Chunk: {"blake3": "a" * 64, "size_bytes": 8, "pack": 0},
+    ChunkedFile: {"path": "a", "size_bytes": 1, "chunks": [0]},
     UploadFile: {"key": "a", "size_bytes": 1, "crc64nvme": CRC64},
     BlobUrlsRequest: {},
     DamagedRequest: {"epoch": 1},
@@ -179,6 +191,19 @@ REFUSED: list[tuple[type[WireModel], str, Any]] = [
     (KeyCreate, "scopes", []),
     (KeyCreate, "scopes", ["root"]),
     (KeyCreate, "expires_in_s", 59),
+    (Pack, "size_bytes", MAX_OBJECT_BYTES + 1),
+    (Pack, "crc64nvme", ""),
+    (Chunk, "size_bytes", 0),
+    (Chunk, "size_bytes", MAX_CHUNK_BYTES + 1),
+    (Chunk, "pack", MAX_MANIFEST_PACKS),
+    (Chunk, "pack", -1),
+    (Chunk, "offset", -1),
+    (Chunk, "length_bytes", 0),
+    (Chunk, "codec", "gzip"),
+    (Chunk, "width", 3),
+    (ChunkedFile, "chunks", [MAX_MANIFEST_CHUNKS]),
+    (ChunkedFile, "chunks", [-1]),
+    (ChunkedFile, "path", "../a"),
     (ManifestFile, "size_bytes", -1),
     (ManifestFile, "size_bytes", MAX_OBJECT_BYTES + 1),
     (ManifestFile, "blake3", "A" * 64),

@@ -15,7 +15,19 @@ from pydantic import BaseModel, ValidationError
 from contract.base import AnswerModel, WireModel
 from contract.work import HeartbeatAnswer
 
-MODULES = ("checkpoints", "errors", "events", "history", "jobs", "keys", "recipes", "transfers", "webhooks", "work")
+MODULES = (
+    "checkpoints",
+    "errors",
+    "events",
+    "history",
+    "jobs",
+    "keys",
+    "manifest",
+    "recipes",
+    "transfers",
+    "webhooks",
+    "work",
+)
 JOB_ID = "146683a1-cb76-4702-9fef-fcccd32594f1"
 
 

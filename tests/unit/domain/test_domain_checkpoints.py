@@ -16,7 +16,18 @@ from functions.domain.change import CheckLease
 from functions.domain.errors import Refusal
 from functions.domain.records import CheckpointRecord, Job
 from functions.domain.retention import expendable
-from tests.factories import JOB_ID, NOW, Held, digest, make_held, make_job, make_manifest, make_record
+from tests.factories import (
+    JOB_ID,
+    NOW,
+    Held,
+    digest,
+    make_attempt,
+    make_ended,
+    make_held,
+    make_job,
+    make_manifest,
+    make_record,
+)
 
 SAME = digest("100-1")
 
@@ -154,9 +165,39 @@ def test_resumable_are_the_sound_ones_of_the_history_newest_first() -> None:
 
 
 def test_keys_carry_what_keeps_attempts_apart() -> None:
-    assert rules.manifest_key(JOB_ID, 100, 2) == f"jobs/{JOB_ID}/manifests/100-2.json"
+    job, name = make_job(epoch=2, rev=9), digest("manifest")
+    first, later = make_attempt(2), make_attempt(2, checkpoint_step=100)
+    assert rules.manifest_key(job, first, 100, name) == f"jobs/{JOB_ID}/manifests/100-2-{name}.json"
+    assert rules.manifest_key(job, later, 101, name) == f"jobs/{JOB_ID}/manifests/101-2-{name}.json"
+    # Behind what this attempt has committed already: retention may be deleting the same manifest of before.
+    assert rules.manifest_key(job, later, 100, name) == f"jobs/{JOB_ID}/manifests/100-2-9-{name}.json"
     assert rules.artifact_key(JOB_ID, 2, "a/b") == f"jobs/{JOB_ID}/artifacts/2/a/b"
-    assert rules.blob_key(JOB_ID, "ff") == f"jobs/{JOB_ID}/blobs/ff"
+    assert rules.pack_key("ff") == "packs/ff"
+
+
+def test_what_the_key_of_a_manifest_says() -> None:
+    name = digest("manifest")
+    below = f"jobs/{JOB_ID}/manifests/"
+    assert rules.step_and_epoch(JOB_ID, f"{below}100-2-{name}.json") == (100, 2)
+    assert rules.step_and_epoch(JOB_ID, f"{below}100-2-9-{name}.json") == (100, 2)
+    for other in (
+        f"{below}100-2.json",
+        f"{below}x-2-{name}.json",
+        f"{below}100-2-{name}",
+        f"jobs/x/manifests/1-2-{name}.json",
+    ):
+        assert rules.step_and_epoch(JOB_ID, other) is None
+
+
+@pytest.mark.parametrize(
+    ("step", "epoch", "over"),
+    [(100, 2, True), (99, 2, True), (101, 2, False), (10**9, 1, True), (1, 3, False)],
+)
+def test_of_which_manifests_nothing_can_become_a_checkpoint_any_more(step: int, epoch: int, over: bool) -> None:
+    job = make_job(state=JobState.RUNNING, epoch=2, checkpoint_step=100, checkpoint_epoch=1)
+    assert rules.past(job, step, epoch) == over
+    assert rules.past(make_ended(JobState.COMPLETE, epoch=2), step, epoch)
+    assert rules.past(make_job(state=JobState.RUNNING, epoch=2), step, epoch) == (epoch < 2)
 
 
 def let_go(records: list[CheckpointRecord], current: int | None, **policy: Any) -> list[int]:

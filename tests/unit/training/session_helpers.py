@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 from gpu_client.training import Session
 
@@ -19,6 +20,11 @@ class Counter:
 
     def load_state_dict(self, state: dict[str, int]) -> None:
         self.value = state["value"]
+
+
+def give_back(arena: Path) -> None:
+    """What the agent does when it has stored what lies in the arena."""
+    (arena / "checkpoint" / "baton.json").unlink()
 
 
 def names(session: Session) -> list[str]:

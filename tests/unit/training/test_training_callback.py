@@ -19,4 +19,4 @@ def test_what_a_trainer_logs_never_clashes_with_the_report_itself(start: Callabl
     state = transformers.TrainerState(global_step=3, max_steps=10, is_world_process_zero=True)
     callback = BatonCallback(session)
     callback.on_log(None, state, transformers.TrainerControl(), logs={"total": 4.0, "step": 3, "loss": 0.5})
-    assert session._last_report == (3, {"loss": 0.5})
+    assert session._last_report == (3, 10, {"loss": 0.5})

@@ -16,7 +16,7 @@ def make(output: Path, step: int, content: bytes = b"weights") -> Path:
     (staged / "inner").mkdir(parents=True)
     (staged / "model.bin").write_bytes(content)
     (staged / "inner" / "empty").write_bytes(b"")
-    commit.write_marker(staged, step, {"loss": 0.5}, "session", {"model": "bundle"})
+    commit.write_marker(staged, step, {"loss": 0.5}, "session", {"model": "tensors"})
     final = commit.checkpoint_path(output, step)
     commit.publish(staged, final)
     return final
@@ -29,7 +29,7 @@ def test_publish_leaves_one_verified_directory_and_nothing_else(tmp_path: Path) 
     assert (marker.step, marker.metrics, marker.created_by) == (7, {"loss": 0.5}, "session")
     assert set(marker.files) == {"model.bin", "inner/empty"}
     raw = json.loads((final / "baton.json").read_text())
-    assert raw["format"] == 1 and raw["step"] == 7 and raw["created_by"] == "session"
+    assert raw["format"] == 2 and raw["step"] == 7 and raw["created_by"] == "session"
 
 
 def test_publish_replaces_a_directory_of_that_name(tmp_path: Path) -> None:
@@ -88,7 +88,7 @@ def flip(path: Path) -> None:
         (lambda d: (d / "baton.json").write_text("{"), "cannot be read"),
         (lambda d: (d / "baton.json").write_text("[]"), "not a checkpoint marker"),
         (lambda d: (d / "baton.json").write_text('{"format": 1}'), "not a checkpoint marker"),
-        (lambda d: (d / "baton.json").write_text('{"format": 2}'), "reads format 1"),
+        (lambda d: (d / "baton.json").write_text('{"format": 3}'), "reads formats 1 and 2"),
         (lambda d: (d / "baton.json").write_bytes(b"\xff\xfe"), "cannot be read"),
     ],
 )

@@ -28,6 +28,7 @@ from gpu_client.training import (
     commit,
     states,
 )
+from gpu_client.training.random_state import capture_random
 
 # --- the environment -----------------------------------------------------------------------------------------
 
@@ -127,7 +128,7 @@ def test_resumed_training_is_bit_identical_in_every_state(start: Callable[..., S
         losses.append(through.step())
         if step in (7, 19):
             session.checkpoint(step, **through.named())
-    final_random = states.capture_random()
+    final_random = capture_random()
     for step in (7, 19):
         random.seed(99)
         np.random.seed(99)
@@ -141,7 +142,7 @@ def test_resumed_training_is_bit_identical_in_every_state(start: Callable[..., S
         assert repr(resumed.optimizer.state_dict()) == repr(through.optimizer.state_dict())
         assert resumed.scheduler.state_dict() == through.scheduler.state_dict()
         assert resumed.batches.state_dict() == through.batches.state_dict()
-        assert repr(states.capture_random()) == repr(final_random)
+        assert repr(capture_random()) == repr(final_random)
 
 
 def test_a_checkpoint_tells_the_agent_after_it_is_complete(start: Callable[..., Session]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 from collections import Counter
 from pathlib import Path
@@ -10,11 +11,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import load_file
+from blake3 import blake3
+from safetensors.torch import load_file, save_file
 from torch import nn
 
-from gpu_client.training import states
+from gpu_client.training import Session, states
 from gpu_client.training.errors import CheckpointDamagedError, CheckpointMismatchError, CheckpointWriteError
+from gpu_client.training.random_state import capture_random, restore_random
 
 
 class Holder:
@@ -42,14 +45,16 @@ class Tied(nn.Module):
 
 
 def saved(directory: Path, **named: object) -> dict[str, str]:
-    return states.save_states(directory, named, [states.capture_random()])
+    collected = states.collect(named)
+    states.save_states(directory, collected, [capture_random()])
+    return collected.forms
 
 
 def test_models_become_safetensors_with_tied_weights_once(tmp_path: Path) -> None:
     torch.manual_seed(1)
     model = Tied()
     forms = saved(tmp_path, model=model)
-    assert forms == {"model": "safetensors"}
+    assert forms == {"model": "tensors"}
     stored = load_file(tmp_path / "model.safetensors")
     assert ("embedding.weight" in stored) != ("head.weight" in stored)
     torch.manual_seed(2)
@@ -68,6 +73,46 @@ def test_equal_models_make_equal_files(tmp_path: Path) -> None:
         saved(tmp_path / str(attempt), model=model)
         contents.add((tmp_path / str(attempt) / "model.safetensors").read_bytes())
     assert len(contents) == 1, "an unchanged model would be uploaded again"
+
+
+def test_a_checkpoint_of_format_1_still_loads(tmp_path: Path) -> None:
+    """As it was written before: flat states as safetensors with aliases, all others whole in one bundle."""
+    torch.manual_seed(1)
+    model = Tied()
+    optimizer = torch.optim.AdamW(model.parameters())
+    model.head(model.embedding(torch.tensor([1]))).sum().backward()
+    optimizer.step()
+    flat = {name: value for name, value in model.state_dict().items() if name != "head.weight"}
+    save_file(flat, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    versions = dict(model.state_dict()._metadata)
+    bundle = {
+        "states": {"optimizer": optimizer.state_dict()},
+        "tensors": {"model": {"aliases": {"head.weight": "embedding.weight"}, "module_versions": versions}},
+        "random": [capture_random()],
+    }
+    torch.save(bundle, tmp_path / "state.pt")
+    digests = {}
+    for name in ("model.safetensors", "state.pt"):
+        content = (tmp_path / name).read_bytes()
+        digests[name] = {"size_bytes": len(content), "blake3": blake3(content).hexdigest()}
+    marker = {"format": 1, "step": 7, "metrics": {}, "created_by": "session", "files": digests}
+    forms = {"model": "safetensors", "optimizer": "bundle"}
+    (tmp_path / "baton.json").write_text(json.dumps(marker | {"states": forms}))
+    expected = torch.rand(3)
+    torch.manual_seed(2)
+    other = Tied()
+    resumed = torch.optim.AdamW(other.parameters(), lr=0.5)
+    variables = {"BATON_OUTPUT_DIR": str(tmp_path / "output"), "BATON_RESUME_FROM": str(tmp_path)}
+    with Session.start(variables=variables) as session:
+        assert session.resume(model=other, optimizer=resumed) == 7
+    assert torch.equal(torch.rand(3), expected)
+    assert other.head.weight is other.embedding.weight
+    for name, value in model.state_dict().items():
+        assert torch.equal(value, other.state_dict()[name])
+    assert repr(resumed.state_dict()) == repr(optimizer.state_dict())
+    (tmp_path / "model.safetensors").write_bytes(b"altered")
+    with Session.start(variables=variables) as session, pytest.raises(CheckpointDamagedError, match="7 bytes instead"):
+        session.resume(model=other, optimizer=resumed)
 
 
 def test_odd_tensors_survive(tmp_path: Path) -> None:
@@ -100,10 +145,9 @@ def test_everything_loads_with_weights_only(tmp_path: Path) -> None:
     assert isinstance(scheduler.state_dict()["milestones"], Counter)
     saved(tmp_path, model=model, optimizer=optimizer, scheduler=scheduler)
     bundle = torch.load(tmp_path / "state.pt", weights_only=True)
-    assert set(bundle["states"]) == {"optimizer", "scheduler"}
-    assert torch.equal(
-        bundle["states"]["optimizer"]["state"][0]["exp_avg"], optimizer.state_dict()["state"][0]["exp_avg"]
-    )
+    assert set(bundle["states"]) == {"model", "optimizer", "scheduler"}
+    stored = load_file(tmp_path / "optimizer.safetensors")
+    assert torch.equal(stored["state.0.exp_avg"], optimizer.state_dict()["state"][0]["exp_avg"])
 
 
 @pytest.mark.parametrize(
@@ -125,14 +169,6 @@ def test_objects_without_state_are_refused(tmp_path: Path, value: object) -> Non
 def test_reserved_names_are_refused(tmp_path: Path) -> None:
     with pytest.raises(CheckpointWriteError, match="'state'"):
         saved(tmp_path, state=Holder({}))
-
-
-def test_a_sharded_tensor_is_refused_because_only_a_piece_of_it_is_here(tmp_path: Path) -> None:
-    piece = torch.zeros(2)
-    piece.device_mesh = "two ranks"  # type: ignore[attr-defined]
-    for state in ({"weight": piece}, {"deep": [piece], "n": 1}):
-        with pytest.raises(CheckpointWriteError, match=r"model.*sharded"):
-            saved(tmp_path, model=Holder(state))
 
 
 def test_a_generator_of_ones_own_is_a_state(tmp_path: Path) -> None:
@@ -161,7 +197,7 @@ def test_every_global_random_state_returns(tmp_path: Path) -> None:
 
     expected = draw()
     draw()
-    states.restore_random(states.load_states(tmp_path, {}, {})[0])
+    restore_random(states.load_states(tmp_path, {}, {})[0])
     assert draw() == expected
 
 

@@ -5,7 +5,9 @@
 
 from __future__ import annotations
 
+import re
 import socket
+import ssl
 import struct
 import threading
 from collections import defaultdict, deque
@@ -39,6 +41,7 @@ class ScriptedServer:
     seen: list[Seen] = field(default_factory=list)
     routes: dict[tuple[str, str], Act] = field(default_factory=dict)
     most_at_once: int = 0
+    tls: ssl.SSLContext | None = None
 
     def __post_init__(self) -> None:
         self.lock = threading.Lock()
@@ -49,6 +52,8 @@ class ScriptedServer:
         handler = type("BoundHandler", (Handler,), {"home": self})
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
         self._server.daemon_threads = True
+        if self.tls is not None:
+            self._server.socket = self.tls.wrap_socket(self._server.socket, server_side=True)
         self._server.handle_error = lambda *_: None  # type: ignore[method-assign]
         self._thread = threading.Thread(target=self._server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True)
         self._thread.start()
@@ -61,7 +66,8 @@ class ScriptedServer:
 
     @property
     def url(self) -> str:
-        return f"http://127.0.0.1:{self._server.server_address[1]}"
+        scheme = "http" if self.tls is None else "https"
+        return f"{scheme}://127.0.0.1:{self._server.server_address[1]}"
 
     def script(self, method: str, path: str, *acts: Act) -> None:
         self._script[(method, path)].extend(acts)
@@ -95,7 +101,11 @@ class Handler(BaseHTTPRequestHandler):
         try:
             act = home.next_act(self.command, parts.path)
             reads_body = getattr(act, "reads_body", True)
-            body = self.rfile.read(int(self.headers.get("Content-Length", 0))) if reads_body else b""
+            announced = int(self.headers.get("Content-Length", 0))
+            body = self.rfile.read(announced) if reads_body else b""
+            if reads_body and len(body) < announced:
+                self.close_connection = True  # the client gave up: half of a request is none
+                return
             headers = {name.lower(): value for name, value in self.headers.items()}
             self.request_seen = Seen(self.command, parts.path, parts.query, headers, body)
             with home.lock:
@@ -117,7 +127,21 @@ class Handler(BaseHTTPRequestHandler):
         if data is None:
             self.answer(404, b"<Error><Code>NoSuchKey</Code><Message>none</Message></Error>")
         else:
-            self.answer(200, data)
+            self.send_object(data)
+
+    def send_object(self, data: bytes, *, more: Mapping[str, str] | None = None, sent: int | None = None) -> None:
+        """All of it or the range asked for; with `sent` the connection breaks after so many bytes."""
+        headers = {"ETag": f'"{digest_bytes(data).blake3[:32]}"', **(more or {})}
+        asked = re.fullmatch(r"bytes=(\d+)-(\d+)", self.headers.get("Range", ""))
+        status, body = 200, data
+        if asked is not None and int(asked[1]) >= len(data):
+            self.answer(416, b"<Error><Code>InvalidRange</Code></Error>")
+            return
+        if asked is not None:
+            status, body = 206, data[int(asked[1]) : int(asked[2]) + 1]
+            last = int(asked[1]) + len(body) - 1
+            headers = {"Content-Range": f"bytes {asked[1]}-{last}/{len(data)}", **headers}
+        self.answer(status, body, headers, sent=sent)
 
     def _put(self, path: str, headers: Mapping[str, str], body: bytes) -> None:
         home = self.home
@@ -131,14 +155,22 @@ class Handler(BaseHTTPRequestHandler):
                 home.objects[path] = body
         self.answer(412 if there else 200, b"<Error><Code>PreconditionFailed</Code></Error>" if there else b"")
 
-    def answer(self, status: int, body: bytes | object = b"", headers: Mapping[str, str] | None = None) -> None:
+    def answer(
+        self,
+        status: int,
+        body: bytes | object = b"",
+        headers: Mapping[str, str] | None = None,
+        *,
+        sent: int | None = None,
+    ) -> None:
         data = body if isinstance(body, bytes) else _json(body)
         self.send_response(status)
         for name, value in (headers or {}).items():
             self.send_header(name, value)
         self.send_header("Content-Length", str(len(data)))
         self.end_headers()
-        self.wfile.write(data)
+        self.wfile.write(data[:sent])
+        self.close_connection = self.close_connection or sent is not None
 
 
 def _json(value: object) -> bytes:
@@ -196,6 +228,33 @@ def stalled(until: threading.Event, arrived: threading.Event) -> Act:
         until.wait(20)
         handler.close_connection = True
 
+    return act
+
+
+def sends(data: bytes, *, more: Mapping[str, str] | None = None, sent: int | None = None) -> Act:
+    """The object, or its range, is `data`; see `send_object`."""
+    return lambda handler: handler.send_object(data, more=more, sent=sent)
+
+
+def silent_after(data: bytes, sent: int, until: threading.Event) -> Act:
+    """Send the first `sent` bytes of what was asked for, then nothing more until told."""
+
+    def act(handler: Handler) -> None:
+        handler.send_object(data, sent=sent)
+        handler.wfile.flush()
+        until.wait(20)
+
+    return act
+
+
+def unread(until: threading.Event) -> Act:
+    """Read nothing of the request's body until told, then close."""
+
+    def act(handler: Handler) -> None:
+        until.wait(20)
+        handler.close_connection = True
+
+    act.reads_body = False  # type: ignore[attr-defined]
     return act
 
 

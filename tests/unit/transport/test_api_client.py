@@ -11,9 +11,9 @@ from urllib.parse import parse_qs
 import pytest
 
 from contract.base import MAX_STEP
-from contract.checkpoints import Manifest
 from contract.jobs import JobState, JobSubmit, Policy
 from contract.keys import KeyCreate
+from contract.manifest import ManifestV1 as Manifest
 from contract.names import Scope
 from contract.webhooks import WebhookCreate
 from contract.work import (

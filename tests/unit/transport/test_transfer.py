@@ -48,7 +48,7 @@ def upload(server: ScriptedServer, path: Path, name: str = "o", *, data: bytes |
         "x-amz-checksum-crc64nvme": digest_bytes(data).crc64nvme,
         "If-None-Match": "*",
     }
-    return Upload(
+    return Upload.of_file(
         name=name, path=path, size_bytes=len(data), url=f"{server.url}/{name}?X-Amz-Signature=s", headers=headers
     )
 
@@ -111,7 +111,9 @@ class TestUpload:
         self, server: ScriptedServer, transfer: Transfer, file: Path
     ) -> None:
         server.script("PUT", "/o", reply(412))
-        item = Upload(name="o", path=file, size_bytes=len(DATA), url=f"{server.url}/o", headers={"If-Match": '"e"'})
+        item = Upload.of_file(
+            name="o", path=file, size_bytes=len(DATA), url=f"{server.url}/o", headers={"If-Match": '"e"'}
+        )
         with pytest.raises(UrlExpired):
             transfer.upload([item])
 

@@ -1,0 +1,57 @@
+"""Deleting what an untrusted job has left: however deep, however protected, never through a link."""
+
+import contextlib
+import os
+import stat
+import uuid
+from pathlib import Path
+
+
+def empty(trash: Path) -> tuple[Path, ...]:
+    """Delete what is in ``trash``; gives what is still there. Links are deleted, not followed."""
+    waiting = list(trash.iterdir())
+    while waiting:
+        entry = waiting.pop()
+        # What cannot be deleted now is among the leftovers.
+        with contextlib.suppress(OSError):
+            if entry.is_symlink() or not entry.is_dir():
+                entry.unlink(missing_ok=True)
+            else:
+                waiting += _take_apart(entry, trash)
+                entry.rmdir()
+    return tuple(trash.rglob("*"))
+
+
+def _take_apart(directory: Path, trash: Path) -> list[Path]:
+    """Delete the files of a directory and move its directories up into ``trash``; gives those.
+
+    Level by level: a job can nest directories deeper than recursion goes and than paths may be long. Names are used
+    relative to the open directory, so that a link that appears meanwhile is not followed.
+    """
+    moved: list[Path] = []
+    allow(directory)
+    fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+    try:
+        with os.scandir(fd) as found:
+            entries = list(found)
+        for entry in entries:
+            with contextlib.suppress(OSError):
+                if entry.is_dir(follow_symlinks=False):
+                    allow(directory / entry.name)  # Without write permission a directory cannot be moved either.
+                    place = trash / uuid.uuid4().hex
+                    os.rename(entry.name, place, src_dir_fd=fd)
+                    moved.append(place)
+                else:
+                    os.unlink(entry.name, dir_fd=fd)
+    finally:
+        os.close(fd)
+    return moved
+
+
+def allow(path: Path) -> None:
+    """Let the owner do everything in a directory (not in what a link points to)."""
+    # Gone meanwhile, or somebody else's: then deleting decides.
+    with contextlib.suppress(FileNotFoundError, PermissionError):
+        mode = path.lstat().st_mode
+        if stat.S_ISDIR(mode) and mode & stat.S_IRWXU != stat.S_IRWXU:
+            path.chmod(stat.S_IRWXU)

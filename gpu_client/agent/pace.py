@@ -1,0 +1,111 @@
+"""What an attempt's checkpoints cost so far, and what follows from it: when the next one pays, whether a last one fits,
+and where the attempt's time went."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+
+from contract.goodput import Goodput
+from contract.work import WorkItem
+from gpu_client.agent.advice import CheckpointTimes
+from gpu_client.agent.goodput import Activity, GoodputMeter
+from gpu_client.checkpoints.upload import Committed
+
+MIN_TRAINER_S = 1.0
+"""A trainer is given at least this long to end by itself."""
+
+
+class Pace:
+    """Of one attempt; safe from several threads. `clock`: monotonic seconds."""
+
+    def __init__(self, item: WorkItem, clock: Callable[[], float] = time.monotonic) -> None:
+        self._item = item
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._times = CheckpointTimes()
+        self._meter = GoodputMeter(item.last_step, clock)
+        self._training_since: float | None = None
+        self._saved_at = 0.0
+        self._asked_at: float | None = None
+        self.last_step: int | None = None
+        """The newest that is known: reported, or of a committed checkpoint."""
+
+    def enter(self, activity: Activity) -> None:
+        """The attempt does something else now."""
+        self._meter.enter(activity)
+
+    def progressed(self, step: int) -> None:
+        """The training has reached `step`."""
+        with self._lock:
+            if self._training_since is None:
+                self._training_since = self._saved_at = self._clock()
+            self.last_step = step
+        self._meter.progressed(step)
+
+    def saved(self, stall_s: float | None) -> None:
+        """The session has saved a checkpoint, for which the training stood still so long (None: it does not say)."""
+        with self._lock:
+            self._saved_at, self._asked_at = self._clock(), None
+            if stall_s is not None:
+                self._times.stalled(stall_s)
+        if stall_s is not None:
+            self._meter.stalled(stall_s)
+
+    def committed(self, result: Committed) -> None:
+        """A checkpoint is stored."""
+        with self._lock:
+            self._times.stored(result.seconds)
+            self.last_step = max(self.last_step or 0, result.step)
+        self._meter.committed(
+            raw_bytes=result.raw_bytes,
+            reused_bytes=result.reused_bytes,
+            encoded_bytes=result.encoded_bytes,
+            uploaded_bytes=result.uploaded_bytes,
+        )
+
+    def skipped(self) -> None:
+        """A checkpoint was passed over for a newer one, or given up."""
+        self._meter.skipped()
+
+    def asked(self) -> None:
+        """The training was asked for a checkpoint; it is not asked again before one has come, or as long again."""
+        with self._lock:
+            self._asked_at = self._clock()
+
+    def is_due(self) -> bool:
+        """Whether to ask the training for a checkpoint, by the job's `checkpoint_every`."""
+        with self._lock:
+            if self._item.checkpoint_every is None or self._training_since is None:
+                return False
+            interval_s = self._interval_s()
+            waited_s = self._clock() - max(self._saved_at, self._asked_at or 0.0)
+            return waited_s >= interval_s
+
+    def why_not_one_more(self, left_s: float) -> str:
+        """Why a last checkpoint cannot be stored in time; "" if it can, or nothing is known of how long one takes."""
+        with self._lock:
+            needed_s = self._times.last_checkpoint_s()
+        if needed_s is None or needed_s <= left_s:
+            return ""
+        return f"it takes about {needed_s:.0f} s, and {left_s:.0f} s are left"
+
+    def time_for_trainer_s(self, left_s: float) -> float:
+        """How much of what is left the trainer may use up, so that its last checkpoint can still be stored."""
+        with self._lock:
+            storing_s = self._times.storing_s() or 0.0
+        return max(left_s - storing_s, MIN_TRAINER_S)
+
+    def goodput(self) -> Goodput:
+        """As of now."""
+        return self._meter.report()
+
+    def _interval_s(self) -> float:
+        every = self._item.checkpoint_every
+        if isinstance(every, int):
+            return float(every)
+        trained_s = self._clock() - (self._training_since or self._clock())
+        return self._times.interval_s(
+            runtime_s=self._item.runtime_s + trained_s, interruptions=self._item.interruptions
+        )

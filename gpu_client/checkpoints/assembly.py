@@ -1,0 +1,320 @@
+"""A checkpoint's files, put together from chunks that come in any order, each verified before it counts."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from blake3 import blake3
+
+from contract.manifest import Chunk, Manifest
+from gpu_client.checkpoints.codecs import BadChunk, decode
+from gpu_client.checkpoints.reading import Part, Range, bases_of, places_of
+from gpu_client.transport.batch import run_batch
+from gpu_client.transport.cancel import CancelEvent, Flight, stop_if_set
+from gpu_client.transport.errors import ChecksumMismatch
+from gpu_client.transport.files import local_errors, safe_destination
+from gpu_client.transport.segments import Segment
+
+WORKERS = 4
+PIECE_BYTES = 4 * 1024 * 1024
+LARGE_BYTES = 64 * 1024 * 1024
+"""Chunks larger than this are decoded one at a time."""
+
+WRITE_BYTES = 256 * 1024
+MAX_OPEN_FILES = 128
+_ZEROS = bytes(PIECE_BYTES)
+
+
+class Assembly:
+    """The files of `manifest` below `content`, which is made, as they grow; `scratch` is a file beside it.
+
+    Made with their final sizes at first: what is never written stays a hole. Several threads may bring chunks.
+    A `delta` that comes before its base is put by until `decode_waiting`.
+    """
+
+    def __init__(self, manifest: Manifest, content: Path, scratch: Path, *, cancel: CancelEvent | None) -> None:
+        self._chunks = manifest.chunks
+        self._packs = manifest.packs
+        self._cancel = cancel
+        self._lock = threading.Lock()
+        self._large = threading.Lock()
+        self._files = _Files(MAX_OPEN_FILES)
+        self._scratch = scratch
+        self._scratch_bytes = 0
+        self._done: set[int] = set()
+        self._arrived: dict[int, dict[int, int]] = {}
+        """Of `raw` chunks in several parts: those that are written, by where they begin, and their sizes."""
+        self._waiting: dict[int, int] = {}
+        """Of `delta`s whose base is not there yet: where in the scratch file their stored bytes lie."""
+        self._spoiled: set[int] = set()
+        self._given_up: set[int] = set()
+        _require_zeros(manifest.chunks, cancel)
+        with local_errors(f"making {content}"):
+            content.mkdir()
+            scratch.touch()
+        self._paths = [safe_destination(content, file.path) for file in manifest.files]
+        for path, file in zip(self._paths, manifest.files, strict=True):
+            self._check()
+            with local_errors(f"making {path}"):
+                descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
+                try:
+                    os.truncate(descriptor, file.size_bytes)
+                finally:
+                    os.close(descriptor)
+        self._places: dict[int, list[tuple[Path, int]]] = {
+            index: [(self._paths[place.file], place.offset) for place in places]
+            for index, places in places_of(manifest).items()
+        }
+
+    def lacking(self) -> set[int]:
+        """The chunks of the files that are not there yet."""
+        with self._lock:
+            return self._places.keys() - self._done
+
+    def lacking_bases(self) -> set[int]:
+        """The chunks that are not there yet and that deltas among `lacking` need; they get a place too."""
+        bases = bases_of(self._chunks, self.lacking())
+        for base in bases - self._places.keys():
+            self._places[base] = [(self._scratch, self._reserve(self._chunks[base].size_bytes))]
+        with self._lock:
+            return bases - self._done
+
+    def deliver(self, found: Range, data: memoryview) -> None:
+        """Bytes of a pack. Raises ChecksumMismatch if what is in them does not verify."""
+        for part in found.parts:
+            self._check()
+            with self._lock:
+                there = part.chunk in self._done or part.chunk in self._waiting
+            if not there:
+                stored = data[part.offset - found.offset :][: part.size_bytes]
+                self._take(part, stored)
+
+    def copy(self, index: int, source: Segment) -> bool:
+        """Bring a chunk from a local file; False if its bytes there are not (or no longer) the chunk's."""
+        digest = blake3()
+        try:
+            descriptor = os.open(source.path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        except OSError:
+            return False
+        try:
+            for start in range(0, source.size_bytes, PIECE_BYTES):
+                self._check()
+                try:
+                    piece = os.pread(descriptor, min(PIECE_BYTES, source.size_bytes - start), source.offset + start)
+                except OSError:
+                    return False
+                digest.update(piece)
+                self._write(index, start, memoryview(piece))
+        finally:
+            os.close(descriptor)
+        if digest.hexdigest() != self._chunks[index].blake3:
+            return False
+        self._finished(index)
+        return True
+
+    def decode_waiting(self) -> None:
+        """Decode what was put by and whose base has come since."""
+        with self._lock:
+            ready = [(index, offset) for index, offset in self._waiting.items() if self._base_is_there(index)]
+
+        def work(item: tuple[int, int], flight: Flight) -> None:
+            index, offset = item
+            stored = self._files.read(self._scratch, offset, self._chunks[index].stored_bytes)
+            try:
+                self._decode(index, memoryview(stored))
+            except ChecksumMismatch:
+                self._spoil(index)
+            with self._lock:
+                del self._waiting[index]
+
+        run_batch(ready, work, workers=WORKERS, cancel=self._cancel)
+
+    def take_spoiled(self) -> set[int]:
+        """The chunks that were complete but did not verify: to be fetched once more. Raises ChecksumMismatch if one
+        was taken already."""
+        with self._lock:
+            spoiled, self._spoiled = self._spoiled, set()
+        for index in sorted(spoiled & self._given_up):
+            raise self._mismatch(index)
+        self._given_up |= spoiled
+        return spoiled
+
+    def finish(self) -> None:
+        """Bring everything to the disk. Raises ChecksumMismatch if a chunk is lacking."""
+        for index in sorted(self.lacking()):
+            raise ChecksumMismatch(f"chunk {self._chunks[index].blake3} never came")
+        run_batch(self._paths, lambda path, _: self._files.sync(path), workers=WORKERS, cancel=self._cancel)
+        self.close()
+
+    def close(self) -> None:
+        """Close all files."""
+        self._files.close()
+
+    def _take(self, part: Part, stored: memoryview) -> None:
+        chunk = self._chunks[part.chunk]
+        if part.size_bytes < chunk.stored_bytes:
+            self._take_part(part, stored)
+        elif chunk.codec == "delta" and not self._base_is_there(part.chunk):
+            offset = self._reserve(part.size_bytes)
+            self._files.write(self._scratch, offset, stored)
+            with self._lock:
+                self._waiting[part.chunk] = offset
+        else:
+            self._decode(part.chunk, stored)
+
+    def _take_part(self, part: Part, stored: memoryview) -> None:
+        """A part of a large chunk: written first, for it can be verified only when all of them are there."""
+        chunk = self._chunks[part.chunk]
+        self._write(part.chunk, part.start, stored)
+        with self._lock:
+            arrived = self._arrived.setdefault(part.chunk, {})
+            arrived[part.start] = part.size_bytes
+            complete = sum(arrived.values()) == chunk.size_bytes
+            if complete:
+                del self._arrived[part.chunk]
+        if not complete:
+            return
+        digest = blake3()
+        path, offset = self._places[part.chunk][0]
+        for start in range(0, chunk.size_bytes, PIECE_BYTES):
+            self._check()
+            digest.update(self._files.read(path, offset + start, min(PIECE_BYTES, chunk.size_bytes - start)))
+        if digest.hexdigest() == chunk.blake3:
+            self._finished(part.chunk)
+        else:
+            self._spoil(part.chunk)
+
+    def _decode(self, index: int, stored: memoryview) -> None:
+        chunk = self._chunks[index]
+        if chunk.size_bytes > LARGE_BYTES:
+            with self._large:
+                self._decode_now(index, chunk, stored)
+        else:
+            self._decode_now(index, chunk, stored)
+
+    def _decode_now(self, index: int, chunk: Chunk, stored: memoryview) -> None:
+        base = None if chunk.base is None else self._base(chunk.base)
+        try:
+            raw = memoryview(decode(chunk.codec, stored, size_bytes=chunk.size_bytes, width=chunk.width, base=base))
+        except BadChunk as error:
+            raise self._mismatch(index) from error
+        if len(raw) != chunk.size_bytes or blake3(raw).hexdigest() != chunk.blake3:
+            raise self._mismatch(index)
+        self._write(index, 0, raw)
+        self._finished(index)
+
+    def _base(self, index: int) -> bytes:
+        chunk = self._chunks[index]
+        if chunk.codec == "zeros":
+            return bytes(chunk.size_bytes)
+        path, offset = self._places[index][0]
+        return self._files.read(path, offset, chunk.size_bytes)
+
+    def _base_is_there(self, index: int) -> bool:
+        base = self._chunks[index].base
+        return base is None or base in self._done or self._chunks[base].codec == "zeros"
+
+    def _write(self, index: int, start: int, raw: memoryview) -> None:
+        for path, offset in self._places[index]:
+            self._files.write(path, offset + start, raw)
+
+    def _finished(self, index: int) -> None:
+        with self._lock:
+            self._done.add(index)
+
+    def _spoil(self, index: int) -> None:
+        with self._lock:
+            self._spoiled.add(index)
+
+    def _reserve(self, size_bytes: int) -> int:
+        """Room in the scratch file."""
+        with self._lock:
+            offset = self._scratch_bytes
+            self._scratch_bytes += size_bytes
+        return offset
+
+    def _mismatch(self, index: int) -> ChecksumMismatch:
+        chunk = self._chunks[index]
+        place = "" if chunk.pack is None else f" in pack {self._packs[chunk.pack].blake3}"
+        return ChecksumMismatch(f"chunk {chunk.blake3}{place} has other bytes than its digest says")
+
+    def _check(self) -> None:
+        if self._cancel is not None:
+            stop_if_set(self._cancel)
+
+
+class _Files:
+    """Files that are read and written in many places by several threads; some of them are kept open."""
+
+    def __init__(self, max_open: int) -> None:
+        self._max_open = max_open
+        self._lock = threading.Lock()
+        self._open: dict[Path, _Open] = {}
+
+    def write(self, path: Path, offset: int, raw: memoryview) -> None:
+        with self._opened(path) as opened, opened.writing, local_errors(f"writing {path}"):
+            while raw:
+                written = os.pwrite(opened.descriptor, raw[:WRITE_BYTES], offset)
+                raw, offset = raw[written:], offset + written
+
+    def read(self, path: Path, offset: int, size_bytes: int) -> bytes:
+        """Raises ChecksumMismatch if there are fewer bytes."""
+        pieces: list[bytes] = []
+        with self._opened(path) as opened, local_errors(f"reading {path}"):
+            while size_bytes and (piece := os.pread(opened.descriptor, size_bytes, offset)):
+                pieces.append(piece)
+                size_bytes, offset = size_bytes - len(piece), offset + len(piece)
+        if size_bytes:
+            raise ChecksumMismatch(f"{path} is shorter than what was written to it")
+        return pieces[0] if len(pieces) == 1 else b"".join(pieces)
+
+    def sync(self, path: Path) -> None:
+        with self._opened(path) as opened, local_errors(f"writing {path}"):
+            os.fsync(opened.descriptor)
+
+    def close(self) -> None:
+        with self._lock:
+            self._open = {}
+
+    @contextmanager
+    def _opened(self, path: Path) -> Iterator[_Open]:
+        with self._lock:
+            opened = self._open.get(path)
+        if opened is None:
+            with local_errors(f"opening {path}"):
+                opened = _Open(os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC))
+            with self._lock:
+                if len(self._open) < self._max_open:
+                    opened = self._open.setdefault(path, opened)
+        yield opened
+
+
+class _Open:
+    """A descriptor that is closed when nobody uses it any more: a thread that was left behind must not find its number
+    taken by another file."""
+
+    def __init__(self, descriptor: int) -> None:
+        self.descriptor = descriptor
+        self.writing = threading.Lock()
+        """The kernel lets only one write into a file at a time, and those who wait for it spin: this costs half."""
+
+    def __del__(self) -> None:
+        os.close(self.descriptor)
+
+
+def _require_zeros(chunks: Iterable[Chunk], cancel: CancelEvent | None) -> None:
+    """Raises ChecksumMismatch if a chunk that is said to be zeros has the digest of other bytes."""
+    for chunk in chunks:
+        if chunk.codec != "zeros":
+            continue
+        digest = blake3()
+        for start in range(0, chunk.size_bytes, PIECE_BYTES):
+            if cancel is not None:
+                stop_if_set(cancel)
+            digest.update(_ZEROS[: min(PIECE_BYTES, chunk.size_bytes - start)])
+        if digest.hexdigest() != chunk.blake3:
+            raise ChecksumMismatch(f"chunk {chunk.blake3} is said to be {chunk.size_bytes} zeros and is not")

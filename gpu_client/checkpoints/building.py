@@ -1,0 +1,265 @@
+"""The making of one manifest: several threads look at spans, one puts them in their places, in order."""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from contract.manifest import Chunk, ChunkedFile, Codec, Pack
+from gpu_client.checkpoints.choosing import Rates
+from gpu_client.checkpoints.chunking import MAX_COARSENESS, Width, spans_of
+from gpu_client.checkpoints.hashing import HASH_WORKERS
+from gpu_client.checkpoints.known import Known, Stored
+from gpu_client.checkpoints.looking import Looked, Looker, Piece
+from gpu_client.checkpoints.packing import LARGE_CHUNK_BYTES, PackWriter
+from gpu_client.checkpoints.sources import Buffers, SourceFile, Spool
+from gpu_client.transport.cancel import CancelEvent, stop_if_set
+from gpu_client.transport.errors import DiskFull, TransferError
+from gpu_client.transport.files import local_errors
+from gpu_client.transport.segments import Segment
+
+logger = logging.getLogger(__name__)
+
+MAX_CHUNKS = 20_000
+"""Of one checkpoint: so many, with the paths of the files, can be told in one request."""
+
+_AHEAD = HASH_WORKERS + 1
+"""Buffers of bytes in memory at one time, besides the one whose spans are being put in their places."""
+_BUFFER_BYTES = 1024 * 1024
+"""At least; as large as the largest span if that is more."""
+_SPANS_PER_BUFFER = 256
+"""Going from thread to thread costs more than reading a small file."""
+
+
+_Batch = list[tuple[str, int]]
+"""Paths, and numbers of spans."""
+
+
+@dataclass(slots=True)
+class _Draft:
+    """A chunk of the manifest to be. `pack`: one that is stored, or the number of a new one."""
+
+    blake3: str
+    size_bytes: int
+    codec: Codec = "raw"
+    width: Width = 1
+    pack: Pack | int | None = None
+    offset: int = 0
+    stored_bytes: int = 0
+    base: int | None = None
+
+
+class Build:
+    """Made for one run. `rates` is None if nothing shall be encoded."""
+
+    def __init__(
+        self, paths: Mapping[str, Path], known: Known, rates: Rates | None, spool: Spool, cancel: CancelEvent | None
+    ) -> None:
+        self._known = known
+        self._spool = spool
+        self._cancel = cancel
+        self._files = {path: SourceFile(place) for path, place in paths.items()}
+        self._pieces = _cut(self._files)
+        spans = [piece.span for pieces in self._pieces.values() for piece in pieces]
+        # a delta brings its base along
+        self._deltas = 2 * len(spans) <= MAX_CHUNKS
+        self._buffer_bytes = max([_BUFFER_BYTES, *(span.size_bytes for span in spans)])
+        self._buffers = Buffers(self._buffer_bytes)
+        self._looker = Looker(known, self._buffers, rates, deltas=self._deltas, is_stored=self._is_stored)
+        self._drafts: list[_Draft] = []
+        self._index: dict[str, int] = {}
+        """In `_drafts`, by BLAKE3."""
+        self._chunks_of = {path: [-1] * len(pieces) for path, pieces in self._pieces.items()}
+        self._writer = PackWriter(sum(span.size_bytes for span in spans))
+        self.new_bytes = 0
+        self.encode_s = 0.0
+
+    def close(self) -> None:
+        """Remove what was encoded."""
+        try:
+            self._spool.close()
+        except (DiskFull, TransferError) as error:
+            logger.warning("%s", error)
+
+    def run(self) -> None:
+        """Look at every span once. Raises FileChanged, TransferError, TransferCanceled."""
+        with ThreadPoolExecutor(HASH_WORKERS, thread_name_prefix="hash") as threads:
+            waiting: deque[tuple[_Batch, Future[tuple[bytearray, list[Looked]]]]] = deque()
+            try:
+                for batch in self._batches():
+                    waiting.append((batch, threads.submit(self._look, batch)))
+                    if len(waiting) == _AHEAD:
+                        self._take(*waiting.popleft())
+                while waiting:
+                    self._take(*waiting.popleft())
+            finally:
+                for _, future in waiting:
+                    future.cancel()
+        self._writer.finish()
+        for file in self._files.values():
+            file.require_unchanged()
+
+    def _batches(self) -> Iterator[_Batch]:
+        """All spans, as many together as one buffer holds."""
+        batch: _Batch = []
+        size_bytes = 0
+        # large chunks first: they are what other jobs may have too, and small ones between them would shift the packs
+        for large in (True, False):
+            for path, pieces in self._pieces.items():
+                for number, piece in enumerate(pieces):
+                    if (piece.span.size_bytes >= LARGE_CHUNK_BYTES) is not large:
+                        continue
+                    if size_bytes + piece.span.size_bytes > self._buffer_bytes or len(batch) == _SPANS_PER_BUFFER:
+                        yield batch
+                        batch, size_bytes = [], 0
+                    batch.append((path, number))
+                    size_bytes += piece.span.size_bytes
+        if batch:
+            yield batch
+
+    @property
+    def segments(self) -> dict[str, tuple[Segment, ...]]:
+        """Where the bytes of the new packs lie, by BLAKE3."""
+        return {new.pack.blake3: new.segments for new in self._writer.packs}
+
+    def packs(self) -> list[Pack]:
+        """For the manifest."""
+        return list(self._packs().values())
+
+    def chunks(self) -> list[Chunk]:
+        """For the manifest."""
+        index = {blake3: number for number, blake3 in enumerate(self._packs())}
+        return [self._chunk(draft, index) for draft in self._drafts]
+
+    def files(self) -> list[ChunkedFile]:
+        """For the manifest."""
+        return [
+            ChunkedFile(path=path, size_bytes=file.size_bytes, chunks=self._chunks_of[path])
+            for path, file in self._files.items()
+        ]
+
+    def _look(self, batch: _Batch) -> tuple[bytearray, list[Looked]]:
+        """In one of the threads."""
+        buffer = self._buffers.take()
+        free = memoryview(buffer)
+        found = []
+        for path, number in batch:
+            if self._cancel is not None:
+                stop_if_set(self._cancel)
+            piece = self._pieces[path][number]
+            found.append(self._looker.look(piece, free[: piece.span.size_bytes]))
+            free = free[piece.span.size_bytes :]
+        return buffer, found
+
+    def _take(self, batch: _Batch, future: Future[tuple[bytearray, list[Looked]]]) -> None:
+        buffer, found = future.result()
+        for (path, number), looked in zip(batch, found, strict=True):
+            index = self._index.get(looked.blake3)
+            if index is None:
+                index = self._add(self._pieces[path][number], looked)
+            self._chunks_of[path][number] = index
+            self.encode_s += looked.encode_s
+        self._buffers.give(buffer)
+
+    def _chunk(self, draft: _Draft, packs: Mapping[str, int]) -> Chunk:
+        """Nothing is said that need not be: there are thousands of them in one request."""
+        said: dict[str, Any] = {"blake3": draft.blake3, "size_bytes": draft.size_bytes}
+        if draft.pack is not None:
+            said |= {"pack": packs[self._pack_of(draft.pack).blake3], "offset": draft.offset}
+        if draft.codec != "raw":
+            said["codec"] = draft.codec
+        if draft.codec in ("planes", "delta"):
+            said |= {"length_bytes": draft.stored_bytes, "width": draft.width}
+        if draft.base is not None:
+            said["base"] = draft.base
+        return Chunk(**said)
+
+    def _add(self, piece: Piece, looked: Looked) -> int:
+        """A chunk that this checkpoint has not had so far."""
+        stored = self._stored(looked.blake3)
+        if stored is not None:
+            return self._add_stored(stored)
+        if looked.raw is None:
+            return self._append(_Draft(looked.blake3, piece.span.size_bytes, codec="zeros"))
+        data, segment = looked.raw, Segment(piece.file.path, piece.span.offset, piece.span.size_bytes)
+        draft = _Draft(looked.blake3, piece.span.size_bytes)
+        spooled = self._spool_if_possible(looked)
+        if spooled is not None and looked.encoded is not None:
+            data, segment = memoryview(looked.encoded), spooled
+            draft.codec, draft.width = looked.choice.codec, looked.choice.width
+            if looked.base is not None:
+                draft.base = self._index_of(looked.base)
+        draft.pack, draft.offset = self._writer.add(looked.blake3, data, segment)
+        draft.stored_bytes = len(data)
+        self.new_bytes += draft.size_bytes
+        return self._append(draft)
+
+    def _add_stored(self, stored: Stored) -> int:
+        chunk = stored.chunk
+        base = self._index_of(stored.base) if stored.base is not None else None
+        return self._append(
+            _Draft(
+                chunk.blake3,
+                chunk.size_bytes,
+                codec=chunk.codec,
+                width=chunk.width,
+                pack=stored.pack,
+                offset=chunk.offset,
+                stored_bytes=chunk.stored_bytes,
+                base=base,
+            )
+        )
+
+    def _index_of(self, stored: Stored) -> int:
+        index = self._index.get(stored.chunk.blake3)
+        return self._add_stored(stored) if index is None else index
+
+    def _append(self, draft: _Draft) -> int:
+        self._drafts.append(draft)
+        self._index[draft.blake3] = len(self._drafts) - 1
+        return len(self._drafts) - 1
+
+    def _spool_if_possible(self, looked: Looked) -> Segment | None:
+        """A full disk costs the encoding, not the checkpoint."""
+        if looked.encoded is None:
+            return None
+        try:
+            return self._spool.append(looked.encoded)
+        except (DiskFull, TransferError) as error:
+            logger.warning("nothing more is encoded for this checkpoint: %s", error)
+            self._looker.rates = None
+            return None
+
+    def _is_stored(self, blake3: str) -> bool:
+        """Called from all threads."""
+        return blake3 in self._index or self._stored(blake3) is not None
+
+    def _stored(self, blake3: str) -> Stored | None:
+        stored = self._known.find(blake3)
+        return None if stored is not None and stored.base is not None and not self._deltas else stored
+
+    def _packs(self) -> dict[str, Pack]:
+        """Those that the chunks lie in, by BLAKE3, in the order of the chunks."""
+        packs = (self._pack_of(draft.pack) for draft in self._drafts if draft.pack is not None)
+        return {pack.blake3: pack for pack in packs}
+
+    def _pack_of(self, pack: Pack | int) -> Pack:
+        return self._writer.packs[pack].pack if isinstance(pack, int) else pack
+
+
+def _cut(files: Mapping[str, SourceFile]) -> dict[str, list[Piece]]:
+    """The spans of all files; fewer and larger ones if a manifest could not hold them all."""
+    for coarseness in range(MAX_COARSENESS + 1):
+        pieces: dict[str, list[Piece]] = {}
+        for path, file in files.items():
+            with local_errors(f"reading {path}"):
+                spans = spans_of(file.path, file.size_bytes, coarseness=coarseness)
+            pieces[path] = [Piece(path, file, span) for span in spans]
+        if sum(map(len, pieces.values())) <= MAX_CHUNKS:
+            break
+    return pieces

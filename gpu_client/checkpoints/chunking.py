@@ -1,0 +1,185 @@
+"""Where a file is cut into chunks: at the borders of its tensors, so that what did not change is found again.
+
+A pure function of the file. What a file says of itself is believed only if it fits together; if it does not, the file
+is cut into blocks of one size, and that is as correct, only less likely to be found again.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import struct
+import zipfile
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO, Literal
+
+from contract.manifest import MAX_CHUNK_BYTES
+
+MIN_SPAN_BYTES = 64 * 1024
+"""What is smaller is grouped with its small neighbours."""
+MAX_SPAN_BYTES = 8 * 1024 * 1024
+MAX_SPANS_PER_FILE = 8192
+"""A file of more is cut more coarsely."""
+MAX_COARSENESS = 10
+
+_BLOCKS_PER_FILE = 256
+_MAX_HEADER_BYTES = 32 * 1024 * 1024
+_MAX_RECORDS = 100_000
+
+Width = Literal[1, 2, 4, 8]
+
+_WIDTHS: dict[str, Width] = {
+    "BOOL": 1, "U8": 1, "I8": 1, "F8_E4M3": 1, "F8_E5M2": 1, "F8_E8M0": 1, "F8_E4M3FNUZ": 1, "F8_E5M2FNUZ": 1,
+    "F16": 2, "BF16": 2, "I16": 2, "U16": 2, "F32": 4, "I32": 4, "U32": 4, "C64": 4, "F64": 8, "I64": 8, "U64": 8,
+}  # fmt: skip
+"""Of safetensors. A complex number is two elements."""
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """Some bytes of a file. `width`: bytes of an element, where the file says so."""
+
+    offset: int
+    size_bytes: int
+    width: Width | None = None
+
+    @property
+    def end(self) -> int:
+        """Offset of the first byte behind it."""
+        return self.offset + self.size_bytes
+
+
+class _NotSo(Exception):  # noqa: N818 - then it is cut into blocks
+    """The file is not what its first bytes promise."""
+
+
+def spans_of(path: Path, size_bytes: int, *, coarseness: int = 0) -> list[Span]:
+    """The spans of a file of `size_bytes`, in order; they cover it exactly. An empty file has none.
+
+    Each step of `coarseness` doubles smallest and largest size. Raises OSError.
+    """
+    if size_bytes <= MIN_SPAN_BYTES:
+        return [Span(0, size_bytes)] if size_bytes else []
+    parts = _parts(path, size_bytes)
+    if parts is None:
+        parts, largest_bytes = [Span(0, size_bytes)], _block_bytes(size_bytes)
+    else:
+        largest_bytes = MAX_SPAN_BYTES
+    while True:
+        spans = list(_group(parts, MIN_SPAN_BYTES << coarseness, min(largest_bytes << coarseness, MAX_CHUNK_BYTES)))
+        if len(spans) <= MAX_SPANS_PER_FILE or coarseness >= MAX_COARSENESS:
+            return spans
+        coarseness += 1
+
+
+def _parts(path: Path, size_bytes: int) -> list[Span] | None:
+    """What the file says that it consists of, whatever the sizes; None if it says nothing to rely on."""
+    with path.open("rb") as file:
+        first = file.read(9)
+        try:
+            if first[:4] == b"PK\x03\x04":
+                return _fill(_records(file), size_bytes)
+            if first[8:] == b"{":
+                return _fill(_tensors(file, int.from_bytes(first[:8], "little"), size_bytes), size_bytes)
+        except _NotSo:
+            return None
+    return None
+
+
+def _block_bytes(size_bytes: int) -> int:
+    """For a file without parts: a power of two, so that it seldom changes while the file grows."""
+    block_bytes = MIN_SPAN_BYTES
+    while block_bytes * _BLOCKS_PER_FILE < size_bytes and block_bytes < MAX_SPAN_BYTES:
+        block_bytes *= 2
+    return block_bytes
+
+
+def _fill(parts: Iterable[Span], size_bytes: int) -> list[Span]:
+    """The parts in order with what lies before, between and behind them. Raises _NotSo if they do not fit."""
+    filled: list[Span] = []
+    end = 0
+    for part in sorted(parts, key=lambda part: (part.offset, part.size_bytes)):
+        if part.size_bytes == 0:
+            continue
+        if part.offset < end or part.end > size_bytes:
+            raise _NotSo
+        if part.offset > end:
+            filled.append(Span(end, part.offset - end))
+        filled.append(part)
+        end = part.end
+    if not filled:
+        raise _NotSo
+    if end < size_bytes:
+        filled.append(Span(end, size_bytes - end))
+    return filled
+
+
+def _tensors(file: BinaryIO, header_bytes: int, size_bytes: int) -> list[Span]:
+    """Of a safetensors file: eight bytes of length, a JSON header, the tensors."""
+    start = 8 + header_bytes
+    if header_bytes > _MAX_HEADER_BYTES or start > size_bytes:
+        raise _NotSo
+    file.seek(8)
+    try:
+        header = json.loads(file.read(header_bytes))
+    except (ValueError, RecursionError) as error:
+        raise _NotSo from error
+    if not isinstance(header, dict):
+        raise _NotSo
+    tensors = []
+    for name, entry in header.items():
+        if name == "__metadata__":
+            continue
+        match entry:
+            case {"dtype": str(dtype), "data_offsets": [int(begin), int(end)]} if 0 <= begin <= end:
+                tensors.append(Span(start + begin, end - begin, _WIDTHS.get(dtype)))
+            case _:
+                raise _NotSo
+    return tensors
+
+
+def _records(file: BinaryIO) -> list[Span]:
+    """Of a zip file, such as torch.save writes: the bytes of its members."""
+    try:
+        with zipfile.ZipFile(file) as archive:
+            members = archive.infolist()
+    except (zipfile.BadZipFile, NotImplementedError, ValueError, EOFError, OSError, struct.error) as error:
+        raise _NotSo from error
+    if len(members) > _MAX_RECORDS:
+        raise _NotSo
+    records = []
+    for member in members:
+        if member.header_offset < 0:
+            raise _NotSo
+        local = os.pread(file.fileno(), 30, member.header_offset)
+        if local[:4] != b"PK\x03\x04" or len(local) < 30:
+            raise _NotSo
+        # the local header's own lengths: its padding is not in the central directory
+        name_bytes, extra_bytes = struct.unpack("<HH", local[26:30])
+        records.append(Span(member.header_offset + 30 + name_bytes + extra_bytes, member.compress_size))
+    return records
+
+
+def _group(parts: Iterable[Span], smallest_bytes: int, largest_bytes: int) -> Iterator[Span]:
+    """Large parts cut to size, runs of small ones joined; a small one is never joined with a large one."""
+    group: Span | None = None
+    for part in parts:
+        if part.size_bytes >= smallest_bytes:
+            if group is not None:
+                yield group
+                group = None
+            for offset in range(part.offset, part.end, largest_bytes):
+                yield Span(offset, min(largest_bytes, part.end - offset), part.width)
+            continue
+        if group is None:
+            group = part
+        else:
+            width = group.width if group.width == part.width else None
+            group = Span(group.offset, group.size_bytes + part.size_bytes, width)
+        if group.size_bytes >= smallest_bytes:
+            yield group
+            group = None
+    if group is not None:
+        yield group

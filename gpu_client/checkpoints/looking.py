@@ -1,0 +1,138 @@
+"""What becomes of one span: read once, recognised, or encoded in the way that pays. Runs in several threads."""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from blake3 import blake3
+
+from gpu_client.checkpoints.choosing import Choice, Rates, choose, sample_places
+from gpu_client.checkpoints.chunking import Span
+from gpu_client.checkpoints.codecs import all_zero, digest_of_zeros, encode
+from gpu_client.checkpoints.known import Known, Stored
+from gpu_client.checkpoints.sources import Buffers, SourceFile
+from gpu_client.transport.segments import Segment
+
+logger = logging.getLogger(__name__)
+
+MIN_ENCODED_BYTES = 4096
+"""Smaller chunks are stored as they are."""
+
+RAW = Choice("raw")
+ZEROS = Choice("zeros")
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """A span of a file, and the file's path in the checkpoint."""
+
+    path: str
+    file: SourceFile
+    span: Span
+
+
+@dataclass(slots=True)
+class Looked:
+    """What was found. `raw` is None for what needs no storing."""
+
+    blake3: str
+    choice: Choice = RAW
+    raw: memoryview | None = None
+    encoded: bytes | None = None
+    base: Stored | None = None
+    encode_s: float = 0.0
+
+
+class Looker:
+    """`is_stored` says whether a chunk (by BLAKE3) needs no storing: it is stored, or this checkpoint had it before."""
+
+    def __init__(
+        self,
+        known: Known,
+        buffers: Buffers,
+        rates: Rates | None,
+        *,
+        deltas: bool,
+        is_stored: Callable[[str], bool],
+    ) -> None:
+        self._known = known
+        self._buffers = buffers
+        self._deltas = deltas
+        self._is_stored = is_stored
+        self.rates = rates
+        """None: nothing is encoded (any more)."""
+
+    def look(self, piece: Piece, raw: memoryview) -> Looked:
+        """Read the piece into `raw`, which has its size. Raises FileChanged, TransferError."""
+        piece.file.read_into(piece.span.offset, raw)
+        if all_zero(raw):
+            return Looked(digest_of_zeros(len(raw)), ZEROS)
+        digest = blake3(raw).hexdigest()
+        if self._is_stored(digest):
+            return Looked(digest)
+        looked = Looked(digest, raw=raw)
+        rates = self.rates
+        if rates is not None and len(raw) >= MIN_ENCODED_BYTES and (rates.may_pay("planes") or rates.may_pay("delta")):
+            started = time.monotonic()
+            self._encode(piece, looked, raw, rates)
+            looked.encode_s = time.monotonic() - started
+        return looked
+
+    def _encode(self, piece: Piece, looked: Looked, raw: memoryview, rates: Rates) -> None:
+        places = sample_places(len(raw))
+        sample = b"".join(raw[offset : offset + size] for offset, size in places)
+        base, segment = self._base(piece)
+        base_sample = _sample(segment, places) if segment else None
+        choice = choose(sample, width=piece.span.width, base_sample=base_sample, rates=rates)
+        encoded = None
+        if choice.codec == "delta" and segment and base:
+            encoded = self._delta(raw, choice.width, segment, base.chunk.blake3)
+            if encoded is None:
+                base, choice = None, choose(sample, width=piece.span.width, base_sample=None, rates=rates)
+        if choice.codec == "planes":
+            base, encoded = None, encode("planes", raw, width=choice.width)
+        if encoded is not None and len(encoded) < len(raw):
+            looked.choice, looked.encoded, looked.base = choice, encoded, base
+
+    def _base(self, piece: Piece) -> tuple[Stored | None, Segment | None]:
+        """The chunk to take the difference to, and where its bytes lie here."""
+        if not self._deltas or self._known.raw is None:
+            return None, None
+        base = self._known.base_for(piece.path, piece.span.offset, piece.span.size_bytes)
+        return base, self._known.raw.find(base.chunk.blake3) if base else None
+
+    def _delta(self, raw: memoryview, width: int, segment: Segment, digest: str) -> bytes | None:
+        """None if the bytes there are not those of the base (any more)."""
+        buffer = self._buffers.take()
+        try:
+            base = memoryview(buffer)[: segment.size_bytes]
+            if not _fill(segment, base) or blake3(base).hexdigest() != digest:
+                logger.warning("%s has other bytes than the chunk that is to be the base of a delta", segment.path)
+                return None
+            return encode("delta", raw, width=width, base=base)
+        finally:
+            self._buffers.give(buffer)
+
+
+def _fill(segment: Segment, view: memoryview) -> bool:
+    """False if the segment has not so many bytes: nothing that is only good to save time may stop a commit."""
+    try:
+        with segment.path.open("rb", buffering=0) as file:
+            file.seek(segment.offset)
+            return len(view) == segment.size_bytes == file.readinto(view)
+    except OSError:
+        return False
+
+
+def _sample(segment: Segment, places: Sequence[tuple[int, int]]) -> bytes | None:
+    """The bytes at these places of the segment; None if it has not so many."""
+    try:
+        with segment.path.open("rb", buffering=0) as file:
+            sample = b"".join(os.pread(file.fileno(), size, segment.offset + offset) for offset, size in places)
+    except OSError:
+        return None
+    return sample if len(sample) == sum(size for _, size in places) else None

@@ -1,0 +1,124 @@
+"""How chunks become packs: large ones first in the order of their files, small ones behind, cut where content says so.
+
+Cuts depend on the chunks alone, not on what was stored before them: jobs that share a frozen base write equal packs
+from the first cut on that they have in common.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from contract.manifest import Manifest, Pack
+from gpu_client.checkpoints.hashing import Digester
+from gpu_client.transport.segments import Segment
+
+MIN_PACK_BYTES = 32 * 1024 * 1024
+"""A pack is not cut below this: there are never more than new bytes / MIN_PACK_BYTES + 1 of them."""
+MAX_PACK_BYTES = 64 * 1024 * 1024
+"""Exceeded only by a chunk that is large itself, in a pack that is not yet worth its PUT."""
+_USUAL_CUT_BYTES = 16 * 1024 * 1024
+"""Behind MIN_PACK_BYTES a cut comes after about as many bytes, however large the chunks are."""
+_STEPS = (1.0, 1.5, 2.0, 3.0, 4.0, 6.0, 8.0)
+"""By which all three rise with the checkpoint. Few steps: jobs of about the same size shall cut alike."""
+_PACKS = 4
+"""A checkpoint of which everything is new has about so many packs, until they are as large as they get: each costs a
+PUT and the writes of its item, most of what a checkpoint costs."""
+
+LARGE_CHUNK_BYTES = 256 * 1024
+
+SPARE_PACKS = 8
+
+
+class Cutter:
+    """Says where packs begin, chunk by chunk. `checkpoint_bytes`: of all its files, new or not."""
+
+    def __init__(self, checkpoint_bytes: int = 0) -> None:
+        step = max((step for step in _STEPS if step * MIN_PACK_BYTES * _PACKS <= checkpoint_bytes), default=1.0)
+        self.min_bytes = int(step * MIN_PACK_BYTES)
+        self.max_bytes = int(step * MAX_PACK_BYTES)
+        self._usual_cut_bytes = step * _USUAL_CUT_BYTES
+        self._pack_bytes = 0
+        self._ended = True
+
+    def begins_pack(self, blake3: str, stored_bytes: int) -> bool:
+        """The next chunk: True if it is the first of a pack."""
+        exceeds = self._pack_bytes >= self.min_bytes and self._pack_bytes + stored_bytes > self.max_bytes
+        begins = self._ended or exceeds
+        self._pack_bytes = stored_bytes if begins else self._pack_bytes + stored_bytes
+        chance = min(0.5, stored_bytes / self._usual_cut_bytes)
+        self._ended = self._pack_bytes >= self.min_bytes and int(blake3[:8], 16) < chance * 2**32
+        return begins
+
+
+@dataclass(slots=True)
+class _Growing:
+    """A pack that is being put together."""
+
+    digester: Digester = field(default_factory=Digester)
+    size_bytes: int = 0
+    segments: list[Segment] = field(default_factory=list)
+
+    def append(self, segment: Segment) -> None:
+        """What lies behind the last segment in the same file makes it longer."""
+        self.size_bytes += segment.size_bytes
+        last = self.segments[-1] if self.segments else None
+        if last and (last.path, last.offset + last.size_bytes) == (segment.path, segment.offset):
+            self.segments[-1] = Segment(last.path, last.offset, last.size_bytes + segment.size_bytes)
+        else:
+            self.segments.append(segment)
+
+
+@dataclass(frozen=True, slots=True)
+class NewPack:
+    """A pack, and where its bytes lie here."""
+
+    pack: Pack
+    segments: tuple[Segment, ...]
+
+
+class PackWriter:
+    """Puts new chunks into packs. Keeps no bytes: it hashes them, and notes where they lie."""
+
+    def __init__(self, checkpoint_bytes: int = 0) -> None:
+        self._cutter = Cutter(checkpoint_bytes)
+        self._growing: _Growing | None = None
+        self.packs: list[NewPack] = []
+        """Those that are complete."""
+
+    def add(self, blake3: str, stored: memoryview, segment: Segment) -> tuple[int, int]:
+        """A chunk's stored bytes, which lie at `segment`. Returns its pack (an index in `packs`) and its offset."""
+        if self._cutter.begins_pack(blake3, len(stored)) or self._growing is None:
+            self.finish()
+            self._growing = _Growing()
+        offset = self._growing.size_bytes
+        self._growing.digester.update(stored)
+        self._growing.append(segment)
+        return len(self.packs), offset
+
+    def finish(self) -> None:
+        """No more chunks."""
+        if self._growing is None:
+            return
+        digest = self._growing.digester.digest
+        pack = Pack(blake3=digest.blake3, size_bytes=digest.size_bytes, crc64nvme=digest.crc64nvme)
+        self.packs.append(NewPack(pack, tuple(self._growing.segments)))
+        self._growing = None
+
+
+def crowding_packs(manifest: Manifest) -> frozenset[str]:
+    """BLAKE3s of the packs whose chunks the next checkpoint should write anew; none while the packs are few enough.
+
+    More than twice the packs that its bytes need, and some, are too many: fetching it takes that many requests. Then
+    those go that hold the least of it, until half as many are left.
+    """
+    live_bytes = [0] * len(manifest.packs)
+    for chunk in manifest.chunks:
+        if chunk.pack is not None:
+            live_bytes[chunk.pack] += chunk.stored_bytes
+    most = 2 * -(-sum(live_bytes) // MIN_PACK_BYTES) + SPARE_PACKS
+    if len(manifest.packs) <= most:
+        return frozenset()
+    by_share = sorted(
+        (live / max(1, pack.size_bytes), pack.blake3) for live, pack in zip(live_bytes, manifest.packs, strict=True)
+    )
+    return frozenset(blake3 for _, blake3 in by_share[: len(by_share) - most // 2])

@@ -1,0 +1,117 @@
+"""Local bytes that become a checkpoint: files that must not change meanwhile, and what was encoded of them."""
+
+from __future__ import annotations
+
+import os
+import stat
+import threading
+import uuid
+from collections.abc import Callable
+from pathlib import Path
+from typing import TypeVar
+
+from gpu_client.transport.errors import FileChanged, TransferError
+from gpu_client.transport.files import local_errors
+from gpu_client.transport.segments import Segment
+
+T = TypeVar("T")
+
+
+class SourceFile:
+    """A file as it was when this was made. Raises FileChanged as soon as it is another; TransferError (unreadable)."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        found = self._look(path.stat)
+        if not stat.S_ISREG(found.st_mode):
+            raise TransferError(f"{path} is not a regular file")
+        self._version = _version_of(found)
+        self.size_bytes = found.st_size
+
+    def read_into(self, offset: int, view: memoryview) -> None:
+        """Fill `view` with the bytes from `offset` on."""
+        # non-blocking: opening a FIFO would otherwise wait for a writer
+        descriptor = self._look(lambda: os.open(self.path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK))
+        try:
+            self._require(self._look(lambda: os.fstat(descriptor)))
+            while view:
+                size_bytes = self._look(lambda: os.preadv(descriptor, [view], offset))  # noqa: B023 - called at once
+                if not size_bytes:
+                    raise self._changed()
+                view = view[size_bytes:]
+                offset += size_bytes
+        finally:
+            os.close(descriptor)
+
+    def require_unchanged(self) -> None:
+        """Once everything was read."""
+        self._require(self._look(self.path.stat))
+
+    def _require(self, found: os.stat_result) -> None:
+        if _version_of(found) != self._version:
+            raise self._changed()
+
+    def _changed(self) -> FileChanged:
+        return FileChanged(f"{self.path} changed while it was hashed")
+
+    def _look(self, call: Callable[[], T]) -> T:
+        try:
+            return call()
+        except FileNotFoundError as error:
+            raise FileChanged(f"{self.path} does not exist (any more)") from error
+        except OSError as error:
+            raise TransferError(f"cannot read {self.path}: {error.strerror}") from error
+
+
+class Spool:
+    """A file of encoded chunks in `directory`, made when the first one comes; `close` removes it."""
+
+    def __init__(self, directory: Path) -> None:
+        self._path = directory / f".spool-{uuid.uuid4().hex}"
+        self._descriptor = -1
+        self._size_bytes = 0
+
+    def append(self, data: bytes) -> Segment:
+        """Raises DiskFull, TransferError."""
+        offset, view = self._size_bytes, memoryview(data)
+        with local_errors(f"{self._path}"):
+            if self._descriptor < 0:
+                self._path.parent.mkdir(parents=True, exist_ok=True)
+                flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+                self._descriptor = os.open(self._path, flags, 0o600)
+            while view:
+                written = os.pwrite(self._descriptor, view, self._size_bytes)
+                view = view[written:]
+                self._size_bytes += written
+        return Segment(self._path, offset, len(data))
+
+    def close(self) -> None:
+        """Remove what was written."""
+        if self._descriptor >= 0:
+            descriptor, self._descriptor = self._descriptor, -1
+            with local_errors(f"removing {self._path}"):
+                os.close(descriptor)
+                self._path.unlink(missing_ok=True)
+
+
+class Buffers:
+    """Memory that is used again: fresh pages cost as much as copying into them. Any thread may take and give."""
+
+    def __init__(self, size_bytes: int) -> None:
+        self._size_bytes = size_bytes
+        self._free: list[bytearray] = []
+        self._lock = threading.Lock()
+
+    def take(self) -> bytearray:
+        """Of the size that was asked for; its content is whatever it was."""
+        with self._lock:
+            return self._free.pop() if self._free else bytearray(self._size_bytes)
+
+    def give(self, buffer: bytearray) -> None:
+        """Back, when nobody looks at it any more."""
+        with self._lock:
+            self._free.append(buffer)
+
+
+def _version_of(found: os.stat_result) -> tuple[int, int, int, int]:
+    return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns

@@ -1,0 +1,210 @@
+"""GETs by presigned URL: whole objects to files, large ones in parts, ranges to memory."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+from pathlib import Path
+
+from gpu_client.transport.answers import begins_at, pieces, range_headers, require_end, require_success, skip
+from gpu_client.transport.bandwidth import Traffic
+from gpu_client.transport.buffers import BufferPool
+from gpu_client.transport.cancel import Flight, stop_if_set
+from gpu_client.transport.connections import BrokenConnection, Connections
+from gpu_client.transport.digests import Digester, FileDigest
+from gpu_client.transport.errors import ChecksumMismatch
+from gpu_client.transport.files import CHUNK_BYTES, StagedFile, safe_destination
+from gpu_client.transport.items import Download, RangeDownload
+from gpu_client.transport.lane import Lane, Meter
+from gpu_client.transport.parts import Part, PartedFile
+from gpu_client.transport.stats import TransferStats
+from gpu_client.transport.tries import Tries
+
+logger = logging.getLogger(__name__)
+
+_TRAFFIC: Traffic = "data"
+
+
+class Downloads:
+    """Does one download, part or range at a time, in whichever thread calls."""
+
+    def __init__(
+        self, connections: Connections, tries: Tries, lane: Lane, stats: TransferStats, buffers: BufferPool
+    ) -> None:
+        self._connections = connections
+        self._tries = tries
+        self._lane = lane
+        self._stats = stats
+        self._buffers = buffers
+
+    def whole(self, item: Download, flight: Flight, meter: Meter) -> None:
+        """By one connection, verified while it arrives."""
+        destination = safe_destination(item.root, item.path)
+        size_bytes = self._tries.twice_if_altered(
+            item.name, flight, self._lane, lambda: self._whole_once(item, destination, flight, meter)
+        )
+        self._stats.add(downloaded_objects=1, downloaded_bytes=size_bytes)
+
+    def _whole_once(self, item: Download, destination: Path, flight: Flight, meter: Meter) -> int:
+        with (
+            self._lane.attempt(flight, meter, self._stats, _TRAFFIC) as flow,
+            self._connections.exchange("GET", item.url, {}, flight) as response,
+        ):
+            require_success(response, name=item.name, method="GET", url=item.url)
+            if item.size_bytes is not None and response.length not in (None, item.size_bytes):
+                raise ChecksumMismatch(f"{item.name}: has {response.length} bytes instead of {item.size_bytes}")
+            digester = Digester() if item.blake3 or item.crc64nvme else None
+            with StagedFile(destination, fsync=item.fsync) as file:
+                size_bytes = 0
+                for piece in pieces(response, flow):
+                    size_bytes += len(piece)
+                    if item.size_bytes is not None and size_bytes > item.size_bytes:
+                        raise ChecksumMismatch(f"{item.name}: has more than {item.size_bytes} bytes")
+                    file.write(piece)
+                    if digester:
+                        digester.update(piece)
+                if item.size_bytes is not None and size_bytes < item.size_bytes:
+                    # without Content-Length the end of the connection is the only end there is
+                    raise BrokenConnection(f"ended after {size_bytes} of {item.size_bytes} bytes")
+                if digester:
+                    _verify(item, digester.digest)
+                stop_if_set(flight)
+                file.commit()
+        return size_bytes
+
+    def part(self, file: PartedFile, part: Part, flight: Flight, meter: Meter) -> None:
+        """One part of a file; the last to arrive verifies all of it and gives the file its name."""
+        if file.spoiled is None and part.reached < part.end:
+            file.make()
+            try:
+                self._tries.until_done(
+                    file.item.name, flight, self._lane, lambda: self._part_once(file, part, flight, meter)
+                )
+            except ChecksumMismatch as error:
+                file.spoiled = error
+        if file.finish(part):
+            self._complete(file, flight, meter)
+
+    def _part_once(self, file: PartedFile, part: Part, flight: Flight, meter: Meter) -> None:
+        item = file.item
+        headers = range_headers(part.reached, part.end, file.size_bytes)
+        with (
+            self._lane.attempt(flight, meter, self._stats, _TRAFFIC) as flow,
+            self._connections.exchange("GET", item.url, headers, flight) as response,
+        ):
+            begin = begins_at(
+                response,
+                name=item.name,
+                url=item.url,
+                offset=part.reached,
+                end=part.end,
+                object_bytes=file.size_bytes,
+            )
+            if begin != part.reached:
+                raise ChecksumMismatch(f"{item.name}: the store does not send parts of objects")
+            file.pin(response.headers.get("ETag"))
+            for piece in pieces(response, flow):
+                if len(piece) > part.end - part.reached:
+                    raise ChecksumMismatch(f"{item.name}: the store sends more bytes than were asked for")
+                file.write(part, piece)
+                flow.kept()
+            if part.reached < part.end:
+                raise BrokenConnection(f"ended {part.end - part.reached} bytes too early")
+
+    def _complete(self, file: PartedFile, flight: Flight, meter: Meter) -> None:
+        item = file.item
+        try:
+            if file.spoiled is not None:
+                raise file.spoiled
+            if item.blake3 or item.crc64nvme:
+                _verify(item, file.digest(flight))
+            stop_if_set(flight)
+        except ChecksumMismatch as error:
+            logger.warning("%s; fetching it once more, as a whole", error)
+            arrived_bytes = sum(part.reached - part.offset for part in file.parts)
+            meter.add(-arrived_bytes)
+            self._stats.add(retries=1, wasted_bytes=arrived_bytes)
+            file.discard()
+            destination = safe_destination(item.root, item.path)
+            size_bytes = self._tries.until_done(
+                item.name, flight, self._lane, lambda: self._whole_once(item, destination, flight, meter)
+            )
+        else:
+            file.commit()
+            size_bytes = file.size_bytes
+        self._stats.add(downloaded_objects=1, downloaded_bytes=size_bytes)
+
+    def range(self, item: RangeDownload, flight: Flight, meter: Meter) -> None:
+        """Some bytes of an object, handed to whoever wants them."""
+        with self._buffers.buffer(item.size_bytes, flight) as view:
+            arrived = _Arrived()
+
+            def once() -> None:
+                try:
+                    self._range_once(item, view, arrived, flight, meter)
+                    item.deliver(view)
+                except ChecksumMismatch:
+                    meter.add(-arrived.size_bytes)
+                    self._stats.add(wasted_bytes=arrived.size_bytes)
+                    arrived.size_bytes = 0
+                    raise
+
+            self._tries.twice_if_altered(item.name, flight, self._lane, once)
+        self._stats.add(downloaded_ranges=1, downloaded_bytes=item.size_bytes)
+
+    def _range_once(
+        self, item: RangeDownload, view: memoryview, arrived: _Arrived, flight: Flight, meter: Meter
+    ) -> None:
+        """Go on behind what has arrived."""
+        offset, end = item.offset + arrived.size_bytes, item.offset + item.size_bytes
+        headers = range_headers(offset, end, item.object_bytes)
+        with (
+            self._lane.attempt(flight, meter, self._stats, _TRAFFIC) as flow,
+            self._connections.exchange("GET", item.url, headers, flight) as response,
+        ):
+            begin = begins_at(
+                response, name=item.name, url=item.url, offset=offset, end=end, object_bytes=item.object_bytes
+            )
+            skip(response, offset - begin, flow)
+            while left := len(view) - arrived.size_bytes:
+                wanted_bytes = flow.allow(min(left, CHUNK_BYTES))
+                got = response.readinto(view[arrived.size_bytes : arrived.size_bytes + wanted_bytes])
+                if not got:
+                    raise BrokenConnection(f"ended {left} bytes too early")
+                flow.moved(got)
+                flow.kept()
+                arrived.size_bytes += got
+            if end == item.object_bytes or begin == offset:
+                require_end(response, name=item.name)
+
+    def read(self, url: str, *, name: str, max_bytes: int, flight: Flight) -> bytes:
+        """A small object's bytes, ChecksumMismatch if there are more than `max_bytes`."""
+        return self._tries.until_done(name, flight, self._lane, lambda: self._read_once(url, name, max_bytes, flight))
+
+    def _read_once(self, url: str, name: str, max_bytes: int, flight: Flight) -> bytes:
+        with (
+            self._lane.attempt(flight, Meter(None), self._stats, _TRAFFIC) as flow,
+            self._connections.exchange("GET", url, {}, flight) as response,
+        ):
+            require_success(response, name=name, method="GET", url=url)
+            data = bytearray()
+            for piece in pieces(response, flow):
+                data += piece
+                if len(data) > max_bytes:
+                    raise ChecksumMismatch(f"{name}: has more than {max_bytes} bytes")
+        self._stats.add(downloaded_objects=1, downloaded_bytes=len(data))
+        return bytes(data)
+
+
+@dataclass
+class _Arrived:
+    """How much of a range is there, over all its tries."""
+
+    size_bytes: int = 0
+
+
+def _verify(item: Download, found: FileDigest) -> None:
+    if item.blake3 is not None and found.blake3 != item.blake3:
+        raise ChecksumMismatch(f"{item.name}: BLAKE3 is {found.blake3} instead of {item.blake3}")
+    if item.crc64nvme is not None and found.crc64nvme != item.crc64nvme:
+        raise ChecksumMismatch(f"{item.name}: CRC-64/NVME is {found.crc64nvme} instead of {item.crc64nvme}")

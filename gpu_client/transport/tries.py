@@ -1,0 +1,76 @@
+"""One transfer tried until it is done: what may pass is waited out, bytes that were altered are moved once more."""
+
+from __future__ import annotations
+
+import logging
+import random
+from collections.abc import Callable
+from typing import TypeVar
+
+from gpu_client.transport.cancel import Flight, stop_if_set
+from gpu_client.transport.connections import BrokenConnection
+from gpu_client.transport.errors import ChecksumMismatch, Unreachable
+from gpu_client.transport.lane import Lane, Pause
+from gpu_client.transport.retry import Failure, RetryPolicy, retry_delay_s
+from gpu_client.transport.stats import TransferStats
+
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+
+class NotNow(Exception):  # noqa: N818 - a normal outcome, tried again
+    """The store asked to come back later."""
+
+    def __init__(self, failure: Failure) -> None:
+        self.failure = failure
+        super().__init__(failure.reason)
+
+
+class Tries:
+    """Tries of the policy, each after a pause of random length. Tells the lane when the store is overloaded."""
+
+    def __init__(
+        self, policy: RetryPolicy, stats: TransferStats, *, pause: Pause, draw: Callable[[], float] = random.random
+    ) -> None:
+        self._policy = policy
+        self._stats = stats
+        self._pause = pause
+        self._draw = draw
+
+    def twice_if_altered(self, name: str, flight: Flight, lane: Lane, once: Callable[[], T]) -> T:
+        """Bytes can be altered on the way: only a second mismatch means that they are wrong at their source."""
+        try:
+            return self.until_done(name, flight, lane, once)
+        except ChecksumMismatch as error:
+            logger.warning("%s; moving it once more", error)
+            self._stats.add(retries=1)
+            return self.until_done(name, flight, lane, once)
+
+    def until_done(self, name: str, flight: Flight, lane: Lane, once: Callable[[], T]) -> T:
+        """What `once` returns. Raises Unreachable after all tries, TransferCanceled, and whatever `once` does not mean
+        to be tried again."""
+        tries, waited_s = 0, 0.0
+        while True:
+            stop_if_set(flight)
+            tries += 1
+            try:
+                return once()
+            except BrokenConnection as error:
+                if error.stale and not flight.is_set():
+                    # a store closes connections that were idle for long: there is nothing to wait for
+                    tries -= 1
+                    continue
+                failure = Failure(reason=str(error), overload=error.timed_out)
+            except NotNow as error:
+                failure = error.failure
+            stop_if_set(flight)
+            if failure.overload:
+                lane.limit.slow_down()
+            delay_s = retry_delay_s(self._policy, failure, tries=tries, elapsed_s=waited_s, draw=self._draw())
+            if delay_s is None:
+                raise Unreachable(f"{name}: not moved after {tries} tries (last: {failure.reason})")
+            logger.info("%s: %s; trying again in %.1f s", name, failure.reason, delay_s)
+            self._stats.add(retries=1)
+            self._pause(flight, delay_s)
+            waited_s += delay_s

@@ -1,0 +1,79 @@
+"""What an agent does with a trainer that stages checkpoints in memory; its store is a folder."""
+
+from __future__ import annotations
+
+import random
+import shutil
+import threading
+import time
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from gpu_client.agent.arena import find_staged, give_back, make_arena, remove_arena
+from gpu_client.agent.channel_server import ChannelServer
+from gpu_client.agent.committer import Committer, Staged
+from gpu_client.transport.cancel import CancelEvent
+
+
+class StagingAgent:
+    """One attempt: an arena, a channel, and a committer that takes a random while to copy what it commits."""
+
+    def __init__(self, root: Path, stored: Path, chance: random.Random) -> None:
+        root.mkdir(parents=True)
+        stored.mkdir(exist_ok=True)
+        self._slot = root
+        self._stored = stored
+        self._chance = chance
+        arena = make_arena(Path("/dev/shm"), root)
+        assert arena is not None
+        self.arena = arena
+        self.channel = ChannelServer(root, arena=arena)
+        self._version: tuple[int, int] | None = None
+        self.committer = Committer(self._commit, lambda: True, on_lost=lambda _: None, over=threading.Event())
+        self.environment = {
+            "BATON_JOB_ID": "job-1",
+            "BATON_CHANNEL": str(self.channel.path),
+            "BATON_ARENA": str(arena),
+            "BATON_RESUME_FROM": str(self.newest() or ""),
+        }
+
+    def newest(self) -> Path | None:
+        """The newest checkpoint that was stored."""
+        stored = [path for path in self._stored.iterdir() if path.name.isdecimal()]
+        return max(stored, key=lambda path: int(path.name), default=None)
+
+    def gather(self) -> None:
+        """Take what has become complete in the arena."""
+        staged = find_staged(self.arena)
+        if staged is None or staged.version == self._version:
+            return
+        self._version = staged.version
+        self.committer.offer(
+            Staged(staged.step, staged.path, staged.metrics, "session", give_back=lambda: give_back(self.arena))
+        )
+
+    def _commit(self, staged: Staged, cancel: CancelEvent) -> None:
+        temporary = self._stored / "unfinished"
+        shutil.rmtree(temporary, ignore_errors=True)
+        temporary.mkdir()
+        for path in sorted(staged.path.iterdir(), key=lambda _: self._chance.random()):
+            shutil.copy(path, temporary)
+            time.sleep(self._chance.random() * 0.01)  # as long as an upload may take, among other things
+        temporary.rename(self._stored / str(staged.step))
+
+    def finish(self) -> None:
+        """All processes of the trainer are gone: what is complete is stored still."""
+        self.gather()
+        assert self.committer.drain()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.committer.close()
+        self.channel.close()
+        remove_arena(self._slot)
+        assert not self.arena.exists()

@@ -1,0 +1,90 @@
+"""Training processes of their own, forked from a server that has imported what they need."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+import signal
+import socket
+from collections.abc import Mapping
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+import torch
+import training_scripts
+
+from gpu_client.training import commit
+
+_server = multiprocessing.get_context("forkserver")
+# torch._dynamo: otherwise imported (for seconds) by the first optimizer of every process.
+_server.set_forkserver_preload(["transformers.trainer", "accelerate", "torch._dynamo", "training_scripts"])
+
+
+class Run:
+    """One training process, without Baton, in a process group of its own."""
+
+    def __init__(self, script: str, output: Path, params: Mapping[str, Any] | None = None, **environment: str) -> None:
+        output.mkdir(parents=True, exist_ok=True)
+        number = len(list(output.parent.glob(f"{output.name}-*.log")))
+        self.log = output.parent / f"{output.name}-{number}.log"
+        self.log.touch()
+        parameters = output.parent / f"{output.name}-params.json"
+        parameters.write_text(json.dumps(dict(params or {})))
+        variables = {"BATON_OUTPUT_DIR": str(output), "BATON_PARAMS": str(parameters), **environment}
+        self._process = _server.Process(target=training_scripts.run, args=(script, variables, str(self.log)))
+        self._process.start()
+
+    @property
+    def running(self) -> bool:
+        """Whether it has not ended."""
+        return self._process.exitcode is None
+
+    def signal(self, number: int) -> None:
+        """Send a signal to every process of the run, as a host does."""
+        assert self._process.pid is not None
+        os.killpg(self._process.pid, number)
+
+    def finish(self, code: int = 0) -> str:
+        """Wait for the end; returns what was printed."""
+        self._process.join(100)
+        printed = self.log.read_text()
+        if self.running:
+            self.signal(signal.SIGKILL)
+        assert self._process.exitcode == code, printed
+        return printed
+
+
+def run_ranks(
+    script: str, output: Path, count: int = 2, environment: Mapping[str, str] = MappingProxyType({}), **params: Any
+) -> list[str]:
+    """Run a script in processes that know each other, to its end; returns what each printed."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = str(probe.getsockname()[1])
+    together = {"WORLD_SIZE": str(count), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "ACCELERATE_USE_CPU": "1"}
+    ranks = [
+        Run(script, output, params, RANK=rank, LOCAL_RANK=rank, **together, **environment)
+        for rank in map(str, range(count))
+    ]
+    return [rank.finish() for rank in ranks]
+
+
+def only_complete(output: Path) -> list[int]:
+    """The steps of all checkpoints; fails if one that is visible is not whole."""
+    return sorted(commit.verify(path).step for path in output.glob("checkpoint-*"))
+
+
+def same_bytes(one: Path, other: Path, name: str) -> bool:
+    """Whether a file is the same in both directories."""
+    return (one / name).read_bytes() == (other / name).read_bytes()
+
+
+def flat(value: Any) -> Any:
+    """A nested state with its tensors as bytes, for comparison bit for bit."""
+    if isinstance(value, torch.Tensor):
+        return value.dtype, tuple(value.shape), value.numpy().tobytes()
+    if isinstance(value, dict):
+        return {name: flat(item) for name, item in value.items()}
+    return [flat(item) for item in value] if isinstance(value, list | tuple) else value

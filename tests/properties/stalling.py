@@ -1,0 +1,146 @@
+"""Calls of the API that stop before each call of a store, and go on when they are told to, or never."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+from typing import Any
+
+from functions.api.context import Context
+from functions.domain.packs import Sighting
+from tests.api_harness import Answer, Api
+
+
+class Killed(BaseException):
+    """The function was ended where it stood; nothing in it may catch this."""
+
+
+class StalledCall:
+    """One call of the API, in a thread of its own. Only one thread ever runs: who steps a call waits for its stop."""
+
+    def __init__(self, api: Api, send: Callable[[Api], Answer], offer: Any = None) -> None:
+        """`offer`: what it wants to commit, if it does."""
+        self.offer = offer
+        self.started_at = api.clock.now()
+        self.answer: Answer | None = None
+        self.done = False
+        self.killed = False
+        self._error: BaseException | None = None
+        self._go, self._stopped = threading.Semaphore(0), threading.Semaphore(0)
+        stalling = Api(stalling_context(api.context, self._pause), api.clock, api.memory, dict(api.keys))
+        self._thread = threading.Thread(target=self._run, args=(send, stalling), daemon=True)
+        self._thread.start()
+
+    def step(self, times: int = 1) -> None:
+        """Let it make so many calls of the stores."""
+        for _ in range(times):
+            if self.done:
+                break
+            self._go.release()
+            self._stopped.acquire()
+        if self._error is not None:
+            raise self._error
+
+    def finish(self) -> Answer:
+        """Let it run to its end."""
+        while not self.done:
+            self.step()
+        assert self.answer is not None
+        return self.answer
+
+    def kill(self) -> None:
+        """It makes no further call."""
+        self.killed = True
+        while not self.done:
+            self.step()
+        self._thread.join()
+
+    def _run(self, send: Callable[[Api], Answer], api: Api) -> None:
+        try:
+            self._pause()
+            self.answer = send(api)
+        except Killed:
+            pass
+        except BaseException as error:  # handed to whoever waits
+            self._error = error
+        self.done = True
+        self._stopped.release()
+
+    _first = True
+
+    def _pause(self) -> None:
+        if self._first:
+            self._first = False
+        else:
+            self._stopped.release()
+        self._go.acquire()
+        if self.killed:
+            raise Killed
+
+
+class _Stalling:
+    """A store whose every call is preceded by a pause."""
+
+    def __init__(self, store: Any, pause: Callable[[], None]) -> None:
+        self._store, self._pause = store, pause
+
+    def __getattr__(self, name: str) -> Any:
+        method = getattr(self._store, name)
+        if not callable(method) or name.startswith("presign"):
+            return method
+
+        def paused(*args: Any, **more: Any) -> Any:
+            self._pause()
+            return method(*args, **more)
+
+        return paused
+
+
+class _StallingPacks(_Stalling):
+    """What the store does for many packs is many requests, which others may come between."""
+
+    def hold(self, tenant: str, job_id: str, sightings: Sequence[Sighting]) -> bool:
+        done = True
+        for sighting in sightings:
+            self._pause()
+            done = self._store.hold(tenant, job_id, [sighting]) and done
+        return done
+
+    def doubt(self, tenant: str, job_id: str, digests: Iterable[str]) -> None:
+        for digest in digests:
+            self._pause()
+            self._store.doubt(tenant, job_id, [digest])
+
+    def mark_gone(self, tenant: str, digests: Iterable[str], mark: str, now: int) -> None:
+        for digest in digests:
+            self._pause()
+            self._store.mark_gone(tenant, [digest], mark, now)
+
+
+class _StallingObjects(_Stalling):
+    """The same of objects."""
+
+    def head_many(self, tenant: str, bucket: str, keys: Iterable[str]) -> Any:
+        found = {}
+        for key in keys:
+            self._pause()
+            found |= self._store.head_many(tenant, bucket, [key])
+        return found
+
+    def delete_many(self, tenant: str, bucket: str, keys: Sequence[str]) -> None:
+        for key in keys:
+            self._pause()
+            self._store.delete_many(tenant, bucket, [key])
+
+
+def stalling_context(context: Context, pause: Callable[[], None]) -> Context:
+    """The same stores, each call of which is preceded by a pause; but for those of keys."""
+    stalled: Any = replace(
+        context,
+        jobs=_Stalling(context.jobs, pause),  # type: ignore[arg-type]
+        leases=_Stalling(context.leases, pause),  # type: ignore[arg-type]
+        packs=_StallingPacks(context.packs, pause),  # type: ignore[arg-type]
+        objects=_StallingObjects(context.objects, pause),  # type: ignore[arg-type]
+    )
+    return stalled

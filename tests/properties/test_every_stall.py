@@ -1,0 +1,202 @@
+"""Two calls of the API, the one stalled before each of its storage calls in turn while the other runs to its end.
+
+And the same with the stalled one killed there. Afterwards no checkpoint has lost a byte, and once the jobs have ended
+nothing is stored that no checkpoint names.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import pytest
+from blake3 import blake3
+
+from contract.errors import ErrorCode
+from contract.manifest import parse_manifest
+from functions.domain.packs import DEAD_AFTER_S
+from tests.api_harness import TENANT, Answer, Api, Held, memory_api
+from tests.properties.stalling import StalledCall
+
+P, Q, R, S = (f"pack {name}".encode() for name in "pqrs")
+DIGESTS = {blake3(data).hexdigest(): data for data in (P, Q, R, S)}
+Send = Callable[[Api], Answer]
+
+
+@dataclass
+class World:
+    """Two jobs of one tenant, each of which keeps its last checkpoint."""
+
+    api: Api
+    one: Held
+    two: Held
+
+    def ready(self, held: Held, step: int, *packs: bytes) -> Send:
+        """The last call of a commit: everything is uploaded."""
+        manifest = held.manifest(step, {f"{number}.bin": data for number, data in enumerate(packs)})
+        path = f"/job/{held.id}/checkpoints"
+        stored = self.api.objects(prefix="packs/")
+        if any(f"packs/{pack['blake3']}" not in stored for pack in manifest["packs"]):
+            held.upload_missing(held.post(path, manifest), DIGESTS)
+        return lambda api: Held(api, held.item).post(path, manifest)
+
+    def commit(self, held: Held, step: int, *packs: bytes) -> None:
+        held.commit(step, {f"{number}.bin": data for number, data in enumerate(packs)}).ok()
+
+    def check(self) -> dict[str, set[str]]:
+        """Every checkpoint is whole; who names which pack."""
+        stored = self.api.objects()
+        named: dict[str, set[str]] = {}
+        for held in (self.one, self.two):
+            for record in self.api.context.jobs.checkpoints(held.id, limit=100).items:
+                assert record.manifest_key in stored, f"the manifest of step {record.step} is gone"
+                for pack in parse_manifest(stored[record.manifest_key]).packs:
+                    assert stored.get(f"packs/{pack.blake3}") == DIGESTS[pack.blake3], f"lost {DIGESTS[pack.blake3]!r}"
+                    named.setdefault(pack.blake3, set()).add(held.id)
+        return named
+
+    def check_nothing_is_left(self) -> None:
+        """After the jobs' ends: exactly what the checkpoints name is stored, and held by who names it."""
+        self.api.clock.advance(DEAD_AFTER_S)
+        for name, held in (("one", self.one), ("two", self.two)):
+            holder = held
+            if self.api.job(held.id)["state"] == "complete":
+                self.api.post(f"/job/{held.id}/retry").ok()
+                holder = self.api.claim(queue=name)
+            holder.heartbeat().ok()
+            holder.complete().ok()
+        named = self.check()
+        assert {key.removeprefix("packs/") for key in self.api.objects(prefix="packs/")} == set(named)
+        items = self.api.context.packs.get_many(TENANT, DIGESTS)
+        assert {digest: set(item.jobs) for digest, item in items.items() if item.jobs} == named
+        manifests = [key for key in self.api.objects() if "/manifests/" in key]
+        assert len(manifests) == 2
+
+
+def world() -> World:
+    api = memory_api()
+    helds = []
+    for name in ("one", "two"):
+        api.submit(queue=name, policy={"retention": {"keep_last": 1}, "heartbeat_interval_s": 600})
+        helds.append(api.claim(queue=name))
+    return World(api, *helds)
+
+
+# Each builds a state and answers with two calls.
+
+
+def one_job_drops_and_names_again(world: World) -> tuple[Send, Send]:
+    world.commit(world.one, 10, P, Q)
+    return world.ready(world.one, 20, R), world.ready(world.one, 30, P, R)
+
+
+def one_job_drops_what_the_other_takes_up(world: World) -> tuple[Send, Send]:
+    world.commit(world.one, 10, P, Q)
+    world.commit(world.two, 10, S)
+    return world.ready(world.one, 20, R), world.ready(world.two, 20, P, S)
+
+
+def both_drop_what_they_shared(world: World) -> tuple[Send, Send]:
+    world.commit(world.one, 10, P, Q)
+    world.commit(world.two, 10, P, Q)
+    return world.ready(world.one, 20, R), world.ready(world.two, 20, S)
+
+
+def both_upload_the_same(world: World) -> tuple[Send, Send]:
+    first = world.ready(world.one, 10, P, Q)
+    return first, world.ready(world.two, 10, P, R)
+
+
+def a_whole_life_in_between(world: World) -> tuple[Send, Send]:
+    """The one has uploaded a pack; the other holds it, commits it, and lets it go."""
+    mine = world.ready(world.one, 10, P)
+    world.commit(world.two, 5, S)
+
+    def other(api: Api) -> Answer:
+        held = Held(api, world.two.item)
+        held.commit(10, {"a": P})
+        return held.commit(20, {"a": Q})
+
+    return mine, other
+
+
+def the_end_of_the_one(world: World) -> tuple[Send, Send]:
+    """What a killed commit has left behind is swept up while the other takes it up."""
+    world.commit(world.one, 10, Q)
+    world.commit(world.two, 10, S)
+    world.ready(world.one, 20, P)
+    ending = world.one.item
+    taking = world.ready(world.two, 20, P, R)
+
+    def end(api: Api) -> Answer:
+        return Held(api, ending).complete()
+
+    return end, taking
+
+
+def damage_and_reuse(world: World) -> tuple[Send, Send]:
+    world.commit(world.one, 10, P)
+    world.commit(world.two, 10, Q)
+    path = f"/job/{world.one.id}/checkpoints/10/damaged"
+    report = world.one.item
+    return (lambda api: Held(api, report).post(path, {"epoch": 1})), world.ready(world.two, 20, P)
+
+
+SCENES = (
+    one_job_drops_and_names_again,
+    one_job_drops_what_the_other_takes_up,
+    both_drop_what_they_shared,
+    both_upload_the_same,
+    a_whole_life_in_between,
+    the_end_of_the_one,
+    damage_and_reuse,
+)
+PASSING = {ErrorCode.CONFLICT}
+OVERTAKEN = {ErrorCode.STEP_NOT_NEWER}
+
+
+@pytest.mark.parametrize("killed", [False, True], ids=["stalled", "killed"])
+@pytest.mark.parametrize("swapped", [False, True], ids=["first", "second"])
+@pytest.mark.parametrize("scene", SCENES, ids=lambda scene: scene.__name__)
+def test_nothing_is_lost_and_nothing_is_left(
+    scene: Callable[[World], tuple[Send, Send]], swapped: bool, killed: bool
+) -> None:
+    steps, over = 0, False
+    while not over:
+        made = world()
+        first, second = scene(made)
+        if swapped:
+            first, second = second, first
+        stalled = StalledCall(made.api, first)
+        stalled.step(steps)
+        over = stalled.done
+        heard = [second(made.api)]
+        if killed:
+            stalled.kill()
+        heard.append(stalled.finish() if not stalled.killed else heard[0])
+        made.check()
+        for send, answer in ((second, heard[0]), (first, heard[1])):
+            again = answer
+            if again.status != 200 and again.error["code"] in PASSING:
+                made.api.clock.advance(DEAD_AFTER_S)
+                made.check()
+                again = repeated(made, send)
+            assert again.status == 200 or again.error["code"] in OVERTAKEN, again.text
+            made.check()
+        repeated(made, first)
+        made.check()
+        if all(made.api.job(held.id)["checkpoint_step"] is not None for held in (made.one, made.two)):
+            made.check_nothing_is_left()
+        steps += 1
+    assert steps > 5, "there is nothing to stall at"
+
+
+def repeated(made: World, send: Send) -> Answer:
+    """The worker's way: post, upload what is missing, post."""
+    answer = send(made.api)
+    if answer.status == 200 and answer.json.get("missing"):
+        for item in answer.json["missing"]:
+            sent = made.api.send("PUT", item["url"], item["headers"], DIGESTS[item["blake3"]])
+            assert sent.status in (200, 412)
+        answer = send(made.api)
+    return answer

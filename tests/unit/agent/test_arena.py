@@ -1,0 +1,128 @@
+"""The agent's side of the shared memory: made and removed, whatever died, and whose turn it is."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import stat
+from pathlib import Path
+
+import pytest
+
+from gpu_client.agent.arena import find_staged, give_back, make_arena, remove_arena
+from gpu_client.agent.workspace import Workspace
+
+JOB = "146683a1-cb76-4702-9fef-fcccd32594f1"
+
+
+@pytest.fixture
+def memory(tmp_path: Path) -> Path:
+    path = tmp_path / "memory"
+    path.mkdir()
+    return path
+
+
+def mark(arena: Path, step: int, **more: object) -> None:
+    directory = arena / "checkpoint"
+    directory.mkdir(exist_ok=True)
+    marker = {"format": 2, "step": step, "metrics": {"loss": 0.5}, "created_by": "session", **more}
+    (directory / "unfinished").write_text(json.dumps(marker))
+    (directory / "unfinished").rename(directory / "baton.json")
+
+
+def test_an_attempt_has_private_memory_and_leaves_none(tmp_path: Path, memory: Path) -> None:
+    with Workspace.open(tmp_path / "root", "a", memory) as space:
+        first = space.prepare(JOB, 1).arena
+        assert first is not None and first.parent == memory
+        assert stat.S_IMODE(first.stat().st_mode) == 0o700
+        (first / "checkpoint").mkdir()
+        (first / "checkpoint" / "model.safetensors").write_bytes(b"x")
+        second = space.prepare(JOB, 2).arena
+        assert list(memory.iterdir()) == [second], "an attempt's memory is never used by another"
+        space.purge()
+        assert list(memory.iterdir()) == []
+
+
+def test_what_a_killed_agent_left_is_removed_by_the_next_also_in_another_slot(tmp_path: Path, memory: Path) -> None:
+    one, two = (Workspace.open(tmp_path / "root", name, memory) for name in "ab")
+    left = [space.prepare(JOB, 1).arena for space in (one, two)]
+    one.close()
+    two.close()  # what the kernel does for killed agents
+    assert all(path is not None and path.is_dir() for path in left)
+    with Workspace.open(tmp_path / "root", "c", memory):
+        assert list(memory.iterdir()) == []
+
+
+def test_two_agents_do_not_touch_each_others_memory(tmp_path: Path, memory: Path) -> None:
+    with Workspace.open(tmp_path / "root", "a", memory) as one, Workspace.open(tmp_path / "root", "b", memory) as two:
+        kept = one.prepare(JOB, 1).arena
+        two.prepare(JOB, 1)
+        two.purge()
+        assert list(memory.iterdir()) == [kept]
+
+
+def test_without_such_a_place_there_is_none(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with Workspace.open(tmp_path / "root", "a", tmp_path / "missing") as space:
+        assert space.prepare(JOB, 1).arena is None
+    assert "no shared memory" in caplog.text
+    with Workspace.open(tmp_path / "root", "a") as space:
+        assert space.prepare(JOB, 1).arena is None
+
+
+@pytest.mark.parametrize("kind", ["another directory", "a link", "a file", "nothing"])
+def test_a_note_that_a_job_has_changed_harms_nothing(tmp_path: Path, memory: Path, kind: str) -> None:
+    precious = tmp_path / "precious"
+    precious.mkdir()
+    (precious / "file").write_text("kept")
+    named = memory / "baton-arena-1"
+    if kind == "another directory":
+        named = precious
+    elif kind == "a link":
+        named.symlink_to(precious)
+    elif kind == "a file":
+        named.write_text("no directory")
+    (tmp_path / "arena").write_text(str(named))
+    remove_arena(tmp_path)
+    assert (precious / "file").read_text() == "kept"
+    assert not (tmp_path / "arena").exists()
+
+
+def test_a_deep_tree_of_a_hostile_job_goes_too(tmp_path: Path, memory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    arena = make_arena(memory, tmp_path)
+    assert arena is not None
+    monkeypatch.chdir(arena)
+    for _ in range(1500):
+        Path("d").mkdir()
+        os.chdir("d")
+    monkeypatch.undo()
+    remove_arena(tmp_path)
+    assert list(memory.iterdir()) == []
+
+
+def test_a_checkpoint_is_the_agents_until_it_is_given_back(memory: Path, caplog: pytest.LogCaptureFixture) -> None:
+    assert find_staged(memory) is None
+    (memory / "checkpoint").mkdir()
+    assert find_staged(memory) is None, "files without a marker are no checkpoint"
+    mark(memory, 7)
+    first = find_staged(memory)
+    assert first is not None
+    assert (first.step, first.path, first.metrics) == (7, memory / "checkpoint", {"loss": 0.5})
+    assert find_staged(memory) == first
+    give_back(memory)
+    give_back(memory)
+    assert find_staged(memory) is None
+    mark(memory, 7)
+    again = find_staged(memory)
+    assert again is not None and again.version != first.version, "the same step, but another checkpoint"
+    assert caplog.text == ""
+
+
+@pytest.mark.parametrize("wrong", [{"format": 3}, {"step": "7"}, {"step": True}, {"step": -1}, {"step": 10**30}])
+def test_a_marker_that_makes_no_sense_is_no_checkpoint(
+    memory: Path, caplog: pytest.LogCaptureFixture, wrong: dict[str, object]
+) -> None:
+    with caplog.at_level(logging.WARNING):
+        mark(memory, 7, **wrong) if "step" not in wrong else mark(memory, **wrong)  # type: ignore[arg-type]
+        assert find_staged(memory) is None
+    assert "not usable" in caplog.text

@@ -1,0 +1,105 @@
+"""Where an attempt's time goes, by a clock that the test moves."""
+
+from __future__ import annotations
+
+import pytest
+
+from contract.goodput import Goodput
+from gpu_client.agent.goodput import Activity, GoodputMeter
+from tests.unit.agent.agent_kit import Clock
+
+
+def seconds(found: Goodput) -> dict[str, float]:
+    names = ("productive_s", "repeated_s", "stalled_s", "transferring_s", "idle_s")
+    return {name: value for name in names if (value := getattr(found, name))}
+
+
+def meter(last_step: int | None = None) -> tuple[GoodputMeter, Clock]:
+    clock = Clock()
+    return GoodputMeter(last_step, clock), clock
+
+
+def test_each_second_is_counted_once() -> None:
+    times, clock = meter(last_step=110)
+    clock.now += 1
+    times.enter(Activity.TRANSFERRING)
+    clock.now += 20
+    times.enter(Activity.TRAINING)
+    clock.now += 7  # imports
+    times.progressed(100)
+    clock.now += 10
+    times.progressed(110)
+    clock.now += 30
+    times.progressed(140)
+    times.enter(Activity.TRANSFERRING)
+    clock.now += 5
+    times.enter(Activity.IDLE)
+    clock.now += 2
+    assert seconds(times.report()) == {
+        "productive_s": 30.0,
+        "repeated_s": 10.0,
+        "transferring_s": 25.0,
+        "idle_s": 1.0 + 7 + 2,
+    }
+
+
+def test_a_report_that_spans_the_last_known_step_is_split() -> None:
+    times, clock = meter(last_step=104)
+    times.enter(Activity.TRAINING)
+    times.progressed(100)
+    clock.now += 10
+    times.progressed(110)
+    assert seconds(times.report()) == {"productive_s": 6.0, "repeated_s": 4.0}
+
+
+def test_time_without_a_new_step_belongs_to_the_step_under_way() -> None:
+    times, clock = meter(last_step=101)
+    times.enter(Activity.TRAINING)
+    times.progressed(100)
+    clock.now += 3
+    assert seconds(times.report()) == {"repeated_s": 3.0}
+    times.progressed(101)
+    clock.now += 4
+    assert seconds(times.report()) == {"repeated_s": 3.0, "productive_s": 4.0}
+
+
+def test_a_stall_is_taken_out_of_the_training() -> None:
+    times, clock = meter()
+    times.enter(Activity.TRAINING)
+    times.progressed(0)
+    clock.now += 10
+    times.stalled(2.5)
+    times.progressed(10)
+    clock.now += 1
+    assert seconds(times.report()) == {"productive_s": 8.5, "stalled_s": 2.5}
+
+
+def test_a_stall_longer_than_what_is_known_of_the_training_is_taken_out_later() -> None:
+    times, clock = meter()
+    times.enter(Activity.TRAINING)
+    times.progressed(0)
+    times.stalled(2)
+    clock.now += 1
+    assert seconds(times.report()) == {"stalled_s": 1.0}
+    clock.now += 3
+    assert seconds(times.report()) == {"stalled_s": 2.0, "productive_s": 2.0}
+
+
+@pytest.mark.parametrize("steps", [(5, 3), (5, 5)])
+def test_steps_that_do_not_rise_are_no_error(steps: tuple[int, int]) -> None:
+    times, clock = meter()
+    times.enter(Activity.TRAINING)
+    for step in steps:
+        times.progressed(step)
+        clock.now += 1
+    assert seconds(times.report()) == {"productive_s": 2.0}
+
+
+def test_what_checkpoints_weighed() -> None:
+    times, _ = meter()
+    times.committed(raw_bytes=100, reused_bytes=90, encoded_bytes=7, uploaded_bytes=4)
+    times.committed(raw_bytes=100, reused_bytes=0, encoded_bytes=80, uploaded_bytes=80)
+    times.skipped()
+    found = times.report()
+    assert (found.checkpoints_committed, found.checkpoints_skipped) == (2, 1)
+    assert (found.raw_bytes, found.reused_bytes, found.encoded_bytes, found.uploaded_bytes) == (200, 90, 87, 84)
