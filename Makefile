@@ -6,10 +6,10 @@ EMULATOR := .emulator
 PIP_FLAGS := --quiet --disable-pip-version-check
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo local test test-fast check format bench costs synth deploy admin-key constraints openapi clean
+.PHONY: help setup demo local test test-fast check format bench bench-checkpoint costs synth deploy admin-key constraints openapi clean
 
 help: ## list the targets
-	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 20
 
 setup: $(VENV)/.ready $(EMULATOR)/.ready ## create both environments (done by every target that needs them)
 
@@ -43,6 +43,9 @@ format: setup ## let the formatter decide
 
 bench: setup ## measure cost and speed (about 8 minutes on a quiet machine); writes bench-report/
 	$(BIN)/python -m tests.performance
+
+bench-checkpoint: setup ## measure checkpoints against the ways of others (about 20 minutes on a quiet machine)
+	$(BIN)/python -m tests.performance.checkpoints
 
 costs: setup ## count requests and units on the emulated cloud, and write docs/costs.md
 	$(BIN)/python -m tests.performance.costs --record
