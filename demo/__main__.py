@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import logging
+import os
 import shutil
 import sys
 import tempfile
@@ -20,6 +21,8 @@ from demo.summary import Result
 from gpu_client.transport.errors import BatonError
 
 REPORT = Path("demo-report")
+SHARED_MEMORY = Path("/dev/shm")
+"""Where workers stage checkpoints. Without it they do so on disk."""
 EXIT_INTERRUPTED = 130
 
 
@@ -38,12 +41,13 @@ def main(arguments: list[str] | None = None) -> int:
     try:
         _empty(report)
         with (
-            tempfile.TemporaryDirectory(prefix="baton-demo-", ignore_cleanup_errors=True) as scratch,
+            _nobodys() as scratch,
+            _nobodys(SHARED_MEMORY) as memory,
             Household(logs, Path(scratch), interrupts) as household,
         ):
             screen.say("[bold]Baton demo:[/] training that outlives its machines\n")
             try:
-                result = tell(Steps(household, screen, Path(scratch)), screen, report)
+                result = tell(Steps(household, screen, Path(scratch), Path(memory)), screen, report)
             except BatonError as error:
                 raise household.explain(error) from error
     except DemoError as error:
@@ -57,9 +61,15 @@ def main(arguments: list[str] | None = None) -> int:
     return 0
 
 
+def _nobodys(parent: Path | None = None) -> tempfile.TemporaryDirectory[str]:
+    """A directory that is gone when the demo is."""
+    usable = parent if parent is not None and os.access(parent, os.W_OK) else None
+    return tempfile.TemporaryDirectory(prefix="baton-demo-", dir=usable, ignore_cleanup_errors=True)
+
+
 def _empty(report: Path) -> None:
     """Nothing of an earlier run may pass for this one's."""
-    for name in ("loss.png", "predictions.png", "summary.json"):
+    for name in ("loss.png", "predictions.png", "time.png", "summary.json"):
         (report / name).unlink(missing_ok=True)
     shutil.rmtree(report / "logs", ignore_errors=True)
     report.mkdir(parents=True, exist_ok=True)
@@ -76,7 +86,9 @@ def _tell_the_end(screen: Screen, result: Result, report: Path) -> None:
     screen.say("\n[bold]What just happened[/]")
     for line in result.in_plain_words():
         screen.say_point(line)
-    screen.say(f"\n{screen.elapsed_s:.0f} s in all. Look at {report}/loss.png, predictions.png and summary.json.")
+    screen.say(
+        f"\n{screen.elapsed_s:.0f} s in all. Look at {report}/loss.png, predictions.png, time.png and summary.json."
+    )
 
 
 if __name__ == "__main__":

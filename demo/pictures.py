@@ -13,6 +13,7 @@ from matplotlib.ticker import FuncFormatter, MaxNLocator
 
 from demo.follow import Point, equal_losses
 from demo.measure import Readings
+from demo.saving import Saving, share_of
 from demo.summary import Interruption
 
 INK = "#22252b"
@@ -21,6 +22,13 @@ UNDISTURBED = "#c9ced6"
 ATTEMPTS = ("#2f6fb3", "#d9822b")
 KILL = "#c0392b"
 BAND = "#f6ead9"
+ACTIVITIES = {
+    "productive_s": ("new steps", "#2f6fb3"),
+    "repeated_s": ("repeated steps", "#d9822b"),
+    "stalled_s": ("taking checkpoints", KILL),
+    "transferring_s": ("waiting for bytes", "#9aa3ad"),
+    "idle_s": ("starting, ending", "#d5d9de"),
+}
 DPI = 160
 
 
@@ -67,6 +75,27 @@ def draw_loss(points: Sequence[Point], undisturbed: Sequence[Point], cut: Interr
         where = f"all {common}" if equal == common else f"only {equal} of {common}"
         explanation += f" At {where} steps that both runs reported, the losses are exactly equal."
     _title(axes, "Killed, resumed on another machine, and back on the same curve", explanation)
+    _save(figure, path)
+
+
+def draw_time(saving: Saving, path: Path) -> None:
+    """Where the time of each attempt went, a bar each."""
+    figure, axes = _figure(9.0, 3.4)
+    names = list(saving.attempts)
+    begins = [0.0] * len(names)
+    for field, (label, colour) in ACTIVITIES.items():
+        widths = [getattr(one, field) for one in saving.attempts.values()]
+        axes.barh(names, widths, left=begins, height=0.55, color=colour, label=label)
+        begins = [begin + width for begin, width in zip(begins, widths, strict=True)]
+    for name, end, one in zip(names, begins, saving.attempts.values(), strict=True):
+        share = f"{100 * share_of(one):.0f} %"
+        axes.annotate(share, (end, name), xytext=(5, 0), textcoords="offset points", va="center", color=INK)
+    axes.invert_yaxis()
+    axes.grid(visible=False, axis="y")
+    axes.set_xlim(0, max(begins, default=1.0) * 1.08)
+    axes.set_xlabel("seconds, as the worker last reported them", color=INK)
+    axes.legend(loc="upper center", bbox_to_anchor=(0.45, -0.22), ncols=len(ACTIVITIES), frameon=False, labelcolor=INK)
+    _title(axes, "Where the time went", f"Behind each bar: goodput, the share of new steps. {saving.checkpoints_text}")
     _save(figure, path)
 
 

@@ -10,8 +10,9 @@ from contract.names import DATA_BUCKET, Scope
 from demo import digits
 from demo.failure import DemoError
 from demo.processes import Child, Household, Stack
+from demo.saving import size_text
 from demo.screen import Screen
-from demo.summary import Caller, caller_of, megabytes, worker_stats
+from demo.summary import Caller, caller_of, worker_stats
 from gpu_client.transport.api import BatonClient
 from gpu_client.transport.digests import FileDigest, hash_file
 from gpu_client.transport.retry import RetryPolicy
@@ -21,6 +22,8 @@ CHECKPOINT_EVERY = 80
 """At 40 % of the steps the last checkpoint is some way back, so that there is something to repeat."""
 BATCH_SIZE = 1024
 """Most of the training set: the smaller the batch, the more the curve is noise."""
+UPLINK_MBIT_S = 10
+"""Of a home line. On one as fast as within this machine no codec would pay."""
 HIDDEN = 20
 LEARNING_RATE = 2e-3
 MODEL = "model.safetensors"
@@ -32,12 +35,13 @@ IMPATIENT = RetryPolicy(budget_s=15.0)
 
 
 class Steps:
-    """The steps and what they need of each other. `scratch` is a directory that nobody keeps."""
+    """The steps and what they need of each other. `scratch` and `memory` are directories that nobody keeps."""
 
-    def __init__(self, household: Household, screen: Screen, scratch: Path) -> None:
+    def __init__(self, household: Household, screen: Screen, scratch: Path, memory: Path) -> None:
         self._household = household
         self._screen = screen
         self._scratch = scratch
+        self._memory = memory
         self._stack = Stack("", "")
         self._worker_key = ""
         self._submit_key = ""
@@ -68,7 +72,7 @@ class Steps:
             data = digits.load()
             files = digits.write_pngs(data, self._scratch / "digits")
             size_bytes = sum(path.stat().st_size for path in files.values())
-            phase.ends_with(f"{len(files):,} files, {megabytes(size_bytes)}")
+            phase.ends_with(f"{len(files):,} files, {size_text(size_bytes)}")
         with self._screen.phase("push", "Push them through the API", size_bytes) as phase:
             client.upload_files(DATA_BUCKET, {PREFIX + name: path for name, path in files.items()}, progress=phase.add)
             seconds = max(self._screen.elapsed_s - phase.began_s, 0.01)
@@ -96,7 +100,7 @@ class Steps:
         )
 
     def start_worker(self, number: int) -> Child:
-        """As if on a machine of its own: with its own name, machine id and disk."""
+        """As if on a machine of its own, at somebody's home: with its own name, machine id, disk and slow uplink."""
         name = f"worker-{number}"
         self._stats_files[name] = self._scratch / f"{name}.json"
         return self._household.start_worker(
@@ -105,9 +109,12 @@ class Steps:
                 "BATON_API_URL": self._stack.url,
                 "BATON_API_KEY": self._worker_key,
                 "BATON_WORKSPACE": str(self._scratch / name),
+                # what a killed worker leaves there goes when the demo does
+                "BATON_ARENA_DIR": str(self._memory),
                 "BATON_WORKER_ID": name,
                 "BATON_MACHINE_ID": f"machine-{number}",
                 "BATON_MAX_JOBS": "1",
+                "BATON_MAX_UPLOAD_MBIT_S": str(UPLINK_MBIT_S),
                 "BATON_POLL_MIN_S": "0.5",
                 "BATON_POLL_MAX_S": "1",
                 "BATON_EXIT_WHEN_IDLE_S": "60",
@@ -133,7 +140,7 @@ class Steps:
                 found.crc64nvme,
             ):
                 raise DemoError(f"the fetched {MODEL} is {found}, but the control plane recorded {artifact}")
-            phase.ends_with(f"{megabytes(found.size_bytes)}, digest verified")
+            phase.ends_with(f"{size_text(found.size_bytes)}, digest verified")
         return path, found
 
     def callers(self, user: BatonClient) -> dict[str, Caller]:

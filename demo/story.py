@@ -11,6 +11,7 @@ from demo import measure, pictures
 from demo.failure import DemoError
 from demo.follow import Attempts, Follower, Point, ended, step_of
 from demo.processes import Child
+from demo.saving import Saving
 from demo.screen import Phase, Screen
 from demo.steps import HIDDEN, STEPS, Steps
 from demo.summary import Interruption, Result
@@ -62,13 +63,15 @@ def tell(steps: Steps, screen: Screen, report: Path) -> Result:
     with screen.phase("draw", "Draw the pictures") as phase:
         pictures.draw_loss(interrupted.points, undisturbed.points, interruption, STEPS, report / "loss.png")
         pictures.draw_predictions(readings, report / "predictions.png")
-        phase.ends_with("loss.png, predictions.png")
+        pictures.draw_time(Saving.of(interrupted.attempts, undisturbed.attempts), report / "time.png")
+        phase.ends_with("loss.png, predictions.png, time.png")
     result = Result(
         job_id=interrupted.job_id,
         undisturbed_job_id=undisturbed.job_id,
         steps_wanted=STEPS,
         interruption=interruption,
         attempts=interrupted.attempts,
+        undisturbed_attempts=undisturbed.attempts,
         accuracy=readings.accuracy,
         held_out=len(readings.predicted),
         different_tensors=different,

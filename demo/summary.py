@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from contract.history import AttemptView
+from demo import saving
+from demo.saving import Saving, size_text
 
 DEFINITIONS = {
     "killed_at_step": "the last step that the killed attempt reported; it may have done a few more",
@@ -23,6 +25,7 @@ DEFINITIONS = {
     "control_plane_calls": "HTTP requests by kind, retries included, of the submitter and all workers; of the killed "
     "worker as of its last heartbeat",
     "bytes_uploaded": "payload bytes of objects put into storage, counted like the calls",
+    **saving.DEFINITIONS,
 }
 
 
@@ -55,6 +58,7 @@ class Result:
     steps_wanted: int
     interruption: Interruption
     attempts: list[AttemptView]
+    undisturbed_attempts: list[AttemptView]
     accuracy: float
     held_out: int
     different_tensors: list[str]
@@ -72,6 +76,11 @@ class Result:
     def steps_repeated(self) -> int:
         """Steps that had to be done twice."""
         return max(self.interruption.killed_at_step - self.interruption.resumed_from_step, 0)
+
+    @property
+    def saving(self) -> Saving:
+        """Time and bytes."""
+        return Saving.of(self.attempts, self.undisturbed_attempts)
 
     @property
     def calls(self) -> dict[str, int]:
@@ -108,6 +117,7 @@ class Result:
             "undisturbed_weights_blake3": self.undisturbed_weights_blake3,
             "bytes_uploaded": self.uploaded_bytes,
             "bytes_downloaded": self.downloaded_bytes,
+            **self.saving.as_dict(),
             "control_plane_calls": {"total": sum(self.calls.values()), "by_kind": self.calls},
             "callers": {name: asdict(caller) for name, caller in self.callers.items()},
             "attempt_history": [
@@ -134,9 +144,10 @@ class Result:
             f"{100 * self.accuracy:.1f} %.",
             "The same job, undisturbed, ended in exactly the same weights, bit for bit "
             f"(BLAKE3 {self.weights_blake3[:12]}...).",
+            *self.saving.in_plain_words(),
             f"All this took {sum(self.calls.values())} calls to the control plane, {self.calls.get('attempts', 0)} of "
-            f"them only to draw the curve. {megabytes(self.uploaded_bytes)} went up and "
-            f"{megabytes(self.downloaded_bytes)} came down, directly to and from storage.",
+            f"them only to draw the curve. {size_text(self.uploaded_bytes)} went up and "
+            f"{size_text(self.downloaded_bytes)} came down, directly to and from storage.",
         ]
 
 
@@ -152,8 +163,3 @@ def worker_stats(path: Path) -> Caller:
 def caller_of(requests: Mapping[str, int], transfer: Mapping[str, int]) -> Caller:
     """From the counts of a client and of its transfers."""
     return Caller(dict(requests), transfer["uploaded_bytes"], transfer["downloaded_bytes"])
-
-
-def megabytes(size_bytes: int) -> str:
-    """For people: `1.2 MB`, `340 kB`."""
-    return f"{size_bytes / 1e6:.1f} MB" if size_bytes >= 1e6 else f"{size_bytes / 1e3:.0f} kB"

@@ -9,6 +9,7 @@ from typing import Any
 from contract.history import AttemptView
 from contract.jobs import AttemptEnd, JobState, JobView, ReasonCode
 from gpu_client.cli.formats import count, duration
+from gpu_client.cli.goodput import advice_on, percent, share_of
 from gpu_client.cli.summary import headline, reason_text, summarize
 
 LAST_WORDS_CHARACTERS = 160
@@ -52,6 +53,7 @@ def explain(facts: Facts) -> Explanation:
         JobState.CANCELED: _canceled,
     }
     answer, advice = answers[facts.job.state](facts)
+    advice = [*advice, *advice_on(facts.attempts, facts.job.policy.checkpoint_every)]
     return Explanation(answer, [_moved(one) for one in facts.attempts], _budgets(facts), advice)
 
 
@@ -172,13 +174,15 @@ def _moved(attempt: AttemptView) -> str:
     where = attempt.machine_id or attempt.worker_id or "a worker"
     resumed = f"from step {attempt.resumed_step}" if attempt.resumed_step is not None else "from the start"
     told = f"attempt {attempt.epoch} on {where}, {resumed}"
+    goodput = percent(share_of(attempt.progress.goodput)) if attempt.progress else ""
+    useful = f", goodput {goodput}" if goodput else ""
     if attempt.end is None:
-        return f"{told}: runs"
+        return f"{told}: runs{useful}"
     lasted = duration((attempt.ended_at or attempt.started_at) - attempt.started_at)
     reason = attempt.reason
     because = f" ({reason.code}{': ' + reason.message if reason.message else ''})" if reason else ""
     kept = f"; committed step {attempt.checkpoint_step}" if attempt.checkpoint_step is not None else ""
-    return f"{told}: {_ENDED[attempt.end]} after {lasted}{because}{_how(attempt)}{kept}{_last_words(attempt)}"
+    return f"{told}: {_ENDED[attempt.end]} after {lasted}{useful}{because}{_how(attempt)}{kept}{_last_words(attempt)}"
 
 
 _ENDED = {

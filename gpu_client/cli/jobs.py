@@ -10,7 +10,8 @@ import typer
 from contract.history import AttemptView
 from contract.jobs import Artifact, JobState, JobView
 from gpu_client.cli.errors import CliError
-from gpu_client.cli.formats import age, count, duration, moment, number, size
+from gpu_client.cli.formats import age, count, duration, finite, moment, number, size
+from gpu_client.cli.goodput import goodput_lines, total_of
 from gpu_client.cli.output import CUT, FOLDED, Column, Screen, as_data
 from gpu_client.cli.session import SHOWN_ID_CHARACTERS, AsJson, JobIdArgument, Session, find_job, session_of
 from gpu_client.cli.summary import reason_text, summarize
@@ -126,9 +127,19 @@ def _row(job: JobView, now: float, *, with_queue: bool) -> list[str]:
     ]
 
 
-def show(context: typer.Context, job_id: JobIdArgument, as_json: AsJson = False) -> None:
+def show(
+    context: typer.Context,
+    job_id: JobIdArgument,
+    price_per_hour: Annotated[
+        float | None, typer.Option(min=0, help="Of one machine; default: the profile's. Shows what was lost in money.")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
     """Show a job: its parameters, attempts, checkpoints and outputs."""
     session = session_of(context)
+    price = finite(price_per_hour, "--price-per-hour")
+    if price is None:
+        price = session.profile().price_per_hour
     with session.client() as client:
         job = find_job(client, job_id)
         attempts = [one for page in pages(lambda c: client.attempts(job.id, cursor=c)) for one in page.attempts]
@@ -136,10 +147,11 @@ def show(context: typer.Context, job_id: JobIdArgument, as_json: AsJson = False)
             one for page in pages(lambda c: client.checkpoints(job.id, cursor=c)) for one in page.checkpoints
         ]
     if as_json:
-        session.screen.json({**as_data(job), "attempts": as_data(attempts), "checkpoints": as_data(checkpoints)})
+        more = {"attempts": attempts, "checkpoints": checkpoints, "goodput": total_of(attempts)}
+        session.screen.json({**as_data(job), **as_data(more)})
         return
     screen = session.screen
-    screen.fields(_details(job, attempts[-1] if attempts else None))
+    screen.fields([*_details(job, attempts[-1] if attempts else None), *goodput_lines(total_of(attempts), price)])
     if attempts:
         screen.line("")
         screen.table(_ATTEMPTS, map(_attempt_row, attempts))

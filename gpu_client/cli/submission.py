@@ -12,6 +12,7 @@ from pydantic import ValidationError
 
 from contract.jobs import JobSubmit
 from gpu_client.cli.errors import CliError
+from gpu_client.cli.formats import parse_duration
 
 _SHOWN_PROBLEMS = 5
 
@@ -25,6 +26,7 @@ class Options:
     queue: str | None = None
     priority: int | None = None
     webhook: str | None = None
+    checkpoint_every: str | None = None
     settings: Sequence[str] = ()
     inputs: Sequence[str] = ()
     tags: Sequence[str] = ()
@@ -54,6 +56,10 @@ def build_job(document: dict[str, Any], options: Options) -> JobSubmit:
         value = getattr(options, name)
         if value is not None:
             wanted[name] = value
+    if options.checkpoint_every is not None:
+        every = options.checkpoint_every
+        policy = {"checkpoint_every": every if every == "auto" else parse_duration(every)}
+        wanted["policy"] = _joined(wanted.get("policy"), policy)
     settings, tags = dict(map(parse_setting, options.settings)), dict(map(_parse_tag, options.tags))
     for name, added in (("parameters", settings), ("tags", tags), ("inputs", list(map(parse_input, options.inputs)))):
         if added:

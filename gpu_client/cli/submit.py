@@ -39,6 +39,10 @@ def submit(
     queue: Annotated[str | None, typer.Option(help="Default: default.")] = None,
     priority: Annotated[int | None, typer.Option(help="0 to 100; higher first. Default: 50.")] = None,
     name: Annotated[str | None, typer.Option(help="For people.")] = None,
+    checkpoint_every: Annotated[
+        str | None,
+        typer.Option(metavar="TIME|auto", help="Ask a script with our session for checkpoints so often: 15m, auto."),
+    ] = None,
     webhook: Annotated[str | None, typer.Option(help="Id of one that is told of this job's events too.")] = None,
     tags: Annotated[list[str] | None, typer.Option("--tag", metavar="NAME=VALUE", help="May be repeated.")] = None,
     as_json: AsJson = False,
@@ -56,6 +60,7 @@ def submit(
         queue=queue,
         priority=priority,
         webhook=webhook,
+        checkpoint_every=checkpoint_every,
         settings=settings or (),
         inputs=inputs or (),
         tags=tags or (),

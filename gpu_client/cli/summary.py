@@ -5,9 +5,11 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from contract.goodput import Goodput
 from contract.history import AttemptView
 from contract.jobs import JobState, JobView
 from gpu_client.cli.formats import count, duration, number
+from gpu_client.cli.goodput import percent, share_of
 
 LEASE_INTERVALS = 3
 """A lease lasts three heartbeat intervals: when it ends tells when the last heartbeat came."""
@@ -31,6 +33,8 @@ class Summary:
     checkpoint_step: int | None
     machine_id: str | None
     reason: str
+    goodput: Goodput | None = None
+    """Of all attempts."""
 
     @property
     def share(self) -> float | None:
@@ -43,11 +47,14 @@ class Summary:
 
     def as_data(self) -> dict[str, Any]:
         """For JSON."""
-        return {**asdict(self), "state": self.state.value}
+        goodput = self.goodput.model_dump() if self.goodput else None
+        return {**asdict(self), "state": self.state.value, "goodput": goodput}
 
 
-def summarize(job: JobView, attempt: AttemptView | None, price_per_hour: float | None) -> Summary:
-    """`attempt` is the newest one; it counts while it runs."""
+def summarize(
+    job: JobView, attempt: AttemptView | None, price_per_hour: float | None, goodput: Goodput | None = None
+) -> Summary:
+    """`attempt` is the newest one; it counts while it runs. `goodput`: of all of them."""
     live = attempt if attempt and attempt.ended_at is None and job.state is JobState.RUNNING else None
     progress = (live.progress if live else None) or job.progress
     runtime_s = job.counters.runtime_s + running_s(job, live)
@@ -66,6 +73,7 @@ def summarize(job: JobView, attempt: AttemptView | None, price_per_hour: float |
         checkpoint_step=job.checkpoint_step,
         machine_id=job.machine_id,
         reason=reason_text(job),
+        goodput=goodput,
     )
 
 
@@ -111,6 +119,8 @@ def headline(summary: Summary) -> str:
         parts.append(f"ran {duration(summary.runtime_s)}")
     if summary.cost is not None:
         parts.append(f"cost {summary.cost:.2f}")
+    if goodput := percent(share_of(summary.goodput)):
+        parts.append(f"goodput {goodput}")
     if summary.reason and summary.state is not JobState.COMPLETE:
         parts.append(summary.reason)
     return ", ".join(parts)

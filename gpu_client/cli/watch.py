@@ -8,13 +8,15 @@ from typing import Annotated
 
 import typer
 from rich.console import RenderableType
-from rich.progress import BarColumn, Progress, SpinnerColumn, TaskProgressColumn, TextColumn
+from rich.progress import BarColumn, SpinnerColumn, TaskProgressColumn, TextColumn
+from rich.progress import Progress as Bars
 from rich.text import Text
 
 from contract.history import AttemptView
-from contract.jobs import JobState
+from contract.jobs import JobState, JobView, Progress
 from gpu_client.cli.errors import ExitCode
 from gpu_client.cli.formats import finite, plain
+from gpu_client.cli.goodput import goodput_lines, total_of
 from gpu_client.cli.session import SHOWN_ID_CHARACTERS, AsJson, JobIdArgument, Session, full_id, session_of
 from gpu_client.cli.summary import Summary, headline, summarize
 from gpu_client.transport.api import BatonClient
@@ -38,7 +40,7 @@ def watch(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Follow a job to its end: progress, time left, loss, cost.
+    """Follow a job to its end: progress, time left, loss, cost, goodput.
 
     Exit code 1 unless it completes. Ctrl-C ends the watching, never the job.
     """
@@ -54,29 +56,42 @@ def watch(
             last = _until_the_end(session, watcher, first, show, pause_s)
     if not as_json:
         session.screen.line(f"{last.id[:SHOWN_ID_CHARACTERS]} {headline(last)}")
+        session.screen.fields(goodput_lines(last.goodput, price))
     if last.state is not JobState.COMPLETE:
         raise typer.Exit(ExitCode.FAILED)
 
 
 class _Watcher:
-    """Looks at a job; asks for its attempts only where there is a new one to be seen."""
+    """Looks at a job; asks for its attempts only where one has begun or ended."""
 
     def __init__(self, client: BatonClient, job_id: str, price_per_hour: float | None) -> None:
         self._client = client
         self._job_id = job_id
         self._price_per_hour = price_per_hour
-        self._attempt: AttemptView | None = None
+        self._attempts: list[AttemptView] = []
 
     def look(self) -> Summary:
         """The job as it is now."""
         job = self._client.get_job(self._job_id)
-        if job.epoch and job.epoch != (self._attempt.epoch if self._attempt else 0):
-            for page in pages(lambda cursor: self._client.attempts(self._job_id, limit=1000, cursor=cursor)):
-                self._attempt = page.attempts[-1] if page.attempts else self._attempt
-        elif self._attempt is not None and job.progress is not None:
-            # the job's own progress is that of its running attempt
-            self._attempt = self._attempt.model_copy(update={"progress": job.progress})
-        return summarize(job, self._attempt, self._price_per_hour)
+        newest = self._attempts[-1] if self._attempts else None
+        if job.epoch and (newest is None or job.epoch != newest.epoch or _has_ended(job, newest)):
+            listed = pages(lambda cursor: self._client.attempts(self._job_id, limit=1000, cursor=cursor))
+            self._attempts = [attempt for page in listed for attempt in page.attempts]
+        elif newest is not None and _is_of(job.progress, newest):
+            self._attempts[-1] = newest.model_copy(update={"progress": job.progress})
+        newest = self._attempts[-1] if self._attempts else None
+        return summarize(job, newest, self._price_per_hour, total_of(self._attempts))
+
+
+def _has_ended(job: JobView, attempt: AttemptView) -> bool:
+    return job.state is not JobState.RUNNING and attempt.ended_at is None
+
+
+def _is_of(progress: Progress | None, attempt: AttemptView) -> bool:
+    """The job's own progress is that of its running attempt, once that has reported any; else an earlier one's."""
+    if attempt.ended_at is not None or progress is None or progress.reported_at is None:
+        return False
+    return progress.reported_at > attempt.started_at
 
 
 def _until_the_end(
@@ -117,7 +132,7 @@ def display(session: Session, as_json: bool) -> Iterator[Callable[[Summary], Non
     yield show_change
 
 
-class _Bar(Progress):
+class _Bar(Bars):
     """A bar, and below it what is known: one line could not hold both on a narrow terminal."""
 
     said = ""

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from contract.goodput import Goodput
 from contract.jobs import FailureClass
 from contract.work import CompleteRequest, FailRequest, HeartbeatRequest, LogChunk, ReleaseRequest, WorkItem, WorkQuery
 from gpu_client.checkpoints.artifacts import collect_outputs, upload_artifacts
@@ -133,9 +134,9 @@ class Labour:
         self.item = self.client.claim(WorkQuery(queue=self.queue, machine_id=machine_id))
         return self.held
 
-    def report(self, step: int, total_steps: int, loss: float) -> None:
+    def report(self, step: int, total_steps: int, loss: float, goodput: Goodput | None = None) -> None:
         """A heartbeat with progress."""
-        request = HeartbeatRequest(step=step, total_steps=total_steps, metrics={"loss": loss})
+        request = HeartbeatRequest(step=step, total_steps=total_steps, metrics={"loss": loss}, goodput=goodput)
         self.client.heartbeat(self.held.id, self.held.lease_token, request)
 
     def commit(self, step: int) -> None:

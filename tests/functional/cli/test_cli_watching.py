@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from contract.goodput import Goodput
 from gpu_client.cli import logs as logs_module
 from gpu_client.cli import session as session_module
 from gpu_client.transport.retry import RetryPolicy
@@ -56,6 +57,40 @@ def test_watch_for_people(baton: Baton, labour: Labour, tmp_path: Path) -> None:
     assert said.code == 1, "the job failed"
     assert said.err.splitlines() == ["pending", "running, 1 attempt"]
     assert said.out.startswith(f"{job_id[:8]} failed")
+
+
+def test_where_the_time_of_all_attempts_went(baton: Baton, labour: Labour, stack: Stack, tmp_path: Path) -> None:
+    """The first one's as of its end, while the second has not reported any yet, and both together in the end."""
+    job_id = submit(baton, labour, tmp_path, outputs=["m"])
+    first = Goodput(productive_s=3600, idle_s=900, checkpoints_committed=2, raw_bytes=4000, uploaded_bytes=1000)
+    second = Goodput(productive_s=1800, repeated_s=900, stalled_s=0.5, checkpoints_committed=2, raw_bytes=4000)
+
+    baton.session_options = {
+        "sleep": steps(
+            lambda: labour.claim("gpu-1"),
+            lambda: labour.report(5, 20, 0.75, first),
+            lambda: (labour.release(), labour.claim("gpu-2")),
+            lambda: None,
+            lambda: labour.report(9, 20, 0.5, second),
+            lambda: labour.complete({"m": b"x"}),
+        )
+    }
+    seen = baton("watch", job_id, "--json").ok().lines
+    found = [one["goodput"] and one["goodput"]["productive_s"] for one in seen]
+    assert found[:2] == [None, None]
+    assert 3600 in found
+    assert 7200 not in found, "the second attempt has reported nothing yet, and the first one counts once"
+    assert found[-1] == 5400
+    baton.session_options = {}
+    shown = baton("show", job_id, "--price-per-hour", "2").ok().out
+    assert "75%: 1 h 30 min of 2 h (3.00 of 4.00) went into new steps" in shown
+    assert "repeated steps 15 min (0.50), starting and ending 15 min (0.50), taking checkpoints 0.5 s (<0.01)" in shown
+    assert "4 stored; 1.0 kB sent of 8.0 kB (12%); 0.1 s of standstill each" in shown
+    assert baton("show", job_id, "--json").ok().json["goodput"]["repeated_s"] == 900
+    watched = baton("watch", job_id).ok().out
+    assert "goodput 75%" in watched.splitlines()[0]
+    assert "75%: 1 h 30 min of 2 h went into new steps" in watched
+    assert "goodput 80%" in baton("explain", job_id).ok().out
 
 
 def test_the_price_of_the_profile(baton: Baton, labour: Labour, stack: Stack, tmp_path: Path) -> None:

@@ -146,3 +146,14 @@ def test_what_was_not_said_is_not_sent() -> None:
 def test_no_jobs(document: dict[str, Any], said: str) -> None:
     with pytest.raises(CliError, match=f"this is no job: .*{said}"):
         build_job(document, Options())
+
+
+def test_how_often_to_checkpoint_joins_the_policy_of_the_file() -> None:
+    document = {"recipe": "digits@1", "policy": {"max_failures": 5, "checkpoint_every": 60}}
+    policy = build_job(document, Options(checkpoint_every="auto")).policy
+    assert (policy.max_failures, policy.checkpoint_every) == (5, "auto")
+    assert build_job({"recipe": "digits@1"}, Options(checkpoint_every="15m")).policy.checkpoint_every == 900
+    assert build_job(document, Options()).policy.checkpoint_every == 60
+    for wrong, said in (("often", "'often' is not a duration"), ("1", r"policy\.checkpoint_every")):
+        with pytest.raises(CliError, match=said):
+            build_job(document, Options(checkpoint_every=wrong))

@@ -11,10 +11,12 @@ from PIL import Image
 from safetensors.numpy import save_file
 from safetensors.torch import save_file as save_torch_file
 
+from contract.goodput import Goodput
 from demo import digits, measure, pictures
 from demo.digits import Digits
 from demo.follow import Point
 from demo.measure import Readings
+from demo.saving import Saving
 from demo.summary import Interruption
 from gpu_client.training.digits import make_model, read_digits
 
@@ -112,7 +114,9 @@ def test_the_pictures_are_drawn(tmp_path: Path, resumed_from: int) -> None:
     points = [Point(1, step, 1 / step) for step in (1, 8, 16, 20)] + [Point(2, step, 1 / step) for step in (17, 40)]
     pictures.draw_loss(points, [Point(1, step, 1 / step) for step in (1, 8, 40)], cut, 40, tmp_path / "loss.png")
     pictures.draw_predictions(readings({1}), tmp_path / "predictions.png", columns=4, rows=2)
-    for name in ("loss.png", "predictions.png"):
+    time = Goodput(productive_s=9, repeated_s=2, stalled_s=1, transferring_s=3, idle_s=1, checkpoints_committed=2)
+    pictures.draw_time(Saving({"attempt 1": time, "attempt 2": Goodput()}), tmp_path / "time.png")
+    for name in ("loss.png", "predictions.png", "time.png"):
         with Image.open(tmp_path / name) as picture:
             assert picture.width > 400
             assert len(picture.convert("RGB").getcolors(1 << 24) or []) > 10
