@@ -36,7 +36,7 @@ class DynamoLeaseStore:
         sets = ["expires_at = :now + duration_s", "due_at = :bucket + duration_s"]
         if progress is not None:
             sets.append("progress = :progress")
-            values[":progress"] = {"S": progress.model_dump_json(exclude_none=True)}
+            values[":progress"] = {"S": progress.model_dump_json(exclude_none=True, exclude_defaults=True)}
         if phase is not None:
             sets.append("phase = :phase")
             values[":phase"] = {"S": phase}

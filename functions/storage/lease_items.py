@@ -37,7 +37,7 @@ def to_item(lease: Lease) -> Item:
     if lease.stop_at is not None:
         item["stop_at"] = number(lease.stop_at)
     if lease.progress is not None:
-        item["progress"] = {"S": lease.progress.model_dump_json(exclude_none=True)}
+        item["progress"] = {"S": lease.progress.model_dump_json(exclude_none=True, exclude_defaults=True)}
     return item
 
 
