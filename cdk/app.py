@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import signal
 import sys
 from dataclasses import fields
+
+if __name__ == "__main__":
+    # Ctrl-C is the command line's to answer. Before the imports: they take seconds, and would answer with a traceback.
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 from aws_cdk import App, Validations
 from cdk_nag import AwsSolutionsChecks
