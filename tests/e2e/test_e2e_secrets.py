@@ -141,7 +141,9 @@ class Run:
         assert [attempt.end for attempt in stack.attempts(job)] == [AttemptEnd.INTERRUPTED, AttemptEnd.COMPLETE]
         self._history("interrupted job", stack, job)
         lines = stack.log_lines(job)
-        assert lines and all(re.fullmatch(r"step \d+|resumed at \d+|found \d+ [0-9a-f]{64}", line) for line in lines), "the user's own lines"
+        assert lines and all(re.fullmatch(r"step \d+|resumed at \d+|found \d+ [0-9a-f]{64}", line) for line in lines), (
+            "the user's own lines"
+        )
 
     def _failing_job(self, stack: Stack, shop: Workshop) -> None:
         job = shop.submit(
