@@ -201,11 +201,22 @@ class Assembly:
         try:
             raw = memoryview(decode(chunk.codec, stored, size_bytes=chunk.size_bytes, width=chunk.width, base=base))
         except BadChunk as error:
-            raise self._mismatch(index) from error
+            self._altered(index, error)
+            return
         if len(raw) != chunk.size_bytes or blake3(raw).hexdigest() != chunk.blake3:
-            raise self._mismatch(index)
+            self._altered(index)
+            return
         self._write(index, 0, raw)
         self._finished(index)
+
+    def _altered(self, index: int, cause: BadChunk | None = None) -> None:
+        """Raises ChecksumMismatch, whereupon its range is fetched once more. What was fetched again already because it
+        was found out later is not fetched a third time: `take_spoiled` has the last word on it."""
+        with self._lock:
+            again = index in self._given_up
+        if not again:
+            raise self._mismatch(index) from cause
+        self._spoil(index)
 
     def _base(self, index: int) -> bytes:
         chunk = self._chunks[index]

@@ -203,6 +203,26 @@ def test_a_delta_that_came_before_its_base_and_does_not_verify_is_fetched_once_m
     assert found_in(tmp_path / "content") == {"f": b"file" * 5}, "a base that no file has is not left in one"
 
 
+def test_a_delta_that_was_fetched_again_is_not_fetched_a_third_time(tmp_path: Path) -> None:
+    """Raised while it is delivered, its mismatch would make its range be fetched once more."""
+    maker = Maker()
+    base = maker.chunk(b"base" * 5, pack=1)
+    maker.file("f", [maker.chunk(b"file" * 5, codec="delta", base=base)])
+    site = Site(maker, tmp_path)
+    of_base, of_delta = site.plan()
+    data = bytearray(site.data(of_delta))
+    data[-1] ^= 1
+    site.bring(of_delta, bytes(data))
+    site.bring(of_base)
+    site.assembly.decode_waiting()
+    assert site.assembly.take_spoiled() == {1}
+    site.bring(of_delta, bytes(data))
+    site.assembly.decode_waiting()
+    assert site.assembly.lacking() == {1}
+    with pytest.raises(ChecksumMismatch, match=maker.chunks[1].blake3):
+        site.assembly.take_spoiled()
+
+
 def test_a_delta_of_zeros_needs_no_base_to_be_fetched(tmp_path: Path) -> None:
     maker = Maker()
     zeros = maker.chunk(bytes(20), codec="zeros")
