@@ -47,6 +47,7 @@ ACCESS: Mapping[str, Access] = {
             "jobs/by_state": ("Query",),
             "heartbeats": ("BatchGetItem", "GetItem", "UpdateItem"),
             "webhooks": ("GetItem",),
+            "recipes": ("GetItem", "PutItem", "Query"),
         },
         buckets={CHECKPOINTS: ("GetObject", "ListBucket")},
     ),

@@ -8,6 +8,21 @@ from __future__ import annotations
 from pydantic import BaseModel, ConfigDict, Field
 
 
+class Problem(BaseModel):
+    """One of several things that are wrong.
+
+    Example: `{"field": "parameters.steps", "reason": "must be at least 1", "remedy": "Give a larger number."}`
+    """
+
+    model_config = ConfigDict(extra="ignore", frozen=True)
+
+    field: str = Field(description="Dotted path; empty for the whole")
+    reason: str
+    remedy: str = ""
+    line: int | None = Field(default=None, description="In a document, from 1")
+    column: int | None = None
+
+
 class ErrorDetail(BaseModel):
     """What went wrong with one request.
 
@@ -19,6 +34,7 @@ class ErrorDetail(BaseModel):
     code: str = Field(description="Stable code, one of ErrorCode")
     message: str = Field(description="What was wrong, where, and what would be right")
     field: str | None = Field(default=None, description="Dotted path of the offending field or header")
+    problems: list[Problem] | None = Field(default=None, description="All that is wrong, where that is known")
     request_id: str = Field(default="", description="Quote this when reporting a problem")
 
 

@@ -18,6 +18,18 @@ class ErrorInfo(NamedTuple):
     remedy: str
 
 
+class Fault(NamedTuple):
+    """One thing that is wrong in a request or document that may have several."""
+
+    field: str
+    """Dotted path, as in `parameters.steps`."""
+    reason: str
+    remedy: str = ""
+    line: int | None = None
+    """From 1, in a document."""
+    column: int | None = None
+
+
 class ErrorCode(StrEnum):
     """Stable error codes. Clients may branch on these; messages may change."""
 
@@ -30,6 +42,7 @@ class ErrorCode(StrEnum):
     INVALID_CURSOR = "invalid_cursor"
     PAYLOAD_TOO_LARGE = "payload_too_large"
     UNKNOWN_RECIPE = "unknown_recipe"
+    INVALID_RECIPE = "invalid_recipe"
     IDEMPOTENCY_MISMATCH = "idempotency_mismatch"
     # Who is asking
     UNAUTHORIZED = "unauthorized"
@@ -46,6 +59,7 @@ class ErrorCode(StrEnum):
     OBJECT_NOT_FOUND = "object_not_found"
     KEY_NOT_FOUND = "key_not_found"
     WEBHOOK_NOT_FOUND = "webhook_not_found"
+    RECIPE_NOT_FOUND = "recipe_not_found"
     UNKNOWN_BUCKET = "unknown_bucket"
     # The state of the job
     JOB_NOT_RUNNING = "job_not_running"
@@ -60,6 +74,7 @@ class ErrorCode(StrEnum):
     STEP_NOT_NEWER = "step_not_newer"
     CHECKPOINT_CONFLICT = "checkpoint_conflict"
     UPLOAD_NOT_FOUND = "upload_not_found"
+    RECIPE_EXISTS = "recipe_exists"
     CONFLICT = "conflict"
     # The service
     TOO_MANY_REQUESTS = "too_many_requests"
@@ -106,6 +121,9 @@ ERRORS: dict[ErrorCode, ErrorInfo] = {
     ErrorCode.UNKNOWN_RECIPE: ErrorInfo(
         422, "No recipe has this name and version.", "Use one of those named in the message."
     ),
+    ErrorCode.INVALID_RECIPE: ErrorInfo(
+        422, "The document is no recipe.", "Change what `problems` names; `baton recipes lint` finds it beforehand."
+    ),
     ErrorCode.IDEMPOTENCY_MISMATCH: ErrorInfo(
         409,
         "This Idempotency-Key was used with another body.",
@@ -134,6 +152,9 @@ ERRORS: dict[ErrorCode, ErrorInfo] = {
     ErrorCode.OBJECT_NOT_FOUND: ErrorInfo(404, "No such object.", "Check bucket and key."),
     ErrorCode.KEY_NOT_FOUND: ErrorInfo(404, "No such API key.", "List those of your tenant with GET /keys."),
     ErrorCode.WEBHOOK_NOT_FOUND: ErrorInfo(404, "No such webhook.", "List those of your tenant with GET /webhooks."),
+    ErrorCode.RECIPE_NOT_FOUND: ErrorInfo(
+        404, "No such recipe.", "List those that your tenant may use with GET /recipes."
+    ),
     ErrorCode.UNKNOWN_BUCKET: ErrorInfo(404, "No such bucket.", "Use 'training-data' or 'training-checkpoints'."),
     ErrorCode.JOB_NOT_RUNNING: ErrorInfo(400, "The job is not running.", "Stop working on it; ask for work again."),
     ErrorCode.JOB_CANCELED: ErrorInfo(409, "The job was canceled.", "Stop working on it; ask for work again."),
@@ -182,6 +203,9 @@ ERRORS: dict[ErrorCode, ErrorInfo] = {
         404,
         "No such multipart upload.",
         "Create one with action=mpu-create; it may have been completed or aborted.",
+    ),
+    ErrorCode.RECIPE_EXISTS: ErrorInfo(
+        409, "This name and version mean something else already.", "A version never changes: push it as the next one."
     ),
     ErrorCode.CONFLICT: ErrorInfo(
         409, "Somebody else changed this at the same moment.", "Repeat the call; it is safe to do so."

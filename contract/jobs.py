@@ -29,6 +29,7 @@ from contract.base import (
     depth_of,
 )
 from contract.goodput import Goodput
+from contract.recipes.plan import RunPlan
 
 
 class JobState(StrEnum):
@@ -68,6 +69,7 @@ class FailureClass(StrEnum):
     NO_PROGRESS = "no_progress"
     BAD_INPUT = "bad_input"
     MISSING_OUTPUT = "missing_output"
+    STEP_TIMEOUT = "step_timeout"
     RESTORE_FAILED = "restore_failed"
     DISK_FULL = "disk_full"
     NODE_FAULT = "node_fault"
@@ -120,6 +122,8 @@ class Requirements(WireModel):
     min_disk_gib: Annotated[float, Field(ge=0, le=1_000_000)] | None = None
     min_gpus: Annotated[int, Field(ge=0, le=64)] | None = None
     gpu_models: Annotated[list[Annotated[str, Field(min_length=1, max_length=64)]], Field(max_length=32)] = []
+    image: Annotated[str, Field(min_length=1, max_length=256, pattern=r"^[\x21-\x7e]+$")] | None = None
+    """The container image that the worker must say it runs in; without a tag or digest, any of that name."""
 
 
 class Retention(WireModel):
@@ -250,7 +254,7 @@ class DreamboothSubmit(WireModel):
     learning_rate: Annotated[float, Field(gt=0, le=10)] = 2e-6
     use_8bit_adam: bool = False
     mixed_precision: Literal["no", "fp16", "bf16"] = "fp16"
-    resolution: Annotated[int, Field(ge=64, le=8192)] = 1024
+    resolution: Annotated[int, Field(ge=64, le=8192, multiple_of=8)] = 1024
     gradient_accumulation_steps: Annotated[int, Field(ge=1, le=4096)] = 4
     lr_scheduler: Literal[
         "linear", "cosine", "cosine_with_restarts", "polynomial", "constant", "constant_with_warmup"
@@ -341,6 +345,8 @@ class JobView(AnswerModel):
     priority: int
     recipe: str | None = None
     command: list[str]
+    plan: RunPlan | None = None
+    """The steps that the recipe has become."""
     parameters: JsonObject
     environment: dict[str, str]
     inputs: list[InputRef]

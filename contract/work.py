@@ -27,6 +27,7 @@ from contract.base import (
 from contract.checkpoints import CheckpointRef
 from contract.goodput import Goodput
 from contract.jobs import FailureClass, InputRef
+from contract.recipes.plan import RunPlan
 
 
 class Directive(StrEnum):
@@ -64,6 +65,10 @@ class WorkQuery(SaladIdentity):
     disk_gib: Annotated[float, Field(ge=0, le=10**6)] | None = None
     gpus: Annotated[int, Field(ge=0, le=64)] | None = None
     gpu_model: Annotated[str, Field(max_length=64)] | None = None
+    image: Annotated[str, Field(max_length=256, pattern=r"^[\x21-\x7e]*$")] | None = None
+    """The container image that the worker runs in."""
+    runs_plans: bool = False
+    """It runs the steps of a `plan`. Others are given only jobs whose `command` is all there is to them."""
 
 
 class WorkItem(AnswerModel):
@@ -85,6 +90,9 @@ class WorkItem(AnswerModel):
     server_time: EpochSeconds
     recipe: str | None = None
     command: list[str]
+    """For workers that know no plans: the program of its only step."""
+    plan: RunPlan | None = None
+    """The steps to run in order; None for a bare command."""
     parameters: JsonObject
     environment: dict[str, str]
     inputs: list[InputRef]

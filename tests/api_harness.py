@@ -248,6 +248,7 @@ class Api:
             dict(state.keys),
             dict(state.grants),
             dict(state.webhooks),
+            dict(state.recipes),
             {hook: dict(noted) for hook, noted in state.deliveries.items()},
             {(t, b): self.objects(b, tenant=t) for t in (TENANT, RIVAL) for b in BUCKETS},
         )
@@ -409,6 +410,7 @@ def _api(cloud: Cloud, settings: Settings, seed: int) -> Api:
         tokens=cloud.tokens,
         objects=cloud.objects,
         webhooks=cloud.webhooks,
+        recipes=cloud.recipes,
         line=FakeLine(),
         clock=clock,
         random=SeededRandomness(seed),

@@ -21,6 +21,7 @@ from functions.domain.ports import (
     ObjectStore,
     PackStore,
     Randomness,
+    RecipeStore,
     TokenStore,
     WebhookStore,
 )
@@ -37,6 +38,7 @@ class Context:
     tokens: TokenStore
     objects: ObjectStore
     webhooks: WebhookStore
+    recipes: RecipeStore
     line: DeliveryQueue
     clock: Clock
     random: Randomness

@@ -15,6 +15,7 @@ from pydantic_core import from_json, to_json
 from contract.base import JOB_ID_PATTERN, MAX_STEP, path_problem
 from contract.errors import ErrorCode
 from contract.names import KEY_ID_PATTERN, Scope
+from contract.recipes.calls import RECIPE_ID_PATTERN
 from functions.api.context import Call, Context, NoContent, Principal, Redirect, WithHeaders
 from functions.api.errors import error_response, refusal_of
 from functions.api.routes import Function, Route, routes_of
@@ -32,6 +33,7 @@ _JOB_ID = re.compile(JOB_ID_PATTERN)
 _KEY_ID = re.compile(KEY_ID_PATTERN)
 _IDS = {"keys": (_KEY_ID, ErrorCode.KEY_NOT_FOUND), "webhooks": (_KEY_ID, ErrorCode.WEBHOOK_NOT_FOUND)}
 """What `{id}` is, and the refusal of what cannot be one, by the path's first part; of a job elsewhere."""
+_RECIPE_ID = re.compile(RECIPE_ID_PATTERN)
 _STEP = re.compile(r"[0-9]{1,13}")
 _HEADER_VALUE = re.compile(r"[\x21-\x7e]{1,255}")
 _QUIET = frozenset({"POST /heartbeat/{id}"})
@@ -108,6 +110,8 @@ def _path(given: Mapping[str, str], route: Route) -> dict[str, str]:
         pattern, unknown = _IDS.get(route.path.split("/")[1], (_JOB_ID, ErrorCode.JOB_NOT_FOUND))
         if not pattern.fullmatch(path["id"]):
             raise Refusal(unknown, "The id in the path is not one of ours.", field="id")
+    if "recipe" in path and not _RECIPE_ID.fullmatch(path["recipe"]):
+        raise Refusal(ErrorCode.RECIPE_NOT_FOUND, "A recipe is named like digits@1.", field="recipe")
     if "step" in path and not (_STEP.fullmatch(path["step"]) and int(path["step"]) <= MAX_STEP):
         raise Refusal(ErrorCode.INVALID_VALUE, f"The step must be a whole number up to {MAX_STEP}.", field="step")
     if "key" in path:

@@ -6,8 +6,8 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from contract.error_body import ErrorBody, ErrorDetail
-from contract.errors import ErrorCode
+from contract.error_body import ErrorBody, ErrorDetail, Problem
+from contract.errors import ErrorCode, Fault
 from functions.domain.errors import Refusal
 
 _BY_PYDANTIC_TYPE = {
@@ -20,18 +20,33 @@ MAX_FIELD_CHARS = 200
 """Of the name of an offending field: unknown ones may have any length."""
 
 
+MAX_PROBLEMS = 100
+"""Of those told in one answer."""
+
+
 def refusal_of(error: ValidationError) -> Refusal:
-    """The first problem of a validation, as a refusal naming the field."""
-    first = error.errors(include_url=False, include_context=False, include_input=False)[0]
-    field = ".".join(str(part) for part in first["loc"])[:MAX_FIELD_CHARS] or None
-    code = _BY_PYDANTIC_TYPE.get(first["type"], ErrorCode.INVALID_VALUE)
-    message = first["msg"].removeprefix("Value error, ").rstrip(".")
-    return Refusal(code, f"{field or 'The request'}: {message}.", field=field)
+    """The first problem of a validation, as a refusal naming the field; with all of them."""
+    found = error.errors(include_url=False, include_context=False, include_input=False)
+    codes = [_BY_PYDANTIC_TYPE.get(one["type"], ErrorCode.INVALID_VALUE) for one in found]
+    problems = [
+        Fault(
+            ".".join(str(part) for part in one["loc"])[:MAX_FIELD_CHARS],
+            one["msg"].removeprefix("Value error, ").rstrip("."),
+            code.remedy,
+        )
+        for one, code in zip(found, codes, strict=True)
+    ]
+    first = problems[0]
+    detail = f"{first.field or 'The request'}: {first.reason}."
+    return Refusal(codes[0], detail, field=first.field or None, problems=problems[:MAX_PROBLEMS])
 
 
 def error_response(refusal: Refusal, *, request_id: str, retry_after_s: int | None = None) -> dict[str, Any]:
     """An API Gateway response carrying our error body."""
-    detail = ErrorDetail(code=refusal.code.value, message=refusal.message, field=refusal.field, request_id=request_id)
+    problems = [Problem(**fault._asdict()) for fault in refusal.problems[:MAX_PROBLEMS]] or None
+    detail = ErrorDetail(
+        code=refusal.code.value, message=refusal.message, field=refusal.field, request_id=request_id, problems=problems
+    )
     body = ErrorBody(error=detail)
     headers = {"content-type": "application/json", "cache-control": "no-store"}
     if retry_after_s is not None:

@@ -17,6 +17,7 @@ from contract.base import JOB_ID_PATTERN, MAX_KEY_BYTES, MAX_STEP
 from contract.error_body import ErrorBody
 from contract.errors import ErrorCode
 from contract.names import BUCKETS, KEY_ID_PATTERN
+from contract.recipes.calls import RECIPE_ID_PATTERN
 from functions.api.routes import ROUTES, Route
 from functions.api.settings import Settings
 
@@ -68,6 +69,7 @@ _PATH_SCHEMAS: dict[str, dict[str, Any]] = {
     "id": {"type": "string", "pattern": JOB_ID_PATTERN},
     "step": {"type": "integer", "minimum": 0, "maximum": MAX_STEP},
     "bucket": {"type": "string", "enum": list(BUCKETS)},
+    "recipe": {"type": "string", "pattern": RECIPE_ID_PATTERN},
     "key": {"type": "string", "minLength": 1, "maxLength": MAX_KEY_BYTES, "pattern": _KEY_PATTERN},
 }
 _KEY_ID = {"type": "string", "pattern": KEY_ID_PATTERN}
@@ -75,6 +77,7 @@ _PATH_EXAMPLES: dict[str, Any] = {
     "id": "146683a1-cb76-4702-9fef-fcccd32594f1",
     "step": 100,
     "bucket": "training-data",
+    "recipe": "digits@1",
     "key": "digits/3/0001.png",
 }
 _KEY_ID_EXAMPLE = "k3f9a7c2"

@@ -12,7 +12,7 @@ from typing import Any
 
 from contract.base import JsonObject
 from contract.history import EventType
-from contract.jobs import DreamboothSubmit, InputRef, JobState, JobSubmit
+from contract.jobs import DreamboothSubmit, InputRef, JobState, JobSubmit, Requirements
 from contract.names import CHECKPOINTS_BUCKET, DATA_BUCKET
 from functions.domain.checkpoints import job_prefix
 from functions.domain.records import Job, Lease
@@ -47,7 +47,9 @@ def as_job(body: DreamboothSubmit, job_id: str) -> tuple[JobSubmit, JsonObject]:
         parameters.pop("max_train_steps")
     else:
         parameters.pop("num_train_epochs")
-    return JobSubmit(recipe=RECIPE, parameters=parameters, inputs=inputs), columns
+    # Its workers declare nothing of themselves, so none of the recipe's requirements can be asked of them.
+    none = Requirements(**Requirements().model_dump())
+    return JobSubmit(recipe=RECIPE, parameters=parameters, inputs=inputs, requirements=none), columns
 
 
 def job_columns(job: Job, lease: Lease | None = None) -> dict[str, Any]:

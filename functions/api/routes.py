@@ -17,6 +17,7 @@ from contract.jobs import BatchSubmit, DreamboothSubmit, JobPage, JobSubmit, Job
 from contract.keys import HealthAnswer, KeyCreate, KeyCreated, KeyPage
 from contract.manifest import Manifest, ManifestV1
 from contract.names import Scope
+from contract.recipes.calls import RecipePage, RecipePush, RecipeQuery, RecipeView
 from contract.transfers import (
     MultipartComplete,
     MultipartCreated,
@@ -53,7 +54,7 @@ from contract.work import (
     WorkItem,
     WorkQuery,
 )
-from functions.api import artifacts, checkpointing, keys, logs, submitting, transfers, webhooks, working
+from functions.api import artifacts, checkpointing, keys, logs, recipes, submitting, transfers, webhooks, working
 from functions.api.context import Call, Context
 
 Function = Literal["submitter", "worker", "transfer", "admin"]
@@ -152,6 +153,18 @@ ROUTES: tuple[Route, ...] = (
     _steer("/job/{id}/pause", submitting.pause, body=(StopRequest,)),
     _steer("/job/{id}/resume", submitting.resume, body=(StopRequest,)),
     _steer("/job/{id}/retry", submitting.retry, body=(RetryRequest,)),
+    _submitter(
+        "POST",
+        "/recipes",
+        recipes.push,
+        body=(RecipePush,),
+        answer=RecipeView,
+        refuses=(E.INVALID_RECIPE, E.RECIPE_EXISTS),
+    ),
+    _submitter(
+        "GET", "/recipes", recipes.list_recipes, query=RecipeQuery, answer=RecipePage, refuses=(E.INVALID_CURSOR,)
+    ),
+    _submitter("GET", "/recipes/{recipe}", recipes.show, answer=RecipeView, refuses=(E.RECIPE_NOT_FOUND,)),
     _worker("GET", "/work", working.get_work, query=WorkQuery, answer=_WORK, headers=_LEASE_AWARE),
     _worker("GET", "/work/peek", working.peek_work, query=WorkQuery, answer=_WORK, headers=_LEASE_AWARE),
     _bearer(

@@ -28,12 +28,12 @@ from functions.api import original
 from functions.api.context import Call, Context, job_of
 from functions.api.leasing import WRITE_TRIES, apply_decision
 from functions.api.paging import MAX_ANSWER_BYTES, fitting, size_of
+from functions.api.recipes import Resolver
 from functions.api.views import attempt_view, checkpoint_view, event_view, job_view, transition_answer
 from functions.domain import jobs as rules
 from functions.domain.change import Change
 from functions.domain.errors import FenceBroken, Refusal, WriteConflict
 from functions.domain.records import Attempt, Job, Spec
-from functions.recipes import built_in_recipes, find_recipe
 
 _IDEMPOTENCY_NAMESPACE = uuid.UUID("6ba7b812-9dad-11d1-80b4-00c04fd430c8")
 _BARE_LIST_LIMIT = 1000
@@ -70,9 +70,10 @@ def submit_batch(context: Context, call: Call) -> list[JobView]:
     body: BatchSubmit = call.body
     key = call.headers.get("idempotency-key")
     specs = []
+    resolver = Resolver(context, call)
     for index, job in enumerate(body.jobs):
         with _named(f"jobs.{index}"):
-            specs.append(_resolved(job))
+            specs.append(resolver.spec(job))
     # Each job carries the digest of them all, so that the first one meets a changed batch.
     digest = _digest([_asked(job, spec) for job, spec in zip(body.jobs, specs, strict=True)])
     changes = []
@@ -103,7 +104,8 @@ def _named(place: str) -> Iterator[None]:
         yield
     except Refusal as refusal:
         field = f"{place}.{refusal.field}" if refusal.field else place
-        raise Refusal(refusal.code, refusal.detail, field=field) from None
+        problems = [fault._replace(field=f"{place}.{fault.field}") for fault in refusal.problems]
+        raise Refusal(refusal.code, refusal.detail, field=field, problems=problems) from None
 
 
 def list_jobs(context: Context, call: Call) -> JobPage | list[JobView]:
@@ -233,40 +235,12 @@ def _submit_one(context: Context, call: Call, body: JobSubmit | DreamboothSubmit
     job_id = _job_id(context, call, key)
     if isinstance(body, DreamboothSubmit):
         job, columns = original.as_job(body, job_id)
-        spec = _resolved(job).model_copy(update={"dreambooth": columns})
+        spec = Resolver(context, call).spec(job, flat=True).model_copy(update={"dreambooth": columns})
     else:
-        job, spec = body, _resolved(body)
+        job, spec = body, Resolver(context, call).spec(body)
     digest = _digest(_asked(job, spec)) if key else None
     _require_webhook(context, call, job.webhook, set())
     return _stored(context, call, _planned(context, call, job, spec, job_id=job_id, digest=digest))
-
-
-def _resolved(body: JobSubmit) -> Spec:
-    """The job with its recipe's command, defaults and outputs filled in."""
-    command, parameters, outputs = body.command, body.parameters, body.outputs
-    if body.recipe is not None:
-        recipe = find_recipe(body.recipe)
-        if recipe is None:
-            known = ", ".join(sorted(built_in_recipes()))
-            raise Refusal(ErrorCode.UNKNOWN_RECIPE, f"No recipe {body.recipe}; there are {known}.", field="recipe")
-        for name, problem in recipe.problems(parameters):
-            raise Refusal(ErrorCode.INVALID_VALUE, f"Parameter {name!r} {problem}.", field=f"parameters.{name}")
-        parameters = recipe.filled(parameters)
-        command = recipe.command_for(parameters)
-        outputs = recipe.outputs if outputs is None else outputs
-    return Spec(
-        name=body.name,
-        recipe=body.recipe,
-        command=command or [],
-        parameters=parameters,
-        environment=body.environment,
-        inputs=body.inputs,
-        outputs=outputs or [],
-        requirements=body.requirements,
-        policy=body.policy,
-        tags=body.tags,
-        webhook=body.webhook,
-    )
 
 
 def _job_id(context: Context, call: Call, key: str | None) -> str:

@@ -29,6 +29,7 @@ def job_view(job: Job, lease: Lease | None = None) -> JobView:
         priority=job.priority,
         recipe=spec.recipe,
         command=spec.command,
+        plan=spec.plan,
         parameters=spec.parameters,
         environment=spec.environment,
         inputs=spec.inputs,

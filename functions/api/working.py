@@ -295,6 +295,7 @@ def _work_item(context: Context, call: Call, claimed: Claimed, token: str) -> Wo
         server_time=call.now,
         recipe=job.spec.recipe,
         command=job.spec.command,
+        plan=job.spec.plan,
         parameters=job.spec.parameters,
         environment=job.spec.environment,
         inputs=job.spec.inputs,

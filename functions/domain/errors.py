@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from contract.errors import ErrorCode
+from contract.errors import ErrorCode, Fault
 
 if TYPE_CHECKING:
     # For annotations only: the authorizer starts without the records and what they are made of.
@@ -14,7 +15,11 @@ if TYPE_CHECKING:
 class Refusal(Exception):  # noqa: N818 - a refusal is a normal outcome, not a fault
     """The request cannot be granted in the present state; nothing was changed."""
 
-    def __init__(self, code: ErrorCode, detail: str = "", *, field: str | None = None) -> None:
+    def __init__(
+        self, code: ErrorCode, detail: str = "", *, field: str | None = None, problems: Sequence[Fault] = ()
+    ) -> None:
+        """`problems`: everything that is wrong, where that may be more than `detail` says."""
+        self.problems = tuple(problems)
         self.code = code
         self.detail = detail
         self.field = field

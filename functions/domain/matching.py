@@ -23,7 +23,19 @@ def mismatch(job: Job, worker: WorkQuery, now: int) -> str | None:
             return f"needs {needed:.15g} {name}, the worker declares {'none' if has is None else f'{has:.15g}'}"
     if needs.gpu_models and not any(_named(wanted, worker.gpu_model or "") for wanted in needs.gpu_models):
         return f"needs one of {', '.join(needs.gpu_models)}, the worker declares {worker.gpu_model or 'no GPU model'}"
+    if needs.image and not _same_image(needs.image, worker.image or ""):
+        return f"needs the image {needs.image}, the worker declares {worker.image or 'none'}"
+    if job.spec.plan is not None and job.spec.plan.needs_plan and not worker.runs_plans:
+        return "needs a worker that runs the steps of a recipe"
     return None
+
+
+def _same_image(wanted: str, image: str) -> bool:
+    """True if it is that image; without a tag or digest, any of that name is."""
+    if wanted == image:
+        return True
+    name = re.split(r"@|:(?!.*/)", image, maxsplit=1)[0]
+    return name == wanted
 
 
 def _named(wanted: str, model: str) -> bool:

@@ -12,6 +12,7 @@ from functions.domain.api_keys import ApiKey
 from functions.domain.change import Change
 from functions.domain.leases import Fence
 from functions.domain.packs import Sighting
+from functions.domain.recipes import RecipeEntry, StoredRecipe
 from functions.domain.reclaiming import Watch
 from functions.domain.records import Attempt, CheckpointRecord, Event, Job, Lease, PackRecord, TransferGrant
 from functions.domain.webhooks import Delivery, Webhook
@@ -175,6 +176,18 @@ class DeliveryQueue(Protocol):
 
         Raises StorageUnavailable.
         """
+
+
+class RecipeStore(Protocol):
+    """Tenants' recipes. Each is written once and never changes."""
+
+    def add(self, recipe: StoredRecipe) -> bool:
+        """Store it; False, and nothing written, if the tenant has this name and version."""
+
+    def get(self, tenant: str, name: str, version: int) -> StoredRecipe | None: ...
+
+    def list(self, tenant: str, *, limit: int, cursor: str | None = None) -> Page[RecipeEntry]:
+        """A tenant's, in order of name and version."""
 
 
 @dataclass(frozen=True)

@@ -19,6 +19,7 @@ from contract.jobs import (
     Reason,
     Requirements,
 )
+from contract.recipes.plan import RunPlan
 from contract.work import Directive
 
 
@@ -34,6 +35,8 @@ class Spec(Record):
     name: str | None = None
     recipe: str | None = None
     command: list[str]
+    plan: RunPlan | None = None
+    """What the recipe has become; None for a bare command."""
     parameters: dict[str, Any] = {}
     environment: dict[str, str] = {}
     inputs: list[InputRef] = []

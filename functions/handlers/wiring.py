@@ -18,6 +18,7 @@ from functions.storage.clients import Clients
 from functions.storage.dynamo_jobs import DynamoJobStore
 from functions.storage.dynamo_leases import DynamoLeaseStore
 from functions.storage.dynamo_packs import DynamoPackStore
+from functions.storage.dynamo_recipes import DynamoRecipeStore
 from functions.storage.dynamo_tokens import DynamoTokenStore
 from functions.storage.dynamo_webhooks import DynamoWebhookStore
 from functions.storage.s3_objects import S3ObjectStore
@@ -72,6 +73,7 @@ def build_context(environment: Mapping[str, str] = os.environ) -> Context:
         tokens=DynamoTokenStore(clients.dynamodb, settings.table_prefix),
         objects=S3ObjectStore(clients.s3, clients.s3_public, clients.buckets),
         webhooks=DynamoWebhookStore(clients.dynamodb, settings.table_prefix),
+        recipes=DynamoRecipeStore(clients.dynamodb, settings.table_prefix),
         line=SqsLine(settings.webhook_line),
         clock=ServerClock(),
         random=SystemRandomness(),

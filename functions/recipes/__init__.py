@@ -1,26 +1,37 @@
-"""Built-in recipes, one YAML file each."""
+"""Built-in recipes, one YAML file each: `<name>@<version>.yaml`."""
 
 from __future__ import annotations
 
 from functools import cache
 from importlib.resources import files
 
-from contract.recipes import Recipe
+from contract.recipes.model import Recipe
 
 
 @cache
-def built_in_recipes() -> dict[str, Recipe]:
-    """Every built-in recipe by its id, `name@version`."""
-    import yaml  # only a submission that names a recipe pays for it
-
-    recipes = [
-        Recipe.model_validate(yaml.safe_load(entry.read_text(encoding="utf-8")))
-        for entry in files(__package__).iterdir()
-        if entry.name.endswith(".yaml")
-    ]
-    return {recipe.id: recipe for recipe in recipes}
+def built_in_ids() -> tuple[str, ...]:
+    """`name@version` of each."""
+    names = (entry.name for entry in files(__package__).iterdir())
+    return tuple(sorted(name.removesuffix(".yaml") for name in names if name.endswith(".yaml")))
 
 
-def find_recipe(recipe_id: str) -> Recipe | None:
+@cache
+def built_in_document(recipe_id: str) -> str | None:
+    """The text of a built-in recipe; None if there is none."""
+    if recipe_id not in built_in_ids():
+        return None
+    return files(__package__).joinpath(f"{recipe_id}.yaml").read_text(encoding="utf-8")
+
+
+@cache
+def built_in_recipe(recipe_id: str) -> Recipe | None:
     """The recipe called `name@version`; None if there is none."""
-    return built_in_recipes().get(recipe_id)
+    from contract.recipes.reading import read_document  # only a submission that names a recipe pays for it
+
+    document = built_in_document(recipe_id)
+    return None if document is None else Recipe.model_validate(read_document(document).value, strict=True)
+
+
+def is_built_in_name(name: str) -> bool:
+    """True if the name, in whatever version, belongs to the built-in recipes."""
+    return any(recipe_id.partition("@")[0] == name for recipe_id in built_in_ids())

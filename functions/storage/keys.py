@@ -1,4 +1,4 @@
-"""Every key of the four tables, in one place. The access patterns are listed in README.md."""
+"""Every key of the five tables, in one place. The access patterns are listed in README.md."""
 
 from __future__ import annotations
 
@@ -91,6 +91,16 @@ def deliveries_pk(webhook_id: str) -> str:
 def delivery_sk(at: int, job_id: str, seq: int) -> str:
     """Sort key of a delivery: in order of the events' instants."""
     return f"{at:011d}#{job_id}#{seq:010d}"
+
+
+def recipes_pk(tenant: str) -> str:
+    """Partition of a tenant's recipes."""
+    return f"TENANT#{tenant}"
+
+
+def recipe_sk(name: str, version: int) -> str:
+    """Sort key of a recipe: versions of one name in order."""
+    return f"{name}@{version:06d}"
 
 
 def api_key_pk(key_id: str) -> str:

@@ -10,13 +10,14 @@ from functions.storage.memory_jobs import MemoryJobStore
 from functions.storage.memory_leases import MemoryLeaseStore
 from functions.storage.memory_objects import MemoryObjectStore
 from functions.storage.memory_packs import MemoryPackStore
+from functions.storage.memory_recipes import MemoryRecipeStore
 from functions.storage.memory_state import MemoryState
 from functions.storage.memory_tokens import MemoryTokenStore
 from functions.storage.memory_webhooks import MemoryWebhookStore
 
 
 class MemoryCloud:
-    """All six stores over one state. `objects` has test hooks of its own."""
+    """All seven stores over one state. `objects` has test hooks of its own."""
 
     def __init__(self) -> None:
         self.state = MemoryState()
@@ -25,4 +26,5 @@ class MemoryCloud:
         self.leases = MemoryLeaseStore(self.state)
         self.tokens = MemoryTokenStore(self.state)
         self.webhooks = MemoryWebhookStore(self.state)
+        self.recipes = MemoryRecipeStore(self.state)
         self.objects = MemoryObjectStore()

@@ -7,6 +7,7 @@ from bisect import bisect_left, insort
 from typing import NamedTuple
 
 from functions.domain.api_keys import ApiKey
+from functions.domain.recipes import StoredRecipe
 from functions.domain.reclaiming import Watch
 from functions.domain.records import Lease, PackRecord, TransferGrant
 from functions.domain.webhooks import Delivery, Webhook
@@ -59,6 +60,7 @@ class MemoryState:
         self.keys_by_tenant: SortedIndex[str] = SortedIndex()
         self.grants: dict[str, TransferGrant] = {}
         self.webhooks: dict[tuple[str, str], Webhook] = {}
+        self.recipes: dict[tuple[str, str], StoredRecipe] = {}
         self.deliveries: dict[str, dict[tuple[int, str, int], Delivery]] = {}
 
     def numbered(self, job_id: str, kind: str) -> Numbered:

@@ -61,6 +61,11 @@ def deliveries_list(webhook_id: str) -> PagedList:
     return PagedList(("deliveries", webhook_id), (int, str, int))
 
 
+def recipes_list(tenant: str) -> PagedList:
+    """A tenant's recipes; position: name, version."""
+    return PagedList(("recipes", tenant), (str, int))
+
+
 def objects_list(tenant: str, bucket: str, prefix: str) -> PagedList:
     """Objects below a prefix; position: key."""
     return PagedList(("objects", tenant, bucket, prefix), (str,))

@@ -1,4 +1,4 @@
-"""The four tables as data: used by the local stack, the tests and the deployed stack alike."""
+"""The five tables as data: used by the local stack, the tests and the deployed stack alike."""
 
 from __future__ import annotations
 
@@ -112,7 +112,8 @@ TOKENS = Table(
     ttl_attribute="ttl",
 )
 WEBHOOKS = Table(suffix="webhooks", key=KeySchema(partition="pk", sort="sk"), ttl_attribute="ttl")
-TABLES = (JOBS, HEARTBEATS, TOKENS, WEBHOOKS)
+RECIPES = Table(suffix="recipes", key=KeySchema(partition="pk", sort="sk"))
+TABLES = (JOBS, HEARTBEATS, TOKENS, WEBHOOKS, RECIPES)
 
 
 def create_tables(client: Any, prefix: str) -> None:

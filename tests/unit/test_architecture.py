@@ -8,6 +8,7 @@ Every import counts, also those inside functions and under TYPE_CHECKING.
 from __future__ import annotations
 
 import ast
+import subprocess
 import sys
 from collections.abc import Iterator
 from functools import cache
@@ -56,6 +57,8 @@ MAY_IMPORT: dict[str, set[str]] = {
 
 THIRD_PARTY: dict[str, set[str]] = {
     "contract": {"pydantic", "pydantic_core"},
+    # Whoever reads or renders a recipe has these installed; whoever only runs one loads neither (see below).
+    "contract.recipes": {"pydantic", "pydantic_core", "yaml", "jinja2"},
     "functions.domain": {"pydantic", "pydantic_core"},
 }
 """Rooms that take from outside only what is named here (and the standard library)."""
@@ -181,13 +184,27 @@ def test_every_room_has_a_rule() -> None:
 @pytest.mark.parametrize("room", THIRD_PARTY)
 def test_rooms_that_take_little_from_outside(room: str) -> None:
     allowed = {*THIRD_PARTY[room], *PRODUCT, *sys.stdlib_module_names}
+    inner = [other for other in THIRD_PARTY if other.startswith(f"{room}.")]
     taken = [
         f"{path.relative_to(ROOT)}:{line} imports {imported}"
         for path in sources(room.replace(".", "/"))
+        if not any(within(module_of(path), other) for other in inner)
         for imported, line in imports_of(path)
         if top_of(imported) not in allowed
     ]
     assert taken == []
+
+
+def test_recipes_cost_those_nothing_who_read_none() -> None:
+    """Neither a cold start nor a GPU machine that runs a plan loads the template engine or YAML."""
+    loaded = "import contract.recipes.rendering, contract.recipes.lint, contract.work, functions.api.routes, sys; "
+    told = subprocess.run(
+        [sys.executable, "-c", f"{loaded}print({{'jinja2', 'yaml'}} & set(sys.modules))"],
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout
+    assert told.strip() == "set()"
 
 
 @pytest.mark.parametrize("room", FORBIDDEN)

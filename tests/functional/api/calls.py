@@ -36,6 +36,9 @@ _BODIES: dict[str, Any] = {
     "POST /keys": {"name": "k", "scopes": ["submit"]},
     "POST /webhooks": {"url": "https://hooks.example.com/baton"},
     "POST /webhooks/{id}/replay": {},
+    "POST /recipes": {
+        "document": "{name: hello, version: 1, description: Says hello., steps: [{name: hello, run: [echo, hello]}]}"
+    },
 }
 _IN_BODY = ("POST /progress", "POST /complete", "POST /fail", "POST /release", "POST /job/{id}/checkpoints")
 
@@ -59,7 +62,12 @@ def valid_call(route: Route, job_id: str) -> ValidCall:
     if key == "POST /progress":
         body["key"] = f"jobs/{job_id}/checkpoint-100.zip"
     target = route.path.replace("{id}", "a" * 20 if route.path.startswith(("/keys/", "/webhooks/")) else job_id)
-    target = target.replace("{step}", "100").replace("{bucket}", "training-data").replace("{key+}", "a.bin")
+    target = (
+        target.replace("{recipe}", "digits@1")
+        .replace("{step}", "100")
+        .replace("{bucket}", "training-data")
+        .replace("{key+}", "a.bin")
+    )
     if route.path.endswith("/token"):
         target += "?bucket=training-data&key=a.bin"
     if route.path.startswith("/upload/{"):

@@ -8,7 +8,7 @@ import pytest
 
 from contract.errors import ErrorCode
 from functions.domain.errors import StorageUnavailable
-from functions.recipes import built_in_recipes
+from functions.recipes import built_in_ids
 from tests.api_harness import NOW, Api
 
 KEY = {"idempotency-key": "k-1"}
@@ -146,4 +146,4 @@ def test_an_unknown_recipe_is_answered_with_those_there_are(api: Api) -> None:
     with api.unchanged():
         error = api.post("/job", {"recipe": "digits@7"}).refused(ErrorCode.UNKNOWN_RECIPE, "recipe")
     assert "digits@7" in error["message"]
-    assert [recipe for recipe in built_in_recipes() if recipe not in error["message"]] == []
+    assert [recipe for recipe in built_in_ids() if recipe not in error["message"]] == []

@@ -50,7 +50,7 @@ from contract.work import (
 from functions.api.routes import ROUTES
 from tests.factories import CRC64, JOB_ID, digest
 
-REQUEST_MODULES = ("checkpoints", "jobs", "keys", "recipes", "transfers", "work")
+REQUEST_MODULES = ("checkpoints", "jobs", "keys", "recipes.calls", "recipes.model", "transfers", "work")
 EXEMPT = {
     # As a whole, by size and depth: see the tests below.
     ("JobSubmit", "parameters"),
@@ -58,10 +58,8 @@ EXEMPT = {
     ("Manifest", "metrics"),
     ("HeartbeatRequest", "metrics"),
     ("CompleteRequest", "metrics"),
-    # Recipes are part of the product, not of requests: their bounds may be any number.
-    ("ParameterSpec", "default"),
-    ("ParameterSpec", "minimum"),
-    ("ParameterSpec", "maximum"),
+    # A document's size is bounded as a whole, and a default by the parameter's own bounds.
+    ("Parameter", "default"),
 }
 
 

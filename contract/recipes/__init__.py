@@ -1,0 +1,1 @@
+"""Recipes: the language in which training tools are described. See README.md."""

@@ -1,0 +1,198 @@
+"""From a recipe and a job's parameters to a plan. Every fault is found, not the first alone."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Collection, Iterable, Mapping
+from difflib import get_close_matches
+from typing import Any, TypeVar
+
+from contract.base import JsonObject
+from contract.errors import Fault
+from contract.recipes.model import Command, Output, Recipe, Step
+from contract.recipes.plan import CommandOrder, OutputCheck, RunPlan, StepOrder
+from contract.recipes.templates import TemplateError, arguments, is_true, render
+
+MAX_PLAN_CHARS = 64 * 1024
+MAX_ARGUMENTS = 256
+
+DIRECTORIES = {
+    "data": "${BATON_DATA_DIR}",
+    "output": "${BATON_OUTPUT_DIR}",
+    "resume": "${BATON_RESUME_FROM}",
+    "parameters": "${BATON_PARAMS}",
+}
+"""`dirs` in templates: where the worker puts things. It fills in the paths."""
+NAMES = ("parameters", "given", "inputs", "dirs", "job")
+"""What expressions can read."""
+
+_BELOW = re.compile(r"\$(?:\{(BATON_[A-Z_]+)\}|(BATON_[A-Z_]+))((?:/[^\s:;,=]*)?)")
+T = TypeVar("T")
+
+
+def parameter_faults(recipe: Recipe, given: JsonObject) -> list[Fault]:
+    """What is wrong with the given parameters one by one, and, if nothing is, with them together."""
+    found = [
+        Fault(f"parameters.{name}", f"is not a parameter of {recipe.id}", _did_you_mean(name, recipe.parameters))
+        for name in given
+        if name not in recipe.parameters
+    ]
+    for name, spec in recipe.parameters.items():
+        field = f"parameters.{name}"
+        if name not in given:
+            if spec.required:
+                found.append(Fault(field, "is required", f"Give {spec.expected()}."))
+        elif problem := spec.problem(given[name]):
+            found.append(Fault(field, problem, f"Give {spec.expected()}."))
+    return found or _broken_rules(recipe, given)
+
+
+def input_faults(recipe: Recipe, inputs: Mapping[str, str]) -> list[Fault]:
+    """What is wrong with a job's inputs: prefixes by the folder (`into`) that they go to."""
+    found = []
+    for wanted in recipe.inputs:
+        named = f"the input for {wanted.into!r}" if wanted.into else "the input"
+        if wanted.into not in inputs:
+            if wanted.required:
+                remedy = f'Add {{"prefix": "...", "into": "{wanted.into}"}}: {wanted.description}'.strip()
+                found.append(Fault("inputs", f"{named} is missing", remedy))
+        elif not inputs[wanted.into]:
+            found.append(Fault("inputs", f"{named} has an empty prefix", "Name the folder of the files."))
+    return found
+
+
+def plan_of(recipe: Recipe, given: JsonObject, inputs: Collection[str] = ()) -> tuple[RunPlan | None, list[Fault]]:
+    """The plan for parameters without faults; None with the reasons if there can be none."""
+    variables = variables_of(recipe, given, inputs)
+    renderer = _Renderer(variables)
+    steps = [
+        renderer.step(step, f"steps.{number}")
+        for number, step in enumerate(recipe.steps)
+        if renderer.wanted(step.when, f"steps.{number}.when")
+    ]
+    check = recipe.health.check
+    plan = RunPlan(
+        steps=steps,
+        outputs=renderer.outputs(recipe.outputs, "outputs"),
+        check=renderer.command(check, "health.check") if check else None,
+        cleanup=[renderer.command(one, f"cleanup.{number}") for number, one in enumerate(recipe.cleanup)],
+    )
+    faults = renderer.faults
+    if not steps and not faults:
+        faults = [Fault("parameters", "no step is left to run", "See the steps' 'when' in the recipe.")]
+    if not faults and (size := len(plan.model_dump_json())) > MAX_PLAN_CHARS:
+        reason = f"the steps become {size} characters; at most {MAX_PLAN_CHARS} are allowed"
+        faults = [Fault("parameters", reason, "Shorten the longest ones.")]
+    return (None, faults) if faults else (plan, [])
+
+
+def variables_of(recipe: Recipe, given: JsonObject, inputs: Collection[str]) -> dict[str, Any]:
+    """What expressions read; a parameter that is not set is null."""
+    return {
+        "parameters": {**dict.fromkeys(recipe.parameters), **recipe.filled(given)},
+        "given": [name for name, value in given.items() if value is not None],
+        "inputs": list(inputs),
+        "dirs": dict(DIRECTORIES),
+        "job": {"id": "${BATON_JOB_ID}"},
+    }
+
+
+def escape_of(text: str) -> str | None:
+    """The part of an argument that leads out of a directory of the job by `..`; None if nothing does."""
+    for found in _BELOW.finditer(text):
+        depth = 0
+        for part in found[3].split("/"):
+            depth += {"": 0, ".": 0, "..": -1}.get(part, 1)
+            if depth < 0:
+                return found[0]
+    return None
+
+
+class _Renderer:
+    """Renders on after a fault, so that all are told."""
+
+    def __init__(self, variables: Mapping[str, Any]) -> None:
+        self._variables = variables
+        self.faults: list[Fault] = []
+
+    def wanted(self, when: str | None, field: str) -> bool:
+        return when is None or self._tried(lambda: is_true(when, self._variables), field, False)
+
+    def step(self, step: Step, field: str) -> StepOrder:
+        order = self.command(step, field)
+        return StepOrder(
+            **order.model_dump(),
+            name=step.name,
+            retries=step.retries,
+            retry_wait_s=step.retry_wait_s,
+            outputs=self.outputs(step.outputs, f"{field}.outputs"),
+            keeps=step.keeps,
+            checkpoints=step.checkpoints,
+        )
+
+    def command(self, command: Command, field: str) -> CommandOrder:
+        rendered = [
+            argument
+            for number, text in enumerate(command.run)
+            for argument in self._arguments(text, f"{field}.run.{number}")
+        ]
+        environment = {
+            name: self._value(text, f"{field}.environment.{name}") for name, text in command.environment.items()
+        }
+        if len(rendered) > MAX_ARGUMENTS:
+            reason = f"the command has {len(rendered)} arguments; at most {MAX_ARGUMENTS} are allowed"
+            self.faults.append(Fault(f"{field}.run", reason, "Write them to a file that the program reads."))
+        elif not rendered or not rendered[0].strip():
+            self.faults.append(Fault(f"{field}.run", "names no program", "Begin it with the program's name."))
+        return CommandOrder(command=rendered, environment=environment, timeout_s=command.timeout_s)
+
+    def outputs(self, outputs: Iterable[Output], field: str) -> list[OutputCheck]:
+        return [
+            OutputCheck(path=one.path, min_bytes=one.min_bytes, min_files=one.min_files, format=one.format)
+            for number, one in enumerate(outputs)
+            if self.wanted(one.when, f"{field}.{number}.when")
+        ]
+
+    def _arguments(self, text: str, field: str) -> list[str]:
+        nothing: list[str] = []
+        rendered = self._tried(lambda: arguments(text, self._variables), field, nothing)
+        for argument in rendered:
+            self._require_inside(argument, field)
+        return rendered
+
+    def _value(self, text: str, field: str) -> str:
+        value = self._tried(lambda: render(text, self._variables), field, "")
+        self._require_inside(value, field)
+        return value
+
+    def _require_inside(self, value: str, field: str) -> None:
+        escape = escape_of(value)
+        if escape:
+            reason = f"{escape[:80]!r} leads out of the job's directory"
+            self.faults.append(Fault(field, reason, "Leave out '..', in the recipe and in its parameters."))
+
+    def _tried(self, work: Callable[[], T], field: str, otherwise: T) -> T:
+        try:
+            return work()
+        except TemplateError as error:
+            self.faults.append(Fault(field, str(error), "Correct the recipe, or choose other parameters."))
+            return otherwise
+
+
+def _broken_rules(recipe: Recipe, given: JsonObject) -> list[Fault]:
+    variables = variables_of(recipe, given, ())
+    found = []
+    for number, rule in enumerate(recipe.rules):
+        try:
+            if not is_true(rule.require, variables):
+                found.append(Fault(f"parameters.{rule.fields[0]}", rule.message, rule.remedy))
+        except TemplateError as error:
+            found.append(Fault(f"rules.{number}.require", str(error), "Correct the recipe."))
+    return found
+
+
+def _did_you_mean(name: str, known: Iterable[str]) -> str:
+    close = get_close_matches(name, list(known), n=1)
+    if close:
+        return f"Did you mean {close[0]!r}?"
+    return f"There are {', '.join(sorted(known))}." if known else "It takes none."

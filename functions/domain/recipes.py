@@ -1,0 +1,31 @@
+"""Recipes that tenants have registered, as they are stored."""
+
+from __future__ import annotations
+
+from functions.domain.records import Record
+
+
+class RecipeEntry(Record):
+    """One version of a tenant's recipe, without its document. Never changes."""
+
+    tenant: str
+    name: str
+    version: int
+    description: str
+    created_at: int
+
+    @property
+    def id(self) -> str:
+        """`name@version`."""
+        return f"{self.name}@{self.version}"
+
+
+class StoredRecipe(RecipeEntry):
+    """With the document, as it was pushed."""
+
+    document: str
+
+    @property
+    def entry(self) -> RecipeEntry:
+        """What lists show of it."""
+        return RecipeEntry(**self.model_dump(exclude={"document"}))

@@ -1,0 +1,37 @@
+"""Tenants' recipes in memory."""
+
+from __future__ import annotations
+
+from functions.domain.ports import Page
+from functions.domain.recipes import RecipeEntry, StoredRecipe
+from functions.storage import keys
+from functions.storage.memory_state import MemoryState
+from functions.storage.paging import page, recipes_list
+
+
+class MemoryRecipeStore:
+    """Twin of DynamoRecipeStore."""
+
+    def __init__(self, state: MemoryState) -> None:
+        self._state = state
+
+    def add(self, recipe: StoredRecipe) -> bool:
+        place = (recipe.tenant, keys.recipe_sk(recipe.name, recipe.version))
+        with self._state.lock:
+            return self._state.recipes.setdefault(place, recipe) is recipe
+
+    def get(self, tenant: str, name: str, version: int) -> StoredRecipe | None:
+        with self._state.lock:
+            return self._state.recipes.get((tenant, keys.recipe_sk(name, version)))
+
+    def list(self, tenant: str, *, limit: int, cursor: str | None = None) -> Page[RecipeEntry]:
+        listed = recipes_list(tenant)
+        position = listed.position(cursor)
+        after = "" if position is None else keys.recipe_sk(str(position[0]), int(position[1]))
+        with self._state.lock:
+            found = [
+                recipe.entry
+                for (owner, place), recipe in sorted(self._state.recipes.items(), key=lambda stored: stored[0])
+                if owner == tenant and place > after
+            ]
+        return page(found[: limit + 1], limit, listed, lambda entry: (entry.name, entry.version))
