@@ -13,12 +13,20 @@ from contract.manifest import Manifest
 from contract.work import WorkItem
 from gpu_client.agent.arena import find_staged, give_back
 from gpu_client.agent.committer import Committer, Staged
+from gpu_client.agent.ledger import StepLedger
 from gpu_client.agent.supervisor import TrainerProcess
 from gpu_client.agent.workspace import JobDirectories
 from gpu_client.checkpoints.known import Known
 from gpu_client.checkpoints.store import LocalStore
 from gpu_client.checkpoints.upload import CommitApi, Committed, commit_checkpoint
-from gpu_client.checkpoints.watch import CheckpointWatcher, ReadyCheckpoint, StageError, require_unchanged, stage
+from gpu_client.checkpoints.watch import (
+    CheckpointWatcher,
+    ReadyCheckpoint,
+    StageError,
+    list_files,
+    require_unchanged,
+    stage,
+)
 from gpu_client.transport.cancel import CancelEvent
 from gpu_client.transport.transfer import Transfer
 
@@ -45,6 +53,7 @@ class Harvest:
         clock: Callable[[], float] = time.monotonic,
         *,
         on_committed: Callable[[Committed], object] = lambda result: None,
+        ledger: StepLedger | None = None,
     ) -> None:
         self._directories = directories
         self._item = item
@@ -57,7 +66,18 @@ class Harvest:
         self._on_committed = on_committed
         self._known = Known.of(store.manifests, store)
         self._speed: tuple[Staged, float | None] | None = None
+        self._stable_s = stable_s
+        self._ledger = ledger or StepLedger([], directories)
+        self.highest = 0
+        """The largest step that was taken over, as the job counts."""
         self._watcher = CheckpointWatcher(directories.output, clock, self._files_open, stable_s)
+
+    def begin(self, resume_from: Path | None) -> None:
+        """A step begins: what is in the output directory now, but for what it resumes from, is its own."""
+        self._watcher = CheckpointWatcher(self._directories.output, self._clock, self._files_open, self._stable_s)
+        self._trainer = None
+        if resume_from is not None:
+            self.ignore(resume_from)
 
     def ignore(self, restored: Path) -> None:
         """This checkpoint was put there by the agent."""
@@ -112,7 +132,14 @@ class Harvest:
         if arena is None or staged is None or staged.version == self._staged_version:
             return
         self._staged_version = staged.version
-        committer.offer(Staged(staged.step, staged.path, staged.metrics, "session", give_back=lambda: give_back(arena)))
+        step = self._counted(staged.step)
+        committer.offer(Staged(step, staged.path, staged.metrics, "session", give_back=lambda: give_back(arena)))
+
+    def _counted(self, step: int) -> int:
+        """The step's number within the whole job."""
+        counted = step + self._ledger.base
+        self.highest = max(self.highest, counted)
+        return counted
 
     def _take_all(self, find: Callable[[], Iterable[ReadyCheckpoint]], committer: Committer) -> None:
         """Out of the trainer's reach, so that its own rotation cannot pull a checkpoint from under an upload."""
@@ -124,6 +151,7 @@ class Harvest:
         for ready in found:
             try:
                 taken = stage(ready, self._directories.staging)
+                files = list_files(taken.path) if self._ledger.attach(taken.path) else taken.files
             except (StageError, OSError) as error:
                 logger.warning("job %s: step %d cannot be taken over: %s", self._item.id, ready.step, error)
                 # It changed at that moment, or the disk was full: what is a checkpoint a second later is not lost.
@@ -131,7 +159,8 @@ class Harvest:
                 if self._takes[ready.path.name] < MAX_TAKES:
                     self._watcher.look_again(ready)
                 continue
-            committer.offer(Staged(taken.step, taken.path, taken.metrics, taken.created_by, taken.files))
+            step = self._counted(taken.step)
+            committer.offer(Staged(step, taken.path, taken.metrics, taken.created_by, files))
 
 
 class _Unchanged:

@@ -13,25 +13,26 @@ from collections.abc import Callable
 
 from contract.jobs import FailureClass
 from contract.work import Directive, HeartbeatRequest, WorkItem
-from gpu_client.agent.attempt_errors import expected, failure_of, start_failure
-from gpu_client.agent.channel_server import ChannelServer, Progress, StopReason
+from gpu_client.agent.attempt_errors import expected, failure_of
+from gpu_client.agent.channel_server import Progress, StopReason
+from gpu_client.agent.checks import failed_outputs
 from gpu_client.agent.committer import Committer
 from gpu_client.agent.conditions import Condition
-from gpu_client.agent.failures import ExitStatus, Failure, classify
+from gpu_client.agent.failures import ExitStatus, Failure
 from gpu_client.agent.goodput import Activity
 from gpu_client.agent.harvest import Harvest
 from gpu_client.agent.inputs import fetch_inputs
 from gpu_client.agent.last_word import LastWord, Outcome
 from gpu_client.agent.lease import LeaseKeeper, Lost, key_is_refused
 from gpu_client.agent.leased_calls import LeasedCalls
+from gpu_client.agent.ledger import StepLedger, plan_of
 from gpu_client.agent.log_shipper import LogShipper
 from gpu_client.agent.pace import Pace
 from gpu_client.agent.settings import AgentSettings
 from gpu_client.agent.signals import StopLevel, StopRequest
-from gpu_client.agent.supervisor import Supervisor, TrainerProcess
-from gpu_client.agent.trainer_environment import expanded, trainer_environment
+from gpu_client.agent.steps import Steps, StepsEnd, Surroundings
+from gpu_client.agent.supervisor import Supervisor
 from gpu_client.agent.trainer_output import TrainerOutput
-from gpu_client.agent.trainer_run import TrainerRun
 from gpu_client.agent.workspace import JobDirectories, Workspace, WorkspaceError
 from gpu_client.checkpoints.artifacts import collect_outputs, upload_artifacts
 from gpu_client.checkpoints.restore import restore
@@ -96,8 +97,9 @@ class JobRun:
         self._pause_reason = ""
         self._checkpoint_asked = False
         self._pace = Pace(item)
-        self._trainer_run: TrainerRun | None = None
-        self._channel: ChannelServer | None = None
+        self._steps: Steps | None = None
+        self._tail: list[str] = []
+        """What the last step printed last."""
         self._output = TrainerOutput(echo=lambda line: logger.debug("| %s", line))
         self._shipper: LogShipper | None = None
         # A heartbeat that takes longer than the interval is one that did not come.
@@ -167,9 +169,9 @@ class JobRun:
     def _directed(self, directive: Directive, reason: str) -> None:
         if directive is Directive.PAUSE:
             self._pause_reason = reason or "paused"
-        elif directive is Directive.CHECKPOINT and self._channel and not self._checkpoint_asked:
+        elif directive is Directive.CHECKPOINT and self._steps and not self._checkpoint_asked:
             # Before the trainer has connected nobody hears it: then the next heartbeat says it again.
-            self._checkpoint_asked = self._channel.request_checkpoint() > 0
+            self._checkpoint_asked = self._steps.request_checkpoint()
 
     def _lease_lost(self, lost: Lost) -> None:
         if self._lost is None:
@@ -197,7 +199,7 @@ class JobRun:
         return self._stop.pending_s() > grace_s + max(grace_s, LEAVE_MIN_S)
 
     def _progress(self) -> Progress | None:
-        return self._channel.progress() if self._channel else None
+        return self._steps.progress() if self._steps else None
 
     def _enter(self, phase: str) -> None:
         self._phase = phase
@@ -221,7 +223,8 @@ class JobRun:
         store = LocalStore(self._workspace.stores, item.id)
         leave = Condition(self._interrupted)
         calls = LeasedCalls(self._client, self._keeper, given_up=self._interrupted)
-        restored = restore(calls, self._transfer, item, directories.output, store=store, cancel=leave)
+        ledger = StepLedger(plan_of(item).steps, directories)
+        resume_from = ledger.take(restore(calls, self._transfer, item, directories.output, store=store, cancel=leave))
         self._enter("fetching")
         fetch_inputs(
             calls, self._transfer, item, directories.data, require_free=self._workspace.require_free, cancel=leave
@@ -229,31 +232,11 @@ class JobRun:
         if self._interrupted():
             raise TransferCanceled("not worth starting")
         self._enter("training")
-        with ChannelServer(directories.output, arena=directories.arena) as channel:
-            self._channel = channel
-            resume_from = str(restored.path) if restored else ""
-            environment = trainer_environment(item, directories, str(channel.path), resume_from)
-            # Looked at before the trainer starts: it may remove what it resumed from at once.
-            harvest = Harvest(directories, item, self._settings.stable_s, store, on_committed=self._pace.committed)
-            if restored:
-                harvest.ignore(restored.path)
-            try:
-                trainer = Supervisor().start(
-                    expanded(item.command, environment), environment, directories.root, self._output
-                )
-            except (OSError, ValueError) as error:
-                return self._fail(start_failure(error))
-            try:
-                return self._supervise(trainer, channel, harvest, directories)
-            finally:
-                trainer.stop(0)
-
-    def _supervise(
-        self, trainer: TrainerProcess, channel: ChannelServer, harvest: Harvest, directories: JobDirectories
-    ) -> Outcome:
-        item = self._item
         logs = self._client.within(LOG_BUDGET_S)
         self._shipper = LogShipper(self._output.spool, lambda chunk: logs.send_logs(item.id, item.lease_token, chunk))
+        harvest = Harvest(
+            directories, item, self._settings.stable_s, store, on_committed=self._pace.committed, ledger=ledger
+        )
         committer = Committer(
             lambda staged, cancel: harvest.commit(self._client, self._transfer, staged, cancel),
             self._keeper.prove,
@@ -261,47 +244,47 @@ class JobRun:
             over=self._ended,
             on_skipped=self._pace.skipped,
         )
-        self._trainer_run = TrainerRun(
-            item,
-            trainer,
-            channel,
+        around = Surroundings(
+            start=Supervisor().start,
             pace=self._pace,
             stop=self._stop,
             over=self._ended,
             canceled=lambda: self._lost_outcome() is Outcome.CANCELED,
             leaving=self._leaving,
-            gather=lambda news: harvest.gather(trainer, committer, now=news),
+        )
+        self._steps = Steps(
+            item,
+            directories,
+            ledger,
+            harvest=harvest,
+            committer=committer,
+            store=store,
+            output=self._output,
+            around=around,
         )
         try:
-            status, silent_s = self._trainer_run.run()
-            harvest.gather_rest(committer, clean_exit=status.code == 0)
-            return self._conclude(status, silent_s, committer, directories)
+            end = self._steps.run(resume_from)
+            self._tail = self._steps.output.last_lines()
+            self._steps.clean_up()
+            return self._conclude(end, committer, directories)
         finally:
             committer.close()
             self._shipper.close()
 
     # The end
 
-    def _conclude(
-        self, status: ExitStatus, silent_s: int | None, committer: Committer, directories: JobDirectories
-    ) -> Outcome:
+    def _conclude(self, end: StepsEnd, committer: Committer, directories: JobDirectories) -> Outcome:
         if self._ended.is_set():
             return self._lost_outcome()
-        if status.clean and not status.stopped_by_us and not self._left_early():
-            self._enter("uploading")
-            return self._complete(committer, directories)
+        if end.done:
+            failure = failed_outputs(directories.output, self._item.plan.outputs if self._item.plan else ())
+            if failure is None:
+                self._enter("uploading")
+                return self._complete(committer, directories)
+            end = end._replace(failure=failure)
         self._enter("committing")
         self._drain(committer)
-        if self._leaving() and silent_s is None:
-            return self._release()
-        return self._fail(classify(status, self._output.last_lines(), silent_s), status)
-
-    def _left_early(self) -> bool:
-        """True when a clean exit answers our request to leave rather than the end of the training."""
-        if self._trainer_run is None or not self._trainer_run.asked_to_leave:
-            return False
-        progress = self._progress()
-        return not (progress and progress.total is not None and progress.step >= progress.total)
+        return self._release() if end.failure is None else self._fail(end.failure, end.status)
 
     def _drain(self, committer: Committer) -> None:
         """Let the last checkpoint be committed, for as long as that makes sense."""
@@ -339,13 +322,13 @@ class JobRun:
     def _fail(self, failure: Failure, status: ExitStatus | None = None) -> Outcome:
         self.failure = failure
         logger.warning("job %s failed: %s: %s", self._item.id, failure.failure_class, failure.reason)
-        tail = self._output.last_lines()
+        tail = self._tail or (self._steps.output.last_lines() if self._steps else [])
         return self._report(lambda: self._last_word.fail(failure, status, tail, self._pace.goodput()), Outcome.FAILED)
 
     def _release(self) -> Outcome:
         pause = self._leaving() == "pause"
         reason, message = ("pause", self._pause_reason) if pause else ("sigterm", self._stop.reason)
-        skipped = self._trainer_run.last_checkpoint_skipped if self._trainer_run else ""
+        skipped = self._steps.last_checkpoint_skipped if self._steps else ""
         if skipped:
             message = f"{message}; no last checkpoint: {skipped}"
         return self._report(lambda: self._last_word.release(reason, message, self._pace.goodput()), Outcome.RELEASED)

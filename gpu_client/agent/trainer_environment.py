@@ -15,21 +15,22 @@ _VARIABLE = re.compile(r"\$(?:\{(BATON_[A-Z_]+)\}|(BATON_[A-Z_]+))")
 
 
 def trainer_environment(
-    item: WorkItem, directories: JobDirectories, channel: str, resume_from: str, base: Mapping[str, str] = os.environ
+    item: WorkItem,
+    directories: JobDirectories,
+    channel: str,
+    resume_from: str,
+    base: Mapping[str, str] = os.environ,
+    *,
+    own: Mapping[str, str] | None = None,
+    use_arena: bool = True,
 ) -> dict[str, str]:
-    """The agent's environment without its own settings and secrets, the job's, and the BATON_ variables.
+    """The agent's environment without its settings and secrets, `own` (the step's), the job's, the BATON_ variables.
 
     The agent's interpreter comes first in PATH, so that `python` in a command is the one that has our packages.
     """
     inherited = {name: value for name, value in base.items() if not name.startswith("BATON_")}
     path = os.pathsep.join([str(Path(sys.executable).parent), inherited.get("PATH", os.defpath)])
-    return {
-        **inherited,
-        "PATH": path,
-        "PYTHONUNBUFFERED": "1",
-        "WANDB_RUN_ID": item.id,
-        "WANDB_RESUME": "allow",
-        **item.environment,
+    ours = {
         "BATON_JOB_ID": item.id,
         "BATON_EPOCH": str(item.epoch),
         "BATON_DATA_DIR": str(directories.data),
@@ -37,7 +38,18 @@ def trainer_environment(
         "BATON_RESUME_FROM": resume_from,
         "BATON_PARAMS": str(directories.params),
         "BATON_CHANNEL": channel,
-        "BATON_ARENA": str(directories.arena or ""),
+        "BATON_ARENA": str(directories.arena or "") if use_arena else "",
+    }
+    filled = dict(zip(own, expanded(list(own.values()), ours), strict=True)) if own else {}
+    return {
+        **inherited,
+        "PATH": path,
+        "PYTHONUNBUFFERED": "1",
+        "WANDB_RUN_ID": item.id,
+        "WANDB_RESUME": "allow",
+        **filled,
+        **item.environment,
+        **ours,
     }
 
 

@@ -4,6 +4,8 @@ Everything here is bounded, because a training script may print anything: progre
 megabytes without a newline, binary garbage. A slow or absent consumer costs the oldest lines (counted), never time.
 """
 
+from __future__ import annotations
+
 import codecs
 import re
 import threading
@@ -184,7 +186,12 @@ class TrainerOutput:
         self._assembler = assembler or LineAssembler()
         self._lock = threading.Lock()
         self._ring: deque[str] = deque(maxlen=last_lines)
+        self._write = echo
         self._echo = _Echo(echo) if echo else None
+
+    def followed(self) -> TrainerOutput:
+        """The sink of the next process of the same job: the same log, its own last lines."""
+        return TrainerOutput(self._write, self._ring.maxlen or LAST_LINES, self.spool)
 
     def last_lines(self, limit: int | None = None) -> list[str]:
         """The newest lines, oldest first."""

@@ -25,16 +25,18 @@ LOST_GRACE_S = 5.0
 
 
 class TrainerEnd(NamedTuple):
-    """How it ended. `silent_s`: ended by us, for it had made no progress for so long."""
+    """How it ended. `silent_s`: ended by us, for it had made no progress for so long; `timeout_s`: it ran too long."""
 
     status: ExitStatus
     silent_s: int | None = None
+    timeout_s: int | None = None
 
 
 class TrainerRun:
     """Watches over one trainer. `over` is set when the lease is lost; `leaving` says why to hand the job back, if so.
 
-    `gather` takes checkpoints over that have become complete; it is told whether there is news of one.
+    `gather` takes checkpoints over that have become complete; it is told whether there is news of one. `base` is added
+    to the trainer's steps to count them within the job.
     """
 
     def __init__(
@@ -49,7 +51,11 @@ class TrainerRun:
         canceled: Callable[[], bool],
         leaving: Callable[[], StopReason | None],
         gather: Callable[[bool], None],
+        base: int = 0,
+        timeout_s: int | None = None,
     ) -> None:
+        self._base = base
+        self._timeout_s = timeout_s
         self._item = item
         self._trainer = trainer
         self._channel = channel
@@ -82,6 +88,8 @@ class TrainerRun:
                 return TrainerEnd(self._ask_to_leave(leaving))
             if self._pace.is_due() and self._channel.request_checkpoint():
                 self._pace.asked()
+            if self._timeout_s is not None and time.monotonic() - started_at > self._timeout_s:
+                return TrainerEnd(self._end(float(self._item.stop_grace_s)), timeout_s=self._timeout_s)
             limit_s = self._item.no_progress_timeout_s
             moved_at = max(self._channel.advanced_at() or started_at, started_at)
             if limit_s is not None and time.monotonic() - moved_at > limit_s:
@@ -92,7 +100,7 @@ class TrainerRun:
         """Hear how far the training is, and take over what it has saved."""
         progress = self._channel.progress()
         if progress is not None:
-            self._pace.progressed(progress.step)
+            self._pace.progressed(progress.step + self._base)
         notices = self._channel.take_checkpoints()
         for notice in notices:
             self._pace.saved(notice.stall_s)

@@ -1,0 +1,130 @@
+"""A recipe of two steps through real processes: killed within and between them, nothing finished runs again."""
+
+from __future__ import annotations
+
+import hashlib
+import uuid
+from pathlib import Path
+
+import pytest
+
+from contract.jobs import AttemptEnd, JobState, JobSubmit, Policy
+from contract.work import WorkQuery
+from tests.control_plane import TRAINERS
+from tests.waiting import until
+from tests.workshop import Workshop
+
+pytestmark = [pytest.mark.processes, pytest.mark.emulator]
+
+STEPS = 20
+DOCUMENT = """
+name: {name}
+version: 1
+description: Two parts, the second of which goes on from what the first left.
+parameters:
+  steps: {{type: integer, required: true, minimum: 1}}
+  step_s: {{type: number, required: true}}
+  trace: {{type: string, required: true}}
+  first_s: {{type: number, default: 0}}
+steps:
+  - name: first
+    run: [python, {script}, first]
+    checkpoints: session
+    outputs: [{{path: first.bin, min_bytes: 64}}]
+  - name: left-out
+    when: parameters.first_s > 0
+    run: ["false"]
+  - name: second
+    run: [python, {script}, second, first]
+    checkpoints: session
+outputs:
+  - path: first.bin
+  - path: second.bin
+cleanup:
+  - run: [python, -c, "open({trace!r} + '.clean', 'a').write('clean ')"]
+"""
+
+
+def part(name: str, before: str = "") -> str:
+    digest = hashlib.sha256(before.encode()).hexdigest()
+    for step in range(1, STEPS + 1):
+        digest = hashlib.sha256(f"{digest}{name}{step}".encode()).hexdigest()
+    return digest
+
+
+def submitted(shop: Workshop, step_s: float) -> tuple[str, Path]:
+    """The job, and the file in which its steps tell of themselves."""
+    trace = shop.tmp_path / "trace.txt"
+    name = f"relay-{uuid.uuid4().hex[:8]}"
+    document = DOCUMENT.format(name=name, script=TRAINERS / "relay.py", trace=str(trace))
+    shop.stack.client.push_recipe(document)
+    job = shop.stack.client.submit(
+        JobSubmit(
+            recipe=f"{name}@1",
+            parameters={"steps": STEPS, "step_s": step_s, "trace": str(trace)},
+            queue=shop.queue,
+            policy=Policy(heartbeat_interval_s=2, backoff_s=0, avoid_machine_s=0, stop_grace_s=20),
+        )
+    )
+    return job.id, trace
+
+
+def lines(trace: Path) -> list[str]:
+    return trace.read_text().splitlines() if trace.exists() else []
+
+
+def kill(shop: Workshop, agent_name: str) -> None:
+    agent = next(agent for agent in reversed(shop.agents) if agent.process.poll() is None)
+    agent.kill_group()
+    until(lambda: not shop.trainers(), 20, what=f"the end of {agent_name}'s trainer")
+
+
+def test_a_recipe_of_two_steps_is_killed_within_and_between_them(shop: Workshop) -> None:
+    stack = shop.stack
+    job_id, trace = submitted(shop, step_s=0.25)
+
+    shop.agent("w1")
+    stack.wait_for_commit(job_id, 5)
+    kill(shop, "w1")
+    assert lines(trace) == ["first from 0"]
+
+    shop.agent("w2")
+    # What is committed beyond the first step's own checkpoints says that it is finished.
+    recorded = stack.wait_for_commit(job_id, STEPS + 1)
+    kill(shop, "w2")
+    assert recorded == STEPS + 1
+    told = lines(trace)
+    assert told[1] in {f"first from {step}" for step in (5, 10, 15)}
+    assert told[2] == "first done" and told[3:] in ([], ["second from 0"])
+
+    shop.agent("w3")
+    stack.wait_for_commit(job_id, STEPS + 2 + 5)
+    kill(shop, "w3")
+    shop.agent("w4")
+    job = stack.wait_for(job_id, JobState.COMPLETE, JobState.FAILED, timeout_s=60)
+    assert job.state is JobState.COMPLETE, job.reason
+
+    told = lines(trace)
+    assert told.count("first done") == 1 and not [line for line in told[3:] if line.startswith("first")]
+    assert told[-2] in {f"second from {step}" for step in (5, 10, 15)} and told[-1] == "second done"
+    first = part("first")
+    assert stack.artifact(job_id, "first.bin").decode() == first
+    assert stack.artifact(job_id, "second.bin").decode() == part("second", first)
+    attempts = stack.attempts(job_id)
+    assert [attempt.end for attempt in attempts[:3]] == [AttemptEnd.INTERRUPTED] * 3
+    assert attempts[-1].end is AttemptEnd.COMPLETE
+    steps = stack.steps(job_id)
+    assert steps == sorted(set(steps)), "numbered through"
+    assert job.progress is not None and job.progress.step == STEPS + 2 + STEPS
+    assert Path(f"{trace}.clean").read_text() == "clean ", "once: a machine that is lost cleans nothing up"
+
+
+def test_a_worker_that_knows_no_plans_is_given_none(shop: Workshop) -> None:
+    job_id, _ = submitted(shop, step_s=0)
+    client = shop.stack.client
+    assert client.claim(WorkQuery(queue=shop.queue)) is None
+    assert shop.stack.job(job_id).state is JobState.PENDING
+    item = client.claim(WorkQuery(queue=shop.queue, runs_plans=True))
+    assert item is not None and item.plan is not None
+    assert [order.name for order in item.plan.steps] == ["first", "second"]
+    assert item.plan.steps[0].command == ["python", str(TRAINERS / "relay.py"), "first"]

@@ -1,0 +1,51 @@
+"""One part of a training in several: goes on from what the part before it left in the output directory.
+
+Arguments: its name, and that of the part before it if there is one. Parameters: steps, step_s (seconds per step),
+trace (a file to which each start and end is appended). Writes <name>.bin.
+"""
+
+import hashlib
+import json
+import os
+import sys
+import time
+from pathlib import Path
+
+from gpu_client.training import commit
+from gpu_client.training.channel import Channel
+
+name, before = sys.argv[1], sys.argv[2:]
+output = Path(os.environ["BATON_OUTPUT_DIR"])
+params = json.loads(Path(os.environ["BATON_PARAMS"]).read_text())
+
+
+def trace(what: str) -> None:
+    with Path(params["trace"]).open("a") as file:
+        file.write(f"{what}\n")
+
+
+digest = hashlib.sha256("".join((output / f"{part}.bin").read_text() for part in before).encode()).hexdigest()
+done = 0
+if os.environ["BATON_RESUME_FROM"]:
+    resumed = Path(os.environ["BATON_RESUME_FROM"])
+    assert sorted(path.name for path in resumed.iterdir()) == ["baton.json", "state.txt"], "nothing was added to it"
+    done = commit.verify(resumed).step
+    assert resumed.name == f"checkpoint-{done}", "its numbers are the step's own"
+    digest = (resumed / "state.txt").read_text()
+assert [path.name for path in output.glob("checkpoint-*")] == [f"checkpoint-{done}"] * (done > 0), "no other part's"
+trace(f"{name} from {done}")
+channel = Channel(os.environ["BATON_CHANNEL"], lambda directive: None)
+for step in range(done + 1, params["steps"] + 1):
+    time.sleep(params["step_s"])
+    digest = hashlib.sha256(f"{digest}{name}{step}".encode()).hexdigest()
+    channel.report(step, params["steps"], {"loss": 1 / step})
+    if step % 5 == 0:
+        staged, final = commit.staging_path(output, step), commit.checkpoint_path(output, step)
+        staged.mkdir()
+        (staged / "state.txt").write_text(digest)
+        commit.write_marker(staged, step, {}, "session", {})
+        commit.publish(staged, final)
+        channel.checkpoint_written(step, str(final), {})
+(output / f"{name}.bin").write_text(digest)
+trace(f"{name} done")
+channel.close()
