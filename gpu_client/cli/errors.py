@@ -52,6 +52,9 @@ _FOR_USERS = {
     ErrorCode.CHECKPOINT_NOT_FOUND: "See which it has with: baton show ID",
     ErrorCode.KEY_NOT_FOUND: "See which there are with: baton keys list",
     ErrorCode.WEBHOOK_NOT_FOUND: "See which there are with: baton webhooks list",
+    ErrorCode.UNKNOWN_RECIPE: "See: baton recipes list",
+    ErrorCode.RECIPE_NOT_FOUND: "See: baton recipes list",
+    ErrorCode.INVALID_RECIPE: "All of it: baton recipes lint FILE",
     ErrorCode.ILLEGAL_TRANSITION: "See where it stands with: baton explain ID",
     ErrorCode.NOT_FOUND: "Is the address right, with its stage? See: baton doctor",
 }
@@ -104,6 +107,9 @@ def _refusal(error: ApiError) -> str:
     if error.code in _FOR_USERS:
         code = ErrorCode(error.code)
         message = f"{message.removesuffix(code.remedy).strip()} {_FOR_USERS[code]}"
+    if len(error.problems) > 1:
+        told = "; ".join(f"{one.field}: {one.reason}. {one.remedy}".strip() for one in error.problems)
+        return f"{error.code}: {len(error.problems)} things are wrong: {told}"
     field = f" (field {error.field})" if error.field else ""
     reference = f" [request {error.request_id}]" if error.code == ErrorCode.INTERNAL and error.request_id else ""
     return f"{error.code}: {message}{field}{reference}"

@@ -5,12 +5,12 @@ from __future__ import annotations
 import fcntl
 import os
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, NamedTuple
 
 import typer
 
@@ -18,10 +18,12 @@ from contract.jobs import Artifact, JobState, JobView
 from gpu_client.cli.errors import CliError, ExitCode
 from gpu_client.cli.formats import count, size
 from gpu_client.cli.session import SHOWN_ID_CHARACTERS, AsJson, JobIdArgument, find_job, session_of
+from gpu_client.transport.api import BatonClient
 from gpu_client.transport.cancel import CancelEvent
 from gpu_client.transport.digests import hash_file
 from gpu_client.transport.files import local_errors, safe_destination
 from gpu_client.transport.objects import Wanted
+from gpu_client.transport.transfer import Progress
 
 _HASHERS = 4
 _LEFTOVER = re.compile(r"\.[0-9a-f]{16}\.part")
@@ -48,13 +50,9 @@ def fetch(
     with session.client() as client:
         job = find_job(client, job_id)
         _require_outputs(job)
-        with _alone(directory):
-            have = present(job.artifacts, directory, session.cancel, force=force)
-            missing = [artifact for artifact in job.artifacts if artifact.path not in have]
-            total_bytes = sum(artifact.size_bytes or 0 for artifact in missing)
-            with session.screen.bytes_bar("downloading", total_bytes) as moved:
-                wanted = [_wanted(artifact, directory) for artifact in missing]
-                client.fetch_objects(wanted, cancel=session.cancel, progress=moved)
+        have, missing, total_bytes = fetch_outputs(
+            client, job, directory, session.cancel, force=force, bar=session.screen.bytes_bar
+        )
     unverified = [artifact.path for artifact in missing if artifact.crc64nvme is None and artifact.blake3 is None]
     if unverified:
         session.screen.say(f"Without a checksum to verify, for the job declared none: {', '.join(unverified)}")
@@ -68,6 +66,33 @@ def fetch(
             f"{count(len(missing), 'file')} ({size(total_bytes)}) fetched into {directory}, "
             f"{count(len(have), 'file')} there already"
         )
+
+
+class Fetched(NamedTuple):
+    """Paths that were there already, outputs that were not, and their bytes."""
+
+    have: set[str]
+    missing: list[Artifact]
+    total_bytes: int
+
+
+def fetch_outputs(
+    client: BatonClient,
+    job: JobView,
+    directory: Path,
+    cancel: CancelEvent,
+    *,
+    force: bool = False,
+    bar: Callable[[str, int], AbstractContextManager[Progress | None]] = lambda title, total_bytes: nullcontext(),
+) -> Fetched:
+    """Download what is not there yet, verified. `bar` shows it to a person. Raises CliError, as `present` does."""
+    with _alone(directory):
+        have = present(job.artifacts, directory, cancel, force=force)
+        missing = [artifact for artifact in job.artifacts if artifact.path not in have]
+        total_bytes = sum(artifact.size_bytes or 0 for artifact in missing)
+        with bar("downloading", total_bytes) as moved:
+            client.fetch_objects([_wanted(one, directory) for one in missing], cancel=cancel, progress=moved)
+    return Fetched(have, missing, total_bytes)
 
 
 def _require_outputs(job: JobView) -> None:

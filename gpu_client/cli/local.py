@@ -32,13 +32,7 @@ def local(
 
     Prints its address and keys.
     """
-    missing = [name for name in _NEEDED if find_spec(name) is None]
-    if missing:
-        raise CliError(
-            f"the local control plane is not installed ({', '.join(missing)} missing)",
-            "In a checkout of the repository: make local",
-            exit_code=ExitCode.FAILED,
-        )
+    require_local_stack()
     command = [sys.executable, "-m", "functions.local", "--port", str(port)]
     command += ["--state-dir", str(state_dir)] if state_dir else []
     command += ["--forget"] if forget else []
@@ -46,3 +40,14 @@ def local(
     sys.stdout.flush()
     # In place of this process: signals and the exit code are its own.
     os.execv(sys.executable, command)  # noqa: S606 - no shell, and nothing of it comes from elsewhere
+
+
+def require_local_stack() -> None:
+    """Raises CliError where the control plane is not installed."""
+    missing = [name for name in _NEEDED if find_spec(name) is None]
+    if missing:
+        raise CliError(
+            f"the local control plane is not installed ({', '.join(missing)} missing)",
+            "In a checkout of the repository: make local",
+            exit_code=ExitCode.FAILED,
+        )

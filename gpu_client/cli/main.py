@@ -15,7 +15,22 @@ from typing import Annotated
 
 import typer
 
-from gpu_client.cli import data, doctor, explain, fetch, jobs, keys, local, login, logs, steer, submit, watch, webhooks
+from gpu_client.cli import (
+    data,
+    doctor,
+    explain,
+    fetch,
+    jobs,
+    keys,
+    local,
+    login,
+    logs,
+    recipes,
+    steer,
+    submit,
+    watch,
+    webhooks,
+)
 from gpu_client.cli.errors import ExitCode, describe
 from gpu_client.cli.session import Session
 from gpu_client.transport.http import user_agent
@@ -27,7 +42,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for commands in (login, data, submit, jobs, watch, logs, explain, steer, fetch, keys, webhooks, local, doctor):
+for commands in (login, data, submit, jobs, watch, logs, explain, steer, fetch, recipes, keys, webhooks, local, doctor):
     commands.register(app)
 
 

@@ -29,9 +29,10 @@ Messages never carry the API key, a token, or the query of a presigned URL.
 from __future__ import annotations
 
 import errno
+from collections.abc import Sequence
 from urllib.parse import urlsplit
 
-from contract.errors import ErrorCode
+from contract.errors import ErrorCode, Fault
 
 _NO_SPACE = frozenset({errno.ENOSPC, errno.EDQUOT})
 
@@ -45,7 +46,8 @@ class ApiError(BatonError):
 
     `after_retry` is true if an earlier try of the same call went unanswered: it may have been carried out then.
     `foreign` is true if it was not our API that refused but something in between: a proxy, a firewall, a gateway being
-    deployed. That may pass, and says nothing about the request.
+    deployed. That may pass, and says nothing about the request. `problems`: everything that is wrong, where the answer
+    says more than one thing.
     """
 
     def __init__(
@@ -58,7 +60,9 @@ class ApiError(BatonError):
         request_id: str = "",
         after_retry: bool = False,
         foreign: bool = False,
+        problems: Sequence[Fault] = (),
     ) -> None:
+        self.problems = tuple(problems)
         self.code = code
         self.status = status
         self.message = message

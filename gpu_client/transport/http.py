@@ -26,7 +26,7 @@ from requests.utils import get_environ_proxies
 from urllib3.exceptions import HTTPError
 
 from contract.error_body import ErrorBody
-from contract.errors import ErrorCode
+from contract.errors import ErrorCode, Fault
 from gpu_client.transport.errors import ApiError, UnexpectedAnswer, Unreachable, api_error_class, without_query
 from gpu_client.transport.retry import RETRIED_STATUSES, Failure, RetryPolicy, parse_retry_after, retry_delay_s
 from gpu_client.transport.stats import CallStats
@@ -266,6 +266,7 @@ def parse_error(status: int, body: bytes) -> ApiError:
         message=detail.message,
         field=detail.field,
         request_id=detail.request_id,
+        problems=[Fault(**problem.model_dump()) for problem in detail.problems or ()],
     )
 
 

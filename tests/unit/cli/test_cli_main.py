@@ -21,6 +21,7 @@ from gpu_client.cli.session import Session
 GROUPS = {
     "data": ["push", "ls"],
     "keys": ["create", "list", "revoke", "rotate"],
+    "recipes": ["lint", "push", "list", "show", "docs", "run"],
     "webhooks": ["create", "list", "delete", "deliveries", "replay"],
 }
 NEEDS_ID = ["show", "watch", "logs", "events", "explain", "stop", "pause", "resume", "retry"]

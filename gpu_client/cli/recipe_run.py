@@ -1,0 +1,162 @@
+"""A recipe run on this machine: a control plane that forgets everything, one worker, one job, its outputs."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from contract.jobs import InputRef, JobState, JobSubmit, JobView, Policy, Requirements
+from contract.names import DATA_BUCKET
+from contract.recipes.model import Recipe
+from gpu_client.cli.data import local_files
+from gpu_client.cli.errors import CliError, ExitCode
+from gpu_client.cli.fetch import fetch_outputs
+from gpu_client.cli.local import require_local_stack
+from gpu_client.cli.session import PATIENCE, Session
+from gpu_client.cli.submission import parse_setting
+from gpu_client.transport.api import BatonClient
+
+POLL_S = 0.3
+END_S = 20.0
+"""What is asked to end has this long."""
+_HEARTBEAT_S = 2
+_LINES = 1000
+
+
+class LocalRun:
+    """Raises CliError for what cannot be run, before anything is started."""
+
+    def __init__(
+        self,
+        session: Session,
+        recipe: Recipe,
+        document: str,
+        *,
+        settings: Sequence[str],
+        inputs: Sequence[str],
+        out: Path | None,
+    ) -> None:
+        require_local_stack()
+        self._session = session
+        self._recipe = recipe
+        self._document = document
+        self._out = out or Path(f"{recipe.name}-output")
+        self._parameters = dict(map(parse_setting, settings))
+        self._inputs: list[InputRef] = []
+        self._files: dict[str, Path] = {}
+        for number, text in enumerate(inputs):
+            folder, _, into = text.partition(":")
+            prefix = f"input-{number}/"
+            self._files |= local_files(Path(folder), prefix)
+            self._inputs.append(InputRef(prefix=prefix, into=into))
+
+    def run(self, *, say: Callable[[str], None], line: Callable[[str], None]) -> JobView:
+        """Do it; `say` tells what happens, `line` what the job prints. The job as it ended."""
+        with tempfile.TemporaryDirectory(prefix="baton-run-") as folder, _stack() as stack:
+            url, keys = str(stack["url"]), stack["keys"]
+            assert isinstance(keys, dict)
+            with BatonClient(url, keys["admin"], policy=PATIENCE) as client:
+                client.push_recipe(self._document)
+                if self._files:
+                    client.upload_files(DATA_BUCKET, self._files, cancel=self._session.cancel)
+                job = client.submit(self._job())
+                say(f"job {job.id} runs {self._recipe.id} on this machine")
+                with _agent(url, keys["worker"], Path(folder)) as agent:
+                    job = self._followed(client, job.id, agent, line)
+                say(f"the job is {job.state.value}{f': {job.reason.message}' if job.reason else ''}")
+                if job.state is JobState.COMPLETE and job.artifacts:
+                    fetched = fetch_outputs(client, job, self._out, self._session.cancel, force=True)
+                    say(f"{len(fetched.missing)} outputs are in {self._out}")
+        return job
+
+    def _job(self) -> JobSubmit:
+        # Said one by one, so that the recipe's own do not count: whoever runs it here knows this machine.
+        none = Requirements(**Requirements().model_dump())
+        return JobSubmit(
+            recipe=self._recipe.id,
+            parameters=self._parameters,
+            inputs=self._inputs,
+            requirements=none,
+            policy=Policy(max_failures=1, max_node_faults=1, heartbeat_interval_s=_HEARTBEAT_S),
+        )
+
+    def _followed(
+        self, client: BatonClient, job_id: str, agent: subprocess.Popen[bytes], line: Callable[[str], None]
+    ) -> JobView:
+        """Show what it prints until it has ended. Raises CliError if its worker has before it."""
+        cursor: str | None = None
+        while True:
+            # asked first: what was printed before the end is there once the job has ended
+            gone = agent.poll() is not None
+            job = client.get_job(job_id)
+            while (page := client.logs(job_id, limit=_LINES, cursor=cursor)).lines:
+                for found in page.lines:
+                    line(found.text)
+                cursor = page.next_cursor or cursor
+            if job.state.terminal:
+                return job
+            if gone:
+                raise CliError(
+                    f"the worker ended (exit code {agent.returncode}) before the job did",
+                    "Its own lines are above.",
+                    exit_code=ExitCode.FAILED,
+                )
+            self._session.sleep(POLL_S)
+
+
+@contextmanager
+def _stack() -> Iterator[Mapping[str, object]]:
+    """The local stack: its address and keys."""
+    command = [sys.executable, "-m", "functions.local", "--forget", "--port", "0", "--json", "--sweep-interval-s", "2"]
+    with _ended(
+        subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, start_new_session=True)
+    ) as (process):
+        assert process.stdout is not None
+        said = process.stdout.readline()
+        if not said:
+            raise CliError("the local stack did not start", exit_code=ExitCode.FAILED)
+        yield json.loads(said)
+
+
+@contextmanager
+def _agent(url: str, key: str, workspace: Path) -> Iterator[subprocess.Popen[bytes]]:
+    """A worker that takes one job."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("BATON_")}
+    settings = {
+        "BATON_API_URL": url,
+        "BATON_API_KEY": key,
+        "BATON_WORKSPACE": str(workspace),
+        "BATON_MAX_JOBS": "1",
+        "BATON_STABLE_S": "1",
+        "BATON_POLL_MAX_S": "1",
+        "BATON_LOG_LEVEL": "WARNING",
+    }
+    command = [sys.executable, "-m", "gpu_client.agent"]
+    with _ended(
+        subprocess.Popen(command, env={**kept, **settings}, stdin=subprocess.DEVNULL, start_new_session=True)
+    ) as process:
+        yield process
+
+
+@contextmanager
+def _ended(process: subprocess.Popen[bytes]) -> Iterator[subprocess.Popen[bytes]]:
+    """Inside it runs; afterwards nothing of it does."""
+    try:
+        with process:
+            try:
+                yield process
+            finally:
+                process.send_signal(signal.SIGTERM)
+                try:
+                    process.wait(END_S)
+                except subprocess.TimeoutExpired:
+                    os.killpg(process.pid, signal.SIGKILL)
+    finally:
+        process.wait()

@@ -1,0 +1,170 @@
+"""Recipes on the command line: written, checked, registered, read about, run on this machine."""
+
+from __future__ import annotations
+
+import uuid
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.functional.cli.people import Baton
+from tests.stack import Stack
+
+pytestmark = pytest.mark.emulator
+
+GOOD = """\
+name: {name}
+version: {version}
+description: Says a word. And more.
+parameters:
+  word: {{type: string, required: true, choices: [hello, bye], description: What is said.}}
+  times: {{type: integer, default: 2, minimum: 1, maximum: 9, description: How often.}}
+rules:
+  - {{require: parameters.times < 9 or parameters.word == 'bye', fields: [times], message: is too often, remedy: Less.}}
+inputs:
+  - {{into: names, description: Who is spoken to.}}
+steps:
+  - name: say
+    run:
+      - python
+      - -c
+      - |
+        import pathlib, sys
+        word, times, data, output = sys.argv[1:]
+        who = pathlib.Path(data, "names/who.txt").read_text().strip()
+        print(word, who)
+        pathlib.Path(output, "said").write_text((word + who) * int(times))
+      - "{{{{ parameters.word }}}}"
+      - "{{{{ parameters.times }}}}"
+      - "{{{{ dirs.data }}}}"
+      - "{{{{ dirs.output }}}}"
+    checkpoints: none
+  - name: copy
+    run:
+      - python
+      - -c
+      - import shutil, sys; shutil.copy(sys.argv[1] + "/said", sys.argv[1] + "/copied")
+      - "{{{{ dirs.output }}}}"
+    checkpoints: none
+outputs:
+  - {{path: copied, min_bytes: 1, description: What was said.}}
+"""
+BAD = """\
+name: Bad
+version: 1
+description: Two faults that are seen at once, and a third.
+steps:
+  - name: a
+    run: [echo, "{{ parameters.x }}"]
+    whn: "1"
+"""
+
+
+@pytest.fixture
+def name() -> str:
+    return f"say-{uuid.uuid4().hex[:8]}"
+
+
+@pytest.fixture
+def file(tmp_path: Path, name: str) -> Path:
+    path = tmp_path / "say.yaml"
+    path.write_text(GOOD.format(name=name, version=1))
+    return path
+
+
+def test_lint_tells_every_fault_with_its_place_and_remedy(baton: Baton, file: Path, tmp_path: Path, name: str) -> None:
+    assert f"{name}@1 has no faults" in baton("recipes", "lint", file).ok().out
+    assert baton("recipes", "lint", file, "--json").ok().json["faults"] == []
+    bad = tmp_path / "bad.yaml"
+    bad.write_text(BAD)
+    said = baton("recipes", "lint", bad)
+    assert said.code == 1
+    assert said.out.splitlines() == [
+        f"{bad}:1:1: name: cannot be a name. Use up to 63 lower-case letters, digits and hyphens, a letter or digit "
+        "first.",
+        f"{bad}:6:17: steps.0.run.1: there is no parameters.x. There are none.",
+        f"{bad}:7:5: steps.0.whn: is not a field of recipes. Did you mean 'when'?",
+    ]
+    told = baton("recipes", "lint", bad, "--json")
+    assert told.code == 1
+    assert [(one["line"], one["field"]) for one in told.json["faults"]] == [
+        (1, "name"),
+        (6, "steps.0.run.1"),
+        (7, "steps.0.whn"),
+    ]
+    for command in (["push", bad], ["run", "--local", bad], ["docs", bad]):
+        refused = baton("recipes", *command)
+        assert refused.code == 2 and "bad.yaml:7:5" in refused.err and "3 faults" in refused.err
+    baton("recipes", "lint", tmp_path / "nowhere").failed(2, "cannot be read")
+
+
+def test_a_pushed_recipe_is_listed_shown_explained_and_used(baton: Baton, file: Path, name: str) -> None:
+    assert f"{name}@1 is registered" in baton("recipes", "push", file).ok().out
+    again = baton("recipes", "push", file, "--json").ok().json
+    assert again["id"] == f"{name}@1" and again["document"] == file.read_text()
+    file.write_text(GOOD.format(name=name, version=1).replace("Says a", "Shouts a"))
+    baton("recipes", "push", file).failed(3, "recipe_exists", "other contents", "next one")
+    file.write_text(GOOD.format(name=name, version=10))
+    baton("recipes", "push", file).ok()
+
+    listed = {one["id"]: one for one in baton("recipes", "list", "--json").ok().json}
+    assert {"command@1", "digits@1", "dreambooth-lora-sd@1", "dreambooth-lora-sdxl@1", f"{name}@1"} < set(listed)
+    assert listed["digits@1"]["built_in"] and not listed[f"{name}@10"]["built_in"]
+    assert f"{name}@1" in baton("recipes", "list").ok().out
+    assert baton("recipes", "show", name).ok().out == file.read_text(), "the highest version"
+    assert baton("recipes", "show", f"{name}@1", "--json").ok().json["id"] == f"{name}@1"
+    baton("recipes", "show", "nothing").failed(2, "no recipe 'nothing'")
+    baton("recipes", "show", "nothing@1").failed(3, "recipe_not_found")
+
+    page = baton("recipes", "docs", name).ok().out
+    for part in (
+        f"# {name}@10",
+        "| `word` | required | one of hello, bye | What is said. |",
+        "| `times` | `2` | a whole number, at least 1, at most 9 | How often. |",
+        "- `times` is too often. Less.",
+        "| `names` | yes | Who is spoken to. |",
+        "1. **say**:",
+        "| `copied` | at least 1 bytes | What was said. |",
+        f"baton submit --recipe {name}@10 --set word=... --input PREFIX/:names",
+    ):
+        assert part in page, page
+    assert baton("recipes", "docs", file).ok().out == page
+    assert baton("recipes", "docs", file, "--json").ok().json["name"] == name
+    submitted = baton(*("submit", "--recipe", f"{name}@1", "--set", "word=bye", "--input", "n/:names", "--json"))
+    assert [step["name"] for step in submitted.ok().json["plan"]["steps"]] == ["say", "copy"]
+
+
+def test_all_that_is_wrong_with_a_submission_is_told_at_once(baton: Baton, file: Path, name: str) -> None:
+    baton("recipes", "push", file).ok()
+    said = baton("submit", "--recipe", f"{name}@1", "--set", "tims=3", "--set", "times=10")
+    said.failed(3, "4 things are wrong", "parameters.tims: is not a parameter", "Did you mean 'times'?")
+    said.failed(3, "parameters.word: is required. Give one of hello, bye.", "the input for 'names' is missing")
+    baton("submit", "--recipe", f"{name}@7").failed(3, "unknown_recipe", "baton recipes list")
+
+
+@pytest.mark.processes
+def test_a_recipe_runs_on_this_machine_and_leaves_its_outputs(baton: Baton, file: Path, tmp_path: Path) -> None:
+    people, out = tmp_path / "people", tmp_path / "out"
+    people.mkdir()
+    (people / "who.txt").write_text("world\n")
+    common: list[Any] = ["recipes", "run", "--local", file, "--input", f"{people}:names", "--out", out]
+    said = baton(*common, "--set", "word=hello", "--set", "times=3").ok()
+    assert "hello world" in said.out and "step copy (2 of 2)" in said.out
+    assert (out / "copied").read_text() == "helloworld" * 3
+    baton("recipes", "run", file).failed(2, "--local")
+
+
+@pytest.mark.processes
+def test_a_run_that_fails_says_so(baton: Baton, tmp_path: Path) -> None:
+    file = tmp_path / "bad.yaml"
+    file.write_text(
+        "{name: bad, version: 1, description: Fails., steps: [{name: a, run: [python, -c, 'raise SystemExit(3)']}]}"
+    )
+    said = baton("recipes", "run", "--local", file, "--json")
+    assert said.code == 1 and said.json["state"] == "failed"
+    assert "the job is failed" in said.err
+
+
+def test_what_cannot_be_run_is_said_before_anything_starts(baton: Baton, file: Path, stack: Stack) -> None:
+    baton("recipes", "run", "--local", file, "--input", "/nowhere:names").failed(2, "is not a directory")
