@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Iterable, Iterator
 from difflib import get_close_matches
 from typing import Any, NamedTuple
@@ -15,6 +16,10 @@ from contract.recipes.rendering import DIRECTORIES, NAMES, escape_of, plan_of
 from contract.recipes.templates import TemplateError, check, references
 
 _MEMBERS: dict[str, Collection[str]] = {"dirs": frozenset(DIRECTORIES), "job": frozenset(("id",))}
+
+
+_DIRECTORY = re.compile(rf"\{{\{{[-\s]*dirs\.({'|'.join(DIRECTORIES)})[-\s]*\}}\}}")
+_LONE_PARAMETER = re.compile(r"\s*parameters\.([A-Za-z_][A-Za-z0-9_]*)\s*")
 
 
 class Linted(NamedTuple):
@@ -231,7 +236,7 @@ def _texts_of(command: Any, location: Location) -> Iterator[_Text]:
 
 def _look_at_text(one: _Text, document: Document) -> None:
     kind = "expression" if one.bare else "template"
-    escape = None if one.bare else escape_of(one.text)
+    escape = None if one.bare else escape_of(_DIRECTORY.sub(lambda found: DIRECTORIES[found[1]], one.text))
     if escape:
         document.fault(one.location, f"{escape[:80]!r} leads out of the job's directory", "Leave out '..'.")
     try:
@@ -246,6 +251,10 @@ def _look_at_text(one: _Text, document: Document) -> None:
             document.fault(one.location, f"there is no variable {name!r}", f"There are {', '.join(NAMES)}.")
         elif member is not None and name in members and member not in members[name]:
             document.fault(one.location, f"there is no {name}.{member}", _did_you_mean(member, members[name]))
+    alone = _LONE_PARAMETER.fullmatch(one.text) if one.bare else None
+    spec = _members_of(members["parameters"], alone[1]) if alone else {}
+    if spec.get("type", "boolean") != "boolean":
+        document.fault(one.location, "is neither true nor false", "Compare with something.")
 
 
 def _did_you_mean(name: str, known: Iterable[str]) -> str:

@@ -182,4 +182,9 @@ def _dumper() -> type[Dumper]:
         def ignore_aliases(self, data: Any) -> bool:
             return True
 
+    def text(writer: Any, value: str) -> Any:
+        # PyYAML loses the next-line character where it does not quote twice
+        return writer.represent_scalar(_PREFIX + "str", value, style='"' if "\x85" in value else None)
+
+    Writer.add_representer(str, text)
     return Writer  # type: ignore[return-value]
