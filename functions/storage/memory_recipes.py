@@ -18,7 +18,10 @@ class MemoryRecipeStore:
     def add(self, recipe: StoredRecipe) -> bool:
         place = (recipe.tenant, keys.recipe_sk(recipe.name, recipe.version))
         with self._state.lock:
-            return self._state.recipes.setdefault(place, recipe) is recipe
+            if place in self._state.recipes:
+                return False
+            self._state.recipes[place] = recipe
+            return True
 
     def get(self, tenant: str, name: str, version: int) -> StoredRecipe | None:
         with self._state.lock:

@@ -140,6 +140,16 @@ def steer(api: Api) -> None:
     api.get("/jobs", query={"status": "pending", "queue": "steer"}).ok()
 
 
+def describe(api: Api) -> None:
+    """Recipes registered, looked at, and named by a job."""
+    document = "{name: hello, version: 1, description: Says hello., steps: [{name: hello, run: [echo, hello]}]}"
+    for _ in range(2):
+        api.post("/recipes", {"document": document}).ok()
+    api.get("/recipes").ok()
+    api.get("/recipes/hello@1").ok()
+    api.post("/job", {"recipe": "hello@1", "queue": "described"}).ok()
+
+
 def work(api: Api) -> None:
     """The worker's calls: a job that is lost, resumed, damaged, tidied up after, and completed; others that end."""
     api.put_object(DATA_BUCKET, "in/1.png")
@@ -253,7 +263,7 @@ def published(recorder: Recorder, emulator: Emulator, api: Api) -> None:
 def test_each_function_asks_for_what_its_role_allows(emulator: Emulator, monkeypatch: pytest.MonkeyPatch) -> None:
     recorder = Recorder()
     with listening(recorder, emulator, monkeypatch) as api:
-        for part in (steer, work, original, transfer, administer, hook):
+        for part in (steer, describe, work, original, transfer, administer, hook):
             part(api)
         published(recorder, emulator, api)
     assert recorder.calls == {route.route_key for route in ROUTES}

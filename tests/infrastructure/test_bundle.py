@@ -100,6 +100,17 @@ def test_every_handler_starts_from_the_bundle_alone(hosted: Path, name: str) -> 
     assert done.stdout.strip() == f"functions.handlers.{name}", done.stderr
 
 
+def test_recipes_are_read_and_rendered_from_the_bundle_alone(hosted: Path) -> None:
+    program = (
+        f"import sys; sys.path.insert(0, {str(hosted)!r}); "
+        "from contract.recipes.rendering import plan_of; from functions.recipes import built_in_recipe; "
+        "plan, faults = plan_of(built_in_recipe('command@1'), {'command': ['a', 'b']}); "
+        "import jinja2; print(plan.steps[0].command, faults, jinja2.__file__)"
+    )
+    done = subprocess.run([sys.executable, "-I", "-S", "-c", program], capture_output=True, text=True, check=False)
+    assert done.stdout.startswith(f"['a', 'b'] [] {hosted}"), done.stderr
+
+
 def test_every_module_is_compiled_and_says_where_it_lies_in_lambda(hosted: Path) -> None:
     modules = list(hosted.rglob("*.py"))
     assert len(modules) > 500
