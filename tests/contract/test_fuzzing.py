@@ -112,6 +112,7 @@ def map_headers(context: schemathesis.HookContext, headers: Any) -> Any:
 BEYOND_SCHEMA_CODES = {
     "invalid_cursor": "cursors are opaque: only the API makes valid ones",
     "unknown_recipe": "the recipes that exist are data",
+    "invalid_recipe": "what is in the text of a recipe is a language of its own",
     "job_not_running": "400 is what the original's clients take as the order to stop",
 }
 BEYOND_SCHEMA_MESSAGES = {
@@ -120,6 +121,7 @@ BEYOND_SCHEMA_MESSAGES = {
     "two sizes or checksums": "one digest has one size",
     "bytes; 1 to 900 are allowed": "sizes are in bytes, lengths in characters",
     "bytes; 1 to 800 are allowed": "sizes are in bytes, lengths in characters",
+    "has an empty prefix": "the files of a recipe lie in a folder",
     "is not a parameter of": "parameters are checked against their recipe",
     "Parameter '": "parameters are checked against their recipe",
     "names the program": "the first word of a command is not blank, and NUL is in none",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -268,6 +269,13 @@ def test_several_faults_are_found_at_once(chance: random.Random, count: int) -> 
     faults = lint(text).faults
     for field, line in injected:
         assert [one for one in faults if one.line == line], (field, line, faults)
+
+
+def test_the_example_of_the_documentation_has_no_faults() -> None:
+    page = (Path(__file__).resolve().parents[3] / "docs/recipes.md").read_text()
+    example = page.partition("```yaml\n")[2].partition("```")[0]
+    linted = lint(example)
+    assert linted.faults == [] and linted.recipe is not None and linted.recipe.id == "caption-and-train@1"
 
 
 def test_faults_come_in_the_order_of_lines() -> None:
