@@ -4,17 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import lru_cache
+from typing import TYPE_CHECKING
 
 from contract.errors import ErrorCode, Fault
 from contract.jobs import JobSubmit, Policy, Requirements
 from contract.recipes.calls import RecipePage, RecipePush, RecipeQuery, RecipeSummary, RecipeView
-from contract.recipes.model import Recipe
 from contract.recipes.plan import RunPlan
 from functions.api.context import Call, Context
 from functions.domain.errors import Refusal
 from functions.domain.recipes import RecipeEntry, StoredRecipe
 from functions.domain.records import Spec
 from functions.recipes import built_in_document, built_in_ids, built_in_recipe, is_built_in_name
+
+if TYPE_CHECKING:
+    from contract.recipes.model import Recipe
 
 _PARAMETERS = "parameters."
 

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from functools import cache
 from importlib.resources import files
+from typing import TYPE_CHECKING
 
-from contract.recipes.model import Recipe
+if TYPE_CHECKING:
+    # Only a submission that names a recipe pays for the language.
+    from contract.recipes.model import Recipe
 
 
 @cache
@@ -26,7 +29,8 @@ def built_in_document(recipe_id: str) -> str | None:
 @cache
 def built_in_recipe(recipe_id: str) -> Recipe | None:
     """The recipe called `name@version`; None if there is none."""
-    from contract.recipes.reading import read_document  # only a submission that names a recipe pays for it
+    from contract.recipes.model import Recipe
+    from contract.recipes.reading import read_document
 
     document = built_in_document(recipe_id)
     return None if document is None else Recipe.model_validate(read_document(document).value, strict=True)

@@ -149,6 +149,11 @@ def beyond_schema(text: str) -> bool:
     return error["code"] in BEYOND_SCHEMA_CODES or any(words in error["message"] for words in BEYOND_SCHEMA_MESSAGES)
 
 
+def cut_by_the_gateway(case: schemathesis.Case, text: str) -> bool:
+    """API Gateway drops what follows a `?` in a key: what is left of a sound one may end with a slash."""
+    return "/?" in str(case.path_parameters.get("key", "")) and json.loads(text)["error"]["code"] == "invalid_key"
+
+
 seen: dict[str, set[int]] = defaultdict(set)
 
 
@@ -169,7 +174,9 @@ def test_no_findings(case: schemathesis.Case) -> None:
     about_a_running_job(case)
     response = case.call(headers={"x-api-key": KEY})
     seen[case.operation.label].add(response.status_code)
-    excused = response.status_code in (400, 422) and beyond_schema(response.text)
+    excused = response.status_code in (400, 422) and (
+        beyond_schema(response.text) or cut_by_the_gateway(case, response.text)
+    )
     case.validate_response(response, excluded_checks=[positive_data_acceptance] if excused else [])
 
 
