@@ -67,7 +67,7 @@ class WorkQuery(SaladIdentity):
     gpu_model: Annotated[str, Field(max_length=64)] | None = None
     image: Annotated[str, Field(max_length=256, pattern=r"^[\x21-\x7e]*$")] | None = None
     """The container image that the worker runs in."""
-    runs_plans: bool = False
+    runs_plans: bool | None = None
     """It runs the steps of a `plan`. Others are given only jobs whose `command` is all there is to them."""
 
 
