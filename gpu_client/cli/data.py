@@ -18,6 +18,7 @@ from gpu_client.cli.errors import CliError
 from gpu_client.cli.formats import count, moment, size
 from gpu_client.cli.output import FOLDED, Column
 from gpu_client.cli.session import AsJson, session_of
+from gpu_client.cli.validate import validate
 from gpu_client.transport.api import BatonClient
 from gpu_client.transport.calls import pages
 from gpu_client.transport.cancel import CancelEvent, stop_if_set
@@ -33,6 +34,7 @@ data = typer.Typer(help="Files that jobs read.", no_args_is_help=True)
 
 def register(app: typer.Typer) -> None:
     """Add the group."""
+    data.command("validate")(validate)
     app.add_typer(data, name="data")
 
 
