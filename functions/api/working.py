@@ -7,6 +7,7 @@ from itertools import islice
 from typing import Any
 
 from contract.checkpoints import CheckpointRef
+from contract.datasets import is_manifest
 from contract.errors import ErrorCode
 from contract.goodput import Goodput
 from contract.jobs import JobState, Progress, Reason, ReasonCode
@@ -348,6 +349,8 @@ def _all_keys(context: Context, call: Call, prefix: str, room_bytes: int) -> lis
     for entry in every_item(
         lambda cursor: context.objects.list(call.tenant, DATA_BUCKET, prefix, limit=1000, cursor=cursor)
     ):
+        if is_manifest(entry.key):
+            continue  # they would take it for an image
         room_bytes -= len(entry.key.encode())
         if room_bytes < 0:
             logger.warning("the list of inputs is cut: no answer could hold it", extra={"reason": prefix})
