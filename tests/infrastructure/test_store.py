@@ -17,6 +17,7 @@ from cdk.access import ACCESS
 from cdk.app import build
 from cdk.stage import Stage, StageError
 from contract.names import BUCKETS
+from functions.api.settings import Settings
 from functions.local.emulator import Emulator
 from tests.emulator import unique
 from tests.infrastructure.conftest import NO_BUNDLING, of_type, template_of
@@ -90,6 +91,14 @@ def test_cdk_nag_finds_nothing(tmp_path: Path, more: Mapping[str, str]) -> None:
 def test_a_region_is_passed_on() -> None:
     made = functions(template_of(**STORE, s3_region="eu-1"))["worker"]["Environment"]["Variables"]
     assert made["BATON_S3_REGION"] == "eu-1"
+
+
+def test_a_store_that_takes_no_uploads_in_parts_is_asked_for_none() -> None:
+    for more, wanted in (({}, None), ({"s3_multipart": "false"}, "false"), ({"s3_multipart": "true"}, None)):
+        for name, made in functions(template_of(**STORE, **more)).items():
+            assert made["Environment"]["Variables"].get("BATON_MULTIPART") == wanted, name
+    assert Settings.from_environment({"BATON_MULTIPART": "false"}).multipart is False
+    assert Settings.from_environment({}).multipart is True
 
 
 @pytest.mark.parametrize(
