@@ -18,8 +18,8 @@ from functions.domain.ports import Presigned, StoredObject, StoredPart
 MAX_PART_URLS = 256
 """In one answer: they are made when they can be used soon."""
 
-MAX_LOOKS = 16
-"""Uploads looked at in one call: each takes up to four requests to the store, and a function has 25 s."""
+MAX_LOOKS = 8
+"""Uploads looked at in one call: a completion may take a second or two, and a function has 25 s."""
 
 MAX_UPLOADS_OF_A_KEY = 4
 """Of several that are under way the newest are looked at; a lifecycle rule ends those that nobody goes on with."""
@@ -90,7 +90,6 @@ class PartedUploads:
             whole.key,
             upload_id,
             parts,
-            size_bytes=whole.size_bytes,
             crc64nvme=whole.crc64nvme,
             create_only=whole.create_only,
             replace_etag=whole.replace_etag,

@@ -279,12 +279,11 @@ class ObjectStore(Protocol):
         upload_id: str,
         parts: Sequence[StoredPart],
         *,
-        size_bytes: int,
         crc64nvme: str,
         create_only: bool = False,
         replace_etag: str | None = None,
     ) -> str | None:
-        """The object's ETag, once the store has compared size and checksum of the whole.
+        """The object's ETag, once the store has compared the checksum of the whole.
 
         None if that cannot be now: the upload or one of the parts is not there any more, or the key was written
         meanwhile against the condition. Raises Refusal (`digest_mismatch`) if the parts are another object.

@@ -47,9 +47,7 @@ def check_parts(parts: Sequence[tuple[int, str]]) -> None:
 
 def other_bytes(key: str) -> Refusal:
     """The refusal of parts that are not the object they were declared to be."""
-    return Refusal(
-        ErrorCode.DIGEST_MISMATCH, f"The parts of {key} are not an object of the declared size and CRC-64/NVME."
-    )
+    return Refusal(ErrorCode.DIGEST_MISMATCH, f"The parts of {key} are not an object with the declared CRC-64/NVME.")
 
 
 def parts_refused(message: str) -> Refusal:

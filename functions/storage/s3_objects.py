@@ -232,7 +232,6 @@ class S3ObjectStore:
         upload_id: str,
         parts: Sequence[StoredPart],
         *,
-        size_bytes: int,
         crc64nvme: str,
         create_only: bool = False,
         replace_etag: str | None = None,
@@ -241,7 +240,6 @@ class S3ObjectStore:
             "UploadId": upload_id,
             "ChecksumType": "FULL_OBJECT",
             "ChecksumCRC64NVME": crc64nvme,
-            "MpuObjectSize": size_bytes,
             "MultipartUpload": {"Parts": [_named(part) for part in parts]},
         }
         if create_only:

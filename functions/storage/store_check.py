@@ -140,7 +140,6 @@ def _missing_of_multipart(objects: ObjectStore, bucket: str, key: str, uploads: 
                 key,
                 upload_id,
                 parts,
-                size_bytes=len(data),
                 crc64nvme=crc64nvme(data),
                 create_only=create_only,
             )

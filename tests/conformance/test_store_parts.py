@@ -42,9 +42,7 @@ def send(cloud: Cloud, upload_id: str, parts: Sequence[bytes], key: str = "k") -
 
 
 def complete(cloud: Cloud, upload_id: str, parts: Sequence[StoredPart], whole: bytes, **more: Any) -> str | None:
-    return cloud.objects.complete_checksummed(
-        TENANT, DATA, "k", upload_id, parts, size_bytes=len(whole), crc64nvme=checksum(whole), **more
-    )
+    return cloud.objects.complete_checksummed(TENANT, DATA, "k", upload_id, parts, crc64nvme=checksum(whole), **more)
 
 
 def test_parts_are_listed_with_their_checksums_and_make_an_object_with_one(enforcing: Cloud) -> None:
