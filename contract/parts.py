@@ -16,6 +16,10 @@ PARTS_FROM_BYTES = 64 * _MIB
 MIN_PART_BYTES = 5 * _MIB
 MAX_PART_BYTES = 5 * 1024 * _MIB
 MAX_PARTS = 10_000
+MAX_PARTED_BYTES = 5 * 1024**4
+"""The largest object that goes up in parts; without them it is MAX_OBJECT_BYTES. The least of what stores allow."""
+
+LargeSizeBytes = Annotated[int, Field(ge=0, le=MAX_PARTED_BYTES, description="Size in bytes; beyond 5 GiB in parts")]
 
 _USUAL_PART_BYTES = 16 * _MIB
 """What is lost when a connection breaks, and what one carries in a fraction of a second or, on slow lines, a minute."""

@@ -6,9 +6,9 @@ from typing import Annotated
 
 from pydantic import ConfigDict, Field, model_validator
 
-from contract.base import AnswerModel, Crc64, EpochSeconds, KeyPrefix, ObjectKey, SizeBytes, WireModel
+from contract.base import AnswerModel, Crc64, EpochSeconds, KeyPrefix, ObjectKey, WireModel
 from contract.names import DATA_BUCKET
-from contract.parts import Parts, require_fitting
+from contract.parts import LargeSizeBytes, Parts, require_fitting
 
 BucketName = Annotated[str, Field(min_length=1, max_length=64, examples=["training-data"])]
 
@@ -59,7 +59,7 @@ class UploadFile(WireModel):
     """One file of a batch. Example: `{"key": "digits/3/0001.png", "size_bytes": 301, "crc64nvme": "UvieJR3alJI="}`"""
 
     key: ObjectKey
-    size_bytes: SizeBytes
+    size_bytes: LargeSizeBytes
     crc64nvme: Crc64
     parts: Parts | None = None
     """Of a large file; without them it is one PUT."""

@@ -20,14 +20,13 @@ from contract.base import (
     ObjectKey,
     QueueName,
     RelativePath,
-    SizeBytes,
     Step,
     WireModel,
 )
 from contract.checkpoints import CheckpointRef
 from contract.goodput import Goodput
 from contract.jobs import FailureClass, InputRef
-from contract.parts import Parts, require_fitting
+from contract.parts import LargeSizeBytes, Parts, require_fitting
 
 
 class Directive(StrEnum):
@@ -158,7 +157,7 @@ class DeclaredArtifact(WireModel):
     """
 
     path: RelativePath
-    size_bytes: SizeBytes
+    size_bytes: LargeSizeBytes
     crc64nvme: Crc64
     blake3: Blake3
     parts: Parts | None = None

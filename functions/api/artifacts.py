@@ -32,7 +32,7 @@ def declare_artifacts(context: Context, call: Call) -> ArtifactsAnswer:
     in_parts = PartedUploads(context, call, CHECKPOINTS_BUCKET)
     missing: list[PresignedPut] = []
     pending: list[str] = []
-    for artifact in body.artifacts:
+    for index, artifact in enumerate(body.artifacts):
         key = artifact_key(job.id, job.epoch, artifact.path)
         found = stored.get(key)
         if in_parts.take(artifact.parts):
@@ -49,6 +49,7 @@ def declare_artifacts(context: Context, call: Call) -> ArtifactsAnswer:
                 pending.append(artifact.path)
                 missing += [_put_of(artifact.path, signed, part=number) for number, signed in parts]
             continue
+        in_parts.require_one_put(artifact.size_bytes, f"artifacts.{index}.size_bytes")
         signed = upload_of(context, call, key, found, size_bytes=artifact.size_bytes, crc64nvme=artifact.crc64nvme)
         if signed is not None:
             missing.append(_put_of(artifact.path, signed))

@@ -10,9 +10,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TypeGuard
 
+from contract.base import MAX_OBJECT_BYTES
+from contract.errors import ErrorCode
 from contract.parts import Parts, part_range
 from functions.api.context import Call, Context
 from functions.api.declared import matches
+from functions.domain.errors import Refusal
 from functions.domain.ports import Presigned, StoredObject, StoredPart
 
 MAX_PART_URLS = 256
@@ -51,6 +54,19 @@ class PartedUploads:
     def take(self, parts: Parts | None) -> TypeGuard[Parts]:
         """True if a file is to go up in parts: they were declared, and the store is one that can put them together."""
         return parts is not None and self._context.settings.multipart
+
+    def require_one_put(self, size_bytes: int, field: str) -> None:
+        """Raises Refusal for a file that does not go up in parts, and is too large to go up without."""
+        if size_bytes <= MAX_OBJECT_BYTES:
+            return
+        remedy = (
+            "declare its parts" if self._context.settings.multipart else "this object store takes no parts: split it"
+        )
+        raise Refusal(
+            ErrorCode.INVALID_VALUE,
+            f"{size_bytes} bytes are more than the {MAX_OBJECT_BYTES} of one upload; {remedy}.",
+            field=field,
+        )
 
     def missing(self, whole: Whole, found: StoredObject | None) -> Sequence[tuple[int, Presigned]] | None:
         """Numbers of the parts that are not stored, with where to PUT them; None once the object is as declared.

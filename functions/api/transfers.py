@@ -157,7 +157,7 @@ def upload_batch(context: Context, call: Call) -> UploadTargets:
     life_s = context.settings.url_life_s
     targets: list[UploadTarget] = []
     pending: list[str] = []
-    for file in body.files:
+    for index, file in enumerate(body.files):
         create_only = _job_of_key(body.bucket, file.key) is not None
         there = found.get(file.key)
         # What may not be overwritten cannot be completed either: a PUT tells so at once.
@@ -174,6 +174,7 @@ def upload_batch(context: Context, call: Call) -> UploadTargets:
                 pending.append(file.key)
                 targets += [_target_of(file.key, signed, part=number) for number, signed in missing]
             continue
+        in_parts.require_one_put(file.size_bytes, f"files.{index}.size_bytes")
         signed = context.objects.presign_put(
             call.tenant,
             body.bucket,

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Protocol
 
 from contract.base import MAX_PATH_BYTES
+from contract.parts import MAX_PARTED_BYTES
 from contract.work import MAX_ARTIFACT_PATHS_BYTES, MAX_ARTIFACTS, ArtifactsAnswer, DeclaredArtifact, WorkItem
 from gpu_client.checkpoints.errors import BadDirectory, MissingOutput
 from gpu_client.checkpoints.hashing import FileDigest, hash_files
@@ -61,7 +62,7 @@ def collect_outputs(output_dir: Path, outputs: Sequence[str]) -> dict[str, Path]
         raise BadDirectory(
             f"the paths of the outputs have {size_bytes} bytes; at most {MAX_ARTIFACT_PATHS_BYTES} are allowed"
         )
-    require_storable(files, max_path_bytes=MAX_PATH_BYTES)
+    require_storable(files, max_path_bytes=MAX_PATH_BYTES, max_bytes=MAX_PARTED_BYTES)
     return dict(sorted(files.items()))
 
 

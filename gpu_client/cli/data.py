@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Annotated, BinaryIO
 
 import typer
 
-from contract.base import MAX_OBJECT_BYTES, path_problem
+from contract.base import path_problem
 from contract.names import DATA_BUCKET
-from contract.parts import count_parts, part_bytes_of
+from contract.parts import MAX_PARTED_BYTES, count_parts, part_bytes_of
 from contract.transfers import ObjectView
 from gpu_client.cli.errors import CliError
 from gpu_client.cli.formats import count, moment, size
@@ -122,8 +122,8 @@ def local_files(directory: Path, prefix: str) -> dict[str, Path]:
         raise CliError(f"{directory} has no files")
     for key, path in files.items():
         problem = path_problem(key)
-        if not problem and path.stat().st_size > MAX_OBJECT_BYTES:
-            problem = f"has more than {size(MAX_OBJECT_BYTES)}, the largest object of a single upload"
+        if not problem and path.stat().st_size > MAX_PARTED_BYTES:
+            problem = f"has more than {size(MAX_PARTED_BYTES)}, the largest object"
         if problem:
             raise CliError(f"{str(path)!a} cannot be stored: its key {problem}", "Rename, move or split it.")
     return files

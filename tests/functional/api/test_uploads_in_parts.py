@@ -8,7 +8,9 @@ from typing import Any
 import pytest
 from blake3 import blake3
 
+from contract.base import MAX_OBJECT_BYTES
 from contract.errors import ErrorCode
+from contract.parts import MAX_PARTED_BYTES, count_parts, part_bytes_of
 from functions.api import parts as parts_api
 from functions.api.settings import Settings
 from functions.local.emulator import Emulator
@@ -202,6 +204,44 @@ def test_parts_that_cannot_be_are_refused(changed: dict[str, Any], field: str) -
         assert refused.status in (400, 422), refused.text
         assert refused.error["field"] == field
     assert list(api.context.objects.multiparts(TENANT, DATA, "k")) == []
+
+
+def huge(size_bytes: int, **named: str) -> dict[str, Any]:
+    """A file of which nobody has a byte."""
+    part_bytes = part_bytes_of(size_bytes)
+    crcs = [checksum(b"")] * count_parts(size_bytes, part_bytes)
+    return {**declared(b"x" * (PART + 1), **named), "size_bytes": size_bytes} | {
+        "parts": {"part_bytes": part_bytes, "crc64nvme": crcs}
+    }
+
+
+def test_what_one_put_cannot_carry_goes_up_in_parts() -> None:
+    api = memory_api()
+    for size_bytes in (MAX_OBJECT_BYTES + 1, MAX_PARTED_BYTES):
+        answer = ask(api, [huge(size_bytes, key="k")])
+        parts = count_parts(size_bytes, part_bytes_of(size_bytes))
+        assert numbers(answer) == list(range(1, min(parts, 256) + 1))
+        assert int(answer["uploads"][0]["headers"]["content-length"]) == part_bytes_of(size_bytes)
+    too_large = api.post("/uploads", {"bucket": DATA, "files": [huge(MAX_PARTED_BYTES + 1, key="k")]})
+    too_large.refused(ErrorCode.INVALID_VALUE, "files.0.size_bytes")
+
+
+@pytest.mark.parametrize("multipart", [True, False])
+def test_what_one_put_cannot_carry_is_refused_without_parts(multipart: bool) -> None:
+    api = memory_api(settings=Settings(multipart=multipart))
+    file = huge(MAX_OBJECT_BYTES + 1, key="k")
+    output = huge(MAX_OBJECT_BYTES + 1, path="model", blake3="0" * 64)
+    if multipart:
+        del file["parts"], output["parts"]
+    held = training(api)
+    with api.unchanged():
+        refused = api.post("/uploads", {"bucket": DATA, "files": [file]})
+        said = refused.refused(ErrorCode.INVALID_VALUE, "files.0.size_bytes")["message"]
+        assert ("declare its parts" if multipart else "takes no parts: split it") in said
+        held.post(f"/job/{held.id}/artifacts", {"artifacts": [output]}).refused(
+            ErrorCode.INVALID_VALUE, "artifacts.0.size_bytes"
+        )
+    assert ask(api, [{**file, "size_bytes": MAX_OBJECT_BYTES, "parts": None}])["pending"] == []
 
 
 # Outputs of a job

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from contract.base import MAX_OBJECT_BYTES
+from contract.parts import MAX_PARTED_BYTES
 from gpu_client.checkpoints import artifacts
 from gpu_client.checkpoints.artifacts import MissingOutput, collect_outputs, upload_artifacts
 from gpu_client.checkpoints.errors import BadDirectory
@@ -142,14 +142,14 @@ def test_a_file_that_vanishes(cloud: FakeCloud, transfer: Transfer, output: Path
         upload_artifacts(cloud, transfer, cloud.item(), files)
 
 
-def test_an_output_too_large_for_one_put_is_the_jobs_failure_and_is_not_hashed_first(
+def test_an_output_too_large_for_any_store_is_the_jobs_failure_and_is_not_hashed_first(
     output: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It was an error in the agent, blamed on the machine: the job was trained again on one machine after another."""
     with (output / "huge").open("wb") as file:
-        file.truncate(MAX_OBJECT_BYTES + 1)  # sparse
+        file.truncate(MAX_PARTED_BYTES + 1)  # sparse
     monkeypatch.setattr(artifacts, "hash_files", lambda *_, **__: pytest.fail("hashed"))
-    with pytest.raises(BadDirectory, match="'huge' has 5368709121 bytes; at most 5368709120"):
+    with pytest.raises(BadDirectory, match="'huge' has 5497558138881 bytes; at most 5497558138880"):
         collect_outputs(output, ["huge"])
 
 

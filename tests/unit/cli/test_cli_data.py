@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from contract.base import MAX_OBJECT_BYTES
-from contract.parts import PARTS_FROM_BYTES, part_bytes_of
+from contract.parts import MAX_PARTED_BYTES, PARTS_FROM_BYTES, part_bytes_of
 from contract.transfers import ObjectView
 from gpu_client.cli.data import etag_of, local_files, plan_push
 from gpu_client.cli.errors import CliError
@@ -108,6 +107,6 @@ def test_what_cannot_be_stored_is_said_before_anything_is_sent(tmp_path: Path) -
         local_files(tmp_path, "set")
     (tmp_path / "back\\slash").unlink()
     with (tmp_path / "huge").open("wb") as file:
-        file.truncate(MAX_OBJECT_BYTES + 1)
-    with pytest.raises(CliError, match=r"huge.*more than 5\.4 GB"):
+        file.truncate(MAX_PARTED_BYTES + 1)
+    with pytest.raises(CliError, match=r"huge.*more than 5\.5 TB"):
         local_files(tmp_path, "set")
