@@ -13,17 +13,20 @@ from typing import TYPE_CHECKING, Annotated, BinaryIO
 import typer
 
 from contract.base import path_problem
+from contract.datasets import is_manifest
 from contract.names import DATA_BUCKET
 from contract.parts import MAX_PARTED_BYTES, count_parts, part_bytes_of
 from contract.transfers import ObjectView
 from gpu_client.cli.errors import CliError
 from gpu_client.cli.formats import count, moment, size
 from gpu_client.cli.output import FOLDED, Column
+from gpu_client.cli.pushed import require_room, write_manifest
 from gpu_client.cli.session import AsJson, session_of
 from gpu_client.cli.validate import validate
 from gpu_client.transport.api import BatonClient
 from gpu_client.transport.calls import pages
 from gpu_client.transport.cancel import CancelEvent, stop_if_set
+from gpu_client.transport.digests import FileDigest
 from gpu_client.transport.errors import TransferError
 from gpu_client.transport.files import local_errors
 from gpu_client.transport.objects import files_below
@@ -62,16 +65,20 @@ def push(
 ) -> None:
     """Upload what is new or changed below DIR.
 
-    Interrupted, the same command sends the rest.
+    Interrupted, the same command sends the rest. Workers verify what they fetch by the digests that it writes last.
     """
     session = session_of(context)
     files = local_files(directory, prefix)
+    require_room(len(files))
     with session.client() as client:
         stored = _listed(client, DATA_BUCKET, _folder(prefix))
         plan = plan_push(files, stored, lambda path, parts: etag_of(path, parts, session.cancel))
-        if plan.send and not dry_run:
-            with session.screen.bytes_bar("uploading", plan.send_bytes) as moved:
-                client.upload_files(DATA_BUCKET, plan.send, cancel=session.cancel, progress=moved)
+        if not dry_run:
+            sent: dict[str, FileDigest] = {}
+            if plan.send:
+                with session.screen.bytes_bar("uploading", plan.send_bytes) as moved:
+                    sent = client.upload_files(DATA_BUCKET, plan.send, cancel=session.cancel, progress=moved)
+            write_manifest(client, _folder(prefix), files, sent=sent, stored=stored, cancel=session.cancel)
     if as_json:
         session.screen.json(
             {
@@ -118,6 +125,7 @@ def local_files(directory: Path, prefix: str) -> dict[str, Path]:
         raise CliError(f"{directory} is not a directory")
     try:
         files = files_below(directory, prefix=_folder(prefix))
+        files = {key: path for key, path in files.items() if not is_manifest(key)}
     except TransferError as error:
         raise CliError(str(error), "Move it elsewhere: only files can be stored.") from error
     if not files:

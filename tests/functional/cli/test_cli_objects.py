@@ -9,7 +9,9 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from blake3 import blake3
 
+from contract.datasets import DATASET_MANIFEST, DatasetManifest, is_manifest
 from contract.parts import PARTS_FROM_BYTES
 from gpu_client.transport import files as transport_files
 from tests.emulator import unique
@@ -32,7 +34,7 @@ def below(place: Path) -> dict[str, bytes]:
 
 
 def stored(stack: Stack, prefix: str) -> dict[str, bytes]:
-    keys = stack.keys_below(prefix + "/", "training-data")
+    keys = [key for key in stack.keys_below(prefix + "/", "training-data") if not is_manifest(key)]
     return {key.removeprefix(prefix + "/"): stack.read(key, "training-data") for key in keys}
 
 
@@ -57,14 +59,54 @@ def test_push_sends_what_is_new(baton: Baton, stack: Stack, tmp_path: Path) -> N
     assert stored(stack, prefix) == below(place)
 
 
+def named(stack: Stack, prefix: str) -> dict[str, str]:
+    """BLAKE3s by path, as the manifest of the data set tells."""
+    manifest = DatasetManifest.model_validate_json(stack.read(f"{prefix}/{DATASET_MANIFEST}", "training-data"))
+    return {file.path: file.blake3 for file in manifest.files}
+
+
+def test_a_push_ends_with_a_manifest_of_all_that_is_there(baton: Baton, stack: Stack, tmp_path: Path) -> None:
+    prefix = unique("set")
+    one = made(tmp_path / "one", {"a.txt": b"a", "sub/a.txt": b"other"})
+    baton("data", "push", one, prefix).ok()
+    assert named(stack, prefix) == {path: blake3(data).hexdigest() for path, data in below(one).items()}
+    requests = len(stack.s3.requests())
+    baton("data", "push", one, prefix).ok()
+    assert stack.s3.requests()[requests:] == [], "nothing is new"
+    two = made(tmp_path / "two", {"b.txt": b"b"})
+    baton("data", "push", two, prefix).ok()
+    everything = below(one) | below(two)
+    assert named(stack, prefix) == {path: blake3(data).hexdigest() for path, data in everything.items()}
+    (one / "a.txt").write_bytes(b"changed")
+    baton("data", "push", one, prefix).ok()
+    assert named(stack, prefix)["a.txt"] == blake3(b"changed").hexdigest()
+    assert named(stack, prefix).keys() == everything.keys()
+
+
+def test_a_push_that_stopped_before_its_manifest_is_finished_by_a_repeat(
+    baton: Baton, stack: Stack, tmp_path: Path
+) -> None:
+    prefix = unique("set")
+    place = made(tmp_path / "set", {"a.txt": b"a"})
+    with stack.s3.holding(rf"PUT /.*{prefix}/\.baton/", drop=True) as held:
+        running = baton.started("data", "push", place, prefix)
+        held.wait()
+        running.kill()
+    assert stored(stack, prefix) == {"a.txt": b"a"}
+    assert baton("data", "push", place, prefix, "--json").ok().json["unchanged"] == 1
+    assert named(stack, prefix) == {"a.txt": blake3(b"a").hexdigest()}
+
+
 def test_ls(baton: Baton, tmp_path: Path) -> None:
     prefix = unique("set")
     baton("data", "push", made(tmp_path / "set", {"a": b"12345", "b": b""}), prefix).ok()
     listed = baton("data", "ls", prefix, "--json").ok().json
+    (manifest,) = [one for one in listed if is_manifest(one["key"])]
+    listed.remove(manifest)
     assert [(one["key"], one["size_bytes"]) for one in listed] == [(f"{prefix}/a", 5), (f"{prefix}/b", 0)]
     shown = baton("data", "ls", prefix).ok()
     assert f"{prefix}/a" in shown.out
-    assert "2 objects, 5 B" in shown.err
+    assert "3 objects, " in shown.err
     assert baton("data", "ls", "nothing-here", "--json").ok().json == []
     baton("data", "ls", "--bucket", "elsewhere").failed(3, "unknown_bucket")
     baton("data", "ls", "../up").failed(3, "(field prefix)")
