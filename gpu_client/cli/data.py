@@ -22,7 +22,7 @@ from gpu_client.cli.formats import count, moment, size
 from gpu_client.cli.output import FOLDED, Column
 from gpu_client.cli.pushed import require_room, write_manifest
 from gpu_client.cli.session import AsJson, session_of
-from gpu_client.cli.validate import validate
+from gpu_client.cli.validate import named_as_image, require_sound, validate
 from gpu_client.transport.api import BatonClient
 from gpu_client.transport.calls import pages
 from gpu_client.transport.cancel import CancelEvent, stop_if_set
@@ -60,12 +60,15 @@ def push(
     context: typer.Context,
     directory: Annotated[Path, typer.Argument(metavar="DIR", help="All files below it.", show_default=False)],
     prefix: Annotated[str, typer.Argument(metavar="PREFIX", help="Where to: PREFIX/...", show_default=False)],
+    *,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be sent, and send nothing.")] = False,
+    check: Annotated[bool, typer.Option(help="Look at new images before they are sent.")] = True,
     as_json: AsJson = False,
 ) -> None:
     """Upload what is new or changed below DIR.
 
-    Interrupted, the same command sends the rest. Workers verify what they fetch by the digests that it writes last.
+    New images are looked at first, as `baton data validate` does: with a fault nothing is sent. Interrupted, the same
+    command sends the rest. Workers verify what they fetch by the digests that it writes last.
     """
     session = session_of(context)
     files = local_files(directory, prefix)
@@ -73,6 +76,8 @@ def push(
     with session.client() as client:
         stored = _listed(client, DATA_BUCKET, _folder(prefix))
         plan = plan_push(files, stored, lambda path, parts: etag_of(path, parts, session.cancel))
+        if check and any(named_as_image(path) for path in plan.send.values()):
+            require_sound(session.screen, directory)
         if not dry_run:
             sent: dict[str, FileDigest] = {}
             if plan.send:

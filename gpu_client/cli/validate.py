@@ -68,6 +68,27 @@ def checked(screen: Screen, directory: Path, *, captions: bool, min_side: int | 
         raise CliError(f"{directory} cannot be read: {error.strerror or error}") from error
 
 
+def named_as_image(path: Path) -> bool:
+    """Whether a push should have it looked at."""
+    from gpu_client.datasets.images import is_image
+
+    return is_image(path)
+
+
+def require_sound(screen: Screen, directory: Path) -> None:
+    """Before a push: warnings are told in one line. Raises CliError for the first fault."""
+    report = checked(screen, directory, captions=False, min_side=None)
+    faults = [one for one in report.findings if one.severity == "fault"]
+    if faults:
+        more = f", and {count(len(faults) - 1, 'other fault')}" if faults[1:] else ""
+        raise CliError(
+            f"{_place(faults[0])} {faults[0].message}{more}: nothing was sent",
+            f"baton data validate {directory} tells all; --no-check sends it as it is.",
+        )
+    if report.findings:
+        screen.say(f"{count(len(report.findings), 'warning')} about the images: baton data validate {directory}")
+
+
 def as_document(report: Report) -> dict[str, Any]:
     """The report as JSON."""
     return {

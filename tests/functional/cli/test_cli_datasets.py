@@ -8,7 +8,11 @@ import pytest
 from PIL import Image
 from sklearn.datasets import load_sample_images
 
+from tests.emulator import unique
 from tests.functional.cli.people import Baton
+from tests.stack import Stack
+
+pytestmark = [pytest.mark.emulator, pytest.mark.processes]
 
 
 @pytest.fixture
@@ -53,3 +57,26 @@ def test_what_is_no_folder(baton: Baton, tmp_path: Path, what: str) -> None:
 
 def test_a_sheet_that_cannot_be_written(baton: Baton, folder: Path, tmp_path: Path) -> None:
     baton("data", "validate", folder, "--sheet", tmp_path / "none" / "s.png").failed(2, "cannot be written")
+
+
+def test_push_looks_at_new_images_first(baton: Baton, stack: Stack, folder: Path) -> None:
+    prefix = unique("set")
+    whole = (folder / "03.png").read_bytes()
+    (folder / "03.png").write_bytes(whole[:2000])
+    refused = baton("data", "push", folder, prefix)
+    refused.failed(2, "03.png does not decode", "nothing was sent", "--no-check sends it as it is")
+    assert stack.keys_below(prefix + "/", "training-data") == {}
+    (folder / "03.png").write_bytes(whole)
+    said = baton("data", "push", folder, prefix).ok()
+    assert "12 warnings about the images" in said.err, "they are small"
+    assert len(stack.keys_below(prefix + "/", "training-data")) == 13
+    (folder / "notes.txt").write_text("of nothing")
+    said = baton("data", "push", folder, prefix).ok()
+    assert "warnings" not in said.err, "no image is new"
+
+
+def test_push_sends_what_does_not_decode_if_told_so(baton: Baton, stack: Stack, folder: Path) -> None:
+    prefix = unique("set")
+    (folder / "03.png").write_text("")
+    baton("data", "push", folder, prefix, "--no-check").ok()
+    assert f"{prefix}/03.png" in stack.keys_below(prefix + "/", "training-data")
