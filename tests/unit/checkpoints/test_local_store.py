@@ -349,6 +349,15 @@ class TestBounds:
         scene.commit(20)
         assert scene.entries() == ["10-1", "20-2"]
 
+    def test_a_share_that_cannot_be_told_stops_nothing(self, scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+        """A network disk that was away behind a commit made it count as failed."""
+        scene.commit(1)
+        monkeypatch.setattr(shutil, "disk_usage", lambda _: (_ for _ in ()).throw(OSError(errno.ESTALE, "stale")))
+        scene.commit(2)
+        assert [manifest.step for manifest in scene.store.manifests] == [2]
+        newest = scene.store.newest()
+        assert newest is not None and newest[0].step == 2
+
     def test_one_that_is_too_large_is_not_kept(self, scene: Scene, disk: Callable[[int], None]) -> None:
         disk(3 * self.SIZE - 4)
         scene.commit(20)

@@ -12,6 +12,7 @@ from contract.manifest import Manifest
 from gpu_client.checkpoints import packing
 from gpu_client.checkpoints.errors import BadDirectory
 from gpu_client.checkpoints.known import Known
+from gpu_client.checkpoints.sources import Spool
 from gpu_client.checkpoints.upload import CommitFailed, Committed, commit_checkpoint
 from gpu_client.transport.errors import (
     ChecksumMismatch,
@@ -339,3 +340,37 @@ def _digest(data: bytes) -> str:
     from gpu_client.transport.digests import digest_bytes
 
     return digest_bytes(data).blake3
+
+
+def test_what_fails_behind_the_commit_does_not_undo_it(
+    cloud: FakeCloud,
+    transfer: Transfer,
+    directory: Path,
+    pauses: list[float],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """The checkpoint exists. Told that it had failed, the agent counted it as given up."""
+
+    def broken(*_: object) -> None:
+        raise RuntimeError("broken")
+
+    known = Known()
+    monkeypatch.setattr(Known, "learn", broken)
+    monkeypatch.setattr(Spool, "close", broken)
+    done = commit(cloud, transfer, directory, pauses, known=known)
+    assert [manifest.step for manifest in cloud.committed] == [done.step] == [5]
+    failed = [record.getMessage() for record in caplog.records if record.levelname == "ERROR"]
+    assert failed == [
+        "removing what was encoded failed, behind the commit of a checkpoint",
+        "noting what is stored failed, behind the commit of a checkpoint",
+    ]
+
+
+def test_what_fails_behind_a_failed_commit_does_not_hide_why(
+    cloud: FakeCloud, transfer: Transfer, directory: Path, pauses: list[float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Spool, "close", lambda _: (_ for _ in ()).throw(RuntimeError("broken")))
+    monkeypatch.setattr(cloud, "commit", lambda *_: (_ for _ in ()).throw(Unreachable("down")))
+    with pytest.raises(Unreachable):
+        commit(cloud, transfer, directory, pauses)
