@@ -78,18 +78,20 @@ class Baton:
         self.heard += [seen.out, seen.err]
         return Said(code, seen.out, seen.err)
 
-    def started(self, *arguments: object) -> Running:
-        """One command as a process."""
-        return Running(self.environ, arguments, self.heard)
+    def started(self, *arguments: object, wrapper: Path | None = None, **environ: str) -> Running:
+        """One command as a process. `wrapper`: a script that runs the program on a machine that is not as usual."""
+        return Running({**self.environ, **environ}, arguments, self.heard, str(wrapper or "gpu_client.cli"))
 
 
 class Running:
     """A command that runs by itself."""
 
-    def __init__(self, environ: Mapping[str, str], arguments: tuple[object, ...], heard: list[str]) -> None:
+    def __init__(
+        self, environ: Mapping[str, str], arguments: tuple[object, ...], heard: list[str], program: str
+    ) -> None:
         self._heard = heard
         self.process = subprocess.Popen(
-            [*leashed(signal.SIGKILL), "gpu_client.cli", *map(str, arguments)],
+            [*leashed(signal.SIGKILL), program, *map(str, arguments)],
             cwd=ROOT,
             env={**clean_environment(), **environ},
             stdin=subprocess.DEVNULL,
