@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 from gpu_client.training import Session
@@ -29,10 +27,3 @@ def give_back(arena: Path) -> None:
 
 def names(session: Session) -> list[str]:
     return sorted(path.name for path in session.output_dir.iterdir())
-
-
-def wait_for(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 5
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.002)
