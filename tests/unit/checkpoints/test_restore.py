@@ -490,6 +490,15 @@ class TestFormat2:
         assert len(cloud.store.paths("GET")) == 2, "the manifest and one pack"
 
 
+def full_while(there: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The disk has no room until that is gone."""
+
+    def usage(_: object) -> object:
+        return shutil._ntuple_diskusage(10**9, 0, 1 if there.exists() else 10**8)  # type: ignore[attr-defined]
+
+    monkeypatch.setattr(shutil, "disk_usage", usage)
+
+
 class TestLocalStore:
     """What this machine has is not fetched."""
 
@@ -592,10 +601,7 @@ class TestLocalStore:
         put(cloud, made(100))
         kept = self.keep(store, made(100), tmp_path)
 
-        def usage(_: object) -> object:
-            return shutil._ntuple_diskusage(10**9, 0, 1 if kept.exists() else 10**8)  # type: ignore[attr-defined]
-
-        monkeypatch.setattr(shutil, "disk_usage", usage)
+        full_while(kept, monkeypatch)
         assert_restored(restore(cloud, transfer, cloud.item(), output, store=store), output, 100)
 
     def test_other_jobs_stores_give_way_first(
@@ -612,10 +618,7 @@ class TestLocalStore:
         other = tmp_path / "stores" / JOB_ID.replace("1", "2")
         other.mkdir()
 
-        def usage(_: object) -> object:
-            return shutil._ntuple_diskusage(10**9, 0, 1 if other.exists() else 10**8)  # type: ignore[attr-defined]
-
-        monkeypatch.setattr(shutil, "disk_usage", usage)
+        full_while(other, monkeypatch)
         restored = restore(cloud, transfer, cloud.item(), output, store=store)
         assert_restored(restored, output, 100)
         assert restored is not None
