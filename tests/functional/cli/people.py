@@ -24,6 +24,7 @@ from gpu_client.cli.session import Session
 from gpu_client.transport.api import BatonClient
 from tests.emulator import unique
 from tests.stack import ROOT, clean_environment, leashed
+from tests.trees import write_files
 
 
 @dataclass(frozen=True)
@@ -173,10 +174,7 @@ class Labour:
         self.client.complete(self.held.lease_token, CompleteRequest(job_id=self.held.id, artifacts=declared))
 
     def _files(self, files: Mapping[str, bytes], name: str) -> Path:
-        for path, data in files.items():
-            (self._tmp_path / name / path).parent.mkdir(parents=True, exist_ok=True)
-            (self._tmp_path / name / path).write_bytes(data)
-        return self._tmp_path / name
+        return write_files(self._tmp_path / name, files)
 
 
 def submit(baton: Baton, labour: Labour, tmp_path: Path, **job: Any) -> str:

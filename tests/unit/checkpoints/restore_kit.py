@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from gpu_client.checkpoints.restore import Restored
+from tests.trees import files_below
 from tests.unit.checkpoints.made_checkpoints import Maker
 
 
@@ -27,13 +28,9 @@ def made(step: int) -> Maker:
     return maker
 
 
-def found_in(place: Path) -> dict[str, bytes]:
-    return {path.relative_to(place).as_posix(): path.read_bytes() for path in place.rglob("*") if path.is_file()}
-
-
 def assert_restored(restored: Restored | None, output: Path, step: int) -> None:
     """The directory is exactly the checkpoint, and nothing else is left."""
     assert restored is not None
     assert (restored.step, restored.epoch, restored.path) == (step, 1, output / f"checkpoint-{step}")
-    assert found_in(restored.path) == contents(step)
+    assert files_below(restored.path) == contents(step)
     assert [path.name for path in output.iterdir()] == [f"checkpoint-{step}"]

@@ -15,6 +15,7 @@ from gpu_client.checkpoints.reading import as_chunks
 from gpu_client.checkpoints.store import LocalStore, excess_stores
 from gpu_client.transport.digests import digest_bytes
 from gpu_client.transport.segments import Segment
+from tests.trees import write_files
 from tests.unit.checkpoints.fake_cloud import JOB_ID
 from tests.unit.checkpoints.made_checkpoints import Maker, whole_files
 
@@ -51,11 +52,7 @@ class Scene:
         self.store = LocalStore(self.root, JOB_ID)
 
     def write(self, maker: Maker) -> Path:
-        directory = self.tmp_path / f"staged-{maker.step}-{maker.epoch}"
-        for path, data in maker.contents.items():
-            (directory / path).parent.mkdir(parents=True, exist_ok=True)
-            (directory / path).write_bytes(data)
-        return directory
+        return write_files(self.tmp_path / f"staged-{maker.step}-{maker.epoch}", maker.contents)
 
     def commit(self, step: int, *, epoch: int = 2, copy: bool = False) -> Path:
         maker = made(step, epoch=epoch)

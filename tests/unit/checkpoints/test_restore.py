@@ -18,6 +18,7 @@ from gpu_client.transport.errors import (
     Unreachable,
 )
 from gpu_client.transport.transfer import Transfer
+from tests.trees import write_files
 from tests.unit.checkpoints.fake_cloud import EXPIRED, FakeCloud, refusal
 from tests.unit.checkpoints.restore_kit import assert_restored, contents
 from tests.unit.transport.scripted_server import Handler, reply, reset, truncated
@@ -238,10 +239,7 @@ def test_many_packs_are_asked_for_in_pieces(
 def test_what_a_worker_commits_comes_back(cloud: FakeCloud, transfer: Transfer, output: Path, tmp_path: Path) -> None:
     """Both sides of the format together."""
     for step in (100, 200):
-        place = tmp_path / "made" / str(step)
-        for name, data in contents(step).items():
-            (place / name).parent.mkdir(parents=True, exist_ok=True)
-            (place / name).write_bytes(data)
+        place = write_files(tmp_path / "made" / str(step), contents(step))
         commit_checkpoint(cloud, transfer, cloud.item(epoch=1), place, step)
     assert_restored(restore(cloud, transfer, cloud.item(), output), output, 200)
     assert cloud.damaged == []

@@ -19,9 +19,10 @@ from gpu_client.transport.errors import (
     DiskFull,
 )
 from gpu_client.transport.transfer import Transfer
+from tests.trees import files_below
 from tests.unit.checkpoints.fake_cloud import EXPIRED, JOB_ID, FakeCloud
 from tests.unit.checkpoints.made_checkpoints import Maker, put
-from tests.unit.checkpoints.restore_kit import assert_restored, found_in, made
+from tests.unit.checkpoints.restore_kit import assert_restored, made
 from tests.unit.transport.scripted_server import Handler
 
 
@@ -38,7 +39,7 @@ class TestFormat2:
         moved: list[int] = []
         restored = restore(cloud, transfer, cloud.item(), output, progress=moved.append)
         assert restored is not None
-        assert found_in(restored.path) == maker.contents
+        assert files_below(restored.path) == maker.contents
         assert sum(moved) == restored.fetched_bytes == 200
         asked = [seen.headers.get("range") for seen in cloud.store.seen if seen.path.startswith("/packs/")]
         assert sorted(asked, key=str) == ["bytes=0-99", "bytes=600-699"]
@@ -57,7 +58,7 @@ class TestFormat2:
         put(cloud, maker)
         restored = restore(cloud, transfer, cloud.item(), output)
         assert restored is not None
-        assert found_in(output) == {f"checkpoint-100/{path}": data for path, data in maker.contents.items()}
+        assert files_below(output) == {f"checkpoint-100/{path}": data for path, data in maker.contents.items()}
         assert cloud.damaged == []
 
     @pytest.mark.parametrize("which", ["raw", "planes", "delta", "base"])
@@ -102,7 +103,7 @@ class TestFormat2:
         restored = restore(cloud, transfer, cloud.item(), output)
         if times == 1:
             assert restored is not None
-            assert found_in(restored.path) == maker.contents
+            assert files_below(restored.path) == maker.contents
             assert cloud.damaged == []
             # what did not verify is no restored byte, but it was fetched
             assert restored.fetched_bytes == 5000
@@ -132,7 +133,7 @@ class TestFormat2:
         cloud.store.routes["GET", path] = serve
         restored = restore(cloud, transfer, cloud.item(), output)
         assert restored is not None
-        assert found_in(restored.path) == maker.contents
+        assert files_below(restored.path) == maker.contents
         assert len(served) == len(set(served)) == 10
         assert cloud.calls == ["blob_urls", "blob_urls"]
 
@@ -203,7 +204,7 @@ class TestFormat2:
         put(cloud, maker)
         restored = restore(cloud, transfer, cloud.item(), output)
         assert restored is not None
-        assert found_in(restored.path) == maker.contents
+        assert files_below(restored.path) == maker.contents
         assert len(cloud.store.paths("GET")) == 2, "the manifest and one pack"
 
 
@@ -224,7 +225,7 @@ class TestLegacyZip:
         restored = restore(cloud, transfer, cloud.item(), output)
         assert restored is not None
         assert (restored.step, restored.total_bytes) == (50, 1)
-        assert found_in(output) == {"checkpoint-50/a.bin": b"a", "checkpoint-50/sub/b.bin": b""}
+        assert files_below(output) == {"checkpoint-50/a.bin": b"a", "checkpoint-50/sub/b.bin": b""}
         assert cloud.calls == []
 
     @pytest.mark.parametrize("harm", ["garbage", "escape", "gone", "a final model"])

@@ -13,9 +13,10 @@ from gpu_client.checkpoints.restore import restore
 from gpu_client.checkpoints.store import LocalStore
 from gpu_client.transport.digests import digest_bytes
 from gpu_client.transport.transfer import Transfer
+from tests.trees import files_below, write_files
 from tests.unit.checkpoints.fake_cloud import JOB_ID, FakeCloud
 from tests.unit.checkpoints.made_checkpoints import Maker, put
-from tests.unit.checkpoints.restore_kit import assert_restored, contents, found_in, made
+from tests.unit.checkpoints.restore_kit import assert_restored, contents, made
 
 
 def full_while(there: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -36,11 +37,7 @@ class TestLocalStore:
 
     def keep(self, store: LocalStore, maker: Maker, tmp_path: Path) -> Path:
         """A worker has committed this one here."""
-        place = tmp_path / "kept"
-        for path, data in maker.contents.items():
-            (place / path).parent.mkdir(parents=True, exist_ok=True)
-            (place / path).write_bytes(data)
-        store.committed(maker.manifest, place)
+        store.committed(maker.manifest, write_files(tmp_path / "kept", maker.contents))
         found = store.newest()
         assert found is not None
         return found[1]
@@ -70,7 +67,7 @@ class TestLocalStore:
         self.keep(store, old, tmp_path)
         restored = restore(cloud, transfer, cloud.item(), output, store=store)
         assert restored is not None
-        assert found_in(restored.path) == {"f": b"base" * 49 + b"new!"}
+        assert files_below(restored.path) == {"f": b"base" * 49 + b"new!"}
         assert cloud.store.paths("GET").count(cloud.packs(100)[0]) == 0
         assert restored.fetched_bytes == new.chunks[1].stored_bytes
 
@@ -105,7 +102,7 @@ class TestLocalStore:
         found = store.newest()
         assert found is not None
         assert found[0] == cloud.manifest(100)
-        assert found_in(found[1]) == contents(100)
+        assert files_below(found[1]) == contents(100)
         assert store.manifests == (cloud.manifest(100),)
         assert store.find(digest_bytes(contents(200)["model.bin"][:4000]).blake3) is None
 

@@ -27,6 +27,7 @@ from gpu_client.transport.errors import (
     Unreachable,
 )
 from gpu_client.transport.transfer import Transfer
+from tests.trees import write_files
 from tests.unit.checkpoints.fake_cloud import EXPIRED, FakeCloud, refusal
 from tests.unit.transport.scripted_server import Handler, reply
 
@@ -35,11 +36,7 @@ FILES = {"model.bin": b"m" * 5000, "optimizer.bin": b"o" * 3000, "sub/copy.bin":
 
 @pytest.fixture
 def directory(tmp_path: Path) -> Path:
-    place = tmp_path / "checkpoint-5"
-    for name, data in FILES.items():
-        (place / name).parent.mkdir(parents=True, exist_ok=True)
-        (place / name).write_bytes(data)
-    return place
+    return write_files(tmp_path / "checkpoint-5", FILES)
 
 
 @pytest.fixture(autouse=True)
