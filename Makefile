@@ -79,4 +79,4 @@ constraints: $(VENV)/.ready ## recompute the pinned versions
 	  --output-file functions/local/emulator.txt $(CONSTRAINTS_FLAGS) functions/local/emulator.in
 
 clean: ## remove environments and everything generated; what `make local` keeps stays
-	rm -rf $(VENV) $(EMULATOR) .cdk .mypy_cache .ruff_cache .pytest_cache .hypothesis demo-report bench-report baton.egg-info
+	rm -rf $(VENV) $(EMULATOR) .cdk .kelpie .mypy_cache .ruff_cache .pytest_cache .hypothesis demo-report bench-report baton.egg-info
