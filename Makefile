@@ -44,7 +44,7 @@ format: setup ## let the formatter decide
 bench: setup ## measure cost and speed (about 8 minutes on a quiet machine); writes bench-report/
 	$(BIN)/python -m tests.performance
 
-bench-checkpoint: setup ## measure checkpoints against the ways of others (about 20 minutes on a quiet machine)
+bench-checkpoint: setup ## measure checkpoints against the ways of others (about 30 minutes on a quiet machine)
 	$(BIN)/python -m tests.performance.checkpoints
 
 costs: setup ## count requests and units on the emulated cloud, and write docs/costs.md

@@ -1,6 +1,6 @@
 """The transfer engine against the machine's limits: raw copies and libcurl, through the same server, with 1 GiB.
 
-- Raw: as many threads as ours may use, a kept connection for each, objects of 32 MiB, nothing but sendfile up and
+- Raw: as many threads as are fastest, a kept connection for each, objects of 32 MiB, nothing but sendfile up and
   splice into the file down.
 - Up, ours PUTs the same pieces of the same file by `Transfer.upload`. Down, both bring the bytes into a new file in
   memory: ours by `restore`, so with the manifest, and with every chunk verified.
@@ -44,22 +44,23 @@ def engine(bench: Bench, rounds: int) -> list[Figure]:
 def _plain(bench: Bench, rounds: int, directory: Path, parts: list[raw.Part]) -> list[Figure]:
     source = directory / "weights.bin"
     ups, raw_ups, downs, raw_downs = [], [], [], []
+    transfer = Transfer(workers=WORKERS)  # the agent has one for as long as it runs
     for number in range(rounds + 1):
         url = f"{bench.url}/{bench.bucket()}"
-        transfer, worker = Transfer(workers=WORKERS), bench.ours()
+        worker = bench.ours(transfer)
         raw_up = measured(lambda url=url: raw.put(url, "raw", source, parts))[0]
-        up = measured(lambda url=url, transfer=transfer: transfer.upload(_uploads(url, source, parts)))[0]
+        up = measured(lambda url=url: transfer.upload(_uploads(url, source, parts)))[0]
         worker.save(directory, 1)
         with bench.folder() as target:
             raw_down = measured(lambda url=url, target=target: raw.get(url, "raw", target / "raw", parts))[0]
         with bench.folder() as target:
             down = measured(lambda worker=worker, target=target: worker.fetch(target))[0]
-        transfer.close()
-        worker.close()
+        worker.plane.close()
         bench.forget()
         if number:  # the first is for warming up
             for took, cost in ((raw_ups, raw_up), (ups, up), (raw_downs, raw_down), (downs, down)):
                 took.append(cost)
+    transfer.close()
     return [
         against("upload, CPU", "s", _cpu(ups), "raw sendfile", _cpu(raw_ups), 1.3),
         against("upload", "s", _wall(ups), "raw copy", _wall(raw_ups), 1 / 0.8),

@@ -23,7 +23,7 @@ def install(tools: Path = TOOLS) -> Path:
     """The program beside its packages; does nothing when they are there. Raises RuntimeError without npm's registry."""
     lock, installed = (SOURCE / _LOCK).read_text(), tools / "installed-lock.json"
     tools.mkdir(exist_ok=True)
-    program = shutil.copy(SOURCE / "mirror.mjs", tools)
+    program = Path(shutil.copy(SOURCE / "mirror.mjs", tools))
     if installed.exists() and installed.read_text() == lock:
         return program
     for name in ("package.json", _LOCK):
@@ -56,7 +56,11 @@ class KelpieProcess:
                 stderr=errors,
                 text=True,
             )
-        self._heard()
+        try:
+            self._heard()
+        except BaseException:
+            self._process.communicate()
+            raise
 
     def run(self, act: str, directory: Path, bucket: str, prefix: str) -> Cost:
         """`save` or `fetch`: what it says it took, by its own clocks. Raises RuntimeError with what went wrong."""

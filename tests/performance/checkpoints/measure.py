@@ -11,7 +11,8 @@ from pathlib import Path
 
 from gpu_client.checkpoints.known import Known
 from gpu_client.checkpoints.store import LocalStore
-from tests.performance.checkpoints.subjects import Bench
+from gpu_client.transport.transfer import Transfer
+from tests.performance.checkpoints.subjects import WORKERS, Bench
 from tests.performance.checkpoints.timing import Cost, measured
 from tests.performance.figures import Figure
 
@@ -89,7 +90,7 @@ def slow_link(bench: Bench, rounds: int) -> list[Figure]:
     one, two = bench.states("bf16") / "1", bench.states("bf16") / "2"
     shares: list[float] = []
     for _ in range(rounds):
-        worker = bench.ours(upload_bytes_per_s=SLOW_LINK_BYTES_PER_S)
+        worker = bench.ours(Transfer(workers=WORKERS, max_upload_bytes_per_s=SLOW_LINK_BYTES_PER_S))
         with bench.folder() as kept:
             # The agent's local store has the bytes that deltas are taken to.
             store = LocalStore(kept, worker.plane.item().id)

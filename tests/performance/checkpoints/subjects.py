@@ -67,9 +67,9 @@ class Bench:
         self._client.create_bucket(Bucket=name)
         return name
 
-    def ours(self, upload_bytes_per_s: float | None = None) -> Ours:
-        """A worker that knows nothing yet, on a link of that speed."""
-        return Ours(Plane(self.url, self.bucket()), self.scratch, upload_bytes_per_s)
+    def ours(self, transfer: Transfer | None = None) -> Ours:
+        """A worker that knows nothing yet, with a new transfer unless one is given."""
+        return Ours(Plane(self.url, self.bucket()), transfer or Transfer(workers=WORKERS), self.scratch)
 
     def zip(self) -> ZipRival:
         return ZipRival(self._client, self.bucket(), self.scratch)
@@ -121,11 +121,11 @@ class Bench:
 class Ours:
     """Saving and restoring as the agent does it."""
 
-    def __init__(self, plane: Plane, scratch: Path, upload_bytes_per_s: float | None = None) -> None:
+    def __init__(self, plane: Plane, transfer: Transfer, scratch: Path) -> None:
         self.plane = plane
         self.known = Known()
+        self._transfer = transfer
         self._spool = scratch / "spool"
-        self._transfer = Transfer(workers=WORKERS, max_upload_bytes_per_s=upload_bytes_per_s)
 
     def close(self) -> None:
         """Close its connections."""
