@@ -3,7 +3,7 @@
 - Raw: as many threads as are fastest, a kept connection for each, objects of 32 MiB, nothing but sendfile up and
   splice into the file down.
 - Up, ours PUTs the same pieces of the same file by `Transfer.upload`. Down, both bring the bytes into a new file in
-  memory: ours by `restore`, so with the manifest, and with every chunk verified.
+  memory, unverified: ours one object of 1 GiB by `Transfer.download`. Verifying is in the figures of resuming.
 - On TLS, `curl` sends files of 32 MiB one after the other over one connection, which costs it the least CPU time.
 """
 
@@ -16,7 +16,7 @@ from pathlib import Path
 
 from gpu_client.transport.connections import Connections
 from gpu_client.transport.segments import Segment
-from gpu_client.transport.transfer import Transfer, Upload
+from gpu_client.transport.transfer import Download, Transfer, Upload
 from tests.performance.checkpoints import curl, raw
 from tests.performance.checkpoints.measure import PACK_BYTES, against
 from tests.performance.checkpoints.server import running_sink, throwaway_certificate
@@ -31,31 +31,30 @@ def engine(bench: Bench, rounds: int) -> list[Figure]:
     """Upload and download on HTTP, upload on TLS."""
     size_bytes = (64 if bench.quick else 1024) * MIB
     with bench.folder() as folder:
-        directory = folder / "checkpoint"
-        directory.mkdir()
-        source = directory / "weights.bin"
+        source = folder / "weights.bin"
         with source.open("wb") as file:
             for _ in range(size_bytes // MIB):  # no piece twice: it would not be fetched twice
                 file.write(os.urandom(MIB))
         parts = [(offset, min(PACK_BYTES, size_bytes - offset)) for offset in range(0, size_bytes, PACK_BYTES)]
-        return [*_plain(bench, rounds, directory, parts), *_tls(bench, rounds, source, parts)]
+        return [*_plain(bench, rounds, source, parts), *_tls(bench, rounds, source, parts)]
 
 
-def _plain(bench: Bench, rounds: int, directory: Path, parts: list[raw.Part]) -> list[Figure]:
-    source = directory / "weights.bin"
+def _plain(bench: Bench, rounds: int, source: Path, parts: list[raw.Part]) -> list[Figure]:
+    size_bytes = source.stat().st_size
     ups, raw_ups, downs, raw_downs = [], [], [], []
     transfer = Transfer(workers=WORKERS)  # the agent has one for as long as it runs
     for number in range(rounds + 1):
         url = f"{bench.url}/{bench.bucket()}"
-        worker = bench.ours(transfer)
         raw_up = measured(lambda url=url: raw.put(url, "raw", source, parts))[0]
         up = measured(lambda url=url: transfer.upload(_uploads(url, source, parts)))[0]
-        worker.save(directory, 1)
+        transfer.upload([_upload(f"{url}/whole", source, 0, size_bytes)])
         with bench.folder() as target:
             raw_down = measured(lambda url=url, target=target: raw.get(url, "raw", target / "raw", parts))[0]
         with bench.folder() as target:
-            down = measured(lambda worker=worker, target=target: worker.fetch(target))[0]
-        worker.plane.close()
+            item = Download(
+                name="whole", url=f"{url}/whole", root=target, path="whole", size_bytes=size_bytes, fsync=False
+            )
+            down = measured(lambda item=item: transfer.download([item]))[0]
         bench.forget()
         if number:  # the first is for warming up
             for took, cost in ((raw_ups, raw_up), (ups, up), (raw_downs, raw_down), (downs, down)):
@@ -97,16 +96,17 @@ def _tls(bench: Bench, rounds: int, source: Path, parts: list[raw.Part]) -> list
 
 
 def _uploads(url: str, source: Path, parts: list[raw.Part]) -> list[Upload]:
-    return [
-        Upload(
-            name=f"part {offset}",
-            segments=(Segment(source, offset, size),),
-            size_bytes=size,
-            url=f"{url}/ours-{offset}",
-            headers={},
-        )
-        for offset, size in parts
-    ]
+    return [_upload(f"{url}/ours-{offset}", source, offset, size) for offset, size in parts]
+
+
+def _upload(url: str, source: Path, offset: int, size_bytes: int) -> Upload:
+    return Upload(
+        name=f"from {offset}",
+        segments=(Segment(source, offset, size_bytes),),
+        size_bytes=size_bytes,
+        url=url,
+        headers={},
+    )
 
 
 def _wall(costs: list[Cost]) -> list[float]:
