@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import logging
-import random
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
 
 from gpu_client.transport import digests
 from gpu_client.transport.connections import Connections
-from gpu_client.transport.digests import digest_bytes, hash_file
+from gpu_client.transport.digests import hash_file
 from gpu_client.transport.errors import (
     ChecksumMismatch,
     FileChanged,
@@ -413,34 +412,3 @@ def test_over_tls(tls: tuple[object, object], tmp_path: Path) -> None:
         upload(plane, transfer)
         transfer.close()
     assert server.objects == {"/big": DATA}
-
-
-@pytest.fixture
-def odd_pieces() -> Iterator[bytes]:
-    yield random.Random(5).randbytes(3 * 1000 + 17)
-
-
-@pytest.mark.parametrize("step", [1, 7, 999, 1000, 1001, 2500, 10_000])
-def test_checksums_of_parts_make_that_of_the_whole(odd_pieces: bytes, step: int) -> None:
-    digester = digests.Digester(part_bytes=PART)
-    digester._part_bytes = 1000  # smaller than may be sent
-    for offset in range(0, len(odd_pieces), step):
-        digester.update(odd_pieces[offset : offset + step])
-    assert [crc for crc, _ in digester._parts] == [
-        digests.checksums.crc64nvme(odd_pieces[offset : offset + 1000]) for offset in range(0, 3000, 1000)
-    ]
-    digester._part_bytes = None
-    assert digester.digest == digest_bytes(odd_pieces)
-    assert digester.digest.crc64nvme == digest_bytes(odd_pieces).crc64nvme
-
-
-def test_a_large_file_is_cut_and_a_small_one_is_not(tmp_path: Path) -> None:
-    (tmp_path / "f").write_bytes(DATA)
-    found = hash_file(tmp_path / "f")
-    assert found.parts is not None
-    assert (found.parts.part_bytes, found.parts.crc64nvme) == (PART, [checksum(piece) for piece in pieces(DATA)])
-    assert found == digest_bytes(DATA), "the same bytes, cut or not"
-    (tmp_path / "f").write_bytes(DATA[: PART - 1])
-    assert hash_file(tmp_path / "f").parts is None
-    (tmp_path / "f").write_bytes(DATA[:PART])
-    assert hash_file(tmp_path / "f").parts is None, "one part is no parts"
