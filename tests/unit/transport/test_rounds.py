@@ -139,19 +139,26 @@ before_the_body.reads_body = False  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize(
-    "fault", [reply(500), reply(503, b"<Error><Code>SlowDown</Code></Error>"), reset, before_the_body], ids=range(4)
+    ("fault", "answered"),
+    [
+        (reply(500), True),
+        (reply(503, b"<Error><Code>SlowDown</Code></Error>"), True),
+        (reset, False),
+        (before_the_body, False),
+    ],
+    ids=range(4),
 )
 def test_only_the_part_that_failed_is_sent_again(
-    plane: Plane, transfer: Transfer, delays: list[float], fault: Callable[[Handler], None]
+    plane: Plane, transfer: Transfer, delays: list[float], fault: Callable[[Handler], None], answered: bool
 ) -> None:
     plane.store.script("PUT", part_path("big", 2), fault, fault)
     moved = upload(plane, transfer)
     assert plane.store.objects == {"/big": DATA}
-    others = {path: times for path, times in sent(plane).items() if path != part_path("big", 2)}
-    assert others == {part_path("big", number): 1 for number in (1, 3, 4)}
+    assert sent(plane) == ALL_ONCE + Counter([part_path("big", 2)] * 2)
     assert sum(moved) == len(DATA)
-    assert transfer.stats.counts.retries == 2
-    assert len(delays) == 2 and 0 < delays[0] < delays[1], "it waits, and longer the second time"
+    if answered:  # else it may pass for a connection that was idle for too long, which is replaced at once
+        assert transfer.stats.counts.retries == 2
+        assert len(delays) == 2 and 0 < delays[0] < delays[1], "it waits, and longer the second time"
     assert len(plane.asked) == 2, "its URL was good"
 
 
