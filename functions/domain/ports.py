@@ -189,6 +189,16 @@ class StoredObject:
 
 
 @dataclass(frozen=True)
+class StoredPart:
+    """One part of an upload that is not complete. `crc64nvme` where it was uploaded with it."""
+
+    number: int
+    size_bytes: int
+    etag: str
+    crc64nvme: str | None = None
+
+
+@dataclass(frozen=True)
 class Presigned:
     """A URL that carries the right to one request; the headers are part of the signature."""
 
@@ -234,16 +244,50 @@ class ObjectStore(Protocol):
         replace_etag: str | None = None,
     ) -> Presigned: ...
 
-    def create_multipart(self, tenant: str, bucket: str, key: str) -> str: ...
+    def create_multipart(self, tenant: str, bucket: str, key: str, *, checksummed: bool = False) -> str:
+        """The upload's id. `checksummed`: every part is sent with its CRC-64/NVME, and the object will have one."""
 
     def presign_part(
-        self, tenant: str, bucket: str, key: str, upload_id: str, part_number: int, *, expires_s: int
-    ) -> str: ...
+        self,
+        tenant: str,
+        bucket: str,
+        key: str,
+        upload_id: str,
+        part_number: int,
+        *,
+        expires_s: int,
+        size_bytes: int | None = None,
+        crc64nvme: str | None = None,
+    ) -> Presigned: ...
+
+    def multiparts(self, tenant: str, bucket: str, key: str) -> Sequence[str]:
+        """Ids of the uploads of exactly this key that are under way, the newest first."""
+
+    def stored_parts(self, tenant: str, bucket: str, key: str, upload_id: str) -> Sequence[StoredPart] | None:
+        """The parts of an upload that are stored, by number; None if there is no such upload."""
 
     def complete_multipart(
         self, tenant: str, bucket: str, key: str, upload_id: str, parts: Sequence[tuple[int, str]]
     ) -> str | None:
         """The object's ETag; None if there is no such upload. Without parts, those that are stored are used."""
+
+    def complete_checksummed(
+        self,
+        tenant: str,
+        bucket: str,
+        key: str,
+        upload_id: str,
+        parts: Sequence[StoredPart],
+        *,
+        crc64nvme: str,
+        create_only: bool = False,
+        replace_etag: str | None = None,
+    ) -> str | None:
+        """The object's ETag, once the store has compared the checksum of the whole.
+
+        None if that cannot be now: the upload or one of the parts is not there any more, or the key was written
+        meanwhile against the condition. Raises Refusal (`digest_mismatch`) if the parts are another object.
+        """
 
     def abort_multipart(self, tenant: str, bucket: str, key: str, upload_id: str) -> bool: ...
 

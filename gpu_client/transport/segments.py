@@ -52,13 +52,15 @@ class Pace(Protocol):
         ...
 
 
-def send_segments(sock: socket.socket, segments: Sequence[Segment], pace: Pace, *, whole_file: bool = False) -> None:
-    """Send the segments' bytes. With `whole_file` the one segment must be all that its file has.
+def send_segments(
+    sock: socket.socket, segments: Sequence[Segment], pace: Pace, *, file_bytes: int | None = None
+) -> None:
+    """Send the segments' bytes. `file_bytes`: how many bytes the file that they are of must have.
 
     Raises FileChanged if a file is gone or too short, TransferError if it cannot be read, OSError of the socket.
     """
     joined = list(_joined(segments))
-    with _Files(whole_file=whole_file) as files:
+    with _Files(file_bytes) as files:
         if isinstance(sock, ssl.SSLSocket):
             _send_copies(sock, joined, files, pace)
             return
@@ -73,8 +75,8 @@ def send_segments(sock: socket.socket, segments: Sequence[Segment], pace: Pace, 
 class _Files:
     """The file that is being sent; one at a time is open."""
 
-    def __init__(self, *, whole_file: bool) -> None:
-        self._whole_file = whole_file
+    def __init__(self, file_bytes: int | None) -> None:
+        self._file_bytes = file_bytes
         self._path: Path | None = None
         self._descriptor = -1
         self._size_bytes = 0
@@ -92,7 +94,7 @@ class _Files:
                 self._size_bytes = os.fstat(self._descriptor).st_size
             self._path = segment.path
         end = segment.offset + segment.size_bytes
-        if self._size_bytes < end or (self._whole_file and self._size_bytes != end):
+        if self._size_bytes < end or self._file_bytes not in (None, self._size_bytes):
             raise changed(segment)
         return self._descriptor
 
@@ -110,8 +112,7 @@ class _Files:
 
 def changed(segment: Segment) -> FileChanged:
     """The file has not the bytes that were declared."""
-    end = segment.offset + segment.size_bytes
-    return FileChanged(f"{segment.path} has no longer the {end} bytes that were declared")
+    return FileChanged(f"{segment.path} has no longer the bytes that were declared")
 
 
 def _send_from_kernel(sock: socket.socket, segment: Segment, descriptor: int, pace: Pace) -> Segment | None:

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import os
+import random
+import re
 import subprocess
 from pathlib import Path
 
 import pytest
 
+from contract.parts import PARTS_FROM_BYTES
 from tests.emulator import unique
 from tests.functional.cli.people import Baton, Labour, finished, submit
 from tests.stack import Stack
@@ -69,6 +72,51 @@ def test_push_interrupted_is_finished_by_a_repeat(baton: Baton, stack: Stack, tm
     assert 0 < len(repeated["sent"]) <= 12
     assert len(repeated["sent"]) + repeated["unchanged"] == 12
     assert stored(stack, prefix) == files_below(place)
+
+
+LARGE = random.Random(1).randbytes(PARTS_FROM_BYTES + 1000)
+"""Four parts of 16 MiB, and a small one."""
+
+
+def parts_sent(stack: Stack, since: int = 0) -> list[int]:
+    """Numbers of the parts that came to the store, one behind the other."""
+    puts = (re.fullmatch(r"PUT /.*\?partNumber=(\d+)", request) for request in stack.s3.requests()[since:])
+    return sorted(int(found[1]) for found in puts if found)
+
+
+def test_push_killed_within_a_large_file_sends_only_the_missing_parts(
+    baton: Baton, stack: Stack, tmp_path: Path
+) -> None:
+    prefix = unique("set")
+    place = write_files(tmp_path / "set", {"large.bin": LARGE, "small.txt": b"small"})
+    began = len(stack.s3.requests())
+    with stack.s3.holding(rf"PUT /.*{prefix}/large\.bin\?partNumber=[25]", drop=True) as held:
+        running = baton.started("data", "push", place, prefix)
+        held.wait_for(2)
+        until(lambda: stack.parts_of(f"{prefix}/large.bin", "training-data") == [1, 3, 4], what="the other parts")
+        running.kill()
+    assert parts_sent(stack, began) == [1, 2, 3, 4, 5]
+    assert stored(stack, prefix) == {"small.txt": b"small"}, "parts are no object"
+    again = len(stack.s3.requests())
+    repeated = baton("data", "push", place, prefix, "--json").ok().json
+    assert parts_sent(stack, again) == [2, 5]
+    assert (repeated["sent"], repeated["unchanged"]) == ([f"{prefix}/large.bin"], 1)
+    assert stored(stack, prefix) == files_below(place)
+    assert stack.parts_of(f"{prefix}/large.bin", "training-data") == [], "the upload has ended"
+    last = len(stack.s3.requests())
+    unchanged = baton("data", "push", place, prefix, "--json").ok().json
+    assert (unchanged["sent"], unchanged["unchanged"]) == ([], 2)
+    assert stack.s3.requests()[last:] == [], "a large file is known by its etag"
+
+
+def test_a_large_output_goes_up_in_parts_and_is_fetched_as_it_was(
+    baton: Baton, stack: Stack, labour: Labour, tmp_path: Path
+) -> None:
+    began = len(stack.s3.requests())
+    job_id = finished(baton, labour, tmp_path, {"model.bin": LARGE, "notes": b"small"})
+    assert parts_sent(stack, began) == [1, 2, 3, 4, 5]
+    baton("fetch", job_id, tmp_path / "got").ok()
+    assert files_below(tmp_path / "got") == {"model.bin": LARGE, "notes": b"small"}
 
 
 OUTPUTS = {"model.bin": b"weights" * 50_000, "samples/1 ü.png": b"png", "empty": b""}
