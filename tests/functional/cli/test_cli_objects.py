@@ -171,7 +171,9 @@ def test_altered_bytes_never_appear(baton: Baton, labour: Labour, stack: Stack, 
 
 def test_a_full_disk_is_one_line_and_a_repeat_goes_on(baton: Baton, labour: Labour, tmp_path: Path) -> None:
     """Also without the rights to mount one: what /dev/full refuses is refused as a full disk refuses it."""
-    job_id = finished(baton, labour, tmp_path, OUTPUTS)
+    # It refuses writes only: an empty file would fail at being synced, and otherwise than on a disk.
+    outputs = {path: data for path, data in OUTPUTS.items() if data}
+    job_id = finished(baton, labour, tmp_path, outputs)
     got = tmp_path / "got"
     full = Path(__file__).with_name("full_disk_baton.py")
     said = baton.started("fetch", job_id, got, wrapper=full, FULL_DISK=str(got)).end()
@@ -180,7 +182,7 @@ def test_a_full_disk_is_one_line_and_a_repeat_goes_on(baton: Baton, labour: Labo
     assert "model.bin" not in files_below(got)
     assert not list(got.rglob("*.part"))
     baton("fetch", job_id, got).ok()
-    assert files_below(got) == OUTPUTS
+    assert files_below(got) == outputs
 
 
 def test_a_place_that_is_none(baton: Baton, labour: Labour, tmp_path: Path) -> None:
