@@ -12,6 +12,7 @@ from pydantic import ValidationError
 
 from gpu_client.agent.health import VARIABLE, Pulse
 from gpu_client.agent.loop import Agent
+from gpu_client.agent.ownership import owner_of
 from gpu_client.agent.settings import AgentSettings, bytes_per_s, problems_of
 from gpu_client.agent.signals import StopRequest, stop_on_signals
 from gpu_client.agent.spot_notice import watching
@@ -53,7 +54,8 @@ def main() -> int:
     stop = StopRequest(shutdown_grace_s=settings.shutdown_grace_s)
     threading.Thread(target=_leave_at_once, args=(stop,), name="hurry", daemon=True).start()
     try:
-        workspace = Workspace.open(settings.workspace, settings.worker_id, settings.arena_dir)
+        owner = owner_of(settings.api_url, settings.api_key.get_secret_value())
+        workspace = Workspace.open(settings.workspace, settings.worker_id, settings.arena_dir, owner=owner)
     except (WorkspaceError, OSError) as error:
         return _unusable(settings, error)
     try:

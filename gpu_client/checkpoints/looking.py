@@ -69,9 +69,8 @@ class Looker:
         """None: nothing is encoded (any more)."""
 
     def look(self, piece: Piece, raw: memoryview) -> Looked:
-        """Read the piece into `raw`, which has its size. Raises FileChanged, TransferError."""
-        piece.file.read_into(piece.span.offset, raw)
-        if all_zero(raw):
+        """Read the piece, unless it is a hole, into `raw`, which has its size. Raises FileChanged, TransferError."""
+        if not piece.file.read_into(piece.span.offset, raw) or all_zero(raw):
             return Looked(digest_of_zeros(len(raw)), ZEROS)
         digest = blake3(raw).digest()
         looked = Looked(digest.hex())

@@ -16,17 +16,15 @@ from gpu_client.transport.digests import digest_bytes
 from gpu_client.transport.errors import FileChanged, LeaseLost, Unreachable, UrlExpired
 from gpu_client.transport.transfer import Transfer
 from tests.parted import PART, large
+from tests.trees import write_files
 from tests.unit.checkpoints.fake_cloud import EXPIRED, FakeCloud, refusal
 from tests.unit.transport.scripted_server import reply
 
 
 @pytest.fixture
 def output(tmp_path: Path) -> Path:
-    place = tmp_path / "output"
-    for name, data in {"model.bin": b"model", "samples/0.png": b"0", "samples/more/1.png": b"1", "log": b""}.items():
-        (place / name).parent.mkdir(parents=True, exist_ok=True)
-        (place / name).write_bytes(data)
-    return place
+    files = {"model.bin": b"model", "samples/0.png": b"0", "samples/more/1.png": b"1", "log": b""}
+    return write_files(tmp_path / "output", files)
 
 
 def test_files_and_directories(output: Path) -> None:

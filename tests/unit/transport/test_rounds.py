@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import logging
-import random
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
 
 from gpu_client.transport import digests
 from gpu_client.transport.connections import Connections
-from gpu_client.transport.digests import digest_bytes, hash_file
+from gpu_client.transport.digests import hash_file
 from gpu_client.transport.errors import (
     ChecksumMismatch,
     FileChanged,
@@ -140,19 +139,26 @@ before_the_body.reads_body = False  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize(
-    "fault", [reply(500), reply(503, b"<Error><Code>SlowDown</Code></Error>"), reset, before_the_body], ids=range(4)
+    ("fault", "answered"),
+    [
+        (reply(500), True),
+        (reply(503, b"<Error><Code>SlowDown</Code></Error>"), True),
+        (reset, False),
+        (before_the_body, False),
+    ],
+    ids=range(4),
 )
 def test_only_the_part_that_failed_is_sent_again(
-    plane: Plane, transfer: Transfer, delays: list[float], fault: Callable[[Handler], None]
+    plane: Plane, transfer: Transfer, delays: list[float], fault: Callable[[Handler], None], answered: bool
 ) -> None:
     plane.store.script("PUT", part_path("big", 2), fault, fault)
     moved = upload(plane, transfer)
     assert plane.store.objects == {"/big": DATA}
-    others = {path: times for path, times in sent(plane).items() if path != part_path("big", 2)}
-    assert others == {part_path("big", number): 1 for number in (1, 3, 4)}
+    assert sent(plane) == ALL_ONCE + Counter([part_path("big", 2)] * 2)
     assert sum(moved) == len(DATA)
-    assert transfer.stats.counts.retries == 2
-    assert len(delays) == 2 and 0 < delays[0] < delays[1], "it waits, and longer the second time"
+    if answered:  # else it may pass for a connection that was idle for too long, which is replaced at once
+        assert transfer.stats.counts.retries == 2
+        assert len(delays) == 2 and 0 < delays[0] < delays[1], "it waits, and longer the second time"
     assert len(plane.asked) == 2, "its URL was good"
 
 
@@ -413,34 +419,3 @@ def test_over_tls(tls: tuple[object, object], tmp_path: Path) -> None:
         upload(plane, transfer)
         transfer.close()
     assert server.objects == {"/big": DATA}
-
-
-@pytest.fixture
-def odd_pieces() -> Iterator[bytes]:
-    yield random.Random(5).randbytes(3 * 1000 + 17)
-
-
-@pytest.mark.parametrize("step", [1, 7, 999, 1000, 1001, 2500, 10_000])
-def test_checksums_of_parts_make_that_of_the_whole(odd_pieces: bytes, step: int) -> None:
-    digester = digests.Digester(part_bytes=PART)
-    digester._part_bytes = 1000  # smaller than may be sent
-    for offset in range(0, len(odd_pieces), step):
-        digester.update(odd_pieces[offset : offset + step])
-    assert [crc for crc, _ in digester._parts] == [
-        digests.checksums.crc64nvme(odd_pieces[offset : offset + 1000]) for offset in range(0, 3000, 1000)
-    ]
-    digester._part_bytes = None
-    assert digester.digest == digest_bytes(odd_pieces)
-    assert digester.digest.crc64nvme == digest_bytes(odd_pieces).crc64nvme
-
-
-def test_a_large_file_is_cut_and_a_small_one_is_not(tmp_path: Path) -> None:
-    (tmp_path / "f").write_bytes(DATA)
-    found = hash_file(tmp_path / "f")
-    assert found.parts is not None
-    assert (found.parts.part_bytes, found.parts.crc64nvme) == (PART, [checksum(piece) for piece in pieces(DATA)])
-    assert found == digest_bytes(DATA), "the same bytes, cut or not"
-    (tmp_path / "f").write_bytes(DATA[: PART - 1])
-    assert hash_file(tmp_path / "f").parts is None
-    (tmp_path / "f").write_bytes(DATA[:PART])
-    assert hash_file(tmp_path / "f").parts is None, "one part is no parts"
