@@ -56,15 +56,15 @@ def named(stack: Stack, prefix: str) -> dict[str, str]:
 
 def test_a_push_ends_with_a_manifest_of_all_that_is_there(baton: Baton, stack: Stack, tmp_path: Path) -> None:
     prefix = unique("set")
-    one = made(tmp_path / "one", {"a.txt": b"a", "sub/a.txt": b"other"})
+    one = write_files(tmp_path / "one", {"a.txt": b"a", "sub/a.txt": b"other"})
     baton("data", "push", one, prefix).ok()
-    assert named(stack, prefix) == {path: blake3(data).hexdigest() for path, data in below(one).items()}
+    assert named(stack, prefix) == {path: blake3(data).hexdigest() for path, data in files_below(one).items()}
     requests = len(stack.s3.requests())
     baton("data", "push", one, prefix).ok()
     assert stack.s3.requests()[requests:] == [], "nothing is new"
-    two = made(tmp_path / "two", {"b.txt": b"b"})
+    two = write_files(tmp_path / "two", {"b.txt": b"b"})
     baton("data", "push", two, prefix).ok()
-    everything = below(one) | below(two)
+    everything = files_below(one) | files_below(two)
     assert named(stack, prefix) == {path: blake3(data).hexdigest() for path, data in everything.items()}
     (one / "a.txt").write_bytes(b"changed")
     baton("data", "push", one, prefix).ok()
@@ -76,7 +76,7 @@ def test_a_push_that_stopped_before_its_manifest_is_finished_by_a_repeat(
     baton: Baton, stack: Stack, tmp_path: Path
 ) -> None:
     prefix = unique("set")
-    place = made(tmp_path / "set", {"a.txt": b"a"})
+    place = write_files(tmp_path / "set", {"a.txt": b"a"})
     with stack.s3.holding(rf"PUT /.*{prefix}/\.baton/", drop=True) as held:
         running = baton.started("data", "push", place, prefix)
         held.wait()
