@@ -114,7 +114,8 @@ class LeaseStore(Protocol):
 
     def get(self, job_id: str) -> Lease | None: ...
 
-    def get_many(self, job_ids: Sequence[str]) -> dict[str, Lease]: ...
+    def get_many(self, job_ids: Sequence[str]) -> dict[str, Lease]:
+        """Those that exist, as they are or were moments ago: who acts upon one looks at it once more."""
 
     def due(self, now: int, *, limit: int) -> list[str]:
         """Ids of jobs whose open lease may have run out by `now`. A superset: look at the lease."""

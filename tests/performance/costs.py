@@ -46,6 +46,8 @@ POLL_S = 15
 """Mean of the agent's pause while there is no work, 0 to 30 s."""
 SWEPT_SHARE = 1 - 90 / DUE_BUCKET_S
 """Of the live leases, how many the index `due` shows to a sweep, with leases of 90 s."""
+SWEPT_READS = 0.5
+"""Of each: eventually consistent."""
 ALARMS = 45
 """About: two for each function, table and index, and some more."""
 POLLS_AT_ONCE, POLL_LASTS_S = 5, 20
@@ -126,7 +128,7 @@ class Costs:
             self._row("claims", "claim", attempts),
             self._row("ends of attempts", "end", attempts),
             self._row(SWEEPING, "idle sweep", 60 / self.fleet),
-            Row(what="sweeper, reading this lease", per_hour=60, dynamodb=60 * SWEPT_SHARE * prices.READ.usd),
+            Row(what="sweeper, reading this lease", per_hour=60, dynamodb=60 * SWEPT_SHARE * SWEPT_READS * prices.READ.usd),
             self._published(_events_per_hour()),
         ]
         object.__setattr__(self, "rows", rows)
