@@ -18,13 +18,13 @@ from contract.manifest import Manifest, ManifestV1
 from contract.names import CHECKPOINTS_BUCKET
 from contract.work import ProgressRequest, StatusAnswer
 from functions.api.context import Call, Context, job_of
-from functions.api.leasing import WRITE_TRIES, apply_as_bearer, current_attempt, require_lease
+from functions.api.leasing import WRITE_TRIES, apply_as_bearer, require_lease
 from functions.api.letting_go import let_go_of_old, read_manifest
 from functions.api.original import zip_step
 from functions.api.packs import look_at
 from functions.domain import checkpoints as rules
 from functions.domain.change import Change
-from functions.domain.errors import FenceBroken, Refusal, WriteConflict
+from functions.domain.errors import Refusal, WriteConflict
 from functions.domain.jobs import require_running
 from functions.domain.records import Attempt, CheckpointRecord, Job
 
@@ -44,19 +44,18 @@ def commit(context: Context, call: Call) -> CommitAnswer:
 def _committed(context: Context, call: Call, manifest: Manifest | ManifestV1) -> CommitAnswer | None:
     """One look at everything, and the commit if nothing is missing; None if somebody else wrote in between.
 
-    The job is read first: whatever its retention does to the packs raises its `rev`, the condition of the last write.
+    The job is read first: whatever ends its lease, and whatever its retention does to the packs, raises its `rev`, the
+    condition of the last write.
     """
     data = manifest.canonical_bytes()
     digest = blake3(data).hexdigest()
     job = job_of(context, call, call.path["id"])
     existing = context.jobs.checkpoint(job.id, manifest.step)
     repeated = rules.already_committed(job, existing, manifest, digest)
-    fence = call.fence(job.id)
-    require_lease(context, fence)
+    require_lease(context, call.fence(job.id))
     if repeated:
         return CommitAnswer(committed=True, step=manifest.step, epoch=manifest.epoch)
-    attempt = current_attempt(context, job)
-    key = rules.manifest_key(job, attempt, manifest.step, digest)
+    key = rules.manifest_key(job, manifest.step, digest)
     looked = look_at(context, call, job, manifest.packs, key)
     if not looked.manifest_stored:
         # Already before anything is uploaded: whatever becomes of this attempt, retention learns what to delete.
@@ -85,18 +84,16 @@ def _committed(context: Context, call: Call, manifest: Manifest | ManifestV1) ->
         protected_until=existing.protected_until if existing else 0,
     )
     try:
-        context.jobs.apply(change := rules.commit(job, attempt, fence, record, now=call.now))
+        context.jobs.apply(change := rules.commit(job, None, record, now=call.now))
     except WriteConflict:
         return None
-    except FenceBroken as broken:
-        raise fence.refusal(broken.lease) from broken
     let_go_of_old(
         context,
         call,
         change.job,
         known={key: manifest.packs},
         # What the attempts before this one have left behind.
-        left_behind=job.epoch > 1 and attempt.checkpoint_step is None,
+        left_behind=job.epoch > 1 and job.attempt_step is None,
     )
     return CommitAnswer(committed=True, step=manifest.step, epoch=manifest.epoch)
 
@@ -198,7 +195,7 @@ def register_zip(context: Context, call: Call) -> StatusAnswer:
         legacy_key=body.key,
     )
     job = apply_as_bearer(
-        context, call, fence, lambda job, attempt: rules.commit(job, attempt, fence, record, now=call.now)
+        context, call, fence, lambda job, _: rules.commit(job, fence, record, now=call.now)
     )
     let_go_of_old(context, call, job)
     return StatusAnswer()

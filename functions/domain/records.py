@@ -80,6 +80,8 @@ class Job(Record):
     """Machine id -> instant until which it is not given this job."""
     checkpoint_step: int | None = None
     checkpoint_epoch: int | None = None
+    lapsed_step: int | None = None
+    """Highest step that the present attempt had committed before that turned out damaged; None if none did."""
     branches: list[Branch] = []
     """Oldest first: which checkpoints a retry left behind, see `in_history`."""
     progress: Progress | None = None
@@ -96,6 +98,14 @@ class Job(Record):
     def claimable(self) -> bool:
         """True exactly when the job belongs in the ready index."""
         return self.state is JobState.PENDING and self.not_before is None
+
+    @property
+    def attempt_step(self) -> int | None:
+        """Newest step that the present attempt has committed; None if it has committed none.
+
+        The attempt's own item is told at its end: a commit need not write it.
+        """
+        return self.checkpoint_step if self.checkpoint_epoch == self.epoch else self.lapsed_step
 
     def in_history(self, record: CheckpointRecord) -> bool:
         """True if the next attempt continues this checkpoint, directly or through later ones.
@@ -147,6 +157,7 @@ class Attempt(Record):
     log_tail: list[str] = []
     resumed_step: int | None = None
     checkpoint_step: int | None = None
+    """Newest step that it committed, once it has ended: until then `Job.attempt_step` says it."""
     progress: Progress | None = None
 
 

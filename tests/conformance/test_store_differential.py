@@ -149,7 +149,7 @@ class Life:
             metrics={"loss": self.random.random()},
             manifest_key="m",
         )
-        return self.apply(checkpoint_rules.commit(job, attempt, self.fence(job), record, now=self.now))
+        return self.apply(checkpoint_rules.commit(job, self.fence(job), record, now=self.now))
 
     def end(self) -> object:
         job = self.any_running()

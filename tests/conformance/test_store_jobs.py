@@ -279,7 +279,7 @@ def test_a_damaged_checkpoint_is_replaced_by_a_later_attempts(cloud: Cloud) -> N
 def test_a_broken_fence_changes_nothing_and_shows_the_lease(cloud: Cloud) -> None:
     held = claim(cloud, submit(cloud))
     fence = held.fence(token_sha256="0" * 64)
-    change = checkpoint_rules.commit(held.job, held.attempt, fence, record(3), now=NOW)
+    change = checkpoint_rules.commit(held.job, fence, record(3), now=NOW)
     with pytest.raises(FenceBroken) as broken:
         cloud.jobs.apply(change)
     assert broken.value.lease == held.lease

@@ -200,3 +200,41 @@ def repeated(made: World, send: Send) -> Answer:
             assert sent.status in (200, 412)
         answer = send(made.api)
     return answer
+
+
+@pytest.mark.parametrize("how", ["lost", "stopped", "handed back", "lost, and proved again"])
+def test_a_stalled_commit_of_an_attempt_that_has_ended_commits_nothing(how: str) -> None:
+    """The transaction has no condition on the lease: the job's `rev` says whether it has ended since it was read."""
+    steps, over, refused = 0, False, 0
+    while not over:
+        made = world()
+        api, held = made.api, made.one
+        made.commit(held, 10, P)
+        stalled = StalledCall(api, made.ready(held, 20, Q))
+        stalled.step(steps)
+        over = stalled.done
+        before = api.job(held.id)["checkpoint_step"]
+        if how.startswith("lost"):
+            api.clock.advance(1800)
+            if how == "lost":
+                assert api.sweep().reclaimed == 2
+                api.claim(queue="one", machine_id="m-2")
+            else:
+                held.heartbeat().ok()
+        elif how == "stopped":
+            api.post(f"/job/{held.id}/stop").ok()
+        else:
+            held.release().ok()
+            api.claim(queue="one", machine_id="m-2")
+        answer = stalled.finish()
+        if how == "lost, and proved again" or before == 20:
+            assert answer.ok()["committed"] is True
+        else:
+            # Known already where it has read that the step is committed; or else its attempt is over.
+            assert answer.status == 409, answer.text
+            assert api.job(held.id)["checkpoint_step"] == 10
+            assert [record.step for record in api.context.jobs.checkpoints(held.id, limit=9).items] == [10]
+            refused += 1
+        made.check()
+        steps += 1
+    assert steps > 5 and (refused > 3 or how == "lost, and proved again")
