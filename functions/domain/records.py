@@ -191,11 +191,11 @@ class CheckpointRecord(Record):
 
 
 class PackRecord(Record):
-    """Who holds one pack, `packs/<blake3>`. It is held, condemned or gone.
+    """Who holds one pack, `packs/<blake3>`. It is held or condemned.
 
     Held: each of `jobs` has seen it stored, and it stays until the last of them lets it go. Condemned: nobody holds it,
-    and whoever condemned it deletes the object. Gone: the object is deleted; the item stays for a while, so that no
-    commit that looked before can take the pack for untouched.
+    and whoever condemned it deletes the object. The item outlives that by a day, so that no commit that looked before
+    can take the pack for untouched.
     """
 
     tenant: str
@@ -206,9 +206,9 @@ class PackRecord(Record):
     doubted: bool = False
     """A checkpoint of it did not verify: who names it next looks whether it is stored as declared."""
     condemned_at: int | None = None
-    condemned_by: str | None = None
-    """The one condemnation, see `change.mark_of`; None while somebody holds the pack."""
-    gone: bool = False
+    """None while somebody holds the pack."""
+    version: str | None = None
+    """Another one with each write but a doubt's, never one that was before. None in items of earlier versions."""
 
 
 class Lease(Record):

@@ -25,7 +25,9 @@ def get_item(client: Any, table: str, key: Item) -> Item | None:
 def get_items(client: Any, table: str, wanted: Sequence[Item], *, consistent: bool = True) -> list[Item]:
     """The items that exist among the different keys `wanted`, in no particular order.
 
-    Strongly consistent unless said otherwise: then they may be as they were moments ago, at half the price. Raises StorageUnavailable also if the service keeps leaving keys out.
+    Strongly consistent unless said otherwise: then they may be as they were moments ago, at half the price.
+
+    Raises StorageUnavailable also if the service keeps leaving keys out.
     """
     items: list[Item] = []
     pending = list(wanted)

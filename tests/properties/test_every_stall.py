@@ -13,9 +13,9 @@ import pytest
 from blake3 import blake3
 
 from contract.errors import ErrorCode
-from contract.manifest import parse_manifest
-from functions.domain.packs import DEAD_AFTER_S
-from tests.api_harness import TENANT, Answer, Api, Held, memory_api
+from contract.manifest import Pack, parse_manifest
+from functions.domain.packs import DEAD_AFTER_S, CondemnPack
+from tests.api_harness import TENANT, Answer, Api, Held, memory_api, pack_of
 from tests.properties.stalling import StalledCall
 
 P, Q, R, S = (f"pack {name}".encode() for name in "pqrs")
@@ -142,6 +142,34 @@ def damage_and_reuse(world: World) -> tuple[Send, Send]:
     return (lambda api: Held(api, report).post(path, {"epoch": 1})), world.ready(world.two, 20, P)
 
 
+def the_next_attempt_takes_up_what_the_last_one_left(world: World) -> tuple[Send, Send]:
+    """Retention behind its first commit wants to sweep that up, though no record goes with it."""
+    world.commit(world.one, 10, P)
+    world.ready(world.one, 20, Q)
+    world.one.release().ok()
+    world.one = world.api.claim(queue="one")
+    world.commit(world.two, 10, S)
+    return world.ready(world.one, 20, P), world.ready(world.one, 30, P, Q)
+
+
+def two_come_upon_what_a_dead_one_condemned(world: World) -> tuple[Send, Send]:
+    """The one takes it over, for its object is still there; the other condemns it again, and deletes it."""
+    world.commit(world.one, 10, Q)
+    world.commit(world.two, 10, S)
+    world.ready(world.two, 20, P)
+    pack = Pack.model_validate(pack_of(P))
+    assert not world.api.context.packs.let_go(
+        TENANT, "x", [CondemnPack(pack=pack, seen=None, at=world.api.clock.now())]
+    )
+    world.api.clock.advance(DEAD_AFTER_S)
+    ending = world.two.item
+
+    def end(api: Api) -> Answer:
+        return Held(api, ending).complete()
+
+    return world.ready(world.one, 20, P), end
+
+
 SCENES = (
     one_job_drops_and_names_again,
     one_job_drops_what_the_other_takes_up,
@@ -150,6 +178,8 @@ SCENES = (
     a_whole_life_in_between,
     the_end_of_the_one,
     damage_and_reuse,
+    two_come_upon_what_a_dead_one_condemned,
+    the_next_attempt_takes_up_what_the_last_one_left,
 )
 PASSING = {ErrorCode.CONFLICT}
 OVERTAKEN = {ErrorCode.STEP_NOT_NEWER}
@@ -200,6 +230,39 @@ def repeated(made: World, send: Send) -> Answer:
             assert sent.status in (200, 412)
         answer = send(made.api)
     return answer
+
+
+@pytest.mark.parametrize("killed", [False, True], ids=["stalled", "killed"])
+@pytest.mark.parametrize("stalling", ["commit", "urls"])
+def test_what_somebody_was_told_to_read_stays(stalling: str, killed: bool) -> None:
+    steps, over, told, gone = 0, False, 0, 0
+    while not over:
+        made = world()
+        held = made.one
+        made.commit(held, 10, P, Q)
+        commit = made.ready(held, 20, R)
+
+        def ask(api: Api, held: Held = held) -> Answer:
+            return api.post(f"/job/{held.id}/checkpoints/10/urls", key="submit")
+
+        stalled = StalledCall(made.api, commit if stalling == "commit" else ask)
+        stalled.step(steps)
+        over = stalled.done
+        other = (ask if stalling == "commit" else commit)(made.api)
+        if killed and not over:
+            stalled.kill()
+        answer = None if stalled.killed else stalled.finish()
+        committed, asked = (answer, other) if stalling == "commit" else (other, answer)
+        assert committed is None or committed.ok()["committed"] is True
+        if asked is not None and asked.status == 200:
+            assert [made.api.send("GET", url).status for url in asked.json["urls"].values()] == [200, 200]
+            told += 1
+        elif asked is not None:
+            assert asked.error["code"] == ErrorCode.CHECKPOINT_NOT_FOUND
+            gone += 1
+        made.check()
+        steps += 1
+    assert steps > 2 and told and (gone or killed)
 
 
 @pytest.mark.parametrize("how", ["lost", "stopped", "handed back", "lost, and proved again"])
