@@ -143,8 +143,7 @@ def damage_and_reuse(world: World) -> tuple[Send, Send]:
 
 
 def the_next_attempt_takes_up_what_the_last_one_left(world: World) -> tuple[Send, Send]:
-    """Retention behind its first commit wants to sweep that up, though no record goes with it."""
-    world.commit(world.one, 10, P)
+    """Retention behind its first commit wants to sweep that up. No record goes with it, and yet `rev` must rise."""
     world.ready(world.one, 20, Q)
     world.one.release().ok()
     world.one = world.api.claim(queue="one")
