@@ -220,6 +220,39 @@ def test_nothing_is_lost_and_nothing_is_left(
     assert steps > 5, "there is nothing to stall at"
 
 
+def the_next_attempt_drops_and_names_again(world: World) -> tuple[Send, Send]:
+    """Retention comes behind its first commit, with a transaction of its own."""
+    world.commit(world.one, 10, P)
+    world.one.release().ok()
+    world.one = world.api.claim(queue="one")
+    return world.ready(world.one, 20, R), world.ready(world.one, 30, P)
+
+
+@pytest.mark.parametrize(
+    "scene", [one_job_drops_and_names_again, the_next_attempt_drops_and_names_again], ids=lambda scene: scene.__name__
+)
+def test_nothing_is_lost_when_each_overtakes_the_other(scene: Callable[[World], tuple[Send, Send]]) -> None:
+    """The second begins where the first one stalls, stalls in its turn, and goes on once the first has ended."""
+    steps_of_first, over, tried = 0, False, 0
+    while not over:
+        steps_of_second, second_over = 0, False
+        while not second_over:
+            made = world()
+            first, second = (StalledCall(made.api, send) for send in scene(made))
+            first.step(steps_of_first)
+            over = first.done
+            second.step(steps_of_second)
+            second_over = second.done
+            for call in (first, second):
+                answer = call.finish()
+                assert answer.status == 200 or answer.error["code"] in PASSING | OVERTAKEN, answer.text
+                made.check()
+            steps_of_second += 1
+            tried += 1
+        steps_of_first += 1
+    assert tried > 100
+
+
 def repeated(made: World, send: Send) -> Answer:
     """The worker's way: post, upload what is missing, post."""
     answer = send(made.api)
