@@ -125,5 +125,4 @@ def commit(cloud: Cloud, held: Held, step: int) -> Held:
     new = record(step, epoch=held.lease.epoch)
     change = checkpoint_rules.commit(held.job, held.fence(), new, now=NOW)
     cloud.jobs.apply(change)
-    assert change.attempt is not None
-    return Held(change.job, change.attempt, held.lease, held.token)
+    return Held(change.job, held.attempt, held.lease, held.token)

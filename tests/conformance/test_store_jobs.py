@@ -230,7 +230,7 @@ def test_protection_only_grows(cloud: Cloud) -> None:
 
 def forgetting(job: Job, record: CheckpointRecord, now: int) -> Change:
     """Retention's change."""
-    return packs.let_go(job, [Forget(record=record, now=now)], [])[0]
+    return packs.let_go(job, [Forget(record=record, now=now)])
 
 
 def test_a_checkpoint_is_forgotten_unless_protected_or_changed(cloud: Cloud) -> None:
