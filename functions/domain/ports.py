@@ -11,7 +11,7 @@ from contract.jobs import JobState, Progress
 from functions.domain.api_keys import ApiKey
 from functions.domain.change import Change
 from functions.domain.leases import Fence
-from functions.domain.packs import Sighting
+from functions.domain.packs import PackWrite, Sighting
 from functions.domain.reclaiming import Watch
 from functions.domain.records import Attempt, CheckpointRecord, Event, Job, Lease, PackRecord, TransferGrant
 from functions.domain.webhooks import Delivery, Webhook
@@ -42,8 +42,8 @@ class JobStore(Protocol):
     def apply(self, change: Change) -> None:
         """Write all of the change or nothing.
 
-        Raises WriteConflict if the job's `rev` is not `seen_rev` (or it exists, for a new job) or a checkpoint or pack
-        is not as the change wants it, FenceBroken if the lease does not satisfy the change's lease write.
+        Raises WriteConflict if the job's `rev` is not `seen_rev` (or it exists, for a new job) or a checkpoint is not
+        as the change wants it, FenceBroken if the lease does not satisfy the change's lease write.
         """
 
     def ready(self, tenant: str, queue: str, shard: int, *, limit: int, cursor: str | None = None) -> Page[Job]:
@@ -87,10 +87,10 @@ class JobStore(Protocol):
 
 
 class PackStore(Protocol):
-    """Who holds which pack. Reads are strongly consistent; JobStore.apply condemns and releases."""
+    """Who holds which pack. Each write is one of a single item."""
 
-    def get_many(self, tenant: str, digests: Iterable[str]) -> dict[str, PackRecord]:
-        """Those of the packs that have an item, by digest."""
+    def get_many(self, tenant: str, digests: Iterable[str], *, consistent: bool = True) -> dict[str, PackRecord]:
+        """Those of the packs that have an item, by digest; as they were moments ago if that is good enough."""
 
     def hold(self, tenant: str, job_id: str, sightings: Sequence[Sighting]) -> bool:
         """Add the job to who holds these packs, which were seen to be stored as declared: one write each, no doubt
@@ -99,8 +99,9 @@ class PackStore(Protocol):
     def doubt(self, tenant: str, job_id: str, digests: Iterable[str]) -> None:
         """Let whoever names these packs next look at the objects; what the job does not hold is left alone."""
 
-    def mark_gone(self, tenant: str, digests: Iterable[str], mark: str, now: int) -> None:
-        """The objects of packs condemned by `mark` are deleted. What another mark condemned is left alone."""
+    def let_go(self, tenant: str, job_id: str, writes: Sequence[PackWrite]) -> set[str]:
+        """Condemn and release, one write each. Answers with the digests of those that were refused
+        (`packs.may_let_go`)."""
 
 
 class LeaseStore(Protocol):
@@ -114,7 +115,8 @@ class LeaseStore(Protocol):
 
     def get(self, job_id: str) -> Lease | None: ...
 
-    def get_many(self, job_ids: Sequence[str]) -> dict[str, Lease]: ...
+    def get_many(self, job_ids: Sequence[str]) -> dict[str, Lease]:
+        """Those that exist, as they are or were moments ago: who acts upon one looks at it once more."""
 
     def due(self, now: int, *, limit: int) -> list[str]:
         """Ids of jobs whose open lease may have run out by `now`. A superset: look at the lease."""
