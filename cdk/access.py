@@ -12,9 +12,10 @@ from cdk.data import CHECKPOINTS, DATA
 class Access:
     """Of one function: DynamoDB actions by table suffix or `<table>/<index>`, S3 actions by bucket.
 
-    A transaction needs the actions of its parts. `ListBucket` is of the bucket, the other S3 actions are of its
-    objects; without it S3 answers 403 instead of 404 to who asks for an object that is not there. A presigned URL
-    carries the rights of the function that signed it. A table's stream is read by Lambda, with the function's rights.
+    A transaction needs the actions of its parts. What `OF_BUCKET` names is of the bucket, the other S3 actions are of
+    its objects; without `ListBucket` S3 answers 403 instead of 404 to who asks for an object that is not there. A
+    presigned URL carries the rights of the function that signed it. A table's stream is read by Lambda, with the
+    function's rights.
     """
 
     tables: Mapping[str, tuple[str, ...]]
@@ -29,13 +30,14 @@ class Access:
     """SQS actions on the queue in which events wait for their webhooks; some of them Lambda's, with these rights."""
 
 
-OF_BUCKET = ("ListBucket",)
+OF_BUCKET = ("ListBucket", "ListBucketMultipartUploads")
 """S3 actions whose resource is the bucket itself."""
 STORE_SECRET = ("GetSecretValue",)
 """Where the stage has an object store of its own, its functions may read that store's one secret, instead of what
 `buckets` says here: what its credentials may do is decided there. Functions without `buckets` may not even do that."""
 
-_UPLOADS = ("AbortMultipartUpload", "DeleteObject", "GetObject", "ListBucket", "ListMultipartUploadParts", "PutObject")
+_PARTS = ("ListBucketMultipartUploads", "ListMultipartUploadParts")
+_UPLOADS = ("AbortMultipartUpload", "DeleteObject", "GetObject", "ListBucket", "PutObject", *_PARTS)
 _LEASE_SWEEP = ("BatchGetItem", "GetItem", "PutItem", "UpdateItem")
 
 ACCESS: Mapping[str, Access] = {
@@ -61,7 +63,7 @@ ACCESS: Mapping[str, Access] = {
         },
         buckets={
             DATA: ("GetObject", "ListBucket"),
-            CHECKPOINTS: ("DeleteObject", "GetObject", "ListBucket", "PutObject"),
+            CHECKPOINTS: ("DeleteObject", "GetObject", "ListBucket", "PutObject", *_PARTS),
         },
     ),
     "transfer": Access(

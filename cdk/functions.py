@@ -38,6 +38,7 @@ class Functions(Construct):
             "BATON_DATA_BUCKET": buckets.physical_names[DATA],
             "BATON_CHECKPOINTS_BUCKET": buckets.physical_names[CHECKPOINTS],
             **_own_store(stage),
+            **({} if stage.s3_multipart else {"BATON_MULTIPART": "false"}),
         }
         self.by_name: dict[str, lambda_.Function] = {}
         for name, access in ACCESS.items():

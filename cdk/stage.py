@@ -41,6 +41,8 @@ class Stage:
     """What requests to that store are signed for; `auto` unless said."""
     s3_secret: str = ""
     """Name of the secret in Secrets Manager, in this account and region, that holds its credentials."""
+    s3_multipart: bool = True
+    """False for a store that cannot take uploads in parts as they are needed: each large file is then one upload."""
     data_bucket: str = ""
     checkpoints_bucket: str = ""
     """Two buckets that exist in that store."""

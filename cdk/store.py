@@ -9,7 +9,7 @@ from contract.names import CHECKPOINTS_BUCKET, DATA_BUCKET
 from functions.domain.errors import StorageUnavailable
 from functions.storage.clients import s3_client
 from functions.storage.s3_objects import S3ObjectStore
-from functions.storage.store_check import missing_promises
+from functions.storage.store_check import missing_of_multipart, missing_promises
 from functions.storage.store_secret import StoreSecretError, read_secret
 
 
@@ -38,12 +38,18 @@ def require_store(stage: Stage) -> None:
         place = f"s3_endpoint: {stage.s3_endpoint}, bucket {physical_name}"
         try:
             missing = missing_promises(objects, bucket)
+            lacking = missing_of_multipart(objects, bucket) if stage.s3_multipart and not missing else []
         except ClientError as error:
             raise StoreError(f"{place}: refused: {error}") from error
         except (StorageUnavailable, BotoCoreError, OSError) as error:
             raise StoreError(f"{place}: cannot be reached: {error}") from error
         if missing:
             raise StoreError(f"{place}: {'; '.join(missing)}. Checkpoints would not be safe there.")
+        if lacking:
+            raise StoreError(
+                f"{place}: {'; '.join(lacking)}. Large files cannot go up in parts there. "
+                "Use -c s3_multipart=false: each is then one upload."
+            )
 
 
 def _credentials(secret: str) -> tuple[str, str]:

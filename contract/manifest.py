@@ -1,8 +1,8 @@
 """What a checkpoint consists of: the manifest, in its present form and in the one before.
 
 A file is a sequence of chunks; a chunk is named by the BLAKE3 of its bytes, and lies, encoded or as it is, in a pack. A
-pack is one stored object, named by the BLAKE3 of what is stored, and shared by all checkpoints of all jobs of a tenant
-that name it. docs/checkpoints.md says how to read and write one.
+pack is one stored object, named by the BLAKE3 of its chunks' BLAKE3s, and shared by all checkpoints of all jobs of a
+tenant that name it. docs/checkpoints.md says how to read and write one.
 """
 
 from __future__ import annotations

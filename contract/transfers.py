@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from pydantic import ConfigDict, Field
+from pydantic import ConfigDict, Field, model_validator
 
-from contract.base import AnswerModel, Crc64, EpochSeconds, KeyPrefix, ObjectKey, SizeBytes, WireModel
+from contract.base import AnswerModel, Crc64, EpochSeconds, KeyPrefix, ObjectKey, WireModel
 from contract.names import DATA_BUCKET
+from contract.parts import LargeSizeBytes, Parts, require_fitting
 
 BucketName = Annotated[str, Field(min_length=1, max_length=64, examples=["training-data"])]
 
@@ -58,12 +59,21 @@ class UploadFile(WireModel):
     """One file of a batch. Example: `{"key": "digits/3/0001.png", "size_bytes": 301, "crc64nvme": "UvieJR3alJI="}`"""
 
     key: ObjectKey
-    size_bytes: SizeBytes
+    size_bytes: LargeSizeBytes
     crc64nvme: Crc64
+    parts: Parts | None = None
+    """Of a large file; without them it is one PUT."""
+
+    @model_validator(mode="after")
+    def _parts_fit(self) -> UploadFile:
+        require_fitting(self.parts, self.size_bytes)
+        return self
 
 
 class UploadBatch(WireModel):
     """Body of `POST /uploads`: presigned PUTs for many files at once.
+
+    Files with `parts` have to be asked for again when their parts are stored: that makes an object of them.
 
     Example: `{"bucket": "training-data", "files": [{"key": "digits/3/0001.png", "size_bytes": 301,
     "crc64nvme": "UvieJR3alJI="}]}`
@@ -74,7 +84,7 @@ class UploadBatch(WireModel):
 
 
 class UploadTarget(AnswerModel):
-    """Where to PUT one file; the headers must be sent exactly as given.
+    """Where to PUT one file, or one part of it; the headers must be sent exactly as given.
 
     Example: `{"key": "digits/3/0001.png", "url": "https://...", "headers": {"if-none-match": "*"}}`
     """
@@ -82,13 +92,20 @@ class UploadTarget(AnswerModel):
     key: str
     url: str
     headers: dict[str, str]
+    part: Annotated[int, Field(ge=1, le=10_000)] | None = None
+    """Number of the part, from 1; none for the whole file."""
 
 
 class UploadTargets(AnswerModel):
-    """Example: `{"uploads": [{"key": "digits/3/0001.png", "url": "https://...", "headers": {}}], ...}`"""
+    """Example: `{"uploads": [{"key": "digits/3/0001.png", "url": "https://...", "headers": {}}], ...}`
+
+    A file whose parts were declared is named by neither list once it is stored as declared.
+    """
 
     uploads: list[UploadTarget]
     expires_at: EpochSeconds
+    pending: list[str] = []
+    """Keys of files in parts that are not stored yet, with URLs among `uploads` or none so far: ask for them again."""
 
 
 class ObjectQuery(WireModel):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from enum import StrEnum
 from typing import Annotated, Literal
 
-from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field
+from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, model_validator
 
 from contract.base import (
     AnswerModel,
@@ -20,13 +20,13 @@ from contract.base import (
     ObjectKey,
     QueueName,
     RelativePath,
-    SizeBytes,
     Step,
     WireModel,
 )
 from contract.checkpoints import CheckpointRef
 from contract.goodput import Goodput
 from contract.jobs import FailureClass, InputRef
+from contract.parts import LargeSizeBytes, Parts, require_fitting
 from contract.recipes.plan import RunPlan
 
 
@@ -165,9 +165,16 @@ class DeclaredArtifact(WireModel):
     """
 
     path: RelativePath
-    size_bytes: SizeBytes
+    size_bytes: LargeSizeBytes
     crc64nvme: Crc64
     blake3: Blake3
+    parts: Parts | None = None
+    """Of a large file that is to be uploaded; without them it is one PUT. `complete` does not need them."""
+
+    @model_validator(mode="after")
+    def _parts_fit(self) -> DeclaredArtifact:
+        require_fitting(self.parts, self.size_bytes)
+        return self
 
 
 MAX_ARTIFACTS = 500
@@ -191,6 +198,8 @@ DeclaredArtifacts = Annotated[list[DeclaredArtifact], AfterValidator(_storable),
 class ArtifactsRequest(WireModel):
     """Body of `POST /job/{id}/artifacts`: what will be uploaded; the answer has URLs for what is missing.
 
+    Those with `parts` have to be declared again when their parts are stored: that makes an object of them.
+
     Example: `{"artifacts": [{"path": "model.safetensors", "size_bytes": 1024, "crc64nvme": "UvieJR3alJI=",
     "blake3": "af1349b9f5f9a1a6a0404dea36dcc9499bcb25c9adc112b7cc9a93cae41f3262"}]}`
     """
@@ -199,7 +208,9 @@ class ArtifactsRequest(WireModel):
 
 
 class PresignedPut(AnswerModel):
-    """Where to PUT one file; the headers must be sent exactly as given. 412 means it is already there.
+    """Where to PUT one file, or one part of it; the headers must be sent exactly as given.
+
+    412 means that the file is already there.
 
     Example: `{"name": "model.safetensors", "url": "https://...", "headers": {"if-none-match": "*"}}`
     """
@@ -208,12 +219,16 @@ class PresignedPut(AnswerModel):
     """The path of the artifact."""
     url: str
     headers: dict[str, str]
+    part: Annotated[int, Field(ge=1, le=10_000)] | None = None
+    """Number of the part, from 1; none for the whole file."""
 
 
 class ArtifactsAnswer(AnswerModel):
     """Example: `{"missing": [{"name": "model.safetensors", "url": "https://...", "headers": {}}]}`"""
 
     missing: list[PresignedPut]
+    pending: list[str] = []
+    """Artifacts in parts that are not stored yet, with URLs among `missing` or none so far: declare them again."""
 
 
 class CompleteRequest(SaladIdentity):

@@ -134,6 +134,16 @@ class ControlPlane:
         listed = self.objects.list_objects_v2(Bucket=place["Bucket"], Prefix=place["Key"]).get("Contents", [])
         return {entry["Key"].removeprefix("default/"): entry["ETag"] for entry in listed}
 
+    def parts_of(self, key: str, bucket: str = "training-checkpoints") -> list[int]:
+        """Numbers of the parts that the store has of the uploads of a key that are under way."""
+        place = self._place(key, bucket)
+        listed = self.objects.list_multipart_uploads(Bucket=place["Bucket"], Prefix=place["Key"])
+        numbers: list[int] = []
+        for upload in listed.get("Uploads", []):
+            parts = self.objects.list_parts(**place, UploadId=upload["UploadId"]).get("Parts", [])
+            numbers += [part["PartNumber"] for part in parts]
+        return numbers
+
     def manifest(self, key: str) -> Manifest:
         """What a checkpoint consists of, by its manifest's key."""
         return as_chunks(parse_manifest(self.read(key)))

@@ -20,7 +20,7 @@ UPSTREAM_TIMEOUT_S = 60
 
 @dataclass(eq=False)
 class Trouble:
-    """What happens to requests whose "METHOD /path" matches `pattern`."""
+    """What happens to requests whose "METHOD /path", or "METHOD /path?partNumber=N", matches `pattern`."""
 
     pattern: re.Pattern[str]
     status: int | None = None
@@ -140,7 +140,9 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _relay(self) -> None:
         body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
-        trouble = self.owner.note(f"{self.command} {self.path.partition('?')[0]}")
+        path, _, query = self.path.partition("?")
+        part = re.search(r"\bpartNumber=\d+", query)
+        trouble = self.owner.note(f"{self.command} {path}{'?' + part[0] if part else ''}")
         if trouble and trouble.gate:
             trouble.gate.wait(UPSTREAM_TIMEOUT_S)
         if trouble and trouble.drop:

@@ -22,6 +22,11 @@ def until(
     return found
 
 
+def soon(condition: Callable[[], Any], *, what: str = "it") -> Any:
+    """`until` for other threads of this process: looked at often, and not for long."""
+    return until(condition, 5, what=what, every_s=0.002)
+
+
 def alive(pid: int) -> bool:
     """Whether this process runs; one that only waits to be asked for its exit code does not."""
     try:

@@ -11,29 +11,53 @@ from contract.work import ArtifactsAnswer, ArtifactsRequest, CompleteRequest, De
 from functions.api.context import Call, Context, job_of
 from functions.api.declared import matches, upload_of
 from functions.api.leasing import require_lease
+from functions.api.parts import PartedUploads, Whole
 from functions.domain import jobs as rules
 from functions.domain.checkpoints import artifact_key
 from functions.domain.errors import Refusal
-from functions.domain.ports import StoredObject
+from functions.domain.ports import Presigned, StoredObject
 from functions.domain.records import Job
 
 
 def declare_artifacts(context: Context, call: Call) -> ArtifactsAnswer:
-    """Say which outputs will be uploaded; the answer has a URL for each that is not stored yet."""
+    """Say which outputs will be uploaded; the answer has URLs for those, and those of their parts, that are not stored.
+
+    With its last part stored, an output is completed.
+    """
     body: ArtifactsRequest = call.body
     job = job_of(context, call, call.path["id"])
     rules.require_running(job)
     require_lease(context, call.fence(job.id))
     stored = _stored(context, call, job, body.artifacts)
-    missing = []
-    for artifact in body.artifacts:
+    in_parts = PartedUploads(context, call, CHECKPOINTS_BUCKET)
+    missing: list[PresignedPut] = []
+    pending: list[str] = []
+    for index, artifact in enumerate(body.artifacts):
         key = artifact_key(job.id, job.epoch, artifact.path)
-        signed = upload_of(
-            context, call, key, stored.get(key), size_bytes=artifact.size_bytes, crc64nvme=artifact.crc64nvme
-        )
+        found = stored.get(key)
+        if in_parts.take(artifact.parts):
+            whole = Whole(
+                key=key,
+                size_bytes=artifact.size_bytes,
+                crc64nvme=artifact.crc64nvme,
+                parts=artifact.parts,
+                create_only=found is None,
+                replace_etag=found.etag if found else None,
+            )
+            parts = in_parts.missing(whole, found)
+            if parts is not None:
+                pending.append(artifact.path)
+                missing += [_put_of(artifact.path, signed, part=number) for number, signed in parts]
+            continue
+        in_parts.require_one_put(artifact.size_bytes, f"artifacts.{index}.size_bytes")
+        signed = upload_of(context, call, key, found, size_bytes=artifact.size_bytes, crc64nvme=artifact.crc64nvme)
         if signed is not None:
-            missing.append(PresignedPut(name=artifact.path, url=signed.url, headers=dict(signed.headers)))
-    return ArtifactsAnswer(missing=missing)
+            missing.append(_put_of(artifact.path, signed))
+    return ArtifactsAnswer(missing=missing, pending=pending)
+
+
+def _put_of(path: str, signed: Presigned, *, part: int | None = None) -> PresignedPut:
+    return PresignedPut(name=path, url=signed.url, headers=dict(signed.headers), part=part)
 
 
 def verified_artifacts(context: Context, call: Call, job: Job, declared: Sequence[DeclaredArtifact]) -> list[Artifact]:
@@ -62,7 +86,7 @@ def verified_artifacts(context: Context, call: Call, job: Job, declared: Sequenc
                 f"declared are {artifact.size_bytes} and {artifact.crc64nvme}.",
                 field=f"artifacts.{index}",
             )
-        artifacts.append(Artifact(bucket=CHECKPOINTS_BUCKET, key=key, **artifact.model_dump()))
+        artifacts.append(Artifact(bucket=CHECKPOINTS_BUCKET, key=key, **artifact.model_dump(exclude={"parts"})))
     return artifacts
 
 

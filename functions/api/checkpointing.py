@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 from blake3 import blake3
 
@@ -18,13 +19,13 @@ from contract.manifest import Manifest, ManifestV1
 from contract.names import CHECKPOINTS_BUCKET
 from contract.work import ProgressRequest, StatusAnswer
 from functions.api.context import Call, Context, job_of
-from functions.api.leasing import WRITE_TRIES, apply_as_bearer, current_attempt, require_lease
-from functions.api.letting_go import let_go_of_old, read_manifest
+from functions.api.leasing import WRITE_TRIES, apply_as_bearer, require_lease
+from functions.api.letting_go import Retention, checkpoints_of, read_manifest
 from functions.api.original import zip_step
 from functions.api.packs import look_at
 from functions.domain import checkpoints as rules
 from functions.domain.change import Change
-from functions.domain.errors import FenceBroken, Refusal, WriteConflict
+from functions.domain.errors import Refusal, StorageUnavailable, WriteConflict
 from functions.domain.jobs import require_running
 from functions.domain.records import Attempt, CheckpointRecord, Job
 
@@ -34,29 +35,31 @@ _LOOKED_THROUGH = 20
 
 def commit(context: Context, call: Call) -> CommitAnswer:
     """Commit a checkpoint: answers with what is missing, or, once every pack is stored and verified, commits it."""
-    for _ in range(WRITE_TRIES):
-        answer = _committed(context, call, call.body)
+    for tries in range(WRITE_TRIES):
+        # What is let go by the way may be what others are changing: once that failed, the commit goes alone.
+        answer = _committed(context, call, call.body, alone=tries > 0)
         if answer is not None:
             return answer
     raise Refusal(ErrorCode.CONFLICT, "The job or its packs are being changed by others all the time.")
 
 
-def _committed(context: Context, call: Call, manifest: Manifest | ManifestV1) -> CommitAnswer | None:
+def _committed(context: Context, call: Call, manifest: Manifest | ManifestV1, *, alone: bool) -> CommitAnswer | None:
     """One look at everything, and the commit if nothing is missing; None if somebody else wrote in between.
 
-    The job is read first: whatever its retention does to the packs raises its `rev`, the condition of the last write.
+    The job is read first: whatever ends its lease, and whatever its retention does to the packs, raises its `rev`, the
+    condition of the last write.
     """
     data = manifest.canonical_bytes()
     digest = blake3(data).hexdigest()
     job = job_of(context, call, call.path["id"])
-    existing = context.jobs.checkpoint(job.id, manifest.step)
+    # Beyond the newest checkpoint this attempt has none.
+    behind = job.checkpoint_step is not None and manifest.step <= job.checkpoint_step
+    existing = context.jobs.checkpoint(job.id, manifest.step) if behind else None
     repeated = rules.already_committed(job, existing, manifest, digest)
-    fence = call.fence(job.id)
-    require_lease(context, fence)
+    require_lease(context, call.fence(job.id))
     if repeated:
         return CommitAnswer(committed=True, step=manifest.step, epoch=manifest.epoch)
-    attempt = current_attempt(context, job)
-    key = rules.manifest_key(job, attempt, manifest.step, digest)
+    key = rules.manifest_key(job, manifest.step, digest)
     looked = look_at(context, call, job, manifest.packs, key)
     if not looked.manifest_stored:
         # Already before anything is uploaded: whatever becomes of this attempt, retention learns what to delete.
@@ -69,8 +72,7 @@ def _committed(context: Context, call: Call, manifest: Manifest | ManifestV1) ->
             missing=looked.missing[:MAX_MISSING_PER_ANSWER],
             more_missing=len(looked.missing) > MAX_MISSING_PER_ANSWER,
         )
-    if not context.packs.hold(call.tenant, job.id, looked.stored):
-        return None
+    records = checkpoints_of(context, job)
     record = CheckpointRecord(
         step=manifest.step,
         epoch=manifest.epoch,
@@ -82,22 +84,29 @@ def _committed(context: Context, call: Call, manifest: Manifest | ManifestV1) ->
         manifest_key=key,
         manifest_blake3=digest,
         # Who reads another branch's checkpoint of this step goes on reading it: `left_behind` spares its manifest.
-        protected_until=existing.protected_until if existing else 0,
+        protected_until=next((one.protected_until for one in records if one.step == manifest.step), 0),
     )
+    change = rules.commit(job, None, record, now=call.now)
+    retention = Retention(context, call, change.job, {key: manifest.packs})
+    # What the attempts before this one have left behind.
+    left_behind = job.epoch > 1 and job.attempt_step is None
+    plan = None
+    if not alone and not left_behind:
+        try:
+            plan = retention.plan([record, *(one for one in records if one.step != record.step)])
+        except (Refusal, StorageUnavailable):
+            alone = True  # Retention is tried once more behind the commit, and says what is wrong.
+    unnamed = retention.unnamed(looked.held, records, job.checkpoint_step)
+    if not context.packs.hold(call.tenant, job.id, [*looked.stored, *unnamed]):
+        return None
     try:
-        context.jobs.apply(change := rules.commit(job, attempt, fence, record, now=call.now))
+        context.jobs.apply(change if plan is None else replace(change, forgotten=plan.forgotten))
     except WriteConflict:
         return None
-    except FenceBroken as broken:
-        raise fence.refusal(broken.lease) from broken
-    let_go_of_old(
-        context,
-        call,
-        change.job,
-        known={key: manifest.packs},
-        # What the attempts before this one have left behind.
-        left_behind=job.epoch > 1 and attempt.checkpoint_step is None,
-    )
+    if plan is not None:
+        retention.finish(plan)
+    elif alone or left_behind:
+        retention.run(left_behind=left_behind)
     return CommitAnswer(committed=True, step=manifest.step, epoch=manifest.epoch)
 
 
@@ -197,10 +206,8 @@ def register_zip(context: Context, call: Call) -> StatusAnswer:
         manifest_key="",
         legacy_key=body.key,
     )
-    job = apply_as_bearer(
-        context, call, fence, lambda job, attempt: rules.commit(job, attempt, fence, record, now=call.now)
-    )
-    let_go_of_old(context, call, job)
+    job = apply_as_bearer(context, call, fence, lambda job, _: rules.commit(job, fence, record, now=call.now))
+    Retention(context, call, job).run()
     return StatusAnswer()
 
 

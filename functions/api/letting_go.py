@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
 
 from blake3 import blake3
 from pydantic import ValidationError
@@ -15,36 +17,17 @@ from functions.api.context import Call, Context
 from functions.api.leasing import WRITE_TRIES
 from functions.api.paging import every_item
 from functions.domain import packs as rules
-from functions.domain.change import CondemnPack, Forget, PackWrite, mark_of
+from functions.domain.change import Forget
 from functions.domain.checkpoints import manifests_prefix, pack_key, past, step_and_epoch
 from functions.domain.errors import Refusal, StorageUnavailable, WriteConflict
-from functions.domain.packs import Sighting
+from functions.domain.packs import CondemnPack, PackWrite, Sighting
 from functions.domain.records import CheckpointRecord, Job
 from functions.domain.retention import expendable
 
 logger = logging.getLogger("baton.checkpoints")
 
 MAX_FORGOTTEN = 50
-"""Records in one transaction; it has room for as many packs besides."""
-
-
-def let_go_of_old(
-    context: Context,
-    call: Call,
-    job: Job,
-    *,
-    known: Mapping[str, Sequence[Pack]] | None = None,
-    left_behind: bool = False,
-) -> None:
-    """Retention, after a commit or at the end. A failure here is logged and made good later: the commit stands.
-
-    `known`: what manifests name that need not be read. `left_behind`: look also for manifests that never became a
-    checkpoint, or whose retention was interrupted.
-    """
-    try:
-        _Retention(context, call, job, dict(known or {})).run(left_behind=left_behind)
-    except (Refusal, StorageUnavailable) as error:
-        logger.warning("retention left something behind", extra={"job_id": job.id, "reason": str(error)})
+"""Records in one transaction."""
 
 
 def read_manifest(context: Context, call: Call, record: CheckpointRecord) -> Manifest | ManifestV1:
@@ -57,42 +40,84 @@ def read_manifest(context: Context, call: Call, record: CheckpointRecord) -> Man
     return parse_manifest(data)
 
 
-class _Retention:
-    """Forget records and condemn packs in one transaction, delete objects, then manifests.
+@dataclass(frozen=True)
+class Plan:
+    """What retention will do: to be carried out once the job has been written as it was decided on."""
 
-    The transaction is conditional on the job as the decision was made on. Whatever is interrupted leaves a manifest
-    without a record behind, which says what is still to be deleted.
+    forgotten: tuple[Forget, ...]
+    packs: list[PackWrite]
+    leaving: dict[str, set[str]]
+    """Manifests that go, and the packs that must have gone before each."""
+    zips: set[str]
+    """What goes of an original client's checkpoints."""
+
+
+class Retention:
+    """Forget records; behind that let go of packs, delete their objects, then the manifests.
+
+    The order is what makes it safe. A pack is let go only if its item is as it was read *before* the records were
+    forgotten, and that raised the job's `rev`. So whoever commits the pack meanwhile either has read the job before,
+    and loses his `rev`; or holds it anew, since no checkpoint names it, and the item is another. Whatever is
+    interrupted leaves a manifest without a record behind, which says what is still to be deleted.
     """
 
-    def __init__(self, context: Context, call: Call, job: Job, known: dict[str, Sequence[Pack]]) -> None:
+    def __init__(
+        self, context: Context, call: Call, job: Job, known: Mapping[str, Sequence[Pack]] | None = None
+    ) -> None:
+        """`job` as it is, or will be once what is being committed is written. `known`: what manifests name that need
+        not be read."""
         self._context = context
         self._call = call
         self._job = job
-        self._known = known
+        self._known = dict(known or {})
         self._orphans: set[str] = set()
         """Manifests whose records are forgotten by now."""
-        self._zips: set[str] = set()
-        """The same of an original client's checkpoints."""
         self._deleted: set[str] = set()
         """Packs."""
 
-    def run(self, *, left_behind: bool) -> None:
-        """Raises Refusal and StorageUnavailable."""
-        for _ in range(WRITE_TRIES):
-            try:
-                self._run(left_behind=left_behind)
-            except WriteConflict:
-                job = self._context.jobs.get(self._job.id)
-                if job is None:
-                    return
-                self._job = job
-            else:
-                return
-        raise Refusal(ErrorCode.CONFLICT, "The job is being changed by others all the time.")
+    def run(self, *, left_behind: bool = False) -> None:
+        """All of it, at the end of a job or behind a commit. A failure is logged, and made good later: the commit
+        stands.
 
-    def _run(self, *, left_behind: bool) -> None:
+        `left_behind`: look also for manifests that never became a checkpoint, or whose retention was interrupted.
+        """
+        with self._failures_logged():
+            self._until_done(left_behind=left_behind)
+
+    def finish(self, plan: Plan) -> None:
+        """Carry out a plan, once the job is written as it was made for. A failure is logged."""
+        with self._failures_logged():
+            if not self._carry_out(plan):
+                self._job = self._context.jobs.get(self._job.id) or self._job
+                self._until_done(left_behind=False)
+
+    def _until_done(self, *, left_behind: bool) -> None:
+        for _ in range(WRITE_TRIES):
+            if self._run(left_behind=left_behind):
+                return
+            job = self._context.jobs.get(self._job.id)
+            if job is None:
+                return
+            self._job = job
+        raise Refusal(ErrorCode.CONFLICT, "The job or its packs are being changed by others all the time.")
+
+    def _run(self, *, left_behind: bool) -> bool:
+        """False if somebody else wrote in between."""
+        plan = self.plan(checkpoints_of(self._context, self._job), left_behind=left_behind)
+        if plan is None:
+            return True
+        try:
+            self._context.jobs.apply(rules.let_go(self._job, plan.forgotten))
+        except WriteConflict:
+            return False
+        return self._carry_out(plan)
+
+    def plan(self, records: Sequence[CheckpointRecord], *, left_behind: bool = False) -> Plan | None:
+        """What is to be done if these are the job's checkpoints; None for nothing. Changes nothing.
+
+        Raises Refusal if the manifest of a checkpoint that stays cannot be read, and StorageUnavailable.
+        """
         job, now = self._job, self._call.now
-        records = list(every_item(lambda cursor: self._context.jobs.checkpoints(job.id, limit=1000, cursor=cursor)))
         going = expendable(
             records,
             job.spec.policy.retention,
@@ -110,35 +135,58 @@ class _Retention:
                 # Who was given URLs for another branch's checkpoint of this step goes on reading it.
                 (spared if step in protected else leaving).add(key)
         if not going and not leaving:
-            return
+            return None
         still_named = {digest for record in kept for digest in self._named_by(record)}
         still_named |= {pack.blake3 for key in spared for pack in self._named_at(key)}
         named: dict[str, Pack] = {}
         by_manifest: dict[str, set[str]] = {}
         for key in leaving:
-            packs = [pack for pack in self._named_at(key) if pack.blake3 not in still_named]
+            packs = [pack for pack in self._named_at(key) if pack.blake3 not in still_named | self._deleted]
             by_manifest[key] = {pack.blake3 for pack in packs}
-            named |= {pack.blake3: pack for pack in packs if pack.blake3 not in self._deleted}
-        seen = self._context.packs.get_many(self._call.tenant, named)
-        parting = rules.parting(job.id, [Sighting(pack, seen.get(digest)) for digest, pack in named.items()], now)
-        self._write(going, parting.writes)
-        done = {key for key, digests in by_manifest.items() if not digests & parting.busy}
-        self._delete(done | self._zips - {record.legacy_key for record in kept if record.legacy_key})
+            named |= {pack.blake3: pack for pack in packs}
+        # As they were moments ago will do: what has changed since is refused, and then read for certain.
+        seen = self._context.packs.get_many(self._call.tenant, named, consistent=bool(self._orphans))
+        kept_zips = {record.legacy_key for record in kept}
+        return Plan(
+            forgotten=tuple(Forget(record=record, now=now) for record in going),
+            packs=rules.parting(job.id, [Sighting(pack, seen.get(digest)) for digest, pack in named.items()], now),
+            leaving=by_manifest,
+            zips={record.legacy_key for record in going if record.legacy_key is not None} - kept_zips,
+        )
 
-    def _write(self, going: Sequence[CheckpointRecord], writes: Sequence[PackWrite]) -> None:
-        """Each round raises the job's `rev`, and so must follow upon the one before. Raises WriteConflict."""
-        forgotten = [Forget(record=record, now=self._call.now) for record in going]
-        while forgotten or writes:
-            change, writes = rules.let_go(self._job, forgotten, writes)
-            self._context.jobs.apply(change)
-            self._job = change.job
-            self._orphans |= {one.record.manifest_key for one in forgotten if one.record.legacy_key is None}
-            self._zips |= {one.record.legacy_key for one in forgotten if one.record.legacy_key is not None}
-            forgotten = []
-            condemned = [write.pack.blake3 for write in change.packs if isinstance(write, CondemnPack)]
-            self._delete([pack_key(digest) for digest in condemned])
-            self._context.packs.mark_gone(self._call.tenant, condemned, mark_of(change), self._call.now)
-            self._deleted |= set(condemned)
+    def unnamed(
+        self, held: Sequence[Sighting], records: Sequence[CheckpointRecord], newest_step: int | None
+    ) -> list[Sighting]:
+        """Those of the job's packs that none of its checkpoints names, as far as the manifests tell that a plan has
+        read, or the newest one's: somebody may be just about to let go of them."""
+        left = {one.pack.blake3: one for one in held}
+        for record in records:
+            if left and (record.manifest_key in self._known or record.step == newest_step):
+                try:
+                    named = self._named_by(record)
+                except (Refusal, StorageUnavailable):
+                    continue  # They are held once more, which costs a write each and needs no manifest.
+                left = {digest: one for digest, one in left.items() if digest not in named}
+        return list(left.values())
+
+    def _carry_out(self, plan: Plan) -> bool:
+        """False if packs have changed since they were read: another plan is needed for what names them."""
+        self._orphans |= plan.leaving.keys()
+        refused = self._context.packs.let_go(self._call.tenant, self._job.id, plan.packs)
+        condemned = {one.pack.blake3 for one in plan.packs if isinstance(one, CondemnPack)} - refused
+        self._delete([pack_key(digest) for digest in condemned])
+        self._deleted |= condemned
+        done = {key for key, digests in plan.leaving.items() if not digests & refused}
+        self._delete(done | plan.zips)
+        self._orphans -= done
+        return not refused
+
+    @contextmanager
+    def _failures_logged(self) -> Iterator[None]:
+        try:
+            yield
+        except (Refusal, StorageUnavailable) as error:
+            logger.warning("retention left something behind", extra={"job_id": self._job.id, "reason": str(error)})
 
     def _delete(self, keys: Iterable[str]) -> None:
         if ordered := sorted(keys):
@@ -158,7 +206,7 @@ class _Retention:
                 yield place[0], entry.key
 
     def _named_by(self, record: CheckpointRecord) -> set[str]:
-        """The packs of a checkpoint that stays."""
+        """The packs of a committed checkpoint. Refuses if its manifest is damaged."""
         if record.legacy_key is not None:
             return set()
         if record.manifest_key not in self._known:
@@ -175,3 +223,8 @@ class _Retention:
                 logger.warning("a manifest cannot be read; its packs stay", extra={"reason": key})
                 self._known[key] = []
         return self._known[key]
+
+
+def checkpoints_of(context: Context, job: Job) -> list[CheckpointRecord]:
+    """All that are committed, newest step first."""
+    return list(every_item(lambda cursor: context.jobs.checkpoints(job.id, limit=1000, cursor=cursor)))

@@ -17,10 +17,13 @@ from functions.domain.records import Job
 
 @dataclass(frozen=True)
 class Look:
-    """What a commit found. `stored`: what the job must hold before it may rely on it; it holds the rest already."""
+    """What a commit found."""
 
     missing: list[BlobUpload]
     stored: list[Sighting]
+    """What the job must hold before it may rely on it."""
+    held: list[Sighting]
+    """What it holds already. It may rely on what a checkpoint of it names; the rest may be just about to be let go."""
     new_bytes: int
     """Of the packs that the job did not hold."""
     manifest_stored: bool
@@ -32,8 +35,11 @@ def look_at(context: Context, call: Call, job: Job, packs: Sequence[Pack], manif
     In this order: a pack that is deleted after its item was read is told by the item (`packs.may_hold`).
     """
     records = context.packs.get_many(call.tenant, [pack.blake3 for pack in packs])
-    sightings = [Sighting(pack, records.get(pack.blake3)) for pack in packs]
-    unknown = [sighting for sighting in sightings if needs_look(job.id, sighting, call.now)]
+    unknown: list[Sighting] = []
+    held: list[Sighting] = []
+    for pack in packs:
+        sighting = Sighting(pack, records.get(pack.blake3))
+        (unknown if needs_look(job.id, sighting, call.now) else held).append(sighting)
     keys = [pack_key(sighting.pack.blake3) for sighting in unknown]
     found = context.objects.head_many(call.tenant, CHECKPOINTS_BUCKET, [*keys, manifest_key])
     missing: list[BlobUpload] = []
@@ -47,5 +53,5 @@ def look_at(context: Context, call: Call, job: Job, packs: Sequence[Pack], manif
             stored.append(sighting)
         else:
             missing.append(BlobUpload(blake3=pack.blake3, url=signed.url, headers=dict(signed.headers)))
-    new = [one.pack for one in stored if one.record is None or job.id not in one.record.jobs]
-    return Look(missing, stored, sum(pack.size_bytes for pack in new), manifest_key in found)
+    new_bytes = sum(one.pack.size_bytes for one in stored if not one.held_by(job.id))
+    return Look(missing, stored, held, new_bytes, manifest_key in found)

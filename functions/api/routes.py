@@ -219,7 +219,7 @@ ROUTES: tuple[Route, ...] = (
         artifacts.declare_artifacts,
         body=(ArtifactsRequest,),
         answer=ArtifactsAnswer,
-        refuses=_LEASE,
+        refuses=(*_LEASE, E.DIGEST_MISMATCH),
     ),
     _bearer(
         "GET",
@@ -270,7 +270,7 @@ ROUTES: tuple[Route, ...] = (
         scopes=SUBMIT,
         body=(UploadBatch,),
         answer=UploadTargets,
-        refuses=_PLACE,
+        refuses=(*_PLACE, E.DIGEST_MISMATCH),
     ),
     _transfer(
         "GET",

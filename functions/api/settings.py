@@ -38,6 +38,9 @@ class Settings(BaseModel):
 
     Unset means the credentials of the function's role.
     """
+    multipart: bool = True
+    """False for a store that cannot take uploads in parts as they are needed (store_check.py): each large file is then
+    one PUT too."""
     event_bus: str = "baton-local"
     """Name of the EventBridge bus that jobs' events are published on."""
     dead_letters: str | None = None

@@ -154,7 +154,7 @@ def list_attempts(context: Context, call: Call) -> AttemptPage:
     lease = context.leases.get(job.id) if job.state is JobState.RUNNING else None
     attempts, cursor = fitting(
         lambda limit: context.jobs.attempts(job.id, limit=limit, cursor=query.cursor),
-        lambda items: [attempt_view(item, lease) for item in items],
+        lambda items: [attempt_view(job, item, lease) for item in items],
         query.limit or _PAGE_LIMIT,
     )
     return AttemptPage(attempts=attempts, next_cursor=cursor)

@@ -24,7 +24,11 @@ P = ParamSpec("P")
 logger = logging.getLogger("baton.sweeping")
 
 SWEEP_LIMIT = 1000
-"""Leases and timers looked at in one sweep. What is due longest comes first."""
+"""Leases and timers ended in one sweep. What is due longest comes first."""
+
+LEASES_LOOKED_AT = 20_000
+"""In one sweep: the index of due leases shows nearly all live ones. Of more, a sweep sees those that have not moved in
+the index for longest; a lost one comes among them within `keys.DUE_BUCKET_S`."""
 
 TIDY_LIMIT = 25
 """The same for a claim that finds nothing ready: a worker waits for it."""
@@ -58,8 +62,9 @@ class Swept:
 def sweep(jobs: JobStore, leases: LeaseStore, now: int, *, limit: int = SWEEP_LIMIT) -> Swept:
     """End the leases and run the timers that are due at `now`, at most `limit` of each."""
     watch = keep_watch(leases, now)
-    due = leases.due(now, limit=limit)
-    expired = [lease for lease in _leases(leases, due) if not lease.closed and lease.expires_at <= now]
+    due = leases.due(now, limit=LEASES_LOOKED_AT)
+    lost = [lease for lease in _leases(leases, due) if not lease.closed and lease.expires_at <= now]
+    expired = sorted(lost, key=lambda lease: lease.expires_at)[:limit]
     reclaimed = sum(_by_itself(lease.job_id, reclaim, jobs, leases, lease.job_id, now, watch) for lease in expired)
     timed = jobs.due_timers(now, limit=limit)
     timers = sum(_by_itself(job_id, run_timer, jobs, job_id, now) for job_id in timed)
@@ -67,7 +72,7 @@ def sweep(jobs: JobStore, leases: LeaseStore, now: int, *, limit: int = SWEEP_LI
         reclaimed=reclaimed,
         timers=timers,
         left=len(expired) - reclaimed + len(timed) - timers,
-        more=len(due) == limit or len(timed) == limit,
+        more=len(due) == LEASES_LOOKED_AT or limit in (len(expired), len(timed)),
         heartbeat_lag_s=max((now - lease.expires_at for lease in expired), default=0),
         queue_age_s=_queue_age_s(jobs, now),
     )

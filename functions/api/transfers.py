@@ -27,11 +27,12 @@ from contract.work import InputObject, InputPage, StatusAnswer
 from functions.api.context import Call, Context, NoContent, Redirect, WithHeaders, job_of
 from functions.api.leasing import require_lease
 from functions.api.original import zip_step
+from functions.api.parts import PartedUploads, Whole
 from functions.domain.api_keys import token_digest
 from functions.domain.checkpoints import PACKS
 from functions.domain.errors import Refusal
 from functions.domain.jobs import require_running
-from functions.domain.ports import StoredObject
+from functions.domain.ports import Presigned, StoredObject
 from functions.domain.records import Job, TransferGrant
 
 _JOB_KEY = re.compile(r"^jobs/([0-9a-f-]{36})/([^/]+)")
@@ -123,10 +124,8 @@ def upload_put(context: Context, call: Call) -> Redirect:
     upload_id = _required(query.upload_id, "uploadId")
     if query.part_number is None:
         raise Refusal(ErrorCode.MISSING_FIELD, "partNumber is needed.", field="partNumber")
-    return Redirect(
-        307,
-        context.objects.presign_part(call.tenant, bucket, key, upload_id, query.part_number, expires_s=life_s),
-    )
+    signed = context.objects.presign_part(call.tenant, bucket, key, upload_id, query.part_number, expires_s=life_s)
+    return Redirect(307, signed.url)
 
 
 def upload_delete(context: Context, call: Call) -> NoContent:
@@ -144,13 +143,38 @@ def upload_delete(context: Context, call: Call) -> NoContent:
 
 
 def upload_batch(context: Context, call: Call) -> UploadTargets:
-    """Presigned PUTs for up to 1,000 files; S3 refuses other bytes than those announced."""
+    """Presigned PUTs for up to 1,000 files; S3 refuses other bytes than those announced.
+
+    Files with parts get URLs for those of their parts that are not stored; with the last one stored they are completed.
+    """
     body: UploadBatch = call.body
     _known_bucket(body.bucket)
-    life_s = context.settings.url_life_s
-    targets = []
     for file in body.files:
         _writable(context, call, body.bucket, file.key)
+    in_parts = PartedUploads(context, call, body.bucket)
+    large = [file.key for file in body.files if in_parts.take(file.parts)]
+    found = context.objects.head_many(call.tenant, body.bucket, large)
+    life_s = context.settings.url_life_s
+    targets: list[UploadTarget] = []
+    pending: list[str] = []
+    for index, file in enumerate(body.files):
+        create_only = _job_of_key(body.bucket, file.key) is not None
+        there = found.get(file.key)
+        # What may not be overwritten cannot be completed either: a PUT tells so at once.
+        if in_parts.take(file.parts) and not (create_only and there is not None):
+            whole = Whole(
+                key=file.key,
+                size_bytes=file.size_bytes,
+                crc64nvme=file.crc64nvme,
+                parts=file.parts,
+                create_only=create_only,
+            )
+            missing = in_parts.missing(whole, there)
+            if missing is not None:
+                pending.append(file.key)
+                targets += [_target_of(file.key, signed, part=number) for number, signed in missing]
+            continue
+        in_parts.require_one_put(file.size_bytes, f"files.{index}.size_bytes")
         signed = context.objects.presign_put(
             call.tenant,
             body.bucket,
@@ -158,10 +182,14 @@ def upload_batch(context: Context, call: Call) -> UploadTargets:
             expires_s=life_s,
             size_bytes=file.size_bytes,
             crc64nvme=file.crc64nvme,
-            create_only=_job_of_key(body.bucket, file.key) is not None,
+            create_only=create_only,
         )
-        targets.append(UploadTarget(key=file.key, url=signed.url, headers=dict(signed.headers)))
-    return UploadTargets(uploads=targets, expires_at=call.now + life_s)
+        targets.append(_target_of(file.key, signed))
+    return UploadTargets(uploads=targets, expires_at=call.now + life_s, pending=pending)
+
+
+def _target_of(key: str, signed: Presigned, *, part: int | None = None) -> UploadTarget:
+    return UploadTarget(key=key, url=signed.url, headers=dict(signed.headers), part=part)
 
 
 def list_objects(context: Context, call: Call) -> ObjectPage:

@@ -13,6 +13,7 @@ from contract.work import TransitionAnswer
 from functions.api.original import event_name, job_columns
 from functions.domain.api_keys import ApiKey
 from functions.domain.checkpoints import job_prefix
+from functions.domain.ending import committed_step
 from functions.domain.records import Attempt, CheckpointRecord, Event, Job, Lease
 
 
@@ -64,11 +65,13 @@ def event_view(event: Event) -> EventView:
     return EventView(**event.model_dump(), event_type=event_name(event.type), timestamp=event.at)
 
 
-def attempt_view(attempt: Attempt, lease: Lease | None = None) -> AttemptView:
-    """An attempt; `lease` adds the progress of a live one."""
+def attempt_view(job: Job, attempt: Attempt, lease: Lease | None = None) -> AttemptView:
+    """An attempt at the job; `lease` adds the progress of a live one."""
     values: dict[str, Any] = attempt.model_dump()
     if attempt.ended_at is None and lease and lease.epoch == attempt.epoch and lease.progress:
         values["progress"] = lease.progress
+    if attempt.ended_at is None and attempt.epoch == job.epoch:
+        values["checkpoint_step"] = committed_step(job, attempt)
     return AttemptView.model_validate(values, from_attributes=True)
 
 

@@ -7,6 +7,7 @@ from itertools import islice
 from typing import Any
 
 from contract.checkpoints import CheckpointRef
+from contract.datasets import is_manifest
 from contract.errors import ErrorCode
 from contract.goodput import Goodput
 from contract.jobs import JobState, Progress, Reason, ReasonCode
@@ -28,7 +29,7 @@ from functions.api.checkpointing import sound_checkpoints
 from functions.api.claiming import Claimed, claim_next, peek_next
 from functions.api.context import Call, Context, job_of
 from functions.api.leasing import apply_as_bearer
-from functions.api.letting_go import let_go_of_old
+from functions.api.letting_go import Retention
 from functions.api.paging import every_item
 from functions.api.sweeping import end_overdue
 from functions.api.views import transition_answer
@@ -122,7 +123,7 @@ def complete(context: Context, call: Call) -> TransitionAnswer:
     fence = call.fence(body.job_id, body.machine_id)
     job, lease = _held(context, call, fence, repeated=("complete",))
     if lease is None:
-        let_go_of_old(context, call, job, left_behind=True)
+        Retention(context, call, job).run(left_behind=True)
         return transition_answer(job)
     if lease.token_sha256 is None:
         artifacts = verified_original_model(context, call, job, body)
@@ -135,7 +136,7 @@ def complete(context: Context, call: Call) -> TransitionAnswer:
         fence,
         lambda job, attempt: rules.complete(job, attempt, fence, artifacts=artifacts, progress=progress, now=call.now),
     )
-    let_go_of_old(context, call, ended, left_behind=True)
+    Retention(context, call, ended).run(left_behind=True)
     return transition_answer(ended)
 
 
@@ -161,7 +162,7 @@ def fail(context: Context, call: Call) -> TransitionAnswer:
 def _let_go_if_ended(context: Context, call: Call, job: Job) -> None:
     """A job that waits for another attempt keeps what an unfinished upload left: its next commit looks at that."""
     if job.state.terminal:
-        let_go_of_old(context, call, job, left_behind=True)
+        Retention(context, call, job).run(left_behind=True)
 
 
 def release(context: Context, call: Call) -> TransitionAnswer:
@@ -349,6 +350,8 @@ def _all_keys(context: Context, call: Call, prefix: str, room_bytes: int) -> lis
     for entry in every_item(
         lambda cursor: context.objects.list(call.tenant, DATA_BUCKET, prefix, limit=1000, cursor=cursor)
     ):
+        if is_manifest(entry.key):
+            continue  # they would take it for an image
         room_bytes -= len(entry.key.encode())
         if room_bytes < 0:
             logger.warning("the list of inputs is cut: no answer could hold it", extra={"reason": prefix})

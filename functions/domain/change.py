@@ -6,9 +6,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from contract.history import EventType
-from contract.manifest import Pack
 from functions.domain.leases import Fence
-from functions.domain.records import Attempt, CheckpointRecord, Event, Job, Lease, PackRecord
+from functions.domain.records import Attempt, CheckpointRecord, Event, Job, Lease
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,30 +53,6 @@ LeaseWrite = OpenLease | CloseLease | CheckLease | DirectLease
 
 
 @dataclass(frozen=True, kw_only=True)
-class CondemnPack:
-    """Nobody may rely on the pack from here on; its object will be deleted.
-
-    Refused unless its item is as `seen`: held by this job alone, condemned by the same mark, or not there at all.
-    """
-
-    pack: Pack
-    seen: PackRecord | None
-    at: int
-
-
-@dataclass(frozen=True, kw_only=True)
-class ReleasePack:
-    """This job holds the pack no longer. Refused unless another one does."""
-
-    blake3: str
-
-
-PackWrite = CondemnPack | ReleasePack
-MAX_ACTIONS = 100
-"""Of one transaction of DynamoDB."""
-
-
-@dataclass(frozen=True, kw_only=True)
 class Forget:
     """Delete a checkpoint's record. Refused if it is another one by now, or is being read at `now`."""
 
@@ -95,7 +70,6 @@ class Change:
     attempt: Attempt | None = None
     checkpoint: CheckpointRecord | None = None
     forgotten: tuple[Forget, ...] = ()
-    packs: tuple[PackWrite, ...] = ()
     lease: LeaseWrite | None = None
 
     def with_event(self, type_: EventType, now: int, **data: Any) -> Change:
@@ -110,8 +84,3 @@ def changed(job: Job, now: int, **updates: Any) -> Change:
     """A change of `job` by `updates`, with the next `rev`."""
     after = job.model_copy(update={**updates, "rev": job.rev + 1, "updated_at": now})
     return Change(seen_rev=job.rev, job=after)
-
-
-def mark_of(change: Change) -> str:
-    """What names the condemnations of this change, and no other ever: the job and its `rev` behind it."""
-    return f"{change.job.id}#{change.job.rev}"

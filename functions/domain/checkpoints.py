@@ -14,7 +14,7 @@ from functions.domain.change import Change, CheckLease, changed
 from functions.domain.errors import Refusal
 from functions.domain.jobs import require_running
 from functions.domain.leases import Fence
-from functions.domain.records import Attempt, CheckpointRecord, Job
+from functions.domain.records import CheckpointRecord, Job
 
 _MANIFEST_NAME = re.compile(r"([0-9]+)-([0-9]+)(?:-[0-9]+)?-[0-9a-f]{64}\.json")
 
@@ -37,13 +37,13 @@ def manifests_prefix(job_id: str) -> str:
     return f"{job_prefix(job_id)}manifests/"
 
 
-def manifest_key(job: Job, attempt: Attempt, step: int, blake3: str) -> str:
+def manifest_key(job: Job, step: int, blake3: str) -> str:
     """Where the manifest of a checkpoint lies; create-only.
 
     An attempt that goes back behind what it had committed (that was damaged) may write the same manifest again, while
     a retention is still deleting it. So it gets another name.
     """
-    again = attempt.checkpoint_step is not None and step <= attempt.checkpoint_step
+    again = job.lapsed_step is not None and step <= job.lapsed_step
     return f"{manifests_prefix(job.id)}{step}-{job.epoch}-{f'{job.rev}-' if again else ''}{blake3}.json"
 
 
@@ -95,8 +95,12 @@ def require_newer(job: Job, step: int) -> None:
         )
 
 
-def commit(job: Job, attempt: Attempt, fence: Fence, record: CheckpointRecord, *, now: int) -> Change:
-    """The checkpoint exists from here on: every byte of it is stored and verified."""
+def commit(job: Job, fence: Fence | None, record: CheckpointRecord, *, now: int) -> Change:
+    """The checkpoint exists from here on: every byte of it is stored and verified.
+
+    Without `fence` the caller has read the lease behind `job` and found it live: what ends a lease raises the job's
+    `rev`, and nothing else but time does; the fence would compare it with the same instant.
+    """
     require_running(job)
     if record.epoch != job.epoch:
         raise Refusal(
@@ -117,9 +121,8 @@ def commit(job: Job, attempt: Attempt, fence: Fence, record: CheckpointRecord, *
     )
     change = replace(
         change,
-        attempt=attempt.model_copy(update={"checkpoint_step": record.step}),
         checkpoint=record,
-        lease=CheckLease(fence=fence),
+        lease=CheckLease(fence=fence) if fence is not None else None,
     )
     return change.with_event(
         EventType.CHECKPOINT_COMMITTED,
@@ -142,19 +145,13 @@ def damaged(
 ) -> Change:
     """The bytes of `record` do not verify: the next one to resume from is `fallback`, and steps go on from there."""
     require_running(job)
-    was_current = (job.checkpoint_step, job.checkpoint_epoch) == (record.step, record.epoch)
-    change = changed(
-        job,
-        now,
-        **(
-            {
-                "checkpoint_step": fallback.step if fallback else None,
-                "checkpoint_epoch": fallback.epoch if fallback else None,
-            }
-            if was_current
-            else {}
-        ),
-    )
+    updates: dict[str, int | None] = {}
+    if (job.checkpoint_step, job.checkpoint_epoch) == (record.step, record.epoch):
+        updates["checkpoint_step"] = fallback.step if fallback else None
+        updates["checkpoint_epoch"] = fallback.epoch if fallback else None
+        if record.epoch == job.epoch:
+            updates["lapsed_step"] = max(record.step, job.lapsed_step or 0)
+    change = changed(job, now, **updates)
     change = replace(change, checkpoint=record.model_copy(update={"damaged": True}), lease=CheckLease(fence=fence))
     return change.with_event(
         EventType.CHECKPOINT_DAMAGED,

@@ -45,6 +45,11 @@ def _ran_s(attempt: Attempt, now: int, seen_until: int | None) -> int:
     return max((now if seen_until is None else seen_until) - attempt.started_at, 0)
 
 
+def committed_step(job: Job, attempt: Attempt) -> int | None:
+    """Newest step that the job's present attempt has committed. Attempts of earlier versions had it written at once."""
+    return attempt.checkpoint_step if job.attempt_step is None else job.attempt_step
+
+
 def stopped(job: Job, attempt: Attempt | None, end: AttemptEnd, now: int, *, reason: Reason, **updates: Any) -> Change:
     """Change the job by `updates` and end what runs, even where the attempt's item is lost."""
     if job.state is not JobState.RUNNING:
@@ -81,7 +86,15 @@ def end_attempt(
         counters=counted(counters, runtime_s=_ran_s(attempt, now, seen_until)),
         **updates,
     )
-    ended = attempt.model_copy(update={"ended_at": now, "end": end, "reason": reason, "progress": progress})
+    ended = attempt.model_copy(
+        update={
+            "ended_at": now,
+            "end": end,
+            "reason": reason,
+            "progress": progress,
+            "checkpoint_step": committed_step(job, attempt),
+        }
+    )
     close = CloseLease(job_id=job.id, epoch=job.epoch, closed=closed or end.value, fence=fence, expired_at=expired_at)
     return replace(change, attempt=ended, lease=close)
 

@@ -21,7 +21,7 @@ from contract.jobs import Artifact, AttemptEnd, JobCounters, JobState, Progress,
 from contract.work import AGENT_CRASHED, Directive, FailRequest, WorkQuery
 from functions.domain import retry as retry_policy
 from functions.domain.change import Change, DirectLease, OpenLease, changed
-from functions.domain.ending import counted, end_attempt, newest_lines, requeued, stopped
+from functions.domain.ending import committed_step, counted, end_attempt, newest_lines, requeued, stopped
 from functions.domain.errors import Refusal
 from functions.domain.leases import LEASE_INTERVALS, Fence
 from functions.domain.records import Attempt, Branch, Job, Lease, Spec
@@ -110,6 +110,7 @@ def claim(job: Job, worker: WorkQuery, *, token_sha256: str | None, key_id: str 
         started_at=now if job.started_at is None else job.started_at,
         reason=None,
         stale=False,
+        lapsed_step=None,
         counters=counted(job.counters, attempts=1),
     )
     change = replace(change, attempt=attempt, lease=OpenLease(lease=lease))
@@ -214,7 +215,7 @@ def _interrupted(
     seen_until: int | None = None,
 ) -> Change:
     """Count a lost machine or agent; losing them again and again without a new checkpoint costs waiting."""
-    fruitless = 0 if attempt.checkpoint_step is not None else job.fruitless_interruptions + 1
+    fruitless = 0 if committed_step(job, attempt) is not None else job.fruitless_interruptions + 1
     wait_s = 0
     if fruitless > retry_policy.FREE_INTERRUPTIONS:
         wait_s = retry_policy.backoff_s(job.spec.policy, fruitless - retry_policy.FREE_INTERRUPTIONS)

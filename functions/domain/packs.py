@@ -11,17 +11,17 @@ from dataclasses import dataclass
 
 from contract.errors import ErrorCode
 from contract.manifest import Pack
-from functions.domain.change import MAX_ACTIONS, Change, CondemnPack, Forget, PackWrite, ReleasePack
+from functions.domain.change import Change, Forget
 from functions.domain.errors import Refusal
 from functions.domain.records import Job, PackRecord
 
 FUNCTION_TIMEOUT_S = 25
 """How long one call of the API may take; the deployed functions are ended then."""
 DEAD_AFTER_S = 2 * FUNCTION_TIMEOUT_S
-"""Whoever condemned a pack so long ago and has not deleted it is dead. The second half is for clocks that differ, and
-for a request that the network has delivered late."""
-GONE_KEPT_S = 86_400
-"""How long the item of a deleted pack stays; any commit that read it as it was before has ended by then."""
+"""Whoever condemned a pack so long ago has deleted it or is dead. The second half is for clocks that differ, and for a
+request that the network has delivered late."""
+CONDEMNED_KEPT_S = 86_400
+"""How long the item of a condemned pack stays; any commit that read it as it was before has ended by then."""
 
 
 @dataclass(frozen=True)
@@ -31,6 +31,30 @@ class Sighting:
     pack: Pack
     record: PackRecord | None
 
+    def held_by(self, job_id: str) -> bool:
+        """True if the item named the job as a holder."""
+        return self.record is not None and job_id in self.record.jobs
+
+
+@dataclass(frozen=True, kw_only=True)
+class CondemnPack:
+    """Nobody may rely on the pack from here on; its object will be deleted. Refused unless its item is as `seen`."""
+
+    pack: Pack
+    seen: PackRecord | None
+    at: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReleasePack:
+    """The job holds the pack no longer; others do. Refused unless its item is as `seen`."""
+
+    pack: Pack
+    seen: PackRecord
+
+
+PackWrite = CondemnPack | ReleasePack
+
 
 def needs_look(job_id: str, sighting: Sighting, now: int) -> bool:
     """True if only the object store can say whether the pack is there; False if the job has seen it and holds it.
@@ -39,7 +63,7 @@ def needs_look(job_id: str, sighting: Sighting, now: int) -> bool:
     checksum: whoever declares that is wrong.
     """
     pack, record = sighting.pack, sighting.record
-    if record is None or record.gone:
+    if record is None:
         return True
     if record.condemned_at is not None:
         if now - record.condemned_at < DEAD_AFTER_S:
@@ -62,35 +86,38 @@ def may_hold(sighting: Sighting, current: PackRecord | None) -> bool:
     pack, seen = sighting.pack, sighting.record
     if seen is None or current is None:
         return seen is current
-    if seen.condemned_by is not None:
-        return current.condemned_by == seen.condemned_by
+    if seen.condemned_at is not None:
+        return current.version == seen.version
     if not current.jobs or seen.doubted != current.doubted:
         return False
     return seen.doubted or (current.size_bytes, current.crc64nvme) == (pack.size_bytes, pack.crc64nvme)
 
 
-def held(tenant: str, job_id: str, pack: Pack, current: PackRecord | None) -> PackRecord:
-    """The item once the job holds the pack too."""
+def held(tenant: str, job_id: str, pack: Pack, current: PackRecord | None, version: str) -> PackRecord:
+    """The item once the job holds the pack too. A job that holds it already lets go of nothing it decided before."""
     return PackRecord(
         tenant=tenant,
         blake3=pack.blake3,
         size_bytes=pack.size_bytes,
         crc64nvme=pack.crc64nvme,
         jobs=(current.jobs if current else frozenset()) | {job_id},
+        version=version,
     )
 
 
-def may_condemn(job_id: str, seen: PackRecord | None, current: PackRecord | None) -> bool:
-    """True if nobody but the job holds the pack, now as when it was read."""
-    if seen is None or current is None:
-        return seen is current
-    if seen.condemned_by is not None:
-        return current.condemned_by == seen.condemned_by
-    return current.jobs == {job_id}
+def may_let_go(write: PackWrite, current: PackRecord | None) -> bool:
+    """True if the item is as it was when the decision was made: nobody has come to hold the pack since."""
+    if write.seen is None or current is None:
+        return write.seen is current
+    return current.version == write.seen.version
 
 
-def condemned(tenant: str, write: CondemnPack, mark: str, current: PackRecord | None) -> PackRecord:
-    """The item of a pack that nobody may rely on any more."""
+def let_go_of(tenant: str, job_id: str, write: PackWrite, current: PackRecord | None, version: str) -> PackRecord:
+    """The item of a pack once the job has let go of it."""
+    if isinstance(write, ReleasePack):
+        return (current or write.seen).model_copy(
+            update={"jobs": (current or write.seen).jobs - {job_id}, "version": version}
+        )
     known = current or write.pack
     return PackRecord(
         tenant=tenant,
@@ -98,42 +125,28 @@ def condemned(tenant: str, write: CondemnPack, mark: str, current: PackRecord | 
         size_bytes=known.size_bytes,
         crc64nvme=known.crc64nvme,
         condemned_at=write.at,
-        condemned_by=mark,
+        version=version,
     )
 
 
-@dataclass(frozen=True)
-class Parting:
-    """What a job does about packs that none of its checkpoints names any more."""
+def parting(job_id: str, sightings: Iterable[Sighting], now: int) -> list[PackWrite]:
+    """What a job does about packs that none of its checkpoints names any more: condemn what nobody else holds, release
+    what somebody does, and leave alone what is not the job's.
 
-    writes: tuple[PackWrite, ...]
-    busy: frozenset[str]
-    """Another retention is deleting them, or has died doing so: their manifests stay to tell of them."""
-
-
-def parting(job_id: str, sightings: Iterable[Sighting], now: int) -> Parting:
-    """Condemn what nobody else holds, release what somebody does, and leave alone what is not the job's."""
+    What is condemned already is condemned again, by whomever: he may be dead, and to delete twice does no harm.
+    """
     writes: list[PackWrite] = []
-    busy: set[str] = set()
     for sighting in sightings:
         pack, record = sighting.pack, sighting.record
-        if record is not None and record.jobs:
-            if record.jobs == {job_id}:
-                writes.append(CondemnPack(pack=pack, seen=record, at=now))
-            elif job_id in record.jobs:
-                writes.append(ReleasePack(blake3=pack.blake3))
-        elif record is None or record.gone or now - (record.condemned_at or 0) >= DEAD_AFTER_S:
-            # Uploaded, but never committed; perhaps once more after it was gone.
+        if record is None or not record.jobs or record.jobs == {job_id}:
             writes.append(CondemnPack(pack=pack, seen=record, at=now))
-        else:
-            busy.add(pack.blake3)
-    return Parting(tuple(writes), frozenset(busy))
+        elif job_id in record.jobs:
+            writes.append(ReleasePack(pack=pack, seen=record))
+    return writes
 
 
-def let_go(job: Job, forgotten: Sequence[Forget], writes: Sequence[PackWrite]) -> tuple[Change, list[PackWrite]]:
-    """As much of it as one transaction holds, and what is left. The job's `rev` rises: a commit that has looked at the
-    packs, and a command that has chosen a checkpoint, must look again."""
-    room = MAX_ACTIONS - 1 - len(forgotten)
+def let_go(job: Job, forgotten: Sequence[Forget]) -> Change:
+    """Forget records, and raise the job's `rev`: a commit that has looked at its packs, and a command that has chosen a
+    checkpoint, must look again. Only behind it are the packs let go that were read before."""
     after = job.model_copy(update={"rev": job.rev + 1})
-    change = Change(seen_rev=job.rev, job=after, forgotten=tuple(forgotten), packs=tuple(writes[:room]))
-    return change, list(writes[room:])
+    return Change(seen_rev=job.rev, job=after, forgotten=tuple(forgotten))

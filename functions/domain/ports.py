@@ -11,7 +11,7 @@ from contract.jobs import JobState, Progress
 from functions.domain.api_keys import ApiKey
 from functions.domain.change import Change
 from functions.domain.leases import Fence
-from functions.domain.packs import Sighting
+from functions.domain.packs import PackWrite, Sighting
 from functions.domain.recipes import RecipeEntry, StoredRecipe
 from functions.domain.reclaiming import Watch
 from functions.domain.records import Attempt, CheckpointRecord, Event, Job, Lease, PackRecord, TransferGrant
@@ -43,8 +43,8 @@ class JobStore(Protocol):
     def apply(self, change: Change) -> None:
         """Write all of the change or nothing.
 
-        Raises WriteConflict if the job's `rev` is not `seen_rev` (or it exists, for a new job) or a checkpoint or pack
-        is not as the change wants it, FenceBroken if the lease does not satisfy the change's lease write.
+        Raises WriteConflict if the job's `rev` is not `seen_rev` (or it exists, for a new job) or a checkpoint is not
+        as the change wants it, FenceBroken if the lease does not satisfy the change's lease write.
         """
 
     def ready(self, tenant: str, queue: str, shard: int, *, limit: int, cursor: str | None = None) -> Page[Job]:
@@ -88,10 +88,10 @@ class JobStore(Protocol):
 
 
 class PackStore(Protocol):
-    """Who holds which pack. Reads are strongly consistent; JobStore.apply condemns and releases."""
+    """Who holds which pack. Each write is one of a single item."""
 
-    def get_many(self, tenant: str, digests: Iterable[str]) -> dict[str, PackRecord]:
-        """Those of the packs that have an item, by digest."""
+    def get_many(self, tenant: str, digests: Iterable[str], *, consistent: bool = True) -> dict[str, PackRecord]:
+        """Those of the packs that have an item, by digest; as they were moments ago if that is good enough."""
 
     def hold(self, tenant: str, job_id: str, sightings: Sequence[Sighting]) -> bool:
         """Add the job to who holds these packs, which were seen to be stored as declared: one write each, no doubt
@@ -100,8 +100,9 @@ class PackStore(Protocol):
     def doubt(self, tenant: str, job_id: str, digests: Iterable[str]) -> None:
         """Let whoever names these packs next look at the objects; what the job does not hold is left alone."""
 
-    def mark_gone(self, tenant: str, digests: Iterable[str], mark: str, now: int) -> None:
-        """The objects of packs condemned by `mark` are deleted. What another mark condemned is left alone."""
+    def let_go(self, tenant: str, job_id: str, writes: Sequence[PackWrite]) -> set[str]:
+        """Condemn and release, one write each. Answers with the digests of those that were refused
+        (`packs.may_let_go`)."""
 
 
 class LeaseStore(Protocol):
@@ -115,7 +116,8 @@ class LeaseStore(Protocol):
 
     def get(self, job_id: str) -> Lease | None: ...
 
-    def get_many(self, job_ids: Sequence[str]) -> dict[str, Lease]: ...
+    def get_many(self, job_ids: Sequence[str]) -> dict[str, Lease]:
+        """Those that exist, as they are or were moments ago: who acts upon one looks at it once more."""
 
     def due(self, now: int, *, limit: int) -> list[str]:
         """Ids of jobs whose open lease may have run out by `now`. A superset: look at the lease."""
@@ -202,6 +204,16 @@ class StoredObject:
 
 
 @dataclass(frozen=True)
+class StoredPart:
+    """One part of an upload that is not complete. `crc64nvme` where it was uploaded with it."""
+
+    number: int
+    size_bytes: int
+    etag: str
+    crc64nvme: str | None = None
+
+
+@dataclass(frozen=True)
 class Presigned:
     """A URL that carries the right to one request; the headers are part of the signature."""
 
@@ -247,16 +259,50 @@ class ObjectStore(Protocol):
         replace_etag: str | None = None,
     ) -> Presigned: ...
 
-    def create_multipart(self, tenant: str, bucket: str, key: str) -> str: ...
+    def create_multipart(self, tenant: str, bucket: str, key: str, *, checksummed: bool = False) -> str:
+        """The upload's id. `checksummed`: every part is sent with its CRC-64/NVME, and the object will have one."""
 
     def presign_part(
-        self, tenant: str, bucket: str, key: str, upload_id: str, part_number: int, *, expires_s: int
-    ) -> str: ...
+        self,
+        tenant: str,
+        bucket: str,
+        key: str,
+        upload_id: str,
+        part_number: int,
+        *,
+        expires_s: int,
+        size_bytes: int | None = None,
+        crc64nvme: str | None = None,
+    ) -> Presigned: ...
+
+    def multiparts(self, tenant: str, bucket: str, key: str) -> Sequence[str]:
+        """Ids of the uploads of exactly this key that are under way, the newest first."""
+
+    def stored_parts(self, tenant: str, bucket: str, key: str, upload_id: str) -> Sequence[StoredPart] | None:
+        """The parts of an upload that are stored, by number; None if there is no such upload."""
 
     def complete_multipart(
         self, tenant: str, bucket: str, key: str, upload_id: str, parts: Sequence[tuple[int, str]]
     ) -> str | None:
         """The object's ETag; None if there is no such upload. Without parts, those that are stored are used."""
+
+    def complete_checksummed(
+        self,
+        tenant: str,
+        bucket: str,
+        key: str,
+        upload_id: str,
+        parts: Sequence[StoredPart],
+        *,
+        crc64nvme: str,
+        create_only: bool = False,
+        replace_etag: str | None = None,
+    ) -> str | None:
+        """The object's ETag, once the store has compared the checksum of the whole.
+
+        None if that cannot be now: the upload or one of the parts is not there any more, or the key was written
+        meanwhile against the condition. Raises Refusal (`digest_mismatch`) if the parts are another object.
+        """
 
     def abort_multipart(self, tenant: str, bucket: str, key: str, upload_id: str) -> bool: ...
 

@@ -83,6 +83,8 @@ class Job(Record):
     """Machine id -> instant until which it is not given this job."""
     checkpoint_step: int | None = None
     checkpoint_epoch: int | None = None
+    lapsed_step: int | None = None
+    """Highest step that the present attempt had committed before that turned out damaged; None if none did."""
     branches: list[Branch] = []
     """Oldest first: which checkpoints a retry left behind, see `in_history`."""
     progress: Progress | None = None
@@ -99,6 +101,14 @@ class Job(Record):
     def claimable(self) -> bool:
         """True exactly when the job belongs in the ready index."""
         return self.state is JobState.PENDING and self.not_before is None
+
+    @property
+    def attempt_step(self) -> int | None:
+        """Newest step that the present attempt has committed; None if it has committed none.
+
+        The attempt's own item is told at its end: a commit need not write it.
+        """
+        return self.checkpoint_step if self.checkpoint_epoch == self.epoch else self.lapsed_step
 
     def in_history(self, record: CheckpointRecord) -> bool:
         """True if the next attempt continues this checkpoint, directly or through later ones.
@@ -150,6 +160,7 @@ class Attempt(Record):
     log_tail: list[str] = []
     resumed_step: int | None = None
     checkpoint_step: int | None = None
+    """Newest step that it committed, once it has ended: until then `Job.attempt_step` says it."""
     progress: Progress | None = None
 
 
@@ -183,11 +194,11 @@ class CheckpointRecord(Record):
 
 
 class PackRecord(Record):
-    """Who holds one pack, `packs/<blake3>`. It is held, condemned or gone.
+    """Who holds one pack, `packs/<blake3>`. It is held or condemned.
 
     Held: each of `jobs` has seen it stored, and it stays until the last of them lets it go. Condemned: nobody holds it,
-    and whoever condemned it deletes the object. Gone: the object is deleted; the item stays for a while, so that no
-    commit that looked before can take the pack for untouched.
+    and whoever condemned it deletes the object. The item outlives that by a day, so that no commit that looked before
+    can take the pack for untouched.
     """
 
     tenant: str
@@ -198,9 +209,9 @@ class PackRecord(Record):
     doubted: bool = False
     """A checkpoint of it did not verify: who names it next looks whether it is stored as declared."""
     condemned_at: int | None = None
-    condemned_by: str | None = None
-    """The one condemnation, see `change.mark_of`; None while somebody holds the pack."""
-    gone: bool = False
+    """None while somebody holds the pack."""
+    version: str | None = None
+    """Another one with each write but a doubt's, never one that was before. None in items of earlier versions."""
 
 
 class Lease(Record):

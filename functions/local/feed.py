@@ -10,7 +10,7 @@ from typing import Any
 from botocore.exceptions import BotoCoreError, ClientError
 
 from functions.local.front import LambdaHandler, LocalContext
-from functions.local.running import Background, Stopper
+from functions.local.running import Poller, Stopper
 from functions.storage.stream import is_transition
 
 logger = logging.getLogger(__name__)
@@ -18,7 +18,7 @@ logger = logging.getLogger(__name__)
 BATCH_RECORDS = 100
 
 
-class StreamFeed(Background):
+class StreamFeed(Poller):
     """Reads the stream `stream_arn` through `client` (of `dynamodbstreams`) every `interval_s` seconds in a thread.
 
     The emulated stream has one shard, and remembers nothing of earlier runs. As Lambda does: from the record that the
@@ -34,20 +34,13 @@ class StreamFeed(Background):
         interval_s: float = 0.5,
         stopper: Stopper | None = None,
     ) -> None:
-        super().__init__("feed", stopper)
+        super().__init__("feed", stopper, interval_s)
         self._handler = handler
         self._client = client
         self._stream_arn = stream_arn
-        self._interval_s = interval_s
         self._iterator: str | None = None
         self._done = ""
         """Sequence number of the last record that need not come again; empty before the first."""
-
-    def run(self) -> None:
-        """The thread's loop; returns when stopped."""
-        while not self._stopper.wait(self._interval_s):
-            while self.tick() and not self._stopper.wait(0):
-                pass
 
     def tick(self) -> bool:
         """Hand over one batch; True if more may be waiting."""

@@ -8,12 +8,12 @@ from typing import Any
 from botocore.exceptions import BotoCoreError, ClientError
 
 from functions.local.front import LambdaHandler, LocalContext
-from functions.local.running import Background, Stopper
+from functions.local.running import Poller, Stopper
 
 logger = logging.getLogger(__name__)
 
 
-class LineFeed(Background):
+class LineFeed(Poller):
     """Takes from the queue `url` through `client` every `interval_s` seconds in a thread, one message at a time.
 
     As Lambda does: what the handler does not name as failed is deleted; everything else comes again when it is visible
@@ -30,18 +30,11 @@ class LineFeed(Background):
         postpone_s: int = 5,
         stopper: Stopper | None = None,
     ) -> None:
-        super().__init__("line", stopper)
+        super().__init__("line", stopper, interval_s)
         self._handler = handler
         self._client = client
         self._url = url
-        self._interval_s = interval_s
         self._postpone_s = postpone_s
-
-    def run(self) -> None:
-        """The thread's loop; returns when stopped."""
-        while not self._stopper.wait(self._interval_s):
-            while self.tick() and not self._stopper.wait(0):
-                pass
 
     def tick(self) -> bool:
         """Hand over one message; True if there was one."""

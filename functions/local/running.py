@@ -72,6 +72,24 @@ class Background(Running):
                 raise RuntimeError(f"the {self._name}'s handler did not return within {THREAD_STOP_TIMEOUT_S:.0f} s")
 
 
+class Poller(Background):
+    """Looks every `interval_s` seconds whether there is something, and takes all that there is."""
+
+    def __init__(self, name: str, stopper: Stopper | None, interval_s: float) -> None:
+        super().__init__(name, stopper)
+        self._interval_s = interval_s
+
+    def run(self) -> None:
+        """The thread's loop; returns when stopped."""
+        while not self._stopper.wait(self._interval_s):
+            while self.tick() and not self._stopper.wait(0):
+                pass
+
+    @abstractmethod
+    def tick(self) -> bool:
+        """Take some; True if more may be waiting."""
+
+
 def bound_socket(port: int) -> socket.socket:
     """A TCP socket bound to `port` of this machine, not yet listening; 0 takes a free port.
 

@@ -1,8 +1,9 @@
-"""CRC-64/NVME of small data, in plain Python: what S3 reports of an object, for the in-memory twin."""
+"""CRC-64/NVME in plain Python, for the in-memory twin and the store check: of small data, and of parts put together."""
 
 from __future__ import annotations
 
 import base64
+from collections.abc import Iterable
 
 _POLYNOMIAL = 0x9A6C9329AC4BC9B5  # 0xAD93D23594C93659, bits reversed
 _ALL_ONES = 0xFFFFFFFFFFFFFFFF
@@ -27,3 +28,31 @@ def crc64nvme(data: bytes) -> str:
     for byte in data:
         crc = _TABLE[(crc ^ byte) & 0xFF] ^ (crc >> 8)
     return base64.b64encode((crc ^ _ALL_ONES).to_bytes(8, "big")).decode()
+
+
+def joined(parts: Iterable[tuple[str, int]]) -> str:
+    """The checksum of pieces of data one behind the other, from the checksum and the size in bytes of each."""
+    whole = 0
+    for checksum, size_bytes in parts:
+        whole = _times(whole, _shift(8 * size_bytes)) ^ int.from_bytes(base64.b64decode(checksum), "big")
+    return base64.b64encode(whole.to_bytes(8, "big")).decode()
+
+
+def _shift(bits: int) -> int:
+    """x to the power of `bits`, modulo the polynomial; bits reversed, as the checksum has them."""
+    power, square = 1 << 63, 1 << 62
+    while bits:
+        if bits & 1:
+            power = _times(power, square)
+        square = _times(square, square)
+        bits >>= 1
+    return power
+
+
+def _times(left: int, right: int) -> int:
+    product = 0
+    for bit in range(63, -1, -1):
+        if left >> bit & 1:
+            product ^= right
+        right = (right >> 1) ^ (_POLYNOMIAL if right & 1 else 0)
+    return product

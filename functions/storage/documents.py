@@ -17,12 +17,12 @@ R = TypeVar("R", bound=Record)
 def dump(record: Record, *, without: frozenset[str] = frozenset()) -> str:
     """The record as JSON; `without` names fields that are stored beside it.
 
-    Fields that are None are left out, which makes most items fit into one write unit; it loses nothing, since every
-    field that may be None is None by default.
+    Fields that have their default value are left out, which makes most items fit into one write unit. So a default that
+    changes would change what is stored: tests/unit/storage/test_storage_documents.py lists them.
 
     Raises Refusal(PAYLOAD_TOO_LARGE) if no item could hold it.
     """
-    text = record.model_dump_json(exclude=set(without) or None, exclude_none=True)
+    text = record.model_dump_json(exclude=set(without) or None, exclude_defaults=True)
     size_bytes = len(text.encode())
     if size_bytes > MAX_DOCUMENT_BYTES:
         kind = type(record).__name__.lower()

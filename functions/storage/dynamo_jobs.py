@@ -14,7 +14,7 @@ from functions.domain.change import Change
 from functions.domain.errors import FenceBroken, StorageUnavailable, WriteConflict
 from functions.domain.ports import Page
 from functions.domain.records import Attempt, CheckpointRecord, Event, Job, Record
-from functions.storage import job_items, keys, lease_items, pack_items
+from functions.storage import job_items, keys, lease_items
 from functions.storage.documents import load
 from functions.storage.failures import RETRYABLE_CODES, error_code, failures_translated
 from functions.storage.items import Item, number
@@ -59,7 +59,6 @@ class DynamoJobStore:
         if change.checkpoint is not None:
             actions.append(job_items.put(self._table, job_items.checkpoint(change.job.id, change.checkpoint)))
         actions += [job_items.forget(self._table, change.job.id, one) for one in change.forgotten]
-        actions += [pack_items.transact_item(write, change, self._table) for write in change.packs]
         if change.lease is not None:
             actions.append(lease_items.transact_item(change.lease, change, self._leases_table))
         try:
@@ -252,7 +251,7 @@ def _raise_unless_condition_failed(error: ClientError) -> None:
 
 
 def _raise_canceled(error: ClientError, *, leased: bool) -> NoReturn:
-    """Say why a transaction was canceled: the job's item comes first, the lease last, records and packs in between."""
+    """Say why a transaction was canceled: the job's item comes first, the lease last, records in between."""
     reasons = error.response.get("CancellationReasons") or []
     codes = [str(reason.get("Code", "None")) for reason in reasons]
     if "TransactionConflict" in codes or (codes and codes[0] == "ConditionalCheckFailed"):

@@ -67,7 +67,7 @@ class DynamoLeaseStore:
 
     def get_many(self, job_ids: Sequence[str]) -> dict[str, Lease]:
         wanted = [{"pk": {"S": job_id}} for job_id in dict.fromkeys(job_ids)]
-        leases = [from_item(item) for item in get_items(self._client, self._table, wanted)]
+        leases = [from_item(item) for item in get_items(self._client, self._table, wanted, consistent=False)]
         return {lease.job_id: lease for lease in leases}
 
     def due(self, now: int, *, limit: int) -> list[str]:

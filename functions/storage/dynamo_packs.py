@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -9,12 +10,11 @@ from typing import Any
 
 from botocore.exceptions import ClientError
 
-from functions.domain.errors import StorageUnavailable
-from functions.domain.packs import GONE_KEPT_S, Sighting
+from functions.domain.packs import PackWrite, Sighting
 from functions.domain.records import PackRecord
 from functions.storage import pack_items
 from functions.storage.failures import error_code, failures_translated
-from functions.storage.items import Item, number
+from functions.storage.items import Item
 from functions.storage.reads import get_items
 from functions.storage.tables import JOBS
 
@@ -28,60 +28,45 @@ class DynamoPackStore:
         self._client = client
         self._table = JOBS.name(prefix)
 
-    def get_many(self, tenant: str, digests: Iterable[str]) -> dict[str, PackRecord]:
+    def get_many(self, tenant: str, digests: Iterable[str], *, consistent: bool = True) -> dict[str, PackRecord]:
         wanted = [pack_items.key(tenant, digest) for digest in dict.fromkeys(digests)]
-        found = [pack_items.from_item(item) for item in get_items(self._client, self._table, wanted)]
+        items = get_items(self._client, self._table, wanted, consistent=consistent)
+        found = [pack_items.from_item(item) for item in items]
         return {record.blake3: record for record in found}
 
     def hold(self, tenant: str, job_id: str, sightings: Sequence[Sighting]) -> bool:
-        requests = [pack_items.hold(tenant, job_id, sighting) for sighting in sightings]
-        return all(_in_parallel([partial(self._update, request, in_conflict=False) for request in requests]))
+        return all(self._updated([pack_items.hold(tenant, job_id, one, _version()) for one in sightings]))
+
+    def let_go(self, tenant: str, job_id: str, writes: Sequence[PackWrite]) -> set[str]:
+        done = self._updated([pack_items.let_go(tenant, job_id, write, _version()) for write in writes])
+        return {write.pack.blake3 for write, well in zip(writes, done, strict=True) if not well}
 
     def doubt(self, tenant: str, job_id: str, digests: Iterable[str]) -> None:
-        self._update_each(
-            tenant,
-            digests,
-            {
-                "UpdateExpression": "SET doubted = :true",
-                "ConditionExpression": "contains(jobs, :job)",
-                "ExpressionAttributeValues": {":true": {"BOOL": True}, ":job": {"S": job_id}},
-            },
-        )
+        request: Item = {
+            "UpdateExpression": "SET doubted = :true",
+            "ConditionExpression": "contains(jobs, :job)",
+            "ExpressionAttributeValues": {":true": {"BOOL": True}, ":job": {"S": job_id}},
+        }
+        self._updated([{"Key": pack_items.key(tenant, digest), **request} for digest in digests])
 
-    def mark_gone(self, tenant: str, digests: Iterable[str], mark: str, now: int) -> None:
-        self._update_each(
-            tenant,
-            digests,
-            {
-                "UpdateExpression": "SET gone = :true, #ttl = :ttl",
-                "ConditionExpression": "condemned_by = :mark",
-                "ExpressionAttributeNames": {"#ttl": "ttl"},
-                "ExpressionAttributeValues": {
-                    ":true": {"BOOL": True},
-                    ":ttl": number(now + GONE_KEPT_S),
-                    ":mark": {"S": mark},
-                },
-            },
-        )
+    def _updated(self, requests: Sequence[Item]) -> list[bool]:
+        return _in_parallel([partial(self._update, request) for request in requests])
 
-    def _update_each(self, tenant: str, digests: Iterable[str], request: Item) -> None:
-        keys = [pack_items.key(tenant, digest) for digest in digests]
-        _in_parallel([partial(self._update, {"Key": key, **request}) for key in keys])
-
-    def _update(self, request: Item, *, in_conflict: bool | None = None) -> bool:
-        """False if the condition was not met; `in_conflict` if a transaction was changing the item, None to raise."""
+    def _update(self, request: Item) -> bool:
+        """False if the condition was not met."""
         try:
             with failures_translated():
                 self._client.update_item(TableName=self._table, **request)
         except ClientError as error:
-            if error_code(error) == "ConditionalCheckFailedException":
-                return False
-            if error_code(error) != "TransactionConflictException":
+            if error_code(error) != "ConditionalCheckFailedException":
                 raise
-            if in_conflict is None:
-                raise StorageUnavailable("a pack is being changed at this moment") from error
-            return in_conflict
+            return False
         return True
+
+
+def _version() -> str:
+    """A name that no write has had before."""
+    return secrets.token_urlsafe(12)
 
 
 def _in_parallel(calls: Sequence[Callable[[], bool]]) -> list[bool]:

@@ -19,8 +19,9 @@ WATCH = "WATCH"
 MAX_EPOCH = 10**10 - 1
 MAX_SEQ = 10**10 - 1
 MAX_STEP = 10**13 - 1
-DUE_BUCKET_S = 300
-"""A lease moves in the index `due` at most once in this many seconds, however often it is prolonged."""
+DUE_BUCKET_S = 3600
+"""A lease moves in the index `due` at most once in this many seconds, however often it is prolonged. A move is two
+writes; a sweep reads half a unit for nearly each live lease, whatever this is beyond a few leases' duration."""
 
 
 def job_pk(job_id: str) -> str:

@@ -14,7 +14,6 @@ from functions.domain.records import Attempt, CheckpointRecord, Event, Job, Reco
 from functions.storage import keys
 from functions.storage.documents import dump, load
 from functions.storage.memory_leases import lease_after
-from functions.storage.memory_packs import packs_after
 from functions.storage.memory_state import MemoryState, StoredJob, created_of
 from functions.storage.paging import (
     attempts_list,
@@ -55,7 +54,6 @@ class MemoryJobStore:
             if (stored.rev if stored else None) != change.seen_rev:
                 raise WriteConflict
             forgotten = [one.record.step for one in change.forgotten if self._forgettable(job.id, one)]
-            packs = packs_after(change, state.packs)
             lease = None
             if change.lease is not None:
                 lease = lease_after(change.lease, state.leases, change)
@@ -69,7 +67,6 @@ class MemoryJobStore:
                 state.numbered(job.id, keys.CHECKPOINT).put(change.checkpoint.step, checkpoint)
             for step in forgotten:
                 state.numbered(job.id, keys.CHECKPOINT).remove(step)
-            state.packs |= packs
             if lease is not None:
                 state.leases[lease.job_id] = lease
                 if isinstance(change.lease, OpenLease):

@@ -10,10 +10,18 @@ from dataclasses import dataclass, field
 from urllib.parse import quote, urlencode
 
 from contract.names import BUCKETS
-from functions.domain.ports import Page, Presigned, StoredObject
+from functions.domain.ports import Page, Presigned, StoredObject, StoredPart
 from functions.storage import keys
 from functions.storage.crc64 import crc64nvme as crc64nvme_of
-from functions.storage.objects import CHECKSUM_HEADER, check_parts, parts_refused, put_headers, unknown_bucket
+from functions.storage.crc64 import joined
+from functions.storage.objects import (
+    CHECKSUM_HEADER,
+    check_parts,
+    other_bytes,
+    parts_refused,
+    put_headers,
+    unknown_bucket,
+)
 from functions.storage.paging import objects_list, page
 
 
@@ -36,7 +44,15 @@ class _Bucket:
 class _Upload:
     bucket: str
     name: str
-    parts: dict[int, bytes] = field(default_factory=dict)
+    checksummed: bool
+    parts: dict[int, _Part] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class _Part:
+    data: bytes
+    etag: str
+    crc64nvme: str | None
 
 
 @dataclass(frozen=True)
@@ -97,7 +113,7 @@ class MemoryObjectStore:
             if method == "GET":
                 stored = self._bucket(signed.bucket).objects.get(signed.name)
                 return (404, {}, b"NoSuchKey") if stored is None else (200, {"etag": f'"{stored.etag}"'}, stored.data)
-            return self._put_part(signed, data) if signed.upload_id else self._put_object(signed, sent, data)
+            return self._put_part(signed, sent, data) if signed.upload_id else self._put_object(signed, sent, data)
 
     def head(self, tenant: str, bucket: str, key: str) -> StoredObject | None:
         with self._lock:
@@ -166,19 +182,39 @@ class MemoryObjectStore:
         url = self._sign(_Signed("PUT", bucket, keys.object_key(tenant, key), headers), expires_s)
         return Presigned(url, headers)
 
-    def create_multipart(self, tenant: str, bucket: str, key: str) -> str:
+    def create_multipart(self, tenant: str, bucket: str, key: str, *, checksummed: bool = False) -> str:
         with self._lock:
             self._bucket(bucket)
             self._count += 1
             upload_id = f"upload-{self._count}"
-            self._uploads[upload_id] = _Upload(bucket, keys.object_key(tenant, key))
+            self._uploads[upload_id] = _Upload(bucket, keys.object_key(tenant, key), checksummed)
             return upload_id
 
     def presign_part(
-        self, tenant: str, bucket: str, key: str, upload_id: str, part_number: int, *, expires_s: int
-    ) -> str:
+        self,
+        tenant: str,
+        bucket: str,
+        key: str,
+        upload_id: str,
+        part_number: int,
+        *,
+        expires_s: int,
+        size_bytes: int | None = None,
+        crc64nvme: str | None = None,
+    ) -> Presigned:
+        headers = put_headers(size_bytes, crc64nvme, False, None)
         name = keys.object_key(tenant, key)
-        return self._sign(_Signed("PUT", bucket, name, upload_id=upload_id, part_number=part_number), expires_s)
+        signed = _Signed("PUT", bucket, name, headers, upload_id=upload_id, part_number=part_number)
+        return Presigned(self._sign(signed, expires_s), headers)
+
+    def multiparts(self, tenant: str, bucket: str, key: str) -> Sequence[str]:
+        with self._lock:
+            return [one for one in reversed(self._uploads) if self._upload(tenant, bucket, key, one) is not None]
+
+    def stored_parts(self, tenant: str, bucket: str, key: str, upload_id: str) -> Sequence[StoredPart] | None:
+        with self._lock:
+            upload = self._upload(tenant, bucket, key, upload_id)
+            return None if upload is None else _stored_parts(upload)
 
     def complete_multipart(
         self, tenant: str, bucket: str, key: str, upload_id: str, parts: Sequence[tuple[int, str]]
@@ -187,17 +223,39 @@ class MemoryObjectStore:
             upload = self._upload(tenant, bucket, key, upload_id)
             if upload is None:
                 return None
-            stored = {number: hashlib.md5(data).hexdigest() for number, data in upload.parts.items()}  # noqa: S324
+            stored = {number: part.etag for number, part in upload.parts.items()}
             chosen = [(number, etag.strip('"')) for number, etag in parts] or sorted(stored.items())
             check_parts(chosen)
             if any(stored.get(number) != etag for number, etag in chosen):
                 raise parts_refused("A part is not stored, or has another ETag.")
-            digest = hashlib.md5(b"".join(bytes.fromhex(etag) for _, etag in chosen))  # noqa: S324 - as S3 does
-            data = b"".join(upload.parts[number] for number, _ in chosen)
-            etag = f"{digest.hexdigest()}-{len(chosen)}"
-            self._store(bucket, upload.name, data, etag=etag)
-            del self._uploads[upload_id]
-            return etag
+            return self._complete(upload_id, upload, [number for number, _ in chosen])
+
+    def complete_checksummed(
+        self,
+        tenant: str,
+        bucket: str,
+        key: str,
+        upload_id: str,
+        parts: Sequence[StoredPart],
+        *,
+        crc64nvme: str,
+        create_only: bool = False,
+        replace_etag: str | None = None,
+    ) -> str | None:
+        with self._lock:
+            upload = self._upload(tenant, bucket, key, upload_id)
+            there = self._bucket(bucket).objects.get(keys.object_key(tenant, key))
+            if upload is None or (create_only and there is not None):
+                return None
+            if replace_etag is not None and (there is None or there.etag != replace_etag):
+                return None
+            stored = {part.number: part for part in _stored_parts(upload)}
+            if any(stored.get(part.number) != part for part in parts):
+                return None
+            crc = joined((part.crc64nvme or "", part.size_bytes) for part in parts)
+            if crc != crc64nvme:
+                raise other_bytes(key)
+            return self._complete(upload_id, upload, [part.number for part in parts], crc=crc)
 
     def abort_multipart(self, tenant: str, bucket: str, key: str, upload_id: str) -> bool:
         with self._lock:
@@ -205,6 +263,14 @@ class MemoryObjectStore:
                 return False
             del self._uploads[upload_id]
             return True
+
+    def _complete(self, upload_id: str, upload: _Upload, numbers: Sequence[int], *, crc: str | None = None) -> str:
+        chosen = [upload.parts[number] for number in numbers]
+        digest = hashlib.md5(b"".join(bytes.fromhex(part.etag) for part in chosen))  # noqa: S324 - as S3 does
+        etag = f"{digest.hexdigest()}-{len(chosen)}"
+        self._store(upload.bucket, upload.name, b"".join(part.data for part in chosen), etag=etag, crc=crc)
+        del self._uploads[upload_id]
+        return etag
 
     def _bucket(self, bucket: str) -> _Bucket:
         if bucket not in self._buckets:
@@ -250,12 +316,16 @@ class MemoryObjectStore:
             self._signed[url] = signed
             return url
 
-    def _put_part(self, signed: _Signed, data: bytes) -> tuple[int, dict[str, str], bytes]:
+    def _put_part(self, signed: _Signed, sent: Mapping[str, str], data: bytes) -> tuple[int, dict[str, str], bytes]:
         upload = self._uploads.get(signed.upload_id)
         if upload is None:
-            return 404, {}, b"NoSuchUpload"
-        upload.parts[signed.part_number] = data
-        return 200, {"etag": f'"{hashlib.md5(data).hexdigest()}"'}, b""  # noqa: S324 - as S3 does
+            return 404, {}, b"<Error><Code>NoSuchUpload</Code></Error>"
+        if CHECKSUM_HEADER in sent and sent[CHECKSUM_HEADER] != crc64nvme_of(data):
+            return 400, {}, b"BadDigest"
+        etag = hashlib.md5(data).hexdigest()  # noqa: S324 - as S3 does
+        crc = sent.get(CHECKSUM_HEADER) if upload.checksummed else None
+        upload.parts[signed.part_number] = _Part(data, etag, crc)
+        return 200, {"etag": f'"{etag}"'}, b""
 
     def _put_object(self, signed: _Signed, sent: Mapping[str, str], data: bytes) -> tuple[int, dict[str, str], bytes]:
         there = self._bucket(signed.bucket).objects.get(signed.name)
@@ -270,6 +340,12 @@ class MemoryObjectStore:
             return 400, {}, b"BadDigest"
         stored = self._store(signed.bucket, signed.name, data, crc=sent.get(CHECKSUM_HEADER))
         return 200, {"etag": f'"{stored.etag}"'}, b""
+
+
+def _stored_parts(upload: _Upload) -> list[StoredPart]:
+    return [
+        StoredPart(number, len(part.data), part.etag, part.crc64nvme) for number, part in sorted(upload.parts.items())
+    ]
 
 
 def _view(key: str, stored: _Stored, *, listed: bool = False) -> StoredObject:

@@ -49,6 +49,7 @@ class MemoryState:
         self.jobs: dict[str, StoredJob] = {}
         self.history: dict[tuple[str, str], Numbered] = {}
         self.packs: dict[tuple[str, str], PackRecord] = {}
+        self._pack_writes = 0
         self.leases: dict[str, Lease] = {}
         self.watch: Watch | None = None
         self.ready: SortedIndex[str] = SortedIndex()
@@ -62,6 +63,11 @@ class MemoryState:
         self.webhooks: dict[tuple[str, str], Webhook] = {}
         self.recipes: dict[tuple[str, str], StoredRecipe] = {}
         self.deliveries: dict[str, dict[tuple[int, str, int], Delivery]] = {}
+
+    def pack_version(self) -> str:
+        """A name that no write of a pack has had before. To be called under the lock."""
+        self._pack_writes += 1
+        return str(self._pack_writes)
 
     def numbered(self, job_id: str, kind: str) -> Numbered:
         """The job's items of one kind."""

@@ -45,6 +45,11 @@ def check_parts(parts: Sequence[tuple[int, str]]) -> None:
         raise parts_refused("Part numbers are 1 to 10000, rising, each once.")
 
 
+def other_bytes(key: str) -> Refusal:
+    """The refusal of parts that are not the object they were declared to be."""
+    return Refusal(ErrorCode.DIGEST_MISMATCH, f"The parts of {key} are not an object with the declared CRC-64/NVME.")
+
+
 def parts_refused(message: str) -> Refusal:
     """The refusal of a list of parts."""
     return Refusal(ErrorCode.INVALID_VALUE, message, field="parts")

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from contract.manifest import Pack
-from functions.domain.change import Change, PackWrite, ReleasePack, mark_of
-from functions.domain.packs import Sighting
+from functions.domain.packs import CONDEMNED_KEPT_S, CondemnPack, PackWrite, Sighting
 from functions.domain.records import PackRecord
 from functions.storage import keys
 from functions.storage.items import Item, number
 
 _DECLARED = "size_bytes = :size, crc64nvme = :crc"
+_NAMES = {"#ttl": "ttl", "#version": "version"}
 
 
 def key(tenant: str, blake3: str) -> Item:
@@ -29,20 +29,16 @@ def from_item(item: Item) -> PackRecord:
         jobs=frozenset(item["jobs"]["SS"]) if "jobs" in item else frozenset(),
         doubted="doubted" in item,
         condemned_at=int(item["condemned_at"]["N"]) if "condemned_at" in item else None,
-        condemned_by=item["condemned_by"]["S"] if "condemned_by" in item else None,
-        gone="gone" in item,
+        version=item["version"]["S"] if "version" in item else None,
     )
 
 
-def hold(tenant: str, job_id: str, sighting: Sighting) -> Item:
+def hold(tenant: str, job_id: str, sighting: Sighting, version: str) -> Item:
     """The arguments of the UpdateItem that adds a holder, `packs.may_hold` its condition."""
     pack, seen = sighting.pack, sighting.record
-    values: Item = {":job": {"SS": [job_id]}, **_declared(pack)}
-    if seen is None:
-        condition = "attribute_not_exists(pk)"
-    elif seen.condemned_by is not None:
-        condition = "condemned_by = :seen"
-        values[":seen"] = {"S": seen.condemned_by}
+    values: Item = {":job": {"SS": [job_id]}, ":version": {"S": version}, **_declared(pack)}
+    if seen is None or seen.condemned_at is not None:
+        condition = _as_seen(seen, values)
     elif seen.doubted:
         condition = "attribute_exists(jobs) AND attribute_exists(doubted)"
     else:
@@ -51,52 +47,46 @@ def hold(tenant: str, job_id: str, sighting: Sighting) -> Item:
         )
     return {
         "Key": key(tenant, pack.blake3),
-        "UpdateExpression": f"SET {_DECLARED} REMOVE condemned_at, condemned_by, gone, doubted, #ttl ADD jobs :job",
+        "UpdateExpression": (f"SET {_DECLARED}, #version = :version REMOVE condemned_at, doubted, #ttl ADD jobs :job"),
         "ConditionExpression": condition,
-        "ExpressionAttributeNames": {"#ttl": "ttl"},
+        "ExpressionAttributeNames": _NAMES,
         "ExpressionAttributeValues": values,
     }
 
 
-def transact_item(write: PackWrite, change: Change, table: str) -> Item:
-    """Condemn or release as an action of a transaction."""
-    tenant, job_id = change.job.tenant, change.job.id
-    if isinstance(write, ReleasePack):
-        return _update(
-            table,
-            key(tenant, write.blake3),
-            "DELETE jobs :job",
-            "contains(jobs, :id) AND size(jobs) > :one",
-            {":job": {"SS": [job_id]}, ":id": {"S": job_id}, ":one": number(1)},
-        )
-    update = "SET condemned_at = :at, condemned_by = :mark REMOVE jobs, doubted, gone, #ttl"
-    values: Item = {":at": number(write.at), ":mark": {"S": mark_of(change)}}
-    if write.seen is None:
-        condition = "attribute_not_exists(pk)"
-        update = update.replace("SET ", f"SET {_DECLARED}, ")
-        values |= _declared(write.pack)
-    elif write.seen.condemned_by is not None:
-        condition = "condemned_by = :seen"
-        values[":seen"] = {"S": write.seen.condemned_by}
+def let_go(tenant: str, job_id: str, write: PackWrite, version: str) -> Item:
+    """The arguments of the UpdateItem that condemns or releases, `packs.may_let_go` its condition."""
+    values: Item = {":version": {"S": version}}
+    condition = _as_seen(write.seen, values)
+    names = {"#version": "version"}
+    if isinstance(write, CondemnPack):
+        names = _NAMES
+        update = "SET condemned_at = :at, #ttl = :ttl, #version = :version REMOVE jobs, doubted"
+        values |= {":at": number(write.at), ":ttl": number(write.at + CONDEMNED_KEPT_S)}
+        if write.seen is None:
+            update = update.replace("SET ", f"SET {_DECLARED}, ")
+            values |= _declared(write.pack)
     else:
-        condition = "contains(jobs, :id) AND size(jobs) = :one"
-        values |= {":id": {"S": job_id}, ":one": number(1)}
-    action = _update(table, key(tenant, write.pack.blake3), update, condition, values)
-    action["Update"]["ExpressionAttributeNames"] = {"#ttl": "ttl"}
-    return action
+        update = "SET #version = :version DELETE jobs :job"
+        values[":job"] = {"SS": [job_id]}
+    return {
+        "Key": key(tenant, write.pack.blake3),
+        "UpdateExpression": update,
+        "ConditionExpression": condition,
+        "ExpressionAttributeNames": names,
+        "ExpressionAttributeValues": values,
+    }
+
+
+def _as_seen(seen: PackRecord | None, values: Item) -> str:
+    """The condition that nobody has written the item since; None stands for no item."""
+    if seen is None:
+        return "attribute_not_exists(pk)"
+    if seen.version is None:
+        return "attribute_exists(pk) AND attribute_not_exists(#version)"
+    values[":seen"] = {"S": seen.version}
+    return "#version = :seen"
 
 
 def _declared(pack: Pack) -> Item:
     return {":size": number(pack.size_bytes), ":crc": {"S": pack.crc64nvme}}
-
-
-def _update(table: str, place: Item, update: str, condition: str, values: Item) -> Item:
-    return {
-        "Update": {
-            "TableName": table,
-            "Key": place,
-            "UpdateExpression": update,
-            "ConditionExpression": condition,
-            "ExpressionAttributeValues": values,
-        }
-    }

@@ -22,8 +22,10 @@ def get_item(client: Any, table: str, key: Item) -> Item | None:
     return item
 
 
-def get_items(client: Any, table: str, wanted: Sequence[Item]) -> list[Item]:
-    """The items that exist among the different keys `wanted`, in no particular order; strongly consistent.
+def get_items(client: Any, table: str, wanted: Sequence[Item], *, consistent: bool = True) -> list[Item]:
+    """The items that exist among the different keys `wanted`, in no particular order.
+
+    Strongly consistent unless said otherwise: then they may be as they were moments ago, at half the price.
 
     Raises StorageUnavailable also if the service keeps leaving keys out.
     """
@@ -33,7 +35,7 @@ def get_items(client: Any, table: str, wanted: Sequence[Item]) -> list[Item]:
     while pending:
         batch, pending = pending[:BATCH_KEYS], pending[BATCH_KEYS:]
         with failures_translated():
-            answer = client.batch_get_item(RequestItems={table: {"Keys": batch, "ConsistentRead": True}})
+            answer = client.batch_get_item(RequestItems={table: {"Keys": batch, "ConsistentRead": consistent}})
         left_out = answer.get("UnprocessedKeys", {}).get(table, {}).get("Keys", [])
         items += answer["Responses"].get(table, [])
         pending = left_out + pending

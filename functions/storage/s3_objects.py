@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import builtins
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -9,16 +10,18 @@ from typing import Any
 from botocore.exceptions import ClientError
 
 from functions.domain.errors import StorageUnavailable
-from functions.domain.ports import Page, Presigned, StoredObject
+from functions.domain.ports import Page, Presigned, StoredObject, StoredPart
 from functions.storage.failures import error_code, failures_translated, http_status
 from functions.storage.keys import object_key
-from functions.storage.objects import check_parts, parts_refused, put_headers, quoted, unknown_bucket
+from functions.storage.objects import check_parts, other_bytes, parts_refused, put_headers, quoted, unknown_bucket
 from functions.storage.paging import objects_list, page
 
 MAX_KEYS_PER_CALL = 1000
 HEADS_IN_PARALLEL = 16
 MAX_COLLISIONS = 5
 PART_ERRORS = frozenset(("InvalidPart", "InvalidPartOrder", "EntityTooSmall", "MalformedXML"))
+NOT_AS_LISTED = frozenset(("InvalidPart", "InvalidPartOrder", "NoSuchKey", "NoSuchUpload"))
+"""Somebody has sent a part once more since the parts were listed, or has ended the upload, or deleted the object."""
 
 
 class S3ObjectStore:
@@ -149,23 +152,61 @@ class S3ObjectStore:
             put_headers(size_bytes, crc64nvme, create_only, replace_etag),
         )
 
-    def create_multipart(self, tenant: str, bucket: str, key: str) -> str:
+    def create_multipart(self, tenant: str, bucket: str, key: str, *, checksummed: bool = False) -> str:
+        request = self._place(tenant, bucket, key)
+        if checksummed:
+            request |= {"ChecksumAlgorithm": "CRC64NVME", "ChecksumType": "FULL_OBJECT"}
         with failures_translated():
-            upload = self._client.create_multipart_upload(**self._place(tenant, bucket, key))
+            upload = self._client.create_multipart_upload(**request)
         return str(upload["UploadId"])
 
     def presign_part(
-        self, tenant: str, bucket: str, key: str, upload_id: str, part_number: int, *, expires_s: int
-    ) -> str:
+        self,
+        tenant: str,
+        bucket: str,
+        key: str,
+        upload_id: str,
+        part_number: int,
+        *,
+        expires_s: int,
+        size_bytes: int | None = None,
+        crc64nvme: str | None = None,
+    ) -> Presigned:
         request = self._place(tenant, bucket, key) | {"UploadId": upload_id, "PartNumber": part_number}
-        return self._presigned("upload_part", request, expires_s)
+        if size_bytes is not None:
+            request["ContentLength"] = size_bytes
+        if crc64nvme is not None:
+            request["ChecksumCRC64NVME"] = crc64nvme
+        return Presigned(
+            self._presigned("upload_part", request, expires_s), put_headers(size_bytes, crc64nvme, False, None)
+        )
+
+    def multiparts(self, tenant: str, bucket: str, key: str) -> Sequence[str]:
+        place = self._place(tenant, bucket, key)
+        with failures_translated():
+            # Listed by key: those of exactly this one come before those of longer ones.
+            answer = self._client.list_multipart_uploads(Bucket=place["Bucket"], Prefix=place["Key"])
+        found = [
+            (upload["Initiated"], str(upload["UploadId"]))
+            for upload in answer.get("Uploads", [])
+            if upload["Key"] == place["Key"]
+        ]
+        return [upload_id for _, upload_id in sorted(found, reverse=True)]
+
+    def stored_parts(self, tenant: str, bucket: str, key: str, upload_id: str) -> Sequence[StoredPart] | None:
+        try:
+            return self._stored_parts(self._place(tenant, bucket, key), upload_id)
+        except ClientError as error:
+            if error_code(error) == "NoSuchUpload":
+                return None
+            raise
 
     def complete_multipart(
         self, tenant: str, bucket: str, key: str, upload_id: str, parts: Sequence[tuple[int, str]]
     ) -> str | None:
         place = self._place(tenant, bucket, key)
         try:
-            chosen = list(parts) or self._stored_parts(place, upload_id)
+            chosen = list(parts) or [(part.number, part.etag) for part in self._stored_parts(place, upload_id)]
             check_parts(chosen)
             with failures_translated():
                 answer = self._client.complete_multipart_upload(
@@ -180,6 +221,39 @@ class S3ObjectStore:
                 return None
             if error_code(error) in PART_ERRORS:
                 raise parts_refused("A part is not stored, has another ETag, or is smaller than 5 MiB.") from error
+            raise
+        return str(answer["ETag"]).strip('"')
+
+    def complete_checksummed(
+        self,
+        tenant: str,
+        bucket: str,
+        key: str,
+        upload_id: str,
+        parts: Sequence[StoredPart],
+        *,
+        crc64nvme: str,
+        create_only: bool = False,
+        replace_etag: str | None = None,
+    ) -> str | None:
+        request = self._place(tenant, bucket, key) | {
+            "UploadId": upload_id,
+            "ChecksumType": "FULL_OBJECT",
+            "ChecksumCRC64NVME": crc64nvme,
+            "MultipartUpload": {"Parts": [_named(part) for part in parts]},
+        }
+        if create_only:
+            request["IfNoneMatch"] = "*"
+        if replace_etag is not None:
+            request["IfMatch"] = quoted(replace_etag)
+        try:
+            with failures_translated():
+                answer = self._client.complete_multipart_upload(**request)
+        except ClientError as error:
+            if error_code(error) in NOT_AS_LISTED or http_status(error) in (409, 412):
+                return None
+            if error_code(error) == "BadDigest":
+                raise other_bytes(key) from error
             raise
         return str(answer["ETag"]).strip('"')
 
@@ -207,16 +281,27 @@ class S3ObjectStore:
             url: str = self._presigner.generate_presigned_url(operation, Params=request, ExpiresIn=expires_s)
         return url
 
-    def _stored_parts(self, place: dict[str, Any], upload_id: str) -> Sequence[tuple[int, str]]:
-        parts: list[tuple[int, str]] = []
+    def _stored_parts(self, place: dict[str, Any], upload_id: str) -> Sequence[StoredPart]:
+        parts: builtins.list[StoredPart] = []
         marker = 0
         while True:
             with failures_translated():
                 answer = self._client.list_parts(**place, UploadId=upload_id, PartNumberMarker=marker)
-            parts += [(int(part["PartNumber"]), str(part["ETag"])) for part in answer.get("Parts", [])]
+            parts += [
+                StoredPart(
+                    int(part["PartNumber"]), part["Size"], part["ETag"].strip('"'), part.get("ChecksumCRC64NVME")
+                )
+                for part in answer.get("Parts", [])
+            ]
             if not answer.get("IsTruncated"):
                 return parts
             marker = answer["NextPartNumberMarker"]
+
+
+def _named(part: StoredPart) -> dict[str, Any]:
+    """A part as the request that completes an upload names it."""
+    named: dict[str, Any] = {"PartNumber": part.number, "ETag": quoted(part.etag)}
+    return named if part.crc64nvme is None else named | {"ChecksumCRC64NVME": part.crc64nvme}
 
 
 def _listed(tenant: str, entry: dict[str, Any]) -> StoredObject:

@@ -10,8 +10,11 @@ from __future__ import annotations
 import secrets
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 
+from botocore.exceptions import ClientError
+
+from functions.domain.errors import Refusal
 from functions.domain.ports import ObjectStore
 from functions.storage.crc64 import crc64nvme
 
@@ -87,3 +90,73 @@ def _missing(objects: ObjectStore, bucket: str, key: str, put: Send) -> list[str
         if put("PUT", replace.url, replace.headers, _RIGHT) != 412:
             lacks.append("it overwrites another version than If-Match names")
     return lacks
+
+
+def missing_of_multipart(objects: ObjectStore, bucket: str, put: Send = send) -> list[str]:
+    """What the store does not do of an upload in parts, a sentence each; empty if it may be used for them.
+
+    Only for a store that keeps the other promises. Leaves nothing behind. Raises as `missing_promises` does.
+    """
+    key = secrets.token_hex(8)
+    uploads: list[str] = []
+    try:
+        return list(_missing_of_multipart(objects, bucket, key, uploads, put))
+    except ClientError as error:
+        return [f"it refuses a request of an upload in parts ({error})"]
+    finally:
+        for upload_id in uploads:
+            objects.abort_multipart(TENANT, bucket, key, upload_id)
+        objects.delete(TENANT, bucket, key)
+
+
+def _missing_of_multipart(objects: ObjectStore, bucket: str, key: str, uploads: list[str], put: Send) -> Iterator[str]:
+    """Of one small part: the last one of an upload may be of any size."""
+    if objects.multiparts(TENANT, bucket, key):
+        yield "it lists uploads that are not under way"
+    upload_id = objects.create_multipart(TENANT, bucket, key, checksummed=True)
+    uploads.append(upload_id)
+    if list(objects.multiparts(TENANT, bucket, key)) != [upload_id]:
+        yield "it does not list an upload that is under way"
+    crc = crc64nvme(_RIGHT)
+    part = objects.presign_part(
+        TENANT, bucket, key, upload_id, 1, expires_s=LIFE_S, size_bytes=len(_RIGHT), crc64nvme=crc
+    )
+    if put("PUT", part.url, part.headers, _WRONG) < 400:
+        yield "it stores a part with other bytes than x-amz-checksum-crc64nvme says"
+    status = put("PUT", part.url, part.headers, _RIGHT)
+    if status >= 400:
+        yield f"it refuses a part as a worker sends it (status {status})"
+        return
+    parts = objects.stored_parts(TENANT, bucket, key, upload_id) or ()
+    if [(one.number, one.size_bytes, one.crc64nvme) for one in parts] != [(1, len(_RIGHT), crc)]:
+        yield "it does not list a part with its size and CRC-64/NVME"
+        return
+
+    def complete(data: bytes, *, create_only: bool = False) -> bool:
+        try:
+            etag = objects.complete_checksummed(
+                TENANT,
+                bucket,
+                key,
+                upload_id,
+                parts,
+                crc64nvme=crc64nvme(data),
+                create_only=create_only,
+            )
+        except Refusal:
+            return False
+        return etag is not None
+
+    if complete(_WRONG):
+        yield "it completes an upload whose parts have another CRC-64/NVME than the whole is said to have"
+        return
+    objects.create(TENANT, bucket, key, _WRONG)
+    if complete(_RIGHT, create_only=True):
+        yield "it overwrites an object by an upload in parts in spite of If-None-Match"
+        return
+    if not complete(_RIGHT):
+        yield "it does not complete an upload in parts"
+        return
+    stored = objects.head(TENANT, bucket, key)
+    if stored is None or (stored.size_bytes, stored.crc64nvme) != (len(_RIGHT), crc):
+        yield "it does not report the CRC-64/NVME of an object that was made of parts"

@@ -46,16 +46,16 @@ def make_arena(parent: Path, slot: Path) -> Path | None:
     return path
 
 
-def remove_arena(slot: Path) -> None:
-    """Remove what the note in this slot names, and the note."""
+def remove_arena(slot: Path) -> bool:
+    """Remove what the note in this slot names, and the note; False (logged) if it stays behind, to be tried again."""
     note = slot / _NOTE
     try:
         path = Path(note.read_text(encoding="utf-8"))
     except FileNotFoundError:
-        return
+        return True
     except (OSError, ValueError) as error:
         logger.warning("%s cannot be read: %s", note, error)
-        return
+        return True
     try:
         # A job can write what it likes into the note: nothing but a directory that looks like ours is touched.
         if path.name.startswith(_NAME) and _is_own_directory(path):
@@ -63,7 +63,9 @@ def remove_arena(slot: Path) -> None:
             path.rmdir()
     except OSError as error:
         logger.warning("shared memory stays behind: %s", error)
+        return False
     note.unlink(missing_ok=True)
+    return True
 
 
 def find_staged(arena: Path) -> StagedInArena | None:

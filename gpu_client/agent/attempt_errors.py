@@ -6,6 +6,7 @@ import errno
 
 from contract.jobs import FailureClass
 from gpu_client.agent.failures import Failure
+from gpu_client.agent.inputs import InputsDiffer
 from gpu_client.agent.workspace import DiskFullError
 from gpu_client.checkpoints.errors import BadDirectory, MissingOutput, RestoreFailed
 from gpu_client.transport.errors import (
@@ -26,7 +27,7 @@ MAX_REASON_CHARS = 1024
 _CLASSES: tuple[tuple[tuple[type[BaseException], ...], FailureClass], ...] = (
     ((MissingOutput, BadDirectory), FailureClass.MISSING_OUTPUT),
     ((DiskFull, DiskFullError), FailureClass.DISK_FULL),
-    ((ObjectMissing, UnsafePath), FailureClass.BAD_INPUT),
+    ((ObjectMissing, UnsafePath, InputsDiffer), FailureClass.BAD_INPUT),
     ((RestoreFailed,), FailureClass.RESTORE_FAILED),
     ((TransferError, Unreachable, UnexpectedAnswer), FailureClass.TRANSFER_FAILED),
     ((ApiError,), FailureClass.BAD_INPUT),

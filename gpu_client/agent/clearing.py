@@ -1,10 +1,16 @@
 """Deleting what an untrusted job has left: however deep, however protected, never through a link."""
 
 import contextlib
+import logging
 import os
 import stat
 import uuid
 from pathlib import Path
+
+_log = logging.getLogger(__name__)
+
+# Processes of the job may still be dying while its files are removed.
+PURGE_TRIES = 3
 
 
 def empty(trash: Path) -> tuple[Path, ...]:
@@ -55,3 +61,34 @@ def allow(path: Path) -> None:
         mode = path.lstat().st_mode
         if stat.S_ISDIR(mode) and mode & stat.S_IRWXU != stat.S_IRWXU:
             path.chmod(stat.S_IRWXU)
+
+
+def emptied(trash: Path) -> tuple[Path, ...]:
+    """Delete what is in the trash; gives (and logs) what is still there."""
+    for _ in range(PURGE_TRIES):
+        leftovers = empty(trash)
+        if not leftovers:
+            return ()
+    _log.warning("%d files cannot be removed, first: %s", len(leftovers), leftovers[0])
+    return leftovers
+
+
+def real_directory(path: Path) -> None:
+    """Make a directory; something else in its place is removed (a link is not followed)."""
+    try:
+        mode = path.lstat().st_mode
+    except FileNotFoundError:
+        path.mkdir(mode=0o700)
+        return
+    if not stat.S_ISDIR(mode):
+        path.unlink()
+        path.mkdir(mode=0o700)
+
+
+def sync_directory(path: Path) -> None:
+    """What was renamed in a directory stays so, whatever happens to the machine."""
+    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)

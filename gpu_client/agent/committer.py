@@ -138,7 +138,7 @@ class Committer:
                 self._busy = False
                 if verdict is _Verdict.COMMITTED:
                     self.committed_steps.append(staged.step)
-                    staged.clear()
+                    _clear(staged)
                 elif self._waiting is not None:
                     self._drop(staged, "a newer one")
                 elif verdict is _Verdict.GIVEN_UP or self._cancel.is_set():
@@ -201,4 +201,12 @@ class Committer:
         self.skipped_steps.append(staged.step)
         logger.info("checkpoint of step %d is passed over for %s", staged.step, instead)
         self._on_skipped()
+        _clear(staged)
+
+
+def _clear(staged: Staged) -> None:
+    """Files that cannot be removed or given back must not end the commits of all later checkpoints."""
+    try:
         staged.clear()
+    except OSError as error:
+        logger.warning("the files of step %d stay where they are: %s", staged.step, error)

@@ -18,7 +18,7 @@ from gpu_client.agent.supervisor import TrainerProcess
 from gpu_client.agent.workspace import JobDirectories
 from gpu_client.checkpoints.known import Known
 from gpu_client.checkpoints.store import LocalStore
-from gpu_client.checkpoints.upload import CommitApi, Committed, commit_checkpoint
+from gpu_client.checkpoints.upload import CommitApi, Committed, bookkeeping, commit_checkpoint
 from gpu_client.checkpoints.watch import (
     CheckpointWatcher,
     ReadyCheckpoint,
@@ -98,7 +98,8 @@ class Harvest:
         self._take_all(lambda: self._watcher.final_poll(clean_exit=clean_exit), committer)
 
     def commit(self, client: CommitApi, transfer: Transfer, staged: Staged, cancel: CancelEvent) -> None:
-        """Commit one checkpoint that was taken over. Raises what `commit_checkpoint` raises."""
+        """Commit one checkpoint that was taken over. Raises what `commit_checkpoint` raises, and nothing once it is
+        committed."""
         if self._speed is None or self._speed[0] is not staged:
             # Of a commit that is repeated, the codecs must choose as they did.
             self._speed = staged, transfer.speed.upload_bytes_per_s()
@@ -118,8 +119,10 @@ class Harvest:
         )
         in_memory = staged.give_back is not None
         if not in_memory or upload_bytes_per_s is None or upload_bytes_per_s < COPY_BELOW_BYTES_PER_S:
-            self._store.committed(result.manifest, staged.path, copy=in_memory)
-        self._on_committed(result)
+            with bookkeeping("keeping it on this machine"):
+                self._store.committed(result.manifest, staged.path, copy=in_memory)
+        with bookkeeping("reporting it"):
+            self._on_committed(result)
         logger.info("job %s: checkpoint of step %d committed (%s)", self._item.id, staged.step, result)
 
     def _files_open(self) -> set[Path]:

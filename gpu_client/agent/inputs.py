@@ -1,15 +1,19 @@
-"""Fetching a job's input files into its data directory."""
+"""Fetching a job's input files into its data directory, each verified where a push has said what it is."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Protocol
 
+from pydantic import ValidationError
+
+from contract.datasets import DATASET_MANIFEST, MAX_DATASET_MANIFEST_BYTES, DatasetFile, DatasetManifest, is_manifest
 from contract.work import InputObject, InputPage, WorkItem
 from gpu_client.transport.cancel import CancelEvent
-from gpu_client.transport.errors import ObjectMissing, UnsafePath, UrlExpired
+from gpu_client.transport.digests import hash_file
+from gpu_client.transport.errors import ChecksumMismatch, ObjectMissing, TransferError, UnsafePath, UrlExpired
 from gpu_client.transport.transfer import Download, Transfer
 
 logger = logging.getLogger("baton.inputs")
@@ -26,6 +30,10 @@ class InputsApi(Protocol):
         ...
 
 
+class InputsDiffer(TransferError):  # noqa: N818 - named as the errors of transfers are
+    """What is stored is not what was pushed."""
+
+
 def fetch_inputs(
     client: InputsApi,
     transfer: Transfer,
@@ -37,20 +45,79 @@ def fetch_inputs(
 ) -> int:
     """Download every input, page by page; a page whose URLs ran out is asked for again. Returns the number of files.
 
-    Raises ObjectMissing if there is nothing below the inputs' prefixes, UnsafePath if two inputs claim one path.
+    Raises ObjectMissing if there is nothing below the inputs' prefixes, UnsafePath if two inputs claim one path,
+    InputsDiffer if there are other files than were pushed, or some of them are lacking.
     """
     seen: set[str] = set()
+    pushed = _Pushed()
     for cursor, page in _pages(client, item):
         for found in page.inputs:
+            if is_manifest(found.path):
+                pushed.learn(found, transfer, cancel)
+        inputs = [found for found in page.inputs if not is_manifest(found.path)]
+        for found in inputs:
             if found.path in seen:
                 raise UnsafePath(f"two inputs would be stored as {found.path}: give them different 'into' directories")
             seen.add(found.path)
-        require_free(sum(found.size_bytes for found in page.inputs))
-        _fetch_page(client, transfer, item, data_dir, cursor=cursor, page=page, cancel=cancel)
+        require_free(sum(found.size_bytes for found in inputs))
+        _fetch_page(client, transfer, item, data_dir, cursor=cursor, inputs=inputs, pushed=pushed, cancel=cancel)
     if item.inputs and not seen:
         prefixes = ", ".join(ref.prefix for ref in item.inputs)
         raise ObjectMissing(f"no object lies below {prefixes} in {item.data_bucket}")
+    pushed.require_all(data_dir, seen, cancel)
     return len(seen)
+
+
+class _Pushed:
+    """What the manifests of data sets say, by path below the data directory."""
+
+    def __init__(self) -> None:
+        self._files: dict[str, DatasetFile] = {}
+        self._verified: set[str] = set()
+
+    def __bool__(self) -> bool:
+        return bool(self._files)
+
+    def learn(self, found: InputObject, transfer: Transfer, cancel: CancelEvent) -> None:
+        """Read one. Raises InputsDiffer if it is none, what a download raises."""
+        data = transfer.read(found.url, name=found.key, max_bytes=MAX_DATASET_MANIFEST_BYTES, cancel=cancel)
+        try:
+            manifest = DatasetManifest.model_validate_json(data)
+        except ValidationError as error:
+            raise InputsDiffer(
+                f"{found.key} is no manifest of a data set ({error.error_count()} faults): push the folder again"
+            ) from error
+        place = found.path.removesuffix(DATASET_MANIFEST)
+        self._files |= {place + file.path: file for file in manifest.files}
+
+    def digest(self, found: InputObject) -> str | None:
+        """The BLAKE3 that the input must have; None if nobody has said. Raises InputsDiffer if its size is another."""
+        file = self._files.get(found.path)
+        if file is None:
+            return None
+        if file.size_bytes != found.size_bytes:
+            raise InputsDiffer(
+                f"input {found.key} has {found.size_bytes} bytes, and was pushed with {file.size_bytes}:"
+                " push the folder again"
+            )
+        self._verified.add(found.path)
+        return file.blake3
+
+    def require_all(self, data_dir: Path, seen: set[str], cancel: CancelEvent) -> None:
+        """Nothing that was pushed is lacking, and what arrived before its manifest is verified too."""
+        lacking = sorted(self._files.keys() - seen)
+        if lacking:
+            raise InputsDiffer(
+                f"{len(lacking)} of {len(self._files)} files that were pushed are not stored any more,"
+                f" {lacking[0]} among them: push the folder again"
+            )
+        for path in sorted(self._files.keys() - self._verified):
+            if hash_file(data_dir / path, cancel=cancel).blake3 != self._files[path].blake3:
+                raise _differs(path)
+
+
+def _differs(path: str) -> InputsDiffer:
+    return InputsDiffer(f"input {path} has other bytes than were pushed: push the folder again")
 
 
 def _pages(client: InputsApi, item: WorkItem) -> Iterator[tuple[str | None, InputPage]]:
@@ -71,15 +138,21 @@ def _fetch_page(
     data_dir: Path,
     *,
     cursor: str | None,
-    page: InputPage,
+    inputs: Sequence[InputObject],
+    pushed: _Pushed,
     cancel: CancelEvent,
 ) -> None:
-    waiting = {found.path: found for found in page.inputs}
+    waiting = {found.path: found for found in inputs}
     fruitless = 0
     while True:
         try:
-            transfer.download([_download(found, data_dir) for found in waiting.values()], cancel=cancel)
+            transfer.download([_download(found, data_dir, pushed) for found in waiting.values()], cancel=cancel)
             return
+        except ChecksumMismatch as error:
+            if not pushed:
+                raise
+            # Altered twice on the way, or altered where it is stored: the sentence has the file's name.
+            raise InputsDiffer(f"an input has other bytes than were pushed: {error}; push the folder again") from error
         except UrlExpired as error:
             # A file that has its name is complete.
             left = {path for path in waiting if not (data_dir / path).exists()}
@@ -94,7 +167,13 @@ def _fetch_page(
             waiting = {path: fresh[path] for path in sorted(left)}
 
 
-def _download(found: InputObject, data_dir: Path) -> Download:
+def _download(found: InputObject, data_dir: Path, pushed: _Pushed) -> Download:
     return Download(
-        name=found.key, url=found.url, root=data_dir, path=found.path, size_bytes=found.size_bytes, fsync=False
+        name=found.key,
+        url=found.url,
+        root=data_dir,
+        path=found.path,
+        size_bytes=found.size_bytes,
+        blake3=pushed.digest(found),
+        fsync=False,
     )

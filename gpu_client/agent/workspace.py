@@ -3,13 +3,15 @@
 ```
 <root>/slot-0.lock            flock'ed by the agent that owns slot-0 (the kernel unlocks it when that agent dies)
 <root>/slot-0/agent-state.json
+<root>/slot-0/owner.json      for whom all of it was made (`ownership.py`)
 <root>/slot-0/arena           where the shared memory of the attempt lies (`arena.py`)
 <root>/slot-0/jobs/<job id>.<epoch>/{data,output,staging}/, params.json
 <root>/slot-0/store/<job id>/  checkpoints that this machine has (`checkpoints/store.py`); outlives attempts
 <root>/slot-0/trash/          renamed away, being deleted
 ```
 
-An attempt's directory is never used twice: a process that survived its job cannot write into the next one.
+An attempt's directory is never used twice: a process that survived its job cannot write into the next one. Nothing
+outlives a change of the API key or of the control plane's address: the next tenant's jobs would find it.
 """
 
 import contextlib
@@ -20,7 +22,6 @@ import logging
 import os
 import re
 import shutil
-import stat
 import tempfile
 import uuid
 from collections.abc import Iterator, Mapping
@@ -29,7 +30,8 @@ from pathlib import Path
 from typing import Self
 
 from gpu_client.agent.arena import make_arena, remove_arena
-from gpu_client.agent.clearing import allow, empty
+from gpu_client.agent.clearing import allow, emptied, real_directory, sync_directory
+from gpu_client.agent.ownership import belongs_to, clear_slot, write_mark
 from gpu_client.checkpoints.store import LocalStore, excess_stores
 
 _log = logging.getLogger(__name__)
@@ -39,8 +41,6 @@ STATE_FILE = "agent-state.json"
 STORES = "store"
 STATE_MAX_BYTES = 64 * 1024
 _JOB_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,127}")
-# Processes of the job may still be dying while its files are removed.
-PURGE_TRIES = 3
 
 
 class WorkspaceError(Exception):
@@ -114,12 +114,14 @@ class Workspace:
         self._previous = _read_state(slot / STATE_FILE)
 
     @classmethod
-    def open(cls, root: Path, agent_id: str, arenas: Path | None = None) -> Self:
+    def open(cls, root: Path, agent_id: str, arenas: Path | None = None, *, owner: str = "") -> Self:
         """Take a free slot under ``root`` (made if missing): the one that this agent crashed in, or the lowest.
 
         ``arenas``: a directory in memory in which attempts get shared memory; None: they get none.
-        What crashed agents left is removed, in this slot and in every other that nobody holds.
-        Raises WorkspaceError if all slots are taken, DiskFullError, or OSError if ``root`` cannot be used.
+        ``owner``: for whom the agent works, see `ownership.owner_of`.
+        What crashed agents left is removed, in this slot and in every other that nobody holds; everything that was made
+        for another owner. Raises WorkspaceError if all slots are taken, or if another owner's things cannot be
+        removed; DiskFullError, or OSError if ``root`` cannot be used.
         """
         with disk_errors(root):
             root.mkdir(parents=True, exist_ok=True)
@@ -127,13 +129,16 @@ class Workspace:
             number, lock_fd = _take_slot(root, agent_id)
             slot = root / f"slot-{number}"
             try:
-                _real_directory(slot)
+                real_directory(slot)
+                if not belongs_to(slot, owner):
+                    _clear(slot)
+                    write_mark(slot, owner)
                 workspace = cls(slot, agent_id, lock_fd, arenas)
                 workspace.purge()
+                _purge_abandoned(root, number, owner)
             except BaseException:
                 os.close(lock_fd)
                 raise
-            _purge_abandoned(root, number)
         return workspace
 
     @property
@@ -172,7 +177,7 @@ class Workspace:
             except BaseException:
                 temporary.unlink(missing_ok=True)
                 raise
-            _sync_directory(self._slot)
+            sync_directory(self._slot)
 
     def clear_state(self) -> None:
         """This agent is doing nothing that a crash could interrupt."""
@@ -217,7 +222,7 @@ class Workspace:
             with contextlib.suppress(OSError):
                 self.stores.rename(self._slot / "trash" / uuid.uuid4().hex)
                 self.stores.mkdir(mode=0o700)
-            _emptied(self._slot / "trash")
+            emptied(self._slot / "trash")
             free_bytes = self.free_bytes()
         if free_bytes < needed_bytes:
             raise DiskFullError(self._slot, free_bytes, needed_bytes)
@@ -271,40 +276,47 @@ def _state_owner(slot: Path) -> str | None:
     return state.agent_id if state else None
 
 
-def _purge_abandoned(root: Path, own_number: int) -> None:
-    """Free the disk that other crashed agents hold. Their state stays, for them to find."""
+def _purge_abandoned(root: Path, own_number: int, owner: str) -> None:
+    """Free the disk that other crashed agents hold. Their state stays, for them to find, unless they worked for another
+    owner: then nothing does."""
     for lock_path in root.glob("slot-*.lock"):
         slot = lock_path.with_suffix("")
         if slot.name == f"slot-{own_number}" or not slot.is_dir() or slot.is_symlink():
             continue
         fd = _try_lock(lock_path)
+        same_owner = belongs_to(slot, owner)
         if fd is None:
+            if not same_owner:
+                _log.warning("the agent in %s seems to have another API key: jobs of both can read each other", slot)
             continue
         try:
+            if not same_owner:
+                _clear(slot)
+                continue
             _purge(slot)
         except WorkspaceError as error:
+            if not same_owner:
+                raise
             _log.warning("an abandoned slot cannot be cleaned: %s", error)
         finally:
             os.close(fd)
 
 
-def _real_directory(path: Path) -> None:
-    """Make a directory; something else in its place is removed (a link is not followed)."""
+def _clear(slot: Path) -> None:
+    """Remove another owner's things. Raises WorkspaceError if some stay: no job may run beside them."""
     try:
-        mode = path.lstat().st_mode
-    except FileNotFoundError:
-        path.mkdir(mode=0o700)
-        return
-    if not stat.S_ISDIR(mode):
-        path.unlink()
-        path.mkdir(mode=0o700)
+        leftovers = clear_slot(slot)
+    except OSError as error:
+        raise WorkspaceError(f"{slot} was made for another API key, and cannot be cleared: {error}") from error
+    if leftovers:
+        raise WorkspaceError(f"{leftovers[0]} was made for another API key, and cannot be removed")
 
 
 def _purge(slot: Path, *, keep_store: str | None = None) -> tuple[Path, ...]:
     trash = slot / "trash"
     jobs = slot / "jobs"
     remove_arena(slot)
-    _real_directory(trash)
+    real_directory(trash)
     try:
         if not jobs.is_symlink():
             allow(jobs)
@@ -315,20 +327,10 @@ def _purge(slot: Path, *, keep_store: str | None = None) -> tuple[Path, ...]:
         raise WorkspaceError(f"{jobs} cannot be cleared: {error}") from error
     for left in slot.glob(".state-*"):
         left.unlink(missing_ok=True)  # A crash came between writing and renaming it.
-    leftovers = _emptied(trash)
+    leftovers = emptied(trash)
     if _trim_stores(slot, trash, keep_store):
-        leftovers = _emptied(trash)
+        leftovers = emptied(trash)
     jobs.mkdir()  # Last: a full disk has room again.
-    return leftovers
-
-
-def _emptied(trash: Path) -> tuple[Path, ...]:
-    """Delete what is in the trash; gives (and logs) what is still there."""
-    for _ in range(PURGE_TRIES):
-        leftovers = empty(trash)
-        if not leftovers:
-            return ()
-    _log.warning("%d files cannot be removed, first: %s", len(leftovers), leftovers[0])
     return leftovers
 
 
@@ -337,7 +339,7 @@ def _trim_stores(slot: Path, trash: Path, keep: str | None) -> bool:
     stores = slot / STORES
     trimmed = False
     try:
-        _real_directory(stores)
+        real_directory(stores)
         allow(stores)
         for path in excess_stores(stores, keep=keep):
             _log.info("the local store of job %s is removed: the disk is too full", path.name)
@@ -347,14 +349,6 @@ def _trim_stores(slot: Path, trash: Path, keep: str | None) -> bool:
     except OSError as error:
         _log.warning("the local stores cannot be looked through: %s", error)
     return trimmed
-
-
-def _sync_directory(path: Path) -> None:
-    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
 
 
 def _read_state(path: Path) -> AgentState | None:

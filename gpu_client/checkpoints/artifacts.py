@@ -7,17 +7,16 @@ from pathlib import Path
 from typing import Protocol
 
 from contract.base import MAX_PATH_BYTES
+from contract.parts import MAX_PARTED_BYTES
 from contract.work import MAX_ARTIFACT_PATHS_BYTES, MAX_ARTIFACTS, ArtifactsAnswer, DeclaredArtifact, WorkItem
 from gpu_client.checkpoints.errors import BadDirectory, MissingOutput
-from gpu_client.checkpoints.hashing import hash_files
+from gpu_client.checkpoints.hashing import FileDigest, hash_files
 from gpu_client.checkpoints.tree import files_of, inside, require_storable
 from gpu_client.transport.cancel import CancelEvent
-from gpu_client.transport.errors import UnexpectedAnswer, UrlExpired
-from gpu_client.transport.transfer import Progress, Transfer, Upload
+from gpu_client.transport.rounds import LocalFile, Missing, Target, upload_in_rounds
+from gpu_client.transport.transfer import Progress, Transfer
 
 __all__ = ["MissingOutput", "collect_outputs", "upload_artifacts"]
-
-MAX_EXPIRED_ROUNDS = 5
 
 
 class ArtifactsApi(Protocol):
@@ -63,7 +62,7 @@ def collect_outputs(output_dir: Path, outputs: Sequence[str]) -> dict[str, Path]
         raise BadDirectory(
             f"the paths of the outputs have {size_bytes} bytes; at most {MAX_ARTIFACT_PATHS_BYTES} are allowed"
         )
-    require_storable(files, max_path_bytes=MAX_PATH_BYTES)
+    require_storable(files, max_path_bytes=MAX_PATH_BYTES, max_bytes=MAX_PARTED_BYTES)
     return dict(sorted(files.items()))
 
 
@@ -78,35 +77,39 @@ def upload_artifacts(
 ) -> list[DeclaredArtifact]:
     """Upload the files (from `collect_outputs`) and return what `complete` has to declare; none are fine too.
 
-    One API call unless URLs run out. Raises what hashing and the transfer raise, and ApiError, above all LeaseLost.
+    One API call for small files, one more for those that go up in parts, and more if URLs run out. Raises what hashing
+    and the transfer raise, and ApiError, above all LeaseLost.
     """
     if not files:
         return []
-    artifacts = [
-        DeclaredArtifact(path=path, size_bytes=digest.size_bytes, crc64nvme=digest.crc64nvme, blake3=digest.blake3)
-        for path, digest in hash_files(files, cancel=cancel).items()
-    ]
-    sizes = {artifact.path: artifact.size_bytes for artifact in artifacts}
-    for last in (False,) * (MAX_EXPIRED_ROUNDS - 1) + (True,):
-        missing = client.declare_artifacts(item.id, item.lease_token, artifacts).missing
-        unknown = [target.name for target in missing if target.name not in sizes]
-        if unknown:
-            raise UnexpectedAnswer(f"declare_artifacts: {unknown[0]!r} is asked for, which was not declared")
-        uploads = [
-            Upload.of_file(
-                name=target.name,
-                path=files[target.name],
-                size_bytes=sizes[target.name],
-                url=target.url,
-                headers=target.headers,
-                traffic="artifact",
-            )
-            for target in missing
+    digests = hash_files(files, cancel=cancel)
+    artifacts = {
+        path: DeclaredArtifact(
+            path=path, size_bytes=digest.size_bytes, crc64nvme=digest.crc64nvme, blake3=digest.blake3
+        )
+        for path, digest in digests.items()
+    }
+
+    def missing(paths: Sequence[str]) -> Missing:
+        declared = [_with_parts(artifacts[path], digests[path]) for path in paths]
+        answer = client.declare_artifacts(item.id, item.lease_token, declared)
+        targets = [
+            Target(name=target.name, url=target.url, headers=target.headers, part=target.part)
+            for target in answer.missing
         ]
-        try:
-            transfer.upload(uploads, cancel=cancel, progress=progress)
-            break
-        except UrlExpired:
-            if last:
-                raise
-    return artifacts
+        return Missing(targets, frozenset(answer.pending))
+
+    upload_in_rounds(
+        transfer,
+        {path: LocalFile(files[path], digest) for path, digest in digests.items()},
+        missing,
+        traffic="artifact",
+        cancel=cancel,
+        progress=progress,
+    )
+    return list(artifacts.values())
+
+
+def _with_parts(artifact: DeclaredArtifact, digest: FileDigest) -> DeclaredArtifact:
+    # only where there are any: an older control plane refuses fields that it does not know
+    return artifact if digest.parts is None else artifact.model_copy(update={"parts": digest.parts})

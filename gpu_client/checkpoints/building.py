@@ -16,7 +16,7 @@ from gpu_client.checkpoints.chunking import MAX_COARSENESS, Width, spans_of
 from gpu_client.checkpoints.hashing import HASH_WORKERS
 from gpu_client.checkpoints.known import Known, Stored
 from gpu_client.checkpoints.looking import Looked, Looker, Piece
-from gpu_client.checkpoints.packing import LARGE_CHUNK_BYTES, PackWriter
+from gpu_client.checkpoints.packing import LARGE_CHUNK_BYTES, PackWriter, StoredDigest
 from gpu_client.checkpoints.sources import Buffers, SourceFile, Spool
 from gpu_client.transport.cancel import CancelEvent, stop_if_set
 from gpu_client.transport.errors import DiskFull, TransferError
@@ -184,18 +184,20 @@ class Build:
         stored = self._stored(looked.blake3)
         if stored is not None:
             return self._add_stored(stored)
-        if looked.raw is None:
+        if looked.raw is None or looked.stored is None:
             return self._append(_Draft(looked.blake3, piece.span.size_bytes, codec="zeros"))
-        data, segment = looked.raw, Segment(piece.file.path, piece.span.offset, piece.span.size_bytes)
+        digest, segment = looked.stored, Segment(piece.file.path, piece.span.offset, piece.span.size_bytes)
         draft = _Draft(looked.blake3, piece.span.size_bytes)
         spooled = self._spool_if_possible(looked)
-        if spooled is not None and looked.encoded is not None:
-            data, segment = memoryview(looked.encoded), spooled
+        if spooled is not None:
+            segment = spooled
             draft.codec, draft.width = looked.choice.codec, looked.choice.width
             if looked.base is not None:
                 draft.base = self._index_of(looked.base)
-        draft.pack, draft.offset = self._writer.add(looked.blake3, data, segment)
-        draft.stored_bytes = len(data)
+        elif looked.encoded is not None:
+            digest = StoredDigest.of(looked.raw, bytes.fromhex(looked.blake3))
+        draft.pack, draft.offset = self._writer.add(looked.blake3, digest, segment)
+        draft.stored_bytes = digest.size_bytes
         self.new_bytes += draft.size_bytes
         return self._append(draft)
 

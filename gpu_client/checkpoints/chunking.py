@@ -80,7 +80,7 @@ def _parts(path: Path, size_bytes: int) -> list[Span] | None:
         first = file.read(9)
         try:
             if first[:4] == b"PK\x03\x04":
-                return _fill(_records(file), size_bytes)
+                return _fill(_records(file, size_bytes), size_bytes)
             if first[8:] == b"{":
                 return _fill(_tensors(file, int.from_bytes(first[:8], "little"), size_bytes), size_bytes)
         except _NotSo:
@@ -140,18 +140,20 @@ def _tensors(file: BinaryIO, header_bytes: int, size_bytes: int) -> list[Span]:
     return tensors
 
 
-def _records(file: BinaryIO) -> list[Span]:
+def _records(file: BinaryIO, size_bytes: int) -> list[Span]:
     """Of a zip file, such as torch.save writes: the bytes of its members."""
     try:
         with zipfile.ZipFile(file) as archive:
             members = archive.infolist()
-    except (zipfile.BadZipFile, NotImplementedError, ValueError, EOFError, OSError, struct.error) as error:
+    except (zipfile.BadZipFile, NotImplementedError, ValueError) as error:
+        # The second for a version from the future, the third for a name that is not UTF-8, or for places that no file
+        # has. The disk's own errors are not the file's.
         raise _NotSo from error
     if len(members) > _MAX_RECORDS:
         raise _NotSo
     records = []
     for member in members:
-        if member.header_offset < 0:
+        if not 0 <= member.header_offset < size_bytes:
             raise _NotSo
         local = os.pread(file.fileno(), 30, member.header_offset)
         if local[:4] != b"PK\x03\x04" or len(local) < 30:

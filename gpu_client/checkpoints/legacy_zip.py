@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import lzma
 import stat
-import struct
 import zipfile
 import zlib
 from collections.abc import Iterator
@@ -60,8 +59,9 @@ def unpack(
 def _damage(name: str) -> Iterator[None]:
     """Turn what Python's zip reader and decompressors raise for damaged bytes into BadZip. Nothing else runs in here.
 
-    They say it in many ways: an offset that leads nowhere and broken bzip2 data are OSErrors without and with EINVAL, a
-    bad time stamp is a ValueError, a version from the future a NotImplementedError.
+    They say it in many ways: an offset that leads nowhere is an OSError with EINVAL, bad bzip2 data one without, an
+    offset that no file has and a name that is not UTF-8 are ValueErrors, data that end too soon an EOFError, a version
+    from the future a NotImplementedError.
     """
     try:
         yield
@@ -69,7 +69,7 @@ def _damage(name: str) -> Iterator[None]:
         if error.errno not in (None, errno.EINVAL):
             raise disk_full(error, f"writing {name}") or TransferError(f"reading {name}: {error.strerror}") from error
         raise BadZip(f"{name}: {error}") from error
-    except (zipfile.BadZipFile, zlib.error, lzma.LZMAError, EOFError, RuntimeError, ValueError, struct.error) as error:
+    except (zipfile.BadZipFile, NotImplementedError, zlib.error, lzma.LZMAError, EOFError, ValueError) as error:
         raise BadZip(f"{name}: {error}") from error
 
 

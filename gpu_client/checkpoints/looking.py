@@ -14,6 +14,7 @@ from gpu_client.checkpoints.choosing import Choice, Rates, choose, sample_places
 from gpu_client.checkpoints.chunking import Span
 from gpu_client.checkpoints.codecs import all_zero, digest_of_zeros, encode
 from gpu_client.checkpoints.known import Known, Stored
+from gpu_client.checkpoints.packing import StoredDigest
 from gpu_client.checkpoints.sources import Buffers, SourceFile
 from gpu_client.transport.segments import Segment
 
@@ -37,11 +38,12 @@ class Piece:
 
 @dataclass(slots=True)
 class Looked:
-    """What was found. `raw` is None for what needs no storing."""
+    """What was found. `raw` is None for what needs no storing; `stored` is of `encoded`, else of `raw`."""
 
     blake3: str
     choice: Choice = RAW
     raw: memoryview | None = None
+    stored: StoredDigest | None = None
     encoded: bytes | None = None
     base: Stored | None = None
     encode_s: float = 0.0
@@ -67,19 +69,20 @@ class Looker:
         """None: nothing is encoded (any more)."""
 
     def look(self, piece: Piece, raw: memoryview) -> Looked:
-        """Read the piece into `raw`, which has its size. Raises FileChanged, TransferError."""
-        piece.file.read_into(piece.span.offset, raw)
-        if all_zero(raw):
+        """Read the piece, unless it is a hole, into `raw`, which has its size. Raises FileChanged, TransferError."""
+        if not piece.file.read_into(piece.span.offset, raw) or all_zero(raw):
             return Looked(digest_of_zeros(len(raw)), ZEROS)
-        digest = blake3(raw).hexdigest()
-        if self._is_stored(digest):
-            return Looked(digest)
-        looked = Looked(digest, raw=raw)
+        digest = blake3(raw).digest()
+        looked = Looked(digest.hex())
+        if self._is_stored(looked.blake3):
+            return looked
+        looked.raw = raw
         rates = self.rates
         if rates is not None and len(raw) >= MIN_ENCODED_BYTES and (rates.may_pay("planes") or rates.may_pay("delta")):
             started = time.monotonic()
             self._encode(piece, looked, raw, rates)
             looked.encode_s = time.monotonic() - started
+        looked.stored = StoredDigest.of(raw, digest) if looked.encoded is None else StoredDigest.of(looked.encoded)
         return looked
 
     def _encode(self, piece: Piece, looked: Looked, raw: memoryview, rates: Rates) -> None:

@@ -6,10 +6,14 @@ from the first cut on that they have in common.
 
 from __future__ import annotations
 
+import base64
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
+from awscrt import checksums
+from blake3 import blake3
+
 from contract.manifest import Manifest, Pack
-from gpu_client.checkpoints.hashing import Digester
 from gpu_client.transport.segments import Segment
 
 MIN_PACK_BYTES = 32 * 1024 * 1024
@@ -50,17 +54,37 @@ class Cutter:
         return begins
 
 
+@dataclass(frozen=True, slots=True)
+class StoredDigest:
+    """Of the bytes that a pack holds of a chunk. `blake3` is 32 bytes, `crc64nvme` the number."""
+
+    size_bytes: int
+    blake3: bytes
+    crc64nvme: int
+
+    @classmethod
+    def of(cls, stored: bytes | memoryview, known: bytes | None = None) -> StoredDigest:
+        """`known`: their BLAKE3, where somebody has it already."""
+        return cls(len(stored), known or blake3(stored).digest(), checksums.crc64nvme(stored, 0))
+
+
 @dataclass(slots=True)
 class _Growing:
-    """A pack that is being put together."""
+    """A pack that is being put together.
 
-    digester: Digester = field(default_factory=Digester)
+    No byte is read for it: a pack is named by the digests of its chunks, and its CRC is put together from theirs.
+    """
+
     size_bytes: int = 0
+    digests: list[bytes] = field(default_factory=list)
+    crc64nvme: int = 0
     segments: list[Segment] = field(default_factory=list)
 
-    def append(self, segment: Segment) -> None:
+    def append(self, stored: StoredDigest, segment: Segment) -> None:
         """What lies behind the last segment in the same file makes it longer."""
-        self.size_bytes += segment.size_bytes
+        self.size_bytes += stored.size_bytes
+        self.digests.append(stored.blake3)
+        self.crc64nvme = checksums.combine_crc64nvme(self.crc64nvme, stored.crc64nvme, stored.size_bytes)
         last = self.segments[-1] if self.segments else None
         if last and (last.path, last.offset + last.size_bytes) == (segment.path, segment.offset):
             self.segments[-1] = Segment(last.path, last.offset, last.size_bytes + segment.size_bytes)
@@ -77,7 +101,7 @@ class NewPack:
 
 
 class PackWriter:
-    """Puts new chunks into packs. Keeps no bytes: it hashes them, and notes where they lie."""
+    """Puts new chunks into packs. Keeps no bytes: it notes where they lie."""
 
     def __init__(self, checkpoint_bytes: int = 0) -> None:
         self._cutter = Cutter(checkpoint_bytes)
@@ -85,24 +109,35 @@ class PackWriter:
         self.packs: list[NewPack] = []
         """Those that are complete."""
 
-    def add(self, blake3: str, stored: memoryview, segment: Segment) -> tuple[int, int]:
-        """A chunk's stored bytes, which lie at `segment`. Returns its pack (an index in `packs`) and its offset."""
-        if self._cutter.begins_pack(blake3, len(stored)) or self._growing is None:
+    def add(self, blake3: str, stored: StoredDigest, segment: Segment) -> tuple[int, int]:
+        """A chunk whose stored bytes lie at `segment`. Returns its pack (an index in `packs`) and its offset."""
+        if self._cutter.begins_pack(blake3, stored.size_bytes) or self._growing is None:
             self.finish()
             self._growing = _Growing()
         offset = self._growing.size_bytes
-        self._growing.digester.update(stored)
-        self._growing.append(segment)
+        self._growing.append(stored, segment)
         return len(self.packs), offset
 
     def finish(self) -> None:
         """No more chunks."""
         if self._growing is None:
             return
-        digest = self._growing.digester.digest
-        pack = Pack(blake3=digest.blake3, size_bytes=digest.size_bytes, crc64nvme=digest.crc64nvme)
-        self.packs.append(NewPack(pack, tuple(self._growing.segments)))
+        grown = self._growing
+        pack = Pack(
+            blake3=pack_name(grown.digests),
+            size_bytes=grown.size_bytes,
+            crc64nvme=base64.b64encode(grown.crc64nvme.to_bytes(8, "big")).decode(),
+        )
+        self.packs.append(NewPack(pack, tuple(grown.segments)))
         self._growing = None
+
+
+def pack_name(digests: Iterable[bytes]) -> str:
+    """The BLAKE3 that names a pack: of the BLAKE3s of what it stores of each chunk, 32 bytes each.
+
+    It stands for the bytes as theirs would, and hashing them once more would cost as much as all else does.
+    """
+    return blake3(b"".join(digests)).hexdigest()
 
 
 def crowding_packs(manifest: Manifest) -> frozenset[str]:

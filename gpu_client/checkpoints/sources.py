@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import ctypes
+import errno
 import os
 import stat
+import sys
 import threading
 import uuid
 from collections.abc import Callable
@@ -16,6 +19,13 @@ from gpu_client.transport.segments import Segment
 
 T = TypeVar("T")
 
+_TRUSTED_WITH_HOLES = frozenset({0xEF53, 0x58465342, 0x9123683E, 0x01021994, 0x794C7630})
+"""File systems by their number (statfs): ext4, XFS, Btrfs, tmpfs, overlay. Files of others are read: bytes taken for a
+hole are lost, and ZFS has told of holes where bytes were not on the disk yet (OpenZFS before 2.2.2), while a network
+file system answers what its server knows."""
+_STATFS_BYTES = 256
+"""More than the structure has anywhere on Linux; its first field, a long, is the file system's number."""
+
 
 class SourceFile:
     """A file as it was when this was made. Raises FileChanged as soon as it is another; TransferError (unreadable)."""
@@ -27,13 +37,17 @@ class SourceFile:
             raise TransferError(f"{path} is not a regular file")
         self._version = _version_of(found)
         self.size_bytes = found.st_size
+        self._is_sparse = found.st_blocks * 512 < found.st_size
 
-    def read_into(self, offset: int, view: memoryview) -> None:
-        """Fill `view` with the bytes from `offset` on."""
+    def read_into(self, offset: int, view: memoryview) -> bool:
+        """Fill `view` with the bytes from `offset` on. False, with `view` left as it was, if they are a hole: all zero,
+        and known to be without being read."""
         # non-blocking: opening a FIFO would otherwise wait for a writer
         descriptor = self._look(lambda: os.open(self.path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK))
         try:
             self._require(self._look(lambda: os.fstat(descriptor)))
+            if self._is_sparse and _is_hole(descriptor, offset, len(view)):
+                return False
             while view:
                 size_bytes = self._look(lambda: os.preadv(descriptor, [view], offset))  # noqa: B023 - called at once
                 if not size_bytes:
@@ -42,6 +56,7 @@ class SourceFile:
                 offset += size_bytes
         finally:
             os.close(descriptor)
+        return True
 
     def require_unchanged(self) -> None:
         """Once everything was read."""
@@ -111,6 +126,25 @@ class Buffers:
         """Back, when nobody looks at it any more."""
         with self._lock:
             self._free.append(buffer)
+
+
+def _is_hole(descriptor: int, offset: int, size_bytes: int) -> bool:
+    """True if the open file has no data in these bytes, which it has; False also where that cannot be told."""
+    if not _tells_of_holes(descriptor):
+        return False
+    try:
+        return os.lseek(descriptor, offset, os.SEEK_DATA) >= offset + size_bytes
+    except OSError as error:
+        return error.errno == errno.ENXIO  # no data from there to the end; what cannot be asked is read
+
+
+def _tells_of_holes(descriptor: int) -> bool:
+    if sys.platform != "linux":
+        return False
+    found = ctypes.create_string_buffer(_STATFS_BYTES)
+    if ctypes.CDLL(None).fstatfs(descriptor, found) != 0:
+        return False
+    return int.from_bytes(found.raw[: ctypes.sizeof(ctypes.c_long)], sys.byteorder) in _TRUSTED_WITH_HOLES
 
 
 def _version_of(found: os.stat_result) -> tuple[int, int, int, int]:

@@ -181,10 +181,15 @@ class LocalStore:
         return entry
 
     def _bound(self) -> None:
-        """Let go of the oldest until the rest fits its share of the disk."""
+        """Let go of the oldest until the rest fits its share of the disk, as far as that can be told."""
         while self._entries:
             kept_bytes = sum(entry.kept_bytes for entry in self._entries)
-            if kept_bytes <= _share_bytes(self._root, kept_bytes):
+            try:
+                fits = kept_bytes <= _share_bytes(self._root, kept_bytes)
+            except OSError as error:
+                logger.warning("the local store's share of the disk cannot be told: %s", error)
+                return
+            if fits:
                 return
             logger.info("%s is not kept on this machine: the disk is too full", self._entries[0].path.name)
             self._let_go(self._entries[:1])

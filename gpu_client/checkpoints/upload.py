@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, Protocol
@@ -24,7 +25,7 @@ from gpu_client.transport.cancel import CancelEvent, stop_if_set
 from gpu_client.transport.errors import Conflict, NotStoredYet, UnexpectedAnswer, UrlExpired
 from gpu_client.transport.transfer import Progress, Transfer, Upload
 
-__all__ = ["CommitFailed", "Committed", "commit_checkpoint"]
+__all__ = ["CommitFailed", "Committed", "bookkeeping", "commit_checkpoint"]
 
 logger = logging.getLogger(__name__)
 
@@ -65,6 +66,16 @@ class Committed:
     """In all threads together."""
     upload_s: float
     seconds: float
+
+
+@contextmanager
+def bookkeeping(what: str) -> Iterator[None]:
+    """For everything behind an accepted commit. The checkpoint exists: whatever fails now is logged and not raised, for
+    it would be taken for the commit's failure."""
+    try:
+        yield
+    except Exception:
+        logger.exception("%s failed, behind the commit of a checkpoint", what)
 
 
 class _PacksGone(Exception):  # noqa: N818 - their chunks are written anew
@@ -124,9 +135,11 @@ def commit_checkpoint(
             logger.warning("commit of step %d: %s; their chunks are written anew", step, error)
             known.forget(error.packs)
         finally:
-            local.close()
+            with bookkeeping("removing what was encoded"):
+                local.close()
             api_calls += rounds.api_calls
-    known.learn(local.manifest)
+    with bookkeeping("noting what is stored"):
+        known.learn(local.manifest)
     sizes = local.sizes
     return Committed(
         step=step,

@@ -3,27 +3,36 @@
 from __future__ import annotations
 
 import hashlib
+import os
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, BinaryIO
 
 import typer
 
-from contract.base import MAX_OBJECT_BYTES, path_problem
+from contract.base import path_problem
+from contract.datasets import is_manifest
 from contract.names import DATA_BUCKET
+from contract.parts import MAX_PARTED_BYTES, count_parts, part_bytes_of
 from contract.transfers import ObjectView
 from gpu_client.cli.errors import CliError
 from gpu_client.cli.formats import count, moment, size
 from gpu_client.cli.output import FOLDED, Column
+from gpu_client.cli.pushed import require_room, write_manifest
 from gpu_client.cli.session import AsJson, session_of
+from gpu_client.cli.validate import named_as_image, require_sound, validate
 from gpu_client.transport.api import BatonClient
 from gpu_client.transport.calls import pages
 from gpu_client.transport.cancel import CancelEvent, stop_if_set
+from gpu_client.transport.digests import FileDigest
 from gpu_client.transport.errors import TransferError
 from gpu_client.transport.files import local_errors
 from gpu_client.transport.objects import files_below
+
+if TYPE_CHECKING:
+    from hashlib import _Hash as Digest
 
 _READ_BYTES = 1024 * 1024
 _HASHERS = 4
@@ -33,6 +42,7 @@ data = typer.Typer(help="Files that jobs read.", no_args_is_help=True)
 
 def register(app: typer.Typer) -> None:
     """Add the group."""
+    data.command("validate")(validate)
     app.add_typer(data, name="data")
 
 
@@ -50,21 +60,30 @@ def push(
     context: typer.Context,
     directory: Annotated[Path, typer.Argument(metavar="DIR", help="All files below it.", show_default=False)],
     prefix: Annotated[str, typer.Argument(metavar="PREFIX", help="Where to: PREFIX/...", show_default=False)],
+    *,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be sent, and send nothing.")] = False,
+    check: Annotated[bool, typer.Option(help="Look at new images before they are sent.")] = True,
     as_json: AsJson = False,
 ) -> None:
     """Upload what is new or changed below DIR.
 
-    Interrupted, the same command sends the rest.
+    New images are looked at first, as `baton data validate` does: with a fault nothing is sent. Interrupted, the same
+    command sends the rest. Workers verify what they fetch by the digests that it writes last.
     """
     session = session_of(context)
     files = local_files(directory, prefix)
+    require_room(len(files))
     with session.client() as client:
         stored = _listed(client, DATA_BUCKET, _folder(prefix))
-        plan = plan_push(files, stored, lambda path: md5_of(path, session.cancel))
-        if plan.send and not dry_run:
-            with session.screen.bytes_bar("uploading", plan.send_bytes) as moved:
-                client.upload_files(DATA_BUCKET, plan.send, cancel=session.cancel, progress=moved)
+        plan = plan_push(files, stored, lambda path, parts: etag_of(path, parts, session.cancel))
+        if check and any(named_as_image(path) for path in plan.send.values()):
+            require_sound(session.screen, directory)
+        if not dry_run:
+            sent: dict[str, FileDigest] = {}
+            if plan.send:
+                with session.screen.bytes_bar("uploading", plan.send_bytes) as moved:
+                    sent = client.upload_files(DATA_BUCKET, plan.send, cancel=session.cancel, progress=moved)
+            write_manifest(client, _folder(prefix), files, sent=sent, stored=stored, cancel=session.cancel)
     if as_json:
         session.screen.json(
             {
@@ -111,41 +130,68 @@ def local_files(directory: Path, prefix: str) -> dict[str, Path]:
         raise CliError(f"{directory} is not a directory")
     try:
         files = files_below(directory, prefix=_folder(prefix))
+        files = {key: path for key, path in files.items() if not is_manifest(key)}
     except TransferError as error:
         raise CliError(str(error), "Move it elsewhere: only files can be stored.") from error
     if not files:
         raise CliError(f"{directory} has no files")
     for key, path in files.items():
         problem = path_problem(key)
-        if not problem and path.stat().st_size > MAX_OBJECT_BYTES:
-            problem = f"has more than {size(MAX_OBJECT_BYTES)}, the largest object of a single upload"
+        if not problem and path.stat().st_size > MAX_PARTED_BYTES:
+            problem = f"has more than {size(MAX_PARTED_BYTES)}, the largest object"
         if problem:
             raise CliError(f"{str(path)!a} cannot be stored: its key {problem}", "Rename, move or split it.")
     return files
 
 
-def plan_push(files: Mapping[str, Path], stored: Mapping[str, ObjectView], md5: Callable[[Path], str]) -> PushPlan:
-    """Leave out what is stored with the same size and MD5; S3's etag of a single upload is its MD5.
+def plan_push(
+    files: Mapping[str, Path], stored: Mapping[str, ObjectView], etag_of: Callable[[Path, int], str]
+) -> PushPlan:
+    """Leave out what is stored with the same size and etag. `etag_of`: a path, uploaded in so many parts or 0.
 
-    An etag that is none (uploaded in parts, or encrypted with a key of one's own) says nothing: such files are sent.
+    An etag that S3 has not made from MD5s (of an object encrypted with a key of one's own, say) is no file's: such
+    files are sent, unless the control plane knows them by their checksum.
     """
     sizes = {key: path.stat().st_size for key, path in files.items()}
     alike = [key for key in files if key in stored and stored[key].size_bytes == sizes[key]]
     with ThreadPoolExecutor(_HASHERS, thread_name_prefix="md5") as pool:
-        digests = dict(zip(alike, pool.map(lambda key: md5(files[key]), alike), strict=True))
-    same = {key for key in alike if stored[key].etag.strip('"') == digests[key]}
+        etags = pool.map(lambda key: etag_of(files[key], _parts_of(stored[key].etag)), alike)
+        same = {key for key, etag in zip(alike, etags, strict=True) if stored[key].etag.strip('"') == etag}
     send = {key: path for key, path in files.items() if key not in same}
     return PushPlan(send, sum(sizes[key] for key in send), len(same))
 
 
-def md5_of(path: Path, cancel: CancelEvent) -> str:
-    """A file's MD5, to be compared with an etag. Raises TransferError, TransferCanceled."""
-    digest = hashlib.md5(usedforsecurity=False)
+def etag_of(path: Path, parts: int, cancel: CancelEvent) -> str:
+    """The etag that S3 gives to a file: its MD5, or uploaded in parts the MD5 of theirs, and how many there are.
+
+    Empty if our uploads of this file have not so many parts. Raises TransferError, TransferCanceled.
+    """
     with local_errors(f"reading {path}"), path.open("rb") as file:
-        while piece := file.read(_READ_BYTES):
-            stop_if_set(cancel)
-            digest.update(piece)
-    return digest.hexdigest()
+        if not parts:
+            return _md5(file, None, cancel).hexdigest()
+        size_bytes = os.fstat(file.fileno()).st_size
+        part_bytes = part_bytes_of(size_bytes)
+        if count_parts(size_bytes, part_bytes) != parts:
+            return ""
+        digests = b"".join(_md5(file, part_bytes, cancel).digest() for _ in range(parts))
+    return f"{hashlib.md5(digests, usedforsecurity=False).hexdigest()}-{parts}"
+
+
+def _md5(file: BinaryIO, most_bytes: int | None, cancel: CancelEvent) -> Digest:
+    """Of the next bytes of a file: so many, or all."""
+    digest = hashlib.md5(usedforsecurity=False)
+    left = most_bytes
+    while piece := file.read(_READ_BYTES if left is None else min(left, _READ_BYTES)):
+        stop_if_set(cancel)
+        digest.update(piece)
+        left = None if left is None else left - len(piece)
+    return digest
+
+
+def _parts_of(etag: str) -> int:
+    """How many parts S3 says an object was uploaded in; 0 for one that was not."""
+    count = etag.strip('"').partition("-")[2]
+    return int(count) if count.isdecimal() else 0
 
 
 def _folder(prefix: str) -> str:

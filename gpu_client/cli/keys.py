@@ -11,15 +11,13 @@ from contract.names import Scope
 from gpu_client.cli.errors import CliError
 from gpu_client.cli.formats import day, moment, parse_duration
 from gpu_client.cli.output import CUT, FOLDED, Column
-from gpu_client.cli.session import AsJson, Session, session_of
+from gpu_client.cli.session import AsJson, Session, making, named, session_of
 from gpu_client.transport.api import BatonClient
 from gpu_client.transport.calls import pages
-from gpu_client.transport.errors import Unreachable
 
 _MIN_LIFE_S, _MAX_LIFE_S = 60, 10 * 365 * 86_400
 _MAX_OVERLAP_S = 30 * 86_400
 _SOON_S = 2 * 86_400
-MIN_ID_CHARACTERS = 4
 
 keys = typer.Typer(help="API keys (for admins).", no_args_is_help=True)
 KeyId = Annotated[str, typer.Argument(metavar="ID", help="Key id, or the beginning of one.", show_default=False)]
@@ -108,13 +106,8 @@ def rotate(
 
 
 def _create(client: BatonClient, wanted: KeyCreate) -> KeyCreated:
-    try:
+    with making("key", "revoke what nobody has"):
         return client.create_key(wanted)
-    except Unreachable as error:
-        # not tried again: the first try may have made one
-        raise Unreachable(
-            f"{error}. A key may have been made: see baton keys list, and revoke what nobody has"
-        ) from error
 
 
 def _show_new(session: Session, made: KeyCreated, as_json: bool) -> None:
@@ -135,14 +128,7 @@ def _key(client: BatonClient, given: str) -> KeyView:
     """The key that an id, or its beginning, names. Raises CliError."""
     if given.startswith("baton_"):
         raise CliError("that looks like a whole key", "Give its id only: the part between the underscores.")
-    known = _all_keys(client)
-    found = [key for key in known if key.id == given]
-    if not found and len(given) >= MIN_ID_CHARACTERS:
-        found = [key for key in known if key.id.startswith(given)]
-    if len(found) != 1:
-        problem = "no key has" if not found else f"{len(found)} keys have"
-        raise CliError(f"{problem} the id {given[:40]!r}", "See: baton keys list")
-    return found[0]
+    return named("key", _all_keys(client), given)
 
 
 def _checked_name(name: str) -> str:

@@ -6,22 +6,27 @@ import os
 import re
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Annotated
+from typing import Annotated, TypeVar
 
 import typer
 
 from contract.base import JOB_ID_PATTERN
 from contract.jobs import JobView
+from contract.keys import KeyView
+from contract.webhooks import WebhookView
 from gpu_client.cli.errors import CliError
 from gpu_client.cli.output import Screen
 from gpu_client.cli.profiles import Profile, choose_profile
 from gpu_client.transport.api import BatonClient
+from gpu_client.transport.errors import Unreachable
 from gpu_client.transport.retry import RetryPolicy
 from gpu_client.transport.transfer import Transfer
+
+V = TypeVar("V", KeyView, WebhookView)
 
 PATIENCE = RetryPolicy(max_tries=5, budget_s=20.0, first_delay_s=0.3, max_delay_s=4.0)
 """A person waits: an address at which nobody answers is given up within seconds."""
@@ -83,6 +88,26 @@ def connect(profile: Profile, *, transfer: Transfer | None = None) -> BatonClien
 def find_job(client: BatonClient, text: str) -> JobView:
     """The job that `text` names."""
     return client.get_job(full_id(client, text))
+
+
+def named(kind: str, known: Sequence[V], given: str) -> V:
+    """The one of the `known` keys or webhooks that an id, or its beginning, names. Raises CliError."""
+    found = [one for one in known if one.id == given]
+    if not found and len(given) >= MIN_ID_CHARACTERS:
+        found = [one for one in known if one.id.startswith(given)]
+    if len(found) != 1:
+        problem = f"no {kind} has" if not found else f"{len(found)} {kind}s have"
+        raise CliError(f"{problem} the id {given[:40]!r}", f"See: baton {kind}s list")
+    return found[0]
+
+
+@contextmanager
+def making(kind: str, remedy: str) -> Iterator[None]:
+    """A call that makes something, and is not tried again: the first try may have made one. Then the error says so."""
+    try:
+        yield
+    except Unreachable as error:
+        raise Unreachable(f"{error}. A {kind} may have been made: see baton {kind}s list, and {remedy}") from error
 
 
 def full_id(client: BatonClient, text: str) -> str:

@@ -13,9 +13,9 @@ from contract.webhooks import DeliveryView, WebhookCreate, WebhookCreated, Webho
 from gpu_client.cli.errors import CliError
 from gpu_client.cli.formats import count, moment
 from gpu_client.cli.output import FOLDED, Column
-from gpu_client.cli.session import MIN_ID_CHARACTERS, AsJson, full_id, session_of
+from gpu_client.cli.session import AsJson, full_id, making, named, session_of
 from gpu_client.transport.api import BatonClient
-from gpu_client.transport.errors import NotFound, Unreachable
+from gpu_client.transport.errors import NotFound
 
 PER_PAGE = 1000
 DEFAULT_LIMIT = 50
@@ -150,25 +150,13 @@ def replay(
 
 
 def _create(client: BatonClient, wanted: WebhookCreate) -> WebhookCreated:
-    try:
+    with making("webhook", "delete it, for nobody has its secret"):
         return client.create_webhook(wanted)
-    except Unreachable as error:
-        # not tried again: the first try may have made one
-        raise Unreachable(
-            f"{error}. A webhook may have been made: see baton webhooks list, and delete it, for nobody has its secret"
-        ) from error
 
 
 def _webhook(client: BatonClient, given: str) -> WebhookView:
     """The webhook that an id, or its beginning, names. Raises CliError."""
-    known = client.list_webhooks()
-    found = [webhook for webhook in known if webhook.id == given]
-    if not found and len(given) >= MIN_ID_CHARACTERS:
-        found = [webhook for webhook in known if webhook.id.startswith(given)]
-    if len(found) != 1:
-        problem = "no webhook has" if not found else f"{len(found)} webhooks have"
-        raise CliError(f"{problem} the id {given[:40]!r}", "See: baton webhooks list")
-    return found[0]
+    return named("webhook", client.list_webhooks(), given)
 
 
 def _deliveries(client: BatonClient, webhook_id: str, limit: int) -> list[DeliveryView]:

@@ -1,16 +1,20 @@
-"""Size, BLAKE3 and CRC-64/NVME of a file in one pass: what a manifest promises and the object store checks."""
+"""Size, BLAKE3 and CRC-64/NVME of a file in one pass: what a manifest promises and the object store checks.
+
+Of a large file the checksum of each part that it is uploaded in, too; that of the whole is put together from them.
+"""
 
 from __future__ import annotations
 
 import base64
 import os
 import stat
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from awscrt import checksums
 from blake3 import blake3
 
+from contract.parts import PARTS_FROM_BYTES, Parts, part_bytes_of
 from gpu_client.transport.cancel import CancelEvent, stop_if_set
 from gpu_client.transport.errors import FileChanged, TransferError
 
@@ -24,27 +28,52 @@ class FileDigest:
     size_bytes: int
     blake3: str
     crc64nvme: str
+    parts: Parts | None = field(default=None, compare=False, repr=False)
+    """How a large file is cut; the same for the same bytes."""
 
 
 class Digester:
-    """Takes bytes piece by piece."""
+    """Takes bytes piece by piece. With `part_bytes` it keeps the checksums of parts of that size."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, part_bytes: int | None = None) -> None:
         self._blake3 = blake3()
-        self._crc = 0
         self._size_bytes = 0
+        self._part_bytes = part_bytes
+        self._part_crc = 0
+        self._part_size_bytes = 0
+        self._parts: list[tuple[int, int]] = []
+        """Checksum and size of those that are complete."""
 
     def update(self, piece: bytes | memoryview) -> None:
         """Add the next bytes."""
         self._blake3.update(piece)
-        self._crc = checksums.crc64nvme(piece, self._crc)
         self._size_bytes += len(piece)
+        view = memoryview(piece)
+        while view:
+            taken = view if self._part_bytes is None else view[: self._part_bytes - self._part_size_bytes]
+            self._part_crc = checksums.crc64nvme(taken, self._part_crc)
+            self._part_size_bytes += len(taken)
+            if self._part_size_bytes == self._part_bytes:
+                self._parts.append((self._part_crc, self._part_size_bytes))
+                self._part_crc = self._part_size_bytes = 0
+            view = view[len(taken) :]
 
     @property
     def digest(self) -> FileDigest:
         """Of everything added so far."""
-        crc = base64.b64encode(self._crc.to_bytes(8, "big")).decode()
-        return FileDigest(self._size_bytes, self._blake3.hexdigest(), crc)
+        found = [*self._parts, (self._part_crc, self._part_size_bytes)]
+        parts = [(crc, size_bytes) for crc, size_bytes in found if size_bytes]
+        whole = 0
+        for crc, size_bytes in parts:
+            whole = checksums.combine_crc64nvme(whole, crc, size_bytes)
+        cut = None
+        if self._part_bytes is not None and len(parts) > 1:
+            cut = Parts(part_bytes=self._part_bytes, crc64nvme=[_encoded(crc) for crc, _ in parts])
+        return FileDigest(self._size_bytes, self._blake3.hexdigest(), _encoded(whole), cut)
+
+
+def _encoded(crc: int) -> str:
+    return base64.b64encode(crc.to_bytes(8, "big")).decode()
 
 
 def digest_bytes(data: bytes) -> FileDigest:
@@ -82,7 +111,9 @@ def hash_file(path: Path, *, cancel: CancelEvent | None = None) -> FileDigest:
 
 
 def _hash_open_file(descriptor: int, cancel: CancelEvent | None) -> FileDigest:
-    digester = Digester()
+    size_bytes = os.fstat(descriptor).st_size
+    part_bytes = part_bytes_of(size_bytes) if size_bytes >= PARTS_FROM_BYTES else None
+    digester = Digester(part_bytes=part_bytes)
     buffer = bytearray(READ_BYTES)
     view = memoryview(buffer)
     while size := os.readv(descriptor, [buffer]):

@@ -14,6 +14,7 @@ import re
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import cache
 from http.cookiejar import DefaultCookiePolicy
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
@@ -44,8 +45,9 @@ MAX_ANSWER_BYTES = 16 * 1024 * 1024
 _PLAIN_CODES = {401: ErrorCode.UNAUTHORIZED, 404: ErrorCode.NOT_FOUND, 413: ErrorCode.PAYLOAD_TOO_LARGE}
 
 
+@cache
 def user_agent() -> str:
-    """How this client names itself."""
+    """How this client names itself. Looked up once: reading the package's metadata takes longer than a request."""
     try:
         release = version("baton")
     except PackageNotFoundError:

@@ -20,8 +20,10 @@ class Upload:
     url: str
     headers: Mapping[str, str]
     traffic: Traffic = "checkpoint"
-    whole_file: bool = False
-    """True if the one segment is a file: one that has grown meanwhile is not sent."""
+    file_bytes: int | None = None
+    """How many bytes the file has that the segments are of: one that has grown meanwhile is not sent."""
+    part: bool = False
+    """True if it is one part of an object, which is there when somebody puts its parts together."""
 
     def __post_init__(self) -> None:
         if sum(segment.size_bytes for segment in self.segments) != self.size_bytes:
@@ -47,7 +49,7 @@ class Upload:
             url=url,
             headers=headers,
             traffic=traffic,
-            whole_file=True,
+            file_bytes=size_bytes,
         )
 
 

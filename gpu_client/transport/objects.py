@@ -18,7 +18,8 @@ from gpu_client.transport.cancel import CancelEvent
 from gpu_client.transport.digests import FileDigest, hash_file
 from gpu_client.transport.errors import TokenRefused, TransferError, UnexpectedAnswer, UrlExpired
 from gpu_client.transport.http import HttpClient
-from gpu_client.transport.transfer import DEFAULT_WORKERS, Download, Progress, Transfer, Upload
+from gpu_client.transport.rounds import LocalFile, Missing, Target, upload_in_rounds
+from gpu_client.transport.transfer import DEFAULT_WORKERS, Download, Progress, Transfer
 
 FILES_PER_BATCH = 500
 """Half of what one call may ask for: URLs are made when they can be used soon."""
@@ -78,36 +79,27 @@ class ObjectCalls(ApiCalls):
         cancel: CancelEvent | None,
         progress: Progress | None,
     ) -> None:
-        wanted = UploadBatch(
-            bucket=bucket,
-            files=[
-                UploadFile(key=key, size_bytes=digest.size_bytes, crc64nvme=digest.crc64nvme)
-                for key, digest in digests.items()
-            ],
+        files = {key: LocalFile(path, digests[key]) for key, path in paths.items()}
+        upload_in_rounds(
+            self.transfer,
+            files,
+            lambda keys: self._missing(bucket, keys, digests),
+            traffic="data",
+            cancel=cancel,
+            progress=progress,
         )
-        for last in (False,) * (MAX_EXPIRED_ROUNDS - 1) + (True,):
-            answer = self._send("upload_urls", "POST", "/uploads", body=wanted)
-            targets = read_answer("upload_urls", answer, UploadTargets).uploads
-            if {target.key for target in targets} != set(digests):
-                raise UnexpectedAnswer("upload_urls: the answer names other keys than were asked for")
-            uploads = [
-                Upload.of_file(
-                    name=target.key,
-                    path=paths[target.key],
-                    size_bytes=digests[target.key].size_bytes,
-                    url=target.url,
-                    headers=target.headers,
-                    traffic="data",
-                )
-                for target in targets
-            ]
-            try:
-                self.transfer.upload(uploads, cancel=cancel, progress=progress)
-            except UrlExpired:
-                if last:
-                    raise
-            else:
-                return
+
+    def _missing(self, bucket: str, keys: Sequence[str], digests: Mapping[str, FileDigest]) -> Missing:
+        wanted = UploadBatch(bucket=bucket, files=[_upload_file(key, digests[key]) for key in keys])
+        answer = read_answer("upload_urls", self._send("upload_urls", "POST", "/uploads", body=wanted), UploadTargets)
+        named = {target.key for target in answer.uploads} | set(answer.pending)
+        if named - set(keys) or any(key not in named for key in keys if digests[key].parts is None):
+            raise UnexpectedAnswer("upload_urls: the answer names other keys than were asked for")
+        targets = [
+            Target(name=target.key, url=target.url, headers=target.headers, part=target.part)
+            for target in answer.uploads
+        ]
+        return Missing(targets, frozenset(answer.pending))
 
     def download(
         self,
@@ -200,6 +192,12 @@ class ObjectCalls(ApiCalls):
         """One page of a bucket's objects below `prefix`, by key."""
         query = {"bucket": bucket, "prefix": prefix or None, "limit": limit, "cursor": cursor}
         return read_answer("list_objects", self._send("list_objects", "GET", "/data", query=query), ObjectPage)
+
+
+def _upload_file(key: str, digest: FileDigest) -> UploadFile:
+    named = UploadFile(key=key, size_bytes=digest.size_bytes, crc64nvme=digest.crc64nvme)
+    # only where there are any: an older control plane refuses fields that it does not know
+    return named if digest.parts is None else named.model_copy(update={"parts": digest.parts})
 
 
 def files_below(directory: Path, *, prefix: str = "") -> dict[str, Path]:

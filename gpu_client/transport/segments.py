@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import errno
 import os
-import select
 import socket
 import ssl
+import struct
+import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -21,7 +22,9 @@ from gpu_client.transport.errors import FileChanged
 from gpu_client.transport.files import CHUNK_BYTES, local_errors
 
 SENDFILE_BYTES = 1024 * 1024
-"""At most as much between two looks at the cancel event."""
+MAX_SENDFILE_BYTES = 32 * 1024 * 1024
+SENDFILE_S = 0.1
+"""One call of the kernel's sends as much as takes about so long: progress is told behind it, and each call costs."""
 
 _NO_SENDFILE = frozenset({errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOTSOCK})
 _LOCAL = frozenset({errno.EIO, errno.ESTALE, errno.ENOMEM})
@@ -49,17 +52,19 @@ class Pace(Protocol):
         ...
 
 
-def send_segments(sock: socket.socket, segments: Sequence[Segment], pace: Pace, *, whole_file: bool = False) -> None:
-    """Send the segments' bytes. With `whole_file` the one segment must be all that its file has.
+def send_segments(
+    sock: socket.socket, segments: Sequence[Segment], pace: Pace, *, file_bytes: int | None = None
+) -> None:
+    """Send the segments' bytes. `file_bytes`: how many bytes the file that they are of must have.
 
     Raises FileChanged if a file is gone or too short, TransferError if it cannot be read, OSError of the socket.
     """
     joined = list(_joined(segments))
-    with _Files(whole_file=whole_file) as files:
+    with _Files(file_bytes) as files:
         if isinstance(sock, ssl.SSLSocket):
             _send_copies(sock, joined, files, pace)
             return
-        with _corked(sock):
+        with _blocking(sock), _corked(sock):
             for number, segment in enumerate(joined):
                 left = _send_from_kernel(sock, segment, files.descriptor(segment), pace)
                 if left is not None:
@@ -70,8 +75,8 @@ def send_segments(sock: socket.socket, segments: Sequence[Segment], pace: Pace, 
 class _Files:
     """The file that is being sent; one at a time is open."""
 
-    def __init__(self, *, whole_file: bool) -> None:
-        self._whole_file = whole_file
+    def __init__(self, file_bytes: int | None) -> None:
+        self._file_bytes = file_bytes
         self._path: Path | None = None
         self._descriptor = -1
         self._size_bytes = 0
@@ -89,7 +94,7 @@ class _Files:
                 self._size_bytes = os.fstat(self._descriptor).st_size
             self._path = segment.path
         end = segment.offset + segment.size_bytes
-        if self._size_bytes < end or (self._whole_file and self._size_bytes != end):
+        if self._size_bytes < end or self._file_bytes not in (None, self._size_bytes):
             raise changed(segment)
         return self._descriptor
 
@@ -107,22 +112,18 @@ class _Files:
 
 def changed(segment: Segment) -> FileChanged:
     """The file has not the bytes that were declared."""
-    end = segment.offset + segment.size_bytes
-    return FileChanged(f"{segment.path} has no longer the {end} bytes that were declared")
+    return FileChanged(f"{segment.path} has no longer the bytes that were declared")
 
 
 def _send_from_kernel(sock: socket.socket, segment: Segment, descriptor: int, pace: Pace) -> Segment | None:
     """None when all is sent, else what is left: some network file systems have no sendfile."""
     offset, end = segment.offset, segment.offset + segment.size_bytes
-    writable = select.poll()
-    writable.register(sock, select.POLLOUT)
+    step_bytes = SENDFILE_BYTES
     while offset < end:
-        wanted_bytes = pace.allow(min(end - offset, SENDFILE_BYTES))
+        wanted_bytes = pace.allow(min(end - offset, step_bytes))
+        began = time.monotonic()
         try:
             sent = os.sendfile(sock.fileno(), descriptor, offset, wanted_bytes)
-        except BlockingIOError:
-            _wait(writable, sock.gettimeout())
-            continue
         except OSError as error:
             if error.errno in _NO_SENDFILE:
                 return Segment(segment.path, offset, end - offset)
@@ -134,12 +135,11 @@ def _send_from_kernel(sock: socket.socket, segment: Segment, descriptor: int, pa
             raise changed(segment)
         offset += sent
         pace.moved(sent)
+        if time.monotonic() - began > SENDFILE_S:
+            step_bytes = max(SENDFILE_BYTES // 4, step_bytes // 2)
+        elif sent == step_bytes:
+            step_bytes = min(MAX_SENDFILE_BYTES, step_bytes * 2)
     return None
-
-
-def _wait(writable: select.poll, timeout_s: float | None) -> None:
-    if not writable.poll(None if timeout_s is None else timeout_s * 1000):
-        raise TimeoutError(f"no byte could be sent for {timeout_s:g} s")
 
 
 def _send_copies(sock: socket.socket, segments: Iterable[Segment], files: _Files, pace: Pace) -> None:
@@ -181,6 +181,22 @@ def _joined(segments: Iterable[Segment]) -> Iterator[Segment]:
         last = segment
     if last is not None:
         yield last
+
+
+@contextmanager
+def _blocking(sock: socket.socket) -> Iterator[None]:
+    """The kernel waits by itself, as long as the socket's timeout says: else each call sends no more than fits into
+    its buffer, and as many calls again are needed to wait."""
+    timeout_s = sock.gettimeout()
+    whole_s, fraction_s = divmod(timeout_s or 0.0, 1)
+    sock.setblocking(True)
+    try:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("@ll", int(whole_s), int(fraction_s * 1e6)))
+        yield
+    except BlockingIOError as error:
+        raise TimeoutError(f"no byte could be sent for {timeout_s:g} s") from error
+    finally:
+        sock.settimeout(timeout_s)
 
 
 @contextmanager

@@ -55,6 +55,8 @@ class TransferCounts:
     """Objects and payload bytes moved. Bytes of a try that failed half-way count as `wasted_bytes`."""
 
     uploaded_objects: int = 0
+    uploaded_parts: int = 0
+    """Of large objects; each of these counts as one object, too, when it is put together."""
     uploaded_bytes: int = 0
     already_stored_objects: int = 0
     """Uploads that the store refused because the object was there already: success without effect."""

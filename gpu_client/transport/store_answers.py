@@ -52,6 +52,9 @@ def judge_refusal(refused: RefusedRequest) -> Failure | TransferError:
     if status == 412:
         # the version that the URL was to replace is gone, or our own unanswered try has replaced it
         return UrlExpired(f"{name}: the object has changed since the URL was made ({said})")
+    if code == "NoSuchUpload":
+        # an upload in parts that somebody else has completed, or a lifecycle rule has ended
+        return UrlExpired(f"{name}: the upload that the URL is for has ended ({said})")
     if status == 404 and method == "GET":
         return ObjectMissing(f"{name}: not in the store ({said})")
     return TransferError(f"{name}: the store refused the {method} ({said})")
@@ -62,6 +65,14 @@ def _code_and_message(body: bytes) -> tuple[str | None, str | None]:
     code = re.search(r"<Code>([^<]{1,100})</Code>", text)
     message = re.search(r"<Message>([^<]{1,300})</Message>", text)
     return (code.group(1) if code else None), (message.group(1) if message else None)
+
+
+def url_life_s(url: str) -> int | None:
+    """For how many seconds a presigned URL was made; None if it does not say."""
+    try:
+        return int(parse_qs(urlsplit(url).query)["X-Amz-Expires"][0])
+    except (KeyError, ValueError):
+        return None
 
 
 def _ran_out(url: str, date: str | None) -> bool:

@@ -1,8 +1,8 @@
 """Moving objects by presigned URL: parallel, streamed, verified, tried again, stopped at once when told to.
 
 Memory in flight is one small buffer for each connection, and a budget for ranges that are fetched to memory. Every
-failure is raised; when one object fails for good, the rest of its batch is stopped first. An upload that breaks off
-starts again (single PUTs cannot be continued); a range, or a large download, goes on where it was.
+failure is raised; when one object fails for good, the rest of its batch is stopped first. A PUT that breaks off starts
+again, so that large files go up in parts (`rounds`); a range, or a large download, goes on where it was.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from pathlib import Path
 
 from gpu_client.transport.batch import run_batch
 from gpu_client.transport.buffers import BufferPool
-from gpu_client.transport.cancel import CancelEvent, Flight
+from gpu_client.transport.cancel import CancelEvent, Flight, stop_if_set
 from gpu_client.transport.connections import Connections
 from gpu_client.transport.downloading import Downloads
 from gpu_client.transport.errors import UrlExpired
@@ -28,6 +28,7 @@ from gpu_client.transport.parts import PARTS_FROM_BYTES, PartedFile
 from gpu_client.transport.retry import RetryPolicy
 from gpu_client.transport.segments import Segment
 from gpu_client.transport.stats import TransferStats
+from gpu_client.transport.store_answers import url_life_s
 from gpu_client.transport.tries import Tries
 from gpu_client.transport.uploading import Uploads
 
@@ -35,6 +36,9 @@ __all__ = ["Download", "Progress", "RangeDownload", "Segment", "Transfer", "Tran
 
 DEFAULT_WORKERS = 4
 RANGES_BYTES = 256 * 1024**2
+_USED_WITHIN = 0.9
+"""Of the life of a URL: later no request is begun with it, which would only be refused."""
+
 TRANSFER_POLICY = RetryPolicy(max_tries=8, budget_s=300.0, first_delay_s=0.5, max_delay_s=20.0)
 """Here `budget_s` bounds the time spent waiting between tries, not the time that bytes take to move."""
 
@@ -87,8 +91,10 @@ class Transfer:
         self._receiving = Lane(workers, cap_bytes_per_s=max_download_bytes_per_s, pause=pause, clock=clock)
         self.speed = TransferSpeed(self._sending, self._receiving, max_upload_bytes_per_s)
         tries = Tries(policy, self.stats, pause=pause, draw=draw)
-        self._uploads = Uploads(self._connections, tries, self._sending, self.stats)
+        self._uploads = Uploads(self._connections, tries, self._sending, self.stats, clock=clock)
         self._downloads = Downloads(self._connections, tries, self._receiving, self.stats, self._buffers)
+        self._pause = pause
+        self._clock = clock
         self._lock = threading.Lock()
         self._unfinished: dict[Path, PartedFile] = {}
 
@@ -105,18 +111,38 @@ class Transfer:
         if self._sending.cap is not None:
             self._sending.cap.spend(size_bytes)
 
-    def upload(
-        self, items: Sequence[Upload], *, cancel: CancelEvent | None = None, progress: Progress | None = None
-    ) -> None:
-        """PUT all items. An object that is there already (412 to a create-only PUT) is a success.
+    def wait(self, delay_s: float, cancel: CancelEvent | None = None) -> None:
+        """Before something is asked again. Raises TransferCanceled."""
+        event = cancel if cancel is not None else threading.Event()
+        self._pause(event, delay_s)
+        stop_if_set(event)
 
-        UrlExpired leaves the other uploads under way to finish; ask for URLs of what is still missing.
+    def upload(
+        self,
+        items: Sequence[Upload],
+        *,
+        cancel: CancelEvent | None = None,
+        progress: Progress | None = None,
+        stored: Callable[[Upload], object] | None = None,
+    ) -> None:
+        """PUT all items, whose URLs are fresh. An object that is there already (412 to a create-only PUT) is a success.
+
+        UrlExpired leaves the other uploads under way to finish; ask for URLs of what is still missing. It is raised
+        before a URL runs out that was not used in time. `stored` hears of each item, from worker threads.
         """
         meter = Meter(progress)
         lane = self._sending
+        now = self._clock()
+
+        def put(item: Upload, flight: Flight) -> None:
+            life_s = url_life_s(item.url)
+            self._uploads.put(item, flight, meter, begin_by=None if life_s is None else now + _USED_WITHIN * life_s)
+            if stored is not None:
+                stored(item)
+
         run_batch(
             items,
-            lambda item, flight: self._uploads.put(item, flight, meter),
+            put,
             workers=lane.most,
             cancel=cancel,
             slot=lane.slot,

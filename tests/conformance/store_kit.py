@@ -123,7 +123,6 @@ def record(step: int, epoch: int = 1, **more: Any) -> CheckpointRecord:
 def commit(cloud: Cloud, held: Held, step: int) -> Held:
     """The holder commits a checkpoint."""
     new = record(step, epoch=held.lease.epoch)
-    change = checkpoint_rules.commit(held.job, held.attempt, held.fence(), new, now=NOW)
+    change = checkpoint_rules.commit(held.job, held.fence(), new, now=NOW)
     cloud.jobs.apply(change)
-    assert change.attempt is not None
-    return Held(change.job, change.attempt, held.lease, held.token)
+    return Held(change.job, held.attempt, held.lease, held.token)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import timedelta
 from typing import Any
@@ -15,13 +15,14 @@ from botocore.exceptions import ClientError
 
 from contract.names import BUCKETS, CHECKPOINTS_BUCKET, DATA_BUCKET
 from functions.api.settings import Settings
-from functions.domain.ports import StoredObject
+from functions.domain.ports import StoredObject, StoredPart
 from functions.local.emulator import Emulator
 from functions.storage import store_secret
 from functions.storage.clients import Clients
+from functions.storage.crc64 import crc64nvme
 from functions.storage.memory_objects import MemoryObjectStore, _Signed
 from functions.storage.s3_objects import S3ObjectStore
-from functions.storage.store_check import TENANT, missing_promises
+from functions.storage.store_check import TENANT, missing_of_multipart, missing_promises
 from functions.storage.store_secret import StoreSecretError, read_secret
 from tests.api_harness import Api, memory_api
 from tests.clouds import Cloud, memory_cloud
@@ -126,6 +127,112 @@ def test_whatever_is_missing_is_found(store: type[MemoryObjectStore], missing: l
     objects = store()
     assert missing_in(objects) == missing
     assert list(objects.list(TENANT, DATA_BUCKET, "", limit=9).items) == []
+
+
+# What is asked of uploads in parts
+
+
+def missing_of_parts(objects: MemoryObjectStore) -> list[str]:
+    def put(method: str, url: str, headers: Mapping[str, str], data: bytes) -> int:
+        return objects.request(method, url, headers, data)[0]
+
+    return missing_of_multipart(objects, DATA_BUCKET, put)
+
+
+class Unseen(MemoryObjectStore):
+    """Does not list what is under way."""
+
+    def multiparts(self, tenant: str, bucket: str, key: str) -> Sequence[str]:
+        return []
+
+
+class Unchecked(MemoryObjectStore):
+    """Does not look at the checksum of a part."""
+
+    def _put_part(self, signed: _Signed, sent: Mapping[str, str], data: bytes) -> tuple[int, dict[str, str], bytes]:
+        answer = super()._put_part(signed, {}, data)
+        self._uploads[signed.upload_id].parts[1] = replace(
+            self._uploads[signed.upload_id].parts[1], crc64nvme=sent["x-amz-checksum-crc64nvme"]
+        )
+        return answer
+
+
+class Forgetful(MemoryObjectStore):
+    """Forgets the checksum of a part."""
+
+    def stored_parts(self, tenant: str, bucket: str, key: str, upload_id: str) -> Sequence[StoredPart] | None:
+        found = super().stored_parts(tenant, bucket, key, upload_id)
+        return None if found is None else [replace(part, crc64nvme=None) for part in found]
+
+
+class Trusting(MemoryObjectStore):
+    """Ignores what `ignored` says of a completion."""
+
+    ignored: Mapping[str, Any] = {"create_only": False}
+
+    def complete_checksummed(self, *place: Any, **more: Any) -> str | None:
+        return super().complete_checksummed(*place, **{**more, **self.ignored})
+
+
+class Believing(Trusting):
+    """The same of the checksum of the whole."""
+
+    ignored: Mapping[str, Any] = {"crc64nvme": crc64nvme(b"the right bytes")}
+
+
+class Composing(MemoryObjectStore):
+    """Reports a checksum of checksums."""
+
+    def head(self, tenant: str, bucket: str, key: str) -> StoredObject | None:
+        found = super().head(tenant, bucket, key)
+        return found and replace(found, crc64nvme=f"{found.crc64nvme}-1")
+
+
+class Refusing(MemoryObjectStore):
+    """Does not know one of the requests."""
+
+    def stored_parts(self, tenant: str, bucket: str, key: str, upload_id: str) -> Sequence[StoredPart] | None:
+        raise ClientError({"Error": {"Code": "NotImplemented", "Message": "no"}}, "ListParts")
+
+
+@pytest.mark.parametrize(
+    ("store", "missing"),
+    [
+        (MemoryObjectStore, []),
+        (Unseen, ["it does not list an upload that is under way"]),
+        (Unchecked, ["it stores a part with other bytes than x-amz-checksum-crc64nvme says"]),
+        (Forgetful, ["it does not list a part with its size and CRC-64/NVME"]),
+        (Believing, ["it completes an upload whose parts have another CRC-64/NVME than the whole is said to have"]),
+        (Trusting, ["it overwrites an object by an upload in parts in spite of If-None-Match"]),
+        (Composing, ["it does not report the CRC-64/NVME of an object that was made of parts"]),
+        (
+            Refusing,
+            [
+                "it refuses a request of an upload in parts "
+                "(An error occurred (NotImplemented) when calling the ListParts operation: no)"
+            ],
+        ),
+    ],
+)
+def test_whatever_is_missing_of_uploads_in_parts_is_found(store: type[MemoryObjectStore], missing: list[str]) -> None:
+    objects = store()
+    assert missing_of_parts(objects) == missing
+    assert list(objects.list(TENANT, DATA_BUCKET, "", limit=9).items) == []
+    assert objects._uploads == {}, "nothing is left behind"
+
+
+def test_the_emulated_store_takes_uploads_in_parts(ministack: Cloud) -> None:
+    for bucket in BUCKETS:
+        assert missing_of_multipart(ministack.objects, bucket) == []
+        assert list(ministack.objects.list(TENANT, bucket, "", limit=9).items) == []
+
+
+@pytest.mark.processes
+def test_rclone_does_not_take_uploads_in_parts(second_store: SecondStore) -> None:
+    cloud = second_store.cloud()
+    (lack,) = missing_of_multipart(cloud.objects, DATA_BUCKET)
+    assert lack.startswith("it refuses a request of an upload in parts (")
+    assert list(cloud.objects.list(TENANT, DATA_BUCKET, "", limit=9).items) == []
 
 
 @pytest.mark.processes

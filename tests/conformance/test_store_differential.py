@@ -149,7 +149,7 @@ class Life:
             metrics={"loss": self.random.random()},
             manifest_key="m",
         )
-        return self.apply(checkpoint_rules.commit(job, attempt, self.fence(job), record, now=self.now))
+        return self.apply(checkpoint_rules.commit(job, self.fence(job), record, now=self.now))
 
     def end(self) -> object:
         job = self.any_running()
@@ -208,7 +208,7 @@ class Life:
         record = self.random.choice(records)
         if self.random.random() < 0.6:
             return self.cloud.jobs.protect_checkpoint(job.id, record.step, self.now + 40)
-        return self.apply(packs.let_go(job, [Forget(record=record, now=self.now)], [])[0])
+        return self.apply(packs.let_go(job, [Forget(record=record, now=self.now)]))
 
     def redeem(self) -> object:
         if not self.tokens or self.random.random() < 0.4:

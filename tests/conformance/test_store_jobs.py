@@ -230,7 +230,7 @@ def test_protection_only_grows(cloud: Cloud) -> None:
 
 def forgetting(job: Job, record: CheckpointRecord, now: int) -> Change:
     """Retention's change."""
-    return packs.let_go(job, [Forget(record=record, now=now)], [])[0]
+    return packs.let_go(job, [Forget(record=record, now=now)])
 
 
 def test_a_checkpoint_is_forgotten_unless_protected_or_changed(cloud: Cloud) -> None:
@@ -279,7 +279,7 @@ def test_a_damaged_checkpoint_is_replaced_by_a_later_attempts(cloud: Cloud) -> N
 def test_a_broken_fence_changes_nothing_and_shows_the_lease(cloud: Cloud) -> None:
     held = claim(cloud, submit(cloud))
     fence = held.fence(token_sha256="0" * 64)
-    change = checkpoint_rules.commit(held.job, held.attempt, fence, record(3), now=NOW)
+    change = checkpoint_rules.commit(held.job, fence, record(3), now=NOW)
     with pytest.raises(FenceBroken) as broken:
         cloud.jobs.apply(change)
     assert broken.value.lease == held.lease

@@ -9,12 +9,10 @@ import pytest
 
 from contract.manifest import Pack
 from functions.domain import packs as rules
-from functions.domain.change import CondemnPack, PackWrite, ReleasePack, mark_of
-from functions.domain.errors import WriteConflict
-from functions.domain.packs import Sighting
-from functions.domain.records import Job, PackRecord
+from functions.domain.packs import CondemnPack, PackWrite, ReleasePack, Sighting
+from functions.domain.records import PackRecord
 from tests.clouds import Cloud
-from tests.conformance.store_kit import NOW, TENANT, submit
+from tests.conformance.store_kit import NOW, TENANT
 from tests.factories import CRC64, digest, make_pack
 
 OTHER_CRC = "AAAAAAAAAAA="
@@ -36,16 +34,21 @@ def hold(cloud: Cloud, job_id: str, pack: Pack) -> None:
     assert cloud.packs.hold(TENANT, job_id, [sighting(cloud, pack)])
 
 
-def write(cloud: Cloud, job: Job, *writes: PackWrite) -> tuple[Job, str]:
-    """The job and the mark once it has let packs go."""
-    change, left = rules.let_go(job, [], writes)
-    assert not left
-    cloud.jobs.apply(change)
-    return change.job, mark_of(change)
+def let_go(cloud: Cloud, job_id: str, write: PackWrite) -> bool:
+    """False if it was refused."""
+    refused = cloud.packs.let_go(TENANT, job_id, [write])
+    assert refused <= {write.pack.blake3}
+    return not refused
 
 
-def condemn(cloud: Cloud, job: Job, pack: Pack, at: int = NOW) -> tuple[Job, str]:
-    return write(cloud, job, CondemnPack(pack=pack, seen=read(cloud, pack), at=at))
+def condemn(cloud: Cloud, pack: Pack, at: int = NOW) -> bool:
+    return let_go(cloud, "whoever", CondemnPack(pack=pack, seen=read(cloud, pack), at=at))
+
+
+def release(cloud: Cloud, job_id: str, pack: Pack) -> bool:
+    seen = read(cloud, pack)
+    assert seen is not None
+    return let_go(cloud, job_id, ReleasePack(pack=pack, seen=seen))
 
 
 def held_by(pack: Pack, *jobs: str, **fields: object) -> PackRecord:
@@ -53,85 +56,108 @@ def held_by(pack: Pack, *jobs: str, **fields: object) -> PackRecord:
     return PackRecord(tenant=TENANT, **pack.model_dump(), jobs=frozenset(jobs), **fields)  # type: ignore[arg-type]
 
 
+def plain(record: PackRecord | None) -> PackRecord | None:
+    """Without what tells one write from another."""
+    return record.model_copy(update={"version": None}) if record else None
+
+
 def test_a_pack_lives_through_all_its_states(cloud: Cloud) -> None:
-    one, two, pack = submit(cloud), submit(cloud), a_pack()
-    assert read(cloud, pack) is None
-    hold(cloud, one.id, pack)
-    assert read(cloud, pack) == held_by(pack, one.id)
-    hold(cloud, two.id, pack)
-    assert read(cloud, pack) == held_by(pack, one.id, two.id)
-    cloud.packs.doubt(TENANT, one.id, [pack.blake3])
-    assert read(cloud, pack) == held_by(pack, one.id, two.id, doubted=True)
-    hold(cloud, one.id, pack)
-    assert read(cloud, pack) == held_by(pack, one.id, two.id)
-    one, _ = write(cloud, one, ReleasePack(blake3=pack.blake3))
-    assert read(cloud, pack) == held_by(pack, two.id)
-    two, mark = condemn(cloud, two, pack)
-    assert read(cloud, pack) == held_by(pack, condemned_at=NOW, condemned_by=mark)
-    assert cloud.jobs.get(two.id) == two
-    cloud.packs.mark_gone(TENANT, [pack.blake3], mark, NOW)
-    assert read(cloud, pack) == held_by(pack, condemned_at=NOW, condemned_by=mark, gone=True)
-    hold(cloud, one.id, pack)
-    assert read(cloud, pack) == held_by(pack, one.id)
+    one, two, pack = "one", "two", a_pack()
+    seen: list[PackRecord | None] = []
+
+    def expect(record: PackRecord | None) -> None:
+        found = read(cloud, pack)
+        assert plain(found) == record
+        seen.append(found)
+
+    expect(None)
+    hold(cloud, one, pack)
+    expect(held_by(pack, one))
+    hold(cloud, one, pack)
+    expect(held_by(pack, one))
+    hold(cloud, two, pack)
+    expect(held_by(pack, one, two))
+    cloud.packs.doubt(TENANT, one, [pack.blake3])
+    expect(held_by(pack, one, two, doubted=True))
+    assert seen[-1] is not None and seen[-2] is not None and seen[-1].version == seen[-2].version
+    hold(cloud, one, pack)
+    expect(held_by(pack, one, two))
+    assert release(cloud, one, pack)
+    expect(held_by(pack, two))
+    assert condemn(cloud, pack)
+    expect(held_by(pack, condemned_at=NOW))
+    assert condemn(cloud, pack, NOW + 1)
+    expect(held_by(pack, condemned_at=NOW + 1))
+    hold(cloud, one, pack)
+    expect(held_by(pack, one))
+    versions = [record.version for record in seen if record is not None]
+    assert len(set(versions)) == len(versions) - 1, "each write another one, but for the doubt"
 
 
 def test_packs_are_read_by_tenant_and_digest(cloud: Cloud) -> None:
-    job = submit(cloud)
     packs = [a_pack(size_bytes=n) for n in range(120)]
-    assert cloud.packs.hold(TENANT, job.id, [Sighting(pack, None) for pack in packs])
+    assert cloud.packs.hold(TENANT, "me", [Sighting(pack, None) for pack in packs])
     wanted = [*(pack.blake3 for pack in packs), digest("nobody's"), packs[0].blake3]
     found = cloud.packs.get_many(TENANT, wanted)
-    assert found == {pack.blake3: held_by(pack, job.id) for pack in packs}
+    assert {key: plain(record) for key, record in found.items()} == {p.blake3: held_by(p, "me") for p in packs}
+    assert cloud.packs.get_many(TENANT, wanted, consistent=False) == found
     assert cloud.packs.get_many("rival", wanted) == {}
     assert cloud.packs.get_many(f"{TENANT}#x", wanted) == {}
-    assert cloud.packs.get_many(TENANT, []) == {} and cloud.packs.hold(TENANT, job.id, [])
+    assert cloud.packs.get_many(TENANT, []) == {} and cloud.packs.hold(TENANT, "me", [])
 
 
-def test_what_is_not_held_is_not_doubted_and_another_mark_does_not_end_a_condemnation(cloud: Cloud) -> None:
-    job, pack, absent = submit(cloud), a_pack(), a_pack()
-    hold(cloud, job.id, pack)
+def test_what_is_not_held_is_not_doubted(cloud: Cloud) -> None:
+    pack, absent = a_pack(), a_pack()
+    hold(cloud, "me", pack)
     cloud.packs.doubt(TENANT, "another", [pack.blake3, absent.blake3])
-    cloud.packs.mark_gone(TENANT, [pack.blake3, absent.blake3], "another", NOW)
-    assert (read(cloud, pack), read(cloud, absent)) == (held_by(pack, job.id), None)
-    job, mark = condemn(cloud, job, pack)
-    cloud.packs.doubt(TENANT, job.id, [pack.blake3])
-    cloud.packs.mark_gone(TENANT, [pack.blake3], f"{mark}0", NOW)
-    assert read(cloud, pack) == held_by(pack, condemned_at=NOW, condemned_by=mark)
+    assert (plain(read(cloud, pack)), read(cloud, absent)) == (held_by(pack, "me"), None)
+    assert condemn(cloud, pack)
+    cloud.packs.doubt(TENANT, "me", [pack.blake3])
+    assert plain(read(cloud, pack)) == held_by(pack, condemned_at=NOW)
 
 
-def test_a_change_of_packs_is_all_or_nothing(cloud: Cloud) -> None:
-    job, mine, shared = submit(cloud), a_pack(), a_pack()
-    hold(cloud, job.id, mine)
-    hold(cloud, job.id, shared)
-    seen = read(cloud, shared)
+def test_each_write_is_by_itself(cloud: Cloud) -> None:
+    mine, shared, absent = a_pack(), a_pack(), a_pack()
+    hold(cloud, "me", mine)
+    hold(cloud, "me", shared)
+    writes = [CondemnPack(pack=pack, seen=read(cloud, pack), at=NOW) for pack in (mine, shared, absent)]
     hold(cloud, "another", shared)
-    for second in (CondemnPack(pack=shared, seen=seen, at=NOW), ReleasePack(blake3=a_pack().blake3)):
-        with pytest.raises(WriteConflict):
-            write(cloud, job, CondemnPack(pack=mine, seen=read(cloud, mine), at=NOW), second)
-    assert read(cloud, mine) == held_by(mine, job.id)
-    assert read(cloud, shared) == held_by(shared, job.id, "another")
-    assert cloud.jobs.get(job.id) == job
+    assert cloud.packs.let_go(TENANT, "me", writes) == {shared.blake3}
+    assert plain(read(cloud, mine)) == held_by(mine, condemned_at=NOW)
+    assert plain(read(cloud, shared)) == held_by(shared, "me", "another")
+    assert plain(read(cloud, absent)) == held_by(absent, condemned_at=NOW)
+    assert cloud.packs.let_go(TENANT, "me", []) == set()
 
 
-def test_an_old_decision_about_packs_is_not_written(cloud: Cloud) -> None:
-    job, first, second = submit(cloud), a_pack(), a_pack()
-    hold(cloud, job.id, first)
-    hold(cloud, job.id, second)
-    condemn(cloud, job, first)
-    with pytest.raises(WriteConflict):
-        condemn(cloud, job, second)
-    assert read(cloud, second) == held_by(second, job.id)
+def test_the_broom_is_told_of_condemned_packs_alone(ministack: Cloud) -> None:
+    pack = a_pack()
+    place = {"pk": f"PACK#{TENANT}#{pack.blake3}", "sk": "PACK"}
+    hold(ministack, "me", pack)
+    assert "ttl" not in ministack.raw("jobs", **place)
+    assert condemn(ministack, pack)
+    assert ministack.raw("jobs", **place)["ttl"] == {"N": str(NOW + rules.CONDEMNED_KEPT_S)}
+    hold(ministack, "me", pack)
+    assert "ttl" not in ministack.raw("jobs", **place)
 
 
-def test_as_many_packs_as_a_transaction_holds(cloud: Cloud) -> None:
-    job = submit(cloud)
-    packs = [a_pack() for _ in range(130)]
-    writes = [CondemnPack(pack=pack, seen=None, at=NOW) for pack in packs]
-    change, left = rules.let_go(job, [], writes)
-    assert (len(change.packs), len(left)) == (99, 31)
-    cloud.jobs.apply(change)
-    found = cloud.packs.get_many(TENANT, [pack.blake3 for pack in packs])
-    assert found == {pack.blake3: held_by(pack, condemned_at=NOW, condemned_by=mark_of(change)) for pack in packs[:99]}
+def test_an_item_of_an_earlier_version_is_held_and_let_go_alike(ministack: Cloud) -> None:
+    """It has no version until its first write."""
+    pack, other = a_pack(), a_pack()
+    for one in (pack, other):
+        hold(ministack, "me", one)
+        ministack.dynamodb.update_item(
+            TableName=f"{ministack.prefix}jobs",
+            Key={"pk": {"S": f"PACK#{TENANT}#{one.blake3}"}, "sk": {"S": "PACK"}},
+            UpdateExpression="REMOVE version SET condemned_by = :mark",
+            ExpressionAttributeValues={":mark": {"S": "j#1"}},
+        )
+    seen = read(ministack, pack)
+    assert seen == held_by(pack, "me")
+    assert condemn(ministack, pack)
+    assert not let_go(ministack, "me", CondemnPack(pack=pack, seen=seen, at=NOW))
+    seen = read(ministack, other)
+    hold(ministack, "me", other)
+    assert not let_go(ministack, "me", CondemnPack(pack=other, seen=seen, at=NOW))
 
 
 # Everything that may have been read, against everything that may be there at the moment of writing.
@@ -139,7 +165,7 @@ def test_as_many_packs_as_a_transaction_holds(cloud: Cloud) -> None:
 ME, OTHER = "me", "other"
 
 
-def states(cloud: Cloud, me: Job) -> dict[str, Callable[[Pack], None]]:
+def states(cloud: Cloud) -> dict[str, Callable[[Pack], None]]:
     """How to bring a fresh pack into each state."""
 
     def held(*jobs: str, pack: Pack, doubted: bool = False, **declared: object) -> None:
@@ -149,101 +175,88 @@ def states(cloud: Cloud, me: Job) -> dict[str, Callable[[Pack], None]]:
         if doubted:
             cloud.packs.doubt(TENANT, jobs[0], [pack.blake3])
 
-    def condemned(pack: Pack, *, gone: bool = False, times: int = 1) -> None:
-        for _ in range(times):
-            current = cloud.jobs.get(me.id)
-            assert current is not None
-            _, mark = condemn(cloud, current, pack)
-        if gone:
-            cloud.packs.mark_gone(TENANT, [pack.blake3], mark, NOW)
+    def condemned(pack: Pack, times: int = 1) -> None:
+        assert all(condemn(cloud, pack) for _ in range(times))
 
     return {
         "absent": lambda pack: None,
-        "mine": lambda pack: held(me.id, pack=pack),
+        "mine": lambda pack: held(ME, pack=pack),
+        "mine, anew": lambda pack: held(ME, ME, pack=pack),
         "another's": lambda pack: held(OTHER, pack=pack),
-        "shared": lambda pack: held(me.id, OTHER, pack=pack),
+        "shared": lambda pack: held(ME, OTHER, pack=pack),
         "of other bytes": lambda pack: held(OTHER, pack=pack, crc64nvme=OTHER_CRC),
         "of another size": lambda pack: held(OTHER, pack=pack, size_bytes=7),
         "doubted": lambda pack: held(OTHER, pack=pack, doubted=True, crc64nvme=OTHER_CRC),
-        "mine, doubted": lambda pack: held(me.id, pack=pack, doubted=True),
+        "mine, doubted": lambda pack: held(ME, pack=pack, doubted=True),
         "condemned": condemned,
         "condemned again": lambda pack: condemned(pack, times=2),
-        "gone": lambda pack: condemned(pack, gone=True),
     }
 
 
-STATES = tuple(states(None, None))  # type: ignore[arg-type]
+STATES = tuple(states(None))  # type: ignore[arg-type]
 
 
 # A cloud for each row: moto copies all its tables with every transaction.
 @pytest.mark.parametrize("was", STATES)
 def test_a_write_is_refused_exactly_when_the_rules_say_so(cloud: Cloud, was: str) -> None:
-    me, before = submit(cloud), a_pack()
-    made = states(cloud, me)
+    before = a_pack()
+    made = states(cloud)
     made[was](before)
     found = read(cloud, before)
     for now in STATES:
-        write_between(cloud, me, found, made[now], unchanged=now == was)
+        write_between(cloud, found, made[now], unchanged=now == was)
 
 
-def write_between(
-    cloud: Cloud, me: Job, found: PackRecord | None, make: Callable[[Pack], None], *, unchanged: bool
-) -> None:
+def write_between(cloud: Cloud, found: PackRecord | None, make: Callable[[Pack], None], *, unchanged: bool) -> None:
     """A pack is as `make` makes it, after it was read as `found`: the conditions are those of the rules."""
     pack = a_pack()
-    # What was read, as if it had been this pack.
-    seen = found.model_copy(update={"blake3": pack.blake3}) if found else None
+    # What was read, as if it had been this pack; written by nobody that has written this one.
+    seen = found.model_copy(update={"blake3": pack.blake3, "version": "another's"}) if found else None
     make(pack)
     current = read(cloud, pack)
     if unchanged:
         seen = current
-    job = cloud.jobs.get(me.id)
-    assert job is not None
-    release = ReleasePack(blake3=pack.blake3)
-    releasable = current is not None and me.id in current.jobs and len(current.jobs) > 1
-    if releasable:
-        job, _ = write(cloud, job, release)
-        hold(cloud, me.id, pack)
-    else:
-        with pytest.raises(WriteConflict):
-            write(cloud, job, release)
-    assert read(cloud, pack) == current
-    condemnable = rules.may_condemn(me.id, seen, current)
     order = CondemnPack(pack=pack, seen=seen, at=NOW + 1)
-    if not condemnable:
-        with pytest.raises(WriteConflict):
-            write(cloud, job, order)
+    assert rules.may_let_go(order, current) == unchanged
+    if not unchanged:
+        assert not let_go(cloud, ME, order)
+        assert seen is None or not let_go(cloud, ME, ReleasePack(pack=pack, seen=seen))
         assert read(cloud, pack) == current
+    elif current is not None and len(current.jobs) > 1:
+        assert release(cloud, ME, pack)
+        assert plain(read(cloud, pack)) == held_by(pack, *current.jobs - {ME})
+        return
     holdable = rules.may_hold(Sighting(pack, seen), current)
-    assert cloud.packs.hold(TENANT, me.id, [Sighting(pack, seen)]) == holdable
-    assert read(cloud, pack) == (rules.held(TENANT, me.id, pack, current) if holdable else current)
-    if condemnable and not holdable:
-        _, mark = write(cloud, job, order)
-        assert read(cloud, pack) == rules.condemned(TENANT, order, mark, current)
+    assert cloud.packs.hold(TENANT, ME, [Sighting(pack, seen)]) == holdable
+    after = rules.held(TENANT, ME, pack, current, "") if holdable else current
+    assert plain(read(cloud, pack)) == plain(after)
+    if unchanged:
+        assert not holdable or not let_go(cloud, ME, order), "it has been held since"
+        order = CondemnPack(pack=pack, seen=read(cloud, pack), at=NOW + 1)
+        assert let_go(cloud, ME, order)
+        assert plain(read(cloud, pack)) == plain(rules.let_go_of(TENANT, ME, order, after, ""))
 
 
 def test_the_rules_of_the_grid_are_the_ones_meant() -> None:
-    """Who sees a pack as it is may hold it; who saw it before it was condemned, or gone, or in other hands, may not."""
+    """Who sees a pack as it is may hold it; who saw it before it was condemned, or in other hands, may not."""
     pack = make_pack()
     plain = {"tenant": TENANT, **pack.model_dump()}
-    held, gone = PackRecord(**plain, jobs={ME}), PackRecord(**plain, condemned_at=1, condemned_by="a#1", gone=True)
-    condemned = gone.model_copy(update={"gone": False})
-    again = gone.model_copy(update={"condemned_by": "a#2"})
+    held = PackRecord(**plain, jobs={ME}, version="1")
+    condemned = PackRecord(**plain, condemned_at=1, version="2")
+    again = condemned.model_copy(update={"version": "3"})
     doubted = held.model_copy(update={"doubted": True})
     other = held.model_copy(update={"crc64nvme": OTHER_CRC})
     seen = {"absent": None, "held": held, "condemned": condemned, "doubted": doubted}
     expected = {
         ("absent", None): True,
         ("absent", held): False,
-        ("absent", gone): False,
+        ("absent", condemned): False,
         ("held", held): True,
         ("held", None): False,
         ("held", condemned): False,
-        ("held", gone): False,
         ("held", doubted): False,
         ("held", other): False,
         ("condemned", condemned): True,
-        ("condemned", gone): True,
         ("condemned", again): False,
         ("condemned", held): False,
         ("doubted", doubted): True,

@@ -141,6 +141,8 @@ BEYOND_SCHEMA_MESSAGES = {
     "ends behind the end of its pack": "a chunk lies within its pack",
     "is stored with as many bytes as it has": "two sizes are equal",
     "is a delta itself, or has another size": "an index leads to a chunk that fits",
+    " parts of ": "a file has as many parts as follow from its size and theirs",
+    "of one upload": "a file beyond 5 GiB is declared with its parts",
 }
 
 

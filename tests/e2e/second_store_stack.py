@@ -9,7 +9,7 @@ import os
 import sys
 
 from functions.api.settings import Settings
-from functions.local import __main__ as program
+from functions.local import program
 from functions.local.emulator import Emulator
 from functions.local.stack import LocalStack
 

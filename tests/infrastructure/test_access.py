@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import pytest
+from blake3 import blake3
 
 import tests.api_harness as harness
 from cdk.access import ACCESS
@@ -26,6 +27,7 @@ from tests.clouds import MinistackClients
 from tests.emulator import unique
 from tests.functional.api.test_transfers import download, multipart, token, upload
 from tests.hooks import make_event, make_webhook
+from tests.parted import declared, large, pieces
 from tests.publishing import no_wait, stream_record
 
 pytestmark = pytest.mark.emulator
@@ -43,6 +45,7 @@ S3_RIGHTS = {
     "CompleteMultipartUpload": ("PutObject",),
     "AbortMultipartUpload": ("AbortMultipartUpload",),
     "ListParts": ("ListMultipartUploadParts",),
+    "ListMultipartUploads": ("ListBucketMultipartUploads",),
 }
 """What a call needs, as AWS's reference of S3 actions says. Reading what may be missing needs `ListBucket` too."""
 
@@ -164,7 +167,12 @@ def work(api: Api) -> None:
     held.post(f"/job/{held.id}/checkpoints/200/damaged", {"epoch": held.epoch}).ok()
     api.clock.advance(1000)
     again = api.claim(queue="work", machine_id="m-2")
-    again.complete({"model": b"trained"}).ok()
+    output = large(2)
+    artifacts = {"artifacts": [declared(output, path="model", blake3=blake3(output).hexdigest())]}
+    for _ in range(2):
+        for part in again.post(f"/job/{again.id}/artifacts", artifacts).ok()["missing"]:
+            api.send("PUT", part["url"], part["headers"], pieces(output)[part["part"] - 1])
+    again.complete({"model": output}).ok()
     for end in ("fail", "release"):
         api.submit(queue=end)
         ended = api.claim(queue=end)
@@ -194,6 +202,12 @@ def transfer(api: Api) -> None:
         "/uploads",
         {"bucket": DATA_BUCKET, "files": [{"key": "a", "size_bytes": 1, "crc64nvme": "UvieJR3alJI="}]},
     ).ok()
+    for bucket in (DATA_BUCKET, CHECKPOINTS_BUCKET):
+        file = large(2)
+        for _ in range(2):
+            answer = api.post("/uploads", {"bucket": bucket, "files": [declared(file, key="large")]}).ok()
+            for part in answer["uploads"]:
+                api.send("PUT", part["url"], part["headers"], pieces(file)[part["part"] - 1])
     api.get("/data").ok()
     api.put_object(DATA_BUCKET, "c")
     assert download(api, "c", token(api, "download", "c")).status == 302

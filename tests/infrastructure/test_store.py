@@ -13,11 +13,15 @@ from typing import Any
 import pytest
 from aws_cdk import App
 
+from cdk import store as cdk_store
 from cdk.access import ACCESS
 from cdk.app import build
 from cdk.stage import Stage, StageError
+from cdk.store import StoreError, require_store
 from contract.names import BUCKETS
+from functions.api.settings import Settings
 from functions.local.emulator import Emulator
+from functions.storage.s3_objects import S3ObjectStore
 from tests.emulator import unique
 from tests.infrastructure.conftest import NO_BUNDLING, of_type, template_of
 from tests.infrastructure.test_stack import allowed, functions
@@ -90,6 +94,14 @@ def test_cdk_nag_finds_nothing(tmp_path: Path, more: Mapping[str, str]) -> None:
 def test_a_region_is_passed_on() -> None:
     made = functions(template_of(**STORE, s3_region="eu-1"))["worker"]["Environment"]["Variables"]
     assert made["BATON_S3_REGION"] == "eu-1"
+
+
+def test_a_store_that_takes_no_uploads_in_parts_is_asked_for_none() -> None:
+    for more, wanted in (({}, None), ({"s3_multipart": "false"}, "false"), ({"s3_multipart": "true"}, None)):
+        for name, made in functions(template_of(**STORE, **more)).items():
+            assert made["Environment"]["Variables"].get("BATON_MULTIPART") == wanted, name
+    assert Settings.from_environment({"BATON_MULTIPART": "false"}).multipart is False
+    assert Settings.from_environment({}).multipart is True
 
 
 @pytest.mark.parametrize(
@@ -166,6 +178,26 @@ def test_a_store_that_does_not_verify_is_not_deployed_on(emulator: Emulator, tmp
         f"baton: s3_endpoint: {store.endpoint_url}, bucket {made['training-data']}: it stores"
     )
     assert done.stderr.endswith("Checkpoints would not be safe there.\n") and done.stderr.count("\n") == 1
+
+
+@pytest.mark.emulator
+def test_a_store_without_uploads_in_parts_is_used_without_them(
+    emulator: Emulator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    buckets = {name: unique(name) for name in BUCKETS}
+    for bucket in buckets.values():
+        emulator.client("s3").create_bucket(Bucket=bucket)
+    monkeypatch.setattr(cdk_store, "_credentials", lambda _: ("test", "test"))
+    monkeypatch.setattr(S3ObjectStore, "multiparts", lambda *_: [])
+    place = {"data_bucket": buckets["training-data"], "checkpoints_bucket": buckets["training-checkpoints"]}
+    store = {**STORE, **place, "target": "host", "s3_endpoint": emulator.endpoint_url, "s3_region": "us-east-1"}
+    with pytest.raises(StoreError) as refused:
+        require_store(Stage.from_context(store))
+    assert str(refused.value).endswith(
+        f"bucket {buckets['training-data']}: it does not list an upload that is under way. Large files cannot go up in "
+        "parts there. Use -c s3_multipart=false: each is then one upload."
+    )
+    require_store(Stage.from_context({**store, "s3_multipart": "false"}))
 
 
 @pytest.mark.emulator

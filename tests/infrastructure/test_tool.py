@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-import cdk.__main__ as command_line
+from cdk import command_line
 from cdk.bundling import PYTHON_VERSION
 from cdk.stage import Stage, StageError
 from functions.local.emulator import Emulator

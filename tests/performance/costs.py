@@ -46,6 +46,8 @@ POLL_S = 15
 """Mean of the agent's pause while there is no work, 0 to 30 s."""
 SWEPT_SHARE = 1 - 90 / DUE_BUCKET_S
 """Of the live leases, how many the index `due` shows to a sweep, with leases of 90 s."""
+SWEPT_READS = 0.5
+"""Of each: eventually consistent."""
 ALARMS = 45
 """About: two for each function, table and index, and some more."""
 POLLS_AT_ONCE, POLL_LASTS_S = 5, 20
@@ -126,7 +128,11 @@ class Costs:
             self._row("claims", "claim", attempts),
             self._row("ends of attempts", "end", attempts),
             self._row(SWEEPING, "idle sweep", 60 / self.fleet),
-            Row(what="sweeper, reading this lease", per_hour=60, dynamodb=60 * SWEPT_SHARE * prices.READ.usd),
+            Row(
+                what="sweeper, reading this lease",
+                per_hour=60,
+                dynamodb=60 * SWEPT_SHARE * SWEPT_READS * prices.READ.usd,
+            ),
             self._published(_events_per_hour()),
         ]
         object.__setattr__(self, "rows", rows)
@@ -149,6 +155,12 @@ class Costs:
     def with_s3(self) -> float:
         """The same with S3's requests."""
         return self.control + self.sum(lambda row: row.s3)
+
+    @property
+    def within_bounds(self) -> bool:
+        """True if the control plane's bound holds, and those with S3's requests."""
+        bound = min(BOUND_KELPIE * kelpie_usd(), BOUND_ORIGINAL * original_usd())
+        return self.control * K <= BOUND_CONTROL and self.with_s3 <= bound
 
     @property
     def webhook(self) -> Row:
@@ -213,9 +225,8 @@ def smallest_fleet(billed: Mapping[str, Billed]) -> int:
 
 
 def most_packs(billed: Mapping[str, Billed]) -> int:
-    """How many packs each checkpoint may bring for the bounds with S3's requests to hold."""
-    bound = min(BOUND_KELPIE * kelpie_usd(), BOUND_ORIGINAL * original_usd())
-    return next(packs for packs in count(1) if Costs(billed, new_packs=packs + 1).with_s3 > bound)
+    """How many packs each checkpoint may bring for all bounds to hold."""
+    return next(packs for packs in count(1) if not Costs(billed, new_packs=packs + 1).within_bounds)
 
 
 def billed_usd(billed: Billed) -> float:
@@ -271,6 +282,7 @@ def page(billed: Mapping[str, Billed]) -> str:
         "bound_control": BOUND_CONTROL,
         "pack_mib": PACK_BYTES // 2**20,
         "all_new": ALL_NEW_PACKS,
+        "dearer_job": f"{2 * HOUR_S / CHECKPOINT_S * prices.WRITE.usd * K:.4f}",
         "most_packs": most,
         "most_mb": most * PACK_BYTES // 10**6,
         "pack_writes": f"{billed['pack']['write']:g}",

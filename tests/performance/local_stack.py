@@ -25,9 +25,10 @@ FOREIGN = ("BATON_", "SALAD_", "AWS_")
 
 @dataclass(frozen=True)
 class RunningStack:
-    """Where it is, and its keys by name (`submit`, `worker`, `admin`)."""
+    """Where it is, where the emulated cloud is, and its keys by name (`submit`, `worker`, `admin`)."""
 
     url: str
+    cloud_url: str
     keys: dict[str, str]
     pid: int
 

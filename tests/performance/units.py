@@ -7,7 +7,7 @@ Sizes are those of the items as DynamoDB counts them (names and values, numbers 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from math import ceil
 from typing import Any
@@ -141,6 +141,13 @@ class Meter:
         return found
 
 
+def _batch_read(asked: Mapping[str, Any], items: Sequence[Item]) -> float:
+    """Each key by itself; one without an item costs as a small one."""
+    consistent = bool(asked.get("ConsistentRead"))
+    found = sum(read_units(item_bytes(item), consistent=consistent) for item in items)
+    return found + (len(asked["Keys"]) - len(items)) * read_units(0, consistent=consistent)
+
+
 def _read(name: str, params: dict[str, Any], answer: dict[str, Any]) -> float:
     consistent = bool(params.get("ConsistentRead"))
     match name:
@@ -149,8 +156,9 @@ def _read(name: str, params: dict[str, Any], answer: dict[str, Any]) -> float:
         case "Query" | "Scan":
             return read_units(sum(item_bytes(item) for item in answer["Items"]), consistent=consistent)
         case "BatchGetItem":
-            items = [item for found in answer["Responses"].values() for item in found]
-            absent = sum(len(asked["Keys"]) for asked in params["RequestItems"].values()) - len(items)
-            return absent + sum(read_units(item_bytes(item), consistent=True) for item in items)
+            return sum(
+                _batch_read(asked, answer["Responses"].get(table, []))
+                for table, asked in params["RequestItems"].items()
+            )
         case _:
             return 0

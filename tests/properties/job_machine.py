@@ -307,8 +307,7 @@ class JobMachine(Checked):
 
     def forget(self, job: Job, going: list[CheckpointRecord]) -> str:
         """Retention's decision on the job as it was read."""
-        change, _ = packs.let_go(job, [Forget(record=record, now=self.now) for record in going], [])
-        return self.attempt_write(change)
+        return self.attempt_write(packs.let_go(job, [Forget(record=record, now=self.now) for record in going]))
 
     def teardown(self) -> None:
         """Whatever happened, nothing is stuck: every job is where a person or a worker can take it on, or has ended."""

@@ -121,7 +121,7 @@ class Serving(RuleBasedStateMachine):
             record = make_record(
                 request.step, worker.epoch, committed_at=self.now, manifest_blake3=digest, metrics=manifest.metrics
             )
-            change = checkpoints.commit(job, self.current(job.id), fence, record, now=self.now)
+            change = checkpoints.commit(job, fence, record, now=self.now)
         elif request.kind == "damaged":
             found = self.stores.jobs.checkpoint(job.id, request.step)
             if found is None or found.damaged:
@@ -164,7 +164,7 @@ class Serving(RuleBasedStateMachine):
                 assert lease is not None
                 return rules.interrupt(job, attempt, lease, now=self.now)
         record = make_record(step, job.epoch, committed_at=self.now)
-        return checkpoints.commit(job, attempt, fence, record, now=self.now)
+        return checkpoints.commit(job, fence, record, now=self.now)
 
     def heartbeat(self, fence: Fence) -> int | None:
         progress = Progress(step=self.now - NOW, reported_at=self.now)

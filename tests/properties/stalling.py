@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from functions.api.context import Context
-from functions.domain.packs import Sighting
+from functions.domain.packs import PackWrite, Sighting
 from tests.api_harness import Answer, Api
 
 
@@ -112,10 +112,12 @@ class _StallingPacks(_Stalling):
             self._pause()
             self._store.doubt(tenant, job_id, [digest])
 
-    def mark_gone(self, tenant: str, digests: Iterable[str], mark: str, now: int) -> None:
-        for digest in digests:
+    def let_go(self, tenant: str, job_id: str, writes: Sequence[PackWrite]) -> set[str]:
+        refused: set[str] = set()
+        for write in writes:
             self._pause()
-            self._store.mark_gone(tenant, [digest], mark, now)
+            refused |= self._store.let_go(tenant, job_id, [write])
+        return refused
 
 
 class _StallingObjects(_Stalling):

@@ -13,9 +13,9 @@ import pytest
 from blake3 import blake3
 
 from contract.errors import ErrorCode
-from contract.manifest import parse_manifest
-from functions.domain.packs import DEAD_AFTER_S
-from tests.api_harness import TENANT, Answer, Api, Held, memory_api
+from contract.manifest import Pack, parse_manifest
+from functions.domain.packs import DEAD_AFTER_S, CondemnPack
+from tests.api_harness import TENANT, Answer, Api, Held, memory_api, pack_of
 from tests.properties.stalling import StalledCall
 
 P, Q, R, S = (f"pack {name}".encode() for name in "pqrs")
@@ -142,6 +142,33 @@ def damage_and_reuse(world: World) -> tuple[Send, Send]:
     return (lambda api: Held(api, report).post(path, {"epoch": 1})), world.ready(world.two, 20, P)
 
 
+def the_next_attempt_takes_up_what_the_last_one_left(world: World) -> tuple[Send, Send]:
+    """Retention behind its first commit wants to sweep that up. No record goes with it, and yet `rev` must rise."""
+    world.ready(world.one, 20, Q)
+    world.one.release().ok()
+    world.one = world.api.claim(queue="one")
+    world.commit(world.two, 10, S)
+    return world.ready(world.one, 20, P), world.ready(world.one, 30, P, Q)
+
+
+def two_come_upon_what_a_dead_one_condemned(world: World) -> tuple[Send, Send]:
+    """The one takes it over, for its object is still there; the other condemns it again, and deletes it."""
+    world.commit(world.one, 10, Q)
+    world.commit(world.two, 10, S)
+    world.ready(world.two, 20, P)
+    pack = Pack.model_validate(pack_of(P))
+    assert not world.api.context.packs.let_go(
+        TENANT, "x", [CondemnPack(pack=pack, seen=None, at=world.api.clock.now())]
+    )
+    world.api.clock.advance(DEAD_AFTER_S)
+    ending = world.two.item
+
+    def end(api: Api) -> Answer:
+        return Held(api, ending).complete()
+
+    return world.ready(world.one, 20, P), end
+
+
 SCENES = (
     one_job_drops_and_names_again,
     one_job_drops_what_the_other_takes_up,
@@ -150,6 +177,8 @@ SCENES = (
     a_whole_life_in_between,
     the_end_of_the_one,
     damage_and_reuse,
+    two_come_upon_what_a_dead_one_condemned,
+    the_next_attempt_takes_up_what_the_last_one_left,
 )
 PASSING = {ErrorCode.CONFLICT}
 OVERTAKEN = {ErrorCode.STEP_NOT_NEWER}
@@ -191,6 +220,39 @@ def test_nothing_is_lost_and_nothing_is_left(
     assert steps > 5, "there is nothing to stall at"
 
 
+def the_next_attempt_drops_and_names_again(world: World) -> tuple[Send, Send]:
+    """Retention comes behind its first commit, with a transaction of its own."""
+    world.commit(world.one, 10, P)
+    world.one.release().ok()
+    world.one = world.api.claim(queue="one")
+    return world.ready(world.one, 20, R), world.ready(world.one, 30, P)
+
+
+@pytest.mark.parametrize(
+    "scene", [one_job_drops_and_names_again, the_next_attempt_drops_and_names_again], ids=lambda scene: scene.__name__
+)
+def test_nothing_is_lost_when_each_overtakes_the_other(scene: Callable[[World], tuple[Send, Send]]) -> None:
+    """The second begins where the first one stalls, stalls in its turn, and goes on once the first has ended."""
+    steps_of_first, over, tried = 0, False, 0
+    while not over:
+        steps_of_second, second_over = 0, False
+        while not second_over:
+            made = world()
+            first, second = (StalledCall(made.api, send) for send in scene(made))
+            first.step(steps_of_first)
+            over = first.done
+            second.step(steps_of_second)
+            second_over = second.done
+            for call in (first, second):
+                answer = call.finish()
+                assert answer.status == 200 or answer.error["code"] in PASSING | OVERTAKEN, answer.text
+                made.check()
+            steps_of_second += 1
+            tried += 1
+        steps_of_first += 1
+    assert tried > 100
+
+
 def repeated(made: World, send: Send) -> Answer:
     """The worker's way: post, upload what is missing, post."""
     answer = send(made.api)
@@ -200,3 +262,74 @@ def repeated(made: World, send: Send) -> Answer:
             assert sent.status in (200, 412)
         answer = send(made.api)
     return answer
+
+
+@pytest.mark.parametrize("killed", [False, True], ids=["stalled", "killed"])
+@pytest.mark.parametrize("stalling", ["commit", "urls"])
+def test_what_somebody_was_told_to_read_stays(stalling: str, killed: bool) -> None:
+    steps, over, told, gone = 0, False, 0, 0
+    while not over:
+        made = world()
+        held = made.one
+        made.commit(held, 10, P, Q)
+        commit = made.ready(held, 20, R)
+
+        def ask(api: Api, held: Held = held) -> Answer:
+            return api.post(f"/job/{held.id}/checkpoints/10/urls", key="submit")
+
+        stalled = StalledCall(made.api, commit if stalling == "commit" else ask)
+        stalled.step(steps)
+        over = stalled.done
+        other = (ask if stalling == "commit" else commit)(made.api)
+        if killed and not over:
+            stalled.kill()
+        answer = None if stalled.killed else stalled.finish()
+        committed, asked = (answer, other) if stalling == "commit" else (other, answer)
+        assert committed is None or committed.ok()["committed"] is True
+        if asked is not None and asked.status == 200:
+            assert [made.api.send("GET", url).status for url in asked.json["urls"].values()] == [200, 200]
+            told += 1
+        elif asked is not None:
+            assert asked.error["code"] == ErrorCode.CHECKPOINT_NOT_FOUND
+            gone += 1
+        made.check()
+        steps += 1
+    assert steps > 2 and told and (gone or killed)
+
+
+@pytest.mark.parametrize("how", ["lost", "stopped", "handed back", "lost, and proved again"])
+def test_a_stalled_commit_of_an_attempt_that_has_ended_commits_nothing(how: str) -> None:
+    """The transaction has no condition on the lease: the job's `rev` says whether it has ended since it was read."""
+    steps, over, refused = 0, False, 0
+    while not over:
+        made = world()
+        api, held = made.api, made.one
+        made.commit(held, 10, P)
+        stalled = StalledCall(api, made.ready(held, 20, Q))
+        stalled.step(steps)
+        over = stalled.done
+        before = api.job(held.id)["checkpoint_step"]
+        if how.startswith("lost"):
+            api.clock.advance(1800)
+            if how == "lost":
+                assert api.sweep().reclaimed == 2
+                api.claim(queue="one", machine_id="m-2")
+            else:
+                held.heartbeat().ok()
+        elif how == "stopped":
+            api.post(f"/job/{held.id}/stop").ok()
+        else:
+            held.release().ok()
+            api.claim(queue="one", machine_id="m-2")
+        answer = stalled.finish()
+        if how == "lost, and proved again" or before == 20:
+            assert answer.ok()["committed"] is True
+        else:
+            # Known already where it has read that the step is committed; or else its attempt is over.
+            assert answer.status == 409, answer.text
+            assert api.job(held.id)["checkpoint_step"] == 10
+            assert [record.step for record in api.context.jobs.checkpoints(held.id, limit=9).items] == [10]
+            refused += 1
+        made.check()
+        steps += 1
+    assert steps > 5 and (refused > 3 or how == "lost, and proved again")

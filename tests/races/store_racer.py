@@ -14,10 +14,10 @@ from typing import Any
 from contract.manifest import Pack
 from contract.work import WorkQuery
 from functions.api.claiming import claim_next
-from functions.domain.change import Change, CondemnPack
+from functions.domain.change import Change
 from functions.domain.claiming import ClaimWindow
 from functions.domain.errors import WriteConflict
-from functions.domain.packs import Sighting, let_go
+from functions.domain.packs import CondemnPack, Sighting
 from functions.domain.records import PackRecord
 from functions.storage.clients import dynamodb_client
 from functions.storage.dynamo_jobs import DynamoJobStore
@@ -77,24 +77,21 @@ def redeem_all(client: Any, order: dict[str, Any], number: int) -> dict[str, Any
 
 def take_packs(client: Any, order: dict[str, Any], number: int) -> dict[str, Any]:
     """One worker condemns packs that its job holds alone; all others hold them for jobs of their own."""
-    jobs, packs = DynamoJobStore(client, order["prefix"]), DynamoPackStore(client, order["prefix"])
+    packs = DynamoPackStore(client, order["prefix"])
     declared = [Pack.model_validate(pack) for pack in order["packs"]]
     seen = {record["blake3"]: PackRecord.model_validate(record) for record in order["seen"]}
     me = f"job-{order['seed']}-{number}"
     done: list[str] = []
-    for pack in declared:
-        if (order["seed"], number) != (0, 0):
+    condemning = (order["seed"], number) == (0, 0)
+    # From the other end, so that they meet.
+    for pack in reversed(declared) if condemning else declared:
+        if not condemning:
             if packs.hold(TENANT, me, [Sighting(pack, seen[pack.blake3])]):
                 done.append(pack.blake3)
             continue
-        job = jobs.get(order["job_id"])
-        assert job is not None
-        try:
-            jobs.apply(let_go(job, [], [CondemnPack(pack=pack, seen=seen[pack.blake3], at=NOW)])[0])
-        except WriteConflict:
-            continue
-        done.append(pack.blake3)
-    return {"job": None if (order["seed"], number) == (0, 0) else me, "done": done}
+        if not packs.let_go(TENANT, order["job_id"], [CondemnPack(pack=pack, seen=seen[pack.blake3], at=NOW)]):
+            done.append(pack.blake3)
+    return {"job": None if condemning else me, "done": done}
 
 
 RACES: dict[str, Callable[[Any, dict[str, Any], int], dict[str, Any]]] = {

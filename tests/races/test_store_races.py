@@ -130,13 +130,11 @@ def test_a_pack_is_held_or_condemned_and_never_both(cloud: Cloud) -> None:
         holders = {answer["job"] for answer in answers if answer["job"] and pack.blake3 in answer["done"]}
         record = found[pack.blake3]
         if pack.blake3 in condemned:
-            assert holders == set() and record.condemned_by is not None and not record.jobs
+            assert holders == set() and record.condemned_at is not None and not record.jobs
         else:
-            assert record.condemned_by is None and record.jobs == holders | {job.id}
+            assert record.condemned_at is None and record.jobs == holders | {job.id}
             assert holders, "nobody got it"
-    after = cloud.jobs.get(job.id)
-    assert after is not None
-    assert after.rev == job.rev + len(condemned)
+    assert condemned, "they have not met"
     print(f"{len(condemned)} of {len(packs)} condemned")
 
 

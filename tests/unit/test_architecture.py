@@ -51,7 +51,9 @@ MAY_IMPORT: dict[str, set[str]] = {
     },
     # The stack is made from the same tables and routes that the functions use.
     "cdk": {"contract", "functions"},
-    "gpu_client.cli": {"contract", "gpu_client.transport", "gpu_client.checkpoints"},
+    # Looks at files, wherever they are: on the machine that pushes them, and on the one that trains.
+    "gpu_client.datasets": set(),
+    "gpu_client.cli": {"contract", "gpu_client.transport", "gpu_client.checkpoints", "gpu_client.datasets"},
 }
 """What each room may import of the product, besides itself."""
 

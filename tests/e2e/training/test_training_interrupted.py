@@ -14,7 +14,6 @@ from pathlib import Path
 
 import pytest
 import torch
-import training_scripts
 from safetensors.torch import load_file
 from training_runs import Run, flat, only_complete, run_ranks, same_bytes
 
@@ -48,9 +47,7 @@ def test_killed_at_random_moments_it_ends_with_the_same_bits(tmp_path: Path, dat
     for _ in range(5):
         run = Run("digits", killed, SETTINGS, BATON_DATA_DIR=data)
         goal = reached + 7 * moments.randint(1, 2)
-        while not (killed / f"checkpoint-{goal}").exists():
-            assert run.running, run.finish()
-            time.sleep(0.002)
+        run.wait_for((killed / f"checkpoint-{goal}").exists)
         time.sleep(moments.random() * 0.05)  # anywhere: in a step, or while the next checkpoint is written
         run.signal(signal.SIGKILL)
         run.finish(-signal.SIGKILL)
@@ -84,14 +81,12 @@ def test_no_digits_are_a_clear_error(tmp_path: Path) -> None:
 def test_sigterm_to_every_process_ends_in_a_checkpoint_despite_workers(tmp_path: Path) -> None:
     through, stopped = tmp_path / "through", tmp_path / "stopped"
     Run("workers", through).finish()
-    run = Run("workers", stopped)
-    while "step 13" not in run.log.read_text():
-        assert run.running, run.finish()
-        time.sleep(0.005)
+    run = Run("workers", stopped, {"hold_at": 13})
+    run.wait_for(lambda: "step 13" in run.log.read_text())
     run.signal(signal.SIGTERM)
+    (stopped / "go-on").touch()
     assert "stopped: signal" in run.finish()
-    (newest,) = [step for step in only_complete(stopped) if step > 10]
-    assert 13 <= newest < training_scripts.STEPS
+    assert only_complete(stopped) == [10, 13]
     Run("workers", stopped).finish()
     assert same_bytes(through, stopped, "model.safetensors")
 

@@ -27,9 +27,7 @@ def test_killed_at_random_moments_it_ends_with_the_same_bits(tmp_path: Path) -> 
     for attempt in range(60):
         with StagingAgent(tmp_path / str(attempt), stored, chance) as agent:
             run = Run("staged", killed, {"steps": STEPS}, **agent.environment)
-            while agent.channel.progress() is None:
-                assert run.running, run.finish()
-                time.sleep(0.002)
+            run.wait_for(lambda progress=agent.channel.progress: progress() is not None)
             until = time.monotonic() + chance.random() * 0.2
             while run.running and (kills >= 25 or time.monotonic() < until):
                 agent.channel.wait(0.005)

@@ -7,7 +7,8 @@ import multiprocessing
 import os
 import signal
 import socket
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -40,6 +41,12 @@ class Run:
     def running(self) -> bool:
         """Whether it has not ended."""
         return self._process.exitcode is None
+
+    def wait_for(self, condition: Callable[[], bool]) -> None:
+        """Wait until it has come so far; fails if it ends before."""
+        while not condition():
+            assert self.running, self.finish()
+            time.sleep(0.002)
 
     def signal(self, number: int) -> None:
         """Send a signal to every process of the run, as a host does."""

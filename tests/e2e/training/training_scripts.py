@@ -43,7 +43,8 @@ class Noise(Dataset[torch.Tensor]):
 
 
 def workers() -> None:
-    """Two prefetching workers. Says "step N" on stdout after each step."""
+    """Two prefetching workers. Says "step N" on stdout after each step. `hold_at` in the parameters: after that step it
+    waits for the file `go-on`."""
     torch.set_num_threads(1)
     session = Session.start(resume=True)
     model = make_model()
@@ -55,12 +56,13 @@ def workers() -> None:
         optimizer.step()
         optimizer.zero_grad()
         print(f"step {step}", flush=True)
+        while step == session.params.get("hold_at") and not (session.output_dir / "go-on").exists():
+            time.sleep(0.005)
         if session.checkpoint_due(step, every=10):
             session.checkpoint(step, **state)
         if session.should_stop:
             print(f"stopped: {session.stop_reason}", flush=True)
             return
-        time.sleep(0.02)
     save_file(model.state_dict(), session.output_dir / "model.safetensors")
 
 

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from functions.api.sweeping import sweep
 from tests.api_harness import NOW, Api
 
 A100 = {"vram_gib": "80", "disk_gib": "500", "gpus": "8", "gpu_model": "NVIDIA A100-SXM4-80GB"}
@@ -161,6 +162,23 @@ def test_a_lost_machine_is_no_failure(api: Api) -> None:
     api.sweep()
     view = api.job(held.id)
     assert view["state"] == "failed" and view["reason"]["code"] == "interruption_cap"
+
+
+def test_a_lost_machine_does_not_hide_behind_live_ones(api: Api) -> None:
+    """The index shows nearly all leases: more than a sweep ends."""
+    helds = {held.id: held for held in (api.claim() for _ in range(6) if api.submit())}
+    jobs, leases = api.context.jobs, api.context.leases
+    api.clock.advance(89)
+    for held in helds.values():
+        held.heartbeat().ok()
+    *live, lost = leases.due(api.clock.now() + 90, limit=10)
+    api.clock.advance(89)
+    for job_id in live:
+        helds[job_id].heartbeat().ok()
+    api.clock.advance(1)
+    swept = sweep(jobs, leases, api.clock.now(), limit=2)
+    assert (swept.reclaimed, swept.left, swept.more) == (1, 0, False)
+    assert [job_id for job_id in helds if api.job(job_id)["state"] == "pending"] == [lost]
 
 
 def test_a_job_that_kills_every_machine_is_parked_with_the_reason(api: Api) -> None:

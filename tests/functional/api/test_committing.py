@@ -287,3 +287,19 @@ def test_a_damaged_step_can_be_committed_again_by_the_next_attempt(api: Api, hel
     assert api.objects()[pack(b"weights")] == b"weights"
     view = api.checkpoints(held.id)[100]
     assert view["epoch"] == 2 and view["current"] and not view["damaged"]
+
+
+def test_a_running_attempt_shows_what_it_has_committed(api: Api) -> None:
+    api.submit()
+    held = api.claim()
+    assert api.attempts(held.id)[0].get("checkpoint_step") is None
+    held.commit(10).ok()
+    held.commit(20).ok()
+    assert api.attempts(held.id)[0]["checkpoint_step"] == 20
+    held.post(f"/job/{held.id}/checkpoints/20/damaged", {"epoch": 1}).ok()
+    assert api.attempts(held.id)[0]["checkpoint_step"] == 10
+    held.release().ok()
+    second = api.claim(machine_id="m-2")
+    assert [one.get("checkpoint_step") for one in api.attempts(held.id)] == [10, None]
+    second.commit(30).ok()
+    assert [one.get("checkpoint_step") for one in api.attempts(held.id)] == [10, 30]

@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 from blake3 import blake3
 
-from functions.domain.errors import StorageUnavailable
-from functions.domain.packs import DEAD_AFTER_S
+from contract.manifest import Pack
+from functions.domain.errors import StorageUnavailable, WriteConflict
+from functions.domain.packs import Sighting
 from tests.api_harness import TENANT, Api, Held
 
 
@@ -29,6 +30,12 @@ def holders(api: Api, data: bytes) -> set[str]:
     digest = blake3(data).hexdigest()
     record = api.context.packs.get_many(TENANT, [digest]).get(digest)
     return set(record.jobs) if record else set()
+
+
+def rev_of(api: Api, held: Held) -> int:
+    job = api.context.jobs.get(held.id)
+    assert job is not None
+    return job.rev
 
 
 def digests(*packs: bytes) -> set[str]:
@@ -71,28 +78,21 @@ def test_what_is_being_read_stays_until_its_urls_are_old(api: Api) -> None:
     assert stored(api, held) == ({"4-1"}, digests(b"weights at 4"))
 
 
-@pytest.mark.parametrize("failing", ["delete_many", "checkpoints", "read", "get_many", "mark_gone"])
+@pytest.mark.parametrize("failing", ["read", "get_many", "let_go", "delete_many"])
 def test_a_failure_of_the_store_does_not_undo_the_commit_and_is_made_good(
     api: Api, failing: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     held = held_with(api, keep_last=1)
     held.commit(1).ok()
-    places = {"checkpoints": api.context.jobs, "get_many": api.context.packs, "mark_gone": api.context.packs}
-    store = places.get(failing, api.context.objects)
-    method, apply = getattr(store, failing), api.context.jobs.apply
-    committed: list[int] = []
-
-    def noting(change: Any) -> None:
-        apply(change)
-        committed.append(change.job.rev)
+    store = api.context.packs if failing in ("get_many", "let_go") else api.context.objects
+    method = getattr(store, failing)
 
     def fail(*args: Any, **more: Any) -> Any:
-        if not committed:
-            return method(*args, **more)
+        if failing == "get_many" and more.get("consistent") is not False:
+            return method(*args, **more)  # The commit's own.
         raise StorageUnavailable("no answer")
 
     with monkeypatch.context() as patched:
-        patched.setattr(api.context.jobs, "apply", noting)
         patched.setattr(store, failing, fail)
         assert held.commit(2).ok()["committed"] is True
     assert "retention left something behind" in caplog.text
@@ -100,10 +100,69 @@ def test_a_failure_of_the_store_does_not_undo_the_commit_and_is_made_good(
     assert digests(b"weights at 2") <= stored(api, held)[1]
     held.commit(3).ok()
     assert sorted(api.checkpoints(held.id)) == [3]
-    # Until nobody can be deleting it any more, what was condemned is left to whoever did so.
-    api.clock.advance(DEAD_AFTER_S)
     held.complete().ok()
     assert stored(api, held) == ({"3-1"}, digests(b"weights at 3"))
+
+
+def test_the_records_go_with_the_transaction_of_the_commit(api: Api) -> None:
+    held = held_with(api, keep_last=1)
+    held.commit(1).ok()
+    rev = rev_of(api, held)
+    held.commit(2).ok()
+    assert (rev_of(api, held), sorted(api.checkpoints(held.id))) == (rev + 1, [2])
+
+
+def test_what_is_being_read_all_of_a_sudden_does_not_stop_a_commit(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
+    held = held_with(api, keep_last=1)
+    held.commit(1).ok()
+    apply, urls = api.context.jobs.apply, []
+
+    def reading(change: Any) -> None:
+        if not urls:
+            urls.extend(api.post(f"/job/{held.id}/checkpoints/1/urls", key="submit").ok()["urls"].values())
+        apply(change)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(api.context.jobs, "apply", reading)
+        held.commit(2).ok()
+    assert sorted(api.checkpoints(held.id)) == [1, 2]
+    assert [api.send("GET", url).status for url in urls] == [200]
+
+
+def test_a_commit_does_not_fail_for_what_it_cannot_let_go(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
+    held = held_with(api, keep_last=1)
+    held.commit(1).ok()
+    apply = api.context.jobs.apply
+
+    def refusing(change: Any) -> None:
+        if change.forgotten and change.checkpoint:
+            raise WriteConflict
+        apply(change)
+
+    monkeypatch.setattr(api.context.jobs, "apply", refusing)
+    held.commit(2).ok()
+    assert stored(api, held) == ({"2-1"}, digests(b"weights at 2")), "retention came behind it"
+
+
+def test_a_pack_that_another_job_takes_up_all_of_a_sudden_is_released(
+    api: Api, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    held = held_with(api, keep_last=1)
+    held.commit(1).ok()
+    let_go = api.context.packs.let_go
+    (pack,) = api.context.packs.get_many(TENANT, digests(b"weights at 1")).values()
+    sighting = Sighting(Pack(blake3=pack.blake3, size_bytes=pack.size_bytes, crc64nvme=pack.crc64nvme), pack)
+
+    def taking(*args: Any) -> set[str]:
+        patched.undo()
+        assert api.context.packs.hold(TENANT, "another", [sighting])
+        return let_go(*args)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(api.context.packs, "let_go", taking)
+        held.commit(2).ok()
+    assert holders(api, b"weights at 1") == {"another"}
+    assert stored(api, held) == ({"2-1"}, digests(b"weights at 1", b"weights at 2"))
 
 
 def test_a_damaged_manifest_does_not_stop_retention_for_ever(api: Api) -> None:

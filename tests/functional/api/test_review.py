@@ -14,6 +14,7 @@ from contract.jobs import JobState
 from contract.names import CHECKPOINTS_BUCKET
 from functions.domain.change import Change
 from functions.domain.errors import Refusal, StorageUnavailable, WriteConflict
+from functions.domain.packs import DEAD_AFTER_S
 from functions.domain.records import CheckpointRecord
 from functions.storage import cursors
 from tests.api_harness import TENANT, Answer, Api, Held, described
@@ -118,7 +119,7 @@ def test_retention_of_more_checkpoints_than_a_page_holds_destroys_none_that_is_k
     assert len(api.objects(prefix="packs/")) == len(kept)
 
 
-@pytest.mark.parametrize("method", ["read", "delete_many"])
+@pytest.mark.parametrize("method", ["let_go", "delete_many"])
 def test_retention_that_was_overtaken_deletes_nothing_that_a_newer_commit_relies_on(
     api: Api, method: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -131,12 +132,13 @@ def test_retention_that_was_overtaken_deletes_nothing_that_a_newer_commit_relies
     held.commit(10, {"a": b"once", "own": b"10"}).ok()
     files = {"a": b"once", "own": b"30"}
     early: list[Answer] = []
-    overtaken = once(lambda: early.append(held.commit(30, files)), getattr(api.context.objects, method))
-    monkeypatch.setattr(api.context.objects, method, overtaken)
+    store = api.context.packs if method == "let_go" else api.context.objects
+    monkeypatch.setattr(store, method, once(lambda: early.append(held.commit(30, files)), getattr(store, method)))
     held.commit(20, {"a": b"other", "own": b"20"}).ok()
     if method == "delete_many":
-        # The decision was made already: the worker is told to come again.
+        # It is condemned already: the worker is told to come again.
         early[0].refused(ErrorCode.CONFLICT)
+        api.clock.advance(DEAD_AFTER_S)
         held.commit(30, files).ok()
     assert api.job(held.id)["checkpoint_step"] == 30
     assert resumable_bytes(api, held, files, 30) == [200, 200]
@@ -148,13 +150,36 @@ def test_retention_that_was_overtaken_deletes_nothing_that_a_newer_commit_relies
     assert len(api.objects(prefix="packs/")) == 1, "what was left is let go later"
 
 
+def test_a_commit_that_was_overtaken_lets_nothing_go(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It had decided what goes with it, and read what that consists of."""
+    api.submit(policy={"retention": {"keep_last": 1}})
+    held = api.claim()
+    held.commit(10, {"a": b"once", "own": b"10"}).ok()
+    files = {"a": b"once", "own": b"30"}
+    read = once(lambda: held.commit(30, files), api.context.objects.read)
+    monkeypatch.setattr(api.context.objects, "read", read)
+    held.commit(20, {"a": b"other", "own": b"20"}).refused(ErrorCode.STEP_NOT_NEWER, "step")
+    assert sorted(api.checkpoints(held.id)) == [30]
+    assert resumable_bytes(api, held, files, 30) == [200, 200]
+    api.clock.advance(3600)
+    held.heartbeat().ok()
+    held.commit(40, {"own": b"40"}).ok()
+    held.complete().ok()
+    assert set(api.objects(prefix="packs/").values()) == {b"40"}
+
+
+@pytest.mark.parametrize("behind", [False, True], ids=["with the commit", "behind it"])
 def test_a_checkpoint_that_a_retry_chose_is_not_taken_away_by_retention_under_way(
-    api: Api, monkeypatch: pytest.MonkeyPatch
+    api: Api, behind: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Otherwise the next attempt begins from nothing and may not commit before it is past the chosen step."""
     api.submit(policy={"retention": {"keep_last": 1}})
     held = api.claim()
     held.commit(100).ok()
+    if behind:
+        # What the attempt before has left behind is looked for.
+        held.release().ok()
+        held = api.claim()
     apply = api.context.jobs.apply
 
     def retried() -> None:
@@ -168,7 +193,8 @@ def test_a_checkpoint_that_a_retry_chose_is_not_taken_away_by_retention_under_wa
         apply(change)
 
     monkeypatch.setattr(api.context.jobs, "apply", at_retention)
-    held.commit(200).ok()
+    answer = held.commit(200)
+    assert answer.status == (200 if behind else 409), answer.text
     second = api.claim()
     assert [ref["step"] for ref in second.item["resume"]] == [100]
     assert resumable_bytes(api, second, {"model.bin": b"weights at 100"}, 100) == [200]

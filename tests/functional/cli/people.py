@@ -24,6 +24,7 @@ from gpu_client.cli.session import Session
 from gpu_client.transport.api import BatonClient
 from tests.emulator import unique
 from tests.stack import ROOT, clean_environment, leashed
+from tests.trees import write_files
 
 
 @dataclass(frozen=True)
@@ -78,18 +79,20 @@ class Baton:
         self.heard += [seen.out, seen.err]
         return Said(code, seen.out, seen.err)
 
-    def started(self, *arguments: object) -> Running:
-        """One command as a process."""
-        return Running(self.environ, arguments, self.heard)
+    def started(self, *arguments: object, wrapper: Path | None = None, **environ: str) -> Running:
+        """One command as a process. `wrapper`: a script that runs the program on a machine that is not as usual."""
+        return Running({**self.environ, **environ}, arguments, self.heard, str(wrapper or "gpu_client.cli"))
 
 
 class Running:
     """A command that runs by itself."""
 
-    def __init__(self, environ: Mapping[str, str], arguments: tuple[object, ...], heard: list[str]) -> None:
+    def __init__(
+        self, environ: Mapping[str, str], arguments: tuple[object, ...], heard: list[str], program: str
+    ) -> None:
         self._heard = heard
         self.process = subprocess.Popen(
-            [*leashed(signal.SIGKILL), "gpu_client.cli", *map(str, arguments)],
+            [*leashed(signal.SIGKILL), program, *map(str, arguments)],
             cwd=ROOT,
             env={**clean_environment(), **environ},
             stdin=subprocess.DEVNULL,
@@ -171,10 +174,7 @@ class Labour:
         self.client.complete(self.held.lease_token, CompleteRequest(job_id=self.held.id, artifacts=declared))
 
     def _files(self, files: Mapping[str, bytes], name: str) -> Path:
-        for path, data in files.items():
-            (self._tmp_path / name / path).parent.mkdir(parents=True, exist_ok=True)
-            (self._tmp_path / name / path).write_bytes(data)
-        return self._tmp_path / name
+        return write_files(self._tmp_path / name, files)
 
 
 def submit(baton: Baton, labour: Labour, tmp_path: Path, **job: Any) -> str:

@@ -3,39 +3,33 @@
 from __future__ import annotations
 
 import os
+import random
+import re
 import subprocess
 from pathlib import Path
 
 import pytest
+from blake3 import blake3
 
-from gpu_client.transport import files as transport_files
+from contract.datasets import DATASET_MANIFEST, DatasetManifest, is_manifest
+from contract.parts import PARTS_FROM_BYTES
 from tests.emulator import unique
 from tests.functional.cli.people import Baton, Labour, finished, submit
 from tests.stack import Stack
+from tests.trees import files_below, write_files
 from tests.waiting import until
 
 pytestmark = [pytest.mark.emulator, pytest.mark.processes]
 
 
-def made(place: Path, files: dict[str, bytes]) -> Path:
-    for name, data in files.items():
-        (place / name).parent.mkdir(parents=True, exist_ok=True)
-        (place / name).write_bytes(data)
-    return place
-
-
-def below(place: Path) -> dict[str, bytes]:
-    return {path.relative_to(place).as_posix(): path.read_bytes() for path in place.rglob("*") if path.is_file()}
-
-
 def stored(stack: Stack, prefix: str) -> dict[str, bytes]:
-    keys = stack.keys_below(prefix + "/", "training-data")
+    keys = [key for key in stack.keys_below(prefix + "/", "training-data") if not is_manifest(key)]
     return {key.removeprefix(prefix + "/"): stack.read(key, "training-data") for key in keys}
 
 
 def test_push_sends_what_is_new(baton: Baton, stack: Stack, tmp_path: Path) -> None:
     prefix = unique("set")
-    place = made(tmp_path / "set", {"a.txt": b"a", "b ü/c.txt": b"c" * 1000, "empty": b""})
+    place = write_files(tmp_path / "set", {"a.txt": b"a", "b ü/c.txt": b"c" * 1000, "empty": b""})
     assert baton("data", "push", place, prefix, "--dry-run", "--json").ok().json["to_send"] == [
         f"{prefix}/a.txt",
         f"{prefix}/b ü/c.txt",
@@ -44,24 +38,64 @@ def test_push_sends_what_is_new(baton: Baton, stack: Stack, tmp_path: Path) -> N
     assert stored(stack, prefix) == {}
     first = baton("data", "push", place, prefix + "/").ok()
     assert first.out == f"3 files (1.0 kB) sent to {prefix}/, 0 files there already\n"
-    assert stored(stack, prefix) == below(place)
+    assert stored(stack, prefix) == files_below(place)
     again = baton("data", "push", place, prefix, "--json").ok().json
     assert (again["sent"], again["bytes"], again["unchanged"]) == ([], 0, 3)
     (place / "a.txt").write_bytes(b"b")
     (place / "new").write_bytes(b"new")
     changed = baton("data", "push", place, prefix, "--json").ok().json
     assert (changed["sent"], changed["unchanged"]) == ([f"{prefix}/a.txt", f"{prefix}/new"], 2)
-    assert stored(stack, prefix) == below(place)
+    assert stored(stack, prefix) == files_below(place)
+
+
+def named(stack: Stack, prefix: str) -> dict[str, str]:
+    """BLAKE3s by path, as the manifest of the data set tells."""
+    manifest = DatasetManifest.model_validate_json(stack.read(f"{prefix}/{DATASET_MANIFEST}", "training-data"))
+    return {file.path: file.blake3 for file in manifest.files}
+
+
+def test_a_push_ends_with_a_manifest_of_all_that_is_there(baton: Baton, stack: Stack, tmp_path: Path) -> None:
+    prefix = unique("set")
+    one = write_files(tmp_path / "one", {"a.txt": b"a", "sub/a.txt": b"other"})
+    baton("data", "push", one, prefix).ok()
+    assert named(stack, prefix) == {path: blake3(data).hexdigest() for path, data in files_below(one).items()}
+    requests = len(stack.s3.requests())
+    baton("data", "push", one, prefix).ok()
+    assert stack.s3.requests()[requests:] == [], "nothing is new"
+    two = write_files(tmp_path / "two", {"b.txt": b"b"})
+    baton("data", "push", two, prefix).ok()
+    everything = files_below(one) | files_below(two)
+    assert named(stack, prefix) == {path: blake3(data).hexdigest() for path, data in everything.items()}
+    (one / "a.txt").write_bytes(b"changed")
+    baton("data", "push", one, prefix).ok()
+    assert named(stack, prefix)["a.txt"] == blake3(b"changed").hexdigest()
+    assert named(stack, prefix).keys() == everything.keys()
+
+
+def test_a_push_that_stopped_before_its_manifest_is_finished_by_a_repeat(
+    baton: Baton, stack: Stack, tmp_path: Path
+) -> None:
+    prefix = unique("set")
+    place = write_files(tmp_path / "set", {"a.txt": b"a"})
+    with stack.s3.holding(rf"PUT /.*{prefix}/\.baton/", drop=True) as held:
+        running = baton.started("data", "push", place, prefix)
+        held.wait()
+        running.kill()
+    assert stored(stack, prefix) == {"a.txt": b"a"}
+    assert baton("data", "push", place, prefix, "--json").ok().json["unchanged"] == 1
+    assert named(stack, prefix) == {"a.txt": blake3(b"a").hexdigest()}
 
 
 def test_ls(baton: Baton, tmp_path: Path) -> None:
     prefix = unique("set")
-    baton("data", "push", made(tmp_path / "set", {"a": b"12345", "b": b""}), prefix).ok()
+    baton("data", "push", write_files(tmp_path / "set", {"a": b"12345", "b": b""}), prefix).ok()
     listed = baton("data", "ls", prefix, "--json").ok().json
+    (manifest,) = [one for one in listed if is_manifest(one["key"])]
+    listed.remove(manifest)
     assert [(one["key"], one["size_bytes"]) for one in listed] == [(f"{prefix}/a", 5), (f"{prefix}/b", 0)]
     shown = baton("data", "ls", prefix).ok()
     assert f"{prefix}/a" in shown.out
-    assert "2 objects, 5 B" in shown.err
+    assert "3 objects, " in shown.err
     assert baton("data", "ls", "nothing-here", "--json").ok().json == []
     baton("data", "ls", "--bucket", "elsewhere").failed(3, "unknown_bucket")
     baton("data", "ls", "../up").failed(3, "(field prefix)")
@@ -69,17 +103,62 @@ def test_ls(baton: Baton, tmp_path: Path) -> None:
 
 def test_push_interrupted_is_finished_by_a_repeat(baton: Baton, stack: Stack, tmp_path: Path) -> None:
     prefix = unique("set")
-    place = made(tmp_path / "set", {f"{number:02}": b"%d" % number * 100_000 for number in range(12)})
+    place = write_files(tmp_path / "set", {f"{number:02}": b"%d" % number * 100_000 for number in range(12)})
     with stack.s3.holding(rf"PUT /.*{prefix}/0[6-9]") as held:
         running = baton.started("data", "push", place, prefix)
         held.wait()
         running.interrupt().failed(130, "interrupted")
     there = until(lambda: stored(stack, prefix), what="what was sent before")
-    assert {name: data for name, data in below(place).items() if name in there} == there, "nothing is half-stored"
+    assert {name: data for name, data in files_below(place).items() if name in there} == there, "nothing is half-stored"
     repeated = baton("data", "push", place, prefix, "--json").ok().json
     assert 0 < len(repeated["sent"]) <= 12
     assert len(repeated["sent"]) + repeated["unchanged"] == 12
-    assert stored(stack, prefix) == below(place)
+    assert stored(stack, prefix) == files_below(place)
+
+
+LARGE = random.Random(1).randbytes(PARTS_FROM_BYTES + 1000)
+"""Four parts of 16 MiB, and a small one."""
+
+
+def parts_sent(stack: Stack, since: int = 0) -> list[int]:
+    """Numbers of the parts that came to the store, one behind the other."""
+    puts = (re.fullmatch(r"PUT /.*\?partNumber=(\d+)", request) for request in stack.s3.requests()[since:])
+    return sorted(int(found[1]) for found in puts if found)
+
+
+def test_push_killed_within_a_large_file_sends_only_the_missing_parts(
+    baton: Baton, stack: Stack, tmp_path: Path
+) -> None:
+    prefix = unique("set")
+    place = write_files(tmp_path / "set", {"large.bin": LARGE, "small.txt": b"small"})
+    began = len(stack.s3.requests())
+    with stack.s3.holding(rf"PUT /.*{prefix}/large\.bin\?partNumber=[25]", drop=True) as held:
+        running = baton.started("data", "push", place, prefix)
+        held.wait_for(2)
+        until(lambda: stack.parts_of(f"{prefix}/large.bin", "training-data") == [1, 3, 4], what="the other parts")
+        running.kill()
+    assert parts_sent(stack, began) == [1, 2, 3, 4, 5]
+    assert stored(stack, prefix) == {"small.txt": b"small"}, "parts are no object"
+    again = len(stack.s3.requests())
+    repeated = baton("data", "push", place, prefix, "--json").ok().json
+    assert parts_sent(stack, again) == [2, 5]
+    assert (repeated["sent"], repeated["unchanged"]) == ([f"{prefix}/large.bin"], 1)
+    assert stored(stack, prefix) == files_below(place)
+    assert stack.parts_of(f"{prefix}/large.bin", "training-data") == [], "the upload has ended"
+    last = len(stack.s3.requests())
+    unchanged = baton("data", "push", place, prefix, "--json").ok().json
+    assert (unchanged["sent"], unchanged["unchanged"]) == ([], 2)
+    assert stack.s3.requests()[last:] == [], "a large file is known by its etag"
+
+
+def test_a_large_output_goes_up_in_parts_and_is_fetched_as_it_was(
+    baton: Baton, stack: Stack, labour: Labour, tmp_path: Path
+) -> None:
+    began = len(stack.s3.requests())
+    job_id = finished(baton, labour, tmp_path, {"model.bin": LARGE, "notes": b"small"})
+    assert parts_sent(stack, began) == [1, 2, 3, 4, 5]
+    baton("fetch", job_id, tmp_path / "got").ok()
+    assert files_below(tmp_path / "got") == {"model.bin": LARGE, "notes": b"small"}
 
 
 OUTPUTS = {"model.bin": b"weights" * 50_000, "samples/1 ü.png": b"png", "empty": b""}
@@ -89,7 +168,7 @@ def test_fetch(baton: Baton, labour: Labour, tmp_path: Path) -> None:
     job_id = finished(baton, labour, tmp_path, OUTPUTS)
     said = baton("fetch", job_id, tmp_path / "got").ok()
     assert said.out == f"3 files (350.0 kB) fetched into {tmp_path / 'got'}, 0 files there already\n"
-    assert below(tmp_path / "got") == OUTPUTS
+    assert files_below(tmp_path / "got") == OUTPUTS
     (tmp_path / "got" / "empty").unlink()
     again = baton("fetch", job_id[:12], tmp_path / "got", "--json").ok().json
     assert again["bytes"] == 0, "what is there is not fetched again"
@@ -98,16 +177,16 @@ def test_fetch(baton: Baton, labour: Labour, tmp_path: Path) -> None:
         "samples/1 ü.png": False,
         "empty": True,
     }
-    assert below(tmp_path / "got") == OUTPUTS
+    assert files_below(tmp_path / "got") == OUTPUTS
 
 
 def test_fetch_overwrites_nothing_unasked(baton: Baton, labour: Labour, tmp_path: Path) -> None:
     job_id = finished(baton, labour, tmp_path, OUTPUTS)
-    mine = made(tmp_path / "got", {"model.bin": b"mine", "notes.txt": b"keep"})
+    mine = write_files(tmp_path / "got", {"model.bin": b"mine", "notes.txt": b"keep"})
     baton("fetch", job_id, mine).failed(2, "model.bin", "would be overwritten", "--force")
-    assert below(mine) == {"model.bin": b"mine", "notes.txt": b"keep"}
+    assert files_below(mine) == {"model.bin": b"mine", "notes.txt": b"keep"}
     baton("fetch", job_id, mine, "--force").ok()
-    assert below(mine) == {**OUTPUTS, "notes.txt": b"keep"}
+    assert files_below(mine) == {**OUTPUTS, "notes.txt": b"keep"}
 
 
 def test_fetch_bad_input(baton: Baton, labour: Labour, tmp_path: Path) -> None:
@@ -132,24 +211,20 @@ def test_altered_bytes_never_appear(baton: Baton, labour: Labour, stack: Stack, 
     assert not list((tmp_path / "got").rglob("*.part"))
 
 
-def test_a_full_disk_is_one_line_and_a_repeat_goes_on(
-    baton: Baton, labour: Labour, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    job_id = finished(baton, labour, tmp_path, OUTPUTS)
-    write = os.write
-
-    def full(descriptor: int, piece: memoryview) -> int:
-        if len(piece) > 1000:
-            raise OSError(28, "No space left on device")
-        return write(descriptor, piece)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(transport_files.os, "write", full)
-        baton("fetch", job_id, tmp_path / "got").failed(1, "no space left", "Make room, then repeat")
-    assert "model.bin" not in below(tmp_path / "got")
-    assert not list((tmp_path / "got").rglob("*.part"))
-    baton("fetch", job_id, tmp_path / "got").ok()
-    assert below(tmp_path / "got") == OUTPUTS
+def test_a_full_disk_is_one_line_and_a_repeat_goes_on(baton: Baton, labour: Labour, tmp_path: Path) -> None:
+    """Also without the rights to mount one: what /dev/full refuses is refused as a full disk refuses it."""
+    # It refuses writes only: an empty file would fail at being synced, and otherwise than on a disk.
+    outputs = {path: data for path, data in OUTPUTS.items() if data}
+    job_id = finished(baton, labour, tmp_path, outputs)
+    got = tmp_path / "got"
+    full = Path(__file__).with_name("full_disk_baton.py")
+    said = baton.started("fetch", job_id, got, wrapper=full, FULL_DISK=str(got)).end()
+    said.failed(1, "no space left on this machine", "Make room, then repeat")
+    assert said.err.count("writing") == 1
+    assert "model.bin" not in files_below(got)
+    assert not list(got.rglob("*.part"))
+    baton("fetch", job_id, got).ok()
+    assert files_below(got) == outputs
 
 
 def test_a_place_that_is_none(baton: Baton, labour: Labour, tmp_path: Path) -> None:
@@ -159,12 +234,13 @@ def test_a_place_that_is_none(baton: Baton, labour: Labour, tmp_path: Path) -> N
     baton("fetch", job_id, tmp_path / "file" / "below").failed(1, "Not a directory", "Put that right, then repeat")
     (tmp_path / "got" / "model.bin").mkdir(parents=True)
     baton("fetch", job_id, tmp_path / "got").failed(1, "is a directory already", "Put that right, then repeat")
-    assert below(tmp_path / "got") == {}
+    assert files_below(tmp_path / "got") == {}
     assert (tmp_path / "file").read_bytes() == b"mine"
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="mounting needs root")
-def test_a_disk_that_is_really_full(baton: Baton, labour: Labour, tmp_path: Path) -> None:
+def test_a_small_disk_that_fills_up(baton: Baton, labour: Labour, tmp_path: Path) -> None:
+    """The same with a real one, part of which is written before it is full; the test above runs everywhere."""
     job_id = finished(baton, labour, tmp_path, OUTPUTS)
     disk = tmp_path / "disk"
     disk.mkdir()
@@ -177,7 +253,7 @@ def test_a_disk_that_is_really_full(baton: Baton, labour: Labour, tmp_path: Path
         assert not list(disk.rglob("*.part"))
         subprocess.run(["mount", "-o", "remount,size=4m", disk], check=True)
         baton("fetch", job_id, disk).ok()
-        assert below(disk) == OUTPUTS
+        assert files_below(disk) == OUTPUTS
     finally:
         subprocess.run(["umount", disk], check=True)
 
@@ -190,10 +266,10 @@ def test_fetch_interrupted_is_finished_by_a_repeat(baton: Baton, labour: Labour,
         held.wait()
         until((got / "samples/1 ü.png").exists)
         running.interrupt().failed(130, "interrupted")
-    assert "model.bin" not in below(got)
+    assert "model.bin" not in files_below(got)
     assert not list(got.rglob("*.part"))
     baton("fetch", job_id, got).ok()
-    assert below(got) == OUTPUTS
+    assert files_below(got) == OUTPUTS
 
 
 def test_fetch_killed_leaves_nothing_that_a_repeat_does_not_clear(
@@ -201,11 +277,13 @@ def test_fetch_killed_leaves_nothing_that_a_repeat_does_not_clear(
 ) -> None:
     job_id = finished(baton, labour, tmp_path, OUTPUTS)
     got = tmp_path / "got"
-    made(got, {f".{'0123456789abcdef'}.part": b"half", "samples/.fedcba9876543210.part": b"half", ".my.part": b"mine"})
+    write_files(
+        got, {f".{'0123456789abcdef'}.part": b"half", "samples/.fedcba9876543210.part": b"half", ".my.part": b"mine"}
+    )
     with stack.s3.holding(r"GET /.*model\.bin") as held:
         running = baton.started("fetch", job_id, got)
         held.wait()
         baton("fetch", job_id, got).failed(2, "another fetch", "is under way")
         running.kill()
     baton("fetch", job_id, got).ok()
-    assert below(got) == {**OUTPUTS, ".my.part": b"mine"}
+    assert files_below(got) == {**OUTPUTS, ".my.part": b"mine"}

@@ -22,6 +22,7 @@ from gpu_client.transport.digests import digest_bytes
 from gpu_client.transport.transfer import Upload
 from tests.emulator import unique
 from tests.stack import Stack
+from tests.trees import files_below, write_files
 
 pytestmark = [pytest.mark.emulator, pytest.mark.processes]
 
@@ -51,20 +52,9 @@ def claim_again(worker: BatonClient, queue: str) -> WorkItem:
     return item
 
 
-def write(place: Path, files: dict[str, bytes]) -> Path:
-    for name, data in files.items():
-        (place / name).parent.mkdir(parents=True, exist_ok=True)
-        (place / name).write_bytes(data)
-    return place
-
-
-def read(place: Path) -> dict[str, bytes]:
-    return {path.relative_to(place).as_posix(): path.read_bytes() for path in place.rglob("*") if path.is_file()}
-
-
 def commit_whole_files(worker: BatonClient, item: WorkItem, place: Path, step: int) -> ManifestV1:
     """As workers did before there were chunks: each file an object."""
-    digests = {name: digest_bytes(data) for name, data in read(place).items()}
+    digests = {name: digest_bytes(data) for name, data in files_below(place).items()}
     files = [
         ManifestFile(path=name, size_bytes=one.size_bytes, blake3=one.blake3, crc64nvme=one.crc64nvme)
         for name, one in digests.items()
@@ -93,19 +83,19 @@ def test_a_checkpoint_of_an_older_worker_comes_back_and_is_built_upon(
     queue = unique("q")
     first = claim(stack, worker, queue)
     made = {"model.bin": bytes(range(256)) * 200, "deep/ü.txt": b"x", "same.txt": b"x", "empty": b""}
-    old = commit_whole_files(worker, first, write(tmp_path / "made", made), 10)
+    old = commit_whole_files(worker, first, write_files(tmp_path / "made", made), 10)
     worker.release(first.lease_token, ReleaseRequest(job_id=first.id))
 
     second = claim_again(worker, queue)
     store = LocalStore(tmp_path / "stores", second.id)
     restored = restore(worker, worker.transfer, second, tmp_path / "output", store=store)
     assert restored is not None
-    assert (restored.step, restored.epoch, read(restored.path)) == (10, 1, made)
+    assert (restored.step, restored.epoch, files_below(restored.path)) == (10, 1, made)
     assert store.manifests
 
     made["more.bin"] = b"new" * 1000
     known = Known.of(store.manifests, store)
-    done = commit_checkpoint(worker, worker.transfer, second, write(tmp_path / "made", made), 20, known=known)
+    done = commit_checkpoint(worker, worker.transfer, second, write_files(tmp_path / "made", made), 20, known=known)
     assert done.uploaded_bytes == 3000, "what the older worker stored is not sent again"
     worker.release(second.lease_token, ReleaseRequest(job_id=second.id))
 
@@ -113,7 +103,7 @@ def test_a_checkpoint_of_an_older_worker_comes_back_and_is_built_upon(
     assert [ref.step for ref in third.resume] == [20, 10]
     restored = restore(worker, worker.transfer, third, tmp_path / "elsewhere")
     assert restored is not None
-    assert (restored.step, read(restored.path)) == (20, made)
+    assert (restored.step, files_below(restored.path)) == (20, made)
     stored = stack.keys_below("packs/")
     assert all(f"packs/{file.blake3}" in stored for file in old.files)
 
@@ -145,7 +135,7 @@ def test_two_attempts_that_send_the_same_chunks_at_once_both_commit(
     clients = [AtOnce(worker, barrier) for _ in items]
 
     def commit(number: int) -> Committed:
-        place = write(tmp_path / f"made-{number}", made)
+        place = write_files(tmp_path / f"made-{number}", made)
         return commit_checkpoint(clients[number], worker.transfer, items[number], place, 10)
 
     with ThreadPoolExecutor(2) as threads:
@@ -158,4 +148,4 @@ def test_two_attempts_that_send_the_same_chunks_at_once_both_commit(
         worker.release(items[number].lease_token, ReleaseRequest(job_id=items[number].id))
         restored = restore(worker, worker.transfer, claim_again(worker, queue), tmp_path / f"output-{number}")
         assert restored is not None
-        assert read(restored.path) == made
+        assert files_below(restored.path) == made

@@ -24,6 +24,7 @@ from gpu_client.transport.digests import hash_file
 from gpu_client.transport.errors import InvalidRequest, LeaseLost, NotFound, StepNotNewer, Unauthorized
 from gpu_client.transport.transfer import Download
 from tests.emulator import unique
+from tests.trees import files_below, write_files
 
 pytestmark = [pytest.mark.emulator, pytest.mark.processes]
 
@@ -56,21 +57,10 @@ def worker(stack: dict[str, Any]) -> Iterator[BatonClient]:
         yield client
 
 
-def write(place: Path, files: dict[str, bytes]) -> Path:
-    for name, data in files.items():
-        (place / name).parent.mkdir(parents=True, exist_ok=True)
-        (place / name).write_bytes(data)
-    return place
-
-
-def read(place: Path) -> dict[str, bytes]:
-    return {path.relative_to(place).as_posix(): path.read_bytes() for path in place.rglob("*") if path.is_file()}
-
-
 def test_a_job_from_submission_to_its_artifact(user: BatonClient, worker: BatonClient, tmp_path: Path) -> None:
     queue, prefix = unique("q"), unique("in")
-    images = write(tmp_path / "images", {f"{digit}/{digit} ü.png": b"%d" % digit * 50 for digit in range(10)})
-    user.upload_files("training-data", {f"{prefix}/{name}": images / name for name in read(images)})
+    images = write_files(tmp_path / "images", {f"{digit}/{digit} ü.png": b"%d" % digit * 50 for digit in range(10)})
+    user.upload_files("training-data", {f"{prefix}/{name}": images / name for name in files_below(images)})
     assert len(user.list_objects(prefix=prefix + "/").objects) == 10
     job = user.submit(
         JobSubmit(
@@ -89,12 +79,12 @@ def test_a_job_from_submission_to_its_artifact(user: BatonClient, worker: BatonC
                 for found in page.inputs
             ]
         )
-    assert read(tmp_path / "data") == {f"digits/{name}": data for name, data in read(images).items()}
+    assert files_below(tmp_path / "data") == {f"digits/{name}": data for name, data in files_below(images).items()}
     assert worker.heartbeat(job.id, first.lease_token, HeartbeatRequest(step=7)).directive is Directive.CONTINUE
     made = {}
     for step in (10, 20):
         made[step] = {"model.bin": b"%d" % step * 1000, "frozen/base.bin": b"base" * 1000, "empty": b""}
-        place = write(tmp_path / f"made-{step}", made[step])
+        place = write_files(tmp_path / f"made-{step}", made[step])
         done = commit_checkpoint(worker, worker.transfer, first, place, step, metrics={"loss": 1 / step})
         assert (done.api_calls, done.raw_bytes, done.uploaded_packs) == (2, 6000, 1)
     again = commit_checkpoint(worker, worker.transfer, first, tmp_path / "made-20", 20, metrics={"loss": 1 / 20})
@@ -109,12 +99,12 @@ def test_a_job_from_submission_to_its_artifact(user: BatonClient, worker: BatonC
     assert second is not None
     restored = restore(worker, worker.transfer, second, tmp_path / "output")
     assert restored is not None
-    assert (restored.step, restored.epoch, read(restored.path)) == (20, 1, made[20])
+    assert (restored.step, restored.epoch, files_below(restored.path)) == (20, 1, made[20])
     with pytest.raises(LeaseLost):
         commit_checkpoint(worker, worker.transfer, first, tmp_path / "made-20", 30)
     worker.report_damaged(job.id, 20, second.lease_token, epoch=1, message="said for the test")
     commit_checkpoint(worker, worker.transfer, second, tmp_path / "made-10", 15)
-    output = write(tmp_path / "output", {"model.bin": b"final"})
+    output = write_files(tmp_path / "output", {"model.bin": b"final"})
     artifacts = upload_artifacts(worker, worker.transfer, second, collect_outputs(output, second.outputs))
     ending = CompleteRequest(job_id=job.id, artifacts=artifacts, step=40)
     assert worker.complete(second.lease_token, ending).state == "complete"

@@ -8,6 +8,7 @@ from typing import Any
 
 from contract.manifest import Chunk, ChunkedFile, Manifest, Pack
 from contract.work import Directive, HeartbeatAnswer, HeartbeatRequest, WorkItem
+from gpu_client.checkpoints.upload import Committed
 from gpu_client.transport.digests import digest_bytes
 from gpu_client.transport.errors import ApiError, api_error_class
 from gpu_client.transport.http import parse_error
@@ -63,6 +64,25 @@ def make_manifest(job_id: str, step: int, epoch: int, directory: Path) -> Manife
         name = path.relative_to(directory).as_posix()
         files.append(ChunkedFile(path=name, size_bytes=found.size_bytes, chunks=indices))
     return Manifest(version=2, job_id=job_id, step=step, epoch=epoch, packs=packs, chunks=chunks, files=files)
+
+
+def make_committed(step: int, manifest: Manifest, *, epoch: int = 3, seconds: float = 0.0) -> Committed:
+    """A commit that was accepted: of 100 bytes 40 were stored already, and 30 had to be sent."""
+    return Committed(
+        step=step,
+        epoch=epoch,
+        manifest=manifest,
+        api_calls=2,
+        raw_bytes=100,
+        reused_bytes=40,
+        encoded_bytes=50,
+        uploaded_bytes=30,
+        uploaded_packs=1,
+        hash_s=0.0,
+        encode_s=0.0,
+        upload_s=0.0,
+        seconds=seconds,
+    )
 
 
 def make_answer(directive: Directive = Directive.CONTINUE, **fields: Any) -> HeartbeatAnswer:

@@ -22,10 +22,9 @@ from gpu_client.agent.settings import AgentSettings
 from gpu_client.agent.signals import StopRequest
 from gpu_client.agent.trainer_output import TrainerOutput
 from gpu_client.agent.workspace import Workspace
-from gpu_client.checkpoints.upload import Committed
 from gpu_client.training.channel import Channel, Directive
 from gpu_client.transport.cancel import CancelEvent, stop_if_set
-from tests.unit.agent.agent_kit import Heart, make_item, make_manifest
+from tests.unit.agent.agent_kit import Heart, make_committed, make_item, make_manifest
 
 SIGTERMED = ExitStatus(code=None, signal=15, oom_suspected=False, stopped_by_us=True)
 CLEAN = ExitStatus(code=0, signal=None, oom_suspected=False, stopped_by_us=False)
@@ -184,21 +183,8 @@ class Stage:
             assert path.is_dir()
             stage.committed.append(step)
             stage.client.said.append(("commit", step))
-            return Committed(
-                step=step,
-                epoch=item.epoch,
-                manifest=make_manifest(item.id, step, item.epoch, path),
-                api_calls=2,
-                raw_bytes=100,
-                reused_bytes=40,
-                encoded_bytes=50,
-                uploaded_bytes=30,
-                uploaded_packs=1,
-                hash_s=0.0,
-                encode_s=0.0,
-                upload_s=0.0,
-                seconds=stage.commit_s,
-            )
+            manifest = make_manifest(item.id, step, item.epoch, path)
+            return make_committed(step, manifest, epoch=item.epoch, seconds=stage.commit_s)
 
         monkeypatch.setattr(job_run, "Supervisor", Supervisor)
         monkeypatch.setattr(job_run, "restore", restore)

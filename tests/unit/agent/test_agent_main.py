@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from gpu_client.agent import __main__ as program
+from gpu_client.agent import program
 from gpu_client.agent.signals import StopRequest
 
 

@@ -6,8 +6,7 @@ import os
 import socket
 import stat
 import tempfile
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -16,6 +15,7 @@ from hypothesis import strategies as st
 
 from gpu_client.agent import channel_server
 from gpu_client.agent.channel_server import ChannelServer, CheckpointNotice, Hello, Progress
+from tests.waiting import soon
 
 
 class Clock:
@@ -49,14 +49,6 @@ def line(**message: object) -> bytes:
     return json.dumps(message).encode() + b"\n"
 
 
-def until(condition: Callable[[], object], timeout_s: float = 5.0) -> None:
-    """Wait for another thread; fails if it does not come."""
-    deadline = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < deadline, "it did not happen"
-        time.sleep(0.002)
-
-
 def read_line(connection: socket.socket) -> dict[str, object]:
     data = b""
     while not data.endswith(b"\n"):
@@ -69,14 +61,14 @@ def read_line(connection: socket.socket) -> dict[str, object]:
 
 def expects(server: ChannelServer, progress: Progress) -> None:
     """The server comes to know this progress."""
-    until(lambda: server.progress() == progress)
+    soon(lambda: server.progress() == progress)
 
 
 def works(server: ChannelServer, step: int) -> None:
     """A new trainer is served."""
     with trainer(server) as connection:
         connection.sendall(line(type="progress", step=step, total=None, metrics={}))
-        until(lambda: server.progress() == Progress(step, None, {}))
+        soon(lambda: server.progress() == Progress(step, None, {}))
 
 
 def test_the_socket_is_private(server: ChannelServer) -> None:
@@ -88,13 +80,13 @@ def test_a_session(server: ChannelServer, tmp_path: Path) -> None:
     path = tmp_path / "output" / "checkpoint-10"
     with trainer(server) as connection:
         connection.sendall(line(type="hello", pid=42, protocol=1))
-        until(lambda: server.hellos() == [Hello(42, 1)])
+        soon(lambda: server.hellos() == [Hello(42, 1)])
         message = line(type="progress", step=9, total=500, metrics={"loss": 0.5, "bad": "x"})
         connection.sendall(message[:20])
         connection.sendall(message[20:] + line(type="checkpoint", step=10, path=str(path), metrics={"loss": 1}))
-        until(lambda: server.progress() == Progress(9, 500, {"loss": 0.5}))
+        soon(lambda: server.progress() == Progress(9, 500, {"loss": 0.5}))
         connection.sendall(line(type="progress", step=10, total=500, metrics={}))
-        until(lambda: server.progress() == Progress(10, 500, {}))
+        soon(lambda: server.progress() == Progress(10, 500, {}))
         assert server.take_checkpoints() == [CheckpointNotice(10, path.resolve(), {"loss": 1.0})]
         assert server.take_checkpoints() == []
         assert server.request_checkpoint() == 1
@@ -102,7 +94,7 @@ def test_a_session(server: ChannelServer, tmp_path: Path) -> None:
         assert server.request_stop("pause", checkpoint=True) == 1
         expected = {"type": "directive", "directive": "stop", "reason": "pause", "checkpoint": True}
         assert read_line(connection) == expected
-    until(lambda: server.hellos() == [])
+    soon(lambda: server.hellos() == [])
     assert server.progress() is not None  # What is known stays known.
     assert server.errors() == {}
 
@@ -112,7 +104,7 @@ def test_every_rank_gets_the_directive(server: ChannelServer) -> None:
         ranks = [stack.enter_context(trainer(server)) for _ in range(4)]
         for pid, rank in enumerate(ranks):
             rank.sendall(line(type="hello", pid=pid, protocol=1))
-        until(lambda: len(server.hellos()) == 4)
+        soon(lambda: len(server.hellos()) == 4)
         assert server.request_checkpoint() == 4
         assert all(read_line(rank)["directive"] == "checkpoint" for rank in ranks)
 
@@ -177,7 +169,7 @@ BAD_LINES = [
 def test_a_bad_line_costs_only_itself(server: ChannelServer, bad: bytes, kind: str) -> None:
     with trainer(server) as connection:
         connection.sendall(bad + b"\n \n" + line(type="progress", step=5, total=None, metrics={}))
-        until(lambda: server.progress() == Progress(5, None, {}))
+        soon(lambda: server.progress() == Progress(5, None, {}))
     assert server.errors() == {kind: 1}
     assert server.take_checkpoints() == []
     works(server, 6)
@@ -190,7 +182,7 @@ def test_checkpoints_outside_the_output_directory_are_refused(server: ChannelSer
     with trainer(server) as connection:
         for path in ("output/checkpoint-66", "output/../secret", "output", "secret"):
             connection.sendall(line(type="checkpoint", step=1, path=f"{tmp_path}/{path}", metrics={}))
-        until(lambda: server.errors() == {"invalid": 4})
+        soon(lambda: server.errors() == {"invalid": 4})
     assert server.take_checkpoints() == []
 
 
@@ -199,7 +191,7 @@ def test_an_endless_line_is_not_kept_in_memory(server: ChannelServer) -> None:
         for _ in range(64):
             connection.sendall(b"y" * 65536)
         connection.sendall(b"\n" + line(type="progress", step=3, total=None, metrics={}))
-        until(lambda: server.progress() == Progress(3, None, {}))
+        soon(lambda: server.progress() == Progress(3, None, {}))
     assert server.errors() == {"oversized": 1}
 
 
@@ -217,21 +209,21 @@ def test_a_peer_that_never_reads_does_not_block_the_agent(server: ChannelServer)
     with trainer(server) as deaf, trainer(server) as healthy:
         for connection in (deaf, healthy):
             connection.sendall(line(type="hello", pid=1, protocol=1))
-        until(lambda: len(server.hellos()) == 2)
+        soon(lambda: len(server.hellos()) == 2)
         for _ in range(20_000):
             if server.request_checkpoint() < 2:
                 break
             assert read_line(healthy)["directive"] == "checkpoint"
         assert server.errors()["unread"] >= 1
         healthy.sendall(line(type="progress", step=8, total=None, metrics={}))
-        until(lambda: server.progress() == Progress(8, None, {}))
+        soon(lambda: server.progress() == Progress(8, None, {}))
 
 
 def test_too_many_connections(server: ChannelServer) -> None:
     with contextlib.ExitStack() as stack:
         for _ in range(channel_server.MAX_CONNECTIONS + 5):
             stack.enter_context(trainer(server))
-        until(lambda: server.errors().get("connections") == 5)
+        soon(lambda: server.errors().get("connections") == 5)
     works(server, 2)
 
 
@@ -242,7 +234,7 @@ def test_a_flood_of_notices_is_bounded(server: ChannelServer, tmp_path: Path) ->
         for step in range(count):
             connection.sendall(line(type="checkpoint", step=step, path=path, metrics={}))
         connection.sendall(line(type="progress", step=7, total=None, metrics={}))
-        until(lambda: server.progress() is not None)
+        soon(lambda: server.progress() is not None)
     notices = server.take_checkpoints()
     assert len(notices) == channel_server.MAX_WAITING_CHECKPOINTS
     assert notices[-1].step == count - 1
@@ -253,7 +245,7 @@ def test_closing(tmp_path: Path) -> None:
     server = ChannelServer(tmp_path / "output")
     with trainer(server) as connection:
         connection.sendall(line(type="hello", pid=1, protocol=1))
-        until(server.hellos)
+        soon(server.hellos)
         server.close()
         server.close()
         assert connection.recv(10) == b""

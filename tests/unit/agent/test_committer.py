@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -230,3 +231,20 @@ def test_close_stops_what_is_under_way(bench: Bench) -> None:
     bench.committer.close()
     assert not bench.committer._thread.is_alive()
     assert bench.committer.committed_steps == []
+
+
+@pytest.mark.parametrize("committed", [True, False])
+def test_files_that_cannot_be_given_back_end_nothing(bench: Bench, committed: bool) -> None:
+    """The thread died of it, and no later checkpoint was committed."""
+
+    def stuck() -> None:
+        raise OSError(errno.EACCES, "Permission denied")
+
+    if not committed:
+        bench.outcomes = [BadDirectory("no"), None]
+    bench.committer.offer(Staged(10, bench.tmp_path, {}, "session", give_back=stuck))
+    assert bench.committer.drain()
+    bench.offer(20)
+    assert bench.committer.drain()
+    assert bench.committer.committed_steps == ([10, 20] if committed else [20])
+    assert bench.committer.skipped_steps == ([] if committed else [10])

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from gpu_client.agent import harvest as module
+from gpu_client.agent.committer import Committer as RealCommitter
 from gpu_client.agent.committer import Staged
 from gpu_client.agent.harvest import MAX_TAKES, Harvest
 from gpu_client.agent.workspace import JobDirectories
@@ -48,14 +49,14 @@ class Trainer:
 class Scene:
     """A clock, an output directory, and a harvest of it."""
 
-    def __init__(self, root: Path) -> None:
+    def __init__(self, root: Path, **more: Any) -> None:
         data, output, staging = (root / name for name in ("data", "output", "staging"))
         output.mkdir()
         self.directories = JobDirectories(root, data, output, staging, root / "params.json")
         self.clock = Clock()
         self.committer = Committer()
         self.store = LocalStore(root / "store", JOB_ID)
-        self.harvest = Harvest(self.directories, make_item(lease_token=TOKEN), 5.0, self.store, self.clock)
+        self.harvest = Harvest(self.directories, make_item(lease_token=TOKEN), 5.0, self.store, self.clock, **more)
 
     def write(self, step: int, *, session: bool = False) -> Path:
         directory = self.directories.output / f"checkpoint-{step}"
@@ -173,6 +174,36 @@ class TestCommitting:
         manifest, directory = found
         assert [manifest] == cloud.committed == list(scene.store.manifests)
         assert (directory / "model").read_bytes() == random.Random("frozen").randbytes(1000)
+
+    @pytest.mark.parametrize("error", [OSError(errno.EIO, "Input/output error"), RuntimeError("a bug")], ids=repr)
+    @pytest.mark.parametrize("where", ["store", "report"])
+    def test_what_fails_behind_the_commit_does_not_undo_it(
+        self, tmp_path: Path, cloud: FakeCloud, transfer: Transfer, error: Exception, where: str
+    ) -> None:
+        """It was committed, and counted as given up."""
+        reported: list[int] = []
+
+        def fails(*_: object, **__: object) -> None:
+            raise error
+
+        scene = Scene(
+            tmp_path, on_committed=fails if where == "report" else lambda result: reported.append(result.step)
+        )
+        if where == "store":
+            scene.store.committed = fails  # type: ignore[method-assign]
+        _, staged = self.stage(scene)
+        committer = RealCommitter(
+            lambda one, _: self.commit(scene, cloud, transfer, one),
+            lambda: True,
+            on_lost=pytest.fail,
+            over=threading.Event(),
+        )
+        committer.offer(staged)
+        assert committer.drain()
+        committer.close()
+        assert (committer.committed_steps, committer.skipped_steps, committer.last_error) == ([20], [], None)
+        assert [manifest.step for manifest in cloud.committed] == [20]
+        assert reported == ([20] if where == "store" else [])
 
     def test_what_was_committed_before_is_not_sent_again(
         self, scene: Scene, cloud: FakeCloud, transfer: Transfer

@@ -8,11 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from contract.jobs import InputRef
+from contract.datasets import DatasetFile, DatasetManifest
+from contract.jobs import FailureClass, InputRef
 from contract.work import InputObject, InputPage
-from gpu_client.agent.inputs import MAX_EXPIRED_ROUNDS, fetch_inputs
+from gpu_client.agent.attempt_errors import failure_of
+from gpu_client.agent.inputs import MAX_EXPIRED_ROUNDS, InputsDiffer, fetch_inputs
 from gpu_client.agent.workspace import DiskFullError
-from gpu_client.transport.errors import ObjectMissing, UnsafePath, UrlExpired
+from gpu_client.transport.digests import digest_bytes
+from gpu_client.transport.errors import ChecksumMismatch, ObjectMissing, UnsafePath, UrlExpired
 from gpu_client.transport.transfer import Download
 from tests.unit.agent.agent_kit import JOB_ID, TOKEN, make_item
 
@@ -46,6 +49,8 @@ class Transfer:
     def __init__(self, *expire: int | None) -> None:
         self.expire = list(expire)
         self.urls: list[str] = []
+        self.contents: dict[str, str] = {}
+        """By key; of all others it is the key."""
 
     def download(self, items: Sequence[Download], *, cancel: object) -> None:
         limit = self.expire.pop(0) if self.expire else None
@@ -53,7 +58,13 @@ class Transfer:
             if number == limit:
                 raise UrlExpired(f"{item.name}: the presigned URL has run out")
             self.urls.append(item.url)
-            (item.root / item.path).write_text(item.name)
+            content = self.contents.get(item.name, item.name).encode()
+            if item.blake3 is not None and digest_bytes(content).blake3 != item.blake3:
+                raise ChecksumMismatch(f"{item.name}: BLAKE3 is another")
+            (item.root / item.path).write_bytes(content)
+
+    def read(self, url: str, *, name: str, max_bytes: int, cancel: object) -> bytes:
+        return self.contents[name].encode()
 
 
 def fetch(api: Api, transfer: Transfer, data: Path, require_free: Callable[[int], None] = lambda _bytes: None) -> int:
@@ -117,3 +128,70 @@ def test_a_full_disk_is_noticed_before_the_download(tmp_path: Path) -> None:
     with pytest.raises(DiskFullError, match="20 needed"):
         fetch(Api("1", "2"), transfer, tmp_path, require_free)
     assert transfer.urls == []
+
+
+class TestPushed:
+    """A folder that was pushed, with its manifest."""
+
+    MANIFEST = "digits/.baton/dataset.json"
+
+    def scene(self, *paths: str, files: dict[str, bytes]) -> tuple[Api, Transfer]:
+        """`files`: what was pushed; every file has the 10 bytes of its key."""
+        manifest = DatasetManifest(
+            files=[
+                DatasetFile(path=path, size_bytes=len(data), blake3=digest_bytes(data).blake3)
+                for path, data in files.items()
+            ]
+        )
+        transfer = Transfer()
+        transfer.contents[self.MANIFEST] = manifest.model_dump_json()
+        return Api(*paths), transfer
+
+    def test_files_are_verified_and_the_manifest_is_no_input(self, tmp_path: Path) -> None:
+        api, transfer = self.scene(
+            "!00", ".baton/dataset.json", "a00", files={"!00": b"digits/!00", "a00": b"digits/a00"}
+        )
+        assert fetch(api, transfer, tmp_path) == 2
+        assert sorted(path.name for path in tmp_path.iterdir()) == ["!00", "a00"]
+
+    @pytest.mark.parametrize("path", ["a00", "!00"])
+    def test_other_bytes_than_were_pushed_are_bad_input(self, tmp_path: Path, path: str) -> None:
+        """Whether the file comes behind the manifest or before it."""
+        pushed = {"!00": b"digits/!00", "a00": b"digits/a00"}
+        api, transfer = self.scene("!00", "!01", ".baton/dataset.json", "a00", files=pushed)
+        transfer.contents[f"digits/{path}"] = "0123456789"
+        with pytest.raises(InputsDiffer, match=f"{path}.*push the folder again") as caught:
+            fetch(api, transfer, tmp_path)
+        assert failure_of(caught.value).failure_class is FailureClass.BAD_INPUT
+
+    def test_another_size_is_told_before_it_is_fetched(self, tmp_path: Path) -> None:
+        api, transfer = self.scene(".baton/dataset.json", "a00", files={"a00": b"short"})
+        with pytest.raises(InputsDiffer, match="input digits/a00 has 10 bytes, and was pushed with 5"):
+            fetch(api, transfer, tmp_path)
+        assert transfer.urls == []
+
+    def test_files_that_are_lacking_are_counted_and_one_is_named(self, tmp_path: Path) -> None:
+        pushed = {"a00": b"digits/a00", "b00": b"digits/b00", "c00": b"digits/c00"}
+        api, transfer = self.scene(".baton/dataset.json", "a00", files=pushed)
+        with pytest.raises(InputsDiffer, match="2 of 3 files that were pushed are not stored any more, b00 among them"):
+            fetch(api, transfer, tmp_path)
+
+    def test_files_that_nobody_pushed_are_welcome(self, tmp_path: Path) -> None:
+        api, transfer = self.scene(".baton/dataset.json", "a00", "extra", files={"a00": b"digits/a00"})
+        assert fetch(api, transfer, tmp_path) == 2
+
+    @pytest.mark.parametrize("text", ["", "{", '{"version": 2, "files": []}', '{"files": [{"path": "../x"}]}'])
+    def test_a_manifest_that_is_none(self, tmp_path: Path, text: str) -> None:
+        api, transfer = self.scene(".baton/dataset.json", "a00", files={})
+        transfer.contents[self.MANIFEST] = text
+        with pytest.raises(InputsDiffer, match=r"digits/\.baton/dataset\.json is no manifest of a data set"):
+            fetch(api, transfer, tmp_path)
+        assert transfer.urls == []
+
+    def test_without_a_manifest_a_mismatch_is_the_machines(self, tmp_path: Path) -> None:
+        class Altering(Transfer):
+            def download(self, items: Sequence[Download], *, cancel: object) -> None:
+                raise ChecksumMismatch("digits/a00: has 9 bytes instead of 10")
+
+        with pytest.raises(ChecksumMismatch):
+            fetch(Api("a00"), Altering(), tmp_path)

@@ -11,7 +11,7 @@ from gpu_client.agent.advice import FIRST_INTERVAL_S, SAFETY
 from gpu_client.agent.goodput import Activity
 from gpu_client.agent.pace import MIN_TRAINER_S, Pace
 from gpu_client.checkpoints.upload import Committed
-from tests.unit.agent.agent_kit import Clock, make_item
+from tests.unit.agent.agent_kit import Clock, make_committed, make_item
 
 
 def pace(**fields: Any) -> tuple[Pace, Clock]:
@@ -20,21 +20,7 @@ def pace(**fields: Any) -> tuple[Pace, Clock]:
 
 
 def committed(step: int, seconds: float) -> Committed:
-    return Committed(
-        step=step,
-        epoch=3,
-        manifest=Mock(),
-        api_calls=2,
-        raw_bytes=100,
-        reused_bytes=60,
-        encoded_bytes=30,
-        uploaded_bytes=20,
-        uploaded_packs=1,
-        hash_s=0.0,
-        encode_s=0.0,
-        upload_s=0.0,
-        seconds=seconds,
-    )
+    return make_committed(step, Mock(), seconds=seconds)
 
 
 def test_a_job_that_does_not_say_is_never_asked() -> None:
@@ -119,5 +105,5 @@ def test_what_it_reports() -> None:
     found = at.goodput()
     assert (found.idle_s, found.transferring_s, found.stalled_s, found.productive_s) == (1, 4, 2.5, 7.5)
     assert (found.checkpoints_committed, found.checkpoints_skipped) == (1, 1)
-    assert (found.raw_bytes, found.reused_bytes, found.encoded_bytes, found.uploaded_bytes) == (100, 60, 30, 20)
+    assert (found.raw_bytes, found.reused_bytes, found.encoded_bytes, found.uploaded_bytes) == (100, 40, 50, 30)
     assert at.last_step == 6

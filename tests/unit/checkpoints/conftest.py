@@ -1,10 +1,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
+from gpu_client.checkpoints import reading
 from tests.unit.checkpoints.fake_cloud import FakeCloud
+from tests.unit.checkpoints.made_checkpoints import put, put_whole_files
+from tests.unit.checkpoints.restore_kit import contents, made
 from tests.unit.transport.conftest import delays, transfer
 from tests.unit.transport.scripted_server import ScriptedServer
 
@@ -15,3 +19,25 @@ __all__ = ["cloud", "delays", "transfer"]
 def cloud() -> Iterator[FakeCloud]:
     with ScriptedServer() as store:
         yield FakeCloud(store)
+
+
+@pytest.fixture(params=["version 1", "version 2"])
+def cloud_100_200(request: pytest.FixtureRequest, cloud: FakeCloud) -> FakeCloud:
+    """A cloud with checkpoints of steps 100 and 200."""
+    for step in (100, 200):
+        if request.param == "version 1":
+            put_whole_files(cloud, contents(step), step=step)
+        else:
+            put(cloud, made(step))
+    return cloud
+
+
+@pytest.fixture
+def small_ranges(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A thousand bytes a request."""
+    monkeypatch.setattr(reading, "MAX_RANGE_BYTES", 1000)
+
+
+@pytest.fixture
+def output(tmp_path: Path) -> Path:
+    return tmp_path / "output"

@@ -76,16 +76,32 @@ class FakeCloud:
         self, job_id: str, lease_token: str, artifacts: Sequence[DeclaredArtifact]
     ) -> ArtifactsAnswer:
         self._called("declare_artifacts", lease_token)
-        missing = [
-            PresignedPut(
-                name=artifact.path,
-                url=f"{self.store.url}/artifacts/{artifact.path}",
-                headers={"x-amz-checksum-crc64nvme": artifact.crc64nvme, "If-None-Match": "*"},
-            )
-            for artifact in artifacts
-            if f"/artifacts/{artifact.path}" not in self.store.objects
-        ]
-        return ArtifactsAnswer(missing=missing)
+        missing: list[PresignedPut] = []
+        pending = []
+        for artifact in artifacts:
+            place = f"/artifacts/{artifact.path}"
+            if place in self.store.objects:
+                continue
+            if artifact.parts is None:
+                headers = {"x-amz-checksum-crc64nvme": artifact.crc64nvme, "If-None-Match": "*"}
+                missing.append(PresignedPut(name=artifact.path, url=self.store.url + place, headers=headers))
+                continue
+            crcs = dict(enumerate(artifact.parts.crc64nvme, start=1))
+            left = [number for number in crcs if f"{place}.{number}" not in self.store.objects]
+            if not left:
+                self.store.objects[place] = b"".join(self.store.objects.pop(f"{place}.{number}") for number in crcs)
+                continue
+            pending.append(artifact.path)
+            missing += [
+                PresignedPut(
+                    name=artifact.path,
+                    part=number,
+                    url=f"{self.store.url}{place}.{number}",
+                    headers={"x-amz-checksum-crc64nvme": crcs[number]},
+                )
+                for number in left
+            ]
+        return ArtifactsAnswer(missing=missing, pending=pending)
 
     # What tests look at and meddle with
 

@@ -7,24 +7,24 @@ from pathlib import Path
 
 import pytest
 
-from contract.base import MAX_OBJECT_BYTES
+from contract.parts import MAX_PARTED_BYTES
 from gpu_client.checkpoints import artifacts
 from gpu_client.checkpoints.artifacts import MissingOutput, collect_outputs, upload_artifacts
 from gpu_client.checkpoints.errors import BadDirectory
+from gpu_client.transport import digests
 from gpu_client.transport.digests import digest_bytes
 from gpu_client.transport.errors import FileChanged, LeaseLost, Unreachable, UrlExpired
 from gpu_client.transport.transfer import Transfer
+from tests.parted import PART, large
+from tests.trees import write_files
 from tests.unit.checkpoints.fake_cloud import EXPIRED, FakeCloud, refusal
 from tests.unit.transport.scripted_server import reply
 
 
 @pytest.fixture
 def output(tmp_path: Path) -> Path:
-    place = tmp_path / "output"
-    for name, data in {"model.bin": b"model", "samples/0.png": b"0", "samples/more/1.png": b"1", "log": b""}.items():
-        (place / name).parent.mkdir(parents=True, exist_ok=True)
-        (place / name).write_bytes(data)
-    return place
+    files = {"model.bin": b"model", "samples/0.png": b"0", "samples/more/1.png": b"1", "log": b""}
+    return write_files(tmp_path / "output", files)
 
 
 def test_files_and_directories(output: Path) -> None:
@@ -83,6 +83,25 @@ def test_uploaded_and_declared(cloud: FakeCloud, transfer: Transfer, output: Pat
     assert len(cloud.store.paths("PUT")) == 2
 
 
+def test_a_large_one_goes_up_in_parts(
+    cloud: FakeCloud, transfer: Transfer, output: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(digests, "PARTS_FROM_BYTES", PART)
+    monkeypatch.setattr(digests, "part_bytes_of", lambda _: PART)
+    (output / "model.bin").write_bytes(large(3))
+    files = collect_outputs(output, ["model.bin", "log"])
+    cloud.store.script("PUT", "/artifacts/model.bin.2", EXPIRED)
+    declared = upload_artifacts(cloud, transfer, cloud.item(), files)
+    assert cloud.store.objects == {"/artifacts/model.bin": large(3), "/artifacts/log": b""}
+    assert cloud.calls == ["declare_artifacts"] * 3
+    assert [artifact.parts for artifact in declared] == [None, None], "complete need not hear of parts"
+    assert declared[1].crc64nvme == digest_bytes(large(3)).crc64nvme
+    # again, after a lost `complete`: nothing is sent twice
+    cloud.store.seen.clear()
+    assert upload_artifacts(cloud, transfer, cloud.item(), files) == declared
+    assert cloud.store.seen == []
+
+
 def test_none_cost_no_call(cloud: FakeCloud, transfer: Transfer) -> None:
     assert upload_artifacts(cloud, transfer, cloud.item(), {}) == []
     assert cloud.calls == []
@@ -121,14 +140,14 @@ def test_a_file_that_vanishes(cloud: FakeCloud, transfer: Transfer, output: Path
         upload_artifacts(cloud, transfer, cloud.item(), files)
 
 
-def test_an_output_too_large_for_one_put_is_the_jobs_failure_and_is_not_hashed_first(
+def test_an_output_too_large_for_any_store_is_the_jobs_failure_and_is_not_hashed_first(
     output: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It was an error in the agent, blamed on the machine: the job was trained again on one machine after another."""
     with (output / "huge").open("wb") as file:
-        file.truncate(MAX_OBJECT_BYTES + 1)  # sparse
+        file.truncate(MAX_PARTED_BYTES + 1)  # sparse
     monkeypatch.setattr(artifacts, "hash_files", lambda *_, **__: pytest.fail("hashed"))
-    with pytest.raises(BadDirectory, match="'huge' has 5368709121 bytes; at most 5368709120"):
+    with pytest.raises(BadDirectory, match="'huge' has 5497558138881 bytes; at most 5497558138880"):
         collect_outputs(output, ["huge"])
 
 

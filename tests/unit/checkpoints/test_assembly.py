@@ -21,11 +21,8 @@ from gpu_client.checkpoints.assembly import Assembly
 from gpu_client.checkpoints.reading import Range, plan_ranges
 from gpu_client.transport.errors import ChecksumMismatch, TransferCanceled, UnsafePath
 from gpu_client.transport.segments import Segment
+from tests.trees import files_below
 from tests.unit.checkpoints.made_checkpoints import Maker
-
-
-def found_in(place: Path) -> dict[str, bytes]:
-    return {path.relative_to(place).as_posix(): path.read_bytes() for path in place.rglob("*") if path.is_file()}
 
 
 def descriptors() -> set[str]:
@@ -58,7 +55,7 @@ class Site:
 
     def assert_whole(self) -> None:
         self.assembly.finish()
-        assert found_in(self.content) == self.maker.contents
+        assert files_below(self.content) == self.maker.contents
 
 
 @pytest.fixture
@@ -185,7 +182,8 @@ def test_a_large_chunk_that_does_not_verify_is_fetched_once_more_and_then_damage
         site.assembly.take_spoiled()
 
 
-def test_a_delta_that_came_before_its_base_and_does_not_verify_is_fetched_once_more(tmp_path: Path) -> None:
+def spoiled_delta(tmp_path: Path) -> tuple[Site, Range, bytes]:
+    """A delta that came before its base, and did not verify; its range, and the bytes that came."""
     maker = Maker()
     base = maker.chunk(b"base" * 5, pack=1)
     maker.file("f", [maker.chunk(b"file" * 5, codec="delta", base=base)])
@@ -197,29 +195,24 @@ def test_a_delta_that_came_before_its_base_and_does_not_verify_is_fetched_once_m
     site.bring(of_base)
     site.assembly.decode_waiting()
     assert site.assembly.take_spoiled() == {1}
+    return site, of_delta, bytes(data)
+
+
+def test_a_delta_that_came_before_its_base_and_does_not_verify_is_fetched_once_more(tmp_path: Path) -> None:
+    site, of_delta, _ = spoiled_delta(tmp_path)
     site.bring(of_delta)
     assert site.assembly.take_spoiled() == set()
     site.assert_whole()
-    assert found_in(tmp_path / "content") == {"f": b"file" * 5}, "a base that no file has is not left in one"
+    assert files_below(tmp_path / "content") == {"f": b"file" * 5}, "a base that no file has is not left in one"
 
 
 def test_a_delta_that_was_fetched_again_is_not_fetched_a_third_time(tmp_path: Path) -> None:
     """Raised while it is delivered, its mismatch would make its range be fetched once more."""
-    maker = Maker()
-    base = maker.chunk(b"base" * 5, pack=1)
-    maker.file("f", [maker.chunk(b"file" * 5, codec="delta", base=base)])
-    site = Site(maker, tmp_path)
-    of_base, of_delta = site.plan()
-    data = bytearray(site.data(of_delta))
-    data[-1] ^= 1
-    site.bring(of_delta, bytes(data))
-    site.bring(of_base)
-    site.assembly.decode_waiting()
-    assert site.assembly.take_spoiled() == {1}
-    site.bring(of_delta, bytes(data))
+    site, of_delta, spoiled = spoiled_delta(tmp_path)
+    site.bring(of_delta, spoiled)
     site.assembly.decode_waiting()
     assert site.assembly.lacking() == {1}
-    with pytest.raises(ChecksumMismatch, match=maker.chunks[1].blake3):
+    with pytest.raises(ChecksumMismatch, match=site.maker.chunks[1].blake3):
         site.assembly.take_spoiled()
 
 

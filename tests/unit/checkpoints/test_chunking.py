@@ -179,6 +179,54 @@ def test_a_damaged_zip_makes_it_blocks(tmp_path: Path) -> None:
     assert spans(tmp_path / "d")[0].size_bytes == 64 * KIB
 
 
+def zip_with_offset(header_offset: int) -> bytes:
+    """A zip64 file of one member that is said to begin there."""
+    local = b"PK\x03\x04" + struct.pack("<HHHHHIIIHH", 20, 0, 0, 0, 0, 0, 5, 5, 1, 0) + b"a" + b"hello" * 20_000
+    extra = struct.pack("<HHQQQ", 1, 24, 5, 5, header_offset)
+    central = b"PK\x01\x02" + struct.pack(
+        "<HHHHHHIIIHHHHHII", 20, 20, 0, 0, 0, 0, 0, 2**32 - 1, 2**32 - 1, 1, len(extra), 0, 0, 0, 0, 2**32 - 1
+    )
+    central += b"a" + extra
+    end = b"PK\x05\x06" + struct.pack("<HHHHIIH", 0, 0, 1, 1, len(central), len(local), 0)
+    return local + central + end
+
+
+@pytest.mark.parametrize("header_offset", [10**6, 2**31, 2**62, 2**63 - 1, 2**63, 2**64 - 1])
+def test_a_member_that_begins_nowhere_makes_it_blocks(tmp_path: Path, header_offset: int) -> None:
+    """The larger ones were an OverflowError or EINVAL, and the checkpoint could not be committed."""
+    (tmp_path / "z").write_bytes(zip_with_offset(header_offset))
+    assert spans(tmp_path / "z")[0].size_bytes == 64 * KIB
+    (tmp_path / "z").write_bytes(zip_with_offset(0))
+    assert spans(tmp_path / "z")[0].size_bytes != 64 * KIB, "the test's file is a zip but for that"
+
+
+@pytest.mark.parametrize("damage", ["a version from the future", "a name that is not UTF-8"])
+def test_what_python_says_of_damaged_zips_in_other_ways(tmp_path: Path, damage: str) -> None:
+    with zipfile.ZipFile(tmp_path / "z", "w") as archive:
+        archive.writestr("ü", bytes(300 * KIB))
+    whole = bytearray((tmp_path / "z").read_bytes())
+    central = whole.index(b"PK\x01\x02")
+    if damage == "a version from the future":
+        whole[central + 6] = 255
+    else:
+        whole[central + 46] = 0xFF
+    (tmp_path / "z").write_bytes(whole)
+    assert spans(tmp_path / "z")[0].size_bytes == 64 * KIB
+
+
+@given(st.lists(st.tuples(st.integers(0, 10**6), st.integers(0, 255)), max_size=6), st.integers(0, 400))
+def test_whatever_is_wrong_with_a_zip_it_is_covered(
+    tmp_path_factory: pytest.TempPathFactory, changes: list[tuple[int, int]], cut_bytes: int
+) -> None:
+    whole = bytearray(zip_with_offset(0))
+    about = len(whole) - 200  # the directory, where every byte means something
+    for place, value in changes:
+        whole[about + place % 200] = value
+    path = tmp_path_factory.mktemp("zip") / "f"
+    path.write_bytes(whole[: len(whole) - max(0, cut_bytes - 200)])
+    spans(path)
+
+
 @given(st.lists(st.integers(0, 3 * MIN_SPAN_BYTES), max_size=30), st.integers(0, 3), st.binary(max_size=300))
 def test_spans_cover_the_file_exactly(
     tmp_path_factory: pytest.TempPathFactory, sizes: list[int], coarseness: int, tail: bytes

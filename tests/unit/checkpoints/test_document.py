@@ -169,3 +169,15 @@ def test_the_example_is_as_long_as_it_says() -> None:
     sizes = [chunk["size_bytes"] for chunk in example["chunks"]]
     assert [file["size_bytes"] for file in example["files"]] == [sum(sizes)]
     assert len(PAGE.read_text(encoding="utf-8").splitlines()) <= 110, "two pages"
+
+
+def test_a_pack_is_named_as_the_document_says(tmp_path: Path) -> None:
+    place = tmp_path / "checkpoint-1"
+    place.mkdir()
+    (place / "a").write_bytes(b"a" * 200_000)
+    (place / "b").write_bytes(bytes(range(256)) * 2000)
+    local = build_manifest(place, job_id=JOB_ID, step=1, epoch=1)
+    (pack,) = local.manifest.packs
+    stored = [bytes.fromhex(chunk.blake3) for chunk in sorted(local.manifest.chunks, key=lambda chunk: chunk.offset)]
+    assert {chunk.codec for chunk in local.manifest.chunks} == {"raw"}, "so what is stored is the chunk"
+    assert blake3(b"".join(stored)).hexdigest() == pack.blake3

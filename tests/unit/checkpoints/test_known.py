@@ -61,7 +61,8 @@ class Cloud:
             body = b"".join(
                 segment.path.read_bytes()[segment.offset : segment.offset + segment.size_bytes] for segment in segments
             )
-            assert digest_bytes(body).blake3 == blake3
+            (pack,) = [pack for pack in local.manifest.packs if pack.blake3 == blake3]
+            assert (digest_bytes(body).crc64nvme, len(body)) == (pack.crc64nvme, pack.size_bytes)
             self.packs[blake3] = body
 
     def read(self, local: LocalManifest) -> dict[str, bytes]:

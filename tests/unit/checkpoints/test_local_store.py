@@ -15,6 +15,7 @@ from gpu_client.checkpoints.reading import as_chunks
 from gpu_client.checkpoints.store import LocalStore, excess_stores
 from gpu_client.transport.digests import digest_bytes
 from gpu_client.transport.segments import Segment
+from tests.trees import write_files
 from tests.unit.checkpoints.fake_cloud import JOB_ID
 from tests.unit.checkpoints.made_checkpoints import Maker, whole_files
 
@@ -51,11 +52,7 @@ class Scene:
         self.store = LocalStore(self.root, JOB_ID)
 
     def write(self, maker: Maker) -> Path:
-        directory = self.tmp_path / f"staged-{maker.step}-{maker.epoch}"
-        for path, data in maker.contents.items():
-            (directory / path).parent.mkdir(parents=True, exist_ok=True)
-            (directory / path).write_bytes(data)
-        return directory
+        return write_files(self.tmp_path / f"staged-{maker.step}-{maker.epoch}", maker.contents)
 
     def commit(self, step: int, *, epoch: int = 2, copy: bool = False) -> Path:
         maker = made(step, epoch=epoch)
@@ -348,6 +345,15 @@ class TestBounds:
         scene.restore(10)
         scene.commit(20)
         assert scene.entries() == ["10-1", "20-2"]
+
+    def test_a_share_that_cannot_be_told_stops_nothing(self, scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+        """A network disk that was away behind a commit made it count as failed."""
+        scene.commit(1)
+        monkeypatch.setattr(shutil, "disk_usage", lambda _: (_ for _ in ()).throw(OSError(errno.ESTALE, "stale")))
+        scene.commit(2)
+        assert [manifest.step for manifest in scene.store.manifests] == [2]
+        newest = scene.store.newest()
+        assert newest is not None and newest[0].step == 2
 
     def test_one_that_is_too_large_is_not_kept(self, scene: Scene, disk: Callable[[int], None]) -> None:
         disk(3 * self.SIZE - 4)

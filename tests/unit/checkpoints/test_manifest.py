@@ -13,6 +13,7 @@ from contract.manifest import MAX_FILE_BYTES, Manifest
 from gpu_client.checkpoints import building
 from gpu_client.checkpoints.errors import BadDirectory
 from gpu_client.checkpoints.manifest import LocalManifest, build_manifest, manifest_digest
+from gpu_client.checkpoints.packing import pack_name
 from gpu_client.transport.digests import digest_bytes
 from gpu_client.transport.errors import FileChanged, TransferCanceled
 from gpu_client.transport.segments import Segment
@@ -54,8 +55,8 @@ def test_equal_bytes_are_one_chunk_and_the_pack_is_what_it_says(directory: Path)
     local = build(directory)
     (pack,) = local.manifest.packs
     assert stored(local, pack.blake3) == b"hab"
-    digest = digest_bytes(b"hab")
-    assert (pack.size_bytes, pack.blake3, pack.crc64nvme) == (3, digest.blake3, digest.crc64nvme)
+    name = pack_name(blake3(chunk).digest() for chunk in (b"h", b"a", b"b"))
+    assert (pack.size_bytes, pack.blake3, pack.crc64nvme) == (3, name, digest_bytes(b"hab").crc64nvme)
     assert [(chunk.pack, chunk.offset, chunk.size_bytes) for chunk in local.manifest.chunks] == [
         (0, 0, 1), (0, 1, 1), (0, 2, 1),
     ]  # fmt: skip

@@ -17,6 +17,7 @@ from gpu_client.checkpoints.packing import (
     SPARE_PACKS,
     Cutter,
     PackWriter,
+    StoredDigest,
     crowding_packs,
 )
 from gpu_client.transport.digests import digest_bytes
@@ -111,9 +112,9 @@ def test_packs_are_hashed_and_their_bytes_are_where_they_say(tmp_path: Path) -> 
         path.write_bytes(contents[name])
     writer = PackWriter()
     places = [
-        writer.add("f" * 64, memoryview(b"a" * 1000), Segment(files["a"], 0, 1000)),
-        writer.add("f" * 64, memoryview(b"b" * 500), Segment(files["a"], 1000, 500)),
-        writer.add("f" * 64, memoryview(b"c" * 70), Segment(files["b"], 0, 70)),
+        writer.add("f" * 64, StoredDigest.of(b"a" * 1000), Segment(files["a"], 0, 1000)),
+        writer.add("f" * 64, StoredDigest.of(b"b" * 500), Segment(files["a"], 1000, 500)),
+        writer.add("f" * 64, StoredDigest.of(b"c" * 70), Segment(files["b"], 0, 70)),
     ]
     writer.finish()
     assert places == [(0, 0), (0, 1000), (0, 1500)]
@@ -121,8 +122,10 @@ def test_packs_are_hashed_and_their_bytes_are_where_they_say(tmp_path: Path) -> 
     body = b"".join(
         segment.path.read_bytes()[segment.offset : segment.offset + segment.size_bytes] for segment in new.segments
     )
-    digest = digest_bytes(contents["a"] + contents["b"])
-    assert (new.pack.size_bytes, new.pack.blake3, new.pack.crc64nvme) == (1570, digest.blake3, digest.crc64nvme)
+    stored = [b"a" * 1000, b"b" * 500, b"c" * 70]
+    name = blake3(b"".join(blake3(data).digest() for data in stored)).hexdigest()
+    crc = digest_bytes(b"".join(stored)).crc64nvme
+    assert (new.pack.size_bytes, new.pack.blake3, new.pack.crc64nvme) == (1570, name, crc)
     assert body == contents["a"] + contents["b"]
     assert len(new.segments) == 2, "neighbours in a file are one segment"
 

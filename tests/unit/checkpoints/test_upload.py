@@ -6,12 +6,15 @@ import threading
 from pathlib import Path
 
 import pytest
+from blake3 import blake3
 
 from contract.checkpoints import CommitAnswer
 from contract.manifest import Manifest
 from gpu_client.checkpoints import packing
 from gpu_client.checkpoints.errors import BadDirectory
 from gpu_client.checkpoints.known import Known
+from gpu_client.checkpoints.packing import pack_name
+from gpu_client.checkpoints.sources import Spool
 from gpu_client.checkpoints.upload import CommitFailed, Committed, commit_checkpoint
 from gpu_client.transport.errors import (
     ChecksumMismatch,
@@ -26,6 +29,7 @@ from gpu_client.transport.errors import (
     Unreachable,
 )
 from gpu_client.transport.transfer import Transfer
+from tests.trees import write_files
 from tests.unit.checkpoints.fake_cloud import EXPIRED, FakeCloud, refusal
 from tests.unit.transport.scripted_server import Handler, reply
 
@@ -34,11 +38,7 @@ FILES = {"model.bin": b"m" * 5000, "optimizer.bin": b"o" * 3000, "sub/copy.bin":
 
 @pytest.fixture
 def directory(tmp_path: Path) -> Path:
-    place = tmp_path / "checkpoint-5"
-    for name, data in FILES.items():
-        (place / name).parent.mkdir(parents=True, exist_ok=True)
-        (place / name).write_bytes(data)
-    return place
+    return write_files(tmp_path / "checkpoint-5", FILES)
 
 
 @pytest.fixture(autouse=True)
@@ -110,10 +110,10 @@ def test_a_known_pack_that_is_gone_is_written_anew(
     """Retention of another job took it, or somebody deleted it: the files are here, so nothing is lost."""
     known = Known()
     commit(cloud, transfer, directory, pauses, known=known)
-    del cloud.store.objects["/packs/" + _digest(b"o" * 3000)]
+    del cloud.store.objects[_pack(b"o" * 3000)]
     (directory / "model.bin").write_bytes(b"n" * 10)
     done = commit(cloud, transfer, directory, pauses, step=6, known=known)
-    assert cloud.store.objects["/packs/" + _digest(b"o" * 3000)] == b"o" * 3000
+    assert cloud.store.objects[_pack(b"o" * 3000)] == b"o" * 3000
     assert (done.api_calls, done.uploaded_packs, done.uploaded_bytes) == (3, 2, 3010)
     assert cloud.committed[-1] == done.manifest
     assert pauses == []
@@ -124,7 +124,7 @@ def test_what_was_not_committed_is_not_known(
     cloud: FakeCloud, transfer: Transfer, directory: Path, pauses: list[float]
 ) -> None:
     known = Known()
-    cloud.store.routes["PUT", "/packs/" + _digest(b"o" * 3000)] = reply(500)
+    cloud.store.routes["PUT", _pack(b"o" * 3000)] = reply(500)
     with pytest.raises(Unreachable):
         commit(cloud, transfer, directory, pauses, known=known)
     assert known.find(_digest(b"m" * 5000)) is None
@@ -193,7 +193,7 @@ def test_long_lists_come_in_pieces(cloud: FakeCloud, transfer: Transfer, directo
 def test_urls_that_ran_out_are_asked_for_again(
     cloud: FakeCloud, transfer: Transfer, directory: Path, pauses: list[float]
 ) -> None:
-    cloud.store.script("PUT", "/packs/" + _digest(b"o" * 3000), EXPIRED, EXPIRED)
+    cloud.store.script("PUT", _pack(b"o" * 3000), EXPIRED, EXPIRED)
     done = commit(cloud, transfer, directory, pauses)
     assert len(cloud.committed) == 1
     assert (done.uploaded_packs, done.uploaded_bytes) == (2, 8000)
@@ -203,7 +203,7 @@ def test_urls_that_always_run_out_end_the_commit(
     cloud: FakeCloud, transfer: Transfer, directory: Path, pauses: list[float]
 ) -> None:
     for data in set(FILES.values()) - {b""}:
-        cloud.store.routes["PUT", "/packs/" + _digest(data)] = EXPIRED
+        cloud.store.routes["PUT", _pack(data)] = EXPIRED
     with pytest.raises(CommitFailed, match=r"step 5 cannot be committed: .*run out"):
         commit(cloud, transfer, directory, pauses)
     assert cloud.committed == []
@@ -254,13 +254,13 @@ def test_a_failed_upload_is_never_committed(
     cloud: FakeCloud, transfer: Transfer, directory: Path, pauses: list[float]
 ) -> None:
     """Regression (Dreambooth worker): a failed upload was printed, and progress reported anyway."""
-    cloud.store.routes["PUT", "/packs/" + _digest(b"o" * 3000)] = reply(500)
+    cloud.store.routes["PUT", _pack(b"o" * 3000)] = reply(500)
     with pytest.raises(Unreachable):
         commit(cloud, transfer, directory, pauses)
     assert cloud.calls == ["commit"]
     assert cloud.committed == []
     # the store is back: only what is missing is sent
-    del cloud.store.routes["PUT", "/packs/" + _digest(b"o" * 3000)]
+    del cloud.store.routes["PUT", _pack(b"o" * 3000)]
     commit(cloud, transfer, directory, pauses)
     assert len(cloud.committed) == 1
 
@@ -290,7 +290,7 @@ def test_losing_the_lease_stops_the_upload(
         cancel.set()
         handler.answer(503)
 
-    cloud.store.script("PUT", "/packs/" + _digest(b"m" * 5000), lose)
+    cloud.store.script("PUT", _pack(b"m" * 5000), lose)
     with pytest.raises(TransferCanceled):
         commit(cloud, transfer, directory, pauses, cancel=cancel)
     assert cloud.committed == []
@@ -308,7 +308,7 @@ def test_a_bad_directory_is_refused_before_any_call(
 def test_a_store_that_refuses_is_an_error(
     cloud: FakeCloud, transfer: Transfer, directory: Path, pauses: list[float]
 ) -> None:
-    cloud.store.routes["PUT", "/packs/" + _digest(b"o" * 3000)] = reply(403, b"<Code>SignatureDoesNotMatch</Code>")
+    cloud.store.routes["PUT", _pack(b"o" * 3000)] = reply(403, b"<Code>SignatureDoesNotMatch</Code>")
     with pytest.raises(TransferError, match="SignatureDoesNotMatch"):
         commit(cloud, transfer, directory, pauses)
 
@@ -335,7 +335,46 @@ def test_progress_is_the_bytes_that_moved(
     assert sum(moved) == 8000
 
 
+def _pack(data: bytes) -> str:
+    """Where the pack lies that holds this one chunk."""
+    return "/packs/" + pack_name([blake3(data).digest()])
+
+
 def _digest(data: bytes) -> str:
     from gpu_client.transport.digests import digest_bytes
 
     return digest_bytes(data).blake3
+
+
+def test_what_fails_behind_the_commit_does_not_undo_it(
+    cloud: FakeCloud,
+    transfer: Transfer,
+    directory: Path,
+    pauses: list[float],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """The checkpoint exists. Told that it had failed, the agent counted it as given up."""
+
+    def broken(*_: object) -> None:
+        raise RuntimeError("broken")
+
+    known = Known()
+    monkeypatch.setattr(Known, "learn", broken)
+    monkeypatch.setattr(Spool, "close", broken)
+    done = commit(cloud, transfer, directory, pauses, known=known)
+    assert [manifest.step for manifest in cloud.committed] == [done.step] == [5]
+    failed = [record.getMessage() for record in caplog.records if record.levelname == "ERROR"]
+    assert failed == [
+        "removing what was encoded failed, behind the commit of a checkpoint",
+        "noting what is stored failed, behind the commit of a checkpoint",
+    ]
+
+
+def test_what_fails_behind_a_failed_commit_does_not_hide_why(
+    cloud: FakeCloud, transfer: Transfer, directory: Path, pauses: list[float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Spool, "close", lambda _: (_ for _ in ()).throw(RuntimeError("broken")))
+    monkeypatch.setattr(cloud, "commit", lambda *_: (_ for _ in ()).throw(Unreachable("down")))
+    with pytest.raises(Unreachable):
+        commit(cloud, transfer, directory, pauses)

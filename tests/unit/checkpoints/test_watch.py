@@ -1,7 +1,5 @@
-"""When a checkpoint directory counts as complete, and how it is taken over. A fake clock; nothing sleeps."""
+"""When a checkpoint directory counts as complete. A fake clock; nothing sleeps."""
 
-import errno
-import json
 import os
 import shutil
 from pathlib import Path
@@ -9,48 +7,9 @@ from pathlib import Path
 import pytest
 
 from gpu_client.checkpoints import watch
-from gpu_client.checkpoints.watch import CheckpointWatcher, ReadyCheckpoint, StageError, require_unchanged, stage
+from gpu_client.checkpoints.watch import CheckpointWatcher, stage
 from gpu_client.training import commit
-from gpu_client.transport.errors import FileChanged
-
-STABLE_S = 5.0
-
-
-class Scene:
-    """An output directory, a clock and a trainer with open files."""
-
-    def __init__(self, root: Path) -> None:
-        self.output = root / "output"
-        self.output.mkdir()
-        self.now = 1000.0
-        self.open: set[Path] = set()
-        self.asked = 0
-        self.watcher = CheckpointWatcher(self.output, lambda: self.now, self.opened, STABLE_S)
-
-    def opened(self) -> set[Path]:
-        self.asked += 1
-        return self.open
-
-    def write(self, name: str, **files: str) -> Path:
-        directory = self.output / name
-        directory.mkdir(exist_ok=True)
-        for file, content in (files or {"model": "weights", "optimizer": "state"}).items():
-            (directory / file).write_text(content)
-        return directory
-
-    def session(self, name: str, marker: object = None, step: int | None = None) -> Path:
-        directory = self.write(name)
-        if marker is None:
-            marker = {"format": 1, "step": step, "metrics": {"loss": 0.5}, "created_by": "session"}
-        (directory / "baton.json").write_text(json.dumps(marker))
-        return directory
-
-    def poll(self, after_s: float = 0.0) -> list[int]:
-        return [found.step for found in self.ready(after_s)]
-
-    def ready(self, after_s: float = 0.0) -> list[ReadyCheckpoint]:
-        self.now += after_s
-        return self.watcher.poll()
+from tests.unit.checkpoints.watch_kit import STABLE_S, Scene
 
 
 @pytest.fixture
@@ -363,143 +322,6 @@ def test_no_output_directory(scene: Scene) -> None:
     scene.output.mkdir()
     scene.session("checkpoint-1", step=1)
     assert scene.poll() == [1]
-
-
-# Staging
-
-
-def found_in(scene: Scene, name: str = "checkpoint-20") -> ReadyCheckpoint:
-    directory = scene.session(name, step=int(name.rpartition("-")[2]))
-    (directory / "unet").mkdir()
-    (directory / "unet" / "w").write_text("deep")
-    (found,) = scene.ready()
-    return found
-
-
-def test_staged_files_survive_rotation(scene: Scene, tmp_path: Path) -> None:
-    found = found_in(scene)
-    staged = stage(found, tmp_path / "staging").path
-    assert (staged / "model").samefile(found.path / "model")  # A link: no time, no space.
-    shutil.rmtree(found.path)
-    assert (staged / "model").read_text() == "weights"
-    assert (staged / "unet" / "w").read_text() == "deep"
-    assert [file.path for file in watch.list_files(staged)] == [file.path for file in found.files]
-    assert list((tmp_path / "staging").iterdir()) == [staged]
-
-
-@pytest.mark.parametrize("number", [errno.EXDEV, errno.EPERM, errno.EMLINK])
-def test_where_links_are_impossible_files_are_copied(
-    scene: Scene, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
-) -> None:
-    def impossible(*_args: object, **_kwargs: object) -> None:
-        raise OSError(number, "no")
-
-    found = found_in(scene)
-    monkeypatch.setattr(os, "link", impossible)
-    staged = stage(found, tmp_path / "staging").path
-    assert not (staged / "model").samefile(found.path / "model")
-    assert (staged / "unet" / "w").read_text() == "deep"
-
-
-def test_a_full_disk_while_staging_is_an_error_and_leaves_nothing(
-    scene: Scene, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def full(*_args: object, **_kwargs: object) -> None:
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    found = found_in(scene)
-    monkeypatch.setattr(os, "link", full)
-    with pytest.raises(OSError, match="No space"):
-        stage(found, tmp_path / "staging")
-    assert list((tmp_path / "staging").iterdir()) == []
-
-
-@pytest.mark.parametrize("what", ["all", "one", "changed", "added"])
-def test_a_checkpoint_that_changed_since_is_not_staged_in_part(scene: Scene, tmp_path: Path, what: str) -> None:
-    found = found_in(scene)
-    if what == "all":
-        shutil.rmtree(found.path)
-    elif what == "one":
-        (found.path / "model").unlink()
-    elif what == "changed":
-        (found.path / "model").write_text("others")
-    else:
-        (found.path / "more").write_text("x")
-    with pytest.raises(StageError):
-        stage(found, tmp_path / "staging")
-    assert list((tmp_path / "staging").iterdir()) == []
-
-
-@pytest.mark.parametrize("target", ["/etc/hostname", "../../elsewhere/secret", "unet", "."])
-def test_links_that_lead_out_or_to_directories_are_refused(scene: Scene, tmp_path: Path, target: str) -> None:
-    (tmp_path / "elsewhere").mkdir()
-    (tmp_path / "elsewhere" / "secret").write_text("x")
-    directory = scene.session("checkpoint-20", step=20)
-    (directory / "unet").mkdir()
-    (directory / "link").symlink_to(target)
-    (found,) = scene.ready()
-    with pytest.raises(StageError):
-        stage(found, tmp_path / "staging")
-    assert list((tmp_path / "staging").iterdir()) == []
-
-
-def test_links_inside_the_output_directory_become_files(scene: Scene, tmp_path: Path) -> None:
-    (scene.output / "base").write_text("shared")
-    directory = scene.session("checkpoint-20", step=20)
-    (directory / "link").symlink_to("../base")
-    (found,) = scene.ready()
-    staged = stage(found, tmp_path / "staging").path
-    assert not (staged / "link").is_symlink()
-    assert (staged / "link").read_text() == "shared"
-
-
-class TestWritingIntoStagedFiles:
-    """A link keeps a file from being pulled away, not from being written to."""
-
-    def test_what_is_left_alone_is_unchanged(self, scene: Scene, tmp_path: Path) -> None:
-        (scene.output / "base").write_text("shared")
-        directory = scene.session("checkpoint-20", step=20)
-        (directory / "link").symlink_to("../base")
-        (found,) = scene.ready()
-        staged = stage(found, tmp_path / "staging")
-        assert (staged.step, staged.metrics, staged.created_by) == (found.step, found.metrics, found.created_by)
-        shutil.rmtree(found.path)
-        require_unchanged(staged.path, staged.files)
-
-    @pytest.mark.parametrize("how", ["in place", "appended", "cut", "removed", "added", "all"])
-    def test_what_is_written_to_is_not(self, scene: Scene, tmp_path: Path, how: str) -> None:
-        found = found_in(scene)
-        staged = stage(found, tmp_path / "staging")
-        model = found.path / "model"
-        if how == "in place":
-            with model.open("r+b") as file:
-                file.write(b"W")
-        elif how == "appended":
-            with model.open("ab") as file:
-                file.write(b"more")
-        elif how == "cut":
-            os.truncate(model, 1)
-        elif how == "removed":
-            (staged.path / "model").unlink()
-        elif how == "added":
-            (staged.path / "more").touch()
-        else:
-            shutil.rmtree(staged.path)
-        with pytest.raises(FileChanged, match=r"model|more|cannot be read"):
-            require_unchanged(staged.path, staged.files)
-
-    def test_a_script_that_replaces_its_files_disturbs_nobody(self, scene: Scene, tmp_path: Path) -> None:
-        found = found_in(scene)
-        staged = stage(found, tmp_path / "staging")
-        (found.path / "new").write_text("others")
-        (found.path / "new").rename(found.path / "model")
-        require_unchanged(staged.path, staged.files)
-        assert (staged.path / "model").read_text() == "weights"
-
-
-def test_a_checkpoint_may_be_staged_twice(scene: Scene, tmp_path: Path) -> None:
-    found = found_in(scene)
-    assert stage(found, tmp_path / "staging").path != stage(found, tmp_path / "staging").path
 
 
 def test_a_tree_too_deep_for_any_manifest_is_not_a_checkpoint(scene: Scene) -> None:

@@ -1,14 +1,16 @@
 from __future__ import annotations
 
+import hashlib
 import os
+import random
 import threading
 from pathlib import Path
 
 import pytest
 
-from contract.base import MAX_OBJECT_BYTES
+from contract.parts import MAX_PARTED_BYTES, PARTS_FROM_BYTES, part_bytes_of
 from contract.transfers import ObjectView
-from gpu_client.cli.data import local_files, md5_of, plan_push
+from gpu_client.cli.data import etag_of, local_files, plan_push
 from gpu_client.cli.errors import CliError
 from gpu_client.transport.errors import TransferCanceled
 
@@ -19,8 +21,8 @@ def stored(key: str, size_bytes: int, etag: str) -> dict[str, ObjectView]:
     return {key: ObjectView(key=key, size_bytes=size_bytes, etag=etag, modified_at=1)}
 
 
-def md5(path: Path) -> str:
-    return md5_of(path, threading.Event())
+def etag(path: Path, parts: int) -> str:
+    return etag_of(path, parts, threading.Event())
 
 
 @pytest.fixture
@@ -43,14 +45,29 @@ def files(tmp_path: Path) -> dict[str, Path]:
     ],
 )
 def test_only_what_is_new_is_sent(files: dict[str, Path], there: dict[str, ObjectView], sent: bool) -> None:
-    plan = plan_push(files, there, md5)
+    plan = plan_push(files, there, etag)
     assert plan.send == (files if sent else {})
     assert plan.send_bytes == (5 if sent else 0)
     assert plan.unchanged == (0 if sent else 1)
 
 
+def test_what_was_uploaded_in_parts_is_known_by_its_etag(tmp_path: Path) -> None:
+    """Regression: an etag of parts said nothing, and the largest files were sent again each time."""
+    data = random.Random(1).randbytes(PARTS_FROM_BYTES + 1)
+    part_bytes = part_bytes_of(len(data))
+    pieces = [data[offset : offset + part_bytes] for offset in range(0, len(data), part_bytes)]
+    digests = b"".join(hashlib.md5(piece, usedforsecurity=False).digest() for piece in pieces)
+    right = f"{hashlib.md5(digests, usedforsecurity=False).hexdigest()}-{len(pieces)}"
+    (tmp_path / "large").write_bytes(data)
+    files = local_files(tmp_path, "set")
+    for said, sent in ((right, 0), (f'"{right}"', 0), (f"{right[:-1]}4", 1), ("0" * 32 + f"-{len(pieces)}", 1)):
+        assert len(plan_push(files, stored("set/large", len(data), said), etag).send) == sent, said
+    (tmp_path / "large").write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
+    assert list(plan_push(files, stored("set/large", len(data), right), etag).send) == ["set/large"]
+
+
 def test_what_differs_in_size_is_not_read(files: dict[str, Path]) -> None:
-    def never(path: Path) -> str:
+    def never(path: Path, _parts: int) -> str:
         raise AssertionError(f"{path} was read")
 
     assert plan_push(files, stored("set/hello.txt", 4, HELLO_MD5), never).send == files
@@ -60,7 +77,7 @@ def test_hashing_stops_when_told(files: dict[str, Path]) -> None:
     cancel = threading.Event()
     cancel.set()
     with pytest.raises(TransferCanceled):
-        plan_push(files, stored("set/hello.txt", 5, HELLO_MD5), lambda path: md5_of(path, cancel))
+        plan_push(files, stored("set/hello.txt", 5, HELLO_MD5), lambda path, parts: etag_of(path, parts, cancel))
 
 
 def test_keys_keep_the_path_below_the_directory(tmp_path: Path) -> None:
@@ -90,6 +107,6 @@ def test_what_cannot_be_stored_is_said_before_anything_is_sent(tmp_path: Path) -
         local_files(tmp_path, "set")
     (tmp_path / "back\\slash").unlink()
     with (tmp_path / "huge").open("wb") as file:
-        file.truncate(MAX_OBJECT_BYTES + 1)
-    with pytest.raises(CliError, match=r"huge.*more than 5\.4 GB"):
+        file.truncate(MAX_PARTED_BYTES + 1)
+    with pytest.raises(CliError, match=r"huge.*more than 5\.5 TB"):
         local_files(tmp_path, "set")

@@ -10,10 +10,12 @@ import pytest
 
 from contract.errors import ErrorCode
 from contract.history import EventType
-from contract.jobs import JobState, Retention
+from contract.jobs import JobState, Reason, Retention
+from contract.work import WorkQuery
 from functions.domain import checkpoints as rules
 from functions.domain.change import CheckLease
 from functions.domain.errors import Refusal
+from functions.domain.jobs import claim, complete, release
 from functions.domain.records import CheckpointRecord, Job
 from functions.domain.retention import expendable
 from tests.factories import (
@@ -21,7 +23,6 @@ from tests.factories import (
     NOW,
     Held,
     digest,
-    make_attempt,
     make_ended,
     make_held,
     make_job,
@@ -46,15 +47,15 @@ def refused(code: ErrorCode, field: str | None = None) -> Iterator[None]:
 def test_a_commit_moves_the_place_to_resume_from() -> None:
     h = held(checkpoint_step=50, checkpoint_epoch=0, fruitless_interruptions=2)
     record = make_record(100, metrics={"loss": 0.4})
-    change = rules.commit(h.job, h.attempt, h.fence, record, now=NOW + 5)
+    change = rules.commit(h.job, h.fence, record, now=NOW + 5)
     assert (change.job.checkpoint_step, change.job.checkpoint_epoch) == (100, 1)
     assert change.job.state is JobState.RUNNING
     assert change.checkpoint == record
-    assert change.attempt is not None
-    assert change.attempt.checkpoint_step == 100
-    assert change.attempt.ended_at is None
-    # The lease is proved at the very moment of writing.
+    # The attempt's item is written when it ends.
+    assert (change.attempt, change.job.attempt_step) == (None, 100)
+    # The lease is proved at the very moment of writing, or was behind the job.
     assert change.lease == CheckLease(fence=h.fence)
+    assert rules.commit(h.job, None, record, now=NOW + 5).lease is None
     assert [event.type for event in change.events] == [EventType.CHECKPOINT_COMMITTED]
 
 
@@ -62,14 +63,14 @@ def test_a_commit_moves_the_place_to_resume_from() -> None:
 def test_steps_only_rise(step: int) -> None:
     h = held(checkpoint_step=100, checkpoint_epoch=0)
     with refused(ErrorCode.STEP_NOT_NEWER, "step"):
-        rules.commit(h.job, h.attempt, h.fence, make_record(step), now=NOW)
+        rules.commit(h.job, h.fence, make_record(step), now=NOW)
     with refused(ErrorCode.STEP_NOT_NEWER, "step"):
         rules.already_committed(h.job, None, make_manifest(step), "d")
 
 
 def test_step_zero_is_a_checkpoint_like_any_other() -> None:
     h = held()
-    assert rules.commit(h.job, h.attempt, h.fence, make_record(0), now=NOW).job.checkpoint_step == 0
+    assert rules.commit(h.job, h.fence, make_record(0), now=NOW).job.checkpoint_step == 0
 
 
 def test_a_record_of_another_attempt_is_not_committed() -> None:
@@ -77,7 +78,7 @@ def test_a_record_of_another_attempt_is_not_committed() -> None:
     h = held(epoch=3)
     for epoch in (3, 5):
         with refused(ErrorCode.LEASE_LOST, "epoch"):
-            rules.commit(h.job, h.attempt, h.fence, make_record(epoch=epoch), now=NOW)
+            rules.commit(h.job, h.fence, make_record(epoch=epoch), now=NOW)
 
 
 def test_the_same_commit_twice_is_one() -> None:
@@ -138,7 +139,7 @@ def test_a_damaged_checkpoint_gives_way_to_the_one_before_it() -> None:
     assert change.lease == CheckLease(fence=h.fence)
     assert change.events[0].data == {"step": 300, "fallback_step": 200, "message": "bad bytes"}
     # From there steps go on, those of the damaged one included.
-    again = rules.commit(change.job, h.attempt, h.fence, make_record(250, epoch=2), now=NOW)
+    again = rules.commit(change.job, h.fence, make_record(250, epoch=2), now=NOW)
     assert again.job.checkpoint_step == 250
 
 
@@ -166,13 +167,51 @@ def test_resumable_are_the_sound_ones_of_the_history_newest_first() -> None:
 
 def test_keys_carry_what_keeps_attempts_apart() -> None:
     job, name = make_job(epoch=2, rev=9), digest("manifest")
-    first, later = make_attempt(2), make_attempt(2, checkpoint_step=100)
-    assert rules.manifest_key(job, first, 100, name) == f"jobs/{JOB_ID}/manifests/100-2-{name}.json"
-    assert rules.manifest_key(job, later, 101, name) == f"jobs/{JOB_ID}/manifests/101-2-{name}.json"
-    # Behind what this attempt has committed already: retention may be deleting the same manifest of before.
-    assert rules.manifest_key(job, later, 100, name) == f"jobs/{JOB_ID}/manifests/100-2-9-{name}.json"
+    assert rules.manifest_key(job, 100, name) == f"jobs/{JOB_ID}/manifests/100-2-{name}.json"
     assert rules.artifact_key(JOB_ID, 2, "a/b") == f"jobs/{JOB_ID}/artifacts/2/a/b"
     assert rules.pack_key("ff") == "packs/ff"
+
+
+def test_what_a_damaged_one_was_called_no_other_is_ever_called() -> None:
+    """An attempt that goes back behind what it had committed may write it again while retention is deleting it."""
+    h, name = held(), digest("manifest")
+    job = h.job
+    for step in (10, 20):
+        job = rules.commit(job, h.fence, make_record(step), now=NOW).job
+    job = rules.damaged(job, h.fence, make_record(20), make_record(10), message="", now=NOW).job
+    assert (job.checkpoint_step, job.attempt_step, job.lapsed_step) == (10, 10, 20)
+    named = [rules.manifest_key(job, step, name) for step in (15, 20, 21)]
+    assert [key.rpartition("/")[2] for key in named] == [
+        f"15-1-{job.rev}-{name}.json",
+        f"20-1-{job.rev}-{name}.json",
+        f"21-1-{name}.json",
+    ]
+    job = rules.commit(job, h.fence, make_record(15), now=NOW).job
+    assert f"20-1-{job.rev}-" in rules.manifest_key(job, 20, name), "also once something else has been committed"
+    job = rules.damaged(job, h.fence, make_record(15), None, message="", now=NOW).job
+    assert (job.checkpoint_step, job.attempt_step, job.lapsed_step) == (None, 20, 20)
+
+
+def test_the_next_attempt_begins_with_nothing_committed() -> None:
+    h = held()
+    job = rules.commit(h.job, h.fence, make_record(10), now=NOW).job
+    job = rules.damaged(job, h.fence, make_record(10), None, message="", now=NOW).job
+    change = release(job, h.attempt, h.fence, reason=Reason(code="x"), progress=None, now=NOW)
+    assert change.attempt is not None and change.attempt.checkpoint_step == 10
+    job = claim(change.job, WorkQuery(), token_sha256="0" * 64, key_id=None, now=NOW).job
+    assert (job.attempt_step, job.lapsed_step) == (None, None)
+
+
+def test_the_end_of_an_attempt_says_what_it_had_committed() -> None:
+    h = held(checkpoint_step=50, checkpoint_epoch=0)
+    ended = complete(h.job, h.attempt, h.fence, artifacts=[], progress=None, now=NOW)
+    assert ended.attempt is not None and ended.attempt.checkpoint_step is None, "that was an earlier one"
+    job = rules.commit(h.job, h.fence, make_record(100), now=NOW).job
+    ended = complete(job, h.attempt, h.fence, artifacts=[], progress=None, now=NOW)
+    assert ended.attempt is not None and ended.attempt.checkpoint_step == 100
+    earlier = h.attempt.model_copy(update={"checkpoint_step": 30})
+    ended = complete(h.job, earlier, h.fence, artifacts=[], progress=None, now=NOW)
+    assert ended.attempt is not None and ended.attempt.checkpoint_step == 30, "written by an earlier version"
 
 
 def test_what_the_key_of_a_manifest_says() -> None:

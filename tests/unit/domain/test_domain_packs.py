@@ -8,9 +8,9 @@ import pytest
 
 from contract.errors import ErrorCode
 from functions.domain import packs as rules
-from functions.domain.change import CondemnPack, Forget, ReleasePack
+from functions.domain.change import Forget
 from functions.domain.errors import Refusal
-from functions.domain.packs import DEAD_AFTER_S, FUNCTION_TIMEOUT_S, Sighting
+from functions.domain.packs import DEAD_AFTER_S, FUNCTION_TIMEOUT_S, CondemnPack, ReleasePack, Sighting
 from functions.domain.records import PackRecord
 from tests.factories import JOB_ID, NOW, TENANT, make_job, make_pack, make_record
 
@@ -21,7 +21,7 @@ def item(**fields: Any) -> PackRecord:
     return PackRecord(**{"tenant": TENANT, **PACK.model_dump(), **fields})
 
 
-CONDEMNED = {"condemned_at": NOW, "condemned_by": "x#1"}
+CONDEMNED = {"condemned_at": NOW, "version": "v1"}
 
 
 @pytest.mark.parametrize(
@@ -33,8 +33,8 @@ CONDEMNED = {"condemned_at": NOW, "condemned_by": "x#1"}
         (item(jobs={"other"}), True),
         (item(jobs={JOB_ID}, doubted=True), True),
         (item(jobs={"other"}, doubted=True, size_bytes=7), True),
-        (item(**CONDEMNED, gone=True), True),
-        (item(**CONDEMNED, gone=True, size_bytes=7), True),
+        (item(condemned_at=NOW - DEAD_AFTER_S, version="v1"), True),
+        (item(condemned_at=NOW - DEAD_AFTER_S, version="v1", size_bytes=7), True),
     ],
 )
 def test_only_what_the_job_itself_has_seen_is_not_looked_at(record: PackRecord | None, needed: bool) -> None:
@@ -64,28 +64,38 @@ def test_a_parting_condemns_releases_or_leaves_alone() -> None:
         "shared": item(jobs={JOB_ID, "other"}),
         "another's": item(jobs={"other"}),
         "absent": None,
-        "gone": item(**CONDEMNED, gone=True),
         "condemned": item(**CONDEMNED),
-        "condemned long ago": item(condemned_at=NOW - DEAD_AFTER_S, condemned_by="x#1"),
+        "condemned long ago": item(condemned_at=NOW - DEAD_AFTER_S, version="v1"),
     }
     packs = {name: make_pack(name) for name in seen}
-    parting = rules.parting(JOB_ID, [Sighting(packs[name], record) for name, record in seen.items()], NOW)
-    assert set(parting.writes) == {
+    writes = rules.parting(JOB_ID, [Sighting(packs[name], record) for name, record in seen.items()], NOW)
+    assert writes == [
         CondemnPack(pack=packs["mine"], seen=seen["mine"], at=NOW),
-        ReleasePack(blake3=packs["shared"].blake3),
+        ReleasePack(pack=packs["shared"], seen=item(jobs={JOB_ID, "other"})),
         CondemnPack(pack=packs["absent"], seen=None, at=NOW),
-        CondemnPack(pack=packs["gone"], seen=seen["gone"], at=NOW),
+        # He who condemned it may be dead; and to delete twice does no harm.
+        CondemnPack(pack=packs["condemned"], seen=seen["condemned"], at=NOW),
         CondemnPack(pack=packs["condemned long ago"], seen=seen["condemned long ago"], at=NOW),
-    }
-    assert parting.busy == {packs["condemned"].blake3}
+    ]
 
 
-def test_a_round_fits_into_a_transaction_and_raises_the_rev() -> None:
+def test_nothing_is_let_go_that_was_written_since() -> None:
+    """Above all not what the very job has come to hold anew: a checkpoint names it by then."""
+    before = item(jobs={JOB_ID}, version="v1")
+    again = rules.held(TENANT, JOB_ID, PACK, before, "v2")
+    assert again.jobs == before.jobs
+    for write in (CondemnPack(pack=PACK, seen=before, at=NOW), ReleasePack(pack=PACK, seen=before)):
+        assert rules.may_let_go(write, before)
+        assert rules.may_let_go(write, before.model_copy(update={"doubted": True}))
+        assert not rules.may_let_go(write, again)
+        assert not rules.may_let_go(write, None)
+    absent = CondemnPack(pack=PACK, seen=None, at=NOW)
+    assert rules.may_let_go(absent, None) and not rules.may_let_go(absent, before)
+
+
+def test_letting_go_raises_the_rev() -> None:
     job = make_job(rev=7)
     forgotten = [Forget(record=make_record(step), now=NOW) for step in range(50)]
-    writes = [ReleasePack(blake3=str(number)) for number in range(120)]
-    first, left = rules.let_go(job, forgotten, writes)
-    assert (first.seen_rev, first.job) == (7, job.model_copy(update={"rev": 8}))
-    assert 1 + len(first.forgotten) + len(first.packs) == 100 and len(left) == 71
-    second, left = rules.let_go(first.job, [], left)
-    assert (second.seen_rev, second.job.rev, len(second.packs), left) == (8, 9, 71, [])
+    change = rules.let_go(job, forgotten)
+    assert (change.seen_rev, change.job) == (7, job.model_copy(update={"rev": 8}))
+    assert change.forgotten == tuple(forgotten)

@@ -244,10 +244,9 @@ def test_fruitless_interruptions_in_a_row() -> None:
 
 def test_a_commit_ends_the_row() -> None:
     held = make_held(make_job(fruitless_interruptions=9, counters=JobCounters(interruptions=9)))
-    change = commit(held.job, held.attempt, held.fence, make_record(), now=NOW + 1)
+    change = commit(held.job, held.fence, make_record(), now=NOW + 1)
     assert change.job.fruitless_interruptions == 0
-    assert change.attempt is not None
-    after = rules.interrupt(change.job, change.attempt, held.lease, now=held.lease.expires_at).job
+    after = rules.interrupt(change.job, held.attempt, held.lease, now=held.lease.expires_at).job
     assert (after.fruitless_interruptions, after.counters.interruptions) == (0, 10)
     assert after.claimable
 
@@ -361,14 +360,13 @@ def test_the_newest_report_is_kept_whichever_way_it_came() -> None:
     """A commit at step 100 is newer than the heartbeat that named step 90 before it."""
     held = make_held()
     heartbeat = Progress(step=90, total_steps=500, reported_at=NOW + 10)
-    change = commit(held.job, held.attempt, held.fence, make_record(100), now=NOW + 20)
-    assert change.attempt is not None
+    change = commit(held.job, held.fence, make_record(100), now=NOW + 20)
     lease = held.lease.model_copy(update={"progress": heartbeat})
-    after = rules.interrupt(change.job, change.attempt, lease, now=lease.expires_at).job
+    after = rules.interrupt(change.job, held.attempt, lease, now=lease.expires_at).job
     assert after.progress is not None
     assert after.progress.step == 100
     later = lease.model_copy(update={"progress": heartbeat.model_copy(update={"step": 130, "reported_at": NOW + 30})})
-    after = rules.interrupt(change.job, change.attempt, later, now=lease.expires_at).job
+    after = rules.interrupt(change.job, held.attempt, later, now=lease.expires_at).job
     assert after.progress is not None
     assert after.progress.step == 130
 
@@ -377,6 +375,6 @@ def test_progress_of_a_run_from_nothing_replaces_that_of_the_run_before() -> Non
     done = make_ended(JobState.COMPLETE, progress=Progress(step=500, total_steps=500, reported_at=NOW))
     job = rules.retry(done, from_step=None, from_epoch=None, keep_checkpoint=False, reset_counters=True, now=NOW).job
     held = make_held(job, now=NOW + 1)
-    after = commit(held.job, held.attempt, held.fence, make_record(100, epoch=2), now=NOW + 5).job
+    after = commit(held.job, held.fence, make_record(100, epoch=2), now=NOW + 5).job
     assert after.progress is not None
     assert (after.progress.step, after.progress.total_steps) == (100, 500)

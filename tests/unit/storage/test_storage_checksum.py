@@ -8,7 +8,7 @@ from awscrt.checksums import crc64nvme as fast_crc64nvme
 from hypothesis import given
 from hypothesis import strategies as st
 
-from functions.storage.crc64 import crc64nvme
+from functions.storage.crc64 import crc64nvme, joined
 
 
 def test_check_value() -> None:
@@ -18,3 +18,8 @@ def test_check_value() -> None:
 @given(st.binary(max_size=300))
 def test_equal_to_the_library(data: bytes) -> None:
     assert crc64nvme(data) == base64.b64encode(fast_crc64nvme(data).to_bytes(8, "big")).decode()
+
+
+@given(st.lists(st.binary(max_size=200), max_size=6))
+def test_checksums_of_pieces_make_that_of_the_whole(pieces: list[bytes]) -> None:
+    assert joined((crc64nvme(piece), len(piece)) for piece in pieces) == crc64nvme(b"".join(pieces))

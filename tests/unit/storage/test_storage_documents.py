@@ -50,6 +50,96 @@ def test_a_field_that_is_left_out_comes_back_as_none() -> None:
                 assert field.default is None, f"{model.__name__}.{name} would come back as {field.default!r}"
 
 
+STORED_DEFAULTS: dict[str, dict[str, Any]] = {
+    "Attempt": {"log_tail": []},
+    "CheckpointRecord": {"new_bytes": 0, "metrics": {}, "pinned": False, "damaged": False, "protected_until": 0},
+    "Event": {"data": {}},
+    "Goodput": {
+        "productive_s": 0.0,
+        "repeated_s": 0.0,
+        "stalled_s": 0.0,
+        "transferring_s": 0.0,
+        "idle_s": 0.0,
+        "checkpoints_committed": 0,
+        "checkpoints_skipped": 0,
+        "raw_bytes": 0,
+        "reused_bytes": 0,
+        "encoded_bytes": 0,
+        "uploaded_bytes": 0,
+    },
+    "InputRef": {"into": ""},
+    "Job": {
+        "rev": 0,
+        "state": "pending",
+        "queue": "default",
+        "shard": 0,
+        "priority": 50,
+        "epoch": 0,
+        "event_seq": 0,
+        "counters": {},
+        "fruitless_interruptions": 0,
+        "stale": False,
+        "pause_requested": False,
+        "avoid": {},
+        "branches": [],
+        "artifacts": [],
+    },
+    "JobCounters": {
+        "attempts": 0,
+        "failures": 0,
+        "interruptions": 0,
+        "node_faults": 0,
+        "releases": 0,
+        "runtime_s": 0,
+    },
+    "Policy": {
+        "max_failures": 3,
+        "max_interruptions": 100,
+        "max_fruitless_interruptions": 10,
+        "max_node_faults": 10,
+        "backoff_s": 15,
+        "avoid_machine_s": 86_400,
+        "heartbeat_interval_s": 30,
+        "stop_grace_s": 30,
+        "retention": {},
+    },
+    "Progress": {"metrics": {}},
+    "Reason": {"message": ""},
+    "Requirements": {"gpu_models": []},
+    "Retention": {"keep_last": 3, "keep_best_mode": "min"},
+    "Spec": {
+        "parameters": {},
+        "environment": {},
+        "inputs": [],
+        "outputs": [],
+        "requirements": {},
+        "policy": {},
+        "tags": {},
+    },
+}
+"""What stored documents leave out. `{}` for a model: its own defaults."""
+
+
+def test_a_default_that_stored_documents_rely_on_does_not_change() -> None:
+    """A job keeps what it was submitted with. Whoever changes a default sets it where jobs are submitted."""
+    found: dict[str, dict[str, Any]] = {}
+    for model in all_models():
+        for name, field in model.model_fields.items():
+            value = field.get_default(call_default_factory=True)
+            if field.is_required() or value is None:
+                continue
+            shown = value.model_dump(exclude_defaults=True) if isinstance(value, BaseModel) else value
+            found.setdefault(model.__name__, {})[name] = shown
+    assert found == STORED_DEFAULTS
+
+
+def test_documents_written_in_full_are_read_alike() -> None:
+    job = Job(id="j", tenant="t", spec=Spec(command=["x"]), created_at=1, updated_at=1)
+    for full in (job.model_dump_json(), job.model_dump_json(exclude_none=True)):
+        assert load(Job, full) == job == load(Job, dump(job))
+    assert dump(job) == '{"id":"j","tenant":"t","spec":{"command":["x"]},"created_at":1,"updated_at":1}'
+
+
 def test_none_within_free_form_values_stays() -> None:
     data = {"a": None, "b": [None, {"c": None}], "d": {"": None}, "f": 5e-324, "g": 2**70, "h": -0.0, "i": 1.0}
     event = Event(seq=1, type=EventType.SUBMITTED, at=1, epoch=0, data=data)

@@ -15,10 +15,11 @@ from typing import Any
 import pytest
 import torch
 from listening_agent import ListeningAgent
-from session_helpers import Counter, give_back, names, wait_for
+from session_helpers import Counter, give_back, names
 from torch import nn
 
 from gpu_client.training import CheckpointWriteError, Session, arena, commit, memory
+from tests.waiting import soon
 
 
 class Scene:
@@ -118,7 +119,7 @@ def test_what_is_due_while_the_agent_stores_the_last_one_is_skipped_and_made_up_
     assert session.skipped_checkpoints == [6, 9, 12]
     assert "step 6" in caplog.text and "step 12" in caplog.text
     session.report(100, 100)
-    wait_for(lambda: any(message["step"] == 100 for message in scene.agent.of("progress")))
+    soon(lambda: any(message["step"] == 100 for message in scene.agent.of("progress")))
     assert scene.agent.of("progress")[-1]["metrics"]["checkpoints_skipped"] == 3
 
 
@@ -136,7 +137,7 @@ def test_a_loop_that_does_not_ask_is_told_that_nothing_was_written(scene: Scene)
 def test_a_wish_of_the_agent_waits_for_the_arena(scene: Scene) -> None:
     scene.checkpoint(1)
     scene.agent.send({"type": "directive", "directive": "checkpoint"})
-    wait_for(lambda: scene.session._directives._checkpoint_asked)
+    soon(lambda: scene.session._directives._checkpoint_asked)
     assert not scene.session.checkpoint_due(2)
     assert scene.session.skipped_checkpoints == [], "no step was due by itself"
     give_back(scene.root)
@@ -148,7 +149,7 @@ def test_a_wish_of_the_agent_waits_for_the_arena(scene: Scene) -> None:
 def test_the_last_checkpoint_before_a_stop_goes_to_disk_if_it_has_to(scene: Scene) -> None:
     scene.checkpoint(1)
     scene.agent.send({"type": "directive", "directive": "stop", "reason": "pause", "checkpoint": True})
-    wait_for(lambda: scene.session._directives._stop is not None)
+    soon(lambda: scene.session._directives._stop is not None)
     assert scene.session.checkpoint_due(2)
     assert scene.checkpoint(2) == scene.session.output_dir / "checkpoint-2"
     assert scene.session.should_stop
@@ -220,7 +221,7 @@ def test_a_full_arena_while_the_rest_is_written_is_no_loss(scene: Scene, monkeyp
 
 def test_without_an_agent_there_is_no_one_to_read_it(scene: Scene) -> None:
     scene.agent.die()
-    wait_for(lambda: not scene.session._channel.connected)
+    soon(lambda: not scene.session._channel.connected)
     assert scene.session.checkpoint_due(1, every=1)
     assert scene.checkpoint(1) == scene.session.output_dir / "checkpoint-1"
 

@@ -8,12 +8,11 @@ import socket
 import sys
 import threading
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 import pytest
 import torch
-from session_helpers import Counter, give_back
+from session_helpers import Calls, Counter, give_back
 from torch import nn
 
 from gpu_client.agent.arena import find_staged
@@ -22,9 +21,12 @@ from gpu_client.training import Session
 # Newer Pythons warn about forking a process that has threads; nothing is done in the child that needs them.
 pytestmark = pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")
 
-# What touches files, memory or other processes.
-MODULES = ("posix", "io", "_io", "mmap", "_thread")
-METHODS = ("copy_", "send", "wait", "start")
+
+def touches(function: Any) -> bool:
+    """What touches files, memory or other processes."""
+    return getattr(function, "__module__", None) in ("posix", "io", "_io", "mmap", "_thread") or (
+        getattr(function, "__name__", "") in ("copy_", "send", "wait", "start")
+    )
 
 
 def model(value: float, width: int) -> nn.Module:
@@ -40,17 +42,7 @@ def stage(root: Path, calls: int | None, width: int, overlap: bool) -> int:
     child = os.fork()
     if child:
         return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-    seen = 0
-
-    def count(frame: FrameType, event: str, function: Any) -> None:
-        nonlocal seen
-        if event == "c_call" and (
-            getattr(function, "__module__", None) in MODULES or getattr(function, "__name__", "") in METHODS
-        ):
-            seen += 1
-            if seen == calls:
-                os.kill(os.getpid(), signal.SIGKILL)
-
+    count = Calls(touches, calls)
     code = 99
     try:
         torch.set_num_threads(1)
@@ -70,7 +62,7 @@ def stage(root: Path, calls: int | None, width: int, overlap: bool) -> int:
         sys.setprofile(count)
         take(2, width)
         sys.setprofile(None)
-        code = min(seen, 255)
+        code = min(count.seen, 255)
     finally:
         os._exit(code)
 

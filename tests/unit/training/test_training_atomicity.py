@@ -7,11 +7,10 @@ import shutil
 import signal
 import sys
 from pathlib import Path
-from types import FrameType
-from typing import Any
 
 import pytest
 import torch
+from session_helpers import Calls
 from torch import nn
 
 from gpu_client.training import Session, commit
@@ -27,20 +26,12 @@ def write_until(output: Path, calls: int | None) -> int:
     child = os.fork()
     if child:
         return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-    seen = 0
-
-    def count(frame: FrameType, event: str, function: Any) -> None:
-        nonlocal seen
-        if event == "c_call" and getattr(function, "__module__", None) in ("posix", "io", "_io"):
-            seen += 1
-            if seen == calls:
-                os.kill(os.getpid(), signal.SIGKILL)
-
+    count = Calls(lambda function: getattr(function, "__module__", None) in ("posix", "io", "_io"), calls)
     session = Session.start(output_dir=output, resume=True, keep_last=1, variables={})
     sys.setprofile(count)
     session.checkpoint(2, model=model(2.0), optimizer=optimizer())
     sys.setprofile(None)
-    os._exit(min(seen, 255))
+    os._exit(min(count.seen, 255))
 
 
 def model(value: float) -> nn.Module:

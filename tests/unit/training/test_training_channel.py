@@ -15,6 +15,7 @@ import pytest
 from listening_agent import ListeningAgent
 
 from gpu_client.training.channel import MAX_LINE_BYTES, Channel, Directive, parse_directive
+from tests.waiting import soon
 
 # Newer Pythons warn about forking a process that has threads; nothing is done in the child that needs them.
 pytestmark = pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")
@@ -46,13 +47,6 @@ class Clock:
 
     def __call__(self) -> float:
         return self.now_s
-
-
-def wait_until_broken(channel: Channel) -> None:
-    deadline = time.monotonic() + 5
-    while channel.connected:
-        assert time.monotonic() < deadline, "the channel has not noticed"
-        time.sleep(0.005)
 
 
 def test_says_hello_with_pid_and_protocol() -> None:
@@ -133,7 +127,7 @@ def test_a_line_without_end_breaks_the_channel_not_the_training(caplog: pytest.L
     with ListeningAgent() as agent:
         channel = Channel(agent.path, Received())
         agent.send(b"x" * (MAX_LINE_BYTES + 1))
-        wait_until_broken(channel)
+        soon(lambda: not channel.connected)
         channel.report(1, 2, {})
         assert channel.checkpoint_written(1, "/out/checkpoint-1", {}) is False
         channel.close()
@@ -145,7 +139,7 @@ def test_the_death_of_the_agent_is_warned_about_once(caplog: pytest.LogCaptureFi
         channel = Channel(agent.path, Received())
         agent.wait_for("hello")
         agent.die()
-        wait_until_broken(channel)
+        soon(lambda: not channel.connected)
         for step in range(1, 500):
             channel.report(step, 500, {"loss": 1.0})
             if step % 100 == 0:

@@ -10,9 +10,10 @@ from collections.abc import Callable
 
 import pytest
 from listening_agent import ListeningAgent
-from session_helpers import Counter, names, wait_for
+from session_helpers import Counter, names
 
 from gpu_client.training import Session, SessionError
+from tests.waiting import soon
 
 # Newer Pythons warn about forking a process that has threads; nothing is done in the child that needs them.
 pytestmark = pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")
@@ -23,7 +24,7 @@ def test_a_checkpoint_directive_makes_one_due_once(start: Callable[..., Session]
         session = start(agent)
         assert not session.checkpoint_due(1)
         agent.send({"type": "directive", "directive": "checkpoint"})
-        wait_for(lambda: session.checkpoint_due(2))
+        soon(lambda: session.checkpoint_due(2))
         session.checkpoint(2, counter=Counter())
         assert not session.checkpoint_due(3, every=50)
         assert not session.should_stop
@@ -42,7 +43,7 @@ def test_a_stop_with_checkpoint_is_shown_when_the_checkpoint_is_due(start: Calla
         session = start(agent)
         assert not session.checkpoint_due(1, every=50)
         agent.send({"type": "directive", "directive": "stop", "reason": "release", "checkpoint": True})
-        wait_for(lambda: session._directives._stop is not None)
+        soon(lambda: session._directives._stop is not None)
         assert not session.should_stop, (
             "this step's checkpoint_due had not seen it: the loop would leave without saving"
         )
@@ -60,11 +61,11 @@ def test_a_stop_without_checkpoint_is_shown_at_once_and_suppresses_the_interval(
         session = start(agent)
         session.checkpoint_due(1)
         agent.send({"type": "directive", "directive": "stop", "reason": reason, "checkpoint": False})
-        wait_for(lambda: session.should_stop)
+        soon(lambda: session.should_stop)
         assert session.stop_reason == reason
         assert not session.checkpoint_due(50, every=50)
         agent.send({"type": "directive", "directive": "stop", "reason": "release", "checkpoint": True})
-        wait_for(lambda: session.stop_reason == "release")
+        soon(lambda: session.stop_reason == "release")
         assert not session.checkpoint_due(51), "what has been forbidden stays so"
 
 
@@ -72,7 +73,7 @@ def test_scripts_that_never_ask_for_checkpoints_stop_at_once(start: Callable[...
     with ListeningAgent() as agent:
         session = start(agent)
         agent.send({"type": "directive", "directive": "stop", "reason": "pause", "checkpoint": True})
-        wait_for(lambda: session.should_stop)
+        soon(lambda: session.should_stop)
         assert session.stop_reason == "pause"
 
 
@@ -126,7 +127,7 @@ def test_children_and_canceled_loops_die_of_sigterm(start: Callable[..., Session
         with ListeningAgent() as agent:
             session = start(agent)
             agent.send({"type": "directive", "directive": "stop", "reason": "cancel", "checkpoint": False})
-            wait_for(lambda: session.should_stop)
+            soon(lambda: session.should_stop)
             os.kill(os.getpid(), signal.SIGTERM)
             time.sleep(10)
         os._exit(0)

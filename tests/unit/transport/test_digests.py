@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import os
+import random
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ import pytest
 from gpu_client.transport import digests
 from gpu_client.transport.digests import Digester, digest_bytes, hash_file
 from gpu_client.transport.errors import FileChanged, TransferCanceled, TransferError
+from tests.parted import PART, checksum, large, pieces
 
 
 class Event:
@@ -89,3 +91,29 @@ def test_hashing_stops_when_told(tmp_path: Path) -> None:
     (tmp_path / "f").write_bytes(b"x" * (digests.READ_BYTES * 3))
     with pytest.raises(TransferCanceled):
         hash_file(tmp_path / "f", cancel=Event(1))
+
+
+@pytest.mark.parametrize("step", [1, 7, 999, 1000, 1001, 2500, 10_000])
+def test_checksums_of_parts_make_that_of_the_whole(step: int) -> None:
+    data = random.Random(5).randbytes(3 * 1000 + 17)
+    digester = Digester(part_bytes=1000)  # smaller than may be sent
+    for offset in range(0, len(data), step):
+        digester.update(data[offset : offset + step])
+    whole_parts = [(digests.checksums.crc64nvme(data[offset : offset + 1000]), 1000) for offset in (0, 1000, 2000)]
+    assert digester._parts == whole_parts
+    digester._part_bytes = None
+    assert digester.digest == digest_bytes(data)
+
+
+def test_a_large_file_is_cut_and_a_small_one_is_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(digests, "PARTS_FROM_BYTES", PART)
+    monkeypatch.setattr(digests, "part_bytes_of", lambda _: PART)
+    data = large(4)
+    (tmp_path / "f").write_bytes(data)
+    found = hash_file(tmp_path / "f")
+    assert found.parts is not None
+    assert (found.parts.part_bytes, found.parts.crc64nvme) == (PART, [checksum(piece) for piece in pieces(data)])
+    assert found == digest_bytes(data), "the same bytes, cut or not"
+    for size_bytes in (PART - 1, PART):
+        (tmp_path / "f").write_bytes(data[:size_bytes])
+        assert hash_file(tmp_path / "f").parts is None, "one part is no parts"

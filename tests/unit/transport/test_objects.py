@@ -14,6 +14,7 @@ from gpu_client.transport.errors import ChecksumMismatch, NotFound, TransferCanc
 from gpu_client.transport.http import HttpClient
 from gpu_client.transport.objects import Wanted
 from gpu_client.transport.transfer import Transfer
+from tests.trees import files_below
 from tests.unit.transport.scripted_server import ScriptedServer, reply
 
 BUCKET = "training-checkpoints"
@@ -50,14 +51,10 @@ def wanted(root: Path, *paths: str) -> list[Wanted]:
     ]
 
 
-def below(root: Path) -> dict[str, bytes]:
-    return {path.relative_to(root).as_posix(): path.read_bytes() for path in root.rglob("*") if path.is_file()}
-
-
 def test_all_of_them_and_every_byte_reported(client: BatonClient, tmp_path: Path) -> None:
     moved: list[int] = []
     client.fetch_objects(wanted(tmp_path, *FILES), workers=3, progress=moved.append)
-    assert below(tmp_path) == FILES
+    assert files_below(tmp_path) == FILES
     assert sum(moved) == sum(map(len, FILES.values()))
     assert client.stats.requests == {"download_token": 6, "download": 6}
     client.fetch_objects([])
@@ -67,21 +64,21 @@ def test_the_first_failure_stops_the_rest(client: BatonClient, store: ScriptedSe
     store.objects["/s3/out/2.bin"] = b"x" * 1000
     with pytest.raises(ChecksumMismatch, match=r"out/2\.bin"):
         client.fetch_objects(wanted(tmp_path, "out/2.bin", *FILES), workers=1)
-    assert below(tmp_path) == {}
+    assert files_below(tmp_path) == {}
 
 
 def test_what_was_fetched_before_a_failure_stays(client: BatonClient, server: ScriptedServer, tmp_path: Path) -> None:
     server.routes["GET", f"/download/{BUCKET}/out/1.bin"] = reply(404, {"message": "gone"})
     with pytest.raises(NotFound):
         client.fetch_objects(wanted(tmp_path, "out/0.bin", "out/1.bin", "out/2.bin"), workers=1)
-    assert below(tmp_path) == {"out/0.bin": FILES["out/0.bin"]}
+    assert files_below(tmp_path) == {"out/0.bin": FILES["out/0.bin"]}
 
 
 def test_a_path_cannot_leave_its_root(client: BatonClient, tmp_path: Path) -> None:
     outside = Wanted(bucket=BUCKET, key="out/0.bin", root=tmp_path / "in", path="../out.bin")
     with pytest.raises(UnsafePath):
         client.fetch_objects([outside])
-    assert below(tmp_path) == {}
+    assert files_below(tmp_path) == {}
 
 
 def test_canceled_before_it_begins(client: BatonClient, server: ScriptedServer, tmp_path: Path) -> None:

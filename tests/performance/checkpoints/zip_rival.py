@@ -1,8 +1,7 @@
-"""How others store a checkpoint directory and fetch it again, on the same S3 server.
+"""How the original Dreambooth worker stores a checkpoint directory and fetches it again, by requests and zipfile.
 
-- *zip*: the original Dreambooth worker: the directory becomes a deflated zip, which goes up in parts of 10 MiB by 25
-  threads, and comes down in one stream of 8 KiB pieces (facts on its client: requests, zipfile).
-- *mirror*: Kelpie: file by file through the SDK's upload manager, parts of 10 MiB, 8 in flight; file by file down.
+The directory becomes a deflated zip, which goes up in parts of 10 MiB by 25 threads, and comes down in one stream of
+8 KiB pieces.
 """
 
 from __future__ import annotations
@@ -13,19 +12,14 @@ from pathlib import Path
 from typing import Any
 
 import requests
-from boto3.s3.transfer import TransferConfig
-from boto3.s3.transfer import create_transfer_manager as _manager
 
 PART_BYTES = 10 * 1024 * 1024
 ZIP_THREADS = 25
-MIRROR_PARTS = 8
 _LIFE_S = 3600
 
 
 class ZipRival:
     """Zip everything, every time."""
-
-    name = "zip and multipart"
 
     def __init__(self, client: Any, bucket: str, scratch: Path) -> None:
         self._client = client
@@ -72,34 +66,3 @@ class ZipRival:
         with zipfile.ZipFile(archive) as source:
             source.extractall(directory)
         archive.unlink()
-
-
-class MirrorRival:
-    """Each file whole, one after the other."""
-
-    name = "file-by-file mirror"
-
-    def __init__(self, client: Any, bucket: str) -> None:
-        self._client = client
-        self._bucket = bucket
-        self._config = TransferConfig(
-            multipart_threshold=PART_BYTES, multipart_chunksize=PART_BYTES, max_concurrency=MIRROR_PARTS
-        )
-
-    def save(self, directory: Path, name: str) -> int:
-        """Returns the bytes sent."""
-        sent_bytes = 0
-        for path in sorted(path for path in directory.rglob("*") if path.is_file()):
-            with _manager(self._client, self._config) as manager:
-                key = f"{name}/{path.relative_to(directory).as_posix()}"
-                manager.upload(str(path), self._bucket, key).result()
-            sent_bytes += path.stat().st_size
-        return sent_bytes
-
-    def fetch(self, name: str, directory: Path) -> None:
-        """To a usable directory."""
-        for entry in self._client.list_objects_v2(Bucket=self._bucket, Prefix=f"{name}/")["Contents"]:
-            path = directory / entry["Key"].removeprefix(f"{name}/")
-            path.parent.mkdir(parents=True, exist_ok=True)
-            with _manager(self._client, self._config) as manager:
-                manager.download(self._bucket, entry["Key"], str(path)).result()

@@ -1,0 +1,75 @@
+"""Run the stack until Ctrl-C. `--json` prints one line for programs instead."""
+
+from __future__ import annotations
+
+import argparse
+import errno
+import json
+import logging
+import signal
+import sys
+import threading
+from pathlib import Path
+
+from functions.local.emulator import EmulatorError
+from functions.local.stack import LocalStack
+
+DEFAULT_STATE_DIR = Path(".baton/local")
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Start, say where and with which keys, wait for a signal, stop. Returns the exit code."""
+    parser = argparse.ArgumentParser(prog="python -m functions.local", description=__doc__)
+    parser.add_argument("--state-dir", type=Path, default=DEFAULT_STATE_DIR, help="kept across restarts")
+    parser.add_argument("--forget", action="store_true", help="keep nothing: state lives in memory only")
+    parser.add_argument("--port", type=int, default=8787, help="0 takes a free one")
+    parser.add_argument("--sweep-interval-s", type=float, default=60.0)
+    parser.add_argument("--json", action="store_true", help="print one JSON line for programs")
+    options = parser.parse_args(arguments)
+    logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
+    stop = threading.Event()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda *_: stop.set())
+    stack = LocalStack(
+        state_dir=None if options.forget else options.state_dir,
+        port=options.port,
+        sweep_interval_s=options.sweep_interval_s,
+    )
+    try:
+        stack.start()
+    except (EmulatorError, OSError) as error:
+        taken = isinstance(error, OSError) and error.errno == errno.EADDRINUSE
+        remedy = ". Choose another with --port, or 0 for any free one." if taken else ""
+        print(f"The local stack could not start: {error}{remedy}", file=sys.stderr)
+        return 1
+    try:
+        _announce(stack, options)
+        stop.wait()
+    finally:
+        if not options.json:
+            print("Stopping ...", flush=True)
+        stack.stop()
+    return 0
+
+
+def _python() -> str:
+    """This interpreter as a person would type it."""
+    here = Path(sys.executable)
+    return str(here.relative_to(Path.cwd())) if here.is_relative_to(Path.cwd()) else str(here)
+
+
+def _announce(stack: LocalStack, options: argparse.Namespace) -> None:
+    if options.json:
+        print(json.dumps({"url": stack.url, "cloud_url": stack.cloud_url, "keys": stack.keys}), flush=True)
+        return
+    kept = "nothing is kept" if options.forget else f"kept in {options.state_dir}"
+    print(f"Baton is running at {stack.url} ({kept})\n", flush=True)
+    for name, key in stack.keys.items():
+        print(f"  {name:7} key  {key}")
+    print(
+        f"\nTry:  curl -s {stack.url}/health"
+        f"\nA worker:  BATON_API_URL={stack.url} BATON_API_KEY={stack.keys['worker']} {_python()} -m gpu_client.agent"
+        f"\nEvents:  the bus baton-local of the emulated EventBridge at {stack.cloud_url} (functions/local/README.md)"
+        "\n\nCtrl-C stops it.",
+        flush=True,
+    )

@@ -1,0 +1,155 @@
+"""`baton data validate`: what a folder of training images is worth, before anything is paid for."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from gpu_client.cli.errors import CliError
+from gpu_client.cli.formats import count
+from gpu_client.cli.output import FOLDED, Column, Screen
+from gpu_client.cli.session import AsJson, session_of
+
+if TYPE_CHECKING:
+    from gpu_client.datasets.check import Finding, Report
+
+EXIT_FAULTS = 1
+SHOWN_OF_A_KIND = 10
+
+
+def validate(
+    context: typer.Context,
+    directory: Annotated[Path, typer.Argument(metavar="DIR", help="All images below it.", show_default=False)],
+    *,
+    captions: Annotated[bool, typer.Option("--captions", help="Every image must have a caption.")] = False,
+    min_side: Annotated[
+        int | None,
+        typer.Option(min=8, help="Shorter sides are faults, in pixels. Default: below 512 is a warning."),
+    ] = None,
+    sheet: Annotated[Path | None, typer.Option(help="Write a contact sheet (PNG) to this file.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Check a folder of training images: do they decode, are they large enough, are there copies, captions.
+
+    Exit code 1 if there is a fault. Warnings are for you to judge.
+    """
+    session = session_of(context)
+    report = checked(session.screen, directory, captions=captions, min_side=min_side)
+    if sheet is not None:
+        # Late, like the check itself: Pillow takes longer to load than most commands run.
+        from gpu_client.datasets.sheet import draw_sheet
+
+        try:
+            shown = draw_sheet(report, sheet)
+        except OSError as error:
+            raise CliError(f"{sheet} cannot be written: {error.strerror or error}") from error
+        session.screen.say(f"contact sheet of {count(shown, 'image')}: {sheet}")
+    if as_json:
+        session.screen.json(as_document(report))
+    else:
+        show(session.screen, report)
+    if report.faults:
+        raise typer.Exit(EXIT_FAULTS)
+
+
+def checked(screen: Screen, directory: Path, *, captions: bool, min_side: int | None) -> Report:
+    """The report on a folder. Raises CliError if it is none."""
+    from gpu_client.datasets.check import check
+
+    if not directory.is_dir():
+        raise CliError(f"{directory} is not a directory")
+    try:
+        return check(directory, captions="required" if captions else "optional", min_side=min_side)
+    except OSError as error:
+        raise CliError(f"{directory} cannot be read: {error.strerror or error}") from error
+
+
+def named_as_image(path: Path) -> bool:
+    """Whether a push should have it looked at."""
+    from gpu_client.datasets.images import is_image
+
+    return is_image(path)
+
+
+def require_sound(screen: Screen, directory: Path) -> None:
+    """Before a push: warnings are told in one line. Raises CliError for the first fault."""
+    report = checked(screen, directory, captions=False, min_side=None)
+    faults = [one for one in report.findings if one.severity == "fault"]
+    if faults:
+        more = f", and {count(len(faults) - 1, 'other fault')}" if faults[1:] else ""
+        raise CliError(
+            f"{_place(faults[0])} {faults[0].message}{more}: nothing was sent",
+            f"baton data validate {directory} tells all; --no-check sends it as it is.",
+        )
+    if report.findings:
+        screen.say(f"{count(len(report.findings), 'warning')} about the images: baton data validate {directory}")
+
+
+def as_document(report: Report) -> dict[str, Any]:
+    """The report as JSON."""
+    return {
+        "images": len(report.images),
+        "captions": len(report.captions),
+        "faults": report.faults,
+        "warnings": len(report.findings) - report.faults,
+        "resolutions": report.resolutions,
+        "aspect_ratios": report.aspect_ratios,
+        "findings": [
+            {
+                "severity": one.severity,
+                "code": one.code,
+                "path": one.path,
+                "line": one.line,
+                "message": one.message,
+                "remedy": one.remedy,
+            }
+            for one in report.findings
+        ],
+    }
+
+
+def show(screen: Screen, report: Report) -> None:
+    """The report as tables; of each kind of finding not more than a person reads."""
+    rows = [
+        ("images", str(len(report.images))),
+        ("captions", str(len(report.captions))),
+        ("resolutions", _counted(report.resolutions)),
+        ("aspect ratios", _counted(report.aspect_ratios)),
+        ("faults", str(report.faults)),
+        ("warnings", str(len(report.findings) - report.faults)),
+    ]
+    screen.table(("", Column("", FOLDED)), rows)
+    if report.findings:
+        screen.table(
+            ("finding", Column("file", FOLDED), Column("why", FOLDED), Column("what to do", FOLDED)),
+            ([one.code, _place(one), one.message, one.remedy] for one in _some(report.findings)),
+        )
+    kinds = Counter(one.code for one in report.findings)
+    for code, number in kinds.items():
+        if number > SHOWN_OF_A_KIND:
+            screen.say(f"and {number - SHOWN_OF_A_KIND} more of {code}; --json has all")
+
+
+def _some(findings: Sequence[Finding]) -> list[Finding]:
+    seen: Counter[str] = Counter()
+    some = []
+    for one in findings:
+        seen[one.code] += 1
+        if seen[one.code] <= SHOWN_OF_A_KIND:
+            some.append(one)
+    return some
+
+
+def _place(finding: Finding) -> str:
+    return finding.path if finding.line is None else f"{finding.path}:{finding.line}"
+
+
+def _counted(counted: Mapping[str, int], shown: int = 6) -> str:
+    some = [f"{name} ({number})" for name, number in list(counted.items())[:shown]]
+    if len(counted) > shown:
+        some.append(f"and {len(counted) - shown} others")
+    return ", ".join(some) or "-"

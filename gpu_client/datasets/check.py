@@ -1,0 +1,201 @@
+"""A folder of images as training would find it: faults, warnings, and what is there."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+
+from gpu_client.datasets.captions import read_captions
+from gpu_client.datasets.images import HASH_BITS, BadImage, Looked, is_image, look
+
+Severity = Literal["fault", "warning"]
+CaptionsWanted = Literal["required", "optional"]
+
+USUAL_SIDE = 512
+"""What no recipe's smallest resolution is below; an image that is smaller is enlarged."""
+ALIKE_BITS = 4
+"""Of 64: images whose looks differ in no more look the same to a person."""
+WORKERS = 8
+
+_RATIOS = {
+    "1:2": 1 / 2, "9:16": 9 / 16, "2:3": 2 / 3, "3:4": 3 / 4, "4:5": 4 / 5, "1:1": 1.0,
+    "5:4": 5 / 4, "4:3": 4 / 3, "3:2": 3 / 2, "16:9": 16 / 9, "2:1": 2.0,
+}  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True)
+class Finding:
+    """Something to mend, or to look at. `code` is stable."""
+
+    severity: Severity
+    code: str
+    path: str
+    line: int | None = None
+    message: str
+    remedy: str
+
+
+@dataclass(frozen=True)
+class Report:
+    """What a folder is worth."""
+
+    images: Sequence[Looked]
+    captions: Mapping[str, str]
+    findings: Sequence[Finding] = field(default=())
+
+    @property
+    def faults(self) -> int:
+        """How many there are; with one of them training should not be begun."""
+        return sum(finding.severity == "fault" for finding in self.findings)
+
+    @property
+    def resolutions(self) -> dict[str, int]:
+        """How many images have which, the most frequent first."""
+        counted = Counter(f"{image.width}x{image.height}" for image in self.images)
+        return dict(sorted(counted.items(), key=lambda item: (-item[1], item[0])))
+
+    @property
+    def aspect_ratios(self) -> dict[str, int]:
+        """How many images are about so wide for their height, from tall to wide."""
+        counted = Counter(aspect_ratio(image.width, image.height) for image in self.images)
+        return {name: counted[name] for name in _RATIOS if counted[name]}
+
+
+def aspect_ratio(width: int, height: int) -> str:
+    """The usual ratio that is nearest, as a photographer calls it."""
+    found = np.log(width / height)
+    return min(_RATIOS, key=lambda name: abs(float(np.log(_RATIOS[name]) - found)))
+
+
+def check(
+    directory: Path,
+    *,
+    captions: CaptionsWanted = "optional",
+    min_side: int | None = None,
+    progress: Callable[[int], None] = lambda _: None,
+) -> Report:
+    """Look at every image below `directory`. `min_side`: shorter sides are faults; None warns below USUAL_SIDE.
+
+    `progress` is told of images as they are done. Raises OSError if the folder cannot be listed.
+    """
+    paths = sorted(place.relative_to(directory).as_posix() for place in files_of(directory) if is_image(place))
+    images: list[Looked] = []
+    findings: list[Finding] = []
+    with ThreadPoolExecutor(min(WORKERS, os.cpu_count() or 1), thread_name_prefix="look") as pool:
+        for path, found in zip(paths, pool.map(lambda path: _look(directory, path), paths), strict=True):
+            progress(1)
+            if isinstance(found, Looked):
+                images.append(found)
+            else:
+                findings.append(
+                    Finding(
+                        severity="fault", code="undecodable", path=path, message=found, remedy="Replace or remove it."
+                    )
+                )
+    if not images:
+        findings.append(
+            Finding(
+                severity="fault",
+                code="no_images",
+                path=".",
+                message="there is no image that decodes",
+                remedy="Put images (JPEG, PNG, WebP, ...) into the folder.",
+            )
+        )
+    said = read_captions(directory, frozenset(paths))
+    findings += [
+        Finding(
+            severity="fault", code="bad_caption", path=one.path, line=one.line, message=one.message, remedy=one.remedy
+        )
+        for one in said.faults
+    ]
+    findings += _small(images, min_side)
+    findings += _same(images)
+    findings += _uncaptioned(images, said.texts, captions)
+    order = {"fault": 0, "warning": 1}
+    findings.sort(key=lambda finding: (order[finding.severity], finding.code, finding.path, finding.line or 0))
+    return Report(images, said.texts, findings)
+
+
+def files_of(directory: Path) -> Iterable[Path]:
+    """All regular files below it, but for hidden ones."""
+    for folder, folders, names in os.walk(directory):
+        folders[:] = [name for name in folders if not name.startswith(".")]
+        for name in names:
+            place = Path(folder, name)
+            if not name.startswith(".") and place.is_file():
+                yield place
+
+
+def _look(directory: Path, path: str) -> Looked | str:
+    try:
+        return look(directory / path, path)
+    except BadImage as error:
+        return str(error)
+
+
+def _small(images: Sequence[Looked], min_side: int | None) -> list[Finding]:
+    least = USUAL_SIDE if min_side is None else min_side
+    return [
+        Finding(
+            severity="warning" if min_side is None else "fault",
+            code="small",
+            path=image.path,
+            message=f"has {image.width} x {image.height} pixels; its shorter side is below {least}",
+            remedy="Use a larger original: enlarging adds no detail.",
+        )
+        for image in images
+        if image.short_side < least
+    ]
+
+
+def _same(images: Sequence[Looked]) -> list[Finding]:
+    """Copies, and images that look the same: each is told of the first that it is like."""
+    findings: list[Finding] = []
+    first: dict[str, Looked] = {}
+    for image in images:
+        known = first.setdefault(image.blake3, image)
+        if known is not image:
+            findings.append(_like(image, "duplicate", f"has the same bytes as {known.path}"))
+    unique = [image for image in first.values() if image.looks is not None]
+    # Of vectors of 1 and -1 the product tells how many places differ, and is fast.
+    signs = np.array([_signs(image.looks or 0) for image in unique], dtype=np.float32).reshape(len(unique), HASH_BITS)
+    for number, image in enumerate(unique):
+        differing = (HASH_BITS - signs[:number] @ signs[number]) / 2
+        near = np.flatnonzero(differing <= ALIKE_BITS)
+        if near.size:
+            findings.append(_like(image, "near_duplicate", f"looks like {unique[int(near[0])].path}"))
+    return findings
+
+
+def _signs(looks: int) -> list[int]:
+    return [1 if looks >> bit & 1 else -1 for bit in range(HASH_BITS)]
+
+
+def _like(image: Looked, code: str, message: str) -> Finding:
+    remedy = "Remove one of them: what is there twice is learned twice as strongly."
+    return Finding(severity="warning", code=code, path=image.path, message=message, remedy=remedy)
+
+
+def _uncaptioned(images: Sequence[Looked], captions: Mapping[str, str], wanted: CaptionsWanted) -> list[Finding]:
+    """Where captions are required, or some images have one and others do not."""
+    lacking = [image for image in images if image.path not in captions]
+    if not lacking or (wanted == "optional" and not captions):
+        return []
+    return [
+        Finding(
+            severity="fault" if wanted == "required" else "warning",
+            code="no_caption",
+            path=image.path,
+            message="has no caption",
+            remedy="Write it into a .txt file of the same name, or into captions.jsonl.",
+        )
+        for image in lacking
+    ]

@@ -1,0 +1,101 @@
+"""One image file: does it decode, how large is it, what does it look like."""
+
+from __future__ import annotations
+
+import warnings
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from blake3 import blake3
+from PIL import Image, ImageOps, UnidentifiedImageError
+
+SUFFIXES = frozenset({".bmp", ".gif", ".jpeg", ".jpg", ".png", ".tif", ".tiff", ".webp"})
+"""Files that are meant to be images."""
+
+MAX_PIXELS = 100_000_000
+"""More is no photograph but a mistake, or meant to fill a machine's memory."""
+
+THUMBNAIL = 128
+_HASH = 8
+HASH_BITS = _HASH * _HASH
+_FLAT = 4
+"""Of grey levels: what differs by less has no gradients to compare."""
+
+
+class BadImage(Exception):  # noqa: N818 - a finding, reported
+    """The file is no image that training could use; the message says why."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Looked:
+    """What was found. `width` and `height` are as it is shown, after its EXIF orientation."""
+
+    path: str
+    size_bytes: int
+    width: int
+    height: int
+    blake3: str
+    looks: int | None
+    """64 bits that hardly differ between images that look alike; None for one of a single colour."""
+    thumbnail: Image.Image
+
+    @property
+    def short_side(self) -> int:
+        """Pixels."""
+        return min(self.width, self.height)
+
+
+def is_image(path: Path) -> bool:
+    """Whether its name says so."""
+    return path.suffix.lower() in SUFFIXES
+
+
+def look(file: Path, path: str) -> Looked:
+    """Decode all of `file`; `path` is its name in the report. Raises BadImage."""
+    try:
+        data = file.read_bytes()
+    except OSError as error:
+        raise BadImage(f"cannot be read: {error.strerror}") from error
+    if not data:
+        raise BadImage("is empty")
+    try:
+        with warnings.catch_warnings():
+            # Of sizes Pillow warns by itself; what else it has to say is about metadata that nobody reads.
+            warnings.simplefilter("ignore")
+            with Image.open(file) as opened:
+                if opened.width * opened.height > MAX_PIXELS:
+                    raise BadImage(f"has {opened.width} x {opened.height} pixels, more than {MAX_PIXELS:,}")
+                opened.load()
+                image = ImageOps.exif_transpose(opened)
+                grey = image.convert("L").resize((_HASH + 1, _HASH), Image.Resampling.BOX)
+                thumbnail = image.convert("RGB")
+                thumbnail.thumbnail((THUMBNAIL, THUMBNAIL))
+    except UnidentifiedImageError as error:
+        raise BadImage("is no image, whatever its name says") from error
+    except Image.DecompressionBombError as error:
+        raise BadImage(f"has more than {MAX_PIXELS:,} pixels") from error
+    except (OSError, SyntaxError, ValueError, EOFError) as error:
+        # These are what Pillow's decoders raise for files that are cut short or damaged.
+        raise BadImage(f"does not decode: {error}") from error
+    return Looked(
+        path=path,
+        size_bytes=len(data),
+        width=image.width,
+        height=image.height,
+        blake3=blake3(data).hexdigest(),
+        looks=_looks(grey),
+        thumbnail=thumbnail,
+    )
+
+
+def _looks(grey: Image.Image) -> int | None:
+    """The difference hash: for each pixel of 8 x 8, whether the one to its right is brighter.
+
+    Source: Neal Krawetz, "Kind of Like That", hackerfactor.com, 2013.
+    """
+    levels = np.asarray(grey, dtype=np.int16)
+    if int(levels.max()) - int(levels.min()) < _FLAT:
+        return None
+    bits = (levels[:, 1:] > levels[:, :-1]).reshape(-1)
+    return int.from_bytes(np.packbits(bits).tobytes(), "big")

@@ -1,0 +1,85 @@
+"""The contact sheet: all images small, side by side, with what is wrong about them in colour."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from PIL import Image, ImageDraw, ImageFont
+
+from gpu_client.datasets.check import Report, Severity
+from gpu_client.datasets.images import THUMBNAIL, Looked
+
+MAX_SHOWN = 400
+COLUMNS = 8
+_GAP = 12
+_TEXT = 28
+_HEAD = 44
+_COLOURS: Mapping[Severity | None, str] = {"fault": "#d03030", "warning": "#e09020", None: "#c8c8c8"}
+
+
+def draw_sheet(report: Report, target: Path) -> int:
+    """Write a PNG; how many images it shows: of more than MAX_SHOWN, some from everywhere. Raises OSError."""
+    everything = _cells(report)
+    shown = everything[:: max(1, -(-len(everything) // MAX_SHOWN))]
+    columns = max(1, min(COLUMNS, len(shown)))
+    rows = -(-len(shown) // columns)
+    cell = (THUMBNAIL + _GAP, THUMBNAIL + _TEXT + _GAP)
+    sheet = Image.new("RGB", (max(560, columns * cell[0] + _GAP), _HEAD + rows * cell[1] + _GAP), "white")
+    draw = ImageDraw.Draw(sheet)
+    large, small = ImageFont.load_default(16), ImageFont.load_default(11)
+    warnings = len(report.findings) - report.faults
+    draw.text((_GAP, 12), _head(report, len(shown), len(everything), warnings), "black", font=large)
+    worst = _worst(report)
+    for number, (path, image) in enumerate(shown):
+        left = _GAP + number % columns * cell[0]
+        top = _HEAD + number // columns * cell[1]
+        colour = _COLOURS[worst.get(path)]
+        if image is None:
+            draw.rectangle((left, top, left + THUMBNAIL, top + THUMBNAIL), outline=colour, width=2)
+            draw.text((left + 8, top + THUMBNAIL // 2 - 8), "does not decode", colour, font=small)
+        else:
+            _draw_one(sheet, draw, image, (left, top), colour)
+            draw.text((left, top + THUMBNAIL + 15), f"{image.width} x {image.height}", "#707070", font=small)
+        draw.text((left, top + THUMBNAIL + 3), _cut(draw, path, small), "black", font=small)
+    sheet.save(target, format="PNG")
+    return len(shown)
+
+
+def _draw_one(
+    sheet: Image.Image, draw: ImageDraw.ImageDraw, image: Looked, place: tuple[int, int], colour: str
+) -> None:
+    left, top = place
+    width, height = image.thumbnail.size
+    left, top = left + (THUMBNAIL - width) // 2, top + (THUMBNAIL - height) // 2
+    sheet.paste(image.thumbnail, (left, top))
+    draw.rectangle((left - 2, top - 2, left + width + 1, top + height + 1), outline=colour, width=2)
+
+
+def _cells(report: Report) -> list[tuple[str, Looked | None]]:
+    """All images by path; None for those that do not decode."""
+    cells: dict[str, Looked | None] = {one.path: None for one in report.findings if one.code == "undecodable"}
+    cells |= {image.path: image for image in report.images}
+    return sorted(cells.items())
+
+
+def _head(report: Report, shown: int, of: int, warnings: int) -> str:
+    which = f"{of} images" if shown == of else f"{shown} of {of} images"
+    return f"{which}, {len(report.captions)} captions: {report.faults} faults (red), {warnings} warnings (orange)"
+
+
+def _worst(report: Report) -> dict[str, Severity]:
+    worst: dict[str, Severity] = {}
+    for finding in report.findings:
+        if worst.get(finding.path) != "fault":
+            worst[finding.path] = finding.severity
+    return worst
+
+
+def _cut(draw: ImageDraw.ImageDraw, text: str, font: ImageFont.FreeTypeFont | ImageFont.ImageFont) -> str:
+    """The end of a path, which tells images apart, as long as there is room for it."""
+    if draw.textlength(text, font=font) <= THUMBNAIL:
+        return text
+    while text and draw.textlength("..." + text, font=font) > THUMBNAIL:
+        text = text[1:]
+    return "..." + text

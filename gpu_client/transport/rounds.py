@@ -1,0 +1,186 @@
+"""Files to the object store, in as many rounds of URLs as it takes: ask, send what is missing, ask again.
+
+A small file is one PUT. A large one goes up in parts, several at a time, and has to be asked for again when they are
+stored: that makes an object of them. What the store has is never sent again, whoever sent it: a process that was killed
+is followed by one that goes on.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
+from dataclasses import KW_ONLY, dataclass, field
+from pathlib import Path
+
+from contract.parts import part_range
+from gpu_client.transport.bandwidth import Traffic
+from gpu_client.transport.cancel import CancelEvent
+from gpu_client.transport.digests import FileDigest
+from gpu_client.transport.errors import TransferError, UnexpectedAnswer, UrlExpired
+from gpu_client.transport.items import Upload
+from gpu_client.transport.lane import Progress
+from gpu_client.transport.segments import Segment
+from gpu_client.transport.transfer import Transfer
+
+logger = logging.getLogger(__name__)
+
+MAX_FRUITLESS_ROUNDS = 4
+"""Rounds that brought nothing nearer before it is given up."""
+
+_PAUSE_S = 1.0
+
+
+@dataclass(frozen=True)
+class LocalFile:
+    """What is to be stored: it must not change meanwhile."""
+
+    path: Path
+    digest: FileDigest
+
+
+@dataclass(frozen=True, kw_only=True)
+class Target:
+    """Where to PUT the file of that name, or its part of that number."""
+
+    name: str
+    url: str
+    headers: Mapping[str, str]
+    part: int | None
+
+
+@dataclass(frozen=True)
+class Missing:
+    """What the control plane says is not stored. `pending` files, in parts, have to be asked for again in any case."""
+
+    targets: Sequence[Target]
+    pending: AbstractSet[str]
+
+
+Ask = Callable[[Sequence[str]], Missing]
+"""Names of files to what is missing of them."""
+
+
+def upload_in_rounds(
+    transfer: Transfer,
+    files: Mapping[str, LocalFile],
+    ask: Ask,
+    *,
+    traffic: Traffic,
+    cancel: CancelEvent | None = None,
+    progress: Progress | None = None,
+) -> None:
+    """Until all files are stored. `progress` hears of every byte of them, also of those that were stored before.
+
+    Raises what `ask` and the transfer raise; UrlExpired or TransferError when rounds bring nothing nearer.
+    """
+    _Rounds(transfer, files, ask, traffic=traffic, cancel=cancel, progress=progress).run()
+
+
+@dataclass(frozen=True)
+class _Piece:
+    """A file, or one of its parts."""
+
+    name: str
+    part: int | None
+
+
+@dataclass
+class _Rounds:
+    transfer: Transfer
+    files: Mapping[str, LocalFile]
+    ask: Ask
+    _: KW_ONLY
+    traffic: Traffic
+    cancel: CancelEvent | None
+    progress: Progress | None
+    stored: set[_Piece] = field(default_factory=set)
+    """Of those that were sent last."""
+    sent_bytes: Counter[str] = field(default_factory=Counter)
+    """Of each file, what had to be sent."""
+
+    def run(self) -> None:
+        wanted = list(self.files)
+        asked: frozenset[_Piece] = frozenset()
+        expired: UrlExpired | None = None
+        fruitless = 0
+        while wanted:
+            missing = self.ask(wanted)
+            uploads = self._uploads(missing, wanted)
+            left = frozenset(uploads) | {_Piece(name, None) for name in missing.pending}
+            fruitless = fruitless + 1 if asked and asked <= left else 0
+            if fruitless:
+                self._give_up_after(fruitless, expired, wanted)
+            asked = left
+            self._finish(set(wanted) - {piece.name for piece in left})
+            expired = self._send(uploads)
+            unsent = {piece.name for piece in uploads if piece not in self.stored}
+            wanted = [name for name in wanted if name in missing.pending or name in unsent]
+
+    def _send(self, uploads: Mapping[_Piece, Upload]) -> UrlExpired | None:
+        """What URLs have run out for is left to the next round."""
+        pieces = {id(upload): piece for piece, upload in uploads.items()}
+        self.stored.clear()
+        try:
+            self.transfer.upload(
+                list(uploads.values()),
+                cancel=self.cancel,
+                progress=self.progress,
+                stored=lambda upload: self.stored.add(pieces[id(upload)]),
+            )
+        except UrlExpired as error:
+            return error
+        finally:
+            for piece in self.stored:
+                self.sent_bytes[piece.name] += uploads[piece].size_bytes
+        return None
+
+    def _finish(self, names: AbstractSet[str]) -> None:
+        """These are stored: what of them did not have to be sent counts as moved."""
+        for name in names:
+            size_bytes, sent_bytes = self.files[name].digest.size_bytes, self.sent_bytes[name]
+            if self.progress is not None and size_bytes > sent_bytes:
+                self.progress(size_bytes - sent_bytes)
+            if sent_bytes:
+                self.transfer.stats.add(uploaded_objects=1)
+
+    def _give_up_after(self, fruitless: int, expired: UrlExpired | None, wanted: Sequence[str]) -> None:
+        if fruitless > MAX_FRUITLESS_ROUNDS:
+            raise expired or TransferError(f"{wanted[0]}: what was uploaded is still said to be missing")
+        logger.info("%s: nothing new is stored; asking again", wanted[0])
+        self.transfer.wait(_PAUSE_S * fruitless, self.cancel)
+
+    def _uploads(self, missing: Missing, wanted: Sequence[str]) -> dict[_Piece, Upload]:
+        unknown = ({target.name for target in missing.targets} | missing.pending) - set(wanted)
+        if unknown:
+            raise UnexpectedAnswer(f"upload: {min(unknown)!r} is asked for, which was not declared")
+        return {_Piece(target.name, target.part): self._upload(target) for target in missing.targets}
+
+    def _upload(self, target: Target) -> Upload:
+        file = self.files[target.name]
+        if target.part is None:
+            return Upload.of_file(
+                name=target.name,
+                path=file.path,
+                size_bytes=file.digest.size_bytes,
+                url=target.url,
+                headers=target.headers,
+                traffic=self.traffic,
+            )
+        parts = file.digest.parts
+        if parts is None or not 1 <= target.part <= len(parts.crc64nvme):
+            raise UnexpectedAnswer(
+                f"upload: part {target.part} of {target.name!r} is asked for, which it does not have"
+            )
+        offset, size_bytes = part_range(file.digest.size_bytes, parts.part_bytes, target.part)
+        return Upload(
+            name=f"part {target.part} of {target.name}",
+            segments=(Segment(file.path, offset, size_bytes),),
+            size_bytes=size_bytes,
+            url=target.url,
+            headers=target.headers,
+            traffic=self.traffic,
+            file_bytes=file.digest.size_bytes,
+            part=True,
+        )

@@ -1,0 +1,82 @@
+"""`baton data validate`: what a person and a program are told of a folder of images."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from PIL import Image
+from sklearn.datasets import load_sample_images
+
+from tests.emulator import unique
+from tests.functional.cli.people import Baton
+from tests.stack import Stack
+
+pytestmark = [pytest.mark.emulator, pytest.mark.processes]
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    place = tmp_path / "set"
+    place.mkdir()
+    photo = Image.fromarray(load_sample_images().images[0])
+    for number in range(12):
+        photo.crop((30 * number, 10 * number, 30 * number + 250, 10 * number + 250)).save(place / f"{number:02}.png")
+    return place
+
+
+def test_a_good_folder(baton: Baton, folder: Path, tmp_path: Path) -> None:
+    said = baton("data", "validate", folder, "--min-side", 250, "--sheet", tmp_path / "sheet.png").ok()
+    assert "250x250 (12)" in said.out and "1:1 (12)" in said.out
+    with Image.open(tmp_path / "sheet.png") as sheet:
+        assert sheet.format == "PNG" and sheet.width > 8 * 128
+    found = baton("data", "validate", folder, "--min-side", 250, "--json").ok().json
+    assert found["findings"] == []
+    assert (found["images"], found["resolutions"]) == (12, {"250x250": 12})
+
+
+def test_faults_end_in_an_exit_code_and_are_told_with_a_remedy(baton: Baton, folder: Path) -> None:
+    (folder / "03.png").write_bytes((folder / "03.png").read_bytes()[:2000])
+    said = baton("data", "validate", folder, "--captions")
+    assert said.code == 1
+    assert "undecodable" in said.out and "Replace or remove it." in said.out
+    assert "and 1 more of no_caption; --json has all" in said.err
+    found = baton("data", "validate", folder, "--captions", "--json")
+    assert found.code == 1
+    assert found.json["faults"] == 12
+    assert found.json["findings"][-1]["severity"] == "warning", "they are small: faults come first"
+
+
+@pytest.mark.parametrize("what", ["missing", "a file"])
+def test_what_is_no_folder(baton: Baton, tmp_path: Path, what: str) -> None:
+    place = tmp_path / what
+    if what == "a file":
+        place.touch()
+    baton("data", "validate", place).failed(2, "is not a directory")
+
+
+def test_a_sheet_that_cannot_be_written(baton: Baton, folder: Path, tmp_path: Path) -> None:
+    baton("data", "validate", folder, "--sheet", tmp_path / "none" / "s.png").failed(2, "cannot be written")
+
+
+def test_push_looks_at_new_images_first(baton: Baton, stack: Stack, folder: Path) -> None:
+    prefix = unique("set")
+    whole = (folder / "03.png").read_bytes()
+    (folder / "03.png").write_bytes(whole[:2000])
+    refused = baton("data", "push", folder, prefix)
+    refused.failed(2, "03.png does not decode", "nothing was sent", "--no-check sends it as it is")
+    assert stack.keys_below(prefix + "/", "training-data") == {}
+    (folder / "03.png").write_bytes(whole)
+    said = baton("data", "push", folder, prefix).ok()
+    assert "12 warnings about the images" in said.err, "they are small"
+    assert len(stack.keys_below(prefix + "/", "training-data")) == 13
+    (folder / "notes.txt").write_text("of nothing")
+    said = baton("data", "push", folder, prefix).ok()
+    assert "warnings" not in said.err, "no image is new"
+
+
+def test_push_sends_what_does_not_decode_if_told_so(baton: Baton, stack: Stack, folder: Path) -> None:
+    prefix = unique("set")
+    (folder / "03.png").write_text("")
+    baton("data", "push", folder, prefix, "--no-check").ok()
+    assert f"{prefix}/03.png" in stack.keys_below(prefix + "/", "training-data")

@@ -1,0 +1,19 @@
+"""Directories as tests write and compare them: paths below, and bytes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+
+def write_files(place: Path, files: Mapping[str, bytes]) -> Path:
+    """Write files below `place`, which is given back; directories are made."""
+    for name, data in files.items():
+        (place / name).parent.mkdir(parents=True, exist_ok=True)
+        (place / name).write_bytes(data)
+    return place
+
+
+def files_below(place: Path) -> dict[str, bytes]:
+    """What every file below `place` holds."""
+    return {path.relative_to(place).as_posix(): path.read_bytes() for path in place.rglob("*") if path.is_file()}

@@ -1,0 +1,45 @@
+"""An output directory that is watched, with a clock."""
+
+import json
+from pathlib import Path
+
+from gpu_client.checkpoints.watch import CheckpointWatcher, ReadyCheckpoint
+
+STABLE_S = 5.0
+
+
+class Scene:
+    """An output directory, a clock and a trainer with open files."""
+
+    def __init__(self, root: Path) -> None:
+        self.output = root / "output"
+        self.output.mkdir()
+        self.now = 1000.0
+        self.open: set[Path] = set()
+        self.asked = 0
+        self.watcher = CheckpointWatcher(self.output, lambda: self.now, self.opened, STABLE_S)
+
+    def opened(self) -> set[Path]:
+        self.asked += 1
+        return self.open
+
+    def write(self, name: str, **files: str) -> Path:
+        directory = self.output / name
+        directory.mkdir(exist_ok=True)
+        for file, content in (files or {"model": "weights", "optimizer": "state"}).items():
+            (directory / file).write_text(content)
+        return directory
+
+    def session(self, name: str, marker: object = None, step: int | None = None) -> Path:
+        directory = self.write(name)
+        if marker is None:
+            marker = {"format": 1, "step": step, "metrics": {"loss": 0.5}, "created_by": "session"}
+        (directory / "baton.json").write_text(json.dumps(marker))
+        return directory
+
+    def poll(self, after_s: float = 0.0) -> list[int]:
+        return [found.step for found in self.ready(after_s)]
+
+    def ready(self, after_s: float = 0.0) -> list[ReadyCheckpoint]:
+        self.now += after_s
+        return self.watcher.poll()

@@ -1,0 +1,236 @@
+"""What is found in folders of images: every fault that matters, told with its file, and nothing that is fine."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from PIL import Image
+from sklearn.datasets import load_sample_images
+
+from gpu_client.datasets.check import ALIKE_BITS, Finding, Report, aspect_ratio, check
+from gpu_client.datasets.images import MAX_PIXELS, BadImage, look
+from gpu_client.datasets.sheet import MAX_SHOWN, draw_sheet
+
+PHOTOS: list[Image.Image] = [Image.fromarray(pixels) for pixels in load_sample_images().images]
+
+
+def crop(photo: int, left: int, top: int, width: int = 240, height: int = 240) -> Image.Image:
+    return PHOTOS[photo].crop((left, top, left + width, top + height))
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    place = tmp_path / "set"
+    place.mkdir()
+    for number in range(3):
+        crop(0, 100 * number, 30 * number).save(place / f"temple{number}.png")
+    return place
+
+
+def found(report: Report) -> set[tuple[str, str]]:
+    return {(finding.code, finding.path) for finding in report.findings}
+
+
+def test_a_good_folder_has_nothing_to_say(folder: Path) -> None:
+    report = check(folder, min_side=200)
+    assert (len(report.images), report.faults, list(report.findings)) == (3, 0, [])
+    assert report.resolutions == {"240x240": 3}
+    assert report.aspect_ratios == {"1:1": 3}
+
+
+def test_what_does_not_decode_is_a_fault_of_its_own_file(folder: Path) -> None:
+    whole = (folder / "temple0.png").read_bytes()
+    (folder / "short.png").write_bytes(whole[: len(whole) // 2])
+    (folder / "text.jpg").write_text("hello")
+    (folder / "empty.webp").touch()
+    (folder / "notes.md").write_text("not meant to be an image")
+    report = check(folder, min_side=200)
+    assert found(report) == {("undecodable", name) for name in ("short.png", "text.jpg", "empty.webp")}
+    assert {finding.severity for finding in report.findings} == {"fault"}
+    assert len(report.images) == 3
+
+
+@given(data=st.binary(max_size=400), cut=st.integers(0, 400))
+def test_no_bytes_whatever_are_more_than_a_finding(
+    tmp_path_factory: pytest.TempPathFactory, data: bytes, cut: int
+) -> None:
+    place = tmp_path_factory.mktemp("any")
+    Image.new("RGB", (9, 9), "teal").save(place / "a.png")
+    whole = (place / "a.png").read_bytes()
+    (place / "a.png").write_bytes(whole[:cut] + data + whole[cut + len(data) :])
+    try:
+        look(place / "a.png", "a.png")
+    except BadImage as error:
+        assert str(error)
+
+
+def test_an_image_of_too_many_pixels_is_not_decoded(tmp_path: Path) -> None:
+    Image.new("1", (MAX_PIXELS // 1000 + 1, 1000)).save(tmp_path / "bomb.png")
+    with pytest.raises(BadImage, match="pixels, more than 100,000,000"):
+        look(tmp_path / "bomb.png", "bomb.png")
+
+
+def test_a_folder_without_images_is_a_fault(tmp_path: Path) -> None:
+    assert found(check(tmp_path)) == {("no_images", ".")}
+
+
+def test_small_images_are_a_warning_unless_a_size_is_asked_for(folder: Path) -> None:
+    assert {finding.severity for finding in check(folder).findings} == {"warning"}
+    report = check(folder, min_side=241)
+    assert report.faults == 3
+    assert found(report) == {("small", f"temple{number}.png") for number in range(3)}
+
+
+def test_the_orientation_that_a_camera_notes_is_followed(tmp_path: Path) -> None:
+    exif = Image.Exif()
+    exif[0x0112] = 6  # turned by a quarter
+    crop(1, 0, 0, 300, 200).save(tmp_path / "turned.jpg", exif=exif)
+    looked = look(tmp_path / "turned.jpg", "turned.jpg")
+    assert (looked.width, looked.height) == (200, 300)
+
+
+def test_copies_and_what_looks_the_same(folder: Path) -> None:
+    (folder / "z-copy.png").write_bytes((folder / "temple0.png").read_bytes())
+    crop(0, 100, 30).resize((231, 231)).save(folder / "z-scaled.jpg", quality=60)
+    Image.new("RGB", (240, 240), "red").save(folder / "plain1.png")
+    Image.new("RGB", (240, 240), "blue").save(folder / "plain2.png")
+    report = check(folder, min_side=200)
+    assert found(report) == {("duplicate", "z-copy.png"), ("near_duplicate", "z-scaled.jpg")}
+    assert report.faults == 0
+    by_code = {finding.code: finding.message for finding in report.findings}
+    assert by_code == {
+        "duplicate": "has the same bytes as temple0.png",
+        "near_duplicate": "looks like temple1.png",
+    }
+
+
+def test_looks_are_compared_as_counting_bits_would(tmp_path: Path) -> None:
+    chance = np.random.default_rng(3)
+    for number in range(0, 60, 2):
+        levels = chance.integers(0, 40, (8, 9))
+        for more, pixels in enumerate((levels, levels ^ (chance.random((8, 9)) < 0.05))):
+            Image.fromarray(pixels.astype(np.uint8)).save(tmp_path / f"{number + more:02}.png")
+    report = check(tmp_path, min_side=8)
+    images = sorted(report.images, key=lambda image: image.path)
+    expected = set()
+    for number, image in enumerate(images):
+        before = images[:number]
+        alike = [one for one in before if ((one.looks or 0) ^ (image.looks or 0)).bit_count() <= ALIKE_BITS]
+        if alike and image.looks is not None:
+            expected.add(image.path)
+    assert {finding.path for finding in report.findings if finding.code == "near_duplicate"} == expected
+    assert expected
+
+
+def test_captions_beside_and_in_lists(folder: Path) -> None:
+    (folder / "sub").mkdir()
+    crop(1, 0, 0).save(folder / "sub" / "temple0.png")
+    (folder / "temple0.txt").write_text("a temple\nby a lake\n", "utf-8")
+    lines = [{"file_name": "temple1.png", "text": "stairs"}, {"file_name": "temple2.png", "caption": "a roof — gold"}]
+    (folder / "captions.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines), "utf-8")
+    (folder / "sub" / "metadata.jsonl").write_text('{"file_name": "temple0.png", "text": "a flower"}\n', "utf-8")
+    report = check(folder, captions="required", min_side=200)
+    assert report.captions == {
+        "temple0.png": "a temple by a lake",
+        "temple1.png": "stairs",
+        "temple2.png": "a roof — gold",
+        "sub/temple0.png": "a flower",
+    }
+    assert list(report.findings) == []
+
+
+def test_captions_that_are_lacking(folder: Path) -> None:
+    assert check(folder, min_side=200).findings == []
+    (folder / "temple0.txt").write_text("one")
+    severities = {one.severity for one in check(folder, min_side=200).findings}
+    assert severities == {"warning"}, "some have one, others have not"
+    report = check(folder, captions="required", min_side=200)
+    assert found(report) == {("no_caption", "temple1.png"), ("no_caption", "temple2.png")}
+    assert report.faults == 2
+
+
+@pytest.mark.parametrize(
+    ("line", "says"),
+    [
+        ("{bad", "is no JSON"),
+        ("[1]", "has no 'file_name'"),
+        ('{"text": "x"}', "has no 'file_name'"),
+        ('{"file_name": "temple0.png"}', "has no 'text'"),
+        ('{"file_name": "temple0.png", "text": " "}', "has no 'text'"),
+        ('{"file_name": "gone.png", "text": "x"}', "names 'gone.png', which is no image here"),
+        ('{"file_name": "../temple0.png", "text": "x"}', "which is no image here"),
+    ],
+)
+def test_a_bad_line_of_captions_is_told_with_its_number(folder: Path, line: str, says: str) -> None:
+    (folder / "captions.jsonl").write_text('{"file_name": "temple1.png", "text": "x"}\n\n' + line + "\n")
+    (finding,) = [one for one in check(folder, min_side=200).findings if one.severity == "fault"]
+    assert (finding.code, finding.path, finding.line) == ("bad_caption", "captions.jsonl", 3)
+    assert says in finding.message and finding.remedy
+
+
+def test_files_of_captions_that_cannot_be_read_or_contradict(folder: Path) -> None:
+    (folder / "temple0.txt").write_bytes(b"\xff\xfe\x00")
+    (folder / "temple1.txt").write_text("  \n")
+    (folder / "temple2.txt").write_text("one thing")
+    (folder / "captions.jsonl").write_text('{"file_name": "temple2.png", "text": "another"}\n')
+    (folder / "readme.txt").write_text("of no image: nothing is wrong with it")
+    bad = {one.path: one.message for one in check(folder, min_side=200).findings if one.code == "bad_caption"}
+    assert bad.keys() == {"temple0.txt", "temple1.txt", "temple2.txt"}
+    assert "UTF-8" in bad["temple0.txt"]
+    assert bad["temple1.txt"] == "is empty"
+    assert bad["temple2.txt"] == "temple2.png has another caption elsewhere: 'another'"
+
+
+def test_hidden_files_are_left_alone(folder: Path) -> None:
+    (folder / ".cache").mkdir()
+    (folder / ".cache" / "a.png").write_text("no image")
+    (folder / "._temple0.png").write_text("what macOS leaves on foreign disks")
+    assert check(folder, min_side=200).faults == 0
+
+
+@pytest.mark.parametrize(
+    ("width", "height", "name"),
+    [(512, 512, "1:1"), (1920, 1080, "16:9"), (640, 427, "3:2"), (427, 640, "2:3"), (1, 100, "1:2"), (5000, 10, "2:1")],
+)
+def test_aspect_ratios(width: int, height: int, name: str) -> None:
+    assert aspect_ratio(width, height) == name
+
+
+def test_faults_come_before_warnings(folder: Path) -> None:
+    (folder / "zz.png").write_text("")
+    severities = [finding.severity for finding in check(folder).findings]
+    assert severities == sorted(severities)
+    assert severities[0] == "fault"
+
+
+class TestSheet:
+    def test_it_shows_every_image_with_its_colour(self, folder: Path, tmp_path: Path) -> None:
+        (folder / "bad.png").write_text("")
+        Image.new("RGB", (240, 240), "lime").save(folder / "plain.png")
+        report = check(folder, min_side=200)
+        assert draw_sheet(report, tmp_path / "sheet.png") == 5
+        with Image.open(tmp_path / "sheet.png") as sheet:
+            sheet.load()
+            colours = {colour for _, colour in sheet.getcolors(1_000_000) or []}
+        assert {(0, 255, 0), (0xD0, 0x30, 0x30)} <= colours, "the image, and the fault's frame"
+
+    def test_of_very_many_it_shows_some_from_everywhere(self, tmp_path: Path) -> None:
+        Image.new("RGB", (10, 10), "teal").save(tmp_path / "a.png")
+        one = look(tmp_path / "a.png", "a.png")
+        images = [one.__class__(**{**_fields(one), "path": f"{number:04}.png"}) for number in range(MAX_SHOWN + 1)]
+        shown = draw_sheet(Report(images, {}), tmp_path / "sheet.png")
+        assert MAX_SHOWN / 2 <= shown <= MAX_SHOWN
+
+    def test_an_empty_folder_has_a_sheet_too(self, tmp_path: Path) -> None:
+        fault = Finding(severity="fault", code="no_images", path=".", message="m", remedy="r")
+        assert draw_sheet(Report([], {}, [fault]), tmp_path / "sheet.png") == 0
+        assert (tmp_path / "sheet.png").stat().st_size > 0
+
+
+def _fields(looked: object) -> dict[str, object]:
+    return {name: getattr(looked, name) for name in looked.__dataclass_fields__}  # type: ignore[attr-defined]
