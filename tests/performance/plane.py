@@ -31,6 +31,7 @@ from functions.storage.clients import dynamodb_client, s3_client
 from functions.storage.dynamo_jobs import DynamoJobStore
 from functions.storage.dynamo_leases import DynamoLeaseStore
 from functions.storage.dynamo_packs import DynamoPackStore
+from functions.storage.dynamo_recipes import DynamoRecipeStore
 from functions.storage.dynamo_tokens import DynamoTokenStore
 from functions.storage.dynamo_webhooks import DynamoWebhookStore
 from functions.storage.s3_objects import S3ObjectStore
@@ -108,6 +109,7 @@ class Plane:
             tokens=DynamoTokenStore(self.dynamodb, self.prefix),
             objects=self._objects,
             webhooks=DynamoWebhookStore(self.dynamodb, self.prefix),
+            recipes=DynamoRecipeStore(self.dynamodb, self.prefix),
             line=SqsLine(None),
             clock=ServerClock(),
             random=SystemRandomness(),
