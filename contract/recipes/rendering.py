@@ -30,8 +30,9 @@ _BELOW = re.compile(r"\$(?:\{(BATON_[A-Z_]+)\}|(BATON_[A-Z_]+))((?:/[^\s:;,=]*)?
 T = TypeVar("T")
 
 
-def parameter_faults(recipe: Recipe, given: JsonObject) -> list[Fault]:
-    """What is wrong with the given parameters one by one, and, if nothing is, with them together."""
+def parameter_faults(recipe: Recipe, given: JsonObject, *, together: bool = True) -> list[Fault]:
+    """What is wrong with the given parameters one by one, and, if nothing is (and unless `together` is false), with
+    them together."""
     found = [
         Fault(f"parameters.{name}", f"is not a parameter of {recipe.id}", _did_you_mean(name, recipe.parameters))
         for name in given
@@ -44,7 +45,7 @@ def parameter_faults(recipe: Recipe, given: JsonObject) -> list[Fault]:
                 found.append(Fault(field, "is required", f"Give {spec.expected()}."))
         elif problem := spec.problem(given[name]):
             found.append(Fault(field, problem, f"Give {spec.expected()}."))
-    return found or _broken_rules(recipe, given)
+    return found or (_broken_rules(recipe, given) if together else [])
 
 
 def input_faults(recipe: Recipe, inputs: Mapping[str, str]) -> list[Fault]:

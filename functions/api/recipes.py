@@ -81,7 +81,8 @@ class Resolver:
     def spec(self, body: JobSubmit, *, flat: bool = False) -> Spec:
         """The job with its recipe's steps, defaults and outputs filled in. Refuses it with all that is wrong.
 
-        `flat`: the parameters came as fields of the body.
+        `flat`: the parameters came as fields of the body, as the original has them: bounded, but without rules
+        between them.
         """
         if body.recipe is None:
             return _spec(body, command=body.command or [], parameters=body.parameters, outputs=body.outputs or [])
@@ -123,7 +124,9 @@ def _plan(recipe: Recipe, body: JobSubmit, *, flat: bool) -> RunPlan:
     from contract.recipes.rendering import input_faults, parameter_faults, plan_of
 
     folders = {ref.into: ref.prefix for ref in body.inputs}
-    faults = [*parameter_faults(recipe, body.parameters), *input_faults(recipe, folders)]
+    # The original knew no rules between fields, and its clients send what breaks some. What comes of it is said by the
+    # script at its start.
+    faults = [*parameter_faults(recipe, body.parameters, together=not flat), *input_faults(recipe, folders)]
     plan = None
     if not faults:
         plan, faults = plan_of(recipe, body.parameters, list(folders))
