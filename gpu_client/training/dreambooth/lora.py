@@ -19,6 +19,8 @@ from gpu_client.training.tensor_file import Contents, write
 WEIGHTS_FILE = "pytorch_lora_weights.safetensors"
 UNET_TARGETS = ["to_k", "to_out.0", "to_q", "to_v"]
 TEXT_TARGETS = ["k_proj", "out_proj", "q_proj", "v_proj"]
+# diffusers', transformers' since 5, transformers' before.
+_CHECKPOINTING = ("enable_gradient_checkpointing", "activation_checkpointing_enable", "gradient_checkpointing_enable")
 
 
 class Lora:
@@ -47,8 +49,7 @@ class Lora:
                 parameter.data = parameter.data.float()
         if config.gradient_checkpointing:
             for module in self.modules.values():
-                enable = getattr(module, "enable_gradient_checkpointing", None) or module.gradient_checkpointing_enable
-                enable()
+                next(getattr(module, name) for name in _CHECKPOINTING if hasattr(module, name))()
 
     def parameters(self, *names: str) -> list[nn.Parameter]:
         """The trainable ones of the named modules; of all without names."""
