@@ -57,12 +57,11 @@ def data_dir(tmp_path: Path) -> Path:
     return tmp_path / "data"
 
 
-@pytest.fixture
-def parameters(tiny_sd: Path) -> dict[str, Any]:
-    """A short training of the Stable Diffusion model in float32."""
+def short_training(base: Path) -> dict[str, Any]:
+    """The parameters of a training that takes half a second, in float32."""
     return {
         "instance_prompt": "a photo of sks cat",
-        "pretrained_model_name_or_path": str(tiny_sd),
+        "pretrained_model_name_or_path": str(base),
         "resolution": RESOLUTION,
         "max_train_steps": 4,
         "gradient_accumulation_steps": 2,
@@ -75,17 +74,26 @@ def parameters(tiny_sd: Path) -> dict[str, Any]:
     }
 
 
+def train_in(
+    output: Path, data_dir: Path, parameters: Mapping[str, Any], variables: Mapping[str, str] | None = None
+) -> Path:
+    """Trains to the end, or to where it is told to stop, from the newest checkpoint in `output`; returns `output`."""
+    config = DreamboothConfig.of(parameters)
+    with Session.start(output_dir=output, data_dir=data_dir, resume=True, variables=variables or {}) as session:
+        train(session, config)
+    return output
+
+
+@pytest.fixture
+def parameters(tiny_sd: Path) -> dict[str, Any]:
+    return short_training(tiny_sd)
+
+
 @pytest.fixture
 def run(tmp_path: Path, data_dir: Path, parameters: dict[str, Any]) -> Run:
     """Trains with `parameters` changed by the keywords; returns the output directory. An existing one is resumed."""
 
     def begin(name: str = "out", *, variables: Mapping[str, str] | None = None, **changed: Any) -> Path:
-        output = tmp_path / name
-        config = DreamboothConfig.of({**parameters, **changed})
-        with Session.start(
-            output_dir=output, data_dir=data_dir, params={}, resume=True, variables=variables or {}
-        ) as session:
-            train(session, config)
-        return output
+        return train_in(tmp_path / name, data_dir, {**parameters, **changed}, variables)
 
     return begin

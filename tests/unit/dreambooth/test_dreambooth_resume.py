@@ -16,7 +16,6 @@ from PIL import Image
 
 from gpu_client.training import CheckpointMismatchError, dreambooth_lora
 from gpu_client.training.dreambooth import class_images, validation
-from gpu_client.training.dreambooth.batches import Chosen
 from gpu_client.training.dreambooth.lora import WEIGHTS_FILE
 from tests.photographs import save_crops
 
@@ -29,6 +28,7 @@ EVERYTHING = {
     "class_prompt": "a photo of a cat",
     "num_class_images": 3,
     "sample_batch_size": 2,
+    "num_inference_steps": 1,
     "validation_prompt": "sks cat",
     "validation_epochs": 1,
     "lr_scheduler": "cosine",
@@ -91,13 +91,30 @@ def generated(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 
 @pytest.mark.parametrize(
-    ("model", "options"),
-    [("tiny_sd", EVERYTHING), ("tiny_sdxl", {**CACHED, "aspect_ratio_buckets": True, "bucket_step": 8})],
+    ("model", "options", "several_cuts"),
+    [
+        (
+            "tiny_sd",
+            EVERYTHING,
+            [
+                [("loss", 2)],  # between two batches of the first step
+                [("loss", 9)],  # in the step after a checkpoint, between the instance's loss and the class's
+                [("loss", 15), ("loss", 3)],  # in the step that ends an epoch, and again before the next checkpoint
+                [("validation", 1), ("validation", 1)],  # between two pictures of one step, twice
+            ],
+        ),
+        (
+            "tiny_sdxl",
+            {**CACHED, "aspect_ratio_buckets": True, "bucket_step": 8},
+            [[("loss", 11), ("validation", 1)]],
+        ),
+    ],
     ids=["sd", "sdxl-cached-buckets"],
 )
 def test_interrupted_equals_uninterrupted(
     model: str,
     options: dict[str, Any],
+    several_cuts: list[list[tuple[str, int]]],
     run: Run,
     data_dir: Path,
     generated: list[int],
@@ -110,12 +127,7 @@ def test_interrupted_equals_uninterrupted(
     assert len(uninterrupted) > 8
     assert sum(generated) == 3
 
-    for cuts in [
-        [("loss", 2)],  # between two batches of the first step
-        [("loss", 9)],  # in the step after a checkpoint, between the instance's loss and the class's
-        [("loss", 15), ("loss", 3)],  # in the last but one step of an epoch, and again before the next checkpoint
-        [("validation", 1), ("validation", 1)],  # between two pictures of one step, twice
-    ]:
+    for cuts in several_cuts:
         generated.clear()
         name = "-".join(f"{where}{after}" for where, after in cuts)
         for where, after in cuts:
