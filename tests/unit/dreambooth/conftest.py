@@ -3,21 +3,16 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from dreambooth_runs import Run, short_training, train_in
 
-from gpu_client.training import Session
-from gpu_client.training.dreambooth.config import DreamboothConfig
-from gpu_client.training.dreambooth_lora import train
 from tests.photographs import save_crops
 from tests.tiny_pipelines import save_tiny_sd, save_tiny_sdxl
-
-RESOLUTION = 64
-Run = Callable[..., Path]
 
 
 @pytest.fixture(autouse=True)
@@ -55,33 +50,6 @@ def data_dir(tmp_path: Path) -> Path:
     """Five views of a cat, 96 x 96 pixels."""
     save_crops(tmp_path / "data" / "instance", "cat", 5)
     return tmp_path / "data"
-
-
-def short_training(base: Path) -> dict[str, Any]:
-    """The parameters of a training that takes half a second, in float32."""
-    return {
-        "instance_prompt": "a photo of sks cat",
-        "pretrained_model_name_or_path": str(base),
-        "resolution": RESOLUTION,
-        "max_train_steps": 4,
-        "gradient_accumulation_steps": 2,
-        "learning_rate": 1e-3,
-        "text_encoder_lr": 1e-3,
-        "mixed_precision": "no",
-        "num_inference_steps": 2,
-        "num_validation_images": 2,
-        "cache_dir": "",
-    }
-
-
-def train_in(
-    output: Path, data_dir: Path, parameters: Mapping[str, Any], variables: Mapping[str, str] | None = None
-) -> Path:
-    """Trains to the end, or to where it is told to stop, from the newest checkpoint in `output`; returns `output`."""
-    config = DreamboothConfig.of(parameters)
-    with Session.start(output_dir=output, data_dir=data_dir, resume=True, variables=variables or {}) as session:
-        train(session, config)
-    return output
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import Run
+from dreambooth_runs import Run
 
 from gpu_client.training import SessionError, dreambooth_lora
 from gpu_client.training.dreambooth.config import DreamboothConfig

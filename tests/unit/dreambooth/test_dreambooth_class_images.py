@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from conftest import Run
+from dreambooth_runs import Run
 from PIL import Image
 from safetensors.torch import load_file
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import Run
+from dreambooth_runs import Run
 from safetensors.torch import load_file
 
 from gpu_client.training import dreambooth_lora

@@ -5,74 +5,17 @@ from __future__ import annotations
 import os
 import shutil
 import signal
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import Run, short_training, train_in
+from dreambooth_runs import CACHED, EVERYTHING, Run, outputs, power_cut, short_training, train_in
 from PIL import Image
 
 from gpu_client.training import CheckpointMismatchError, dreambooth_lora
-from gpu_client.training.dreambooth import class_images, validation
+from gpu_client.training.dreambooth import class_images
 from gpu_client.training.dreambooth.lora import WEIGHTS_FILE
 from tests.photographs import save_crops
-
-EVERYTHING = {
-    "max_train_steps": 6,
-    "checkpointing_steps": 2,
-    "gradient_accumulation_steps": 2,
-    "train_batch_size": 2,
-    "with_prior_preservation": True,
-    "class_prompt": "a photo of a cat",
-    "num_class_images": 3,
-    "sample_batch_size": 2,
-    "num_inference_steps": 1,
-    "validation_prompt": "sks cat",
-    "validation_epochs": 1,
-    "lr_scheduler": "cosine",
-    "lr_warmup_steps": 2,
-    "lora_dropout": 0.2,
-    "random_flip": True,
-    "use_ema": True,
-    "snr_gamma": 5.0,
-}
-"""6 steps of 2 batches; 5 images make 3 batches: epochs end within steps. Each batch takes 2 losses."""
-CACHED = {**EVERYTHING, "train_text_encoder": False, "cache_latents": True, "cache_text_embeddings": True}
-
-
-class PowerCutError(Exception):
-    pass
-
-
-@contextmanager
-def power_cut(after: int, where: str) -> Iterator[None]:
-    """The machine is gone after so many calls: of the loss, or of the making of pictures."""
-    module, name = {
-        "loss": (dreambooth_lora, "denoising_loss"),
-        "class images": (class_images, "sample"),
-        "validation": (validation, "sample"),
-    }[where]
-    made, calls = getattr(module, name), 0
-
-    def until_the_cut(*arguments: Any, **keywords: Any) -> Any:
-        nonlocal calls
-        calls += 1
-        if calls > after:
-            raise PowerCutError
-        return made(*arguments, **keywords)
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(module, name, until_the_cut)
-        with pytest.raises(PowerCutError):
-            yield
-
-
-def outputs(directory: Path) -> dict[str, bytes]:
-    """Everything but the checkpoints."""
-    files = (path for path in directory.rglob("*") if path.is_file() and "checkpoint-" not in str(path))
-    return {path.relative_to(directory).as_posix(): path.read_bytes() for path in files}
 
 
 @pytest.fixture(scope="module")

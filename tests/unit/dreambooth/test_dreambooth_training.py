@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from conftest import RESOLUTION, Run, short_training, train_in
 from diffusers import AutoencoderKL, StableDiffusionPipeline, StableDiffusionXLPipeline
+from dreambooth_runs import RESOLUTION, Run, short_training, train_in
 from PIL import Image
 from safetensors import safe_open
 from safetensors.torch import load_file
