@@ -20,7 +20,6 @@ from functools import partial
 from pathlib import Path
 
 import torch
-from accelerate import PartialState
 from diffusers.training_utils import compute_snr
 
 from gpu_client.training import Session, SessionError
@@ -31,7 +30,7 @@ from gpu_client.training.dreambooth.config import DreamboothConfig, read_config_
 from gpu_client.training.dreambooth.data import read_class_pictures, read_instance_pictures
 from gpu_client.training.dreambooth.encoding import Encoder
 from gpu_client.training.dreambooth.lora import WEIGHTS_FILE, Lora
-from gpu_client.training.dreambooth.machine import check_machine, make_reproducible
+from gpu_client.training.dreambooth.machine import check_machine, make_reproducible, training_device
 from gpu_client.training.dreambooth.models import Models, check_base_model, load_models
 from gpu_client.training.dreambooth.optimization import Optimization
 from gpu_client.training.dreambooth.validation import ValidationPictures
@@ -44,8 +43,8 @@ def train(session: Session, config: DreamboothConfig) -> bool:
 
     Raises SessionError, before anything is trained, for a job that cannot be trained here.
     """
-    device = PartialState().device
-    check_machine(config, device, processes=int(os.environ.get("WORLD_SIZE", "1")))
+    device = training_device()
+    check_machine(config, device)
     check_base_model(config, session.data_dir)
     pictures = read_instance_pictures(config, session.data_dir)
     provided = read_class_pictures(config, session.data_dir)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import io
 import json
+from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -63,7 +64,7 @@ class Placement:
 
     def pixels(self, picture: Picture) -> torch.Tensor:
         """The training image: (3, height, width) from -1 to 1."""
-        image = self._cut(picture.open(), Image.Resampling.LANCZOS)
+        image = self._cut(_resized_images.get(picture, self.resized))
         return torch.from_numpy(np.asarray(image, dtype=np.float32) / 127.5 - 1).permute(2, 0, 1).contiguous()
 
     def weights(self, picture: Picture, outside: float) -> torch.Tensor:
@@ -71,16 +72,45 @@ class Placement:
         size = self.shape[0] // PIXELS_PER_LATENT, self.shape[1] // PIXELS_PER_LATENT
         if picture.mask is None:
             return torch.ones(1, *size)
-        mask = self._cut(_decode(picture.mask).convert("L"), Image.Resampling.BILINEAR)
+        size_of_image = self.resized[1], self.resized[0]
+        mask = self._cut(_decode(picture.mask).convert("L").resize(size_of_image, Image.Resampling.BILINEAR))
         small = mask.resize((size[1], size[0]), Image.Resampling.BOX)
         white = torch.from_numpy(np.asarray(small, dtype=np.float32) / 255)[None]
         return outside + (1 - outside) * white
 
-    def _cut(self, image: Image.Image, resampling: Image.Resampling) -> Image.Image:
-        image = image.resize((self.resized[1], self.resized[0]), resampling)
+    def _cut(self, image: Image.Image) -> Image.Image:
         if self.flip:
             image = ImageOps.mirror(image)
         return image.crop((self.left, self.top, self.left + self.shape[1], self.top + self.shape[0]))
+
+
+class _ResizedImages:
+    """The images that were used last, decoded and resized: of a large photograph that takes longer than a step."""
+
+    def __init__(self, limit_bytes: int) -> None:
+        self._limit_bytes = limit_bytes
+        self._size_bytes = 0
+        self._images: OrderedDict[tuple[str, Size], Image.Image] = OrderedDict()
+
+    def get(self, picture: Picture, size: Size) -> Image.Image:
+        """The picture in this size; not to be changed."""
+        key = (picture.digest, size)
+        if key in self._images:
+            self._images.move_to_end(key)
+            return self._images[key]
+        image = picture.open().resize((size[1], size[0]), Image.Resampling.LANCZOS)
+        self._images[key] = image
+        self._size_bytes += _bytes_of(image)
+        while self._size_bytes > self._limit_bytes and len(self._images) > 1:
+            self._size_bytes -= _bytes_of(self._images.popitem(last=False)[1])
+        return image
+
+
+def _bytes_of(image: Image.Image) -> int:
+    return image.width * image.height * len(image.getbands())
+
+
+_resized_images = _ResizedImages(limit_bytes=2**30)
 
 
 def read_instance_pictures(config: DreamboothConfig, data_dir: Path) -> list[Picture]:

@@ -6,9 +6,11 @@ import importlib.util
 import logging
 import os
 import random
+from collections.abc import Mapping
 
 import numpy as np
 import torch
+from accelerate import PartialState
 
 from gpu_client.training.dreambooth.config import DreamboothConfig
 from gpu_client.training.dreambooth.errors import ConfigError
@@ -18,14 +20,21 @@ log = logging.getLogger("baton.training")
 WEIGHT_DTYPES = {"no": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 
 
-def check_machine(config: DreamboothConfig, device: torch.device, processes: int) -> None:
+def training_device(variables: Mapping[str, str] = os.environ) -> torch.device:
+    """The GPU, if there is one and accelerate was not told otherwise. Raises ConfigError in a run of many processes."""
+    processes = int(variables.get("WORLD_SIZE") or 1)
+    if processes > 1:
+        raise ConfigError(
+            [f"this run has {processes} processes: a LoRA is trained by one, `accelerate launch --num_processes 1`"]
+        )
+    device: torch.device = PartialState().device
+    return device
+
+
+def check_machine(config: DreamboothConfig, device: torch.device) -> None:
     """Raises ConfigError for what this machine cannot do."""
     problems = []
     on_gpu = device.type == "cuda"
-    if processes > 1:
-        problems.append(
-            f"this run has {processes} processes: a LoRA is trained by one; use `accelerate launch --num_processes 1`"
-        )
     if config.mixed_precision == "bf16" and on_gpu and not torch.cuda.is_bf16_supported(including_emulation=False):
         problems.append(
             f"mixed_precision: {torch.cuda.get_device_name(device)} has no bf16: use fp16, or a GPU of the Ampere "

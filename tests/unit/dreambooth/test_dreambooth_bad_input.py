@@ -96,8 +96,8 @@ def test_8bit_adam_without_a_gpu(parameters: dict[str, Any], monkeypatch: pytest
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: object())
     config = DreamboothConfig.of({**parameters, "use_8bit_adam": True})
     with pytest.raises(ConfigError, match="it needs a CUDA device"):
-        check_machine(config, torch.device("cpu"), processes=1)
-    check_machine(config, torch.device("cuda"), processes=1)
+        check_machine(config, torch.device("cpu"))
+    check_machine(config, torch.device("cuda"))
 
 
 def test_bf16_on_hardware_without_it(parameters: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -105,9 +105,9 @@ def test_bf16_on_hardware_without_it(parameters: dict[str, Any], monkeypatch: py
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "Tesla T4")
     monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation: including_emulation)
     with pytest.raises(ConfigError, match="mixed_precision: Tesla T4 has no bf16: use fp16"):
-        check_machine(config, torch.device("cuda"), processes=1)
+        check_machine(config, torch.device("cuda"))
     monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation: True)
-    check_machine(config, torch.device("cuda"), processes=1)
+    check_machine(config, torch.device("cuda"))
 
 
 def test_several_processes(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:

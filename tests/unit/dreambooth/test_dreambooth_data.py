@@ -10,9 +10,16 @@ import pytest
 import torch
 from PIL import Image
 
+from gpu_client.training.dreambooth import data
 from gpu_client.training.dreambooth.batches import PictureBatches, bucket_shapes, nearest_shape
 from gpu_client.training.dreambooth.config import DreamboothConfig
-from gpu_client.training.dreambooth.data import Picture, Placement, read_class_pictures, read_instance_pictures
+from gpu_client.training.dreambooth.data import (
+    Picture,
+    Placement,
+    _ResizedImages,
+    read_class_pictures,
+    read_instance_pictures,
+)
 from gpu_client.training.dreambooth.errors import DataError
 from gpu_client.training.errors import CheckpointMismatchError
 from tests.photographs import save_crops, subject
@@ -142,6 +149,24 @@ def test_pixels_are_the_window_that_was_asked_for(tmp_path: Path) -> None:
     assert (middle[:, :, :32] == -1).all()
     assert (middle[:, :, 32:] == 1).all()
     assert Placement.of((64, 128), (64, 64), down=0.5, right=0.25, flip=False).left == 16
+
+
+def test_a_photograph_is_decoded_once_as_long_as_there_is_room(data_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pictures = read_instance_pictures(config_with(), data_dir)
+    opened: list[str] = []
+    opening = Picture.open
+
+    def recorded(picture: Picture) -> Image.Image:
+        opened.append(picture.name)
+        return opening(picture)
+
+    monkeypatch.setattr(Picture, "open", recorded)
+    room = _ResizedImages(limit_bytes=2 * 64 * 64 * 3)
+    monkeypatch.setattr(data, "_resized_images", room)
+    for number in (0, 1, 0, 1, 0, 2, 0, 1):
+        place = Placement.of(pictures[number].size, (64, 64), down=0.5, right=0.5, flip=False)
+        assert place.pixels(pictures[number]).shape == (3, 64, 64)
+    assert opened == ["cat-00.png", "cat-01.png", "cat-02.png", "cat-01.png"]
 
 
 def test_weights_follow_the_mask_through_crop_and_mirror(tmp_path: Path) -> None:
