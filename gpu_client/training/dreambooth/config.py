@@ -50,7 +50,7 @@ class DreamboothConfig(BaseModel):
     # How long.
     max_train_steps: Steps = 500
     num_train_epochs: Annotated[int, Field(ge=1, le=10**6)] = 1
-    """More than 1 replaces max_train_steps."""
+    """More than 1 replaces max_train_steps, and so does 1 where those are not given."""
     train_batch_size: Annotated[int, Field(ge=1, le=4096)] = 1
     gradient_accumulation_steps: Annotated[int, Field(ge=1, le=4096)] = 4
     """Batches to a step."""
@@ -144,11 +144,12 @@ class DreamboothConfig(BaseModel):
 
     @model_validator(mode="before")
     @classmethod
-    def _without_nulls(cls, given: Any) -> Any:
-        """A parameter that is null was not given: the original's job has a column for each."""
-        if isinstance(given, dict):
-            return {name: value for name, value in given.items() if value is not None}
-        return given
+    def _as_meant(cls, given: Any) -> Any:
+        """What is null was not given: the original's job has a column for each field. And YAML reads `no` as false."""
+        if not isinstance(given, dict):
+            return given
+        said = {name: value for name, value in given.items() if value is not None}
+        return said | {"mixed_precision": "no"} if said.get("mixed_precision") is False else said
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
@@ -196,7 +197,7 @@ class DreamboothConfig(BaseModel):
                 "a cached latent is always the same crop: set center_crop or aspect_ratio_buckets",
             ),
             (
-                self.num_train_epochs == 1 and self.lr_warmup_steps >= self.max_train_steps,
+                not self._by_epochs and self.lr_warmup_steps > self.max_train_steps,
                 "lr_warmup_steps, max_train_steps",
                 f"the warm-up of {self.lr_warmup_steps} steps does not end within {self.max_train_steps}",
             ),
@@ -207,9 +208,14 @@ class DreamboothConfig(BaseModel):
             ),
         ]
 
+    @property
+    def _by_epochs(self) -> bool:
+        given = self.model_fields_set
+        return self.num_train_epochs > 1 or ("num_train_epochs" in given and "max_train_steps" not in given)
+
     def total_steps(self, batches_per_epoch: int) -> int:
         """How many steps are trained. A step may reach into the next epoch: none is shorter than the others."""
-        if self.num_train_epochs == 1:
+        if not self._by_epochs:
             return self.max_train_steps
         return -(-self.num_train_epochs * batches_per_epoch // self.gradient_accumulation_steps)
 
@@ -218,12 +224,15 @@ _POLYNOMIAL_END = 1e-7
 
 
 def read_config_file(path: Path) -> dict[str, Any]:
-    """The parameters in a YAML or JSON file. Raises ConfigError."""
+    """The parameters in a JSON or YAML file. Raises ConfigError."""
     import yaml
 
     try:
         text = path.read_text(encoding="utf-8")
-        parameters = json.loads(text) if path.suffix == ".json" else yaml.safe_load(text)
+        try:
+            parameters = json.loads(text)
+        except ValueError:
+            parameters = yaml.safe_load(text)
     except (OSError, ValueError, yaml.YAMLError) as error:
         raise ConfigError([f"{path}: cannot be read ({error})"]) from error
     if not isinstance(parameters, dict):

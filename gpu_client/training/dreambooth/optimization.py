@@ -19,7 +19,7 @@ class Optimization:
 
     def __init__(self, lora: Lora, config: DreamboothConfig, total_steps: int, device: torch.device) -> None:
         """Raises ConfigError for a warm-up that does not end."""
-        if config.lr_warmup_steps >= total_steps:
+        if config.lr_warmup_steps > total_steps:
             raise ConfigError(
                 [f"lr_warmup_steps: the warm-up of {config.lr_warmup_steps} steps does not end within {total_steps}"]
             )

@@ -45,7 +45,7 @@ def short_training(base: Path) -> dict[str, Any]:
         "instance_prompt": "a photo of sks cat",
         "pretrained_model_name_or_path": str(base),
         "resolution": RESOLUTION,
-        "max_train_steps": 4,
+        "max_train_steps": 3,
         "gradient_accumulation_steps": 2,
         "learning_rate": 1e-3,
         "text_encoder_lr": 1e-3,

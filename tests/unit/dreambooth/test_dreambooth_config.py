@@ -46,7 +46,7 @@ def test_the_parameters_of_an_original_job_are_taken_with_their_nulls() -> None:
         ),
         ({"cache_text_embeddings": True}, "cache_text_embeddings, train_text_encoder: embeddings that are cached"),
         ({"cache_latents": True}, "cache_latents, center_crop: a cached latent is always the same crop"),
-        ({"lr_warmup_steps": 500}, "lr_warmup_steps, max_train_steps: the warm-up of 500 steps does not end"),
+        ({"lr_warmup_steps": 501}, "lr_warmup_steps, max_train_steps: the warm-up of 501 steps does not end"),
         (
             {"lr_scheduler": "polynomial", "learning_rate": 1e-8},
             "learning_rate, lr_scheduler: polynomial ends at 1e-07",
@@ -78,6 +78,10 @@ def test_steps_and_epochs() -> None:
     assert config.total_steps(batches_per_epoch=3) == 500
     epochs = DreamboothConfig.of({**NEEDED, "gradient_accumulation_steps": 4, "num_train_epochs": 3})
     assert epochs.total_steps(batches_per_epoch=3) == 3  # 9 batches, 4 to a step
+    one_epoch = DreamboothConfig.of({**NEEDED, "num_train_epochs": 1, "gradient_accumulation_steps": 1})
+    assert one_epoch.total_steps(batches_per_epoch=3) == 3
+    both = DreamboothConfig.of({**NEEDED, "num_train_epochs": 1, "max_train_steps": 7})
+    assert both.total_steps(batches_per_epoch=3) == 7  # as the original's payload says it
 
 
 @pytest.mark.parametrize(

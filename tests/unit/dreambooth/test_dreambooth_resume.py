@@ -26,6 +26,16 @@ def whole(tiny_sd: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, 
     return outputs(train_in(place / "out", place / "data", {**short_training(tiny_sd), **EVERYTHING}))
 
 
+@pytest.fixture(scope="module")
+def cut_off(tiny_sd: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What EVERYTHING leaves behind if it is cut off in its third step."""
+    place = tmp_path_factory.mktemp("cut")
+    save_crops(place / "data" / "instance", "cat", 5)
+    with power_cut(10, "loss"):
+        train_in(place / "out", place / "data", {**short_training(tiny_sd), **EVERYTHING})
+    return place / "out"
+
+
 @pytest.fixture
 def generated(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """How many class images each call of the sampler has made."""
@@ -171,23 +181,22 @@ def test_killed_after_the_last_step_only_the_outputs_are_made(
     ],
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
 )
-def test_a_checkpoint_of_other_settings_is_refused(changed: dict[str, Any], complaint: str, run: Run) -> None:
-    with power_cut(10, "loss"):
-        run("out", **EVERYTHING)
+def test_a_checkpoint_of_other_settings_is_refused(
+    changed: dict[str, Any], complaint: str, run: Run, cut_off: Path, tmp_path: Path
+) -> None:
+    shutil.copytree(cut_off, tmp_path / "out")
     with pytest.raises(CheckpointMismatchError, match=complaint):
         run("out", **{**EVERYTHING, **changed})
 
 
-def test_a_checkpoint_of_other_images_is_refused(run: Run, data_dir: Path) -> None:
-    with power_cut(10, "loss"):
-        run("out", **EVERYTHING)
+def test_a_checkpoint_of_other_images_is_refused(run: Run, cut_off: Path, tmp_path: Path, data_dir: Path) -> None:
+    shutil.copytree(cut_off, tmp_path / "out")
     save_crops(data_dir / "instance", "rocket", 1)
     with pytest.raises(CheckpointMismatchError, match="count was 5, is 6"):
         run("out", **EVERYTHING)
 
 
-def test_a_lora_of_another_base_model_is_refused(run: Run, tiny_sdxl: Path) -> None:
-    with power_cut(10, "loss"):
-        run("out", **EVERYTHING)
+def test_a_lora_of_another_base_model_is_refused(run: Run, cut_off: Path, tmp_path: Path, tiny_sdxl: Path) -> None:
+    shutil.copytree(cut_off, tmp_path / "out")
     with pytest.raises(CheckpointMismatchError, match="the LoRA of the checkpoint has other places"):
         run("out", **{**EVERYTHING, "pretrained_model_name_or_path": str(tiny_sdxl)})

@@ -167,7 +167,12 @@ def test_mixed_precision_trains_float32_weights_near_those_of_full_precision(
     precision: str, model: str, run: Run, request: pytest.FixtureRequest
 ) -> None:
     base = str(request.getfixturevalue(model))
-    options = {"pretrained_model_name_or_path": base, "learning_rate": 1e-4, "text_encoder_lr": 1e-4}
+    options = {
+        "pretrained_model_name_or_path": base,
+        "learning_rate": 1e-4,
+        "text_encoder_lr": 1e-4,
+        "max_train_steps": 2,
+    }
     full = weights_of(run("full", **options))
     mixed = weights_of(run(precision, mixed_precision=precision, validation_prompt="sks cat", **options))
     assert {tensor.dtype for tensor in mixed.values()} == {torch.float32}
