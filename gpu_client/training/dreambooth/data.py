@@ -17,7 +17,7 @@ from PIL import Image, ImageOps, UnidentifiedImageError
 from gpu_client.training.dreambooth.config import PIXELS_PER_LATENT, DreamboothConfig
 from gpu_client.training.dreambooth.errors import DataError
 
-SUFFIXES = frozenset({".bmp", ".jpeg", ".jpg", ".png", ".tif", ".tiff", ".webp"})
+SUFFIXES = frozenset({".bmp", ".gif", ".jpeg", ".jpg", ".png", ".tif", ".tiff", ".webp"})
 MASK_SUFFIX = ".mask.png"
 CAPTION_FILES = ("metadata.jsonl", "captions.jsonl")
 _NAMED_FAULTS = 5
@@ -204,7 +204,7 @@ def _captions(folder: Path, paths: Sequence[Path]) -> dict[Path, str]:
     captions = {}
     for path in paths:
         beside = path.with_suffix(".txt")
-        text = beside.read_text(encoding="utf-8") if beside.is_file() else listed.get(path, "")
+        text = _text_of(beside) if beside.is_file() else listed.get(path, "")
         if text.strip():
             captions[path] = " ".join(text.split())
     missing = [path.relative_to(folder).as_posix() for path in paths if path not in captions]
@@ -216,9 +216,16 @@ def _captions(folder: Path, paths: Sequence[Path]) -> dict[Path, str]:
     return captions
 
 
+def _text_of(file: Path) -> str:
+    try:
+        return file.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise DataError(f"{file} cannot be read ({error})", "Write captions as text in UTF-8") from error
+
+
 def _listed_captions(folder: Path) -> Iterator[tuple[Path, str]]:
     for file in (path for name in CAPTION_FILES for path in sorted(folder.rglob(name))):
-        for number, line in enumerate(file.read_text(encoding="utf-8").splitlines(), 1):
+        for number, line in enumerate(_text_of(file).splitlines(), 1):
             if not line.strip():
                 continue
             try:

@@ -113,6 +113,13 @@ def test_images_without_captions_are_named(data_dir: Path, folder: Path) -> None
         read_instance_pictures(config_with(use_captions=True), data_dir)
 
 
+@pytest.mark.parametrize("name", ["cat-02.txt", "metadata.jsonl"])
+def test_captions_that_are_no_text(name: str, data_dir: Path, folder: Path) -> None:
+    (folder / name).write_bytes(b"caf\xe9")
+    with pytest.raises(DataError, match=f"{name} cannot be read"):
+        read_instance_pictures(config_with(use_captions=True), data_dir)
+
+
 @pytest.mark.parametrize("line", ["nonsense", '{"text": "a"}', '{"file_name": "cat-00.png"}', "[1]"])
 def test_a_list_of_captions_that_cannot_be_read(line: str, data_dir: Path, folder: Path) -> None:
     (folder / "metadata.jsonl").write_text(f'{{"file_name": "cat-01.png", "text": "a"}}\n\n{line}\n')
