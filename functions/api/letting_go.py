@@ -31,13 +31,23 @@ MAX_FORGOTTEN = 50
 
 
 def read_manifest(context: Context, call: Call, record: CheckpointRecord) -> Manifest | ManifestV1:
-    """The manifest of a committed checkpoint, verified; refuses if it is damaged."""
+    """The manifest of a committed checkpoint, verified; refuses if it is damaged.
+
+    One that a newer control plane took is not: nobody may be told so, or steps would go on from an older checkpoint.
+    """
     data = context.objects.read(call.tenant, CHECKPOINTS_BUCKET, record.manifest_key)
     if data is None or blake3(data).hexdigest() != record.manifest_blake3:
         raise Refusal(
             ErrorCode.CHECKPOINT_NOT_FOUND, f"The manifest of step {record.step} is damaged or gone.", field="step"
         )
-    return parse_manifest(data)
+    try:
+        return parse_manifest(data)
+    except ValidationError as error:
+        raise Refusal(
+            ErrorCode.UNAVAILABLE,
+            f"The manifest of step {record.step} is of a version that this control plane cannot read; a newer one can.",
+            field="step",
+        ) from error
 
 
 @dataclass(frozen=True)

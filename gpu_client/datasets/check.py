@@ -7,13 +7,13 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Literal
 
 import numpy as np
 
 from gpu_client.datasets.captions import read_captions
-from gpu_client.datasets.images import HASH_BITS, BadImage, Looked, is_image, look
+from gpu_client.datasets.images import HASH_BITS, MASK_SUFFIX, BadImage, Looked, is_image, look
 
 Severity = Literal["fault", "warning"]
 CaptionsWanted = Literal["required", "optional"]
@@ -119,6 +119,7 @@ def check(
     findings += _small(images, min_side)
     findings += _same(images)
     findings += _uncaptioned(images, said.texts, captions)
+    findings += _masks(directory, images)
     order = {"fault": 0, "warning": 1}
     findings.sort(key=lambda finding: (order[finding.severity], finding.code, finding.path, finding.line or 0))
     return Report(images, said.texts, findings)
@@ -182,6 +183,23 @@ def _signs(looks: int) -> list[int]:
 def _like(image: Looked, code: str, message: str) -> Finding:
     remedy = "Remove one of them: what is there twice is learned twice as strongly."
     return Finding(severity="warning", code=code, path=image.path, message=message, remedy=remedy)
+
+
+def _masks(directory: Path, images: Sequence[Looked]) -> Iterable[Finding]:
+    """What is wrong with masks: each must decode, and have the size of the image beside it."""
+    masked = {str(PurePosixPath(image.path).with_suffix("")): image for image in images}
+    for place in sorted(place for place in files_of(directory) if place.name.endswith(MASK_SUFFIX)):
+        path = place.relative_to(directory).as_posix()
+        image = masked.get(path.removesuffix(MASK_SUFFIX))
+        try:
+            mask = look(place, path)
+        except BadImage as error:
+            why = str(error)
+        else:
+            if image is None or (mask.width, mask.height) == (image.width, image.height):
+                continue
+            why = f"has {mask.width} x {mask.height} pixels, its image {image.width} x {image.height}"
+        yield Finding(severity="fault", code="bad_mask", path=path, message=why, remedy="Make it anew, or remove it.")
 
 
 def _uncaptioned(images: Sequence[Looked], captions: Mapping[str, str], wanted: CaptionsWanted) -> list[Finding]:

@@ -13,6 +13,9 @@ from PIL import Image, ImageOps, UnidentifiedImageError
 SUFFIXES = frozenset({".bmp", ".gif", ".jpeg", ".jpg", ".png", ".tif", ".tiff", ".webp"})
 """Files that are meant to be images."""
 
+MASK_SUFFIX = ".mask.png"
+"""Of the file that says which parts of the image beside it count."""
+
 MAX_PIXELS = 100_000_000
 """More is no photograph but a mistake, or meant to fill a machine's memory."""
 
@@ -47,8 +50,8 @@ class Looked:
 
 
 def is_image(path: Path) -> bool:
-    """Whether its name says so."""
-    return path.suffix.lower() in SUFFIXES
+    """Whether its name says so, and that it is no mask of another."""
+    return path.suffix.lower() in SUFFIXES and not path.name.endswith(MASK_SUFFIX)
 
 
 def look(file: Path, path: str) -> Looked:

@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 from blake3 import blake3
 
-from contract.manifest import Pack
+from contract.manifest import Pack, parse_manifest
+from functions.api import letting_go
 from functions.domain.errors import StorageUnavailable, WriteConflict
 from functions.domain.packs import Sighting
 from tests.api_harness import TENANT, Api, Held
@@ -177,6 +178,25 @@ def test_a_damaged_manifest_does_not_stop_retention_for_ever(api: Api) -> None:
     assert manifests == {"3-1"}
     # Nobody can say any more what else the damaged one named.
     assert packs == digests(b"weights at 1", b"weights at 3")
+
+
+def test_a_manifest_of_a_newer_version_stops_no_commit_and_is_not_told_to_be_damaged(
+    api: Api, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As after a control plane was rolled back."""
+    held = held_with(api, keep_last=2)
+    held.commit(1).ok()
+    with monkeypatch.context() as rolled_back:
+        rolled_back.setattr(letting_go, "parse_manifest", lambda _: parse_manifest(b'{"version": 3}'))
+        held.commit(2).ok()
+        held.commit(3).ok()
+        answer = api.post(f"/job/{held.id}/checkpoints/3/urls", key="submit")
+        assert (answer.status, answer.error["code"]) == (503, "unavailable")
+        assert "a newer one can" in answer.error["message"]
+    assert sorted(api.checkpoints(held.id)) == [1, 2, 3]
+    held.commit(4).ok()
+    assert sorted(api.checkpoints(held.id)) == [3, 4]
+    assert stored(api, held) == ({"3-1", "4-1"}, digests(b"weights at 3", b"weights at 4"))
 
 
 def test_a_manifest_that_was_stored_but_never_committed_is_swept_up_later(

@@ -186,6 +186,16 @@ def test_files_of_captions_that_cannot_be_read_or_contradict(folder: Path) -> No
     assert bad["temple2.txt"] == "temple2.png has another caption elsewhere: 'another'"
 
 
+def test_masks_are_no_images_and_must_fit_theirs(folder: Path) -> None:
+    Image.new("L", (240, 240), 255).save(folder / "temple0.mask.png")
+    Image.new("L", (240, 239), 255).save(folder / "temple1.mask.png")
+    (folder / "temple2.mask.png").write_text("no image")
+    report = check(folder, min_side=200)
+    assert len(report.images) == 3
+    assert found(report) == {("bad_mask", "temple1.mask.png"), ("bad_mask", "temple2.mask.png")}
+    assert "has 240 x 239 pixels, its image 240 x 240" in {finding.message for finding in report.findings}
+
+
 def test_hidden_files_are_left_alone(folder: Path) -> None:
     (folder / ".cache").mkdir()
     (folder / ".cache" / "a.png").write_text("no image")

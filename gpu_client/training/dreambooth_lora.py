@@ -1,0 +1,184 @@
+"""Dreambooth with LoRA for Stable Diffusion 1.x, 2.x and SDXL: teach a model one subject from a few pictures.
+
+Under Baton the job's parameters are the fields of `DreamboothConfig`. Alone it runs with a file of the same fields:
+
+    accelerate launch -m gpu_client.training.dreambooth_lora --config job.yaml --data-dir photos --output-dir out
+
+Kill it at any moment, start it again, and it goes on where it was: on a CPU in float32 the weights are bit for bit
+those of an uninterrupted run. It writes `pytorch_lora_weights.safetensors` for `pipeline.load_lora_weights`, validation
+pictures with one grid of them all, and the class images that it had to generate.
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import os
+import sys
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+
+import torch
+from diffusers.training_utils import compute_snr
+
+from gpu_client.training import Session, SessionError
+from gpu_client.training.dreambooth import class_images
+from gpu_client.training.dreambooth.batches import Chosen, PictureBatches
+from gpu_client.training.dreambooth.class_images import ClassImages
+from gpu_client.training.dreambooth.config import DreamboothConfig, read_config_file
+from gpu_client.training.dreambooth.data import read_class_pictures, read_instance_pictures
+from gpu_client.training.dreambooth.encoding import Encoder
+from gpu_client.training.dreambooth.lora import WEIGHTS_FILE, Lora
+from gpu_client.training.dreambooth.machine import check_machine, make_reproducible, training_device
+from gpu_client.training.dreambooth.models import Models, check_base_model, load_models
+from gpu_client.training.dreambooth.optimization import Optimization
+from gpu_client.training.dreambooth.validation import ValidationPictures
+
+log = logging.getLogger("baton.training")
+
+
+def train(session: Session, config: DreamboothConfig) -> bool:
+    """Train from the newest checkpoint to the end; False if the job was told to stop before that.
+
+    Raises SessionError, before anything is trained, for a job that cannot be trained here.
+    """
+    device = training_device()
+    check_machine(config, device)
+    check_base_model(config, session.data_dir)
+    pictures = read_instance_pictures(config, session.data_dir)
+    provided = read_class_pictures(config, session.data_dir)
+    make_reproducible(config, device)
+
+    models = load_models(config, device, session.data_dir)
+    lora = Lora(models, config)
+    encoder = Encoder(models, config)
+    instance = PictureBatches(pictures, config, purpose="instance")
+    prior = ClassImages(config, provided) if config.with_prior_preservation else None
+    total = config.total_steps(instance.batches_per_epoch)
+    optimization = Optimization(lora, config, total, device)
+    shown = ValidationPictures(config, models, encoder, lora, optimization)
+
+    state = {"lora": lora, **optimization.states, "instance": instance, "shown": shown, "cache": encoder.cache}
+    if prior is not None:
+        state["prior"] = prior
+    done = session.resume(**state)
+
+    if prior is not None and prior.missing:
+        if not prior.complete(models, encoder, session, total):
+            return False
+        session.checkpoint(done, must=True, **state)  # from here on no attempt generates class images
+    encoder.fill([instance, *([prior.batches] if prior else [])], _prompts(config, instance, prior))
+
+    loss_of = partial(denoising_loss, models, encoder, config)
+    lora.training(True)
+    for step in range(done + 1, total + 1):
+        if shown.due(instance.epoch):
+            shown.make(step - 1, instance.epoch)
+        loss = torch.zeros((), device=device)
+        for _ in range(config.gradient_accumulation_steps):
+            batch_loss = loss_of(next(instance))
+            if prior is not None:
+                batch_loss = batch_loss + config.prior_loss_weight * loss_of(next(prior))
+            optimization.backward(batch_loss)
+            loss += batch_loss.detach() / config.gradient_accumulation_steps
+        learning_rate = optimization.learning_rate
+        optimization.update()
+
+        session.report(step, total, loss=loss, learning_rate=learning_rate, epoch=instance.epoch)
+        if session.checkpoint_due(step, every=config.checkpointing_steps) or step == total:
+            # Pictures of the average put other weights into the parameters for a while: no copy may go on meanwhile.
+            session.checkpoint(step, overlap=not config.use_ema, **state)
+        if session.should_stop and step < total:
+            return False  # asked to leave: the checkpoint, if wanted, is written
+
+    shown.make(total, instance.epoch)
+    optimization.use_average()
+    lora.export(session.output_dir / WEIGHTS_FILE, _metadata(session, config, models, total))
+    shown.write(session.output_dir)
+    if prior is not None:
+        prior.write(session.output_dir / class_images.OUTPUT_DIR)
+    return True
+
+
+def denoising_loss(models: Models, encoder: Encoder, config: DreamboothConfig, chosen: Chosen) -> torch.Tensor:
+    """How far the model is from telling the noise in these pictures, the mean over the batch."""
+    schedule, generator = models.noise_schedule, chosen.generator
+    latents = models.draw_latents(encoder.moments(chosen.items), generator)
+    # Drawn on the CPU: the same noise on every machine.
+    noise = torch.randn(latents.shape, generator=generator).to(latents.device)
+    timesteps = torch.randint(len(schedule), (len(latents),), generator=generator).to(latents.device)
+    noisy = schedule.add_noise(latents, noise, timesteps)
+    conditioning = encoder.conditioning([picture.prompt for picture, _ in chosen.items])
+    with models.autocast():
+        predicted = models.predict(noisy, timesteps, conditioning, chosen.items)
+    velocity = schedule.config.prediction_type == "v_prediction"
+    target = schedule.get_velocity(latents, noise, timesteps) if velocity else noise
+
+    error = (predicted.float() - target.float()).square().mean(dim=1, keepdim=True)
+    weights = torch.ones_like(error)
+    if config.use_masks:
+        masks = [placement.weights(picture, config.unmasked_weight) for picture, placement in chosen.items]
+        weights = torch.stack(masks).to(error.device)
+    per_image = (error * weights).sum(dim=(1, 2, 3)) / weights.sum(dim=(1, 2, 3)).clamp_min(1e-6)
+    if config.snr_gamma is not None:
+        per_image = per_image * min_snr_weights(models, timesteps, config.snr_gamma)
+    return per_image.mean()
+
+
+def min_snr_weights(models: Models, timesteps: torch.Tensor, gamma: float) -> torch.Tensor:
+    """Min-SNR weighting (arXiv 2303.09556): what is easy to tell because there is little noise counts less."""
+    snr = compute_snr(models.noise_schedule, timesteps)
+    velocity = models.noise_schedule.config.prediction_type == "v_prediction"
+    # The last timestep of some schedules is all noise: its ratio is 0.
+    return snr.clamp(max=gamma) / (snr + 1 if velocity else snr.clamp(min=1e-8))
+
+
+def _prompts(config: DreamboothConfig, instance: PictureBatches, prior: ClassImages | None) -> list[str]:
+    """Every prompt that will be needed, once."""
+    prompts = [picture.prompt for picture in instance.pictures]
+    if prior is not None:
+        prompts += [picture.prompt for picture in prior.batches.pictures]
+    if config.validation_prompt is not None:
+        prompts.append(config.validation_prompt)
+    return list(dict.fromkeys(prompts))
+
+
+def _metadata(session: Session, config: DreamboothConfig, models: Models, step: int) -> dict[str, str]:
+    """What the file says of its origin."""
+    facts = {
+        "job": session.job_id,
+        "recipe": os.environ.get("BATON_RECIPE", ""),
+        "step": str(step),
+        "base_model": config.pretrained_model_name_or_path,
+        "base_model_type": models.kind,
+        "instance_prompt": config.instance_prompt,
+        "class_prompt": config.class_prompt or "",
+        "validation_prompt": config.validation_prompt or "",
+        "resolution": str(config.resolution),
+        "rank": str(config.lora_rank),
+        "seed": str(config.seed),
+    }
+    return {f"baton.{name}": value for name, value in facts.items() if value}
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """The command line. Ends with an error message, before training, for a job that cannot be trained."""
+    parser = argparse.ArgumentParser(prog="dreambooth_lora", description=__doc__.partition("\n")[0])
+    parser.add_argument("--config", type=Path, help="YAML or JSON file with parameters; under Baton they are the job's")
+    parser.add_argument("--data-dir", type=Path, help="directory of the images; under Baton it is the job's")
+    parser.add_argument("--output-dir", type=Path, help="where everything is written, and found when started again")
+    options = parser.parse_args(arguments)
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s")
+    try:
+        given = read_config_file(options.config) if options.config else None
+        with Session.start(output_dir=options.output_dir, data_dir=options.data_dir, resume=True) as session:
+            config = DreamboothConfig.of(session.params if given is None else given)
+            if train(session, config):
+                log.info("%s is written", session.output_dir / WEIGHTS_FILE)
+    except SessionError as error:
+        sys.exit(f"error: {error}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,99 @@
+"""Short trainings, and what cuts them off."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gpu_client.training import Session, dreambooth_lora
+from gpu_client.training.dreambooth import class_images, validation
+from gpu_client.training.dreambooth.config import DreamboothConfig
+
+RESOLUTION = 64
+Run = Callable[..., Path]
+
+EVERYTHING = {
+    "max_train_steps": 6,
+    "checkpointing_steps": 2,
+    "gradient_accumulation_steps": 2,
+    "train_batch_size": 2,
+    "with_prior_preservation": True,
+    "class_prompt": "a photo of a cat",
+    "num_class_images": 3,
+    "sample_batch_size": 2,
+    "num_inference_steps": 1,
+    "validation_prompt": "sks cat",
+    "validation_epochs": 1,
+    "lr_scheduler": "cosine",
+    "lr_warmup_steps": 2,
+    "lora_dropout": 0.2,
+    "random_flip": True,
+    "use_ema": True,
+    "snr_gamma": 5.0,
+}
+"""6 steps of 2 batches; 5 images make 3 batches: epochs end within steps. Each batch takes 2 losses."""
+CACHED = {**EVERYTHING, "train_text_encoder": False, "cache_latents": True, "cache_text_embeddings": True}
+
+
+def short_training(base: Path) -> dict[str, Any]:
+    """The parameters of a training that takes half a second, in float32."""
+    return {
+        "instance_prompt": "a photo of sks cat",
+        "pretrained_model_name_or_path": str(base),
+        "resolution": RESOLUTION,
+        "max_train_steps": 3,
+        "gradient_accumulation_steps": 2,
+        "learning_rate": 1e-3,
+        "text_encoder_lr": 1e-3,
+        "mixed_precision": "no",
+        "num_inference_steps": 2,
+        "num_validation_images": 2,
+        "cache_dir": "",
+    }
+
+
+def train_in(
+    output: Path, data_dir: Path, parameters: Mapping[str, Any], variables: Mapping[str, str] | None = None
+) -> Path:
+    """Trains to the end, or to where it is told to stop, from the newest checkpoint in `output`; returns `output`."""
+    config = DreamboothConfig.of(parameters)
+    with Session.start(output_dir=output, data_dir=data_dir, resume=True, variables=variables or {}) as session:
+        dreambooth_lora.train(session, config)
+    return output
+
+
+class PowerCutError(Exception):
+    pass
+
+
+@contextmanager
+def power_cut(after: int, where: str) -> Iterator[None]:
+    """The machine is gone after so many calls: of the loss, or of the making of pictures."""
+    module, name = {
+        "loss": (dreambooth_lora, "denoising_loss"),
+        "class images": (class_images, "sample"),
+        "validation": (validation, "sample"),
+    }[where]
+    made, calls = getattr(module, name), 0
+
+    def until_the_cut(*arguments: Any, **keywords: Any) -> Any:
+        nonlocal calls
+        calls += 1
+        if calls > after:
+            raise PowerCutError
+        return made(*arguments, **keywords)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(module, name, until_the_cut)
+        with pytest.raises(PowerCutError):
+            yield
+
+
+def outputs(directory: Path) -> dict[str, bytes]:
+    """Everything but the checkpoints."""
+    files = (path for path in directory.rglob("*") if path.is_file() and "checkpoint-" not in str(path))
+    return {path.relative_to(directory).as_posix(): path.read_bytes() for path in files}

@@ -1,0 +1,134 @@
+"""What cannot be trained is refused before anything is trained, and says why and what would be right."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from dreambooth_runs import Run
+
+from gpu_client.training import SessionError, dreambooth_lora
+from gpu_client.training.dreambooth.config import DreamboothConfig
+from gpu_client.training.dreambooth.errors import ConfigError, DataError, ModelError
+from gpu_client.training.dreambooth.machine import check_machine
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_trained(monkeypatch: pytest.MonkeyPatch) -> None:
+    def trained(*arguments: Any) -> Any:
+        raise AssertionError("training has begun")
+
+    monkeypatch.setattr(dreambooth_lora, "denoising_loss", trained)
+
+
+def test_a_base_model_path_that_does_not_exist(run: Run, tmp_path: Path) -> None:
+    for name in (str(tmp_path / "none"), "./none", "models/of/mine"):
+        with pytest.raises(ModelError, match=r"pretrained_model_name_or_path: .* is no directory"):
+            run(pretrained_model_name_or_path=name)
+    with pytest.raises(ModelError, match=r"pretrained_vae_model_name_or_path: .* is no directory"):
+        run(pretrained_vae_model_name_or_path="/none")
+
+
+@pytest.mark.filterwarnings("ignore:The `local_dir_use_symlinks` argument is deprecated:UserWarning")
+def test_a_model_on_the_hub_that_cannot_be_fetched(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    with pytest.raises(ModelError, match="the base model nobody/nothing cannot be loaded"):
+        run(pretrained_model_name_or_path="nobody/nothing")
+
+
+def test_a_directory_that_is_no_pipeline(run: Run, tmp_path: Path, tiny_sd: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(ModelError, match=r"the base model .*empty cannot be loaded"):
+        run(pretrained_model_name_or_path=str(tmp_path / "empty"))
+    with pytest.raises(ModelError, match=r"the VAE .*empty cannot be loaded"):
+        run(pretrained_vae_model_name_or_path=str(tmp_path / "empty"))
+    shutil.copytree(tiny_sd, tmp_path / "half")
+    for weights in (tmp_path / "half" / "unet").glob("*.safetensors"):
+        weights.unlink()
+    with pytest.raises(ModelError, match=r"the base model .*half cannot be loaded"):
+        run(pretrained_model_name_or_path=str(tmp_path / "half"))
+
+
+def test_pipelines_of_other_kinds(run: Run, tmp_path: Path, tiny_sdxl: Path) -> None:
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "model_index.json").write_text(json.dumps({"_class_name": "FluxPipeline"}))
+    with pytest.raises(ModelError, match=r"is a FluxPipeline. This script trains StableDiffusionPipeline and"):
+        run(pretrained_model_name_or_path=str(tmp_path / "other"))
+    with pytest.raises(ModelError, match=r"model_type is sd, but .* is a StableDiffusionXLPipeline"):
+        run(pretrained_model_name_or_path=str(tiny_sdxl), model_type="sd")
+
+
+def test_models_that_predict_something_else(run: Run, tmp_path: Path, tiny_sd: Path) -> None:
+    shutil.copytree(tiny_sd, tmp_path / "sample")
+    path = tmp_path / "sample" / "scheduler" / "scheduler_config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"prediction_type": "sample"}))
+    with pytest.raises(ModelError, match="predicts 'sample'"):
+        run(pretrained_model_name_or_path=str(tmp_path / "sample"))
+
+
+def test_data_without_an_image(run: Run, data_dir: Path) -> None:
+    for path in (data_dir / "instance").iterdir():
+        path.write_bytes(b"not an image")
+    with pytest.raises(DataError, match="none of the 5 images"):
+        run()
+    shutil.rmtree(data_dir / "instance")
+    with pytest.raises(DataError, match="holds no image"):
+        run()
+
+
+def test_a_warm_up_longer_than_the_epochs(run: Run) -> None:
+    with pytest.raises(ConfigError, match="the warm-up of 9 steps does not end within 5"):
+        run(num_train_epochs=2, lr_warmup_steps=9)
+
+
+def test_8bit_adam_without_bitsandbytes(run: Run) -> None:
+    assert importlib.util.find_spec("bitsandbytes") is None
+    with pytest.raises(ConfigError, match="use_8bit_adam: bitsandbytes is not installed here"):
+        run(use_8bit_adam=True)
+
+
+def test_8bit_adam_without_a_gpu(parameters: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: object())
+    config = DreamboothConfig.of({**parameters, "use_8bit_adam": True})
+    with pytest.raises(ConfigError, match="it needs a CUDA device"):
+        check_machine(config, torch.device("cpu"))
+    check_machine(config, torch.device("cuda"))
+
+
+def test_bf16_on_hardware_without_it(parameters: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    config = DreamboothConfig.of({**parameters, "mixed_precision": "bf16"})
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "Tesla T4")
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation: including_emulation)
+    with pytest.raises(ConfigError, match="mixed_precision: Tesla T4 has no bf16: use fp16"):
+        check_machine(config, torch.device("cuda"))
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation: True)
+    check_machine(config, torch.device("cuda"))
+
+
+def test_several_processes(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(ConfigError, match="this run has 2 processes"):
+        run()
+
+
+def test_the_command_ends_with_the_error(tmp_path: Path, data_dir: Path) -> None:
+    (tmp_path / "job.yaml").write_text("instance_prompt: a dog\nresolution: 100\n")
+    arguments = ["--config", str(tmp_path / "job.yaml"), "--data-dir", str(data_dir)]
+    with pytest.raises(SystemExit) as caught:
+        dreambooth_lora.main([*arguments, "--output-dir", str(tmp_path / "out")])
+    assert caught.value.code == (
+        "error: the configuration is wrong: resolution: 100 is not divisible by 8. Correct it and submit the job again"
+    )
+    with pytest.raises(SystemExit, match="no output directory is known"):
+        dreambooth_lora.main(arguments)
+
+
+def test_the_errors_are_the_sessions() -> None:
+    assert issubclass(ConfigError, SessionError)
+    assert issubclass(DataError, SessionError)
+    assert issubclass(ModelError, SessionError)

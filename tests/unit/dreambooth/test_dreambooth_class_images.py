@@ -1,0 +1,165 @@
+"""Prior preservation: what came with the job is used, the rest is made once, and later jobs share it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from dreambooth_runs import Run
+from PIL import Image
+from safetensors.torch import load_file
+
+from gpu_client.training.dreambooth import class_images
+from gpu_client.training.dreambooth.class_images import KEPT_SETS, class_images_key
+from gpu_client.training.dreambooth.config import DreamboothConfig
+from gpu_client.training.dreambooth.lora import WEIGHTS_FILE
+from tests.photographs import save_crops
+
+PRIOR = {
+    "with_prior_preservation": True,
+    "class_prompt": "a photo of a cat",
+    "num_class_images": 3,
+    "sample_batch_size": 2,
+    "max_train_steps": 2,
+}
+Made = Callable[[], list[int]]
+
+
+@pytest.fixture
+def made(monkeypatch: pytest.MonkeyPatch) -> Made:
+    """The sizes of the batches that were generated since it was asked last."""
+    calls: list[int] = []
+    sample = class_images.sample
+
+    def counted(*arguments: Any) -> list[Image.Image]:
+        images = sample(*arguments)
+        calls.append(len(images))
+        return images
+
+    monkeypatch.setattr(class_images, "sample", counted)
+
+    def since() -> list[int]:
+        found = list(calls)
+        calls.clear()
+        return found
+
+    return since
+
+
+def test_missing_images_are_generated_in_batches_and_written(run: Run, made: Made) -> None:
+    output = run(**PRIOR)
+    assert made() == [2, 1]
+    files = sorted((output / "class_images").iterdir())
+    assert [file.name for file in files] == ["00000.jpg", "00001.jpg", "00002.jpg"]
+    pictures = [np.asarray(Image.open(file)) for file in files]
+    assert {picture.shape for picture in pictures} == {(64, 64, 3)}
+    assert (pictures[0] != pictures[1]).any()
+    assert (pictures[1] != pictures[2]).any()
+
+
+def test_the_batch_size_of_sampling_changes_no_image(run: Run) -> None:
+    first, second = run("first", **PRIOR), run("second", **{**PRIOR, "sample_batch_size": 3})
+    for number in range(3):
+        pictures = [np.asarray(Image.open(o / "class_images" / f"0000{number}.jpg"), float) for o in (first, second)]
+        assert np.abs(pictures[0] - pictures[1]).mean() < 2
+
+
+def test_the_prior_counts_with_its_weight(run: Run) -> None:
+    def weights(name: str, **changed: Any) -> dict[str, torch.Tensor]:
+        return load_file(run(name, **{"max_train_steps": 2, **changed}) / WEIGHTS_FILE)
+
+    plain, none = weights("plain"), weights("none", **PRIOR, prior_loss_weight=0.0)
+    full = weights("full", **PRIOR)
+    for name, tensor in plain.items():
+        torch.testing.assert_close(none[name], tensor, rtol=1e-5, atol=1e-7)
+    assert any(not torch.allclose(full[name], plain[name], atol=1e-4) for name in plain)
+
+
+def test_images_that_came_with_the_job_are_used_first(run: Run, made: Made, data_dir: Path) -> None:
+    save_crops(data_dir / "class", "coffee", 2)
+    output = run(**PRIOR)
+    assert made() == [1]
+    assert len(list((output / "class_images").iterdir())) == 1
+    save_crops(data_dir / "class", "coffee", 4)
+    output = run("enough", **PRIOR)
+    assert made() == []
+    assert not (output / "class_images").exists()
+    assert not (output / "checkpoint-0").exists()
+
+
+def test_a_later_job_on_the_machine_finds_them(run: Run, made: Made, tmp_path: Path) -> None:
+    shared = {**PRIOR, "cache_dir": str(tmp_path / "cache")}
+    first = run("first", **shared)
+    assert made() == [2, 1]
+    other_job = {"max_train_steps": 1, "lora_rank": 2, "instance_prompt": "a photo of zwx cat"}
+    second = run("second", **{**shared, **other_job})
+    assert made() == []
+    for number in range(3):
+        name = f"class_images/0000{number}.jpg"
+        assert (first / name).read_bytes() == (second / name).read_bytes()
+    more = run("more", **{**shared, **other_job, "num_class_images": 4})
+    assert made() == [1]
+    assert len(list((more / "class_images").iterdir())) == 4
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"class_prompt": "a cat"},
+        {"resolution": 72},
+        {"seed": 5},
+        {"guidance_scale": 3.0},
+        {"num_inference_steps": 1},
+        {"mixed_precision": "bf16"},
+    ],
+    ids=lambda changed: next(iter(changed)),
+)
+def test_images_made_otherwise_have_another_name(changed: dict[str, Any], parameters: dict[str, Any]) -> None:
+    model: Any = SimpleNamespace(fingerprint="a")
+    first = DreamboothConfig.of({**parameters, **PRIOR})
+    assert class_images_key(DreamboothConfig.of({**parameters, **PRIOR, **changed}), model) != class_images_key(
+        first, model
+    )
+    same = DreamboothConfig.of({**parameters, **PRIOR, "instance_prompt": "another", "num_class_images": 9})
+    assert class_images_key(same, model) == class_images_key(first, model)
+
+
+def test_images_of_another_model_are_not_shared(run: Run, made: Made, tmp_path: Path, tiny_sd2: Path) -> None:
+    shared = {**PRIOR, "num_class_images": 1, "max_train_steps": 1, "cache_dir": str(tmp_path / "cache")}
+    run("first", **shared)
+    run("second", **shared, pretrained_model_name_or_path=str(tiny_sd2))
+    assert made() == [1, 1]
+
+
+def test_a_damaged_image_is_made_again(run: Run, made: Made, tmp_path: Path) -> None:
+    shared = {**PRIOR, "cache_dir": str(tmp_path / "cache")}
+    first = run("first", **shared)
+    made()
+    (stored,) = (tmp_path / "cache" / "class-images").iterdir()
+    whole = (stored / "00001.jpg").read_bytes()
+    (stored / "00001.jpg").write_bytes(whole[:100])
+    second = run("second", **shared)
+    assert made() == [1]
+    assert (first / "class_images/00000.jpg").read_bytes() == (second / "class_images/00000.jpg").read_bytes()
+    assert len((stored / "00001.jpg").read_bytes()) > 100
+    assert sorted(path.name for path in stored.iterdir()) == ["00000.jpg", "00001.jpg", "00002.jpg"]
+
+
+def test_a_cache_that_cannot_be_written_costs_nothing_but_itself(run: Run, made: Made, tmp_path: Path) -> None:
+    (tmp_path / "cache").write_text("a file where a directory should be")
+    output = run(**PRIOR, cache_dir=str(tmp_path / "cache"))
+    assert made() == [2, 1]
+    assert (output / WEIGHTS_FILE).is_file()
+
+
+def test_only_the_newest_sets_stay(run: Run, tmp_path: Path) -> None:
+    sets = tmp_path / "cache" / "class-images"
+    for number in range(KEPT_SETS + 3):
+        (sets / f"{number:02}").mkdir(parents=True)
+    run(**PRIOR, cache_dir=str(tmp_path / "cache"))
+    assert len(list(sets.iterdir())) == KEPT_SETS

@@ -1,0 +1,271 @@
+"""Images, captions and masks; how they are cut; and the order in which they come."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from gpu_client.training.dreambooth import data
+from gpu_client.training.dreambooth.batches import PictureBatches, bucket_shapes, nearest_shape
+from gpu_client.training.dreambooth.config import DreamboothConfig
+from gpu_client.training.dreambooth.data import (
+    Picture,
+    Placement,
+    _ResizedImages,
+    read_class_pictures,
+    read_instance_pictures,
+)
+from gpu_client.training.dreambooth.errors import DataError
+from gpu_client.training.errors import CheckpointMismatchError
+from tests.photographs import save_crops, subject
+
+
+def config_with(**changed: Any) -> DreamboothConfig:
+    return DreamboothConfig.of({"instance_prompt": "a sks cat", "resolution": 64, **changed})
+
+
+def names(pictures: list[Picture]) -> list[str]:
+    return [picture.name for picture in pictures]
+
+
+@pytest.fixture
+def folder(data_dir: Path) -> Path:
+    return data_dir / "instance"
+
+
+def test_images_come_in_the_order_of_their_names_with_folders_apart(data_dir: Path, folder: Path) -> None:
+    save_crops(folder / "more", "cat", 1)
+    (folder / "notes.md").write_text("not an image")
+    (folder / ".hidden.png").write_bytes(b"")
+    pictures = read_instance_pictures(config_with(), data_dir)
+    assert names(pictures) == [*(f"cat-0{n}.png" for n in range(5)), "more/cat-00.png"]
+    assert {picture.prompt for picture in pictures} == {"a sks cat"}
+    assert {picture.size for picture in pictures} == {(96, 96)}
+    assert pictures[0].digest == pictures[5].digest != pictures[1].digest
+
+
+def test_without_a_folder_of_their_own_they_lie_in_the_data_directory(tmp_path: Path) -> None:
+    save_crops(tmp_path, "cat", 2)
+    save_crops(tmp_path / "class", "coffee", 3)
+    config = config_with(class_prompt="a cat", num_class_images=2)
+    assert names(read_instance_pictures(config, tmp_path)) == ["cat-00.png", "cat-01.png"]
+    assert names(read_class_pictures(config, tmp_path)) == ["coffee-00.png", "coffee-01.png"]
+
+
+def test_photographs_are_turned_upright_and_made_rgb(tmp_path: Path) -> None:
+    image = subject("rocket").resize((60, 90)).convert("L")
+    exif = Image.Exif()
+    exif[0x0112] = 6  # lies on its side
+    image.save(tmp_path / "a.jpg", exif=exif)
+    (picture,) = read_instance_pictures(config_with(), tmp_path)
+    assert picture.size == (60, 90)
+    assert picture.open().mode == "RGB"
+
+
+@pytest.mark.parametrize(
+    ("write", "complaint"),
+    [
+        (lambda f: None, "holds no image"),
+        (lambda f: (f / "a.png").write_bytes(b"\x89PNG nonsense"), "none of the 1 images in .* can be decoded: a.png"),
+        (
+            lambda f: (save_crops(f, "cat", 2), (f / "b.jpg").write_bytes(b"")),
+            "1 of 3 images in .* cannot be used: b.jpg",
+        ),
+    ],
+)
+def test_images_that_are_none(write: Any, complaint: str, tmp_path: Path) -> None:
+    (tmp_path / "instance").mkdir()
+    write(tmp_path / "instance")
+    with pytest.raises(DataError, match=complaint):
+        read_instance_pictures(config_with(), tmp_path)
+
+
+def test_a_cut_off_image_is_refused(data_dir: Path, folder: Path) -> None:
+    whole = (folder / "cat-02.png").read_bytes()
+    (folder / "cat-02.png").write_bytes(whole[: len(whole) // 2])
+    with pytest.raises(DataError, match=r"cat-02.png"):
+        read_instance_pictures(config_with(), data_dir)
+
+
+def test_captions_beside_images_win_over_lists(data_dir: Path, folder: Path) -> None:
+    (folder / "metadata.jsonl").write_text(
+        "\n".join(f'{{"file_name": "cat-0{n}.png", "text": "listed {n}"}}' for n in range(3)) + "\n"
+    )
+    (folder / "captions.jsonl").write_text('{"file_name": "cat-03.png", "caption": "  also\\n listed "}\n')
+    (folder / "cat-00.txt").write_text("beside\n")
+    (folder / "cat-04.txt").write_text("beside too")
+    pictures = read_instance_pictures(config_with(use_captions=True), data_dir)
+    assert [picture.prompt for picture in pictures] == [
+        "beside", "listed 1", "listed 2", "also listed", "beside too",
+    ]  # fmt: skip
+
+
+def test_images_without_captions_are_named(data_dir: Path, folder: Path) -> None:
+    for number in range(4):
+        (folder / f"cat-0{number}.txt").write_text("a cat")
+    (folder / "cat-01.txt").write_text(" \n")
+    with pytest.raises(DataError, match=r"2 of 5 images have no caption: cat-01.png, cat-04.png"):
+        read_instance_pictures(config_with(use_captions=True), data_dir)
+
+
+@pytest.mark.parametrize("name", ["cat-02.txt", "metadata.jsonl"])
+def test_captions_that_are_no_text(name: str, data_dir: Path, folder: Path) -> None:
+    (folder / name).write_bytes(b"caf\xe9")
+    with pytest.raises(DataError, match=f"{name} cannot be read"):
+        read_instance_pictures(config_with(use_captions=True), data_dir)
+
+
+@pytest.mark.parametrize("line", ["nonsense", '{"text": "a"}', '{"file_name": "cat-00.png"}', "[1]"])
+def test_a_list_of_captions_that_cannot_be_read(line: str, data_dir: Path, folder: Path) -> None:
+    (folder / "metadata.jsonl").write_text(f'{{"file_name": "cat-01.png", "text": "a"}}\n\n{line}\n')
+    with pytest.raises(DataError, match=r"metadata.jsonl, line 3"):
+        read_instance_pictures(config_with(use_captions=True), data_dir)
+
+
+def test_masks_that_are_missing_or_do_not_fit(data_dir: Path, folder: Path) -> None:
+    with pytest.raises(DataError, match=r"5 of 5 images have no mask: cat-00.png"):
+        read_instance_pictures(config_with(use_masks=True), data_dir)
+    for number in range(5):
+        Image.new("L", (96, 96), 255).save(folder / f"cat-0{number}.mask.png")
+    assert len(read_instance_pictures(config_with(use_masks=True), data_dir)) == 5
+    Image.new("L", (96, 64), 255).save(folder / "cat-01.mask.png")
+    Image.new("L", (96, 96), 0).save(folder / "cat-02.mask.png")
+    with pytest.raises(DataError, match=r"its mask is 96x64 pixels, the image 96x96.*its mask is black everywhere"):
+        read_instance_pictures(config_with(use_masks=True), data_dir)
+
+
+def test_pixels_are_the_window_that_was_asked_for(tmp_path: Path) -> None:
+    pixels = np.zeros((64, 128, 3), np.uint8)
+    pixels[:, 64:] = 255
+    Image.fromarray(pixels).save(tmp_path / "a.png")
+    (picture,) = read_instance_pictures(config_with(), tmp_path)
+
+    def cut(right: float, flip: bool = False) -> torch.Tensor:
+        return Placement.of(picture.size, (64, 64), down=0.5, right=right, flip=flip).pixels(picture)
+
+    assert cut(0.0).shape == (3, 64, 64)
+    assert (cut(0.0) == -1).all()
+    assert (cut(1.0) == 1).all()
+    assert (cut(0.0, flip=True) == 1).all()
+    middle = cut(0.5)
+    assert (middle[:, :, :32] == -1).all()
+    assert (middle[:, :, 32:] == 1).all()
+    assert Placement.of((64, 128), (64, 64), down=0.5, right=0.25, flip=False).left == 16
+
+
+def test_a_photograph_is_decoded_once_as_long_as_there_is_room(data_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pictures = read_instance_pictures(config_with(), data_dir)
+    opened: list[str] = []
+    opening = Picture.open
+
+    def recorded(picture: Picture) -> Image.Image:
+        opened.append(picture.name)
+        return opening(picture)
+
+    monkeypatch.setattr(Picture, "open", recorded)
+    room = _ResizedImages(limit_bytes=2 * 64 * 64 * 3)
+    monkeypatch.setattr(data, "_resized_images", room)
+    for number in (0, 1, 0, 1, 0, 2, 0, 1):
+        place = Placement.of(pictures[number].size, (64, 64), down=0.5, right=0.5, flip=False)
+        assert place.pixels(pictures[number]).shape == (3, 64, 64)
+    assert opened == ["cat-00.png", "cat-01.png", "cat-02.png", "cat-01.png"]
+
+
+def test_weights_follow_the_mask_through_crop_and_mirror(tmp_path: Path) -> None:
+    save_crops(tmp_path, "cat", 1, (128, 64))
+    mask = Image.new("L", (128, 64), 0)
+    mask.paste(255, (0, 0, 64, 64))
+    mask.save(tmp_path / "cat-00.mask.png")
+    (picture,) = read_instance_pictures(config_with(use_masks=True), tmp_path)
+
+    def weights(right: float, flip: bool, outside: float) -> torch.Tensor:
+        return Placement.of(picture.size, (64, 64), down=0.5, right=right, flip=flip).weights(picture, outside)
+
+    assert weights(0.0, False, 0.0).shape == (1, 8, 8)
+    assert (weights(0.0, False, 0.0) == 1).all()
+    assert (weights(0.0, True, 0.0) == 0).all()
+    assert (weights(1.0, False, 0.25) == 0.25).all()
+    half = weights(0.5, False, 0.25)
+    assert (half[..., :4] == 1).all()
+    assert (half[..., 4:] == 0.25).all()
+
+
+def test_buckets_have_about_the_pixels_of_the_square_and_its_multiples() -> None:
+    shapes = bucket_shapes(1024, 64)
+    assert (1024, 1024) in shapes
+    assert (832, 1216) in shapes  # SDXL's 3:2
+    for height, width in shapes:
+        assert height % 64 == width % 64 == 0
+        assert 0.8 * 1024**2 < height * width <= 1024**2
+        assert 0.5 <= height / width <= 2
+    assert nearest_shape((4000, 6000), shapes) == (832, 1216)
+    assert nearest_shape((500, 500), shapes) == (1024, 1024)
+    assert nearest_shape((100, 1000), shapes) == min(shapes)
+
+
+def pictures_of(sizes: list[tuple[int, int]]) -> list[Picture]:
+    return [Picture(str(number), b"", "a", size, f"digest {number}") for number, size in enumerate(sizes)]
+
+
+def test_every_epoch_takes_every_picture_once_and_batches_have_one_shape() -> None:
+    pictures = pictures_of([(64, 64)] * 5 + [(64, 128)] * 3)
+    config = config_with(aspect_ratio_buckets=True, bucket_step=8, train_batch_size=2)
+    batches = PictureBatches(pictures, config, purpose="instance")
+    assert batches.batches_per_epoch == 5
+    orders = []
+    for epoch in range(3):
+        taken = [next(batches).items for _ in range(5)]
+        assert sorted(int(picture.name) for items in taken for picture, _ in items) == list(range(8)), epoch
+        assert all(len({placement.shape for _, placement in items}) == 1 for items in taken)
+        orders.append([picture.name for items in taken for picture, _ in items])
+    assert orders[0] != orders[1] != orders[2]
+
+
+def test_a_position_is_continued_exactly() -> None:
+    pictures = pictures_of([(64, 96)] * 7)
+    config = config_with(train_batch_size=2, random_flip=True)
+
+    def facts(batches: PictureBatches) -> list[Any]:
+        taken = [next(batches) for _ in range(6)]
+        return [
+            ([(p.name, place) for p, place in c.items], torch.rand(2, generator=c.generator).tolist()) for c in taken
+        ]
+
+    batches = PictureBatches(pictures, config, purpose="instance")
+    for _ in range(6):
+        next(batches)
+    state = batches.state_dict()
+    expected = facts(batches)
+    again = PictureBatches(pictures, config, purpose="instance")
+    again.load_state_dict(state)
+    assert facts(again) == expected
+    assert len({place.left for items, _ in expected for _, place in items}) > 3
+    assert {place.flip for items, _ in expected for _, place in items} == {False, True}
+    assert facts(PictureBatches(pictures, config, purpose="class")) != facts(
+        PictureBatches(pictures, config, purpose="instance")
+    )
+
+
+@pytest.mark.parametrize("option", ["center_crop", "aspect_ratio_buckets"])
+def test_crops_that_are_not_left_to_chance(option: str) -> None:
+    config = config_with(bucket_step=64, **{option: True})
+    batches = PictureBatches(pictures_of([(64, 96)] * 2), config, purpose="instance")
+    assert {place.left for _ in range(10) for _, place in next(batches).items} == {16}
+
+
+def test_another_seed_batch_size_or_picture_is_another_order() -> None:
+    pictures = pictures_of([(64, 64)] * 9)
+    state = PictureBatches(pictures, config_with(), purpose="instance").state_dict()
+    for others, changed in [
+        (pictures, {"seed": 1}),
+        (pictures, {"train_batch_size": 2}),
+        (pictures[:-1], {}),
+        ([*pictures_of([(64, 64)] * 8), Picture("8", b"", "a", (64, 64), "another")], {}),
+    ]:
+        with pytest.raises(CheckpointMismatchError, match="not those of the checkpoint"):
+            PictureBatches(others, config_with(**changed), purpose="instance").load_state_dict(state)

@@ -1,0 +1,202 @@
+"""Interrupted equals uninterrupted, bit for bit, wherever it was interrupted."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+from dreambooth_runs import CACHED, EVERYTHING, Run, outputs, power_cut, short_training, train_in
+from PIL import Image
+
+from gpu_client.training import CheckpointMismatchError, dreambooth_lora
+from gpu_client.training.dreambooth import class_images
+from gpu_client.training.dreambooth.lora import WEIGHTS_FILE
+from tests.photographs import save_crops
+
+
+@pytest.fixture(scope="module")
+def whole(tiny_sd: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
+    """What EVERYTHING leaves behind if nothing happens to it."""
+    place = tmp_path_factory.mktemp("whole")
+    save_crops(place / "data" / "instance", "cat", 5)
+    return outputs(train_in(place / "out", place / "data", {**short_training(tiny_sd), **EVERYTHING}))
+
+
+@pytest.fixture(scope="module")
+def cut_off(tiny_sd: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What EVERYTHING leaves behind if it is cut off in its third step."""
+    place = tmp_path_factory.mktemp("cut")
+    save_crops(place / "data" / "instance", "cat", 5)
+    with power_cut(10, "loss"):
+        train_in(place / "out", place / "data", {**short_training(tiny_sd), **EVERYTHING})
+    return place / "out"
+
+
+@pytest.fixture
+def generated(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """How many class images each call of the sampler has made."""
+    calls: list[int] = []
+    sample = class_images.sample
+
+    def counted(*arguments: Any) -> list[Image.Image]:
+        images = sample(*arguments)
+        calls.append(len(images))
+        return images
+
+    monkeypatch.setattr(class_images, "sample", counted)
+    return calls
+
+
+@pytest.mark.parametrize(
+    ("model", "options", "cuts"),
+    [
+        (
+            "tiny_sd",
+            EVERYTHING,
+            [
+                ("loss", 2),  # between two batches of the first step
+                ("loss", 9),  # in the step after a checkpoint, between the instance's loss and the class's
+                ("validation", 1),  # between two pictures of one step
+                ("loss", 7),  # between two batches, before the next checkpoint
+                ("loss", 10),  # within the step that ends an epoch
+            ],
+        ),
+        (
+            "tiny_sdxl",
+            {**CACHED, "aspect_ratio_buckets": True, "bucket_step": 8},
+            [("loss", 11), ("validation", 1)],
+        ),
+    ],
+    ids=["sd", "sdxl-cached-buckets"],
+)
+def test_interrupted_equals_uninterrupted(
+    model: str,
+    options: dict[str, Any],
+    cuts: list[tuple[str, int]],
+    run: Run,
+    data_dir: Path,
+    generated: list[int],
+    request: pytest.FixtureRequest,
+) -> None:
+    options = {**options, "pretrained_model_name_or_path": str(request.getfixturevalue(model))}
+    if options.get("aspect_ratio_buckets"):
+        save_crops(data_dir / "instance", "rocket", 2, (64, 96))
+    uninterrupted = outputs(run("uninterrupted", **options))
+    assert len(uninterrupted) > 8
+    assert sum(generated) == 3
+
+    generated.clear()
+    for where, after in cuts:
+        with power_cut(after, where):
+            run("cut", **options)
+    assert outputs(run("cut", **options)) == uninterrupted
+    assert sum(generated) == 3
+
+
+def test_class_images_that_were_cut_off_come_out_the_same(run: Run, whole: dict[str, bytes]) -> None:
+    with power_cut(1, "class images"):
+        run("cut", **EVERYTHING)
+    assert outputs(run("cut", **EVERYTHING)) == whole
+
+
+def test_an_attempt_on_another_machine_needs_only_the_checkpoint(
+    run: Run, generated: list[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options = {**CACHED, "center_crop": True, "cache_dir": str(tmp_path / "cache")}
+    uninterrupted = outputs(run("uninterrupted", **options))
+    shutil.rmtree(tmp_path / "cache")
+    with power_cut(12, "loss"):
+        run("first", **options)
+    shutil.rmtree(tmp_path / "cache")
+    (tmp_path / "second").mkdir()
+    shutil.copytree(tmp_path / "first" / "checkpoint-2", tmp_path / "second" / "checkpoint-2")
+    assert len(generated) == 4
+
+    def no_work(*arguments: Any) -> Any:
+        raise AssertionError("what is cached is not made again")
+
+    monkeypatch.setattr("gpu_client.training.dreambooth.models.Models.encode_pixels", no_work)
+    monkeypatch.setattr("gpu_client.training.dreambooth.models.Models.encode_prompts", no_work)
+    assert outputs(run("second", **options)) == uninterrupted
+    assert len(generated) == 4
+
+
+def test_a_stop_leaves_a_checkpoint_of_that_step(
+    run: Run, whole: dict[str, bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loss, calls = dreambooth_lora.denoising_loss, 0
+
+    def terminated_in_the_third_step(*arguments: Any) -> Any:
+        nonlocal calls
+        calls += 1
+        if calls == 10:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return loss(*arguments)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(dreambooth_lora, "denoising_loss", terminated_in_the_third_step)
+        stopped = run("stopped", **EVERYTHING)
+    assert calls == 12
+    assert (stopped / "checkpoint-3").is_dir()
+    assert not (stopped / WEIGHTS_FILE).exists()
+    assert outputs(run("stopped", **EVERYTHING)) == whole
+
+
+def test_a_stop_while_class_images_are_made_ends_the_attempt(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    sample = class_images.sample
+
+    def terminated(*arguments: Any) -> Any:
+        os.kill(os.getpid(), signal.SIGTERM)
+        return sample(*arguments)
+
+    monkeypatch.setattr(class_images, "sample", terminated)
+    assert list(run("stopped", **EVERYTHING).iterdir()) == []
+
+
+def test_killed_after_the_last_step_only_the_outputs_are_made(
+    run: Run, whole: dict[str, bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    output = run("out", **EVERYTHING)
+    assert outputs(output) == whole  # and in another directory
+    for name in whole:
+        (output / name).unlink()
+    assert (output / "checkpoint-6").is_dir()
+    with monkeypatch.context() as patch:
+        patch.setattr(dreambooth_lora, "denoising_loss", lambda *_: pytest.fail("trained again"))
+        assert outputs(run("out", **EVERYTHING)) == whole
+
+
+@pytest.mark.parametrize(
+    ("changed", "complaint"),
+    [
+        ({"lora_rank": 8}, r"'lora' does not accept the state .* is \[4, \d+\] in the checkpoint, \[8, \d+\] here"),
+        ({"train_text_encoder": False}, "the LoRA of the checkpoint has other places"),
+        ({"train_batch_size": 1}, "the instance images are not those of the checkpoint: batch_size was 2, is 1"),
+        ({"num_class_images": 5}, "fewer class images"),
+        ({"use_ema": False}, "holds cache, ema"),
+    ],
+    ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
+)
+def test_a_checkpoint_of_other_settings_is_refused(
+    changed: dict[str, Any], complaint: str, run: Run, cut_off: Path, tmp_path: Path
+) -> None:
+    shutil.copytree(cut_off, tmp_path / "out")
+    with pytest.raises(CheckpointMismatchError, match=complaint):
+        run("out", **{**EVERYTHING, **changed})
+
+
+def test_a_checkpoint_of_other_images_is_refused(run: Run, cut_off: Path, tmp_path: Path, data_dir: Path) -> None:
+    shutil.copytree(cut_off, tmp_path / "out")
+    save_crops(data_dir / "instance", "rocket", 1)
+    with pytest.raises(CheckpointMismatchError, match="count was 5, is 6"):
+        run("out", **EVERYTHING)
+
+
+def test_a_lora_of_another_base_model_is_refused(run: Run, cut_off: Path, tmp_path: Path, tiny_sdxl: Path) -> None:
+    shutil.copytree(cut_off, tmp_path / "out")
+    with pytest.raises(CheckpointMismatchError, match="the LoRA of the checkpoint has other places"):
+        run("out", **{**EVERYTHING, "pretrained_model_name_or_path": str(tiny_sdxl)})
