@@ -73,16 +73,16 @@ def test_a_job_lives_and_ends(api: Api) -> None:
 def test_a_damaged_pack_is_replaced_and_no_other_version_of_it(api: Api) -> None:
     api.submit(queue="damage")
     held = api.claim(queue="damage")
-    held.commit(100, {"model.bin": b"weights"}).ok()
-    pack = f"packs/{blake3(b'weights').hexdigest()}"
+    held.commit(100, {"model.bin": b"damaged"}).ok()
+    pack = f"packs/{blake3(b'damaged').hexdigest()}"
     api.put_object(CHECKPOINTS, pack, b"rotten!")
     held.post(f"/job/{held.id}/checkpoints/100/damaged", {"epoch": 1}).ok()
-    manifest = held.manifest(150, {"model.bin": b"weights"})
+    manifest = held.manifest(150, {"model.bin": b"damaged"})
     (missing,) = held.post(f"/job/{held.id}/checkpoints", manifest).ok()["missing"]
-    assert api.send("PUT", missing["url"], missing["headers"], b"weights").status == 200
-    assert api.send("PUT", missing["url"], missing["headers"], b"weights").status == 412
+    assert api.send("PUT", missing["url"], missing["headers"], b"damaged").status == 200
+    assert api.send("PUT", missing["url"], missing["headers"], b"damaged").status == 412
     assert held.post(f"/job/{held.id}/checkpoints", manifest).ok()["committed"] is True
-    assert api.objects(prefix=pack)[pack] == b"weights"
+    assert api.objects(prefix=pack)[pack] == b"damaged"
 
 
 @pytest.mark.parametrize("key", ["a:b c/ü🦜+%25&=.bin", "what?.png", "k" * 900])

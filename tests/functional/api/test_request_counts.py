@@ -49,11 +49,11 @@ def test_a_checkpoint_takes_two_calls_besides_its_pack_and_one_transaction(plane
 def test_retention_after_a_commit_takes_no_further_call(plane: Plane) -> None:
     before, cost = commit_cost(plane), commit_cost(plane, earlier=4)
     assert cost.api_calls == 2
-    # The old checkpoint's pack is read, condemned with its record, deleted and marked, and then its manifest deleted.
+    # The old checkpoint's record goes with the commit's own transaction. Its pack is read, condemned and deleted, and
+    # then its manifest is.
     # Manifests say what it and the two others that stay consist of.
     assert cost.requests - before.requests == {
         "dynamodb.BatchGetItem": 1,
-        "dynamodb.TransactWriteItems": 1,
         "dynamodb.UpdateItem": 1,
         "s3.GetObject": 3,
         "s3.DeleteObjects": 2,
