@@ -56,13 +56,13 @@ class ArtifactShipper:
         prove: Callable[[], bool],
         *,
         over: CancelEvent,
-        gather_s: float = GATHER_S,
+        gather_s: float | None = None,
         retry_s: float = RETRY_S,
     ) -> None:
         self._root = output_dir.resolve()
         self._upload = upload
         self._prove = prove
-        self._gather_s = gather_s
+        self._gather_s = GATHER_S if gather_s is None else gather_s
         self._retry_s = retry_s
         self._lock = threading.Lock()
         self._waiting: dict[str, Path] = {}
@@ -160,7 +160,7 @@ class ArtifactShipper:
 
     def _noted(self, batch: Mapping[str, Path], error: Exception) -> bool:
         """One of them is at fault: from now on they are tried one by one, and not for ever."""
-        self._tries.update(batch)
+        self._tries.update(list(batch))
         logger.warning("%s: not uploaded before the end: %s", ", ".join(batch), error)
         return False
 

@@ -41,7 +41,7 @@ def watch(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Follow a job to its end: progress, time left, loss, cost, goodput; pictures that it shows, as links.
+    """Follow a job to its end: progress, loss, cost, goodput, pictures.
 
     Exit code 1 unless it completes. Ctrl-C ends the watching, never the job.
     """
