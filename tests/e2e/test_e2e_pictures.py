@@ -20,14 +20,14 @@ from tests.workshop import Workshop
 pytestmark = [pytest.mark.processes, pytest.mark.emulator]
 
 
-def shown(shop: Workshop, job_id: str, path: str, epoch: int = 1) -> StoredArtifact:
+def shown(shop: Workshop, job_id: str, path: str, epoch: int = 1, *, timeout_s: float = 30) -> StoredArtifact:
     """Wait until this attempt's file can be seen."""
     found: StoredArtifact = until(
         lambda: next(
             (one for one in shop.stack.client.artifacts(job_id).artifacts if (one.path, one.epoch) == (path, epoch)),
             None,
         ),
-        30,
+        timeout_s,
         what=f"{path} of attempt {epoch}",
         every_s=0.1,
     )
@@ -83,13 +83,15 @@ def test_pictures_wait_for_a_store_and_a_control_plane_that_are_away(shop: Works
     stack = shop.stack
     front = shop.front()
     job_id = submitted(shop)
-    with stack.s3.dropping("PUT .*/artifacts/"):
+    with stack.s3.dropping("PUT .*/artifacts/") as away:
         shop.agent("w1", url=front.url)
+        away.wait()
         stack.wait_for_step(job_id, 5)
         assert stack.client.artifacts(job_id).artifacts == []
     assert fetched(shown(shop, job_id, "validation/step-000005-0.png")) == b"picture of step 5"
-    with front.dropping("POST /job/.*/artifacts"):
+    with front.dropping("POST /job/.*/artifacts") as away:
         go_on(shop, 5)
+        away.wait()
         stack.wait_for_commit(job_id, 10)
         assert [one.step for one in stack.client.artifacts(job_id).artifacts] == [5], "training went on without"
     for step in (10, 15):
@@ -114,12 +116,12 @@ def test_the_dreambooth_recipe_shows_its_pictures_and_leaves_them_with_their_gri
         "instance_prompt": "a photo of sks cat",
         "pretrained_model_name_or_path": "base",
         "resolution": 64,
-        "max_train_steps": 40,
+        "max_train_steps": 200,
         "gradient_accumulation_steps": 1,
         "mixed_precision": "no",
         "validation_prompt": "sks cat on a chair",
-        "validation_epochs": 5,
-        "checkpointing_steps": 10,
+        "validation_epochs": 25,
+        "checkpointing_steps": 100,
         "with_prior_preservation": True,
         "class_prompt": "a cat",
         "num_class_images": 2,
@@ -128,27 +130,27 @@ def test_the_dreambooth_recipe_shows_its_pictures_and_leaves_them_with_their_gri
         JobSubmit(
             recipe="dreambooth-lora-sd@1",
             parameters=parameters,
-            inputs=[InputRef(prefix=f"{shop.queue}/{name}", into=name) for name in parts],
+            inputs=[InputRef(prefix=f"{shop.queue}/{name}/", into=name) for name in parts],
             requirements=Requirements(min_vram_gib=0, min_disk_gib=0),
             queue=shop.queue,
-            policy=Policy(heartbeat_interval_s=2, backoff_s=0, avoid_machine_s=0),
+            policy=Policy(heartbeat_interval_s=2, max_failures=1),
         )
     )
     shop.agent("w1")
-    first = shown(shop, job.id, "validation/step-000020-0.png")
-    assert stack.job(job.id).state is JobState.RUNNING and first.step == 20
+    first = shown(shop, job.id, "validation/step-000100-0.png", timeout_s=90)
+    assert stack.job(job.id).state is JobState.RUNNING and first.step == 100
     picture = fetched(first)
     with Image.open(io.BytesIO(picture)) as image:
         assert (image.format, image.size) == ("PNG", (64, 64))
-    ended = stack.wait_for(job.id, JobState.COMPLETE, JobState.FAILED, timeout_s=120)
+    ended = stack.wait_for(job.id, JobState.COMPLETE, JobState.FAILED, timeout_s=180)
     assert ended.state is JobState.COMPLETE, ended.reason
     names = [one.path for one in ended.artifacts]
     assert names == [
         "class_images/00000.jpg",
         "class_images/00001.jpg",
         "pytorch_lora_weights.safetensors",
-        *(f"validation/step-0000{step}-{number}.png" for step in (20, 40) for number in range(4)),
+        *(f"validation/step-000{step}-{number}.png" for step in (100, 200) for number in range(4)),
         "validation_grid.png",
     ]
-    assert stack.artifact(job.id, "validation/step-000020-0.png") == picture
+    assert stack.artifact(job.id, "validation/step-000100-0.png") == picture
     assert [attempt.end for attempt in stack.attempts(job.id)] == [AttemptEnd.COMPLETE]

@@ -14,6 +14,7 @@ MAX_SIDE_PIXELS = 16_384
 MAX_PIXELS = 40_000_000
 _LEAST_WIDTH_PIXELS = 256
 """So that a title can be read above small pictures."""
+_GAP_PIXELS = 4
 _FONT_PIXELS = (12, 24)
 _MAX_TITLE_LINES = 4
 
@@ -25,7 +26,7 @@ def picture_grid(rows: Mapping[int, Sequence[bytes]], title: str, resolution: in
     many."""
     columns = max(len(row) for row in rows.values())
     tile = _tile(len(rows), columns, resolution)
-    width = max(columns * tile, _LEAST_WIDTH_PIXELS)
+    width = max(columns * (tile + _GAP_PIXELS) - _GAP_PIXELS, _LEAST_WIDTH_PIXELS)
     font = ImageFont.load_default(_font_pixels(tile))
     line = _font_pixels(tile) * 4 // 3
     lines = _wrapped(title, font, width - line)
@@ -38,7 +39,7 @@ def picture_grid(rows: Mapping[int, Sequence[bytes]], title: str, resolution: in
         top = len(lines) * line + number * height
         draw.text((line // 4, top), f"step {step}", fill="black", font=font)
         for column, encoded in enumerate(rows[step]):
-            place = column * tile, top + line
+            place = column * (tile + _GAP_PIXELS), top + line
             try:
                 with Image.open(io.BytesIO(encoded)) as picture:
                     grid.paste(picture.convert("RGB").resize((tile, tile)), place)
