@@ -137,7 +137,7 @@ def test_other_tenants_and_workers_see_none(api: Api) -> None:
     job = held(api)
     job.store_artifacts({"validation/step-1.png": b"picture"})
     api.get(f"/job/{job.id}/artifacts", key="rival_submit").refused(ErrorCode.JOB_NOT_FOUND, "id")
-    api.get(f"/job/{job.id}/artifacts", key="worker").refused(ErrorCode.WRONG_SCOPE)
+    api.get(f"/job/{job.id}/artifacts", key="worker").refused(ErrorCode.WRONG_SCOPE, "x-api-key")
 
 
 def test_a_job_that_has_stored_nothing(api: Api) -> None:
