@@ -22,6 +22,8 @@ from functions.domain.errors import Refusal
 from functions.domain.ports import Presigned, StoredObject
 from functions.domain.records import Job
 
+_PICTURES = {"png": "image/png", "jpg": "image/jpeg", "jpeg": "image/jpeg", "webp": "image/webp", "gif": "image/gif"}
+"""What a browser shows instead of storing it. Nothing that could run there."""
 _PAGE_LIMIT = 100
 _MAX_PAGE = 500
 """Each has a URL, which may take 2 KB: an answer holds so many."""
@@ -55,7 +57,9 @@ def list_artifacts(context: Context, call: Call) -> StoredArtifactsPage:
                 size_bytes=one.size_bytes,
                 bucket=one.bucket,
                 key=one.key,
-                url=context.objects.presign_get(call.tenant, one.bucket, one.key, expires_s=life_s),
+                url=context.objects.presign_get(
+                    call.tenant, one.bucket, one.key, expires_s=life_s, content_type=_content_type(one.path)
+                ),
             )
             for epoch, one in found
         ],
@@ -64,6 +68,10 @@ def list_artifacts(context: Context, call: Call) -> StoredArtifactsPage:
         expires_in_s=life_s,
         final=final,
     )
+
+
+def _content_type(path: str) -> str | None:
+    return _PICTURES.get(path.rpartition(".")[2].lower())
 
 
 def _of_an_attempt(prefix: str, entry: StoredObject) -> tuple[int, Artifact]:

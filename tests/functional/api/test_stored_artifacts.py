@@ -50,7 +50,9 @@ def test_a_picture_of_a_running_job_has_a_link_that_works_without_a_key(api: Api
         "url": "",
     }
     assert (model["path"], model["step"]) == ("model.bin", None)
-    assert api.send("GET", picture["url"]).text == "picture"
+    got = api.send("GET", picture["url"])
+    assert (got.text, got.headers["content-type"]) == ("picture", "image/png"), "a browser shows it"
+    assert api.send("GET", model["url"]).headers["content-type"] != "image/png"
     assert api.job(job.id) == before, "nothing is written for it, and nothing is an output yet"
 
 
