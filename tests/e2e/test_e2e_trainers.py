@@ -109,6 +109,7 @@ def test_the_trainer_sees_what_it_should_and_no_key(shop: Workshop) -> None:
     assert ours == {
         "BATON_JOB_ID",
         "BATON_EPOCH",
+        "BATON_RECIPE",
         "BATON_DATA_DIR",
         "BATON_OUTPUT_DIR",
         "BATON_RESUME_FROM",
