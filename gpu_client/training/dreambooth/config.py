@@ -147,7 +147,7 @@ class DreamboothConfig(BaseModel):
         try:
             return cls.model_validate(dict(parameters))
         except ValidationError as error:
-            raise ConfigError([_fault(found) for found in error.errors()]) from error
+            raise ConfigError([fault for found in error.errors() for fault in _faults(found)]) from error
 
     @model_validator(mode="before")
     @classmethod
@@ -162,7 +162,7 @@ class DreamboothConfig(BaseModel):
     def _consistent(self) -> Self:
         faults = [f"{fields}: {reason}" for wrong, fields, reason in self._contradictions() if wrong]
         if faults:
-            raise ValueError("; ".join(faults))
+            raise _InconsistentError(faults)
         return self
 
     def _contradictions(self) -> list[tuple[bool, str, str]]:
@@ -230,6 +230,14 @@ class DreamboothConfig(BaseModel):
 _POLYNOMIAL_END = 1e-7
 
 
+class _InconsistentError(ValueError):
+    """Fields that are allowed one by one contradict each other: "fields: reason" of each contradiction."""
+
+    def __init__(self, faults: list[str]) -> None:
+        super().__init__("; ".join(faults))
+        self.faults = faults
+
+
 def read_config_file(path: Path) -> dict[str, Any]:
     """The parameters in a JSON or YAML file. Raises ConfigError."""
     import yaml
@@ -247,11 +255,14 @@ def read_config_file(path: Path) -> dict[str, Any]:
     return parameters
 
 
-def _fault(error: Any) -> str:
-    reason = str(error["msg"]).removeprefix("Value error, ")
+def _faults(error: Any) -> list[str]:
+    inconsistent = error.get("ctx", {}).get("error")
+    if isinstance(inconsistent, _InconsistentError):
+        return inconsistent.faults
+    reason = str(error["msg"])
     place = ".".join(str(part) for part in error["loc"])
     if error["type"] == "extra_forbidden":
         reason = "is no parameter of this training"
     elif error["type"] == "missing":
         reason = "is needed"
-    return f"{place}: {reason}" if place else reason
+    return [f"{place}: {reason}" if place else reason]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -9,9 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
+from contract.errors import Fault
 from contract.jobs import DreamboothSubmit
 from contract.recipes.model import Parameter, Recipe
 from contract.recipes.rendering import parameter_faults
+from contract.recipes.templates import references
 from functions.api import original
 from functions.recipes import built_in_recipe
 from gpu_client.training.dreambooth.config import DreamboothConfig
@@ -61,6 +64,12 @@ def config_problems(parameters: dict[str, Any]) -> list[str]:
     except ConfigError as error:
         return error.problems
     return []
+
+
+def fields_of(faults: Sequence[Fault | str]) -> set[str]:
+    """The field, the first of several, of each fault: "class_prompt" of "class_prompt, other: is needed"."""
+    named = [fault.field.removeprefix("parameters.") if isinstance(fault, Fault) else fault for fault in faults]
+    return {name.partition(":")[0].partition(",")[0] for name in named}
 
 
 @pytest.mark.parametrize("recipe_id", RECIPES)
@@ -121,6 +130,7 @@ CONTRADICTIONS: list[tuple[dict[str, Any], str]] = [
 ]
 CONSISTENT: list[dict[str, Any]] = [
     {"bucket_step": 128, "resolution": 64},
+    {"aspect_ratio_buckets": True, "bucket_step": 64, "resolution": 64},
     {"with_prior_preservation": True, "class_prompt": "a dog"},
     {"num_class_images": 0},
     {"cache_text_embeddings": True, "train_text_encoder": False},
@@ -140,9 +150,8 @@ def test_a_contradiction_is_refused_by_both_with_the_same_field(
 ) -> None:
     recipe = recipe_of(recipe_id)
     (fault,) = parameter_faults(recipe, NEEDED | changed)
-    assert fault.field == f"parameters.{field}" and fault.reason and fault.remedy
-    (problem,) = config_problems(recipe.filled(NEEDED | changed))
-    assert problem.partition(":")[0].split(", ")[0] == field
+    assert fields_of([fault]) == {field} and fault.reason and fault.remedy
+    assert fields_of(config_problems(recipe.filled(NEEDED | changed))) == {field}
 
 
 @pytest.mark.parametrize("recipe_id", RECIPES)
@@ -191,7 +200,7 @@ def test_one_value_at_a_time_is_taken_by_both_or_by_neither(recipe_id: str) -> N
             given = NEEDED | {name: value}
             faults, problems = parameter_faults(recipe, given), config_problems(recipe.filled(given))
             only = name == "model_type" and value in ("auto", "sd", "sdxl")
-            assert bool(faults) == bool(problems) or only, (given, faults, problems)
+            assert only or fields_of(faults) == fields_of(problems), given
             seen.add((name, bool(faults)))
     takes_all = {name for name in recipe.parameters if (name, True) not in seen}
     assert takes_all == {name for name, spec in recipe.parameters.items() if spec.type == "boolean"} - {
@@ -201,27 +210,33 @@ def test_one_value_at_a_time_is_taken_by_both_or_by_neither(recipe_id: str) -> N
     }
 
 
+NEAR: dict[str, list[Any]] = {
+    "class_prompt": ["a dog", " "],
+    "max_train_steps": [1, 10, 500, 501],
+    "num_train_epochs": [1, 2],
+    "lr_warmup_steps": [0, 1, 2, 10, 11, 500, 501],
+    "learning_rate": [1e-8, 1e-7, 1.5e-7],
+    "lr_scheduler": ["polynomial", "constant"],
+    "resolution": [64, 72, 128],
+    "bucket_step": [8, 64, 72, 128],
+    "num_class_images": [0, 1],
+}
+"""Values that are allowed one by one, and near to where they contradict each other."""
+
+
 def sets_of(recipe: Recipe) -> st.SearchStrategy[dict[str, Any]]:
-    """Parameters that are allowed one by one, near to where they contradict each other."""
-    often: dict[str, list[Any]] = {
-        "class_prompt": ["a dog", " "],
-        "max_train_steps": [1, 10, 500, 501],
-        "num_train_epochs": [1, 2],
-        "lr_warmup_steps": [0, 1, 2, 10, 11, 500, 501],
-        "learning_rate": [1e-8, 1e-7, 1.5e-7, 2e-6],
-        "lr_scheduler": ["polynomial", "constant"],
-        "resolution": [64, 72, 512],
-        "bucket_step": [8, 64, 72, 128],
-        "num_class_images": [0, 1],
-    }
-    optional = {}
+    """All the parameters that rules read, given or not, and any of the others."""
+    read = {one.member for rule in recipe.rules for one in references(rule.require, bare=True)}
+    assert read >= NEAR.keys()
+    fields, others = {"instance_prompt": st.just("a dog")}, {}
     for name, spec in recipe.parameters.items():
-        allowed = [value for value in edges(spec) if spec.problem(value) is None]
-        optional[name] = st.sampled_from([None, *often.get(name, allowed)])
-    return st.fixed_dictionaries(
-        {"instance_prompt": st.just("a dog")},
-        optional={name: values for name, values in optional.items() if name != "instance_prompt"},
-    )
+        values = NEAR.get(name) or [value for value in edges(spec) if spec.problem(value) is None]
+        if name in read:
+            fields[name] = st.sampled_from([None, *values])
+        elif name not in fields:
+            others[name] = st.sampled_from(values)
+    some = st.lists(st.sampled_from(sorted(others)), max_size=4, unique=True)
+    return some.flatmap(lambda names: st.fixed_dictionaries(fields | {name: others[name] for name in names}))
 
 
 @settings(max_examples=400, deadline=None)
@@ -235,7 +250,7 @@ def test_a_set_of_parameters_is_taken_by_both_or_by_neither(data: st.DataObject,
     if both:
         assert "contradicts num_train_epochs" in [fault.reason for fault in faults]
     else:
-        assert bool(faults) == bool(problems := config_problems(recipe.filled(given))), (faults, problems)
+        assert fields_of(faults) == fields_of(config_problems(recipe.filled(given)))
 
 
 # The original's flat payload
@@ -275,7 +290,7 @@ def test_a_flat_payload_is_taken_if_the_script_would_take_it(body: dict[str, Any
     # The original's rule: its epochs count if there are more than 1 of them.
     asked = {name: value or None if isinstance(value, str) else value for name, value in body.items()}
     asked.setdefault("max_train_steps", 500)
-    assert bool(faults) == bool(problems := config_problems(asked)), (faults, problems)
+    assert fields_of(faults) == fields_of(config_problems(asked))
     assert body.items() <= columns.items()
     if not faults:
         ours, theirs = DreamboothConfig.of(recipe.filled(job.parameters)), DreamboothConfig.of(asked)
