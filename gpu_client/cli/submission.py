@@ -70,7 +70,7 @@ def build_job(document: dict[str, Any], options: Options) -> JobSubmit:
     try:
         return JobSubmit.model_validate(wanted)
     except ValidationError as error:
-        problems = [_problem(dict(problem)) for problem in error.errors(include_url=False)]
+        problems = _problems_in(wanted, error)
         if len(problems) == 1:
             raise CliError(f"this is no job: {problems[0]}") from error
         shown = problems[:_SHOWN_PROBLEMS]
@@ -118,7 +118,22 @@ def _pair(text: str, option: str) -> tuple[str, str]:
     return name.strip(), value
 
 
-def _problem(problem: dict[str, Any]) -> str:
-    place = ".".join(map(str, problem["loc"]))
-    said = str(problem["msg"]).removeprefix("Value error, ")
-    return f"{place}: {said}" if place else said
+def _problems_in(document: dict[str, Any], error: ValidationError) -> list[str]:
+    """Each with its place. What may be of several kinds, and is of none, is one problem."""
+    found: dict[str, list[str]] = {}
+    for problem in error.errors(include_url=False):
+        said = str(problem["msg"]).removeprefix("Value error, ")
+        found.setdefault(_place(document, problem["loc"]), []).append(said)
+    return [f"{place}: {'; or: '.join(said)}" if place else "; ".join(said) for place, said in found.items()]
+
+
+def _place(value: Any, loc: Sequence[int | str]) -> str:
+    """Where in a document, without the names of kinds that pydantic adds behind it."""
+    parts: list[str] = []
+    for part in loc:
+        if not isinstance(value, dict | list):
+            break
+        parts.append(str(part))
+        inside = part in value if isinstance(value, dict) else isinstance(part, int) and part < len(value)
+        value = value[part] if inside else None
+    return ".".join(parts)
