@@ -131,9 +131,11 @@ def _place(value: Any, loc: Sequence[int | str]) -> str:
     """Where in a document, without the names of kinds that pydantic adds behind it."""
     parts: list[str] = []
     for part in loc:
-        if not isinstance(value, dict | list):
+        if isinstance(value, dict):
+            value = value.get(part)
+        elif isinstance(value, list) and isinstance(part, int):
+            value = value[part] if part < len(value) else None
+        else:
             break
         parts.append(str(part))
-        inside = part in value if isinstance(value, dict) else isinstance(part, int) and part < len(value)
-        value = value[part] if inside else None
     return ".".join(parts)
