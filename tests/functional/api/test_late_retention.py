@@ -241,6 +241,26 @@ def test_a_failure_is_logged_and_made_good_later(
     assert (packs(api), manifests(api)) == (digests(KEPT), {"2-1"})
 
 
+@pytest.mark.parametrize("ending", ["complete", "fail"])
+def test_what_a_workers_last_call_could_not_let_go_of_is_left_to_the_sweeper(
+    api: Api, ending: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    held = with_leavings(api, max_failures=1)
+
+    def fail(*_: Any, **__: Any) -> Any:
+        raise StorageUnavailable("no answer")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(api.context.objects, "list", fail)
+        (held.complete() if ending == "complete" else held.fail()).ok()
+    assert packs(api) == digests(KEPT, SURPLUS, KILLED)
+    assert job_of(api, held).retention_at == api.clock.now() + LATE_AFTER_S
+    api.clock.advance(LATE_AFTER_S)
+    assert api.retain() == 1
+    assert (packs(api), manifests(api)) == (digests(KEPT), {"2-1"})
+    assert job_of(api, held).retention_at is None
+
+
 def test_a_sweep_that_is_killed_is_gone_on_with_by_the_next_one(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
     held = with_leavings(api)
     stopped(api, held)
