@@ -124,8 +124,17 @@ def test_the_command_ends_with_the_error(tmp_path: Path, data_dir: Path) -> None
     assert caught.value.code == (
         "error: the configuration is wrong: resolution: 100 is not divisible by 8. Correct it and submit the job again"
     )
-    with pytest.raises(SystemExit, match="no output directory is known"):
-        dreambooth_lora.main(arguments)
+
+
+def test_images_that_nobody_named_are_not_guessed(
+    tmp_path: Path, data_dir: Path, parameters: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without --data-dir and without the folder, the images of everything below would be meant."""
+    config = tmp_path / "job.json"
+    config.write_text(json.dumps(parameters))
+    monkeypatch.chdir(data_dir / "instance")
+    with pytest.raises(SystemExit, match=r"instance_data_dir: instance is no directory here\. Name the folder"):
+        dreambooth_lora.main(["--config", str(config)])
 
 
 def test_the_errors_are_the_sessions() -> None:
