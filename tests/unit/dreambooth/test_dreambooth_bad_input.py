@@ -13,6 +13,7 @@ import torch
 from dreambooth_runs import Run, refusal
 
 from gpu_client.training import SessionError, dreambooth_lora
+from gpu_client.training.channel import BAD_INPUT_EXIT_CODE
 from gpu_client.training.dreambooth.config import DreamboothConfig
 from gpu_client.training.dreambooth.errors import ConfigError, DataError, ModelError
 from gpu_client.training.dreambooth.machine import check_machine
@@ -170,13 +171,32 @@ def test_a_job_in_bf16_on_a_machine_without_it_fails_as_bad_input(
 
 
 def test_what_is_no_fault_of_the_job_has_another_exit_code(
-    data_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    data_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setenv("BATON_EPOCH", "first")
     (tmp_path / "job.yaml").write_text("instance_prompt: a dog\n")
     with pytest.raises(SystemExit) as left:
         dreambooth_lora.main(["--config", str(tmp_path / "job.yaml"), "--data-dir", str(data_dir)])
     assert left.value.code == 1
-    assert capsys.readouterr().err.splitlines()[-1].startswith("error: no output directory is known")
+    assert capsys.readouterr().err.splitlines()[-1].startswith("error: BATON_EPOCH is 'first'")
+
+
+def test_images_that_nobody_named_are_not_guessed(
+    tmp_path: Path,
+    data_dir: Path,
+    parameters: dict[str, Any],
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Without --data-dir and without the folder, the images of everything below would be meant."""
+    config = tmp_path / "job.json"
+    config.write_text(json.dumps(parameters))
+    monkeypatch.chdir(data_dir / "instance")
+    with pytest.raises(SystemExit) as left:
+        dreambooth_lora.main(["--config", str(config)])
+    assert left.value.code == BAD_INPUT_EXIT_CODE
+    said = capsys.readouterr().err.splitlines()[-1]
+    assert said.startswith("error: instance_data_dir: instance is no directory here. Name the folder")
 
 
 def test_the_errors_are_the_sessions() -> None:
