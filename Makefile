@@ -41,7 +41,7 @@ format: setup ## let the formatter decide
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-bench: setup ## measure cost and speed (about 8 minutes on a quiet machine); writes bench-report/
+bench: setup ## measure cost and speed (about 13 minutes on a quiet machine); writes bench-report/
 	$(BIN)/python -m tests.performance
 
 bench-checkpoint: setup ## measure checkpoints against the ways of others (about 30 minutes on a quiet machine)
@@ -73,8 +73,11 @@ constraints: $(VENV)/.ready ## recompute the pinned versions
 	$(BIN)/uv pip compile --quiet --universal --python-version 3.11 --no-annotate --no-header --all-extras \
 	  --no-emit-package torch --no-emit-package baton --no-emit-package setuptools \
 	  --output-file constraints.txt $(CONSTRAINTS_FLAGS) pyproject.toml
-	@# torch is taken from a range; what its CUDA build would bring is not ours to pin
+	@# torch is taken from a range: only the worker's image gets the CUDA build, and what that brings
 	sed -i -E '/^(nvidia-|cuda-|triton)/d' constraints.txt
+	$(BIN)/python gpu_client/requirements.py dreambooth | $(BIN)/uv pip compile --quiet --python-version 3.12 \
+	  --python-platform x86_64-manylinux_2_28 --no-annotate --no-header --constraint constraints.txt $(CONSTRAINTS_FLAGS) - \
+	  | grep -E '^(torch|triton|setuptools|nvidia-[a-z0-9-]+|cuda-[a-z-]+)==' > gpu_client/cuda.txt
 	$(BIN)/uv pip compile --quiet --universal --python-version 3.11 --no-annotate --no-header \
 	  --output-file functions/local/emulator.txt $(CONSTRAINTS_FLAGS) functions/local/emulator.in
 

@@ -175,7 +175,4 @@ class ArtifactShipper:
         """What was offered again meanwhile is newer."""
         with self._lock:
             kept = {path: file for path, file in batch.items() if self._tries[path] < MAX_TRIES}
-            self._waiting = {
-                **self._waiting,
-                **{path: file for path, file in kept.items() if path not in self._waiting},
-            }
+            self._waiting = {**kept, **self._waiting}

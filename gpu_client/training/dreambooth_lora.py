@@ -1,8 +1,9 @@
 """Dreambooth with LoRA for Stable Diffusion 1.x, 2.x and SDXL: teach a model one subject from a few pictures.
 
-Under Baton the job's parameters are the fields of `DreamboothConfig`. Alone it runs with a file of the same fields:
+Under Baton the job's parameters are the fields of `DreamboothConfig`. Alone it runs with a file of the same fields,
+takes the images from `instance/` here, and writes to `output/`, unless --data-dir and --output-dir say otherwise:
 
-    accelerate launch -m gpu_client.training.dreambooth_lora --config job.yaml --data-dir photos --output-dir out
+    accelerate launch -m gpu_client.training.dreambooth_lora --config job.yaml
 
 Kill it at any moment, start it again, and it goes on where it was: on a CPU in float32 the weights are bit for bit
 those of an uninterrupted run. It writes `pytorch_lora_weights.safetensors` for `pipeline.load_lora_weights`, validation
@@ -22,13 +23,15 @@ from pathlib import Path
 import torch
 from diffusers.training_utils import compute_snr
 
-from gpu_client.training import Session, SessionError
+from gpu_client.training import CheckpointMismatchError, Session, SessionError
+from gpu_client.training.channel import BAD_INPUT_EXIT_CODE
 from gpu_client.training.dreambooth import class_images
 from gpu_client.training.dreambooth.batches import Chosen, PictureBatches
 from gpu_client.training.dreambooth.class_images import ClassImages
 from gpu_client.training.dreambooth.config import DreamboothConfig, read_config_file
 from gpu_client.training.dreambooth.data import read_class_pictures, read_instance_pictures
 from gpu_client.training.dreambooth.encoding import Encoder
+from gpu_client.training.dreambooth.errors import DataError, DreamboothError
 from gpu_client.training.dreambooth.lora import WEIGHTS_FILE, Lora
 from gpu_client.training.dreambooth.machine import check_machine, make_reproducible, training_device
 from gpu_client.training.dreambooth.models import Models, check_base_model, load_models
@@ -36,6 +39,9 @@ from gpu_client.training.dreambooth.optimization import Optimization
 from gpu_client.training.dreambooth.validation import ValidationPictures
 
 log = logging.getLogger("baton.training")
+
+OUTPUT_DIR = Path("output")
+"""Where a run without Baton writes, unless it is told otherwise."""
 
 
 def train(session: Session, config: DreamboothConfig) -> bool:
@@ -164,22 +170,40 @@ def _metadata(session: Session, config: DreamboothConfig, models: Models, step: 
     return {f"baton.{name}": value for name, value in facts.items() if value}
 
 
+def _check_images_are_named(config: DreamboothConfig) -> None:
+    """Without a data directory it is not guessed that all images below this one are meant. Raises DataError."""
+    if not Path(config.instance_data_dir).is_dir():
+        raise DataError(
+            f"instance_data_dir: {config.instance_data_dir} is no directory here",
+            "Name the folder of the images there, or pass --data-dir",
+        )
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
-    """The command line. Ends with an error message, before training, for a job that cannot be trained."""
+    """The command line. For a job that cannot be trained it ends before training, with one line that says why.
+
+    The exit code is BAD_INPUT_EXIT_CODE where the parameters, the data or the checkpoint do not fit, else 1.
+    """
     parser = argparse.ArgumentParser(prog="dreambooth_lora", description=__doc__.partition("\n")[0])
     parser.add_argument("--config", type=Path, help="YAML or JSON file with parameters; under Baton they are the job's")
-    parser.add_argument("--data-dir", type=Path, help="directory of the images; under Baton it is the job's")
-    parser.add_argument("--output-dir", type=Path, help="where everything is written, and found when started again")
+    parser.add_argument("--data-dir", type=Path, help="what the images' folders lie in; else they lie here")
+    parser.add_argument(
+        "--output-dir", type=Path, default=OUTPUT_DIR, help="where everything is written, and found when started again"
+    )
     options = parser.parse_args(arguments)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s")
     try:
         given = read_config_file(options.config) if options.config else None
-        with Session.start(output_dir=options.output_dir, data_dir=options.data_dir, resume=True) as session:
+        data_dir = options.data_dir or Path()
+        with Session.start(output_dir=options.output_dir, data_dir=data_dir, resume=True) as session:
             config = DreamboothConfig.of(session.params if given is None else given)
+            if options.data_dir is None and "BATON_DATA_DIR" not in os.environ:
+                _check_images_are_named(config)
             if train(session, config):
                 log.info("%s is written", session.output_dir / WEIGHTS_FILE)
     except SessionError as error:
-        sys.exit(f"error: {error}")
+        sys.stderr.write(f"error: {' '.join(str(error).split())}\n")
+        sys.exit(BAD_INPUT_EXIT_CODE if isinstance(error, (DreamboothError, CheckpointMismatchError)) else 1)
 
 
 if __name__ == "__main__":

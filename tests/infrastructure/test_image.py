@@ -14,11 +14,17 @@ import sysconfig
 import time
 import tomllib
 from collections.abc import Iterator
+from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
 import pytest
+from packaging.markers import default_environment
+from packaging.requirements import Requirement
+from packaging.version import Version
 
 from gpu_client.agent.settings import AgentSettings, variable_of
+from gpu_client.requirements import requirements_of
 from tests.waiting import until
 
 ROOT = Path(__file__).parents[2]
@@ -78,21 +84,43 @@ def is_ignored(path: str) -> bool:
     return ignored
 
 
+def project() -> dict[str, Any]:
+    """The table of pyproject.toml."""
+    table: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    return table
+
+
 def client_requirements() -> list[str]:
-    """What the agent needs, as pyproject.toml names it."""
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    return [*project["dependencies"], *project["optional-dependencies"]["client"]]
+    """What the agent needs: the image without what it trains with, which takes several GB."""
+    return requirements_of(project(), ["client"])
+
+
+def normalised(name: str) -> str:
+    """A package's name, however it is written."""
+    return re.sub(r"[-_.]+", "-", name).lower()
+
+
+def pins(path: Path, python: str) -> dict[str, str]:
+    """Versions in a file of constraints for that Python on Linux, by normalised name."""
+    place = {**default_environment(), "python_version": python, "python_full_version": f"{python}.0"}
+    place |= {"sys_platform": "linux", "platform_machine": "x86_64", "platform_python_implementation": "CPython"}
+    found = [Requirement(line) for line in path.read_text().splitlines() if line and not line.startswith("#")]
+    here = [each for each in found if each.marker is None or each.marker.evaluate(place)]
+    assert all(re.fullmatch(r"==[^*,]+", str(each.specifier)) for each in here), "a version that is not one"
+    return {normalised(each.name): str(each.specifier).removeprefix("==") for each in here}
 
 
 def pinned() -> dict[str, str]:
-    """Versions in constraints.txt by normalised name."""
-    found = re.findall(r"^([A-Za-z0-9._-]+)==([^\s;]+)", (ROOT / "constraints.txt").read_text(), re.M)
-    return {re.sub(r"[-_.]+", "-", name).lower(): version for name, version in found}
+    """The versions that the image takes: what everybody takes, and the CUDA build of torch."""
+    everybody = pins(ROOT / "constraints.txt", PYTHON_OF_THE_BASE)
+    image_only = pins(ROOT / "gpu_client" / "cuda.txt", PYTHON_OF_THE_BASE)
+    assert not everybody.keys() & image_only.keys()
+    return everybody | image_only
 
 
 def test_the_base_is_one_version_of_a_cuda_runtime() -> None:
     (image,) = [text.partition("=")[2] for text in of("ARG") if text.startswith("CUDA_IMAGE=")]
-    assert re.fullmatch(r"nvidia/cuda:[0-9]+\.[0-9]+\.[0-9]+-runtime-ubuntu24\.04(@sha256:[0-9a-f]{64})?", image)
+    assert re.fullmatch(r"nvidia/cuda:[0-9]+\.[0-9]+\.[0-9]+-base-ubuntu24\.04(@sha256:[0-9a-f]{64})?", image)
     assert of("FROM") == ["${CUDA_IMAGE} AS base", "base AS build", "base"]
 
 
@@ -135,22 +163,74 @@ def test_it_runs_as_nobody_in_particular_and_hears_signals() -> None:
     assert of("CMD") == [], "nothing comes between the agent and its signals"
 
 
-def test_every_dependency_has_a_wheel_for_the_image(tmp_path: Path) -> None:
-    """The image has no compiler."""
+def resolved(extra: str) -> dict[str, str]:
+    """What pip would install for an extra in the image, from wheels alone. The files themselves are not fetched."""
     command = [
-        *INSTALL, "--target", str(tmp_path),
-        "--constraint", str(ROOT / "constraints.txt"), "--python-version", PYTHON_OF_THE_BASE,
-        "--python-platform", PLATFORM, *client_requirements(),
+        UV, "pip", "compile", "--quiet", "--no-config", "--system-certs", "--only-binary", ":all:", "--no-annotate",
+        "--no-header", "--python-version", PYTHON_OF_THE_BASE, "--python-platform", PLATFORM,
+        "--constraint", str(ROOT / "constraints.txt"), "--constraint", str(ROOT / "gpu_client" / "cuda.txt"), "-",
     ]  # fmt: skip
-    done = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)
+    asked = "\n".join(requirements_of(project(), [extra]))
+    done = subprocess.run(command, input=asked, capture_output=True, text=True, timeout=240, check=False)
     assert done.returncode == 0, done.stderr
-    found = {
-        re.sub(r"[-_.]+", "-", name).lower(): version
-        for name, version in (
-            path.name.removesuffix(".dist-info").rsplit("-", 1) for path in tmp_path.glob("*.dist-info")
-        )
+    return {normalised(name): version for name, version in re.findall(r"^([^\s=]+)==(\S+)$", done.stdout, re.M)}
+
+
+@pytest.mark.parametrize("extra", ["client", "dreambooth"])
+def test_every_dependency_is_pinned_and_has_a_wheel_for_the_image(extra: str) -> None:
+    """The image has no compiler."""
+    found = resolved(extra)
+    asked = {normalised(Requirement(text).name) for text in requirements_of(project(), [extra])}
+    assert asked <= found.keys()
+    assert found.items() <= pinned().items(), "a version that is not the pinned one"
+
+
+def test_the_image_is_made_of_what_the_dreambooth_recipes_train_with() -> None:
+    """The extra by default; its direct dependencies are named here once more, so that none is lost on the way."""
+    assert [text for text in of("ARG") if text.startswith("EXTRA")] == ["EXTRA=dreambooth"]
+    (install,) = [text for text in of("RUN") if "pip install" in text]
+    assert 'python3 requirements.py "${EXTRA}" > requirements.txt' in install
+    assert install.endswith("--constraint constraints.txt --constraint cuda.txt --requirement requirements.txt")
+    names = {normalised(Requirement(text).name) for text in requirements_of(project(), ["dreambooth"])}
+    assert {"diffusers", "peft", "transformers", "accelerate", "safetensors", "torch", "pillow", "pyyaml"} <= names
+    assert {normalised(Requirement(text).name) for text in client_requirements()} < names, "and the agent's own"
+
+
+def test_what_is_pinned_is_what_pyproject_admits() -> None:
+    versions = pinned()
+    for extra in project()["optional-dependencies"]:
+        for text in requirements_of(project(), [extra]):
+            requirement = Requirement(text)
+            name = normalised(requirement.name)
+            assert name in versions, f"{name} of {extra}"
+            assert requirement.specifier.contains(versions[name]), f"{text} of {extra}, and {versions[name]} is pinned"
+
+
+def test_the_tests_run_with_the_versions_of_the_image() -> None:
+    """torch too, but for the build: the image has CUDA's, which nothing but the image asks for."""
+    here = pins(ROOT / "constraints.txt", f"{sys.version_info.major}.{sys.version_info.minor}")
+    here["torch"] = pinned()["torch"]
+    for text in requirements_of(project(), ["dreambooth"]):
+        name = normalised(Requirement(text).name)
+        assert Version(version(name)).public == here[name], name
+    cuda = pins(ROOT / "gpu_client" / "cuda.txt", PYTHON_OF_THE_BASE)
+    assert [name for name in cuda if name.startswith("nvidia-")] and "+cpu" not in cuda["torch"]
+    (image,) = [text.partition(":")[2] for text in of("ARG") if text.startswith("CUDA_IMAGE=")]
+    assert image.split(".")[:2] == cuda["cuda-toolkit"].split(".")[:2], "one CUDA in the base and in torch"
+    others = [ROOT / "Makefile", ROOT / ".ci" / "run", ROOT / "pyproject.toml"]
+    assert not [path for path in others if re.search(r"constraint\S* \S*cuda\.txt", path.read_text())]
+
+
+def test_requirements_follow_extras_that_extras_name() -> None:
+    table = {
+        "name": "it",
+        "dependencies": ["base>=1"],
+        "optional-dependencies": {"a": ["it[b, c]", "one>=1"], "b": ["two", "it[c]"], "c": ["three", "it[a]"]},
     }
-    assert found and found.items() <= pinned().items(), "a version that is not the pinned one"
+    assert requirements_of(table, ["c"]) == ["base>=1", "three", "one>=1", "two"]
+    assert requirements_of(table, []) == ["base>=1"]
+    with pytest.raises(KeyError):
+        requirements_of(table, ["d"])
 
 
 # What it makes, without the engine: a clean environment with the client's dependencies, and the copied files

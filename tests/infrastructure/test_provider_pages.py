@@ -85,8 +85,8 @@ def test_docker(monkeypatch: pytest.MonkeyPatch) -> None:
     (derived,) = blocks("docker.md", "dockerfile")
     lines = derived.splitlines()
     assert lines[0] == f"FROM {IMAGE}" and lines[-1] == f"USER {of('USER')[0]}", "not root in the end"
-    assert ["constraints.txt", "/opt/baton/constraints.txt"] in [text.split() for text in of("COPY")]
-    assert "--constraint /opt/baton/constraints.txt" in derived
+    assert ["constraints.txt", "gpu_client/cuda.txt", "/opt/baton/"] in [text.split() for text in of("COPY")]
+    assert "--constraint /opt/baton/constraints.txt --constraint /opt/baton/cuda.txt" in derived
 
 
 def test_salad(monkeypatch: pytest.MonkeyPatch) -> None:

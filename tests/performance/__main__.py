@@ -13,7 +13,8 @@ import os
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -23,13 +24,15 @@ from tests.performance import (
     claim_latency,
     claim_race,
     cold_start,
+    contenders,
+    dreambooth,
     environment,
     latencies,
     overhead,
     request_counts,
 )
 from tests.performance.figures import Figure, table
-from tests.performance.local_stack import running_stack
+from tests.performance.local_stack import RunningStack, running_stack
 from tests.performance.plane import Plane
 
 REPORT = Path("bench-report/bench.json")
@@ -44,10 +47,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "race": _race,
         "latency": _latency,
         "overhead": _overhead,
+        "dreambooth": _dreambooth,
     }
     parser = argparse.ArgumentParser(prog="python -m tests.performance", description="Cost and speed, measured.")
     parser.add_argument("--only", choices=sections, action="append", help="may be repeated; default: everything")
-    parser.add_argument("--rounds", type=int, help="default: 5, of the overhead 7")
+    parser.add_argument("--rounds", type=int, help="default: 5, of the digits' overhead 7")
     parser.add_argument("--quick", action="store_true", help="little of everything, to try out the bench itself")
     parser.add_argument("--output", type=Path, default=REPORT)
     options = parser.parse_args(arguments)
@@ -136,10 +140,23 @@ def _latency(rounds: int, quick: bool) -> list[Figure]:
 
 
 def _overhead(rounds: int, quick: bool) -> list[Figure]:
+    with _stack_beside_the_trainer() as (stack, scratch):
+        return overhead.measure(stack, scratch, rounds=rounds, steps=100 if quick else 600)
+
+
+def _dreambooth(rounds: int, quick: bool) -> list[Figure]:
+    with _stack_beside_the_trainer() as (stack, scratch):
+        if quick:
+            return dreambooth.measure(stack, scratch, rounds=rounds, steps=4, resolution=64)
+        return dreambooth.measure(stack, scratch, rounds=rounds, steps=40)
+
+
+@contextmanager
+def _stack_beside_the_trainer() -> Iterator[tuple[RunningStack, Path]]:
     with tempfile.TemporaryDirectory(prefix="baton-bench-") as folder:
         scratch = Path(folder)
-        with running_stack(scratch / "stack.log", cpus=overhead.Processors.split().rest) as stack:
-            return overhead.measure(stack, scratch, rounds=rounds, steps=100 if quick else 600)
+        with running_stack(scratch / "stack.log", cpus=contenders.Processors.split().rest) as stack:
+            yield stack, scratch
 
 
 if __name__ == "__main__":

@@ -53,6 +53,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     "cdk": {"contract", "functions"},
     # Looks at files, wherever they are: on the machine that pushes them, and on the one that trains.
     "gpu_client.datasets": set(),
+    # Runs by itself while the image is built.
+    "gpu_client.requirements": set(),
     "gpu_client.cli": {"contract", "gpu_client.transport", "gpu_client.checkpoints", "gpu_client.datasets"},
 }
 """What each room may import of the product, besides itself."""

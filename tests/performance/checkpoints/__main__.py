@@ -19,7 +19,7 @@ from typing import Any
 
 import psutil
 
-from tests.performance import environment, overhead
+from tests.performance import contenders, environment, overhead
 from tests.performance.checkpoints import measure, server
 from tests.performance.checkpoints.engine import engine
 from tests.performance.checkpoints.subjects import Bench
@@ -101,7 +101,7 @@ def _scratch_root() -> Path:
 
 def _digits(bench: Bench, rounds: int) -> list[Figure]:
     """The digits loop with a checkpoint every 20 steps against the bare one."""
-    with running_stack(bench.scratch / "stack.log", cpus=overhead.Processors.split().rest) as stack:
+    with running_stack(bench.scratch / "stack.log", cpus=contenders.Processors.split().rest) as stack:
         return overhead.measure(
             stack,
             bench.scratch,

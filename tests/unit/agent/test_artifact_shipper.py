@@ -71,15 +71,13 @@ def test_files_are_sent_by_their_path_below_the_output_directory(
     until(lambda: store.files == {"validation/step-1-0.png": b"2"}, 5, what="the file that was written anew")
 
 
-def test_what_comes_together_shares_a_call(store: Store, tmp_path: Path) -> None:
-    store.proven = False
-    shipper = ArtifactShipper(tmp_path, store.upload, lambda: store.proven, over=store.over, gather_s=0.0, retry_s=0.0)
-    for number in range(3):
-        shipper.offer(written(tmp_path, f"{number}.png"))
-    store.proven = True
-    until(lambda: len(store.files) == 3, 5)
-    shipper.close()
-    assert store.batches == [["0.png", "1.png", "2.png"]]
+def test_what_comes_together_shares_a_call(shipper: ArtifactShipper, store: Store, tmp_path: Path) -> None:
+    files = [written(tmp_path, f"{number}.png") for number in range(artifact_shipper.BATCH_FILES + 1)]
+    with shipper._lock:  # all at once: the thread is faster than this one
+        shipper._waiting.update({file.name: file for file in files})
+    shipper._news.set()
+    until(lambda: len(store.files) == len(files), 5)
+    assert store.batches == [[file.name for file in files[:-1]], [files[-1].name]]
 
 
 @pytest.mark.parametrize(
@@ -110,10 +108,14 @@ def test_one_bad_file_does_not_hold_up_the_others_and_is_given_up(
         shipper.offer(written(tmp_path, name))
     store.proven = True
     until(lambda: store.files.keys() == {"a.png", "b.png"}, 5)
-    until(lambda: not shipper._waiting, 5)
-    assert [batch for batch in store.batches if "bad.png" in batch][1:] == [["bad.png"]] * (
-        artifact_shipper.MAX_TRIES - 1
+    tried = until(
+        lambda: (
+            len(found := [batch for batch in store.batches if "bad.png" in batch]) == artifact_shipper.MAX_TRIES
+            and found
+        ),
+        5,
     )
+    assert tried[1:] == [["bad.png"]] * (artifact_shipper.MAX_TRIES - 1)
     shipper.offer(written(tmp_path, "later.png"))
     until(lambda: "later.png" in store.files, 5)
 

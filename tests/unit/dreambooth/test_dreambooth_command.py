@@ -1,4 +1,4 @@
-"""The script as a process: without any control plane, killed and started again; and on a GPU where there is one."""
+"""The script as a process: without any control plane, killed and started again."""
 
 from __future__ import annotations
 
@@ -7,54 +7,83 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
-from dreambooth_runs import Run
-from safetensors.torch import load_file
+from dreambooth_runs import Run, outputs
 
 from gpu_client.training import dreambooth_lora
 from gpu_client.training.dreambooth.lora import WEIGHTS_FILE
+from tests.waiting import until
 
 ROOT = Path(__file__).resolve().parents[3]
 START_LIMIT_S = 120
 SCRIPT = "gpu_client.training.dreambooth_lora"
-LAUNCHERS = {
-    "python": [sys.executable, "-m", SCRIPT],
-    "accelerate": [
-        sys.executable, "-m", "accelerate.commands.launch",
-        "--cpu", "--num_processes", "1", "--num_machines", "1", "--mixed_precision", "no", "--dynamo_backend", "no",
-        "-m", SCRIPT,
-    ],
-}  # fmt: skip
+LAUNCH = [sys.executable, "-m", "accelerate.commands.launch"]
+"""`accelerate launch`, whose defaults are one process, and the GPU if there is one."""
+TAKES_A_WHILE = {"max_train_steps": 40, "checkpointing_steps": 5, "train_text_encoder": False}
+
+
+class Place:
+    """A directory in which nothing lies but a configuration, and what the command makes there."""
+
+    def __init__(self, directory: Path, parameters: dict[str, Any]) -> None:
+        directory.mkdir()
+        self.directory = directory
+        self.output = directory / "output"
+        (directory / "job.json").write_text(json.dumps(parameters), encoding="utf-8")
+
+    def start(self) -> subprocess.Popen[bytes]:
+        """The documented command, `accelerate launch -m ... --config FILE`, as the leader of a process group."""
+        command = [*LAUNCH, "-m", SCRIPT, "--config", "job.json"]
+        environment = {**os.environ, "PYTHONPATH": str(ROOT), "ACCELERATE_USE_CPU": "true"}
+        return subprocess.Popen(command, cwd=self.directory, env=environment, start_new_session=True)
+
+    def kill_at(self, checkpoint: int) -> None:
+        """Start it, and kill -9 every process of it when a checkpoint has become visible."""
+        process, goal = self.start(), self.output / f"checkpoint-{checkpoint}"
+        try:
+            # Polled fast: the next one comes in less than a second.
+            until(lambda: goal.is_dir() or process.poll() is not None, START_LIMIT_S, every_s=0.005)
+            assert process.poll() is None, "it ended by itself"
+        finally:
+            os.killpg(process.pid, signal.SIGKILL)
+        assert process.wait() == -signal.SIGKILL
 
 
 @pytest.mark.processes
 def test_killed_and_launched_again_it_ends_as_if_nothing_had_happened(
     run: Run, parameters: dict[str, Any], tmp_path: Path, data_dir: Path
 ) -> None:
-    parameters |= {"max_train_steps": 40, "checkpointing_steps": 5, "train_text_encoder": False}
-    uninterrupted = run("uninterrupted", **parameters)
-    config = tmp_path / "job.json"
-    config.write_text(json.dumps(parameters), encoding="utf-8")
-    arguments = ["--config", str(config), "--data-dir", str(data_dir), "--output-dir", str(tmp_path / "out")]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    parameters |= {**TAKES_A_WHILE, "instance_data_dir": str(data_dir / "instance")}
+    place = Place(tmp_path / "place", parameters)
+    place.kill_at(5)
+    assert not (place.output / WEIGHTS_FILE).exists()
+    assert place.start().wait(START_LIMIT_S) == 0
+    assert {path.name for path in place.directory.iterdir()} == {"job.json", "output"}
 
-    first = subprocess.Popen([*LAUNCHERS["accelerate"], *arguments], env=environment, start_new_session=True)
-    deadline = time.monotonic() + START_LIMIT_S
-    while not (tmp_path / "out" / "checkpoint-5").is_dir():
-        assert first.poll() is None
-        assert time.monotonic() < deadline
-        time.sleep(0.005)
-    os.killpg(first.pid, signal.SIGKILL)
-    assert first.wait() == -signal.SIGKILL
-    assert not (tmp_path / "out" / WEIGHTS_FILE).exists()
+    undisturbed = run("undisturbed", **parameters)
+    assert outputs(place.output) == outputs(undisturbed)
+    files = [
+        json.loads((at / "checkpoint-40" / "baton.json").read_text())["files"] for at in (place.output, undisturbed)
+    ]
+    assert {"lora.safetensors", "optimizer.safetensors", "state.pt"} <= files[0].keys()
+    assert files[0] == files[1], "optimizer, scheduler, order and random states too"
 
-    subprocess.run([*LAUNCHERS["python"], *arguments], env=environment, check=True, timeout=START_LIMIT_S)
-    assert (tmp_path / "out" / WEIGHTS_FILE).read_bytes() == (uninterrupted / WEIGHTS_FILE).read_bytes()
+
+def test_folders_may_be_named_and_lie_elsewhere(
+    run: Run, parameters: dict[str, Any], tmp_path: Path, data_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    parameters |= {"max_train_steps": 1}
+    here = Place(tmp_path / "here", parameters).directory
+    monkeypatch.chdir(here)
+    dreambooth_lora.main(["--config", "job.json", "--data-dir", str(data_dir), "--output-dir", str(tmp_path / "out")])
+    assert outputs(tmp_path / "out") == outputs(run("as-a-function", **parameters))
+    # And where the folder of the images lies here, nothing has to be named.
+    (here / "instance").symlink_to(data_dir / "instance")
+    dreambooth_lora.main(["--config", "job.json"])
+    assert outputs(here / "output") == outputs(tmp_path / "out")
 
 
 @pytest.mark.processes
@@ -73,40 +102,3 @@ def test_the_rest_of_the_house_starts_without_diffusers() -> None:
         timeout=START_LIMIT_S,
     )
     assert found.stdout.strip() == "[]"
-
-
-@pytest.mark.cuda
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device here")
-@pytest.mark.parametrize("model", ["tiny_sd", "tiny_sdxl"])
-def test_on_a_gpu_in_bf16_it_trains_and_resumes(
-    model: str, run: Run, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    options = {
-        "pretrained_model_name_or_path": str(request.getfixturevalue(model)),
-        "mixed_precision": "bf16",
-        "max_train_steps": 50,
-        "checkpointing_steps": 10,
-        "with_prior_preservation": True,
-        "class_prompt": "a photo of a cat",
-        "num_class_images": 4,
-        "validation_prompt": "a photo of sks cat",
-        "validation_epochs": 10,
-        "deterministic": True,
-    }
-    uninterrupted = load_file(run("uninterrupted", **options) / WEIGHTS_FILE)
-    loss, calls = dreambooth_lora.denoising_loss, 0
-
-    def cut(*arguments: Any) -> torch.Tensor:
-        nonlocal calls
-        calls += 1
-        if calls == 100:
-            raise KeyboardInterrupt
-        return loss(*arguments)
-
-    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(dreambooth_lora, "denoising_loss", cut)
-        run("cut", **options)
-    resumed = load_file(run("cut", **options) / WEIGHTS_FILE)
-    assert all(tensor.isfinite().all() for tensor in resumed.values())
-    for name, tensor in uninterrupted.items():
-        torch.testing.assert_close(resumed[name], tensor, rtol=2e-2, atol=2e-3)

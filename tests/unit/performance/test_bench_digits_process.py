@@ -10,9 +10,9 @@ import pytest
 import torch
 
 from gpu_client.training import digits
-from tests.performance.digits_process import Stopwatch, instrument, waited_for_processor_s
-from tests.performance.local_stack import clean_environment, pinned
+from tests.performance.digits_process import instrument
 from tests.performance.overhead import write_images
+from tests.performance.stopwatch import Stopwatch
 
 STEPS, EVERY = 7, 3
 
@@ -73,25 +73,3 @@ def test_both_loops_end_with_the_same_weights(example: Path) -> None:
     instrument(Stopwatch(), "session")
     digits.main()
     assert (example / "model.safetensors").read_bytes() == bare
-
-
-def test_settings_of_a_worker_do_not_reach_what_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("BATON_API_URL", "https://example.org")
-    monkeypatch.setenv("AWS_PROFILE", "mine")
-    monkeypatch.setenv("KEPT", "yes")
-    environment = clean_environment()
-    assert "BATON_API_URL" not in environment
-    assert "AWS_PROFILE" not in environment
-    assert environment["KEPT"] == "yes"
-
-
-def test_a_command_is_left_alone_where_there_is_nothing_to_pin_to() -> None:
-    assert pinned(["train", "--fast"], ()) == ["train", "--fast"]
-    assert pinned(["/bin/train", "--fast"], (1,))[-2:] == ["/bin/train", "--fast"]
-
-
-def test_the_wait_for_a_processor_is_the_second_number_in_nanoseconds(tmp_path: Path) -> None:
-    schedstat = tmp_path / "schedstat"
-    assert waited_for_processor_s(schedstat) == 0.0
-    schedstat.write_text("900 2500000000 17\n")
-    assert waited_for_processor_s(schedstat) == 2.5

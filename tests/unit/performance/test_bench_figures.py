@@ -6,9 +6,11 @@ import json
 
 import pytest
 
+from tests.performance import dreambooth
 from tests.performance.claim_race import Taken, check_each_once
+from tests.performance.contenders import MODES, Processors, Run, added_percent, order_of
 from tests.performance.figures import Figure, table
-from tests.performance.overhead import MODES, Processors, Run, added_percent, figures, order_of
+from tests.performance.overhead import figures
 
 
 def test_a_ratio_is_taken_round_by_round_and_its_median_is_judged() -> None:
@@ -141,3 +143,28 @@ def test_the_order_of_turns_changes_and_nobody_is_left_out() -> None:
 def test_what_checkpoints_add_is_taken_from_one_run_without_its_waiting() -> None:
     # 10 s of steps and 0.2 s of checkpoints; 5 s of waiting, 1 s of them in checkpoints.
     assert added_percent(run(15.2, waited_s=5.0, checkpoint_wall_s=1.2, checkpoint_waited_s=1.0)) == pytest.approx(2.0)
+
+
+def test_dreambooth_is_judged_by_steps_per_second_and_by_peak_memory() -> None:
+    mib = 2**20
+    runs = {
+        "bare": [run(9.9, checkpoints=0, peak_bytes=499 * mib)],
+        "control": [run(10.1, checkpoints=0, peak_bytes=501 * mib)],
+        "session": [run(10.1)],
+        "agent": [run(10.3, peak_bytes=530 * mib)],
+    }
+    found = {figure.name.removeprefix("Dreambooth, "): figure for figure in dreambooth.overhead(runs, 100, {"a": 1})}
+    wall, memory = found["a step under the agent: wall"], found["peak memory under the agent"]
+    assert (list(wall.rounds), list(wall.baseline)) == ([pytest.approx(103.0)], [pytest.approx(100.0)])
+    assert wall.met is True, "0.971 of the steps per second"
+    assert (list(memory.rounds), list(memory.baseline)) == ([530.0], [500.0])
+    assert memory.met is False
+    runs["agent"] = [run(10.32, peak_bytes=524 * mib)]
+    found = {figure.name.removeprefix("Dreambooth, "): figure for figure in dreambooth.overhead(runs, 100, {})}
+    assert found["a step under the agent: wall"].met is False, "0.969 of the steps per second"
+    assert found["peak memory under the agent"].met is True
+
+
+def test_what_caches_save_is_only_told() -> None:
+    figures = dreambooth.savings({"cached": [run(6.0)], "encoded anew": [run(8.0)]}, 100)
+    assert [(list(figure.rounds), figure.ratios, figure.met) for figure in figures] == [([60.0], [0.75], None)] * 2

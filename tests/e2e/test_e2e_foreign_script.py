@@ -1,0 +1,125 @@
+"""A training script that knows nothing of us, under `command@1`: killed with its agent, killed alone, and completed."""
+
+from __future__ import annotations
+
+import io
+import os
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from sklearn.datasets import load_digits
+
+from contract.jobs import AttemptEnd, InputRef, JobState, JobSubmit, Policy
+from tests.control_plane import TRAINERS
+from tests.stack import clean_environment
+from tests.waiting import until
+from tests.workshop import Workshop
+
+pytestmark = [pytest.mark.processes, pytest.mark.emulator]
+
+SCRIPT = TRAINERS / "foreign.py"
+STEPS, EVERY = 240, 20
+LIMIT_S = 120
+ONE_THREAD = {"OMP_NUM_THREADS": "1", "ACCELERATE_USE_CPU": "true"}
+ACCELERATES_FILES = {"model.safetensors", "optimizer.bin", "scheduler.bin", "random_states_0.pkl"}
+
+
+def command(python: str, data_dir: str, output_dir: str) -> list[str]:
+    """As the script's own documentation says."""
+    launch = ["-m", "accelerate.commands.launch", "--cpu", "--num_processes=1", "--num_machines=1"]
+    return [
+        python, *launch, "--mixed_precision=no", "--dynamo_backend=no", str(SCRIPT),
+        f"--train_data_dir={data_dir}",
+        f"--output_dir={output_dir}",
+        f"--max_train_steps={STEPS}",
+        f"--checkpointing_steps={EVERY}",
+        "--checkpoints_total_limit=2",
+        "--resume_from_checkpoint=latest",
+    ]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def digits() -> bytes:
+    """The handwritten digits as the script reads them."""
+    bunch = load_digits()
+    stream = io.BytesIO()
+    np.savez(stream, images=(bunch.images[:, None] / 16).astype(np.float32), labels=bunch.target)
+    return stream.getvalue()
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(digits: bytes, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The output directory of a run to which nothing happened, and of which we knew nothing."""
+    place = tmp_path_factory.mktemp("uninterrupted")
+    (place / "data").mkdir()
+    (place / "data" / "digits.npz").write_bytes(digits)
+    subprocess.run(
+        command(sys.executable, str(place / "data"), str(place / "out")),
+        env={**clean_environment(), **ONE_THREAD},
+        check=True,
+        timeout=LIMIT_S,
+    )
+    assert sorted(path.name for path in (place / "out").iterdir()) == [
+        f"checkpoint-{STEPS - EVERY}", f"checkpoint-{STEPS}", "model.safetensors",
+    ]  # fmt: skip
+    return place / "out"
+
+
+def test_a_script_of_others_is_killed_twice_and_ends_with_the_same_bits(
+    shop: Workshop, digits: bytes, uninterrupted: Path
+) -> None:
+    assert not re.search(r"baton|gpu_client|contract", SCRIPT.read_text(), re.IGNORECASE)
+    stack = shop.stack
+    stack.write(f"{shop.queue}/digits.npz", digits, bucket="training-data")
+    job_id = stack.client.submit(
+        JobSubmit(
+            recipe="command@1",
+            parameters={"command": command("python", "$BATON_DATA_DIR", "$BATON_OUTPUT_DIR")},
+            inputs=[InputRef(prefix=f"{shop.queue}/")],
+            outputs=["model.safetensors"],
+            queue=shop.queue,
+            environment=ONE_THREAD,
+            policy=Policy(heartbeat_interval_s=2, backoff_s=0, avoid_machine_s=0, max_failures=2),
+        )
+    ).id
+
+    first = shop.agent("w1", stable_s=0.2)
+    stack.wait_for_commit(job_id)
+    first.kill_group()
+    until(lambda: not shop.trainers(), 20, what="the trainer's end")
+    after_first = committed(shop, job_id)
+
+    shop.agent("w2", stable_s=0.2)
+    stack.wait_for_commit(job_id, after_first + 1)
+    (trainer,) = shop.training(SCRIPT.name)
+    os.kill(trainer.pid, signal.SIGKILL)
+    until(lambda: len(stack.attempts(job_id)) == 3, what="the third attempt")
+    after_second = committed(shop, job_id)
+
+    job = stack.wait_for(job_id, JobState.COMPLETE, JobState.FAILED, timeout_s=LIMIT_S)
+    assert job.state is JobState.COMPLETE, job.reason
+    assert job.recipe == "command@1"
+    attempts = stack.attempts(job_id)
+    assert [attempt.end for attempt in attempts] == [AttemptEnd.INTERRUPTED, AttemptEnd.FAILED, AttemptEnd.COMPLETE]
+    assert (job.counters.interruptions, job.counters.failures) == (1, 1)
+    begun = [line for line in stack.log_lines(job_id) if line.startswith(("Resuming from", "No checkpoint"))]
+    assert begun[-2:] == [f"Resuming from checkpoint-{after_first}", f"Resuming from checkpoint-{after_second}"]
+    assert EVERY <= after_first < after_second < STEPS
+    # What the script wrote last of all; its checkpoint too: optimizer, schedule, random states.
+    assert stack.artifact(job_id, "model.safetensors") == (uninterrupted / "model.safetensors").read_bytes()
+    last = stack.client.checkpoints(job_id).checkpoints[0]
+    assert last.step == STEPS
+    files = stack.files_of(stack.manifest(last.manifest_key))
+    assert files.keys() == ACCELERATES_FILES
+    for name, content in files.items():
+        assert content == (uninterrupted / f"checkpoint-{STEPS}" / name).read_bytes(), name
+
+
+def committed(shop: Workshop, job_id: str) -> int:
+    """The step that the next attempt resumes from, when nobody is training."""
+    return shop.stack.job(job_id).checkpoint_step or 0
