@@ -171,14 +171,16 @@ class Input(WireModel):
 class Output(WireModel):
     """A file or directory below the output directory that must be there, and what is looked at.
 
-    `format` is looked at in a file: `json` parses; `safetensors` has a header that fits the file's size; `png` and
-    `jpeg` begin as such files do. A directory is as large as its files together.
+    One that is not `required` may be missing: it is looked at and uploaded where it is there. `format` is looked at in
+    a file: `json` parses; `safetensors` has a header that fits the file's size; `png` and `jpeg` begin as such files
+    do. A directory is as large as its files together.
     Example: `{"path": "model.safetensors", "min_bytes": 1024, "format": "safetensors"}`
     """
 
     path: RelativePath
     description: Prose = ""
     when: Expression | None = None
+    required: bool = True
     min_bytes: Annotated[int, Field(ge=0, le=2**50)] = 0
     min_files: Annotated[int, Field(ge=0, le=500)] = 0
     format: Literal["json", "safetensors", "png", "jpeg"] | None = None

@@ -35,6 +35,8 @@ class StepOrder(CommandOrder):
     retries: int = 0
     retry_wait_s: int = 10
     outputs: list[OutputCheck] = []
+    optional_outputs: list[OutputCheck] = []
+    """Looked at where they are there. A list of its own: workers that do not know it need not find them."""
     keeps: list[str] | None = None
     checkpoints: Literal["directories", "session", "none"] = "directories"
 
@@ -44,6 +46,8 @@ class RunPlan(AnswerModel):
 
     steps: list[StepOrder]
     outputs: list[OutputCheck] = []
+    optional_outputs: list[OutputCheck] = []
+    """Uploaded where they are there; see StepOrder."""
     check: CommandOrder | None = None
     cleanup: list[CommandOrder] = []
 

@@ -72,7 +72,8 @@ def plan_of(recipe: Recipe, given: JsonObject, inputs: Collection[str] = ()) -> 
     check = recipe.health.check
     plan = RunPlan(
         steps=steps,
-        outputs=renderer.outputs(recipe.outputs, "outputs"),
+        outputs=renderer.outputs(recipe.outputs, "outputs", required=True),
+        optional_outputs=renderer.outputs(recipe.outputs, "outputs", required=False),
         check=renderer.command(check, "health.check") if check else None,
         cleanup=[renderer.command(one, f"cleanup.{number}") for number, one in enumerate(recipe.cleanup)],
     )
@@ -124,7 +125,8 @@ class _Renderer:
             name=step.name,
             retries=step.retries,
             retry_wait_s=step.retry_wait_s,
-            outputs=self.outputs(step.outputs, f"{field}.outputs"),
+            outputs=self.outputs(step.outputs, f"{field}.outputs", required=True),
+            optional_outputs=self.outputs(step.outputs, f"{field}.outputs", required=False),
             keeps=step.keeps,
             checkpoints=step.checkpoints,
         )
@@ -145,11 +147,11 @@ class _Renderer:
             self.faults.append(Fault(f"{field}.run", "names no program", "Begin it with the program's name."))
         return CommandOrder(command=rendered, environment=environment, timeout_s=command.timeout_s)
 
-    def outputs(self, outputs: Iterable[Output], field: str) -> list[OutputCheck]:
+    def outputs(self, outputs: Iterable[Output], field: str, *, required: bool) -> list[OutputCheck]:
         return [
             OutputCheck(path=one.path, min_bytes=one.min_bytes, min_files=one.min_files, format=one.format)
             for number, one in enumerate(outputs)
-            if self.wanted(one.when, f"{field}.{number}.when")
+            if one.required is required and self.wanted(one.when, f"{field}.{number}.when")
         ]
 
     def _arguments(self, text: str, field: str) -> list[str]:

@@ -1,11 +1,15 @@
-"""Declared outputs: where to upload them, and whether they are stored."""
+"""Outputs: where to upload what a worker declares, whether it is stored, and what of a job is."""
 
 from __future__ import annotations
 
+import base64
+import re
 from collections.abc import Sequence
 
+from contract.artifacts import StoredArtifact, StoredArtifactsPage, StoredArtifactsQuery, step_of
+from contract.base import path_problem
 from contract.errors import ErrorCode
-from contract.jobs import Artifact
+from contract.jobs import Artifact, JobState
 from contract.names import BUCKETS, CHECKPOINTS_BUCKET
 from contract.work import ArtifactsAnswer, ArtifactsRequest, CompleteRequest, DeclaredArtifact, PresignedPut
 from functions.api.context import Call, Context, job_of
@@ -13,10 +17,88 @@ from functions.api.declared import matches, upload_of
 from functions.api.leasing import require_lease
 from functions.api.parts import PartedUploads, Whole
 from functions.domain import jobs as rules
-from functions.domain.checkpoints import artifact_key
+from functions.domain.checkpoints import artifact_key, artifacts_prefix
 from functions.domain.errors import Refusal
 from functions.domain.ports import Presigned, StoredObject
 from functions.domain.records import Job
+
+_PICTURES = {"png": "image/png", "jpg": "image/jpeg", "jpeg": "image/jpeg", "webp": "image/webp", "gif": "image/gif"}
+"""What a browser shows instead of storing it. Nothing that could run there."""
+_PAGE_LIMIT = 100
+_MAX_PAGE = 500
+"""Each has a URL, which may take 2 KB: an answer holds so many."""
+_CURSOR = re.compile(r"([0-9a-f]{8})\.([A-Za-z0-9_-]{1,1800})")
+
+
+def list_artifacts(context: Context, call: Call) -> StoredArtifactsPage:
+    """What is stored of a job's outputs, with links: those of a complete job, or what its attempts have so far."""
+    query: StoredArtifactsQuery = call.query
+    job = job_of(context, call, call.path["id"])
+    after = _position(job.id, query.cursor)
+    limit = min(query.limit or _PAGE_LIMIT, _MAX_PAGE)
+    final = job.state is JobState.COMPLETE
+    if final:
+        # One more than fits says that there are more.
+        rest = sorted((one for one in job.artifacts if one.key > after), key=lambda one: one.key)[: limit + 1]
+        found = [(job.epoch, one) for one in rest[:limit]]
+        more = len(rest) > limit
+    else:
+        prefix = artifacts_prefix(job.id)
+        listed = context.objects.list(call.tenant, CHECKPOINTS_BUCKET, prefix, limit=limit, after=after or None)
+        found = [_of_an_attempt(prefix, entry) for entry in listed.items]
+        more = listed.cursor is not None
+    life_s = context.settings.url_life_s
+    return StoredArtifactsPage(
+        artifacts=[
+            StoredArtifact(
+                path=one.path,
+                epoch=epoch,
+                step=step_of(one.path),
+                size_bytes=one.size_bytes,
+                bucket=one.bucket,
+                key=one.key,
+                url=context.objects.presign_get(
+                    call.tenant, one.bucket, one.key, expires_s=life_s, content_type=_content_type(one.path)
+                ),
+            )
+            for epoch, one in found
+        ],
+        next_cursor=_cursor(job.id, found[-1][1].key) if more and found else None,
+        expires_at=call.now + life_s,
+        expires_in_s=life_s,
+        final=final,
+    )
+
+
+def _content_type(path: str) -> str | None:
+    return _PICTURES.get(path.rpartition(".")[2].lower())
+
+
+def _of_an_attempt(prefix: str, entry: StoredObject) -> tuple[int, Artifact]:
+    """Only `declare_artifacts` gives URLs to write there: every name is `<epoch>/<path>`."""
+    epoch, _, path = entry.key.removeprefix(prefix).partition("/")
+    return int(epoch), Artifact(path=path, bucket=CHECKPOINTS_BUCKET, key=entry.key, size_bytes=entry.size_bytes)
+
+
+def _cursor(job_id: str, key: str) -> str:
+    path = key.removeprefix(artifacts_prefix(job_id))
+    return f"{job_id[:8]}.{base64.urlsafe_b64encode(path.encode()).decode().rstrip('=')}"
+
+
+def _position(job_id: str, cursor: str | None) -> str:
+    """The key that the page before ended with; "" for the beginning."""
+    if cursor is None:
+        return ""
+    found = _CURSOR.fullmatch(cursor)
+    try:
+        if found is None or found[1] != job_id[:8]:
+            raise ValueError(cursor)
+        path = base64.urlsafe_b64decode(f"{found[2]}{'=' * (-len(found[2]) % 4)}").decode()
+    except ValueError:  # binascii's and Unicode's errors are such
+        raise Refusal(ErrorCode.INVALID_CURSOR, field="cursor") from None
+    if path_problem(path):
+        raise Refusal(ErrorCode.INVALID_CURSOR, field="cursor")
+    return artifacts_prefix(job_id) + path
 
 
 def declare_artifacts(context: Context, call: Call) -> ArtifactsAnswer:

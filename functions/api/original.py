@@ -12,7 +12,7 @@ from typing import Any
 
 from contract.base import JsonObject
 from contract.history import EventType
-from contract.jobs import DreamboothSubmit, InputRef, JobState, JobSubmit, Requirements
+from contract.jobs import Artifact, DreamboothSubmit, InputRef, JobState, JobSubmit, Requirements
 from contract.names import CHECKPOINTS_BUCKET, DATA_BUCKET
 from functions.domain.checkpoints import job_prefix
 from functions.domain.records import Job, Lease
@@ -59,7 +59,7 @@ def job_columns(job: Job, lease: Lease | None = None) -> dict[str, Any]:
     """The original's columns of a job submitted in its form; none for other jobs. `lease`: that of a running one."""
     if job.spec.dreambooth is None:
         return {}
-    model = job.artifacts[0] if job.artifacts else None
+    model = _model_of(job)
     return {
         **_FIXED_COLUMNS,
         **job.spec.dreambooth,
@@ -91,6 +91,13 @@ def work_item(job: Job, lease: Lease | None, keys: dict[str, list[str]], resume_
         "instance_data_keys": keys.get("instance", []),
         "class_data_keys": keys.get("class", []),
     }
+
+
+def _model_of(job: Job) -> Artifact | None:
+    """The original knew one output. It is the recipe's first, whatever pictures lie beside it."""
+    wanted = job.spec.outputs[:1]
+    named = (artifact for artifact in job.artifacts if artifact.path in wanted)
+    return next(named, job.artifacts[0] if job.artifacts else None)
 
 
 def event_name(type_: EventType) -> str:

@@ -88,7 +88,10 @@ class Resolver:
         recipe = self._recipe(body.recipe)
         plan = _plan(recipe, body, flat=flat)
         outputs = [check.path for check in plan.outputs] if body.outputs is None else body.outputs
-        plan = plan.model_copy(update={"outputs": [check for check in plan.outputs if check.path in outputs]})
+        if body.outputs is not None:
+            # What the job names itself it must have.
+            checks = [check for check in (*plan.outputs, *plan.optional_outputs) if check.path in outputs]
+            plan = plan.model_copy(update={"outputs": checks, "optional_outputs": []})
         only = plan.steps[0].environment if len(plan.steps) == 1 else {}
         said = body.policy.model_fields_set
         patience_s = recipe.health.no_progress_timeout_s

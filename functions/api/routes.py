@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel
 
+from contract.artifacts import StoredArtifactsPage, StoredArtifactsQuery
 from contract.checkpoints import BlobUrls, BlobUrlsRequest, CheckpointPage, CommitAnswer, DamagedRequest
 from contract.errors import ErrorCode as E
 from contract.history import AttemptPage, EventPage, EventView
@@ -280,6 +281,15 @@ ROUTES: tuple[Route, ...] = (
         query=ObjectQuery,
         answer=ObjectPage,
         refuses=(E.UNKNOWN_BUCKET, E.INVALID_CURSOR),
+    ),
+    _transfer(
+        "GET",
+        "/job/{id}/artifacts",
+        artifacts.list_artifacts,
+        scopes=SUBMIT,
+        query=StoredArtifactsQuery,
+        answer=StoredArtifactsPage,
+        refuses=_PAGE,
     ),
     _admin("POST", "/keys", keys.create, body=(KeyCreate,), answer=KeyCreated, refuses=(E.KEY_NOT_FOUND,)),
     _admin("GET", "/keys", keys.list_keys, query=keys.KeysQuery, answer=KeyPage, refuses=(E.INVALID_CURSOR,)),

@@ -59,9 +59,14 @@ def past(job: Job, step: int, epoch: int) -> bool:
     return job.state.terminal or (epoch, step) <= (job.epoch, newest)
 
 
+def artifacts_prefix(job_id: str) -> str:
+    """What all attempts at a job store of outputs lies below this, by epoch."""
+    return f"{job_prefix(job_id)}artifacts/"
+
+
 def artifact_key(job_id: str, epoch: int, path: str) -> str:
     """Where an attempt stores an output. The epoch keeps a paused machine away from a later attempt's files."""
-    return f"{job_prefix(job_id)}artifacts/{epoch}/{path}"
+    return f"{artifacts_prefix(job_id)}{epoch}/{path}"
 
 
 def already_committed(

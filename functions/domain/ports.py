@@ -247,7 +247,10 @@ class ObjectStore(Protocol):
 
     def delete_many(self, tenant: str, bucket: str, keys: Sequence[str]) -> None: ...
 
-    def presign_get(self, tenant: str, bucket: str, key: str, *, expires_s: int) -> str: ...
+    def presign_get(
+        self, tenant: str, bucket: str, key: str, *, expires_s: int, content_type: str | None = None
+    ) -> str:
+        """`content_type`: what the answer says that it is, in place of what the object was stored as."""
 
     def presign_put(
         self,

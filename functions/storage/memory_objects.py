@@ -65,6 +65,7 @@ class _Signed:
     headers: Mapping[str, str] = field(default_factory=dict)
     upload_id: str = ""
     part_number: int = 0
+    content_type: str | None = None
 
 
 class MemoryObjectStore:
@@ -112,7 +113,10 @@ class MemoryObjectStore:
                 return 403, {}, b"SignatureDoesNotMatch"
             if method == "GET":
                 stored = self._bucket(signed.bucket).objects.get(signed.name)
-                return (404, {}, b"NoSuchKey") if stored is None else (200, {"etag": f'"{stored.etag}"'}, stored.data)
+                if stored is None:
+                    return 404, {}, b"NoSuchKey"
+                shown_as = {"content-type": signed.content_type or "binary/octet-stream"}
+                return 200, {"etag": f'"{stored.etag}"', **shown_as}, stored.data
             return self._put_part(signed, sent, data) if signed.upload_id else self._put_object(signed, sent, data)
 
     def head(self, tenant: str, bucket: str, key: str) -> StoredObject | None:
@@ -163,8 +167,10 @@ class MemoryObjectStore:
             if kept.objects.pop(name, None) is not None:
                 del kept.names[bisect_left(kept.names, name)]
 
-    def presign_get(self, tenant: str, bucket: str, key: str, *, expires_s: int) -> str:
-        return self._sign(_Signed("GET", bucket, keys.object_key(tenant, key)), expires_s)
+    def presign_get(
+        self, tenant: str, bucket: str, key: str, *, expires_s: int, content_type: str | None = None
+    ) -> str:
+        return self._sign(_Signed("GET", bucket, keys.object_key(tenant, key), content_type=content_type), expires_s)
 
     def presign_put(
         self,
@@ -310,6 +316,8 @@ class MemoryObjectStore:
         with self._lock:
             self._bucket(signed.bucket)
             query = {"method": signed.method, "expires_s": str(expires_s), **signed.headers}
+            if signed.content_type is not None:
+                query["response-content-type"] = signed.content_type
             if signed.upload_id:
                 query |= {"uploadId": signed.upload_id, "partNumber": str(signed.part_number)}
             url = f"memory://{signed.bucket}/{quote(signed.name)}?{urlencode(query)}"

@@ -123,8 +123,11 @@ class S3ObjectStore:
                 codes = sorted({str(error.get("Code")) for error in failed})
                 raise StorageUnavailable(f"DeleteObjects: {len(failed)} objects were left ({', '.join(codes)})")
 
-    def presign_get(self, tenant: str, bucket: str, key: str, *, expires_s: int) -> str:
-        return self._presigned("get_object", self._place(tenant, bucket, key), expires_s)
+    def presign_get(
+        self, tenant: str, bucket: str, key: str, *, expires_s: int, content_type: str | None = None
+    ) -> str:
+        shown_as = {} if content_type is None else {"ResponseContentType": content_type}
+        return self._presigned("get_object", {**self._place(tenant, bucket, key), **shown_as}, expires_s)
 
     def presign_put(
         self,

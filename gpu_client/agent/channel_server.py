@@ -3,7 +3,8 @@
 The format belongs to ``gpu_client/training/channel.py``.
 
 The other side is a user's program and is not trusted: whatever it sends or does, the server lives on, keeps what makes
-sense, and counts the rest. It is asked (``progress``, ``take_checkpoints``, ``wait``) and calls nobody back.
+sense, and counts the rest. It is asked (``progress``, ``take_checkpoints``, ``take_artifacts``, ``wait``) and calls
+nobody back.
 """
 
 import contextlib
@@ -30,6 +31,7 @@ _log = logging.getLogger(__name__)
 
 MAX_CONNECTIONS = 64
 MAX_WAITING_CHECKPOINTS = 1024
+MAX_WAITING_ARTIFACTS = 1024
 # The kernel's limit is 108 bytes (104 on macOS), the terminating zero included.
 MAX_SOCKET_PATH_BYTES = 100
 # A protocol error is logged this often per server; all are counted.
@@ -66,6 +68,13 @@ class CheckpointNotice:
     """How long the training stood still for it, if it says so."""
 
 
+@dataclass(frozen=True, slots=True)
+class ArtifactNotice:
+    """The training has finished a file that may be shown before the end."""
+
+    path: Path
+
+
 class _ProtocolError(Exception):
     """A line that is not understood; the text says why. ``kind`` is the counter."""
 
@@ -98,6 +107,7 @@ class ChannelServer:
         self._hellos: dict[int, Hello] = {}
         self._progress: Progress | None = None
         self._checkpoints: deque[CheckpointNotice] = deque(maxlen=MAX_WAITING_CHECKPOINTS)
+        self._artifacts: deque[Path] = deque(maxlen=MAX_WAITING_ARTIFACTS)
         self._advanced_at: float | None = None
         self._errors: Counter[str] = Counter()
         self._standing: bytes | None = None  # The last stop: also for processes that connect later.
@@ -141,6 +151,13 @@ class ChannelServer:
         with self._lock:
             taken = list(self._checkpoints)
             self._checkpoints.clear()
+            return taken
+
+    def take_artifacts(self) -> list[Path]:
+        """The files that were finished since the last call, all below the output directory."""
+        with self._lock:
+            taken = list(self._artifacts)
+            self._artifacts.clear()
             return taken
 
     def errors(self) -> dict[str, int]:
@@ -292,6 +309,8 @@ class ChannelServer:
             if self._progress is None or message.step != self._progress.step:
                 self._advanced_at = self._clock()
             self._progress = message
+        elif isinstance(message, ArtifactNotice):
+            self._artifacts.append(message.path)
         else:
             self._checkpoints.append(message)
         self._news.set()
@@ -305,7 +324,7 @@ def _private_directory() -> Path:
     raise OSError(f"the temporary directory's path is too long for a socket: {tempfile.gettempdir()}")
 
 
-def _parse(line: bytes, places: Sequence[Path]) -> Hello | Progress | CheckpointNotice:
+def _parse(line: bytes, places: Sequence[Path]) -> Hello | Progress | CheckpointNotice | ArtifactNotice:
     try:
         message = json.loads(line)
     except (ValueError, RecursionError) as error:
@@ -321,10 +340,12 @@ def _parse(line: bytes, places: Sequence[Path]) -> Hello | Progress | Checkpoint
     if kind == "checkpoint":
         return CheckpointNotice(
             _integer(message, "step"),
-            _path_inside(message, places),
+            _path_inside(message, places, "checkpoint"),
             usable_metrics(message.get("metrics")),
             usable_metrics({"stall_s": message.get("stall_s")}).get("stall_s"),
         )
+    if kind == "artifact":
+        return ArtifactNotice(_path_inside(message, places[:1], "artifact"))
     raise _ProtocolError("malformed", f"unknown type {str(kind)[:40]!r}")
 
 
@@ -335,7 +356,7 @@ def _integer(message: dict[str, Any], name: str) -> int:
     return value
 
 
-def _path_inside(message: dict[str, Any], places: Sequence[Path]) -> Path:
+def _path_inside(message: dict[str, Any], places: Sequence[Path], what: str) -> Path:
     value = message.get("path")
     if not isinstance(value, str) or not value.startswith("/") or "\0" in value:
         raise _ProtocolError("invalid", f"path must be absolute, got {str(value)[:80]!r}")
@@ -344,5 +365,5 @@ def _path_inside(message: dict[str, Any], places: Sequence[Path]) -> Path:
     except (OSError, ValueError, RuntimeError) as error:
         raise _ProtocolError("invalid", f"path {value[:80]!r}: {error}") from error
     if not any(place in path.parents for place in places):
-        raise _ProtocolError("invalid", f"checkpoint {value[:80]!r} is not inside the output directory")
+        raise _ProtocolError("invalid", f"{what} {value[:80]!r} is not inside the output directory")
     return path

@@ -21,9 +21,13 @@ Inputs = dict[str, tuple[int, int]]
 """Size and modification time (ns) of each input by its path."""
 
 
-def failed_outputs(output_dir: Path, checks: Iterable[OutputCheck]) -> Failure | None:
-    """The outputs that are missing or not as they should be; None if all are."""
-    problems = [f"{check.path} {problem}" for check in checks if (problem := _problem(output_dir.resolve(), check))]
+def failed_outputs(
+    output_dir: Path, checks: Iterable[OutputCheck], optional: Iterable[OutputCheck] = ()
+) -> Failure | None:
+    """The outputs that are missing or not as they should be; None if all are. `optional` ones may be missing."""
+    root = output_dir.resolve()
+    wanted = [*checks, *(check for check in optional if (root / check.path).exists())]
+    problems = [f"{check.path} {problem}" for check in wanted if (problem := _problem(root, check))]
     return Failure(FailureClass.MISSING_OUTPUT, f"outputs: {'; '.join(problems)}") if problems else None
 
 

@@ -13,6 +13,7 @@ from collections.abc import Callable
 
 from contract.jobs import FailureClass
 from contract.work import Directive, HeartbeatRequest, WorkItem
+from gpu_client.agent.artifact_shipper import ArtifactShipper
 from gpu_client.agent.attempt_errors import expected, failure_of
 from gpu_client.agent.channel_server import Progress, StopReason
 from gpu_client.agent.checks import failed_outputs
@@ -252,6 +253,12 @@ class JobRun:
             canceled=lambda: self._lost_outcome() is Outcome.CANCELED,
             leaving=self._leaving,
         )
+        early = ArtifactShipper(
+            directories.output,
+            lambda files, cancel: upload_artifacts(logs, self._transfer, item, files, cancel=cancel),
+            self._keeper.prove,
+            over=self._ended,
+        )
         self._steps = Steps(
             item,
             directories,
@@ -261,9 +268,13 @@ class JobRun:
             store=store,
             output=self._output,
             around=around,
+            show=early.offer,
         )
         try:
-            end = self._steps.run(resume_from)
+            try:
+                end = self._steps.run(resume_from)
+            finally:
+                early.close()  # what it has not sent is among the outputs
             self._tail = self._steps.output.last_lines()
             self._steps.clean_up()
             return self._conclude(end, committer, directories)
@@ -277,7 +288,8 @@ class JobRun:
         if self._ended.is_set():
             return self._lost_outcome()
         if end.done:
-            failure = failed_outputs(directories.output, self._item.plan.outputs if self._item.plan else ())
+            plan = plan_of(self._item)
+            failure = failed_outputs(directories.output, plan.outputs, plan.optional_outputs)
             if failure is None:
                 self._enter("uploading")
                 return self._complete(committer, directories)
@@ -294,7 +306,8 @@ class JobRun:
     def _complete(self, committer: Committer, directories: JobDirectories) -> Outcome:
         """Upload the outputs, then report; what is refused or said not to be stored is uploaded again, a few times."""
         try:
-            files = collect_outputs(directories.output, self._item.outputs)
+            optional = [check.path for check in plan_of(self._item).optional_outputs]
+            files = collect_outputs(directories.output, self._item.outputs, optional, on_left_out=self._note)
         except BatonError:
             self._drain(committer)
             raise
@@ -318,6 +331,11 @@ class JobRun:
                 self._ended.wait(COMPLETE_RETRY_S)
                 continue
             return Outcome.COMPLETE
+
+    def _note(self, text: str) -> None:
+        """In the job's log, too."""
+        logger.warning("job %s: %s", self._item.id, text)
+        self._output.spool.append(f"[baton] {text}")
 
     def _fail(self, failure: Failure, status: ExitStatus | None = None) -> Outcome:
         self.failure = failure

@@ -88,7 +88,10 @@ class Steps:
         store: LocalStore,
         output: TrainerOutput,
         around: Surroundings,
+        show: Callable[[Path], str | None],
     ) -> None:
+        """`show` is offered each file that the training says is finished; it says why not, if it does not take it."""
+        self._show = show
         self._item = item
         self._plan = plan_of(item)
         self._directories = directories
@@ -197,6 +200,12 @@ class Steps:
 
     def _watch(self, order: StepOrder, trainer: TrainerProcess, channel: ChannelServer) -> TrainerEnd:
         saves = order.checkpoints != "none"
+
+        def gather(news: bool) -> None:
+            self._show_finished(channel)
+            if saves:
+                self._harvest.gather(trainer, self._committer, now=news)
+
         self._run = TrainerRun(
             self._item,
             trainer,
@@ -206,20 +215,29 @@ class Steps:
             over=self._around.over,
             canceled=self._around.canceled,
             leaving=self._around.leaving,
-            gather=lambda news: self._harvest.gather(trainer, self._committer, now=news) if saves else None,
+            gather=gather,
             base=self._ledger.base,
             timeout_s=order.timeout_s,
         )
         end = self._run.run()
+        self._show_finished(channel)
         if saves:
             self._harvest.gather_rest(self._committer, clean_exit=end.status.code == 0)
         return end
+
+    def _show_finished(self, channel: ChannelServer) -> None:
+        """Hand over what the training has finished since the last look."""
+        for path in channel.take_artifacts():
+            problem = self._show(path)
+            if problem:
+                # Not through `_say`: the trainer is printing.
+                self.output.spool.append(f"[baton] {path.name} is not shown before the end: {problem}")
 
     def _judged(self, order: StepOrder, end: TrainerEnd, inputs: Mapping[str, tuple[int, int]]) -> StepsEnd:
         status = end.status
         if status.clean and not status.stopped_by_us and not self._left_early():
             failure = changed_inputs(self._directories.data, dict(inputs)) or failed_outputs(
-                self._directories.output, order.outputs
+                self._directories.output, order.outputs, order.optional_outputs
             )
             return StepsEnd(failure is None, status, failure)
         if end.timeout_s is not None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
 
@@ -29,8 +29,17 @@ class ArtifactsApi(Protocol):
         ...
 
 
-def collect_outputs(output_dir: Path, outputs: Sequence[str]) -> dict[str, Path]:
+def collect_outputs(
+    output_dir: Path,
+    outputs: Sequence[str],
+    optional: Sequence[str] = (),
+    *,
+    on_left_out: Callable[[str], object] = lambda reason: None,
+) -> dict[str, Path]:
     """The files of the declared outputs by path below `output_dir`; an output that is a directory stands for its files.
+
+    `optional` ones may be missing, and are left out, each as a whole, where a job can declare no more files:
+    `on_left_out` hears why.
 
     Raises MissingOutput naming all that do not exist (an empty directory counts as missing), BadDirectory for links
     that lead outside, and for more or larger files or longer paths than a job may declare.
@@ -39,22 +48,38 @@ def collect_outputs(output_dir: Path, outputs: Sequence[str]) -> dict[str, Path]
     files: dict[str, Path] = {}
     missing: list[str] = []
     for output in outputs:
-        place = root / output
-        if not place.exists():
-            missing.append(output)
-            continue
-        place = inside(root, place, output)
-        if place.is_dir():
-            found = {f"{output}/{path}": file for path, file in files_of(place, within=root).items()}
-        elif place.is_file():
-            found = {output: place}
-        else:
-            raise BadDirectory(f"output {output!r} is neither a file nor a directory")
+        found = _files_of_output(root, output)
         if not found:
             missing.append(output)
         files |= found
     if missing:
         raise MissingOutput(missing, str(output_dir))
+    _require_declarable(files)
+    for output in optional:
+        with_it = files | _files_of_output(root, output)
+        try:
+            _require_declarable(with_it)
+        except BadDirectory as error:
+            on_left_out(f"{output} is left out: {error}")
+        else:
+            files = with_it
+    return dict(sorted(files.items()))
+
+
+def _files_of_output(root: Path, output: str) -> dict[str, Path]:
+    """None if it does not exist, or is an empty directory."""
+    place = root / output
+    if not place.exists():
+        return {}
+    place = inside(root, place, output)
+    if place.is_dir():
+        return {f"{output}/{path}": file for path, file in files_of(place, within=root).items()}
+    if not place.is_file():
+        raise BadDirectory(f"output {output!r} is neither a file nor a directory")
+    return {output: place}
+
+
+def _require_declarable(files: Mapping[str, Path]) -> None:
     if len(files) > MAX_ARTIFACTS:
         raise BadDirectory(f"the outputs are {len(files)} files; at most {MAX_ARTIFACTS} are allowed")
     size_bytes = sum(len(path.encode()) for path in files)
@@ -63,7 +88,6 @@ def collect_outputs(output_dir: Path, outputs: Sequence[str]) -> dict[str, Path]
             f"the paths of the outputs have {size_bytes} bytes; at most {MAX_ARTIFACT_PATHS_BYTES} are allowed"
         )
     require_storable(files, max_path_bytes=MAX_PATH_BYTES, max_bytes=MAX_PARTED_BYTES)
-    return dict(sorted(files.items()))
 
 
 def upload_artifacts(

@@ -1,4 +1,4 @@
-"""`baton fetch`: a finished job's outputs, each complete and verified or not there."""
+"""`baton fetch`: a job's outputs, each complete and verified or not there; or what there is of them so far."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ import typer
 from contract.jobs import Artifact, JobState, JobView
 from gpu_client.cli.errors import CliError, ExitCode
 from gpu_client.cli.formats import count, size
+from gpu_client.cli.pictures import outputs_so_far
 from gpu_client.cli.session import SHOWN_ID_CHARACTERS, AsJson, JobIdArgument, find_job, session_of
 from gpu_client.transport.api import BatonClient
 from gpu_client.transport.cancel import CancelEvent
@@ -39,6 +40,10 @@ def fetch(
     context: typer.Context,
     job_id: JobIdArgument,
     directory: Annotated[Path, typer.Argument(metavar="DIR", help="Made if it is not there.", show_default=False)],
+    *,
+    so_far: Annotated[
+        bool, typer.Option("--so-far", help="Also of a job that is not complete: what it has stored until now.")
+    ] = False,
     force: Annotated[bool, typer.Option("--force", help="Replace files that have other bytes.")] = False,
     as_json: AsJson = False,
 ) -> None:
@@ -49,12 +54,17 @@ def fetch(
     session = session_of(context)
     with session.client() as client:
         job = find_job(client, job_id)
-        _require_outputs(job)
+        if so_far:
+            job = outputs_so_far(client, job)
+        else:
+            _require_outputs(job)
         have, missing, total_bytes = fetch_outputs(
             client, job, directory, session.cancel, force=force, bar=session.screen.bytes_bar
         )
     unverified = [artifact.path for artifact in missing if artifact.crc64nvme is None and artifact.blake3 is None]
-    if unverified:
+    if job.state is not JobState.COMPLETE:
+        session.screen.say(f"The job is {job.state.value}: none of this is an output before it is complete.")
+    elif unverified:
         session.screen.say(f"Without a checksum to verify, for the job declared none: {', '.join(unverified)}")
     if as_json:
         files = [

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -13,6 +14,7 @@ from typing import Any
 from pydantic import BaseModel
 from rich.console import Console, RenderableType
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
+from rich.style import Style
 from rich.table import Table
 from rich.text import Text
 
@@ -68,6 +70,21 @@ class Screen:
     def say(self, text: str) -> None:
         """A message to the person; never part of a result."""
         self.err.print(Text(plain(text)), soft_wrap=True)
+
+    def link(self, before: str, label: str, url: str, after: str) -> None:
+        """A message with a link: the label is one on a terminal, elsewhere the address stands at the end."""
+        text = Text(plain(before))
+        text.append(plain(label), Style(link=plain(url)) if self.live and self._knows_links() else None)
+        text.append(f" {plain(after)}")
+        if not (self.live and self._knows_links()):
+            text.append(f" {plain(url)}")
+        self.err.print(text, soft_wrap=True)
+
+    @staticmethod
+    def _knows_links() -> bool:
+        """Whether this terminal makes a link of a word; where it does not, nothing of the address would be seen."""
+        terminal = os.environ.get("TERM", "")
+        return os.environ.get("TERM_PROGRAM") != "Apple_Terminal" and terminal not in ("", "dumb", "linux")
 
     def line(self, text: str) -> None:
         """One line of result; colours in it stay."""

@@ -98,6 +98,7 @@ def _outputs(recipe: Recipe) -> Iterator[str]:
 def _checks(output: Output) -> str:
     said = [
         *([f"only when `{output.when}`"] if output.when else []),
+        *([] if output.required else ["may be missing"]),
         *([f"at least {output.min_bytes} bytes"] if output.min_bytes else []),
         *([f"at least {output.min_files} files"] if output.min_files else []),
         *([output.format] if output.format else []),

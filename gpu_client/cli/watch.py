@@ -17,6 +17,7 @@ from contract.jobs import JobState, JobView, Progress
 from gpu_client.cli.errors import ExitCode
 from gpu_client.cli.formats import finite, plain
 from gpu_client.cli.goodput import goodput_lines, total_of
+from gpu_client.cli.pictures import Pictures
 from gpu_client.cli.session import SHOWN_ID_CHARACTERS, AsJson, JobIdArgument, Session, full_id, session_of
 from gpu_client.cli.summary import Summary, headline, summarize
 from gpu_client.transport.api import BatonClient
@@ -40,7 +41,7 @@ def watch(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Follow a job to its end: progress, time left, loss, cost, goodput.
+    """Follow a job to its end: progress, loss, cost, goodput, pictures.
 
     Exit code 1 unless it completes. Ctrl-C ends the watching, never the job.
     """
@@ -53,7 +54,8 @@ def watch(
         watcher = _Watcher(client, full_id(client, job_id), price)
         first = watcher.look()
         with display(session, as_json) as show:
-            last = _until_the_end(session, watcher, first, show, pause_s)
+            pictures = Pictures(session, client, as_json=as_json, look_every_s=pause_s)
+            last = _until_the_end(session, watcher, first, show=show, pictures=pictures, every_s=pause_s)
     if not as_json:
         session.screen.line(f"{last.id[:SHOWN_ID_CHARACTERS]} {headline(last)}")
         session.screen.fields(goodput_lines(last.goodput, price))
@@ -95,11 +97,19 @@ def _is_of(progress: Progress | None, attempt: AttemptView) -> bool:
 
 
 def _until_the_end(
-    session: Session, watcher: _Watcher, first: Summary, show: Callable[[Summary], None], every_s: float
+    session: Session,
+    watcher: _Watcher,
+    first: Summary,
+    *,
+    show: Callable[[Summary], None],
+    pictures: Pictures,
+    every_s: float,
 ) -> Summary:
     """The last look. Once it has been reached, the control plane may blink: that is said once, and waited for."""
     now, silent = first, False
     while True:
+        # First: whoever reads JSON may stop at the line that says the end.
+        pictures.look(now.id, now.state)
         show(now)
         if now.state.terminal:
             return now

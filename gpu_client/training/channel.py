@@ -8,6 +8,7 @@ trainer -> agent::
     {"type": "progress", "step": 120, "total": 500, "metrics": {"loss": 0.5}}
     {"type": "checkpoint", "step": 100, "path": "/abs/output/checkpoint-100", "metrics": {"loss": 0.5}}
     {"type": "checkpoint", "step": 120, "path": "/abs/arena/checkpoint", "metrics": {"loss": 0.4}, "stall_s": 0.15}
+    {"type": "artifact", "path": "/abs/output/validation/step-000100-0.png"}
 
 agent -> trainer::
 
@@ -17,6 +18,7 @@ agent -> trainer::
 A checkpoint's path is a directory of the output directory, or of the arena (BATON_ARENA: shared memory that the agent
 has made). The one in the arena is the agent's until it removes the marker `baton.json` from it: no message says so, for
 a message can be lost, and then the arena would never be free again. `stall_s`: how long the training stood still.
+An artifact is a finished file of the output directory that somebody may want to see before the end.
 
 Lines are UTF-8 and at most `MAX_LINE_BYTES` long. Metrics are finite JSON numbers: a metric that is not a number, or
 is NaN or infinite, is left out and named once in the log. Unknown message types are ignored, so that either side may
@@ -56,6 +58,8 @@ PROGRESS_INTERVAL_S = 0.2
 CHECKPOINT_DELIVERY_TIMEOUT_S = 5.0
 CONNECT_TIMEOUT_S = 2.0
 CLOSE_TIMEOUT_S = 1.0
+MAX_WAITING_ARTIFACTS = 1000
+"""Messages about artifacts that wait for an agent which does not read; more are left out."""
 STOP_REASONS = ("cancel", "pause", "release", "lease_lost")
 
 log = logging.getLogger("baton.training")
@@ -212,6 +216,17 @@ class Channel:
             self._untold.add(step)
         self._enqueue(message)
         return message
+
+    def artifact_written(self, path: str) -> None:
+        """Tell the agent of a finished file, without waiting; from the training loop's thread."""
+        if not self.connected:
+            return
+        if len(self._queue) >= MAX_WAITING_ARTIFACTS:
+            self._warn_once("the agent does not read: artifacts are shown at the end only")
+            return
+        line = _encode({"type": "artifact", "path": path})
+        if len(line) <= MAX_LINE_BYTES:
+            self._enqueue(_Message(line))
 
     def told(self, step: int) -> bool:
         """Whether nothing about checkpoint `step` is still waiting to be delivered to a living agent."""

@@ -63,12 +63,14 @@ def train(session: Session, config: DreamboothConfig) -> bool:
     prior = ClassImages(config, provided) if config.with_prior_preservation else None
     total = config.total_steps(instance.batches_per_epoch)
     optimization = Optimization(lora, config, total, device)
-    shown = ValidationPictures(config, models, encoder, lora, optimization)
+    epochs = total * config.gradient_accumulation_steps // instance.batches_per_epoch
+    shown = ValidationPictures(config, models, encoder, lora, optimization, epochs=epochs)
 
     state = {"lora": lora, **optimization.states, "instance": instance, "shown": shown, "cache": encoder.cache}
     if prior is not None:
         state["prior"] = prior
     done = session.resume(**state)
+    shown.show_again(session)
 
     if prior is not None and prior.missing:
         if not prior.complete(models, encoder, session, total):
@@ -80,7 +82,7 @@ def train(session: Session, config: DreamboothConfig) -> bool:
     lora.training(True)
     for step in range(done + 1, total + 1):
         if shown.due(instance.epoch):
-            shown.make(step - 1, instance.epoch)
+            shown.make(step - 1, instance.epoch, session)
         loss = torch.zeros((), device=device)
         for _ in range(config.gradient_accumulation_steps):
             batch_loss = loss_of(next(instance))
@@ -98,7 +100,7 @@ def train(session: Session, config: DreamboothConfig) -> bool:
         if session.should_stop and step < total:
             return False  # asked to leave: the checkpoint, if wanted, is written
 
-    shown.make(total, instance.epoch)
+    shown.make(total, instance.epoch, session)
     optimization.use_average()
     lora.export(session.output_dir / WEIGHTS_FILE, _metadata(session, config, models, total))
     shown.write(session.output_dir)

@@ -152,6 +152,24 @@ class Session:
             metrics = {"checkpoints_skipped": len(self._writer.skipped_steps), **metrics}
         self._channel.report(step, total, metrics)
 
+    def artifact(self, path: str | Path) -> None:
+        """Show a finished file of the output directory to whoever watches the job, now instead of at its end.
+
+        path: absolute, or below the output directory. A name like `step-500.png` says of which step it is. It must not
+            change any more; written anew, say so again. At most 64 MiB.
+
+        Costs nothing but a message: the agent uploads it behind the training. It is among the job's outputs in the end
+        only if those name it, or a directory that it lies in. Raises SessionError for what is no file there.
+        """
+        file = (self.output_dir / path).resolve()
+        if not file.is_relative_to(self.output_dir.resolve()) or not file.is_file():
+            raise SessionError(
+                f"{path} is no file in the output directory",
+                "Write it completely, into session.output_dir, before calling artifact()",
+            )
+        if self._ranks.first:
+            self._channel.artifact_written(str(file))
+
     # --- directives --------------------------------------------------------------------------------------------------
 
     @property

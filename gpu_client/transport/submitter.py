@@ -7,6 +7,7 @@ from collections.abc import Collection, Sequence
 
 from pydantic import BaseModel
 
+from contract.artifacts import StoredArtifactsPage
 from contract.checkpoints import CheckpointPage
 from contract.errors import ErrorCode
 from contract.history import AttemptPage, EventPage
@@ -80,6 +81,12 @@ class SubmitterCalls(ApiCalls):
         query = {"limit": limit, "cursor": cursor}
         answer = self._send("checkpoints", "GET", f"{_job(job_id)}/checkpoints", query=query)
         return read_answer("checkpoints", answer, CheckpointPage)
+
+    def artifacts(self, job_id: str, *, limit: int = DEFAULT_LIMIT, cursor: str | None = None) -> StoredArtifactsPage:
+        """One page of what is stored of a job's outputs, with links; see StoredArtifactsPage."""
+        query = {"limit": limit, "cursor": cursor}
+        answer = self._send("artifacts", "GET", f"{_job(job_id)}/artifacts", query=query)
+        return read_answer("artifacts", answer, StoredArtifactsPage)
 
     def logs(self, job_id: str, *, limit: int = 500, cursor: str | None = None) -> LogPage:
         """One page of a job's output. Poll with the page's `next_cursor` to follow."""

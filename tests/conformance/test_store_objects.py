@@ -244,6 +244,9 @@ def test_awkward_keys_round_trip(enforcing: Cloud, key: str) -> None:
     assert (status, body) == (200, b"")
     assert objects.read(TENANT, DATA, key) == data
     assert request(enforcing, "GET", objects.presign_get(TENANT, DATA, key, expires_s=60))[::2] == (200, data)
+    shown = objects.presign_get(TENANT, DATA, key, expires_s=60, content_type="image/png")
+    status, headers, body = request(enforcing, "GET", shown)
+    assert (status, headers["content-type"], body) == (200, "image/png", data)
     stored = objects.head(TENANT, DATA, key)
     assert stored is not None
     assert (stored.key, stored.size_bytes, stored.crc64nvme) == (key, len(data), checksum(data))

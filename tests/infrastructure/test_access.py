@@ -229,6 +229,9 @@ def transfer(api: Api) -> None:
     assert download(api, "c", token(api, "download", "c")).status == 302
     job = api.submit(queue="mine")["id"]
     held = api.claim(queue="mine")
+    held.store_artifacts({"step-1.png": b"picture"})
+    (picture,) = api.get(f"/job/{job}/artifacts").ok()["artifacts"]
+    assert api.send("GET", picture["url"]).status == 200
     for bucket, key in ((DATA_BUCKET, "b"), (CHECKPOINTS_BUCKET, f"jobs/{job}/own.zip")):
         said = token(api, "upload", key, bucket, key="worker")
         more: dict[str, Any] = {"bucket": bucket, "key": "worker"}

@@ -172,6 +172,11 @@ class Labour:
         )
         self.client.fail(self.held.lease_token, request)
 
+    def show(self, files: Mapping[str, bytes]) -> None:
+        """Upload files while the job runs."""
+        place = self._files(files, f"output-{self.held.id}")
+        upload_artifacts(self.client, self.client.transfer, self.held, collect_outputs(place, list(files)))
+
     def complete(self, outputs: Mapping[str, bytes]) -> None:
         """Upload the outputs and end the job."""
         place = self._files(outputs, f"output-{self.held.id}")

@@ -276,3 +276,34 @@ hostile = st.fixed_dictionaries(
 def test_parsing_raises_nothing_but_protocol_errors(data: bytes) -> None:
     with contextlib.suppress(channel_server._ProtocolError):
         channel_server._parse(data, Path("/output"))
+
+
+def test_finished_files_are_heard_of_and_only_those_of_the_output_directory(tmp_path: Path) -> None:
+    output, arena = tmp_path / "output", tmp_path / "arena"
+    (output / "validation").mkdir(parents=True)
+    arena.mkdir()
+    (output / "link.png").symlink_to(tmp_path / "secret.png")
+    good = output / "validation" / "step-1.png"
+    with ChannelServer(output, arena=arena) as server, trainer(server) as connection:
+        for path in (arena / "x.png", output / ".." / "secret.png", output / "link.png", output, good):
+            connection.sendall(line(type="artifact", path=str(path)))
+        connection.sendall(
+            line(type="artifact") + line(type="artifact", path=7) + line(type="hello", pid=1, protocol=1)
+        )
+        soon(server.hellos)
+        assert server.take_artifacts() == [good]
+        assert server.take_artifacts() == []
+        assert server.take_checkpoints() == []
+        assert server.errors() == {"invalid": 6}
+
+
+def test_files_that_nobody_takes_are_bounded(server: ChannelServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    count = channel_server.MAX_WAITING_ARTIFACTS + 5
+    output = server._places[0]
+    with trainer(server) as connection:
+        for number in range(count):
+            connection.sendall(line(type="artifact", path=str(output / f"{number}.png")))
+        connection.sendall(line(type="hello", pid=1, protocol=1))
+        soon(server.hellos)
+    taken = server.take_artifacts()
+    assert len(taken) == channel_server.MAX_WAITING_ARTIFACTS and taken[-1].name == f"{count - 1}.png"

@@ -11,6 +11,7 @@ import pytest
 
 from contract.jobs import FailureClass
 from contract.recipes.plan import RunPlan
+from gpu_client.agent import artifact_shipper, job_run
 from gpu_client.agent import steps as steps_module
 from gpu_client.agent.failures import ExitStatus
 from gpu_client.agent.harvest import Harvest
@@ -317,3 +318,70 @@ def test_cleanup_runs_once_however_it_went_and_changes_nothing(stage: Stage, sta
     if status is not CLEAN:
         assert "ValueError: the work" in stage.last_word().message
         assert "cleaning" not in stage.last_word().log_tail
+
+
+def test_what_the_training_finishes_is_uploaded_while_it_trains(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+    sent: list[dict[str, bytes]] = []
+
+    def upload(_client: object, _transfer: object, _item: object, files: dict[str, Path], **_: object) -> list[Any]:
+        sent.append({path: file.read_bytes() for path, file in files.items()})
+        return []
+
+    monkeypatch.setattr(job_run, "upload_artifacts", upload)
+    monkeypatch.setattr(artifact_shipper, "GATHER_S", 0.0)
+
+    def act(trainer: Trainer, looks: int) -> None:
+        if looks == 1:
+            for name in ("step-1.png", "elsewhere.png"):
+                (trainer.directory / name).write_text("picture")
+            (trainer.directory / "elsewhere.png").unlink()
+            for name in ("step-1.png", "elsewhere.png"):
+                trainer.connect().artifact_written(str(trainer.directory / name))
+        elif sent:
+            (trainer.directory / "model").write_text("weights")
+            trainer.ends(CLEAN)
+
+    stage.act = act
+    checks: dict[str, Any] = {"optional_outputs": [{"path": "step-1.png"}, {"path": "absent"}]}
+    assert stage.run(plan=plan({"name": "only"}, **checks), outputs=["model"]) is Outcome.COMPLETE
+    early, final = sent
+    assert early == {"step-1.png": b"picture"}
+    assert final == {"model": b"weights", "step-1.png": b"picture"}, "what is there of the optional ones, too"
+    assert "[baton] elsewhere.png is not shown before the end: does not exist" in log(stage)
+
+
+def test_an_optional_output_is_looked_at_where_it_is_there(stage: Stage) -> None:
+    stage.act = ends(grid="no picture")
+    optional = {"optional_outputs": [{"path": "absent", "min_bytes": 9}, {"path": "grid", "format": "png"}]}
+    assert stage.run(plan=plan({"name": "only"}, **optional)) is Outcome.FAILED
+    assert stage.last_word().failure_class is FailureClass.MISSING_OUTPUT
+    assert stage.last_word().message == "outputs: grid is not a PNG file"
+    stage.client.said.clear()
+    stage.trainers.clear()
+    assert stage.run(plan=plan({"name": "only", **optional})) is Outcome.FAILED
+    assert stage.last_word().message == "outputs: grid is not a PNG file"
+
+
+def test_optional_outputs_for_which_there_is_no_room_are_left_out_and_that_is_said(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found: list[list[str]] = []
+
+    def upload(_client: object, _transfer: object, _item: object, files: dict[str, Path], **_: object) -> list[Any]:
+        found.append(list(files))
+        return []
+
+    monkeypatch.setattr(job_run, "upload_artifacts", upload)
+
+    def act(trainer: Trainer, _looks: int) -> None:
+        for folder, count in (("many", 500), ("few", 3)):
+            (trainer.directory / folder).mkdir()
+            for number in range(count):
+                (trainer.directory / folder / str(number)).write_text("x")
+        ends(model="m")(trainer, 1)
+
+    stage.act = act
+    optional = {"optional_outputs": [{"path": "many"}, {"path": "few"}]}
+    assert stage.run(plan=plan({"name": "only"}, **optional), outputs=["model"]) is Outcome.COMPLETE
+    assert found == [["few/0", "few/1", "few/2", "model"]]
+    assert "[baton] many is left out: the outputs are 501 files; at most 500 are allowed" in log(stage)

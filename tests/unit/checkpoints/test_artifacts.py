@@ -158,3 +158,24 @@ def test_an_output_whose_path_is_too_long_is_the_jobs_failure(output: Path) -> N
     place.write_text("x")
     with pytest.raises(BadDirectory, match="has 808 bytes; 1 to 800 are allowed"):
         collect_outputs(output, ["deep"])
+
+
+def test_optional_outputs_may_be_missing_and_give_way_to_the_others(output: Path) -> None:
+    left_out: list[str] = []
+    optional = ["absent", "samples", "model.bin"]
+    files = collect_outputs(output, ["model.bin"], optional, on_left_out=left_out.append)
+    assert list(files) == ["model.bin", "samples/0.png", "samples/more/1.png"] and left_out == []
+    for number in range(artifacts.MAX_ARTIFACTS - 2):
+        (output / "samples" / f"{number}.jpg").write_bytes(b"")
+    files = collect_outputs(output, ["model.bin"], ["samples", "log"], on_left_out=left_out.append)
+    assert list(files) == ["log", "model.bin"], "one that has no room is left out as a whole, and the next one is not"
+    assert left_out == ["samples is left out: the outputs are 501 files; at most 500 are allowed"]
+    with pytest.raises(BadDirectory, match="501 files"):
+        collect_outputs(output, ["model.bin", "samples"])
+
+
+def test_an_optional_output_may_not_lead_outside(output: Path, tmp_path: Path) -> None:
+    (tmp_path / "secret").write_bytes(b"secret")
+    (output / "link").symlink_to(tmp_path / "secret")
+    with pytest.raises(BadDirectory):
+        collect_outputs(output, ["model.bin"], ["link"])

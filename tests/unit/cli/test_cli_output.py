@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import re
 import sys
 from collections.abc import Callable
 
@@ -96,3 +97,24 @@ def test_long_sentences_break_between_words(terminal: Callable[[int], Terminal])
     assert lines[2].startswith("  - a job with")
     assert lines[3].startswith("    ")
     assert max(map(len, lines)) <= 60
+
+
+@pytest.mark.parametrize(
+    ("terminal_name", "program", "worded"),
+    [("xterm-256color", "", True), ("linux", "", False), ("dumb", "", False), ("xterm", "Apple_Terminal", False)],
+)
+def test_a_link_is_a_word_where_the_terminal_knows_such_and_an_address_elsewhere(
+    terminal_name: str, program: str, worded: bool, terminal: Callable[[int], Terminal], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shown = terminal(40)
+    monkeypatch.setattr(sys, "stderr", shown)
+    monkeypatch.setenv("TERM", terminal_name)
+    monkeypatch.setenv("TERM_PROGRAM", program)
+    url = "https://store.example/" + "x" * 300
+    Screen().link("step 5: ", "step-5\x1b[2J.png", url, "(1 B)")
+    text = shown.getvalue()
+    assert ("\x1b]8;" in text) is worded
+    assert url in text, "in one piece, however narrow the terminal is"
+    assert "\x1b[2J" not in text
+    seen = re.sub(r"\x1b\]8;[^\x1b]*\x1b\\|\x1b\[[0-9;]*m", "", text)
+    assert seen == "step 5: step-5[2J.png (1 B)" + ("" if worded else f" {url}") + "\n"

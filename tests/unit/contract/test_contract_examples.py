@@ -16,6 +16,7 @@ from contract.base import AnswerModel, WireModel
 from contract.work import HeartbeatAnswer
 
 MODULES = (
+    "artifacts",
     "checkpoints",
     "errors",
     "events",

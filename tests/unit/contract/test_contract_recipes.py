@@ -8,7 +8,7 @@ import pytest
 from pydantic import ValidationError
 
 from contract.recipes.model import Parameter, Recipe
-from contract.recipes.plan import CommandOrder, RunPlan, StepOrder
+from contract.recipes.plan import CommandOrder, OutputCheck, RunPlan, StepOrder
 from contract.recipes.rendering import MAX_PLAN_CHARS, escape_of, input_faults, parameter_faults, plan_of
 
 
@@ -218,12 +218,14 @@ def test_the_plan_says_all_that_a_worker_needs() -> None:
                 "retry_wait_s": 1,
                 "keeps": ["x"],
                 "checkpoints": "none",
-                "outputs": [{"path": "x", "min_files": 3}],
+                "outputs": [{"path": "x", "min_files": 3}, {"path": "y", "required": False}],
             }
         ],
         outputs=[
             {"path": "m", "min_bytes": 5, "format": "json"},
             {"path": "s", "when": "parameters.shuffle"},
+            {"path": "o", "required": False, "format": "png"},
+            {"path": "p", "required": False, "when": "parameters.shuffle"},
         ],
         health={"check": {"run": ["nvidia-smi"], "timeout_s": 9}},
         cleanup=[{"run": ["rm", "{{ parameters.prompt }}"]}],
@@ -239,10 +241,12 @@ def test_the_plan_says_all_that_a_worker_needs() -> None:
         keeps=["x"],
         checkpoints="none",
         outputs=[{"path": "x", "min_files": 3}],
+        optional_outputs=[{"path": "y"}],
     )
     assert [check.model_dump() for check in plan.outputs] == [
         {"path": "m", "min_bytes": 5, "min_files": 0, "format": "json"}
     ]
+    assert plan.optional_outputs == [OutputCheck(path="o", format="png")]
     assert plan.check == CommandOrder(command=["nvidia-smi"], timeout_s=9)
     assert plan.cleanup == [CommandOrder(command=["rm", "dog"])]
 
@@ -256,6 +260,7 @@ def test_the_plan_says_all_that_a_worker_needs() -> None:
         ({"steps": [{"name": "a", "run": ["a"]}, {"name": "b", "run": ["b"]}]}, True),
         ({"health": {"check": {"run": ["a"]}}}, True),
         ({"cleanup": [{"run": ["a"]}]}, True),
+        ({"outputs": [{"path": "a", "required": False}]}, False),
     ],
 )
 def test_what_an_old_worker_cannot_run(fields: dict[str, Any], needs: bool) -> None:

@@ -22,6 +22,8 @@ class StoringAgent:
         self.arena.mkdir(parents=True)
         self.steps: list[int] = []
         self.reports: list[dict[str, Any]] = []
+        self.shown: list[str] = []
+        self.bytes_shown: dict[str, bytes] = {}
         self.path = root / "channel"
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self._listener.bind(str(self.path))
@@ -47,6 +49,9 @@ class StoringAgent:
                     self.steps.append(message["step"])
                     shutil.copytree(message["path"], self.stored / f"checkpoint-{message['step']}")
                     (self.arena / "checkpoint" / "baton.json").unlink()
+                elif message["type"] == "artifact":
+                    self.shown.append(Path(message["path"]).name)
+                    self.bytes_shown[self.shown[-1]] = Path(message["path"]).read_bytes()
                 elif message["type"] == "progress":
                     self.reports.append(message)
 
@@ -61,6 +66,10 @@ class StoringAgent:
         assert not self._thread.is_alive()
 
 
+def steps_of(names: list[str]) -> set[int]:
+    return {int(name.split("-")[1]) for name in names}
+
+
 @pytest.mark.parametrize(
     "options", [EVERYTHING, {**CACHED, "use_ema": False, "center_crop": True}], ids=["ema", "overlap"]
 )
@@ -69,6 +78,7 @@ def test_an_attempt_starts_from_what_the_agent_has_stored(options: dict[str, Any
     uninterrupted = outputs(run("uninterrupted", variables={"BATON_JOB_ID": "job-1"}, **options))
     with StoringAgent(tmp_path / "a") as agent, power_cut(21, "loss"):
         run("first", variables=agent.variables(None), **options)
+    assert steps_of(agent.shown) == {2, 3, 5}, "pictures are shown as they are made"
     # 0 for the class images; some may be skipped while the one before is being stored.
     assert agent.steps[0] == 0
     assert 1 < max(agent.steps) <= 5
@@ -79,6 +89,12 @@ def test_an_attempt_starts_from_what_the_agent_has_stored(options: dict[str, Any
     with StoringAgent(tmp_path / "b") as agent:
         second = run("second", variables=agent.variables(newest), **options)
     assert outputs(second) == uninterrupted
+    assert agent.bytes_shown == {name: uninterrupted[f"validation/{name}"] for name in agent.shown}
+    # What is made at the start of a step is not in the checkpoint of the one before.
+    begun_at = int(newest.name.removeprefix("checkpoint-"))
+    kept = [step for step in (2, 3, 5) if step < begun_at]
+    made = [step for step in (2, 3, 5, 6) if step >= begun_at]
+    assert steps_of(agent.shown) == {*kept[-1:], *made}, "of an earlier attempt's only the newest are shown again"
     assert max(agent.steps) == 6
     assert agent.reports[-1]["step"] == agent.reports[-1]["total"] == 6
     assert {"loss", "learning_rate", "epoch"} <= agent.reports[-1]["metrics"].keys()

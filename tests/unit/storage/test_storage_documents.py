@@ -109,12 +109,13 @@ STORED_DEFAULTS: dict[str, dict[str, Any]] = {
     "Reason": {"message": ""},
     "Requirements": {"gpu_models": []},
     "Retention": {"keep_last": 3, "keep_best_mode": "min"},
-    "RunPlan": {"outputs": [], "cleanup": []},
+    "RunPlan": {"outputs": [], "optional_outputs": [], "cleanup": []},
     "StepOrder": {
         "environment": {},
         "retries": 0,
         "retry_wait_s": 10,
         "outputs": [],
+        "optional_outputs": [],
         "checkpoints": "directories",
     },
     "Spec": {

@@ -14,6 +14,7 @@ from fractions import Fraction
 import pytest
 from listening_agent import ListeningAgent
 
+from gpu_client.training import channel as channel_module
 from gpu_client.training.channel import MAX_LINE_BYTES, Channel, Directive, parse_directive
 from tests.waiting import soon
 
@@ -250,3 +251,25 @@ def test_parse_refuses(line: bytes) -> None:
 def test_needs_no_torch() -> None:
     code = "import sys; import gpu_client.training.channel; sys.exit('torch' in sys.modules or 'numpy' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_a_deaf_agent_is_not_told_of_files_for_ever(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(channel_module, "MAX_WAITING_ARTIFACTS", 5)
+    with ListeningAgent(deaf=True) as agent:
+        channel = Channel(agent.path, Received())
+        for number in range(3000):
+            channel.artifact_written(f"/out/{'x' * 1000}-{number}.png")
+        assert len(channel._queue) <= 5
+        channel.close(timeout_s=0.05)
+    assert caplog.text.count("artifacts are shown at the end only") == 1
+
+
+def test_a_file_whose_name_is_longer_than_a_line_is_not_told_of() -> None:
+    with ListeningAgent() as agent:
+        channel = Channel(agent.path, Received())
+        channel.artifact_written("/" + "x" * MAX_LINE_BYTES)
+        channel.artifact_written("/out/a.png")
+        assert agent.wait_for("artifact") == [{"type": "artifact", "path": "/out/a.png"}]
+        channel.close()

@@ -280,3 +280,38 @@ def test_several_processes_need_torch_distributed(start: Callable[..., Session])
     session = start(RANK="0", WORLD_SIZE="2")
     with pytest.raises(SessionError, match="not initialised"):
         session.checkpoint_due(1)
+
+
+# --- artifacts -----------------------------------------------------------------------------------------------
+
+
+def test_a_finished_file_is_shown_by_its_path_or_by_that_below_the_output_directory(tmp_path: Path) -> None:
+    with ListeningAgent() as agent:
+        variables = {"BATON_CHANNEL": agent.path, "BATON_OUTPUT_DIR": str(tmp_path / "out")}
+        with Session.start(variables=variables) as session:
+            (session.output_dir / "validation").mkdir()
+            for name in ("step-1.png", "step-2.png"):
+                (session.output_dir / "validation" / name).write_bytes(b"picture")
+            session.artifact(session.output_dir / "validation" / "step-1.png")
+            session.artifact("validation/step-2.png")
+            shown = [message["path"] for message in agent.wait_for("artifact", 2)]
+        assert shown == [str(tmp_path / "out" / "validation" / f"step-{number}.png") for number in (1, 2)]
+
+
+@pytest.mark.parametrize("path", ["absent.png", "../secret.png", "folder", "", "link.png"])
+def test_what_is_no_finished_file_of_the_output_directory_is_not_shown(tmp_path: Path, path: str) -> None:
+    (tmp_path / "secret.png").write_bytes(b"secret")
+    with Session.start(output_dir=tmp_path / "out", variables={}) as session:
+        (session.output_dir / "folder").mkdir()
+        (session.output_dir / "link.png").symlink_to(tmp_path / "secret.png")
+        with pytest.raises(SessionError, match="no file in the output directory"):
+            session.artifact(path)
+
+
+def test_only_the_first_process_shows_files(tmp_path: Path) -> None:
+    with ListeningAgent() as agent:
+        variables = {"BATON_CHANNEL": agent.path, "BATON_OUTPUT_DIR": str(tmp_path), "RANK": "1", "WORLD_SIZE": "2"}
+        with Session.start(variables=variables) as session:
+            (tmp_path / "a.png").write_bytes(b"x")
+            session.artifact("a.png")
+        assert agent.of("artifact") == []
