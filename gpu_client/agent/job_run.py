@@ -294,7 +294,8 @@ class JobRun:
     def _complete(self, committer: Committer, directories: JobDirectories) -> Outcome:
         """Upload the outputs, then report; what is refused or said not to be stored is uploaded again, a few times."""
         try:
-            files = collect_outputs(directories.output, self._item.outputs)
+            shared = [one.path for one in self._item.plan.shared] if self._item.plan else []
+            files = collect_outputs(directories.output, self._item.outputs, shared)
         except BatonError:
             self._drain(committer)
             raise

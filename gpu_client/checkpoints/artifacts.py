@@ -29,11 +29,13 @@ class ArtifactsApi(Protocol):
         ...
 
 
-def collect_outputs(output_dir: Path, outputs: Sequence[str]) -> dict[str, Path]:
+def collect_outputs(output_dir: Path, outputs: Sequence[str], shared: Sequence[str] = ()) -> dict[str, Path]:
     """The files of the declared outputs by path below `output_dir`; an output that is a directory stands for its files.
 
-    Raises MissingOutput naming all that do not exist (an empty directory counts as missing), BadDirectory for links
-    that lead outside, and for more or larger files or longer paths than a job may declare.
+    Besides, those of the files for later jobs (`shared`) that are there.
+
+    Raises MissingOutput naming all outputs that do not exist (an empty directory counts as missing), BadDirectory for
+    links that lead outside, and for more or larger files or longer paths than a job may declare.
     """
     root = output_dir.resolve()
     files: dict[str, Path] = {}
@@ -53,6 +55,9 @@ def collect_outputs(output_dir: Path, outputs: Sequence[str]) -> dict[str, Path]
         if not found:
             missing.append(output)
         files |= found
+    for path in shared:
+        if (root / path).is_file() and len(files) < MAX_ARTIFACTS:
+            files[path] = inside(root, root / path, path)
     if missing:
         raise MissingOutput(missing, str(output_dir))
     if len(files) > MAX_ARTIFACTS:

@@ -23,7 +23,6 @@ import torch
 from diffusers.training_utils import compute_snr
 
 from gpu_client.training import Session, SessionError
-from gpu_client.training.dreambooth import class_images
 from gpu_client.training.dreambooth.batches import Chosen, PictureBatches
 from gpu_client.training.dreambooth.class_images import ClassImages
 from gpu_client.training.dreambooth.config import DreamboothConfig, read_config_file
@@ -97,7 +96,7 @@ def train(session: Session, config: DreamboothConfig) -> bool:
     lora.export(session.output_dir / WEIGHTS_FILE, _metadata(session, config, models, total))
     shown.write(session.output_dir)
     if prior is not None:
-        prior.write(session.output_dir / class_images.OUTPUT_DIR)
+        prior.write(session.output_dir, models)
     return True
 
 

@@ -34,6 +34,21 @@ def test_files_and_directories(output: Path) -> None:
     assert collect_outputs(output, []) == {}
 
 
+def test_what_is_left_for_later_jobs_goes_with_them_if_it_is_there(
+    output: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert list(collect_outputs(output, ["model.bin"], ["samples/0.png", "none.zip", "samples"])) == [
+        "model.bin",
+        "samples/0.png",
+    ]
+    assert list(collect_outputs(output, ["model.bin"], ["model.bin"])) == ["model.bin"]
+    (output / "outside.zip").symlink_to(write_files(tmp_path / "outside", {"secret": b"s"}) / "secret")
+    with pytest.raises(BadDirectory, match=r"outside\.zip"):
+        collect_outputs(output, ["model.bin"], ["outside.zip"])
+    monkeypatch.setattr(artifacts, "MAX_ARTIFACTS", 1)
+    assert list(collect_outputs(output, ["model.bin"], ["log"])) == ["model.bin"], "no job fails for it"
+
+
 def test_all_missing_ones_are_named(output: Path) -> None:
     (output / "empty").mkdir()
     (output / "dangling").symlink_to("nowhere")
