@@ -152,7 +152,9 @@ def _fetch_page(
     fruitless = 0
     while True:
         try:
-            transfer.download([_download(found, data_dir, pushed.digest(found)) for found in waiting.values()], cancel=cancel)
+            transfer.download(
+                [_download(found, data_dir, pushed.digest(found)) for found in waiting.values()], cancel=cancel
+            )
             return
         except ChecksumMismatch as error:
             if not pushed:

@@ -59,7 +59,7 @@ def test_a_complete_job_offers_what_its_plan_shares() -> None:
         job(JobState.COMPLETE, artifact(blake3=None)),
         make_job(state=JobState.RUNNING, epoch=1, spec=make_spec(plan=PLAN), artifacts=[artifact()]),
     ],
-    ids=["not made", "no plan", "nothing shared", "failed", "canceled", "another attempt's", "data", "blind", "running"],
+    ids=["not made", "no plan", "nothing shared", "failed", "canceled", "not its own", "data", "blind", "running"],
 )
 def test_nothing_else_is_offered(without: Job) -> None:
     assert offered(without, NOW) == []
