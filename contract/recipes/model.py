@@ -183,8 +183,8 @@ class Shared(WireModel):
     """A file below the output directory that a job may leave for later ones, because it is dear to make.
 
     What a complete job has left there is given to each later job of its tenant whose parameters in `key` are the same,
-    below `dirs.shared`, until another job leaves a larger one: something that can be used in part, and added to. It
-    need not be there, neither at the end nor at the beginning of a job.
+    below `dirs.shared`, until one of these leaves a file of its own: because it had to add something, or could not use
+    it. It need not be there, neither at the beginning of a job nor at its end.
     Example: `{"path": "words.bin", "key": ["language"], "description": "The dictionary."}`
     """
 

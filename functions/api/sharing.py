@@ -26,7 +26,8 @@ def offer(context: Context, call: Call, job: Job) -> None:
         stored = context.objects.head_many(call.tenant, CHECKPOINTS_BUCKET, known)
         for record in new:
             seen = there.get(record.key)
-            if replaces(record, seen, stored=seen is not None and seen.object_key in stored):
+            is_stored = seen is not None and seen.object_key in stored
+            if replaces(record, seen, stored=is_stored, started_at=job.started_at or 0):
                 # Where another job was faster, its offer is as good.
                 context.shared.replace(record, seen=seen)
     except StorageUnavailable as error:

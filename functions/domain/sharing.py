@@ -46,12 +46,14 @@ def offered(job: Job, now: int) -> list[SharedRecord]:
     return found
 
 
-def replaces(new: SharedRecord, seen: SharedRecord | None, *, stored: bool) -> bool:
-    """True if later jobs should be given the new one. `stored`: whether the object of the one that was seen is there.
+def replaces(new: SharedRecord, seen: SharedRecord | None, *, stored: bool, started_at: int) -> bool:
+    """True if later jobs should be given the new one, of a job that was first begun at `started_at`.
 
-    Jobs that were given something and added to it leave more than they found; of those that began without, at the same
-    time, the larger one stays.
+    A job that was given something and leaves another file all the same has added to it, or could not use it. Of two
+    that began without, the larger one stays. `stored`: whether the object of what was seen is there.
     """
     if seen is None:
         return True
-    return seen.object_key != new.object_key and (not stored or new.size_bytes > seen.size_bytes)
+    if seen.object_key == new.object_key:
+        return False
+    return not stored or seen.offered_at < started_at or new.size_bytes > seen.size_bytes

@@ -138,14 +138,26 @@ def test_an_attempt_that_lost_its_job_offers_nothing(api: Api) -> None:
     assert given(claimed(api)) == [b"of the new one"]
 
 
-def test_a_larger_one_takes_its_place_a_smaller_one_does_not(api: Api) -> None:
-    done(api, b"two images")
-    done(api, b"one")
-    assert given(claimed(api)) == [b"two images"]
-    done(api, b"three more images")
-    assert given(claimed(api)) == [b"three more images"]
+def test_of_jobs_that_ran_at_the_same_time_the_larger_file_stays(api: Api) -> None:
+    jobs = [(claimed(api), images) for images in (b"two images", b"one", b"three more images", b"two others")]
+    api.clock.advance(1)
+    found = []
+    for held, images in jobs:
+        held.complete({**MODEL, PATH: images}).ok()
+        found += given(claimed(api))
+    assert found == [b"two images", b"two images", b"three more images", b"three more images"]
+
+
+def test_what_a_later_job_could_not_use_is_replaced(api: Api) -> None:
+    done(api, b"images of the model as it was")
+    api.clock.advance(1)
+    later = claimed(api)
+    assert given(later) == [b"images of the model as it was"]
+    later.complete({**MODEL, PATH: b"of the new model"}).ok()
+    assert given(claimed(api)) == [b"of the new model"]
+    api.clock.advance(1)
     claimed(api).complete(MODEL).ok()
-    assert given(claimed(api)) == [b"three more images"], "who needed no other leaves none"
+    assert given(claimed(api)) == [b"of the new model"], "who needed no other leaves none"
 
 
 def test_what_is_gone_is_not_given_and_the_next_one_takes_its_place(api: Api) -> None:

@@ -66,16 +66,21 @@ def test_nothing_else_is_offered(without: Job) -> None:
 
 
 @pytest.mark.parametrize(
-    ("seen", "stored", "expected"),
+    ("seen", "stored", "started_at", "expected"),
     [
-        (None, False, True),
-        (record("a", 7), True, False),
-        (record("a", 7), False, False),
-        (record("b", 6), True, True),
-        (record("b", 7), True, False),
-        (record("b", 8), True, False),
-        (record("b", 8), False, True),
+        (None, False, NOW, True),
+        # of its own, told again
+        (record("a", 7), True, NOW + 1, False),
+        (record("a", 7), False, NOW + 1, False),
+        # while it ran, another one has made the same
+        (record("b", 6), True, NOW, True),
+        (record("b", 7), True, NOW, False),
+        (record("b", 8), True, NOW - 9, False),
+        (record("b", 8), False, NOW, True),
+        # it was given this, and did not do with it
+        (record("b", 6), True, NOW + 1, True),
+        (record("b", 8), True, NOW + 1, True),
     ],
 )
-def test_the_larger_file_stays_unless_it_is_gone(seen: SharedRecord | None, stored: bool, expected: bool) -> None:
-    assert replaces(record("a", 7), seen, stored=stored) is expected
+def test_what_takes_the_place_of_what(seen: SharedRecord | None, stored: bool, started_at: int, expected: bool) -> None:
+    assert replaces(record("a", 7), seen, stored=stored, started_at=started_at) is expected
