@@ -153,7 +153,8 @@ class Build:
                 stop_if_set(self._cancel)
             piece = self._pieces[path][number]
             found.append(self._looker.look(piece, free[: piece.span.size_bytes]))
-            free = free[piece.span.size_bytes :]
+            if found[-1].raw is not None:  # else nobody looks at these bytes any more, and their memory is still warm
+                free = free[piece.span.size_bytes :]
         return buffer, found
 
     def _take(self, batch: _Batch, future: Future[tuple[bytearray, list[Looked]]]) -> None:
@@ -184,7 +185,7 @@ class Build:
         stored = self._stored(looked.blake3)
         if stored is not None:
             return self._add_stored(stored)
-        if looked.raw is None or looked.stored is None:
+        if looked.stored is None:
             return self._append(_Draft(looked.blake3, piece.span.size_bytes, codec="zeros"))
         digest, segment = looked.stored, Segment(piece.file.path, piece.span.offset, piece.span.size_bytes)
         draft = _Draft(looked.blake3, piece.span.size_bytes)
@@ -194,7 +195,7 @@ class Build:
             draft.codec, draft.width = looked.choice.codec, looked.choice.width
             if looked.base is not None:
                 draft.base = self._index_of(looked.base)
-        elif looked.encoded is not None:
+        elif looked.encoded is not None and looked.raw is not None:
             digest = StoredDigest.of(looked.raw, bytes.fromhex(looked.blake3))
         draft.pack, draft.offset = self._writer.add(looked.blake3, digest, segment)
         draft.stored_bytes = digest.size_bytes

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from awscrt import checksums
 from blake3 import blake3
 
 from gpu_client.checkpoints.choosing import Choice, Rates, choose, sample_places
@@ -22,6 +23,9 @@ logger = logging.getLogger(__name__)
 
 MIN_ENCODED_BYTES = 4096
 """Smaller chunks are stored as they are."""
+
+_READ_BYTES = 512 * 1024
+"""Read, and hashed while they are still in the processor's cache."""
 
 RAW = Choice("raw")
 ZEROS = Choice("zeros")
@@ -38,7 +42,8 @@ class Piece:
 
 @dataclass(slots=True)
 class Looked:
-    """What was found. `raw` is None for what needs no storing; `stored` is of `encoded`, else of `raw`."""
+    """What was found. `stored` is of `encoded`, else of the bytes as they are; None for what needs no storing. `raw` is
+    kept only where something may be encoded."""
 
     blake3: str
     choice: Choice = RAW
@@ -69,19 +74,32 @@ class Looker:
         """None: nothing is encoded (any more)."""
 
     def look(self, piece: Piece, raw: memoryview) -> Looked:
-        """Read the piece, unless it is a hole, into `raw`, which has its size. Raises FileChanged, TransferError."""
-        if not piece.file.read_into(piece.span.offset, raw) or all_zero(raw):
+        """Read the piece, unless it is a hole, into `raw`, which has its size. Raises FileChanged, TransferError.
+
+        Where nothing is encoded only the first bytes of `raw` are used, and what is in them afterwards means nothing.
+        """
+        rates = self.rates
+        pays = rates is not None and (rates.may_pay("planes") or rates.may_pay("delta"))
+        whole = pays and len(raw) >= MIN_ENCODED_BYTES
+        hasher, crc64nvme, zero = blake3(), 0, True
+        for view in piece.file.pieces(piece.span.offset, len(raw), raw if whole else raw[:_READ_BYTES]):
+            zero = zero and all_zero(view)
+            hasher.update(view)
+            if not whole:
+                crc64nvme = checksums.crc64nvme(view, crc64nvme)
+        if zero:
             return Looked(digest_of_zeros(len(raw)), ZEROS)
-        digest = blake3(raw).digest()
+        digest = hasher.digest()
         looked = Looked(digest.hex())
         if self._is_stored(looked.blake3):
             return looked
+        if not whole or rates is None:
+            looked.stored = StoredDigest(len(raw), digest, crc64nvme)
+            return looked
         looked.raw = raw
-        rates = self.rates
-        if rates is not None and len(raw) >= MIN_ENCODED_BYTES and (rates.may_pay("planes") or rates.may_pay("delta")):
-            started = time.monotonic()
-            self._encode(piece, looked, raw, rates)
-            looked.encode_s = time.monotonic() - started
+        started = time.monotonic()
+        self._encode(piece, looked, raw, rates)
+        looked.encode_s = time.monotonic() - started
         looked.stored = StoredDigest.of(raw, digest) if looked.encoded is None else StoredDigest.of(looked.encoded)
         return looked
 

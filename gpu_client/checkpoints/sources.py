@@ -9,7 +9,7 @@ import stat
 import sys
 import threading
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TypeVar
 
@@ -39,24 +39,31 @@ class SourceFile:
         self.size_bytes = found.st_size
         self._is_sparse = found.st_blocks * 512 < found.st_size
 
-    def read_into(self, offset: int, view: memoryview) -> bool:
-        """Fill `view` with the bytes from `offset` on. False, with `view` left as it was, if they are a hole: all zero,
-        and known to be without being read."""
+    def pieces(self, offset: int, size_bytes: int, scratch: memoryview) -> Iterator[memoryview]:
+        """The bytes from `offset` on, as many at a time as fit into `scratch`, which they are read into; none if they
+        are a hole: all zero, and known to be without being read."""
         # non-blocking: opening a FIFO would otherwise wait for a writer
         descriptor = self._look(lambda: os.open(self.path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK))
         try:
             self._require(self._look(lambda: os.fstat(descriptor)))
-            if self._is_sparse and _is_hole(descriptor, offset, len(view)):
-                return False
-            while view:
-                size_bytes = self._look(lambda: os.preadv(descriptor, [view], offset))  # noqa: B023 - called at once
-                if not size_bytes:
-                    raise self._changed()
-                view = view[size_bytes:]
-                offset += size_bytes
+            if self._is_sparse and _is_hole(descriptor, offset, size_bytes):
+                return
+            end = offset + size_bytes
+            while offset < end:
+                piece = scratch[: end - offset]
+                self._fill(descriptor, offset, piece)
+                yield piece
+                offset += len(piece)
         finally:
             os.close(descriptor)
-        return True
+
+    def _fill(self, descriptor: int, offset: int, view: memoryview) -> None:
+        while view:
+            size_bytes = self._look(lambda: os.preadv(descriptor, [view], offset))  # noqa: B023 - called at once
+            if not size_bytes:
+                raise self._changed()
+            view = view[size_bytes:]
+            offset += size_bytes
 
     def require_unchanged(self) -> None:
         """Once everything was read."""
