@@ -82,14 +82,15 @@ ACCESS: Mapping[str, Access] = {
     ),
     "sweeper": Access(
         tables={
-            "jobs": ("GetItem", "PutItem"),
+            # All but the first two and the bucket: what jobs that ended without a worker's call do not keep.
+            "jobs": ("GetItem", "PutItem", "BatchGetItem", "DeleteItem", "Query", "UpdateItem"),
             "jobs/timers": ("Query",),
             # Of what waits, how long: the index has nothing else.
             "jobs/ready": ("Scan",),
             "heartbeats": _LEASE_SWEEP,
             "heartbeats/due": ("Query",),
         },
-        buckets={},
+        buckets={CHECKPOINTS: ("DeleteObject", "GetObject", "ListBucket")},
     ),
     "publisher": Access(
         tables={"webhooks": ("Query",)},

@@ -16,14 +16,12 @@ from cdk.bundling import PYTHON_VERSION, code
 from cdk.data import CHECKPOINTS, DATA, Buckets, Tables
 from cdk.logs import log_group
 from cdk.stage import DEFAULT_STORE_REGION, Stage
-from functions.domain.packs import FUNCTION_TIMEOUT_S
+from functions.domain.packs import FUNCTION_TIMEOUT_S, SWEEPER_TIMEOUT_S
 
 MEMORY_MIB = 512
 """Lambda gives CPU by memory; with less, importing takes seconds."""
 TIMEOUT_S = FUNCTION_TIMEOUT_S
 """Below the 30 s after which API Gateway gives up: the caller hears of it from us."""
-SWEEPER_TIMEOUT_S = 55
-"""A sweep ends before the next one begins."""
 
 
 class Functions(Construct):

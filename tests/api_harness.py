@@ -21,6 +21,7 @@ from functions.api.authorizing import authorize
 from functions.api.context import Context
 from functions.api.dispatch import dispatch
 from functions.api.keys import new_key
+from functions.api.late_retention import run_due_retentions
 from functions.api.routes import ROUTES, Route
 from functions.api.settings import Settings
 from functions.api.sweeping import Swept, sweep
@@ -201,7 +202,14 @@ class Api:
         return {item["step"]: item for item in self.get(f"/job/{job_id}/checkpoints").ok()["checkpoints"]}
 
     def sweep(self) -> Swept:
-        return sweep(self.context.jobs, self.context.leases, self.clock.now())
+        """What the sweeper does once a minute."""
+        swept = sweep(self.context.jobs, self.context.leases, self.clock.now())
+        self.retain()
+        return swept
+
+    def retain(self) -> int:
+        """The last part of a sweep alone: the number of ended jobs that it looked after."""
+        return run_due_retentions(self.context, self.clock.now())
 
     # The worker's side
 

@@ -163,14 +163,26 @@ def _look_at_parameters(document: Document) -> None:
         problem = None if spec.default is None else spec.problem(spec.default)
         if problem:
             document.fault((*location, "default"), f"the default {problem}", f"Give {spec.expected()}.")
-        if spec.minimum is not None and spec.maximum is not None and spec.minimum > spec.maximum:
-            document.fault((*location, "maximum"), "is less than the minimum", "Exchange them.")
+        _look_at_bounds(spec, location, document)
         numeric = spec.type in ("integer", "number")
-        for bound in ("minimum", "exclusive_minimum", "maximum", "multiple_of"):
+        for bound in ("minimum", "exclusive_minimum", "maximum", "exclusive_maximum", "multiple_of"):
             if getattr(spec, bound) is not None and not numeric:
                 document.fault((*location, bound), f"means nothing for a {spec.type}", "Leave it out.")
         if spec.choices and spec.type not in ("string", "strings"):
             document.fault((*location, "choices"), f"means nothing for a {spec.type}", "Leave it out.")
+
+
+def _look_at_bounds(spec: Parameter, location: Location, document: Document) -> None:
+    """Between the lower and the upper ones there has to be something."""
+    for upper in ("maximum", "exclusive_maximum"):
+        for lower in ("minimum", "exclusive_minimum"):
+            least, most = getattr(spec, lower), getattr(spec, upper)
+            if least is None or most is None:
+                continue
+            if least > most:
+                document.fault((*location, upper), f"is less than the {lower}", "Exchange them.")
+            elif least == most and (lower, upper) != ("minimum", "maximum"):
+                document.fault((*location, upper), f"leaves nothing beside the {lower}", "Move one of them.")
 
 
 def _look_at_names(document: Document, section: str, field: str) -> None:

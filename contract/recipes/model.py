@@ -41,6 +41,7 @@ class Parameter(WireModel):
     minimum: _Number | None = None
     exclusive_minimum: _Number | None = None
     maximum: _Number | None = None
+    exclusive_maximum: _Number | None = None
     multiple_of: Annotated[int, Field(ge=1, le=10**9)] | None = None
     choices: Annotated[list[_Choice], Field(min_length=1, max_length=256)] | None = None
     min_length: Annotated[int, Field(ge=0, le=MAX_PARAMETERS_BYTES)] = 0
@@ -86,6 +87,8 @@ class Parameter(WireModel):
             yield f"more than {self.exclusive_minimum:.15g}"
         if self.maximum is not None:
             yield f"at most {self.maximum:.15g}"
+        if self.exclusive_maximum is not None:
+            yield f"less than {self.exclusive_maximum:.15g}"
         if self.multiple_of is not None:
             yield f"a multiple of {self.multiple_of}"
 
@@ -128,6 +131,8 @@ class Parameter(WireModel):
             return f"must be more than {self.exclusive_minimum:.15g}"
         if self.maximum is not None and value > self.maximum:
             return f"must be at most {self.maximum:.15g}"
+        if self.exclusive_maximum is not None and value >= self.exclusive_maximum:
+            return f"must be less than {self.exclusive_maximum:.15g}"
         if self.multiple_of is not None and value % self.multiple_of:
             return f"must be a multiple of {self.multiple_of}"
         return None

@@ -1,4 +1,4 @@
-"""From YAML to plain values, with the place of each; and back.
+"""From YAML to plain values, with the place of each; and back. Job files are read with the same scalars.
 
 The YAML is that of JSON: no aliases, no tags, no duplicate keys; `no` is text and `2e-6` a number, as in YAML 1.2.
 """
@@ -65,6 +65,16 @@ def read_document(text: str) -> Document:
     except RecursionError:
         document.fault((), "nested too deeply", f"At most {MAX_DEPTH} levels are allowed.")
     return document
+
+
+def load_values(text: str) -> Any:
+    """The values of a YAML text with the scalars that recipes have, and with anchors and merge keys.
+
+    Raises yaml.YAMLError, RecursionError, and ValueError for a number that is too long.
+    """
+    import yaml
+
+    return yaml.load(text, _values_loader())  # noqa: S506 - a SafeLoader
 
 
 def dump(recipe: Recipe) -> str:
@@ -167,6 +177,20 @@ def _loader() -> type[SafeLoader]:
                 raise yaml.composer.ComposerError(None, None, "anchors and aliases are not allowed", event.start_mark)
             return super().compose_node(parent, index)
 
+    return Loader
+
+
+@cache
+def _values_loader() -> type[SafeLoader]:
+    import yaml
+
+    class Loader(yaml.SafeLoader):
+        """Makes values itself, where no places are wanted."""
+
+        yaml_implicit_resolvers = _resolvers() | {"<": [(_PREFIX + "merge", re.compile("^<<$"))]}
+
+    # PyYAML's own takes 010 for 8.
+    Loader.add_constructor(_PREFIX + "int", lambda _, node: int(node.value))
     return Loader
 
 

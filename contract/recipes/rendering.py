@@ -14,7 +14,7 @@ from contract.errors import Fault
 from contract.names import SHARED_DIR
 from contract.recipes.model import Command, Output, Recipe, Shared, Step
 from contract.recipes.plan import CommandOrder, OutputCheck, RunPlan, SharedFile, StepOrder
-from contract.recipes.templates import TemplateError, arguments, is_true, render
+from contract.recipes.templates import TemplateError, arguments, is_true, references, render
 
 MAX_PLAN_CHARS = 64 * 1024
 MAX_ARGUMENTS = 256
@@ -34,22 +34,20 @@ _BELOW = re.compile(r"\$(?:\{(BATON_[A-Z_]+)\}|(BATON_[A-Z_]+))((?:/[^\s:;,=]*)?
 T = TypeVar("T")
 
 
-def parameter_faults(recipe: Recipe, given: JsonObject, *, together: bool = True) -> list[Fault]:
-    """What is wrong with the given parameters one by one, and, if nothing is (and unless `together` is false), with
-    them together."""
+def parameter_faults(recipe: Recipe, given: JsonObject) -> list[Fault]:
+    """What is wrong with the given parameters one by one, and, as far as they are sound, with them together."""
     found = [
         Fault(f"parameters.{name}", f"is not a parameter of {recipe.id}", _did_you_mean(name, recipe.parameters))
         for name in given
         if name not in recipe.parameters
     ]
+    unsound = set()
     for name, spec in recipe.parameters.items():
-        field = f"parameters.{name}"
-        if name not in given:
-            if spec.required:
-                found.append(Fault(field, "is required", f"Give {spec.expected()}."))
-        elif problem := spec.problem(given[name]):
-            found.append(Fault(field, problem, f"Give {spec.expected()}."))
-    return found or (_broken_rules(recipe, given) if together else [])
+        problem = spec.problem(given[name]) if name in given else "is required" if spec.required else None
+        if problem:
+            unsound.add(name)
+            found.append(Fault(f"parameters.{name}", problem, f"Give {spec.expected()}."))
+    return found + _broken_rules(recipe, given, unsound)
 
 
 def input_faults(recipe: Recipe, inputs: Mapping[str, str]) -> list[Fault]:
@@ -196,16 +194,25 @@ class _Renderer:
             return otherwise
 
 
-def _broken_rules(recipe: Recipe, given: JsonObject) -> list[Fault]:
+def _broken_rules(recipe: Recipe, given: JsonObject, unsound: Collection[str]) -> list[Fault]:
+    """What does not hold, of the rules that read none of the unsound parameters."""
     variables = variables_of(recipe, given, ())
     found = []
     for number, rule in enumerate(recipe.rules):
         try:
+            if unsound and _reads(rule.require, unsound):
+                continue
             if not is_true(rule.require, variables):
                 found.append(Fault(f"parameters.{rule.fields[0]}", rule.message, rule.remedy))
         except TemplateError as error:
             found.append(Fault(f"rules.{number}.require", str(error), "Correct the recipe."))
     return found
+
+
+def _reads(expression: str, names: Collection[str]) -> bool:
+    """True if it may read one of these parameters."""
+    read = [one.member for one in references(expression, bare=True) if one.name == "parameters"]
+    return any(member is None or member in names for member in read)
 
 
 def _did_you_mean(name: str, known: Iterable[str]) -> str:

@@ -87,7 +87,7 @@ def _committed(context: Context, call: Call, manifest: Manifest | ManifestV1, *,
         protected_until=next((one.protected_until for one in records if one.step == manifest.step), 0),
     )
     change = rules.commit(job, None, record, now=call.now)
-    retention = Retention(context, call, change.job, {key: manifest.packs})
+    retention = Retention(context, change.job, call.now, {key: manifest.packs})
     # What the attempts before this one have left behind.
     left_behind = job.epoch > 1 and job.attempt_step is None
     plan = None
@@ -118,7 +118,7 @@ def blob_urls(context: Context, call: Call) -> BlobUrls:
     record = context.jobs.protect_checkpoint(job.id, step, call.now + context.settings.read_protection_s)
     if record is None or record.legacy_key is not None:
         raise Refusal(ErrorCode.CHECKPOINT_NOT_FOUND, f"Job {job.id} has no checkpoint at step {step}.", field="step")
-    named = {pack.blake3 for pack in read_manifest(context, call, record).packs}
+    named = {pack.blake3 for pack in read_manifest(context, job, record).packs}
     unknown = [digest for digest in body.blake3 if digest not in named]
     if unknown:
         raise Refusal(ErrorCode.INVALID_VALUE, f"The checkpoint does not name pack {unknown[0]}.", field="blake3")
@@ -172,7 +172,7 @@ def _doubt(context: Context, call: Call, job: Job, record: CheckpointRecord) -> 
     if record.legacy_key is not None:
         return
     try:
-        named = read_manifest(context, call, record).packs
+        named = read_manifest(context, job, record).packs
     except Refusal:
         return  # It is the manifest that is damaged: of the packs nothing is known.
     context.packs.doubt(call.tenant, job.id, [pack.blake3 for pack in named])
@@ -207,7 +207,7 @@ def register_zip(context: Context, call: Call) -> StatusAnswer:
         legacy_key=body.key,
     )
     job = apply_as_bearer(context, call, fence, lambda job, _: rules.commit(job, fence, record, now=call.now))
-    Retention(context, call, job).run()
+    Retention(context, job, call.now).run()
     return StatusAnswer()
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 
 from blake3 import blake3
@@ -13,16 +13,16 @@ from pydantic import ValidationError
 from contract.errors import ErrorCode
 from contract.manifest import Manifest, ManifestV1, Pack, parse_manifest
 from contract.names import CHECKPOINTS_BUCKET
-from functions.api.context import Call, Context
+from functions.api.context import Context
 from functions.api.leasing import WRITE_TRIES
 from functions.api.paging import every_item
 from functions.domain import packs as rules
 from functions.domain.change import Forget
 from functions.domain.checkpoints import manifests_prefix, pack_key, past, step_and_epoch
 from functions.domain.errors import Refusal, StorageUnavailable, WriteConflict
-from functions.domain.packs import CondemnPack, PackWrite, Sighting
+from functions.domain.packs import FUNCTION_TIMEOUT_S, CondemnPack, PackWrite, Sighting
 from functions.domain.records import CheckpointRecord, Job
-from functions.domain.retention import expendable
+from functions.domain.retention import after_failure, look_again, surplus
 
 logger = logging.getLogger("baton.checkpoints")
 
@@ -30,12 +30,12 @@ MAX_FORGOTTEN = 50
 """Records in one transaction."""
 
 
-def read_manifest(context: Context, call: Call, record: CheckpointRecord) -> Manifest | ManifestV1:
+def read_manifest(context: Context, job: Job, record: CheckpointRecord) -> Manifest | ManifestV1:
     """The manifest of a committed checkpoint, verified; refuses if it is damaged.
 
     One that a newer control plane took is not: nobody may be told so, or steps would go on from an older checkpoint.
     """
-    data = context.objects.read(call.tenant, CHECKPOINTS_BUCKET, record.manifest_key)
+    data = context.objects.read(job.tenant, CHECKPOINTS_BUCKET, record.manifest_key)
     if data is None or blake3(data).hexdigest() != record.manifest_blake3:
         raise Refusal(
             ErrorCode.CHECKPOINT_NOT_FOUND, f"The manifest of step {record.step} is damaged or gone.", field="step"
@@ -72,27 +72,57 @@ class Retention:
     """
 
     def __init__(
-        self, context: Context, call: Call, job: Job, known: Mapping[str, Sequence[Pack]] | None = None
+        self,
+        context: Context,
+        job: Job,
+        now: int,
+        known: Mapping[str, Sequence[Pack]] | None = None,
+        *,
+        ends_by: int | None = None,
     ) -> None:
         """`job` as it is, or will be once what is being committed is written. `known`: what manifests name that need
-        not be read."""
+        not be read. `ends_by`: until when the function may live that does this; by default it began at `now`."""
         self._context = context
-        self._call = call
         self._job = job
+        self._now = now
+        self._ends_by = now + FUNCTION_TIMEOUT_S if ends_by is None else ends_by
         self._known = dict(known or {})
         self._orphans: set[str] = set()
         """Manifests whose records are forgotten by now."""
         self._deleted: set[str] = set()
         """Packs."""
+        self._more_at: int | None = None
+        """When something can go that could not yet when the last plan was made."""
 
     def run(self, *, left_behind: bool = False) -> None:
-        """All of it, at the end of a job or behind a commit. A failure is logged, and made good later: the commit
-        stands.
+        """All of it, behind a commit. A failure is logged, and made good later: the commit stands.
 
         `left_behind`: look also for manifests that never became a checkpoint, or whose retention was interrupted.
         """
         with self._failures_logged():
             self._until_done(left_behind=left_behind)
+
+    def run_at_end(self) -> bool:
+        """All of it, and what is left behind, for a job that has ended: nobody comes after. False if it failed.
+
+        What cannot go yet, because somebody reads it or something fails, is left to the sweeper: the job says when. A
+        job that says nothing and of which nothing is left is not written.
+        """
+        again_at: int | None = after_failure(self._job, self._now)
+        done = False
+        with self._failures_logged():
+            self._until_done(left_behind=True)
+            again_at, done = self._more_at, True
+        with self._failures_logged():
+            self._leave_word(again_at)
+        return done
+
+    def _leave_word(self, again_at: int | None) -> None:
+        """Whoever has written the job since has left word himself, or has taken it up again."""
+        if not self._job.state.terminal or self._job.retention_at == again_at:
+            return
+        with suppress(WriteConflict):
+            self._context.jobs.apply(look_again(self._job, again_at))
 
     def finish(self, plan: Plan) -> None:
         """Carry out a plan, once the job is written as it was made for. A failure is logged."""
@@ -116,10 +146,12 @@ class Retention:
         plan = self.plan(checkpoints_of(self._context, self._job), left_behind=left_behind)
         if plan is None:
             return True
+        change = rules.let_go(self._job, plan.forgotten)
         try:
-            self._context.jobs.apply(rules.let_go(self._job, plan.forgotten))
+            self._context.jobs.apply(change)
         except WriteConflict:
             return False
+        self._job = change.job
         return self._carry_out(plan)
 
     def plan(self, records: Sequence[CheckpointRecord], *, left_behind: bool = False) -> Plan | None:
@@ -127,14 +159,11 @@ class Retention:
 
         Raises Refusal if the manifest of a checkpoint that stays cannot be read, and StorageUnavailable.
         """
-        job, now = self._job, self._call.now
-        going = expendable(
-            records,
-            job.spec.policy.retention,
-            current_step=job.checkpoint_step,
-            now=now,
-            in_history=job.in_history,
-        )[:MAX_FORGOTTEN]
+        job, now = self._job, self._now
+        policy = job.spec.policy.retention
+        over = surplus(records, policy, current_step=job.checkpoint_step, in_history=job.in_history)
+        free = [record for record in over if record.protected_until <= now]
+        going = free[:MAX_FORGOTTEN]
         kept = [record for record in records if record not in going]
         leaving = self._orphans - {record.manifest_key for record in kept}
         leaving |= {record.manifest_key for record in going if record.legacy_key is None}
@@ -144,6 +173,7 @@ class Retention:
             for step, key in self._without_record(records):
                 # Who was given URLs for another branch's checkpoint of this step goes on reading it.
                 (spared if step in protected else leaving).add(key)
+        self._more_at = now if len(free) > len(going) else _free_at([*over, *(records if spared else ())], now)
         if not going and not leaving:
             return None
         still_named = {digest for record in kept for digest in self._named_by(record)}
@@ -155,11 +185,12 @@ class Retention:
             by_manifest[key] = {pack.blake3 for pack in packs}
             named |= {pack.blake3: pack for pack in packs}
         # As they were moments ago will do: what has changed since is refused, and then read for certain.
-        seen = self._context.packs.get_many(self._call.tenant, named, consistent=bool(self._orphans))
+        seen = self._context.packs.get_many(job.tenant, named, consistent=bool(self._orphans))
         kept_zips = {record.legacy_key for record in kept}
+        sightings = [Sighting(pack, seen.get(digest)) for digest, pack in named.items()]
         return Plan(
             forgotten=tuple(Forget(record=record, now=now) for record in going),
-            packs=rules.parting(job.id, [Sighting(pack, seen.get(digest)) for digest, pack in named.items()], now),
+            packs=rules.parting(job.id, sightings, self._ends_by),
             leaving=by_manifest,
             zips={record.legacy_key for record in going if record.legacy_key is not None} - kept_zips,
         )
@@ -182,7 +213,7 @@ class Retention:
     def _carry_out(self, plan: Plan) -> bool:
         """False if packs have changed since they were read: another plan is needed for what names them."""
         self._orphans |= plan.leaving.keys()
-        refused = self._context.packs.let_go(self._call.tenant, self._job.id, plan.packs)
+        refused = self._context.packs.let_go(self._job.tenant, self._job.id, plan.packs)
         condemned = {one.pack.blake3 for one in plan.packs if isinstance(one, CondemnPack)} - refused
         self._delete([pack_key(digest) for digest in condemned])
         self._deleted |= condemned
@@ -200,14 +231,14 @@ class Retention:
 
     def _delete(self, keys: Iterable[str]) -> None:
         if ordered := sorted(keys):
-            self._context.objects.delete_many(self._call.tenant, CHECKPOINTS_BUCKET, ordered)
+            self._context.objects.delete_many(self._job.tenant, CHECKPOINTS_BUCKET, ordered)
 
     def _without_record(self, records: Sequence[CheckpointRecord]) -> Iterator[tuple[int, str]]:
         """Steps and keys of manifests of which nothing can become a checkpoint any more, and nothing is one."""
         recorded = {record.manifest_key for record in records}
         listing = every_item(
             lambda cursor: self._context.objects.list(
-                self._call.tenant, CHECKPOINTS_BUCKET, manifests_prefix(self._job.id), limit=1000, cursor=cursor
+                self._job.tenant, CHECKPOINTS_BUCKET, manifests_prefix(self._job.id), limit=1000, cursor=cursor
             )
         )
         for entry in listing:
@@ -220,19 +251,24 @@ class Retention:
         if record.legacy_key is not None:
             return set()
         if record.manifest_key not in self._known:
-            self._known[record.manifest_key] = read_manifest(self._context, self._call, record).packs
+            self._known[record.manifest_key] = read_manifest(self._context, self._job, record).packs
         return {pack.blake3 for pack in self._known[record.manifest_key]}
 
     def _named_at(self, key: str) -> Sequence[Pack]:
         """The packs of a manifest that is to be deleted; none if nobody can read it any more."""
         if key not in self._known:
-            data = self._context.objects.read(self._call.tenant, CHECKPOINTS_BUCKET, key)
+            data = self._context.objects.read(self._job.tenant, CHECKPOINTS_BUCKET, key)
             try:
                 self._known[key] = parse_manifest(data).packs if data is not None else []
             except ValidationError:
                 logger.warning("a manifest cannot be read; its packs stay", extra={"reason": key})
                 self._known[key] = []
         return self._known[key]
+
+
+def _free_at(records: Iterable[CheckpointRecord], now: int) -> int | None:
+    """When nobody reads any of these checkpoints any more; None if nobody does now."""
+    return max((one.protected_until for one in records if one.protected_until > now), default=None)
 
 
 def checkpoints_of(context: Context, job: Job) -> list[CheckpointRecord]:

@@ -42,7 +42,10 @@ def as_job(body: DreamboothSubmit, job_id: str) -> tuple[JobSubmit, JsonObject]:
     if columns["class_data_prefix"]:
         inputs.append(InputRef(prefix=columns["class_data_prefix"], into="class"))
     not_parameters = {"instance_data_prefix", "class_data_prefix"}
-    parameters = {name: value for name, value in columns.items() if name not in not_parameters and value is not None}
+    # Its clients say null or "" where there is no prompt.
+    parameters = {
+        name: value for name, value in columns.items() if name not in not_parameters and value not in (None, "")
+    }
     if body.num_train_epochs > 1:
         parameters.pop("max_train_steps")
     else:

@@ -81,8 +81,7 @@ class Resolver:
     def spec(self, body: JobSubmit, *, flat: bool = False) -> Spec:
         """The job with its recipe's steps, defaults and outputs filled in. Refuses it with all that is wrong.
 
-        `flat`: the parameters came as fields of the body, as the original has them: bounded, but without rules
-        between them.
+        `flat`: the parameters came as fields of the body, as the original has them, and are named so.
         """
         if body.recipe is None:
             return _spec(body, command=body.command or [], parameters=body.parameters, outputs=body.outputs or [])
@@ -124,9 +123,7 @@ def _plan(recipe: Recipe, body: JobSubmit, *, flat: bool) -> RunPlan:
     from contract.recipes.rendering import input_faults, parameter_faults, plan_of
 
     folders = {ref.into: ref.prefix for ref in body.inputs}
-    # The original knew no rules between fields, and its clients send what breaks some. What comes of it is said by the
-    # script at its start.
-    faults = [*parameter_faults(recipe, body.parameters, together=not flat), *input_faults(recipe, folders)]
+    faults = [*parameter_faults(recipe, body.parameters), *input_faults(recipe, folders)]
     plan = None
     if not faults:
         plan, faults = plan_of(recipe, body.parameters, list(folders))

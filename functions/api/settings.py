@@ -9,6 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from contract.names import CHECKPOINTS_BUCKET, DATA_BUCKET
 from functions.api.defaults import TABLE_PREFIX
+from functions.domain.retention import LONGEST_URL_LIFE_S
 
 
 class Settings(BaseModel):
@@ -51,7 +52,7 @@ class Settings(BaseModel):
     """For tests: an origin, `http://127.0.0.1:8000`, that webhooks may have though it is neither https nor public."""
     ready_shards: Annotated[int, Field(ge=1, le=64)] = 1
     """Partitions of each queue's ready index; one carries about 500 claims a second."""
-    url_life_s: Annotated[int, Field(ge=60, le=3600)] = 900
+    url_life_s: Annotated[int, Field(ge=60, le=LONGEST_URL_LIFE_S)] = 900
     download_token_life_s: Annotated[int, Field(ge=10, le=3600)] = 300
     upload_token_life_s: Annotated[int, Field(ge=10, le=3600)] = 900
     read_protection_s: Annotated[int, Field(ge=60, le=86_400)] = 3600

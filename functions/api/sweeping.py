@@ -65,9 +65,9 @@ def sweep(jobs: JobStore, leases: LeaseStore, now: int, *, limit: int = SWEEP_LI
     due = leases.due(now, limit=LEASES_LOOKED_AT)
     lost = [lease for lease in _leases(leases, due) if not lease.closed and lease.expires_at <= now]
     expired = sorted(lost, key=lambda lease: lease.expires_at)[:limit]
-    reclaimed = sum(_by_itself(lease.job_id, reclaim, jobs, leases, lease.job_id, now, watch) for lease in expired)
+    reclaimed = sum(by_itself(lease.job_id, reclaim, jobs, leases, lease.job_id, now, watch) for lease in expired)
     timed = jobs.due_timers(now, limit=limit)
-    timers = sum(_by_itself(job_id, run_timer, jobs, job_id, now) for job_id in timed)
+    timers = sum(by_itself(job_id, run_timer, jobs, job_id, now) for job_id in timed)
     return Swept(
         reclaimed=reclaimed,
         timers=timers,
@@ -86,10 +86,10 @@ def tidy_queue(jobs: JobStore, leases: LeaseStore, *, tenant: str, queue: str, n
     if expired:
         watch = keep_watch(leases, now)
         lost = [job for job in _jobs(jobs, [lease.job_id for lease in expired]) if job.queue == queue]
-        done += sum(_by_itself(job.id, reclaim, jobs, leases, job.id, now, watch) for job in lost)
+        done += sum(by_itself(job.id, reclaim, jobs, leases, job.id, now, watch) for job in lost)
     timed = _jobs(jobs, jobs.due_timers(now, limit=TIDY_LIMIT))
     waiting = [job for job in timed if (job.tenant, job.queue) == (tenant, queue)]
-    return done + sum(_by_itself(job.id, run_timer, jobs, job.id, now) for job in waiting)
+    return done + sum(by_itself(job.id, run_timer, jobs, job.id, now) for job in waiting)
 
 
 def keep_watch(leases: LeaseStore, now: int) -> Watch:
@@ -164,7 +164,7 @@ def _queue_age_s(jobs: JobStore, now: int) -> int:
     return 0 if since is None else max(now - since, 0)
 
 
-def _by_itself(job_id: str, look_after: Callable[P, bool], *args: P.args, **more: P.kwargs) -> bool:
+def by_itself(job_id: str, look_after: Callable[P, bool], *args: P.args, **more: P.kwargs) -> bool:
     """Look after one job. Whatever is wrong with it is logged, and must not keep the others from their turn."""
     try:
         return look_after(*args, **more)

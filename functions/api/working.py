@@ -125,7 +125,7 @@ def complete(context: Context, call: Call) -> TransitionAnswer:
     job, lease = _held(context, call, fence, repeated=("complete",))
     if lease is None:
         offer(context, call, job)
-        Retention(context, call, job).run(left_behind=True)
+        Retention(context, job, call.now).run_at_end()
         return transition_answer(job)
     if lease.token_sha256 is None:
         artifacts = verified_original_model(context, call, job, body)
@@ -139,7 +139,7 @@ def complete(context: Context, call: Call) -> TransitionAnswer:
         lambda job, attempt: rules.complete(job, attempt, fence, artifacts=artifacts, progress=progress, now=call.now),
     )
     offer(context, call, ended)
-    Retention(context, call, ended).run(left_behind=True)
+    Retention(context, ended, call.now).run_at_end()
     return transition_answer(ended)
 
 
@@ -165,7 +165,7 @@ def fail(context: Context, call: Call) -> TransitionAnswer:
 def _let_go_if_ended(context: Context, call: Call, job: Job) -> None:
     """A job that waits for another attempt keeps what an unfinished upload left: its next commit looks at that."""
     if job.state.terminal:
-        Retention(context, call, job).run(left_behind=True)
+        Retention(context, job, call.now).run_at_end()
 
 
 def release(context: Context, call: Call) -> TransitionAnswer:

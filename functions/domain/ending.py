@@ -12,6 +12,7 @@ from functions.domain import retry as retry_policy
 from functions.domain.change import Change, CloseLease, changed
 from functions.domain.leases import Fence
 from functions.domain.records import Attempt, Job
+from functions.domain.retention import late_at
 
 MAX_LOG_TAIL_BYTES = 32 * 1024
 """What an attempt keeps of the last lines of output: the newest ones, as JSON."""
@@ -51,7 +52,8 @@ def committed_step(job: Job, attempt: Attempt) -> int | None:
 
 
 def stopped(job: Job, attempt: Attempt | None, end: AttemptEnd, now: int, *, reason: Reason, **updates: Any) -> Change:
-    """Change the job by `updates` and end what runs, even where the attempt's item is lost."""
+    """End the job by `updates`, and what runs, even where the attempt's item is lost."""
+    updates["retention_at"] = late_at(job, now)
     if job.state is not JobState.RUNNING:
         return changed(job, now, reason=reason, **updates)
     if attempt is None:
@@ -130,6 +132,8 @@ def requeued(
     if exhausted:
         state, job_reason, not_before = JobState.FAILED, exhausted, None
         updates.update(failed_at=now, pause_requested=False, stale=False)
+        # Who reports a failure lets go of what is not kept with the same call.
+        updates.update(retention_at=None if end is AttemptEnd.FAILED else late_at(job, now))
     elif job.pause_requested:
         # The reason since the request is the user's.
         state, job_reason, not_before = JobState.PAUSED, job.reason or Reason(code=ReasonCode.PAUSED_BY_USER), None

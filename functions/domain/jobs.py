@@ -317,6 +317,7 @@ def retry(
         completed_at=None,
         failed_at=None,
         canceled_at=None,
+        retention_at=None,
         pause_requested=False,
         checkpoint_step=job.checkpoint_step if keep_checkpoint else from_step,
         checkpoint_epoch=job.checkpoint_epoch if keep_checkpoint else from_epoch,

@@ -17,6 +17,8 @@ from functions.domain.records import Job, PackRecord
 
 FUNCTION_TIMEOUT_S = 25
 """How long one call of the API may take; the deployed functions are ended then."""
+SWEEPER_TIMEOUT_S = 55
+"""The same for the sweeper: a sweep ends before the next one begins."""
 DEAD_AFTER_S = 2 * FUNCTION_TIMEOUT_S
 """Whoever condemned a pack so long ago has deleted it or is dead. The second half is for clocks that differ, and for a
 request that the network has delivered late."""
@@ -129,17 +131,21 @@ def let_go_of(tenant: str, job_id: str, write: PackWrite, current: PackRecord | 
     )
 
 
-def parting(job_id: str, sightings: Iterable[Sighting], now: int) -> list[PackWrite]:
+def parting(job_id: str, sightings: Iterable[Sighting], ends_by: int) -> list[PackWrite]:
     """What a job does about packs that none of its checkpoints names any more: condemn what nobody else holds, release
     what somebody does, and leave alone what is not the job's.
 
+    `ends_by`: until when the function that condemns them may live. What it condemns counts from there, so that it is
+    dead when others take that over; for the sweeper that is an instant that lies ahead, at first.
+
     What is condemned already is condemned again, by whomever: he may be dead, and to delete twice does no harm.
     """
+    at = ends_by - FUNCTION_TIMEOUT_S
     writes: list[PackWrite] = []
     for sighting in sightings:
         pack, record = sighting.pack, sighting.record
         if record is None or not record.jobs or record.jobs == {job_id}:
-            writes.append(CondemnPack(pack=pack, seen=record, at=now))
+            writes.append(CondemnPack(pack=pack, seen=record, at=at))
         elif job_id in record.jobs:
             writes.append(ReleasePack(pack=pack, seen=record))
     return writes

@@ -71,6 +71,9 @@ class JobStore(Protocol):
     def due_timers(self, now: int, *, limit: int) -> list[str]:
         """Ids of jobs with a timer at or before `now`."""
 
+    def due_retentions(self, now: int, *, limit: int) -> list[str]:
+        """Ids of ended jobs whose `retention_at` is at or before `now`, the longest due first."""
+
     def attempt(self, job_id: str, epoch: int) -> Attempt | None: ...
 
     def attempts(self, job_id: str, *, limit: int, cursor: str | None = None) -> Page[Attempt]: ...

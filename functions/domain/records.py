@@ -96,6 +96,8 @@ class Job(Record):
     completed_at: int | None = None
     failed_at: int | None = None
     canceled_at: int | None = None
+    retention_at: int | None = None
+    """When the sweeper must let go of what an ended job does not keep; None where its worker's call has done so."""
 
     @property
     def claimable(self) -> bool:

@@ -5,7 +5,29 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from contract.jobs import Retention
-from functions.domain.records import CheckpointRecord
+from functions.domain.change import Change
+from functions.domain.records import CheckpointRecord, Job
+
+LONGEST_URL_LIFE_S = 3600
+"""No deployment signs a URL for longer (functions/api/settings.py)."""
+LATE_AFTER_S = LONGEST_URL_LIFE_S + 60
+"""After a job's end, until which its worker is not known to be done: what it still uploads then is let go too."""
+
+
+def late_at(job: Job, now: int) -> int | None:
+    """When the sweeper runs retention for a job that ends now, and not by its worker's call; None if it never ran."""
+    return now + LATE_AFTER_S if job.epoch > 0 else None
+
+
+def after_failure(job: Job, now: int) -> int:
+    """When it is tried again for an ended job: more and more seldom, should it never succeed."""
+    ended_at = max(job.completed_at or 0, job.failed_at or 0, job.canceled_at or 0)
+    return now + max(LATE_AFTER_S, now - (ended_at or now))
+
+
+def look_again(job: Job, at: int | None) -> Change:
+    """Leave word when the sweeper must run retention for an ended job; None for never again."""
+    return Change(seen_rev=job.rev, job=job.model_copy(update={"rev": job.rev + 1, "retention_at": at}))
 
 
 def expendable(
@@ -16,11 +38,22 @@ def expendable(
     now: int,
     in_history: Callable[[CheckpointRecord], bool] | None = None,
 ) -> list[CheckpointRecord]:
-    """The records that retention lets go of.
+    """The records that retention lets go of now: the surplus, but for what somebody was given URLs for."""
+    going = surplus(records, policy, current_step=current_step, in_history=in_history)
+    return [record for record in going if record.protected_until <= now]
 
-    Kept: the current one, the last N up to it, every K-th step, the best by metric, pinned ones and ones that
-    somebody was given URLs for. Of checkpoints that a retry left behind (`in_history`: Job.in_history) only the last
-    two kinds.
+
+def surplus(
+    records: Sequence[CheckpointRecord],
+    policy: Retention,
+    *,
+    current_step: int | None,
+    in_history: Callable[[CheckpointRecord], bool] | None = None,
+) -> list[CheckpointRecord]:
+    """The records that the policy does not keep.
+
+    Kept: the current one, the last N up to it, every K-th step, the best by metric, and pinned ones. Of checkpoints
+    that a retry left behind (`in_history`: Job.in_history) only the last kind.
     """
     sound = sorted(
         (r for r in records if not r.damaged and (in_history is None or in_history(r))),
@@ -39,4 +72,4 @@ def expendable(
             kept.add(best.step)
     if current_step is not None:
         kept.add(current_step)
-    return [r for r in records if r.step not in kept and not r.pinned and r.protected_until <= now]
+    return [r for r in records if r.step not in kept and not r.pinned]

@@ -138,13 +138,19 @@ class DynamoJobStore:
         return Page([job for job in jobs if state is None or job.state is state], places.cursor)
 
     def due_timers(self, now: int, *, limit: int) -> list[str]:
+        return self._due(keys.TIMER, now, limit)
+
+    def due_retentions(self, now: int, *, limit: int) -> list[str]:
+        return self._due(keys.RETENTION, now, limit)
+
+    def _due(self, partition: str, now: int, limit: int) -> list[str]:
         items = query(
             self._client,
             self._table,
             limit,
             IndexName="timers",
             KeyConditionExpression="timer_pk = :timer AND timer_at <= :now",
-            ExpressionAttributeValues={":timer": {"S": keys.TIMER}, ":now": number(now)},
+            ExpressionAttributeValues={":timer": {"S": partition}, ":now": number(now)},
         )
         return [keys.job_id_of(item["pk"]["S"]) for item in items]
 

@@ -33,6 +33,9 @@ def job(record: Job) -> Item:
     if record.timer_at is not None:
         item["timer_pk"] = {"S": keys.TIMER}
         item["timer_at"] = number(record.timer_at)
+    elif record.retention_at is not None:
+        item["timer_pk"] = {"S": keys.RETENTION}
+        item["timer_at"] = number(record.retention_at)
     return item
 
 

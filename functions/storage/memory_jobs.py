@@ -94,10 +94,12 @@ class MemoryJobStore:
             state.ready.put(job.id, keys.ready_pk(job.tenant, job.queue, job.shard), job.ready_rank)
         else:
             state.ready.discard(job.id)
-        if job.timer_at is None:
-            state.timers.discard(job.id)
-        else:
+        if job.timer_at is not None:
             state.timers.put(job.id, keys.TIMER, job.timer_at)
+        elif job.retention_at is not None:
+            state.timers.put(job.id, keys.RETENTION, job.retention_at)
+        else:
+            state.timers.discard(job.id)
 
     def ready(self, tenant: str, queue: str, shard: int, *, limit: int, cursor: str | None = None) -> Page[Job]:
         ready = ready_list(tenant, queue, shard)
@@ -135,6 +137,10 @@ class MemoryJobStore:
     def due_timers(self, now: int, *, limit: int) -> list[str]:
         with self._state.lock:
             return [job_id for _, job_id in self._state.timers.up_to(keys.TIMER, now, limit)]
+
+    def due_retentions(self, now: int, *, limit: int) -> list[str]:
+        with self._state.lock:
+            return [job_id for _, job_id in self._state.timers.up_to(keys.RETENTION, now, limit)]
 
     def attempt(self, job_id: str, epoch: int) -> Attempt | None:
         return self._one(Attempt, job_id, keys.ATTEMPT, epoch)

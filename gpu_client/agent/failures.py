@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from contract.jobs import FailureClass
+from gpu_client.training.channel import BAD_INPUT_EXIT_CODE
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,6 +144,12 @@ def _tail(lines: Sequence[str]) -> str:
     return next((line.strip() for line in reversed(lines) if line.strip()), "it printed nothing")
 
 
+def _refusal(lines: Sequence[str]) -> str:
+    """What a trainer said last; before that, what it calls an error: libraries like to talk at the end."""
+    said = next((line for line in reversed(lines) if line.startswith("error: ")), _tail(lines))
+    return said.removeprefix("error: ").strip()
+
+
 def _signal_of(exit_status: ExitStatus) -> int | None:
     if exit_status.signal is not None:
         return exit_status.signal
@@ -171,6 +178,8 @@ def _by_exit_code(evidence: Failure | None, exit_status: ExitStatus, last_lines:
     """It ended by itself, or by a launcher that passes on how its processes died."""
     if evidence and evidence.failure_class != FailureClass.SCRIPT_ERROR:
         return evidence
+    if exit_status.code == BAD_INPUT_EXIT_CODE:
+        return _failure(FailureClass.BAD_INPUT, _refusal(last_lines))
     if exit_status.code in (126, 127):
         what = "not found" if exit_status.code == 127 else "not executable"
         return _failure(

@@ -33,6 +33,7 @@ def trainer_environment(
     ours = {
         "BATON_JOB_ID": item.id,
         "BATON_EPOCH": str(item.epoch),
+        "BATON_RECIPE": item.recipe or "",
         "BATON_DATA_DIR": str(directories.data),
         "BATON_OUTPUT_DIR": str(directories.output),
         "BATON_RESUME_FROM": resume_from,

@@ -1,12 +1,13 @@
-"""How the command line fails: exit codes, and one line for every error."""
+"""How the command line fails: exit codes, and one line for every error, or for each thing that is wrong."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from enum import IntEnum
 
 import typer.exceptions
 
-from contract.errors import ErrorCode
+from contract.errors import ErrorCode, Fault
 from gpu_client.transport.errors import (
     ApiError,
     BatonError,
@@ -32,10 +33,16 @@ class ExitCode(IntEnum):
 
 
 class CliError(Exception):
-    """Something that the command line itself has to say: what is wrong, and what to do."""
+    """Something that the command line itself has to say: what is wrong, and what to do.
 
-    def __init__(self, message: str, remedy: str = "", *, exit_code: ExitCode = ExitCode.USAGE) -> None:
+    `problems`: each of several things that are wrong; the message says how many there are.
+    """
+
+    def __init__(
+        self, message: str, remedy: str = "", *, problems: Sequence[str] = (), exit_code: ExitCode = ExitCode.USAGE
+    ) -> None:
         self.exit_code = exit_code
+        self.problems = list(problems)
         super().__init__(f"{message.removesuffix('.')}. {remedy}".strip() if remedy else message)
 
 
@@ -62,7 +69,10 @@ _FOR_USERS = {
 
 
 def describe(error: BaseException) -> tuple[ExitCode, str]:
-    """The exit code and the line for an error; "" if all was said. Anything unknown is a defect, and is called one."""
+    """The exit code and the line for an error; "" if all was said. Anything unknown is a defect, and is called one.
+
+    `problems_of` has what else is to be said.
+    """
     if isinstance(error, CliError):
         return error.exit_code, str(error)
     if isinstance(error, typer.exceptions.TyperException):
@@ -78,6 +88,21 @@ def describe(error: BaseException) -> tuple[ExitCode, str]:
         place = f"{error.filename}: " if error.filename else ""
         return ExitCode.FAILED, f"{place}{error.strerror or error}"
     return ExitCode.FAILED, f"a defect of this program ({type(error).__name__}: {error}). BATON_DEBUG=1 shows where."
+
+
+def problems_of(error: BaseException) -> list[str]:
+    """What stands below the line of `describe`: a line for each thing that is wrong, where there are several."""
+    if isinstance(error, CliError):
+        return error.problems
+    if isinstance(error, ApiError) and not error.foreign and len(error.problems) > 1:
+        return [_problem(fault) for fault in error.problems]
+    return []
+
+
+def _problem(fault: Fault) -> str:
+    place = f"line {fault.line}, column {fault.column}: " if fault.line is not None else ""
+    field = f"{fault.field}: " if fault.field else ""
+    return f"{place}{field}{fault.reason}. {fault.remedy}".strip()
 
 
 def _of_the_network(error: BatonError) -> tuple[ExitCode, str]:
@@ -108,8 +133,7 @@ def _refusal(error: ApiError) -> str:
         code = ErrorCode(error.code)
         message = f"{message.removesuffix(code.remedy).strip()} {_FOR_USERS[code]}"
     if len(error.problems) > 1:
-        told = "; ".join(f"{one.field}: {one.reason}. {one.remedy}".strip() for one in error.problems)
-        return f"{error.code}: {len(error.problems)} things are wrong: {told}"
+        return f"{error.code}: {len(error.problems)} things are wrong"
     field = f" (field {error.field})" if error.field else ""
     reference = f" [request {error.request_id}]" if error.code == ErrorCode.INTERNAL and error.request_id else ""
     return f"{error.code}: {message}{field}{reference}"

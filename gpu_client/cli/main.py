@@ -31,7 +31,8 @@ from gpu_client.cli import (
     watch,
     webhooks,
 )
-from gpu_client.cli.errors import ExitCode, describe
+from gpu_client.cli.errors import ExitCode, describe, problems_of
+from gpu_client.cli.formats import plain
 from gpu_client.cli.session import Session
 from gpu_client.transport.http import user_agent
 
@@ -68,7 +69,8 @@ def _root(
 
 
 def main(arguments: Sequence[str] | None = None, session: Session | None = None) -> int:
-    """Run one command. Returns the exit code; whatever goes wrong is one line on standard error."""
+    """Run one command. Returns the exit code; whatever goes wrong is said on standard error: one line, and one more for
+    each of several things that are wrong."""
     session = session or Session()
     # where the shell closed one (`>&-`) there is nobody to tell
     sys.stdout = sys.stdout or io.StringIO()
@@ -100,6 +102,8 @@ def main(arguments: Sequence[str] | None = None, session: Session | None = None)
         code, line = describe(error)
         if line:
             _complain(line)
+        for problem in problems_of(error):
+            sys.stderr.write(f"{_on_one_line(problem)}\n")
         return int(code)
     if found == ExitCode.INTERRUPTED:
         _complain("interrupted")
@@ -108,7 +112,11 @@ def main(arguments: Sequence[str] | None = None, session: Session | None = None)
 
 def _complain(line: str) -> None:
     """One line, whatever the message was made of."""
-    sys.stderr.write(f"baton: {' '.join(line.split())}\n")
+    sys.stderr.write(f"baton: {_on_one_line(line)}\n")
+
+
+def _on_one_line(text: str) -> str:
+    return plain(" ".join(text.split()))
 
 
 @contextmanager

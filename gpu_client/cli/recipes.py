@@ -16,7 +16,7 @@ from gpu_client.cli.formats import count, moment
 from gpu_client.cli.output import FOLDED, Column
 from gpu_client.cli.recipe_page import page_of
 from gpu_client.cli.recipe_run import LocalRun
-from gpu_client.cli.session import AsJson, Session, session_of
+from gpu_client.cli.session import AsJson, session_of
 from gpu_client.transport.api import BatonClient
 from gpu_client.transport.calls import pages
 
@@ -41,7 +41,8 @@ def lint_file(context: typer.Context, file: FileArgument, as_json: AsJson = Fals
     if as_json:
         session.screen.json({"file": str(file), "faults": [fault._asdict() for fault in linted.faults]})
     else:
-        _tell(session, file, linted.faults)
+        for fault in linted.faults:
+            session.screen.line(_told(file, fault))
         if linted.recipe is not None:
             session.screen.line(f"{file}: {linted.recipe.id} has no faults")
     if linted.faults:
@@ -56,7 +57,7 @@ def push(context: typer.Context, file: FileArgument, as_json: AsJson = False) ->
     """
     session = session_of(context)
     text = _text(file)
-    _sound(session, file, lint(text))
+    _sound(file, lint(text))
     with session.client() as client:
         pushed = client.push_recipe(text)
     if as_json:
@@ -102,7 +103,7 @@ def docs(context: typer.Context, name: NameArgument, as_json: AsJson = False) ->
     """
     session = session_of(context)
     if Path(name).is_file():
-        recipe = _sound(session, Path(name), lint(_text(Path(name))))
+        recipe = _sound(Path(name), lint(_text(Path(name))))
     else:
         with session.client() as client:
             linted = lint(client.recipe(_full_name(client, name)).document)
@@ -142,7 +143,7 @@ def run(
     """
     session = session_of(context)
     text = _text(file)
-    recipe = _sound(session, file, lint(text))
+    recipe = _sound(file, lint(text))
     if not is_local:
         raise CliError(
             "run works on this machine only", f"Say --local; or baton recipes push {file}, then baton submit."
@@ -169,18 +170,16 @@ def _text(file: Path) -> str:
         raise CliError(f"{file} is not UTF-8 text") from error
 
 
-def _tell(session: Session, file: Path, faults: list[Fault]) -> None:
-    for fault in faults:
-        field = f"{fault.field}: " if fault.field else ""
-        session.screen.line(f"{file}:{fault.line}:{fault.column}: {field}{fault.reason}. {fault.remedy}".rstrip())
+def _told(file: Path, fault: Fault) -> str:
+    field = f"{fault.field}: " if fault.field else ""
+    return f"{file}:{fault.line}:{fault.column}: {field}{fault.reason}. {fault.remedy}".rstrip()
 
 
-def _sound(session: Session, file: Path, linted: Linted) -> Recipe:
-    """The recipe; with faults, all are said and CliError is raised."""
+def _sound(file: Path, linted: Linted) -> Recipe:
+    """The recipe. Raises CliError with all of its faults."""
     if linted.recipe is None:
-        for fault in linted.faults:
-            session.screen.say(f"{file}:{fault.line}:{fault.column}: {fault.field}: {fault.reason}. {fault.remedy}")
-        raise CliError(f"{file} has {count(len(linted.faults), 'fault')}")
+        faults = [_told(file, fault) for fault in linted.faults]
+        raise CliError(f"{file} has {count(len(faults), 'fault')}", problems=faults)
     return linted.recipe
 
 

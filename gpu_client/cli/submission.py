@@ -11,10 +11,11 @@ import yaml
 from pydantic import ValidationError
 
 from contract.jobs import JobSubmit
+from contract.recipes.reading import load_values
 from gpu_client.cli.errors import CliError
 from gpu_client.cli.formats import parse_duration
 
-_SHOWN_PROBLEMS = 5
+_SHOWN_PROBLEMS = 100
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,7 +36,7 @@ class Options:
 def read_document(text: str, name: str) -> dict[str, Any]:
     """The job in a JSON or YAML file. Raises CliError saying where it is not."""
     try:
-        found = json.loads(text) if name.endswith(".json") else yaml.safe_load(text)
+        found = json.loads(text) if name.endswith(".json") else load_values(text)
     except json.JSONDecodeError as error:
         raise CliError(f"{name} is not JSON: {error.msg} in line {error.lineno}, column {error.colno}") from error
     except yaml.YAMLError as error:
@@ -44,6 +45,8 @@ def read_document(text: str, name: str) -> dict[str, Any]:
         raise CliError(f"{name} is not YAML: {getattr(error, 'problem', None) or 'unreadable'}{place}") from error
     except RecursionError as error:
         raise CliError(f"{name} is nested too deeply") from error
+    except ValueError as error:
+        raise CliError(f"{name} has a number that is too long to be one") from error
     if not isinstance(found, dict):
         raise CliError(f"{name} does not describe a job", "Write fields like 'recipe: digits@1' or 'command: [...]'.")
     return found
@@ -67,9 +70,13 @@ def build_job(document: dict[str, Any], options: Options) -> JobSubmit:
     try:
         return JobSubmit.model_validate(wanted)
     except ValidationError as error:
-        problems = [_problem(dict(problem)) for problem in error.errors(include_url=False)]
-        more = f"; and {len(problems) - _SHOWN_PROBLEMS} more" if len(problems) > _SHOWN_PROBLEMS else ""
-        raise CliError(f"this is no job: {'; '.join(problems[:_SHOWN_PROBLEMS])}{more}") from error
+        problems = _problems_in(wanted, error)
+        if len(problems) == 1:
+            raise CliError(f"this is no job: {problems[0]}") from error
+        shown = problems[:_SHOWN_PROBLEMS]
+        if len(problems) > len(shown):
+            shown.append(f"and {len(problems) - len(shown)} more")
+        raise CliError(f"this is no job: {len(problems)} things are wrong", problems=shown) from error
 
 
 def _joined(there: Any, added: Any) -> Any:
@@ -111,7 +118,24 @@ def _pair(text: str, option: str) -> tuple[str, str]:
     return name.strip(), value
 
 
-def _problem(problem: dict[str, Any]) -> str:
-    place = ".".join(map(str, problem["loc"]))
-    said = str(problem["msg"]).removeprefix("Value error, ")
-    return f"{place}: {said}" if place else said
+def _problems_in(document: dict[str, Any], error: ValidationError) -> list[str]:
+    """Each with its place. What may be of several kinds, and is of none, is one problem."""
+    found: dict[str, list[str]] = {}
+    for problem in error.errors(include_url=False):
+        said = str(problem["msg"]).removeprefix("Value error, ")
+        found.setdefault(_place(document, problem["loc"]), []).append(said)
+    return [f"{place}: {'; or: '.join(said)}" if place else "; ".join(said) for place, said in found.items()]
+
+
+def _place(value: Any, loc: Sequence[int | str]) -> str:
+    """Where in a document, without the names of kinds that pydantic adds behind it."""
+    parts: list[str] = []
+    for part in loc:
+        if isinstance(value, dict):
+            value = value.get(part)
+        elif isinstance(value, list) and isinstance(part, int):
+            value = value[part] if part < len(value) else None
+        else:
+            break
+        parts.append(str(part))
+    return ".".join(parts)

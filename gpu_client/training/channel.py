@@ -1,4 +1,4 @@
-"""The trainer's end of the channel to the agent: JSON lines over a Unix stream socket.
+"""The trainer's end of the channel to the agent: JSON lines over a Unix stream socket, and an exit code.
 
 This module owns the format (protocol 1); it needs the standard library only.
 
@@ -21,6 +21,9 @@ a message can be lost, and then the arena would never be free again. `stall_s`: 
 Lines are UTF-8 and at most `MAX_LINE_BYTES` long. Metrics are finite JSON numbers: a metric that is not a number, or
 is NaN or infinite, is left out and named once in the log. Unknown message types are ignored, so that either side may
 learn new words first.
+
+A trainer that cannot train with what the job gives it prints one line that says why, and exits with
+`BAD_INPUT_EXIT_CODE`: the attempt fails as `bad_input` with that line.
 
 Training never waits for the agent: one background thread owns the socket. Progress is a slot in which the newest
 report wins; checkpoint messages are queued and delivered in order. Without an agent, or when it dies, everything here
@@ -47,6 +50,8 @@ PROTOCOL = 1
 MAX_LINE_BYTES = 64 * 1024
 ARENA_CHECKPOINT = "checkpoint"
 """The directory in the arena in which a checkpoint lies."""
+BAD_INPUT_EXIT_CODE = 65
+"""EX_DATAERR of sysexits.h: the parameters or the data are at fault, not the program."""
 PROGRESS_INTERVAL_S = 0.2
 CHECKPOINT_DELIVERY_TIMEOUT_S = 5.0
 CONNECT_TIMEOUT_S = 2.0

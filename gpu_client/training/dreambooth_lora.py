@@ -22,12 +22,14 @@ from pathlib import Path
 import torch
 from diffusers.training_utils import compute_snr
 
-from gpu_client.training import Session, SessionError
+from gpu_client.training import CheckpointMismatchError, Session, SessionError
+from gpu_client.training.channel import BAD_INPUT_EXIT_CODE
 from gpu_client.training.dreambooth.batches import Chosen, PictureBatches
 from gpu_client.training.dreambooth.class_images import ClassImages
 from gpu_client.training.dreambooth.config import DreamboothConfig, read_config_file
 from gpu_client.training.dreambooth.data import read_class_pictures, read_instance_pictures
 from gpu_client.training.dreambooth.encoding import Encoder
+from gpu_client.training.dreambooth.errors import DreamboothError
 from gpu_client.training.dreambooth.lora import WEIGHTS_FILE, Lora
 from gpu_client.training.dreambooth.machine import check_machine, make_reproducible, training_device
 from gpu_client.training.dreambooth.models import Models, check_base_model, load_models
@@ -162,7 +164,10 @@ def _metadata(session: Session, config: DreamboothConfig, models: Models, step: 
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """The command line. Ends with an error message, before training, for a job that cannot be trained."""
+    """The command line. For a job that cannot be trained it ends before training, with one line that says why.
+
+    The exit code is BAD_INPUT_EXIT_CODE where the parameters, the data or the checkpoint do not fit, else 1.
+    """
     parser = argparse.ArgumentParser(prog="dreambooth_lora", description=__doc__.partition("\n")[0])
     parser.add_argument("--config", type=Path, help="YAML or JSON file with parameters; under Baton they are the job's")
     parser.add_argument("--data-dir", type=Path, help="directory of the images; under Baton it is the job's")
@@ -176,7 +181,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
             if train(session, config):
                 log.info("%s is written", session.output_dir / WEIGHTS_FILE)
     except SessionError as error:
-        sys.exit(f"error: {error}")
+        sys.stderr.write(f"error: {' '.join(str(error).split())}\n")
+        sys.exit(BAD_INPUT_EXIT_CODE if isinstance(error, (DreamboothError, CheckpointMismatchError)) else 1)
 
 
 if __name__ == "__main__":

@@ -21,6 +21,7 @@ from functions.domain.claiming import ClaimWindow
 from functions.domain.errors import FenceBroken, Refusal, WriteConflict
 from functions.domain.leases import Fence
 from functions.domain.records import CheckpointRecord, Job, TransferGrant
+from functions.domain.retention import LATE_AFTER_S
 from tests.clouds import Cloud, memory_cloud
 from tests.conformance.store_kit import NOW, TENANT, progress_at, submission
 from tests.fakes import SeededRandomness
@@ -234,6 +235,7 @@ class Life:
             "due": leases.due(self.now + 400, limit=100),
             "watch": leases.watch(),
             "timers": jobs.due_timers(self.now + 400, limit=100),
+            "retentions": jobs.due_retentions(self.now + LATE_AFTER_S, limit=100),
             "grants": [self.cloud.tokens.get_grant(token) for token in self.tokens],
         }
         for shard in range(2):
@@ -280,7 +282,11 @@ def check_indexes(life: Life) -> None:
     jobs = life.cloud.jobs.get_many(sorted({job.id for job in life.old}))
     leases = life.cloud.leases.get_many([job.id for job in jobs])
     assert life.cloud.members("ready") == {job.id for job in jobs if job.claimable}
-    assert life.cloud.members("timers") == {job.id for job in jobs if job.timer_at is not None}
+    timed = {job.id for job in jobs if job.timer_at is not None}
+    late = {job.id for job in jobs if job.retention_at is not None}
+    assert life.cloud.members("timers") == timed | late and not timed & late
+    assert set(life.cloud.jobs.due_retentions(life.now + LATE_AFTER_S, limit=100)) == late
+    assert late, "no job of this life ended without its worker's call"
     assert life.cloud.members("due") == {job_id for job_id, lease in leases.items() if not lease.closed}
     running = {job.id for job in jobs if job.state is JobState.RUNNING}
     assert life.cloud.members("due") == running

@@ -15,6 +15,7 @@ from functions.domain import packs
 from functions.domain.change import Change, CloseLease, DirectLease, Forget, changed
 from functions.domain.errors import FenceBroken, Refusal, WriteConflict
 from functions.domain.records import CheckpointRecord, Job, Spec
+from functions.domain.retention import LATE_AFTER_S, look_again
 from tests.clouds import Cloud
 from tests.conformance.store_kit import NOW, TENANT, claim, commit, failed, record, submission, submit
 
@@ -151,7 +152,7 @@ def test_index_membership_follows_every_transition(cloud: Cloud) -> None:
     assert indexes(cloud, job.id) == listed | {"ready"}
     canceled = rules.cancel(resumed.job, None, message="", now=NOW)
     cloud.jobs.apply(canceled)
-    assert indexes(cloud, job.id) == listed
+    assert indexes(cloud, job.id) == listed | {"timers"}, "for the sweeper's retention"
     retried = rules.retry(
         canceled.job, from_step=None, from_epoch=None, keep_checkpoint=True, reset_counters=True, now=NOW
     )
@@ -179,7 +180,39 @@ def test_a_job_with_a_deadline_has_a_timer_while_it_lives(cloud: Cloud) -> None:
     stored = cloud.jobs.get(job.id)
     assert stored is not None
     assert stored.state is JobState.FAILED
-    assert cloud.members("timers") == {other.id}
+    assert cloud.jobs.due_timers(LATER + 1, limit=9) == [other.id]
+    assert cloud.jobs.due_retentions(LATER + LATE_AFTER_S, limit=9) == [job.id]
+
+
+def test_retentions_are_due_apart_from_timers_and_until_they_are_done(cloud: Cloud) -> None:
+    jobs = [submit(cloud), submit(cloud), submit(cloud)]
+    never_ran = submit(cloud)
+    for later_s, job in enumerate(jobs):
+        held = claim(cloud, job)
+        cloud.jobs.apply(rules.cancel(held.job, held.attempt, message="", now=NOW + later_s))
+    cloud.jobs.apply(rules.cancel(never_ran, None, message="", now=NOW))
+    ids = [job.id for job in jobs]
+    due_at = NOW + LATE_AFTER_S
+    assert cloud.members("timers") == set(ids)
+    assert cloud.jobs.due_timers(due_at + 9, limit=9) == []
+    assert cloud.jobs.due_retentions(due_at - 1, limit=9) == []
+    assert cloud.jobs.due_retentions(due_at, limit=9) == ids[:1]
+    assert cloud.jobs.due_retentions(due_at + 9, limit=9) == ids
+    assert cloud.jobs.due_retentions(due_at + 9, limit=2) == ids[:2]
+    first, second, third = cloud.jobs.get_many(ids)
+    cloud.jobs.apply(look_again(first, None))
+    cloud.jobs.apply(look_again(second, due_at + 20))
+    retried = rules.retry(third, from_step=None, from_epoch=None, keep_checkpoint=True, reset_counters=True, now=NOW)
+    cloud.jobs.apply(retried)
+    assert cloud.jobs.due_retentions(due_at + 19, limit=9) == []
+    assert cloud.jobs.due_retentions(due_at + 20, limit=9) == [second.id]
+    assert cloud.jobs.get_many(ids) == [
+        first.model_copy(update={"rev": first.rev + 1, "retention_at": None}),
+        second.model_copy(update={"rev": second.rev + 1, "retention_at": due_at + 20}),
+        retried.job,
+    ]
+    with pytest.raises(WriteConflict):
+        cloud.jobs.apply(look_again(third, None))
 
 
 def test_ready_is_in_rank_order_and_apart_by_tenant_queue_and_shard(cloud: Cloud) -> None:

@@ -6,6 +6,7 @@ import json
 import re
 from collections import defaultdict
 from typing import Any
+from urllib.parse import unquote
 
 import hypothesis
 import pytest
@@ -153,7 +154,8 @@ def beyond_schema(text: str) -> bool:
 
 def cut_by_the_gateway(case: schemathesis.Case, text: str) -> bool:
     """API Gateway drops what follows a `?` in a key: what is left of a sound one may end with a slash."""
-    return "/?" in str(case.path_parameters.get("key", "")) and json.loads(text)["error"]["code"] == "invalid_key"
+    key = unquote(str(case.path_parameters.get("key", "")))  # in some of its phases the fuzzer has escaped it
+    return "/?" in key and json.loads(text)["error"]["code"] == "invalid_key"
 
 
 seen: dict[str, set[int]] = defaultdict(set)

@@ -68,11 +68,14 @@ def test_a_job_from_submission_to_the_model_over_two_machines(workers: tuple[Ori
     row = first.submit(JOB_BODY)
     assert row["status"] == "pending" and row["num_failures"] == 0 and row["model_key"] is None
     assert {name: row[name] for name in JOB_BODY} == JOB_BODY
+    assert row["class_data_prefix"] == f"loras/{row['id']}-class/"
+    class_key = f"{row['class_data_prefix']}0.jpg"
+    first.upload("training-data", class_key, b"a dog")
 
     job = first.work()
     assert job is not None and second.work() is None, "one job, one machine"
     assert job["id"] == row["id"] and job["status"] == "running" and job["resume_from"] is None
-    assert sorted(job["instance_data_keys"]) == sorted(IMAGES) and job["class_data_keys"] == []
+    assert sorted(job["instance_data_keys"]) == sorted(IMAGES) and job["class_data_keys"] == [class_key]
     assert {name: job[name] for name in JOB_BODY} == JOB_BODY
     assert job["training_script"] == "train_dreambooth_lora_sdxl.py"
     assert time.strptime(job["created_at"], "%Y-%m-%d %H:%M:%S") <= time.gmtime()
@@ -113,6 +116,19 @@ def test_a_job_from_submission_to_the_model_over_two_machines(workers: tuple[Ori
     names = [event["event_type"] for event in second.events(job["id"])]
     assert names[0] == "created" and names.count("started") == 2 and names[-1] == "complete"
     assert "heartbeat" not in names
+
+
+def test_prior_preservation_without_a_class_prompt_is_refused_before_a_machine_has_it(
+    workers: tuple[OriginalClient, OriginalClient],
+) -> None:
+    """As the example of the original's documentation has it."""
+    first, _ = workers
+    with pytest.raises(requests.HTTPError, match="422") as caught:
+        first.submit({**JOB_BODY, "class_prompt": None})
+    error = caught.value.response.json()["error"]
+    assert (error["code"], error["field"]) == ("invalid_value", "class_prompt")
+    assert "is needed with with_prior_preservation" in error["message"]
+    assert first.work() is None
 
 
 def test_a_canceled_job_is_told_with_a_400(workers: tuple[OriginalClient, OriginalClient]) -> None:

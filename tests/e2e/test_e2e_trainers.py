@@ -20,6 +20,7 @@ pytestmark = [pytest.mark.processes, pytest.mark.emulator]
 
 ENDS: dict[str, tuple[FailureClass, int | None, int | None]] = {
     "exit-3": (FailureClass.SCRIPT_ERROR, 3, None),
+    "bad-input": (FailureClass.BAD_INPUT, 65, None),
     "killed": (FailureClass.OUT_OF_MEMORY, None, 9),
     "segfault": (FailureClass.SEGFAULT, None, 11),
     "no-output": (FailureClass.MISSING_OUTPUT, None, None),
@@ -109,6 +110,7 @@ def test_the_trainer_sees_what_it_should_and_no_key(shop: Workshop) -> None:
     assert ours == {
         "BATON_JOB_ID",
         "BATON_EPOCH",
+        "BATON_RECIPE",
         "BATON_DATA_DIR",
         "BATON_OUTPUT_DIR",
         "BATON_RESUME_FROM",

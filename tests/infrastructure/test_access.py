@@ -15,6 +15,7 @@ import tests.api_harness as harness
 from cdk.access import ACCESS
 from contract.names import CHECKPOINTS_BUCKET, DATA_BUCKET
 from functions.api.routes import ROUTES
+from functions.domain.retention import LATE_AFTER_S
 from functions.local.emulator import Emulator
 from functions.publishing.bus import DeadLetterQueue, EventBridgeBus
 from functions.publishing.outbox import publish
@@ -115,7 +116,8 @@ def listening(recorder: Recorder, emulator: Emulator, patch: pytest.MonkeyPatch)
     api = harness.emulated_api(emulator)
     patch.setattr(harness, "dispatch", recorder.within(function_of, harness.dispatch))
     patch.setattr(harness, "authorize", recorder.within(lambda *_: "authorizer", harness.authorize))
-    patch.setattr(harness, "sweep", recorder.within(lambda *_: "sweeper", harness.sweep))
+    for part in ("sweep", "run_due_retentions"):
+        patch.setattr(harness, part, recorder.within(lambda *_: "sweeper", getattr(harness, part)))
     clients = [api.context.jobs._client, api.context.objects._client]  # type: ignore[attr-defined]
     for client in clients:
         client.meta.events.register("provide-client-params.*", recorder.note)
@@ -200,6 +202,20 @@ def share(api: Api) -> None:
         found.append([item["path"] for item in inputs if item["shared"]])
         held.complete({"pytorch_lora_weights.safetensors": b"weights", "class_images.zip": images}).ok()
     assert found == [[], [".baton/shared/class_images.zip"]]
+
+
+def stopped(api: Api) -> None:
+    """A job that is stopped while somebody reads what it does not keep: the sweeper lets go of that."""
+    api.submit(queue="stopped", policy={"retention": {"keep_last": 1}})
+    held = api.claim(queue="stopped")
+    held.commit(100).ok()
+    held.post(f"/job/{held.id}/checkpoints/100/urls").ok()
+    held.commit(200).ok()
+    api.post(f"/job/{held.id}/stop").ok()
+    api.clock.advance(LATE_AFTER_S)
+    assert set(api.checkpoints(held.id)) == {100, 200}
+    api.sweep()
+    assert set(api.checkpoints(held.id)) == {200}
 
 
 def original(api: Api) -> None:
@@ -295,7 +311,7 @@ def published(recorder: Recorder, emulator: Emulator, api: Api) -> None:
 def test_each_function_asks_for_what_its_role_allows(emulator: Emulator, monkeypatch: pytest.MonkeyPatch) -> None:
     recorder = Recorder()
     with listening(recorder, emulator, monkeypatch) as api:
-        for part in (steer, describe, work, original, transfer, administer, hook):
+        for part in (steer, describe, work, stopped, original, transfer, administer, hook):
             part(api)
         published(recorder, emulator, api)
     assert recorder.calls == {route.route_key for route in ROUTES}

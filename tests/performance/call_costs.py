@@ -20,6 +20,7 @@ from contract.names import Scope
 from contract.work import HeartbeatRequest, LogChunk, ReleaseRequest, WorkItem
 from functions.api.authorizing import authorize
 from functions.api.keys import new_key
+from functions.api.late_retention import run_due_retentions
 from functions.api.sweeping import sweep
 from functions.storage.clients import dynamodb_client
 from functions.storage.keys import DUE_BUCKET_S
@@ -160,6 +161,7 @@ class _Recording:
     def _sweep(self) -> None:
         context = self._plane.context
         sweep(context.jobs, context.leases, context.clock.now())
+        run_due_retentions(context, context.clock.now())
 
 
 def _manifest(item: WorkItem, step: int, contents: list[bytes]) -> Manifest:

@@ -32,6 +32,8 @@ class Checked(Serving):
             self._check_lease(job)
             self._check_history(job)
             self._check_checkpoints(job)
+            due = self.stores.jobs.due_retentions(self.now + 400 * DAY_S, limit=1000)
+            assert (job.id in due) == (job.retention_at is not None)
 
     def _check_lease(self, job: Job) -> None:
         """At most one attempt may write, and only the job's newest, and only while the job runs."""

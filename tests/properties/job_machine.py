@@ -23,7 +23,7 @@ from functions.domain.errors import Refusal
 from functions.domain.matching import equals, mismatch
 from functions.domain.reclaiming import reclaimable, watched
 from functions.domain.records import CheckpointRecord, Job
-from functions.domain.retention import expendable
+from functions.domain.retention import expendable, look_again
 from tests.factories import make_spec
 from tests.properties.invariants import DAY_S, Checked
 from tests.properties.ledger import Account, Worker
@@ -282,6 +282,14 @@ class JobMachine(Checked):
             change = rules.timer(job, attempt, now=self.now)
             assert change is not None, "a timer that is due does nothing"
             self.write(change, "timer")
+        for job_id in jobs.due_retentions(self.now, limit=1000):
+            job = self.job(job_id)
+            assert job.state.terminal and job.epoch > 0 and job.retention_at is not None
+            assert job.retention_at <= self.now
+            assert self.attempt_write(look_again(job, None)) == "written"
+            assert self.attempt_write(look_again(job, None)) == "conflict", "the job has changed"
+            self.accounts[job_id].job = self.job(job_id)
+            self.touched.add(job_id)
 
     @precondition(lambda self: self.accounts)
     @rule(which=newest_first, choice=newest_first, reader=st.sampled_from([False, False, True]))

@@ -8,6 +8,7 @@ from contract.jobs import JobCounters
 from functions.domain.change import Change, CheckLease, CloseLease, OpenLease
 from functions.domain.leases import REPROOF_WINDOW_S
 from functions.domain.records import Attempt, CheckpointRecord, Job, Lease
+from functions.domain.retention import LATE_AFTER_S
 
 Place = tuple[int, int]
 """A checkpoint of one job: step and epoch."""
@@ -128,6 +129,9 @@ def check_transition(before: Job, job: Job, doing: str) -> None:
     assert (job.epoch > before.epoch) == (doing == "claim")
     if before.state.terminal:
         assert doing == "retry"
+    # Who completes a job or gives it up lets go of what is not kept with the same call; nobody else does.
+    late = job.state.terminal and job.epoch > 0 and doing not in ("complete", "fail")
+    assert job.retention_at == (job.updated_at + LATE_AFTER_S if late else None)
     if doing not in ("retry", "damaged"):
         assert (job.checkpoint_step or 0) >= (before.checkpoint_step or 0)
     if doing not in ("commit", "damaged", "retry"):

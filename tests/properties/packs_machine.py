@@ -18,11 +18,12 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from contract.errors import ErrorCode
 from contract.manifest import parse_manifest
 from contract.names import CHECKPOINTS_BUCKET
-from functions.domain.packs import DEAD_AFTER_S, FUNCTION_TIMEOUT_S
+from functions.domain.packs import DEAD_AFTER_S, FUNCTION_TIMEOUT_S, SWEEPER_TIMEOUT_S
 from functions.domain.records import CheckpointRecord
+from functions.domain.retention import LATE_AFTER_S
 from tests.api_harness import TENANT, Answer, Api, Held
 from tests.properties.serving import all_pages, pick
-from tests.properties.stalling import StalledCall
+from tests.properties.stalling import StalledCall, stalled_sweep
 
 PACKS = {blake3(data).hexdigest(): data for data in (b"pack %d" % number for number in range(4))}
 ALLOWED = {
@@ -66,6 +67,7 @@ class Line:
 
     name: str
     held: Held
+    stopped_at_last: bool
     step: int = 0
 
 
@@ -86,16 +88,18 @@ class PackMachine(RuleBasedStateMachine):
         self.read: dict[tuple[str, str], int] = {}
         """Manifests whose packs somebody was given URLs for: until when."""
 
-    @initialize(keep_last=st.integers(1, 2), every=st.sampled_from([None, 40]))
-    def jobs(self, keep_last: int, every: int | None) -> None:
-        for name in ("one", "two"):
+    @initialize(
+        keep_last=st.integers(1, 2), every=st.sampled_from([None, 40]), stopped=st.tuples(st.booleans(), st.booleans())
+    )
+    def jobs(self, keep_last: int, every: int | None, stopped: tuple[bool, bool]) -> None:
+        for name, stopped_at_last in zip(("one", "two"), stopped, strict=True):
             policy = {
                 "retention": {"keep_last": keep_last, "keep_every_steps": every},
                 "heartbeat_interval_s": 600,
                 "max_interruptions": 1000,
             }
             self.api.submit(queue=name, policy=policy)
-            self.lines.append(Line(name, self.api.claim(queue=name)))
+            self.lines.append(Line(name, self.api.claim(queue=name), stopped_at_last))
 
     # What workers do
 
@@ -190,6 +194,24 @@ class PackMachine(RuleBasedStateMachine):
         else:
             held = at.held.item
             self.do(lambda api: Held(api, held).complete(), stalled=how == "complete, stalled", at_least=8)
+        self._goes_on(at, back=back)
+
+    @rule(line=which, back=st.booleans(), count=st.integers(0, 12), kept_waiting=st.booleans())
+    def is_stopped(self, line: int, back: bool, count: int, kept_waiting: bool) -> None:
+        """The sweeper lets go of what a stopped job does not keep; meanwhile, or then, it is to run again."""
+        at = pick(self.lines, line)
+        self.api.post(f"/job/{at.held.id}/stop").ok()
+        self.time_passes(LATE_AFTER_S)
+        sweeping = stalled_sweep(self.api)
+        self.calls.append(sweeping)
+        sweeping.step(count)
+        self._ended(sweeping)
+        if kept_waiting:
+            self.time_passes(DEAD_AFTER_S)
+        self._goes_on(at, back=back)
+
+    def _goes_on(self, at: Line, *, back: bool) -> None:
+        """The next worker has the job, perhaps from an older checkpoint, once it has ended."""
         job = self.api.job(at.held.id)
         if job["status"] in ("canceled", "complete"):
             sound = [record.step for record in self.records(at.held.id) if not record.damaged]
@@ -226,12 +248,12 @@ class PackMachine(RuleBasedStateMachine):
         chosen.kill()
         self._ended(chosen)
 
-    @rule(seconds=st.sampled_from([1, 5, FUNCTION_TIMEOUT_S, DEAD_AFTER_S, 900, 4000]))
+    @rule(seconds=st.sampled_from([1, 5, FUNCTION_TIMEOUT_S, DEAD_AFTER_S, SWEEPER_TIMEOUT_S, 900, 4000]))
     def time_passes(self, seconds: int) -> None:
         """No function outlives its time; and the lease is proved again where it must be."""
         self.api.clock.advance(seconds)
         for call in list(self.calls):
-            if self.api.clock.now() - call.started_at >= FUNCTION_TIMEOUT_S:
+            if self.api.clock.now() - call.started_at >= call.lives_s:
                 call.kill()
                 self._ended(call)
         for at in self.lines:
@@ -327,7 +349,13 @@ class PackMachine(RuleBasedStateMachine):
                 at.held.commit(step, {"a": b"pack 0", "b": b"pack 1"}).ok()
                 assert self.api.checkpoints(at.held.id)[step]["current"]
         for at in self.lines:
-            at.held.complete().ok()
+            if at.stopped_at_last:
+                self.api.post(f"/job/{at.held.id}/stop").ok()
+            else:
+                at.held.complete().ok()
+        self.api.clock.advance(LATE_AFTER_S)
+        assert self.api.retain() == sum(at.stopped_at_last for at in self.lines)
+        assert self.api.retain() == 0
         self.what_a_checkpoint_names_is_stored()
         kept: dict[str, set[str]] = {}
         for at in self.lines:

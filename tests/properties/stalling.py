@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import threading
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
 from functions.api.context import Context
-from functions.domain.packs import PackWrite, Sighting
+from functions.domain.packs import FUNCTION_TIMEOUT_S, SWEEPER_TIMEOUT_S, PackWrite, Sighting
 from tests.api_harness import Answer, Api
 
 
@@ -19,9 +20,12 @@ class Killed(BaseException):
 class StalledCall:
     """One call of the API, in a thread of its own. Only one thread ever runs: who steps a call waits for its stop."""
 
-    def __init__(self, api: Api, send: Callable[[Api], Answer], offer: Any = None) -> None:
-        """`offer`: what it wants to commit, if it does."""
+    def __init__(
+        self, api: Api, send: Callable[[Api], Answer], offer: Any = None, *, lives_s: int = FUNCTION_TIMEOUT_S
+    ) -> None:
+        """`offer`: what it wants to commit, if it does. `lives_s`: how long its function may live."""
         self.offer = offer
+        self.lives_s = lives_s
         self.started_at = api.clock.now()
         self.answer: Answer | None = None
         self.done = False
@@ -77,6 +81,15 @@ class StalledCall:
         self._go.acquire()
         if self.killed:
             raise Killed
+
+
+def stalled_sweep(api: Api) -> StalledCall:
+    """The sweeper's retention. It lives longer than a call of the API, and answers nobody."""
+
+    def send(stalling: Api) -> Answer:
+        return Answer(200, {}, json.dumps(stalling.retain()))
+
+    return StalledCall(api, send, lives_s=SWEEPER_TIMEOUT_S)
 
 
 class _Stalling:

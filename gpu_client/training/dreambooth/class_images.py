@@ -196,6 +196,7 @@ def class_images_key(config: DreamboothConfig, models: Models) -> str:
     """Named after everything that generated class images depend on."""
     facts = {
         "model": models.fingerprint,
+        "variant": config.variant,
         "precision": config.mixed_precision,
         "prompt": config.class_prompt,
         "resolution": config.resolution,

@@ -20,10 +20,16 @@ PIXELS_PER_LATENT = 8
 Prompt = Annotated[str, Field(min_length=1, max_length=1024)]
 Steps = Annotated[int, Field(ge=1, le=10**7)]
 Rate = Annotated[float, Field(gt=0, le=10, allow_inf_nan=False)]
+Place = Annotated[str, Field(min_length=1, max_length=512)]
+"""A directory, or a name on the hub."""
 
 
 class DreamboothConfig(BaseModel):
-    """The parameters of a Dreambooth LoRA training. A name that is not listed here is refused."""
+    """The parameters of a Dreambooth LoRA training. A name that is not listed here is refused.
+
+    The recipes `dreambooth-lora-sd` and `dreambooth-lora-sdxl` say the same for the control plane, which refuses at
+    submit what would be refused here; tests/unit/contract/test_recipe_dreambooth.py compares the two.
+    """
 
     model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True)
 
@@ -38,12 +44,12 @@ class DreamboothConfig(BaseModel):
     """Where images of the class lie, in the data directory, if there are any: what is missing is generated."""
 
     # The base model.
-    pretrained_model_name_or_path: Annotated[str, Field(min_length=1)] = "stabilityai/stable-diffusion-xl-base-1.0"
+    pretrained_model_name_or_path: Place = "stabilityai/stable-diffusion-xl-base-1.0"
     """A directory (also one in the data directory) in the format of diffusers, or a name on the hub."""
-    pretrained_vae_model_name_or_path: str | None = None
+    pretrained_vae_model_name_or_path: Place | None = None
     """A VAE to use instead of the base model's."""
-    revision: str | None = None
-    variant: str | None = None
+    revision: Annotated[str, Field(min_length=1, max_length=256)] | None = None
+    variant: Annotated[str, Field(min_length=1, max_length=64)] | None = None
     model_type: Literal["auto", "sd", "sdxl"] = "auto"
     """What the base model has to be; "auto" takes either."""
 
@@ -74,7 +80,7 @@ class DreamboothConfig(BaseModel):
     adam_beta2: Annotated[float, Field(ge=0, lt=1)] = 0.999
     adam_weight_decay: Annotated[float, Field(ge=0, le=10)] = 1e-2
     adam_epsilon: Annotated[float, Field(gt=0, le=1)] = 1e-8
-    max_grad_norm: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 1.0
+    max_grad_norm: Annotated[float, Field(gt=0, le=10**6)] = 1.0
     mixed_precision: Literal["no", "fp16", "bf16"] = "fp16"
     gradient_checkpointing: bool = False
 
@@ -125,7 +131,8 @@ class DreamboothConfig(BaseModel):
     guidance_scale: Annotated[float, Field(ge=0, le=100)] = 7.5
 
     # The machine.
-    seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
+    seed: Annotated[int, Field(ge=0, le=2**53 - 1)] = 0
+    """What JSON's numbers hold exactly."""
     cache_dir: str | None = None
     """Generated class images are kept here for later jobs on this machine; ~/.cache/baton/dreambooth unless said,
     nowhere if empty."""
@@ -140,7 +147,7 @@ class DreamboothConfig(BaseModel):
         try:
             return cls.model_validate(dict(parameters))
         except ValidationError as error:
-            raise ConfigError([_fault(found) for found in error.errors()]) from error
+            raise ConfigError([fault for found in error.errors() for fault in _faults(found)]) from error
 
     @model_validator(mode="before")
     @classmethod
@@ -155,7 +162,7 @@ class DreamboothConfig(BaseModel):
     def _consistent(self) -> Self:
         faults = [f"{fields}: {reason}" for wrong, fields, reason in self._contradictions() if wrong]
         if faults:
-            raise ValueError("; ".join(faults))
+            raise _InconsistentError(faults)
         return self
 
     def _contradictions(self) -> list[tuple[bool, str, str]]:
@@ -177,7 +184,7 @@ class DreamboothConfig(BaseModel):
                 f"a bucket_step of {self.bucket_step} leaves no bucket for a resolution of {self.resolution}",
             ),
             (
-                self.with_prior_preservation and self.class_prompt is None,
+                self.with_prior_preservation and not (self.class_prompt or "").strip(),
                 "class_prompt",
                 "with_prior_preservation needs a prompt that names the class",
             ),
@@ -223,6 +230,14 @@ class DreamboothConfig(BaseModel):
 _POLYNOMIAL_END = 1e-7
 
 
+class _InconsistentError(ValueError):
+    """Fields that are allowed one by one contradict each other: "fields: reason" of each contradiction."""
+
+    def __init__(self, faults: list[str]) -> None:
+        super().__init__("; ".join(faults))
+        self.faults = faults
+
+
 def read_config_file(path: Path) -> dict[str, Any]:
     """The parameters in a JSON or YAML file. Raises ConfigError."""
     import yaml
@@ -240,11 +255,14 @@ def read_config_file(path: Path) -> dict[str, Any]:
     return parameters
 
 
-def _fault(error: Any) -> str:
-    reason = str(error["msg"]).removeprefix("Value error, ")
+def _faults(error: Any) -> list[str]:
+    inconsistent = error.get("ctx", {}).get("error")
+    if isinstance(inconsistent, _InconsistentError):
+        return inconsistent.faults
+    reason = str(error["msg"])
     place = ".".join(str(part) for part in error["loc"])
     if error["type"] == "extra_forbidden":
         reason = "is no parameter of this training"
     elif error["type"] == "missing":
         reason = "is needed"
-    return f"{place}: {reason}" if place else reason
+    return [f"{place}: {reason}" if place else reason]

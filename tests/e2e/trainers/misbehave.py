@@ -24,6 +24,8 @@ def busy(seconds: float = 600) -> None:
 
 if kind == "exit-3":
     sys.exit(3)
+elif kind == "bad-input":
+    sys.exit(print("error: class_prompt: is needed", file=sys.stderr) or 65)
 elif kind == "killed":
     os.kill(os.getpid(), signal.SIGKILL)
 elif kind == "segfault":

@@ -14,6 +14,7 @@ from typing import Any, cast
 from contract.names import Scope
 from functions.api.authorizing import authorize
 from functions.api.dispatch import dispatch
+from functions.api.late_retention import run_due_retentions
 from functions.api.routes import Function
 from functions.api.sweeping import sweep
 from functions.domain.api_keys import ApiKey, token_digest
@@ -118,7 +119,9 @@ def replay(path: Path, api: Api) -> dict[str, Any]:
         answer = serve(event["Records"], attempt, lambda _receipt, wait_s: postponed.append(wait_s))
         return {**answer, "posted": posted, "postponed_s": postponed}
     if handler == "sweeper":
-        return dict(sweep(api.context.jobs, api.context.leases, api.clock.now()).as_dict())
+        now = api.clock.now()
+        swept = sweep(api.context.jobs, api.context.leases, now).as_dict()
+        return swept | {"retentions": run_due_retentions(api.context, now)}
     return dispatch(event, api.context, cast("Function", handler))
 
 

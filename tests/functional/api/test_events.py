@@ -142,6 +142,7 @@ def test_the_sweeper_returns_a_lost_machine_s_job() -> None:
         "more": False,
         "heartbeat_lag_s": 1,
         "queue_age_s": 0,
+        "retentions": 0,
     }
     assert api.job(JOB_ID)["state"] == "pending"
 

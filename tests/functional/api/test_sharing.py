@@ -75,6 +75,8 @@ def test_a_later_job_is_given_what_a_complete_one_has_left(api: Api) -> None:
         {"class_prompt": "a cat"},
         {"resolution": 768},
         {"seed": 1},
+        {"variant": "fp16"},
+        {"guidance_scale": 3.0},
         {"mixed_precision": "no"},
         {"pretrained_model_name_or_path": "other/model"},
         {"pretrained_vae_model_name_or_path": "other/vae"},

@@ -48,6 +48,12 @@ class Said:
         assert self.code == 0, self
         return self
 
+    def refused(self, code: int, summary: str, *problems: str) -> Said:
+        """It must have failed so, with a line that sums up and one for each problem, and nothing on standard output."""
+        assert (self.code, self.out) == (code, ""), self
+        assert self.err.splitlines() == [f"baton: {summary}", *problems], self
+        return self
+
     def failed(self, code: int, *parts: str) -> Said:
         """It must have failed so, with one line that has all the parts, and nothing on standard output."""
         assert self.code == code, self

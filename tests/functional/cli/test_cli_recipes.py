@@ -94,8 +94,7 @@ def test_lint_tells_every_fault_with_its_place_and_remedy(baton: Baton, file: Pa
         (7, "steps.0.whn"),
     ]
     for command in (["push", bad], ["run", "--local", bad], ["docs", bad]):
-        refused = baton("recipes", *command)
-        assert refused.code == 2 and "bad.yaml:7:5" in refused.err and "3 faults" in refused.err
+        baton("recipes", *command).refused(2, f"{bad} has 3 faults", *said.out.splitlines())
     baton("recipes", "lint", tmp_path / "nowhere").failed(2, "cannot be read")
 
 
@@ -138,9 +137,44 @@ def test_a_pushed_recipe_is_listed_shown_explained_and_used(baton: Baton, file: 
 def test_all_that_is_wrong_with_a_submission_is_told_at_once(baton: Baton, file: Path, name: str) -> None:
     baton("recipes", "push", file).ok()
     said = baton("submit", "--recipe", f"{name}@1", "--set", "tims=3", "--set", "times=10")
-    said.failed(3, "4 things are wrong", "parameters.tims: is not a parameter", "Did you mean 'times'?")
-    said.failed(3, "parameters.word: is required. Give one of hello, bye.", "the input for 'names' is missing")
+    said.refused(
+        3,
+        "invalid_value: 4 things are wrong",
+        f"parameters.tims: is not a parameter of {name}@1. Did you mean 'times'?",
+        "parameters.word: is required. Give one of hello, bye.",
+        "parameters.times: must be at most 9. Give a whole number, at least 1, at most 9.",
+        """inputs: the input for 'names' is missing. Add {"prefix": "...", "into": "names"}: Who is spoken to.""",
+    )
     baton("submit", "--recipe", f"{name}@7").failed(3, "unknown_recipe", "baton recipes list")
+
+
+def test_all_that_contradicts_itself_in_a_dreambooth_job_is_told_at_once(baton: Baton, tmp_path: Path) -> None:
+    file = tmp_path / "job.yaml"
+    file.write_text(
+        """\
+        recipe: dreambooth-lora-sdxl@1
+        inputs: [{prefix: dogs/, into: instance}]
+        parameters:
+          instance_prompt: a dog
+          mixed_precision: no
+          learning_rate: 1e-8
+          lr_scheduler: polynomial
+          with_prior_preservation: true
+          cache_text_embeddings: true
+        """
+    )
+    said = baton("submit", file)
+    assert said.code == 3
+    summary, *problems = said.err.splitlines()
+    assert summary == "baton: invalid_value: 3 things are wrong"
+    assert [problem.partition(":")[0] for problem in problems] == [
+        "parameters.learning_rate",
+        "parameters.cache_text_embeddings",
+        "parameters.class_prompt",
+    ]
+    good = ("learning_rate=2e-6", "class_prompt=a dog", "cache_text_embeddings=false")
+    made = baton("submit", file, *(word for one in good for word in ("--set", one)), "--json").ok().json
+    assert made["parameters"]["mixed_precision"] == "no"
 
 
 @pytest.mark.processes

@@ -6,6 +6,7 @@ import pytest
 
 from contract.jobs import FailureClass
 from gpu_client.agent.failures import MAX_REASON_CHARS, ExitStatus, classify
+from gpu_client.training.channel import BAD_INPUT_EXIT_CODE
 
 
 def exited(code: int | None = 1, number: int | None = None, **more: object) -> ExitStatus:
@@ -207,6 +208,9 @@ CASES: list[tuple[str, ExitStatus, str, FailureClass]] = [
     ("cannot start", exited(127, start_error="No such file or directory"), "", C.COMMAND_NOT_FOUND),
     ("shell finds nothing", exited(127), "sh: 1: accelerate: not found", C.COMMAND_NOT_FOUND),
     ("not executable", exited(126), "sh: 1: ./train.sh: Permission denied", C.COMMAND_NOT_FOUND),
+    ("the job's own fault, says the script", exited(65), "error: class_prompt: is needed", C.BAD_INPUT),
+    ("the same after a traceback", exited(65), VALUE_ERROR, C.BAD_INPUT),
+    ("the same where the disk was full", exited(65), "error: No space left on device", C.DISK_FULL),
     ("driver hangs", exited(None, signal.SIGKILL, stopped_by_us=True, unkillable_pids=(7,)), "", C.NODE_FAULT),
 ]
 
@@ -229,6 +233,19 @@ def test_a_trainer_stopped_for_lack_of_progress_is_not_called_killed() -> None:
 def test_the_reason_is_the_last_exception_not_the_source_line() -> None:
     failure = classify(exited(), VALUE_ERROR.splitlines())
     assert failure.reason == "ValueError: learning rate must be positive"
+
+
+@pytest.mark.parametrize(
+    ("log", "reason"),
+    [
+        ("loading\nerror: resolution: 100 is not divisible by 8\nbye", "resolution: 100 is not divisible by 8"),
+        ("error: first\nerror: last", "last"),
+        ("loading\nno such model\n\n", "no such model"),
+        ("", "it printed nothing"),
+    ],
+)
+def test_the_reason_for_bad_input_is_what_the_script_calls_an_error(log: str, reason: str) -> None:
+    assert classify(exited(BAD_INPUT_EXIT_CODE), log.splitlines()).reason == reason
 
 
 def test_the_reason_is_bounded() -> None:

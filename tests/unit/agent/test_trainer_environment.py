@@ -32,6 +32,7 @@ def test_nothing_of_the_agent_s_settings_is_handed_on() -> None:
     assert {name: value for name, value in found.items() if name.startswith("BATON_")} == {
         "BATON_JOB_ID": JOB_ID,
         "BATON_EPOCH": "3",
+        "BATON_RECIPE": "",
         "BATON_DATA_DIR": "/w/jobs/x.3/data",
         "BATON_OUTPUT_DIR": "/w/jobs/x.3/output",
         "BATON_RESUME_FROM": "/w/jobs/x.3/output/checkpoint-5",
@@ -41,6 +42,13 @@ def test_nothing_of_the_agent_s_settings_is_handed_on() -> None:
     }
     assert "baton_id_secret" not in str(found)
     assert (found["HOME"], found["CUDA_VISIBLE_DEVICES"]) == ("/root", "0")
+
+
+def test_the_recipe_is_told_by_name_and_version() -> None:
+    item = make_item(recipe="digits@1", environment={"BATON_RECIPE": "mine@2"})
+    found = trainer_environment(item, DIRECTORIES, "/tmp/baton-1/channel", "", BASE)
+    assert found["BATON_RECIPE"] == "digits@1"
+    assert expanded(["--name=${BATON_RECIPE}"], found) == ["--name=digits@1"]
 
 
 def test_a_fresh_start_resumes_from_nothing() -> None:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import typer
 
-from contract.errors import ErrorCode
-from gpu_client.cli.errors import CliError, ExitCode, describe
+from contract.errors import ErrorCode, Fault
+from gpu_client.cli.errors import CliError, ExitCode, describe, problems_of
 from gpu_client.transport.errors import (
     ApiError,
     ChecksumMismatch,
@@ -74,6 +74,26 @@ def test_every_refusal_has_its_code_and_one_remedy(code: ErrorCode) -> None:
     assert line.startswith(f"{code.value}: It is so. ")
     assert line.endswith("(field steps)")
     assert "ask for work" not in line or code.value.startswith(("lease", "job_not_running")), "that is for workers"
+
+
+def test_each_of_several_things_that_are_wrong_has_a_line() -> None:
+    faults = [
+        Fault("parameters.a", "must be true or false", "Give true or false."),
+        Fault("", "is no job"),
+        Fault("steps.0.run", "is missing", "Add it.", line=3, column=5),
+    ]
+    error = refusal(ErrorCode.INVALID_VALUE, 422, field="parameters.a", problems=faults)
+    assert describe(error) == (ExitCode.REFUSED, "invalid_value: 3 things are wrong")
+    assert problems_of(error) == [
+        "parameters.a: must be true or false. Give true or false.",
+        "is no job.",
+        "line 3, column 5: steps.0.run: is missing. Add it.",
+    ]
+    one = refusal(ErrorCode.INVALID_VALUE, 422, field="parameters.a", problems=faults[:1])
+    assert problems_of(one) == [] and "(field parameters.a)" in describe(one)[1]
+    assert problems_of(refusal("http_403", foreign=True, problems=faults)) == []
+    assert problems_of(RuntimeError("oops")) == []
+    assert problems_of(CliError("2 things are wrong", problems=["a", "b"])) == ["a", "b"]
 
 
 def test_an_answer_that_is_not_ours() -> None:

@@ -55,6 +55,23 @@ def test_documents(name: str, text: str) -> None:
     assert read_document(text, name) == {"recipe": "digits@1", "parameters": {"steps": 600}}
 
 
+def test_what_a_job_file_says_is_what_seems_to_be_said() -> None:
+    text = """
+        base: &base {mixed_precision: no, learning_rate: 2e-6, seed: 010}
+        parameters: {<<: *base, train_text_encoder: false, class_prompt: null, name: on, at: 12:30, day: 2026-01-31}
+    """
+    assert read_document(text, "job.yaml")["parameters"] == {
+        "mixed_precision": "no",
+        "learning_rate": 2e-6,
+        "seed": 10,
+        "train_text_encoder": False,
+        "class_prompt": None,
+        "name": "on",
+        "at": "12:30",
+        "day": "2026-01-31",
+    }
+
+
 @pytest.mark.parametrize(
     ("name", "text", "said"),
     [
@@ -66,6 +83,8 @@ def test_documents(name: str, text: str) -> None:
         ("job.yaml", "- recipe", "does not describe a job"),
         ("job.yaml", "just text", "does not describe a job"),
         ("job.json", "[" * 100_000, "nested too deeply|not JSON"),
+        ("job.yaml", f"priority: {'9' * 5000}", "a number that is too long"),
+        ("job.json", f'{{"priority": {"9" * 5000}}}', "a number that is too long"),
     ],
 )
 def test_documents_that_are_none(name: str, text: str, said: str) -> None:
@@ -140,12 +159,22 @@ def test_what_was_not_said_is_not_sent() -> None:
         ({**DIGITS, "priority": 300}, "priority: .*100"),
         ({**DIGITS, "policy": {"max_failures": 0}}, "policy.max_failures: "),
         ({**DIGITS, "inputs": [{"prefix": "../up"}]}, "inputs.0.prefix: "),
-        ({**DIGITS, **{f"f{n}": 1 for n in range(9)}}, "and 4 more"),
+        ({**DIGITS, "inputs": [{"into": "a"}]}, "inputs.0.prefix: Field required"),
+        ({**DIGITS, "policy": {"checkpoint_every": "x"}}, r"policy\.checkpoint_every: .*'auto'; or: .*integer"),
     ],
 )
 def test_no_jobs(document: dict[str, Any], said: str) -> None:
     with pytest.raises(CliError, match=f"this is no job: .*{said}"):
         build_job(document, Options())
+
+
+def test_all_that_is_wrong_is_told() -> None:
+    with pytest.raises(CliError, match=r"this is no job: 9 things are wrong$") as caught:
+        build_job({**DIGITS, **{f"f{n}": 1 for n in range(9)}}, Options())
+    assert [problem.partition(":")[0] for problem in caught.value.problems] == [f"f{n}" for n in range(9)]
+    with pytest.raises(CliError, match="102 things are wrong") as caught:
+        build_job({**DIGITS, **{f"f{n}": 1 for n in range(102)}}, Options())
+    assert len(caught.value.problems) == 101 and caught.value.problems[-1] == "and 2 more"
 
 
 def test_how_often_to_checkpoint_joins_the_policy_of_the_file() -> None:

@@ -34,6 +34,9 @@ from contract.recipes.rendering import MAX_PLAN_CHARS, escape_of, input_faults, 
         ({"type": "number", "minimum": 1e-8}, 0, "must be at least 1e-08"),
         ({"type": "number", "exclusive_minimum": 0}, 0, "must be more than 0"),
         ({"type": "number", "exclusive_minimum": 0}, 1e-300, None),
+        ({"type": "number", "exclusive_maximum": 1}, 1, "must be less than 1"),
+        ({"type": "number", "exclusive_maximum": 1}, 1.0, "must be less than 1"),
+        ({"type": "number", "exclusive_maximum": 1}, 0.999999, None),
         ({"type": "string"}, "x", None),
         ({"type": "string"}, 1, "must be a string"),
         ({"type": "string", "max_length": 3}, "abcd", "must have at most 3 characters"),
@@ -65,6 +68,7 @@ def test_problem_of_a_value(spec: dict[str, Any], value: object, problem: str | 
     [
         ({"type": "integer", "minimum": 1, "maximum": 9, "multiple_of": 2}, "a whole number, at least 1, at most 9, a"),
         ({"type": "number", "exclusive_minimum": 0}, "a number, more than 0"),
+        ({"type": "number", "minimum": 0, "exclusive_maximum": 1}, "a number, at least 0, less than 1"),
         ({"type": "string", "choices": ["a", "b"]}, "one of a, b"),
         ({"type": "string", "min_length": 1, "max_length": 5}, "text, 1 to 5 characters"),
         ({"type": "boolean"}, "true or false"),
@@ -122,6 +126,15 @@ def test_a_rule_between_parameters_counts_defaults_too() -> None:
     (fault,) = parameter_faults(recipe(), {"prompt": "dog", "warmup": 601})
     assert fault[:3] == ("parameters.warmup", "must not be more than steps", "Make it shorter.")
     assert parameter_faults(recipe(), {"prompt": "dog", "warmup": 601, "steps": 601}) == []
+
+
+def test_a_broken_rule_is_told_with_other_faults_unless_it_reads_what_is_at_fault() -> None:
+    def told(given: dict[str, Any]) -> list[str]:
+        return [fault.field for fault in parameter_faults(recipe(), given)]
+
+    assert told({"warmup": 601, "promt": "red"}) == ["parameters.promt", "parameters.prompt", "parameters.warmup"]
+    assert told({"warmup": 601, "prompt": "dog", "steps": 0}) == ["parameters.steps"]
+    assert told({"warmup": "601", "prompt": 5}) == ["parameters.warmup", "parameters.prompt"]
 
 
 @pytest.mark.parametrize(

@@ -68,7 +68,9 @@ def test_a_parting_condemns_releases_or_leaves_alone() -> None:
         "condemned long ago": item(condemned_at=NOW - DEAD_AFTER_S, version="v1"),
     }
     packs = {name: make_pack(name) for name in seen}
-    writes = rules.parting(JOB_ID, [Sighting(packs[name], record) for name, record in seen.items()], NOW)
+    writes = rules.parting(
+        JOB_ID, [Sighting(packs[name], record) for name, record in seen.items()], NOW + FUNCTION_TIMEOUT_S
+    )
     assert writes == [
         CondemnPack(pack=packs["mine"], seen=seen["mine"], at=NOW),
         ReleasePack(pack=packs["shared"], seen=item(jobs={JOB_ID, "other"})),

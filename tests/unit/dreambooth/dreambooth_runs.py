@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -9,6 +10,8 @@ from typing import Any
 
 import pytest
 
+from contract.jobs import FailureClass
+from gpu_client.agent.failures import ExitStatus, classify
 from gpu_client.training import Session, dreambooth_lora
 from gpu_client.training.dreambooth import class_images, validation
 from gpu_client.training.dreambooth.config import DreamboothConfig
@@ -64,6 +67,21 @@ def train_in(
     with Session.start(output_dir=output, data_dir=data_dir, resume=True, variables=variables or {}) as session:
         dreambooth_lora.train(session, config)
     return output
+
+
+def refusal(output: Path, data_dir: Path, parameters: Mapping[str, Any], capsys: pytest.CaptureFixture[str]) -> str:
+    """What a job ends with whose trainer refuses it: the reason of its failure, which must be `bad_input`."""
+    job = output.with_suffix(".json")
+    job.write_text(json.dumps(parameters))
+    capsys.readouterr()
+    with pytest.raises(SystemExit) as left:
+        dreambooth_lora.main(["--config", str(job), "--data-dir", str(data_dir), "--output-dir", str(output)])
+    printed = capsys.readouterr().err.splitlines()
+    assert [line for line in printed if line.startswith("error: ")] == printed[-1:]
+    assert isinstance(left.value.code, int)
+    failure = classify(ExitStatus(left.value.code, None, oom_suspected=False, stopped_by_us=False), printed)
+    assert failure.failure_class is FailureClass.BAD_INPUT
+    return failure.reason
 
 
 class PowerCutError(Exception):

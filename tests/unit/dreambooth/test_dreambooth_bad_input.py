@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from dreambooth_runs import Run
+from dreambooth_runs import Run, refusal
 
 from gpu_client.training import SessionError, dreambooth_lora
 from gpu_client.training.dreambooth.config import DreamboothConfig
@@ -116,16 +116,67 @@ def test_several_processes(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
         run()
 
 
-def test_the_command_ends_with_the_error(tmp_path: Path, data_dir: Path) -> None:
-    (tmp_path / "job.yaml").write_text("instance_prompt: a dog\nresolution: 100\n")
-    arguments = ["--config", str(tmp_path / "job.yaml"), "--data-dir", str(data_dir)]
-    with pytest.raises(SystemExit) as caught:
-        dreambooth_lora.main([*arguments, "--output-dir", str(tmp_path / "out")])
-    assert caught.value.code == (
-        "error: the configuration is wrong: resolution: 100 is not divisible by 8. Correct it and submit the job again"
-    )
-    with pytest.raises(SystemExit, match="no output directory is known"):
-        dreambooth_lora.main(arguments)
+@pytest.mark.parametrize(
+    ("changed", "reason"),
+    [
+        (
+            {"resolution": 100},
+            "the configuration is wrong: resolution: 100 is not divisible by 8. Correct it and submit",
+        ),
+        (
+            {"with_prior_preservation": True},
+            "the configuration is wrong: class_prompt: with_prior_preservation needs a",
+        ),
+        ({"pretrained_model_name_or_path": "/none"}, "pretrained_model_name_or_path: /none is no directory"),
+        ({"use_8bit_adam": True}, "the configuration is wrong: use_8bit_adam: bitsandbytes is not installed"),
+        ({"use_captions": True}, "use_captions: 5 of 5 images have no caption"),
+        (
+            {"num_train_epochs": 2, "lr_warmup_steps": 9},
+            "the configuration is wrong: lr_warmup_steps: the warm-up of 9",
+        ),
+    ],
+)
+def test_the_job_fails_as_bad_input_with_one_line(
+    changed: dict[str, Any],
+    reason: str,
+    parameters: dict[str, Any],
+    data_dir: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert refusal(tmp_path / "out", data_dir, parameters | changed, capsys).startswith(reason)
+
+
+def test_a_job_without_a_decodable_image_fails_as_bad_input(
+    parameters: dict[str, Any], data_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for path in (data_dir / "instance").iterdir():
+        path.write_bytes(b"not an image")
+    assert refusal(tmp_path / "out", data_dir, parameters, capsys).startswith("none of the 5 images")
+
+
+def test_a_job_in_bf16_on_a_machine_without_it_fails_as_bad_input(
+    parameters: dict[str, Any],
+    data_dir: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(dreambooth_lora, "training_device", lambda: torch.device("cuda"))
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "Tesla T4")
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation: including_emulation)
+    reason = refusal(tmp_path / "out", data_dir, parameters | {"mixed_precision": "bf16"}, capsys)
+    assert reason.startswith("the configuration is wrong: mixed_precision: Tesla T4 has no bf16")
+
+
+def test_what_is_no_fault_of_the_job_has_another_exit_code(
+    data_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "job.yaml").write_text("instance_prompt: a dog\n")
+    with pytest.raises(SystemExit) as left:
+        dreambooth_lora.main(["--config", str(tmp_path / "job.yaml"), "--data-dir", str(data_dir)])
+    assert left.value.code == 1
+    assert capsys.readouterr().err.splitlines()[-1].startswith("error: no output directory is known")
 
 
 def test_the_errors_are_the_sessions() -> None:

@@ -125,6 +125,7 @@ def test_making_them_changes_no_bit_of_the_training(run: Run, made: Made, tmp_pa
         {"guidance_scale": 3.0},
         {"num_inference_steps": 1},
         {"mixed_precision": "bf16"},
+        {"variant": "fp16"},
     ],
     ids=lambda changed: next(iter(changed)),
 )

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from dreambooth_runs import CACHED, EVERYTHING, Run, outputs, power_cut, short_training, train_in
+from dreambooth_runs import CACHED, EVERYTHING, Run, outputs, power_cut, refusal, short_training, train_in
 from PIL import Image
 
 from gpu_client.training import CheckpointMismatchError, dreambooth_lora
@@ -187,6 +187,14 @@ def test_a_checkpoint_of_other_settings_is_refused(
     shutil.copytree(cut_off, tmp_path / "out")
     with pytest.raises(CheckpointMismatchError, match=complaint):
         run("out", **{**EVERYTHING, **changed})
+
+
+def test_a_job_whose_lora_does_not_fit_at_resume_fails_as_bad_input(
+    cut_off: Path, parameters: dict[str, Any], data_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shutil.copytree(cut_off, tmp_path / "out")
+    reason = refusal(tmp_path / "out", data_dir, parameters | EVERYTHING | {"lora_rank": 8}, capsys)
+    assert "lora_rank or the base model is another" in reason
 
 
 def test_a_checkpoint_of_other_images_is_refused(run: Run, cut_off: Path, tmp_path: Path, data_dir: Path) -> None:

@@ -1,0 +1,30 @@
+"""The reference page of a recipe says all that its document does."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from functions.recipes import built_in_ids, built_in_recipe
+from gpu_client.cli.recipe_page import page_of
+
+
+@pytest.mark.parametrize("recipe_id", built_in_ids())
+def test_every_parameter_rule_input_step_and_output_is_on_the_page(recipe_id: str) -> None:
+    recipe = built_in_recipe(recipe_id)
+    assert recipe is not None
+    lines = page_of(recipe).splitlines()
+    assert lines[0] == f"# {recipe_id}"
+    for name, spec in recipe.parameters.items():
+        default = "none" if spec.default is None else f"`{json.dumps(spec.default)}`"
+        cells = (f"`{name}`", "required" if spec.required else default, spec.expected(), spec.description)
+        assert f"| {' | '.join(cells)} |" in lines
+    for rule in recipe.rules:
+        assert f"- `{rule.fields[0]}` {rule.message}. {rule.remedy}" in lines
+    for given in recipe.inputs:
+        assert any(line.startswith(f"| `{given.into}` |" if given.into else "| (the data") for line in lines)
+    for output in recipe.outputs:
+        assert any(line.startswith(f"| `{output.path}` |") for line in lines)
+    for number, step in enumerate(recipe.steps, 1):
+        assert any(line.startswith(f"{number}. **{step.name}**") for line in lines)
