@@ -9,6 +9,9 @@ CHECKPOINTS_BUCKET = "training-checkpoints"
 BUCKETS = (DATA_BUCKET, CHECKPOINTS_BUCKET)
 """As the API names them; what they are called where they are stored is up to a deployment."""
 
+SHARED_DIR = ".baton/shared"
+"""Below the data directory: what earlier jobs have shared with this one. Hidden, so that nobody takes it for data."""
+
 KEY_PREFIX = "baton"
 KEY_ID_PATTERN = r"^[a-z0-9]{8,32}$"
 """An API key is `<prefix>_<id>_<secret>`."""

@@ -308,6 +308,10 @@ class InputObject(AnswerModel):
     size_bytes: int
     etag: str
     url: str
+    blake3: str | None = None
+    """Where the control plane knows it."""
+    shared: bool = False
+    """True for what an earlier job has left for this one: to be done without if it cannot be fetched."""
 
 
 class InputPage(AnswerModel):

@@ -12,13 +12,23 @@ from typing import Any
 from moto import mock_aws
 
 from contract.names import BUCKETS
-from functions.domain.ports import JobStore, LeaseStore, ObjectStore, PackStore, RecipeStore, TokenStore, WebhookStore
+from functions.domain.ports import (
+    JobStore,
+    LeaseStore,
+    ObjectStore,
+    PackStore,
+    RecipeStore,
+    SharedStore,
+    TokenStore,
+    WebhookStore,
+)
 from functions.local.emulator import Emulator
 from functions.storage.clients import dynamodb_client, s3_client
 from functions.storage.dynamo_jobs import DynamoJobStore
 from functions.storage.dynamo_leases import DynamoLeaseStore
 from functions.storage.dynamo_packs import DynamoPackStore
 from functions.storage.dynamo_recipes import DynamoRecipeStore
+from functions.storage.dynamo_sharing import DynamoSharedStore
 from functions.storage.dynamo_tokens import DynamoTokenStore
 from functions.storage.dynamo_webhooks import DynamoWebhookStore
 from functions.storage.keys import job_id_of
@@ -40,6 +50,7 @@ class Cloud:
     objects: ObjectStore
     webhooks: WebhookStore
     recipes: RecipeStore
+    shared: SharedStore
     prefix: str = ""
     dynamodb: Any = None
     s3: Any = None
@@ -78,6 +89,7 @@ def memory_cloud() -> Cloud:
         memory.objects,
         memory.webhooks,
         memory.recipes,
+        memory.shared,
         memory=memory,
     )
 
@@ -97,6 +109,7 @@ def aws_cloud(kind: str, dynamodb: Any, s3: Any, prefix: str) -> Cloud:
         S3ObjectStore(s3, s3, buckets),
         DynamoWebhookStore(dynamodb, prefix),
         DynamoRecipeStore(dynamodb, prefix),
+        DynamoSharedStore(dynamodb, prefix),
         prefix=prefix,
         dynamodb=dynamodb,
         s3=s3,

@@ -47,7 +47,8 @@ def lint(text: str) -> Linted:
     recipe = _validated(document)
     # what is said below is looked at whether or not all the rest is right
     _look_at_parameters(document)
-    _look_at_rules(document)
+    _look_at_names(document, "rules", "fields")
+    _look_at_names(document, "shared", "key")
     _look_for_repetitions(document)
     for one in _texts(document.value):
         _look_at_text(one, document)
@@ -184,12 +185,13 @@ def _look_at_bounds(spec: Parameter, location: Location, document: Document) -> 
                 document.fault((*location, upper), f"leaves nothing beside the {lower}", "Move one of them.")
 
 
-def _look_at_rules(document: Document) -> None:
+def _look_at_names(document: Document, section: str, field: str) -> None:
+    """What a section names as parameters has to be some."""
     known = _members_of(document.value, "parameters")
-    for number, rule in enumerate(_items_of(document.value, "rules")):
-        for index, name in enumerate(_items_of(rule, "fields")):
+    for number, item in enumerate(_items_of(document.value, section)):
+        for index, name in enumerate(_items_of(item, field)):
             if isinstance(name, str) and name not in known:
-                location: Location = ("rules", number, "fields", index)
+                location: Location = (section, number, field, index)
                 document.fault(location, f"there is no parameter {name!r}", _did_you_mean(name, known))
 
 
@@ -200,6 +202,7 @@ def _look_for_repetitions(document: Document) -> None:
     outputs += [(("steps", number, "outputs"), _items_of(step, "outputs")) for number, step in enumerate(steps)]
     lists: list[tuple[Location, list[Any], str]] = [(("steps",), steps, "name")]
     lists.append((("inputs",), _items_of(value, "inputs"), "into"))
+    lists.append((("shared",), _items_of(value, "shared"), "path"))
     lists += [(location, items, "path") for location, items in outputs]
     for location, items, field in lists:
         seen: list[Any] = []
@@ -227,6 +230,8 @@ def _texts(value: Any) -> Iterator[_Text]:
             yield from _condition(output, ("steps", number, "outputs", index), "when")
     for number, output in enumerate(_items_of(value, "outputs")):
         yield from _condition(output, ("outputs", number), "when")
+    for number, shared in enumerate(_items_of(value, "shared")):
+        yield from _condition(shared, ("shared", number), "when")
     yield from _texts_of(_members_of(_members_of(value, "health"), "check"), ("health", "check"))
     for number, command in enumerate(_items_of(value, "cleanup")):
         yield from _texts_of(command, ("cleanup", number))

@@ -186,6 +186,21 @@ class Output(WireModel):
     format: Literal["json", "safetensors", "png", "jpeg"] | None = None
 
 
+class Shared(WireModel):
+    """A file below the output directory that a job may leave for later ones, because it is dear to make.
+
+    What a complete job has left there is given to each later job of its tenant whose parameters in `key` are the same,
+    below `dirs.shared`, until one of these leaves a file of its own: because it had to add something, or could not use
+    it. It need not be there, neither at the beginning of a job nor at its end.
+    Example: `{"path": "words.bin", "key": ["language"], "description": "The dictionary."}`
+    """
+
+    path: RelativePath
+    key: Annotated[list[ParameterName], Field(min_length=1, max_length=64)]
+    description: Prose = ""
+    when: Expression | None = None
+
+
 class Command(WireModel):
     """One program with its arguments. No shell is involved: an argument stays one, whatever is in it.
 
@@ -247,6 +262,7 @@ class Recipe(WireModel):
     inputs: Annotated[list[Input], Field(max_length=32)] = []
     steps: Annotated[list[Step], Field(min_length=1, max_length=MAX_STEPS)]
     outputs: Annotated[list[Output], Field(max_length=64)] = []
+    shared: Annotated[list[Shared], Field(max_length=8)] = []
     health: Health = Health()
     cleanup: Annotated[list[Command], Field(max_length=8)] = []
     """Run in order when the steps are over, however they ended, unless the job was lost to another machine."""

@@ -17,6 +17,13 @@ class OutputCheck(AnswerModel):
     """See recipes' `Output`; a worker passes over a format that it does not know."""
 
 
+class SharedFile(AnswerModel):
+    """An output that later jobs with the same key are given. Example: `{"path": "words.bin", "key": "6a0f..."}`"""
+
+    path: str
+    key: str
+
+
 class CommandOrder(AnswerModel):
     """One program to run. `$BATON_...` and `${BATON_...}` are replaced in the arguments and in the environment.
 
@@ -50,6 +57,8 @@ class RunPlan(AnswerModel):
     """Uploaded where they are there; see StepOrder."""
     check: CommandOrder | None = None
     cleanup: list[CommandOrder] = []
+    shared: list[SharedFile] = []
+    """To be uploaded too, where they are there."""
 
     @property
     def needs_plan(self) -> bool:

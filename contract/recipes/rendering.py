@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping
 from difflib import get_close_matches
@@ -9,8 +11,9 @@ from typing import Any, TypeVar
 
 from contract.base import JsonObject
 from contract.errors import Fault
-from contract.recipes.model import Command, Output, Recipe, Step
-from contract.recipes.plan import CommandOrder, OutputCheck, RunPlan, StepOrder
+from contract.names import SHARED_DIR
+from contract.recipes.model import Command, Output, Recipe, Shared, Step
+from contract.recipes.plan import CommandOrder, OutputCheck, RunPlan, SharedFile, StepOrder
 from contract.recipes.templates import TemplateError, arguments, is_true, references, render
 
 MAX_PLAN_CHARS = 64 * 1024
@@ -21,6 +24,7 @@ DIRECTORIES = {
     "output": "${BATON_OUTPUT_DIR}",
     "resume": "${BATON_RESUME_FROM}",
     "parameters": "${BATON_PARAMS}",
+    "shared": f"${{BATON_DATA_DIR}}/{SHARED_DIR}",
 }
 """`dirs` in templates: where the worker puts things. It fills in the paths."""
 NAMES = ("parameters", "given", "inputs", "dirs", "job")
@@ -76,6 +80,11 @@ def plan_of(recipe: Recipe, given: JsonObject, inputs: Collection[str] = ()) -> 
         optional_outputs=renderer.outputs(recipe.outputs, "outputs", required=False),
         check=renderer.command(check, "health.check") if check else None,
         cleanup=[renderer.command(one, f"cleanup.{number}") for number, one in enumerate(recipe.cleanup)],
+        shared=[
+            SharedFile(path=one.path, key=shared_key(recipe, one, given))
+            for number, one in enumerate(recipe.shared)
+            if renderer.wanted(one.when, f"shared.{number}.when")
+        ],
     )
     faults = renderer.faults
     if not steps and not faults:
@@ -95,6 +104,13 @@ def variables_of(recipe: Recipe, given: JsonObject, inputs: Collection[str]) -> 
         "dirs": dict(DIRECTORIES),
         "job": {"id": "${BATON_JOB_ID}"},
     }
+
+
+def shared_key(recipe: Recipe, shared: Shared, given: JsonObject) -> str:
+    """Tells apart what jobs share: SHA-256 of the recipe's name, whatever its version, the path, and the parameters."""
+    filled = recipe.filled(given)
+    facts = [recipe.name, shared.path, {name: filled.get(name) for name in shared.key}]
+    return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
 
 
 def escape_of(text: str) -> str | None:

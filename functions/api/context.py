@@ -22,6 +22,7 @@ from functions.domain.ports import (
     PackStore,
     Randomness,
     RecipeStore,
+    SharedStore,
     TokenStore,
     WebhookStore,
 )
@@ -35,6 +36,7 @@ class Context:
     jobs: JobStore
     leases: LeaseStore
     packs: PackStore
+    shared: SharedStore
     tokens: TokenStore
     objects: ObjectStore
     webhooks: WebhookStore

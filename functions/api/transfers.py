@@ -28,6 +28,7 @@ from functions.api.context import Call, Context, NoContent, Redirect, WithHeader
 from functions.api.leasing import require_lease
 from functions.api.original import zip_step
 from functions.api.parts import PartedUploads, Whole
+from functions.api.sharing import given
 from functions.domain.api_keys import token_digest
 from functions.domain.checkpoints import PACKS
 from functions.domain.errors import Refusal
@@ -205,7 +206,7 @@ def list_objects(context: Context, call: Call) -> ObjectPage:
 
 
 def list_inputs(context: Context, call: Call) -> InputPage:
-    """A running job's input files with URLs, for the worker that holds it."""
+    """A running job's input files with URLs, for the worker that holds it; last of all what other jobs have shared."""
     query: InputsQuery = call.query
     job = job_of(context, call, call.path["id"])
     require_running(job)
@@ -215,7 +216,7 @@ def list_inputs(context: Context, call: Call) -> InputPage:
     number, cursor = _inputs_position(job, query.cursor)
     refs = job.spec.inputs
     if not refs:
-        return InputPage(inputs=[], expires_at=expires_at)
+        return InputPage(inputs=given(context, call, job), expires_at=expires_at)
     ref = refs[number]
     page = context.objects.list(call.tenant, DATA_BUCKET, ref.prefix, limit=_INPUTS_PER_PAGE, cursor=cursor)
     inputs = [
@@ -229,11 +230,10 @@ def list_inputs(context: Context, call: Call) -> InputPage:
         for item in page.items
     ]
     following = f"{job.id[:8]}.{number + 1}." if number + 1 < len(refs) else None
-    return InputPage(
-        inputs=inputs,
-        next_cursor=f"{job.id[:8]}.{number}.{page.cursor}" if page.cursor else following,
-        expires_at=expires_at,
-    )
+    next_cursor = f"{job.id[:8]}.{number}.{page.cursor}" if page.cursor else following
+    if next_cursor is None:
+        inputs += given(context, call, job)
+    return InputPage(inputs=inputs, next_cursor=next_cursor, expires_at=expires_at)
 
 
 def _inputs_position(job: Job, given: str | None) -> tuple[int, str | None]:

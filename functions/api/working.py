@@ -31,6 +31,7 @@ from functions.api.context import Call, Context, job_of
 from functions.api.leasing import apply_as_bearer
 from functions.api.letting_go import Retention
 from functions.api.paging import every_item
+from functions.api.sharing import offer
 from functions.api.sweeping import end_overdue
 from functions.api.views import transition_answer
 from functions.domain import jobs as rules
@@ -123,6 +124,7 @@ def complete(context: Context, call: Call) -> TransitionAnswer:
     fence = call.fence(body.job_id, body.machine_id)
     job, lease = _held(context, call, fence, repeated=("complete",))
     if lease is None:
+        offer(context, call, job)
         Retention(context, job, call.now).run_at_end()
         return transition_answer(job)
     if lease.token_sha256 is None:
@@ -136,6 +138,7 @@ def complete(context: Context, call: Call) -> TransitionAnswer:
         fence,
         lambda job, attempt: rules.complete(job, attempt, fence, artifacts=artifacts, progress=progress, now=call.now),
     )
+    offer(context, call, ended)
     Retention(context, ended, call.now).run_at_end()
     return transition_answer(ended)
 

@@ -15,6 +15,7 @@ from functions.domain.packs import PackWrite, Sighting
 from functions.domain.recipes import RecipeEntry, StoredRecipe
 from functions.domain.reclaiming import Watch
 from functions.domain.records import Attempt, CheckpointRecord, Event, Job, Lease, PackRecord, TransferGrant
+from functions.domain.sharing import SharedRecord
 from functions.domain.webhooks import Delivery, Webhook
 
 T = TypeVar("T")
@@ -106,6 +107,16 @@ class PackStore(Protocol):
     def let_go(self, tenant: str, job_id: str, writes: Sequence[PackWrite]) -> set[str]:
         """Condemn and release, one write each. Answers with the digests of those that were refused
         (`packs.may_let_go`)."""
+
+
+class SharedStore(Protocol):
+    """What complete jobs have left for later ones."""
+
+    def get_many(self, tenant: str, shared_keys: Sequence[str]) -> dict[str, SharedRecord]:
+        """What there is, by key."""
+
+    def replace(self, record: SharedRecord, *, seen: SharedRecord | None) -> bool:
+        """Store it in place of what was seen: one write. False, and nothing written, if there is something else now."""
 
 
 class LeaseStore(Protocol):

@@ -19,6 +19,7 @@ from functions.storage.dynamo_jobs import DynamoJobStore
 from functions.storage.dynamo_leases import DynamoLeaseStore
 from functions.storage.dynamo_packs import DynamoPackStore
 from functions.storage.dynamo_recipes import DynamoRecipeStore
+from functions.storage.dynamo_sharing import DynamoSharedStore
 from functions.storage.dynamo_tokens import DynamoTokenStore
 from functions.storage.dynamo_webhooks import DynamoWebhookStore
 from functions.storage.s3_objects import S3ObjectStore
@@ -70,6 +71,7 @@ def build_context(environment: Mapping[str, str] = os.environ) -> Context:
         jobs=MeasuredJobStore(clients.dynamodb, settings.table_prefix, build_metrics(environment)),
         leases=DynamoLeaseStore(clients.dynamodb, settings.table_prefix),
         packs=DynamoPackStore(clients.dynamodb, settings.table_prefix),
+        shared=DynamoSharedStore(clients.dynamodb, settings.table_prefix),
         tokens=DynamoTokenStore(clients.dynamodb, settings.table_prefix),
         objects=S3ObjectStore(clients.s3, clients.s3_public, clients.buckets),
         webhooks=DynamoWebhookStore(clients.dynamodb, settings.table_prefix),

@@ -9,6 +9,7 @@ ATTEMPT = "ATTEMPT#"
 CHECKPOINT = "CHECKPOINT#"
 EVENT = "EVENT#"
 PACK = "PACK"
+SHARED = "SHARED"
 TIMER = "TIMER"
 """Partition of the index `timers`: jobs by `Job.timer_at`."""
 RETENTION = "RETENTION"
@@ -54,6 +55,11 @@ def event_sk(seq: int) -> str:
 def pack_pk(tenant: str, blake3: str) -> str:
     """Partition of a pack; its one sort key is `PACK`."""
     return f"PACK#{tenant}#{blake3}"
+
+
+def shared_pk(tenant: str, shared_key: str) -> str:
+    """Partition of what jobs share under a key; its one sort key is `SHARED`."""
+    return f"SHARED#{tenant}#{shared_key}"
 
 
 def ready_pk(tenant: str, queue: str, shard: int) -> str:

@@ -11,18 +11,20 @@ from functions.storage.memory_leases import MemoryLeaseStore
 from functions.storage.memory_objects import MemoryObjectStore
 from functions.storage.memory_packs import MemoryPackStore
 from functions.storage.memory_recipes import MemoryRecipeStore
+from functions.storage.memory_sharing import MemorySharedStore
 from functions.storage.memory_state import MemoryState
 from functions.storage.memory_tokens import MemoryTokenStore
 from functions.storage.memory_webhooks import MemoryWebhookStore
 
 
 class MemoryCloud:
-    """All seven stores over one state. `objects` has test hooks of its own."""
+    """All eight stores over one state. `objects` has test hooks of its own."""
 
     def __init__(self) -> None:
         self.state = MemoryState()
         self.jobs = MemoryJobStore(self.state)
         self.packs = MemoryPackStore(self.state)
+        self.shared = MemorySharedStore(self.state)
         self.leases = MemoryLeaseStore(self.state)
         self.tokens = MemoryTokenStore(self.state)
         self.webhooks = MemoryWebhookStore(self.state)

@@ -10,6 +10,7 @@ from functions.domain.api_keys import ApiKey
 from functions.domain.recipes import StoredRecipe
 from functions.domain.reclaiming import Watch
 from functions.domain.records import Lease, PackRecord, TransferGrant
+from functions.domain.sharing import SharedRecord
 from functions.domain.webhooks import Delivery, Webhook
 from functions.storage import keys
 from functions.storage.sorted_index import SortedIndex
@@ -50,6 +51,7 @@ class MemoryState:
         self.history: dict[tuple[str, str], Numbered] = {}
         self.packs: dict[tuple[str, str], PackRecord] = {}
         self._pack_writes = 0
+        self.shared: dict[tuple[str, str], SharedRecord] = {}
         self.leases: dict[str, Lease] = {}
         self.watch: Watch | None = None
         self.ready: SortedIndex[str] = SortedIndex()

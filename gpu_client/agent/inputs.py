@@ -45,22 +45,28 @@ def fetch_inputs(
 ) -> int:
     """Download every input, page by page; a page whose URLs ran out is asked for again. Returns the number of files.
 
+    What other jobs have shared is fetched too if that can be, and not counted.
+
     Raises ObjectMissing if there is nothing below the inputs' prefixes, UnsafePath if two inputs claim one path,
     InputsDiffer if there are other files than were pushed, or some of them are lacking.
     """
     seen: set[str] = set()
     pushed = _Pushed()
     for cursor, page in _pages(client, item):
-        for found in page.inputs:
+        own = [found for found in page.inputs if not found.shared]
+        for found in own:
             if is_manifest(found.path):
                 pushed.learn(found, transfer, cancel)
-        inputs = [found for found in page.inputs if not is_manifest(found.path)]
+        inputs = [found for found in own if not is_manifest(found.path)]
         for found in inputs:
             if found.path in seen:
                 raise UnsafePath(f"two inputs would be stored as {found.path}: give them different 'into' directories")
             seen.add(found.path)
         require_free(sum(found.size_bytes for found in inputs))
         _fetch_page(client, transfer, item, data_dir, cursor=cursor, inputs=inputs, pushed=pushed, cancel=cancel)
+        for found in page.inputs:
+            if found.shared and found.path not in seen:
+                _fetch_shared(transfer, found, data_dir, require_free=require_free, cancel=cancel)
     if item.inputs and not seen:
         prefixes = ", ".join(ref.prefix for ref in item.inputs)
         raise ObjectMissing(f"no object lies below {prefixes} in {item.data_bucket}")
@@ -146,7 +152,9 @@ def _fetch_page(
     fruitless = 0
     while True:
         try:
-            transfer.download([_download(found, data_dir, pushed) for found in waiting.values()], cancel=cancel)
+            transfer.download(
+                [_download(found, data_dir, pushed.digest(found)) for found in waiting.values()], cancel=cancel
+            )
             return
         except ChecksumMismatch as error:
             if not pushed:
@@ -167,13 +175,31 @@ def _fetch_page(
             waiting = {path: fresh[path] for path in sorted(left)}
 
 
-def _download(found: InputObject, data_dir: Path, pushed: _Pushed) -> Download:
+def _fetch_shared(
+    transfer: Transfer,
+    found: InputObject,
+    data_dir: Path,
+    *,
+    require_free: Callable[[int], None],
+    cancel: CancelEvent,
+) -> None:
+    """What an earlier job has left for this one. Without it, the training makes it itself."""
+    require_free(found.size_bytes)
+    try:
+        transfer.download([_download(found, data_dir, found.blake3)], cancel=cancel)
+    except TransferError as error:
+        logger.warning("what another job has shared is done without: %s", error)
+    else:
+        logger.info("another job has shared %s (%d bytes)", found.path, found.size_bytes)
+
+
+def _download(found: InputObject, data_dir: Path, blake3: str | None) -> Download:
     return Download(
         name=found.key,
         url=found.url,
         root=data_dir,
         path=found.path,
         size_bytes=found.size_bytes,
-        blake3=pushed.digest(found),
+        blake3=blake3,
         fsync=False,
     )

@@ -306,7 +306,8 @@ class JobRun:
     def _complete(self, committer: Committer, directories: JobDirectories) -> Outcome:
         """Upload the outputs, then report; what is refused or said not to be stored is uploaded again, a few times."""
         try:
-            optional = [check.path for check in plan_of(self._item).optional_outputs]
+            plan = plan_of(self._item)
+            optional = [*(one.path for one in plan.shared), *(check.path for check in plan.optional_outputs)]
             files = collect_outputs(directories.output, self._item.outputs, optional, on_left_out=self._note)
         except BatonError:
             self._drain(committer)

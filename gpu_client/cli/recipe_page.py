@@ -93,6 +93,10 @@ def _outputs(recipe: Recipe) -> Iterator[str]:
     if recipe.outputs:
         yield "## Outputs"
         yield _table(("path", "checked", "what"), [(f"`{o.path}`", _checks(o), o.description) for o in recipe.outputs])
+    if recipe.shared:
+        yield "## Shared with later jobs"
+        rows = [(f"`{one.path}`", ", ".join(f"`{name}`" for name in one.key), one.description) for one in recipe.shared]
+        yield _table(("path", "with jobs that have the same", "what"), rows)
 
 
 def _checks(output: Output) -> str:

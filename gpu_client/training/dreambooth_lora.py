@@ -25,7 +25,6 @@ from diffusers.training_utils import compute_snr
 
 from gpu_client.training import CheckpointMismatchError, Session, SessionError
 from gpu_client.training.channel import BAD_INPUT_EXIT_CODE
-from gpu_client.training.dreambooth import class_images
 from gpu_client.training.dreambooth.batches import Chosen, PictureBatches
 from gpu_client.training.dreambooth.class_images import ClassImages
 from gpu_client.training.dreambooth.config import DreamboothConfig, read_config_file
@@ -105,7 +104,7 @@ def train(session: Session, config: DreamboothConfig) -> bool:
     lora.export(session.output_dir / WEIGHTS_FILE, _metadata(session, config, models, total))
     shown.write(session.output_dir)
     if prior is not None:
-        prior.write(session.output_dir / class_images.OUTPUT_DIR)
+        prior.write(session.output_dir, models)
     return True
 
 

@@ -146,6 +146,7 @@ def test_the_dreambooth_recipe_shows_its_pictures_and_leaves_them_with_their_gri
     assert ended.state is JobState.COMPLETE, ended.reason
     names = [one.path for one in ended.artifacts]
     assert names == [
+        "class_images.zip",
         "class_images/00000.jpg",
         "class_images/00001.jpg",
         "pytorch_lora_weights.safetensors",

@@ -175,6 +175,7 @@ def work(api: Api) -> None:
         for part in again.post(f"/job/{again.id}/artifacts", artifacts).ok()["missing"]:
             api.send("PUT", part["url"], part["headers"], pieces(output)[part["part"] - 1])
     again.complete({"model": output}).ok()
+    share(api)
     for end in ("fail", "release"):
         api.submit(queue=end)
         ended = api.claim(queue=end)
@@ -184,6 +185,23 @@ def work(api: Api) -> None:
     for _ in range(10):
         api.clock.advance(60)
         api.sweep()
+
+
+def share(api: Api) -> None:
+    """Two jobs that leave something for later ones, the second of which was given what the first left."""
+    job = {
+        "recipe": "dreambooth-lora-sd@1",
+        "parameters": {"instance_prompt": "my dog", "class_prompt": "dog", "with_prior_preservation": True},
+        "inputs": [{"prefix": "in/", "into": "instance"}],
+    }
+    found = []
+    for images in (b"one", b"one and another"):
+        api.submit(queue="shared", **job)
+        held = api.claim(queue="shared", runs_plans="true", vram_gib=24, disk_gib=100)
+        inputs = api.get(f"/job/{held.id}/inputs", headers=held.headers).ok()["inputs"]
+        found.append([item["path"] for item in inputs if item["shared"]])
+        held.complete({"pytorch_lora_weights.safetensors": b"weights", "class_images.zip": images}).ok()
+    assert found == [[], [".baton/shared/class_images.zip"]]
 
 
 def stopped(api: Api) -> None:

@@ -32,6 +32,7 @@ from functions.storage.dynamo_jobs import DynamoJobStore
 from functions.storage.dynamo_leases import DynamoLeaseStore
 from functions.storage.dynamo_packs import DynamoPackStore
 from functions.storage.dynamo_recipes import DynamoRecipeStore
+from functions.storage.dynamo_sharing import DynamoSharedStore
 from functions.storage.dynamo_tokens import DynamoTokenStore
 from functions.storage.dynamo_webhooks import DynamoWebhookStore
 from functions.storage.s3_objects import S3ObjectStore
@@ -106,6 +107,7 @@ class Plane:
             jobs=DynamoJobStore(self.dynamodb, self.prefix),
             leases=DynamoLeaseStore(self.dynamodb, self.prefix),
             packs=DynamoPackStore(self.dynamodb, self.prefix),
+            shared=DynamoSharedStore(self.dynamodb, self.prefix),
             tokens=DynamoTokenStore(self.dynamodb, self.prefix),
             objects=self._objects,
             webhooks=DynamoWebhookStore(self.dynamodb, self.prefix),

@@ -1,9 +1,9 @@
 """Images of the class, for prior preservation: those that came with the job, and generated ones for the rest.
 
 Generated ones are made once. Later attempts find them in the checkpoint, whatever machine they run on (the job commits
-one before its first step, and a tenant's equal bytes are stored once, whichever job sends them). Later jobs on the same
-machine find them in a directory that is named after everything they depend on. And they are among the outputs, so that
-any job can name them as its class images.
+one before its first step, and a tenant's equal bytes are stored once, whichever job sends them). Later jobs are given
+them by the control plane, whatever machine they run on (`shared_images.py`); and on the same machine find them, also if
+the first job has not ended yet, in a directory that is named after everything they depend on.
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ from gpu_client.training.dreambooth.data import Picture, picture_of
 from gpu_client.training.dreambooth.encoding import Encoder
 from gpu_client.training.dreambooth.models import Models
 from gpu_client.training.dreambooth.sampling import sample
+from gpu_client.training.dreambooth.shared_images import SharedImages, write_shared
 from gpu_client.training.errors import CheckpointMismatchError
 
 OUTPUT_DIR = "class_images"
@@ -48,6 +49,8 @@ class ClassImages:
         self._provided = list(provided)[: config.num_class_images]
         self._encoded: list[bytes] = []
         self._batches: PictureBatches | None = None
+        self._shared = 0
+        """How many of them another job has shared."""
         self.generated = 0
         """How many this attempt has generated."""
         self._prepare()
@@ -69,11 +72,12 @@ class ClassImages:
     def state_dict(self) -> dict[str, Any]:
         """The generated images as files, and the position in their order; only when none is missing."""
         images = [torch.frombuffer(bytearray(encoded), dtype=torch.uint8) for encoded in self._encoded]
-        return {"images": images, "batches": self.batches.state_dict()}
+        return {"images": images, "shared": self._shared, "batches": self.batches.state_dict()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Take over the images of an earlier attempt."""
         self._encoded = [image.numpy().tobytes() for image in state["images"]]
+        self._shared = state.get("shared", 0)  # older checkpoints have none
         if self.missing > 0:
             raise CheckpointMismatchError(
                 f"the checkpoint was written with {self.missing} fewer class images",
@@ -87,11 +91,14 @@ class ClassImages:
 
         The LoRA changes nothing yet: it has not been trained.
         """
-        store = _Store(self._config, models)
+        key = class_images_key(self._config, models)
+        shared, store = SharedImages(session.data_dir, key), _Store(self._config, key)
         while self.missing and not session.should_stop:
             first = len(self._encoded)
             numbers = range(first, first + min(self._config.sample_batch_size, self.missing))
-            found = [store.read(number) for number in numbers]
+            given = [_sound(shared.read(_file_name(number))) for number in numbers]
+            self._shared += len(numbers) - given.count(None)
+            found = [old or store.read(number) for number, old in zip(numbers, given, strict=True)]
             if None in found:
                 fresh = iter(
                     self._generate(models, encoder, [n for n, old in zip(numbers, found, strict=True) if not old])
@@ -100,14 +107,24 @@ class ClassImages:
             self._encoded += [encoded for encoded in found if encoded]
             session.report(0, total_steps, class_images=len(self._provided) + len(self._encoded))
         self._prepare()
+        log.info(
+            "class images: %d came with the job, %d were shared by another, %d are generated now, %d are missing",
+            len(self._provided),
+            self._shared,
+            self.generated,
+            self.missing,
+        )
         return not self.missing
 
-    def write(self, folder: Path) -> None:
-        """Write the generated images as files."""
-        if self._encoded:
-            folder.mkdir(parents=True, exist_ok=True)
-        for number, encoded in enumerate(self._encoded):
-            (folder / _file_name(number)).write_bytes(encoded)
+    def write(self, output_dir: Path, models: Models) -> None:
+        """Write the generated images as files, and for later jobs those that they are not given yet."""
+        images = [(_file_name(number), encoded) for number, encoded in enumerate(self._encoded)]
+        if images:
+            (output_dir / OUTPUT_DIR).mkdir(parents=True, exist_ok=True)
+        for name, encoded in images:
+            (output_dir / OUTPUT_DIR / name).write_bytes(encoded)
+        if len(images) > self._shared:
+            write_shared(output_dir, class_images_key(self._config, models), images)
 
     def _prepare(self) -> None:
         if self.missing > 0:
@@ -130,11 +147,11 @@ class ClassImages:
 class _Store:
     """Class images on this machine, for later jobs. What cannot be read or written there is made anew."""
 
-    def __init__(self, config: DreamboothConfig, models: Models) -> None:
+    def __init__(self, config: DreamboothConfig, key: str) -> None:
         self._folder: Path | None = None
         place = config.cache_dir if config.cache_dir is not None else "~/.cache/baton/dreambooth"
         if place:
-            self._folder = Path(place).expanduser() / "class-images" / class_images_key(config, models)
+            self._folder = Path(place).expanduser() / "class-images" / key
             self._make_room(self._folder)
 
     def read(self, number: int) -> bytes | None:
@@ -179,6 +196,7 @@ def class_images_key(config: DreamboothConfig, models: Models) -> str:
     """Named after everything that generated class images depend on."""
     facts = {
         "model": models.fingerprint,
+        "variant": config.variant,
         "precision": config.mixed_precision,
         "prompt": config.class_prompt,
         "resolution": config.resolution,
@@ -188,6 +206,18 @@ def class_images_key(config: DreamboothConfig, models: Models) -> str:
         "format": _JPEG,
     }
     return hashlib.blake2b(json.dumps(facts, sort_keys=True).encode(), digest_size=16).hexdigest()
+
+
+def _sound(encoded: bytes | None) -> bytes | None:
+    """The image file if it is one."""
+    if encoded is None:
+        return None
+    try:
+        picture_of("", encoded, "")
+    except (OSError, SyntaxError, ValueError) as error:
+        log.warning("a shared class image is damaged (%s): it is made again", error)
+        return None
+    return encoded
 
 
 def _jpeg(image: Image.Image) -> bytes:

@@ -50,6 +50,9 @@ class Lora:
         if config.gradient_checkpointing:
             for module in self.modules.values():
                 next(getattr(module, name) for name in _CHECKPOINTING if hasattr(module, name))()
+        # Adapters begin in training mode, and dropout would draw from the generator that the training goes on with:
+        # a job that is given its class images must train as one that makes them.
+        self.training(False)
 
     def parameters(self, *names: str) -> list[nn.Parameter]:
         """The trainable ones of the named modules; of all without names."""

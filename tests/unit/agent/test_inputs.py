@@ -15,7 +15,7 @@ from gpu_client.agent.attempt_errors import failure_of
 from gpu_client.agent.inputs import MAX_EXPIRED_ROUNDS, InputsDiffer, fetch_inputs
 from gpu_client.agent.workspace import DiskFullError
 from gpu_client.transport.digests import digest_bytes
-from gpu_client.transport.errors import ChecksumMismatch, ObjectMissing, UnsafePath, UrlExpired
+from gpu_client.transport.errors import ChecksumMismatch, ObjectMissing, TransferError, UnsafePath, UrlExpired
 from gpu_client.transport.transfer import Download
 from tests.unit.agent.agent_kit import JOB_ID, TOKEN, make_item
 
@@ -128,6 +128,64 @@ def test_a_full_disk_is_noticed_before_the_download(tmp_path: Path) -> None:
     with pytest.raises(DiskFullError, match="20 needed"):
         fetch(Api("1", "2"), transfer, tmp_path, require_free)
     assert transfer.urls == []
+
+
+class Sharing(Api):
+    """The last page has what another job shared."""
+
+    def __init__(self, *paths: str, shared: str = ".baton/shared/set.zip", content: bytes = b"jobs/1/set") -> None:
+        super().__init__(*paths)
+        self.shared = InputObject(
+            key="jobs/1/set",
+            path=shared,
+            size_bytes=30,
+            etag="e",
+            url="set",
+            blake3=digest_bytes(content).blake3,
+            shared=True,
+        )
+
+    def inputs_page(self, job_id: str, lease_token: str, *, cursor: str | None = None) -> InputPage:
+        page = super().inputs_page(job_id, lease_token, cursor=cursor)
+        return page if page.next_cursor else page.model_copy(update={"inputs": [self.shared, *page.inputs]})
+
+
+class TestShared:
+    """What another job has left for this one."""
+
+    def test_it_is_fetched_beside_the_inputs_and_not_counted(self, tmp_path: Path) -> None:
+        (tmp_path / ".baton/shared").mkdir(parents=True)
+        room: list[int] = []
+        assert fetch(Sharing("1", "2", "3"), Transfer(), tmp_path, room.append) == 3
+        assert (tmp_path / ".baton/shared/set.zip").read_bytes() == b"jobs/1/set"
+        assert room == [20, 10, 30]
+
+    @pytest.mark.parametrize("error", [ObjectMissing, UrlExpired, UnsafePath])
+    def test_the_job_does_without_what_cannot_be_fetched(
+        self, tmp_path: Path, error: type[TransferError], caplog: pytest.LogCaptureFixture
+    ) -> None:
+        class Failing(Transfer):
+            def download(self, items: Sequence[Download], *, cancel: object) -> None:
+                if items and items[0].name == "jobs/1/set":
+                    raise error("jobs/1/set: no such object")
+                super().download(items, cancel=cancel)
+
+        assert fetch(Sharing("1"), Failing(), tmp_path) == 1
+        assert [path.name for path in tmp_path.rglob("*") if path.is_file()] == ["1"]
+        assert "done without: jobs/1/set: no such object" in caplog.text
+
+    def test_other_bytes_than_were_shared_are_not_taken(self, tmp_path: Path) -> None:
+        assert fetch(Sharing("1", content=b"others"), Transfer(), tmp_path) == 1
+        assert [path.name for path in tmp_path.rglob("*") if path.is_file()] == ["1"]
+
+    def test_the_jobs_own_input_is_not_replaced(self, tmp_path: Path) -> None:
+        assert fetch(Sharing("1", shared="1"), Transfer(), tmp_path) == 1
+        assert (tmp_path / "1").read_bytes() == b"digits/1"
+
+    def test_it_stands_for_no_input(self, tmp_path: Path) -> None:
+        (tmp_path / ".baton/shared").mkdir(parents=True)
+        with pytest.raises(ObjectMissing, match="no object lies below digits/"):
+            fetch(Sharing(), Transfer(), tmp_path)
 
 
 class TestPushed:

@@ -107,6 +107,15 @@ def test_a_later_job_on_the_machine_finds_them(run: Run, made: Made, tmp_path: P
     assert len(list((more / "class_images").iterdir())) == 4
 
 
+def test_making_them_changes_no_bit_of_the_training(run: Run, made: Made, tmp_path: Path) -> None:
+    shared = {**PRIOR, "cache_dir": str(tmp_path / "cache"), "lora_dropout": 0.5}
+    first = run("first", **shared)
+    assert made() == [2, 1]
+    second = run("second", **shared)
+    assert made() == []
+    assert (second / WEIGHTS_FILE).read_bytes() == (first / WEIGHTS_FILE).read_bytes()
+
+
 @pytest.mark.parametrize(
     "changed",
     [
@@ -116,6 +125,7 @@ def test_a_later_job_on_the_machine_finds_them(run: Run, made: Made, tmp_path: P
         {"guidance_scale": 3.0},
         {"num_inference_steps": 1},
         {"mixed_precision": "bf16"},
+        {"variant": "fp16"},
     ],
     ids=lambda changed: next(iter(changed)),
 )

@@ -14,6 +14,7 @@ from contract.history import EventType
 from contract.jobs import Progress
 from functions.domain.errors import Refusal
 from functions.domain.records import Attempt, CheckpointRecord, Event, Job, Spec, TransferGrant
+from functions.domain.sharing import SharedRecord
 from functions.storage.documents import MAX_DOCUMENT_BYTES, dump, load
 
 
@@ -26,7 +27,7 @@ def models_within(annotation: Any) -> set[type[BaseModel]]:
 
 def all_models() -> set[type[BaseModel]]:
     found: set[type[BaseModel]] = set()
-    pending: set[type[BaseModel]] = {Attempt, CheckpointRecord, Event, Job, TransferGrant, Progress}
+    pending: set[type[BaseModel]] = {Attempt, CheckpointRecord, Event, Job, SharedRecord, TransferGrant, Progress}
     while pending:
         model = pending.pop()
         found.add(model)
@@ -109,7 +110,7 @@ STORED_DEFAULTS: dict[str, dict[str, Any]] = {
     "Reason": {"message": ""},
     "Requirements": {"gpu_models": []},
     "Retention": {"keep_last": 3, "keep_best_mode": "min"},
-    "RunPlan": {"outputs": [], "optional_outputs": [], "cleanup": []},
+    "RunPlan": {"outputs": [], "optional_outputs": [], "cleanup": [], "shared": []},
     "StepOrder": {
         "environment": {},
         "retries": 0,

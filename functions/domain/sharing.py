@@ -1,0 +1,59 @@
+"""Outputs that jobs leave for later ones of their tenant: by a key, one file each."""
+
+from __future__ import annotations
+
+from contract.jobs import JobState
+from contract.names import CHECKPOINTS_BUCKET
+from functions.domain.checkpoints import artifact_key
+from functions.domain.records import Job, Record
+
+
+class SharedRecord(Record):
+    """What later jobs with this key are given: an artifact of a complete job."""
+
+    tenant: str
+    key: str
+    """As in the plans of the jobs that share it."""
+    object_key: str
+    """No other attempt has the same."""
+    size_bytes: int
+    crc64nvme: str
+    blake3: str
+    offered_at: int
+
+
+def offered(job: Job, now: int) -> list[SharedRecord]:
+    """What the job leaves for others: nothing unless it is complete, and nothing but what that attempt has stored."""
+    if job.state is not JobState.COMPLETE or job.spec.plan is None:
+        return []
+    artifacts = {artifact.key: artifact for artifact in job.artifacts if artifact.bucket == CHECKPOINTS_BUCKET}
+    found = []
+    for shared in job.spec.plan.shared:
+        artifact = artifacts.get(artifact_key(job.id, job.epoch, shared.path))
+        if artifact is None or artifact.size_bytes is None or artifact.crc64nvme is None or artifact.blake3 is None:
+            continue
+        found.append(
+            SharedRecord(
+                tenant=job.tenant,
+                key=shared.key,
+                object_key=artifact.key,
+                size_bytes=artifact.size_bytes,
+                crc64nvme=artifact.crc64nvme,
+                blake3=artifact.blake3,
+                offered_at=now,
+            )
+        )
+    return found
+
+
+def replaces(new: SharedRecord, seen: SharedRecord | None, *, stored: bool, started_at: int) -> bool:
+    """True if later jobs should be given the new one, of a job that was first begun at `started_at`.
+
+    A job that was given something and leaves another file all the same has added to it, or could not use it. Of two
+    that began without, the larger one stays. `stored`: whether the object of what was seen is there.
+    """
+    if seen is None:
+        return True
+    if seen.object_key == new.object_key:
+        return False
+    return not stored or seen.offered_at < started_at or new.size_bytes > seen.size_bytes
