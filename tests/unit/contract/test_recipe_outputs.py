@@ -6,30 +6,22 @@ import pytest
 
 from contract.recipes.rendering import plan_of
 from functions.recipes import built_in_recipe
-from gpu_client.training.dreambooth import class_images, validation
+from gpu_client.training.dreambooth import validation
 from gpu_client.training.dreambooth.lora import WEIGHTS_FILE
 
 
 @pytest.mark.parametrize("recipe_id", ["dreambooth-lora-sdxl@1", "dreambooth-lora-sd@1"])
 @pytest.mark.parametrize(
-    ("given", "required", "optional"),
-    [
-        ({}, [], []),
-        ({"validation_prompt": "a dog"}, ["validation", "validation_grid.png"], []),
-        ({"with_prior_preservation": True, "class_prompt": "a dog"}, [], ["class_images"]),
-    ],
-    ids=["plain", "validation", "prior"],
+    ("given", "pictures"),
+    [({}, []), ({"validation_prompt": "a dog"}, ["validation", "validation_grid.png"])],
+    ids=["plain", "validation"],
 )
 def test_what_must_be_left_follows_from_the_parameters(
-    recipe_id: str, given: dict[str, object], required: list[str], optional: list[str]
+    recipe_id: str, given: dict[str, object], pictures: list[str]
 ) -> None:
     recipe = built_in_recipe(recipe_id)
     assert recipe is not None
     plan, faults = plan_of(recipe, {"instance_prompt": "a dog", **given}, ["instance"])
     assert plan is not None and not faults
-    assert [check.path for check in plan.outputs] == [WEIGHTS_FILE, *required]
-    assert [check.path for check in plan.optional_outputs] == optional
-    assert not plan.needs_plan, "workers that know no plans leave out what is optional"
-    assert {validation.OUTPUT_DIR, validation.GRID_FILE, class_images.OUTPUT_DIR} == {
-        output.path for output in recipe.outputs[1:]
-    }
+    assert [check.path for check in plan.outputs] == [WEIGHTS_FILE, *pictures]
+    assert [output.path for output in recipe.outputs] == [WEIGHTS_FILE, validation.OUTPUT_DIR, validation.GRID_FILE]
