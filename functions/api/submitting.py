@@ -33,7 +33,7 @@ from functions.api.views import attempt_view, checkpoint_view, event_view, job_v
 from functions.domain import jobs as rules
 from functions.domain.change import Change
 from functions.domain.errors import FenceBroken, Refusal, WriteConflict
-from functions.domain.records import Attempt, Job, Spec
+from functions.domain.records import Attempt, CheckpointRecord, Job, Spec
 
 _IDEMPOTENCY_NAMESPACE = uuid.UUID("6ba7b812-9dad-11d1-80b4-00c04fd430c8")
 _BARE_LIST_LIMIT = 1000
@@ -192,30 +192,29 @@ def resume(context: Context, call: Call) -> TransitionAnswer:
 def retry(context: Context, call: Call) -> TransitionAnswer:
     """Run an ended job again, same id, from the newest or a chosen checkpoint."""
     body: RetryRequest = call.body or RetryRequest()
-    from_epoch = None
-    job = job_of(context, call, call.path["id"])
-    if body.from_step:
-        record = context.jobs.checkpoint(job.id, body.from_step)
-        if record is not None and not record.damaged and job.state.terminal:
-            # Protected, or gone: the retention of the last commit may still be under way.
-            record = context.jobs.protect_checkpoint(job.id, body.from_step, call.now + _RETENTION_S)
-        if record is None or record.damaged:
-            raise Refusal(
-                ErrorCode.CHECKPOINT_NOT_FOUND, f"No sound checkpoint at step {body.from_step}.", field="from_step"
-            )
-        from_epoch = record.epoch
-    return _steered(
-        context,
-        call,
-        lambda job, _: rules.retry(
+
+    def decision(job: Job, _: Attempt | None) -> Change:
+        # Behind the job: another retry of it may have led to another checkpoint of that step.
+        chosen = _chosen(context, call, job, body.from_step) if body.from_step else None
+        return rules.retry(
             job,
-            from_step=body.from_step or None,
-            from_epoch=from_epoch,
+            chosen=chosen,
             keep_checkpoint=body.from_step is None,
             reset_counters=body.reset_counters,
             now=call.now,
-        ),
-    )
+        )
+
+    return _steered(context, call, decision)
+
+
+def _chosen(context: Context, call: Call, job: Job, step: int) -> CheckpointRecord:
+    record = context.jobs.checkpoint(job.id, step)
+    if record is not None and not record.damaged and job.state.terminal:
+        # Protected, or gone: the retention of the last commit may still be under way.
+        record = context.jobs.protect_checkpoint(job.id, step, call.now + _RETENTION_S)
+    if record is None or record.damaged:
+        raise Refusal(ErrorCode.CHECKPOINT_NOT_FOUND, f"No sound checkpoint at step {step}.", field="from_step")
+    return record
 
 
 def _steered(context: Context, call: Call, decide: Callable[[Job, Attempt | None], Change]) -> TransitionAnswer:

@@ -126,7 +126,7 @@ def commit(job: Job, fence: Fence | None, record: CheckpointRecord, *, now: int)
     )
     change = replace(
         change,
-        checkpoint=record,
+        checkpoint=record.model_copy(update={"branches": job.branches}),
         lease=CheckLease(fence=fence) if fence is not None else None,
     )
     return change.with_event(

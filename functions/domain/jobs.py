@@ -24,7 +24,7 @@ from functions.domain.change import Change, DirectLease, OpenLease, changed
 from functions.domain.ending import committed_step, counted, end_attempt, newest_lines, requeued, stopped
 from functions.domain.errors import Refusal
 from functions.domain.leases import LEASE_INTERVALS, Fence
-from functions.domain.records import Attempt, Branch, Job, Lease, Spec
+from functions.domain.records import Attempt, CheckpointRecord, Job, Lease, Spec
 
 MAX_SPEC_BYTES = 100_000
 """The job's item grows while it runs (machines to avoid, progress, artifacts) and must fit into 400 KB at its end."""
@@ -284,11 +284,11 @@ def resume(job: Job, *, now: int) -> Change:
 
 
 def retry(
-    job: Job, *, from_step: int | None, from_epoch: int | None, keep_checkpoint: bool, reset_counters: bool, now: int
+    job: Job, *, chosen: CheckpointRecord | None, keep_checkpoint: bool, reset_counters: bool, now: int
 ) -> Change:
     """Run an ended job again under the same id.
 
-    With `keep_checkpoint` the newest one stays the place to resume from; otherwise it is `from_step`, or none.
+    With `keep_checkpoint` the newest one stays the place to resume from; otherwise it is `chosen`, or none.
     """
     if not job.state.terminal:
         raise Refusal(ErrorCode.ILLEGAL_TRANSITION, f"Job {job.id} is {job.state}; only an ended job can be retried.")
@@ -299,16 +299,15 @@ def retry(
             f"The deadline {deadline_at} of job {job.id} has passed; it is {now} now. Submit it anew with a later one.",
         )
     counters = JobCounters(attempts=job.counters.attempts) if reset_counters else job.counters
-    branches = job.branches
-    if not keep_checkpoint and (from_step, from_epoch) != (job.checkpoint_step, job.checkpoint_epoch):
-        chosen = Branch(step=-1 if from_step is None else from_step, epoch=from_epoch or 0, before=job.epoch + 1)
-        branches = [*(branch for branch in branches if branch.before <= chosen.epoch), chosen]
+    current = job.checkpoint_step, job.checkpoint_epoch
+    told = (chosen.step, chosen.epoch) if chosen else (None, None)
+    place = current if keep_checkpoint else told
     change = changed(
         job,
         now,
         state=JobState.PENDING,
         counters=counters,
-        branches=branches,
+        branches=job.branches if place == current else job.branches_from(chosen),
         fruitless_interruptions=0,
         reason=None,
         not_before=None,
@@ -319,8 +318,8 @@ def retry(
         canceled_at=None,
         retention_at=None,
         pause_requested=False,
-        checkpoint_step=job.checkpoint_step if keep_checkpoint else from_step,
-        checkpoint_epoch=job.checkpoint_epoch if keep_checkpoint else from_epoch,
+        checkpoint_step=place[0],
+        checkpoint_epoch=place[1],
     )
     exhausted = retry_policy.cap_reached(change.job)
     if exhausted:

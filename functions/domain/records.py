@@ -86,7 +86,8 @@ class Job(Record):
     lapsed_step: int | None = None
     """Highest step that the present attempt had committed before that turned out damaged; None if none did."""
     branches: list[Branch] = []
-    """Oldest first: which checkpoints a retry left behind, see `in_history`."""
+    """Oldest first: where the history turned off, see `in_history`. Retries that it does not go through are not here:
+    each checkpoint keeps those of its own history, for whoever goes back to it."""
     progress: Progress | None = None
     artifacts: list[Artifact] = []
     idempotency_digest: str | None = None
@@ -125,6 +126,18 @@ class Job(Record):
             if record.epoch < branch.before:
                 return False
         return True
+
+    def branches_from(self, chosen: CheckpointRecord | None) -> list[Branch]:
+        """The branches once a retry goes on from `chosen`, or from nothing: those that `chosen` came by, and this one.
+
+        Retries may have left `chosen` behind: then it came by branches that are not the job's any more. If it names
+        none, it was committed before the first branch, or by an earlier version: then the job's own tell.
+        """
+        before = self.epoch + 1
+        if chosen is None:
+            return [Branch(step=-1, epoch=0, before=before)]
+        came_by = chosen.branches or [branch for branch in self.branches if branch.before <= chosen.epoch]
+        return [*came_by, Branch(step=chosen.step, epoch=chosen.epoch, before=before)]
 
     @property
     def timer_at(self) -> int | None:
@@ -189,6 +202,8 @@ class CheckpointRecord(Record):
     manifest_key: str
     manifest_blake3: str | None = None
     legacy_key: str | None = None
+    branches: list[Branch] = []
+    """The job's when this was committed: with step and epoch they say which checkpoints are its history."""
     pinned: bool = False
     damaged: bool = False
     protected_until: int = 0

@@ -185,9 +185,7 @@ class Life:
             lease = self.cloud.leases.get(job.id)
             assert lease is not None
             return self.apply(rules.interrupt(job, attempt, lease, now=self.now))
-        return self.apply(
-            rules.retry(job, from_step=None, from_epoch=None, keep_checkpoint=True, reset_counters=True, now=self.now)
-        )
+        return self.apply(rules.retry(job, chosen=None, keep_checkpoint=True, reset_counters=True, now=self.now))
 
     def sweep(self) -> object:
         if self.random.random() < 0.5:

@@ -14,7 +14,7 @@ from functions.domain import jobs as rules
 from functions.domain import packs
 from functions.domain.change import Change, CloseLease, DirectLease, Forget, changed
 from functions.domain.errors import FenceBroken, Refusal, WriteConflict
-from functions.domain.records import CheckpointRecord, Job, Spec
+from functions.domain.records import Branch, CheckpointRecord, Job, Spec
 from functions.domain.retention import LATE_AFTER_S, look_again
 from tests.clouds import Cloud
 from tests.conformance.store_kit import NOW, TENANT, claim, commit, failed, record, submission, submit
@@ -153,9 +153,7 @@ def test_index_membership_follows_every_transition(cloud: Cloud) -> None:
     canceled = rules.cancel(resumed.job, None, message="", now=NOW)
     cloud.jobs.apply(canceled)
     assert indexes(cloud, job.id) == listed | {"timers"}, "for the sweeper's retention"
-    retried = rules.retry(
-        canceled.job, from_step=None, from_epoch=None, keep_checkpoint=True, reset_counters=True, now=NOW
-    )
+    retried = rules.retry(canceled.job, chosen=None, keep_checkpoint=True, reset_counters=True, now=NOW)
     cloud.jobs.apply(retried)
     assert indexes(cloud, job.id) == listed | {"ready"}
     held = claim(cloud, retried.job)
@@ -202,7 +200,7 @@ def test_retentions_are_due_apart_from_timers_and_until_they_are_done(cloud: Clo
     first, second, third = cloud.jobs.get_many(ids)
     cloud.jobs.apply(look_again(first, None))
     cloud.jobs.apply(look_again(second, due_at + 20))
-    retried = rules.retry(third, from_step=None, from_epoch=None, keep_checkpoint=True, reset_counters=True, now=NOW)
+    retried = rules.retry(third, chosen=None, keep_checkpoint=True, reset_counters=True, now=NOW)
     cloud.jobs.apply(retried)
     assert cloud.jobs.due_retentions(due_at + 19, limit=9) == []
     assert cloud.jobs.due_retentions(due_at + 20, limit=9) == [second.id]
@@ -307,6 +305,26 @@ def test_a_damaged_checkpoint_is_replaced_by_a_later_attempts(cloud: Cloud) -> N
     cloud.jobs.apply(left)
     commit(cloud, claim(cloud, left.job), 7)
     assert cloud.jobs.checkpoint(job_id, 7) == record(7, epoch=2)
+
+
+def test_a_checkpoint_keeps_the_branches_that_it_came_by(cloud: Cloud) -> None:
+    """Read anew, protected, found damaged: a retry may go on from it only by what it says."""
+    first = commit(cloud, commit(cloud, claim(cloud, submit(cloud)), 5), 7)
+    stopped = rules.cancel(first.job, first.attempt, message="", now=NOW)
+    cloud.jobs.apply(stopped)
+    retried = rules.retry(
+        stopped.job, chosen=cloud.jobs.checkpoint(first.job.id, 5), keep_checkpoint=False, reset_counters=True, now=NOW
+    )
+    cloud.jobs.apply(retried)
+    held = commit(cloud, claim(cloud, retried.job), 9)
+    came_by = [Branch(step=5, epoch=1, before=2)]
+    assert [job.branches for job in cloud.jobs.get_many([held.job.id])] == [came_by]
+    seen = cloud.jobs.protect_checkpoint(held.job.id, 9, LATER)
+    assert seen == record(9, epoch=2, branches=came_by, protected_until=LATER)
+    assert [one.branches for one in cloud.jobs.checkpoints(held.job.id, limit=5).items] == [came_by, [], []]
+    assert seen is not None
+    cloud.jobs.apply(checkpoint_rules.damaged(held.job, held.fence(), seen, None, message="", now=NOW))
+    assert cloud.jobs.checkpoint(held.job.id, 9) == seen.model_copy(update={"damaged": True})
 
 
 def test_a_broken_fence_changes_nothing_and_shows_the_lease(cloud: Cloud) -> None:

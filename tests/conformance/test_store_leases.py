@@ -239,9 +239,7 @@ def test_the_broom_is_told_only_of_leases_that_ended(ministack: Cloud) -> None:
     assert not {"due_pk", "due_at"} & set(row)
     canceled = ministack.jobs.get(held.job.id)
     assert canceled is not None
-    again = rules.retry(
-        canceled, from_step=None, from_epoch=None, keep_checkpoint=True, reset_counters=True, now=NOW + 6
-    )
+    again = rules.retry(canceled, chosen=None, keep_checkpoint=True, reset_counters=True, now=NOW + 6)
     ministack.jobs.apply(again)
     claim(ministack, again.job, now=NOW + 7)
     assert "ttl" not in ministack.raw("heartbeats", pk=held.job.id)

@@ -129,8 +129,7 @@ class JobMachine(Checked):
         try:
             change = rules.retry(
                 self.job(job_id),
-                from_step=chosen.step if chosen else None,
-                from_epoch=chosen.epoch if chosen else None,
+                chosen=chosen,
                 keep_checkpoint=how != "nothing" and chosen is None,
                 reset_counters=reset,
                 now=self.now,

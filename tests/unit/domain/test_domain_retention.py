@@ -82,9 +82,7 @@ def test_a_job_that_never_ran_leaves_nothing_behind(state: JobState) -> None:
 @pytest.mark.parametrize("how", OTHERWISE)
 def test_a_job_that_goes_on_is_not_looked_after(how: str) -> None:
     ended = OTHERWISE[how](running(), make_attempt()).job
-    retried = rules.retry(
-        ended, from_step=None, from_epoch=None, keep_checkpoint=True, reset_counters=True, now=NOW + 9
-    ).job
+    retried = rules.retry(ended, chosen=None, keep_checkpoint=True, reset_counters=True, now=NOW + 9).job
     assert (retried.state, retried.retention_at) == (JobState.PENDING, None)
 
 

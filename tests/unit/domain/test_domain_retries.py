@@ -373,7 +373,7 @@ def test_the_newest_report_is_kept_whichever_way_it_came() -> None:
 
 def test_progress_of_a_run_from_nothing_replaces_that_of_the_run_before() -> None:
     done = make_ended(JobState.COMPLETE, progress=Progress(step=500, total_steps=500, reported_at=NOW))
-    job = rules.retry(done, from_step=None, from_epoch=None, keep_checkpoint=False, reset_counters=True, now=NOW).job
+    job = rules.retry(done, chosen=None, keep_checkpoint=False, reset_counters=True, now=NOW).job
     held = make_held(job, now=NOW + 1)
     after = commit(held.job, held.fence, make_record(100, epoch=2), now=NOW + 5).job
     assert after.progress is not None

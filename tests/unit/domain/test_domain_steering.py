@@ -10,10 +10,11 @@ from contract.errors import ErrorCode
 from contract.history import EventType
 from contract.jobs import Artifact, AttemptEnd, JobCounters, JobState, Reason
 from contract.work import Directive, FailRequest
+from functions.domain import checkpoints
 from functions.domain import jobs as rules
 from functions.domain.change import Change, DirectLease
 from functions.domain.errors import Refusal
-from functions.domain.records import Job
+from functions.domain.records import CheckpointRecord, Job
 from tests.factories import (
     JOB_ID,
     NOW,
@@ -44,7 +45,7 @@ def ended_by(held: Held, how: str, now: int = NOW + 100) -> Change:
 
 
 def retry(job: Job, **fields: Any) -> Job:
-    given = {"from_step": None, "from_epoch": None, "keep_checkpoint": True, "reset_counters": True, "now": NOW}
+    given = {"chosen": None, "keep_checkpoint": True, "reset_counters": True, "now": NOW}
     return rules.retry(job, **{**given, **fields}).job
 
 
@@ -191,7 +192,7 @@ def test_retry_keeps_the_id_and_what_was_learned(state: JobState) -> None:
 
 def test_retry_from_a_chosen_checkpoint_and_from_nothing() -> None:
     ended = make_ended(JobState.FAILED, checkpoint_step=400, checkpoint_epoch=1)
-    job = retry(ended, keep_checkpoint=False, from_step=100, from_epoch=1)
+    job = retry(ended, keep_checkpoint=False, chosen=make_record(100, 1))
     assert (job.checkpoint_step, job.checkpoint_epoch) == (100, 1)
     job = retry(ended, keep_checkpoint=False)
     assert (job.checkpoint_step, job.checkpoint_epoch) == (None, None)
@@ -235,10 +236,10 @@ class TestHistory:
 
     def test_the_newest_and_the_same_chosen_by_name_leave_nothing_behind(self) -> None:
         assert retry(self.job).branches == []
-        assert retry(self.job, keep_checkpoint=False, from_step=300, from_epoch=2).branches == []
+        assert retry(self.job, keep_checkpoint=False, chosen=make_record(300, 2)).branches == []
 
     def test_later_ones_are_left_behind_even_when_the_new_run_passes_them(self) -> None:
-        job = retry(self.job, keep_checkpoint=False, from_step=100, from_epoch=1)
+        job = retry(self.job, keep_checkpoint=False, chosen=make_record(100, 1))
         assert history(job, *self.first) == [(100, 1)]
         job = moved(job, epoch=3, checkpoint_step=350, checkpoint_epoch=3)
         assert history(job, *self.first, (150, 3), (350, 3)) == [(100, 1), (150, 3), (350, 3)]
@@ -248,23 +249,115 @@ class TestHistory:
         assert history(job, *self.first, (500, 3)) == [(500, 3)]
 
     def test_twice(self) -> None:
-        job = retry(self.job, keep_checkpoint=False, from_step=100, from_epoch=1)
+        job = retry(self.job, keep_checkpoint=False, chosen=make_record(100, 1))
         job = moved(job, state=JobState.FAILED, epoch=3, checkpoint_step=350, checkpoint_epoch=3)
-        job = retry(job, keep_checkpoint=False, from_step=150, from_epoch=3)
+        job = retry(job, keep_checkpoint=False, chosen=make_record(150, 3))
         job = moved(job, epoch=4, checkpoint_step=900, checkpoint_epoch=4)
         records = (*self.first, (150, 3), (350, 3), (900, 4))
         assert history(job, *records) == [(100, 1), (150, 3), (900, 4)]
 
     def test_back_to_a_checkpoint_that_was_left_behind(self) -> None:
-        job = retry(self.job, keep_checkpoint=False, from_step=100, from_epoch=1)
+        job = retry(self.job, keep_checkpoint=False, chosen=make_record(100, 1))
         job = moved(job, state=JobState.FAILED, epoch=3, checkpoint_step=150, checkpoint_epoch=3)
-        job = retry(job, keep_checkpoint=False, from_step=300, from_epoch=2)
+        job = retry(job, keep_checkpoint=False, chosen=make_record(300, 2))
         job = moved(job, epoch=4, checkpoint_step=310, checkpoint_epoch=4)
         assert history(job, *self.first, (150, 3), (310, 4)) == [*self.first, (310, 4)]
 
     def test_the_same_choice_again_and_again_does_not_grow_the_job(self) -> None:
         job = self.job
         for epoch in range(3, 50):
-            job = retry(job, keep_checkpoint=False, from_step=100, from_epoch=1)
+            job = retry(job, keep_checkpoint=False, chosen=make_record(100, 1))
             job = moved(job, state=JobState.FAILED, epoch=epoch, checkpoint_step=110, checkpoint_epoch=epoch)
         assert len(job.branches) == 1
+
+
+class Run:
+    """A job that is taken up again and again, and every checkpoint of it that there is, by step."""
+
+    def __init__(self) -> None:
+        self.job = make_job()
+        self.records: dict[int, CheckpointRecord] = {}
+
+    def attempt(self, *steps: int) -> None:
+        """An attempt that commits these steps and is stopped."""
+        held = make_held(self.job)
+        job = held.job
+        for step in steps:
+            change = checkpoints.commit(job, held.fence, make_record(step, job.epoch), now=NOW)
+            assert change.checkpoint is not None
+            job, self.records[step] = change.job, change.checkpoint
+        self.job = rules.cancel(job, held.attempt, message="", now=NOW).job
+
+    def retry(self, from_step: int | None) -> list[int]:
+        """From a chosen step or from nothing, and stopped at once; the steps that an attempt could resume from."""
+        chosen = None if from_step is None else self.records[from_step]
+        job = retry(self.job, keep_checkpoint=False, chosen=chosen)
+        self.job = rules.cancel(job, None, message="", now=NOW).job
+        return [record.step for record in checkpoints.resumable(job, self.records.values())]
+
+    def go_on(self, from_step: int | None, *steps: int) -> None:
+        """A retry from there, and an attempt that commits these steps."""
+        chosen = None if from_step is None else self.records[from_step]
+        self.job = retry(self.job, keep_checkpoint=False, chosen=chosen)
+        self.attempt(*steps)
+
+
+class TestBetweenBranches:
+    """Each checkpoint has the history that it was committed with, whatever retries went elsewhere in between."""
+
+    def test_there_and_back(self) -> None:
+        run = Run()
+        run.attempt(100, 150)
+        run.go_on(100, 200)
+        assert run.retry(150) == [150, 100]
+        assert run.retry(200) == [200, 100], "150 is none of its history"
+        assert run.retry(150) == [150, 100]
+
+    def test_there_and_back_to_a_run_from_nothing(self) -> None:
+        run = Run()
+        run.attempt(100)
+        run.go_on(None, 200)
+        assert run.retry(100) == [100]
+        assert run.retry(200) == [200]
+        assert run.retry(None) == []
+        assert run.retry(200) == [200]
+
+    def test_a_branch_of_a_branch(self) -> None:
+        run = Run()
+        run.attempt(100, 190)
+        run.go_on(100, 120, 180)
+        run.go_on(120, 130, 170)
+        run.go_on(190, 200)
+        assert run.retry(170) == [170, 130, 120, 100]
+        assert run.retry(200) == [200, 190, 100]
+        assert run.retry(180) == [180, 120, 100]
+        run.go_on(130, 140)
+        assert run.retry(140) == [140, 130, 120, 100]
+        run.job = retry(run.job)
+        run.attempt(300)
+        assert run.retry(300) == [300, 140, 130, 120, 100]
+        assert run.retry(190) == [190, 100]
+
+    def test_a_step_that_another_branch_has_committed_anew(self) -> None:
+        run = Run()
+        run.attempt(100, 150, 200)
+        run.go_on(100, 150, 160)
+        assert run.retry(200) == [200, 100], "its 150 is another one by now"
+        assert run.retry(150) == [150, 100]
+
+    def test_going_to_and_fro_does_not_grow_the_job(self) -> None:
+        run = Run()
+        run.attempt(100, 150)
+        run.go_on(100, 200)
+        for _ in range(9):
+            run.retry(150)
+            assert len(run.job.branches) == 1
+            run.retry(200)
+            assert len(run.job.branches) == 2
+
+    def test_a_checkpoint_of_an_earlier_version_goes_by_the_branches_of_the_job(self) -> None:
+        run = Run()
+        run.attempt(100, 150)
+        run.go_on(100, 200, 300)
+        run.records = {step: record.model_copy(update={"branches": []}) for step, record in run.records.items()}
+        assert run.retry(200) == [200, 100]

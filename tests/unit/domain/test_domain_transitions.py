@@ -53,9 +53,7 @@ COMMANDS: dict[str, Command] = {
     "cancel": lambda job, a: rules.cancel(job, a, message="", now=NOW),
     "pause": lambda job, _: rules.pause(job, message="", now=NOW),
     "resume": lambda job, _: rules.resume(job, now=NOW),
-    "retry": lambda job, _: rules.retry(
-        job, from_step=None, from_epoch=None, keep_checkpoint=True, reset_counters=True, now=NOW
-    ),
+    "retry": lambda job, _: rules.retry(job, chosen=None, keep_checkpoint=True, reset_counters=True, now=NOW),
     "timer": lambda job, a: rules.timer(job, a, now=NOW),
     "out_of_time": lambda job, a: rules.out_of_time(job, a, now=NOW),
     "commit": lambda job, _: checkpoints.commit(job, make_fence(), make_record(), now=NOW),

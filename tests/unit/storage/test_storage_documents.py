@@ -53,7 +53,14 @@ def test_a_field_that_is_left_out_comes_back_as_none() -> None:
 
 STORED_DEFAULTS: dict[str, dict[str, Any]] = {
     "Attempt": {"log_tail": []},
-    "CheckpointRecord": {"new_bytes": 0, "metrics": {}, "pinned": False, "damaged": False, "protected_until": 0},
+    "CheckpointRecord": {
+        "new_bytes": 0,
+        "metrics": {},
+        "branches": [],
+        "pinned": False,
+        "damaged": False,
+        "protected_until": 0,
+    },
     "Event": {"data": {}},
     "Goodput": {
         "productive_s": 0.0,
