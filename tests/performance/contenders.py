@@ -202,12 +202,15 @@ class Bench:
         """One run of each mode, taking turns in this order. Raises RuntimeError if one fails."""
         contenders: dict[str, Contender] = {}
         with self._stack.client("submit") as client, _closed_at_the_end(contenders):
-            job_id = self._submit(client, place := self._place("agent"))
-            contenders["agent"] = self._agent(place)
             for mode in order:
                 if mode != "agent":
                     contenders[mode] = self._alone(mode)
-            subjects = {mode: contenders[mode].subject() for mode in order}
+            ready = {mode: contender.subject() for mode, contender in contenders.items()}
+            # The last one: an agent that is stopped until slower ones have started loses its lease.
+            job_id = self._submit(client, place := self._place("agent"))
+            contenders["agent"] = self._agent(place)
+            ready["agent"] = contenders["agent"].subject()
+            subjects = {mode: ready[mode] for mode in order}
             # The cloud would be elsewhere: it answers between the agent's turns.
             cloud = Subject([Handle(pid) for pid in family(self._stack.pid)], contenders["agent"].loop_ended)
             turns = list(subjects.values())
