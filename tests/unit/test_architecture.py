@@ -59,6 +59,10 @@ MAY_IMPORT: dict[str, set[str]] = {
 
 THIRD_PARTY: dict[str, set[str]] = {
     "contract": {"pydantic", "pydantic_core"},
+    # Whoever reads a document that people write has YAML installed; it is loaded with the first text.
+    "contract.documents": {"yaml"},
+    # Evaluated at every training step, and in Lambda: nothing at all from outside.
+    "contract.rules": set(),
     # Whoever reads or renders a recipe has these installed; whoever only runs one loads neither (see below).
     "contract.recipes": {"pydantic", "pydantic_core", "yaml", "jinja2"},
     "functions.domain": {"pydantic", "pydantic_core"},
@@ -70,6 +74,11 @@ FORBIDDEN: dict[str, set[str]] = {
     "functions.domain": {
         "asyncio", "datetime", "os", "pathlib", "random", "secrets",
         "socket", "subprocess", "threading", "time", "uuid",
+    },
+    # Step, time and metrics are handed in: the same stream gives the same decisions on every machine.
+    "contract.rules": {
+        "asyncio", "contract.base", "datetime", "importlib", "os", "pathlib", "pickle", "random", "secrets",
+        "socket", "subprocess", "sys", "threading", "time", "uuid",
     },
     # No AWS credential and no AWS library on a GPU machine; none behind the stores' backs either.
     "functions.api": {"boto3", "botocore", "awscrt"},
