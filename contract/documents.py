@@ -47,6 +47,11 @@ class Document:
         line, column = self.place(location)
         self.faults.append(Fault(".".join(map(str, location)), reason, remedy, line, column, code))
 
+    def text_fault(self, location: Location, offset: int, reason: str, remedy: str = "", *, code: str = "") -> None:
+        """Note one of a character inside a text."""
+        line, column = self.text_place(location, offset)
+        self.faults.append(Fault(".".join(map(str, location)), reason, remedy, line, column, code))
+
 
 @dataclass(frozen=True)
 class _TextPlace:

@@ -88,5 +88,5 @@ def _foreign(text: str, offset: int) -> ExpressionError:
         known = _FOREIGN.get(text[offset : offset + length])
         if known:
             return ExpressionError(Code.SYNTAX, *known, offset)
-    reason = f"the character {ascii(text[offset])} means nothing here"
+    reason = f"the character {text[offset]!a} means nothing here"
     return ExpressionError(Code.SYNTAX, reason, "Leave it out.", offset)
