@@ -63,6 +63,8 @@ class Compiler:
     def _chain(self, typed: Chain) -> Reader:
         first, *rest = typed.operands
         if len(rest) == 1:
+            if isinstance(first, Reading) and isinstance(rest[0], Constant):
+                return self._reading_against(first, COMPARE[typed.operators[0]], rest[0].value)
             return _comparison(self.compiled(first), COMPARE[typed.operators[0]], rest[0], self.compiled)
         begin = self.compiled(first)
         links = [
@@ -81,6 +83,16 @@ class Compiler:
             return True if known else None
 
         return chain
+
+    def _reading_against(self, reading: Reading, compare: Callable[[float, float], bool], bound: float) -> Reader:
+        """The most frequent comparison, in one closure."""
+        series = self._series(reading.metric)
+
+        def against() -> Value:
+            value = series.current
+            return None if value is None else compare(value, bound)
+
+        return against
 
     def _operation(self, typed: Operation) -> Reader:
         operands = [self.compiled(operand) for operand in typed.operands]
@@ -107,7 +119,7 @@ class Compiler:
         """One follower for all that ask for the same."""
         series = self._series(metric)
         if name not in series.followers:
-            series.followers[name] = make(series)
+            series.follow(name, make(series))
         return series.followers[name]  # type: ignore[return-value]
 
     def _summary(self, summary: Summary) -> Reader:

@@ -48,8 +48,8 @@ class Series:
     """The points of one metric."""
 
     __slots__ = (
-        "at", "base", "current", "followers", "keeps", "keeps_times", "newest", "previous", "problem", "times",
-        "total", "trim_at", "values",
+        "at", "base", "current", "followers", "keeps", "keeps_times", "newest", "previous", "problem", "pushes",
+        "times", "total", "trim_at", "values",
     )  # fmt: skip
 
     def __init__(self) -> None:
@@ -72,6 +72,12 @@ class Series:
         self.keeps_times = False
         self.trim_at = _SLACK
         self.followers: dict[str, Follower] = {}
+        self.pushes: list[Callable[[float, float], None]] = []
+
+    def follow(self, name: str, follower: Follower) -> None:
+        """Keep it up to date from now on."""
+        self.followers[name] = follower
+        self.pushes.append(follower.push)
 
     def push(self, value: float, now: float) -> None:
         """Take a point; amortised O(1) besides what the followers take."""
@@ -83,8 +89,8 @@ class Series:
             self.values.append(value)
             if self.keeps_times:
                 self.times.append(now)
-        for follower in self.followers.values():
-            follower.push(value, now)
+        for push in self.pushes:
+            push(value, now)
         if self.total - self.base > self.trim_at and self.keeps:
             drop = self._droppable()
             del self.values[:drop]
@@ -126,7 +132,3 @@ class Series:
         self.times = array("d", (times or [0.0] * len(values)) if self.keeps_times else ())
         self.base = total - len(self.values)
         self.trim_at = 2 * len(self.values) + _SLACK
-
-
-Reader = Callable[[], Any]
-"""Gives a value, or None if it is not known."""

@@ -29,7 +29,6 @@ class Trail:
         if self.began is None:
             self.began = now
         self.seen += 1
-        self._take(value, now)
 
     def covers(self, seconds: float) -> bool:
         """Whether it has gone on for so long."""
@@ -43,9 +42,6 @@ class Trail:
         """As without points."""
         self.seen = 0
         self.began = None
-
-    def _take(self, value: float, now: float) -> None:
-        """Take a point."""
 
     def state(self) -> Any:
         """As plain values."""
@@ -108,7 +104,11 @@ class Average(Trail):
         self.average: float | None = None
         self.taken_at: float | None = None
 
-    def _take(self, value: float, now: float) -> None:
+    def push(self, value: float, now: float) -> None:
+        """Take the newest point."""
+        if self.began is None:
+            self.began = now
+        self.seen += 1
         if value - value != 0.0:
             return
         if self.average is None or self.taken_at is None:
@@ -135,16 +135,6 @@ class Streak(Trail):
         self.length: float = 0
         self.since: float | None = None
 
-    def _goes_on(self, before: float, value: float) -> bool:
-        raise NotImplementedError
-
-    def _take(self, value: float, now: float) -> None:
-        before = self.series.previous
-        if self.seen > 1 and before is not None and self._goes_on(before, value):
-            self.length += 1
-        else:
-            self.length, self.since = 0, now
-
     def over_points(self, points: int) -> bool | None:
         """Whether it has gone on for so many; None before it can have."""
         return self.length >= points if self.seen > points else None
@@ -161,8 +151,17 @@ class Rise(Streak):
 
     __slots__ = ()
 
-    def _goes_on(self, before: float, value: float) -> bool:
-        return value > before
+    def push(self, value: float, now: float) -> None:
+        """Take the newest point."""
+        if self.began is None:
+            self.began = now
+        self.seen += 1
+        before = self.series.previous
+        if before is not None and self.seen > 1 and value > before:
+            self.length += 1
+        else:
+            self.length = 0
+            self.since = now
 
 
 class Fall(Streak):
@@ -170,8 +169,17 @@ class Fall(Streak):
 
     __slots__ = ()
 
-    def _goes_on(self, before: float, value: float) -> bool:
-        return value < before
+    def push(self, value: float, now: float) -> None:
+        """Take the newest point."""
+        if self.began is None:
+            self.began = now
+        self.seen += 1
+        before = self.series.previous
+        if before is not None and self.seen > 1 and value < before:
+            self.length += 1
+        else:
+            self.length = 0
+            self.since = now
 
 
 class Sameness(Streak):
@@ -179,8 +187,17 @@ class Sameness(Streak):
 
     __slots__ = ()
 
-    def _goes_on(self, before: float, value: float) -> bool:
-        return value == before or (math.isnan(value) and math.isnan(before))
+    def push(self, value: float, now: float) -> None:
+        """Take the newest point."""
+        if self.began is None:
+            self.began = now
+        self.seen += 1
+        before = self.series.previous
+        if before is not None and self.seen > 1 and (value == before or (math.isnan(value) and math.isnan(before))):
+            self.length += 1
+        else:
+            self.length = 0
+            self.since = now
 
     def broken_over_points(self, points: int) -> bool | None:
         """Whether one of so many points differs from the one before."""
@@ -210,7 +227,11 @@ class Best(Trail):
         self.best: float | None = None
         self.points: float = 0
 
-    def _take(self, value: float, now: float) -> None:
+    def push(self, value: float, now: float) -> None:
+        """Take the newest point."""
+        if self.began is None:
+            self.began = now
+        self.seen += 1
         if value - value == 0.0 and (self.best is None or (self.best - value) * self.sign > self.min_delta):
             self.best, self.points = value, 0
         elif self.best is not None:

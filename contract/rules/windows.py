@@ -133,39 +133,75 @@ class Moments(Window):
         self.sum = self.squares = self.weighted = 0
         self.nans = self.highs = self.lows = 0
 
-    def _whole(self, value: float) -> int:
-        """The value in units of 2 ** -scale, which gets finer where it has to."""
-        numerator, denominator = value.as_integer_ratio()
-        shift = self.scale + 1 - denominator.bit_length()
-        if shift < 0:
-            self.scale -= shift
-            self.sum <<= -shift
-            self.weighted <<= -shift
-            self.squares <<= -2 * shift
-            return numerator
-        return numerator << shift
-
-    def _add(self, value: float, index: int) -> None:
+    def push(self, value: float, now: float) -> None:
+        """As of all windows, in one piece: this is where rules spend most of their time."""
+        if self.began is None:
+            self.began = now
+        series = self.series
+        size = series.total - self.lag - self.start
+        if self.lag:
+            if size <= 0:
+                return
+            value = series.previous if series.previous is not None else NAN
+        self.stamp += 1
         if value - value == 0.0:
-            whole = self._whole(value)
+            numerator, denominator = value.as_integer_ratio()
+            shift = self.scale + 1 - denominator.bit_length()
+            whole = numerator << shift if shift >= 0 else self._refined(numerator, -shift)
             self.sum += whole
             if self.with_squares:
                 self.squares += whole * whole
             if self.weighs:
-                self.weighted += index * whole
+                self.weighted += (size - 1) * whole
+        else:
+            self._count(value, 1)
+        if size > self.limit:
+            value = series.values[self.start - series.base]
+            self.start += 1
+            if value - value == 0.0:
+                # the unit is fine enough: the value was added once
+                numerator, denominator = value.as_integer_ratio()
+                whole = numerator << self.scale + 1 - denominator.bit_length()
+                self.sum -= whole
+                if self.with_squares:
+                    self.squares -= whole * whole
+            else:
+                self._count(value, -1)
+            if self.weighs:
+                self.weighted -= self.sum
+
+    def _refined(self, numerator: int, bits: int) -> int:
+        """Make the unit of all sums finer, so that the numerator is whole in it."""
+        self.scale += bits
+        self.sum <<= bits
+        self.weighted <<= bits
+        self.squares <<= 2 * bits
+        return numerator
+
+    def _add(self, value: float, index: int) -> None:
+        if value - value == 0.0:
+            numerator, denominator = value.as_integer_ratio()
+            shift = self.scale + 1 - denominator.bit_length()
+            whole = numerator << shift if shift >= 0 else self._refined(numerator, -shift)
+            self.sum += whole
+            self.squares += whole * whole if self.with_squares else 0
+            self.weighted += index * whole if self.weighs else 0
         else:
             self._count(value, 1)
 
     def _remove(self, value: float) -> None:
         if value - value == 0.0:
-            whole = self._whole(value)
+            # the unit is fine enough: the value was added once
+            numerator, denominator = value.as_integer_ratio()
+            whole = numerator << self.scale + 1 - denominator.bit_length()
             self.sum -= whole
             if self.with_squares:
                 self.squares -= whole * whole
         else:
             self._count(value, -1)
-        # each of the others has come one nearer to the begin
-        self.weighted -= self.sum if self.weighs else 0
+        if self.weighs:
+            # each of the others has come one nearer to the begin
+            self.weighted -= self.sum
 
     def _count(self, value: float, more: int) -> None:
         if math.isnan(value):
@@ -181,7 +217,7 @@ class Moments(Window):
             return NAN
         if self.highs or self.lows:
             return INF if self.highs else -INF
-        return ratio(self.sum, len(self) << self.scale)
+        return ratio(self.sum, self.series.total - self.lag - self.start << self.scale)
 
     def std(self) -> float:
         """With n - 1, as of a sample."""
@@ -223,6 +259,23 @@ class Extreme(Window):
         self.nans = 0
         self.queue: deque[tuple[int, float]] = deque()
 
+    def push(self, value: float, now: float) -> None:
+        """As of all windows, in one piece."""
+        if self.began is None:
+            self.began = now
+        self.stamp += 1
+        last = self.series.total - 1
+        if value == value:  # noqa: PLR0124 - quicker than isnan
+            signed = value * self.sign
+            queue = self.queue
+            while queue and queue[-1][1] >= signed:
+                queue.pop()
+            queue.append((last, signed))
+        else:
+            self.nans += 1
+        if last - self.start >= self.limit:
+            self._drop()
+
     def _add(self, value: float, index: int) -> None:
         if math.isnan(value):
             self.nans += 1
@@ -257,6 +310,24 @@ class Median(Window):
     def _clear(self) -> None:
         self.nans = 0
         self.ordered: list[float] = []
+
+    def push(self, value: float, now: float) -> None:
+        """As of all windows, in one piece."""
+        if self.began is None:
+            self.began = now
+        self.stamp += 1
+        ordered, series = self.ordered, self.series
+        if value == value:  # noqa: PLR0124 - quicker than isnan
+            insort(ordered, value)
+        else:
+            self.nans += 1
+        if series.total - self.start > self.limit:
+            oldest = series.values[self.start - series.base]
+            self.start += 1
+            if oldest == oldest:  # noqa: PLR0124
+                del ordered[bisect_left(ordered, oldest)]
+            else:
+                self.nans -= 1
 
     def _add(self, value: float, index: int) -> None:
         if math.isnan(value):
