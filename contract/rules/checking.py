@@ -110,7 +110,12 @@ class _Checker:
         if name in NAMES:
             self._fault(Code.WRONG_ARITY, f"{name} is a function", f"Write it like {usage_of(name)}.", node.offset)
         elif not is_name(name):
-            self._fault(Code.SYNTAX, f"{name!r} means nothing alone", "Name a metric.", node.offset)
+            self._fault(
+                Code.SYNTAX,
+                f"{name!r} is no metric",
+                "Names are like eval.f1_macro; there are no attributes.",
+                node.offset,
+            )
         elif not self._metrics.open:
             reason = f"the metric {name} never appears"
             self._fault(Code.UNKNOWN_METRIC, reason, did_you_mean(name, self._metrics), node.offset)

@@ -102,11 +102,18 @@ class Evaluator:
             series = series_of.get(name)
             if series is None:
                 continue
-            if type(value) is float:
+            try:
                 series.problem = ""
-                series.push(value + 0.0, now)
-            else:
-                self._take(name, series, value, now)
+                if type(value) is float:
+                    series.push(value + 0.0, now)
+                else:
+                    number = number_of(value)
+                    series.current = None
+                    if number is not None:
+                        series.push(number, now)
+            except Exception as error:  # noqa: BLE001 - a value can be any object, and fail in any way
+                series.current = None
+                series.problem = f"{name} is no number ({type(value).__name__}: {error})"[:MAX_PROBLEM_CHARS]
         if "step" in series_of and "step" not in metrics:
             series_of["step"].push(float(step), now)
         due = self._due.get((event, *metrics))
@@ -148,18 +155,6 @@ class Evaluator:
             self._due.clear()
         self._due[event, *metrics] = due
         return due
-
-    def _take(self, name: str, series: Series, value: object, now: float) -> None:
-        try:
-            number = number_of(value)
-            series.problem = ""
-        except Exception as error:  # noqa: BLE001 - a value can be any object, and fail in any way
-            number = None
-            series.problem = f"{name} is no number ({type(value).__name__}: {error})"[:MAX_PROBLEM_CHARS]
-        if number is None:
-            series.current = None
-        else:
-            series.push(number, now)
 
     def _problem_of(self, rule: Rule) -> str:
         for series in self._read[rule.name]:

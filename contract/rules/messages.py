@@ -10,7 +10,7 @@ import re
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from contract.rules.metrics import NAME
+from contract.rules.metrics import is_name
 
 MAX_CHARS = 1_000
 _FIELD = re.compile(r"\{\{|\}\}|\{(?P<name>[^{}:]*)(?::(?P<form>[^{}]*))?\}|[{}]")
@@ -79,7 +79,7 @@ def message_of(text: str) -> Message:
 
 def _field(found: re.Match[str]) -> Field:
     name, form = found["name"], found["form"] or ""
-    if not NAME.fullmatch(name):
+    if not is_name(name):
         remedy = "Between braces stands a metric's name: {loss}, {eval.loss:.3f}."
         raise MessageError(f"names {name[:40]!a}, which is no metric", remedy, found.start())
     if not _FORM.fullmatch(form):

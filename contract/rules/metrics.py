@@ -117,7 +117,8 @@ class Metrics(Mapping[str, Metric]):
 
 def is_name(text: str) -> bool:
     """Whether a metric can be called so."""
-    return len(text) <= MAX_NAME_CHARS and NAME.fullmatch(text) is not None and text not in RESERVED
+    fits = len(text) <= MAX_NAME_CHARS and NAME.fullmatch(text) is not None and text not in RESERVED
+    return fits and not any(part.startswith("__") for part in text.split("."))
 
 
 def canonical_name(reported: str) -> str:

@@ -57,7 +57,10 @@ class Trail:
             raise ValueError("a count is damaged")
         self.seen, self.began = state["seen"], decoded(state["began"])
         for name in self.saved:
-            setattr(self, name, decoded(state[name]))
+            value = decoded(state[name])
+            if value is None and getattr(self, name) is not None:
+                raise ValueError("a number is missing")
+            setattr(self, name, value)
 
 
 class Lagged(Trail):
@@ -114,7 +117,8 @@ class Average(Trail):
         if self.average is None or self.taken_at is None:
             self.average = value
         else:
-            weight = -math.expm1((self.taken_at - now) / self.constant_s) if self.constant_s else self.weight
+            gone = max(0.0, now - self.taken_at)
+            weight = -math.expm1(-gone / self.constant_s) if self.constant_s else self.weight
             self.average = self.average * (1 - weight) + value * weight
         self.taken_at = now
 
@@ -132,7 +136,7 @@ class Streak(Trail):
 
     def _clear(self) -> None:
         super()._clear()
-        self.length: float = 0
+        self.length = 0.0
         self.since: float | None = None
 
     def over_points(self, points: int) -> bool | None:
@@ -160,7 +164,7 @@ class Rise(Streak):
         if before is not None and self.seen > 1 and value > before:
             self.length += 1
         else:
-            self.length = 0
+            self.length = 0.0
             self.since = now
 
 
@@ -178,7 +182,7 @@ class Fall(Streak):
         if before is not None and self.seen > 1 and value < before:
             self.length += 1
         else:
-            self.length = 0
+            self.length = 0.0
             self.since = now
 
 
@@ -196,7 +200,7 @@ class Sameness(Streak):
         if before is not None and self.seen > 1 and (value == before or (math.isnan(value) and math.isnan(before))):
             self.length += 1
         else:
-            self.length = 0
+            self.length = 0.0
             self.since = now
 
     def broken_over_points(self, points: int) -> bool | None:
@@ -225,7 +229,7 @@ class Best(Trail):
     def _clear(self) -> None:
         super()._clear()
         self.best: float | None = None
-        self.points: float = 0
+        self.points = 0.0
 
     def push(self, value: float, now: float) -> None:
         """Take the newest point."""
@@ -233,7 +237,7 @@ class Best(Trail):
             self.began = now
         self.seen += 1
         if value - value == 0.0 and (self.best is None or (self.best - value) * self.sign > self.min_delta):
-            self.best, self.points = value, 0
+            self.best, self.points = value, 0.0
         elif self.best is not None:
             self.points += 1
 

@@ -53,6 +53,8 @@ class Window:
         self._add(value, size - 1)
         if size > self.limit:
             self._drop()
+        if self.seconds:
+            self.trim()
 
     def trim(self) -> None:
         """Let go what is too old by now."""
@@ -133,7 +135,7 @@ class Moments(Window):
         self.sum = self.squares = self.weighted = 0
         self.nans = self.highs = self.lows = 0
 
-    def push(self, value: float, now: float) -> None:
+    def push(self, value: float, now: float) -> None:  # noqa: PLR0912 - see below
         """As of all windows, in one piece: this is where rules spend most of their time."""
         if self.began is None:
             self.began = now
@@ -169,6 +171,8 @@ class Moments(Window):
                 self._count(value, -1)
             if self.weighs:
                 self.weighted -= self.sum
+        if self.seconds:
+            self.trim()
 
     def _refined(self, numerator: int, bits: int) -> int:
         """Make the unit of all sums finer, so that the numerator is whole in it."""
@@ -275,6 +279,8 @@ class Extreme(Window):
             self.nans += 1
         if last - self.start >= self.limit:
             self._drop()
+        if self.seconds:
+            self.trim()
 
     def _add(self, value: float, index: int) -> None:
         if math.isnan(value):
@@ -328,6 +334,8 @@ class Median(Window):
                 del ordered[bisect_left(ordered, oldest)]
             else:
                 self.nans -= 1
+        if self.seconds:
+            self.trim()
 
     def _add(self, value: float, index: int) -> None:
         if math.isnan(value):
