@@ -27,6 +27,7 @@ from tests.performance import (
     latencies,
     overhead,
     request_counts,
+    rules,
 )
 from tests.performance.figures import Figure, table
 from tests.performance.local_stack import running_stack
@@ -44,6 +45,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "race": _race,
         "latency": _latency,
         "overhead": _overhead,
+        "rules": _rules,
     }
     parser = argparse.ArgumentParser(prog="python -m tests.performance", description="Cost and speed, measured.")
     parser.add_argument("--only", choices=sections, action="append", help="may be repeated; default: everything")
@@ -133,6 +135,12 @@ def _latency(rounds: int, quick: bool) -> list[Figure]:
         running_stack(Path(folder, "stack.log")) as stack,
     ):
         return latencies.measure(stack, rounds=rounds, calls=3 if quick else 20)
+
+
+def _rules(rounds: int, quick: bool) -> list[Figure]:
+    if quick:
+        return rules.measure(rounds=rounds, steps=100, history=2_000)
+    return rules.measure(rounds=rounds)
 
 
 def _overhead(rounds: int, quick: bool) -> list[Figure]:

@@ -222,6 +222,19 @@ def test_recipes_cost_those_nothing_who_read_none() -> None:
     assert told.split() == ["set()", "set()"]
 
 
+def test_rules_cost_a_training_process_nothing_but_themselves() -> None:
+    """Evaluating them loads no library at all; reading a document loads YAML, and nothing more."""
+    program = (
+        "import sys; before = set(sys.modules); import contract.rules.evaluating; "
+        "foreign = {name.partition('.')[0] for name in set(sys.modules) - before} - set(sys.stdlib_module_names); "
+        "print(sorted(foreign), 'contract.documents' in sys.modules); "
+        "import contract.rules.document; contract.rules.document.load('rules: []'); "
+        "print(sorted({'pydantic', 'numpy', 'torch', 'jinja2', 'yaml'} & set(sys.modules)))"
+    )
+    told = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout
+    assert told.splitlines() == ["['contract'] False", "['yaml']"]
+
+
 @pytest.mark.parametrize("room", FORBIDDEN)
 def test_rooms_that_never_touch(room: str) -> None:
     touched = [
