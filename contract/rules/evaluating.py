@@ -137,6 +137,10 @@ class Evaluator:
                     continue
                 if truth is None:
                     reason = self._problem_of(machine.rule)
+                    if machine.idle and not reason:
+                        machine.truth = None
+                        machine.checks += 1
+                        continue
                 state = machine.fail() if reason else machine.check(truth, step, now)  # type: ignore[arg-type]
             except Exception as error:  # noqa: BLE001 - whatever is wrong in here, the training goes on
                 state, reason = machine.fail(), f"{type(error).__name__}: {error}"[:MAX_PROBLEM_CHARS]

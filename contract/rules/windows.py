@@ -31,7 +31,7 @@ class Window:
         self.lag = lag
         self.start = 0
         self.began: float | None = None
-        """When its first point came."""
+        """When its first point came, of a window over a duration."""
         self.stamp = 0
         """Rises with every change."""
         series.keeps = True
@@ -41,20 +41,19 @@ class Window:
         return max(0, self.series.total - self.lag - self.start)
 
     def push(self, value: float, now: float) -> None:
-        """Take the newest point, or with a lag the one before it."""
-        if self.began is None:
-            self.began = now
-        size = self.series.total - self.lag - self.start
-        if self.lag:
-            if size <= 0:
-                return
-            value = self.series.previous if self.series.previous is not None else NAN
+        """Take the newest point."""
         self.stamp += 1
+        size = len(self)
         self._add(value, size - 1)
         if size > self.limit:
             self._drop()
         if self.seconds:
+            self._begin(now)
             self.trim()
+
+    def _begin(self, now: float) -> None:
+        if self.began is None:
+            self.began = now
 
     def trim(self) -> None:
         """Let go what is too old by now."""
@@ -120,7 +119,7 @@ class Window:
 class Moments(Window):
     """Mean, standard deviation and slope."""
 
-    __slots__ = ("highs", "lows", "nans", "scale", "squares", "sum", "weighs", "weighted", "with_squares")
+    __slots__ = ("factor", "highs", "lows", "nans", "scale", "squares", "sum", "weighs", "weighted", "with_squares")
 
     def __init__(self, series: Series, clock: Clock, limit: int, seconds: float = 0.0, lag: int = 0) -> None:
         """As of all windows."""
@@ -132,88 +131,76 @@ class Moments(Window):
     def _clear(self) -> None:
         # all sums are in units of 2 ** -scale, those of squares of its square
         self.scale = 0
+        self.factor = 1.0
         self.sum = self.squares = self.weighted = 0
         self.nans = self.highs = self.lows = 0
 
-    def push(self, value: float, now: float) -> None:  # noqa: PLR0912 - see below
-        """As of all windows, in one piece: this is where rules spend most of their time."""
-        if self.began is None:
-            self.began = now
+    def push(self, value: float, now: float) -> None:
+        """The newest point, or with a lag the one before; in one piece, for here rules spend most of their time."""
         series = self.series
         size = series.total - self.lag - self.start
         if self.lag:
             if size <= 0:
+                self._begin(now)
                 return
             value = series.previous if series.previous is not None else NAN
         self.stamp += 1
-        if value - value == 0.0:
-            numerator, denominator = value.as_integer_ratio()
-            shift = self.scale + 1 - denominator.bit_length()
-            whole = numerator << shift if shift >= 0 else self._refined(numerator, -shift)
-            self.sum += whole
-            if self.with_squares:
-                self.squares += whole * whole
-            if self.weighs:
-                self.weighted += (size - 1) * whole
-        else:
-            self._count(value, 1)
+        scaled = value * self.factor
+        # a power of two as a factor is exact; what is not finite is no whole number either
+        whole = int(scaled) if scaled.is_integer() else self._whole(value, 1)
+        if self.weighs:
+            self.weighted += (size - 1) * whole
         if size > self.limit:
             value = series.values[self.start - series.base]
             self.start += 1
-            if value - value == 0.0:
-                # the unit is fine enough: the value was added once
-                numerator, denominator = value.as_integer_ratio()
-                whole = numerator << self.scale + 1 - denominator.bit_length()
-                self.sum -= whole
-                if self.with_squares:
-                    self.squares -= whole * whole
-            else:
-                self._count(value, -1)
+            scaled = value * self.factor
+            gone = int(scaled) if scaled.is_integer() else self._whole(value, -1)
+            self.sum += whole - gone
+            if self.with_squares:
+                self.squares += whole * whole - gone * gone
             if self.weighs:
+                # each of the others has come one nearer to the begin
                 self.weighted -= self.sum
+        else:
+            self.sum += whole
+            if self.with_squares:
+                self.squares += whole * whole
         if self.seconds:
+            self._begin(now)
             self.trim()
 
-    def _refined(self, numerator: int, bits: int) -> int:
-        """Make the unit of all sums finer, so that the numerator is whole in it."""
-        self.scale += bits
-        self.sum <<= bits
-        self.weighted <<= bits
-        self.squares <<= 2 * bits
+    def _whole(self, value: float, more: int) -> int:
+        """The value in units of 2 ** -scale, which gets finer where it has to; 0 for what is counted instead."""
+        if value - value != 0.0:
+            if math.isnan(value):
+                self.nans += more
+            elif value > 0:
+                self.highs += more
+            else:
+                self.lows += more
+            return 0
+        numerator, denominator = value.as_integer_ratio()
+        shift = self.scale + 1 - denominator.bit_length()
+        if shift >= 0:
+            return numerator << shift
+        self.scale -= shift
+        self.sum <<= -shift
+        self.weighted <<= -shift
+        self.squares <<= -2 * shift
+        self.factor = 2.0**self.scale if self.scale < 1000 else NAN
         return numerator
 
     def _add(self, value: float, index: int) -> None:
-        if value - value == 0.0:
-            numerator, denominator = value.as_integer_ratio()
-            shift = self.scale + 1 - denominator.bit_length()
-            whole = numerator << shift if shift >= 0 else self._refined(numerator, -shift)
-            self.sum += whole
-            self.squares += whole * whole if self.with_squares else 0
-            self.weighted += index * whole if self.weighs else 0
-        else:
-            self._count(value, 1)
+        whole = self._whole(value, 1)
+        self.sum += whole
+        self.squares += whole * whole if self.with_squares else 0
+        self.weighted += index * whole if self.weighs else 0
 
     def _remove(self, value: float) -> None:
-        if value - value == 0.0:
-            # the unit is fine enough: the value was added once
-            numerator, denominator = value.as_integer_ratio()
-            whole = numerator << self.scale + 1 - denominator.bit_length()
-            self.sum -= whole
-            if self.with_squares:
-                self.squares -= whole * whole
-        else:
-            self._count(value, -1)
-        if self.weighs:
-            # each of the others has come one nearer to the begin
-            self.weighted -= self.sum
-
-    def _count(self, value: float, more: int) -> None:
-        if math.isnan(value):
-            self.nans += more
-        elif value > 0:
-            self.highs += more
-        else:
-            self.lows += more
+        whole = self._whole(value, -1)
+        self.sum -= whole
+        self.squares -= whole * whole if self.with_squares else 0
+        self.weighted -= self.sum if self.weighs else 0
 
     def mean(self) -> float:
         """NaN with one, or with infinities of both signs."""
@@ -265,8 +252,6 @@ class Extreme(Window):
 
     def push(self, value: float, now: float) -> None:
         """As of all windows, in one piece."""
-        if self.began is None:
-            self.began = now
         self.stamp += 1
         last = self.series.total - 1
         if value == value:  # noqa: PLR0124 - quicker than isnan
@@ -280,6 +265,7 @@ class Extreme(Window):
         if last - self.start >= self.limit:
             self._drop()
         if self.seconds:
+            self._begin(now)
             self.trim()
 
     def _add(self, value: float, index: int) -> None:
@@ -319,8 +305,6 @@ class Median(Window):
 
     def push(self, value: float, now: float) -> None:
         """As of all windows, in one piece."""
-        if self.began is None:
-            self.began = now
         self.stamp += 1
         ordered, series = self.ordered, self.series
         if value == value:  # noqa: PLR0124 - quicker than isnan
@@ -335,6 +319,7 @@ class Median(Window):
             else:
                 self.nans -= 1
         if self.seconds:
+            self._begin(now)
             self.trim()
 
     def _add(self, value: float, index: int) -> None:

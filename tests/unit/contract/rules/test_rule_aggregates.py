@@ -148,6 +148,16 @@ def test_a_window_over_a_duration_empties_with_time() -> None:
     assert (count(), mean(), age()) == (0.0, None, 1e9 - 10)
 
 
+def test_a_zscore_over_a_duration_is_known_once_the_history_is_that_long() -> None:
+    stream = Stream("zscore(x, 10s)")
+    (zscore,) = stream.readers.values()
+    told = []
+    for at, value in [(0.0, 1.0), (6.0, 2.0), (9.0, 4.0), (10.0, 6.0)]:
+        stream.push(value, at)
+        told.append(zscore())
+    assert told == [None, None, None, pytest.approx(3 / math.sqrt(2))]
+
+
 def test_memory_is_that_of_the_longest_window() -> None:
     stream = Stream("mean(x, 100)", "std(x, 10)", "delta(x, 50)", "best(x, min)", "mean(x, 1s)", "ema(x, 1000)")
     series = stream.compiler.series["x"]
