@@ -165,9 +165,9 @@ class Machine:
     def progress(self, step: int, now: float) -> float:
         """How much there is of what is needed, in the rule's own measure."""
         if not self.timed:
-            return self.run
+            return float(self.run)
         at = step if self.hold_period.measure == "steps" else now
-        return 0 if self.since is None else at - self.since
+        return 0.0 if self.since is None else float(at - self.since)
 
     def state(self, step: int, now: float) -> State:
         """How the rule stands."""

@@ -51,7 +51,7 @@ class Verdict(NamedTuple):
     at: float
     """The observation's time, in seconds."""
     operands: tuple[Operand, ...] = ()
-    done: float = 0
+    done: float = 0.0
     """How much of `needed` there is, in checks, steps or seconds."""
     needed: float = 1
     measure: Measure = "checks"

@@ -7,10 +7,10 @@ from typing import Annotated
 
 import typer
 
+from contract.documents import MAX_DOCUMENT_BYTES
 from contract.errors import Fault
 from contract.recipes.calls import RecipeSummary
 from contract.recipes.lint import Linted, lint
-from contract.documents import MAX_DOCUMENT_BYTES
 from contract.recipes.model import Recipe
 from gpu_client.cli.errors import CliError, ExitCode
 from gpu_client.cli.formats import count, moment

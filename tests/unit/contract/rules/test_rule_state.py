@@ -53,7 +53,7 @@ def saved(evaluator: Evaluator) -> Any:
     return json.loads(json.dumps(evaluator.state_dict(), allow_nan=False))
 
 
-@machine_settings(runs=60, steps=1)
+@machine_settings(runs=40, steps=1)
 @given(rules=st.lists(RULES, min_size=1, max_size=6), stream=STREAM)
 def test_killed_at_every_step_it_decides_the_same(rules: list[dict[str, Any]], stream: list[tuple[Any, float]]) -> None:
     revision = rules_of(*rules)
@@ -68,6 +68,16 @@ def test_killed_at_every_step_it_decides_the_same(rules: list[dict[str, Any]], s
         assert repr(again.statuses()) == repr(unbroken.statuses())
         assert saved(again) == saved(unbroken)
         broken = again
+
+
+def test_what_is_told_does_not_show_that_it_was_saved() -> None:
+    revision = rules_of({"when": "x > 0", "for": "5 steps", "cooldown": "2 steps"})
+    unbroken, again = Evaluator(revision), Evaluator(revision)
+    for step in range(3):
+        unbroken.observe({"x": 1.0}, step=step, now=float(step))
+    again.load_state_dict(saved(unbroken))
+    assert repr(again.statuses()) == repr(unbroken.statuses())
+    assert again.statuses()[0].done == 2
 
 
 def test_patience_is_not_forgotten() -> None:
