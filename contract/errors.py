@@ -28,6 +28,8 @@ class Fault(NamedTuple):
     line: int | None = None
     """From 1, in a document."""
     column: int | None = None
+    code: str = ""
+    """Stable name of the kind of fault, where the document's language has such."""
 
 
 class ErrorCode(StrEnum):

@@ -9,9 +9,9 @@ from typing import Any, NamedTuple
 
 from pydantic import ValidationError
 
+from contract.documents import Document, Location, read_document
 from contract.errors import Fault
 from contract.recipes.model import Parameter, Recipe
-from contract.recipes.reading import Document, Location, read_document
 from contract.recipes.rendering import DIRECTORIES, NAMES, escape_of, plan_of
 from contract.recipes.templates import TemplateError, check, references
 

@@ -1,4 +1,4 @@
-"""The recipe language as models. `reading.py` reads YAML, `lint.py` finds faults, `rendering.py` makes plans."""
+"""The recipe language as models. `lint.py` reads documents and finds faults, `rendering.py` makes plans."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from pydantic import Field, StringConstraints, model_validator
 from contract.base import MAX_KEY_BYTES, MAX_PARAMETERS_BYTES, JsonObject, RelativePath, WireModel, checked_path
 from contract.jobs import EnvironmentName, Requirements
 
-MAX_DOCUMENT_BYTES = 64 * 1024
 MAX_TEMPLATE_CHARS = 4096
 MAX_STEPS = 32
 

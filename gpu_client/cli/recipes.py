@@ -7,10 +7,11 @@ from typing import Annotated
 
 import typer
 
+from contract.documents import MAX_DOCUMENT_BYTES
 from contract.errors import Fault
 from contract.recipes.calls import RecipeSummary
 from contract.recipes.lint import Linted, lint
-from contract.recipes.model import MAX_DOCUMENT_BYTES, Recipe
+from contract.recipes.model import Recipe
 from gpu_client.cli.errors import CliError, ExitCode
 from gpu_client.cli.formats import count, moment
 from gpu_client.cli.output import FOLDED, Column

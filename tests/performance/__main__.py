@@ -30,6 +30,7 @@ from tests.performance import (
     latencies,
     overhead,
     request_counts,
+    rules,
 )
 from tests.performance.figures import Figure, table
 from tests.performance.local_stack import RunningStack, running_stack
@@ -48,6 +49,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "latency": _latency,
         "overhead": _overhead,
         "dreambooth": _dreambooth,
+        "rules": _rules,
     }
     parser = argparse.ArgumentParser(prog="python -m tests.performance", description="Cost and speed, measured.")
     parser.add_argument("--only", choices=sections, action="append", help="may be repeated; default: everything")
@@ -137,6 +139,12 @@ def _latency(rounds: int, quick: bool) -> list[Figure]:
         running_stack(Path(folder, "stack.log")) as stack,
     ):
         return latencies.measure(stack, rounds=rounds, calls=3 if quick else 20)
+
+
+def _rules(rounds: int, quick: bool) -> list[Figure]:
+    if quick:
+        return rules.measure(rounds=rounds, steps=100, history=2_000)
+    return rules.measure(rounds=rounds)
 
 
 def _overhead(rounds: int, quick: bool) -> list[Figure]:

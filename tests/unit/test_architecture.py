@@ -61,6 +61,10 @@ MAY_IMPORT: dict[str, set[str]] = {
 
 THIRD_PARTY: dict[str, set[str]] = {
     "contract": {"pydantic", "pydantic_core"},
+    # Whoever reads a document that people write has YAML installed; it is loaded with the first text.
+    "contract.documents": {"yaml"},
+    # Evaluated at every training step, and in Lambda: nothing at all from outside.
+    "contract.rules": set(),
     # Whoever reads or renders a recipe has these installed; whoever only runs one loads neither (see below).
     "contract.recipes": {"pydantic", "pydantic_core", "yaml", "jinja2"},
     "functions.domain": {"pydantic", "pydantic_core"},
@@ -72,6 +76,11 @@ FORBIDDEN: dict[str, set[str]] = {
     "functions.domain": {
         "asyncio", "datetime", "os", "pathlib", "random", "secrets",
         "socket", "subprocess", "threading", "time", "uuid",
+    },
+    # Step, time and metrics are handed in: the same stream gives the same decisions on every machine.
+    "contract.rules": {
+        "asyncio", "contract.base", "datetime", "importlib", "os", "pathlib", "pickle", "random", "secrets",
+        "socket", "subprocess", "sys", "threading", "time", "uuid",
     },
     # No AWS credential and no AWS library on a GPU machine; none behind the stores' backs either.
     "functions.api": {"boto3", "botocore", "awscrt"},
@@ -213,6 +222,19 @@ def test_recipes_cost_those_nothing_who_read_none() -> None:
         check=True,
     ).stdout
     assert told.split() == ["set()", "set()"]
+
+
+def test_rules_cost_a_training_process_nothing_but_themselves() -> None:
+    """Evaluating them loads no library at all; reading a document loads YAML, and nothing more."""
+    program = (
+        "import sys; before = set(sys.modules); import contract.rules.evaluating; "
+        "foreign = {name.partition('.')[0] for name in set(sys.modules) - before} - set(sys.stdlib_module_names); "
+        "print(sorted(foreign), 'contract.documents' in sys.modules); "
+        "import contract.rules.document; contract.rules.document.load('rules: []'); "
+        "print(sorted({'pydantic', 'numpy', 'torch', 'jinja2', 'yaml'} & set(sys.modules)))"
+    )
+    told = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout
+    assert told.splitlines() == ["['contract'] False", "['yaml']"]
 
 
 @pytest.mark.parametrize("room", FORBIDDEN)

@@ -1,0 +1,1 @@
+"""The rule language: what watches and steers a running training."""

@@ -1,0 +1,327 @@
+"""From typed expressions to closures over series: no text is ever evaluated, and equal summaries are kept once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TypeVar
+
+from contract.rules.arithmetic import COMPARE
+from contract.rules.folding import FUNCTIONS
+from contract.rules.limits import LIMITS, Limits
+from contract.rules.metrics import Kind
+from contract.rules.series import Clock, Follower, Series
+from contract.rules.trails import Average, Best, Fall, Lagged, Rise, Sameness, Streak
+from contract.rules.typed import Aggregate, Chain, Constant, Operation, Reading, Summary, Typed
+from contract.rules.typed import Window as Span
+from contract.rules.windows import Extreme, Median, Moments, Window
+
+Value = float | bool | None
+"""None: not known."""
+Reader = Callable[[], Value]
+F = TypeVar("F", bound=Follower)
+
+
+class Compiler:
+    """Compiles the expressions of one rule set; they share its series."""
+
+    def __init__(self, clock: Clock, limits: Limits = LIMITS) -> None:
+        self.series: dict[str, Series] = {}
+        self._clock = clock
+        self._limits = limits
+        self._readers: dict[Summary, Reader] = {}
+
+    def compiled(self, typed: Typed) -> Reader:
+        """A closure that gives the value now: a float, a bool, or None if it is not known. It never raises."""
+        match typed:
+            case Constant(value):
+                return lambda: value
+            case Reading():
+                return self._reading(typed)
+            case Aggregate(summary):
+                if summary not in self._readers:
+                    self._readers[summary] = self._summary(summary)
+                return self._readers[summary]
+            case Chain():
+                return self._chain(typed)
+            case Operation():
+                return self._operation(typed)
+
+    def _series(self, name: str) -> Series:
+        return self.series.setdefault(name, Series())
+
+    def _reading(self, typed: Reading) -> Reader:
+        series = self._series(typed.metric)
+        if typed.kind is Kind.BOOL:
+
+            def flag() -> Value:
+                value = series.current
+                return None if value is None or value - value != 0.0 else value != 0.0
+
+            return flag
+        return lambda: series.current
+
+    def _chain(self, typed: Chain) -> Reader:
+        first, *rest = typed.operands
+        if len(rest) == 1:
+            if isinstance(first, Reading) and isinstance(rest[0], Constant):
+                return self._reading_against(first, COMPARE[typed.operators[0]], rest[0].value)
+            return _comparison(self.compiled(first), COMPARE[typed.operators[0]], rest[0], self.compiled)
+        begin = self.compiled(first)
+        links = [
+            (COMPARE[operator], self.compiled(operand)) for operator, operand in zip(typed.operators, rest, strict=True)
+        ]
+
+        def chain() -> Value:
+            left, known = begin(), True
+            for compare, read in links:
+                right = read()
+                if left is None or right is None:
+                    known = False
+                elif not compare(left, right):
+                    return False
+                left = right
+            return True if known else None
+
+        return chain
+
+    def _reading_against(self, reading: Reading, compare: Callable[[float, float], bool], bound: float) -> Reader:
+        """The most frequent comparison, in one closure."""
+        series = self._series(reading.metric)
+
+        def against() -> Value:
+            value = series.current
+            return None if value is None else compare(value, bound)
+
+        return against
+
+    def _operation(self, typed: Operation) -> Reader:
+        operands = [self.compiled(operand) for operand in typed.operands]
+        match typed.name:
+            case "and":
+                return _all(operands, decisive=False)
+            case "or":
+                return _all(operands, decisive=True)
+            case "not":
+                return _negation(operands[0])
+            case "missing":
+                inner = operands[0]
+                return lambda: inner() is None
+            case "coalesce":
+                return _first_known(operands)
+            case name if len(operands) == 1:
+                return _function_of_one(FUNCTIONS[name], operands[0])
+            case name if len(operands) == 2:
+                return _function_of_two(FUNCTIONS[name], *operands)
+            case name:
+                return _function(FUNCTIONS[name], operands)
+
+    def _follow(self, metric: str, name: str, make: Callable[[Series], F]) -> F:
+        """One follower for all that ask for the same."""
+        series = self._series(metric)
+        if name not in series.followers:
+            series.follow(name, make(series))
+        return series.followers[name]  # type: ignore[return-value]
+
+    def _summary(self, summary: Summary) -> Reader:
+        function, metric, window, goal, min_delta = summary
+        clock = self._clock
+        if goal is not None:
+            name = f"best({goal}, {min_delta!r})"
+            best = self._follow(metric, name, lambda series: Best(series, clock, goal, min_delta))
+            return best.value if function == "best" else best.since
+        if window is None:
+            return self._without_window(function, self._series(metric))
+        if function in ("rising", "falling", "changed"):
+            kind = {"rising": Rise, "falling": Fall, "changed": Sameness}[function]
+            return _streak(self._follow(metric, function, lambda series: kind(series, clock)), window)
+        if function == "ema":
+            name = f"ema({window.points}, {window.seconds!r})"
+            average = self._follow(metric, name, lambda series: Average(series, clock, *window))
+            return _when_covered(average, window)
+        if function == "delta" and window.points:
+            return self._follow(
+                metric, f"delta({window.points})", lambda series: Lagged(series, clock, window.points)
+            ).value
+        return self._over_window(function, metric, window)
+
+    def _without_window(self, function: str, series: Series) -> Reader:
+        if function == "count":
+            return lambda: float(series.total)
+        clock = self._clock
+        return lambda: None if series.at is None else clock.now - series.at
+
+    def _over_window(self, function: str, metric: str, span: Span) -> Reader:
+        clock, seconds = self._clock, span.seconds
+        most = span.points or min(self._limits.duration_points, self._limits.window_points)
+        size = f"{span.points}, {seconds!r}"
+        if function in ("min", "max"):
+            sign = 1.0 if function == "min" else -1.0
+            extreme = self._follow(
+                metric, f"{function}({size})", lambda series: Extreme(series, clock, most, seconds, sign=sign)
+            )
+            return _full(extreme, extreme.value, 1)
+        if function == "median":
+            most = min(most, self._limits.median_points)
+            median = self._follow(metric, f"median({size})", lambda series: Median(series, clock, most, seconds))
+            return _full(median, median.value, 1)
+        if function in ("delta", "count"):
+            window = self._follow(metric, f"points({size})", lambda series: Window(series, clock, most, seconds))
+            return _size(window) if function == "count" else _full(window, lambda: _change(window), 2)
+        lag = int(function == "zscore")
+        moments = self._follow(
+            metric, f"moments({size}, {lag})", lambda series: Moments(series, clock, most, seconds, lag)
+        )
+        moments.with_squares = moments.with_squares or function in ("std", "zscore")
+        moments.weighs = moments.weighs or function == "slope"
+        compute = {"mean": moments.mean, "std": moments.std, "slope": moments.slope, "zscore": moments.zscore}[function]
+        return _full(moments, compute, 1 if function == "mean" else 2)
+
+
+def _comparison(
+    left: Reader, compare: Callable[[float, float], bool], right: Typed, compiled: Callable[[Typed], Reader]
+) -> Reader:
+    if isinstance(right, Constant):
+        bound = right.value
+
+        def against_constant() -> Value:
+            value = left()
+            return None if value is None else compare(value, bound)
+
+        return against_constant
+    other = compiled(right)
+
+    def against() -> Value:
+        value, bound = left(), other()
+        return None if value is None or bound is None else compare(value, bound)
+
+    return against
+
+
+def _all(operands: list[Reader], *, decisive: bool) -> Reader:
+    """`or` where true decides, `and` where false does, as Kleene has them."""
+    if len(operands) == 2:
+        first, second = operands
+
+        def both() -> Value:
+            left = first()
+            if left is decisive:
+                return decisive
+            right = second()
+            if right is decisive:
+                return decisive
+            return None if left is None or right is None else not decisive
+
+        return both
+
+    def combined() -> Value:
+        known = True
+        for operand in operands:
+            value = operand()
+            if value is decisive:
+                return decisive
+            if value is None:
+                known = False
+        return not decisive if known else None
+
+    return combined
+
+
+def _negation(operand: Reader) -> Reader:
+    def negation() -> Value:
+        value = operand()
+        return None if value is None else not value
+
+    return negation
+
+
+def _first_known(operands: list[Reader]) -> Reader:
+    def first_known() -> Value:
+        for operand in operands:
+            value = operand()
+            if value is not None:
+                return value
+        return None
+
+    return first_known
+
+
+def _function_of_one(function: Callable[..., float], operand: Reader) -> Reader:
+    def of_one() -> Value:
+        value = operand()
+        return None if value is None else function(value)
+
+    return of_one
+
+
+def _function_of_two(function: Callable[..., float], first: Reader, second: Reader) -> Reader:
+    def of_two() -> Value:
+        left, right = first(), second()
+        return None if left is None or right is None else function(left, right)
+
+    return of_two
+
+
+def _function(function: Callable[..., float], operands: list[Reader]) -> Reader:
+    def of_many() -> Value:
+        values = [operand() for operand in operands]
+        return None if None in values else function(*values)
+
+    return of_many
+
+
+def _full(window: Window, compute: Callable[[], float], least: int) -> Reader:
+    """The value once the window is full, worked out again only when it has changed."""
+    stamp, value = -1, 0.0
+    if window.seconds:
+
+        def over_duration() -> Value:
+            nonlocal stamp, value
+            window.trim()
+            if not window.is_known(least):
+                return None
+            if window.stamp != stamp:
+                stamp, value = window.stamp, compute()
+            return value
+
+        return over_duration
+
+    def over_points() -> Value:
+        nonlocal stamp, value
+        if window.stamp != stamp:
+            if not window.is_known(least):
+                return None
+            stamp, value = window.stamp, compute()
+        return value
+
+    return over_points
+
+
+def _change(window: Window) -> float:
+    newest = window.series.newest
+    return (0.0 if newest is None else newest) - window.oldest()
+
+
+def _size(window: Window) -> Reader:
+    def size() -> Value:
+        window.trim()
+        return float(len(window))
+
+    return size
+
+
+def _streak(streak: Streak, window: Span) -> Reader:
+    points, seconds = window
+    if isinstance(streak, Sameness):
+        if points:
+            return lambda: streak.broken_over_points(points)
+        return lambda: streak.broken_over_seconds(seconds)
+    if points:
+        return lambda: streak.over_points(points)
+    return lambda: streak.over_seconds(seconds)
+
+
+def _when_covered(average: Average, window: Span) -> Reader:
+    points, seconds = window
+    if points:
+        return lambda: average.value() if average.seen >= points else None
+    return lambda: average.value() if average.covers(seconds) else None

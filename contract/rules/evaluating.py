@@ -1,0 +1,290 @@
+"""Rules on a running training: observations in, verdicts out.
+
+An observation costs what its metrics and the rules that it makes due cost, however long the history is. Nothing that
+is observed makes it raise: a rule that cannot be checked counts an error, and is disabled after three.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from contract.rules.actions import Action, Stop
+from contract.rules.arithmetic import number_of
+from contract.rules.compiling import Compiler, Reader
+from contract.rules.machine import MAX_ERRORS, Machine
+from contract.rules.numbers import decoded, encoded
+from contract.rules.periods import Period
+from contract.rules.rule import EVENTS, Rule, RuleSet
+from contract.rules.series import Clock, Series
+from contract.rules.typed import Aggregate, Reading, walk
+from contract.rules.verdicts import Operand, State, Verdict
+
+STATE_VERSION = 1
+MAX_PROBLEM_CHARS = 120
+MAX_COMBINATIONS = 256
+
+
+class StateError(ValueError):
+    """A saved state cannot be taken back; the evaluator is as new."""
+
+
+class Carried(NamedTuple):
+    """What became of a rule's counters when a state was taken back."""
+
+    rule: str
+    kept: bool
+    reason: str = ""
+
+
+class Evaluator:
+    """A rule set with its history."""
+
+    def __init__(self, rules: RuleSet) -> None:
+        self.rules = rules
+        self._clock = Clock()
+        compiler = Compiler(self._clock, rules.limits)
+        self._machines: list[Machine] = []
+        self._operands: dict[str, list[tuple[str, Reader]]] = {}
+        for rule in rules.rules:
+            release = compiler.compiled(rule.clear) if rule.clear is not None else None
+            self._machines.append(Machine(rule, compiler.compiled(rule.when), release))
+            leaves = {one.text: one for one in walk(rule.when) if isinstance(one, (Reading, Aggregate))}
+            self._operands[rule.name] = [(text, compiler.compiled(one)) for text, one in leaves.items()]
+        self._series: dict[str, Series] = compiler.series
+        known = rules.metrics()
+        clocks = {name for name in self._series if name in known and known[name].clock}
+        self._by_metric: dict[str, list[Machine]] = {name: [] for name in self._series}
+        self._by_event: dict[str, list[Machine]] = {name: [] for name in EVENTS}
+        self._always: list[Machine] = []
+        self._periodic: list[Machine] = []
+        for index, machine in enumerate(self._machines):
+            machine.index = index
+            self._subscribe(machine, clocks)
+        self._due: dict[tuple[str, ...], list[Machine]] = {}
+        """What observations of one event and the same metrics make due."""
+        self._read = {rule.name: [self._series[name] for name in rule.metrics] for rule in rules.rules}
+        self._step = 0
+
+    def _subscribe(self, machine: Machine, clocks: set[str]) -> None:
+        rule = machine.rule
+        if rule.every is not None:
+            self._periodic.append(machine)
+        elif rule.on:
+            for event in rule.on:
+                self._by_event[event].append(machine)
+        elif rule.moves_by_itself or not rule.metrics:
+            self._always.append(machine)
+        else:
+            # what moves with every step makes a rule due only if there is nothing else
+            names = [name for name in rule.metrics if name not in clocks] or rule.metrics
+            for name in names:
+                self._by_metric[name].append(machine)
+
+    def observe(
+        self, metrics: Mapping[str, object], *, step: int, now: float, event: str = "step"
+    ) -> Sequence[Verdict]:
+        """Take what came with a step or another event, and tell which rules fired, were cleared or failed.
+
+        `metrics`: by their names in rules; None for what was looked for and is not there. `now`: seconds, from any
+        beginning that stays the same when the training is resumed; a clock that goes back stands still. The order of
+        verdicts is that of the rules.
+        """
+        clock = self._clock
+        if now > clock.now:
+            clock.now = now
+        else:
+            now = clock.now
+        self._step = step
+        series_of = self._series
+        for name, value in metrics.items():
+            series = series_of.get(name)
+            if series is None:
+                continue
+            try:
+                series.problem = ""
+                if type(value) is float:
+                    series.push(value + 0.0, now)
+                else:
+                    number = number_of(value)
+                    series.current = None
+                    if number is not None:
+                        series.push(number, now)
+            except Exception as error:  # noqa: BLE001 - a value can be any object, and fail in any way
+                series.current = None
+                series.problem = f"{name} is no number ({type(value).__name__}: {error})"[:MAX_PROBLEM_CHARS]
+        if "step" in series_of and "step" not in metrics:
+            series_of["step"].push(float(step), now)
+        due = self._due.get((event, *metrics))
+        if due is None:
+            due = self._due_at(event, metrics)
+        if self._periodic:
+            due = self._with_periodic(due, step, now)
+        return self._check(due, step, now)
+
+    def _check(self, due: list[Machine], step: int, now: float) -> Sequence[Verdict]:
+        found: list[Verdict] | None = None
+        for machine in due:
+            if machine.errors >= MAX_ERRORS:
+                continue
+            reason = ""
+            try:
+                truth = machine.condition()
+                if truth is False and machine.idle:
+                    machine.truth = False
+                    machine.checks += 1
+                    continue
+                if truth is None:
+                    reason = self._problem_of(machine.rule)
+                    if machine.idle and not reason:
+                        machine.truth = None
+                        machine.checks += 1
+                        continue
+                state = machine.fail() if reason else machine.check(truth, step, now)  # type: ignore[arg-type]
+            except Exception as error:  # noqa: BLE001 - whatever is wrong in here, the training goes on
+                state, reason = machine.fail(), f"{type(error).__name__}: {error}"[:MAX_PROBLEM_CHARS]
+            if state is not None:
+                found = [] if found is None else found
+                found.append(self._verdict(machine, state, reason))
+        return found or ()
+
+    def _due_at(self, event: str, metrics: Mapping[str, object]) -> list[Machine]:
+        """Worked out once for each combination, of which a training has few."""
+        names = {*metrics, "step"} & self._by_metric.keys()
+        found = {machine for name in names for machine in self._by_metric[name]}
+        found.update(self._always, self._by_event.get(event, ()))
+        due = sorted(found, key=lambda machine: machine.index)
+        if len(self._due) >= MAX_COMBINATIONS:
+            self._due.clear()
+        self._due[event, *metrics] = due
+        return due
+
+    def _problem_of(self, rule: Rule) -> str:
+        for series in self._read[rule.name]:
+            if series.problem:
+                return series.problem
+        return ""
+
+    def _with_periodic(self, due: list[Machine], step: int, now: float) -> list[Machine]:
+        """Besides them, the rules whose `every` is over."""
+        found: list[Machine] = []
+        for machine in self._periodic:
+            every = machine.rule.every
+            if every is None:
+                continue
+            if every.measure == "steps":
+                # multiples of the period, wherever the training was resumed
+                number = step // every.amount
+                if number > (machine.due_step or 0):
+                    found.append(machine)
+                machine.due_step = number
+            elif machine.due_at is None or now >= machine.due_at:
+                machine.due_at = now + every.amount
+                found.append(machine)
+        return sorted((*due, *found), key=lambda machine: machine.index) if found else due
+
+    def statuses(self) -> list[Verdict]:
+        """How every rule stands after the newest observation."""
+        step, now = self._step, self._clock.now
+        return [self._verdict(machine, machine.state(step, now), "") for machine in self._machines]
+
+    def _verdict(self, machine: Machine, state: State, reason: str) -> Verdict:
+        rule, step, now = machine.rule, self._step, self._clock.now
+        actions: tuple[Action, ...] = ()
+        if state is State.FIRED and not reason:
+            actions = rule.actions
+        elif state is State.ERROR and rule.on_error == "stop":
+            actions = (Stop(outcome="failed"),)
+        return Verdict(
+            rule=rule.name,
+            state=state,
+            step=step,
+            at=now,
+            operands=tuple(Operand(text, _value(reader)) for text, reader in self._operands[rule.name]),
+            done=machine.progress(step, now),
+            needed=machine.needed,
+            measure=machine.hold_period.measure,
+            of=machine.hold_of,
+            fires=machine.fires,
+            next_step=_next_step(rule.every, step),
+            next_at=machine.due_at,
+            actions=actions,
+            severity=rule.severity,
+            mode=rule.mode,
+            reason=reason,
+        )
+
+    def values(self) -> dict[str, float | None]:
+        """The newest value of every metric that a rule reads: what texts are rendered with."""
+        return {name: series.current for name, series in self._series.items()}
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything that later verdicts depend on, as plain JSON."""
+        return {
+            "version": STATE_VERSION,
+            "step": self._step,
+            "now": encoded(self._clock.now),
+            "metrics": {name: series.state() for name, series in self._series.items()},
+            "followers": {
+                name: {key: follower.state() for key, follower in series.followers.items()}
+                for name, series in self._series.items()
+            },
+            "rules": {machine.rule.name: machine.saved() for machine in self._machines},
+        }
+
+    def load_state_dict(self, state: Any) -> list[Carried]:
+        """Go on where that was saved, with these rules or others.
+
+        A rule keeps its counters if its name, its expressions, `for`, `on` and `every` are the same; the others begin
+        anew, and are told with the reason. Raises StateError if the state is damaged or of another version.
+        """
+        try:
+            if state["version"] != STATE_VERSION:
+                raise ValueError("its version is not known")
+            return self._restored(state)
+        except (ValueError, TypeError, KeyError, AttributeError, IndexError, OverflowError) as error:
+            self._reset()
+            raise StateError(f"the state cannot be taken back: {type(error).__name__}: {error}") from error
+
+    def _restored(self, state: Any) -> list[Carried]:
+        now, step = decoded(state["now"]), state["step"]
+        if now is None or math.isnan(now) or type(step) is not int:
+            raise ValueError("step or time is damaged")
+        self._clock.now, self._step = now, step
+        for name, series in self._series.items():
+            if name not in state["metrics"]:
+                continue
+            series.restore(state["metrics"][name])
+            saved = state["followers"][name]
+            for key, follower in series.followers.items():
+                follower.restore(saved.get(key))
+        told: list[Carried] = []
+        for machine in self._machines:
+            name, saved = machine.rule.name, state["rules"].get(machine.rule.name)
+            if saved is None:
+                told.append(Carried(name, False, "the rule is new"))
+            elif saved["identity"] != machine.rule.identity:
+                told.append(Carried(name, False, "its condition, 'for', 'on' or 'every' has changed"))
+            else:
+                machine.restore(saved)
+                told.append(Carried(name, True))
+        new = {machine.rule.name for machine in self._machines}
+        return told + [Carried(name, False, "the rule is gone") for name in state["rules"] if name not in new]
+
+    def _reset(self) -> None:
+        """As new: compiled once more."""
+        self.__init__(self.rules)  # type: ignore[misc]
+
+
+def _value(reader: Reader) -> float | bool | None:
+    try:
+        return reader()
+    except Exception:  # noqa: BLE001 - the rule that reads it has told the error already
+        return None
+
+
+def _next_step(every: Period | None, step: int) -> int | None:
+    if every is None or every.measure != "steps":
+        return None
+    return int((step // every.amount + 1) * every.amount)

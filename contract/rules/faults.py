@@ -1,0 +1,69 @@
+"""What can be wrong with a rule document: stable codes, and the nearest valid name."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from difflib import get_close_matches
+from enum import StrEnum
+
+
+class Code(StrEnum):
+    """Kinds of faults and warnings. Programs may branch on these; the sentences may change."""
+
+    # The document
+    UNREADABLE = "unreadable"
+    WRONG_SHAPE = "wrong_shape"
+    UNKNOWN_KEY = "unknown_key"
+    MISSING_KEY = "missing_key"
+    INVALID_VALUE = "invalid_value"
+    DUPLICATE_NAME = "duplicate_name"
+    CONFLICT = "conflict"
+    UNKNOWN_EVENT = "unknown_event"
+    UNKNOWN_ACTION = "unknown_action"
+    INVALID_TEXT = "invalid_text"
+    TOO_LARGE = "too_large"
+    # An expression
+    SYNTAX = "syntax"
+    UNKNOWN_METRIC = "unknown_metric"
+    UNKNOWN_FUNCTION = "unknown_function"
+    UNKNOWN_UNIT = "unknown_unit"
+    WRONG_TYPE = "wrong_type"
+    WRONG_ARITY = "wrong_arity"
+    INVALID_WINDOW = "invalid_window"
+    # Warnings: the document is accepted
+    NEVER_FIRES = "never_fires"
+    ALWAYS_TRUE = "always_true"
+    NEVER_CLEARS = "never_clears"
+    DOUBTFUL_NAME = "doubtful_name"
+
+
+class ExpressionError(Exception):
+    """A text is no expression. `offset` counts characters of the text from 0."""
+
+    def __init__(self, code: Code, reason: str, remedy: str, offset: int) -> None:
+        """`remedy`: what would be right."""
+        super().__init__(f"{reason} (character {offset + 1})")
+        self.code = code
+        self.reason = reason
+        self.remedy = remedy
+        self.offset = offset
+
+
+def nearest(name: str, known: Iterable[str], *, cutoff: float = 0.6) -> str | None:
+    """The known name that `name` was probably meant to be."""
+    candidates = list(known)
+    close = get_close_matches(name[:80].lower(), candidates, n=1, cutoff=cutoff)
+    if close:
+        return close[0]
+    # `eval.f1` for `eval.f1_macro`, `f1_macro` for `eval.f1_macro`
+    inside = [one for one in candidates if len(name) > 1 and (one.startswith(name) or one.endswith(f".{name}"))]
+    return min(inside, key=len, default=None)
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """A remedy: the nearest name, or all of them if none is near and they are few."""
+    candidates = sorted(known)
+    found = nearest(name, candidates)
+    if found is not None:
+        return f"Did you mean {found}?"
+    return f"There are {', '.join(candidates)}." if 0 < len(candidates) <= 40 else "Check its spelling."

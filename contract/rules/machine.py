@@ -1,0 +1,216 @@
+"""What becomes of a rule's results: for, warm-up, cooldown, once, hysteresis. One for each rule, whatever made it due.
+
+A condition that is not known neither counts nor resets. While a rule warms up, cools down, or waits to be cleared,
+nothing is counted. A rule without `clear` is cleared by its condition being false; one with a `cooldown` and without
+`clear` may fire again while the condition stays true.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Any
+
+from contract.rules.compiling import Reader
+from contract.rules.numbers import decoded, encoded
+from contract.rules.periods import Period
+from contract.rules.rule import Rule
+from contract.rules.verdicts import State
+
+MAX_ERRORS = 3
+
+_COUNTERS = ("checks", "run", "fires", "fired_checks", "errors")
+_NUMBERS = ("began", "since", "fired_step", "fired_at", "due_step", "due_at")
+_FLAGS = ("warm", "active")
+
+
+class Machine:
+    """The counters of one rule."""
+
+    __slots__ = (
+        *_COUNTERS, *_NUMBERS, *_FLAGS, "condition", "cooldown", "hold_of", "hold_period", "idle",
+        "index", "needed", "release", "results", "rule",  "timed", "truth",
+    )  # fmt: skip
+
+    def __init__(self, rule: Rule, condition: Reader, release: Reader | None) -> None:
+        """`release`: the compiled `clear`."""
+        self.rule = rule
+        self.condition = condition
+        self.release = release
+        self.hold_period, self.hold_of = rule.hold
+        self.needed = self.hold_period.amount
+        self.timed = self.hold_period.measure != "checks"
+        self.cooldown = rule.cooldown
+        self.index = 0
+        """Its place among the rules."""
+        self.clear_all()
+
+    def clear_all(self) -> None:
+        """As never checked."""
+        self.checks = self.run = self.fires = self.fired_checks = self.errors = 0
+        self.began: float | None = None
+        self.since: float | None = None
+        """Step or time at which the condition became true."""
+        self.fired_step: float | None = None
+        self.fired_at: float | None = None
+        self.due_step: float | None = None
+        self.due_at: float | None = None
+        self.warm = self.rule.warmup is None
+        self.active = False
+        """It has fired, and was not cleared since."""
+        self.results: deque[bool] = deque(maxlen=self.hold_of or 1)
+        self.truth: bool | None = False
+        self.idle = self.warm
+        """A false condition changes nothing."""
+
+    @property
+    def disabled(self) -> bool:
+        """Whether it has failed too often."""
+        return self.errors >= MAX_ERRORS
+
+    @property
+    def spent(self) -> bool:
+        """Whether it has fired as often as it may."""
+        return self.rule.max_fires is not None and self.fires >= self.rule.max_fires
+
+    def check(self, truth: bool | None, step: int, now: float) -> State | None:
+        """Take a result. FIRED or CLEARED if it did that, else None."""
+        self.checks += 1
+        self.truth = truth
+        if not self.warm and not self._warms_up(step, now):
+            return None
+        if self.active and self._is_released(truth):
+            self.active = False
+            self._forget()
+            return State.CLEARED
+        if self.spent or self._is_held(step, now):
+            self.idle = not self.active and self.cooldown is None
+            return None
+        if not self._count(truth, step, now):
+            self.idle = not self.active and self.since is None and self.run == 0
+            return None
+        self.fires += 1
+        self.active = True
+        self.fired_step, self.fired_at, self.fired_checks = step, now, self.checks
+        self._forget()
+        self.idle = False
+        return State.FIRED
+
+    def fail(self) -> State:
+        """Take an error instead of a result."""
+        self.checks += 1
+        self.errors += 1
+        return State.ERROR
+
+    def _warms_up(self, step: int, now: float) -> bool:
+        """Whether the warm-up is over."""
+        if self.began is None:
+            self.began = now
+        warmup = self.rule.warmup
+        if warmup is not None:
+            gone = {"steps": step, "seconds": now - self.began, "checks": self.checks - 1}[warmup.measure]
+            if gone < warmup.amount:
+                return False
+        self.warm = True
+        return True
+
+    def _is_released(self, truth: bool | None) -> bool:
+        return truth is False if self.release is None else self.release() is True
+
+    def _is_held(self, step: int, now: float) -> bool:
+        """Whether it may not fire yet: it was not cleared, or cools down."""
+        if self.active and (self.release is not None or self.cooldown is None):
+            return True
+        return not self.is_cool(step, now)
+
+    def is_cool(self, step: int, now: float) -> bool:
+        """Whether the cooldown is over."""
+        if self.cooldown is None or self.fired_step is None or self.fired_at is None:
+            return True
+        return self._gone(self.cooldown, step, now) >= self.cooldown.amount
+
+    def _gone(self, period: Period, step: int, now: float) -> float:
+        """Since it last fired."""
+        if period.measure == "steps":
+            return step - (self.fired_step or 0)
+        return now - (self.fired_at or 0) if period.measure == "seconds" else self.checks - self.fired_checks
+
+    def _count(self, truth: bool | None, step: int, now: float) -> bool:
+        """Whether the condition has been true for long enough."""
+        if truth is None:
+            return False
+        if self.timed:
+            if not truth:
+                self.since = None
+                return False
+            at = step if self.hold_period.measure == "steps" else now
+            # a training that was rolled back comes to the same steps again
+            if self.since is None or at < self.since:
+                self.since = at
+            return at - self.since >= self.needed
+        if self.hold_of:
+            self.results.append(truth)
+            self.run = sum(self.results)
+            if self.run == 0:
+                self.results.clear()
+        else:
+            self.run = self.run + 1 if truth else 0
+        return self.run >= self.needed
+
+    def _forget(self) -> None:
+        self.run = 0
+        self.since = None
+        self.results.clear()
+        self.idle = not self.active
+
+    def progress(self, step: int, now: float) -> float:
+        """How much there is of what is needed, in the rule's own measure."""
+        if not self.timed:
+            return float(self.run)
+        at = step if self.hold_period.measure == "steps" else now
+        return 0.0 if self.since is None else float(at - self.since)
+
+    def state(self, step: int, now: float) -> State:
+        """How the rule stands."""
+        if self.disabled:
+            return State.DISABLED
+        if not self.warm and self.checks:
+            return State.WARMUP
+        if self.spent:
+            return State.SPENT
+        if self.active and (self.release is not None or self.cooldown is None):
+            return State.FIRED
+        if not self.is_cool(step, now):
+            return State.COOLDOWN
+        if self.run or self.since is not None:
+            return State.PENDING
+        return State.UNKNOWN if self.truth is None else State.ARMED
+
+    def saved(self) -> dict[str, Any]:
+        """As plain values."""
+        return {
+            "identity": self.rule.identity,
+            **{name: getattr(self, name) for name in (*_COUNTERS, *_FLAGS)},
+            **{name: encoded(getattr(self, name)) for name in _NUMBERS},
+            "results": list(self.results),
+            "truth": self.truth,
+        }
+
+    def restore(self, state: Any) -> None:
+        """Take that back. Raises ValueError, TypeError or KeyError if it is damaged."""
+        counters = [state[name] for name in _COUNTERS]
+        flags = [state[name] for name in _FLAGS]
+        results, truth = state["results"], state["truth"]
+        if any(type(value) is not int or value < 0 for value in counters):
+            raise ValueError("a counter is damaged")
+        if any(type(value) is not bool for value in (*flags, *results)) or truth not in (True, False, None):
+            raise ValueError("a flag is damaged")
+        for name, value in zip((*_COUNTERS, *_FLAGS), (*counters, *flags), strict=True):
+            setattr(self, name, value)
+        for name in _NUMBERS:
+            setattr(self, name, decoded(state[name]))
+        self.results = deque(results, maxlen=self.hold_of or 1)
+        self.truth = truth
+        # a rule may have lost or got a warm-up since
+        self.warm = self.warm or self.rule.warmup is None
+        # the next check finds out
+        self.idle = False

@@ -1,0 +1,127 @@
+"""The metrics that rules can name: what is built in, what a document declares, what a training is known to report."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from enum import StrEnum
+from typing import Literal, NamedTuple
+
+from contract.rules.limits import MAX_NAME_CHARS
+
+Goal = Literal["min", "max"]
+NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*(?:\.[A-Za-z0-9_]+)*")
+RESERVED = frozenset(("and", "or", "not", "true", "false", "inf", "min", "max"))
+
+
+class Kind(StrEnum):
+    """Types of values. A series is a metric's name where a function takes its history."""
+
+    NUMBER = "number"
+    DURATION = "duration"
+    """In seconds."""
+    SIZE = "size"
+    """In bytes."""
+    BOOL = "bool"
+
+
+UNITS: Mapping[str, tuple[Kind, float]] = {
+    "ms": (Kind.DURATION, 0.001),
+    "s": (Kind.DURATION, 1.0),
+    "m": (Kind.DURATION, 60.0),
+    "h": (Kind.DURATION, 3600.0),
+    "d": (Kind.DURATION, 86400.0),
+    "kB": (Kind.SIZE, 1e3),
+    "MB": (Kind.SIZE, 1e6),
+    "GB": (Kind.SIZE, 1e9),
+    "TB": (Kind.SIZE, 1e12),
+    "KiB": (Kind.SIZE, 2.0**10),
+    "MiB": (Kind.SIZE, 2.0**20),
+    "GiB": (Kind.SIZE, 2.0**30),
+    "TiB": (Kind.SIZE, 2.0**40),
+}
+"""Units of literals: `90s`, `1.5h`, `10GiB`."""
+
+
+class Metric(NamedTuple):
+    """One that rules can name."""
+
+    name: str
+    kind: Kind = Kind.NUMBER
+    unit: str = ""
+    """For readers: %, USD, tokens. Rules give plain numbers in it."""
+    goal: Goal | None = None
+    """Which values are better; None where nobody can know."""
+    low: float = -math.inf
+    high: float = math.inf
+    clock: bool = False
+    """It moves with every step: its arrival alone does not make a rule that has other metrics due."""
+    meaning: str = ""
+
+
+def _number(name: str, unit: str = "", goal: Goal | None = None, **more: object) -> Metric:
+    return Metric(name, Kind.NUMBER, unit, goal, **more)  # type: ignore[arg-type]
+
+
+_BUILT_IN = (
+    _number("loss", goal="min", meaning="training loss, before any filter for logs"),
+    _number("eval.loss", goal="min", meaning="loss of the newest evaluation"),
+    _number("grad_norm", low=0, meaning="norm of the gradients, before clipping"),
+    _number("lr", low=0, meaning="learning rate"),
+    _number("step", low=0, clock=True, meaning="training step"),
+    _number("epoch", low=0, clock=True, meaning="pass over the data, with its fraction"),
+    _number("tokens", low=0, clock=True, meaning="tokens trained on so far"),
+    _number("throughput", "1/s", goal="max", low=0, meaning="samples or tokens per second"),
+    _number("gpu.util", "%", goal="max", low=0, high=100, meaning="share of time in which the GPU was busy"),
+    Metric("gpu.mem", Kind.SIZE, "bytes", low=0, meaning="GPU memory in use"),
+    _number("gpu.temp", "°C", low=-273, meaning="temperature of the GPU"),
+    _number("host.cpu", "%", low=0, high=100, meaning="share of the host's processors in use"),
+    Metric("host.mem", Kind.SIZE, "bytes", low=0, meaning="host memory in use"),
+    Metric("step.time", Kind.DURATION, "s", "min", 0, meaning="duration of the newest step"),
+    Metric("data.wait", Kind.DURATION, "s", "min", 0, meaning="time that the newest step waited for its batch"),
+    _number("data.reuse", low=0, meaning="how often a sample was trained on, in the mean"),
+    Metric("ckpt.age", Kind.DURATION, "s", "min", 0, clock=True, meaning="time since the newest checkpoint"),
+    Metric("wall", Kind.DURATION, "s", None, 0, clock=True, meaning="time that the job has run, all attempts together"),
+    _number("cost", "USD", low=0, clock=True, meaning="what the job has cost so far"),
+    Metric("heartbeat.age", Kind.DURATION, "s", "min", 0, meaning="time since the newest heartbeat"),
+    Metric("queue.age", Kind.DURATION, "s", "min", 0, meaning="time that the job has been waiting for a worker"),
+    _number("failures", goal="min", low=0, meaning="failed attempts so far"),
+    _number("interruptions", goal="min", low=0, meaning="lost machines so far"),
+)
+BUILT_IN: Mapping[str, Metric] = {metric.name: metric for metric in _BUILT_IN}
+
+
+class Metrics(Mapping[str, Metric]):
+    """All metrics that a rule document may name.
+
+    Until it is known what a training reports, any other name is taken for a number of the user's own (`open`).
+    """
+
+    def __init__(self, declared: Iterable[Metric] = (), *, reported: Iterable[str] | None = None) -> None:
+        """`declared`: the user's own, with their kinds. `reported`: names of all others that the training reports."""
+        self._known = {**BUILT_IN, **{metric.name: metric for metric in declared}}
+        self.open = reported is None
+        for name in map(canonical_name, reported or ()):
+            self._known.setdefault(name, Metric(name))
+
+    def __getitem__(self, name: str) -> Metric:
+        return self._known[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._known)
+
+    def __len__(self) -> int:
+        return len(self._known)
+
+
+def is_name(text: str) -> bool:
+    """Whether a metric can be called so."""
+    fits = len(text) <= MAX_NAME_CHARS and NAME.fullmatch(text) is not None and text not in RESERVED
+    return fits and not any(part.startswith("__") for part in text.split("."))
+
+
+def canonical_name(reported: str) -> str:
+    """How rules name a metric that a training reports: `train/loss` is `train.loss`, `f1-macro` is `f1_macro`."""
+    parts = [part.replace("-", "_") for part in reported.replace("/", ".").split(".") if part]
+    return ".".join(parts)

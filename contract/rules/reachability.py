@@ -1,0 +1,131 @@
+"""Warnings: conditions that contradict themselves, and rules that need longer than the training lasts."""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+from contract.documents import Document, Location
+from contract.rules.faults import Code
+from contract.rules.metrics import BUILT_IN, Metrics
+from contract.rules.periods import Period
+from contract.rules.rule import Rule
+from contract.rules.typed import Aggregate, Chain, Constant, Operation, Reading, Typed
+
+_MIRRORED = {"<": ">", "<=": ">=", ">": "<", ">=": "<=", "==": "==", "!=": "!="}
+_WITHIN_RANGE = frozenset(("mean", "min", "max", "median", "ema", "best"))
+
+
+class Reach(NamedTuple):
+    """What is known of the training."""
+
+    max_steps: int | None = None
+    metrics: Metrics | None = None
+
+
+class Range(NamedTuple):
+    """Values between two bounds, each of them included or not."""
+
+    low: float = -math.inf
+    high: float = math.inf
+    low_open: bool = False
+    high_open: bool = False
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether no value lies within."""
+        return self.low > self.high or (self.low == self.high and (self.low_open or self.high_open))
+
+    def cut(self, operator: str, bound: float) -> Range:
+        """Those values of it that compare so with a bound."""
+        low, high, low_open, high_open = self
+        if operator in (">", ">=", "==") and bound >= low:
+            low, low_open = bound, (operator == ">") or (bound == low and low_open)
+        if operator in ("<", "<=", "==") and bound <= high:
+            high, high_open = bound, (operator == "<") or (bound == high and high_open)
+        beyond = (operator == "==" and not self.low <= bound <= self.high) or math.isnan(bound)
+        return Range(1.0, 0.0) if beyond else Range(low, high, low_open, high_open)
+
+
+def look_for_what_never_happens(rule: Rule, reach: Reach, location: Location, warnings: Document) -> None:
+    """Note what can be seen without running it; silence proves nothing."""
+    if isinstance(rule.when, Constant):
+        if not rule.when.value:
+            _note(warnings, (*location, "when"), "the condition is never true", Code.NEVER_FIRES)
+        elif rule.cooldown is None:
+            reason = "the condition is always true: without 'cooldown' the rule fires once"
+            _note(warnings, (*location, "when"), reason, Code.ALWAYS_TRUE)
+    elif never_true(rule.when, reach.metrics):
+        _note(warnings, (*location, "when"), "the condition contradicts itself", Code.NEVER_FIRES)
+    if rule.clear is not None and (
+        never_true(rule.clear, reach.metrics) or (isinstance(rule.clear, Constant) and not rule.clear.value)
+    ):
+        _note(warnings, (*location, "clear"), "the rule is never cleared: it fires once", Code.NEVER_CLEARS)
+    if reach.max_steps is None:
+        return
+    warmup = _steps(rule.warmup)
+    for key, needed in (
+        ("warmup", warmup),
+        ("every", _steps(rule.every)),
+        ("for", warmup + (_steps(rule.hold.period) if not rule.hold.of else 0)),
+    ):
+        if needed > reach.max_steps and (key != "for" or warmup <= reach.max_steps):
+            reason = f"needs {needed:,.0f} steps, and the training has {reach.max_steps:,}"
+            _note(warnings, (*location, key), reason, Code.NEVER_FIRES)
+
+
+def never_true(typed: Typed, metrics: Metrics | None = None) -> bool:
+    """Whether a condition can be seen to be false, or unknown, whatever comes."""
+    if isinstance(typed, Constant):
+        return typed.value is False
+    if isinstance(typed, Operation) and typed.name == "or":
+        return all(never_true(one, metrics) for one in typed.operands)
+    ranges: dict[str, Range] = {}
+    for part in _conjuncts(typed):
+        if isinstance(part, Operation) and part.name == "or" and never_true(part, metrics):
+            return True
+        for operand, operator, bound in _bounds(part):
+            known = ranges.get(operand.text) or _natural(operand, metrics or Metrics())
+            ranges[operand.text] = known.cut(operator, bound)
+    return any(found.is_empty for found in ranges.values())
+
+
+def _conjuncts(typed: Typed) -> list[Typed]:
+    if isinstance(typed, Operation) and typed.name == "and":
+        return [part for one in typed.operands for part in _conjuncts(one)]
+    return [typed]
+
+
+def _bounds(part: Typed) -> list[tuple[Typed, str, float]]:
+    """What a comparison says of operands by themselves."""
+    if not isinstance(part, Chain):
+        return []
+    found: list[tuple[Typed, str, float]] = []
+    for operator, left, right in zip(part.operators, part.operands, part.operands[1:], strict=False):
+        if isinstance(right, Constant) and not isinstance(left, Constant):
+            found.append((left, operator, right.value))
+        elif isinstance(left, Constant) and not isinstance(right, Constant):
+            found.append((right, _MIRRORED[operator], left.value))
+    return found
+
+
+def _natural(operand: Typed, metrics: Metrics) -> Range:
+    """What a metric can be at all."""
+    if isinstance(operand, Reading):
+        name = operand.metric
+    elif isinstance(operand, Aggregate) and operand.summary.function in _WITHIN_RANGE:
+        name = operand.summary.metric
+    elif isinstance(operand, Aggregate) and operand.summary.function in ("std", "count", "since_best", "age"):
+        return Range(low=0.0)
+    else:
+        return Range()
+    known = metrics.get(name) or BUILT_IN.get(name)
+    return Range(known.low, known.high) if known is not None else Range()
+
+
+def _steps(period: Period | None) -> float:
+    return period.amount if period is not None and period.measure == "steps" else 0
+
+
+def _note(warnings: Document, location: Location, reason: str, code: Code) -> None:
+    warnings.fault(location, reason, "Correct it, or leave the rule out.", code=code)

@@ -1,0 +1,71 @@
+"""A rule as it was read and checked, and a set of them."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+from contract.rules.actions import Action
+from contract.rules.limits import LIMITS, Limits
+from contract.rules.metrics import Metric, Metrics
+from contract.rules.periods import ONE_CHECK, Hold, Period
+from contract.rules.typed import Typed, metrics_of, moves_by_itself
+
+EVENTS = ("start", "step", "log", "evaluate", "save", "epoch", "end", "heartbeat", "timer", "state")
+"""What an observation can be: of the training, then of the control plane."""
+
+Severity = Literal["info", "warning", "error"]
+Mode = Literal["enforce", "dry_run"]
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """What a document says of one rule, with its expressions checked."""
+
+    name: str
+    when: Typed
+    clear: Typed | None = None
+    on: frozenset[str] = frozenset()
+    """Events at which it is checked; without them and `every`, whenever one of its metrics has a new value."""
+    every: Period | None = None
+    hold: Hold = ONE_CHECK
+    warmup: Period | None = None
+    cooldown: Period | None = None
+    max_fires: int | None = None
+    actions: tuple[Action, ...] = ()
+    severity: Severity = "warning"
+    mode: Mode = "enforce"
+    on_error: Literal["ignore", "stop"] = "ignore"
+    description: str = ""
+
+    @property
+    def metrics(self) -> tuple[str, ...]:
+        """Those that its expressions read."""
+        cleared = metrics_of(self.clear) if self.clear is not None else []
+        return tuple(dict.fromkeys((*metrics_of(self.when), *cleared)))
+
+    @property
+    def moves_by_itself(self) -> bool:
+        """Whether its expressions may change without a new value."""
+        return moves_by_itself(self.when) or (self.clear is not None and moves_by_itself(self.clear))
+
+    @property
+    def identity(self) -> str:
+        """The same for two rules whose counters mean the same."""
+        cleared = self.clear.text if self.clear is not None else ""
+        checked = ",".join(sorted(self.on)) or str(self.every or "")
+        said = "\n".join((self.when.text, cleared, str(self.hold), checked))
+        return hashlib.sha256(said.encode()).hexdigest()[:16]
+
+
+class RuleSet(NamedTuple):
+    """All rules of a document, and the metrics that it declares."""
+
+    rules: tuple[Rule, ...] = ()
+    declared: tuple[Metric, ...] = ()
+    limits: Limits = LIMITS
+
+    def metrics(self) -> Metrics:
+        """What its rules may name."""
+        return Metrics(self.declared)

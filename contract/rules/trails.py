@@ -1,0 +1,250 @@
+"""What is known of a series without keeping a window of its points: averages, streaks, the best so far."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, ClassVar
+
+from contract.rules.metrics import Goal
+from contract.rules.numbers import decoded, encoded
+from contract.rules.series import Clock, Series
+
+
+class Trail:
+    """How many points it has seen, and since when."""
+
+    __slots__ = ("began", "clock", "seen", "series")
+    saved: ClassVar[tuple[str, ...]] = ()
+    """Attributes besides these two: numbers or None."""
+
+    def __init__(self, series: Series, clock: Clock) -> None:
+        self.series = series
+        self.clock = clock
+        self.seen = 0
+        self.began: float | None = None
+        self._clear()
+
+    def push(self, value: float, now: float) -> None:
+        """Take the newest point."""
+        if self.began is None:
+            self.began = now
+        self.seen += 1
+
+    def covers(self, seconds: float) -> bool:
+        """Whether it has gone on for so long."""
+        return self.began is not None and self.clock.now - self.began >= seconds
+
+    def first_needed(self) -> int:
+        """None of the points."""
+        return self.series.total
+
+    def _clear(self) -> None:
+        """As without points."""
+        self.seen = 0
+        self.began = None
+
+    def state(self) -> Any:
+        """As plain values."""
+        own = {name: encoded(getattr(self, name)) for name in self.saved}
+        return {"seen": self.seen, "began": encoded(self.began), **own}
+
+    def restore(self, state: Any) -> None:
+        """Take that back, or begin anew."""
+        self._clear()
+        if state is None:
+            return
+        if type(state["seen"]) is not int:
+            raise ValueError("a count is damaged")
+        self.seen, self.began = state["seen"], decoded(state["began"])
+        for name in self.saved:
+            value = decoded(state[name])
+            if value is None and getattr(self, name) is not None:
+                raise ValueError("a number is missing")
+            setattr(self, name, value)
+
+
+class Lagged(Trail):
+    """How far the newest point is from an earlier one."""
+
+    __slots__ = ("points",)
+
+    def __init__(self, series: Series, clock: Clock, points: int) -> None:
+        """`points`: how much earlier."""
+        super().__init__(series, clock)
+        self.points = points
+        series.keeps = True
+
+    def first_needed(self) -> int:
+        """The one that it is compared with now, and all after it."""
+        return self.series.total - min(self.points + 1, self.seen)
+
+    def value(self) -> float | None:
+        """None until there is an earlier one."""
+        values = self.series.values
+        return values[-1] - values[-1 - self.points] if self.seen > self.points else None
+
+    def restore(self, state: Any) -> None:
+        """Take that back, or begin anew."""
+        super().restore(state)
+        if min(self.seen, self.points + 1) > len(self.series.values):
+            raise ValueError("points are missing")
+
+
+class Average(Trail):
+    """Exponential moving average of the finite points; a point that is not finite is told as it is and forgotten."""
+
+    __slots__ = ("average", "constant_s", "taken_at", "weight")
+    saved = ("average", "taken_at")
+
+    def __init__(self, series: Series, clock: Clock, points: int, seconds: float) -> None:
+        """A new point weighs 2 / (points + 1), or by the time since the last one with the time constant `seconds`."""
+        super().__init__(series, clock)
+        self.weight = 2 / (points + 1)
+        self.constant_s = seconds
+
+    def _clear(self) -> None:
+        super()._clear()
+        self.average: float | None = None
+        self.taken_at: float | None = None
+
+    def push(self, value: float, now: float) -> None:
+        """Take the newest point."""
+        if self.began is None:
+            self.began = now
+        self.seen += 1
+        if value - value != 0.0:
+            return
+        if self.average is None or self.taken_at is None:
+            self.average = value
+        else:
+            gone = max(0.0, now - self.taken_at)
+            weight = -math.expm1(-gone / self.constant_s) if self.constant_s else self.weight
+            self.average = self.average * (1 - weight) + value * weight
+        self.taken_at = now
+
+    def value(self) -> float | None:
+        """None before the first finite point."""
+        newest = self.series.newest
+        return newest if newest is not None and newest - newest != 0.0 else self.average
+
+
+class Streak(Trail):
+    """How many points in a row went one way, and when the one before them came."""
+
+    __slots__ = ("length", "since")
+    saved = ("length", "since")
+
+    def _clear(self) -> None:
+        super()._clear()
+        self.length = 0.0
+        self.since: float | None = None
+
+    def over_points(self, points: int) -> bool | None:
+        """Whether it has gone on for so many; None before it can have."""
+        return self.length >= points if self.seen > points else None
+
+    def over_seconds(self, seconds: float) -> bool | None:
+        """The same for a duration, up to the newest point."""
+        if not self.covers(seconds) or self.since is None or self.series.at is None:
+            return None
+        return self.length > 0 and self.series.at - self.since >= seconds
+
+
+class Rise(Streak):
+    """Each point above the one before."""
+
+    __slots__ = ()
+
+    def push(self, value: float, now: float) -> None:
+        """Take the newest point."""
+        if self.began is None:
+            self.began = now
+        self.seen += 1
+        before = self.series.previous
+        if before is not None and self.seen > 1 and value > before:
+            self.length += 1
+        else:
+            self.length = 0.0
+            self.since = now
+
+
+class Fall(Streak):
+    """Each point below the one before."""
+
+    __slots__ = ()
+
+    def push(self, value: float, now: float) -> None:
+        """Take the newest point."""
+        if self.began is None:
+            self.began = now
+        self.seen += 1
+        before = self.series.previous
+        if before is not None and self.seen > 1 and value < before:
+            self.length += 1
+        else:
+            self.length = 0.0
+            self.since = now
+
+
+class Sameness(Streak):
+    """Each point as the one before; NaN is as NaN. `since` is when the value last changed."""
+
+    __slots__ = ()
+
+    def push(self, value: float, now: float) -> None:
+        """Take the newest point."""
+        if self.began is None:
+            self.began = now
+        self.seen += 1
+        before = self.series.previous
+        if before is not None and self.seen > 1 and (value == before or (math.isnan(value) and math.isnan(before))):
+            self.length += 1
+        else:
+            self.length = 0.0
+            self.since = now
+
+    def broken_over_points(self, points: int) -> bool | None:
+        """Whether one of so many points differs from the one before."""
+        return self.length < points if self.seen > points else None
+
+    def broken_over_seconds(self, seconds: float) -> bool | None:
+        """Whether the value changed within so many seconds from now."""
+        if not self.covers(seconds) or self.since is None:
+            return None
+        return self.seen > self.length + 1 and self.clock.now - self.since < seconds
+
+
+class Best(Trail):
+    """The best finite point so far, and how many points came since."""
+
+    __slots__ = ("best", "min_delta", "points", "sign")
+    saved = ("best", "points")
+
+    def __init__(self, series: Series, clock: Clock, goal: Goal, min_delta: float) -> None:
+        """`min_delta`: by more than that a point has to be better."""
+        super().__init__(series, clock)
+        self.sign = 1.0 if goal == "min" else -1.0
+        self.min_delta = min_delta
+
+    def _clear(self) -> None:
+        super()._clear()
+        self.best: float | None = None
+        self.points = 0.0
+
+    def push(self, value: float, now: float) -> None:
+        """Take the newest point."""
+        if self.began is None:
+            self.began = now
+        self.seen += 1
+        if value - value == 0.0 and (self.best is None or (self.best - value) * self.sign > self.min_delta):
+            self.best, self.points = value, 0.0
+        elif self.best is not None:
+            self.points += 1
+
+    def value(self) -> float | None:
+        """None before the first finite point."""
+        return self.best
+
+    def since(self) -> float | None:
+        """Points since then, those that are not finite too."""
+        return None if self.best is None else self.points

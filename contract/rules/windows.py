@@ -1,0 +1,347 @@
+"""Windows over the newest points of a series: so many, or those of the last so many seconds.
+
+What a window sums up is never added to and taken from as floats: errors would pile up, and one huge value would leave
+its rounding behind for ever. `Moments` adds whole numbers of any length instead, so every value is the float nearest to
+the exact one, whatever has passed through the window, on every machine.
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_left, insort
+from collections import deque
+from typing import Any
+
+from contract.rules.arithmetic import INF, NAN, ratio, root_of_ratio
+from contract.rules.numbers import decoded, encoded
+from contract.rules.series import Clock, Series
+
+
+class Window:
+    """The points from number `start` on. Alone it counts and remembers them."""
+
+    __slots__ = ("began", "clock", "lag", "limit", "seconds", "series", "stamp", "start")
+
+    def __init__(self, series: Series, clock: Clock, limit: int, seconds: float = 0.0, lag: int = 0) -> None:
+        """`limit`: most points. `lag`: newest points that are not in it."""
+        self.series = series
+        self.clock = clock
+        self.limit = limit
+        self.seconds = seconds
+        self.lag = lag
+        self.start = 0
+        self.began: float | None = None
+        """When its first point came, of a window over a duration."""
+        self.stamp = 0
+        """Rises with every change."""
+        series.keeps = True
+        series.keeps_times = series.keeps_times or seconds > 0
+
+    def __len__(self) -> int:
+        return max(0, self.series.total - self.lag - self.start)
+
+    def push(self, value: float, now: float) -> None:
+        """Take the newest point."""
+        self.stamp += 1
+        size = len(self)
+        self._add(value, size - 1)
+        if size > self.limit:
+            self._drop()
+        if self.seconds:
+            self._begin(now)
+            self.trim()
+
+    def _begin(self, now: float) -> None:
+        if self.began is None:
+            self.began = now
+
+    def trim(self) -> None:
+        """Let go what is too old by now."""
+        edge = self.clock.now - self.seconds
+        series = self.series
+        end = series.total - self.lag
+        while self.start < end and series.times[self.start - series.base] <= edge:
+            self.stamp += 1
+            self._drop()
+
+    def is_known(self, least: int) -> bool:
+        """Whether it is full: has all its points, or has gone on for its duration and has `least` of them."""
+        size = self.series.total - self.lag - self.start
+        if not self.seconds:
+            return size >= self.limit
+        return size >= least and self.began is not None and self.clock.now - self.began >= self.seconds
+
+    def oldest(self) -> float:
+        """Its first point; there must be one."""
+        return self.series.values[self.start - self.series.base]
+
+    def _drop(self) -> None:
+        value = self.series.values[self.start - self.series.base]
+        self.start += 1
+        self._remove(value)
+
+    def _add(self, value: float, index: int) -> None:
+        """A point that becomes number `index` of the window, from 0."""
+
+    def _remove(self, value: float) -> None:
+        """The oldest point; `start` is past it already."""
+
+    def _clear(self) -> None:
+        """As without points."""
+
+    def first_needed(self) -> int:
+        """Number of the oldest point that it will still look at."""
+        return min(self.start, self.series.total)
+
+    def state(self) -> Any:
+        """What its points do not tell."""
+        return {"start": self.start, "began": encoded(self.began)}
+
+    def restore(self, state: Any) -> None:
+        """The sums are made anew from the points: they are exact, so they are the same."""
+        series = self.series
+        self._clear()
+        self.stamp += 1
+        if state is None:
+            self.start, self.began = series.total, None
+            return
+        start = state["start"]
+        if type(start) is not int or not series.base <= start <= series.total:
+            raise ValueError("a window lies outside of its points")
+        if series.total - self.lag - start > self.limit:
+            raise ValueError("a window has too many points")
+        self.start, self.began = start, decoded(state["began"])
+        inside = series.values[start - series.base : max(0, series.total - self.lag - series.base)]
+        for index, value in enumerate(inside):
+            self._add(value, index)
+
+
+class Moments(Window):
+    """Mean, standard deviation and slope."""
+
+    __slots__ = ("factor", "highs", "lows", "nans", "scale", "squares", "sum", "weighs", "weighted", "with_squares")
+
+    def __init__(self, series: Series, clock: Clock, limit: int, seconds: float = 0.0, lag: int = 0) -> None:
+        """As of all windows."""
+        super().__init__(series, clock, limit, seconds, lag)
+        self.with_squares = False
+        self.weighs = False
+        self._clear()
+
+    def _clear(self) -> None:
+        # all sums are in units of 2 ** -scale, those of squares of its square
+        self.scale = 0
+        self.factor = 1.0
+        self.sum = self.squares = self.weighted = 0
+        self.nans = self.highs = self.lows = 0
+
+    def push(self, value: float, now: float) -> None:
+        """The newest point, or with a lag the one before; in one piece, for here rules spend most of their time."""
+        series = self.series
+        size = series.total - self.lag - self.start
+        if self.lag:
+            if size <= 0:
+                self._begin(now)
+                return
+            value = series.previous if series.previous is not None else NAN
+        self.stamp += 1
+        scaled = value * self.factor
+        # a power of two as a factor is exact; what is not finite is no whole number either
+        whole = int(scaled) if scaled.is_integer() else self._whole(value, 1)
+        if self.weighs:
+            self.weighted += (size - 1) * whole
+        if size > self.limit:
+            value = series.values[self.start - series.base]
+            self.start += 1
+            scaled = value * self.factor
+            gone = int(scaled) if scaled.is_integer() else self._whole(value, -1)
+            self.sum += whole - gone
+            if self.with_squares:
+                self.squares += whole * whole - gone * gone
+            if self.weighs:
+                # each of the others has come one nearer to the begin
+                self.weighted -= self.sum
+        else:
+            self.sum += whole
+            if self.with_squares:
+                self.squares += whole * whole
+        if self.seconds:
+            self._begin(now)
+            self.trim()
+
+    def _whole(self, value: float, more: int) -> int:
+        """The value in units of 2 ** -scale, which gets finer where it has to; 0 for what is counted instead."""
+        if value - value != 0.0:
+            if math.isnan(value):
+                self.nans += more
+            elif value > 0:
+                self.highs += more
+            else:
+                self.lows += more
+            return 0
+        numerator, denominator = value.as_integer_ratio()
+        shift = self.scale + 1 - denominator.bit_length()
+        if shift >= 0:
+            return numerator << shift
+        self.scale -= shift
+        self.sum <<= -shift
+        self.weighted <<= -shift
+        self.squares <<= -2 * shift
+        self.factor = 2.0**self.scale if self.scale < 1000 else NAN
+        return numerator
+
+    def _add(self, value: float, index: int) -> None:
+        whole = self._whole(value, 1)
+        self.sum += whole
+        self.squares += whole * whole if self.with_squares else 0
+        self.weighted += index * whole if self.weighs else 0
+
+    def _remove(self, value: float) -> None:
+        whole = self._whole(value, -1)
+        self.sum -= whole
+        self.squares -= whole * whole if self.with_squares else 0
+        self.weighted -= self.sum if self.weighs else 0
+
+    def mean(self) -> float:
+        """NaN with one, or with infinities of both signs."""
+        if self.nans or (self.highs and self.lows):
+            return NAN
+        if self.highs or self.lows:
+            return INF if self.highs else -INF
+        return ratio(self.sum, self.series.total - self.lag - self.start << self.scale)
+
+    def std(self) -> float:
+        """With n - 1, as of a sample."""
+        if self.nans or self.highs or self.lows:
+            return NAN
+        size = len(self)
+        return root_of_ratio(size * self.squares - self.sum * self.sum, size * (size - 1) << 2 * self.scale)
+
+    def slope(self) -> float:
+        """Of the line of least squares, per point."""
+        if self.nans or self.highs or self.lows:
+            return NAN
+        size = len(self)
+        numerator = 12 * self.weighted - 6 * (size - 1) * self.sum
+        return ratio(numerator, size * (size * size - 1) << self.scale)
+
+    def zscore(self) -> float:
+        """Of the newest point; infinite where all before it are the same and it is not."""
+        newest = self.series.newest
+        offset = (NAN if newest is None else newest) - self.mean()
+        spread = self.std()
+        if spread:
+            return offset / spread
+        return offset if offset == 0 or math.isnan(offset) else math.copysign(INF, offset)
+
+
+class Extreme(Window):
+    """Least or greatest point: a queue of those that no later one outdoes."""
+
+    __slots__ = ("nans", "queue", "sign")
+
+    def __init__(self, series: Series, clock: Clock, limit: int, seconds: float = 0.0, *, sign: float) -> None:
+        """`sign`: 1 for the least, -1 for the greatest."""
+        super().__init__(series, clock, limit, seconds)
+        self.sign = sign
+        self._clear()
+
+    def _clear(self) -> None:
+        self.nans = 0
+        self.queue: deque[tuple[int, float]] = deque()
+
+    def push(self, value: float, now: float) -> None:
+        """As of all windows, in one piece."""
+        self.stamp += 1
+        last = self.series.total - 1
+        if value == value:  # noqa: PLR0124 - quicker than isnan
+            signed = value * self.sign
+            queue = self.queue
+            while queue and queue[-1][1] >= signed:
+                queue.pop()
+            queue.append((last, signed))
+        else:
+            self.nans += 1
+        if last - self.start >= self.limit:
+            self._drop()
+        if self.seconds:
+            self._begin(now)
+            self.trim()
+
+    def _add(self, value: float, index: int) -> None:
+        if math.isnan(value):
+            self.nans += 1
+            return
+        signed = value * self.sign
+        queue = self.queue
+        while queue and queue[-1][1] >= signed:
+            queue.pop()
+        queue.append((self.start + index, signed))
+
+    def _remove(self, value: float) -> None:
+        if math.isnan(value):
+            self.nans -= 1
+        elif self.queue[0][0] < self.start:
+            self.queue.popleft()
+
+    def value(self) -> float:
+        """NaN with one."""
+        return NAN if self.nans else self.queue[0][1] * self.sign
+
+
+class Median(Window):
+    """The middle, from a sorted list: an update takes O(log n) comparisons and moves at most 8 bytes a point."""
+
+    __slots__ = ("nans", "ordered")
+
+    def __init__(self, series: Series, clock: Clock, limit: int, seconds: float = 0.0) -> None:
+        """As of all windows."""
+        super().__init__(series, clock, limit, seconds)
+        self._clear()
+
+    def _clear(self) -> None:
+        self.nans = 0
+        self.ordered: list[float] = []
+
+    def push(self, value: float, now: float) -> None:
+        """As of all windows, in one piece."""
+        self.stamp += 1
+        ordered, series = self.ordered, self.series
+        if value == value:  # noqa: PLR0124 - quicker than isnan
+            insort(ordered, value)
+        else:
+            self.nans += 1
+        if series.total - self.start > self.limit:
+            oldest = series.values[self.start - series.base]
+            self.start += 1
+            if oldest == oldest:  # noqa: PLR0124
+                del ordered[bisect_left(ordered, oldest)]
+            else:
+                self.nans -= 1
+        if self.seconds:
+            self._begin(now)
+            self.trim()
+
+    def _add(self, value: float, index: int) -> None:
+        if math.isnan(value):
+            self.nans += 1
+        else:
+            insort(self.ordered, value)
+
+    def _remove(self, value: float) -> None:
+        if math.isnan(value):
+            self.nans -= 1
+        else:
+            del self.ordered[bisect_left(self.ordered, value)]
+
+    def value(self) -> float:
+        """NaN with one; of an even number of points the mean of the two in the middle."""
+        if self.nans:
+            return NAN
+        size = len(self.ordered)
+        upper = self.ordered[size // 2]
+        if size % 2:
+            return upper
+        lower = self.ordered[size // 2 - 1]
+        middle = (lower + upper) / 2
+        return middle if middle - middle == 0.0 else lower / 2 + upper / 2

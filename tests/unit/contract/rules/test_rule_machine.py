@@ -1,0 +1,270 @@
+"""The state machine of a rule: tables for each of its parts, and any of them together against a plain model."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from contract.rules.actions import Save, Stop
+from contract.rules.document import load_values
+from contract.rules.evaluating import Evaluator
+from contract.rules.rule import Rule
+from contract.rules.verdicts import State, Verdict
+from tests.naive_rules import NaiveRule, World
+from tests.properties.profiles import machine_settings
+
+
+def evaluator_of(*rules: dict[str, Any], **more: Any) -> Evaluator:
+    """Rules that save; what is not said is as in documents."""
+    said = [{"name": f"rule-{number}", "do": "save", **rule} for number, rule in enumerate(rules)]
+    loaded = load_values({"rules": said, **more})
+    assert loaded.rules is not None, loaded.faults
+    return Evaluator(loaded.rules)
+
+
+def told(values: str, rule: dict[str, Any]) -> str:
+    """What a rule on `x > 0` tells: values 1, 0, ? (missing) and - (none), a step and 10 s each; F, C or a dot."""
+    evaluator = evaluator_of({"when": "x > 0", **rule})
+    found = ""
+    for step, value in enumerate(values):
+        metrics = {} if value == "-" else {"x": None if value == "?" else float(value)}
+        verdicts = evaluator.observe(metrics, step=step, now=step * 10.0)
+        found += {State.FIRED: "F", State.CLEARED: "C"}[verdicts[0].state] if verdicts else "."
+    return found
+
+
+@pytest.mark.parametrize(
+    ("values", "rule", "expected"),
+    [
+        # edges: once while it lasts, again after it was false
+        ("0110110", {}, ".F.CF.C"),
+        ("011?110", {}, ".F....C"),
+        ("1-1-0-1", {}, "F...C.F"),
+        # for
+        ("0110111", {"for": "3 checks"}, "......F"),
+        ("01?11", {"for": "3 checks"}, "....F"),
+        ("0101011", {"for": "3 of 5"}, ".....F."),
+        ("1000110", {"for": "3 of 5"}, "......."),
+        ("1?1??1", {"for": "3 of 3"}, ".....F"),
+        ("0111100", {"for": "2 steps"}, "...F.C."),
+        ("0101110", {"for": "2 steps"}, ".....FC"),
+        ("0111100", {"for": "20s"}, "...F.C."),
+        ("0111100", {"for": "21s"}, "....FC."),
+        # warm-up
+        ("1111110", {"warmup": "3 steps"}, "...F..C"),
+        ("1111110", {"warmup": "30s"}, "...F..C"),
+        ("1111110", {"warmup": "3 checks"}, "...F..C"),
+        ("1111110", {"warmup": "2 steps", "for": "2 checks"}, "...F..C"),
+        # once, max_fires
+        ("1010101", {"once": True}, "FC....."),
+        ("1010101", {"max_fires": 2}, "FCFC..."),
+        # cooldown: fires again while it lasts
+        ("1111111", {"cooldown": "3 steps"}, "F..F..F"),
+        ("1111111", {"cooldown": "3 checks"}, "F..F..F"),
+        ("1111111", {"cooldown": "30s"}, "F..F..F"),
+        ("1111111", {"cooldown": "30s", "for": "2 checks"}, ".F...F."),
+        ("1010101", {"cooldown": "3 steps"}, "FC..FC."),
+        ("1111111", {"cooldown": "2 steps", "max_fires": 2}, "F.F...."),
+    ],
+)
+def test_tables(values: str, rule: dict[str, Any], expected: str) -> None:
+    assert told(values, rule) == expected
+
+
+def test_hysteresis() -> None:
+    evaluator = evaluator_of(
+        {"when": "x > 10", "clear": "x < 5"}, {"when": "x > 10", "clear": "x < 5", "cooldown": "4 steps"}
+    )
+    found: list[list[str]] = [[], []]
+    for step, value in enumerate([11, 9, 12, 4, 11, 6, 3, 11, 11, 11]):
+        for verdict in evaluator.observe({"x": float(value)}, step=step, now=0.0):
+            found[int(verdict.rule[-1])].append(f"{verdict.state} {step}")
+    assert found[0] == ["fired 0", "cleared 3", "fired 4", "cleared 6", "fired 7"]
+    assert found[1] == ["fired 0", "cleared 3", "fired 4", "cleared 6", "fired 8"]
+
+
+def test_patience_is_a_rule_s_own_whatever_makes_it_due() -> None:
+    evaluator = evaluator_of({"when": "x > 0", "on": ["log", "evaluate"], "for": "3 checks"})
+    fired = [
+        bool(evaluator.observe({"x": 1.0}, step=step, now=0.0, event=event))
+        for step, event in enumerate(["log", "evaluate", "step", "log", "evaluate"])
+    ]
+    assert fired == [False, False, False, True, False]
+
+
+def test_a_rule_is_due_when_its_own_metrics_come() -> None:
+    evaluator = evaluator_of(
+        {"when": "eval.loss > 1", "for": "2 checks"},
+        {"when": "loss > 1 and step > 2", "for": "2 checks"},
+        {"when": "step > 3"},
+        {"when": "age(eval.loss) > 15s"},
+        {"when": "x > 0", "every": "4 steps"},
+        {"when": "x > 0", "every": "25s"},
+    )
+    found: dict[str, list[int]] = {}
+    for step in range(12):
+        metrics = {"loss": 2.0, "x": 1.0 - step % 2} if step != 4 else {}
+        metrics |= {"eval.loss": 2.0} if step in (2, 8) else {}
+        for verdict in evaluator.observe(metrics, step=step, now=step * 10.0):
+            found.setdefault(verdict.rule, []).append(step if verdict.state is State.FIRED else -step)
+    # step 4 brings no loss: the step alone makes no check of it
+    assert found == {
+        "rule-0": [8],
+        "rule-1": [5],
+        "rule-2": [4],
+        "rule-3": [4, -8, 10],
+        "rule-4": [8],
+        "rule-5": [0, -3, 6, -9],
+    }
+    assert [verdict.next_step for verdict in evaluator.statuses()][4] == 12
+    assert [verdict.next_at for verdict in evaluator.statuses()][5] == 115.0
+
+
+def test_nan_is_seen_at_its_step_and_no_false_success_follows() -> None:
+    evaluator = evaluator_of(
+        {"when": "isnan(loss)", "do": {"stop": {"outcome": "failed"}}}, {"when": "loss < 1", "do": "stop"}
+    )
+    found: list[tuple[str, int, Any]] = []
+    for step, loss in enumerate([2.0, 1.5, float("nan"), float("nan")]):
+        found += [(one.rule, one.step, one.actions) for one in evaluator.observe({"loss": loss}, step=step, now=0.0)]
+    assert found == [("rule-0", 2, (Stop(outcome="failed"),))]
+
+
+def test_what_is_told_of_a_rule() -> None:
+    evaluator = evaluator_of(
+        {"when": "mean(loss, 2) > 2", "for": "5 checks", "every": "100 steps", "severity": "error", "mode": "dry_run"},
+        {"when": "loss > 2 and x > 1"},
+        {"when": "x > 1", "for": "3 of 5", "warmup": "10 checks"},
+        {"when": "loss > 1", "once": True},
+        {"when": "loss > 1", "cooldown": "1h", "for": "50 steps"},
+    )
+    states = [verdict.describe() for verdict in evaluator.statuses()]
+    assert states[0] == "armed, 0 of 5, last value unknown, next check step 100"
+    fired: list[Verdict] = []
+    for step in range(300, 1200, 100):
+        fired += evaluator.observe({"loss": 2.31}, step=step, now=step * 1.0)
+        if step == 500:
+            told_at_500 = evaluator.statuses()[0]
+    assert told_at_500.describe() == "pending, 2 of 5, last value 2.31, next check step 600"
+    states = [verdict.describe() for verdict in evaluator.statuses()]
+    assert states == [
+        "fired, last value 2.31, next check step 1200",
+        "unknown, loss = 2.31, x = unknown",
+        "armed, 0 of 3 (of the last 5), last value unknown",
+        "spent, last value 2.31",
+        "cooldown, last value 2.31",
+    ]
+    first = next(one for one in fired if one.rule == "rule-0")
+    assert (first.step, first.severity, first.mode, first.actions) == (800, "error", "dry_run", (Save(),))
+    assert first.as_values()["operands"] == {"mean(loss, 2)": 2.31}
+
+
+def test_a_metric_that_comes_late_or_never() -> None:
+    evaluator = evaluator_of({"when": "late > 0"}, {"when": "never > 0 or late > 1"}, {"when": "missing(late)"})
+    assert [one.rule for one in evaluator.observe({"loss": 1.0}, step=0, now=0.0)] == ["rule-2"]
+    assert [(one.rule, str(one.state)) for one in evaluator.observe({"late": 2.0}, step=1, now=1.0)] == [
+        ("rule-0", "fired"), ("rule-1", "fired"), ("rule-2", "cleared"),
+    ]  # fmt: skip
+    assert [one.rule for one in evaluator.observe({"late": None}, step=2, now=2.0)] == ["rule-2"]
+
+
+class Explosive:
+    """A value that fails when it is looked at."""
+
+    def __float__(self) -> float:
+        raise RuntimeError("boom")
+
+
+@pytest.mark.parametrize("value", ["2.0", b"2", Explosive(), [1.0], {"loss": 1.0}, object(), 1j])
+def test_what_is_no_number_disables_only_the_rules_that_need_it(value: object) -> None:
+    evaluator = evaluator_of({"when": "loss > 1"}, {"when": "loss > 1", "on_error": "stop"}, {"when": "x > 1"})
+    found = [evaluator.observe({"loss": value, "x": 2.0}, step=step, now=0.0) for step in range(5)]
+    assert [[str(one.state) for one in verdicts] for verdicts in found] == [
+        ["error", "error", "fired"], ["error", "error"], ["error", "error"], [], [],
+    ]  # fmt: skip
+    assert found[0][0].reason.startswith("loss is no number (")
+    assert found[0][0].actions == ()
+    assert found[0][1].actions == (Stop(outcome="failed"),)
+    assert [str(one.state) for one in evaluator.statuses()] == ["disabled", "disabled", "fired"]
+
+
+def test_a_fault_inside_is_counted_and_not_raised(monkeypatch: pytest.MonkeyPatch) -> None:
+    evaluator = evaluator_of({"when": "loss > 1"}, {"when": "x > 1"})
+
+    def broken() -> bool:
+        raise ZeroDivisionError("a bug")
+
+    evaluator._machines[0].condition = broken
+    assert [one.reason for one in evaluator.observe({"loss": 2.0, "x": 2.0}, step=0, now=0.0)] == [
+        "ZeroDivisionError: a bug",
+        "",
+    ]
+
+
+@pytest.mark.parametrize(("value", "expected"), [(3, True), (True, False), (10**400, True), (-(10**400), False)])
+def test_other_numbers_are_numbers(value: object, expected: bool) -> None:
+    assert bool(evaluator_of({"when": "loss > 2"}).observe({"loss": value}, step=0, now=0.0)) is expected
+
+
+def test_the_clock_never_goes_back() -> None:
+    evaluator = evaluator_of({"when": "x > 0", "for": "10s"})
+    found = [
+        [str(one.state) for one in evaluator.observe({"x": 1.0}, step=step, now=now)]
+        for step, now in enumerate([100.0, 50.0, 105.0, float("nan"), 40.0, 110.0])
+    ]
+    assert found == [[], [], [], [], [], ["fired"]]
+
+
+CONDITIONS = ("x > 0", "mean(x, 2) > 0", "x > 0 and y > 0", "missing(y)", "rising(x, 1)", "x > 0 or isnan(y)")
+PERIODS = ("0 steps", "1 step", "3 steps", "2 checks", "25s", "5s")
+RULES = st.fixed_dictionaries(
+    {"when": st.sampled_from(CONDITIONS)},
+    optional={
+        "clear": st.sampled_from(["x < 0", "y > 0", "missing(x)"]),
+        "for": st.sampled_from(["1 check", "3 checks", "2 of 3", "3 of 5", "2 steps", "15s"]),
+        "warmup": st.sampled_from(PERIODS),
+        "cooldown": st.sampled_from(PERIODS),
+        "max_fires": st.integers(1, 3),
+        "on": st.sampled_from(["step", ["log", "evaluate"]]),
+    },
+)
+NUMBER = st.sampled_from([None, 1.0, 2.0, 0.0, -1.0, float("nan"), float("inf")])
+STREAM = st.lists(
+    st.tuples(
+        st.fixed_dictionaries({}, optional={"x": NUMBER, "y": NUMBER}),
+        st.sampled_from([1, 1, 1, 2, 5]),
+        st.sampled_from([10.0, 10.0, 1.0, 0.0, -20.0]),
+        st.sampled_from(["step", "step", "log", "evaluate"]),
+    ),
+    max_size=25,
+)
+
+
+@machine_settings(runs=150, steps=1)
+@given(rules=st.lists(RULES, min_size=1, max_size=4), stream=STREAM)
+def test_any_rule_does_as_the_model(rules: list[dict[str, Any]], stream: list[tuple[Any, int, float, str]]) -> None:
+    evaluator = evaluator_of(*rules)
+    world = World()
+    models = {rule.name: NaiveRule(rule) for rule in evaluator.rules.rules}
+    step, now = 0, 0.0
+    for metrics, steps, seconds, event in stream:
+        step, now = step + steps, now + seconds
+        world.take(metrics, step, now)
+        expected = []
+        for name, model in models.items():
+            if due(model.rule, metrics, event):
+                clear = None if model.rule.clear is None else world.value(model.rule.clear)
+                told_by_model = model.check(world.value(model.rule.when), clear, step, world.now)
+                expected += [(name, told_by_model)] if told_by_model else []
+        found = evaluator.observe(metrics, step=step, now=now, event=event)
+        assert [(verdict.rule, str(verdict.state)) for verdict in found] == expected
+        assert all((verdict.step, verdict.at) == (step, world.now) for verdict in found)
+
+
+def due(rule: Rule, metrics: dict[str, Any], event: str) -> bool:
+    if rule.on:
+        return event in rule.on
+    return rule.moves_by_itself or bool(set(rule.metrics) & set(metrics))

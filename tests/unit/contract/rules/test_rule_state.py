@@ -1,0 +1,187 @@
+"""Saved and taken back: the same decisions, other revisions, damaged states."""
+
+from __future__ import annotations
+
+import copy
+import json
+import math
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from contract.rules.document import load_values
+from contract.rules.evaluating import Carried, Evaluator, StateError
+from contract.rules.rule import RuleSet
+from tests.properties.profiles import machine_settings
+
+NAN, INF = math.nan, math.inf
+CONDITIONS = (
+    "mean(x, 3) > 0", "std(x, 3) > 0.5", "slope(x, 4) < 0", "zscore(x, 3) > 1", "median(x, 3) < 1", "min(x, 15s) < 0",
+    "max(x, 2) > 1", "ema(x, 3) > 0.5", "ema(x, 20s) > 0.5", "rising(x, 2)", "falling(x, 15s)", "not changed(x, 2)",
+    "changed(x, 25s)", "since_best(x, min) > 2", "best(x, max) > 1", "delta(x, 2) > 0", "delta(x, 15s) > 0",
+    "count(x, 20s) > 2", "age(x) > 15s", "missing(y)", "x > 0 and y > 0", "x > 0", "isnan(x)", "count(x) > 5",
+    "zscore(x, 25s) > 1", "step % 3 == 0",
+)  # fmt: skip
+RULES = st.fixed_dictionaries(
+    {"when": st.sampled_from(CONDITIONS)},
+    optional={
+        "clear": st.sampled_from(["x < 0", "mean(y, 2) > 0"]),
+        "for": st.sampled_from(["3 checks", "2 of 3", "2 steps", "15s"]),
+        "warmup": st.sampled_from(["3 steps", "2 checks", "25s"]),
+        "cooldown": st.sampled_from(["3 steps", "2 checks", "25s"]),
+        "max_fires": st.integers(1, 3),
+        "every": st.sampled_from(["3 steps", "25s"]),
+    },
+)
+NUMBER = st.one_of(st.sampled_from([None, 1.0, 2.0, 0.0, -1.0, NAN, INF, -INF, "bad"]), st.floats(-2, 2))
+STREAM = st.lists(
+    st.tuples(st.fixed_dictionaries({}, optional={"x": NUMBER, "y": NUMBER}), st.sampled_from([10.0, 1.0, 0.0, -20.0])),
+    max_size=20,
+)
+
+
+def rules_of(*rules: dict[str, Any]) -> RuleSet:
+    loaded = load_values({"rules": [{"name": f"rule-{n}", "do": "save", **rule} for n, rule in enumerate(rules)]})
+    assert loaded.rules is not None, loaded.faults
+    return loaded.rules
+
+
+def saved(evaluator: Evaluator) -> Any:
+    """Through strict JSON, as it is stored."""
+    return json.loads(json.dumps(evaluator.state_dict(), allow_nan=False))
+
+
+@machine_settings(runs=40, steps=1)
+@given(rules=st.lists(RULES, min_size=1, max_size=6), stream=STREAM)
+def test_killed_at_every_step_it_decides_the_same(rules: list[dict[str, Any]], stream: list[tuple[Any, float]]) -> None:
+    revision = rules_of(*rules)
+    unbroken, broken = Evaluator(revision), Evaluator(revision)
+    now = 0.0
+    for step, (metrics, later) in enumerate(stream):
+        now += later
+        expected = unbroken.observe(metrics, step=step, now=now)
+        again = Evaluator(revision)
+        assert all(carried.kept for carried in again.load_state_dict(saved(broken)))
+        assert repr(again.observe(metrics, step=step, now=now)) == repr(expected)
+        assert repr(again.statuses()) == repr(unbroken.statuses())
+        assert saved(again) == saved(unbroken)
+        broken = again
+
+
+def test_what_is_told_does_not_show_that_it_was_saved() -> None:
+    revision = rules_of({"when": "x > 0", "for": "5 steps", "cooldown": "2 steps"})
+    unbroken, again = Evaluator(revision), Evaluator(revision)
+    for step in range(3):
+        unbroken.observe({"x": 1.0}, step=step, now=float(step))
+    again.load_state_dict(saved(unbroken))
+    assert repr(again.statuses()) == repr(unbroken.statuses())
+    assert again.statuses()[0].done == 2
+
+
+def test_patience_is_not_forgotten() -> None:
+    """The original stopped at 8 uninterrupted, and at 13 when it was killed at 5."""
+    revision = rules_of({"when": "loss > 0", "for": "8 checks"})
+    evaluator = Evaluator(revision)
+    fired = []
+    for step in range(1, 14):
+        if step == 6:
+            state = saved(evaluator)
+            evaluator = Evaluator(revision)
+            evaluator.load_state_dict(state)
+        fired += [step for _ in evaluator.observe({"loss": 1.0}, step=step, now=0.0)]
+    assert fired == [8]
+
+
+def test_a_revision_keeps_what_means_the_same() -> None:
+    same = {"when": "mean(loss, 3) > 1", "for": "5 checks"}
+    first = Evaluator(
+        rules_of(same, {"when": "loss > 1", "for": "5 checks"}, {"when": "loss > 0"}, {"when": "loss > 9"})
+    )
+    for step in range(6):
+        first.observe({"loss": 2.0}, step=step, now=float(step))
+    second = Evaluator(
+        rules_of(
+            {
+                **same,
+                "when": "mean( loss,3 )>1.0",
+                "do": "stop",
+                "severity": "error",
+                "cooldown": "10m",
+                "max_fires": 3,
+            },
+            {"when": "loss > 1.5", "for": "5 checks"},
+            {"when": "loss > 0", "for": "2 checks"},
+            {"name": "new", "when": "std(loss, 3) > 1 or mean(loss, 4) > 1"},
+        )
+    )
+    assert second.load_state_dict(saved(first)) == [
+        Carried("rule-0", True),
+        Carried("rule-1", False, "its condition, 'for', 'on' or 'every' has changed"),
+        Carried("rule-2", False, "its condition, 'for', 'on' or 'every' has changed"),
+        Carried("new", False, "the rule is new"),
+        Carried("rule-3", False, "the rule is gone"),
+    ]
+    # the mean goes on in the middle of its window: four checks of five were made
+    found = [[one.rule for one in second.observe({"loss": 2.0}, step=step, now=float(step))] for step in range(6, 12)]
+    assert found == [["rule-0"], ["rule-2"], [], ["new"], ["rule-1"], []]
+
+
+def test_a_rule_under_another_order_or_with_more_windows_is_kept() -> None:
+    first = Evaluator(rules_of({"when": "mean(x, 2) > 0", "for": "3 checks"}))
+    for step in range(3):
+        first.observe({"x": 1.0}, step=step, now=float(step))
+    more = [
+        {"name": "other", "when": "mean(x, 5s) > 0 or max(x, 9) > 0"},
+        {"name": "rule-0", "when": "mean(x, 2) > 0", "for": "3 checks"},
+    ]
+    second = Evaluator(rules_of(*more))
+    assert [carried.kept for carried in second.load_state_dict(saved(first))] == [False, True]
+    assert [one.rule for one in second.observe({"x": 1.0}, step=3, now=3.0)] == ["rule-0"]
+
+
+def paths_of(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
+    inner = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    return [path, *[found for key, one in inner for found in paths_of(one, (*path, key))]]
+
+
+def replaced(state: Any, path: tuple[Any, ...], value: Any) -> Any:
+    if not path:
+        return value
+    state = copy.deepcopy(state)
+    inner = state
+    for key in path[:-1]:
+        inner = inner[key]
+    inner[path[-1]] = value
+    return state
+
+
+@pytest.mark.parametrize("value", [None, -1, 10**30, "x", [], {}, [None], True], ids=repr)
+def test_a_damaged_state_is_refused_or_harmless(value: Any) -> None:
+    revision = rules_of(
+        *({"when": when, "for": "2 of 3", "warmup": "1 check"} for when in CONDITIONS),
+        {"when": "x > 0", "every": "3 steps"},
+    )
+    evaluator = Evaluator(revision)
+    for step in range(6):
+        evaluator.observe({"x": step / 3, "y": NAN}, step=step, now=step * 10.0)
+    state = saved(evaluator)
+    refused = 0
+    for path in paths_of(state):
+        other = Evaluator(revision)
+        try:
+            other.load_state_dict(replaced(state, path, value))
+        except StateError:
+            refused += 1
+            assert saved(other) == saved(Evaluator(revision))
+        for step in range(6, 12):
+            verdicts = other.observe({"x": step / 3}, step=step, now=step * 10.0)
+            assert not [one for one in verdicts if one.reason], path
+    assert refused > 100
+
+
+def test_another_version_is_refused() -> None:
+    evaluator = Evaluator(rules_of({"when": "x > 0"}))
+    with pytest.raises(StateError, match="version"):
+        evaluator.load_state_dict({**saved(evaluator), "version": 2})
