@@ -15,6 +15,7 @@ from sklearn.datasets import load_sample_images
 from gpu_client.datasets.check import ALIKE_BITS, Finding, Report, aspect_ratio, check
 from gpu_client.datasets.images import MAX_PIXELS, BadImage, look
 from gpu_client.datasets.sheet import MAX_SHOWN, draw_sheet
+from tests.photographs import ODD_EXIF
 
 PHOTOS: list[Image.Image] = [Image.fromarray(pixels) for pixels in load_sample_images().images]
 
@@ -94,6 +95,12 @@ def test_the_orientation_that_a_camera_notes_is_followed(tmp_path: Path) -> None
     assert (looked.width, looked.height) == (200, 300)
 
 
+def test_notes_of_a_camera_that_cannot_be_written_anew_cost_no_photograph(tmp_path: Path) -> None:
+    crop(1, 0, 0, 300, 200).save(tmp_path / "odd.jpg", exif=ODD_EXIF)
+    looked = look(tmp_path / "odd.jpg", "odd.jpg")
+    assert (looked.width, looked.height) == (200, 300)
+
+
 def test_copies_and_what_looks_the_same(folder: Path) -> None:
     (folder / "z-copy.png").write_bytes((folder / "temple0.png").read_bytes())
     crop(0, 100, 30).resize((231, 231)).save(folder / "z-scaled.jpg", quality=60)
@@ -142,6 +149,19 @@ def test_captions_beside_and_in_lists(folder: Path) -> None:
         "sub/temple0.png": "a flower",
     }
     assert list(report.findings) == []
+
+
+def test_captions_as_other_programs_write_them(folder: Path) -> None:
+    """A mark before them, Windows' line ends, and within a text what is a line's end for Unicode and not for JSON."""
+    (folder / "temple0.txt").write_bytes("\ufeffa temple\r\n".encode())
+    lines = [
+        '{"file_name": "temple1.png", "text": "steps\u2028and\x85stairs"}',
+        '{"file_name": "temple2.png", "text": "x"}',
+    ]
+    (folder / "captions.jsonl").write_bytes(("\ufeff" + "\r\n".join(lines)).encode())
+    report = check(folder, captions="required", min_side=200)
+    assert list(report.findings) == []
+    assert report.captions == {"temple0.png": "a temple", "temple1.png": "steps and stairs", "temple2.png": "x"}
 
 
 def test_captions_that_are_lacking(folder: Path) -> None:
@@ -198,6 +218,7 @@ def test_masks_are_no_images_and_must_fit_theirs(folder: Path) -> None:
 
 def test_hidden_files_are_left_alone(folder: Path) -> None:
     (folder / ".cache").mkdir()
+    (folder / ".cache" / "captions.jsonl").write_text('{"file_name": "temple0.png", "text": "an editor\'s copy"}\n')
     (folder / ".cache" / "a.png").write_text("no image")
     (folder / "._temple0.png").write_text("what macOS leaves on foreign disks")
     assert check(folder, min_side=200).faults == 0
