@@ -63,7 +63,7 @@ def _all(directory: Path, images: frozenset[str]) -> Iterator[_Found]:
     for place in sorted(directory.rglob("*")):
         below = place.relative_to(directory)
         if any(part.startswith(".") for part in below.parts):
-            continue  # neither looked at nor pushed, as hidden images are
+            continue  # no training looks there, nor at hidden images
         path = below.as_posix()
         if place.name in LISTS:
             yield from _listed(place, path, images)
