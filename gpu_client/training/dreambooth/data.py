@@ -183,6 +183,9 @@ _REPLACE = "Replace or remove them; `baton data validate` finds such files befor
 
 def _decode(source: Path | bytes) -> Image.Image:
     with Image.open(source if isinstance(source, Path) else io.BytesIO(source)) as image:
+        if image.mode.startswith(("I", "F")):
+            # Pillow would make everything white that is above 255.
+            raise ValueError("has more than 8 bits a pixel and channel: save it with 8")
         image.getexif()
         # Turning it writes these anew, which fails for what some cameras note; what was read just now is enough.
         for name in ("exif", "Raw profile type exif"):

@@ -76,6 +76,14 @@ def test_an_image_of_too_many_pixels_is_not_decoded(tmp_path: Path) -> None:
         look(tmp_path / "bomb.png", "bomb.png")
 
 
+@pytest.mark.parametrize(("kind", "suffix"), [(np.uint16, "png"), (np.int32, "tif"), (np.float32, "tif")])
+def test_an_image_that_would_become_white_is_a_fault(tmp_path: Path, kind: type[np.generic], suffix: str) -> None:
+    levels = np.linspace(0, 65535, 64 * 64).reshape(64, 64)
+    Image.fromarray(levels.astype(kind)).save(tmp_path / f"deep.{suffix}")
+    with pytest.raises(BadImage, match="more than 8 bits"):
+        look(tmp_path / f"deep.{suffix}", "deep")
+
+
 def test_a_folder_without_images_is_a_fault(tmp_path: Path) -> None:
     assert found(check(tmp_path)) == {("no_images", ".")}
 

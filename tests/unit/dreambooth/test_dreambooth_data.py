@@ -79,6 +79,10 @@ def test_notes_of_a_camera_that_cannot_be_written_anew_cost_no_photograph(tmp_pa
         (lambda f: None, "holds no image"),
         (lambda f: (f / "a.png").write_bytes(b"\x89PNG nonsense"), "none of the 1 images in .* can be decoded: a.png"),
         (
+            lambda f: Image.fromarray(np.full((64, 64), 3000, dtype=np.uint16)).save(f / "a.png"),
+            "a.png .has more than 8 bits a pixel and channel: save it with 8",
+        ),
+        (
             lambda f: (save_crops(f, "cat", 2), (f / "b.jpg").write_bytes(b"")),
             "1 of 3 images in .* cannot be used: b.jpg",
         ),
