@@ -31,6 +31,8 @@ NAMES = ("parameters", "given", "inputs", "dirs", "job")
 """What expressions can read."""
 
 _BELOW = re.compile(r"\$(?:\{(BATON_[A-Z_]+)\}|(BATON_[A-Z_]+))((?:/[^\s:;,=]*)?)")
+_NEXT = re.compile(r"[${]")
+"""Another variable, or an expression that is not rendered yet and may become several folders."""
 T = TypeVar("T")
 
 
@@ -119,7 +121,7 @@ def escape_of(text: str) -> str | None:
         if _leads_out(found[3]):
             return found[0]
         # An argument or an option's value that begins so is one path, whatever characters its folders have.
-        whole = text[found.start(3) :].partition("$")[0]
+        whole = _NEXT.split(text[found.start(3) :], maxsplit=1)[0]
         if text[: found.start()][-1:] in ("", "=") and whole.startswith("/") and _leads_out(whole):
             return text[found.start() : found.start(3)] + whole
     return None

@@ -301,6 +301,7 @@ def test_what_can_become_no_plan(fields: dict[str, Any], given: dict[str, Any], 
         ("${BATON_OUTPUT_DIR}/my run/../../b", "${BATON_OUTPUT_DIR}/my run/../../b"),
         ("--x=$BATON_OUTPUT_DIR/lr=1,2/../../b", "$BATON_OUTPUT_DIR/lr=1,2/../../b"),
         ("$BATON_DATA_DIR/a:/opt/x/../..", None),
+        ("$BATON_DATA_DIR/{{ parameters.two_folders }}/../../x", None),
         ("cp $BATON_DATA_DIR/a b && cd ../../..", None),
     ],
 )
