@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
@@ -17,6 +18,13 @@ _SUBJECTS = {
     "china": ("sklearn", "datasets/images/china.jpg", (60, 40, 420, 400)),
 }
 """Package, file, and where the subject is in it (left, top, right, bottom)."""
+
+ODD_EXIF = (
+    b"Exif\0\0MM\0*\0\0\0\x08"
+    + struct.pack(">HHHL4s", 2, 0x0100, 2, 4, b"odd\0")
+    + struct.pack(">HHLHHL", 0x0112, 3, 1, 6, 0, 0)
+)
+"""Notes of a camera that lay on its side, the width in letters: Pillow reads them, and cannot write them."""
 
 
 def subject(name: str) -> Image.Image:

@@ -31,6 +31,8 @@ NAMES = ("parameters", "given", "inputs", "dirs", "job")
 """What expressions can read."""
 
 _BELOW = re.compile(r"\$(?:\{(BATON_[A-Z_]+)\}|(BATON_[A-Z_]+))((?:/[^\s:;,=]*)?)")
+_NEXT = re.compile(r"[${]")
+"""Another variable, or an expression that is not rendered yet and may become several folders."""
 T = TypeVar("T")
 
 
@@ -116,12 +118,22 @@ def shared_key(recipe: Recipe, shared: Shared, given: JsonObject) -> str:
 def escape_of(text: str) -> str | None:
     """The part of an argument that leads out of a directory of the job by `..`; None if nothing does."""
     for found in _BELOW.finditer(text):
-        depth = 0
-        for part in found[3].split("/"):
-            depth += {"": 0, ".": 0, "..": -1}.get(part, 1)
-            if depth < 0:
-                return found[0]
+        if _leads_out(found[3]):
+            return found[0]
+        # An argument or an option's value that begins so is one path, whatever characters its folders have.
+        whole = _NEXT.split(text[found.start(3) :], maxsplit=1)[0]
+        if text[: found.start()][-1:] in ("", "=") and whole.startswith("/") and _leads_out(whole):
+            return text[found.start() : found.start(3)] + whole
     return None
+
+
+def _leads_out(path: str) -> bool:
+    depth = 0
+    for part in path.split("/"):
+        depth += {"": 0, ".": 0, "..": -1}.get(part, 1)
+        if depth < 0:
+            return True
+    return False
 
 
 class _Renderer:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from contract.jobs import FailureClass
+from contract.names import SHARED_DIR
 from contract.recipes.plan import OutputCheck
 from gpu_client.agent.failures import Failure
 from gpu_client.checkpoints.errors import BadDirectory
@@ -32,11 +33,12 @@ def failed_outputs(
 
 
 def look_at_inputs(data_dir: Path) -> Inputs:
-    """The inputs as they are now."""
+    """The job's own inputs as they are now. What other jobs have shared is none: each attempt has what it is given."""
+    shared = data_dir / SHARED_DIR
     return {
         path.relative_to(data_dir).as_posix(): (info.st_size, info.st_mtime_ns)
         for path in data_dir.rglob("*")
-        if (info := path.lstat()) and path.is_file() and not path.is_symlink()
+        if (info := path.lstat()) and path.is_file() and not path.is_symlink() and not path.is_relative_to(shared)
     }
 
 

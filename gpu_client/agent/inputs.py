@@ -11,9 +11,17 @@ from pydantic import ValidationError
 
 from contract.datasets import DATASET_MANIFEST, MAX_DATASET_MANIFEST_BYTES, DatasetFile, DatasetManifest, is_manifest
 from contract.work import InputObject, InputPage, WorkItem
+from gpu_client.agent.workspace import DiskFullError
 from gpu_client.transport.cancel import CancelEvent
 from gpu_client.transport.digests import hash_file
-from gpu_client.transport.errors import ChecksumMismatch, ObjectMissing, TransferError, UnsafePath, UrlExpired
+from gpu_client.transport.errors import (
+    ChecksumMismatch,
+    DiskFull,
+    ObjectMissing,
+    TransferError,
+    UnsafePath,
+    UrlExpired,
+)
 from gpu_client.transport.transfer import Download, Transfer
 
 logger = logging.getLogger("baton.inputs")
@@ -66,7 +74,16 @@ def fetch_inputs(
         _fetch_page(client, transfer, item, data_dir, cursor=cursor, inputs=inputs, pushed=pushed, cancel=cancel)
         for found in page.inputs:
             if found.shared and found.path not in seen:
-                _fetch_shared(transfer, found, data_dir, require_free=require_free, cancel=cancel)
+                _fetch_shared(
+                    client,
+                    transfer,
+                    item,
+                    data_dir,
+                    cursor=cursor,
+                    found=found,
+                    require_free=require_free,
+                    cancel=cancel,
+                )
     if item.inputs and not seen:
         prefixes = ", ".join(ref.prefix for ref in item.inputs)
         raise ObjectMissing(f"no object lies below {prefixes} in {item.data_bucket}")
@@ -176,18 +193,29 @@ def _fetch_page(
 
 
 def _fetch_shared(
+    client: InputsApi,
     transfer: Transfer,
-    found: InputObject,
+    item: WorkItem,
     data_dir: Path,
     *,
+    cursor: str | None,
+    found: InputObject,
     require_free: Callable[[int], None],
     cancel: CancelEvent,
 ) -> None:
     """What an earlier job has left for this one. Without it, the training makes it itself."""
-    require_free(found.size_bytes)
     try:
-        transfer.download([_download(found, data_dir, found.blake3)], cancel=cancel)
-    except TransferError as error:
+        require_free(found.size_bytes)
+        try:
+            transfer.download([_download(found, data_dir, found.blake3)], cancel=cancel)
+        except UrlExpired:
+            # The job's own inputs, which come first, may have taken longer than URLs live.
+            page = client.inputs_page(item.id, item.lease_token, cursor=cursor)
+            fresh = [one for one in page.inputs if one.shared and one.path == found.path]
+            if not fresh:
+                raise
+            transfer.download([_download(fresh[0], data_dir, fresh[0].blake3)], cancel=cancel)
+    except (TransferError, DiskFull, DiskFullError) as error:
         logger.warning("what another job has shared is done without: %s", error)
     else:
         logger.info("another job has shared %s (%d bytes)", found.path, found.size_bytes)

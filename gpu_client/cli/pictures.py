@@ -8,7 +8,7 @@ from gpu_client.cli.formats import count, duration, size
 from gpu_client.cli.session import SHOWN_ID_CHARACTERS, Session
 from gpu_client.transport.api import BatonClient
 from gpu_client.transport.calls import pages
-from gpu_client.transport.errors import ApiError, Unreachable
+from gpu_client.transport.errors import ApiError, UnexpectedAnswer, Unreachable
 
 LOOK_EVERY_S = 10.0
 """A look is a call of the API and a list in the store."""
@@ -56,8 +56,10 @@ class Pictures:
             return
         try:
             stored = Stored(self._client, job_id)
-        except ApiError:
-            self._known = False  # an older control plane: whatever else is wrong is said of the job itself
+        except (ApiError, UnexpectedAnswer):
+            self._known = (
+                False  # an older control plane, or a newer one: whatever else is wrong is said of the job itself
+            )
             return
         except Unreachable:
             self._state = None  # the next look asks again, and the watching itself says that it cannot

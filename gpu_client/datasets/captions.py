@@ -61,7 +61,10 @@ def _all(directory: Path, images: frozenset[str]) -> Iterator[_Found]:
     for image in sorted(images):
         stems.setdefault(str(PurePosixPath(image).with_suffix("")), []).append(image)
     for place in sorted(directory.rglob("*")):
-        path = place.relative_to(directory).as_posix()
+        below = place.relative_to(directory)
+        if any(part.startswith(".") for part in below.parts):
+            continue  # no training looks there, nor at hidden images
+        path = below.as_posix()
         if place.name in LISTS:
             yield from _listed(place, path, images)
         elif place.suffix == ".txt":
@@ -71,7 +74,7 @@ def _all(directory: Path, images: frozenset[str]) -> Iterator[_Found]:
 def _beside(place: Path, path: str, stems: Mapping[str, list[str]]) -> Iterator[_Found]:
     of = stems.get(str(PurePosixPath(path).with_suffix("")), [])
     try:
-        text = " ".join(place.read_text("utf-8").split())
+        text = " ".join(_text_of(place).split())
     except (OSError, UnicodeDecodeError) as error:
         yield CaptionFault(path=path, message=f"cannot be read as UTF-8: {error}", remedy="Save it as UTF-8.")
         return
@@ -83,7 +86,8 @@ def _beside(place: Path, path: str, stems: Mapping[str, list[str]]) -> Iterator[
 
 def _listed(place: Path, path: str, images: frozenset[str]) -> Iterator[_Found]:
     try:
-        lines = place.read_text("utf-8").splitlines()
+        # Not `splitlines`: JSON may have what else Unicode calls a line's end in its texts.
+        lines = _text_of(place).split("\n")
     except (OSError, UnicodeDecodeError) as error:
         yield CaptionFault(path=path, message=f"cannot be read as UTF-8: {error}", remedy="Save it as UTF-8.")
         return
@@ -99,6 +103,11 @@ def _listed(place: Path, path: str, images: frozenset[str]) -> Iterator[_Found]:
                 message=str(error),
                 remedy='A line looks like {"file_name": "dog.jpg", "text": "a photo of a dog"}.',
             )
+
+
+def _text_of(place: Path) -> str:
+    """What is in the file, without the mark that some editors begin UTF-8 with."""
+    return place.read_text("utf-8-sig")
 
 
 def _parsed(line: str) -> Any:

@@ -69,7 +69,14 @@ def look(file: Path, path: str) -> Looked:
             with Image.open(file) as opened:
                 if opened.width * opened.height > MAX_PIXELS:
                     raise BadImage(f"has {opened.width} x {opened.height} pixels, more than {MAX_PIXELS:,}")
+                if opened.mode.startswith(("I", "F")):
+                    # Pillow would make everything white that is above 255.
+                    raise BadImage("has more than 8 bits a pixel and channel: save it with 8")
                 opened.load()
+                opened.getexif()
+                # Turning it writes these anew, which fails for what some cameras note; what was read is enough.
+                for name in ("exif", "Raw profile type exif"):
+                    opened.info.pop(name, None)
                 image = ImageOps.exif_transpose(opened)
                 grey = image.convert("L").resize((_HASH + 1, _HASH), Image.Resampling.BOX)
                 thumbnail = image.convert("RGB")

@@ -130,9 +130,9 @@ def read_instance_pictures(config: DreamboothConfig, data_dir: Path) -> list[Pic
 
 
 def read_class_pictures(config: DreamboothConfig, data_dir: Path) -> list[Picture]:
-    """The pictures of the class that came with the job; none are fine. Raises DataError."""
+    """The pictures of the class that came with the job and are wanted; none are fine. Raises DataError."""
     folder = data_dir / config.class_data_dir
-    if not folder.is_dir() or config.class_prompt is None:
+    if not config.with_prior_preservation or config.class_prompt is None or not folder.is_dir():
         return []
     paths = _image_files(folder)[: config.num_class_images]
     return _pictures(folder, paths, config.class_prompt, {}, {})
@@ -146,13 +146,12 @@ def picture_of(name: str, encoded: bytes, prompt: str) -> Picture:
 
 def _image_files(folder: Path) -> list[Path]:
     found = (path for path in folder.rglob("*") if path.suffix.lower() in SUFFIXES and path.is_file())
-    visible = (
-        path
-        for path in found
-        if not path.name.endswith(MASK_SUFFIX)
-        and not any(part.startswith(".") for part in path.relative_to(folder).parts)
-    )
+    visible = (path for path in found if not path.name.endswith(MASK_SUFFIX) and _is_visible(path, folder))
     return sorted(visible, key=lambda path: path.relative_to(folder).as_posix())
+
+
+def _is_visible(path: Path, folder: Path) -> bool:
+    return not any(part.startswith(".") for part in path.relative_to(folder).parts)
 
 
 def _pictures(
@@ -184,6 +183,13 @@ _REPLACE = "Replace or remove them; `baton data validate` finds such files befor
 
 def _decode(source: Path | bytes) -> Image.Image:
     with Image.open(source if isinstance(source, Path) else io.BytesIO(source)) as image:
+        if image.mode.startswith(("I", "F")):
+            # Pillow would make everything white that is above 255.
+            raise ValueError("has more than 8 bits a pixel and channel: save it with 8")
+        image.getexif()
+        # Turning it writes these anew, which fails for what some cameras note; what was read just now is enough.
+        for name in ("exif", "Raw profile type exif"):
+            image.info.pop(name, None)
         upright = ImageOps.exif_transpose(image)
         return (upright if upright is not None else image).convert("RGB")
 
@@ -218,14 +224,15 @@ def _captions(folder: Path, paths: Sequence[Path]) -> dict[Path, str]:
 
 def _text_of(file: Path) -> str:
     try:
-        return file.read_text(encoding="utf-8")
+        return file.read_text(encoding="utf-8-sig")  # some editors begin UTF-8 with a mark
     except (OSError, UnicodeDecodeError) as error:
         raise DataError(f"{file} cannot be read ({error})", "Write captions as text in UTF-8") from error
 
 
 def _listed_captions(folder: Path) -> Iterator[tuple[Path, str]]:
-    for file in (path for name in CAPTION_FILES for path in sorted(folder.rglob(name))):
-        for number, line in enumerate(_text_of(file).splitlines(), 1):
+    for file in (path for name in CAPTION_FILES for path in sorted(folder.rglob(name)) if _is_visible(path, folder)):
+        # Not `splitlines`: JSON may have what else Unicode calls a line's end in its texts.
+        for number, line in enumerate(_text_of(file).split("\n"), 1):
             if not line.strip():
                 continue
             try:

@@ -17,6 +17,7 @@ from diffusers import (
     StableDiffusionXLPipeline,
 )
 from diffusers.utils import logging as diffusers_logging
+from huggingface_hub import try_to_load_from_cache
 from torch import nn
 from transformers.utils import logging as transformers_logging
 
@@ -253,10 +254,13 @@ def _uses_mask(encoder: Any) -> bool:
 
 
 def _fingerprint(place: Path | str, revision: str | None) -> str:
-    """Small files count whole, large ones by size, beginning and end: weights trained further differ there."""
+    """Of a model on the hub its commit, once some of it was fetched: a branch moves on.
+
+    Of a directory small files count whole, large ones by size, beginning and end: weights trained further differ there.
+    """
     hasher = hashlib.blake2b(digest_size=16)
     if isinstance(place, str):
-        hasher.update(f"{place}@{revision}".encode())
+        hasher.update(f"{place}@{_commit_of(place, revision) or revision}".encode())
         return hasher.hexdigest()
     for file in sorted(path for path in place.rglob("*") if path.is_file()):
         size_bytes = file.stat().st_size
@@ -266,3 +270,12 @@ def _fingerprint(place: Path | str, revision: str | None) -> str:
             stream.seek(max(_HASHED_WHOLE_BYTES, size_bytes - _HASHED_WHOLE_BYTES))
             hasher.update(stream.read())
     return hasher.hexdigest()
+
+
+def _commit_of(name: str, revision: str | None) -> str | None:
+    """The commit that the hub's cache has of a model: its files lie in snapshots/<commit>."""
+    for file in ("model_index.json", "config.json"):
+        found = try_to_load_from_cache(name, file, revision=revision)
+        if isinstance(found, str):
+            return Path(found).parent.name
+    return None

@@ -7,7 +7,10 @@ base model; images of another key are not touched.
 from __future__ import annotations
 
 import logging
+import lzma
+import struct
 import zipfile
+import zlib
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -15,6 +18,12 @@ from contract.names import SHARED_DIR
 
 SHARED_FILE = "class_images.zip"
 _NO_DATE = (1980, 1, 1, 0, 0, 0)
+_UNREADABLE = (
+    zipfile.BadZipFile,
+    *(OSError, EOFError, KeyError, ValueError, RuntimeError),
+    *(zlib.error, lzma.LZMAError, struct.error),
+)
+"""What Python's zipfile raises for damaged archives, beside its own error."""
 
 log = logging.getLogger("baton.training")
 
@@ -33,7 +42,7 @@ class SharedImages:
                     log.info("the class images that other jobs share were made otherwise")
         except FileNotFoundError:
             pass
-        except (OSError, zipfile.BadZipFile) as error:
+        except _UNREADABLE as error:
             log.warning("the class images that other jobs share cannot be read (%s)", error)
 
     def read(self, name: str) -> bytes | None:
@@ -43,7 +52,7 @@ class SharedImages:
         try:
             with zipfile.ZipFile(self._path) as archive:
                 return archive.read(name)
-        except (OSError, KeyError, zipfile.BadZipFile) as error:
+        except _UNREADABLE as error:
             log.warning("the shared class image %s cannot be read (%s): it is made again", name, error)
             return None
 

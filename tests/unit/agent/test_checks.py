@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from contract.jobs import FailureClass
+from contract.names import SHARED_DIR
 from contract.recipes.plan import OutputCheck
 from gpu_client.agent.checks import changed_inputs, failed_outputs, look_at_inputs
 
@@ -87,3 +88,16 @@ def test_inputs_are_no_place_to_write(tmp_path: Path) -> None:
     failure = changed_inputs(tmp_path, before)
     assert failure is not None and failure.failure_class is FailureClass.SCRIPT_ERROR
     assert "outside its directories" in failure.reason and "'a' and 1 more" in failure.reason
+
+
+def test_what_other_jobs_have_shared_may_be_added_to(tmp_path: Path) -> None:
+    """Else a job that extends it in place would fail as soon as there is something to extend."""
+    (tmp_path / SHARED_DIR).mkdir(parents=True)
+    for name in ("words.bin", f"{SHARED_DIR}/words.bin"):
+        (tmp_path / name).write_text("few")
+    before = look_at_inputs(tmp_path)
+    (tmp_path / SHARED_DIR / "words.bin").write_text("few and more")
+    assert changed_inputs(tmp_path, before) is None
+    (tmp_path / "words.bin").write_text("few and more")
+    failure = changed_inputs(tmp_path, before)
+    assert failure is not None and "its input 'words.bin'" in failure.reason

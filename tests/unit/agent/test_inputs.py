@@ -15,7 +15,14 @@ from gpu_client.agent.attempt_errors import failure_of
 from gpu_client.agent.inputs import MAX_EXPIRED_ROUNDS, InputsDiffer, fetch_inputs
 from gpu_client.agent.workspace import DiskFullError
 from gpu_client.transport.digests import digest_bytes
-from gpu_client.transport.errors import ChecksumMismatch, ObjectMissing, TransferError, UnsafePath, UrlExpired
+from gpu_client.transport.errors import (
+    ChecksumMismatch,
+    DiskFull,
+    ObjectMissing,
+    TransferError,
+    UnsafePath,
+    UrlExpired,
+)
 from gpu_client.transport.transfer import Download
 from tests.unit.agent.agent_kit import JOB_ID, TOKEN, make_item
 
@@ -147,7 +154,8 @@ class Sharing(Api):
 
     def inputs_page(self, job_id: str, lease_token: str, *, cursor: str | None = None) -> InputPage:
         page = super().inputs_page(job_id, lease_token, cursor=cursor)
-        return page if page.next_cursor else page.model_copy(update={"inputs": [self.shared, *page.inputs]})
+        shared = self.shared.model_copy(update={"url": f"set?{len(self.asked)}"})
+        return page if page.next_cursor else page.model_copy(update={"inputs": [shared, *page.inputs]})
 
 
 class TestShared:
@@ -173,6 +181,31 @@ class TestShared:
         assert fetch(Sharing("1"), Failing(), tmp_path) == 1
         assert [path.name for path in tmp_path.rglob("*") if path.is_file()] == ["1"]
         assert "done without: jobs/1/set: no such object" in caplog.text
+
+    def test_a_url_that_ran_out_while_the_inputs_were_fetched_is_asked_for_again(self, tmp_path: Path) -> None:
+        (tmp_path / ".baton/shared").mkdir(parents=True)
+        api, transfer = Sharing("1", "2", "3"), Transfer(None, None, 0)
+        assert fetch(api, transfer, tmp_path) == 3
+        assert api.asked == [None, "1", "1"] and transfer.urls[-1] == "set?3"
+        assert (tmp_path / ".baton/shared/set.zip").read_bytes() == b"jobs/1/set"
+
+    @pytest.mark.parametrize("full", ["before", "while"])
+    def test_the_job_does_without_what_the_disk_has_no_room_for(
+        self, tmp_path: Path, full: str, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        class Full(Transfer):
+            def download(self, items: Sequence[Download], *, cancel: object) -> None:
+                if items[0].name == "jobs/1/set" and full == "while":
+                    raise DiskFull("no space left on this machine: set.zip")
+                super().download(items, cancel=cancel)
+
+        def require_free(needed_bytes: int) -> None:
+            if needed_bytes == 30 and full == "before":
+                raise DiskFullError(tmp_path, 5, needed_bytes)
+
+        assert fetch(Sharing("1"), Full(), tmp_path, require_free) == 1
+        assert (tmp_path / "1").read_bytes() == b"digits/1"
+        assert "done without: " in caplog.text
 
     def test_other_bytes_than_were_shared_are_not_taken(self, tmp_path: Path) -> None:
         assert fetch(Sharing("1", content=b"others"), Transfer(), tmp_path) == 1

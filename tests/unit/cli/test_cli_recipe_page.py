@@ -26,5 +26,8 @@ def test_every_parameter_rule_input_step_and_output_is_on_the_page(recipe_id: st
         assert any(line.startswith(f"| `{given.into}` |" if given.into else "| (the data") for line in lines)
     for output in recipe.outputs:
         assert any(line.startswith(f"| `{output.path}` |") for line in lines)
+    for shared in recipe.shared:
+        same = ", ".join(f"`{name}`" for name in shared.key)
+        assert f"| `{shared.path}` | {same} | {shared.description} |" in lines
     for number, step in enumerate(recipe.steps, 1):
         assert any(line.startswith(f"{number}. **{step.name}**") for line in lines)

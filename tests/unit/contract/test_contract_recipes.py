@@ -297,6 +297,12 @@ def test_what_can_become_no_plan(fields: dict[str, Any], given: dict[str, Any], 
         ("$BATON_DATA_DIR/./..a/...", None),
         ("../x", None),
         ("$HOME/../x", None),
+        ("${BATON_OUTPUT_DIR}/my run/../b", None),
+        ("${BATON_OUTPUT_DIR}/my run/../../b", "${BATON_OUTPUT_DIR}/my run/../../b"),
+        ("--x=$BATON_OUTPUT_DIR/lr=1,2/../../b", "$BATON_OUTPUT_DIR/lr=1,2/../../b"),
+        ("$BATON_DATA_DIR/a:/opt/x/../..", None),
+        ("$BATON_DATA_DIR/{{ parameters.two_folders }}/../../x", None),
+        ("cp $BATON_DATA_DIR/a b && cd ../../..", None),
     ],
 )
 def test_what_leads_out_of_the_jobs_directories(text: str, escape: str | None) -> None:

@@ -15,6 +15,7 @@ from sklearn.datasets import load_sample_images
 from gpu_client.datasets.check import ALIKE_BITS, Finding, Report, aspect_ratio, check
 from gpu_client.datasets.images import MAX_PIXELS, BadImage, look
 from gpu_client.datasets.sheet import MAX_SHOWN, draw_sheet
+from tests.photographs import ODD_EXIF
 
 PHOTOS: list[Image.Image] = [Image.fromarray(pixels) for pixels in load_sample_images().images]
 
@@ -75,6 +76,14 @@ def test_an_image_of_too_many_pixels_is_not_decoded(tmp_path: Path) -> None:
         look(tmp_path / "bomb.png", "bomb.png")
 
 
+@pytest.mark.parametrize(("kind", "suffix"), [(np.uint16, "png"), (np.int32, "tif"), (np.float32, "tif")])
+def test_an_image_that_would_become_white_is_a_fault(tmp_path: Path, kind: type[np.generic], suffix: str) -> None:
+    levels = np.linspace(0, 65535, 64 * 64).reshape(64, 64)
+    Image.fromarray(levels.astype(kind)).save(tmp_path / f"deep.{suffix}")
+    with pytest.raises(BadImage, match="more than 8 bits"):
+        look(tmp_path / f"deep.{suffix}", "deep")
+
+
 def test_a_folder_without_images_is_a_fault(tmp_path: Path) -> None:
     assert found(check(tmp_path)) == {("no_images", ".")}
 
@@ -91,6 +100,12 @@ def test_the_orientation_that_a_camera_notes_is_followed(tmp_path: Path) -> None
     exif[0x0112] = 6  # turned by a quarter
     crop(1, 0, 0, 300, 200).save(tmp_path / "turned.jpg", exif=exif)
     looked = look(tmp_path / "turned.jpg", "turned.jpg")
+    assert (looked.width, looked.height) == (200, 300)
+
+
+def test_notes_of_a_camera_that_cannot_be_written_anew_cost_no_photograph(tmp_path: Path) -> None:
+    crop(1, 0, 0, 300, 200).save(tmp_path / "odd.jpg", exif=ODD_EXIF)
+    looked = look(tmp_path / "odd.jpg", "odd.jpg")
     assert (looked.width, looked.height) == (200, 300)
 
 
@@ -142,6 +157,19 @@ def test_captions_beside_and_in_lists(folder: Path) -> None:
         "sub/temple0.png": "a flower",
     }
     assert list(report.findings) == []
+
+
+def test_captions_as_other_programs_write_them(folder: Path) -> None:
+    """A mark before them, Windows' line ends, and within a text what is a line's end for Unicode and not for JSON."""
+    (folder / "temple0.txt").write_bytes("\ufeffa temple\r\n".encode())
+    lines = [
+        '{"file_name": "temple1.png", "text": "steps\u2028and\x85stairs"}',
+        '{"file_name": "temple2.png", "text": "x"}',
+    ]
+    (folder / "captions.jsonl").write_bytes(("\ufeff" + "\r\n".join(lines)).encode())
+    report = check(folder, captions="required", min_side=200)
+    assert list(report.findings) == []
+    assert report.captions == {"temple0.png": "a temple", "temple1.png": "steps and stairs", "temple2.png": "x"}
 
 
 def test_captions_that_are_lacking(folder: Path) -> None:
@@ -198,6 +226,7 @@ def test_masks_are_no_images_and_must_fit_theirs(folder: Path) -> None:
 
 def test_hidden_files_are_left_alone(folder: Path) -> None:
     (folder / ".cache").mkdir()
+    (folder / ".cache" / "captions.jsonl").write_text('{"file_name": "temple0.png", "text": "an editor\'s copy"}\n')
     (folder / ".cache" / "a.png").write_text("no image")
     (folder / "._temple0.png").write_text("what macOS leaves on foreign disks")
     assert check(folder, min_side=200).faults == 0

@@ -18,6 +18,7 @@ from gpu_client.training.dreambooth import class_images
 from gpu_client.training.dreambooth.class_images import KEPT_SETS, class_images_key
 from gpu_client.training.dreambooth.config import DreamboothConfig
 from gpu_client.training.dreambooth.lora import WEIGHTS_FILE
+from gpu_client.training.dreambooth.models import _fingerprint
 from tests.photographs import save_crops
 
 PRIOR = {
@@ -144,6 +145,26 @@ def test_images_of_another_model_are_not_shared(run: Run, made: Made, tmp_path: 
     run("first", **shared)
     run("second", **shared, pretrained_model_name_or_path=str(tiny_sd2))
     assert made() == [1, 1]
+
+
+def test_a_model_on_the_hub_is_another_when_its_branch_has_moved_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The hub's cache: names of branches in refs/, files below their commit."""
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+    repository = tmp_path / "models--nobody--cats"
+    (repository / "refs").mkdir(parents=True)
+
+    def at(commit: str, file: str) -> str:
+        (repository / "snapshots" / commit).mkdir(parents=True, exist_ok=True)
+        (repository / "snapshots" / commit / file).write_text("{}")
+        (repository / "refs" / "main").write_text(commit)
+        return _fingerprint("nobody/cats", None)
+
+    first = at("a" * 40, "model_index.json")
+    assert at("b" * 40, "config.json") != first
+    assert at("a" * 40, "config.json") == first == _fingerprint("nobody/cats", "a" * 40)
+    assert _fingerprint("nobody/dogs", None) not in (first, _fingerprint("nobody/dogs", "b" * 40))
 
 
 def test_a_damaged_image_is_made_again(run: Run, made: Made, tmp_path: Path) -> None:

@@ -22,7 +22,7 @@ from gpu_client.training.dreambooth.data import (
 )
 from gpu_client.training.dreambooth.errors import DataError
 from gpu_client.training.errors import CheckpointMismatchError
-from tests.photographs import save_crops, subject
+from tests.photographs import ODD_EXIF, save_crops, subject
 
 
 def config_with(**changed: Any) -> DreamboothConfig:
@@ -52,7 +52,7 @@ def test_images_come_in_the_order_of_their_names_with_folders_apart(data_dir: Pa
 def test_without_a_folder_of_their_own_they_lie_in_the_data_directory(tmp_path: Path) -> None:
     save_crops(tmp_path, "cat", 2)
     save_crops(tmp_path / "class", "coffee", 3)
-    config = config_with(class_prompt="a cat", num_class_images=2)
+    config = config_with(class_prompt="a cat", with_prior_preservation=True, num_class_images=2)
     assert names(read_instance_pictures(config, tmp_path)) == ["cat-00.png", "cat-01.png"]
     assert names(read_class_pictures(config, tmp_path)) == ["coffee-00.png", "coffee-01.png"]
 
@@ -67,11 +67,21 @@ def test_photographs_are_turned_upright_and_made_rgb(tmp_path: Path) -> None:
     assert picture.open().mode == "RGB"
 
 
+def test_notes_of_a_camera_that_cannot_be_written_anew_cost_no_photograph(tmp_path: Path) -> None:
+    subject("rocket").resize((60, 90)).save(tmp_path / "a.jpg", exif=ODD_EXIF)
+    (picture,) = read_instance_pictures(config_with(), tmp_path)
+    assert picture.size == (60, 90)
+
+
 @pytest.mark.parametrize(
     ("write", "complaint"),
     [
         (lambda f: None, "holds no image"),
         (lambda f: (f / "a.png").write_bytes(b"\x89PNG nonsense"), "none of the 1 images in .* can be decoded: a.png"),
+        (
+            lambda f: Image.fromarray(np.full((64, 64), 3000, dtype=np.uint16)).save(f / "a.png"),
+            "a.png .has more than 8 bits a pixel and channel: save it with 8",
+        ),
         (
             lambda f: (save_crops(f, "cat", 2), (f / "b.jpg").write_bytes(b"")),
             "1 of 3 images in .* cannot be used: b.jpg",
@@ -103,6 +113,26 @@ def test_captions_beside_images_win_over_lists(data_dir: Path, folder: Path) -> 
     assert [picture.prompt for picture in pictures] == [
         "beside", "listed 1", "listed 2", "also listed", "beside too",
     ]  # fmt: skip
+
+
+def test_captions_as_other_programs_write_them(data_dir: Path, folder: Path) -> None:
+    """A mark before them, Windows' line ends, and within a text what is a line's end for Unicode and not for JSON."""
+    for number in range(1, 5):
+        (folder / f"cat-0{number}.txt").write_bytes("\ufeffbeside\r\n".encode())
+    line = '\ufeff{"file_name": "cat-00.png", "text": "a\u2028cat\x85here"}\r\n\r\n'
+    (folder / "metadata.jsonl").write_bytes(line.encode())
+    (folder / ".editor").mkdir()
+    (folder / ".editor" / "metadata.jsonl").write_text("a copy of half a file")
+    pictures = read_instance_pictures(config_with(use_captions=True), data_dir)
+    assert [picture.prompt for picture in pictures] == ["a cat here", *["beside"] * 4]
+
+
+def test_images_of_the_class_are_looked_at_where_they_are_wanted(data_dir: Path) -> None:
+    (data_dir / "class").mkdir()
+    (data_dir / "class" / "a.png").write_bytes(b"no image")
+    assert read_class_pictures(config_with(class_prompt="a cat"), data_dir) == []
+    with pytest.raises(DataError, match=r"a\.png"):
+        read_class_pictures(config_with(class_prompt="a cat", with_prior_preservation=True), data_dir)
 
 
 def test_images_without_captions_are_named(data_dir: Path, folder: Path) -> None:
