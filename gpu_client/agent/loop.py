@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from contract.work import AGENT_CRASHED, ReleaseRequest, WorkItem
+from contract.work import AGENT_CRASHED, ReleaseRequest, WorkItem, WorkQuery
 from gpu_client.agent.health import Pulse
 from gpu_client.agent.job_run import JobRun
 from gpu_client.agent.last_word import Outcome
@@ -62,6 +62,7 @@ class Agent:
         self._writing_stats = threading.Lock()
         self._pulse = pulse or Pulse(None)
         self._rng = rng or random.Random()  # noqa: S311 - jitter
+        self._introduced = False
         self.outcomes: list[Outcome] = []
 
     def run(self) -> int:
@@ -113,12 +114,31 @@ class Agent:
     def _claim(self, idle_since: float) -> WorkItem | None:
         """A job; None if there is none, or the control plane cannot be asked. Raises Unauthorized for a bad key."""
         try:
-            return self._claims.claim(self._settings.work_query())
+            query = self._settings.work_query()
+            if not self._introduced:
+                self._introduced = True
+                self._introduce(query)
+            return self._claims.claim(query)
         except (BatonError, OSError) as error:
             if isinstance(error, Unauthorized) and key_is_refused(error):
                 raise
             self._report_silence(error, idle_since)
             return None
+
+    def _introduce(self, query: WorkQuery) -> None:
+        """Say what is asked for, and with what: while there is no fitting job, nothing else is logged."""
+        gpus = query.gpus or 0
+        memory = f" with {query.vram_gib:g} GiB{' each' if gpus > 1 else ''}" if query.vram_gib else ""
+        logger.info(
+            "worker %s asks %s for jobs of queue %s: %d GPU%s%s, %g GiB of disk",
+            query.worker_id,
+            self._settings.api_url,
+            query.queue,
+            gpus,
+            "" if gpus == 1 else "s",
+            memory,
+            query.disk_gib or 0,
+        )
 
     def pause_s(self, empty_polls: int) -> float:
         """How long to wait after so many polls without work: exponential with full jitter."""

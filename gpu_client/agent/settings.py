@@ -148,7 +148,7 @@ def problems_of(error: ValidationError) -> list[str]:
     lines = []
     for problem in error.errors(include_url=False, include_input=False, include_context=False):
         place = str(problem["loc"][0]) if problem["loc"] else ""
-        text = problem["msg"].removeprefix("Value error, ")
+        text = "is not set" if problem["type"] == "missing" else problem["msg"].removeprefix("Value error, ")
         variable = variable_of(place) if place in AgentSettings.model_fields else place
         lines.append(f"{variable}: {text}" if variable else text)
     return lines

@@ -19,7 +19,7 @@ from gpu_client.cli.scopes import scopes_of
 from gpu_client.cli.session import Session, connect
 from gpu_client.transport.api import BatonClient
 from gpu_client.transport.digests import hash_file
-from gpu_client.transport.errors import BatonError
+from gpu_client.transport.errors import BatonError, Unreachable
 from gpu_client.transport.http import user_agent
 from gpu_client.transport.retry import RetryPolicy
 from gpu_client.transport.transfer import Transfer
@@ -31,6 +31,7 @@ SLOW_BYTES_PER_S = 500_000
 PROBE_BYTES = 1_000_000
 PROBE_PREFIX = ".baton-doctor"
 _ROUND_TRIPS = 3
+_IN_THE_WAY = "Is the address right, is it running, and is no proxy or firewall in the way?"
 _ONE_MORE_TRY = RetryPolicy(max_tries=2, budget_s=5.0)
 """What a transfer of data waits out is here what is looked for."""
 
@@ -167,5 +168,7 @@ def judge_bandwidth(name: str, bytes_per_s: float) -> Check:
 
 
 def _failed(name: str, error: BatonError) -> Check:
-    """What the program would say about the error, as a check."""
+    """What the program would say about the error, as a check: but not that this one should be made."""
+    if isinstance(error, Unreachable):
+        return Check(name, Verdict.FAIL, " ".join(str(error).split()), _IN_THE_WAY)
     return Check(name, Verdict.FAIL, " ".join(describe(error)[1].split()))

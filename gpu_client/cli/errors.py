@@ -134,6 +134,8 @@ def _refusal(error: ApiError) -> str:
         message = f"{message.removesuffix(code.remedy).strip()} {_FOR_USERS[code]}"
     if len(error.problems) > 1:
         return f"{error.code}: {len(error.problems)} things are wrong"
+    if error.problems and error.code == ErrorCode.INVALID_VALUE:
+        return f"{error.code}: {_problem(error.problems[0])}"
     field = f" (field {error.field})" if error.field else ""
     reference = f" [request {error.request_id}]" if error.code == ErrorCode.INTERNAL and error.request_id else ""
     return f"{error.code}: {message}{field}{reference}"

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from contract.history import AttemptView
-from contract.jobs import Artifact, JobState, JobView
+from contract.jobs import JobState, JobView
 from gpu_client.cli.errors import CliError
 from gpu_client.cli.formats import age, count, duration, finite, moment, number, size
 from gpu_client.cli.goodput import goodput_lines, total_of
@@ -167,7 +167,7 @@ def show(
             for one in checkpoints
         ]
         screen.table(_CHECKPOINTS, rows)
-    _show_artifacts(screen, job.artifacts)
+    _show_artifacts(screen, job)
 
 
 def _details(job: JobView, attempt: AttemptView | None) -> list[tuple[str, str]]:
@@ -220,8 +220,8 @@ def _remarks(current: bool, pinned: bool, damaged: bool) -> str:
     return ", ".join(word for word, holds in (("current", current), ("pinned", pinned), ("damaged", damaged)) if holds)
 
 
-def _show_artifacts(screen: Screen, artifacts: list[Artifact]) -> None:
-    if artifacts:
+def _show_artifacts(screen: Screen, job: JobView) -> None:
+    if job.artifacts:
         screen.line("")
-        screen.table(_OUTPUTS, ([size(one.size_bytes or 0), one.path] for one in artifacts))
-        screen.say(f"{count(len(artifacts), 'output')}; fetch with: baton fetch ID DIR")
+        screen.table(_OUTPUTS, ([size(one.size_bytes or 0), one.path] for one in job.artifacts))
+        screen.say(f"{count(len(job.artifacts), 'output')}; fetch with: baton fetch {job.id[:SHOWN_ID_CHARACTERS]} DIR")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Annotated
 
@@ -192,9 +193,12 @@ def _full_name(client: BatonClient, name: str) -> str:
     """`name@version`; without a version, the highest there is. Raises CliError."""
     if "@" in name:
         return name
-    versions = [int(one.id.partition("@")[2]) for one in _known(client) if one.id.partition("@")[0] == name]
+    known = [one.id.partition("@") for one in _known(client)]
+    versions = [int(version) for known_name, _, version in known if known_name == name]
     if not versions:
-        raise CliError(f"there is no recipe {name[:80]!r}", "See: baton recipes list")
+        close = get_close_matches(name, [known_name for known_name, _, _ in known], n=1)
+        guess = f"Did you mean {close[0]!r}? " if close else ""
+        raise CliError(f"there is no recipe {name[:80]!r}", f"{guess}See: baton recipes list")
     return f"{name}@{max(versions)}"
 
 

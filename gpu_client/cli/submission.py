@@ -123,6 +123,8 @@ def _problems_in(document: dict[str, Any], error: ValidationError) -> list[str]:
     found: dict[str, list[str]] = {}
     for problem in error.errors(include_url=False):
         said = str(problem["msg"]).removeprefix("Value error, ")
+        if problem["loc"] == ("recipe",) and problem["type"] == "string_pattern_mismatch":
+            said = f"{str(problem['input'])[:80]!r} is not NAME@VERSION, as in digits@1. See: baton recipes list"
         found.setdefault(_place(document, problem["loc"]), []).append(said)
     return [f"{place}: {'; or: '.join(said)}" if place else "; ".join(said) for place, said in found.items()]
 

@@ -64,8 +64,13 @@ def _cells(report: Report) -> list[tuple[str, Looked | None]]:
 
 
 def _head(report: Report, shown: int, of: int, warnings: int) -> str:
-    which = f"{of} images" if shown == of else f"{shown} of {of} images"
-    return f"{which}, {len(report.captions)} captions: {report.faults} faults (red), {warnings} warnings (orange)"
+    images = _count(of, "image") if shown == of else f"{shown} of {_count(of, 'image')}"
+    faults = f"{_count(report.faults, 'fault')} (red), {_count(warnings, 'warning')} (orange)"
+    return f"{images}, {_count(len(report.captions), 'caption')}: {faults}"
+
+
+def _count(number_of: int, one: str) -> str:
+    return f"{number_of} {one}{'' if number_of == 1 else 's'}"
 
 
 def _worst(report: Report) -> dict[str, Severity]:

@@ -35,6 +35,7 @@ from gpu_client.training.dreambooth.lora import WEIGHTS_FILE, Lora
 from gpu_client.training.dreambooth.machine import check_machine, make_reproducible, training_device
 from gpu_client.training.dreambooth.models import Models, check_base_model, load_models
 from gpu_client.training.dreambooth.optimization import Optimization
+from gpu_client.training.dreambooth.progress import ProgressLines
 from gpu_client.training.dreambooth.validation import ValidationPictures
 
 log = logging.getLogger("baton.training")
@@ -79,6 +80,7 @@ def train(session: Session, config: DreamboothConfig) -> bool:
 
     loss_of = partial(denoising_loss, models, encoder, config)
     lora.training(True)
+    lines = None if session.job_id else ProgressLines(done, total)
     for step in range(done + 1, total + 1):
         if shown.due(instance.epoch):
             shown.make(step - 1, instance.epoch, session)
@@ -93,6 +95,8 @@ def train(session: Session, config: DreamboothConfig) -> bool:
         optimization.update()
 
         session.report(step, total, loss=loss, learning_rate=learning_rate, epoch=instance.epoch)
+        if lines is not None:
+            lines.after(step, loss)
         if session.checkpoint_due(step, every=config.checkpointing_steps) or step == total:
             # Pictures of the average put other weights into the parameters for a while: no copy may go on meanwhile.
             session.checkpoint(step, overlap=not config.use_ema, **state)

@@ -210,8 +210,8 @@ class HttpClient:
             error.after_retry = unanswered
             return error
         return Unreachable(
-            f"{call.kind}: no usable answer from {self.url} after {tries} tries in {elapsed_s:.0f} s "
-            f"(last: {failure.reason})"
+            f"{call.kind}: no usable answer from {self.url} after {tries} {'try' if tries == 1 else 'tries'} "
+            f"in {elapsed_s:.0f} s (last: {failure.reason})"
         )
 
 
@@ -292,7 +292,10 @@ def _reason(error: BaseException) -> str:
     """One line about a failed connection: of requests' and urllib3's wrappings the one that says most."""
     cause = error.args[0] if error.args and isinstance(error.args[0], BaseException) else error
     cause = getattr(cause, "reason", None) or cause
-    return f"{type(error).__name__}: {str(cause)[:200]}"
+    root = cause.__cause__
+    # "Connection refused", without the names of urllib3's objects around it
+    said = root.strerror if isinstance(root, OSError) and root.strerror else str(cause)
+    return f"{type(error).__name__}: {said[:200]}"
 
 
 def _with_budget(policy: RetryPolicy, budget_s: float) -> RetryPolicy:

@@ -222,6 +222,8 @@ def test_doctor_finds_what_is_wrong(baton: Baton, stack: Stack, dead_url: str) -
 
     dead = checks(1, BATON_API_URL=dead_url, BATON_API_KEY="k")
     assert (list(dead), dead["address"]["verdict"]) == (["profile", "address"], "fail")
+    assert "Connection refused" in dead["address"]["found"] and "running" in dead["address"]["remedy"]
+    assert "doctor" not in str(dead["address"]), "it is being followed already"
     unknown = checks(1, BATON_API_URL=stack.url, BATON_API_KEY="baton_nobody00_" + "x" * 32)
     assert unknown["key"]["found"].startswith("key_unknown")
     worker = checks(0, BATON_API_URL=stack.url, BATON_API_KEY=stack.keys["worker"])

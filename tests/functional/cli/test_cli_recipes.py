@@ -114,6 +114,7 @@ def test_a_pushed_recipe_is_listed_shown_explained_and_used(baton: Baton, file: 
     assert baton("recipes", "show", name).ok().out == file.read_text(), "the highest version"
     assert baton("recipes", "show", f"{name}@1", "--json").ok().json["id"] == f"{name}@1"
     baton("recipes", "show", "nothing").failed(2, "no recipe 'nothing'")
+    baton("recipes", "docs", "digit").failed(2, "no recipe 'digit'. Did you mean 'digits'?")
     baton("recipes", "show", "nothing@1").failed(3, "recipe_not_found")
 
     page = baton("recipes", "docs", name).ok().out

@@ -280,3 +280,23 @@ def test_stats_that_cannot_be_written_cost_nothing_else(desk: Desk, caplog: pyte
     agent = desk.agent(stats_file=desk.tmp_path / "no" / "such" / "directory.json")
     agent._write_stats()
     assert "BATON_STATS_FILE" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("gpu", "said"),
+    [
+        ({}, "0 GPUs"),
+        ({"gpus": 1, "vram_gib": 24}, "1 GPU with 24 GiB"),
+        ({"gpus": 2, "vram_gib": 80}, "2 GPUs with 80 GiB each"),
+    ],
+)
+def test_it_says_once_what_it_asks_for(
+    desk: Desk, gpu: dict[str, Any], said: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    desk.stop.end_after = 5
+    assert desk.agent(disk_gib=7.5, **gpu).run() == EXIT_DONE
+    assert len(desk.client.queries) == 5
+    assert [record.getMessage() for record in caplog.records if "asks" in record.getMessage()] == [
+        f"worker w1 asks http://control.plane for jobs of queue default: {said}, 7.5 GiB of disk"
+    ]

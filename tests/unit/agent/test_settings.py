@@ -134,7 +134,7 @@ def test_missing_ones_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delenv(name, raising=False)
     with pytest.raises(ValidationError) as caught:
         AgentSettings()
-    assert [problem.partition(":")[0] for problem in problems_of(caught.value)] == ["BATON_API_URL", "BATON_API_KEY"]
+    assert problems_of(caught.value) == ["BATON_API_URL: is not set", "BATON_API_KEY: is not set"]
 
 
 def test_a_range_the_wrong_way_round_names_both(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -154,7 +154,8 @@ def test_what_was_not_said_is_not_sent() -> None:
     [
         ({}, "exactly one of 'recipe' and 'command'"),
         ({"recipe": "digits@1", "command": ["x"]}, "exactly one of"),
-        ({"recipe": "digits"}, "recipe: "),
+        ({"recipe": "digits"}, "recipe: 'digits' is not NAME@VERSION, as in digits@1. See: baton recipes list$"),
+        ({"recipe": 5}, "recipe: Input should be a valid string"),
         ({**DIGITS, "prioritty": 3}, "prioritty: "),
         ({**DIGITS, "priority": 300}, "priority: .*100"),
         ({**DIGITS, "policy": {"max_failures": 0}}, "policy.max_failures: "),

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
+from contract.documents import read_document
 from contract.names import SHARED_DIR
 from contract.recipes.lint import lint
 from contract.recipes.model import Recipe
-from contract.recipes.reading import read_document
 from contract.recipes.rendering import plan_of
 from functions.recipes import built_in_recipe
 

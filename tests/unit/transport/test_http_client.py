@@ -113,6 +113,17 @@ def test_a_failing_call_is_never_repeated_without_a_pause(
     assert time.slept == [0.5, 1, 2, 4, 8]
 
 
+def test_nobody_there_is_said_in_the_system_s_words(time: Time) -> None:
+    with socket.socket() as held:
+        held.bind(("127.0.0.1", 0))
+        url = f"http://127.0.0.1:{held.getsockname()[1]}"
+        with pytest.raises(Unreachable) as caught:
+            HttpClient(url, KEY, policy=RetryPolicy(max_tries=1, budget_s=60), sleep=time.sleep).call(POST)
+    assert str(caught.value) == (
+        f"complete: no usable answer from {url} after 1 try in 0 s (last: ConnectionError: Connection refused)"
+    )
+
+
 def test_a_connection_blip_is_survived(server: ScriptedServer, client: HttpClient, time: Time) -> None:
     """Regression (Dreambooth worker): a blip of the connection ended a healthy job."""
     server.script("POST", "/complete", reset, truncated(b'{"status": "ok"}', 5), reset, OK)
