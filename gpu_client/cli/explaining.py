@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from contract.history import AttemptView
-from contract.jobs import AttemptEnd, JobState, JobView, ReasonCode
+from contract.jobs import AttemptEnd, FailureClass, JobState, JobView, ReasonCode
 from gpu_client.cli.formats import count, duration
 from gpu_client.cli.goodput import advice_on, percent, share_of
 from gpu_client.cli.summary import headline, reason_text, summarize
@@ -57,6 +57,12 @@ def explain(facts: Facts) -> Explanation:
     return Explanation(answer, [_moved(one) for one in facts.attempts], _budgets(facts), advice)
 
 
+_BAD_INPUT = [
+    "Data that is missing or wrong: push it (baton data push DIR PREFIX), and the next attempt finds it. "
+    "Parameters of a job do not change: baton stop ID, and submit another."
+]
+
+
 def _pending(facts: Facts) -> tuple[str, list[str]]:
     job, now = facts.job, facts.now
     if job.not_before is not None and job.not_before > now:
@@ -64,7 +70,10 @@ def _pending(facts: Facts) -> tuple[str, list[str]]:
         return (
             f"It waits{why}, and is handed out again in {duration(job.not_before - now)}. "
             "The wait doubles with every failure.",
-            ["The backoff is part of the job's policy (backoff_s)."],
+            [
+                *(_BAD_INPUT if job.reason and job.reason.code == FailureClass.BAD_INPUT else []),
+                "The backoff is part of the job's policy (backoff_s).",
+            ],
         )
     if job.not_before is not None:
         return (

@@ -59,6 +59,15 @@ def test_waiting_after_a_failure() -> None:
     assert found.budgets == ["2 of 3 failures"]
 
 
+def test_waiting_though_its_input_is_wrong() -> None:
+    reason = {"code": "bad_input", "message": "no object lies below digits/"}
+    found = explained(a_job(not_before=NOW + 45, reason=reason), attempts=[an_attempt(1, AttemptEnd.FAILED)])
+    assert "after bad_input: no object lies below digits/" in found.answer
+    assert "baton data push" in found.advice[0] and "baton stop" in found.advice[0]
+    assert "backoff_s" in found.advice[1]
+    assert not any("data push" in line for line in explained(a_job(not_before=NOW + 45)).advice)
+
+
 def test_a_wait_that_has_ended() -> None:
     job = a_job(not_before=NOW - 20)
     failed = an_attempt(1, AttemptEnd.FAILED)
