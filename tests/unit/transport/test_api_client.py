@@ -233,7 +233,7 @@ class TestWorker:
 
     def test_a_budget_for_some_calls(self, server: ScriptedServer, client: BatonClient) -> None:
         server.routes["POST", f"/heartbeat/{ID}"] = reply(503, b"", {"Retry-After": "5"})
-        with pytest.raises(Unreachable, match="after 1 tries"):
+        with pytest.raises(Unreachable, match="after 1 try"):
             client.within(3).heartbeat(ID, "t")
         assert client.stats.requests == {"heartbeat": 1}
 
