@@ -372,6 +372,8 @@ class Channel:
     def _break(self, why: str) -> None:
         """The agent is gone: release whoever waits, say so once, go on without it."""
         with self._lock:
+            # Read before the loop can see that the agent is gone, and close: that would be no reason to be silent.
+            closing = self._closing
             was_connected, self._connected = self._connected, False
             abandoned = [*self._queue]
             self._queue.clear()
@@ -380,7 +382,7 @@ class Channel:
         for message in abandoned:
             message.done.set()
         self._wake()
-        if was_connected and not (self._closing and not abandoned):
+        if was_connected and not (closing and not abandoned):
             log.warning("the channel to the agent is broken (%s): training goes on without it", why)
 
 

@@ -150,6 +150,24 @@ def test_the_death_of_the_agent_is_warned_about_once(caplog: pytest.LogCaptureFi
     assert len([r for r in caplog.records if r.levelno >= logging.WARNING]) == 1
 
 
+def test_the_death_of_the_agent_is_warned_about_though_the_loop_ends_at_that_moment(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    class ClosedMeanwhile(Channel):
+        def _wake(self) -> None:
+            if not self._connected:  # the loop has seen that nobody is there, and closes before the warning is out
+                self._closing = True
+            super()._wake()
+
+    with ListeningAgent() as agent:
+        channel = ClosedMeanwhile(agent.path, Received())
+        agent.wait_for("hello")
+        agent.die()
+        soon(lambda: not channel.connected)
+        channel.close()
+    assert [r.levelname for r in caplog.records if "is broken" in r.message] == ["WARNING"]
+
+
 @pytest.mark.parametrize("path", [None, "", "/nonexistent/channel", "/" + "x" * 200])
 def test_without_an_agent_everything_is_a_no_op(path: str | None) -> None:
     channel = Channel(path, Received())
