@@ -30,6 +30,7 @@ from contract.base import (
 )
 from contract.goodput import Goodput
 from contract.recipes.plan import RunPlan
+from contract.steering import RulesText
 
 
 class JobState(StrEnum):
@@ -67,6 +68,7 @@ class FailureClass(StrEnum):
     KILLED_BY_SIGNAL = "killed_by_signal"
     COMMAND_NOT_FOUND = "command_not_found"
     NO_PROGRESS = "no_progress"
+    STOPPED_BY_RULE = "stopped_by_rule"
     BAD_INPUT = "bad_input"
     MISSING_OUTPUT = "missing_output"
     STEP_TIMEOUT = "step_timeout"
@@ -201,6 +203,8 @@ class JobSubmit(WireModel):
     tags: Tags = {}
     webhook: Annotated[str, Field(pattern=r"^[a-z0-9]{8,32}$")] | None = None
     """Id of a webhook that is told of this job, besides those that are told of every job."""
+    rules: RulesText | None = None
+    """What watches and steers the training (docs/rules.md): the first revision of the job's rules."""
 
     @model_validator(mode="after")
     def _one_way_to_run(self) -> Self:
