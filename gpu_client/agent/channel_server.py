@@ -1,6 +1,6 @@
 """The agent's end of the channel to the training process: JSON lines on a Unix socket.
 
-The format belongs to ``gpu_client/training/channel.py``.
+The format belongs to ``gpu_client/training/protocol.py``.
 
 The other side is a user's program and is not trusted: whatever it sends or does, the server lives on, keeps what makes
 sense, and counts the rest. It is asked (``progress``, ``take_checkpoints``, ``take_artifacts``, ``wait``) and calls
@@ -25,7 +25,7 @@ from typing import Any, Literal, Self
 
 from contract.base import MAX_STEP
 from gpu_client.checkpoints.metrics import usable_metrics
-from gpu_client.training.channel import MAX_LINE_BYTES
+from gpu_client.training.protocol import MAX_LINE_BYTES
 
 _log = logging.getLogger(__name__)
 

@@ -26,16 +26,20 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+from gpu_client.controller.steering import Steering
 from gpu_client.training import commit, environment, states
 from gpu_client.training.arena import Arena
-from gpu_client.training.channel import Channel, Directive
+from gpu_client.training.channel import Channel
 from gpu_client.training.directives import Directives
 from gpu_client.training.errors import CheckpointMismatchError, CheckpointWriteError, SessionError
+from gpu_client.training.protocol import Directive
 from gpu_client.training.random_state import restore_random
 from gpu_client.training.ranks import Ranks
 from gpu_client.training.writing import Writer
 
 KEEP_LAST = 2
+STEERING = "steering"
+"""Of a checkpoint's states the one that is the session's own: counters of rules, where there are any."""
 
 log = logging.getLogger("baton.training")
 
@@ -60,6 +64,7 @@ class Session:
         arena: Path | None,
         keep_last: int,
         ranks: Ranks,
+        control: Mapping[str, Any],
     ) -> None:
         """Prefer `Session.start`."""
         self.output_dir = output_dir
@@ -77,7 +82,15 @@ class Session:
         if ranks.first:
             commit.clear_leftovers(output_dir)
         self._directives = Directives(ranks)
-        self._channel = Channel(channel_path if ranks.first else None, self._directives.receive)
+        self.steering = Steering(self._directives, ranks)
+        """Rules and commands: what they may do with this loop, and what they want of it."""
+        self._directives.share_with(self.steering)
+        self._channel = Channel(
+            channel_path if ranks.first else None,
+            self._directives.receive,
+            on_steering=self.steering.receive,
+        )
+        self.steering.begin(control, self._channel.tell if self._channel.connected else None)
         self._writer = Writer(
             output_dir,
             None if arena is None else Arena(arena),
@@ -100,6 +113,7 @@ class Session:
         params: Mapping[str, Any] | None = None,
         resume: bool = False,
         keep_last: int = KEEP_LAST,
+        rules: str | Path | None = None,
         variables: Mapping[str, str] = os.environ,
     ) -> Self:
         """Begin. What the agent sets in the environment (BATON_*) wins over the arguments.
@@ -109,6 +123,7 @@ class Session:
             agent says where to continue.)
         keep_last: how many checkpoints stay in the output directory, at least 1. Older ones are deleted once
             the agent knows of their successors.
+        rules: without Baton, a file of rules (docs/rules.md). (Under Baton they are the job's.)
 
         Raises SessionError when no output directory is known, the parameters cannot be read, or a fresh run would mix
         with the checkpoints of an earlier one.
@@ -127,6 +142,7 @@ class Session:
             arena=environment.read_arena(variables),
             keep_last=keep_last,
             ranks=Ranks(variables),
+            control=environment.read_control(variables, rules),
         )
 
     # --- the environment ---------------------------------------------------------------------------------------------
@@ -151,6 +167,8 @@ class Session:
         if self._writer.skipped_steps:
             metrics = {"checkpoints_skipped": len(self._writer.skipped_steps), **metrics}
         self._channel.report(step, total, metrics)
+        if self.steering.live:
+            self.steering.reported(step, metrics)
 
     def artifact(self, path: str | Path) -> None:
         """Show a finished file of the output directory to whoever watches the job, now instead of at its end.
@@ -183,7 +201,7 @@ class Session:
 
     @property
     def stop_reason(self) -> str | None:
-        """Why to stop: "cancel", "pause", "release", "lease_lost" or "signal" (SIGTERM); None while training."""
+        """Why to stop: "cancel", "pause", "release", "lease_lost", "rule" or "signal" (SIGTERM); None while it goes on."""
         return self._directives.stop_reason
 
     def checkpoint_due(self, step: int, every: int | None = None) -> bool:
@@ -239,12 +257,15 @@ class Session:
             metrics = reported if reported_step == step else {}
         numbers = self._channel.clean_metrics(metrics)
         must = must or self._directives.stopping or self._is_last(step)
+        if self.steering.has_state:
+            stateful[STEERING] = self.steering
         path = self._writer.write(step, numbers, stateful, must=must, overlap=overlap and not must)
         if path is None:
             self._directives.checkpoint_skipped()
             return None
         self._last_committed = step, path
         self._directives.checkpoint_written()
+        self.steering.happened("save", step, numbers)
         return path
 
     def _is_last(self, step: int) -> bool:
@@ -283,6 +304,7 @@ class Session:
         """
         directory = self.resume_from
         if directory is None:
+            self.steering.resumed(0, stateful.values())
             return 0
         marker = commit.verify(directory)
         if not marker.states:
@@ -290,6 +312,8 @@ class Session:
                 f"{directory} was not written by session.checkpoint ({marker.created_by})",
                 "Resume it with the library that wrote it; for the Hugging Face Trainer see BatonCallback",
             )
+        if STEERING in marker.states:
+            stateful[STEERING] = self.steering
         missing, extra = stateful.keys() - marker.states.keys(), marker.states.keys() - stateful.keys()
         if missing or extra:
             raise CheckpointMismatchError(
@@ -307,6 +331,7 @@ class Session:
                 self._ranks.size,
             )
         log.info("resumed from %s", directory)
+        self.steering.resumed(marker.step, stateful.values())
         return marker.step
 
     def close(self) -> None:
@@ -315,6 +340,7 @@ class Session:
         Happens by itself at exit; may be called twice.
         """
         self._writer.settle()
+        self.steering.close()
         self._channel.close()
         self._ranks.close()
         self._directives.uninstall()

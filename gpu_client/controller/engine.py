@@ -1,0 +1,174 @@
+"""Rules in force: observations in, orders and decisions out. No clock, no process, no torch in here."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from contract.rules.document import load
+from contract.rules.evaluating import Evaluator, StateError
+from contract.rules.metrics import canonical_name
+from contract.rules.numbers import encoded
+from contract.rules.verdicts import State, Verdict
+from gpu_client.controller.orders import Order, orders_of
+
+STATE_VERSION = 1
+MAX_STATUS_CHARS = 200
+UNSEEN_AFTER = 200
+"""Observations after which it is said of a rule that it could not be evaluated once."""
+ALIASES = {"learning_rate": "lr", "eval_loss": "eval.loss"}
+"""Names that loops use for what rules call otherwise."""
+
+_EVENTS = {State.FIRED: "rule.fired", State.CLEARED: "rule.cleared", State.ERROR: "rule.error"}
+_NO_ORDERS: tuple[Order, ...] = ()
+
+Tell = Callable[[dict[str, Any]], object]
+
+
+class Engine:
+    """One rule set at a time, with its counters.
+
+    `tell` is called with each decision: a dictionary with `type`, `rule`, `step`, `operands`, `actions`, `message`.
+    """
+
+    def __init__(self, tell: Tell) -> None:
+        self._tell = tell
+        self._evaluator: Evaluator | None = None
+        self._names: dict[str, str] = {}
+        self._seen = 0
+        self._unseen: set[str] = set()
+        self.revision = 0
+
+    @property
+    def active(self) -> bool:
+        """Whether there is a rule."""
+        return self._evaluator is not None
+
+    @property
+    def reads(self) -> frozenset[str]:
+        """The metrics that rules read."""
+        rules = self._evaluator.rules.rules if self._evaluator else ()
+        return frozenset(name for rule in rules for name in rule.metrics)
+
+    def install(self, revision: int, text: str, *, step: int) -> str:
+        """Put these rules into force; what is unchanged in them keeps its counters.
+
+        Answers with the reason why they cannot be; those before stay in force then. Never raises.
+        """
+        try:
+            loaded = load(text) if text.strip() else None
+        except ImportError as error:
+            return f"rules cannot be read here: {error}"
+        if loaded is not None and loaded.rules is None:
+            first = loaded.faults[0]
+            place = f"line {first.line}: " if first.line else ""
+            return f"{place}{first.field}: {first.reason}. {first.remedy}".strip()
+        old, told = self._evaluator, f"revision {revision} is in force"
+        self._evaluator = Evaluator(loaded.rules) if loaded is not None and loaded.rules else None
+        if old is not None and self._evaluator is not None:
+            told += _carried(self._evaluator, old.state_dict())
+        self.revision = revision
+        self._begin_anew()
+        self._decide("rule.updated", step=step, severity="info", message=told)
+        return ""
+
+    def _begin_anew(self) -> None:
+        self._seen = 0
+        self._unseen = {rule.name for rule in self._evaluator.rules.rules} if self._evaluator else set()
+
+    def observe(self, metrics: Mapping[str, object], *, step: int, now: float, event: str = "step") -> Sequence[Order]:
+        """Look at what came with a step or another event; what is to be done about it. Never raises.
+
+        `metrics` by the names that the loop uses. `now`: seconds, which go on where they were when a training resumes.
+        """
+        evaluator = self._evaluator
+        if evaluator is None:
+            return _NO_ORDERS
+        verdicts = evaluator.observe(self.renamed(metrics), step=step, now=now, event=event)
+        if self._unseen:
+            self._look_for_unseen(evaluator, step)
+        if not verdicts:
+            return _NO_ORDERS
+        orders: list[Order] = []
+        for verdict in verdicts:
+            self._record(verdict)
+            if verdict.actions:
+                orders += orders_of(verdict, self.revision, evaluator.values())
+        return orders
+
+    def renamed(self, metrics: Mapping[str, object]) -> dict[str, object]:
+        """By their names in rules."""
+        names, found = self._names, {}
+        for name, value in metrics.items():
+            known = names.get(name)
+            if known is None:
+                known = names[name] = canonical_name(ALIASES.get(name, name))
+            found[known] = value
+        return found
+
+    def statuses(self) -> list[dict[str, Any]]:
+        """How each rule stands, in words."""
+        if self._evaluator is None:
+            return []
+        return [
+            {
+                "rule": one.rule,
+                "state": str(one.state),
+                "said": one.describe()[:MAX_STATUS_CHARS],
+                "fires": one.fires,
+            }
+            for one in self._evaluator.statuses()
+        ]
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything that later decisions depend on, as plain JSON."""
+        return {"version": STATE_VERSION, "rules": self._evaluator.state_dict() if self._evaluator else None}
+
+    def load_state_dict(self, state: Mapping[str, Any], *, step: int) -> None:
+        """Go on where that was saved. What cannot be taken back is told, and begins anew. Never raises."""
+        saved = state.get("rules") if state.get("version") == STATE_VERSION else None
+        if self._evaluator is None or saved is None:
+            return
+        told = _carried(self._evaluator, saved)
+        if told:
+            self._decide("rule.updated", step=step, severity="info", message=f"resumed{told}")
+
+    def _look_for_unseen(self, evaluator: Evaluator, step: int) -> None:
+        """Rules whose metrics never came would be silent for ever: say so once."""
+        self._seen += 1
+        if self._seen not in (1, UNSEEN_AFTER):
+            return
+        unknown = {one.rule: one for one in evaluator.statuses() if one.state is State.UNKNOWN}
+        if self._seen < UNSEEN_AFTER:
+            self._unseen &= unknown.keys()
+            return
+        for name in sorted(self._unseen & unknown.keys()):
+            missing = ", ".join(one.text for one in unknown[name].operands if one.value is None)
+            reported = ", ".join(sorted(set(self._names.values()))) or "nothing"
+            told = f"after {UNSEEN_AFTER} steps not known yet: {missing}; the training reports {reported}"
+            self._decide("rule.unevaluable", rule=name, step=step, message=told)
+        self._unseen.clear()
+
+    def _record(self, verdict: Verdict) -> None:
+        self._decide(
+            _EVENTS[verdict.state],
+            rule=verdict.rule,
+            step=verdict.step,
+            severity=verdict.severity,
+            dry_run=verdict.mode == "dry_run",
+            operands={one.text: encoded(one.value) for one in verdict.operands},
+            actions=[order.action for order in orders_of(verdict._replace(mode="enforce"), 0, {})],
+            message=verdict.reason,
+        )
+
+    def _decide(self, type_: str, *, step: int, **more: Any) -> None:
+        self._tell({"type": type_, "revision": self.revision, "step": step, **more})
+
+
+def _carried(evaluator: Evaluator, state: Any) -> str:
+    """Take the counters over; which begin anew, as the end of a sentence."""
+    try:
+        anew = [f"{one.rule} ({one.reason})" for one in evaluator.load_state_dict(state) if not one.kept]
+    except StateError as error:
+        return f"; all counters begin anew: {error}"
+    return f"; counters begin anew: {', '.join(anew)}" if anew else ""
