@@ -76,6 +76,7 @@ class ErrorCode(StrEnum):
     STEP_NOT_NEWER = "step_not_newer"
     CHECKPOINT_CONFLICT = "checkpoint_conflict"
     UPLOAD_NOT_FOUND = "upload_not_found"
+    ROLLBACK_BUDGET_SPENT = "rollback_budget_spent"
     RECIPE_EXISTS = "recipe_exists"
     CONFLICT = "conflict"
     # The service
@@ -205,6 +206,11 @@ ERRORS: dict[ErrorCode, ErrorInfo] = {
         404,
         "No such multipart upload.",
         "Create one with action=mpu-create; it may have been completed or aborted.",
+    ),
+    ErrorCode.ROLLBACK_BUDGET_SPENT: ErrorInfo(
+        409,
+        "The rule has rolled this job back as often as it may.",
+        "Look at what it fires on, or give its rollback a larger 'budget'.",
     ),
     ErrorCode.RECIPE_EXISTS: ErrorInfo(
         409, "This name and version mean something else already.", "A version never changes: push it as the next one."

@@ -105,9 +105,10 @@ class Acknowledged(AnswerModel):
     """
 
     revision: Revision
-    """In force there; an older one than the newest where that was rejected, or has not arrived yet."""
+    """The newest that it has received."""
     epoch: Epoch
     step: Step | None = None
+    """At which it came into force; None while it has not, or where it was rejected."""
     at: EpochSeconds
     rejected: Revision | None = None
     reason: str = ""
@@ -263,11 +264,11 @@ class ControlReport(WireModel):
     """
 
     rules_revision: Revision
-    """In force."""
+    """The newest that the worker has received."""
     commands_seq: Sequence
     """All up to this one have been received."""
     step: Step | None = None
-    """At which that revision came into force."""
+    """At which that revision came into force; None while it has not, or was rejected."""
     rejected: Revision | None = None
     reason: Said = ""
     results: Annotated[list[CommandResult], Field(max_length=MAX_RESULTS)] = []

@@ -3,7 +3,7 @@
 The format belongs to ``gpu_client/training/protocol.py``.
 
 The other side is a user's program and is not trusted: whatever it sends or does, the server lives on, keeps what makes
-sense, and counts the rest. It is asked (``progress``, ``take_checkpoints``, ``take_artifacts``, ``wait``) and calls
+sense, and counts the rest. It is asked (``progress``, ``take_...``, ``wait``) and calls
 nobody back.
 """
 
@@ -32,6 +32,8 @@ _log = logging.getLogger(__name__)
 MAX_CONNECTIONS = 64
 MAX_WAITING_CHECKPOINTS = 1024
 MAX_WAITING_ARTIFACTS = 1024
+MAX_WAITING_STEERING = 2048
+_STEERING = frozenset(("rules_in_force", "rule_statuses", "decision", "command_result", "leaving"))
 # The kernel's limit is 108 bytes (104 on macOS), the terminating zero included.
 MAX_SOCKET_PATH_BYTES = 100
 # A protocol error is logged this often per server; all are counted.
@@ -46,6 +48,8 @@ class Hello:
 
     pid: int
     protocol: int
+    steering: bool = False
+    """It goes by rules and commands."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +77,13 @@ class ArtifactNotice:
     """The training has finished a file that may be shown before the end."""
 
     path: Path
+
+
+@dataclass(frozen=True, slots=True)
+class SteeringNotice:
+    """What the training says of rules and commands; whoever uses it checks what is in it."""
+
+    message: dict[str, Any]
 
 
 class _ProtocolError(Exception):
@@ -108,6 +119,8 @@ class ChannelServer:
         self._progress: Progress | None = None
         self._checkpoints: deque[CheckpointNotice] = deque(maxlen=MAX_WAITING_CHECKPOINTS)
         self._artifacts: deque[Path] = deque(maxlen=MAX_WAITING_ARTIFACTS)
+        self._steering: deque[dict[str, Any]] = deque(maxlen=MAX_WAITING_STEERING)
+        self._sent_steering: list[bytes] = []  # For processes that connect later.
         self._advanced_at: float | None = None
         self._errors: Counter[str] = Counter()
         self._standing: bytes | None = None  # The last stop: also for processes that connect later.
@@ -160,6 +173,18 @@ class ChannelServer:
             self._artifacts.clear()
             return taken
 
+    def take_steering(self) -> list[dict[str, Any]]:
+        """What was said of rules and commands since the last call."""
+        with self._lock:
+            taken = list(self._steering)
+            self._steering.clear()
+            return taken
+
+    def steers(self) -> bool:
+        """Whether a process is connected that goes by rules and commands."""
+        with self._lock:
+            return any(hello.steering for hello in self._hellos.values())
+
     def errors(self) -> dict[str, int]:
         """How often what was refused: malformed, oversized, invalid, connections, unread."""
         with self._lock:
@@ -181,6 +206,15 @@ class ChannelServer:
         """Ask every connected process (and any that connects later) to leave; gives how many were reached now."""
         message = {"type": "directive", "directive": "stop", "reason": reason, "checkpoint": checkpoint}
         return self._broadcast(message, standing=True)
+
+    def send_steering(self, message: dict[str, object]) -> int:
+        """Rules or a command, for every process that is connected or connects later; gives how many were reached."""
+        line = json.dumps(message).encode() + b"\n"
+        with self._lock:
+            if message["type"] == "rules":
+                self._sent_steering = [one for one in self._sent_steering if b'"type": "rules"' not in one]
+            self._sent_steering.append(line)
+            return sum(self._send(peer, line) for peer in list(self._peers.values()))
 
     def close(self) -> None:
         """End all connections and remove the socket. May be called twice."""
@@ -258,8 +292,8 @@ class ChannelServer:
             peer = _Peer(connection)
             self._peers[connection.fileno()] = peer
             self._selector.register(connection, selectors.EVENT_READ, peer)
-            if self._standing:
-                self._send(peer, self._standing)
+            for line in (*self._sent_steering, *([self._standing] if self._standing else [])):
+                self._send(peer, line)
 
     def _receive(self, peer: _Peer) -> None:
         try:
@@ -311,6 +345,8 @@ class ChannelServer:
             self._progress = message
         elif isinstance(message, ArtifactNotice):
             self._artifacts.append(message.path)
+        elif isinstance(message, SteeringNotice):
+            self._steering.append(message.message)
         else:
             self._checkpoints.append(message)
         self._news.set()
@@ -324,7 +360,9 @@ def _private_directory() -> Path:
     raise OSError(f"the temporary directory's path is too long for a socket: {tempfile.gettempdir()}")
 
 
-def _parse(line: bytes, places: Sequence[Path]) -> Hello | Progress | CheckpointNotice | ArtifactNotice:
+def _parse(
+    line: bytes, places: Sequence[Path]
+) -> Hello | Progress | CheckpointNotice | ArtifactNotice | SteeringNotice:
     try:
         message = json.loads(line)
     except (ValueError, RecursionError) as error:
@@ -333,7 +371,7 @@ def _parse(line: bytes, places: Sequence[Path]) -> Hello | Progress | Checkpoint
         raise _ProtocolError("malformed", f"not an object: {line[:80]!r}")
     kind = message.get("type")
     if kind == "hello":
-        return Hello(_integer(message, "pid"), _integer(message, "protocol"))
+        return Hello(_integer(message, "pid"), _integer(message, "protocol"), message.get("steering") is True)
     if kind == "progress":
         total = None if message.get("total") is None else _integer(message, "total")
         return Progress(_integer(message, "step"), total, usable_metrics(message.get("metrics")))
@@ -346,6 +384,8 @@ def _parse(line: bytes, places: Sequence[Path]) -> Hello | Progress | Checkpoint
         )
     if kind == "artifact":
         return ArtifactNotice(_path_inside(message, places[:1], "artifact"))
+    if kind in _STEERING:
+        return SteeringNotice(message)
     raise _ProtocolError("malformed", f"unknown type {str(kind)[:40]!r}")
 
 

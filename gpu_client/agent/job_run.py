@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable
 
 from contract.jobs import FailureClass
-from contract.work import Directive, HeartbeatRequest, WorkItem
+from contract.work import Directive, HeartbeatAnswer, HeartbeatRequest, WorkItem
 from gpu_client.agent.artifact_shipper import ArtifactShipper
 from gpu_client.agent.attempt_errors import expected, failure_of
 from gpu_client.agent.channel_server import Progress, StopReason
@@ -31,6 +31,7 @@ from gpu_client.agent.log_shipper import LogShipper
 from gpu_client.agent.pace import Pace
 from gpu_client.agent.settings import AgentSettings
 from gpu_client.agent.signals import StopLevel, StopRequest
+from gpu_client.agent.steering_relay import Leaving, SteeringRelay
 from gpu_client.agent.steps import Steps, StepsEnd, Surroundings
 from gpu_client.agent.supervisor import Supervisor
 from gpu_client.agent.trainer_output import TrainerOutput
@@ -44,6 +45,7 @@ from gpu_client.transport.errors import (
     DigestMismatch,
     LeaseLost,
     NotStoredYet,
+    RollbackRefused,
     TransferCanceled,
     TransferError,
     Unauthorized,
@@ -103,6 +105,7 @@ class JobRun:
         """What the last step printed last."""
         self._output = TrainerOutput(echo=lambda line: logger.debug("| %s", line))
         self._shipper: LogShipper | None = None
+        self._steering = SteeringRelay(item.control)
         # A heartbeat that takes longer than the interval is one that did not come.
         heart = client.within(max(float(item.heartbeat_interval_s), 2.0))
         self._keeper = LeaseKeeper(
@@ -112,10 +115,11 @@ class JobRun:
             on_directive=self._directed,
             on_lost=self._lease_lost,
             on_pause=on_alive,
+            on_answer=self._answered,
             claimed_at=claimed_at,
         )
         self._calls = LeasedCalls(client, self._keeper, given_up=self._out_of_time)
-        self._last_word = LastWord(item, settings.identity(), self._calls, self._ship_last_lines)
+        self._last_word = LastWord(item, settings.identity(), self._calls, self._before_last_word, self._steering)
 
     def run(self) -> Outcome:
         """Do the attempt. Raises WorkspaceError if the disk cannot be cleared for the next one."""
@@ -165,7 +169,13 @@ class JobRun:
             total_steps=progress.total if progress else None,
             metrics=(progress.metrics or None) if progress else None,
             goodput=self._pace.goodput(),
+            # A control plane that knows nothing of it would refuse the heartbeat.
+            control=self._steering.report() if "control" in self._item.model_fields_set else None,
         )
+
+    def _answered(self, request: HeartbeatRequest, answer: HeartbeatAnswer) -> None:
+        if request.control is not None:
+            self._steering.heard(request.control, answer)
 
     def _directed(self, directive: Directive, reason: str) -> None:
         if directive is Directive.PAUSE:
@@ -252,6 +262,7 @@ class JobRun:
             over=self._ended,
             canceled=lambda: self._lost_outcome() is Outcome.CANCELED,
             leaving=self._leaving,
+            steering=self._steering,
         )
         early = ArtifactShipper(
             directories.output,
@@ -296,7 +307,12 @@ class JobRun:
             end = end._replace(failure=failure)
         self._enter("committing")
         self._drain(committer)
-        return self._release() if end.failure is None else self._fail(end.failure, end.status)
+        if end.failure is not None:
+            return self._fail(end.failure, end.status)
+        by_rule = self._steering.leaving
+        if by_rule is None or by_rule.kind == "stop" or self._leaving() is not None:
+            return self._release()
+        return self._hand_back(by_rule)
 
     def _drain(self, committer: Committer) -> None:
         """Let the last checkpoint be committed, for as long as that makes sense."""
@@ -352,6 +368,13 @@ class JobRun:
             message = f"{message}; no last checkpoint: {skipped}"
         return self._report(lambda: self._last_word.release(reason, message, self._pace.goodput()), Outcome.RELEASED)
 
+    def _hand_back(self, by_rule: Leaving) -> Outcome:
+        """A rule wants the job to go on elsewhere, later, or from an earlier checkpoint."""
+        try:
+            return self._report(lambda: self._last_word.leave(by_rule, self._pace.goodput()), Outcome.RELEASED)
+        except RollbackRefused as error:
+            return self._fail(Failure(FailureClass.STOPPED_BY_RULE, f"{by_rule.reason}; {error.message}"))
+
     def _lost_outcome(self) -> Outcome:
         return Outcome.CANCELED if self._lost and self._lost.canceled else Outcome.LOST
 
@@ -361,12 +384,17 @@ class JobRun:
         except LeaseLost as error:
             self._lease_lost(Lost(error.code, error.message))
             return self._lost_outcome()
+        except RollbackRefused:
+            raise
         except BatonError as error:
             # Nobody is left to tell: the lease runs out, and the job goes to another worker.
             logger.error("job %s: the end of the attempt could not be reported: %s", self._item.id, error)
             return self._lost_outcome()
         return outcome
 
-    def _ship_last_lines(self) -> None:
+    def _before_last_word(self) -> None:
+        """What a heartbeat has no room for in the last word, and what the training printed last."""
+        while self._steering.behind and self._keeper.beat():
+            pass
         if self._shipper is not None and self._stop.level is not StopLevel.NOW:
             self._shipper.flush()

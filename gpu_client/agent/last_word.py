@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from enum import StrEnum
+from typing import Any
 
 from contract.goodput import Goodput
 from contract.work import CompleteRequest, DeclaredArtifact, FailRequest, ReleaseRequest, SaladIdentity, WorkItem
 from gpu_client.agent.channel_server import Progress
 from gpu_client.agent.failures import ExitStatus, Failure
 from gpu_client.agent.leased_calls import LeasedCalls
+from gpu_client.agent.steering_relay import Leaving, SteeringRelay, leave_by_rule
 
 MAX_MESSAGE_CHARS = 1024
 MAX_RELEASE_MESSAGE_CHARS = 512
@@ -34,12 +36,18 @@ class LastWord:
     """
 
     def __init__(
-        self, item: WorkItem, identity: SaladIdentity, calls: LeasedCalls, before: Callable[[], object]
+        self,
+        item: WorkItem,
+        identity: SaladIdentity,
+        calls: LeasedCalls,
+        before: Callable[[], object],
+        steering: SteeringRelay,
     ) -> None:
         self._item = item
         self._identity = identity.model_dump()
         self._calls = calls
         self._before = before
+        self._steering = steering
 
     def complete(
         self, artifacts: Sequence[DeclaredArtifact], progress: Progress | None, goodput: Goodput | None = None
@@ -52,6 +60,7 @@ class LastWord:
             step=progress.step if progress else None,
             metrics=progress.metrics or None if progress else None,
             goodput=goodput,
+            **self._steered(),
         )
         token = self._item.lease_token
         self._calls.insist("complete", lambda client: (self._before(), client.complete(token, request)))
@@ -69,6 +78,7 @@ class LastWord:
             message=_text(failure.reason, MAX_MESSAGE_CHARS),
             log_tail=[_text(line, MAX_LOG_LINE_CHARS) for line in tail[-MAX_LOG_LINES:]],
             goodput=goodput,
+            **self._steered(),
         )
         token = self._item.lease_token
         self._calls.insist("fail", lambda client: (self._before(), client.fail(token, request)))
@@ -82,8 +92,32 @@ class LastWord:
             message=_text(message, MAX_RELEASE_MESSAGE_CHARS),
             goodput=goodput,
         )
+        self._hand_back(request)
+
+    def leave(self, by_rule: Leaving, goodput: Goodput | None = None) -> None:
+        """The job goes back because a rule wants it. RollbackRefused if it may not once more."""
+        request = ReleaseRequest(
+            **self._identity,
+            job_id=self._item.id,
+            reason=by_rule.kind,
+            message=_text(by_rule.reason, MAX_RELEASE_MESSAGE_CHARS),
+            goodput=goodput,
+            control=self._steering.report(),
+            by_rule=leave_by_rule(by_rule),
+        )
+        self._hand_back(request)
+
+    def _hand_back(self, request: ReleaseRequest) -> None:
         token = self._item.lease_token
         self._calls.insist("release", lambda client: (self._before(), client.release(token, request)))
+
+    def _steered(self) -> dict[str, Any]:
+        """What rules have said and done, where the control plane knows of such things."""
+        if "control" not in self._item.model_fields_set:
+            return {}
+        leaving = self._steering.leaving
+        ended_by = leaving.ended_by if leaving is not None and leaving.kind == "stop" else None
+        return {"control": self._steering.report(), "ended_by": ended_by}
 
 
 def _text(text: str, max_chars: int) -> str:

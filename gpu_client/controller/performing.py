@@ -55,6 +55,7 @@ class Performer:
         self.offer = offer
         self.evaluation_wanted = False
         self.batch_unwanted = False
+        self.finishing = False
 
     def perform(self, order: Order) -> tuple[Outcome, str]:
         """Do it; what became of it. Never raises."""
@@ -71,6 +72,7 @@ class Performer:
 
     def _stop(self, arguments: Mapping[str, Any], order: Order) -> str:
         self._leave(order)
+        self.finishing = self.finishing or arguments.get("outcome") != "failed"
         self._loop.ask_to_stop("rule", checkpoint=bool(arguments.get("save", True)))
         return f"the training stops: {arguments.get('outcome') or 'complete'}"
 

@@ -122,6 +122,11 @@ class Steering:
         unwanted, self._performer.batch_unwanted = self._performer.batch_unwanted, False
         return unwanted
 
+    @property
+    def finishing(self) -> bool:
+        """Whether a rule or command ended the training as complete: leave the loop and write what a finished one has."""
+        return self._performer.finishing
+
     def evaluated(self, step: int, **metrics: object) -> None:
         """An evaluation is done: rules know `loss` of it as `eval.loss`."""
         self.happened("evaluate", step, {f"eval.{name}": value for name, value in metrics.items()})

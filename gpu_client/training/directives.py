@@ -149,9 +149,8 @@ class Directives:
             return asked, stop, wait, False
         reason = 0 if stop is None else 1 + _REASONS.index(stop.reason if stop.reason in _REASONS else "other")
         refuses = stop is not None and not stop.checkpoint
-        votes = self._ranks.agree(
-            int(asked), reason, int(refuses), int(wait), int(self._sharing is not None and self._sharing.news)
-        )
+        news = self._sharing is not None and self._sharing.news
+        votes = self._ranks.agree(int(asked), reason, int(refuses), int(wait), int(news))
         any_asked, reason, refused, any_wait, any_news = votes
         agreed = _Stop(_REASONS[reason - 1], not refused) if reason else None
         return bool(any_asked), agreed, bool(any_wait), bool(any_news)

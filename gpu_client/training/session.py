@@ -201,8 +201,13 @@ class Session:
 
     @property
     def stop_reason(self) -> str | None:
-        """Why to stop: "cancel", "pause", "release", "lease_lost", "rule" or "signal" (SIGTERM); None while it goes on."""
+        """Why: "cancel", "pause", "release", "lease_lost", "rule" or "signal" (SIGTERM); None while it goes on."""
         return self._directives.stop_reason
+
+    @property
+    def finishing(self) -> bool:
+        """Whether a rule or command ended the training early, as complete: leave the loop and write the outputs."""
+        return self.steering.finishing
 
     def checkpoint_due(self, step: int, every: int | None = None) -> bool:
         """Whether to write a checkpoint after `step`: each `every` steps, when asked to, and before stopping.
