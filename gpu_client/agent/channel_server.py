@@ -384,7 +384,7 @@ def _parse(
         )
     if kind == "artifact":
         return ArtifactNotice(_path_inside(message, places[:1], "artifact"))
-    if kind in _STEERING:
+    if isinstance(kind, str) and kind in _STEERING:
         return SteeringNotice(message)
     raise _ProtocolError("malformed", f"unknown type {str(kind)[:40]!r}")
 

@@ -220,7 +220,7 @@ def leave_by_rule(leaving: Leaving) -> LeaveByRule:
             {name: arguments[name] for name in Rollback.model_fields if name in arguments}
         )
     return LeaveByRule(
-        kind=leaving.kind,  # type: ignore[arg-type]
+        kind=leaving.kind,
         ended_by=leaving.ended_by,
         rollback=rollback,
         exclude_host=leaving.kind == "requeue" and bool(arguments.get("exclude_host")),

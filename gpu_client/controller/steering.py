@@ -124,7 +124,7 @@ class Steering:
 
     @property
     def finishing(self) -> bool:
-        """Whether a rule or command ended the training as complete: leave the loop and write what a finished one has."""
+        """Whether a rule or command ended the training as complete: leave the loop and write the outputs."""
         return self._performer.finishing
 
     def evaluated(self, step: int, **metrics: object) -> None:
