@@ -45,6 +45,7 @@ class ErrorCode(StrEnum):
     PAYLOAD_TOO_LARGE = "payload_too_large"
     UNKNOWN_RECIPE = "unknown_recipe"
     INVALID_RECIPE = "invalid_recipe"
+    INVALID_RULES = "invalid_rules"
     IDEMPOTENCY_MISMATCH = "idempotency_mismatch"
     # Who is asking
     UNAUTHORIZED = "unauthorized"
@@ -78,6 +79,7 @@ class ErrorCode(StrEnum):
     UPLOAD_NOT_FOUND = "upload_not_found"
     ROLLBACK_BUDGET_SPENT = "rollback_budget_spent"
     RECIPE_EXISTS = "recipe_exists"
+    ROLLBACK_BUDGET_SPENT = "rollback_budget_spent"
     CONFLICT = "conflict"
     # The service
     TOO_MANY_REQUESTS = "too_many_requests"
@@ -127,10 +129,13 @@ ERRORS: dict[ErrorCode, ErrorInfo] = {
     ErrorCode.INVALID_RECIPE: ErrorInfo(
         422, "The document is no recipe.", "Change what `problems` names; `baton recipes lint` finds it beforehand."
     ),
+    ErrorCode.INVALID_RULES: ErrorInfo(
+        422, "The rules cannot be used.", "Change what `problems` names; nothing of them is in force."
+    ),
     ErrorCode.IDEMPOTENCY_MISMATCH: ErrorInfo(
         409,
         "This Idempotency-Key was used with another body.",
-        "Use a new key for a new job, or repeat the first body unchanged.",
+        "Use a new key for another body, or repeat the first one unchanged.",
     ),
     ErrorCode.UNAUTHORIZED: ErrorInfo(401, "No API key was sent.", "Send the header x-api-key."),
     ErrorCode.KEY_UNKNOWN: ErrorInfo(403, "This API key is not known.", "Check it, or ask an admin for a new one."),
@@ -214,6 +219,11 @@ ERRORS: dict[ErrorCode, ErrorInfo] = {
     ),
     ErrorCode.RECIPE_EXISTS: ErrorInfo(
         409, "This name and version mean something else already.", "A version never changes: push it as the next one."
+    ),
+    ErrorCode.ROLLBACK_BUDGET_SPENT: ErrorInfo(
+        409,
+        "The rule has rolled this job back as often as it may.",
+        "Go on, or end the attempt in another way: the job is as it was.",
     ),
     ErrorCode.CONFLICT: ErrorInfo(
         409, "Somebody else changed this at the same moment.", "Repeat the call; it is safe to do so."

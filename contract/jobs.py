@@ -30,7 +30,7 @@ from contract.base import (
 )
 from contract.goodput import Goodput
 from contract.recipes.plan import RunPlan
-from contract.steering import RulesText
+from contract.steering import EndedBy, RulesText
 
 
 class JobState(StrEnum):
@@ -96,6 +96,9 @@ class ReasonCode(StrEnum):
     NODE_FAULT_CAP = "node_fault_cap"
     INTERRUPTION_CAP = "interruption_cap"
     FRUITLESS_INTERRUPTION_CAP = "fruitless_interruption_cap"
+    ROLLED_BACK_BY_RULE = "rolled_back_by_rule"
+    PAUSED_BY_RULE = "paused_by_rule"
+    REQUEUED_BY_RULE = "requeued_by_rule"
 
 
 class InputRef(WireModel):
@@ -364,6 +367,8 @@ class JobView(AnswerModel):
     counters: JobCounters
     reason: Reason | None = None
     """Why the job is where it is: paused, failed, waiting after a failure, ..."""
+    ended_by: EndedBy | None = None
+    """The rule or command that ended the training, or the last attempt at it while no other has begun."""
     not_before: EpochSeconds | None = None
     created_at: EpochSeconds
     started_at: EpochSeconds | None = None

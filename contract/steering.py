@@ -23,6 +23,12 @@ MAX_DECISIONS = 10
 MAX_RESULTS = 20
 MAX_STATUSES = 200
 MAX_STATUS_CHARS = 200
+MAX_OPERAND_CHARS = 2000
+"""Of an operand's text: as long as an expression may be."""
+MAX_REVISION = 10**6
+MAX_SEQUENCE = 10**6
+MAX_ROLLBACKS = 200
+"""Of one job, by all rules together: each is kept for whoever resumes."""
 
 
 def _small(text: str) -> str:
@@ -33,9 +39,9 @@ def _small(text: str) -> str:
 
 RulesText = Annotated[str, AfterValidator(_small), Field(max_length=MAX_RULES_BYTES)]
 """YAML or JSON, as docs/rules.md has it. Empty: no rules."""
-Revision = Annotated[int, Field(ge=0, le=10**6)]
+Revision = Annotated[int, Field(ge=0, le=MAX_REVISION)]
 """Of a job's rules, from 1; 0 stands for none. A revision never changes."""
-Sequence = Annotated[int, Field(ge=0, le=10**6)]
+Sequence = Annotated[int, Field(ge=0, le=MAX_SEQUENCE)]
 """Of a job's commands, from 1; 0 stands for none."""
 RuleName = Annotated[str, Field(max_length=64, pattern=r"^[a-z0-9][a-z0-9_-]*$")]
 Said = Annotated[str, Field(max_length=1024)]
@@ -85,6 +91,13 @@ class DocumentFault(AnswerModel):
     code: str = ""
 
 
+class RulesChecked(AnswerModel):
+    """Answer of `POST /rules/check`: without faults a job can have them. Example: `{"faults": [], "warnings": []}`"""
+
+    faults: list[DocumentFault] = []
+    warnings: list[DocumentFault] = []
+
+
 class RuleStatus(WireModel):
     """How a rule stands, in words and as a state.
 
@@ -130,9 +143,10 @@ class RulesView(AnswerModel):
 
 
 class RulesHistory(AnswerModel):
-    """All revisions, newest first. Example: `{"revisions": []}`"""
+    """All revisions, newest first. Example: `{"revisions": [], "next_cursor": null}`"""
 
     revisions: list[RulesRevision]
+    next_cursor: str | None = None
 
 
 class CommandKind(StrEnum):
@@ -219,6 +233,10 @@ class CommandList(AnswerModel):
     commands: list[Command]
 
 
+_OperandText = Annotated[str, Field(max_length=MAX_OPERAND_CHARS)]
+_OperandValue = bool | float | Annotated[str, Field(max_length=64)] | None
+
+
 class Decision(WireModel):
     """What a rule, or a command, decided or did. It becomes an event of the job.
 
@@ -251,7 +269,7 @@ class Decision(WireModel):
     at: EpochSeconds
     severity: Literal["info", "warning", "error"] = "warning"
     dry_run: bool = False
-    operands: Annotated[dict[str, float | bool | str | None], Field(max_length=32)] = {}
+    operands: Annotated[dict[_OperandText, _OperandValue], Field(max_length=32)] = {}
     """By their text; NaN and infinity as texts."""
     actions: Annotated[list[Identity], Field(max_length=16)] = []
     message: Said = ""
@@ -270,6 +288,7 @@ class ControlReport(WireModel):
     step: Step | None = None
     """At which that revision came into force; None while it has not, or was rejected."""
     rejected: Revision | None = None
+    """Newer than the one in force, and refused there: said again with every report, so that it is not sent again."""
     reason: Said = ""
     results: Annotated[list[CommandResult], Field(max_length=MAX_RESULTS)] = []
     decisions: Annotated[list[Decision], Field(max_length=MAX_DECISIONS)] = []
@@ -278,8 +297,8 @@ class ControlReport(WireModel):
 
     @property
     def tells(self) -> bool:
-        """Whether there is anything to write down."""
-        return bool(self.results or self.decisions or self.statuses is not None or self.rejected is not None)
+        """Whether there is anything to write down, whatever revision is in force or was rejected."""
+        return bool(self.results or self.decisions or self.statuses is not None)
 
 
 class EndedBy(WireModel):
@@ -338,6 +357,8 @@ class Control(AnswerModel):
     commands: list[Command] = []
     """Those that wait; and, with status `applied`, every `set`, oldest first: a training that resumes before the step
     of one does it again."""
+    commands_seq: Sequence = 0
+    """All commands up to this one are here, or will never be: what the worker has received."""
     rollbacks: list[RolledBack] = []
     ran_s: int = 0
     """By all earlier attempts."""
@@ -360,4 +381,6 @@ class LeaveByRule(WireModel):
     def _rollback_is_described(self) -> Self:
         if (self.kind == "rollback") != (self.rollback is not None):
             raise ValueError("'rollback' is given with kind 'rollback', and only then")
+        if self.rollback is not None and self.ended_by.rule is None:
+            raise ValueError("a rollback is a rule's: 'ended_by.rule' is needed")
         return self

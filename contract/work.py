@@ -28,7 +28,7 @@ from contract.goodput import Goodput
 from contract.jobs import FailureClass, InputRef
 from contract.parts import LargeSizeBytes, Parts, require_fitting
 from contract.recipes.plan import RunPlan
-from contract.steering import Command, Control, ControlReport, EndedBy, LeaveByRule, RulesInForce
+from contract.steering import Command, Control, ControlReport, EndedBy, LeaveByRule, RulesInForce, Sequence
 
 
 class Directive(StrEnum):
@@ -150,7 +150,9 @@ class HeartbeatAnswer(AnswerModel):
     rules: RulesInForce | None = None
     """Newer ones than those that the worker said it has."""
     commands: list[Command] = []
-    """Those after the last one that it said it has received."""
+    """Those after the last one that it said it has received, and that can still be carried out."""
+    commands_seq: Sequence | None = None
+    """All commands up to this one are here, or will never be: what to say next. None: as the worker said."""
 
 
 class ProgressRequest(SaladIdentity):

@@ -19,6 +19,15 @@ from contract.keys import HealthAnswer, KeyCreate, KeyCreated, KeyPage
 from contract.manifest import Manifest, ManifestV1
 from contract.names import Scope
 from contract.recipes.calls import RecipePage, RecipePush, RecipeQuery, RecipeView
+from contract.steering import (
+    Command,
+    CommandList,
+    CommandRequest,
+    RulesChecked,
+    RulesHistory,
+    RulesRequest,
+    RulesView,
+)
 from contract.transfers import (
     MultipartComplete,
     MultipartCreated,
@@ -55,7 +64,18 @@ from contract.work import (
     WorkItem,
     WorkQuery,
 )
-from functions.api import artifacts, checkpointing, keys, logs, recipes, submitting, transfers, webhooks, working
+from functions.api import (
+    artifacts,
+    checkpointing,
+    keys,
+    logs,
+    recipes,
+    steering,
+    submitting,
+    transfers,
+    webhooks,
+    working,
+)
 from functions.api.context import Call, Context
 
 Function = Literal["submitter", "worker", "transfer", "admin"]
@@ -98,8 +118,9 @@ class Route:
 _JOB = (E.JOB_NOT_FOUND,)
 _PAGE = (*_JOB, E.INVALID_CURSOR)
 _WEBHOOK = (E.WEBHOOK_NOT_FOUND,)
-_SUBMIT = (E.UNKNOWN_RECIPE, E.IDEMPOTENCY_MISMATCH, *_WEBHOOK)
+_SUBMIT = (E.UNKNOWN_RECIPE, E.INVALID_RULES, E.IDEMPOTENCY_MISMATCH, *_WEBHOOK)
 _STEER = (*_JOB, E.ILLEGAL_TRANSITION, E.JOB_FINISHED, E.JOB_CANCELED, E.CONFLICT, E.CHECKPOINT_NOT_FOUND)
+_GIVE = (*_JOB, E.JOB_FINISHED, E.ILLEGAL_TRANSITION, E.CONFLICT)
 _LEASE = (
     *_JOB,
     E.JOB_NOT_RUNNING,
@@ -155,6 +176,27 @@ ROUTES: tuple[Route, ...] = (
     _steer("/job/{id}/resume", submitting.resume, body=(StopRequest,)),
     _steer("/job/{id}/retry", submitting.retry, body=(RetryRequest,)),
     _submitter(
+        "PUT",
+        "/job/{id}/rules",
+        steering.put_rules,
+        body=(RulesRequest,),
+        answer=RulesView,
+        refuses=(*_GIVE, E.INVALID_RULES),
+    ),
+    _submitter("GET", "/job/{id}/rules", steering.show_rules, answer=RulesView, refuses=_JOB),
+    _page("/job/{id}/rules/history", steering.list_rules, query=steering.RulesHistoryQuery, answer=RulesHistory),
+    _submitter("POST", "/rules/check", steering.check_rules, body=(steering.RulesCheck,), answer=RulesChecked),
+    _submitter(
+        "POST",
+        "/job/{id}/commands",
+        steering.give_command,
+        body=(CommandRequest,),
+        answer=Command,
+        refuses=(*_GIVE, E.IDEMPOTENCY_MISMATCH),
+        headers=_IDEMPOTENCY,
+    ),
+    _submitter("GET", "/job/{id}/commands", steering.list_commands, answer=CommandList, refuses=_JOB),
+    _submitter(
         "POST",
         "/recipes",
         recipes.push,
@@ -187,7 +229,14 @@ ROUTES: tuple[Route, ...] = (
     ),
     _bearer("POST", "/complete", working.complete, body=(CompleteRequest,), answer=TransitionAnswer, refuses=_COMPLETE),
     _bearer("POST", "/fail", working.fail, body=(FailRequest,), answer=TransitionAnswer, refuses=_LEASE),
-    _bearer("POST", "/release", working.release, body=(ReleaseRequest,), answer=TransitionAnswer, refuses=_LEASE),
+    _bearer(
+        "POST",
+        "/release",
+        working.release,
+        body=(ReleaseRequest,),
+        answer=TransitionAnswer,
+        refuses=(*_LEASE, E.ROLLBACK_BUDGET_SPENT),
+    ),
     _bearer(
         "POST",
         "/job/{id}/checkpoints",
