@@ -77,7 +77,6 @@ class ErrorCode(StrEnum):
     STEP_NOT_NEWER = "step_not_newer"
     CHECKPOINT_CONFLICT = "checkpoint_conflict"
     UPLOAD_NOT_FOUND = "upload_not_found"
-    ROLLBACK_BUDGET_SPENT = "rollback_budget_spent"
     RECIPE_EXISTS = "recipe_exists"
     ROLLBACK_BUDGET_SPENT = "rollback_budget_spent"
     CONFLICT = "conflict"
@@ -219,11 +218,6 @@ ERRORS: dict[ErrorCode, ErrorInfo] = {
     ),
     ErrorCode.RECIPE_EXISTS: ErrorInfo(
         409, "This name and version mean something else already.", "A version never changes: push it as the next one."
-    ),
-    ErrorCode.ROLLBACK_BUDGET_SPENT: ErrorInfo(
-        409,
-        "The rule has rolled this job back as often as it may.",
-        "Go on, or end the attempt in another way: the job is as it was.",
     ),
     ErrorCode.CONFLICT: ErrorInfo(
         409, "Somebody else changed this at the same moment.", "Repeat the call; it is safe to do so."

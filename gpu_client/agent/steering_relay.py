@@ -80,7 +80,7 @@ class SteeringRelay:
         self._started_at: float | None = None
         self._rules = self._control.rules
         self._commands: dict[int, Command] = {command.seq: command for command in self._control.commands}
-        self._received = max(self._commands, default=0)
+        self._received = self._control.commands_seq
         self._in_force = 0
         self._in_force_step: int | None = None
         self._rejected: int | None = None
@@ -157,10 +157,11 @@ class SteeringRelay:
                     self._channel.send_steering({"type": "rules", "revision": rules.revision, "text": rules.text})
             for command in answer.commands:
                 if command.seq > self._received:
-                    self._received = command.seq
                     self._commands[command.seq] = command
                     if self._channel is not None:
                         self._channel.send_steering({"type": "command", **self._sendable(command, answer.server_time)})
+            if answer.commands_seq is not None:
+                self._received = max(self._received, answer.commands_seq)
 
     # Inside, with the lock held
 
