@@ -38,6 +38,7 @@ RETRY_S = 2.0
 MAX_TRIES = 3
 """Of a file that cannot be uploaded though control plane and store can be reached."""
 POLL_S = 0.5
+IDLE_POLL_S = 0.05
 CLOSE_WAIT_S = 5.0
 """How long `close` waits for a call that hangs; its thread is a daemon."""
 
@@ -66,6 +67,7 @@ class ArtifactShipper:
         self._retry_s = retry_s
         self._lock = threading.Lock()
         self._waiting: dict[str, Path] = {}
+        self._busy = False
         self._tries: Counter[str] = Counter()
         self._offered = 0
         self._closing = False
@@ -91,6 +93,17 @@ class ArtifactShipper:
             self._waiting[path.relative_to(self._root).as_posix()] = path
         self._news.set()
         return None
+
+    def drain(self, give_up: Callable[[], bool]) -> bool:
+        """Wait until all that was offered is stored or given up; False if `give_up` says so, or nothing may be sent."""
+        while not self._over.is_set():
+            with self._lock:
+                if not self._waiting and not self._busy:
+                    return True
+            if give_up():
+                return False
+            self._over.wait(IDLE_POLL_S)
+        return False
 
     def close(self) -> None:
         """End what is under way, and the thread. May be called twice."""
@@ -156,6 +169,7 @@ class ArtifactShipper:
         finally:
             if again:
                 self._put_back(batch)
+            self._busy = False
         return True
 
     def _noted(self, batch: Mapping[str, Path], error: Exception) -> bool:
@@ -169,6 +183,7 @@ class ArtifactShipper:
         with self._lock:
             tried = next((path for path in self._waiting if self._tries[path]), None)
             paths = [tried] if tried is not None else list(self._waiting)[:BATCH_FILES]
+            self._busy = True
             return {path: self._waiting.pop(path) for path in paths}
 
     def _put_back(self, batch: Mapping[str, Path]) -> None:

@@ -70,13 +70,15 @@ def train(session: Session, config: DreamboothConfig) -> bool:
     if prior is not None:
         state["prior"] = prior
     done = session.resume(**state)
+    session.report(done, total)
     shown.show_again(session)
 
     if prior is not None and prior.missing:
-        if not prior.complete(models, encoder, session, total):
+        if not prior.complete(models, encoder, session):
             return False
         session.checkpoint(done, must=True, **state)  # from here on no attempt generates class images
-    encoder.fill([instance, *([prior.batches] if prior else [])], _prompts(config, instance, prior))
+    prompts = _prompts(config, instance, prior)
+    encoder.fill([instance, *([prior.batches] if prior else [])], prompts, session.phase)
 
     loss_of = partial(denoising_loss, models, encoder, config)
     lora.training(True)
