@@ -1,4 +1,4 @@
-"""What a complete job leaves for later ones, and what a job is given of that, and of what its own attempts have left."""
+"""What a complete job leaves for later ones; what a job is given of that, and of what its own attempts have left."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def given(context: Context, call: Call, job: Job) -> list[InputObject]:
 
 
 def _parts(context: Context, call: Call, job: Job) -> list[InputObject]:
-    """One list in the store, and only where there may be any: an attempt that has no checkpoint has shown little else."""
+    """One list in the store, and only where there may be any. Without a checkpoint a job has shown little else."""
     if not may_have_parts(job):
         return []
     listed = context.objects.list(call.tenant, CHECKPOINTS_BUCKET, artifacts_prefix(job.id), limit=MAX_PARTS)

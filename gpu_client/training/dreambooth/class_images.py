@@ -2,9 +2,9 @@
 
 Generated ones are made once. Later attempts find them in the checkpoint, whatever machine they run on (the job commits
 one before its first step, and a tenant's equal bytes are stored once, whichever job sends them); before that, they are
-given what an attempt that was cut off had made (`shared_images.py`). So are later jobs, of what complete ones have left;
-and on the same machine they find them, also if the first job has not ended yet, in a directory that is named after
-everything they depend on.
+given what those that were cut off had made. Later jobs are given what complete ones have left (`shared_images.py` has
+both), whatever machine they run on; and on the same machine they find them, also if the first job has not ended yet, in
+a directory that is named after everything they depend on.
 """
 
 from __future__ import annotations

@@ -45,7 +45,7 @@ def test_the_next_attempt_is_given_the_parts_that_a_lost_one_has_shown(api: Api)
     assert parts(first) == {}, "its own are no news to it"
     lose(api)
     second = next_attempt(api, first)
-    assert [item["path"] for item in inputs(second)][0] == "instance/1.png"
+    assert next(item["path"] for item in inputs(second)) == "instance/1.png"
     assert parts(second) == {"1/00000.zip": b"first", "1/00010.zip": b"second"}
     second.store_artifacts({f"{PARTS}/00020.zip": b"third"})
     second.release(reason="shutdown").ok()
