@@ -61,7 +61,7 @@ def replaces(new: SharedRecord, seen: SharedRecord | None, *, stored: bool, star
 
 
 def may_have_parts(job: Job) -> bool:
-    """Whether earlier attempts may have left parts of what the job shares. What there is at a checkpoint lies in that."""
+    """Whether earlier attempts may have left parts of what the job shares. With a checkpoint, they lie in that."""
     shares = job.spec.plan is not None and bool(job.spec.plan.shared)
     return shares and job.epoch > 1 and job.checkpoint_step is None
 

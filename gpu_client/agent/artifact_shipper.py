@@ -1,8 +1,8 @@
 """Uploads files that the training says are finished, so that they can be seen before the end.
 
 No output depends on it. What is not stored by then is uploaded with all outputs at the end, and what is stored is not
-sent again. Only `complete` makes outputs of what lies in the store. The next attempt may be given some of it: parts of a
-shared file.
+sent again. Only `complete` makes outputs of what lies in the store. The next attempt may be given some of it: what lies
+in the directory of a shared file's parts.
 """
 
 from __future__ import annotations
