@@ -159,7 +159,8 @@ class Policy(WireModel):
     heartbeat_interval_s: Annotated[int, Field(ge=1, le=600)] = 30
     """The lease lasts three intervals."""
     no_progress_timeout_s: Annotated[int, Field(ge=1, le=86_400)] | None = None
-    """The worker fails the attempt when the step has not risen for this long."""
+    """The worker fails the attempt when neither the step has risen for this long, nor what the training says it makes
+    between steps."""
     stop_grace_s: Annotated[int, Field(ge=0, le=3600)] = 30
     """Time the training gets between being asked to stop and SIGKILL."""
     checkpoint_every: Literal["auto"] | Annotated[int, Field(ge=5, le=86_400)] | None = None

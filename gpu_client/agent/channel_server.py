@@ -55,6 +55,8 @@ class Progress:
     step: int
     total: int | None
     metrics: dict[str, float]
+    phase: tuple[str, int] | None = None
+    """What it does between two steps, if it says so, and how much of that is done."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,6 +110,7 @@ class ChannelServer:
         self._progress: Progress | None = None
         self._checkpoints: deque[CheckpointNotice] = deque(maxlen=MAX_WAITING_CHECKPOINTS)
         self._artifacts: deque[Path] = deque(maxlen=MAX_WAITING_ARTIFACTS)
+        self._phase: tuple[str, int] | None = None  # The last one that was told.
         self._advanced_at: float | None = None
         self._errors: Counter[str] = Counter()
         self._standing: bytes | None = None  # The last stop: also for processes that connect later.
@@ -142,7 +145,8 @@ class ChannelServer:
             return self._progress
 
     def advanced_at(self) -> float | None:
-        """When (by ``clock``) the step last changed; None before the first progress. For the no-progress watch."""
+        """When (by ``clock``) the step last changed, or how far something between two steps is; None before the first
+        progress. For the no-progress watch."""
         with self._lock:
             return self._advanced_at
 
@@ -306,9 +310,10 @@ class ChannelServer:
         if isinstance(message, Hello):
             self._hellos[peer.connection.fileno()] = message
         elif isinstance(message, Progress):
-            if self._progress is None or message.step != self._progress.step:
+            moved = self._progress is None or message.step != self._progress.step
+            if moved or message.phase not in (None, self._phase):
                 self._advanced_at = self._clock()
-            self._progress = message
+            self._progress, self._phase = message, message.phase or self._phase
         elif isinstance(message, ArtifactNotice):
             self._artifacts.append(message.path)
         else:
@@ -336,7 +341,7 @@ def _parse(line: bytes, places: Sequence[Path]) -> Hello | Progress | Checkpoint
         return Hello(_integer(message, "pid"), _integer(message, "protocol"))
     if kind == "progress":
         total = None if message.get("total") is None else _integer(message, "total")
-        return Progress(_integer(message, "step"), total, usable_metrics(message.get("metrics")))
+        return Progress(_integer(message, "step"), total, usable_metrics(message.get("metrics")), _phase_of(message))
     if kind == "checkpoint":
         return CheckpointNotice(
             _integer(message, "step"),
@@ -354,6 +359,15 @@ def _integer(message: dict[str, Any], name: str) -> int:
     if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= MAX_STEP:
         raise _ProtocolError("invalid", f"{name} must be an integer from 0 to {MAX_STEP}, got {str(value)[:40]!r}")
     return value
+
+
+def _phase_of(message: dict[str, Any]) -> tuple[str, int] | None:
+    phase = message.get("phase")
+    if phase is None:
+        return None
+    if not isinstance(phase, dict) or not isinstance(phase.get("name"), str):
+        raise _ProtocolError("invalid", f"a phase has a name, got {str(phase)[:80]!r}")
+    return phase["name"], _integer(phase, "done")
 
 
 def _path_inside(message: dict[str, Any], places: Sequence[Path], what: str) -> Path:

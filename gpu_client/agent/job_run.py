@@ -58,6 +58,8 @@ LEAVE_MARGIN_S = 3.0
 """So long before the machine is gone the job is handed back, whatever is still under way."""
 PATIENCE_S = 600.0
 """The same where the machine stays: after a pause, a failure, the end of the training."""
+SHOW_PATIENCE_S = 20.0
+"""So long at most what was shown last may take to be stored."""
 COMPLETE_TRIES = 5
 COMPLETE_RETRY_S = 2.0
 LOG_BUDGET_S = 10.0
@@ -271,20 +273,22 @@ class JobRun:
             show=early.offer,
         )
         try:
-            try:
-                end = self._steps.run(resume_from)
-            finally:
+            end = self._steps.run(resume_from)
+            if end.done:
                 early.close()  # what it has not sent is among the outputs
             self._tail = self._steps.output.last_lines()
             self._steps.clean_up()
-            return self._conclude(end, committer, directories)
+            return self._conclude(end, committer, early, directories)
         finally:
+            early.close()
             committer.close()
             self._shipper.close()
 
     # The end
 
-    def _conclude(self, end: StepsEnd, committer: Committer, directories: JobDirectories) -> Outcome:
+    def _conclude(
+        self, end: StepsEnd, committer: Committer, early: ArtifactShipper, directories: JobDirectories
+    ) -> Outcome:
         if self._ended.is_set():
             return self._lost_outcome()
         if end.done:
@@ -296,6 +300,9 @@ class JobRun:
             end = end._replace(failure=failure)
         self._enter("committing")
         self._drain(committer)
+        # The next attempt may go on from parts of a shared file that this one has just shown.
+        until = time.monotonic() + SHOW_PATIENCE_S
+        early.drain(lambda: self._out_of_time() or time.monotonic() > until)
         return self._release() if end.failure is None else self._fail(end.failure, end.status)
 
     def _drain(self, committer: Committer) -> None:

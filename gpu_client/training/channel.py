@@ -6,6 +6,7 @@ trainer -> agent::
 
     {"type": "hello", "pid": 123, "protocol": 1}
     {"type": "progress", "step": 120, "total": 500, "metrics": {"loss": 0.5}}
+    {"type": "progress", "step": 0, "total": 500, "metrics": {...}, "phase": {"name": "images", "done": 7, "total": 20}}
     {"type": "checkpoint", "step": 100, "path": "/abs/output/checkpoint-100", "metrics": {"loss": 0.5}}
     {"type": "checkpoint", "step": 120, "path": "/abs/arena/checkpoint", "metrics": {"loss": 0.4}, "stall_s": 0.15}
     {"type": "artifact", "path": "/abs/output/validation/step-000100-0.png"}
@@ -18,7 +19,9 @@ agent -> trainer::
 A checkpoint's path is a directory of the output directory, or of the arena (BATON_ARENA: shared memory that the agent
 has made). The one in the arena is the agent's until it removes the marker `baton.json` from it: no message says so, for
 a message can be lost, and then the arena would never be free again. `stall_s`: how long the training stood still.
-An artifact is a finished file of the output directory that somebody may want to see before the end.
+An artifact is a finished file of the output directory that somebody may want to see before the end. `phase`: how far
+something between two steps is; its numbers are among the metrics too, as `<name>` and `<name>_total`. `total` is null
+before it is known.
 
 Lines are UTF-8 and at most `MAX_LINE_BYTES` long. Metrics are finite JSON numbers: a metric that is not a number, or
 is NaN or infinite, is left out and named once in the log. Unknown message types are ignored, so that either side may
@@ -63,6 +66,10 @@ MAX_WAITING_ARTIFACTS = 1000
 STOP_REASONS = ("cancel", "pause", "release", "lease_lost")
 
 log = logging.getLogger("baton.training")
+
+_Phase = tuple[str, int, int]
+"""Its name, how much of it is done, and of how much."""
+_Report = tuple[int, int, Mapping[str, object], _Phase | None]
 
 
 @dataclass(frozen=True)
@@ -131,7 +138,7 @@ class Channel:
         self._lock = threading.Lock()
         self._queue: deque[_Message] = deque()
         self._progress: _Message | None = None  # newest wins
-        self._held: tuple[int, int, Mapping[str, object]] | None = None  # reported within the interval, not sent yet
+        self._held: _Report | None = None  # reported within the interval, not sent yet
         self._reported_at: float = -math.inf  # by self._clock, seconds
         self._untold: set[int] = set()
         self._warned: set[str] = set()
@@ -164,16 +171,16 @@ class Channel:
         """Whether an agent is listening as far as is known."""
         return self._connected and os.getpid() == self._pid
 
-    def report(self, step: int, total: int, metrics: Mapping[str, object]) -> None:
+    def report(self, step: int, total: int, metrics: Mapping[str, object], phase: _Phase | None = None) -> None:
         """Offer progress. At most one report per `PROGRESS_INTERVAL_S` is sent; the last step always is."""
         if not self.connected:
             return
         now = self._clock()
-        if step < total and now - self._reported_at < PROGRESS_INTERVAL_S:
-            self._held = (step, total, metrics)
+        if (step < total or phase) and now - self._reported_at < PROGRESS_INTERVAL_S:
+            self._held = (step, total, metrics, phase)
             return
         self._reported_at = now
-        self._offer_progress(step, total, metrics)
+        self._offer_progress(step, total, metrics, phase)
 
     def flush(self) -> None:
         """Send the progress that was held back because the one before it had just been sent."""
@@ -268,9 +275,12 @@ class Channel:
 
     # --- sending, from the training thread -------------------------------------------------------------------------
 
-    def _offer_progress(self, step: int, total: int, metrics: Mapping[str, object]) -> None:
+    def _offer_progress(self, step: int, total: int, metrics: Mapping[str, object], phase: _Phase | None) -> None:
         self._held = None
-        message = _Message(self._line({"type": "progress", "step": step, "total": total}, metrics))
+        body: dict[str, Any] = {"type": "progress", "step": step, "total": total}
+        if phase:
+            body |= {"total": total or None, "phase": dict(zip(("name", "done", "total"), phase, strict=True))}
+        message = _Message(self._line(body, metrics))
         with self._lock:
             self._progress = message
         self._wake()
