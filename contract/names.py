@@ -12,6 +12,10 @@ BUCKETS = (DATA_BUCKET, CHECKPOINTS_BUCKET)
 SHARED_DIR = ".baton/shared"
 """Below the data directory: what earlier jobs have shared with this one. Hidden, so that nobody takes it for data."""
 
+SHARED_PARTS = ".parts"
+"""Added to the path of a shared file: the directory of its parts. What an attempt shows there while it makes the file,
+a later attempt at the job finds below SHARED_DIR in `<path>.parts/<attempt>/`."""
+
 KEY_PREFIX = "baton"
 KEY_ID_PATTERN = r"^[a-z0-9]{8,32}$"
 """An API key is `<prefix>_<id>_<secret>`."""

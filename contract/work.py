@@ -329,7 +329,7 @@ class InputObject(AnswerModel):
     blake3: str | None = None
     """Where the control plane knows it."""
     shared: bool = False
-    """True for what an earlier job has left for this one: to be done without if it cannot be fetched."""
+    """True for what an earlier job, or attempt at this one, has left: to be done without if it cannot be fetched."""
 
 
 class InputPage(AnswerModel):

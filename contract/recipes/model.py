@@ -190,7 +190,8 @@ class Shared(WireModel):
 
     What a complete job has left there is given to each later job of its tenant whose parameters in `key` are the same,
     below `dirs.shared`, until one of these leaves a file of its own: because it had to add something, or could not use
-    it. It need not be there, neither at the beginning of a job nor at its end.
+    it. It need not be there, neither at the beginning of a job nor at its end. What an attempt shows below
+    `<path>.parts/` while it makes the file is given to later attempts at the job until there is a checkpoint.
     Example: `{"path": "words.bin", "key": ["language"], "description": "The dictionary."}`
     """
 

@@ -1,4 +1,4 @@
-"""What a complete job leaves for later ones, and what a job is given of that."""
+"""What a complete job leaves for later ones; what a job is given of that, and of what its own attempts have left."""
 
 from __future__ import annotations
 
@@ -7,9 +7,13 @@ import logging
 from contract.names import CHECKPOINTS_BUCKET, SHARED_DIR
 from contract.work import InputObject
 from functions.api.context import Call, Context
+from functions.domain.checkpoints import artifacts_prefix
 from functions.domain.errors import StorageUnavailable
 from functions.domain.records import Job
-from functions.domain.sharing import offered, replaces
+from functions.domain.sharing import may_have_parts, offered, part_path, replaces
+
+MAX_PARTS = 500
+"""Each has a URL, which may take 2 KB: an answer holds so many."""
 
 logger = logging.getLogger("baton.sharing")
 
@@ -35,7 +39,8 @@ def offer(context: Context, call: Call, job: Job) -> None:
 
 
 def given(context: Context, call: Call, job: Job) -> list[InputObject]:
-    """What earlier jobs have left for this one and is stored as they left it, with URLs."""
+    """What earlier jobs have left for this one and is stored as they left it, and behind it the parts that earlier
+    attempts at this one have made, with URLs."""
     wanted = {shared.key: shared.path for shared in job.spec.plan.shared} if job.spec.plan else {}
     if not wanted:
         return []
@@ -57,4 +62,25 @@ def given(context: Context, call: Call, job: Job) -> list[InputObject]:
         )
         for record in records.values()
         if record.object_key in stored
+    ] + _parts(context, call, job)
+
+
+def _parts(context: Context, call: Call, job: Job) -> list[InputObject]:
+    """One list in the store, and only where there may be any. Without a checkpoint a job has shown little else."""
+    if not may_have_parts(job):
+        return []
+    listed = context.objects.list(call.tenant, CHECKPOINTS_BUCKET, artifacts_prefix(job.id), limit=MAX_PARTS)
+    return [
+        InputObject(
+            key=one.key,
+            path=f"{SHARED_DIR}/{path}",
+            size_bytes=one.size_bytes,
+            etag=one.etag,
+            url=context.objects.presign_get(
+                call.tenant, CHECKPOINTS_BUCKET, one.key, expires_s=context.settings.url_life_s
+            ),
+            shared=True,
+        )
+        for one in listed.items
+        if (path := part_path(job, one.key)) is not None
     ]

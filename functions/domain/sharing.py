@@ -1,10 +1,11 @@
-"""Outputs that jobs leave for later ones of their tenant: by a key, one file each."""
+"""Outputs that jobs leave for later ones of their tenant: by a key, one file each. And what there is of a file that no
+attempt at its job has finished."""
 
 from __future__ import annotations
 
 from contract.jobs import JobState
-from contract.names import CHECKPOINTS_BUCKET
-from functions.domain.checkpoints import artifact_key
+from contract.names import CHECKPOINTS_BUCKET, SHARED_PARTS
+from functions.domain.checkpoints import artifact_key, artifacts_prefix
 from functions.domain.records import Job, Record
 
 
@@ -57,3 +58,22 @@ def replaces(new: SharedRecord, seen: SharedRecord | None, *, stored: bool, star
     if seen.object_key == new.object_key:
         return False
     return not stored or seen.offered_at < started_at or new.size_bytes > seen.size_bytes
+
+
+def may_have_parts(job: Job) -> bool:
+    """Whether earlier attempts may have left parts of what the job shares. With a checkpoint, they lie in that."""
+    shares = job.spec.plan is not None and bool(job.spec.plan.shared)
+    return shares and job.epoch > 1 and job.checkpoint_step is None
+
+
+def part_path(job: Job, key: str) -> str | None:
+    """Where the present attempt finds this artifact, below the directory of what is shared; None if it is no part of
+    an earlier attempt's."""
+    epoch, _, path = key.removeprefix(artifacts_prefix(job.id)).partition("/")
+    if job.spec.plan is None or int(epoch) >= job.epoch:
+        return None
+    for shared in job.spec.plan.shared:
+        parts = f"{shared.path}{SHARED_PARTS}/"
+        if path.startswith(parts):
+            return f"{parts}{epoch}/{path.removeprefix(parts)}"
+    return None

@@ -1,7 +1,8 @@
 """Uploads files that the training says are finished, so that they can be seen before the end.
 
-Nothing depends on it. What is not stored by then is uploaded with all outputs at the end, and what is stored is not
-sent again. Only `complete` makes outputs of what lies in the store.
+No output depends on it. What is not stored by then is uploaded with all outputs at the end, and what is stored is not
+sent again. Only `complete` makes outputs of what lies in the store. The next attempt may be given some of it: what lies
+in the directory of a shared file's parts.
 """
 
 from __future__ import annotations
@@ -38,6 +39,7 @@ RETRY_S = 2.0
 MAX_TRIES = 3
 """Of a file that cannot be uploaded though control plane and store can be reached."""
 POLL_S = 0.5
+IDLE_POLL_S = 0.05
 CLOSE_WAIT_S = 5.0
 """How long `close` waits for a call that hangs; its thread is a daemon."""
 
@@ -66,6 +68,7 @@ class ArtifactShipper:
         self._retry_s = retry_s
         self._lock = threading.Lock()
         self._waiting: dict[str, Path] = {}
+        self._busy = False
         self._tries: Counter[str] = Counter()
         self._offered = 0
         self._closing = False
@@ -91,6 +94,17 @@ class ArtifactShipper:
             self._waiting[path.relative_to(self._root).as_posix()] = path
         self._news.set()
         return None
+
+    def drain(self, give_up: Callable[[], bool]) -> bool:
+        """Wait until all that was offered is stored or given up; False if `give_up` says so, or nothing may be sent."""
+        while not self._over.is_set():
+            with self._lock:
+                if not self._waiting and not self._busy:
+                    return True
+            if give_up():
+                return False
+            self._over.wait(IDLE_POLL_S)
+        return False
 
     def close(self) -> None:
         """End what is under way, and the thread. May be called twice."""
@@ -156,6 +170,7 @@ class ArtifactShipper:
         finally:
             if again:
                 self._put_back(batch)
+            self._busy = False
         return True
 
     def _noted(self, batch: Mapping[str, Path], error: Exception) -> bool:
@@ -169,6 +184,7 @@ class ArtifactShipper:
         with self._lock:
             tried = next((path for path in self._waiting if self._tries[path]), None)
             paths = [tried] if tried is not None else list(self._waiting)[:BATCH_FILES]
+            self._busy = True
             return {path: self._waiting.pop(path) for path in paths}
 
     def _put_back(self, batch: Mapping[str, Path]) -> None:

@@ -53,7 +53,7 @@ def fetch_inputs(
 ) -> int:
     """Download every input, page by page; a page whose URLs ran out is asked for again. Returns the number of files.
 
-    What other jobs have shared is fetched too if that can be, and not counted.
+    What other jobs and earlier attempts have shared is fetched too if that can be, and not counted.
 
     Raises ObjectMissing if there is nothing below the inputs' prefixes, UnsafePath if two inputs claim one path,
     InputsDiffer if there are other files than were pushed, or some of them are lacking.
@@ -203,7 +203,7 @@ def _fetch_shared(
     require_free: Callable[[int], None],
     cancel: CancelEvent,
 ) -> None:
-    """What an earlier job has left for this one. Without it, the training makes it itself."""
+    """What an earlier job has left for this one, or an earlier attempt. Without it, the training makes it itself."""
     try:
         require_free(found.size_bytes)
         try:
@@ -216,9 +216,9 @@ def _fetch_shared(
                 raise
             transfer.download([_download(fresh[0], data_dir, fresh[0].blake3)], cancel=cancel)
     except (TransferError, DiskFull, DiskFullError) as error:
-        logger.warning("what another job has shared is done without: %s", error)
+        logger.warning("what was shared with this job is done without: %s", error)
     else:
-        logger.info("another job has shared %s (%d bytes)", found.path, found.size_bytes)
+        logger.info("shared with this job: %s (%d bytes)", found.path, found.size_bytes)
 
 
 def _download(found: InputObject, data_dir: Path, blake3: str | None) -> Download:

@@ -15,7 +15,8 @@ from contract.jobs import FailureClass
 from contract.work import Directive, HeartbeatAnswer, HeartbeatRequest, WorkItem
 from gpu_client.agent.artifact_shipper import ArtifactShipper
 from gpu_client.agent.attempt_errors import expected, failure_of
-from gpu_client.agent.channel_server import Progress, StopReason
+from gpu_client.agent.channel_messages import Progress
+from gpu_client.agent.channel_server import StopReason
 from gpu_client.agent.checks import failed_outputs
 from gpu_client.agent.committer import Committer
 from gpu_client.agent.conditions import Condition
@@ -54,12 +55,10 @@ from gpu_client.transport.transfer import Transfer
 
 logger = logging.getLogger("baton.job")
 
-LEAVE_MIN_S = 30.0
-"""After a SIGTERM, and after the trainer's own grace, the last checkpoint has at least this long to be stored."""
-LEAVE_MARGIN_S = 3.0
-"""So long before the machine is gone the job is handed back, whatever is still under way."""
 PATIENCE_S = 600.0
 """The same where the machine stays: after a pause, a failure, the end of the training."""
+SHOW_PATIENCE_S = 20.0
+"""So long at most what was shown last may take to be stored."""
 COMPLETE_TRIES = 5
 COMPLETE_RETRY_S = 2.0
 LOG_BUDGET_S = 10.0
@@ -200,14 +199,7 @@ class JobRun:
         return self._ended.is_set() or self._leaving() is not None
 
     def _out_of_time(self) -> bool:
-        """We have to leave, and the time for doing so in good order is used up."""
-        if self._stop.level is StopLevel.NOW:
-            return True
-        left_s = self._stop.left_s()
-        if left_s is not None:
-            return left_s <= LEAVE_MARGIN_S
-        grace_s = float(self._item.stop_grace_s)
-        return self._stop.pending_s() > grace_s + max(grace_s, LEAVE_MIN_S)
+        return self._stop.out_of_time(float(self._item.stop_grace_s))
 
     def _progress(self) -> Progress | None:
         return self._steps.progress() if self._steps else None
@@ -282,20 +274,22 @@ class JobRun:
             show=early.offer,
         )
         try:
-            try:
-                end = self._steps.run(resume_from)
-            finally:
+            end = self._steps.run(resume_from)
+            if end.done:
                 early.close()  # what it has not sent is among the outputs
             self._tail = self._steps.output.last_lines()
             self._steps.clean_up()
-            return self._conclude(end, committer, directories)
+            return self._conclude(end, committer, early, directories)
         finally:
+            early.close()
             committer.close()
             self._shipper.close()
 
     # The end
 
-    def _conclude(self, end: StepsEnd, committer: Committer, directories: JobDirectories) -> Outcome:
+    def _conclude(
+        self, end: StepsEnd, committer: Committer, early: ArtifactShipper, directories: JobDirectories
+    ) -> Outcome:
         if self._ended.is_set():
             return self._lost_outcome()
         if end.done:
@@ -307,6 +301,9 @@ class JobRun:
             end = end._replace(failure=failure)
         self._enter("committing")
         self._drain(committer)
+        # The next attempt may go on from parts of a shared file that this one has just shown.
+        until = time.monotonic() + SHOW_PATIENCE_S
+        early.drain(lambda: self._out_of_time() or time.monotonic() > until)
         if end.failure is not None:
             return self._fail(end.failure, end.status)
         by_rule = self._steering.leaving

@@ -8,7 +8,7 @@ from typing import Any
 
 from contract.goodput import Goodput
 from contract.work import CompleteRequest, DeclaredArtifact, FailRequest, ReleaseRequest, SaladIdentity, WorkItem
-from gpu_client.agent.channel_server import Progress
+from gpu_client.agent.channel_messages import Progress
 from gpu_client.agent.failures import ExitStatus, Failure
 from gpu_client.agent.leased_calls import LeasedCalls
 from gpu_client.agent.steering_relay import Leaving, SteeringRelay, leave_by_rule

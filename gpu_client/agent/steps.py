@@ -14,7 +14,8 @@ from contract.jobs import FailureClass
 from contract.recipes.plan import CommandOrder, StepOrder
 from contract.work import WorkItem
 from gpu_client.agent.attempt_errors import start_failure
-from gpu_client.agent.channel_server import ChannelServer, Progress, StopReason
+from gpu_client.agent.channel_messages import Progress
+from gpu_client.agent.channel_server import ChannelServer, StopReason
 from gpu_client.agent.checks import changed_inputs, failed_outputs, look_at_inputs
 from gpu_client.agent.committer import Committer, Staged
 from gpu_client.agent.conditions import Condition

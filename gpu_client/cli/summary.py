@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -13,6 +14,7 @@ from gpu_client.cli.goodput import percent, share_of
 
 LEASE_INTERVALS = 3
 """A lease lasts three heartbeat intervals: when it ends tells when the last heartbeat came."""
+_TOTAL = "_total"
 
 
 @dataclass(frozen=True)
@@ -25,6 +27,8 @@ class Summary:
     total_steps: int | None
     eta_s: int | None
     loss: float | None
+    phases: dict[str, tuple[int, int]]
+    """What is made between two steps: how many are, and of how many."""
     attempts: int
     interruptions: int
     failures: int
@@ -67,6 +71,7 @@ def summarize(
         total_steps=progress.total_steps if progress else None,
         eta_s=_eta_s(live),
         loss=progress.metrics.get("loss") if progress else None,
+        phases=_phases(live.progress.metrics) if live and live.progress else {},
         attempts=job.counters.attempts,
         interruptions=job.counters.interruptions,
         failures=job.counters.failures,
@@ -78,6 +83,12 @@ def summarize(
         ended_by=ended_by_text(job),
         goodput=goodput,
     )
+
+
+def _phases(metrics: Mapping[str, float]) -> dict[str, tuple[int, int]]:
+    """As `Session.phase` tells them: `<name>` and `<name>_total` are among the metrics."""
+    names = (name for name in metrics if f"{name}{_TOTAL}" in metrics)
+    return {name: (int(metrics[name]), int(metrics[f"{name}{_TOTAL}"])) for name in names}
 
 
 def running_s(job: JobView, live: AttemptView | None) -> int:
@@ -121,6 +132,7 @@ def headline(summary: Summary) -> str:
         total = f"/{summary.total_steps:,}" if summary.total_steps else ""
         share = f" ({summary.share:.0%})" if summary.share is not None else ""
         parts.append(f"step {summary.step:,}{total}{share}")
+    parts += [f"{name.replace('_', ' ')} {done:,}/{total:,}" for name, (done, total) in summary.phases.items()]
     if summary.eta_s is not None:
         parts.append(f"{duration(summary.eta_s)} left")
     if summary.loss is not None:

@@ -41,6 +41,10 @@ MAX_WAITING_TELLINGS = 1000
 
 log = logging.getLogger("baton.training")
 
+_Phase = tuple[str, int, int]
+"""Its name, how much of it is done, and of how much."""
+_Report = tuple[int, int, Mapping[str, object], _Phase | None]
+
 
 @dataclass
 class _Message:
@@ -78,7 +82,7 @@ class Channel:
         self._lock = threading.Lock()
         self._queue: deque[_Message] = deque()
         self._progress: _Message | None = None  # newest wins
-        self._held: tuple[int, int, Mapping[str, object]] | None = None  # reported within the interval, not sent yet
+        self._held: _Report | None = None  # reported within the interval, not sent yet
         self._reported_at: float = -math.inf  # by self._clock, seconds
         self._untold: set[int] = set()
         self._warned: set[str] = set()
@@ -111,16 +115,16 @@ class Channel:
         """Whether an agent is listening as far as is known."""
         return self._connected and os.getpid() == self._pid
 
-    def report(self, step: int, total: int, metrics: Mapping[str, object]) -> None:
+    def report(self, step: int, total: int, metrics: Mapping[str, object], phase: _Phase | None = None) -> None:
         """Offer progress. At most one report per `PROGRESS_INTERVAL_S` is sent; the last step always is."""
         if not self.connected:
             return
         now = self._clock()
-        if step < total and now - self._reported_at < PROGRESS_INTERVAL_S:
-            self._held = (step, total, metrics)
+        if (step < total or phase) and now - self._reported_at < PROGRESS_INTERVAL_S:
+            self._held = (step, total, metrics, phase)
             return
         self._reported_at = now
-        self._offer_progress(step, total, metrics)
+        self._offer_progress(step, total, metrics, phase)
 
     def flush(self) -> None:
         """Send the progress that was held back because the one before it had just been sent."""
@@ -228,9 +232,12 @@ class Channel:
 
     # --- sending, from the training thread -------------------------------------------------------------------------
 
-    def _offer_progress(self, step: int, total: int, metrics: Mapping[str, object]) -> None:
+    def _offer_progress(self, step: int, total: int, metrics: Mapping[str, object], phase: _Phase | None) -> None:
         self._held = None
-        message = _Message(self._line({"type": "progress", "step": step, "total": total}, metrics))
+        body: dict[str, Any] = {"type": "progress", "step": step, "total": total}
+        if phase:
+            body |= {"total": total or None, "phase": dict(zip(("name", "done", "total"), phase, strict=True))}
+        message = _Message(self._line(body, metrics))
         with self._lock:
             self._progress = message
         self._wake()

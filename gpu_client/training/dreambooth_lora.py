@@ -67,16 +67,16 @@ def train(session: Session, config: DreamboothConfig) -> bool:
     shown = ValidationPictures(config, models, encoder, lora, optimization, epochs=epochs)
 
     state = {"lora": lora, **optimization.states, "instance": instance, "shown": shown, "cache": encoder.cache}
-    if prior is not None:
-        state["prior"] = prior
+    state |= {"prior": prior} if prior is not None else {}
     done = session.resume(**state)
+    session.report(done, total)
     shown.show_again(session)
 
     if prior is not None and prior.missing:
-        if not prior.complete(models, encoder, session, total):
+        if not prior.complete(models, encoder, session):
             return False
         session.checkpoint(done, must=True, **state)  # from here on no attempt generates class images
-    encoder.fill([instance, *([prior.batches] if prior else [])], _prompts(config, instance, prior))
+    encoder.fill([instance, *([prior.batches] if prior else [])], _prompts(config, instance, prior), session.phase)
 
     loss_of = partial(denoising_loss, models, encoder, config)
     lora.training(True)

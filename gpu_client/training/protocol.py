@@ -6,6 +6,7 @@ trainer -> agent::
 
     {"type": "hello", "pid": 123, "protocol": 1, "steering": true}
     {"type": "progress", "step": 120, "total": 500, "metrics": {"loss": 0.5}}
+    {"type": "progress", "step": 0, "total": 500, "metrics": {...}, "phase": {"name": "images", "done": 7, "total": 20}}
     {"type": "checkpoint", "step": 100, "path": "/abs/output/checkpoint-100", "metrics": {"loss": 0.5}}
     {"type": "checkpoint", "step": 120, "path": "/abs/arena/checkpoint", "metrics": {"loss": 0.4}, "stall_s": 0.15}
     {"type": "artifact", "path": "/abs/output/validation/step-000100-0.png"}
@@ -25,7 +26,9 @@ agent -> trainer::
 A checkpoint's path is a directory of the output directory, or of the arena (BATON_ARENA: shared memory that the agent
 has made). The one in the arena is the agent's until it removes the marker `baton.json` from it: no message says so, for
 a message can be lost, and then the arena would never be free again. `stall_s`: how long the training stood still.
-An artifact is a finished file of the output directory that somebody may want to see before the end. `leaving`: how the
+An artifact is a finished file of the output directory that somebody may want to see before the end. `phase`: how far
+something between two steps is; its numbers are among the metrics too, as `<name>` and `<name>_total`. `total` is null
+before it is known. `leaving`: how the
 training, which is about to end, is to be reported; what rules and commands are is told in `gpu_client/controller`.
 
 Lines are UTF-8 and at most `MAX_LINE_BYTES` long. Metrics are finite JSON numbers: a metric that is not a number, or

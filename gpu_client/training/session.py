@@ -170,6 +170,18 @@ class Session:
         if self.steering.live:
             self.steering.reported(step, metrics)
 
+    def phase(self, name: str, done: int, total: int) -> None:
+        """Say how far something is that comes between steps: `done` of `total` images are encoded, say.
+
+        name: a metric's, `cached_latents`. Whoever watches the job sees it, and to the watch over jobs that make no
+            progress (`no_progress_timeout_s`) it is some whenever `done` changes. As cheap as `report`.
+        """
+        step, total_steps, metrics = self._last_report
+        done, total = _whole("done", done), _whole("total", total)
+        told = {name: done, f"{name}_total": total}
+        # First, for the agent leaves out what is too much.
+        self._channel.report(step, total_steps, {**told, **metrics, **told}, phase=(name, done, total))
+
     def artifact(self, path: str | Path) -> None:
         """Show a finished file of the output directory to whoever watches the job, now instead of at its end.
 
@@ -326,6 +338,7 @@ class Session:
                 "Name the same states in checkpoint() and resume(), or start a new job for the changed script",
             )
         randoms = states.load_states(directory, marker.states, stateful)
+        self._last_report = marker.step, 0, {}
         if len(randoms) == self._ranks.size:
             restore_random(randoms[self._ranks.rank])
         else:

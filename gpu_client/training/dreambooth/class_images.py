@@ -1,9 +1,10 @@
 """Images of the class, for prior preservation: those that came with the job, and generated ones for the rest.
 
 Generated ones are made once. Later attempts find them in the checkpoint, whatever machine they run on (the job commits
-one before its first step, and a tenant's equal bytes are stored once, whichever job sends them). Later jobs are given
-them by the control plane, whatever machine they run on (`shared_images.py`); and on the same machine find them, also if
-the first job has not ended yet, in a directory that is named after everything they depend on.
+one before its first step, and a tenant's equal bytes are stored once, whichever job sends them); before that, they are
+given what those that were cut off had made. Later jobs are given what complete ones have left (`shared_images.py` has
+both), whatever machine they run on; and on the same machine they find them, also if the first job has not ended yet, in
+a directory that is named after everything they depend on.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from gpu_client.training.dreambooth.data import Picture, picture_of
 from gpu_client.training.dreambooth.encoding import Encoder
 from gpu_client.training.dreambooth.models import Models
 from gpu_client.training.dreambooth.sampling import sample
-from gpu_client.training.dreambooth.shared_images import SharedImages, write_shared
+from gpu_client.training.dreambooth.shared_images import EarlierImages, ImageParts, of_other_jobs, write_shared
 from gpu_client.training.errors import CheckpointMismatchError
 
 OUTPUT_DIR = "class_images"
@@ -51,6 +52,8 @@ class ClassImages:
         self._batches: PictureBatches | None = None
         self._shared = 0
         """How many of them another job has shared."""
+        self._taken_over = 0
+        """How many earlier attempts had made when they were cut off."""
         self.generated = 0
         """How many this attempt has generated."""
         self._prepare()
@@ -86,31 +89,47 @@ class ClassImages:
         self._prepare()
         self.batches.load_state_dict(state["batches"])
 
-    def complete(self, models: Models, encoder: Encoder, session: Session, total_steps: int) -> bool:
+    def complete(self, models: Models, encoder: Encoder, session: Session) -> bool:
         """Make what is missing; False if the job was told to stop before that.
 
         The LoRA changes nothing yet: it has not been trained.
         """
         key = class_images_key(self._config, models)
-        shared, store = SharedImages(session.data_dir, key), _Store(self._config, key)
+        shared, earlier = of_other_jobs(session.data_dir, key), EarlierImages(session.data_dir, key)
+        store, parts = _Store(self._config, key), ImageParts(session, key)
         while self.missing and not session.should_stop:
             first = len(self._encoded)
             numbers = range(first, first + min(self._config.sample_batch_size, self.missing))
             given = [_sound(shared.read(_file_name(number))) for number in numbers]
             self._shared += len(numbers) - given.count(None)
-            found = [old or store.read(number) for number, old in zip(numbers, given, strict=True)]
+            stored = [
+                old or next(filter(None, map(_sound, earlier.read(_file_name(number)))), None)
+                for number, old in zip(numbers, given, strict=True)
+            ]
+            self._taken_over += given.count(None) - stored.count(None)
+            found = [old or store.read(number) for number, old in zip(numbers, stored, strict=True)]
             if None in found:
                 fresh = iter(
                     self._generate(models, encoder, [n for n, old in zip(numbers, found, strict=True) if not old])
                 )
                 found = [old or store.keep(number, next(fresh)) for number, old in zip(numbers, found, strict=True)]
-            self._encoded += [encoded for encoded in found if encoded]
-            session.report(0, total_steps, class_images=len(self._provided) + len(self._encoded))
+            for number, old, encoded in zip(numbers, stored, found, strict=True):
+                assert encoded is not None
+                self._encoded.append(encoded)
+                if old is None:
+                    parts.add(_file_name(number), encoded)
+            if self.missing:  # all together go into the checkpoint
+                parts.show_if_due()
+            session.phase("class_images", len(self._provided) + len(self._encoded), self._config.num_class_images)
+        if self.missing:
+            parts.show()
         self._prepare()
         log.info(
-            "class images: %d came with the job, %d were shared by another, %d are generated now, %d are missing",
+            "class images: %d came with the job, %d were shared by another, %d were made by earlier attempts, "
+            "%d are generated now, %d are missing",
             len(self._provided),
             self._shared,
+            self._taken_over,
             self.generated,
             self.missing,
         )
@@ -215,7 +234,7 @@ def _sound(encoded: bytes | None) -> bytes | None:
     try:
         picture_of("", encoded, "")
     except (OSError, SyntaxError, ValueError) as error:
-        log.warning("a shared class image is damaged (%s): it is made again", error)
+        log.warning("a class image that was shared is damaged (%s)", error)
         return None
     return encoded
 

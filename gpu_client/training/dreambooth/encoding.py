@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 
 import torch
@@ -23,16 +23,27 @@ class Encoder:
         self._models = models
         self._config = config
 
-    def fill(self, batches: Iterable[PictureBatches], prompts: Iterable[str]) -> None:
-        """Make everything that is to be cached, and give the text encoders' memory back if they are not needed more."""
+    def fill(
+        self, batches: Iterable[PictureBatches], prompts: Sequence[str], told: Callable[[str, int, int], object]
+    ) -> None:
+        """Make everything that is to be cached, and give the text encoders' memory back if they are not needed more.
+
+        `told` is called with what is being made, how many are, and of how many.
+        """
         if self._config.cache_latents:
-            for source in batches:
-                for number, picture in enumerate(source.pictures):
-                    for placement in source.placements(number):
-                        self.moments([(picture, placement)])
+            items = [
+                (picture, placement)
+                for source in batches
+                for number, picture in enumerate(source.pictures)
+                for placement in source.placements(number)
+            ]
+            for number, item in enumerate(items, 1):
+                self.moments([item])
+                told("cached_latents", number, len(items))
         if self._config.cache_text_embeddings:
-            for prompt in prompts:
+            for number, prompt in enumerate(prompts, 1):
                 self.conditioning([prompt])
+                told("cached_prompts", number, len(prompts))
             self.negative()
             for encoder in self._models.text_encoders.values():
                 encoder.to("cpu")

@@ -78,7 +78,10 @@ class ValidationPictures:
         with torch.no_grad():
             prompt = self._encoder.conditioning([self._config.validation_prompt])
         negative = self._encoder.negative()
-        images = [sample(self._models, self._config, prompt, negative, [seed])[0] for seed in seeds]
+        images = []
+        for number, seed in enumerate(seeds, 1):
+            images += sample(self._models, self._config, prompt, negative, [seed])
+            session.phase("validation_pictures", number, len(seeds))
         self._lora.training(True)
         self._optimization.use_weights()
         self._encoded[step] = [_png(image) for image in images]

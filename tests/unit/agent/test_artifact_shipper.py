@@ -217,3 +217,23 @@ def test_thousands_are_bounded_and_that_is_said_once(
     monkeypatch.setattr(artifact_shipper, "MAX_FILES", 3)
     path = written(tmp_path, "a.png")
     assert [shipper.offer(path) for _ in range(6)] == [None, None, None, "more than 3 files to show", None, None]
+
+
+def test_what_was_shown_last_can_be_waited_for(shipper: ArtifactShipper, store: Store, tmp_path: Path) -> None:
+    assert shipper.drain(lambda: True), "there is nothing to wait for"
+    store.trouble = [Unreachable("no route")] * 2
+    for number in range(3):
+        assert shipper.offer(written(tmp_path, f"{number}.zip", bytes([number]))) is None
+    assert shipper.drain(lambda: False)
+    assert store.files == {f"{number}.zip": bytes([number]) for number in range(3)}
+
+
+def test_nobody_waits_longer_than_he_wants(shipper: ArtifactShipper, store: Store, tmp_path: Path) -> None:
+    store.hang = True
+    shipper.offer(written(tmp_path, "1.zip"))
+    until(lambda: store.batches, 5, what="the upload that hangs")
+    looks = iter([False, False, True])
+    assert not shipper.drain(lambda: next(looks)), "it is under way, not stored"
+    store.over.set()
+    assert not shipper.drain(lambda: False), "nothing may be sent any more"
+    assert store.files == {}

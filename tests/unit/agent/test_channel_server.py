@@ -14,7 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpu_client.agent import channel_server
-from gpu_client.agent.channel_server import ChannelServer, CheckpointNotice, Hello, Progress
+from gpu_client.agent.channel_messages import CheckpointNotice, Hello, Progress
+from gpu_client.agent.channel_server import ChannelServer
 from tests.waiting import soon
 
 
@@ -129,6 +130,24 @@ def test_when_the_step_last_moved(server: ChannelServer, clock: Clock) -> None:
             assert server.advanced_at() == (10.0 if step == 1 else 30.0)
 
 
+def test_what_is_made_between_two_steps_is_progress_when_there_is_more_of_it(
+    server: ChannelServer, clock: Clock
+) -> None:
+    """Generating class images looked like a hang: the step stays 0."""
+    told = [(10.0, 1), (20.0, 2), (30.0, 2), (40.0, None), (50.0, 2), (60.0, 3)]
+    with trainer(server) as connection:
+        for at_s, done in told:
+            clock.now = at_s
+            phase = None if done is None else {"name": "class_images", "done": done, "total": 9}
+            connection.sendall(line(type="progress", step=0, total=5, metrics={"at": at_s}, phase=phase))
+            expects(server, Progress(0, 5, {"at": at_s}, None if done is None else ("class_images", done)))
+            assert server.advanced_at() == min(at_s, 20.0) if at_s < 60 else 60.0
+        clock.now = 70.0
+        connection.sendall(line(type="progress", step=0, total=5, phase={"name": "latents", "done": 3, "total": 9}))
+        expects(server, Progress(0, 5, {}, ("latents", 3)))
+        assert server.advanced_at() == 70.0
+
+
 def test_waiting_for_news(server: ChannelServer) -> None:
     assert not server.wait(0)
     with trainer(server) as connection:
@@ -153,6 +172,9 @@ BAD_LINES = [
     (line(type="progress", step=True), "invalid"),
     (line(type="progress", step=10**15), "invalid"),
     (line(type="progress", step=1, total="many"), "invalid"),
+    (line(type="progress", step=1, phase="images"), "invalid"),
+    (line(type="progress", step=1, phase={"name": 1, "done": 1}), "invalid"),
+    (line(type="progress", step=1, phase={"name": "images", "done": "one"}), "invalid"),
     (line(type="hello", pid="1", protocol=1), "invalid"),
     (line(type="checkpoint", step=1), "invalid"),
     (line(type="checkpoint", step=1, path="relative/checkpoint-1"), "invalid"),

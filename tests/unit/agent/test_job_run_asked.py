@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from contract.work import Directive
-from gpu_client.agent import trainer_run
+from gpu_client.agent import job_run, trainer_run
 from gpu_client.agent.conditions import Condition
 from gpu_client.agent.failures import ExitStatus
 from gpu_client.agent.last_word import Outcome
@@ -85,6 +87,35 @@ def test_asked_to_leave_a_session_writes_a_checkpoint_and_the_job_is_handed_back
     expected = ("sigterm", "SIGTERM") if wish == "release" else ("pause", "paused_by_user")
     assert (request.reason, request.message) == expected
     assert stage.client.kinds().index("commit") < stage.client.kinds().index("release")
+
+
+@pytest.mark.parametrize("ends", ["told to leave", "fails"])
+def test_what_was_shown_last_is_stored_before_the_job_is_handed_back(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch, ends: str
+) -> None:
+    """It was thrown away: the next attempt could not go on from it."""
+
+    def upload(_client: object, _transfer: object, _item: object, files: dict[str, Path], **_: object) -> list[object]:
+        stage.client.said.append(("stored", sorted(files)))
+        return []
+
+    def on_stop() -> ExitStatus:
+        (stage.trainer.directory / "part.zip").write_bytes(b"images")
+        stage.trainer.connect().artifact_written(str(stage.trainer.directory / "part.zip"))
+        return exited(1) if ends == "fails" else SIGTERMED
+
+    def act(trainer: Trainer, looks: int) -> None:
+        trainer.on_stop = on_stop
+        if ends == "fails":
+            trainer.ends(on_stop())
+        elif looks == 2:
+            stage.stop.request("SIGTERM")
+
+    monkeypatch.setattr(job_run, "upload_artifacts", upload)
+    stage.act = act
+    assert stage.run() is (Outcome.FAILED if ends == "fails" else Outcome.RELEASED)
+    assert [said for said in stage.client.said if said[0] == "stored"] == [("stored", ["part.zip"])]
+    assert stage.client.kinds().index("stored") < stage.client.kinds().index("fail" if ends == "fails" else "release")
 
 
 def test_a_session_that_was_at_its_end_when_asked_to_leave_has_completed(stage: Stage) -> None:

@@ -61,3 +61,14 @@ def test_the_headline() -> None:
 
 def test_it_is_plain_data() -> None:
     assert summarize(a_job(), None, None).as_data()["state"] == "pending"
+
+
+def test_what_is_made_between_two_steps_is_shown_while_it_is_made() -> None:
+    metrics = {"class_images": 12.0, "class_images_total": 200.0, "lonely_total": 3.0}
+    progress = {"step": 0, "total_steps": 500, "metrics": metrics, "reported_at": NOW}
+    attempt = an_attempt(1, progress=progress)
+    found = summarize(a_job(JobState.RUNNING, epoch=1, counters={"attempts": 1}), attempt, None)
+    assert found.phases == {"class_images": (12, 200)} and found.as_data()["phases"] == {"class_images": (12, 200)}
+    assert headline(found).startswith("running, step 0/500 (0%), class images 12/200, 1 attempt")
+    ended = summarize(a_job(JobState.PENDING, progress=progress), None, None)
+    assert ended.phases == {} and "class" not in headline(ended), "nobody makes them now"

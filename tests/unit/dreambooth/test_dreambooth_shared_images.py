@@ -19,7 +19,7 @@ from gpu_client.training.dreambooth import class_images
 from gpu_client.training.dreambooth.class_images import class_images_key
 from gpu_client.training.dreambooth.config import DreamboothConfig
 from gpu_client.training.dreambooth.lora import WEIGHTS_FILE
-from gpu_client.training.dreambooth.shared_images import SHARED_FILE, SharedImages, write_shared
+from gpu_client.training.dreambooth.shared_images import SHARED_FILE, of_other_jobs, write_shared
 from tests.photographs import save_crops
 
 PRIOR = {
@@ -152,12 +152,12 @@ def test_no_bit_of_an_archive_is_one_too_many(tmp_path: Path) -> None:
     place.parent.mkdir(parents=True)
     write_shared(place.parent, "key", [("00000.jpg", b"first"), ("00001.jpg", b"second")])
     whole = place.read_bytes()
-    assert SharedImages(tmp_path, "key").read("00000.jpg") == b"first"
+    assert of_other_jobs(tmp_path, "key").read("00000.jpg") == b"first"
     for number in range(8 * len(whole)):
         damaged = bytearray(whole)
         damaged[number // 8] ^= 1 << number % 8
         place.write_bytes(damaged)
-        assert SharedImages(tmp_path, "key").read("00000.jpg") in (b"first", None)
+        assert of_other_jobs(tmp_path, "key").read("00000.jpg") in (b"first", None)
 
 
 def test_attempts_know_what_was_shared_with_the_first(run: Run, made: list[int], hand: Hand, data_dir: Path) -> None:

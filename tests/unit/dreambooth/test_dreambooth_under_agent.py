@@ -82,7 +82,7 @@ def test_an_attempt_starts_from_what_the_agent_has_stored(options: dict[str, Any
     # 0 for the class images; some may be skipped while the one before is being stored.
     assert agent.steps[0] == 0
     assert 1 < max(agent.steps) <= 5
-    assert "class_images" in agent.reports[0]["metrics"]
+    assert (agent.reports[0]["step"], agent.reports[0]["total"]) == (0, 6)
     assert not list((tmp_path / "first").glob("checkpoint-*"))
 
     newest = agent.stored / f"checkpoint-{max(agent.steps)}"

@@ -82,6 +82,21 @@ def test_progress_is_throttled_newest_wins_and_the_last_step_is_always_sent() ->
         ]
 
 
+def test_what_comes_between_steps_is_throttled_too_also_behind_the_last_step() -> None:
+    clock = Clock()
+    with ListeningAgent() as agent:
+        channel = Channel(agent.path, Received(), clock=clock)
+        for done in range(1, 50):
+            channel.report(100, 100, {}, phase=("pictures", done, 50))
+        agent.wait_for("progress", 1)
+        clock.now_s += 0.21
+        channel.report(100, 100, {}, phase=("pictures", 50, 50))
+        agent.wait_for("progress", 2)
+        channel.close()
+        agent.wait_for_end()
+        assert [m["phase"]["done"] for m in agent.of("progress")] == [1, 50]
+
+
 def test_what_was_held_back_is_sent_before_a_checkpoint_and_at_the_end() -> None:
     with ListeningAgent() as agent:
         channel = Channel(agent.path, Received(), clock=Clock())

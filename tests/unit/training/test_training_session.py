@@ -25,6 +25,7 @@ from gpu_client.training import (
     CheckpointWriteError,
     Session,
     SessionError,
+    channel,
     commit,
     states,
 )
@@ -175,6 +176,43 @@ def test_steps_may_be_numpys_or_torchs_whole_numbers(start: Callable[..., Sessio
         assert json.loads((path / "baton.json").read_text())["step"] == 5
     with pytest.raises(SessionError, match=r"total is 10\.5"):
         start(resume=True).report(5, 10.5)  # type: ignore[arg-type]
+
+
+def test_what_comes_between_steps_is_told_with_the_step_it_comes_after(
+    start: Callable[..., Session], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(channel, "PROGRESS_INTERVAL_S", 0.0)
+    with ListeningAgent() as agent:
+        session = start(agent)
+        session.phase("latents", 1, 20)
+        (first,) = agent.wait_for("progress")
+        session.report(5, 10, loss=0.5)
+        agent.wait_for("progress", 2)
+        session.phase("pictures", np.int64(2), torch.tensor(4))  # type: ignore[arg-type]
+        last = agent.wait_for("progress", 3)[-1]
+        session.checkpoint(5, counter=Counter(1))
+        assert agent.wait_for("checkpoint")[0]["metrics"] == {"loss": 0.5}
+    assert first == {
+        "type": "progress", "step": 0, "total": None, "metrics": {"latents": 1, "latents_total": 20},
+        "phase": {"name": "latents", "done": 1, "total": 20},
+    }  # fmt: skip
+    assert last == {
+        "type": "progress", "step": 5, "total": 10, "metrics": {"pictures": 2, "pictures_total": 4, "loss": 0.5},
+        "phase": {"name": "pictures", "done": 2, "total": 4},
+    }  # fmt: skip
+    with pytest.raises(SessionError, match=r"done is 0\.5"):
+        start(resume=True).phase("pictures", 0.5, 4)  # type: ignore[arg-type]
+
+
+def test_before_the_first_step_of_a_resumed_run_the_step_is_that_of_its_checkpoint(
+    start: Callable[..., Session],
+) -> None:
+    earlier = start().checkpoint(5, counter=Counter(1))
+    with ListeningAgent() as agent:
+        session = start(agent, BATON_RESUME_FROM=str(earlier))
+        assert session.resume(counter=Counter(0)) == 5
+        session.phase("latents", 1, 20)
+        assert agent.wait_for("progress")[0]["step"] == 5
 
 
 def test_old_checkpoints_go_foreign_ones_stay(start: Callable[..., Session]) -> None:
