@@ -50,8 +50,9 @@ def parameter_faults(recipe: Recipe, given: JsonObject) -> list[Fault]:
         problem = spec.problem(given[name]) if name in given else "is required" if spec.required else None
         if problem:
             unsound.add(name)
-            told = spec.choices is not None and ", ".join(spec.choices) in problem
-            found.append(Fault(f"parameters.{name}", problem, "" if told else f"Give {spec.expected()}."))
+            # the remedy names the choices: they need not be told twice
+            reason = problem.replace(f"must be one of {', '.join(spec.choices or ())}", "is none of its choices")
+            found.append(Fault(f"parameters.{name}", reason, f"Give {spec.expected()}."))
     return found + _broken_rules(recipe, given, unsound)
 
 

@@ -210,7 +210,7 @@ def test_what_cannot_be_run_is_said_before_anything_starts(baton: Baton, file: P
         2,
         "4 things are wrong",
         f"parameters.tims: is not a parameter of {name}@1. Did you mean 'times'?",
-        "parameters.word: must be one of hello, bye.",
+        "parameters.word: is none of its choices. Give one of hello, bye.",
         "parameters.times: must be at most 9. Give a whole number, at least 1, at most 9.",
         "--input /nowhere:names: /nowhere is not a directory",
     )

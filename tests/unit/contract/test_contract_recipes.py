@@ -125,7 +125,7 @@ def test_every_fault_of_the_parameters_is_told_at_once_with_reason_and_remedy() 
 def test_what_may_be_chosen_is_told_once() -> None:
     chosen = {"precision": {"type": "string", "required": True, "choices": ["fp16", "bf16"]}}
     (wrong,) = parameter_faults(recipe(parameters=chosen, rules=[]), {"precision": "fp8"})
-    assert (wrong.reason, wrong.remedy) == ("must be one of fp16, bf16", "")
+    assert (wrong.reason, wrong.remedy) == ("is none of its choices", "Give one of fp16, bf16.")
     (missing,) = parameter_faults(recipe(parameters=chosen, rules=[]), {})
     assert (missing.reason, missing.remedy) == ("is required", "Give one of fp16, bf16.")
     (no_text,) = parameter_faults(recipe(parameters=chosen, rules=[]), {"precision": 8})
