@@ -43,6 +43,11 @@ class Evaluator:
 
     def __init__(self, rules: RuleSet) -> None:
         self.rules = rules
+        self._assemble()
+
+    def _assemble(self) -> None:
+        """Clock, series and machines, as before the first observation."""
+        rules = self.rules
         self._clock = Clock()
         compiler = Compiler(self._clock, rules.limits)
         self._machines: list[Machine] = []
@@ -244,7 +249,7 @@ class Evaluator:
                 raise ValueError("its version is not known")
             return self._restored(state)
         except (ValueError, TypeError, KeyError, AttributeError, IndexError, OverflowError) as error:
-            self._reset()
+            self._assemble()
             raise StateError(f"the state cannot be taken back: {type(error).__name__}: {error}") from error
 
     def _restored(self, state: Any) -> list[Carried]:
@@ -272,15 +277,12 @@ class Evaluator:
         new = {machine.rule.name for machine in self._machines}
         return told + [Carried(name, False, "the rule is gone") for name in state["rules"] if name not in new]
 
-    def _reset(self) -> None:
-        """As new: compiled once more."""
-        self.__init__(self.rules)  # type: ignore[misc]
-
 
 def _value(reader: Reader) -> float | bool | None:
     try:
         return reader()
-    except Exception:  # noqa: BLE001 - the rule that reads it has told the error already
+    except (ArithmeticError, LookupError, TypeError, ValueError):
+        # arithmetic on points can fail so, and in no other way; the rule that reads it has told the error already
         return None
 
 

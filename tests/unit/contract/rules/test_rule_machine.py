@@ -204,6 +204,17 @@ def test_a_fault_inside_is_counted_and_not_raised(monkeypatch: pytest.MonkeyPatc
     ]
 
 
+def test_a_fault_inside_an_operand_is_told_as_unknown() -> None:
+    evaluator = evaluator_of({"when": "loss > 1"})
+
+    def broken() -> float:
+        raise OverflowError("a bug")
+
+    evaluator._operands["rule-0"] = [("loss", broken)]
+    (verdict,) = evaluator.observe({"loss": 2.0}, step=0, now=0.0)
+    assert (str(verdict.state), [one.value for one in verdict.operands]) == ("fired", [None])
+
+
 @pytest.mark.parametrize(("value", "expected"), [(3, True), (True, False), (10**400, True), (-(10**400), False)])
 def test_other_numbers_are_numbers(value: object, expected: bool) -> None:
     assert bool(evaluator_of({"when": "loss > 2"}).observe({"loss": value}, step=0, now=0.0)) is expected
