@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import operator
+from collections.abc import Callable, Mapping
 from typing import TypeVar
 
 from contract.rules.arithmetic import COMPARE
@@ -10,7 +11,7 @@ from contract.rules.folding import FUNCTIONS
 from contract.rules.limits import LIMITS, Limits
 from contract.rules.metrics import Kind
 from contract.rules.series import Clock, Follower, Series
-from contract.rules.trails import Average, Best, Fall, Lagged, Rise, Sameness, Streak
+from contract.rules.trails import Average, Best, Lagged, Streak, same
 from contract.rules.typed import Aggregate, Chain, Constant, Operation, Reading, Summary, Typed
 from contract.rules.typed import Window as Span
 from contract.rules.windows import Extreme, Median, Moments, Window
@@ -19,6 +20,13 @@ Value = float | bool | None
 """None: not known."""
 Reader = Callable[[], Value]
 F = TypeVar("F", bound=Follower)
+
+_STREAKS: Mapping[str, Callable[[float, float], bool]] = {
+    "rising": operator.gt,
+    "falling": operator.lt,
+    "changed": same,
+}
+"""How a point goes on from the one before."""
 
 
 class Compiler:
@@ -132,8 +140,8 @@ class Compiler:
         if window is None:
             return self._without_window(function, self._series(metric))
         if function in ("rising", "falling", "changed"):
-            kind = {"rising": Rise, "falling": Fall, "changed": Sameness}[function]
-            return _streak(self._follow(metric, function, lambda series: kind(series, clock)), window)
+            streak = self._follow(metric, function, lambda series: Streak(series, clock, _STREAKS[function]))
+            return _streak(function, streak, window)
         if function == "ema":
             name = f"ema({window.points}, {window.seconds!r})"
             average = self._follow(metric, name, lambda series: Average(series, clock, *window))
@@ -309,9 +317,9 @@ def _size(window: Window) -> Reader:
     return size
 
 
-def _streak(streak: Streak, window: Span) -> Reader:
+def _streak(function: str, streak: Streak, window: Span) -> Reader:
     points, seconds = window
-    if isinstance(streak, Sameness):
+    if function == "changed":
         if points:
             return lambda: streak.broken_over_points(points)
         return lambda: streak.broken_over_seconds(seconds)
