@@ -58,6 +58,7 @@ class Evaluator:
             leaves = {one.text: one for one in walk(rule.when) if isinstance(one, (Reading, Aggregate))}
             self._operands[rule.name] = [(text, compiler.compiled(one)) for text, one in leaves.items()]
         self._series: dict[str, Series] = compiler.series
+        self._samples = compiler.samples
         known = rules.metrics()
         clocks = {name for name in self._series if name in known and known[name].clock}
         self._by_metric: dict[str, list[Machine]] = {name: [] for name in self._series}
@@ -121,6 +122,8 @@ class Evaluator:
                 series.problem = f"{name} is no number ({type(value).__name__}: {error})"[:MAX_PROBLEM_CHARS]
         if "step" in series_of and "step" not in metrics:
             series_of["step"].push(float(step), now)
+        for sample in self._samples:
+            sample.take()
         due = self._due.get((event, *metrics))
         if due is None:
             due = self._due_at(event, metrics)

@@ -65,7 +65,7 @@ class Trail:
 
 
 class Lagged(Trail):
-    """How far the newest point is from an earlier one."""
+    """An earlier point, and how far the newest one is from it."""
 
     __slots__ = ("points",)
 
@@ -76,11 +76,15 @@ class Lagged(Trail):
         series.keeps = True
 
     def first_needed(self) -> int:
-        """The one that it is compared with now, and all after it."""
+        """The earlier one, and all after it."""
         return self.series.total - min(self.points + 1, self.seen)
 
-    def value(self) -> float | None:
-        """None until there is an earlier one."""
+    def earlier(self) -> float | None:
+        """None until there is one."""
+        return self.series.values[-1 - self.points] if self.seen > self.points else None
+
+    def change(self) -> float | None:
+        """From the earlier one to the newest; None until there is one."""
         values = self.series.values
         return values[-1] - values[-1 - self.points] if self.seen > self.points else None
 
@@ -89,6 +93,34 @@ class Lagged(Trail):
         super().restore(state)
         if min(self.seen, self.points + 1) > len(self.series.values):
             raise ValueError("points are missing")
+
+
+class Sample(Trail):
+    """The value that another metric had when the newest point came."""
+
+    __slots__ = ("due", "sampled", "value")
+    saved = ("value",)
+
+    def __init__(self, series: Series, clock: Clock, sampled: Series) -> None:
+        """`sampled`: the other metric."""
+        super().__init__(series, clock)
+        self.sampled = sampled
+
+    def _clear(self) -> None:
+        super()._clear()
+        self.due = False
+        self.value: float | None = None
+
+    def push(self, value: float, now: float) -> None:
+        """Take the newest point; the other metric may come later in the same observation."""
+        super().push(value, now)
+        self.due = True
+
+    def take(self) -> None:
+        """The observation is complete."""
+        if self.due:
+            self.due = False
+            self.value = self.sampled.current
 
 
 class Average(Trail):
