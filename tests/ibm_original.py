@@ -171,7 +171,7 @@ class Original:
         names = {name: Unavailable() if value is None else value for name, value in self._metrics.items()}
         safe = {"__builtins__": {}, "len": len, "abs": abs, "float": float}
         try:
-            outcome = eval(code, safe, names)  # noqa: S307 - rules of the tests themselves
+            outcome = eval(code, safe, names)
         except (KeyError, IndexError, TypeError, ValueError, AttributeError, ArithmeticError, NameError) as error:
             raise DiedError(repr(error)) from error
         if not isinstance(outcome, bool):
@@ -181,5 +181,18 @@ class Original:
 
 def log_entry(loss: float, epoch: float, step: int) -> dict[str, float]:
     """As the trainer logs while it trains."""
-    return {"loss": loss, "grad_norm": abs(loss) / 2 if math.isfinite(loss) else 0.0, "learning_rate": 1e-4 / (step + 1),
-            "epoch": epoch, "step": float(step)}  # fmt: skip
+    norm = abs(loss) / 2 if math.isfinite(loss) else 0.0
+    return {"loss": loss, "grad_norm": norm, "learning_rate": 1e-4 / (step + 1), "epoch": epoch, "step": float(step)}
+
+
+def observation_of(moment: Moment) -> dict[str, float | bool]:
+    """The same event as rules observe it: what docs/rules-ibm.md says of who hands metrics in."""
+    observed: dict[str, float | bool] = {"epoch": moment.epoch}
+    if moment.entry is not None and "loss" in moment.entry:
+        entry = moment.entry
+        observed |= {"loss": entry["loss"], "lr": entry["learning_rate"], "grad_norm": entry["grad_norm"]}
+    if moment.metrics is not None:
+        observed |= {f"eval.{key[5:]}": value for key, value in moment.metrics.items() if key.startswith("eval_")}
+    if moment.event == "on_save":
+        observed["save.final"] = moment.final
+    return observed

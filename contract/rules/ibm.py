@@ -125,7 +125,7 @@ class _Importer:
                 controller.rule,
                 sources,
                 resets=controller.resets and controller.patience > 0,
-                saves_only=saves.pop() if len(saves) == 1 else None,
+                saves_only=None if len(saves) > 1 else saves != {False},
             )
         except ExpressionError as error:
             # a metric may be missing because its definition has a fault, which has been told

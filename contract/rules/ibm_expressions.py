@@ -63,6 +63,8 @@ def translated(text: str, sources: Mapping[str, Source], *, resets: bool, saves_
         error.offset = text.index("__")
         raise error
     translator = _Translator(text, sources, saves_only)
+    if _is_deep(translator.tree()):
+        raise refusal("is nested too deeply", "Split it into several controllers.", Code.TOO_LARGE)
     part = translator.condition(translator.tree(), Context(exact=resets and translator.branches()))
     return Translated(text_of(part.node), translator.final, tuple(translator.differs))
 
@@ -218,13 +220,12 @@ class _Translator:
             reason = "the length of a window is compared with a number here"
             raise self._placed(refusal(reason, f'Write a number, or {source.name}["window_size"].'), other)
         if isinstance(size, Evaluated):
-            return self._evaluations(size, operator, bound.value, path)
+            return self._evaluations(size, operator, bound.value, path, context)
         node, empty = _against(size, operator, bound.value)
         if empty is not context.positive and not context.exact:
             return Part(node)
-        if empty is context.positive:
-            reason = f"nothing is decided by an empty window: the rule waits for the first {size.metric}"
-            self.differs.append((self._offset(path), reason))
+        reason = f"nothing is decided by an empty window: the rule waits for the first {size.metric}"
+        self.differs.append((self._offset(path), reason))
         # before the first point the original gives the rule up: unknown and true, or unknown or false, is unknown
         word = "and" if empty else "or"
         test = Call("isnan", (Name(size.metric),))
@@ -234,12 +235,12 @@ class _Translator:
     def _size_at(self, path: ast.expr, source: Source, keys: Keys) -> Size | Evaluated:
         return self._tried(path, lambda: size_at(source, keys, self._evaluated))
 
-    def _evaluations(self, size: Evaluated, operator: str, bound: float, path: ast.expr) -> Part:
+    def _evaluations(self, size: Evaluated, operator: str, bound: float, path: ast.expr, context: Context) -> Part:
         """An evaluation gives three numbers at least: one of its own, step and epoch."""
         least = {">": 0 <= bound < 3, ">=": 0 < bound <= 3, "!=": bound == 0}.get(operator, False)
-        if not least:
-            reason = "only whether there has been an evaluation can be asked"
-            raise self._placed(refusal(reason, "Write len(...) > 0."), path)
+        if not least or not context.positive or context.exact:
+            reason = "only whether there has been an evaluation can be asked, without 'not' or 'or'"
+            raise self._placed(refusal(reason, "Write len(...) > 0 and ..."), path)
         return Part(Comparison((">",), (Call("count", (Name(size.metric),)), Number(0.0, ""))))
 
     def _full_windows(self, node: ast.expr) -> Iterator[str]:
@@ -348,6 +349,14 @@ class _Translator:
             return work()
         except ExpressionError as error:
             raise self._placed(error, node) from None
+
+
+def _is_deep(tree: ast.expr) -> bool:
+    """Levels of the tree, without recursion; a path of keys takes several."""
+    level: list[ast.AST] = [tree]
+    for _ in range(3 * LIMITS.depth):
+        level = [child for one in level for child in ast.iter_child_nodes(one)]
+    return bool(level)
 
 
 def _against(size: Size, operator: str, bound: float) -> tuple[Node, bool]:

@@ -98,7 +98,7 @@ class FileReader:
         self._formats: dict[str, LogFormat | None] = {"hfcontrols": None}
 
     def controllers(self) -> list[Controller]:
-        """Those without fault."""
+        """Those whose rules can be read, even if something else about them is wrong."""
         value = self._document.value
         if not isinstance(value, dict):
             self._fault((), "this is no trainer-controller file", "Write 'controllers:' and a list.", Code.WRONG_SHAPE)
@@ -242,7 +242,6 @@ class FileReader:
     # Controllers
 
     def _controller(self, place: Location, said: Any) -> Controller | None:
-        before = len(self._document.faults)
         if not isinstance(said, dict):
             self._fault(place, "is no controller", "Write name, triggers, rule and operations.", Code.WRONG_SHAPE)
             return None
@@ -259,7 +258,7 @@ class FileReader:
         ]
         patience, resets = self._patience((*place, "patience"), said.get("patience"))
         self._note_config((*place, "config"), said.get("config"))
-        if len(self._document.faults) > before:
+        if not isinstance(said.get("name"), str) or not isinstance(said.get("rule"), str):
             return None
         known = tuple(dict.fromkeys(one for one in events if one))
         wanted = tuple(one for one in operations if one is not None)

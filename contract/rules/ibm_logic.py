@@ -8,7 +8,10 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from contract.rules.tree import Logic, Node, Unary
+from contract.rules.faults import Code
+from contract.rules.ibm_metrics import refusal
+from contract.rules.limits import LIMITS
+from contract.rules.tree import Logic, Node, Unary, children
 
 
 class Context(NamedTuple):
@@ -37,10 +40,22 @@ def joined(operator: str, first: Part, rest: Part, context: Context) -> Part:
     inner = rest.node.operands if isinstance(rest.node, Logic) and rest.node.operator == operator else (rest.node,)
     plain = Part(Logic(operator, (first.node, *inner)), first.may | rest.may, first.sure & rest.sure)
     decides = context.exact or (operator == "or") is context.positive
-    if first.may <= rest.sure or not decides:
-        return plain
-    other = "or" if operator == "and" else "and"
-    return Part(Logic(other, (plain.node, settled(first.node, operator))), plain.may, first.sure)
+    if not (first.may <= rest.sure or not decides):
+        other = "or" if operator == "and" else "and"
+        plain = Part(Logic(other, (plain.node, settled(first.node, operator))), plain.may, first.sure)
+    # operands that are said several times, within each other, multiply
+    if _is_large(plain.node):
+        reason = f"its translation has more than {LIMITS.nodes} parts"
+        raise refusal(reason, "Split it into several controllers.", Code.TOO_LARGE)
+    return plain
+
+
+def _is_large(node: Node) -> bool:
+    seen, pending = 0, [node]
+    while pending and seen <= LIMITS.nodes:
+        seen += 1
+        pending += children(pending.pop())
+    return seen > LIMITS.nodes
 
 
 def settled(node: Node, operator: str) -> Node:
