@@ -140,7 +140,10 @@ class Original:
         if moment.entry is not None:
             self._history.append(dict(moment.entry))
         for one in self._handlers:
-            self._compute(one["name"], one["class"], moment)
+            try:
+                self._compute(one["name"], one["class"], moment)
+            except KeyError as error:
+                raise DiedError(repr(error)) from error
         found: list[tuple[str, str]] = []
         for controller, code, patience in self._controllers.get(moment.event, []):
             try:
