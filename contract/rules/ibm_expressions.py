@@ -215,7 +215,7 @@ class _Translator:
     def _size(self, path: ast.expr, operator: str, other: ast.expr, context: Context) -> Part:
         source, keys = self._path(path)
         size = self._size_at(path, source, keys)
-        bound = self._number(other, context)
+        bound = self._bound(other)
         if not isinstance(bound, Number):
             reason = "the length of a window is compared with a number here"
             raise self._placed(refusal(reason, f'Write a number, or {source.name}["window_size"].'), other)
@@ -231,6 +231,14 @@ class _Translator:
         test = Call("isnan", (Name(size.metric),))
         needs = frozenset((size.metric,))
         return Part(Logic(word, (settled(test, "or" if empty else "and"), node)), needs, needs)
+
+    def _bound(self, node: ast.expr) -> Node:
+        """What a length is compared with: the only place where a window's size is as good as its number."""
+        if isinstance(node, (ast.Subscript, ast.Attribute)):
+            source, keys = self._path(node)
+            if keys == ("window_size",):
+                return self._tried(node, lambda: number_at(source, keys, full=False))
+        return self._number(node, Context())
 
     def _size_at(self, path: ast.expr, source: Source, keys: Keys) -> Size | Evaluated:
         return self._tried(path, lambda: size_at(source, keys, self._evaluated))
@@ -254,7 +262,7 @@ class _Translator:
                         continue
                     source, keys = self._path(inner)
                     size = self._size_at(inner, source, keys)
-                    bound = self._number(other, Context())
+                    bound = self._bound(other)
                     if isinstance(size, Size) and isinstance(bound, Number) and bound.value == size.limit > 0:
                         yield f"{source.name}.{size.metric}"
 
@@ -275,6 +283,9 @@ class _Translator:
                 return self._number(operand, context)
             case ast.Name() | ast.Subscript() | ast.Attribute():
                 source, keys = self._path(node)
+                if keys == ("window_size",):
+                    reason = "the size of a window is compared with its length alone"
+                    raise self._placed(refusal(reason, "Write it as a number."), node)
                 return self._tried(node, lambda: self._number_at(source, keys, context))
         self._refuse_foreign(node)
         reason = "is no number"

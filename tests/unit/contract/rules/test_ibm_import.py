@@ -117,7 +117,7 @@ HOSTILE = [
     "window['training_loss']['loss'][1] > 1", "endless['training_loss']['loss'][0] > 1", "state['log_history'] == 1",
     "endless['window_size'] > 1", "missing > 1", "evaluation['loss'] > 1", "window != None",
     "len(window['metrics']) == 0",
-    "not len(window['metrics']) > 0", "-" * 1900 + "1 > 0", "(" * 900 + "1" + ")" * 900 + " > 0", "9" * 1000 + " > 0",
+    "not window['window_size'] == state['global_step']", "not len(window['metrics']) > 0", "-" * 1900 + "1 > 0", "(" * 900 + "1" + ")" * 900 + " > 0", "9" * 1000 + " > 0",
     "(" * 30 + "newest['loss'] < 1" + " if evaluation['eval_loss'] < 1 else state['epoch'] > 1)" * 30,
     "((" * 18 + "newest['loss'] < 1" + " or True) and evaluation['eval_loss'] < 1 or state['epoch'] > 1)" * 18,
     "not " * 400 + "True", "1 +" * 600 + "1 > 0", "x" * 3000, "", " ", "\x00", "'", "newest['loss'] >", "𝕏 > 1 \ud7ff",
