@@ -151,7 +151,8 @@ class _Translator:
         if operator == "and" and context.positive and not context.exact:
             full = {metric for value in values for metric in self._full_windows(value)}
             context = context._replace(full=context.full | full)
-        parts = [self.condition(value, context) for value in values]
+        first = context._replace(beside=context.beside or (operator == "or") is context.positive)
+        parts = [self.condition(value, first) for value in values[:-1]] + [self.condition(values[-1], context)]
         found = parts.pop()
         while parts:
             found = joined(operator, parts.pop(), found, context)
@@ -222,7 +223,7 @@ class _Translator:
         if isinstance(size, Evaluated):
             return self._evaluations(size, operator, bound.value, path, context)
         node, empty = _against(size, operator, bound.value)
-        if empty is not context.positive and not context.exact:
+        if empty is not context.positive and not context.exact and not context.beside:
             return Part(node)
         reason = f"nothing is decided by an empty window: the rule waits for the first {size.metric}"
         self.differs.append((self._offset(path), reason))
@@ -246,7 +247,7 @@ class _Translator:
     def _evaluations(self, size: Evaluated, operator: str, bound: float, path: ast.expr, context: Context) -> Part:
         """An evaluation gives three numbers at least: one of its own, step and epoch."""
         least = {">": 0 <= bound < 3, ">=": 0 < bound <= 3, "!=": bound == 0}.get(operator, False)
-        if not least or not context.positive or context.exact:
+        if not least or not context.positive or context.exact or context.beside:
             reason = "only whether there has been an evaluation can be asked, without 'not' or 'or'"
             raise self._placed(refusal(reason, "Write len(...) > 0 and ..."), path)
         return Part(Comparison((">",), (Call("count", (Name(size.metric),)), Number(0.0, ""))))

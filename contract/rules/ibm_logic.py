@@ -21,6 +21,8 @@ class Context(NamedTuple):
     """The rule is true if it is; under a `not` it is the other way round."""
     exact: bool = False
     """False and unknown have to be told apart: a patience is reset by the one, and not by the other."""
+    beside: bool = False
+    """What stands after it may decide without it, where the original gives the rule up at it."""
     full: frozenset[str] = frozenset()
     """Metrics whose windows are full wherever it decides anything."""
 

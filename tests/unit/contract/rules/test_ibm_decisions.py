@@ -305,16 +305,23 @@ def test_any_rule_that_is_imported_decides_as_there(controllers: list[dict[str, 
     assert [decision for decision in by_the_import(config, moments) if decision[0] < until] == expected
 
 
-def test_random_rules_are_mostly_accepted_and_decide() -> None:
-    """What the test above rests on."""
+def test_metrics_that_come_late_decide_nothing_before() -> None:
+    """Here an unknown operand leaves the decision to the others, if they can make it; there it does not."""
     rules = [
         'newest["loss"] < 1 or state["epoch"] > 1',
         'not (evaluation["eval_loss"] < 1 and state["epoch"] > 1)',
         'newest["loss"] < 1 if state["epoch"] > 1 else evaluation["eval_loss"] > 1',
+        'len(window["training_loss"]["loss"]) == 3 or state["epoch"] > 0.5',
+        'state["epoch"] > 0.5 or len(window["training_loss"]["loss"]) == 3',
+        'len(window["training_loss"]["loss"]) == 3 and newest["loss"] > 9 or state["epoch"] > 0.5',
     ]
     for rule in rules:
         config = config_of(rule, "on_step_end")
-        for moments in RECORDED.values():
+        noted = any("empty window" in note.reason for note in import_ibm(json.dumps(config)).notes)
+        for name, moments in RECORDED.items():
+            # there an evaluation is logged before the first loss, so that the window is there and empty
+            if noted and name == "is logged seldom":
+                continue
             expected, until = by_the_original(config, moments)
             assert until == len(moments)
             assert by_the_import(config, moments) == expected
