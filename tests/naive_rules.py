@@ -11,6 +11,7 @@ from itertools import pairwise
 from contract.rules import arithmetic
 from contract.rules.limits import LIMITS
 from contract.rules.metrics import Kind
+from contract.rules.periods import OF_ALL
 from contract.rules.rule import Rule
 from contract.rules.typed import Aggregate, Chain, Constant, Operation, Reading, Summary, Typed
 
@@ -32,6 +33,8 @@ class World:
 
     now: float = -math.inf
     metrics: dict[str, History] = field(default_factory=dict)
+    then: dict[str, dict[str, float | None]] = field(default_factory=dict)
+    """Of each metric: the values of all when its newest point came."""
 
     def take(self, metrics: Mapping[str, float | None], step: int, now: float) -> None:
         """An observation."""
@@ -43,6 +46,8 @@ class World:
             history.current = value
             if value is not None:
                 history.points.append((value, self.now))
+        current = {name: history.current for name, history in self.metrics.items()}
+        self.then.update({name: current for name, value in given.items() if value is not None})
 
     def value(self, typed: Typed) -> Value:
         """Of an expression, now."""
@@ -54,6 +59,8 @@ class World:
                 if kind is Kind.BOOL:
                     return None if current is None or not math.isfinite(current) else current != 0
                 return current
+            case Aggregate(summary) if summary.partner:
+                return self.then.get(summary.partner, {}).get(summary.metric)
             case Aggregate(summary):
                 return aggregate(summary, self.metrics.get(summary.metric, History()).points, self.now)
             case Chain(operators, operands):
@@ -123,7 +130,7 @@ def operation(name: str, values: list[Value]) -> Value:  # noqa: C901 - one case
 
 def aggregate(summary: Summary, points: list[tuple[float, float]], now: float) -> Value:
     """A summary of a whole history."""
-    function, _, window, goal, min_delta = summary
+    function, _, window, goal, min_delta, _ = summary
     values = [value for value, _ in points]
     if goal is not None:
         return best(function, values, 1 if goal == "min" else -1, min_delta)
@@ -136,8 +143,9 @@ def aggregate(summary: Summary, points: list[tuple[float, float]], now: float) -
         return ema(points, now, window.points, window.seconds)
     if function in ("rising", "falling", "changed"):
         return streak(function, points, now, window.points, window.seconds)
-    if function == "delta" and window.points:
-        return values[-1] - values[-1 - window.points] if len(values) > window.points else None
+    if function in ("delta", "lag") and window.points:
+        earlier = values[-1 - window.points] if len(values) > window.points else None
+        return values[-1] - earlier if function == "delta" and earlier is not None else earlier
     if window.points:
         seen = values[:-1] if function == "zscore" else values
         inside = seen[-window.points :]
@@ -279,7 +287,11 @@ class NaiveRule:
             return None
         if not self._cool(index):
             return None
-        begin = max([*(at + 1 for at in (*self.fired, *self.cleared)), 0])
+        ends = [*self.fired, *self.cleared]
+        if rule.hold.of == OF_ALL and rule.clear is None and rule.cooldown is not None:
+            # it was never held, and being cleared forgets nothing
+            ends = self.fired
+        begin = max([*(at + 1 for at in ends), 0])
         counted = [one for at, one in enumerate(self.checks) if at >= begin and self._counts(at)]
         if self._holds([one for one in counted if one[0] is not None], truth):
             self.fired.append(index)
@@ -313,6 +325,8 @@ class NaiveRule:
         if truth is None:
             return False
         period, of = self.rule.hold
+        if of == OF_ALL:
+            return sum(one[0] is True for one in counted) >= period.amount
         if of:
             return sum(one[0] is True for one in counted[-of:]) >= period.amount
         trailing = []

@@ -27,6 +27,8 @@ DIRECTORIES = {
     "shared": f"${{BATON_DATA_DIR}}/{SHARED_DIR}",
 }
 """`dirs` in templates: where the worker puts things. It fills in the paths."""
+MAX_NAMED = 20
+"""So many names are read on one line; more are looked for in the recipe."""
 NAMES = ("parameters", "given", "inputs", "dirs", "job")
 """What expressions can read."""
 
@@ -39,7 +41,7 @@ T = TypeVar("T")
 def parameter_faults(recipe: Recipe, given: JsonObject) -> list[Fault]:
     """What is wrong with the given parameters one by one, and, as far as they are sound, with them together."""
     found = [
-        Fault(f"parameters.{name}", f"is not a parameter of {recipe.id}", _did_you_mean(name, recipe.parameters))
+        Fault(f"parameters.{name}", f"is not a parameter of {recipe.id}", _did_you_mean(name, recipe))
         for name in given
         if name not in recipe.parameters
     ]
@@ -48,7 +50,9 @@ def parameter_faults(recipe: Recipe, given: JsonObject) -> list[Fault]:
         problem = spec.problem(given[name]) if name in given else "is required" if spec.required else None
         if problem:
             unsound.add(name)
-            found.append(Fault(f"parameters.{name}", problem, f"Give {spec.expected()}."))
+            # the remedy names the choices: they need not be told twice
+            reason = problem.replace(f"must be one of {', '.join(spec.choices or ())}", "is none of its choices")
+            found.append(Fault(f"parameters.{name}", reason, f"Give {spec.expected()}."))
     return found + _broken_rules(recipe, given, unsound)
 
 
@@ -229,8 +233,12 @@ def _reads(expression: str, names: Collection[str]) -> bool:
     return any(member is None or member in names for member in read)
 
 
-def _did_you_mean(name: str, known: Iterable[str]) -> str:
-    close = get_close_matches(name, list(known), n=1)
+def _did_you_mean(name: str, recipe: Recipe) -> str:
+    """For a name that is unknown: the one that is like it, or all if a person can take them in."""
+    names = sorted(recipe.parameters)
+    close = get_close_matches(name, names, n=1)
     if close:
         return f"Did you mean {close[0]!r}?"
-    return f"There are {', '.join(sorted(known))}." if known else "It takes none."
+    if len(names) > MAX_NAMED:
+        return f"For its {len(names)}: baton recipes docs {recipe.id}"
+    return f"There are {', '.join(names)}." if names else "It takes none."

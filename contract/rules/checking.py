@@ -284,8 +284,8 @@ class _Checker:
 
     def _summary(self, node: Call, function: Function) -> Typed | None:
         name = node.function
-        least = 2 if function.window and function.window_required else 1
-        most = 1 + function.window + function.goal + function.min_delta
+        least = 2 if (function.window and function.window_required) or function.partner else 1
+        most = 1 + function.window + function.goal + function.min_delta + function.partner
         if not self._arity(node, least, most):
             return None
         metric = self._metric(node.arguments[0])
@@ -305,6 +305,11 @@ class _Checker:
                 summary = summary._replace(window=window)
             elif name in ("delta", "changed"):
                 summary = summary._replace(window=Window(points=1))
+        if function.partner:
+            partner = self._metric(node.arguments[1])
+            if partner is None:
+                return None
+            summary = summary._replace(partner=partner.name)
         if function.goal:
             with_goal = self._with_goal(node, summary, metric)
             if with_goal is None:
@@ -314,9 +319,14 @@ class _Checker:
 
     def _window(self, node: Call, function: Function) -> Window | None:
         given = node.arguments[1]
-        if not isinstance(given, Number) or (given.unit and UNITS.get(given.unit, (None,))[0] is not Kind.DURATION):
+        foreign = not isinstance(given, Number) or (
+            given.unit and (function.points_only or UNITS.get(given.unit, (None,))[0] is not Kind.DURATION)
+        )
+        if foreign or not isinstance(given, Number):
             reason = f"{text_of(given)} is no window"
             remedy = f"Write a number of points or a duration: {usage_of(node.function)}, {node.function}(loss, 10m)."
+            if function.points_only:
+                remedy = f"Write a number of points: {usage_of(node.function)}."
             self._fault(Code.INVALID_WINDOW, reason, remedy, given.offset)
             return None
         if given.unit:

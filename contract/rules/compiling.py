@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import operator
+from collections.abc import Callable, Mapping
 from typing import TypeVar
 
 from contract.rules.arithmetic import COMPARE
@@ -10,7 +11,7 @@ from contract.rules.folding import FUNCTIONS
 from contract.rules.limits import LIMITS, Limits
 from contract.rules.metrics import Kind
 from contract.rules.series import Clock, Follower, Series
-from contract.rules.trails import Average, Best, Fall, Lagged, Rise, Sameness, Streak
+from contract.rules.trails import Average, Best, Lagged, Sample, Streak, same
 from contract.rules.typed import Aggregate, Chain, Constant, Operation, Reading, Summary, Typed
 from contract.rules.typed import Window as Span
 from contract.rules.windows import Extreme, Median, Moments, Window
@@ -19,6 +20,13 @@ Value = float | bool | None
 """None: not known."""
 Reader = Callable[[], Value]
 F = TypeVar("F", bound=Follower)
+
+_STREAKS: Mapping[str, Callable[[float, float], bool]] = {
+    "rising": operator.gt,
+    "falling": operator.lt,
+    "changed": same,
+}
+"""How a point goes on from the one before."""
 
 
 class Compiler:
@@ -29,6 +37,8 @@ class Compiler:
         self._clock = clock
         self._limits = limits
         self._readers: dict[Summary, Reader] = {}
+        self.samples: list[Sample] = []
+        """What takes a value of another metric once an observation is complete."""
 
     def compiled(self, typed: Typed) -> Reader:
         """A closure that gives the value now: a float, a bool, or None if it is not known. It never raises."""
@@ -123,8 +133,10 @@ class Compiler:
         return series.followers[name]  # type: ignore[return-value]
 
     def _summary(self, summary: Summary) -> Reader:
-        function, metric, window, goal, min_delta = summary
+        function, metric, window, goal, min_delta, partner = summary
         clock = self._clock
+        if partner:
+            return self._sample(metric, partner)
         if goal is not None:
             name = f"best({goal}, {min_delta!r})"
             best = self._follow(metric, name, lambda series: Best(series, clock, goal, min_delta))
@@ -132,17 +144,25 @@ class Compiler:
         if window is None:
             return self._without_window(function, self._series(metric))
         if function in ("rising", "falling", "changed"):
-            kind = {"rising": Rise, "falling": Fall, "changed": Sameness}[function]
-            return _streak(self._follow(metric, function, lambda series: kind(series, clock)), window)
+            streak = self._follow(metric, function, lambda series: Streak(series, clock, _STREAKS[function]))
+            return _streak(function, streak, window)
         if function == "ema":
             name = f"ema({window.points}, {window.seconds!r})"
             average = self._follow(metric, name, lambda series: Average(series, clock, *window))
             return _when_covered(average, window)
-        if function == "delta" and window.points:
-            return self._follow(
+        if function in ("delta", "lag") and window.points:
+            lagged = self._follow(
                 metric, f"delta({window.points})", lambda series: Lagged(series, clock, window.points)
-            ).value
+            )
+            return lagged.change if function == "delta" else lagged.earlier
         return self._over_window(function, metric, window)
+
+    def _sample(self, metric: str, partner: str) -> Reader:
+        sampled = self._series(metric)
+        sample = self._follow(partner, f"at({metric})", lambda series: Sample(series, self._clock, sampled))
+        if sample not in self.samples:
+            self.samples.append(sample)
+        return lambda: sample.value
 
     def _without_window(self, function: str, series: Series) -> Reader:
         if function == "count":
@@ -309,9 +329,9 @@ def _size(window: Window) -> Reader:
     return size
 
 
-def _streak(streak: Streak, window: Span) -> Reader:
+def _streak(function: str, streak: Streak, window: Span) -> Reader:
     points, seconds = window
-    if isinstance(streak, Sameness):
+    if function == "changed":
         if points:
             return lambda: streak.broken_over_points(points)
         return lambda: streak.broken_over_seconds(seconds)

@@ -258,7 +258,7 @@ class _Reader:
     def _hold(self, location: Location, said: Mapping[str, Any]) -> Any:
         hold = hold_of(said["for"]) if "for" in said else ONE_CHECK
         if hold is None:
-            remedy = f"Write '3 checks', '200 steps', '10m' or '3 of 5' (of at most {MAX_CHECKS_OF})."
+            remedy = f"Write '3 checks', '200 steps', '10m', '3 of 5' (of at most {MAX_CHECKS_OF}) or '3 of all'."
             self._fault((*location, "for"), "is no such period", remedy, Code.INVALID_VALUE)
         return hold
 

@@ -43,6 +43,11 @@ class Evaluator:
 
     def __init__(self, rules: RuleSet) -> None:
         self.rules = rules
+        self._assemble()
+
+    def _assemble(self) -> None:
+        """Clock, series and machines, as before the first observation."""
+        rules = self.rules
         self._clock = Clock()
         compiler = Compiler(self._clock, rules.limits)
         self._machines: list[Machine] = []
@@ -53,6 +58,7 @@ class Evaluator:
             leaves = {one.text: one for one in walk(rule.when) if isinstance(one, (Reading, Aggregate))}
             self._operands[rule.name] = [(text, compiler.compiled(one)) for text, one in leaves.items()]
         self._series: dict[str, Series] = compiler.series
+        self._samples = compiler.samples
         known = rules.metrics()
         clocks = {name for name in self._series if name in known and known[name].clock}
         self._by_metric: dict[str, list[Machine]] = {name: [] for name in self._series}
@@ -116,6 +122,8 @@ class Evaluator:
                 series.problem = f"{name} is no number ({type(value).__name__}: {error})"[:MAX_PROBLEM_CHARS]
         if "step" in series_of and "step" not in metrics:
             series_of["step"].push(float(step), now)
+        for sample in self._samples:
+            sample.take()
         due = self._due.get((event, *metrics))
         if due is None:
             due = self._due_at(event, metrics)
@@ -244,7 +252,7 @@ class Evaluator:
                 raise ValueError("its version is not known")
             return self._restored(state)
         except (ValueError, TypeError, KeyError, AttributeError, IndexError, OverflowError) as error:
-            self._reset()
+            self._assemble()
             raise StateError(f"the state cannot be taken back: {type(error).__name__}: {error}") from error
 
     def _restored(self, state: Any) -> list[Carried]:
@@ -272,15 +280,12 @@ class Evaluator:
         new = {machine.rule.name for machine in self._machines}
         return told + [Carried(name, False, "the rule is gone") for name in state["rules"] if name not in new]
 
-    def _reset(self) -> None:
-        """As new: compiled once more."""
-        self.__init__(self.rules)  # type: ignore[misc]
-
 
 def _value(reader: Reader) -> float | bool | None:
     try:
         return reader()
-    except Exception:  # noqa: BLE001 - the rule that reads it has told the error already
+    except (ArithmeticError, LookupError, TypeError, ValueError):
+        # arithmetic on points can fail so, and in no other way; the rule that reads it has told the error already
         return None
 
 

@@ -22,6 +22,8 @@ class Code(StrEnum):
     UNKNOWN_ACTION = "unknown_action"
     INVALID_TEXT = "invalid_text"
     TOO_LARGE = "too_large"
+    UNSUPPORTED = "unsupported"
+    """It means something elsewhere, and nothing safe or sure here."""
     # An expression
     SYNTAX = "syntax"
     UNKNOWN_METRIC = "unknown_metric"
@@ -35,6 +37,9 @@ class Code(StrEnum):
     ALWAYS_TRUE = "always_true"
     NEVER_CLEARS = "never_clears"
     DOUBTFUL_NAME = "doubtful_name"
+    # Notes of an import
+    DIFFERS = "differs"
+    DROPPED = "dropped"
 
 
 class ExpressionError(Exception):

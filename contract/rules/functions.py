@@ -20,6 +20,10 @@ class Function(NamedTuple):
     min_delta: bool = False
     gives: str = "same"
     """The kind of its value, or `same` as the metric's."""
+    points_only: bool = False
+    """Its window is not a duration."""
+    partner: bool = False
+    """It takes another metric as its second argument."""
     any_kind: bool = False
     """It takes metrics that are true or false, too."""
 
@@ -40,6 +44,8 @@ SUMMARIES: Mapping[str, Function] = {
     ),
     "ema": Function("ema(x, 50)", "exponential moving average: weight 2 / (n + 1), or time constant", window=True),
     "delta": Function("delta(x, 5)", "newest point less the one 5 points before", window=True, window_required=False),
+    "lag": Function("lag(x, 5)", "the point 5 before the newest", window=True, points_only=True),
+    "at": Function("at(x, y)", "the value that x had when the newest point of y came", partner=True),
     "rising": Function("rising(x, 5)", "each of the last 5 points above the one before", window=True, gives="bool"),
     "falling": Function("falling(x, 5)", "each of the last 5 points below the one before", window=True, gives="bool"),
     "changed": Function(

@@ -12,7 +12,7 @@ from typing import Any
 
 from contract.rules.compiling import Reader
 from contract.rules.numbers import decoded, encoded
-from contract.rules.periods import Period
+from contract.rules.periods import OF_ALL, Period
 from contract.rules.rule import Rule
 from contract.rules.verdicts import State
 
@@ -57,7 +57,7 @@ class Machine:
         self.warm = self.rule.warmup is None
         self.active = False
         """It has fired, and was not cleared since."""
-        self.results: deque[bool] = deque(maxlen=self.hold_of or 1)
+        self.results: deque[bool] = deque(maxlen=max(self.hold_of, 1))
         self.truth: bool | None = False
         self.idle = self.warm
         """A false condition changes nothing."""
@@ -80,7 +80,10 @@ class Machine:
             return None
         if self.active and self._is_released(truth):
             self.active = False
-            self._forget()
+            if self.hold_of == OF_ALL:
+                self.idle = self.run == 0
+            else:
+                self._forget()
             return State.CLEARED
         if self.spent or self._is_held(step, now):
             self.idle = not self.active and self.cooldown is None
@@ -147,7 +150,9 @@ class Machine:
             if self.since is None or at < self.since:
                 self.since = at
             return at - self.since >= self.needed
-        if self.hold_of:
+        if self.hold_of == OF_ALL:
+            self.run += truth
+        elif self.hold_of:
             self.results.append(truth)
             self.run = sum(self.results)
             if self.run == 0:
@@ -208,7 +213,7 @@ class Machine:
             setattr(self, name, value)
         for name in _NUMBERS:
             setattr(self, name, decoded(state[name]))
-        self.results = deque(results, maxlen=self.hold_of or 1)
+        self.results = deque(results, maxlen=max(self.hold_of, 1))
         self.truth = truth
         # a rule may have lost or got a warm-up since
         self.warm = self.warm or self.rule.warmup is None

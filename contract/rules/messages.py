@@ -77,12 +77,17 @@ def message_of(text: str) -> Message:
     return Message(text, tuple(part for part in parts if part))
 
 
+def is_form(form: str) -> bool:
+    """Whether a value can be written so: `.3f`, `d`, `.1%`; or nothing."""
+    return _FORM.fullmatch(form) is not None
+
+
 def _field(found: re.Match[str]) -> Field:
     name, form = found["name"], found["form"] or ""
     if not is_name(name):
         remedy = "Between braces stands a metric's name: {loss}, {eval.loss:.3f}."
         raise MessageError(f"names {name[:40]!a}, which is no metric", remedy, found.start())
-    if not _FORM.fullmatch(form):
+    if not is_form(form):
         remedy = "Write a form like .3f, .2e, .4g, d, .1% or ,.0f."
         raise MessageError(f"has the form {form[:40]!a}", remedy, found.start())
     return Field(name, form, found.start())

@@ -15,7 +15,7 @@ MAX_CHECKS_OF = 1_000
 MAX_SECONDS = 366 * 86400.0
 
 _COUNT = re.compile(r"\s*([0-9]{1,12})\s*(checks?|steps?)\s*")
-_SHARE = re.compile(r"\s*([0-9]{1,12})\s+of\s+([0-9]{1,12})\s*")
+_SHARE = re.compile(r"\s*([0-9]{1,12})\s+of\s+(?:([0-9]{1,12})|all)\s*")
 _DURATION = re.compile(r"\s*([0-9]{1,12}(?:\.[0-9]{1,9})?)\s*([A-Za-z]{1,8})\s*")
 
 
@@ -32,15 +32,21 @@ class Period(NamedTuple):
         return f"{number_text(self.amount)} {self.measure if self.amount != 1 else self.measure[:-1]}"
 
 
+OF_ALL = -1
+"""Of all checks since it last fired, however many."""
+
+
 class Hold(NamedTuple):
-    """How long a condition has to be true. `of`: so many of the last `of` checks; 0 for without a break."""
+    """How long a condition has to be true. `of`: so many of the last `of` checks, or OF_ALL; 0 for without a break."""
 
     period: Period
     of: int = 0
 
     def __str__(self) -> str:
         """As it is written."""
-        return f"{number_text(self.period.amount)} of {self.of}" if self.of else str(self.period)
+        if not self.of:
+            return str(self.period)
+        return f"{number_text(self.period.amount)} of {'all' if self.of == OF_ALL else self.of}"
 
 
 ONE_CHECK = Hold(Period("checks", 1))
@@ -57,6 +63,8 @@ def period_of(value: object, *measures: Measure) -> Period | None:
 def hold_of(value: object) -> Hold | None:
     """From what a document says of `for`."""
     if isinstance(value, str) and (share := _SHARE.fullmatch(value)):
+        if share[2] is None:
+            return Hold(Period("checks", int(share[1])), OF_ALL) if 1 <= int(share[1]) <= MAX_COUNT else None
         needed, of = int(share[1]), int(share[2])
         return Hold(Period("checks", needed), of) if 1 <= needed <= of <= MAX_CHECKS_OF else None
     period = period_of(value, "checks", "steps", "seconds")

@@ -13,7 +13,7 @@ from contract.rules.rule import Rule
 from contract.rules.typed import Aggregate, Chain, Constant, Operation, Reading, Typed
 
 _MIRRORED = {"<": ">", "<=": ">=", ">": "<", ">=": "<=", "==": "==", "!=": "!="}
-_WITHIN_RANGE = frozenset(("mean", "min", "max", "median", "ema", "best"))
+_WITHIN_RANGE = frozenset(("mean", "min", "max", "median", "ema", "best", "lag", "at"))
 
 
 class Reach(NamedTuple):

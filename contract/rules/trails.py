@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any, ClassVar
 
 from contract.rules.metrics import Goal
@@ -64,7 +65,7 @@ class Trail:
 
 
 class Lagged(Trail):
-    """How far the newest point is from an earlier one."""
+    """An earlier point, and how far the newest one is from it."""
 
     __slots__ = ("points",)
 
@@ -75,11 +76,15 @@ class Lagged(Trail):
         series.keeps = True
 
     def first_needed(self) -> int:
-        """The one that it is compared with now, and all after it."""
+        """The earlier one, and all after it."""
         return self.series.total - min(self.points + 1, self.seen)
 
-    def value(self) -> float | None:
-        """None until there is an earlier one."""
+    def earlier(self) -> float | None:
+        """None until there is one."""
+        return self.series.values[-1 - self.points] if self.seen > self.points else None
+
+    def change(self) -> float | None:
+        """From the earlier one to the newest; None until there is one."""
         values = self.series.values
         return values[-1] - values[-1 - self.points] if self.seen > self.points else None
 
@@ -88,6 +93,34 @@ class Lagged(Trail):
         super().restore(state)
         if min(self.seen, self.points + 1) > len(self.series.values):
             raise ValueError("points are missing")
+
+
+class Sample(Trail):
+    """The value that another metric had when the newest point came."""
+
+    __slots__ = ("due", "sampled", "value")
+    saved = ("value",)
+
+    def __init__(self, series: Series, clock: Clock, sampled: Series) -> None:
+        """`sampled`: the other metric."""
+        super().__init__(series, clock)
+        self.sampled = sampled
+
+    def _clear(self) -> None:
+        super()._clear()
+        self.due = False
+        self.value: float | None = None
+
+    def push(self, value: float, now: float) -> None:
+        """Take the newest point; the other metric may come later in the same observation."""
+        super().push(value, now)
+        self.due = True
+
+    def take(self) -> None:
+        """The observation is complete."""
+        if self.due:
+            self.due = False
+            self.value = self.sampled.current
 
 
 class Average(Trail):
@@ -129,15 +162,35 @@ class Average(Trail):
 
 
 class Streak(Trail):
-    """How many points in a row went one way, and when the one before them came."""
+    """How many points in a row went on from the one before, and when the one before them came.
 
-    __slots__ = ("length", "since")
+    `since` is when the streak was broken last: of points that are the same, when the value last changed.
+    """
+
+    __slots__ = ("goes_on", "length", "since")
     saved = ("length", "since")
+
+    def __init__(self, series: Series, clock: Clock, goes_on: Callable[[float, float], bool]) -> None:
+        """`goes_on`: whether a point, given first, goes on from the one before."""
+        super().__init__(series, clock)
+        self.goes_on = goes_on
 
     def _clear(self) -> None:
         super()._clear()
         self.length = 0.0
         self.since: float | None = None
+
+    def push(self, value: float, now: float) -> None:
+        """Take the newest point."""
+        if self.began is None:
+            self.began = now
+        self.seen += 1
+        before = self.series.previous
+        if before is not None and self.seen > 1 and self.goes_on(value, before):
+            self.length += 1
+        else:
+            self.length = 0.0
+            self.since = now
 
     def over_points(self, points: int) -> bool | None:
         """Whether it has gone on for so many; None before it can have."""
@@ -149,69 +202,20 @@ class Streak(Trail):
             return None
         return self.length > 0 and self.series.at - self.since >= seconds
 
-
-class Rise(Streak):
-    """Each point above the one before."""
-
-    __slots__ = ()
-
-    def push(self, value: float, now: float) -> None:
-        """Take the newest point."""
-        if self.began is None:
-            self.began = now
-        self.seen += 1
-        before = self.series.previous
-        if before is not None and self.seen > 1 and value > before:
-            self.length += 1
-        else:
-            self.length = 0.0
-            self.since = now
-
-
-class Fall(Streak):
-    """Each point below the one before."""
-
-    __slots__ = ()
-
-    def push(self, value: float, now: float) -> None:
-        """Take the newest point."""
-        if self.began is None:
-            self.began = now
-        self.seen += 1
-        before = self.series.previous
-        if before is not None and self.seen > 1 and value < before:
-            self.length += 1
-        else:
-            self.length = 0.0
-            self.since = now
-
-
-class Sameness(Streak):
-    """Each point as the one before; NaN is as NaN. `since` is when the value last changed."""
-
-    __slots__ = ()
-
-    def push(self, value: float, now: float) -> None:
-        """Take the newest point."""
-        if self.began is None:
-            self.began = now
-        self.seen += 1
-        before = self.series.previous
-        if before is not None and self.seen > 1 and (value == before or (math.isnan(value) and math.isnan(before))):
-            self.length += 1
-        else:
-            self.length = 0.0
-            self.since = now
-
     def broken_over_points(self, points: int) -> bool | None:
-        """Whether one of so many points differs from the one before."""
+        """Whether one of so many points did not go on."""
         return self.length < points if self.seen > points else None
 
     def broken_over_seconds(self, seconds: float) -> bool | None:
-        """Whether the value changed within so many seconds from now."""
+        """Whether it was broken within so many seconds from now."""
         if not self.covers(seconds) or self.since is None:
             return None
         return self.seen > self.length + 1 and self.clock.now - self.since < seconds
+
+
+def same(value: float, before: float) -> bool:
+    """Whether two points are equal; NaN is as NaN."""
+    return value == before or (math.isnan(value) and math.isnan(before))
 
 
 class Best(Trail):

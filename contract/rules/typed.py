@@ -23,6 +23,8 @@ class Summary(NamedTuple):
     window: Window | None = None
     goal: Goal | None = None
     min_delta: float = 0.0
+    partner: str = ""
+    """The metric whose newest point says when."""
 
 
 class Constant(NamedTuple):
@@ -88,6 +90,8 @@ def metrics_of(typed: Typed) -> list[str]:
             found[one.metric] = None
         elif isinstance(one, Aggregate):
             found[one.summary.metric] = None
+            if one.summary.partner:
+                found[one.summary.partner] = None
     return list(found)
 
 

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from contract.rules.actions import Action
 from contract.rules.numbers import encoded
-from contract.rules.periods import Measure
+from contract.rules.periods import OF_ALL, Measure
 from contract.rules.rule import Mode, Severity
 
 
@@ -56,7 +56,7 @@ class Verdict(NamedTuple):
     needed: float = 1
     measure: Measure = "checks"
     of: int = 0
-    """Where `needed` is of the last so many checks."""
+    """Where `needed` is of the last so many checks, or -1 where of all since it last fired."""
     fires: int = 0
     next_step: int | None = None
     """When it is checked next, if that is a matter of steps."""
@@ -74,6 +74,7 @@ class Verdict(NamedTuple):
         parts = [str(self.state)]
         if self.state in (State.ARMED, State.PENDING, State.UNKNOWN) and (self.needed > 1 or self.of):
             within = f" (of the last {self.of})" if self.of else "" if self.measure == "checks" else f" {self.measure}"
+            within = " (of all)" if self.of == OF_ALL else within
             parts.append(f"{_said(self.done)} of {_said(self.needed)}{within}")
         if len(self.operands) == 1:
             parts.append(f"last value {_said(self.operands[0].value)}")

@@ -123,7 +123,14 @@ class Harvest:
                 self._store.committed(result.manifest, staged.path, copy=in_memory)
         with bookkeeping("reporting it"):
             self._on_committed(result)
-        logger.info("job %s: checkpoint of step %d committed (%s)", self._item.id, staged.step, result)
+        logger.info(
+            "job %s: checkpoint of step %d committed: %d bytes, of which %d were sent, in %.1f s",
+            self._item.id,
+            staged.step,
+            result.raw_bytes,
+            result.uploaded_bytes,
+            result.seconds,
+        )
 
     def _files_open(self) -> set[Path]:
         return self._trainer.files_open_for_writing() if self._trainer else set()

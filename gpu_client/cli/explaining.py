@@ -65,21 +65,19 @@ _BAD_INPUT = [
 
 def _pending(facts: Facts) -> tuple[str, list[str]]:
     job, now = facts.job, facts.now
+    bad_input = _BAD_INPUT if job.reason and job.reason.code == FailureClass.BAD_INPUT else []
     if job.not_before is not None and job.not_before > now:
         why = f" after {reason_text(job)}" if job.reason else ""
         return (
             f"It waits{why}, and is handed out again in {duration(job.not_before - now)}. "
             "The wait doubles with every failure.",
-            [
-                *(_BAD_INPUT if job.reason and job.reason.code == FailureClass.BAD_INPUT else []),
-                "The backoff is part of the job's policy (backoff_s).",
-            ],
+            [*bad_input, "The backoff is part of the job's policy (backoff_s)."],
         )
     if job.not_before is not None:
         return (
             f"Its wait ended {duration(now - job.not_before)} ago; "
             "it is ready as soon as a worker asks, or with the sweeper's next run within a minute.",
-            _worker_advice(facts),
+            [*bad_input, *_worker_advice(facts)],
         )
     ahead = jobs_ahead(job, facts.pending, now)
     waited = duration(now - job.updated_at)
@@ -87,12 +85,14 @@ def _pending(facts: Facts) -> tuple[str, list[str]]:
     first = "It is the next of its queue" if not ahead else place
     needs = requirements_text(job)
     demand = f" Only a worker that declares {needs} is given it." if needs else ""
-    return f"It has been ready for {waited}, and no worker has taken it. {first}.{demand}", _worker_advice(facts)
+    answer = f"It has been ready for {waited}, and no worker has taken it. {first}.{demand}"
+    return answer, [*bad_input, *_worker_advice(facts)]
 
 
 def _worker_advice(facts: Facts) -> list[str]:
-    queue = facts.job.queue
+    queue, needs = facts.job.queue, requirements_text(facts.job)
     advice: list[str] = []
+    suited = f" that has {needs}" if needs else ""
     if facts.running:
         advice.append(
             f"Workers are there, but busy or unsuitable: {count(len(facts.running), 'job')} of the queue {queue!r} "
@@ -100,12 +100,18 @@ def _worker_advice(facts: Facts) -> list[str]:
         )
     else:
         advice.append(
-            f"No job of the queue {queue!r} runs now. Is a worker started for it? "
+            f"No job of the queue {queue!r} runs now. Is a worker{suited} started for it? "
             f"BATON_API_URL=... BATON_API_KEY=... BATON_QUEUE={queue} python -m gpu_client.agent"
+        )
+    if needs:
+        advice.append(
+            "A worker's first line says what it has. If the job can do with less: baton stop ID, and submit it "
+            "with requirements of its own (in its file; 0 asks for nothing)."
         )
     avoided = avoided_machines(facts)
     if avoided:
-        advice.append(f"These machines failed it, and are not given it for now: {', '.join(avoided)}.")
+        told = ", ".join(f"{machine} (for {duration(left_s)})" for machine, left_s in avoided.items())
+        advice.append(f"Machines that failed it are not given it: {told}. Another one is.")
     return advice
 
 
@@ -215,6 +221,8 @@ def _last_words(attempt: AttemptView) -> str:
     if attempt.end is not AttemptEnd.FAILED or not attempt.log_tail:
         return ""
     words = attempt.log_tail[-1]
+    if attempt.reason and words.removeprefix("error: ") in attempt.reason.message:
+        return ""  # a trainer that refused: its line is the reason
     return f"; last words: {words[:LAST_WORDS_CHARACTERS]}{' ...' if len(words) > LAST_WORDS_CHARACTERS else ''}"
 
 
@@ -251,18 +259,14 @@ def fruitless_interruptions(attempts: Sequence[AttemptView]) -> int:
     return lost
 
 
-def avoided_machines(facts: Facts) -> list[str]:
-    """Machines that failed the job so recently that they are not given it again."""
-    patience_s = facts.job.policy.avoid_machine_s
-    return sorted(
-        {
-            attempt.machine_id
-            for attempt in facts.attempts
-            if attempt.end is AttemptEnd.FAILED
-            and attempt.machine_id
-            and (attempt.ended_at or 0) + patience_s > facts.now
-        }
-    )
+def avoided_machines(facts: Facts) -> dict[str, int]:
+    """Machines that failed the job so recently that they are not given it, and for how many seconds more."""
+    left_s = {
+        attempt.machine_id: (attempt.ended_at or 0) + facts.job.policy.avoid_machine_s - facts.now
+        for attempt in facts.attempts
+        if attempt.end is AttemptEnd.FAILED and attempt.machine_id
+    }
+    return {machine: left_s[machine] for machine in sorted(left_s) if left_s[machine] > 0}
 
 
 def jobs_ahead(job: JobView, pending: Sequence[JobView], now: int) -> list[JobView]:
@@ -289,6 +293,8 @@ def requirements_text(job: JobView) -> str:
     ]
     if needs.gpu_models:
         said.append(f"one of the models {', '.join(needs.gpu_models)}")
+    if needs.image:
+        said.append(f"the image {needs.image}")
     return ", ".join(said)
 
 

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import shlex
 from typing import Annotated
 
 import typer
 
+from contract.base import JsonObject
 from contract.history import AttemptView
 from contract.jobs import JobState, JobView
+from contract.recipes.lint import lint
 from gpu_client.cli.errors import CliError
+from gpu_client.cli.explaining import requirements_text
 from gpu_client.cli.formats import age, count, duration, finite, moment, number, size
 from gpu_client.cli.goodput import goodput_lines, total_of
 from gpu_client.cli.output import CUT, FOLDED, Column, Screen, as_data
@@ -17,6 +21,7 @@ from gpu_client.cli.session import SHOWN_ID_CHARACTERS, AsJson, JobIdArgument, S
 from gpu_client.cli.summary import reason_text, summarize
 from gpu_client.transport.api import BatonClient
 from gpu_client.transport.calls import pages
+from gpu_client.transport.errors import ApiError
 
 _COLUMNS = (
     "id",
@@ -39,6 +44,7 @@ _ATTEMPTS = (
 )
 _CHECKPOINTS = (Column("step", right=True), "committed", Column("size", right=True), "checkpoint")
 _OUTPUTS = (Column("size", right=True), Column("output", FOLDED))
+_PARAMETERS = ("parameter", Column("value", FOLDED))
 _PER_PAGE = 1000
 DEFAULT_LIMIT = 50
 WATCH_S = 2.0
@@ -135,13 +141,17 @@ def show(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Show a job: its parameters, attempts, checkpoints and outputs."""
+    """Show a job: its parameters, attempts, checkpoints and outputs.
+
+    Parameters that have the recipe's default are counted only; --json has all.
+    """
     session = session_of(context)
     price = finite(price_per_hour, "--price-per-hour")
     if price is None:
         price = session.profile().price_per_hour
     with session.client() as client:
         job = find_job(client, job_id)
+        defaults = {} if as_json else _defaults(client, job)
         attempts = [one for page in pages(lambda c: client.attempts(job.id, cursor=c)) for one in page.attempts]
         checkpoints = [
             one for page in pages(lambda c: client.checkpoints(job.id, cursor=c)) for one in page.checkpoints
@@ -152,6 +162,7 @@ def show(
         return
     screen = session.screen
     screen.fields([*_details(job, attempts[-1] if attempts else None), *goodput_lines(total_of(attempts), price)])
+    _show_parameters(screen, job, defaults)
     if attempts:
         screen.line("")
         screen.table(_ATTEMPTS, map(_attempt_row, attempts))
@@ -174,7 +185,6 @@ def _details(job: JobView, attempt: AttemptView | None) -> list[tuple[str, str]]
     summary = summarize(job, attempt, None)
     progress = job.progress
     inputs = ", ".join(f"{one.prefix} -> {one.into}" if one.into else one.prefix for one in job.inputs)
-    needs = {name: value for name, value in job.requirements.model_dump().items() if value}
     return [
         ("id", job.id),
         ("name", job.name or ""),
@@ -183,10 +193,9 @@ def _details(job: JobView, attempt: AttemptView | None) -> list[tuple[str, str]]
         ("not before", moment(job.not_before) if job.not_before else ""),
         ("recipe", job.recipe or ""),
         ("command", shlex.join(job.command)),
-        ("parameters", ", ".join(f"{name}={value}" for name, value in job.parameters.items())),
         ("inputs", inputs),
         ("queue", f"{job.queue}, priority {job.priority}"),
-        ("needs", ", ".join(f"{name}={value}" for name, value in needs.items())),
+        ("needs", requirements_text(job)),
         ("submitted", moment(job.created_at)),
         ("ran", duration(summary.runtime_s) if summary.runtime_s else ""),
         ("step", f"{summary.step} of {summary.total_steps or '?'}" if summary.step is not None else ""),
@@ -198,6 +207,33 @@ def _details(job: JobView, attempt: AttemptView | None) -> list[tuple[str, str]]
         ("webhook", job.webhook or ""),
         ("tags", ", ".join(f"{name}={value}" for name, value in job.tags.items())),
     ]
+
+
+def _defaults(client: BatonClient, job: JobView) -> JsonObject:
+    """What the job's recipe gives parameters that a job does not; nothing where it cannot be read."""
+    if not job.recipe or not job.parameters:
+        return {}
+    try:
+        recipe = lint(client.recipe(job.recipe).document).recipe
+    except ApiError:
+        return {}  # of an older control plane, or not there any more: then all are shown
+    return recipe.filled({}) if recipe else {}
+
+
+def _show_parameters(screen: Screen, job: JobView, defaults: JsonObject) -> None:
+    """Those that tell this job from another one, and how many do not."""
+    own = {name: value for name, value in job.parameters.items() if name not in defaults or defaults[name] != value}
+    if own:
+        screen.line("")
+        screen.table(_PARAMETERS, ([name, _parameter(value)] for name, value in own.items()))
+    others = len(job.parameters) - len(own)
+    if others:
+        screen.say(f"{count(others, 'other parameter')} as in {job.recipe}: baton recipes docs {job.recipe}")
+
+
+def _parameter(value: object) -> str:
+    """As `--set` takes it."""
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
 
 def _attempt_row(attempt: AttemptView) -> list[str]:

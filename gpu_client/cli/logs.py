@@ -13,7 +13,7 @@ from contract.jobs import JobState, JobView
 from contract.work import LogLine, log_wait_s
 from gpu_client.cli.formats import duration, moment
 from gpu_client.cli.output import FOLDED, Column
-from gpu_client.cli.session import AsJson, JobIdArgument, Session, full_id, session_of
+from gpu_client.cli.session import SHOWN_ID_CHARACTERS, AsJson, JobIdArgument, Session, full_id, session_of
 from gpu_client.cli.summary import running_s
 from gpu_client.transport.api import BatonClient
 from gpu_client.transport.calls import pages
@@ -56,6 +56,18 @@ def logs(
             printer.show(line)
         if follow:
             _follow(session, client, job_id, reader, printer)
+        if not printer.shown and not as_json:
+            session.screen.say(_nothing(client.get_job(job_id)))
+
+
+def _nothing(job: JobView) -> str:
+    """What to say of a job without a line of output."""
+    short = job.id[:SHOWN_ID_CHARACTERS]
+    if job.state.terminal:
+        return f"The job is {job.state.value} and printed nothing."
+    if job.counters.attempts:
+        return f"No output yet: the job is {job.state.value}."
+    return f"No output yet: no worker has begun the job. Why: baton explain {short}"
 
 
 class _Reader:
@@ -83,9 +95,12 @@ class _Printer:
         self._screen = session.screen
         self._as_json = as_json
         self._epoch: int | None = None
+        self.shown = False
+        """Whether there was a line."""
 
     def show(self, line: LogLine) -> None:
         """One line of output."""
+        self.shown = True
         if self._as_json:
             self._screen.json_line(line)
             return

@@ -108,8 +108,13 @@ def save_profiles(path: Path, profiles: ProfileFile) -> None:
         raise
 
 
+class NoProfileError(CliError):
+    """There is none of the wanted name."""
+
+
 def choose_profile(environ: Mapping[str, str], name: str | None) -> Profile:
-    """The profile to use: the one asked for by name, else the environment's, else the current one. Raises CliError."""
+    """The profile to use: the one asked for by name, else the environment's, else the current one. Raises CliError,
+    NoProfileError if it is not there."""
     url, key = ("", "") if name else (environ.get("BATON_API_URL", ""), environ.get("BATON_API_KEY", ""))
     if url and key:
         return Profile(url=url, api_key=key)
@@ -120,7 +125,7 @@ def choose_profile(environ: Mapping[str, str], name: str | None) -> Profile:
     if found is None:
         known = ", ".join(sorted(stored.profiles))
         there = f"there are {known}" if known else "there is none yet"
-        raise CliError(
+        raise NoProfileError(
             f"no profile {wanted!r} in {path}; {there}",
             "Make it with: baton login URL - or set BATON_API_URL and BATON_API_KEY.",
         )

@@ -111,8 +111,13 @@ def _checks(output: Output) -> str:
 
 
 def _usage(recipe: Recipe) -> str:
-    required = [name for name, spec in recipe.parameters.items() if spec.required]
-    words = ["baton submit --recipe", recipe.id, *(f"--set {name}=..." for name in required)]
+    required = {name: spec for name, spec in recipe.parameters.items() if spec.required}
+    words = ["baton submit --recipe", recipe.id]
+    # a list is written as JSON, which the shell must leave alone
+    words += [
+        f"--set {name}=" + ("""'["...", "..."]'""" if spec.type == "strings" else "...")
+        for name, spec in required.items()
+    ]
     words += [f"--input PREFIX/:{one.into}" if one.into else "--input PREFIX/" for one in recipe.inputs if one.required]
     return f"## Submit\n\n    {' '.join(words)}"
 

@@ -11,10 +11,15 @@ import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import NoReturn
 
+from pydantic import ValidationError
+
+from contract.errors import Fault
 from contract.jobs import InputRef, JobState, JobSubmit, JobView, Policy, Requirements
 from contract.names import DATA_BUCKET
 from contract.recipes.model import Recipe
+from contract.recipes.rendering import parameter_faults
 from gpu_client.cli.data import local_files
 from gpu_client.cli.errors import CliError, ExitCode
 from gpu_client.cli.fetch import fetch_outputs
@@ -51,11 +56,23 @@ class LocalRun:
         self._parameters = dict(map(parse_setting, settings))
         self._inputs: list[InputRef] = []
         self._files: dict[str, Path] = {}
+        problems = [_told(fault) for fault in parameter_faults(recipe, self._parameters)]
         for number, text in enumerate(inputs):
             folder, _, into = text.partition(":")
             prefix = f"input-{number}/"
-            self._files |= local_files(Path(folder), prefix)
-            self._inputs.append(InputRef(prefix=prefix, into=into))
+            try:
+                self._inputs.append(InputRef(prefix=prefix, into=into))
+                self._files |= local_files(Path(folder), prefix)
+            except (CliError, ValidationError) as error:
+                problems.append(f"--input {text}: {_reason(error)}")
+        given = {text.partition(":")[2] for text in inputs}
+        problems += [
+            f"--input DIR{':' + one.into if one.into else ''} is missing: {one.description}"
+            for one in recipe.inputs
+            if one.required and one.into not in given
+        ]
+        if problems:
+            _refuse(problems)
 
     def run(self, *, say: Callable[[str], None], line: Callable[[str], None]) -> JobView:
         """Do it; `say` tells what happens, `line` what the job prints. The job as it ended."""
@@ -109,6 +126,22 @@ class LocalRun:
                     exit_code=ExitCode.FAILED,
                 )
             self._session.sleep(POLL_S)
+
+
+def _refuse(problems: list[str]) -> NoReturn:
+    if len(problems) == 1:
+        raise CliError(problems[0])
+    raise CliError(f"{len(problems)} things are wrong", problems=problems)
+
+
+def _told(fault: Fault) -> str:
+    return f"{fault.field}: {fault.reason}. {fault.remedy}".rstrip()
+
+
+def _reason(error: CliError | ValidationError) -> str:
+    if isinstance(error, CliError):
+        return str(error)
+    return "; ".join(one["msg"].removeprefix("Value error, ") for one in error.errors(include_url=False))
 
 
 @contextmanager

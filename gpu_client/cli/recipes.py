@@ -13,12 +13,14 @@ from contract.errors import Fault
 from contract.recipes.calls import RecipeSummary
 from contract.recipes.lint import Linted, lint
 from contract.recipes.model import Recipe
+from gpu_client.cli.built_in import built_in_document
 from gpu_client.cli.errors import CliError, ExitCode
 from gpu_client.cli.formats import count, moment
 from gpu_client.cli.output import FOLDED, Column
+from gpu_client.cli.profiles import NoProfileError
 from gpu_client.cli.recipe_page import page_of
 from gpu_client.cli.recipe_run import LocalRun
-from gpu_client.cli.session import AsJson, session_of
+from gpu_client.cli.session import AsJson, Session, session_of
 from gpu_client.transport.api import BatonClient
 from gpu_client.transport.calls import pages
 
@@ -101,14 +103,14 @@ def show(context: typer.Context, name: NameArgument, as_json: AsJson = False) ->
 def docs(context: typer.Context, name: NameArgument, as_json: AsJson = False) -> None:
     """Print a reference page of a recipe, in Markdown.
 
-    NAME may be a file. With --json what the page is made from.
+    NAME may be a file. Built-in recipes need no account where the control plane is installed. With --json what the page
+    is made from.
     """
     session = session_of(context)
     if Path(name).is_file():
         recipe = _sound(Path(name), lint(_text(Path(name))))
     else:
-        with session.client() as client:
-            linted = lint(client.recipe(_full_name(client, name)).document)
+        linted = lint(_document(session, name))
         if linted.recipe is None:
             raise CliError(f"this program does not understand {name}", "Install the newest one.")
         recipe = linted.recipe
@@ -170,6 +172,18 @@ def _text(file: Path) -> str:
         raise CliError(f"{file} cannot be read: {error.strerror}") from error
     except UnicodeDecodeError as error:
         raise CliError(f"{file} is not UTF-8 text") from error
+
+
+def _document(session: Session, name: str) -> str:
+    """A registered recipe's document; without an account a built-in one's, where it lies on this machine."""
+    try:
+        with session.client() as client:
+            return client.recipe(_full_name(client, name)).document
+    except NoProfileError:
+        found = built_in_document(name)
+        if found is None:
+            raise
+        return found
 
 
 def _told(file: Path, fault: Fault) -> str:

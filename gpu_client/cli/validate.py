@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -122,16 +123,37 @@ def show(screen: Screen, report: Report) -> None:
         ("faults", str(report.faults)),
         ("warnings", str(len(report.findings) - report.faults)),
     ]
-    screen.table(("", Column("", FOLDED)), rows)
-    if report.findings:
+    screen.fields(rows)
+    findings = _summed(report)
+    if findings:
+        screen.line("")
         screen.table(
             ("finding", Column("file", FOLDED), Column("why", FOLDED), Column("what to do", FOLDED)),
-            ([one.code, _place(one), one.message, one.remedy] for one in _some(report.findings)),
+            ([one.code, _place(one), one.message, one.remedy] for one in _some(findings)),
         )
-    kinds = Counter(one.code for one in report.findings)
+    kinds = Counter(one.code for one in findings)
     for code, number in kinds.items():
         if number > SHOWN_OF_A_KIND:
             screen.say(f"and {number - SHOWN_OF_A_KIND} more of {code}; --json has all")
+    if len(findings) < len(report.findings):
+        screen.say("--json names all small images")
+
+
+def _summed(report: Report) -> list[Finding]:
+    """The findings, the warnings of small images as one: they say the same of every file."""
+    from gpu_client.datasets.check import USUAL_SIDE
+
+    small = [one for one in report.findings if (one.severity, one.code) == ("warning", "small")]
+    if len(small) < 2:
+        return list(report.findings)
+    paths = {one.path for one in small}
+    smallest = min(image.short_side for image in report.images if image.path in paths)
+    summed = replace(
+        small[0],
+        path=f"{small[0].path} and {count(len(small) - 1, 'other')}",
+        message=f"have shorter sides below {USUAL_SIDE} pixels; the smallest has {smallest}",
+    )
+    return [summed if one is small[0] else one for one in report.findings if one is small[0] or one not in small]
 
 
 def _some(findings: Sequence[Finding]) -> list[Finding]:

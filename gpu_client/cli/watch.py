@@ -134,15 +134,19 @@ def display(session: Session, as_json: bool) -> Iterator[Callable[[Summary], Non
         with _bar(session) as show:
             yield show
         return
-    seen: list[Summary] = []
+    shown: Summary | str | None = None
 
     def show_change(summary: Summary) -> None:
-        if summary not in seen[-1:]:
-            seen.append(summary)
-            if as_json:
-                session.screen.json_line(summary.as_data())
-            elif not summary.state.terminal:
-                session.screen.say(headline(summary))
+        nonlocal shown
+        # a line does not tell all that JSON does: the newest checkpoint, say
+        now = summary if as_json else headline(summary)
+        if now == shown:
+            return
+        shown = now
+        if as_json:
+            session.screen.json_line(summary.as_data())
+        elif not summary.state.terminal:
+            session.screen.say(headline(summary))
 
     yield show_change
 

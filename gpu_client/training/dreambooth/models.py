@@ -18,6 +18,7 @@ from diffusers import (
 )
 from diffusers.utils import logging as diffusers_logging
 from huggingface_hub import try_to_load_from_cache
+from huggingface_hub.errors import LocalEntryNotFoundError
 from torch import nn
 from transformers.utils import logging as transformers_logging
 
@@ -242,7 +243,11 @@ def _check_trainable(models: Models, base: Path | str) -> None:
 
 
 def _unloadable(what: str, place: Path | str, error: Exception) -> ModelError:
+    cause = error.__cause__ or error.__context__
     reason = " ".join(str(error).split())
+    if isinstance(cause, LocalEntryNotFoundError):
+        # diffusers says that the model lacks the file
+        reason = "the hub cannot be reached, and this machine's cache does not have it"
     return ModelError(
         f"the {what} {place} cannot be loaded ({reason})",
         "Name a complete directory in the format of diffusers, or a model on the hub that this machine can fetch",

@@ -35,6 +35,21 @@ def test_a_good_folder(baton: Baton, folder: Path, tmp_path: Path) -> None:
     assert (found["images"], found["resolutions"]) == (12, {"250x250": 12})
 
 
+def test_small_images_are_summed_up_as_one_warning(baton: Baton, folder: Path) -> None:
+    said = baton("data", "validate", folder).ok()
+    small = [line for line in said.out.splitlines() if line.startswith("small")]
+    assert [line.partition("  Use")[0].split("  ", 1)[1].strip() for line in small] == [
+        "00.png and 11 others  have shorter sides below 512 pixels; the smallest has 250"
+    ]
+    assert said.out.startswith("images "), "no empty line comes first"
+    assert "--json names all small images" in said.err
+    found = baton("data", "validate", folder, "--json").ok().json["findings"]
+    assert [one["path"] for one in found if one["code"] == "small"] == [f"{number:02}.png" for number in range(12)]
+    for number in range(1, 12):
+        (folder / f"{number:02}.png").unlink()
+    assert "has 250 x 250 pixels" in baton("data", "validate", folder).ok().out, "one alone is told as it is"
+
+
 def test_faults_end_in_an_exit_code_and_are_told_with_a_remedy(baton: Baton, folder: Path) -> None:
     (folder / "03.png").write_bytes((folder / "03.png").read_bytes()[:2000])
     said = baton("data", "validate", folder, "--captions")

@@ -88,6 +88,30 @@ def test_jobs_and_their_filters(baton: Baton, labour: Labour, tmp_path: Path) ->
     assert "No jobs." in empty.err
 
 
+def test_show_tells_what_is_not_the_recipes_default(baton: Baton, labour: Labour) -> None:
+    made = baton("submit", "--recipe", "digits@1", "--queue", labour.queue, "--input", "digits/", "--set", "steps=7")
+    shown = baton("show", made.ok().out.strip()).ok()
+    lines = shown.out.splitlines()
+    assert [line.split() for line in lines[lines.index("") + 1 :]] == [["parameter", "value"], ["steps", "7"]]
+    everything = baton("show", made.out.strip(), "--json").ok().json["parameters"]
+    others = len(everything) - 1
+    assert f"{others} other parameters as in digits@1: baton recipes docs digits@1" in shown.err
+
+
+def test_a_job_without_output_says_so(baton: Baton, labour: Labour, tmp_path: Path) -> None:
+    job_id = submit(baton, labour, tmp_path)
+    assert baton("logs", job_id).ok().err == (
+        f"No output yet: no worker has begun the job. Why: baton explain {job_id[:8]}\n"
+    )
+    labour.claim()
+    assert baton("logs", job_id).ok().err == "No output yet: the job is running.\n"
+    labour.complete({"model.bin": b"weights"})
+    for follow in ([], ["-f"]):
+        said = baton("logs", job_id, *follow).ok()
+        assert (said.out, said.err) == ("", "The job is complete and printed nothing.\n")
+    assert baton("logs", job_id, "--json").ok().err == ""
+
+
 def test_jobs_watched_again_and_again(baton: Baton, labour: Labour, tmp_path: Path) -> None:
     job_id = submit(baton, labour, tmp_path)
     slept: list[float] = []

@@ -201,5 +201,25 @@ def test_a_run_that_fails_says_so(baton: Baton, tmp_path: Path) -> None:
     assert "the job is failed" in said.err
 
 
-def test_what_cannot_be_run_is_said_before_anything_starts(baton: Baton, file: Path, stack: Stack) -> None:
-    baton("recipes", "run", "--local", file, "--input", "/nowhere:names").failed(2, "is not a directory")
+def test_what_cannot_be_run_is_said_before_anything_starts(baton: Baton, file: Path, name: str, stack: Stack) -> None:
+    run = ("recipes", "run", "--local", file)
+    good = ("--set", "word=hello", "--set", "times=1")
+    baton(*run, *good, "--input", "/nowhere:names").failed(2, "--input /nowhere:names: /nowhere is not a directory")
+    baton(*run, *good).failed(2, "--input DIR:names is missing: Who is spoken to.")
+    baton(*run, "--set", "word=hi", "--set", "times=10", "--set", "tims=1", "--input", "/nowhere:names").refused(
+        2,
+        "4 things are wrong",
+        f"parameters.tims: is not a parameter of {name}@1. Did you mean 'times'?",
+        "parameters.word: is none of its choices. Give one of hello, bye.",
+        "parameters.times: must be at most 9. Give a whole number, at least 1, at most 9.",
+        "--input /nowhere:names: /nowhere is not a directory",
+    )
+
+
+def test_the_page_of_a_built_in_recipe_needs_no_account(baton: Baton, tmp_path: Path) -> None:
+    stranger = {"BATON_API_URL": "", "BATON_API_KEY": "", "XDG_CONFIG_HOME": str(tmp_path)}
+    page = baton("recipes", "docs", "digits@1").ok().out
+    assert baton("recipes", "docs", "digits@1", **stranger).ok().out == page
+    assert baton("recipes", "docs", "digits", **stranger).ok().out == page
+    for name in ("digits@77", "mine", "../digits@1"):
+        baton("recipes", "docs", name, **stranger).failed(2, "no profile", "baton login URL")

@@ -40,8 +40,13 @@ def test_the_job_itself_and_other_queues_are_not_ahead() -> None:
 
 def test_requirements_are_named() -> None:
     needs = {"min_vram_gib": 24, "min_gpus": 2, "gpu_models": ["A100", "H100"]}
-    answer = explained(a_job(requirements=needs)).answer
-    assert "Only a worker that declares 24 GiB of GPU memory, 2 GPUs, one of the models A100, H100" in answer
+    found = explained(a_job(requirements=needs))
+    named = "24 GiB of GPU memory, 2 GPUs, one of the models A100, H100"
+    assert f"Only a worker that declares {named}" in found.answer
+    assert f"Is a worker that has {named} started for it?" in found.advice[0], "one without them may well be"
+    assert "first line says what it has" in found.advice[1] and "baton stop ID" in found.advice[1]
+    assert "the image registry/trainer:2" in explained(a_job(requirements={"image": "registry/trainer:2"})).answer
+    assert len(explained(a_job()).advice) == 1
 
 
 def test_waiting_after_a_failure() -> None:
@@ -66,6 +71,23 @@ def test_waiting_though_its_input_is_wrong() -> None:
     assert "baton data push" in found.advice[0] and "baton stop" in found.advice[0]
     assert "backoff_s" in found.advice[1]
     assert not any("data push" in line for line in explained(a_job(not_before=NOW + 45)).advice)
+    for not_before in (None, NOW - 20):
+        assert "baton stop" in explained(a_job(not_before=not_before, reason=reason)).advice[0], (
+            "nor will a wait mend it"
+        )
+
+
+def test_what_a_trainer_refused_is_told_once() -> None:
+    reason = {"code": "bad_input", "message": "the VAE x/y cannot be loaded. Name another"}
+    last = an_attempt(
+        1,
+        AttemptEnd.FAILED,
+        reason=reason,
+        exit_code=65,
+        log_tail=["error: the VAE x/y cannot be loaded. Name another"],
+    )
+    (history,) = explained(a_job(reason=reason), attempts=[last]).history
+    assert history.count("the VAE x/y") == 1 and "last words" not in history
 
 
 def test_a_wait_that_has_ended() -> None:
@@ -73,7 +95,7 @@ def test_a_wait_that_has_ended() -> None:
     failed = an_attempt(1, AttemptEnd.FAILED)
     found = explained(job, attempts=[failed])
     assert "Its wait ended 20 s ago" in found.answer
-    assert found.advice[-1] == "These machines failed it, and are not given it for now: m-1."
+    assert found.advice[-1] == "Machines that failed it are not given it: m-1 (for 23 h 53 min). Another one is."
 
 
 def test_machines_are_avoided_for_a_while() -> None:
@@ -81,7 +103,7 @@ def test_machines_are_avoided_for_a_while() -> None:
     old = an_attempt(1, AttemptEnd.FAILED, ended_at=NOW - 301)
     new = an_attempt(2, AttemptEnd.FAILED, ended_at=NOW - 299)
     lost = an_attempt(3, AttemptEnd.INTERRUPTED)
-    assert avoided_machines(Facts(now=NOW, job=job, attempts=[old, new, lost])) == ["m-2"]
+    assert avoided_machines(Facts(now=NOW, job=job, attempts=[old, new, lost])) == {"m-2": 1}
 
 
 def test_running() -> None:

@@ -10,6 +10,12 @@ from functions.recipes import built_in_ids, built_in_recipe
 from gpu_client.cli.recipe_page import page_of
 
 
+def test_a_list_is_submitted_as_json() -> None:
+    recipe = built_in_recipe("command@1")
+    assert recipe is not None
+    assert page_of(recipe).endswith("""    baton submit --recipe command@1 --set command='["...", "..."]'""")
+
+
 @pytest.mark.parametrize("recipe_id", built_in_ids())
 def test_every_parameter_rule_input_step_and_output_is_on_the_page(recipe_id: str) -> None:
     recipe = built_in_recipe(recipe_id)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import re
 import sys
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -34,6 +35,17 @@ def seen(state: JobState, attempts: int, step: int | None = None, machine_id: st
     )
     live = state is JobState.RUNNING
     return summarize(job, an_attempt(attempts, started_at=NOW - 900, progress=progress) if live else None, 12.5)
+
+
+def test_into_a_pipe_no_line_is_said_twice(capsys: pytest.CaptureFixture[str]) -> None:
+    running = seen(JobState.RUNNING, 1, 150, "gpu-1")
+    committed = replace(running, checkpoint_step=150)
+    for as_json, lines in ((False, 1), (True, 2)):
+        with display(Session(environ={}), as_json) as show:
+            for summary in (running, running, committed, committed):
+                show(summary)
+        said = capsys.readouterr()
+        assert len((said.out if as_json else said.err).splitlines()) == lines
 
 
 def test_every_move_stays_on_the_screen_and_nothing_is_cut(monkeypatch: pytest.MonkeyPatch) -> None:

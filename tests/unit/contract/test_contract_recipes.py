@@ -122,6 +122,26 @@ def test_every_fault_of_the_parameters_is_told_at_once_with_reason_and_remedy() 
     assert parameter_faults(recipe(), {"prompt": "dog", "steps": None}) == []
 
 
+def test_what_may_be_chosen_is_told_once() -> None:
+    chosen = {"precision": {"type": "string", "required": True, "choices": ["fp16", "bf16"]}}
+    (wrong,) = parameter_faults(recipe(parameters=chosen, rules=[]), {"precision": "fp8"})
+    assert (wrong.reason, wrong.remedy) == ("is none of its choices", "Give one of fp16, bf16.")
+    (missing,) = parameter_faults(recipe(parameters=chosen, rules=[]), {})
+    assert (missing.reason, missing.remedy) == ("is required", "Give one of fp16, bf16.")
+    (no_text,) = parameter_faults(recipe(parameters=chosen, rules=[]), {"precision": 8})
+    assert (no_text.reason, no_text.remedy) == ("must be a string", "Give one of fp16, bf16.")
+
+
+@pytest.mark.parametrize(
+    ("many", "remedy"),
+    [(0, "It takes none."), (3, "There are p00, p01, p02."), (21, "For its 21: baton recipes docs digits@1")],
+)
+def test_of_an_unknown_parameter_the_known_ones_are_told_if_they_are_few(many: int, remedy: str) -> None:
+    known = {f"p{number:02}": {"type": "integer"} for number in range(many)}
+    (fault,) = parameter_faults(recipe(parameters=known, rules=[]), {"unlike": 1})
+    assert fault.remedy == remedy
+
+
 def test_a_rule_between_parameters_counts_defaults_too() -> None:
     (fault,) = parameter_faults(recipe(), {"prompt": "dog", "warmup": 601})
     assert fault[:3] == ("parameters.warmup", "must not be more than steps", "Make it shorter.")

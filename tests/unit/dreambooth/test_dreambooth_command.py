@@ -102,3 +102,22 @@ def test_the_rest_of_the_house_starts_without_diffusers() -> None:
         timeout=START_LIMIT_S,
     )
     assert found.stdout.strip() == "[]"
+
+
+def test_other_libraries_lines_stand_in_the_log_once_or_not_at_all() -> None:
+    """The hub's retries stood there twice, and each start began with two lines about torchvision."""
+    probe = (
+        "import logging; from gpu_client.training import dreambooth_lora; "
+        "logging.basicConfig(format='%(asctime)s %(message)s'); "
+        "logging.getLogger('huggingface_hub.utils').warning('Retrying in 1s')"
+    )
+    found = subprocess.run(
+        [sys.executable, "-c", probe],
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        check=True,
+        capture_output=True,
+        text=True,
+        timeout=START_LIMIT_S,
+    )
+    assert found.stderr.count("Retrying in 1s") == 1
+    assert "torchvision" not in found.stderr

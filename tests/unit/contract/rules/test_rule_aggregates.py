@@ -24,7 +24,7 @@ EXACT = [
     "min(x, 4)", "max(x, 4)", "min(x, 10s)", "max(x, 10s)", "median(x, 3)", "median(x, 4)", "median(x, 10s)",
     "mean(x, 1)", "mean(x, 5)", "mean(x, 10s)", "delta(x)", "delta(x, 3)", "delta(x, 10s)", "rising(x, 2)",
     "rising(x, 8s)", "falling(x, 2)", "falling(x, 8s)", "changed(x)", "changed(x, 3)", "changed(x, 8s)",
-    "count(x)", "count(x, 10s)",
+    "count(x)", "count(x, 10s)", "lag(x, 1)", "lag(x, 3)",
     "best(x, min)", "best(x, max)", "since_best(x, min)", "since_best(x, max, 0.5)", "age(x)", "x", "missing(x)",
 ]  # fmt: skip
 CLOSE = [

@@ -48,6 +48,10 @@ def told(values: str, rule: dict[str, Any]) -> str:
         ("01?11", {"for": "3 checks"}, "....F"),
         ("0101011", {"for": "3 of 5"}, ".....F."),
         ("1000110", {"for": "3 of 5"}, "......."),
+        ("10?1001", {"for": "3 of all"}, "......F"),
+        ("1011010", {"for": "2 of all", "cooldown": "1 check"}, "..F.CFC"),
+        ("11001100", {"for": "2 of all", "cooldown": "1 check"}, ".FC..FC."),
+        ("10110101", {"for": "2 of all", "cooldown": "1 check"}, "..F.CFC."),
         ("1?1??1", {"for": "3 of 3"}, ".....F"),
         ("0111100", {"for": "2 steps"}, "...F.C."),
         ("0101110", {"for": "2 steps"}, ".....FC"),
@@ -72,6 +76,25 @@ def told(values: str, rule: dict[str, Any]) -> str:
 )
 def test_tables(values: str, rule: dict[str, Any], expected: str) -> None:
     assert told(values, rule) == expected
+
+
+def test_a_value_as_it_was_when_another_metric_came() -> None:
+    evaluator = evaluator_of(
+        {"when": "at(epoch, loss) > 2", "on": "step"}, {"when": "at(step, loss) > 2", "on": "step"}
+    )
+    seen = []
+    for step, metrics in enumerate(
+        [
+            {"epoch": 3.0},
+            {"loss": 1.0, "epoch": 1.0},
+            {"epoch": 2.5},
+            {"epoch": 2.9, "loss": 1.0},
+            {"loss": 1.0, "epoch": None},
+        ]
+    ):
+        evaluator.observe(metrics, step=step, now=0.0)
+        seen.append([one.operands[0].value for one in evaluator.statuses()])
+    assert seen == [[None, None], [1.0, 1.0], [1.0, 1.0], [2.9, 3.0], [None, 4.0]]
 
 
 def test_hysteresis() -> None:
@@ -204,6 +227,17 @@ def test_a_fault_inside_is_counted_and_not_raised(monkeypatch: pytest.MonkeyPatc
     ]
 
 
+def test_a_fault_inside_an_operand_is_told_as_unknown() -> None:
+    evaluator = evaluator_of({"when": "loss > 1"})
+
+    def broken() -> float:
+        raise OverflowError("a bug")
+
+    evaluator._operands["rule-0"] = [("loss", broken)]
+    (verdict,) = evaluator.observe({"loss": 2.0}, step=0, now=0.0)
+    assert (str(verdict.state), [one.value for one in verdict.operands]) == ("fired", [None])
+
+
 @pytest.mark.parametrize(("value", "expected"), [(3, True), (True, False), (10**400, True), (-(10**400), False)])
 def test_other_numbers_are_numbers(value: object, expected: bool) -> None:
     assert bool(evaluator_of({"when": "loss > 2"}).observe({"loss": value}, step=0, now=0.0)) is expected
@@ -218,13 +252,21 @@ def test_the_clock_never_goes_back() -> None:
     assert found == [[], [], [], [], [], ["fired"]]
 
 
-CONDITIONS = ("x > 0", "mean(x, 2) > 0", "x > 0 and y > 0", "missing(y)", "rising(x, 1)", "x > 0 or isnan(y)")
+CONDITIONS = (
+    "x > 0",
+    "mean(x, 2) > 0",
+    "x > 0 and y > 0",
+    "missing(y)",
+    "rising(x, 1)",
+    "x > 0 or isnan(y)",
+    "at(y, x) > 0",
+)
 PERIODS = ("0 steps", "1 step", "3 steps", "2 checks", "25s", "5s")
 RULES = st.fixed_dictionaries(
     {"when": st.sampled_from(CONDITIONS)},
     optional={
         "clear": st.sampled_from(["x < 0", "y > 0", "missing(x)"]),
-        "for": st.sampled_from(["1 check", "3 checks", "2 of 3", "3 of 5", "2 steps", "15s"]),
+        "for": st.sampled_from(["1 check", "3 checks", "2 of 3", "3 of 5", "2 of all", "2 steps", "15s"]),
         "warmup": st.sampled_from(PERIODS),
         "cooldown": st.sampled_from(PERIODS),
         "max_fires": st.integers(1, 3),

@@ -22,13 +22,13 @@ CONDITIONS = (
     "max(x, 2) > 1", "ema(x, 3) > 0.5", "ema(x, 20s) > 0.5", "rising(x, 2)", "falling(x, 15s)", "not changed(x, 2)",
     "changed(x, 25s)", "since_best(x, min) > 2", "best(x, max) > 1", "delta(x, 2) > 0", "delta(x, 15s) > 0",
     "count(x, 20s) > 2", "age(x) > 15s", "missing(y)", "x > 0 and y > 0", "x > 0", "isnan(x)", "count(x) > 5",
-    "zscore(x, 25s) > 1", "step % 3 == 0",
+    "zscore(x, 25s) > 1", "step % 3 == 0", "lag(x, 2) > 0", "at(y, x) > 0",
 )  # fmt: skip
 RULES = st.fixed_dictionaries(
     {"when": st.sampled_from(CONDITIONS)},
     optional={
         "clear": st.sampled_from(["x < 0", "mean(y, 2) > 0"]),
-        "for": st.sampled_from(["3 checks", "2 of 3", "2 steps", "15s"]),
+        "for": st.sampled_from(["3 checks", "2 of 3", "3 of all", "2 steps", "15s"]),
         "warmup": st.sampled_from(["3 steps", "2 checks", "25s"]),
         "cooldown": st.sampled_from(["3 steps", "2 checks", "25s"]),
         "max_fires": st.integers(1, 3),

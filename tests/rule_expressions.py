@@ -1,0 +1,32 @@
+"""What expressions of the rule language give, one by one: their value with one point of each metric, or their fault."""
+
+from __future__ import annotations
+
+from contract.rules.checking import check, check_condition
+from contract.rules.compiling import Compiler
+from contract.rules.faults import ExpressionError
+from contract.rules.limits import LIMITS, Limits
+from contract.rules.metrics import Kind, Metric, Metrics
+from contract.rules.series import Clock
+
+METRICS = Metrics([Metric("flag", Kind.BOOL), Metric("acc", goal="max")])
+
+
+def value_of(text: str, **metrics: float) -> float | bool | None:
+    """With these metrics, each of one point."""
+    checked = check(text, METRICS)
+    assert checked.typed is not None, checked.faults
+    clock = Clock()
+    compiler = Compiler(clock)
+    read = compiler.compiled(checked.typed)
+    clock.now = 10.0
+    for name, value in metrics.items():
+        if name.replace("__", ".") in compiler.series:
+            compiler.series[name.replace("__", ".")].push(value, 10.0)
+    return read()
+
+
+def fault_of(text: str, metrics: Metrics = METRICS, limits: Limits = LIMITS) -> ExpressionError:
+    checked = check_condition(text, metrics, limits)
+    assert checked.typed is None
+    return checked.faults[0]

@@ -1,0 +1,165 @@
+"""What became of the original's expressions, and texts that mean harm: refused by their words or their size."""
+
+from __future__ import annotations
+
+import ast
+import builtins
+from pathlib import Path
+
+import pytest
+
+from contract.rules.checking import check_condition
+from contract.rules.faults import Code
+from contract.rules.limits import LIMITS, Limits
+from contract.rules.metrics import Metrics
+from contract.rules.parser import _Parser
+from contract.rules.tree import Node
+from tests.rule_expressions import METRICS, fault_of, value_of
+
+ROOT = Path(__file__).resolve().parents[4]
+
+# The 77 expressions of the original's evaluator test, said in this language where they can be, refused where not.
+# `loss` is 42; the original's lists, flags and nested attributes are metrics of their own.
+GIVEN = {"loss": 42.0, "flag": 1.0, "xs__first": 1.0, "xs__second": 0.0, "xs__third": 0.0, "xs__last": 2.0, "ccc": 42.0}
+ORIGINALS = [
+    ("flag and not flag", False),
+    ("not flag", False),
+    ("-10 < loss", True),
+    ("+1000 > loss", True),
+    ("(10 + 10) < loss", True),
+    ("(20 - 10) < loss", True),
+    ("(20/10) < loss", True),
+    ("(20 % 10) < loss", True),
+    ("loss < 1.0", False),
+    ("(loss < 1.0)", False),
+    ("loss*loss < 1.0", False),
+    ("loss*loss*loss < 1.0", False),
+    ("(loss*loss)*loss < 1.0", False),
+    ("34 < loss", True),
+    ("loss < 9*9*9*9*9*9*9*9*9", True),
+    ("loss*loss < xs.first*xs.first + xs.second*xs.second", False),
+    ("count(loss) > 2", False),
+    ("loss < abs(-100)", True),
+    ("loss == ccc", True),
+    ("missing(unavailable)", True),
+    ("not missing(unavailable)", False),
+    ("missing(unavailable) and loss < 2.0 or not missing(unavailable) and loss > 0.0", False),
+    ("not missing(unavailable) and loss < 2.0 or missing(unavailable) and loss > 0.0", True),
+    ("not missing(loss) and loss > 0.0", True),
+    ("xs.first == 1 and (xs.second == 0 or xs.third == 0) and xs.last == 2", True),
+    *[(f"unavailable {operator} 2.0", None) for operator in ("<", "<=", "==", "!=", ">", ">=")],
+    *[(f"(unavailable {operator} unavailable) < 2.0", None) for operator in "+-*/%"],
+    ("1 + unavailable > 2", None),
+    ("-unavailable < 3.0", None),
+    ("+unavailable < 3.0", None),
+    ("abs(unavailable) < 3.0", None),
+    ("unavailable > 0 and true", None),
+    ("not unavailable > 0", None),
+]
+REFUSED = [
+    "~1000 < loss", "int(''.join(['3', '4'])) < loss", "loss < 9**9", "len(xs) > 2",
+    "loss == flags.aaa.bbb[0].ccc", "array3d[0][1][1] == 4", "unavailable == None", "loss == aaa.bbb[0].ccc",
+    "loss == flags[0].ccc", "loss == flags.ddd[0].ccc", "'x'.__class__",
+    "().__class__.__base__.__subclasses__()[141]('', '')()",
+    "[x for x in ().__class__.__base__.__subclasses__() if x.__name__ == 'Quitter'][0]('', '')()",
+    "getattr((), '__class__')", "getattr((), '_' '_class_' '_')", '["hello"]*10000000000',
+    "'i want to break free'.split() * 9999999999", "(lambda x='i want to break free'.split(): x * 9999999999)()",
+    "(x := 'i want to break free'.split()) and (x * 9999999999)", "9**9**9**9", "mymetric1() > loss",
+    "mymetric2(loss) > loss", "None < 2.0", "(unavailable // unavailable) < 2.0", "(unavailable ** unavailable) < 2.0",
+    "(unavailable << unavailable) < 2.0", "(unavailable >> unavailable) < 2.0", "(unavailable & unavailable) < 2.0",
+    "(unavailable ^ unavailable) < 2.0", "(unavailable | unavailable) < 2.0", "(None + unavailable) < 2.0",
+    "(None - unavailable) < 2.0", "xs[unavailable] < 3.0", "unavailable[0] < 3.0", "int(unavailable) < 3.0",
+    "float(unavailable) < 3.0", "(~unavailable) < 3.0", "round(unavailable) < 3.0", "math_trunc(unavailable) < 3.0",
+    "math_floor(unavailable) < 3.0", "math_ceil(unavailable) < 3.0", "2+2", "__import__('os').system('true')",
+    "input('give me')",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("text", "expected"), ORIGINALS)
+def test_expressions_of_the_original(text: str, expected: bool | None) -> None:
+    assert value_of(text, **GIVEN) is expected
+
+
+@pytest.mark.parametrize("text", REFUSED)
+def test_expressions_that_the_original_has_and_this_language_refuses(text: str) -> None:
+    error = fault_of(text)
+    assert error.reason
+    assert error.remedy
+
+
+def test_a_name_that_nobody_reports_is_refused_where_that_is_known() -> None:
+    assert fault_of("nonexistentmetric < 3.0", Metrics(reported=[])).code is Code.UNKNOWN_METRIC
+
+
+HOSTILE = [
+    "10**3999999 > 0", "3999999**399999 > 0", "loss.append(1) > 0", "loss.tofile(path) > 0", "model.zero_() > 0",
+    "loss.__class__.__init__.__globals__ > 0", "{args.hub_token}", "os.environ > 0 or exec(1)", "a; b", "m = True",
+    "rand() > 0.5", "randint(10) > 5", "str(loss) == 'x'", "f'{loss}' == ''", "(lambda: 1)() > 0", "[loss for x in y]",
+    "9" * 5000, "1e" + "9" * 39 + " > 0", "(" * 1900 + "1" + ")" * 10, "not " * 490 + "true", "-" * 1900 + "1 > 0",
+    "1 +" * 600 + "1 > 0", "a<" * 900 + "a", "mean(loss, 99999999999) > 0", "a" * 1900 + " > 0", "\0\1\2", "\ud800",
+    "mean(" * 300 + "loss" + ", 5)" * 300, "max(" + "loss," * 380 + "loss) > 0", "loss > 0x7fffffff",
+    "import os", "eval(loss)", "exec(loss)", "open(loss) > 0", "globals() > 0", "loss @ loss > 0", "`id` > 0",
+    "$HOME > 0",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("text", HOSTILE, ids=range(len(HOSTILE)))
+def test_hostile_rules_are_refused_by_their_size_or_their_words(text: str) -> None:
+    """Refused after work that the limits bound: parts are counted here, not time."""
+    counted = 0
+    original = _Parser._count
+
+    def counting(self: _Parser, node: Node) -> Node:
+        nonlocal counted
+        counted += 1
+        return original(self, node)
+
+    def forbidden(*_: object, **__: object) -> None:
+        raise AssertionError("a rule's text reached the interpreter")
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(_Parser, "_count", counting)
+        for name in ("eval", "exec", "compile"):
+            patch.setattr(builtins, name, forbidden)
+        checked = check_condition(text)
+    assert checked.typed is None
+    assert checked.faults
+    assert counted <= LIMITS.nodes + 1
+    assert all(len(error.reason) < 2 * LIMITS.text_chars for error in checked.faults)
+
+
+def test_nothing_in_the_room_can_run_a_text() -> None:
+    """Not even by accident: neither the functions that could, nor a name looked up in a module."""
+    called = {
+        (path.name, node.func.id)
+        for path in (ROOT / "contract" / "rules").glob("*.py")
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)
+    }
+    forbidden = {"eval", "exec", "compile", "__import__", "open", "input", "globals", "locals", "vars", "breakpoint"}
+    assert {name for _, name in called} & forbidden == set()
+    # attributes by name are those that a class saves of itself
+    assert {path for path, name in called if name in ("getattr", "setattr")} == {"machine.py", "trails.py"}
+
+
+@pytest.mark.parametrize(
+    ("text", "limits"),
+    [
+        ("1 + 1 + 1 > 0", Limits(nodes=6)),
+        ("((((1)))) > 0", Limits(depth=2)),
+        ("abs(abs(abs(1))) > 0", Limits(depth=3)),
+        ("1 > 0", Limits(text_chars=4)),
+        ("mean(loss, 10) > 0", Limits(window_points=9)),
+        ("median(loss, 10) > 0", Limits(median_points=9)),
+    ],
+)
+def test_limits_hold(text: str, limits: Limits) -> None:
+    assert check_condition(text, METRICS).typed is not None
+    assert fault_of(text, METRICS, limits).code in (Code.TOO_LARGE, Code.INVALID_WINDOW)
+
+
+def test_the_largest_expression_that_is_allowed_is_evaluated() -> None:
+    text = " or ".join(["loss > 1"] * 66)
+    assert value_of(text, loss=0.5) is False
+    deep = "(" * 18 + "loss" + " + 1)" * 18 + " > 0"
+    assert value_of(deep, loss=0.5) is True
