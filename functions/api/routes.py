@@ -12,9 +12,10 @@ from pydantic import BaseModel
 
 from contract.artifacts import StoredArtifactsPage, StoredArtifactsQuery
 from contract.checkpoints import BlobUrls, BlobUrlsRequest, CheckpointPage, CommitAnswer, DamagedRequest
+from contract.dreambooth import DreamboothSubmit
 from contract.errors import ErrorCode as E
 from contract.history import AttemptPage, EventPage, EventView
-from contract.jobs import BatchSubmit, DreamboothSubmit, JobPage, JobSubmit, JobView, RetryRequest, StopRequest
+from contract.jobs import BatchSubmit, JobPage, JobSubmit, JobView, RetryRequest, StopRequest
 from contract.keys import HealthAnswer, KeyCreate, KeyCreated, KeyPage
 from contract.manifest import Manifest, ManifestV1
 from contract.names import Scope

@@ -11,11 +11,11 @@ from typing import Any, Literal
 
 from contract.base import Cursor, PageLimit, QueueName, WireModel
 from contract.checkpoints import CheckpointPage
+from contract.dreambooth import DreamboothSubmit
 from contract.errors import ErrorCode
 from contract.history import AttemptPage, EventPage, EventView
 from contract.jobs import (
     BatchSubmit,
-    DreamboothSubmit,
     JobPage,
     JobState,
     JobSubmit,
