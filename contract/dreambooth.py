@@ -1,4 +1,4 @@
-"""The original orchestrator's flat job body."""
+"""The original Dreambooth orchestrator's job body."""
 
 from __future__ import annotations
 
