@@ -117,6 +117,28 @@ def test_a_finished_step_is_not_run_again_and_the_next_one_resumes(stage: Stage)
     assert len(stage.trainers) == 1
 
 
+def test_only_the_step_that_was_interrupted_resumes(stage: Stage) -> None:
+    prepare = stage.workspace.prepare
+
+    def prepared(job_id: str, epoch: int) -> Any:
+        made = prepare(job_id, epoch)
+        (made.output / "checkpoint-12").mkdir()
+        (made.output / "checkpoint-12/weights").write_text("w")
+        stage.restored = Restored(12, 2, made.output / "checkpoint-12", 1)
+        return made
+
+    stage.workspace.prepare = prepared  # type: ignore[method-assign]
+    resumed: list[str] = []
+
+    def act(trainer: Trainer, _looks: int) -> None:
+        resumed.append(Path(trainer.env["BATON_RESUME_FROM"]).name)
+        trainer.ends(CLEAN)
+
+    acts(stage, act, act)
+    assert stage.run(plan=plan(*TWO)) is Outcome.COMPLETE
+    assert resumed == ["checkpoint-12", ""]
+
+
 def test_a_failed_step_ends_the_attempt_and_the_ones_behind_it_do_not_run(stage: Stage) -> None:
     acts(stage, ends(exited(3)))
     assert stage.run(plan=plan(*TWO)) is Outcome.FAILED

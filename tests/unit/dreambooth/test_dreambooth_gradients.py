@@ -257,6 +257,8 @@ def test_min_snr_weights(parameters: dict[str, Any], data_dir: Path, tiny_sd2: P
     assert ratio[0] > 5 > ratio[1]
     found = min_snr_weights(epsilon, timesteps, 5.0)
     torch.testing.assert_close(found, torch.tensor([5.0 / ratio[0], 1.0, 1.0]))
+    epsilon.noise_schedule.alphas_cumprod[999] = 0.0  # as schedules are that end in nothing but noise
+    assert min_snr_weights(epsilon, timesteps, 5.0).isfinite().all()
     velocity = Parts(parameters, data_dir, pretrained_model_name_or_path=str(tiny_sd2)).models
     found = min_snr_weights(velocity, timesteps, 5.0)
     torch.testing.assert_close(found, ratio.clamp(max=5.0) / (ratio + 1))
