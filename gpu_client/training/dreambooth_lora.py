@@ -106,7 +106,7 @@ def train(session: Session, config: DreamboothConfig) -> bool:
     shown.make(total, instance.epoch, session)
     optimization.use_average()
     lora.export(session.output_dir / WEIGHTS_FILE, _metadata(session, config, models, total))
-    shown.write(session.output_dir)
+    shown.write_grid(session.output_dir)
     if prior is not None:
         prior.write(session.output_dir, models)
     return True

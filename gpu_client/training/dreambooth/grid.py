@@ -28,7 +28,7 @@ def picture_grid(rows: Mapping[int, Sequence[bytes]], title: str, resolution: in
     tile = _tile(len(rows), columns, resolution)
     width = max(columns * (tile + _GAP_PIXELS) - _GAP_PIXELS, _LEAST_WIDTH_PIXELS)
     font = ImageFont.load_default(_font_pixels(tile))
-    line = _font_pixels(tile) * 4 // 3
+    line = _line_pixels(tile)
     lines = _wrapped(title, font, width - line)
     height = line + tile
     grid = Image.new("RGB", (width, len(lines) * line + len(rows) * height), "white")
@@ -53,12 +53,20 @@ def picture_grid(rows: Mapping[int, Sequence[bytes]], title: str, resolution: in
 def _tile(rows: int, columns: int, resolution: int) -> int:
     """The side of each picture in pixels."""
     fits = int((MAX_PIXELS / (rows * columns)) ** 0.5)
-    return max(min(resolution, MAX_TILE_PIXELS, fits, MAX_SIDE_PIXELS // max(rows, columns)), 1)
+    tile = max(min(resolution, MAX_TILE_PIXELS, fits, MAX_SIDE_PIXELS // max(rows, columns)), 1)
+    # A smaller one has smaller letters: they fit all the more.
+    line = _line_pixels(tile)
+    high = (MAX_SIDE_PIXELS - _MAX_TITLE_LINES * line) // rows - line
+    return max(min(tile, MAX_SIDE_PIXELS // columns - _GAP_PIXELS, high), 1)
 
 
 def _font_pixels(tile: int) -> int:
     least, most = _FONT_PIXELS
     return min(max(tile // 16, least), most)
+
+
+def _line_pixels(tile: int) -> int:
+    return _font_pixels(tile) * 4 // 3
 
 
 def _wrapped(text: str, font: ImageFont.FreeTypeFont | ImageFont.ImageFont, width: int) -> list[str]:

@@ -237,6 +237,12 @@ def _check_trainable(models: Models, base: Path | str) -> None:
             f"the VAE makes {models.vae.config.latent_channels} channels of latents, the UNet takes {channels}",
             "Use a VAE that belongs to this kind of model",
         )
+    if "beta_schedule" not in models.sampling_config:
+        # DDPM's noise would be made with defaults of its own, and what is learned be of no use.
+        raise ModelError(
+            f"the noise of {base} is that of an {models.sampling_config.get('_class_name')}",
+            "Models whose noise is made as Stable Diffusion's, by betas, can be trained",
+        )
     prediction = models.noise_schedule.config.prediction_type
     if prediction not in ("epsilon", "v_prediction"):
         raise ModelError(f"{base} predicts {prediction!r}", "Models that predict epsilon or v can be trained")

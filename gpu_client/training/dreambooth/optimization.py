@@ -28,7 +28,7 @@ class Optimization:
         self.optimizer = _optimizer(lora, config)
         self.scheduler = _scheduler(self.optimizer, config, total_steps)
         self.scaler = torch.amp.GradScaler(device.type, enabled=config.mixed_precision == "fp16")
-        self._ema = EMAModel(self._parameters, decay=config.ema_decay) if config.use_ema else None
+        self._ema = _Average(self._parameters, decay=config.ema_decay) if config.use_ema else None
 
     @property
     def states(self) -> dict[str, Any]:
@@ -71,6 +71,18 @@ class Optimization:
             self._ema.restore(self._parameters)
 
 
+class _Average(EMAModel):  # type: ignore[misc,unused-ignore]
+    """The moving average of the weights, always on their device."""
+
+    shadow_params: list[torch.Tensor]
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Take over an earlier attempt's; diffusers would leave it where it was read, on the CPU."""
+        devices = [average.device for average in self.shadow_params]
+        super().load_state_dict(state_dict)
+        self.shadow_params = [average.to(device) for average, device in zip(self.shadow_params, devices, strict=True)]
+
+
 def _optimizer(lora: Lora, config: DreamboothConfig) -> torch.optim.Optimizer:
     groups: list[dict[str, Any]] = [{"params": lora.parameters("unet"), "lr": config.learning_rate}]
     text = [name for name in lora.modules if name != "unet"]
@@ -92,6 +104,8 @@ def _scheduler(optimizer: torch.optim.Optimizer, config: DreamboothConfig, total
     name = config.lr_scheduler
     if name == "constant" and config.lr_warmup_steps:
         name = "constant_with_warmup"  # "constant" of diffusers would pass over the warm-up
+    elif name == "polynomial" and config.lr_warmup_steps == total_steps:
+        name = "constant_with_warmup"  # as all are then, but this one divides by the steps that are left: none
     return get_scheduler(
         name,
         optimizer,

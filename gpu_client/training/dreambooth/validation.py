@@ -107,12 +107,10 @@ class ValidationPictures:
         self._milestone = int(state["milestone"])
         self._encoded = {int(step): [image.numpy().tobytes() for image in row] for step, row in state["images"].items()}
 
-    def write(self, output_dir: Path) -> None:
-        """Write each as `validation/step-<step>-<number>.png`, and all as one grid."""
+    def write_grid(self, output_dir: Path) -> None:
+        """Write all as one grid. Each lies in a file of its own since it was made, or shown again."""
         if not self._encoded:
             return
-        for step in self.steps:
-            self._write(step, output_dir)
         grid = picture_grid(self._encoded, self._config.validation_prompt or "", self._config.resolution)
         (output_dir / GRID_FILE).write_bytes(_png(grid))
 
@@ -121,6 +119,7 @@ class ValidationPictures:
             session.artifact(path)
 
     def _write(self, step: int, output_dir: Path) -> list[Path]:
+        """`validation/step-<step>-<number>.png` of each."""
         folder = output_dir / OUTPUT_DIR
         folder.mkdir(exist_ok=True)
         paths = [folder / f"step-{step:06}-{number}.png" for number in range(len(self._encoded[step]))]

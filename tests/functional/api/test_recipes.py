@@ -155,6 +155,20 @@ def test_a_job_of_one_plain_step_goes_to_workers_that_know_no_plans(pushed: Api)
     assert held.item["environment"] == {"WORD": "hello", "MINE": "recipe"}
 
 
+def test_an_optional_output_that_the_job_names_is_one_that_it_must_have(api: Api) -> None:
+    optional = "  - {path: grid.png, format: png, required: false}\n  - {path: notes.txt, required: false}\n"
+    api.post("/recipes", {"document": DOCUMENT + optional}).ok()
+    plan = api.post("/job", JOB).ok()["plan"]
+    assert [check["path"] for check in plan["outputs"]] == ["a.bin", "b.bin"]
+    assert [check["path"] for check in plan["optional_outputs"]] == ["grid.png", "notes.txt"]
+    view = api.post("/job", {**JOB, "outputs": ["a.bin", "grid.png"]}).ok()
+    assert view["outputs"] == ["a.bin", "grid.png"]
+    assert [(check["path"], check["format"]) for check in view["plan"]["outputs"]] == [
+        ("a.bin", None), ("grid.png", "png"),
+    ]  # fmt: skip
+    assert view["plan"]["optional_outputs"] == []
+
+
 def test_outputs_that_the_job_names_are_checked_as_the_recipe_says(pushed: Api) -> None:
     view = pushed.post("/job", {**JOB, "outputs": ["a.bin", "more.txt"]}).ok()
     assert view["outputs"] == ["a.bin", "more.txt"]

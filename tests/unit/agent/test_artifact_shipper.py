@@ -26,6 +26,7 @@ class Store:
         self.batches: list[list[str]] = []
         self.files: dict[str, bytes] = {}
         self.bad: set[str] = set()
+        self.refused: set[str] = set()
         self.proven = True
         self.hang = False
         self.over = threading.Event()
@@ -39,6 +40,8 @@ class Store:
             raise self.trouble.pop(0)
         if self.bad & files.keys():
             raise FileChanged("it changed")
+        if self.refused & files.keys():
+            raise refusal(ErrorCode.INVALID_VALUE)
         self.files |= {path: file.read_bytes() for path, file in files.items()}
 
 
@@ -118,6 +121,16 @@ def test_one_bad_file_does_not_hold_up_the_others_and_is_given_up(
     assert tried[1:] == [["bad.png"]] * (artifact_shipper.MAX_TRIES - 1)
     shipper.offer(written(tmp_path, "later.png"))
     until(lambda: "later.png" in store.files, 5)
+
+
+def test_a_file_that_is_refused_takes_no_other_with_it(shipper: ArtifactShipper, store: Store, tmp_path: Path) -> None:
+    store.refused = {"bad.png"}
+    files = [written(tmp_path, name) for name in ("a.png", "bad.png", "b.png")]
+    with shipper._lock:  # all at once: the thread is faster than this one
+        shipper._waiting.update({file.name: file for file in files})
+    shipper._news.set()
+    until(lambda: store.files.keys() == {"a.png", "b.png"} and not shipper._waiting, 5)
+    assert [batch for batch in store.batches if "bad.png" in batch] == [["a.png", "bad.png", "b.png"], ["bad.png"]]
 
 
 @pytest.mark.parametrize("error", [refusal(ErrorCode.INVALID_VALUE), ZeroDivisionError()], ids=["refused", "bug"])

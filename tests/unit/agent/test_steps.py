@@ -51,6 +51,18 @@ def log(stage: Stage) -> list[str]:
     return [line for kind, chunk in stage.client.said if kind == "logs" for line in chunk.lines]
 
 
+def in_prepared(stage: Stage, fill: Callable[[Any], object]) -> None:
+    """Put something into the attempt's directories when they are made."""
+    prepare = stage.workspace.prepare
+
+    def prepared(job_id: str, epoch: int) -> Any:
+        made = prepare(job_id, epoch)
+        fill(made)
+        return made
+
+    stage.workspace.prepare = prepared  # type: ignore[method-assign]
+
+
 TWO = ({"name": "first"}, {"name": "second"})
 
 
@@ -87,22 +99,15 @@ def test_steps_run_in_order_and_the_job_is_complete_with_what_all_of_them_left(s
 
 
 def test_a_finished_step_is_not_run_again_and_the_next_one_resumes(stage: Stage) -> None:
-    def restored(directory: Path) -> Restored:
-        path = directory / "checkpoint-12"
+    def restored(made: Any) -> None:
+        path = made.output / "checkpoint-12"
         (path / ".baton/kept").mkdir(parents=True)
         (path / ".baton/kept/a").write_text("1")
         (path / "weights").write_text("w")
         (path / ".baton/steps.json").write_text(json.dumps({"format": 1, "finished": ["first"], "base": 5}))
-        return Restored(12, 2, path, 1)
+        stage.restored = Restored(12, 2, path, 1)
 
-    prepare = stage.workspace.prepare
-
-    def prepared(job_id: str, epoch: int) -> Any:
-        made = prepare(job_id, epoch)
-        stage.restored = restored(made.output)
-        return made
-
-    stage.workspace.prepare = prepared  # type: ignore[method-assign]
+    in_prepared(stage, restored)
 
     def second(trainer: Trainer, _looks: int) -> None:
         resumed = Path(trainer.env["BATON_RESUME_FROM"])
@@ -115,6 +120,24 @@ def test_a_finished_step_is_not_run_again_and_the_next_one_resumes(stage: Stage)
     assert stage.run(plan=plan(*TWO), outputs=["a"]) is Outcome.COMPLETE
     assert stage.committed == [14]
     assert len(stage.trainers) == 1
+
+
+def test_only_the_step_that_was_interrupted_resumes(stage: Stage) -> None:
+    def restored(made: Any) -> None:
+        (made.output / "checkpoint-12").mkdir()
+        (made.output / "checkpoint-12/weights").write_text("w")
+        stage.restored = Restored(12, 2, made.output / "checkpoint-12", 1)
+
+    in_prepared(stage, restored)
+    resumed: list[str] = []
+
+    def act(trainer: Trainer, _looks: int) -> None:
+        resumed.append(Path(trainer.env["BATON_RESUME_FROM"]).name)
+        trainer.ends(CLEAN)
+
+    acts(stage, act, act)
+    assert stage.run(plan=plan(*TWO)) is Outcome.COMPLETE
+    assert resumed == ["checkpoint-12", ""]
 
 
 def test_a_failed_step_ends_the_attempt_and_the_ones_behind_it_do_not_run(stage: Stage) -> None:
@@ -188,14 +211,7 @@ def test_outputs_of_the_job_are_looked_at_before_they_are_uploaded(stage: Stage)
 
 
 def test_a_step_that_writes_to_the_inputs_is_caught(stage: Stage) -> None:
-    prepare = stage.workspace.prepare
-
-    def prepared(job_id: str, epoch: int) -> Any:
-        made = prepare(job_id, epoch)
-        (made.data / "a.png").write_text("a")
-        return made
-
-    stage.workspace.prepare = prepared  # type: ignore[method-assign]
+    in_prepared(stage, lambda made: (made.data / "a.png").write_text("a"))
 
     def act(trainer: Trainer, _looks: int) -> None:
         Path(trainer.env["BATON_DATA_DIR"], "a.png").write_text("cropped")

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from diffusers import EDMEulerScheduler
 from dreambooth_runs import Run, refusal
 
 from gpu_client.training import SessionError, dreambooth_lora
@@ -70,6 +71,17 @@ def test_models_that_predict_something_else(run: Run, tmp_path: Path, tiny_sd: P
     path.write_text(json.dumps(json.loads(path.read_text()) | {"prediction_type": "sample"}))
     with pytest.raises(ModelError, match="predicts 'sample'"):
         run(pretrained_model_name_or_path=str(tmp_path / "sample"))
+
+
+def test_models_of_another_noise_schedule(run: Run, tmp_path: Path, tiny_sdxl: Path) -> None:
+    """Playground 2.5 is SDXL in all but its schedule: noise as SDXL's would teach it nothing of use."""
+    shutil.copytree(tiny_sdxl, tmp_path / "playground")
+    EDMEulerScheduler().save_pretrained(tmp_path / "playground" / "scheduler")
+    index = tmp_path / "playground" / "model_index.json"
+    scheduler = {"scheduler": ["diffusers", "EDMEulerScheduler"]}
+    index.write_text(json.dumps(json.loads(index.read_text()) | scheduler))
+    with pytest.raises(ModelError, match=r"the noise of .*playground is that of an EDMEulerScheduler"):
+        run(pretrained_model_name_or_path=str(tmp_path / "playground"))
 
 
 def test_data_without_an_image(run: Run, data_dir: Path) -> None:

@@ -20,6 +20,7 @@ BF16 = {
     "num_class_images": 4,
     "validation_prompt": "a photo of sks cat",
     "validation_epochs": 10,
+    "use_ema": True,
     "deterministic": True,
 }
 LOSSES_A_STEP = 4

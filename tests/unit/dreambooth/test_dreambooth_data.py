@@ -223,6 +223,8 @@ def test_weights_follow_the_mask_through_crop_and_mirror(tmp_path: Path) -> None
     half = weights(0.5, False, 0.25)
     assert (half[..., :4] == 1).all()
     assert (half[..., 4:] == 0.25).all()
+    Image.new("L", (128, 64), 51).save(tmp_path / "cat-00.mask.png")
+    assert weights(0.0, False, 0.25).tolist() == [[[pytest.approx(0.25 + 0.75 * 0.2)] * 8] * 8]
 
 
 def test_buckets_have_about_the_pixels_of_the_square_and_its_multiples() -> None:
@@ -279,6 +281,17 @@ def test_a_position_is_continued_exactly() -> None:
     assert facts(PictureBatches(pictures, config, purpose="class")) != facts(
         PictureBatches(pictures, config, purpose="instance")
     )
+
+
+def test_every_batch_of_every_epoch_draws_anew() -> None:
+    def draws(purpose: str, **changed: Any) -> list[float]:
+        batches = PictureBatches(pictures_of([(64, 64)] * 4), config_with(**changed), purpose=purpose)
+        return [torch.rand(1, generator=next(batches).generator).item() for _ in range(12)]
+
+    plain = draws("instance")
+    assert len({*plain, *draws("class"), *draws("instance", seed=1)}) == 3 * 12
+    # How a picture is cut changes nothing of the noise that is drawn for it.
+    assert draws("instance", random_flip=True) == draws("instance", center_crop=True) == plain
 
 
 @pytest.mark.parametrize("option", ["center_crop", "aspect_ratio_buckets"])

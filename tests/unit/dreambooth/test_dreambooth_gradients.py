@@ -3,22 +3,23 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from diffusers import AutoencoderKL, UNet2DConditionModel
+from diffusers import AutoencoderKL, StableDiffusionXLPipeline, UNet2DConditionModel
 from PIL import Image
 from torch.func import functional_call
 from transformers import AutoTokenizer, CLIPTextModel, CLIPTextModelWithProjection
 
 from gpu_client.training.dreambooth.batches import Chosen, PictureBatches
 from gpu_client.training.dreambooth.config import DreamboothConfig
-from gpu_client.training.dreambooth.data import read_instance_pictures
+from gpu_client.training.dreambooth.data import Picture, Placement, read_instance_pictures
 from gpu_client.training.dreambooth.encoding import Encoder
 from gpu_client.training.dreambooth.lora import Lora
-from gpu_client.training.dreambooth.models import load_models
+from gpu_client.training.dreambooth.models import Conditioning, load_models
 from gpu_client.training.dreambooth.optimization import Optimization
 from gpu_client.training.dreambooth_lora import denoising_loss, min_snr_weights
 
@@ -173,6 +174,56 @@ class Reference:
             return torch.from_numpy(np.array(image, dtype=np.float32)).permute(2, 0, 1) / 127.5 - 1
 
 
+def test_sdxl_is_told_size_crop_and_shape_of_each_picture_in_its_pipelines_order(
+    parameters: dict[str, Any], data_dir: Path, tiny_sdxl: Path
+) -> None:
+    models = Parts(parameters, data_dir, pretrained_model_name_or_path=str(tiny_sdxl)).models
+    told: dict[str, torch.Tensor] = {}
+
+    def unet(*_: Any, added_cond_kwargs: dict[str, torch.Tensor]) -> Any:
+        told.update(added_cond_kwargs)
+        return SimpleNamespace(sample=torch.zeros(1))
+
+    models.unet = unet
+    pictures = [Picture(f"{size}", b"", "a", size, "0") for size in ((90, 120), (200, 100))]
+    places = [Placement((66, 88), 1, 20, (64, 64), flip=False), Placement((160, 80), 40, 8, (80, 64), flip=True)]
+    nothing = torch.zeros(2, 1, 1, 1)
+    conditioning = Conditioning(torch.zeros(2, 1, 1), torch.zeros(2, 24))
+    models.predict(nothing, torch.zeros(2), conditioning, list(zip(pictures, places, strict=True)))
+    pipeline = StableDiffusionXLPipeline.from_pretrained(tiny_sdxl)
+    expected = [
+        pipeline._get_add_time_ids(
+            picture.size, (place.top, place.left), place.shape, torch.float32, text_encoder_projection_dim=24
+        )
+        for picture, place in zip(pictures, places, strict=True)
+    ]
+    assert torch.equal(told["time_ids"], torch.cat(expected))
+
+
+@pytest.mark.parametrize("unmasked_weight", [0.0, 0.25])
+def test_a_masked_loss_is_the_weighted_mean_of_each_picture(
+    unmasked_weight: float, parameters: dict[str, Any], data_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for number in range(5):
+        mask = Image.new("L", (96, 96), 0)
+        mask.paste(255, (0, 0, 48, 96) if number % 2 else (0, 0, 96, 24))
+        mask.save(data_dir / "instance" / f"cat-{number:02}.mask.png")
+    parts = Parts(
+        parameters, data_dir, use_masks=True, unmasked_weight=unmasked_weight, train_batch_size=5, resolution=96
+    )
+    monkeypatch.setattr(parts.models, "predict", lambda noisy, *_: torch.zeros_like(noisy))
+    generator = parts.generator()
+    torch.randn((5, 4, 12, 12), generator=generator)  # for the latents
+    squares = torch.randn((5, 4, 12, 12), generator=generator).square()
+    expected = []
+    for square, (picture, _) in zip(squares, parts.items, strict=True):
+        left = int(picture.name[4:6]) % 2 == 1
+        white, black = (square[..., :6], square[..., 6:]) if left else (square[:, :3], square[:, 3:])
+        share = white.numel() / (white.numel() + unmasked_weight * black.numel())
+        expected.append(share * white.mean() + (1 - share) * black.mean())
+    torch.testing.assert_close(parts.loss(), torch.stack(expected).mean())
+
+
 @pytest.mark.parametrize("model", ["tiny_sd", "tiny_sdxl"])
 def test_the_loss_of_a_fixed_batch_falls(
     model: str, parameters: dict[str, Any], data_dir: Path, request: pytest.FixtureRequest
@@ -206,6 +257,8 @@ def test_min_snr_weights(parameters: dict[str, Any], data_dir: Path, tiny_sd2: P
     assert ratio[0] > 5 > ratio[1]
     found = min_snr_weights(epsilon, timesteps, 5.0)
     torch.testing.assert_close(found, torch.tensor([5.0 / ratio[0], 1.0, 1.0]))
+    epsilon.noise_schedule.alphas_cumprod[999] = 0.0  # as schedules are that end in nothing but noise
+    assert min_snr_weights(epsilon, timesteps, 5.0).isfinite().all()
     velocity = Parts(parameters, data_dir, pretrained_model_name_or_path=str(tiny_sd2)).models
     found = min_snr_weights(velocity, timesteps, 5.0)
     torch.testing.assert_close(found, ratio.clamp(max=5.0) / (ratio + 1))

@@ -74,6 +74,31 @@ def test_all_schedulers_of_the_payload_are_among_them() -> None:
     assert set(annotation.__args__) == SHAPES.keys()  # type: ignore[union-attr]
 
 
+@pytest.mark.parametrize("name", SHAPES)
+def test_a_warm_up_may_take_the_whole_training(name: str) -> None:
+    lora = FakeLora()
+    optimization = optimization_with(lora, lr_scheduler=name, lr_warmup_steps=TOTAL)
+    found = []
+    for _ in range(TOTAL):
+        found.append(optimization.learning_rate)
+        _one_step(optimization, lora, [1.0])
+    assert found == pytest.approx([UNET_RATE * step / TOTAL for step in range(TOTAL)], rel=1e-9)
+
+
+def test_the_average_of_a_checkpoint_goes_where_the_weights_are() -> None:
+    lora, elsewhere = FakeLora(), FakeLora()
+    stored = optimization_with(lora, use_ema=True)
+    _one_step(stored, lora, [1.0])
+    # A device that is not the CPU, on which what a checkpoint holds is read.
+    for of_module in elsewhere.modules.values():
+        of_module[:] = [nn.Parameter(parameter.detach().to("meta")) for parameter in of_module]
+    resumed = optimization_with(elsewhere, use_ema=True).states["ema"]
+    resumed.load_state_dict(stored.states["ema"].state_dict())
+    assert {average.device.type for average in resumed.shadow_params} == {"meta"}
+    assert resumed.optimization_step == 1
+    resumed.step(elsewhere.parameters())
+
+
 def _one_step(optimization: Optimization, lora: FakeLora, factors: list[float]) -> None:
     """A batch for each factor; the gradient of each element is factor x (its number + 1), a part of the step's."""
     for factor in factors:

@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import io
 import logging
+import os
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 
 from gpu_client.training.dreambooth.config import DreamboothConfig
 from gpu_client.training.dreambooth.grid import MAX_PIXELS, MAX_SIDE_PIXELS, picture_grid
-from gpu_client.training.dreambooth.validation import MAX_PICTURES, epochs_between
+from gpu_client.training.dreambooth.validation import GRID_FILE, MAX_PICTURES, ValidationPictures, epochs_between
 
 
 def picture(side: int, colour: str) -> bytes:
@@ -49,7 +54,7 @@ def test_many_pictures_make_no_monster(rows: int, columns: int) -> None:
     one = picture(8, "red")
     grid = picture_grid(dict.fromkeys(range(rows), [one] * columns), "a", 8192)
     assert grid.width * grid.height < 1.5 * MAX_PIXELS
-    assert max(grid.size) < 1.5 * MAX_SIDE_PIXELS
+    assert max(grid.size) <= MAX_SIDE_PIXELS
 
 
 @pytest.mark.parametrize("broken", [b"", b"no picture", picture(64, "red")[:60]])
@@ -88,3 +93,23 @@ def test_thousands_of_pictures_are_spread_over_the_training(
 def test_nobody_is_warned_of_pictures_that_are_not_made(caplog: pytest.LogCaptureFixture) -> None:
     epochs_between(DreamboothConfig.of({"instance_prompt": "a", "validation_epochs": 1}), 10_000)
     assert caplog.text == ""
+
+
+def test_a_picture_that_is_being_shown_is_not_written_again(tmp_path: Path) -> None:
+    """Whoever uploads it reads it meanwhile."""
+    session: Any = SimpleNamespace(output_dir=tmp_path, artifact=lambda path: shown.append(path.name))
+    shown: list[str] = []
+    unused: Any = None
+    pictures = ValidationPictures(config(resolution=64), unused, unused, unused, unused, epochs=9)
+    image = torch.frombuffer(bytearray(picture(64, "red")), dtype=torch.uint8)
+    pictures.load_state_dict({"milestone": 1, "images": {3: [image], 5: [image]}})
+    pictures.show_again(session)
+    assert shown == ["step-000005-0.png"]
+    files = sorted((tmp_path / "validation").iterdir())
+    assert [file.name for file in files] == ["step-000003-0.png", "step-000005-0.png"]
+    for file in files:
+        os.utime(file, (7, 7))
+    pictures.write_grid(tmp_path)
+    assert (tmp_path / GRID_FILE).is_file()
+    assert [file.stat().st_mtime for file in files] == [7, 7]
+    assert [file.read_bytes() for file in files] == [picture(64, "red")] * 2

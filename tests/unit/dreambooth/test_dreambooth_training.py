@@ -15,6 +15,7 @@ from PIL import Image
 from safetensors import safe_open
 from safetensors.torch import load_file
 
+from gpu_client.training import Session, dreambooth_lora
 from gpu_client.training.dreambooth.lora import WEIGHTS_FILE
 from gpu_client.training.dreambooth.validation import GRID_FILE
 from tests.photographs import save_crops, subject
@@ -180,6 +181,30 @@ def test_mixed_precision_trains_float32_weights_near_those_of_full_precision(
         # The first values are random numbers of the lower precision.
         torch.testing.assert_close(mixed[name], tensor, rtol=2**-8, atol=1e-3)
     assert any(mixed[name].abs().max() > 0 for name in mixed if ".up." in name)
+
+
+def test_each_step_reports_its_mean_loss_its_rate_and_its_epoch(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    losses: list[float] = []
+    told: list[tuple[int, int, dict[str, float]]] = []
+    loss_of = dreambooth_lora.denoising_loss
+
+    def noted(*arguments: Any) -> torch.Tensor:
+        loss = loss_of(*arguments)
+        losses.append(loss.item())
+        return loss
+
+    def report(_: Session, step: int, total: int, **metrics: Any) -> None:
+        told.append((step, total, {name: float(value) for name, value in metrics.items()}))
+
+    monkeypatch.setattr(dreambooth_lora, "denoising_loss", noted)
+    monkeypatch.setattr(Session, "report", report)
+    run(lr_warmup_steps=2)
+    assert [(step, total) for step, total, _ in told] == [(1, 3), (2, 3), (3, 3)]
+    means = [(first + second) / 2 for first, second in zip(losses[::2], losses[1::2], strict=True)]
+    assert [metrics["loss"] for *_, metrics in told] == pytest.approx(means)
+    # Of the update that the step has made: the first one of a warm-up is made with none.
+    assert [metrics["learning_rate"] for *_, metrics in told] == pytest.approx([0.0, 5e-4, 1e-3])
+    assert [metrics["epoch"] for *_, metrics in told] == [0, 0, 1]  # 5 pictures, 2 to a step
 
 
 def test_epochs_replace_steps(run: Run) -> None:
