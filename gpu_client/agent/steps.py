@@ -14,7 +14,8 @@ from contract.jobs import FailureClass
 from contract.recipes.plan import CommandOrder, StepOrder
 from contract.work import WorkItem
 from gpu_client.agent.attempt_errors import start_failure
-from gpu_client.agent.channel_server import ChannelServer, Progress, StopReason
+from gpu_client.agent.channel_messages import Progress
+from gpu_client.agent.channel_server import ChannelServer, StopReason
 from gpu_client.agent.checks import changed_inputs, failed_outputs, look_at_inputs
 from gpu_client.agent.committer import Committer, Staged
 from gpu_client.agent.conditions import Condition
@@ -229,6 +230,7 @@ class Steps:
             timeout_s=order.timeout_s,
         )
         end = self._run.run()
+        channel.settle()  # how the training is to be reported was the last that it said
         self._around.steering.take()
         self._show_finished(channel)
         if saves:
