@@ -16,7 +16,7 @@ import argparse
 import logging
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -87,13 +87,7 @@ def train(session: Session, config: DreamboothConfig) -> bool:
     for step in range(done + 1, total + 1):
         if shown.due(instance.epoch):
             shown.make(step - 1, instance.epoch, session)
-        loss = torch.zeros((), device=device)
-        for _ in range(config.gradient_accumulation_steps):
-            batch_loss = loss_of(next(instance))
-            if prior is not None:
-                batch_loss = batch_loss + config.prior_loss_weight * loss_of(next(prior))
-            optimization.backward(batch_loss)
-            loss += batch_loss.detach() / config.gradient_accumulation_steps
+        loss = accumulate(loss_of, instance, prior, optimization, config)
         learning_rate = optimization.learning_rate
         norm = optimization.update()
 
@@ -115,6 +109,24 @@ def train(session: Session, config: DreamboothConfig) -> bool:
     if prior is not None:
         prior.write(session.output_dir, models)
     return True
+
+
+def accumulate(
+    loss_of: Callable[[Chosen], torch.Tensor],
+    instance: PictureBatches,
+    prior: ClassImages | None,
+    optimization: Optimization,
+    config: DreamboothConfig,
+) -> torch.Tensor:
+    """Add up the gradients of one step's batches; the mean of their losses."""
+    losses = []
+    for _ in range(config.gradient_accumulation_steps):
+        loss = loss_of(next(instance))
+        if prior is not None:
+            loss = loss + config.prior_loss_weight * loss_of(next(prior))
+        optimization.backward(loss)
+        losses.append(loss.detach() / config.gradient_accumulation_steps)
+    return torch.stack(losses).sum()
 
 
 def denoising_loss(models: Models, encoder: Encoder, config: DreamboothConfig, chosen: Chosen) -> torch.Tensor:
