@@ -22,6 +22,7 @@ def test_every_deployed_function_is_measured() -> None:
     assert handlers() == sorted(ACCESS)
 
 
+@pytest.mark.alone
 @pytest.mark.timeout(900)
 def test_every_handler_loads_within_half_as_much_again_as_a_plain_one() -> None:
     """Whoever is above its limit goes on alone with the plain one, turn by turn: the same weather for both."""
