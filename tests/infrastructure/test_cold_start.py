@@ -58,7 +58,11 @@ def test_one_storm_does_not_make_a_handler_slow_and_a_slow_one_is_found() -> Non
 
 @pytest.mark.parametrize("name", sorted(ACCESS))
 def test_no_handler_loads_what_it_does_not_need(name: str) -> None:
-    assert not NEVER & modules_of(name)
+    loaded = modules_of(name)
+    assert not NEVER & loaded
+    assert not {module for module in loaded if module.startswith("contract.rules")}, (
+        "it is loaded where rules are checked"
+    )
 
 
 def test_the_authorizer_loads_neither_models_nor_routes() -> None:
