@@ -8,6 +8,7 @@ object store; `deploy` does that too, and goes no further with one that fails.
 from __future__ import annotations
 
 import argparse
+import fcntl
 import os
 import subprocess
 import sys
@@ -145,11 +146,18 @@ def require_deployed(stage: Stage) -> None:
 
 def install() -> None:
     """The pinned command line, as the lock file says; does nothing when it is there. Raises ToolError."""
+    TOOLS.mkdir(exist_ok=True)
+    # One at a time: `npm ci` begins by removing what another command would be running, or installing.
+    with (TOOLS / "installing").open("a") as turn:
+        fcntl.flock(turn, fcntl.LOCK_EX)
+        _install()
+
+
+def _install() -> None:
     lock = (HERE / "package-lock.json").read_text()
     installed = TOOLS / "installed-lock.json"
     if CLI.exists() and installed.exists() and installed.read_text() == lock:
         return
-    TOOLS.mkdir(exist_ok=True)
     (TOOLS / "package.json").write_text((HERE / "package.json").read_text())
     (TOOLS / "package-lock.json").write_text(lock)
     done = subprocess.run(

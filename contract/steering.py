@@ -345,6 +345,8 @@ class RolledBack(AnswerModel):
     """0: the beginning."""
     skip: int = 0
     lr_factor: float = 1.0
+    commands_seq: Sequence = 0
+    """Commands up to this one that were applied after `to_step` are undone by it: nobody does them again."""
 
 
 class Control(AnswerModel):

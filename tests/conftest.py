@@ -1,9 +1,12 @@
-"""What all tests share: a clean environment, and the emulated cloud on demand."""
+"""What all tests share: a clean environment, turns for those that must run alone, and the emulated cloud on demand."""
 
 from __future__ import annotations
 
 import os
 import signal
+from collections.abc import Generator
+
+import pytest
 
 # Before anything is imported: neither a person's settings nor a real account may leak into a test.
 for _name in [name for name in os.environ if name.startswith(("BATON_", "AWS_", "SALAD_"))]:
@@ -21,4 +24,19 @@ os.environ.update(
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
+from tests.alone import turn  # noqa: E402
 from tests.emulator import emulator  # noqa: E402, F401 - a fixture
+from tests.reports import without_surrogates  # noqa: E402
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
+    """Whoever waits for its turn is not timed yet: first of all wrappers, pytest-timeout's too."""
+    with turn(alone=item.get_closest_marker("alone") is not None):
+        return (yield)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_report_to_serializable() -> Generator[None, dict[str, object], object]:
+    """A worker's reports are sent as UTF-8, and what a test has logged or printed may be none: names of files."""
+    return without_surrogates((yield))

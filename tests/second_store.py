@@ -14,11 +14,11 @@ from pathlib import Path
 from typing import Any, BinaryIO, Self
 
 from contract.names import BUCKETS
-from functions.local.running import bound_socket
 from functions.storage.clients import s3_client
 from functions.storage.s3_objects import S3ObjectStore
 from tests.clouds import Cloud, memory_cloud
 from tests.emulator import unique
+from tests.ports import free_port
 
 RCLONE = Path(sysconfig.get_path("scripts"), "rclone")
 START_TIMEOUT_S = 30
@@ -32,8 +32,7 @@ class SecondStore:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        with bound_socket(0) as reserved:
-            port = reserved.getsockname()[1]
+        port = free_port()
         self.endpoint_url = f"http://127.0.0.1:{port}"
         folder.mkdir(exist_ok=True)
         self._log_path = folder.parent / f"{folder.name}.log"

@@ -221,7 +221,12 @@ class Evaluator:
             severity=rule.severity,
             mode=rule.mode,
             reason=reason,
+            onset=machine.fired_onset if state is State.FIRED and machine.fired_onset is not None else step,
         )
+
+    def unknown(self) -> set[str]:
+        """The rules that were never checked, or whose condition is not known now."""
+        return {one.rule.name for one in self._machines if one.truth is None or not one.checks}
 
     def values(self) -> dict[str, float | None]:
         """The newest value of every metric that a rule reads: what texts are rendered with."""

@@ -68,6 +68,8 @@ class Verdict(NamedTuple):
     mode: Mode = "enforce"
     reason: str = ""
     """Of an error."""
+    onset: int = 0
+    """If it fired: the first step at which the condition, which has now held for long enough, was true."""
 
     def describe(self) -> str:
         """`armed, 3 of 5, last value 2.31, next check step 1200`."""

@@ -40,6 +40,11 @@ def _only(kind: str, *fields: str) -> dict[str, Any]:
     return {"properties": {"kind": {"const": kind}, **{name: {"type": "null"} for name in sorted(others)}}}
 
 
+def _given(**types: str) -> dict[str, Any]:
+    """Fields that are there, and not null."""
+    return {"required": sorted(types), "properties": {name: {"type": type_} for name, type_ in types.items()}}
+
+
 _BETWEEN_FIELDS: dict[str, dict[str, Any]] = {
     "JobSubmit": {
         "oneOf": [
@@ -53,8 +58,8 @@ _BETWEEN_FIELDS: dict[str, dict[str, Any]] = {
             _only("save", "tag"),
             _only("evaluate"),
             _only("pause"),
-            {**_only("set", "knob", "value"), "required": ["kind", "knob", "value"]},
-            {**_only("set", "knob", "factor"), "required": ["kind", "knob", "factor"]},
+            {"allOf": [_only("set", "knob", "value"), _given(knob="string", value="number")]},
+            {"allOf": [_only("set", "knob", "factor"), _given(knob="string", factor="number")]},
         ]
     },
     "LeaveByRule": {

@@ -95,6 +95,7 @@ def _rolled_back(job: Job, wish: Rollback, by: EndedBy, chosen: CheckpointRecord
         to_step=chosen.step if chosen else 0,
         skip=wish.skip,
         lr_factor=wish.lr_factor,
+        commands_seq=job.commands_seq,
     )
 
 

@@ -121,8 +121,15 @@ def waiting_after(job: Job, commands: Iterable[CommandRecord], seq: int, now: in
 
 
 def handed_out(job: Job, commands: Iterable[CommandRecord], now: int) -> list[Command]:
-    """What an attempt begins with, oldest first: what waits, and every `set` that was applied."""
-    return [command_view(job, one, now) for one in commands if _waits(job, one, now) or _done_again(one)]
+    """What an attempt begins with, oldest first: what waits, and every `set` that was applied and not undone."""
+    again = [one for one in commands if _waits(job, one, now) or (_done_again(one) and not _undone(job, one))]
+    return [command_view(job, one, now) for one in again]
+
+
+def _undone(job: Job, command: CommandRecord) -> bool:
+    """Whether a rollback went back behind it."""
+    step = command.step or 0
+    return any(command.seq <= back.commands_seq and step > back.to_step for back in job.rollbacks)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,6 +1,4 @@
-"""What a training process says over the channel, read without trusting it."""
-
-from __future__ import annotations
+"""What a training process says, as the agent understands it: each line is checked, none is trusted."""
 
 import json
 from collections.abc import Sequence
@@ -69,7 +67,10 @@ class ProtocolError(Exception):
 
 
 def parse(line: bytes, places: Sequence[Path]) -> Hello | Progress | CheckpointNotice | ArtifactNotice | SteeringNotice:
-    """One line. `places`: directories that checkpoints may lie in, that of the outputs first. Raises ProtocolError."""
+    """A line of a training process; paths have to lie in one of `places`, the first is the output directory.
+
+    Raises ProtocolError.
+    """
     try:
         message = json.loads(line)
     except (ValueError, RecursionError) as error:

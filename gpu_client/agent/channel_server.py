@@ -40,6 +40,7 @@ MAX_CONNECTIONS = 64
 MAX_WAITING_CHECKPOINTS = 1024
 MAX_WAITING_ARTIFACTS = 1024
 MAX_WAITING_STEERING = 2048
+SETTLE_S = 1.0
 # The kernel's limit is 108 bytes (104 on macOS), the terminating zero included.
 MAX_SOCKET_PATH_BYTES = 100
 # A protocol error is logged this often per server; all are counted.
@@ -74,8 +75,9 @@ class ChannelServer:
         self._checkpoints: deque[CheckpointNotice] = deque(maxlen=MAX_WAITING_CHECKPOINTS)
         self._artifacts: deque[Path] = deque(maxlen=MAX_WAITING_ARTIFACTS)
         self._steering: deque[dict[str, Any]] = deque(maxlen=MAX_WAITING_STEERING)
-        self._sent_steering: list[bytes] = []  # For processes that connect later.
         self._phase: tuple[str, int] | None = None  # The last one that was told.
+        self._sent_steering: list[tuple[float, dict[str, Any]]] = []  # When, and what: for those that connect later.
+        self._settling: list[threading.Event] = []
         self._advanced_at: float | None = None
         self._errors: Counter[str] = Counter()
         self._standing: bytes | None = None  # The last stop: also for processes that connect later.
@@ -163,14 +165,27 @@ class ChannelServer:
         message = {"type": "directive", "directive": "stop", "reason": reason, "checkpoint": checkpoint}
         return self._broadcast(message, standing=True)
 
-    def send_steering(self, message: dict[str, object]) -> int:
-        """Rules or a command, for every process that is connected or connects later; gives how many were reached."""
-        line = json.dumps(message).encode() + b"\n"
+    def send_steering(self, message: dict[str, Any]) -> int:
+        """Rules or a command, for every process that goes by them, now or later; gives how many were reached.
+
+        `expires_in_s` is counted from this call on.
+        """
+        now = self._clock()
         with self._lock:
             if message["type"] == "rules":
-                self._sent_steering = [one for one in self._sent_steering if b'"type": "rules"' not in one]
-            self._sent_steering.append(line)
-            return sum(self._send(peer, line) for peer in list(self._peers.values()))
+                self._sent_steering = [one for one in self._sent_steering if one[1]["type"] != "rules"]
+            self._sent_steering.append((now, message))
+            line = _steering_line(message, 0.0)
+            steered = [peer for fd, peer in self._peers.items() if fd in self._hellos and self._hellos[fd].steering]
+            return sum(self._send(peer, line) for peer in steered)
+
+    def settle(self, timeout_s: float = SETTLE_S) -> bool:
+        """Wait until all that was sent so far has been read, as it is from a process that has ended."""
+        settled = threading.Event()
+        with self._lock:
+            self._settling.append(settled)
+        self._waker.send(b"s")
+        return settled.wait(timeout_s)
 
     def close(self) -> None:
         """End all connections and remove the socket. May be called twice."""
@@ -221,11 +236,17 @@ class ChannelServer:
 
     def _serve(self) -> None:
         while not self._closing:
-            for key, _events in self._selector.select():
+            ready = self._selector.select(0 if self._settling else None)
+            if not ready:
+                with self._lock:
+                    settled, self._settling = self._settling, []
+                for one in settled:
+                    one.set()
+            for key, _events in ready:
                 if key.fileobj is self._listener:
                     self._accept()
                 elif key.fileobj is self._wake:
-                    return
+                    self._wake.recv(64)
                 elif isinstance(key.data, _Peer):
                     self._receive(key.data)
 
@@ -248,8 +269,8 @@ class ChannelServer:
             peer = _Peer(connection)
             self._peers[connection.fileno()] = peer
             self._selector.register(connection, selectors.EVENT_READ, peer)
-            for line in (*self._sent_steering, *([self._standing] if self._standing else [])):
-                self._send(peer, line)
+            if self._standing:
+                self._send(peer, self._standing)
 
     def _receive(self, peer: _Peer) -> None:
         try:
@@ -294,7 +315,12 @@ class ChannelServer:
             self._refuse(error.kind, str(error))
             return
         if isinstance(message, Hello):
-            self._hellos[peer.connection.fileno()] = message
+            fd = peer.connection.fileno()
+            greeted, self._hellos[fd] = fd in self._hellos, message
+            if message.steering and not greeted:
+                now = self._clock()
+                for sent_at, told in self._sent_steering:
+                    self._send(peer, _steering_line(told, now - sent_at))
         elif isinstance(message, Progress):
             moved = self._progress is None or message.step != self._progress.step
             if moved or message.phase not in (None, self._phase):
@@ -315,3 +341,9 @@ def _private_directory() -> Path:
         if len(os.fsencode(parent)) + len("/baton-xxxxxxxx/channel") <= MAX_SOCKET_PATH_BYTES:
             return Path(tempfile.mkdtemp(prefix="baton-", dir=parent))
     raise OSError(f"the temporary directory's path is too long for a socket: {tempfile.gettempdir()}")
+
+
+def _steering_line(message: dict[str, Any], age_s: float) -> bytes:
+    if "expires_in_s" in message:
+        message = {**message, "expires_in_s": message["expires_in_s"] - age_s}
+    return json.dumps(message, ensure_ascii=False).encode() + b"\n"

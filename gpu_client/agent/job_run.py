@@ -104,9 +104,8 @@ class JobRun:
         """What the last step printed last."""
         self._output = TrainerOutput(echo=lambda line: logger.debug("| %s", line))
         self._shipper: LogShipper | None = None
-        self._steering = SteeringRelay(item.control)
-        # A heartbeat that takes longer than the interval is one that did not come.
-        heart = client.within(max(float(item.heartbeat_interval_s), 2.0))
+        self._steering = SteeringRelay(item.control, spoken_of="control" in item.model_fields_set)
+        heart = client.within(max(float(item.heartbeat_interval_s), 2.0))  # one that takes longer did not come
         self._keeper = LeaseKeeper(
             item,
             lambda request: heart.heartbeat(item.id, item.lease_token, request),
@@ -168,8 +167,8 @@ class JobRun:
             total_steps=progress.total if progress else None,
             metrics=(progress.metrics or None) if progress else None,
             goodput=self._pace.goodput(),
-            # A control plane that knows nothing of it would refuse the heartbeat.
-            control=self._steering.report() if "control" in self._item.model_fields_set else None,
+            # Not set is not sent: a control plane that knows no rules would refuse the heartbeat.
+            **({"control": self._steering.report()} if self._steering.spoken_of else {}),
         )
 
     def _answered(self, request: HeartbeatRequest, answer: HeartbeatAnswer) -> None:

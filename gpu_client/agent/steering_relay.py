@@ -36,6 +36,7 @@ logger = logging.getLogger("baton.job")
 
 MAX_WAITING = 2000
 """Decisions that have not been accepted yet; what comes then is counted and left out."""
+MAX_REASON_CHARS = 1024
 DEAF_AFTER_S = 60.0
 """So long after its start a training that has not connected will not: rules cannot act in it."""
 DEAF = "the training does not use Baton's session, so nothing in it can go by rules"
@@ -68,10 +69,13 @@ class SteeringRelay:
         self,
         control: Control | None,
         *,
+        spoken_of: bool = True,
         now: Callable[[], float] = time.time,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`now`: seconds since 1970, for the record only. `clock`: monotonic seconds."""
+        """`spoken_of`: whether the control plane knows of rules and commands; else it would refuse what is said of
+        them. `now`: seconds since 1970, for the record only. `clock`: monotonic seconds."""
+        self.spoken_of = spoken_of
         self._control = control or Control()
         self._now = now
         self._clock = clock
@@ -80,6 +84,10 @@ class SteeringRelay:
         self._started_at: float | None = None
         self._rules = self._control.rules
         self._commands: dict[int, Command] = {command.seq: command for command in self._control.commands}
+        self._known_since: dict[int, tuple[float, float]] = {
+            seq: (clock(), command.expires_at - command.issued_at) for seq, command in self._commands.items()
+        }
+        """Of a command that waits: when it came, and how long it had to live then, in seconds."""
         self._received = self._control.commands_seq
         self._in_force = 0
         self._in_force_step: int | None = None
@@ -89,6 +97,8 @@ class SteeringRelay:
         self._decisions: list[Decision] = []
         self._number = 0
         self._statuses: list[RuleStatus] | None = None
+        self._left_out = 0
+        self._may_leave = True
         self.leaving: Leaving | None = None
         """None: the training ends as any does."""
 
@@ -108,6 +118,7 @@ class SteeringRelay:
             self._channel = channel
             self._started_at = self._clock()
             self._in_force = 0
+            self._may_leave = True  # a job's next step may end otherwise than the one before
 
     def take(self) -> None:
         """Note what the training has said since the last call."""
@@ -116,7 +127,7 @@ class SteeringRelay:
             try:
                 with self._lock:
                     self._note(message)
-            except (ValidationError, KeyError, TypeError, ValueError) as error:
+            except (ValidationError, KeyError, TypeError, ValueError, OverflowError, AttributeError) as error:
                 logger.warning("ignored what the training says of rules: %s: %s", message.get("type"), error)
 
     # The heartbeats' side
@@ -128,7 +139,7 @@ class SteeringRelay:
             return ControlReport(
                 rules_revision=self._rules.revision if self._rules else 0,
                 commands_seq=self._received,
-                step=self._in_force_step if self._in_force else None,
+                step=self._in_force_step if self._rules and self._in_force == self._rules.revision else None,
                 rejected=self._rejected,
                 reason=self._reason,
                 results=self._results[:MAX_RESULTS],
@@ -139,13 +150,14 @@ class SteeringRelay:
     @property
     def behind(self) -> bool:
         """Whether more is to be said than one report holds."""
-        return len(self._decisions) > MAX_DECISIONS or len(self._results) > MAX_RESULTS
+        return self.spoken_of and (len(self._decisions) > MAX_DECISIONS or len(self._results) > MAX_RESULTS)
 
     def heard(self, report: ControlReport, answer: HeartbeatAnswer | None) -> None:
         """The control plane has accepted that report; its answer may have news for the training."""
         with self._lock:
-            self._results = self._results[len(report.results) :]
-            self._decisions = self._decisions[len(report.decisions) :]
+            self._results = [one for one in self._results if one not in report.results]
+            told = max((one.number for one in report.decisions), default=0)
+            self._decisions = [one for one in self._decisions if one.number > told]
             if self._statuses is report.statuses or self._statuses == report.statuses:
                 self._statuses = None
             if answer is None:
@@ -156,29 +168,36 @@ class SteeringRelay:
                 if self._channel is not None:
                     self._channel.send_steering({"type": "rules", "revision": rules.revision, "text": rules.text})
             for command in answer.commands:
-                if command.seq > self._received:
+                if command.seq > self._received and command.seq not in self._known_since:
                     self._commands[command.seq] = command
+                    self._known_since[command.seq] = self._clock(), command.expires_at - answer.server_time
                     if self._channel is not None:
-                        self._channel.send_steering({"type": "command", **self._sendable(command, answer.server_time)})
+                        self._channel.send_steering({"type": "command", **self._sendable(command)})
             if answer.commands_seq is not None:
                 self._received = max(self._received, answer.commands_seq)
 
     # Inside, with the lock held
 
-    def _sendable(self, command: Command, server_time: int | None = None) -> dict[str, Any]:
+    def _sendable(self, command: Command) -> dict[str, Any]:
         told = command.model_dump(mode="json", include={"seq", "kind", "arguments", "status", "step"})
         if command.status == "waiting":
-            # By the server's clock where it was just said; else by the time since it was given.
-            told["expires_in_s"] = command.expires_at - (server_time if server_time is not None else command.issued_at)
+            since, life_s = self._known_since[command.seq]
+            told["expires_in_s"] = life_s - (self._clock() - since)
         return told
 
     def _note(self, message: Mapping[str, Any]) -> None:
         kind = message["type"]
         if kind == "rules_in_force":
-            self._in_force, self._in_force_step = int(message["revision"]), int(message["step"])
-            rejected = message.get("rejected")
-            self._rejected = int(rejected) if rejected is not None else None
-            self._reason = str(message.get("reason", ""))[:1024]
+            # Read as what the report is made of: what does not fit there would break every heartbeat from now on.
+            told = ControlReport(
+                rules_revision=message["revision"],
+                commands_seq=0,
+                step=message["step"],
+                rejected=message.get("rejected"),
+                reason=str(message.get("reason", ""))[:MAX_REASON_CHARS],
+            )
+            self._in_force, self._in_force_step = told.rules_revision, told.step
+            self._rejected, self._reason = told.rejected, told.reason
         elif kind == "rule_statuses":
             self._statuses = [RuleStatus.model_validate(one) for one in message["statuses"][:MAX_STATUSES]]
         elif kind == "decision":
@@ -191,13 +210,18 @@ class SteeringRelay:
                 self._commands[result.seq] = known.model_copy(update={"status": "applied", "step": result.step})
             else:
                 self._commands.pop(result.seq, None)
-        elif kind == "leaving" and self.leaving is None:
+        elif kind == "leaving" and self._may_leave:
             ended_by = EndedBy.model_validate(message["ended_by"])
-            self.leaving = Leaving(str(message["kind"]), ended_by, dict(message["arguments"]))
+            leaving = Leaving(str(message["kind"]), ended_by, dict(message["arguments"]))
+            if leaving.kind != "stop":
+                leave_by_rule(leaving)  # what cannot be said in the end is not begun
+            self.leaving, self._may_leave = leaving, False
 
     def _decide(self, message: Mapping[str, Any]) -> None:
         if len(self._decisions) >= MAX_WAITING:
-            logger.warning("too many decisions of rules wait to be reported: one is left out")
+            if not self._left_out:
+                logger.warning("more than %d decisions of rules wait to be reported: the rest is left out", MAX_WAITING)
+            self._left_out += 1
             return
         fields = {name: message[name] for name in Decision.model_fields if name in message}
         fields |= {"number": self._number + 1, "type": message["decision"], "at": int(self._now())}

@@ -230,6 +230,7 @@ class Steps:
             timeout_s=order.timeout_s,
         )
         end = self._run.run()
+        channel.settle()  # how the training is to be reported was the last that it said
         self._around.steering.take()
         self._show_finished(channel)
         if saves:

@@ -87,11 +87,49 @@ class Assembly:
         """Bytes of a pack. Raises ChecksumMismatch if what is in them does not verify."""
         for part in found.parts:
             self._check()
-            with self._lock:
-                there = part.chunk in self._done or part.chunk in self._waiting
-            if not there:
+            if not self.has(part.chunk):
                 stored = data[part.offset - found.offset :][: part.size_bytes]
                 self._take(part, stored)
+
+    def has(self, index: int) -> bool:
+        """Whether all stored bytes of a chunk have come."""
+        with self._lock:
+            return index in self._done or index in self._waiting
+
+    def write(self, index: int, start: int, raw: memoryview) -> None:
+        """Bytes of a chunk, to all its places. They count when `written` or `part_written` has found them right."""
+        self._check()
+        for path, offset in self._places[index]:
+            self._files.write(path, offset + start, raw)
+
+    def written(self, index: int, digest: str) -> None:
+        """A chunk that was not there is, and what was written has this BLAKE3. Raises ChecksumMismatch if it should
+        have another."""
+        if digest == self._chunks[index].blake3:
+            self._finished(index)
+        else:
+            self._altered(index)
+
+    def part_written(self, part: Part) -> None:
+        """A part of a large chunk is: all of it can be verified only when all parts are there."""
+        chunk = self._chunks[part.chunk]
+        with self._lock:
+            arrived = self._arrived.setdefault(part.chunk, {})
+            arrived[part.start] = part.size_bytes
+            complete = sum(arrived.values()) == chunk.size_bytes
+            if complete:
+                del self._arrived[part.chunk]
+        if not complete:
+            return
+        digest = blake3()
+        path, offset = self._places[part.chunk][0]
+        for start in range(0, chunk.size_bytes, PIECE_BYTES):
+            self._check()
+            digest.update(self._files.read(path, offset + start, min(PIECE_BYTES, chunk.size_bytes - start)))
+        if digest.hexdigest() == chunk.blake3:
+            self._finished(part.chunk)
+        else:
+            self._spoil(part.chunk)
 
     def copy(self, index: int, source: Segment) -> bool:
         """Bring a chunk from a local file; False if its bytes there are not (or no longer) the chunk's."""
@@ -102,13 +140,12 @@ class Assembly:
             return False
         try:
             for start in range(0, source.size_bytes, PIECE_BYTES):
-                self._check()
                 try:
                     piece = os.pread(descriptor, min(PIECE_BYTES, source.size_bytes - start), source.offset + start)
                 except OSError:
                     return False
                 digest.update(piece)
-                self._write(index, start, memoryview(piece))
+                self.write(index, start, memoryview(piece))
         finally:
             os.close(descriptor)
         if digest.hexdigest() != self._chunks[index].blake3:
@@ -157,7 +194,8 @@ class Assembly:
     def _take(self, part: Part, stored: memoryview) -> None:
         chunk = self._chunks[part.chunk]
         if part.size_bytes < chunk.stored_bytes:
-            self._take_part(part, stored)
+            self.write(part.chunk, part.start, stored)
+            self.part_written(part)
         elif chunk.codec == "delta" and not self._base_is_there(part.chunk):
             offset = self._reserve(part.size_bytes)
             self._files.write(self._scratch, offset, stored)
@@ -165,28 +203,6 @@ class Assembly:
                 self._waiting[part.chunk] = offset
         else:
             self._decode(part.chunk, stored)
-
-    def _take_part(self, part: Part, stored: memoryview) -> None:
-        """A part of a large chunk: written first, for it can be verified only when all of them are there."""
-        chunk = self._chunks[part.chunk]
-        self._write(part.chunk, part.start, stored)
-        with self._lock:
-            arrived = self._arrived.setdefault(part.chunk, {})
-            arrived[part.start] = part.size_bytes
-            complete = sum(arrived.values()) == chunk.size_bytes
-            if complete:
-                del self._arrived[part.chunk]
-        if not complete:
-            return
-        digest = blake3()
-        path, offset = self._places[part.chunk][0]
-        for start in range(0, chunk.size_bytes, PIECE_BYTES):
-            self._check()
-            digest.update(self._files.read(path, offset + start, min(PIECE_BYTES, chunk.size_bytes - start)))
-        if digest.hexdigest() == chunk.blake3:
-            self._finished(part.chunk)
-        else:
-            self._spoil(part.chunk)
 
     def _decode(self, index: int, stored: memoryview) -> None:
         chunk = self._chunks[index]
@@ -206,7 +222,7 @@ class Assembly:
         if len(raw) != chunk.size_bytes or blake3(raw).hexdigest() != chunk.blake3:
             self._altered(index)
             return
-        self._write(index, 0, raw)
+        self.write(index, 0, raw)
         self._finished(index)
 
     def _altered(self, index: int, cause: BadChunk | None = None) -> None:
@@ -228,10 +244,6 @@ class Assembly:
     def _base_is_there(self, index: int) -> bool:
         base = self._chunks[index].base
         return base is None or base in self._done or self._chunks[base].codec == "zeros"
-
-    def _write(self, index: int, start: int, raw: memoryview) -> None:
-        for path, offset in self._places[index]:
-            self._files.write(path, offset + start, raw)
 
     def _finished(self, index: int) -> None:
         with self._lock:

@@ -35,6 +35,7 @@ from gpu_client.checkpoints.reading import (
     written_bytes,
 )
 from gpu_client.checkpoints.store import LocalStore
+from gpu_client.checkpoints.streaming import PIECE_BYTES, RawStream, can_stream
 from gpu_client.transport.batch import run_batch
 from gpu_client.transport.cancel import CancelEvent, Flight, stop_if_set
 from gpu_client.transport.errors import (
@@ -286,19 +287,28 @@ class _Attempt:
         manifest: Manifest, found: Range, urls: Mapping[str, str], assembly: Assembly, arrived: Callable[[], object]
     ) -> RangeDownload:
         pack = manifest.packs[found.pack]
-
-        def deliver(data: memoryview) -> None:
-            assembly.deliver(found, data)
-            arrived()
-
-        return RangeDownload(
+        download = partial(
+            RangeDownload,
             name=f"pack {pack.blake3}",
             url=urls[pack.blake3],
             offset=found.offset,
             size_bytes=found.size_bytes,
             object_bytes=pack.size_bytes,
-            deliver=deliver,
         )
+
+        def deliver(data: memoryview) -> None:
+            assembly.deliver(found, data)
+            arrived()
+
+        def deliver_some(data: memoryview) -> None:
+            stream.take(data)
+            if stream.complete:
+                arrived()
+
+        if not can_stream(found, manifest.chunks):
+            return download(deliver=deliver)
+        stream = RawStream(found, manifest.chunks, assembly)
+        return download(deliver=deliver_some, piece_bytes=PIECE_BYTES, begin=stream.begin)
 
     def _urls(self, digests: Sequence[str]) -> Mapping[str, str]:
         try:

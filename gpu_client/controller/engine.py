@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -12,10 +13,15 @@ from contract.rules.numbers import encoded
 from contract.rules.verdicts import State, Verdict
 from gpu_client.controller.orders import Order, orders_of
 
+log = logging.getLogger("baton.rules")
+
 STATE_VERSION = 1
 MAX_STATUS_CHARS = 200
 UNSEEN_AFTER = 200
-"""Observations after which it is said of a rule that it could not be evaluated once."""
+"""Observations after which it is said of a rule that what it reads has never come."""
+MAX_REPORTED = 20
+MAX_NAMES = 4096
+"""A loop that puts the step into its metrics' names has a new one at every step."""
 ALIASES = {"learning_rate": "lr", "eval_loss": "eval.loss"}
 """Names that loops use for what rules call otherwise."""
 
@@ -36,7 +42,8 @@ class Engine:
         self._evaluator: Evaluator | None = None
         self._names: dict[str, str] = {}
         self._seen = 0
-        self._unseen: set[str] = set()
+        self._awaited: set[str] = set()
+        """Metrics that rules read and that have not come, until it was told."""
         self.revision = 0
 
     @property
@@ -57,24 +64,28 @@ class Engine:
         """
         try:
             loaded = load(text) if text.strip() else None
-        except ImportError as error:
-            return f"rules cannot be read here: {error}"
-        if loaded is not None and loaded.rules is None:
-            first = loaded.faults[0]
-            place = f"line {first.line}: " if first.line else ""
-            return f"{place}{first.field}: {first.reason}. {first.remedy}".strip()
-        old, told = self._evaluator, f"revision {revision} is in force"
-        self._evaluator = Evaluator(loaded.rules) if loaded is not None and loaded.rules else None
-        if old is not None and self._evaluator is not None:
-            told += _carried(self._evaluator, old.state_dict())
+            if loaded is not None and loaded.rules is None:
+                first = loaded.faults[0]
+                place = f"line {first.line}: " if first.line else ""
+                return f"{place}{first.field}: {first.reason}. {first.remedy}".strip()
+            evaluator = Evaluator(loaded.rules) if loaded is not None and loaded.rules and loaded.rules.rules else None
+        except Exception as error:
+            log.exception("revision %d of the rules cannot be read", revision)
+            return f"rules cannot be read here: {type(error).__name__}: {error}"
+        old, self._evaluator = self._evaluator, evaluator
+        told = f"revision {revision} is in force"
+        if old is not None and evaluator is not None:
+            told += _carried(evaluator, old.state_dict())
         self.revision = revision
-        self._begin_anew()
+        self._seen = 0
+        self._awaited = self._not_come()
         self._decide("rule.updated", step=step, severity="info", message=told)
         return ""
 
-    def _begin_anew(self) -> None:
-        self._seen = 0
-        self._unseen = {rule.name for rule in self._evaluator.rules.rules} if self._evaluator else set()
+    def _not_come(self) -> set[str]:
+        """Metrics that rules read and that the evaluator knows nothing of yet."""
+        values = self._evaluator.values() if self._evaluator is not None else {}
+        return {name for name in self.reads if name != "step" and values.get(name) is None}
 
     def observe(self, metrics: Mapping[str, object], *, step: int, now: float, event: str = "step") -> Sequence[Order]:
         """Look at what came with a step or another event; what is to be done about it. Never raises.
@@ -84,9 +95,10 @@ class Engine:
         evaluator = self._evaluator
         if evaluator is None:
             return _NO_ORDERS
-        verdicts = evaluator.observe(self.renamed(metrics), step=step, now=now, event=event)
-        if self._unseen:
-            self._look_for_unseen(evaluator, step)
+        found = self.renamed(metrics)
+        verdicts = evaluator.observe(found, step=step, now=now, event=event)
+        if self._awaited:
+            self._look_for_unseen(evaluator, found, step)
         if not verdicts:
             return _NO_ORDERS
         orders: list[Order] = []
@@ -102,6 +114,8 @@ class Engine:
         for name, value in metrics.items():
             known = names.get(name)
             if known is None:
+                if len(names) >= MAX_NAMES:
+                    names.clear()
                 known = names[name] = canonical_name(ALIASES.get(name, name))
             found[known] = value
         return found
@@ -122,32 +136,46 @@ class Engine:
 
     def state_dict(self) -> dict[str, Any]:
         """Everything that later decisions depend on, as plain JSON."""
-        return {"version": STATE_VERSION, "rules": self._evaluator.state_dict() if self._evaluator else None}
+        return {
+            "version": STATE_VERSION,
+            "rules": self._evaluator.state_dict() if self._evaluator else None,
+            "seen": self._seen,
+            "awaited": sorted(self._awaited),
+        }
 
     def load_state_dict(self, state: Mapping[str, Any], *, step: int) -> None:
         """Go on where that was saved. What cannot be taken back is told, and begins anew. Never raises."""
-        saved = state.get("rules") if state.get("version") == STATE_VERSION else None
+        saved = state.get("rules")
         if self._evaluator is None or saved is None:
             return
-        told = _carried(self._evaluator, saved)
+        if state.get("version") == STATE_VERSION:
+            told = _carried(self._evaluator, saved)
+            self._seen, awaited = int(state.get("seen", 0)), set(state.get("awaited", self.reads))
+            # What was told already is not told again; of rules that are new nothing was.
+            before = {name for series in (saved.get("metrics"),) if isinstance(series, dict) for name in series}
+            self._awaited = {name for name in self._not_come() if name in awaited or name not in before}
+        else:
+            told = "; all counters begin anew: their version is not known"
         if told:
             self._decide("rule.updated", step=step, severity="info", message=f"resumed{told}")
 
-    def _look_for_unseen(self, evaluator: Evaluator, step: int) -> None:
-        """Rules whose metrics never came would be silent for ever: say so once."""
+    def _look_for_unseen(self, evaluator: Evaluator, found: Mapping[str, object], step: int) -> None:
+        """Rules whose metrics never come would be silent for ever: say so once, however they stand.
+
+        A rule that nothing has made due stays armed, and one that was checked without them is unknown.
+        """
+        self._awaited.difference_update([name for name, value in found.items() if value is not None])
         self._seen += 1
-        if self._seen not in (1, UNSEEN_AFTER):
-            return
-        unknown = {one.rule: one for one in evaluator.statuses() if one.state is State.UNKNOWN}
         if self._seen < UNSEEN_AFTER:
-            self._unseen &= unknown.keys()
             return
-        for name in sorted(self._unseen & unknown.keys()):
-            missing = ", ".join(one.text for one in unknown[name].operands if one.value is None)
-            reported = ", ".join(sorted(set(self._names.values()))) or "nothing"
-            told = f"after {UNSEEN_AFTER} steps not known yet: {missing}; the training reports {reported}"
-            self._decide("rule.unevaluable", rule=name, step=step, message=told)
-        self._unseen.clear()
+        awaited, self._awaited = self._awaited, set()
+        unknown = evaluator.unknown()
+        reported = ", ".join(sorted(set(self._names.values()))[:MAX_REPORTED]) or "nothing"
+        for rule in evaluator.rules.rules:
+            missing = sorted(awaited.intersection(rule.metrics))
+            if missing and rule.name in unknown:
+                told = f"not known after {UNSEEN_AFTER} steps: {', '.join(missing)}; the training reports {reported}"
+                self._decide("rule.unevaluable", rule=rule.name, step=step, message=told)
 
     def _record(self, verdict: Verdict) -> None:
         self._decide(

@@ -6,6 +6,11 @@ import math
 from collections.abc import Callable
 from typing import Any, Protocol
 
+_OF_GROUPS = ("initial_lr", "max_lr", "min_lr", "swa_lr")
+"""What schedulers keep in an optimizer's groups and begin from, besides `lr` itself."""
+_OF_SCHEDULERS = ("base_lrs", "max_lrs", "min_lrs", "_last_lr", "eta_min")
+"""Learning rates that schedulers keep for themselves."""
+
 
 class Knob(Protocol):
     """A number that can be read and changed between two steps.
@@ -33,17 +38,19 @@ class Setting:
 class LearningRate:
     """The learning rate of a torch optimizer: all its groups by the same factor.
 
-    With the schedulers' base rates too, so that the schedule goes on, lower or higher; both are in their own
-    state_dicts, so a resumed training goes on with them. Wrappers of accelerate are looked through.
+    With every rate that its schedulers keep, so that the schedule goes on, lower or higher; all of these are in the
+    state_dicts of optimizer and schedulers, so a resumed training goes on with them. Wrappers of accelerate are looked
+    through.
     """
 
     def __init__(self, optimizer: Any, *schedulers: Any) -> None:
-        self._groups = optimizer.param_groups
+        # Not its groups: load_state_dict() makes new ones.
+        self._optimizer = optimizer
         self._schedulers = [part for scheduler in schedulers for part in _parts(scheduler)]
 
     def read(self) -> float:
         """That of the first group."""
-        return float(self._groups[0]["lr"])
+        return float(self._optimizer.param_groups[0]["lr"])
 
     def write(self, value: float) -> None:
         """Change it. Raises ValueError where no factor leads there."""
@@ -52,20 +59,27 @@ class LearningRate:
             raise ValueError(f"a learning rate cannot be {value}")
         if value == now:
             return
-        if now == 0:
-            raise ValueError("the learning rate is 0 now: no factor leads from there to another one")
+        if now == 0 or value == 0:
+            raise ValueError(f"the learning rate is {now:g}: no factor leads from there to {value:g} and back")
         self.scale(value / now)
 
     def scale(self, factor: float) -> None:
         """Change all of it by a factor, also where it is 0 at this moment of a schedule."""
-        for group in self._groups:
-            for name in ("lr", "initial_lr", "max_lr", "min_lr"):
+        for group in self._optimizer.param_groups:
+            if hasattr(group["lr"], "mul_"):
+                group["lr"].mul_(factor)  # in place: a captured graph looks at this very tensor
+            else:
+                group["lr"] = group["lr"] * factor
+            for name in _OF_GROUPS:
                 if name in group:
                     group[name] = group[name] * factor
         for scheduler in self._schedulers:
-            for name in ("base_lrs", "_last_lr"):
-                if hasattr(scheduler, name):
-                    setattr(scheduler, name, [rate * factor for rate in getattr(scheduler, name)])
+            for name in _OF_SCHEDULERS:
+                rates = getattr(scheduler, name, None)
+                if isinstance(rates, list | tuple):
+                    setattr(scheduler, name, [rate * factor for rate in rates])
+                elif rates is not None:
+                    setattr(scheduler, name, rates * factor)
 
 
 def _parts(scheduler: Any) -> list[Any]:

@@ -58,7 +58,7 @@ def orders_of(verdict: Verdict, revision: int, values: Mapping[str, float | None
             rule=verdict.rule,
             revision=revision,
             step=verdict.step,
-            onset=verdict.step,
+            onset=verdict.onset or verdict.step,
             why=verdict.reason or why,
         )
 

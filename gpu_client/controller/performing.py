@@ -13,6 +13,8 @@ from gpu_client.controller.orders import Order, Outcome
 
 log = logging.getLogger("baton.rules")
 
+MAX_SAID_CHARS = 500
+
 
 class Loop(Protocol):
     """What can be asked of any training loop that has a session."""
@@ -56,6 +58,8 @@ class Performer:
         self.evaluation_wanted = False
         self.batch_unwanted = False
         self.finishing = False
+        self._ended = ""
+        """By what, if the training ends: only the first end counts."""
 
     def perform(self, order: Order) -> tuple[Outcome, str]:
         """Do it; what became of it. Never raises."""
@@ -67,20 +71,28 @@ class Performer:
         except NotOfferedError as error:
             return "rejected", str(error)
         except Exception as error:  # noqa: BLE001 - a knob or a hook is the user's code: the training goes on
-            return "failed", f"{type(error).__name__}: {error}"[:500]
+            return "failed", said_of(error)
         return "applied", done
 
     def _stop(self, arguments: Mapping[str, Any], order: Order) -> str:
+        self._require_going_on()
         self._leave(order)
-        self.finishing = self.finishing or arguments.get("outcome") != "failed"
+        self._ended = order.action
+        self.finishing = arguments.get("outcome") != "failed"
         self._loop.ask_to_stop("rule", checkpoint=bool(arguments.get("save", True)))
         return f"the training stops: {arguments.get('outcome') or 'complete'}"
 
     def _hand_back(self, arguments: Mapping[str, Any], order: Order) -> str:
+        self._require_going_on()
         if not self._leave(order):
             raise NotOfferedError(f"{order.action} needs an agent; this training runs without one")
+        self._ended = order.action
         self._loop.ask_to_stop("rule", checkpoint=order.action != "rollback")
         return f"the job is handed back: {order.action}"
+
+    def _require_going_on(self) -> None:
+        if self._ended:
+            raise NotOfferedError(f"the training is ending already: {self._ended}")
 
     def _save(self, arguments: Mapping[str, Any], order: Order) -> str:
         self._loop.ask_to_save()
@@ -112,7 +124,7 @@ class Performer:
         if knob is None:
             there = ", ".join(sorted(self.offer.knobs)) or "none"
             raise NotOfferedError(f"this training has no knob {name!r} (it has {there}): session.offer(knobs=...)")
-        before, factor = knob.read(), arguments.get("factor")
+        before, factor = float(knob.read()), arguments.get("factor")
         wanted = float(arguments["value"]) if factor is None else before * float(factor)
         low, high = arguments.get("min"), arguments.get("max")
         wanted = wanted if high is None else min(wanted, float(high))
@@ -132,6 +144,14 @@ class Performer:
 
     def _elsewhere(self, arguments: Mapping[str, Any], order: Order) -> str:
         raise NotOfferedError(f"{order.action} is not for a training process")
+
+
+def said_of(error: BaseException) -> str:
+    """What an exception says. User's exceptions may not even be able to say it."""
+    try:
+        return f"{type(error).__name__}: {error}"[:MAX_SAID_CHARS]
+    except Exception:  # noqa: BLE001 - any __str__ at all
+        return type(error).__name__
 
 
 _Do = Callable[[Performer, Mapping[str, Any], Order], str]

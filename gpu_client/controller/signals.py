@@ -9,11 +9,13 @@ import threading
 from collections.abc import Callable, Mapping, Set
 from typing import Any
 
-from gpu_client.controller.performing import Offer, Source
+from gpu_client.controller.performing import Offer, Source, said_of
 
 log = logging.getLogger("baton.rules")
 
 SAMPLE_EVERY_S = 5.0
+STOP_WITHIN_S = 2.0
+"""A driver that hangs does not hold up the end of a training."""
 _HOST = frozenset({"host.cpu", "host.mem"})
 _GPU = frozenset({"gpu.util", "gpu.mem", "gpu.temp"})
 
@@ -24,6 +26,7 @@ class Signals:
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
         self._stepped_at: float | None = None
+        self._step: int | None = None
         self._saved_at = clock()
         self._waited_s = 0.0
         self._waits = False
@@ -33,8 +36,13 @@ class Signals:
     def follow(self, reads: Set[str]) -> None:
         """Rules read these: begin to sample what has to be sampled."""
         if self._probe is None and reads & (_HOST | _GPU):
-            self._probe = Probe()
-            self._probe.start()
+            probe = Probe()
+            try:
+                probe.start()
+            except RuntimeError as error:  # no more threads
+                log.warning("host.* and gpu.* are not measured: %s", error)
+                return
+            self._probe = probe
 
     def saved(self) -> None:
         """A checkpoint has just been taken."""
@@ -48,21 +56,26 @@ class Signals:
     def at_step(
         self, metrics: Mapping[str, object], *, step: int, reads: Set[str], wall: float, offer: Offer
     ) -> dict[str, object]:
-        """What the loop reported with this step, and everything else that rules read."""
+        """What the loop reported with this step, and everything else that rules read.
+
+        A step that is reported again has no new times.
+        """
         now = self._clock()
         found: dict[str, object] = dict(metrics)
-        if "step.time" in reads and self._stepped_at is not None:
-            found["step.time"] = now - self._stepped_at
-        self._stepped_at = now
-        if "data.wait" in reads and self._waits:
-            found["data.wait"] = self._waited_s
-        self._waited_s = 0.0
+        if step != self._step:
+            self._step = step
+            if "step.time" in reads and self._stepped_at is not None:
+                found["step.time"] = now - self._stepped_at
+            self._stepped_at = now
+            if "data.wait" in reads and self._waits:
+                found["data.wait"] = self._waited_s
+            self._waited_s = 0.0
         if "ckpt.age" in reads:
             found["ckpt.age"] = now - self._saved_at
         if "wall" in reads:
             found["wall"] = wall
         if "lr" in reads and "lr" in offer.knobs and not metrics.keys() & {"lr", "learning_rate"}:
-            found["lr"] = offer.knobs["lr"].read()
+            found["lr"] = self._asked("lr", offer.knobs["lr"].read)
         for name, source in offer.metrics.items():
             if name in reads:
                 found[name] = self._asked(name, source)
@@ -76,7 +89,7 @@ class Signals:
         except Exception as error:  # noqa: BLE001 - the user's code: the training goes on, the value is missing
             if name not in self._failed:
                 self._failed.add(name)
-                log.warning("the metric %s cannot be read: %s: %s", name, type(error).__name__, error)
+                log.warning("the metric %s cannot be read: %s", name, said_of(error))
             return None
 
     def close(self) -> None:
@@ -103,7 +116,7 @@ class Probe:
     def stop(self) -> None:
         """End."""
         self._stopped.set()
-        self._thread.join()
+        self._thread.join(STOP_WITHIN_S)
 
     def take(self) -> dict[str, float]:
         """The newest sample, if there is one since the last call."""
@@ -130,10 +143,10 @@ class Probe:
 def _host() -> Callable[[], dict[str, float]] | None:
     try:
         psutil: Any = importlib.import_module("psutil")
-    except ImportError:
-        log.info("host.* is not measured: psutil is not installed")
+        psutil.cpu_percent()  # the first call has nothing to compare with
+    except Exception as error:  # noqa: BLE001 - no module, or one that this machine's /proc is too strange for
+        log.info("host.* is not measured: %s", error)
         return None
-    psutil.cpu_percent()  # the first call has nothing to compare with
 
     def read() -> dict[str, float]:
         return {"host.cpu": psutil.cpu_percent(), "host.mem": float(psutil.virtual_memory().used)}

@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import logging
 import math
+import os
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any, Protocol, TypeVar, runtime_checkable
+from typing import Any, TypeVar
 
 from contract.rules.metrics import canonical_name
 from gpu_client.controller.commands import Commands
@@ -20,24 +21,19 @@ from gpu_client.controller.engine import Engine
 from gpu_client.controller.knobs import Knob
 from gpu_client.controller.orders import Order
 from gpu_client.controller.performing import Hook, Loop, Offer, Performer, Source
-from gpu_client.controller.reducing import Gathering, Peers
+from gpu_client.controller.reducing import Gathering, Observed, Peers
+from gpu_client.controller.rolling_back import adjusted
 from gpu_client.controller.signals import Signals
+from gpu_client.controller.telling import Send, Teller
 
 log = logging.getLogger("baton.rules")
 
-STATUS_EVERY_S = 15.0
-MAX_TOLD_CHARS = 1000
-MAX_OPERANDS = 32
+MAX_WAITING_ORDERS = 1000
+"""Of the first of several processes, in a loop that never comes to where ranks agree."""
+_ON_FIRST = frozenset({"log", "alert"})
+"""Said once, not by every process."""
 
 T = TypeVar("T")
-Send = Callable[[Mapping[str, Any]], object]
-
-
-@runtime_checkable
-class Skipping(Protocol):
-    """A state of the training that can pass over batches."""
-
-    def skip(self, batches: int) -> object: ...
 
 
 class Steering:
@@ -47,23 +43,28 @@ class Steering:
         """Nothing is in force before `begin`; what is received before it is not lost."""
         self._peers = peers
         self._clock = clock
-        self._send: Send | None = None
+        self._pid = os.getpid()
+        self._closed = False
         self._began = clock()
         self._now_base = 0.0
-        self._ran_s = 0.0
+        self._wall_base = 0.0
+        self._knows_wall = False
         self._started = False
         self._step = 0
+        self._last = False
         self._epoch: int | None = None
-        self._said_at = -math.inf
         self._inbox: deque[Mapping[str, Any]] = deque()
-        self._commands = Commands(clock, lambda seq: self._result(seq, "expired", "no step ended in time"))
+        self._teller = Teller(peers.first, clock)
+        self._commands = Commands(clock, self._result)
         self._waiting: list[Order] = []
         """Decided by the first of several processes, and not shared yet."""
+        self._unseen: list[Observed] = []
+        """What several processes had reported when the checkpoint was taken, where there is only one now."""
         self._shared_rules: Mapping[str, Any] | None = None
         self._rollbacks: list[Mapping[str, Any]] = []
         self._rollbacks_done = 0
-        self._left = False
-        self.engine = Engine(self._decided)
+        self._saved_here = False
+        self.engine = Engine(self._teller.decided)
         self._offer = Offer()
         self._performer = Performer(loop, self._offer, self._leave)
         self._gathering = Gathering(peers) if peers.size > 1 else None
@@ -76,14 +77,16 @@ class Steering:
 
         start: `rules`, `commands`, `rollbacks`, `ran_s`, as in contract.steering.Control.
         """
-        self._send = send
-        self._ran_s = float(start.get("ran_s") or 0)
+        self._teller.send = send
+        self._knows_wall = "ran_s" in start
+        self._wall_base = float(start.get("ran_s") or 0)
         self._rollbacks = list(start.get("rollbacks") or [])
         if start.get("rules"):
             self._install({"type": "rules", **start["rules"]})
         if self._peers.first:
-            for command in start.get("commands") or []:
-                self.receive({"type": "command", **command})
+            # Before what has come in the meantime: that is newer.
+            known = [{"type": "command", **command} for command in start.get("commands") or []]
+            self._inbox.extendleft(map(self._commands.stamped, reversed(known)))
         self._refresh()
 
     # For the loop
@@ -152,22 +155,21 @@ class Steering:
 
     # What the loop says
 
-    def reported(self, step: int, metrics: Mapping[str, object]) -> None:
-        """A step is done. Never raises."""
-        self._step = step
+    def reported(self, step: int, metrics: Mapping[str, object], *, last: bool = False) -> None:
+        """A step is done; `last`: as far as is known none comes after it. Never raises."""
+        self._step, self._last = step, last
         if not self._started:
             self._started = True
-            self.happened("start", step - 1, {})
+            self.happened("start", max(0, step - 1), {})
         found = self._signals.at_step(metrics, step=step, reads=self.engine.reads, wall=self._wall(), offer=self._offer)
-        if self._gathering is None:
+        if self._gathering is not None:
+            if self.engine.active:
+                self._gathering.hand_in(step, found, now=self._now())
+        else:
             orders = self._arrived(step)
             if self.engine.active:
                 orders += self.engine.observe(found, step=step, now=self._now())
             self._carry_out(orders)
-        else:
-            gathered = self._gathering.exchange(step, found, self.engine)
-            if self._peers.first and gathered is not None:
-                self._waiting += self.engine.observe(gathered[1], step=gathered[0], now=self._now())
         self._look_for_epoch(step, metrics)
         self._tell_statuses()
 
@@ -175,28 +177,39 @@ class Steering:
         """Something else than a step: `evaluate`, `save`, `epoch`, `end`."""
         if event == "save":
             self._signals.saved()
-        if not self.live or not self._peers.first:
+        if not self.engine.active or not self._peers.first:
             return
-        if self.engine.active:
-            orders = self.engine.observe({**metrics, "step": step}, step=step, now=self._now(), event=event)
-            if self._gathering is None:
-                self._carry_out(list(orders))
-            else:
-                self._waiting += orders
+        observed = Observed(event, step, self._now(), {**metrics, "step": step})
+        if self._gathering is None:
+            self._carry_out(self._observe([observed]))
+        else:
+            self._gathering.note(observed)
 
     def _look_for_epoch(self, step: int, metrics: Mapping[str, object]) -> None:
         epoch = metrics.get("epoch")
-        if isinstance(epoch, int | float) and math.isfinite(epoch) and int(epoch) != self._epoch:
-            before, self._epoch = self._epoch, int(epoch)
-            if before is not None:
-                self.happened("epoch", step, {"epoch": epoch})
+        if not isinstance(epoch, int | float) or not abs(epoch) < 1e12:
+            return
+        before, self._epoch = self._epoch, math.floor(epoch)
+        if before is not None and before != self._epoch:
+            self.happened("epoch", step, {"epoch": epoch})
 
     # Several processes
+
+    def gather(self) -> None:
+        """Every rank calls this at the same moments, before it is asked for news."""
+        if self._gathering is None or not self.engine.active:
+            return
+        found = self._gathering.exchange(self.engine)
+        if self._last and self._peers.first:
+            # There is no next step at which it would be read.
+            found += self._gathering.finish()
+        if self._peers.first:
+            self._wait_for_others(self._observe(found))
 
     @property
     def news(self) -> bool:
         """Whether the first process has something for all; False on the others."""
-        return bool(self._waiting or self._inbox)
+        return bool(self._waiting or self._inbox or self._commands.is_due(self._step))
 
     def share(self) -> None:
         """Every rank calls this at the same moment: what the first one has is done by all of them."""
@@ -214,6 +227,20 @@ class Steering:
         self._carry_out([Order.of_values(values) for values in shared["orders"]])
         self._refresh()
 
+    def _observe(self, found: Iterable[Observed]) -> list[Order]:
+        return [
+            order
+            for event, step, now, metrics in found
+            for order in self.engine.observe(metrics, step=step, now=now, event=event)
+        ]
+
+    def _wait_for_others(self, orders: Iterable[Order]) -> None:
+        for order in orders:
+            if len(self._waiting) >= MAX_WAITING_ORDERS:
+                log.warning("%s of %s is left out: checkpoint_due is never asked", order.action, order.rule)
+                return
+            self._waiting.append(order)
+
     # Saved and taken back
 
     @property
@@ -222,20 +249,37 @@ class Steering:
         return self.engine.active or self._commands.sets_seq > 0 or self._rollbacks_done > 0
 
     def state_dict(self) -> dict[str, Any]:
-        """Counters, and what of commands and rollbacks the training's state has in it."""
+        """Counters, and what of commands and rollbacks the training's state has in it. Plain JSON."""
         return {
             "engine": self.engine.state_dict(),
             "now": self._now(),
+            "wall": self._wall(),
+            "started": self._started,
+            "epoch": self._epoch,
             "sets_seq": self._commands.sets_seq,
             "rollbacks": self._rollbacks_done,
+            "waiting": [order.as_values() for order in self._waiting],
+            "gathering": self._gathering.state(self.engine) if self._gathering is not None else None,
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on where that was saved."""
         self._now_base = float(state["now"]) - (self._clock() - self._began)
+        if not self._knows_wall:
+            self._wall_base = float(state.get("wall", 0.0)) - (self._clock() - self._began)
+        self._started = bool(state.get("started", True))
+        self._epoch = state.get("epoch")
         self._commands.sets_seq = int(state["sets_seq"])
         self._rollbacks_done = int(state["rollbacks"])
         self.engine.load_state_dict(state["engine"], step=self._step)
+        if self._peers.first:
+            self._waiting = [Order.of_values(values) for values in state.get("waiting", ())]
+            gathering = state.get("gathering")
+            if gathering is not None and self._gathering is not None:
+                self._gathering.load_state(gathering)
+            elif gathering is not None:
+                self._unseen = [Observed.of_values(one) for one in (*gathering["gathered"], *gathering["mine"])]
+        self._saved_here = True
 
     def resumed(self, step: int, states: Iterable[object]) -> None:
         """The training goes on after `step`: what was decided later than its checkpoint is applied to it."""
@@ -243,13 +287,30 @@ class Steering:
         states = list(states)
         for one in self._rollbacks:
             if int(one["number"]) > self._rollbacks_done:
-                self._rolled_back(one, states)
+                self._rollbacks_done = int(one["number"])
+                done = adjusted(one, self._offer.knobs, states)
+                told = {"type": done.type, "revision": self.engine.revision, "step": step, "message": done.message}
+                self._teller.decided({**told, "rule": str(one.get("rule", "")), "actions": ["rollback"]})
+        if self._gathering is None:
+            # If several processes wrote the checkpoint: what they had not come to.
+            orders, self._waiting = [*self._waiting, *self._observe(self._unseen)], []
+            self._unseen = []
+            self._carry_out(orders)
+        if self._saved_here:
+            # The state was taken before rules could hear that it was saved.
+            self._saved_here = False
+            self.happened("save", step, {})
         self._refresh()
 
     def close(self) -> None:
-        """The end of the training, as rules can see it."""
-        if self.live:
+        """The end of the training, as rules can see it. May be called twice, and does nothing in a forked child."""
+        if self._closed or os.getpid() != self._pid:
+            return
+        self._closed = True
+        if self.engine.active:
             self.happened("end", self._step, {})
+            if self._gathering is not None and not self._gathering.under_way:
+                self._carry_out(self._observe(self._gathering.rest()))
             self._tell_statuses(at_once=True)
         self._signals.close()
 
@@ -259,10 +320,12 @@ class Steering:
         return self._now_base + self._clock() - self._began
 
     def _wall(self) -> float:
-        return self._ran_s + self._clock() - self._began
+        return self._wall_base + self._clock() - self._began
 
     def _refresh(self) -> None:
-        self.live = self.engine.active or bool(self._inbox or self._waiting or self._commands.waiting)
+        self.live = self.engine.active or bool(self._waiting or self._commands.waiting)
+        if self._inbox:  # looked at last: what comes from now on sets it itself
+            self.live = True
 
     def _arrived(self, step: int) -> list[Order]:
         """What has arrived since the last step. Rules come into force at once, on the first process."""
@@ -270,28 +333,37 @@ class Steering:
         while self._inbox:
             message = self._inbox.popleft()
             if message.get("type") == "rules":
-                self._install(message)
-                self._shared_rules = message
+                if self._install(message):
+                    self._shared_rules = message
             elif (order := self._commands.order_of(message, step)) is not None:
                 orders.append(order)
         orders += self._commands.due_again(step)
         self._refresh()
         return orders
 
-    def _install(self, message: Mapping[str, Any]) -> None:
-        revision = int(message["revision"])
+    def _install(self, message: Mapping[str, Any]) -> bool:
+        """Whether those rules are in force now."""
+        try:
+            revision, text = int(message["revision"]), str(message["text"])
+        except (KeyError, TypeError, ValueError, OverflowError) as error:
+            log.warning("rules cannot be read: %s", error)
+            return False
         if revision <= self.engine.revision:
-            return
-        reason = self.engine.install(revision, str(message["text"]), step=self._step)
+            return False
+        if self._gathering is not None and not self.engine.active:
+            self._gathering.forget()
+        reason = self.engine.install(revision, text, step=self._step)
         self._signals.follow(self.engine.reads)
-        told = {"type": "rules_in_force", "revision": self.engine.revision, "step": self._step}
-        self._say({**told, "rejected": revision, "reason": reason} if reason else told)
         if reason:
-            log.warning("revision %d of the rules is rejected: %s", revision, reason)
-        self._said_at = -math.inf
+            self._teller.in_force(self.engine.revision, self._step, rejected=revision, reason=reason)
+            return False
+        self._teller.in_force(revision, self._step)
+        return True
 
     def _carry_out(self, orders: Iterable[Order]) -> None:
         for order in orders:
+            if order.action in _ON_FIRST and not self._peers.first:
+                continue
             outcome, said = self._performer.perform(order)
             if order.command:
                 if outcome == "applied":
@@ -299,74 +371,16 @@ class Steering:
                 self._result(order.command, "applied" if outcome == "applied" else "rejected", said)
             told = {"type": f"action.{outcome}", "revision": order.revision, "step": self._step}
             whose = {"rule": order.rule} if order.rule else {"command": order.command}
-            self._decided({**told, **whose, "actions": [order.action], "message": said})
+            self._teller.decided({**told, **whose, "actions": [order.action], "message": said})
 
     def _leave(self, order: Order) -> bool:
-        """Tell the agent how the training ends. Only the first end counts."""
-        if self._send is None:
-            return False
-        if not self._left:
-            self._left = True
-            ended_by = {"revision": order.revision, "step": order.step, "message": order.why[:MAX_TOLD_CHARS]}
-            ended_by |= {"rule": order.rule} if order.rule else {"command": order.command}
-            arguments = {**order.arguments, "before_step": order.onset}
-            self._say({"type": "leaving", "kind": order.action, "ended_by": ended_by, "arguments": arguments})
-        return True
-
-    def _rolled_back(self, one: Mapping[str, Any], states: Iterable[object]) -> None:
-        """After a rollback the training goes on otherwise than before: with other batches, at a lower rate."""
-        done: list[str] = []
-        lacks: list[str] = []
-        factor, skip = float(one.get("lr_factor", 1.0)), int(one.get("skip", 0))
-        if factor != 1.0:
-            scale = getattr(self._offer.knobs.get("lr"), "scale", None)
-            if scale is not None:
-                scale(factor)
-                done.append(f"learning rate times {factor:g}")
-            else:
-                lacks.append("the learning rate stays: no knob 'lr' is offered before session.resume()")
-        if skip:
-            data = [state for state in states if isinstance(state, Skipping)]
-            for state in data:
-                state.skip(skip)
-            told = done if data else lacks
-            told.append(f"{skip} batches skipped" if data else "no batch is skipped: no state has skip(batches)")
-        self._rollbacks_done = int(one["number"])
-        kind = "action.failed" if lacks else "action.applied"
-        message = "; ".join((*done, *lacks)) or "goes on as it was"
-        told_of = {"rule": one["rule"], "step": self._step, "actions": ["rollback"], "message": message}
-        self._decided({"type": kind, "revision": self.engine.revision, **told_of})
-
-    def _decided(self, decision: dict[str, Any]) -> None:
-        if not self._peers.first:
-            return
-        decision["operands"] = dict(list(decision.get("operands", {}).items())[:MAX_OPERANDS])
-        decision["message"] = str(decision.get("message", ""))[:MAX_TOLD_CHARS]
-        level = logging.INFO if decision.get("severity") == "info" else logging.WARNING
-        log.log(level, "%s", _line(decision))
-        self._say({**decision, "type": "decision", "decision": decision["type"]})
-        self._said_at = -math.inf  # how rules stand has changed
+        """Tell the agent how the training ends."""
+        self._teller.leaving(order)
+        return self._teller.send is not None
 
     def _result(self, seq: int, status: str, message: str) -> None:
-        said = message[:MAX_TOLD_CHARS]
-        self._say({"type": "command_result", "seq": seq, "status": status, "step": self._step, "message": said})
+        self._teller.result(seq, status, message, step=self._step)
 
     def _tell_statuses(self, *, at_once: bool = False) -> None:
-        now = self._clock()
-        if self.engine.active and self._peers.first and (at_once or now - self._said_at >= STATUS_EVERY_S):
-            self._said_at = now
-            self._say({"type": "rule_statuses", "statuses": self.engine.statuses()})
-
-    def _say(self, message: Mapping[str, Any]) -> None:
-        if self._send is not None and self._peers.first:
-            self._send(message)
-
-
-def _line(decision: Mapping[str, Any]) -> str:
-    """For the job's log: `[rules] step 120: rule.fired spike: loss = 7.25 -> rollback`."""
-    who = decision.get("rule") or (f"command {decision['command']}" if decision.get("command") else "")
-    operands = ", ".join(f"{text} = {value}" for text, value in decision["operands"].items())
-    parts = [f"[rules] step {decision['step']}: {decision['type']} {who}".rstrip(), operands, decision["message"]]
-    line = ": ".join(part for part in parts if part)
-    actions = ", ".join(decision.get("actions", ()))
-    return f"{line} -> {actions}" if actions and decision["type"] == "rule.fired" else line
+        if self.engine.active:
+            self._teller.statuses(self.engine.statuses, at_once=at_once)

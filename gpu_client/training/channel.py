@@ -22,6 +22,7 @@ from typing import Any
 
 from gpu_client.training.protocol import (
     MAX_LINE_BYTES,
+    MAX_RULES_LINE_BYTES,
     PROTOCOL,
     STEERING_TYPES,
     Directive,
@@ -183,10 +184,15 @@ class Channel:
         """What the controller has to say, without waiting; from the training loop's thread."""
         if not self.connected:
             return
-        if len(self._queue) >= MAX_WAITING_TELLINGS:
+        # How the training ends decides what becomes of the job: that is said in any case, and only once.
+        if len(self._queue) >= MAX_WAITING_TELLINGS and message["type"] != "leaving":
             self._warn_once("the agent does not read: what rules decide is only in this log")
             return
-        line = encode(message)
+        try:
+            line = encode(message)
+        except (TypeError, ValueError) as error:
+            self._warn_once(f"a message about rules cannot be said ({error}): it is left out")
+            return
         if len(line) <= MAX_LINE_BYTES:
             self._enqueue(_Message(line))
         else:
@@ -323,8 +329,8 @@ class Channel:
             self._break("the agent hung up")
             return b""
         *lines, rest = (received + data).split(b"\n")
-        if any(len(line) > MAX_LINE_BYTES for line in (*lines, rest)):
-            self._break(f"the agent sent a line longer than {MAX_LINE_BYTES} bytes")
+        if any(len(line) > MAX_RULES_LINE_BYTES for line in (*lines, rest)):
+            self._break(f"the agent sent a line longer than {MAX_RULES_LINE_BYTES} bytes")
             return b""
         for line in lines:
             try:

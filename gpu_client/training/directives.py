@@ -38,6 +38,9 @@ class _Stop:
 class Sharing(Protocol):
     """Something that one rank tells all of them."""
 
+    def gather(self) -> None:
+        """Hear all ranks, which call this at the same moment, ahead of being asked for news."""
+
     @property
     def news(self) -> bool:
         """Whether this rank has something for all."""
@@ -91,6 +94,8 @@ class Directives:
         While `busy` (asked only if it matters) it is put off, unless it is the last one before a stop.
         """
         self._uses_due = True
+        if self._sharing is not None and self._ranks.size > 1:
+            self._sharing.gather()
         asked, stop, wait, news = self._agree(on_interval, busy)
         if news and self._sharing is not None:
             self._sharing.share()

@@ -51,6 +51,8 @@ def read_control(environment: Mapping[str, str], rules: str | Path | None) -> di
             control = json.loads(Path(path).read_text(encoding="utf-8"))
         except (OSError, ValueError) as error:
             raise SessionError(f"BATON_CONTROL cannot be read ({error})", "The agent writes that file") from error
+        if not isinstance(control, dict):
+            raise SessionError(f"BATON_CONTROL holds a JSON {type(control).__name__}", "The agent writes that file")
         return dict(control)
     if rules is None:
         return {}

@@ -31,7 +31,8 @@ something between two steps is; its numbers are among the metrics too, as `<name
 before it is known. `leaving`: how the
 training, which is about to end, is to be reported; what rules and commands are is told in `gpu_client/controller`.
 
-Lines are UTF-8 and at most `MAX_LINE_BYTES` long. Metrics are finite JSON numbers: a metric that is not a number, or
+Lines are UTF-8 and at most `MAX_LINE_BYTES` long, those with rules `MAX_RULES_LINE_BYTES`: they are sent only to a
+trainer whose hello says "steering". Metrics are finite JSON numbers: a metric that is not a number, or
 is NaN or infinite, is left out and named once in the log. Unknown message types are ignored, so that either side may
 learn new words first.
 
@@ -48,6 +49,8 @@ from typing import Any
 
 PROTOCOL = 1
 MAX_LINE_BYTES = 64 * 1024
+MAX_RULES_LINE_BYTES = 256 * 1024
+"""Of a line of the agent: 32 KiB of rules can be six times as long in JSON."""
 ARENA_CHECKPOINT = "checkpoint"
 """The directory in the arena in which a checkpoint lies."""
 BAD_INPUT_EXIT_CODE = 65

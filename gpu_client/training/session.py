@@ -168,7 +168,7 @@ class Session:
             metrics = {"checkpoints_skipped": len(self._writer.skipped_steps), **metrics}
         self._channel.report(step, total, metrics)
         if self.steering.live:
-            self.steering.reported(step, metrics)
+            self.steering.reported(step, metrics, last=step >= total > 0)
 
     def phase(self, name: str, done: int, total: int) -> None:
         """Say how far something is that comes between steps: `done` of `total` images are encoded, say.
@@ -274,6 +274,7 @@ class Session:
             metrics = reported if reported_step == step else {}
         numbers = self._channel.clean_metrics(metrics)
         must = must or self._directives.stopping or self._is_last(step)
+        _require_free(stateful)
         if self.steering.has_state:
             stateful[STEERING] = self.steering
         path = self._writer.write(step, numbers, stateful, must=must, overlap=overlap and not must)
@@ -282,7 +283,7 @@ class Session:
             return None
         self._last_committed = step, path
         self._directives.checkpoint_written()
-        self.steering.happened("save", step, numbers)
+        self.steering.happened("save", step, {})
         return path
 
     def _is_last(self, step: int) -> bool:
@@ -310,6 +311,7 @@ class Session:
         except OSError as error:
             raise self._writer.explain(step, error) from error
         self._channel.checkpoint_written(step, str(final), numbers)
+        self.steering.happened("save", step, {})
         return final
 
     def resume(self, **stateful: Any) -> int:
@@ -329,6 +331,7 @@ class Session:
                 f"{directory} was not written by session.checkpoint ({marker.created_by})",
                 "Resume it with the library that wrote it; for the Hugging Face Trainer see BatonCallback",
             )
+        _require_free(stateful)
         if STEERING in marker.states:
             stateful[STEERING] = self.steering
         missing, extra = stateful.keys() - marker.states.keys(), marker.states.keys() - stateful.keys()
@@ -379,6 +382,11 @@ def _whole(name: str, value: int) -> int:
         return index(value)
     except TypeError as error:
         raise SessionError(f"{name} is {value!r}", "Pass a whole number") from error
+
+
+def _require_free(stateful: Mapping[str, object]) -> None:
+    if STEERING in stateful:
+        raise SessionError(f"the state {STEERING!r} is the session's own", "Choose another keyword for yours")
 
 
 def _names(named: Mapping[str, object]) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -23,6 +24,10 @@ from gpu_client.transport.tries import Tries
 logger = logging.getLogger(__name__)
 
 _TRAFFIC: Traffic = "data"
+
+MAX_READ_BYTES = 1024 * 1024
+READ_S = 0.05
+"""Of a range as much is read at once as comes in about so long: progress is told behind it, and each read costs."""
 
 
 class Downloads:
@@ -136,17 +141,19 @@ class Downloads:
 
     def range(self, item: RangeDownload, flight: Flight, meter: Meter) -> None:
         """Some bytes of an object, handed to whoever wants them."""
-        with self._buffers.buffer(item.size_bytes, flight) as view:
+        with self._buffers.buffer(min(item.size_bytes, item.piece_bytes or item.size_bytes), flight) as view:
             arrived = _Arrived()
 
             def once() -> None:
                 try:
+                    if not arrived.size_bytes:
+                        item.begin()
                     self._range_once(item, view, arrived, flight, meter)
-                    item.deliver(view)
+                    item.deliver(view[: arrived.waiting_bytes])
                 except ChecksumMismatch:
                     meter.add(-arrived.size_bytes)
                     self._stats.add(wasted_bytes=arrived.size_bytes)
-                    arrived.size_bytes = 0
+                    arrived.size_bytes = arrived.waiting_bytes = 0
                     raise
 
             self._tries.twice_if_altered(item.name, flight, self._lane, once)
@@ -155,7 +162,7 @@ class Downloads:
     def _range_once(
         self, item: RangeDownload, view: memoryview, arrived: _Arrived, flight: Flight, meter: Meter
     ) -> None:
-        """Go on behind what has arrived."""
+        """Go on behind what has arrived. The last piece is left in `view`: the connection is not needed for it."""
         offset, end = item.offset + arrived.size_bytes, item.offset + item.size_bytes
         headers = range_headers(offset, end, item.object_bytes)
         with (
@@ -166,14 +173,21 @@ class Downloads:
                 response, name=item.name, url=item.url, offset=offset, end=end, object_bytes=item.object_bytes
             )
             skip(response, offset - begin, flow)
-            while left := len(view) - arrived.size_bytes:
-                wanted_bytes = flow.allow(min(left, CHUNK_BYTES))
-                got = response.readinto(view[arrived.size_bytes : arrived.size_bytes + wanted_bytes])
+            step_bytes = CHUNK_BYTES
+            while left := item.size_bytes - arrived.size_bytes:
+                if arrived.waiting_bytes == len(view):
+                    item.deliver(view)
+                    arrived.waiting_bytes = 0
+                wanted_bytes = flow.allow(min(left, len(view) - arrived.waiting_bytes, step_bytes))
+                began = time.monotonic()
+                got = response.readinto(view[arrived.waiting_bytes :][:wanted_bytes])
                 if not got:
                     raise BrokenConnection(f"ended {left} bytes too early")
+                step_bytes = CHUNK_BYTES if time.monotonic() - began > READ_S else MAX_READ_BYTES
                 flow.moved(got)
                 flow.kept()
                 arrived.size_bytes += got
+                arrived.waiting_bytes += got
             if end == item.object_bytes or begin == offset:
                 require_end(response, name=item.name)
 
@@ -198,9 +212,10 @@ class Downloads:
 
 @dataclass
 class _Arrived:
-    """How much of a range is there, over all its tries."""
+    """How much of a range has come, over all its tries, and how much of that was not delivered yet."""
 
     size_bytes: int = 0
+    waiting_bytes: int = 0
 
 
 def _verify(item: Download, found: FileDigest) -> None:

@@ -70,12 +70,18 @@ class Download:
     fsync: bool = True
 
 
+def _nothing() -> None:
+    pass
+
+
 @dataclass(frozen=True, kw_only=True)
 class RangeDownload:
     """Some bytes of an object of `object_bytes`, to memory.
 
-    `deliver` is called in a worker thread with all of them, which are valid until it returns. If it raises
-    ChecksumMismatch, they are fetched once more; what it raises then, or else, ends the batch.
+    `deliver` is called in a worker thread with the bytes in order, `piece_bytes` at a time (None: all at once), which
+    are valid until it returns; before the first of them `begin` is called. If `deliver` raises ChecksumMismatch, the
+    bytes come once more from the first one on; what it raises then, or else, ends the batch. It raises no OSError:
+    between pieces that would be taken for one of the connection.
     """
 
     name: str
@@ -84,6 +90,8 @@ class RangeDownload:
     size_bytes: int
     object_bytes: int
     deliver: Callable[[memoryview], None]
+    piece_bytes: int | None = None
+    begin: Callable[[], None] = _nothing
 
     def __post_init__(self) -> None:
         if self.offset < 0 or self.size_bytes < 1 or self.offset + self.size_bytes > self.object_bytes:

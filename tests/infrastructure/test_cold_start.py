@@ -22,6 +22,7 @@ def test_every_deployed_function_is_measured() -> None:
     assert handlers() == sorted(ACCESS)
 
 
+@pytest.mark.alone
 @pytest.mark.timeout(900)
 def test_every_handler_loads_within_half_as_much_again_as_a_plain_one() -> None:
     """Whoever is above its limit goes on alone with the plain one, turn by turn: the same weather for both."""
@@ -57,7 +58,11 @@ def test_one_storm_does_not_make_a_handler_slow_and_a_slow_one_is_found() -> Non
 
 @pytest.mark.parametrize("name", sorted(ACCESS))
 def test_no_handler_loads_what_it_does_not_need(name: str) -> None:
-    assert not NEVER & modules_of(name)
+    loaded = modules_of(name)
+    assert not NEVER & loaded
+    assert not {module for module in loaded if module.startswith("contract.rules")}, (
+        "it is loaded where rules are checked"
+    )
 
 
 def test_the_authorizer_loads_neither_models_nor_routes() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import shutil
@@ -9,7 +10,9 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 from pathlib import Path
+from typing import IO
 
 import pytest
 
@@ -153,6 +156,39 @@ def test_a_command_line_that_was_installed_by_half_is_installed_anew(
     command_line.install()
     command_line.install()
     assert tries == ["ci", "ci"], "the second one finished what the first one had begun; the third had nothing to do"
+
+
+def test_two_commands_at_once_install_the_command_line_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`npm ci` removes what is there first: the second command would pull the first one's ground away."""
+    tools = tmp_path / ".cdk"
+    program = tools / "node_modules" / "aws-cdk" / "bin" / "cdk"
+    monkeypatch.setattr(command_line, "TOOLS", tools)
+    monkeypatch.setattr(command_line, "CLI", program)
+    tries: list[str] = []
+    second = threading.Thread(target=command_line.install)
+    second_is_here = threading.Event()
+    flock = fcntl.flock
+
+    def watched_flock(file: IO[str], operation: int) -> None:
+        if threading.current_thread() is second:
+            second_is_here.set()
+        flock(file, operation)
+
+    def npm(line: list[str], **_more: object) -> subprocess.CompletedProcess[str]:
+        tries.append(line[2])
+        if threading.current_thread() is not second:
+            second.start()
+            assert second_is_here.wait(10), "it does not ask whether it is alone"
+            program.parent.mkdir(parents=True)
+            program.write_text("")
+        return subprocess.CompletedProcess(line, 0, "", "")
+
+    monkeypatch.setattr(fcntl, "flock", watched_flock)
+    monkeypatch.setattr(subprocess, "run", npm)
+    command_line.install()
+    second.join(10)
+    assert not second.is_alive()
+    assert tries == ["ci"]
 
 
 def test_an_unknown_command_is_refused(tmp_path: Path) -> None:

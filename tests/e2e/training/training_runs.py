@@ -6,7 +6,6 @@ import json
 import multiprocessing
 import os
 import signal
-import socket
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -17,6 +16,7 @@ import torch
 import training_scripts
 
 from gpu_client.training import commit
+from tests.ports import free_port
 
 _server = multiprocessing.get_context("forkserver")
 # torch._dynamo: otherwise imported (for seconds) by the first optimizer of every process.
@@ -67,10 +67,8 @@ def run_ranks(
     script: str, output: Path, count: int = 2, environment: Mapping[str, str] = MappingProxyType({}), **params: Any
 ) -> list[str]:
     """Run a script in processes that know each other, to its end; returns what each printed."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = str(probe.getsockname()[1])
-    together = {"WORLD_SIZE": str(count), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "ACCELERATE_USE_CPU": "1"}
+    together = {"WORLD_SIZE": str(count), "MASTER_ADDR": "127.0.0.1", "ACCELERATE_USE_CPU": "1"}
+    together["MASTER_PORT"] = str(free_port())
     ranks = [
         Run(script, output, params, RANK=rank, LOCAL_RANK=rank, **together, **environment)
         for rank in map(str, range(count))

@@ -47,7 +47,7 @@ def test_back_to_the_newest_checkpoint_before_the_trouble(api: Api) -> None:
     assert api.events(held.id)[-2:] == ["attempt.released", "job.rolled_back"]
     again = api.claim()
     assert resumed(again) == [200, 100], "what lies beyond is nobody's any more"
-    done = {"number": 1, "rule": "spike", "step": 250, "to_step": 200, "skip": 10, "lr_factor": 0.5}
+    done = {"number": 1, "rule": "spike", "step": 250, "to_step": 200, "skip": 10, "lr_factor": 0.5, "commands_seq": 0}
     assert again.item["control"] == {
         "rules": None,
         "commands": [],
@@ -60,6 +60,18 @@ def test_back_to_the_newest_checkpoint_before_the_trouble(api: Api) -> None:
     again.commit(210).ok()
     again.release().ok()
     assert resumed(api.claim()) == [210, 200, 100]
+
+
+def test_what_was_set_behind_the_checkpoint_is_undone_with_it(api: Api) -> None:
+    held = trained(api, {100: {}, 200: {}})
+    steps = (150, 240)
+    for _ in steps:
+        api.post(f"/job/{held.id}/commands", {"kind": "set", "knob": "lr", "factor": 0.5}).ok()
+    held.report(seq=2, results=[{"seq": 1 + n, "status": "applied", "step": step} for n, step in enumerate(steps)]).ok()
+    roll_back(held).ok()
+    again = api.claim()
+    assert [one["step"] for one in again.item["control"]["commands"]] == [150], "the other one led to what was undone"
+    assert again.item["control"]["rollbacks"][0]["commands_seq"] == 2
 
 
 def test_a_lost_answer_costs_no_second_rollback(api: Api) -> None:

@@ -9,6 +9,7 @@ import signal
 import socket
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -26,12 +27,12 @@ pytestmark = [pytest.mark.emulator, pytest.mark.processes]
 
 
 @pytest.fixture
-def dead_url(monkeypatch: pytest.MonkeyPatch) -> str:
+def dead_url(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     """An address at which nobody listens, given up at once."""
     monkeypatch.setattr(session_module, "PATIENCE", RetryPolicy(max_tries=1, budget_s=5))
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        return f"http://127.0.0.1:{free.getsockname()[1]}"
+    with socket.socket() as held:
+        held.bind(("127.0.0.1", 0))
+        yield f"http://127.0.0.1:{held.getsockname()[1]}"
 
 
 @pytest.mark.parametrize(

@@ -15,6 +15,7 @@ import pytest
 from functions.local.emulator import Emulator, EmulatorError
 from functions.local.running import HOST
 from tests.emulator import unique
+from tests.ports import free_port
 from tests.waiting import alive, until
 
 pytestmark = [pytest.mark.emulator, pytest.mark.processes]
@@ -71,8 +72,7 @@ def test_a_port_that_is_taken_is_named() -> None:
 
 
 def test_a_wanted_port_is_used() -> None:
-    with socket.create_server((HOST, 0)) as free:
-        port = free.getsockname()[1]
+    port = free_port()
     with Emulator(port=port) as emulator:
         assert emulator.endpoint_url == f"http://{HOST}:{port}"
         emulator.client("s3").list_buckets()

@@ -8,6 +8,7 @@ import tempfile
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from contract.manifest import Codec
 from gpu_client.checkpoints import reading
 from gpu_client.checkpoints.assembly import Assembly
 from gpu_client.checkpoints.reading import Range, plan_ranges
+from gpu_client.checkpoints.streaming import RawStream, can_stream
 from gpu_client.transport.errors import ChecksumMismatch, TransferCanceled, UnsafePath
 from gpu_client.transport.segments import Segment
 from tests.trees import files_below
@@ -47,6 +49,20 @@ class Site:
 
     def bring(self, found: Range, data: bytes | None = None) -> None:
         self.assembly.deliver(found, memoryview(self.data(found) if data is None else data))
+
+    def stream(self, found: Range, data: bytes | None = None, *, piece_bytes: int) -> None:
+        """In pieces, if it can be, which do not last; else as a whole."""
+        if not can_stream(found, self.manifest.chunks):
+            self.bring(found, data)
+            return
+        data = self.data(found) if data is None else data
+        stream = RawStream(found, self.manifest.chunks, self.assembly)
+        for start in range(0, len(data), piece_bytes):
+            assert not stream.complete
+            piece = bytearray(data[start : start + piece_bytes])
+            stream.take(memoryview(piece))
+            piece[:] = bytes(len(piece))
+        assert stream.complete
 
     def bring_all(self) -> None:
         for found in self.plan():
@@ -102,25 +118,34 @@ def makers(draw: st.DrawFn) -> Maker:
     return maker
 
 
+PIECES = st.none() | st.integers(1, 1200)
+"""How many bytes come at a time; None: all of a range."""
+
+
 @settings(deadline=None, max_examples=60)
-@given(makers(), st.randoms(use_true_random=False), st.integers(1, 4))
-def test_chunks_in_any_order_become_the_files(maker: Maker, chance: random.Random, threads: int) -> None:
+@given(makers(), st.randoms(use_true_random=False), st.integers(1, 4), PIECES)
+def test_chunks_in_any_order_become_the_files(
+    maker: Maker, chance: random.Random, threads: int, piece_bytes: int | None
+) -> None:
     with pytest.MonkeyPatch.context() as patch, tempfile.TemporaryDirectory() as place:
         patch.setattr(reading, "MAX_RANGE_BYTES", 100)
         patch.setattr(reading, "MAX_GAP_BYTES", 10)
         site = Site(maker, Path(place))
         ranges = site.plan()
         chance.shuffle(ranges)
+        bring = site.bring if piece_bytes is None else partial(site.stream, piece_bytes=piece_bytes)
         with ThreadPoolExecutor(threads) as pool:
-            list(pool.map(site.bring, ranges))
+            list(pool.map(bring, ranges))
         site.assembly.decode_waiting()
         assert site.assembly.take_spoiled() == set()
         site.assert_whole()
 
 
 @settings(deadline=None, max_examples=60)
-@given(makers(), st.randoms(use_true_random=False))
-def test_altered_bytes_are_noticed_and_brought_again(maker: Maker, chance: random.Random) -> None:
+@given(makers(), st.randoms(use_true_random=False), PIECES)
+def test_altered_bytes_are_noticed_and_brought_again(
+    maker: Maker, chance: random.Random, piece_bytes: int | None
+) -> None:
     """Each range arrives altered in one wanted byte at first."""
     with pytest.MonkeyPatch.context() as patch, tempfile.TemporaryDirectory() as place:
         patch.setattr(reading, "MAX_RANGE_BYTES", 100)
@@ -128,14 +153,15 @@ def test_altered_bytes_are_noticed_and_brought_again(maker: Maker, chance: rando
         site = Site(maker, Path(place))
         ranges = site.plan()
         chance.shuffle(ranges)
+        bring = site.bring if piece_bytes is None else partial(site.stream, piece_bytes=piece_bytes)
         for found in ranges:
             part = chance.choice(found.parts)
             data = bytearray(site.data(found))
             data[part.offset - found.offset + chance.randrange(part.size_bytes)] ^= 1 << chance.randrange(8)
             try:
-                site.bring(found, bytes(data))
+                bring(found, bytes(data))
             except ChecksumMismatch:
-                site.bring(found)
+                bring(found)
         site.assembly.decode_waiting()
         # Of a delta it may turn out only when its base is there.
         while ranges := plan_ranges(site.manifest, site.assembly.take_spoiled()):

@@ -28,20 +28,29 @@ EXPIRED = reply(403, b"<Error><Code>AccessDenied</Code><Message>Request has expi
 
 
 class Sink:
-    """Keeps what is delivered, after a look at the bytes."""
+    """Keeps what is delivered, after a look at the bytes. `piece_bytes`: how they come, None for all at once."""
 
-    def __init__(self, data: bytes = DATA) -> None:
+    def __init__(self, data: bytes = DATA, piece_bytes: int | None = None) -> None:
         self.data = data
+        self.piece_bytes = piece_bytes
         self.found: dict[int, bytes] = {}
         self.calls: Counter[int] = Counter()
+        """How often all bytes of a range had come, by its offset."""
 
     def want(self, server: ScriptedServer, offset: int, size_bytes: int, *, path: str = "/o") -> RangeDownload:
+        come = bytearray()
+
         def deliver(view: memoryview) -> None:
-            self.calls[offset] += 1
             assert threading.current_thread().name.startswith("transfer-")
-            if bytes(view) != self.data[offset : offset + size_bytes]:
+            left_bytes = size_bytes - len(come)
+            assert len(view) == (left_bytes if self.piece_bytes is None else min(left_bytes, self.piece_bytes))
+            come.extend(view)
+            if len(come) < size_bytes:
+                return
+            self.calls[offset] += 1
+            if come != self.data[offset : offset + size_bytes]:
                 raise ChecksumMismatch(f"the chunk at {offset} has other bytes")
-            self.found[offset] = bytes(view)
+            self.found[offset] = bytes(come)
 
         return RangeDownload(
             name="o",
@@ -50,15 +59,17 @@ class Sink:
             size_bytes=size_bytes,
             object_bytes=len(self.data),
             deliver=deliver,
+            piece_bytes=self.piece_bytes,
+            begin=come.clear,
         )
 
     def complete(self, ranges: Iterable[tuple[int, int]]) -> bool:
         return self.found == {offset: self.data[offset : offset + size_bytes] for offset, size_bytes in ranges}
 
 
-@pytest.fixture
-def sink() -> Sink:
-    return Sink()
+@pytest.fixture(params=[None, 70_000], ids=["whole", "in pieces"])
+def sink(request: pytest.FixtureRequest) -> Sink:
+    return Sink(piece_bytes=request.param)
 
 
 RANGES = [(0, 1), (1, 299_999), (300_000, 500_000), (800_000, 200_000)]
@@ -131,10 +142,10 @@ def test_a_store_that_says_200_to_a_range(server: ScriptedServer, transfer: Tran
     ],
 )  # fmt: skip
 def test_anything_else_is_fetched_once_more_and_then_refused(
-    server: ScriptedServer, transfer: Transfer, answer: object
+    server: ScriptedServer, transfer: Transfer, sink: Sink, answer: object
 ) -> None:
     last = (1, 299_999)
-    good, bad = Sink(), Sink()
+    good, bad = sink, Sink(piece_bytes=sink.piece_bytes)
     server.script("GET", "/o", answer, sends(DATA))  # type: ignore[arg-type]
     steps: list[int] = []
     transfer.fetch_ranges([good.want(server, *last)], progress=steps.append)
@@ -254,6 +265,52 @@ def test_wrong_bytes_are_fetched_once_more_from_the_first_byte(
         "bytes=0-499999",
     ]
     assert transfer.stats.counts.wasted_bytes == 500_000
+
+
+def test_a_wrong_piece_is_not_waited_behind(server: ScriptedServer, transfer: Transfer) -> None:
+    """Refused at once, all comes once more, by another connection: in this one there is still the rest."""
+    server.objects = {"/o": DATA}
+    server.script("GET", "/o", sends(b"z" * len(DATA)))
+    come = bytearray()
+    begun: list[int] = []
+
+    def deliver(view: memoryview) -> None:
+        if bytes(view) != DATA[len(come) : len(come) + len(view)]:
+            raise ChecksumMismatch("other bytes")
+        come.extend(view)
+
+    def begin() -> None:
+        begun.append(len(come))
+        come.clear()
+
+    item = RangeDownload(
+        name="o", url=server.url + "/o", offset=0, size_bytes=len(DATA), object_bytes=len(DATA),
+        deliver=deliver, piece_bytes=100_000, begin=begin,
+    )  # fmt: skip
+    steps: list[int] = []
+    transfer.fetch_ranges([item], progress=steps.append)
+    assert come == DATA
+    assert begun == [0, 0]
+    assert sum(steps) == len(DATA)
+    assert transfer.stats.counts.wasted_bytes == 100_000
+    assert transfer.stats.counts.retries == 1
+
+
+def test_pieces_need_no_more_memory_than_one_of_them(server: ScriptedServer) -> None:
+    server.objects = {"/o": DATA}
+    transfer = Transfer(workers=1)
+    held_bytes: set[int] = set()
+    sink = Sink(piece_bytes=262_144)
+    item = sink.want(server, 0, len(DATA))
+
+    def deliver(view: memoryview) -> None:
+        held_bytes.add(transfer._buffers.held_bytes)
+        item.deliver(view)
+
+    transfer.fetch_ranges([RangeDownload(**{**vars(item), "deliver": deliver})])
+    transfer.close()
+    assert sink.complete([(0, len(DATA))])
+    assert held_bytes == {262_144}
 
 
 def test_wrong_bytes_at_their_source_stop_the_others(server: ScriptedServer, transfer: Transfer, sink: Sink) -> None:

@@ -310,7 +310,11 @@ def test_all_windows_together_are_bounded() -> None:
     assert load("a: " + "x" * 70_000).faults[0].code is Code.UNREADABLE
 
 
-@pytest.mark.parametrize("value", [{1, 2}, object(), {"rules": [object()]}, float("nan"), None, [], "x"], ids=repr)
+@pytest.mark.parametrize(
+    "value",
+    [{1, 2}, object(), {"rules": [object()]}, float("nan"), None, [], "x"],
+    ids=["set", "object", "object within", "nan", "none", "list", "text"],
+)
 def test_values_that_are_no_document(value: object) -> None:
     assert load_values(value).rules is None
 
