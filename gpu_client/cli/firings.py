@@ -65,7 +65,8 @@ class Firings:
 def line_of(event: EventView) -> str:
     """`step 120: rule spike fired: loss = 7.25 (rollback)`."""
     data = event.data
-    who = f"rule {data['rule']}" if data.get("rule") else f"command {data.get('command')}"
+    who = f"rule {data['rule']}" if data.get("rule") else "rules"
+    who = f"command {data['command']}" if data.get("command") else who
     word = {EventType.ROLLED_BACK: f"rolled back to step {data.get('to_step')}"}.get(
         event.type, event.type.value.partition(".")[2]
     )

@@ -53,9 +53,9 @@ class Engine:
 
     @property
     def reads(self) -> frozenset[str]:
-        """The metrics that rules read."""
+        """The metrics that rules read, in conditions and in texts."""
         rules = self._evaluator.rules.rules if self._evaluator else ()
-        return frozenset(name for rule in rules for name in rule.metrics)
+        return frozenset(name for rule in rules for name in (*rule.metrics, *rule.told))
 
     def install(self, revision: int, text: str, *, step: int) -> str:
         """Put these rules into force; what is unchanged in them keeps its counters.
@@ -83,9 +83,11 @@ class Engine:
         return ""
 
     def _not_come(self) -> set[str]:
-        """Metrics that rules read and that the evaluator knows nothing of yet."""
-        values = self._evaluator.values() if self._evaluator is not None else {}
-        return {name for name in self.reads if name != "step" and values.get(name) is None}
+        """Metrics that conditions read and that the evaluator knows nothing of yet."""
+        if self._evaluator is None:
+            return set()
+        values, rules = self._evaluator.values(), self._evaluator.rules.rules
+        return {name for rule in rules for name in rule.metrics if name != "step" and values.get(name) is None}
 
     def observe(self, metrics: Mapping[str, object], *, step: int, now: float, event: str = "step") -> Sequence[Order]:
         """Look at what came with a step or another event; what is to be done about it. Never raises.
