@@ -9,6 +9,7 @@ from pathlib import Path
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
+from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator
 
 from demo.pictures import ATTEMPTS, BAND, DPI, INK, KILL, UNDISTURBED, style, title
@@ -21,10 +22,14 @@ SIZE_IN = (10.0, 13.0)
 
 
 def draw(result: Result, path: Path) -> None:
+    """Write it as PNG."""
+    figure_of(result).savefig(path)
+
+
+def figure_of(result: Result) -> Figure:
     """One below the other: stopped, rolled back, steered."""
-    figure = Figure(figsize=SIZE_IN, dpi=DPI, facecolor="white", layout="constrained")
+    figure = Figure(figsize=SIZE_IN, dpi=DPI, facecolor="white", layout=ConstrainedLayoutEngine(h_pad=0.16))
     FigureCanvasAgg(figure)
-    figure.get_layout_engine().set(h_pad=0.16)  # type: ignore[union-attr]
     stopped, rolled_back, steered = figure.subplots(3, 1)
     for axes in (stopped, rolled_back, steered):
         style(axes)
@@ -37,7 +42,7 @@ def draw(result: Result, path: Path) -> None:
     _stopped(stopped, result.diverged)
     _rolled_back(rolled_back, result.spiked)
     _steered(steered, result.live)
-    figure.savefig(path)
+    return figure
 
 
 def _stopped(axes: Axes, diverged: Diverged) -> None:
@@ -57,8 +62,7 @@ def _stopped(axes: Axes, diverged: Diverged) -> None:
         ((fired.step + wanted) / 2, 0.4), xycoords=axes.get_xaxis_transform(),
         color=ATTEMPTS[1], ha="center", fontsize=12,
     )  # fmt: skip
-    rate = steps[0].lr
-    title(axes, "Diverging: stopped by a rule", f"Learning rate {rate:g}. when: not isfinite(loss) or mean(loss, 10) > 5")
+    title(axes, "Diverging: stopped by a rule", f"Learning rate {steps[0].lr:g}. when: {diverged.condition}")
 
 
 def _rolled_back(axes: Axes, spiked: Spiked) -> None:
@@ -97,13 +101,13 @@ def _rolled_back(axes: Axes, spiked: Spiked) -> None:
         axes.annotate(text, (to_step, foot), xytext=(-22, 42 + 40 * number), textcoords="offset points",
                       color=ATTEMPTS[1], ha="right", va="bottom", fontsize=10)  # fmt: skip
     axes.legend(loc="upper right", frameon=False, labelcolor=INK, fontsize=10, borderaxespad=0.2)
-    title(axes, "Spiking: rolled back by a rule", "Damaged batches in the data. when: zscore(loss, 50) > 8")
+    title(axes, "Spiking: rolled back by a rule", f"Damaged batches in the data. when: {spiked.condition}")
 
 
 def _steered(axes: Axes, live: Live) -> None:
     steps, fired = live.account.steps, live.account.firings[-1]
     _curve(axes, steps, ATTEMPTS[0], "attempt 1")
-    right = live.ended_at * 1.35
+    right = live.ended_at * 1.45
     axes.set_xlim(0, right)
     _leave_room(axes, above=1.4)
     for step, height, colour, text in (
@@ -117,8 +121,8 @@ def _steered(axes: Axes, live: Live) -> None:
         _mark(axes, step, _loss_at(steps, step), colour)
         _say(axes, step, height, text, colour)
     title(axes, "Going well: steered while it runs",
-          f"Of {live.steps_wanted} steps. It reads {100 * live.accuracy:.0f} % of the held-out digits when the rule "
-          "finds it good enough.")  # fmt: skip
+          f"{live.steps_wanted} steps planned. when: {live.condition}. It reads {100 * live.accuracy:.0f} % of the "
+          "held-out digits.")  # fmt: skip
 
 
 def _curve(axes: Axes, steps: Sequence[Trained], colour: str, label: str) -> None:
@@ -144,7 +148,6 @@ def _say(axes: Axes, step: int, height: float, text: str, colour: str) -> None:
     axes.annotate(
         text, (step, height), xycoords=axes.get_xaxis_transform(), xytext=(8, 0), textcoords="offset points",
         color=colour, va="top", ha="left", fontsize=10,
-        bbox={"facecolor": "white", "edgecolor": "none", "alpha": 0.8, "pad": 1.0},
     )  # fmt: skip
 
 

@@ -11,6 +11,7 @@ from typing import Any
 
 from contract.history import EventType
 from contract.jobs import InputRef, JobState, JobSubmit, JobView, Policy, Retention
+from contract.rules.document import load
 from contract.steering import CommandKind, CommandRequest
 from demo import measure
 from demo.digits import Digits
@@ -65,6 +66,12 @@ def rules(name: str) -> str:
     return (HERE / f"{name}.yaml").read_text(encoding="utf-8")
 
 
+def _condition(document: str, rule: str) -> str:
+    found = load(rules(document)).rules
+    assert found is not None
+    return next(one.when.text for one in found.rules if one.name == rule)
+
+
 def _submit(user: BatonClient, name: str, text: str | None, **parameters: Any) -> JobView:
     return user.submit(
         JobSubmit(
@@ -83,23 +90,23 @@ def _submit(user: BatonClient, name: str, text: str | None, **parameters: Any) -
 def _diverge(screen: Screen, user: BatonClient, worker: Child) -> Diverged:
     with screen.phase("diverging", "Diverge: stopped by a rule", STEPS) as phase:
         job = _submit(user, "too high a rate", rules("diverging"), steps=STEPS, learning_rate=TOO_HIGH)
-        account = _to_the_end(user, job.id, worker, phase, JobState.FAILED)
+        account = _Watch(user, job.id, worker, phase).to_the_end(JobState.FAILED)
         by = account.job.ended_by
         if by is None or by.rule != "diverging" or account.last_step != by.step:
             raise DemoError(f"rule diverging should have ended the diverging job, but it was {by}", worker.log)
         phase.ends_with(f"failed at step {by.step} of {STEPS}, by rule {by.rule}")
-    return Diverged(account, STEPS)
+    return Diverged(account, STEPS, _condition("diverging", "diverging"))
 
 
 def _spike(steps: Steps, screen: Screen, user: BatonClient, worker: Child, data: Digits) -> Spiked:
     damaged = {"damaged_from": DAMAGED[0], "damaged_to": DAMAGED[1]}
     with screen.phase("unruled", "Spike: without rules", STEPS) as phase:
         job = _submit(user, "damaged batches", None, steps=STEPS, **damaged)
-        without = _to_the_end(user, job.id, worker, phase, JobState.COMPLETE)
+        without = _Watch(user, job.id, worker, phase).to_the_end(JobState.COMPLETE)
         phase.ends_with(f"complete, last loss {without.steps[-1].loss:.3g}")
     with screen.phase("ruled", "Spike: rolled back by a rule", STEPS) as phase:
         job = _submit(user, "damaged batches, with rules", rules("spiking"), steps=STEPS, **damaged)
-        ruled = _to_the_end(user, job.id, worker, phase, JobState.COMPLETE)
+        ruled = _Watch(user, job.id, worker, phase).to_the_end(JobState.COMPLETE)
         went_back = ruled.told(EventType.ROLLED_BACK)
         if not went_back:
             raise DemoError("rule spike did not roll the spiking job back", worker.log)
@@ -107,7 +114,7 @@ def _spike(steps: Steps, screen: Screen, user: BatonClient, worker: Child, data:
         phase.ends_with(f"complete, back from step {back['step']} to {back['to_step']}")
     accuracy = _accuracy(steps, user, data, ruled, "rolled_back")
     unruled_accuracy = _accuracy(steps, user, data, without, "unruled")
-    spiked = Spiked(ruled, without, accuracy, unruled_accuracy, STEPS)
+    spiked = Spiked(ruled, without, accuracy, unruled_accuracy, STEPS, _condition("spiking", "spike"))
     if wrong := spiked.wrong():
         raise DemoError(wrong, worker.log)
     if accuracy < max(LEAST_ACCURACY, unruled_accuracy):
@@ -121,23 +128,26 @@ def _spike(steps: Steps, screen: Screen, user: BatonClient, worker: Child, data:
 def _live(steps: Steps, screen: Screen, user: BatonClient, worker: Child, data: Digits) -> Live:
     with screen.phase("live", "Go well: steered while it runs") as phase:
         job = _submit(user, "steered", rules("watching"), steps=LIVE_STEPS)
-        _wait(user, job.id, worker, phase, lambda now: _step(now) >= LIVE_FROM, "its first steps", JOB_S)
+        watch = _Watch(user, job.id, worker, phase)
+        watch.until(lambda now: _step(now) >= LIVE_FROM, "its first steps", JOB_S)
         given = user.command(job.id, CommandRequest(kind=CommandKind.SAVE, tag=TAG))
-        _wait(
-            user, job.id, worker, phase, lambda _: _command(user, job.id, given.seq)[0] != "waiting",
-            "the answer to the command save", ACKNOWLEDGE_S,
-        )  # fmt: skip
+        watch.until(
+            lambda _: _command(user, job.id, given.seq)[0] != "waiting",
+            "the answer to the command save",
+            ACKNOWLEDGE_S,
+        )
         status, saved_at = _command(user, job.id, given.seq)
         if status != "applied" or saved_at is None:
             raise DemoError(f"the command save was {status}", worker.log)
         revision = user.put_rules(job.id, rules("enough"), if_revision=1).newest
         assert revision is not None
-        _wait(
-            user, job.id, worker, phase, lambda _: _in_force(user, job.id)[0] >= revision.revision,
-            f"revision {revision.revision} of the rules in force", ACKNOWLEDGE_S,
-        )  # fmt: skip
+        watch.until(
+            lambda _: _in_force(user, job.id)[0] >= revision.revision,
+            f"revision {revision.revision} of the rules in force",
+            ACKNOWLEDGE_S,
+        )
         _, in_force_at = _in_force(user, job.id)
-        account = _to_the_end(user, job.id, worker, phase, JobState.COMPLETE)
+        account = watch.to_the_end(JobState.COMPLETE)
         by = account.job.ended_by
         if by is None or (by.rule, by.revision) != ("good-enough", revision.revision):
             raise DemoError(f"rule good-enough should have ended the steered job, but it was {by}", worker.log)
@@ -147,7 +157,8 @@ def _live(steps: Steps, screen: Screen, user: BatonClient, worker: Child, data: 
     accuracy = _accuracy(steps, user, data, account, "live")
     if accuracy < LEAST_ACCURACY:
         raise DemoError(f"the job that was good enough reads only {100 * accuracy:.1f} % of the held-out digits")
-    return Live(account, saved_at, revision.revision, in_force_at, by.step, accuracy, LIVE_STEPS)
+    condition = _condition("enough", "good-enough")
+    return Live(account, saved_at, revision.revision, in_force_at, by.step, accuracy, LIVE_STEPS, condition)
 
 
 def _command(user: BatonClient, job_id: str, seq: int) -> tuple[str, int | None]:
@@ -168,44 +179,57 @@ def _accuracy(steps: Steps, user: BatonClient, data: Digits, account: Account, n
     return measure.read_digits(weights, HIDDEN, data.held_out).accuracy
 
 
-def _to_the_end(user: BatonClient, job_id: str, worker: Child, phase: Phase, expected: JobState) -> Account:
-    _wait(user, job_id, worker, phase, lambda now: now.state.terminal, "the job", JOB_S)
-    account = ask(user, job_id)
-    if account.job.state is not expected:
-        because = account.job.reason.message if account.job.reason else "no reason given"
-        raise DemoError(f"the job should be {expected} but is {account.job.state}: {because}", worker.log)
-    if not account.steps:
-        raise DemoError("the job has no output that tells of its steps", worker.log)
-    return account
+class _Watch:
+    """On one job and the worker that is to do it; what is seen is shown in `phase`."""
 
+    def __init__(self, user: BatonClient, job_id: str, worker: Child, phase: Phase) -> None:
+        self._user = user
+        self._job_id = job_id
+        self._worker = worker
+        self._phase = phase
 
-def _wait(
-    user: BatonClient,
-    job_id: str,
-    worker: Child,
-    phase: Phase,
-    condition: Callable[[JobView], bool],
-    what: str,
-    deadline_s: float,
-) -> None:
-    """Poll until `condition` holds. Raises DemoError after `deadline_s`, if the job ends first, or the worker left."""
-    until = time.monotonic() + deadline_s
-    while True:
-        left_with = worker.exit_code
-        job = user.get_job(job_id)
+    def to_the_end(self, expected: JobState) -> Account:
+        """Wait until it has ended. Raises DemoError if not as expected."""
+        self.until(lambda now: now.state.terminal, "the job", JOB_S)
+        account = ask(self._user, self._job_id)
+        if account.job.state is not expected:
+            because = _why(account.job)
+            raise DemoError(f"the job should be {expected} but is {account.job.state}: {because}", self._worker.log)
+        if not account.steps:
+            raise DemoError("the job has no output that tells of its steps", self._worker.log)
+        return account
+
+    def until(self, condition: Callable[[JobView], bool], what: str, deadline_s: float) -> None:
+        """Poll until `condition` holds.
+
+        Raises DemoError after `deadline_s`, if the job ends first, or if the worker has left.
+        """
+        until = time.monotonic() + deadline_s
+        while True:
+            # Asked before the job is: a worker may finish between the two questions.
+            left_with = self._worker.exit_code
+            job = self._user.get_job(self._job_id)
+            self._show(job)
+            if condition(job):
+                return
+            if job.state.terminal:
+                raise DemoError(f"the job is {job.state} before {what} came: {_why(job)}", self._worker.log)
+            if left_with is not None:
+                name = self._worker.name
+                raise DemoError(f"{name} left before its work was done, with exit code {left_with}", self._worker.log)
+            if time.monotonic() > until:
+                raise DemoError(f"{what} took more than {deadline_s:.0f} s", self._worker.log)
+            time.sleep(POLL_S)
+
+    def _show(self, job: JobView) -> None:
         if job.progress is not None:
             loss = job.progress.metrics.get("loss")
-            phase.at(job.progress.step, f"step {job.progress.step}" + (f", loss {loss:.3g}" if loss else ""))
-        if condition(job):
-            return
-        if job.state.terminal:
-            because = job.reason.message if job.reason else "no reason given"
-            raise DemoError(f"the job is {job.state} before {what} came: {because}", worker.log)
-        if left_with is not None:
-            raise DemoError(f"{worker.name} left before its work was done, with exit code {left_with}", worker.log)
-        if time.monotonic() > until:
-            raise DemoError(f"{what} took more than {deadline_s:.0f} s", worker.log)
-        time.sleep(POLL_S)
+            step = job.progress.step
+            self._phase.at(step, f"step {step}" + (f", loss {loss:.3g}" if loss is not None else ""))
+
+
+def _why(job: JobView) -> str:
+    return job.reason.message or job.reason.code if job.reason else "no reason given"
 
 
 def _step(job: JobView) -> int:

@@ -38,6 +38,8 @@ class Diverged:
 
     account: Account
     steps_wanted: int
+    condition: str
+    """Of the rule."""
 
     @property
     def steps_saved(self) -> int:
@@ -54,6 +56,8 @@ class Spiked:
     accuracy: float
     unruled_accuracy: float
     steps_wanted: int
+    condition: str
+    """Of the rule."""
 
     @property
     def rollbacks(self) -> list[dict[str, Any]]:
@@ -92,6 +96,8 @@ class Live:
     ended_at: int
     accuracy: float
     steps_wanted: int
+    condition: str
+    """Of the rule."""
 
 
 @dataclass(frozen=True)
