@@ -43,7 +43,11 @@ def test_a_file_of_rules_works_without_an_agent(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("text", "told"),
-    [('rules: [{name: a, when: "mena(loss, 5) > 1", do: stop}]', "mena"), ("rules: 3", "rules"), ("[" * 9000, "nested")],
+    [
+        ('rules: [{name: a, when: "mena(loss, 5) > 1", do: stop}]', "mena"),
+        ("rules: 3", "rules"),
+        ("[" * 9000, "nested"),
+    ],
 )
 def test_a_file_that_is_wrong_is_refused_at_the_start(tmp_path: Path, text: str, told: str) -> None:
     with pytest.raises(SessionError, match=told):

@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from controller_kit import Agent, command
 
 from gpu_client.training import Session
+from tests.unit.controller.controller_kit import Agent, command
 
 STEPS = 12
 LOSSES = [1.0, 2.5, 3.5, 2.2, 0.5, 2.8, 3.1, 3.2, 1.0, 4.0, 4.0, 0.2]
@@ -86,7 +86,7 @@ def run(folder: Path, size: int, **how: Any) -> list[dict[str, Any]]:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    context = multiprocessing.get_context("fork" if size == 0 else "spawn")
+    context = multiprocessing.get_context("spawn")
     ranks = [context.Process(target=train, args=(rank, size, port, str(folder), how)) for rank in range(size)]
     for rank in ranks:
         rank.start()
