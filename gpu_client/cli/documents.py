@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 from pathlib import Path
+from typing import NoReturn
 
 from contract.errors import Fault
 from gpu_client.cli.errors import CliError
@@ -31,8 +32,13 @@ def told(file: Path, fault: Fault) -> str:
     return f"{file}{place}: {field}{fault.reason}. {fault.remedy}".rstrip()
 
 
-def require_sound(file: Path, faults: Iterable[Fault]) -> None:
+def raise_faults(file: Path, faults: Sequence[Fault]) -> NoReturn:
     """Raises CliError with all that is wrong."""
     found = [told(file, fault) for fault in faults]
-    if found:
-        raise CliError(f"{file} has {count(len(found), 'fault')}", problems=found)
+    raise CliError(f"{file} has {count(len(found), 'fault')}", problems=found)
+
+
+def require_sound(file: Path, faults: Sequence[Fault]) -> None:
+    """Raises CliError if anything is wrong."""
+    if faults:
+        raise_faults(file, faults)

@@ -9,6 +9,7 @@ import typer
 from pydantic import ValidationError
 
 from contract.rules.document import Loaded, load
+from contract.rules.ibm import import_ibm
 from contract.rules.metrics import BUILT_IN
 from contract.steering import MAX_RULES_BYTES, Command, CommandKind, CommandRequest, RulesRevision, RulesView
 from gpu_client.cli.documents import read_text, require_sound, told
@@ -34,6 +35,24 @@ def check(context: typer.Context, file: FileArgument, as_json: AsJson = False) -
     session = session_of(context)
     loaded = load(_text(file))
     _report(session, file, loaded, {} if as_json else None)
+
+
+@rules.command("import")
+def import_file(context: typer.Context, file: FileArgument, as_json: AsJson = False) -> None:
+    """Translate a file of IBM's trainer controller and print it; what differs is told on the other stream."""
+    session = session_of(context)
+    imported = import_ibm(_text(file))
+    if as_json:
+        faults, notes = ([one._asdict() for one in found] for found in (imported.faults, imported.notes))
+        session.screen.json({"file": str(file), "text": imported.text, "faults": faults, "notes": notes})
+        if imported.faults:
+            raise typer.Exit(ExitCode.FAILED)
+        return
+    require_sound(file, imported.faults)
+    for note in imported.notes:
+        session.screen.say(told(file, note))
+    for line in imported.text.removesuffix("\n").split("\n"):
+        session.screen.line(line)
 
 
 @rules.command("test")

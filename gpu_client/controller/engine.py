@@ -43,7 +43,9 @@ class Engine:
         self._names: dict[str, str] = {}
         self._seen = 0
         self._awaited: set[str] = set()
-        """Metrics that rules read and that have not come, until it was told."""
+        """Metrics that rules read and that have not come yet."""
+        self._unseen_told: set[str] = set()
+        """Rules of which that was told."""
         self.revision = 0
 
     @property
@@ -78,7 +80,7 @@ class Engine:
             told += _carried(evaluator, old.state_dict())
         self.revision = revision
         self._seen = 0
-        self._awaited = self._not_come()
+        self._awaited, self._unseen_told = self._not_come(), set()
         self._decide("rule.updated", step=step, severity="info", message=told)
         return ""
 
@@ -142,7 +144,7 @@ class Engine:
             "version": STATE_VERSION,
             "rules": self._evaluator.state_dict() if self._evaluator else None,
             "seen": self._seen,
-            "awaited": sorted(self._awaited),
+            "unseen_told": sorted(self._unseen_told),
         }
 
     def load_state_dict(self, state: Mapping[str, Any], *, step: int) -> None:
@@ -152,10 +154,8 @@ class Engine:
             return
         if state.get("version") == STATE_VERSION:
             told = _carried(self._evaluator, saved)
-            self._seen, awaited = int(state.get("seen", 0)), set(state.get("awaited", self.reads))
-            # What was told already is not told again; of rules that are new nothing was.
-            before = {name for series in (saved.get("metrics"),) if isinstance(series, dict) for name in series}
-            self._awaited = {name for name in self._not_come() if name in awaited or name not in before}
+            self._seen, self._unseen_told = int(state.get("seen", 0)), set(state.get("unseen_told", ()))
+            self._awaited = self._not_come()
         else:
             told = "; all counters begin anew: their version is not known"
         if told:
@@ -168,15 +168,15 @@ class Engine:
         """
         self._awaited.difference_update([name for name, value in found.items() if value is not None])
         self._seen += 1
-        if self._seen < UNSEEN_AFTER:
+        if self._seen % UNSEEN_AFTER:
             return
-        awaited, self._awaited = self._awaited, set()
-        unknown = evaluator.unknown()
+        unknown = evaluator.unknown() - self._unseen_told
         reported = ", ".join(sorted(set(self._names.values()))[:MAX_REPORTED]) or "nothing"
         for rule in evaluator.rules.rules:
-            missing = sorted(awaited.intersection(rule.metrics))
+            missing = sorted(self._awaited.intersection(rule.metrics))
             if missing and rule.name in unknown:
-                told = f"not known after {UNSEEN_AFTER} steps: {', '.join(missing)}; the training reports {reported}"
+                self._unseen_told.add(rule.name)
+                told = f"not known after {self._seen} steps: {', '.join(missing)}; the training reports {reported}"
                 self._decide("rule.unevaluable", rule=rule.name, step=step, message=told)
 
     def _record(self, verdict: Verdict) -> None:

@@ -130,9 +130,10 @@ class Steering:
         """Whether a rule or command ended the training as complete: leave the loop and write the outputs."""
         return self._performer.finishing
 
-    def evaluated(self, step: int, **metrics: object) -> None:
+    def evaluated(self, step: int, metrics: Mapping[str, object] | None = None, **more: object) -> None:
         """An evaluation is done: rules know `loss` of it as `eval.loss`."""
-        self.happened("evaluate", step, {f"eval.{name}": value for name, value in metrics.items()})
+        found = {**(metrics or {}), **more}
+        self.happened("evaluate", step, {f"eval.{name}": value for name, value in found.items()})
 
     def timed(self, batches: Iterable[T]) -> Iterator[T]:
         """The batches; how long each was waited for is the metric `data.wait`."""
@@ -264,14 +265,14 @@ class Steering:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on where that was saved."""
-        self._now_base = float(state["now"]) - (self._clock() - self._began)
+        self._now_base = float(state.get("now", 0.0)) - (self._clock() - self._began)
         if not self._knows_wall:
             self._wall_base = float(state.get("wall", 0.0)) - (self._clock() - self._began)
         self._started = bool(state.get("started", True))
         self._epoch = state.get("epoch")
-        self._commands.sets_seq = int(state["sets_seq"])
-        self._rollbacks_done = int(state["rollbacks"])
-        self.engine.load_state_dict(state["engine"], step=self._step)
+        self._commands.sets_seq = int(state.get("sets_seq", 0))
+        self._rollbacks_done = int(state.get("rollbacks", 0))
+        self.engine.load_state_dict(state.get("engine", {}), step=self._step)
         if self._peers.first:
             self._waiting = [Order.of_values(values) for values in state.get("waiting", ())]
             gathering = state.get("gathering")

@@ -160,15 +160,24 @@ class Session:
         Cheap enough for every step: at most one report per 0.2 s is read and sent. numpy's and torch's whole numbers
         are steps too. Raises SessionError for a fraction.
         """
+        self.report_new(step, total, metrics, shown=metrics)
+
+    def report_new(self, step: int, total: int, new: Mapping[str, object], *, shown: Mapping[str, object]) -> None:
+        """The same where `shown`, for people, has numbers of earlier steps in it: rules look at what is `new`."""
         # Kept as they are until the next report: reading (or detaching) each would cost more than all the rest, and
         # once backward() has run, a loss holds no activations.
         step, total = _whole("step", step), _whole("total", total)
-        self._last_report = (step, total, metrics)
+        self._last_report = (step, total, shown)
         if self._writer.skipped_steps:
-            metrics = {"checkpoints_skipped": len(self._writer.skipped_steps), **metrics}
-        self._channel.report(step, total, metrics)
+            shown = {"checkpoints_skipped": len(self._writer.skipped_steps), **shown}
+        self._channel.report(step, total, shown)
         if self.steering.live:
-            self.steering.reported(step, metrics, last=step >= total > 0)
+            self.steering.reported(step, new, last=step >= total > 0)
+
+    @property
+    def alone(self) -> bool:
+        """Whether this is the only process of the training."""
+        return self._ranks.size == 1
 
     def phase(self, name: str, done: int, total: int) -> None:
         """Say how far something is that comes between steps: `done` of `total` images are encoded, say.

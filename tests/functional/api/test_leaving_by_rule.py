@@ -105,9 +105,12 @@ def test_what_an_earlier_rollback_left_behind_is_not_gone_back_to(api: Api) -> N
     held = trained(api, {100: {}, 200: {}, 300: {}})
     roll_back(held, before_step=150).ok()
     again = api.claim()
-    again.commit(120).ok()
+    again.commit(220).ok()
     roll_back(again).ok()
-    assert resumed(api.claim()) == [120, 100]
+    last = api.claim()
+    assert resumed(last) == [220, 100], "not 200"
+    roll_back(last, before_step=220).ok()
+    assert resumed(api.claim()) == [100]
 
 
 BEST = [

@@ -88,3 +88,24 @@ def test_watch_tells_what_rules_do(baton: Baton, labour: Labour, tmp_path: Path)
     labour.complete({})
     said = baton("watch", job).ok()
     assert "step 44: rule spike fired: loss = 9.5" in said.err
+
+
+CONTROLLER = """
+controller_metrics:
+- {name: loss, class: Loss}
+controllers:
+- name: low
+  triggers: [on_log]
+  rule: RULE
+  operations: [hfcontrols.should_training_stop]
+"""
+
+
+def test_a_file_of_ibms_controller_is_translated(baton: Baton, tmp_path: Path) -> None:
+    file, made = tmp_path / "controller.yaml", tmp_path / "rules.yaml"
+    file.write_text(CONTROLLER.replace("RULE", "loss['loss'] < 1.0"))
+    made.write_text(baton("rules", "import", file).ok().out)
+    assert baton("rules", "check", made).ok().out.startswith(f"{made}: 1 rule without faults")
+    file.write_text(CONTROLLER.replace("RULE", "__import__('os')"))
+    refused = baton("rules", "import", file)
+    assert (refused.code, refused.out) == (2, "") and "controller.yaml has" in refused.err

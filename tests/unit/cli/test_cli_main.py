@@ -22,7 +22,7 @@ GROUPS = {
     "data": ["push", "ls"],
     "keys": ["create", "list", "revoke", "rotate"],
     "recipes": ["lint", "push", "list", "show", "docs", "run"],
-    "rules": ["check", "test", "set", "show", "history"],
+    "rules": ["check", "import", "test", "set", "show", "history"],
     "webhooks": ["create", "list", "delete", "deliveries", "replay"],
 }
 NEEDS_ID = ["show", "watch", "logs", "events", "explain", "stop", "pause", "resume", "retry", "tell"]
