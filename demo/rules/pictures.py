@@ -10,7 +10,7 @@ from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
-from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator
+from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter
 
 from demo.pictures import ATTEMPTS, BAND, DPI, INK, KILL, UNDISTURBED, style, title
 from demo.rules.account import Trained
@@ -36,6 +36,7 @@ def figure_of(result: Result) -> Figure:
         axes.set_yscale("log")
         axes.yaxis.set_major_locator(LogLocator(numticks=7))
         axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+        axes.yaxis.set_minor_formatter(NullFormatter())
         axes.xaxis.set_major_locator(MaxNLocator(integer=True, steps=[1, 2, 5, 10]))
         axes.set_ylabel("loss of the batch (nats, log scale)", color=INK)
     steered.set_xlabel("training step", color=INK)
@@ -117,8 +118,10 @@ def _steered(axes: Axes, live: Live) -> None:
         (live.ended_at, 0.62, KILL, f"rule {fired.rule} fired at step {fired.step}:\n{fired.because}\n"
                                     f"job complete, {live.steps_wanted - live.ended_at} steps early"),
     ):  # fmt: skip
-        axes.axvline(step, color=colour, linewidth=1.4, zorder=2)
-        _mark(axes, step, _loss_at(steps, step), colour)
+        loss, (low, high) = _loss_at(steps, step), axes.get_ylim()
+        # Up to its text and no further, so that no line goes through the text of an earlier event.
+        axes.plot([step, step], [loss, low * (high / low) ** height], color=colour, linewidth=1.4, zorder=2)
+        _mark(axes, step, loss, colour)
         _say(axes, step, height, text, colour)
     title(axes, "Going well: steered while it runs",
           f"{live.steps_wanted} steps planned. when: {live.condition}. It reads {100 * live.accuracy:.0f} % of the "

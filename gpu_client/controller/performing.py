@@ -96,7 +96,8 @@ class Performer:
 
     def _save(self, arguments: Mapping[str, Any], order: Order) -> str:
         self._loop.ask_to_save()
-        return "a checkpoint is due"
+        tag = arguments.get("tag")
+        return f"a checkpoint is due: {tag}" if tag else "a checkpoint is due"
 
     def _evaluate(self, arguments: Mapping[str, Any], order: Order) -> str:
         if not self.offer.evaluates:

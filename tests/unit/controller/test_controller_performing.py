@@ -161,3 +161,12 @@ def test_which_ends_leave_a_checkpoint(order: Order, checkpoint: bool) -> None:
     performer, loop, _ = performer_of()
     performer.perform(order)
     assert loop.stops == [("rule", checkpoint)]
+
+
+def test_a_save_says_what_it_is_for() -> None:
+    performer, _, _ = performer_of()
+    assert performer.perform(Order("save", {"tag": "before the merge"})) == (
+        "applied",
+        "a checkpoint is due: before the merge",
+    )
+    assert performer.perform(Order("save", {})) == ("applied", "a checkpoint is due")
