@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import base64
 import math
-import sys
+import struct
 from array import array
 from typing import Any
 
@@ -39,21 +39,18 @@ def packed(values: array[float]) -> str | list[float | str | None]:
     """As JSON can say them: few as a list, many as the base64 of their bits, lowest byte first."""
     if len(values) < PACKED_FROM:
         return [encoded(value) for value in values]
-    if sys.byteorder == "big":
-        values = array("d", values)
-        values.byteswap()
-    return base64.b64encode(values.tobytes()).decode()
+    return base64.b64encode(struct.pack(f"<{len(values)}d", *values)).decode()
 
 
 def unpacked(values: Any) -> array[float]:
     """From that. Raises ValueError or TypeError for what `packed` never gives."""
     if not isinstance(values, str):
         return array("d", decoded_all(values))
-    found = array("d")
-    found.frombytes(base64.b64decode(values, validate=True))
-    if sys.byteorder == "big":
-        found.byteswap()
-    return found
+    bits = base64.b64decode(values, validate=True)
+    try:
+        return array("d", struct.unpack(f"<{len(bits) // 8}d", bits))
+    except struct.error as error:
+        raise ValueError("numbers are damaged") from error
 
 
 def decoded_all(values: Any) -> list[float]:
