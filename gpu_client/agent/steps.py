@@ -248,11 +248,11 @@ class Steps:
     def _judged(self, order: StepOrder, end: TrainerEnd, inputs: Mapping[str, tuple[int, int]]) -> StepsEnd:
         status = end.status
         by_rule = self._around.steering.leaving
-        if by_rule is not None and status.clean and not self._around.leaving():
-            if by_rule.failed:
-                return StepsEnd(False, status, Failure(FailureClass.STOPPED_BY_RULE, by_rule.reason))
-            if by_rule.kind != "stop":
-                return StepsEnd(False, status)
+        if by_rule is not None and status.clean and (by_rule.failed or by_rule.kind != "stop"):
+            # Never done; if others want the machine back at the same moment, it is handed back to them.
+            failed = by_rule.failed and not self._around.leaving()
+            failure = Failure(FailureClass.STOPPED_BY_RULE, by_rule.reason) if failed else None
+            return StepsEnd(False, status, failure)
         if status.clean and not status.stopped_by_us and not self._left_early():
             failure = changed_inputs(self._directories.data, dict(inputs)) or failed_outputs(
                 self._directories.output, order.outputs, order.optional_outputs

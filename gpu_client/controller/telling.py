@@ -61,7 +61,7 @@ class Teller:
             told |= {"rejected": rejected, "reason": reason[:MAX_TOLD_CHARS]}
             log.warning("revision %d of the rules is rejected: %s", rejected, reason)
         self.say(told)
-        self.changed()
+        self._said_at = -math.inf  # seldom enough to be followed at once by how its rules stand
 
     def leaving(self, order: Order) -> None:
         """How the training is to be reported when it has ended."""

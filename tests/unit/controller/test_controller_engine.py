@@ -270,6 +270,12 @@ def test_a_large_window_is_a_small_state() -> None:
     resumed.load_state_dict(json.loads(json.dumps(state)), step=100_000)
     assert resumed.statuses() == engine.statuses()
     assert resumed.state_dict() == state
+    values = state["rules"]["metrics"]["loss"]
+    for damaged in ("AAAA", "not base64!", values["values"][:-16], 7, None):
+        values["values"] = damaged
+        other, told = engine_of(text)
+        other.load_state_dict(state, step=100_000)
+        assert "all counters begin anew" in told[-1]["message"]
 
 
 def test_every_decision_of_the_most_a_document_may_have_can_be_said() -> None:

@@ -167,6 +167,7 @@ def test_rules_of_a_running_training_change_at_a_step() -> None:
     first, second, rejected = setup.agent.of("rules_in_force")
     assert (first["revision"], second["revision"], second["step"]) == (1, 2, 2)
     assert (rejected["revision"], rejected["rejected"]) == (2, 3) and rejected["reason"]
+    assert setup.agent.of("rule_statuses")[-1]["statuses"][0]["rule"] == "b", "at once"
     setup.steering.receive({"type": "rules", "revision": 4, "text": ""})
     setup.report(3, loss=2.0)
     assert not setup.steering.live and len(setup.agent.fired()) == 2
