@@ -11,7 +11,7 @@ WORKERS ?= 2
 PYTEST := env -u PYTHONDONTWRITEBYTECODE $(BIN)/python -m pytest --numprocesses $(WORKERS) --dist loadfile --no-loadscope-reorder
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo local test test-fast check format bench bench-checkpoint costs synth deploy admin-key constraints openapi clean
+.PHONY: help setup demo demo-rules local test test-fast check format bench bench-checkpoint costs synth deploy admin-key constraints openapi clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 20
@@ -61,6 +61,9 @@ openapi: setup ## write functions/api/openapi.json anew
 demo: setup ## train for real, kill the worker, resume, compare: see demo-report/
 	$(BIN)/python -m demo
 
+demo-rules: setup ## stop what diverges, roll back what spikes, steer what runs: see demo-report-rules/
+	$(BIN)/python -m demo.rules
+
 STAGE ?= dev
 CDK := $(BIN)/python -m cdk
 
@@ -87,4 +90,4 @@ constraints: $(VENV)/.ready ## recompute the pinned versions
 	  --output-file functions/local/emulator.txt $(CONSTRAINTS_FLAGS) functions/local/emulator.in
 
 clean: ## remove environments and everything generated; what `make local` keeps stays
-	rm -rf $(VENV) $(EMULATOR) .cdk .kelpie .mypy_cache .ruff_cache .pytest_cache .hypothesis demo-report bench-report baton.egg-info
+	rm -rf $(VENV) $(EMULATOR) .cdk .kelpie .mypy_cache .ruff_cache .pytest_cache .hypothesis demo-report demo-report-rules bench-report baton.egg-info

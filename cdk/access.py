@@ -44,7 +44,7 @@ ACCESS: Mapping[str, Access] = {
     "authorizer": Access(tables={"tokens": ("GetItem",)}, buckets={}),
     "submitter": Access(
         tables={
-            "jobs": ("BatchGetItem", "GetItem", "PutItem", "Query", "UpdateItem"),
+            "jobs": ("BatchGetItem", "DeleteItem", "GetItem", "PutItem", "Query", "UpdateItem"),
             "jobs/by_tenant": ("Query",),
             "jobs/by_state": ("Query",),
             "heartbeats": ("BatchGetItem", "GetItem", "UpdateItem"),

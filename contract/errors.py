@@ -45,6 +45,7 @@ class ErrorCode(StrEnum):
     PAYLOAD_TOO_LARGE = "payload_too_large"
     UNKNOWN_RECIPE = "unknown_recipe"
     INVALID_RECIPE = "invalid_recipe"
+    INVALID_RULES = "invalid_rules"
     IDEMPOTENCY_MISMATCH = "idempotency_mismatch"
     # Who is asking
     UNAUTHORIZED = "unauthorized"
@@ -77,6 +78,7 @@ class ErrorCode(StrEnum):
     CHECKPOINT_CONFLICT = "checkpoint_conflict"
     UPLOAD_NOT_FOUND = "upload_not_found"
     RECIPE_EXISTS = "recipe_exists"
+    ROLLBACK_BUDGET_SPENT = "rollback_budget_spent"
     CONFLICT = "conflict"
     # The service
     TOO_MANY_REQUESTS = "too_many_requests"
@@ -126,10 +128,13 @@ ERRORS: dict[ErrorCode, ErrorInfo] = {
     ErrorCode.INVALID_RECIPE: ErrorInfo(
         422, "The document is no recipe.", "Change what `problems` names; `baton recipes lint` finds it beforehand."
     ),
+    ErrorCode.INVALID_RULES: ErrorInfo(
+        422, "The rules cannot be used.", "Change what `problems` names; nothing of them is in force."
+    ),
     ErrorCode.IDEMPOTENCY_MISMATCH: ErrorInfo(
         409,
         "This Idempotency-Key was used with another body.",
-        "Use a new key for a new job, or repeat the first body unchanged.",
+        "Use a new key for another body, or repeat the first one unchanged.",
     ),
     ErrorCode.UNAUTHORIZED: ErrorInfo(401, "No API key was sent.", "Send the header x-api-key."),
     ErrorCode.KEY_UNKNOWN: ErrorInfo(403, "This API key is not known.", "Check it, or ask an admin for a new one."),
@@ -205,6 +210,11 @@ ERRORS: dict[ErrorCode, ErrorInfo] = {
         404,
         "No such multipart upload.",
         "Create one with action=mpu-create; it may have been completed or aborted.",
+    ),
+    ErrorCode.ROLLBACK_BUDGET_SPENT: ErrorInfo(
+        409,
+        "The rule has rolled this job back as often as it may.",
+        "Look at what it fires on, or give its rollback a larger 'budget'.",
     ),
     ErrorCode.RECIPE_EXISTS: ErrorInfo(
         409, "This name and version mean something else already.", "A version never changes: push it as the next one."

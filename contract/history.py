@@ -26,6 +26,16 @@ class EventType(StrEnum):
     ATTEMPT_RELEASED = "attempt.released"
     CHECKPOINT_COMMITTED = "checkpoint.committed"
     CHECKPOINT_DAMAGED = "checkpoint.damaged"
+    ROLLED_BACK = "job.rolled_back"
+    RULE_ARMED = "rule.armed"
+    RULE_FIRED = "rule.fired"
+    RULE_CLEARED = "rule.cleared"
+    RULE_ERROR = "rule.error"
+    RULE_UPDATED = "rule.updated"
+    RULE_UNEVALUABLE = "rule.unevaluable"
+    ACTION_APPLIED = "action.applied"
+    ACTION_FAILED = "action.failed"
+    ACTION_REJECTED = "action.rejected"
 
 
 class EventView(AnswerModel):

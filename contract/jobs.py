@@ -30,6 +30,7 @@ from contract.base import (
 )
 from contract.goodput import Goodput
 from contract.recipes.plan import RunPlan
+from contract.steering import EndedBy, RulesText
 
 
 class JobState(StrEnum):
@@ -67,6 +68,7 @@ class FailureClass(StrEnum):
     KILLED_BY_SIGNAL = "killed_by_signal"
     COMMAND_NOT_FOUND = "command_not_found"
     NO_PROGRESS = "no_progress"
+    STOPPED_BY_RULE = "stopped_by_rule"
     BAD_INPUT = "bad_input"
     MISSING_OUTPUT = "missing_output"
     STEP_TIMEOUT = "step_timeout"
@@ -94,6 +96,9 @@ class ReasonCode(StrEnum):
     NODE_FAULT_CAP = "node_fault_cap"
     INTERRUPTION_CAP = "interruption_cap"
     FRUITLESS_INTERRUPTION_CAP = "fruitless_interruption_cap"
+    ROLLED_BACK_BY_RULE = "rolled_back_by_rule"
+    PAUSED_BY_RULE = "paused_by_rule"
+    REQUEUED_BY_RULE = "requeued_by_rule"
 
 
 class InputRef(WireModel):
@@ -202,6 +207,8 @@ class JobSubmit(WireModel):
     tags: Tags = {}
     webhook: Annotated[str, Field(pattern=r"^[a-z0-9]{8,32}$")] | None = None
     """Id of a webhook that is told of this job, besides those that are told of every job."""
+    rules: RulesText | None = None
+    """What watches and steers the training (docs/rules.md): the first revision of the job's rules."""
 
     @model_validator(mode="after")
     def _one_way_to_run(self) -> Self:
@@ -237,42 +244,6 @@ class JobSubmit(WireModel):
         if size_bytes > MAX_PARAMETERS_BYTES:
             raise ValueError(f"are {size_bytes} bytes; at most {MAX_PARAMETERS_BYTES} are allowed")
         return parameters
-
-
-class DreamboothSubmit(WireModel):
-    """The original orchestrator's job body: becomes the recipe `dreambooth-lora-sdxl@1`.
-
-    Example: `{"instance_prompt": "timberdog", "instance_data_prefix": "timber/", "max_train_steps": 1400}`
-    """
-
-    instance_prompt: Annotated[str, Field(min_length=1, max_length=1024)]
-    instance_data_prefix: Annotated[KeyPrefix, Field(min_length=1)]
-    class_prompt: Annotated[str, Field(max_length=1024)] | None = None
-    class_data_prefix: KeyPrefix | None = None
-    max_train_steps: Annotated[int, Field(ge=1, le=10**7)] = 500
-    num_train_epochs: Annotated[int, Field(ge=1, le=10**6)] = 1
-    train_batch_size: Annotated[int, Field(ge=1, le=4096)] = 1
-    learning_rate: Annotated[float, Field(gt=0, le=10)] = 2e-6
-    use_8bit_adam: bool = False
-    mixed_precision: Literal["no", "fp16", "bf16"] = "fp16"
-    resolution: Annotated[int, Field(ge=64, le=8192, multiple_of=8)] = 1024
-    gradient_accumulation_steps: Annotated[int, Field(ge=1, le=4096)] = 4
-    lr_scheduler: Literal[
-        "linear", "cosine", "cosine_with_restarts", "polynomial", "constant", "constant_with_warmup"
-    ] = "constant"
-    lr_warmup_steps: Annotated[int, Field(ge=0, le=10**7)] = 0
-    train_text_encoder: bool = True
-    text_encoder_lr: Annotated[float, Field(gt=0, le=10)] = 5e-6
-    gradient_checkpointing: bool = False
-    with_prior_preservation: bool = False
-    prior_loss_weight: Annotated[float, Field(ge=0, le=1000)] = 1.0
-    num_class_images: Annotated[int, Field(ge=0, le=100_000)] = 100
-    sample_batch_size: Annotated[int, Field(ge=1, le=1024)] = 4
-    validation_prompt: Annotated[str, Field(max_length=1024)] | None = None
-    validation_epochs: Annotated[int, Field(ge=1, le=10**6)] = 50
-    checkpointing_steps: Annotated[int, Field(ge=1, le=10**7)] = 100
-    center_crop: bool = False
-    random_flip: bool = False
 
 
 class BatchSubmit(WireModel):
@@ -361,6 +332,8 @@ class JobView(AnswerModel):
     counters: JobCounters
     reason: Reason | None = None
     """Why the job is where it is: paused, failed, waiting after a failure, ..."""
+    ended_by: EndedBy | None = None
+    """The rule or command that ended the training, or the last attempt at it while no other has begun."""
     not_before: EpochSeconds | None = None
     created_at: EpochSeconds
     started_at: EpochSeconds | None = None

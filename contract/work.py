@@ -28,6 +28,7 @@ from contract.goodput import Goodput
 from contract.jobs import FailureClass, InputRef
 from contract.parts import LargeSizeBytes, Parts, require_fitting
 from contract.recipes.plan import RunPlan
+from contract.steering import Command, Control, ControlReport, EndedBy, LeaveByRule, RulesInForce, Sequence
 
 
 class Directive(StrEnum):
@@ -110,6 +111,8 @@ class WorkItem(AnswerModel):
     runtime_s: int = 0
     """Of all earlier attempts."""
     interruptions: int = 0
+    control: Control | None = None
+    """None: nobody has given the job rules or commands yet."""
 
 
 class HeartbeatRequest(SaladIdentity):
@@ -124,6 +127,8 @@ class HeartbeatRequest(SaladIdentity):
     total_steps: Step | None = None
     metrics: Metrics | None = None
     phase: Annotated[str, Field(pattern=r"^[a-z_]{1,32}$")] | None = None
+    control: ControlReport | None = None
+    """From workers that know rules and commands."""
 
 
 def _or_continue(word: object) -> object:
@@ -142,6 +147,12 @@ class HeartbeatAnswer(AnswerModel):
     lease_duration_s: int
     heartbeat_interval_s: int
     server_time: EpochSeconds
+    rules: RulesInForce | None = None
+    """Newer ones than those that the worker said it has."""
+    commands: list[Command] = []
+    """Those after the last one that it said it has received, and that can still be carried out."""
+    commands_seq: Sequence | None = None
+    """All commands up to this one are here, or will never be: what to say next. None: as the worker said."""
 
 
 class ProgressRequest(SaladIdentity):
@@ -246,6 +257,9 @@ class CompleteRequest(SaladIdentity):
     step: Step | None = None
     metrics: Metrics | None = None
     goodput: Goodput | None = None
+    control: ControlReport | None = None
+    ended_by: EndedBy | None = None
+    """The rule or command that ended the training before its last step."""
 
 
 class FailRequest(SaladIdentity):
@@ -264,6 +278,8 @@ class FailRequest(SaladIdentity):
     message: Annotated[str, Field(max_length=1024)] = ""
     log_tail: Annotated[list[Annotated[str, Field(max_length=2000)]], Field(max_length=100)] = []
     goodput: Goodput | None = None
+    control: ControlReport | None = None
+    ended_by: EndedBy | None = None
 
 
 AGENT_CRASHED = "agent_crashed"
@@ -280,6 +296,8 @@ class ReleaseRequest(SaladIdentity):
     reason: Annotated[str, Field(pattern=r"^[a-z_]{1,32}$")] = "sigterm"
     message: Annotated[str, Field(max_length=512)] = ""
     goodput: Goodput | None = None
+    control: ControlReport | None = None
+    by_rule: LeaveByRule | None = None
 
 
 class StatusAnswer(AnswerModel):

@@ -74,7 +74,7 @@ def draw_loss(points: Sequence[Point], undisturbed: Sequence[Point], cut: Interr
     if common:
         where = f"all {common}" if equal == common else f"only {equal} of {common}"
         explanation += f" At {where} steps that both runs reported, the losses are exactly equal."
-    _title(axes, "Killed, resumed on another machine, and back on the same curve", explanation)
+    title(axes, "Killed, resumed on another machine, and back on the same curve", explanation)
     _save(figure, path)
 
 
@@ -95,7 +95,7 @@ def draw_time(saving: Saving, path: Path) -> None:
     axes.set_xlim(0, max(begins, default=1.0) * 1.08)
     axes.set_xlabel("seconds, as the worker last reported them", color=INK)
     axes.legend(loc="upper center", bbox_to_anchor=(0.45, -0.22), ncols=len(ACTIVITIES), frameon=False, labelcolor=INK)
-    _title(axes, "Where the time went", f"Behind each bar: goodput, the share of new steps. {saving.checkpoints_text}")
+    title(axes, "Where the time went", f"Behind each bar: goodput, the share of new steps. {saving.checkpoints_text}")
     _save(figure, path)
 
 
@@ -155,6 +155,12 @@ def _figure(width_in: float, height_in: float) -> tuple[Figure, Axes]:
     figure = Figure(figsize=(width_in, height_in), dpi=DPI, facecolor="white", layout="constrained")
     FigureCanvasAgg(figure)
     axes = figure.subplots()
+    style(axes)
+    return figure, axes
+
+
+def style(axes: Axes) -> None:
+    """As little ink as it takes."""
     for side in ("top", "right"):
         axes.spines[side].set_visible(False)
     for side in ("left", "bottom"):
@@ -162,10 +168,10 @@ def _figure(width_in: float, height_in: float) -> tuple[Figure, Axes]:
     axes.tick_params(colors=INK, which="both")
     axes.grid(visible=True, axis="y", color="#eceff2", linewidth=0.8)
     axes.set_axisbelow(True)
-    return figure, axes
 
 
-def _title(axes: Axes, text: str, explanation: str) -> None:
+def title(axes: Axes, text: str, explanation: str) -> None:
+    """What the picture shows, and a line that explains it."""
     axes.set_title(text, loc="left", color=INK, fontsize=14, fontweight="bold", pad=30)
     axes.annotate(
         explanation, (0, 1), xycoords="axes fraction", xytext=(0, 14), textcoords="offset points",

@@ -99,8 +99,11 @@ class Steps:
             )
         )
 
-    def start_worker(self, number: int) -> Child:
-        """As if on a machine of its own, at somebody's home: with its own name, machine id, disk and slow uplink."""
+    def start_worker(self, number: int, *, max_jobs: int | None = 1) -> Child:
+        """As if on a machine of its own, at somebody's home: with its own name, machine id, disk and slow uplink.
+
+        It leaves after `max_jobs`; None: it stays.
+        """
         name = f"worker-{number}"
         self._stats_files[name] = self._scratch / f"{name}.json"
         return self._household.start_worker(
@@ -113,7 +116,7 @@ class Steps:
                 "BATON_ARENA_DIR": str(self._memory),
                 "BATON_WORKER_ID": name,
                 "BATON_MACHINE_ID": f"machine-{number}",
-                "BATON_MAX_JOBS": "1",
+                **({} if max_jobs is None else {"BATON_MAX_JOBS": str(max_jobs)}),
                 "BATON_MAX_UPLOAD_MBIT_S": str(UPLINK_MBIT_S),
                 "BATON_POLL_MIN_S": "0.5",
                 "BATON_POLL_MAX_S": "1",

@@ -298,6 +298,10 @@ class Held:
         sent = {} if token is None else {"x-lease-token": token or self.token}
         return self.api.post(target, body, headers=sent, key=key)
 
+    def report(self, revision: int = 0, seq: int = 0, **more: Any) -> Answer:
+        """A heartbeat of a worker that knows rules and commands, and has these."""
+        return self.heartbeat(control={"rules_revision": revision, "commands_seq": seq, **more})
+
     def heartbeat(self, **body: Any) -> Answer:
         return self.post(f"/heartbeat/{self.id}", body or None)
 

@@ -45,6 +45,7 @@ class ControlPlane:
         arguments: tuple[str, ...] = (),
         command: list[str] | None = None,
         environment: Mapping[str, str] | None = None,
+        rules: str | None = None,
         **policy: Any,
     ) -> str:
         """Submit a job that runs one of our trainers; its id. A failed one is tried again at once, on any machine."""
@@ -57,6 +58,7 @@ class ControlPlane:
                 outputs=list(outputs),
                 inputs=[InputRef(prefix=prefix) for prefix in inputs],
                 environment=dict(environment or {}),
+                rules=rules,
                 policy=Policy(**{**defaults, **policy}),
             )
         )

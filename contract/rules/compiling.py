@@ -56,6 +56,10 @@ class Compiler:
             case Operation():
                 return self._operation(typed)
 
+    def keep(self, name: str) -> None:
+        """Have the newest value of that metric, whether or not an expression reads it."""
+        self._series(name)
+
     def _series(self, name: str) -> Series:
         return self.series.setdefault(name, Series())
 

@@ -57,6 +57,8 @@ class Evaluator:
             self._machines.append(Machine(rule, compiler.compiled(rule.when), release))
             leaves = {one.text: one for one in walk(rule.when) if isinstance(one, (Reading, Aggregate))}
             self._operands[rule.name] = [(text, compiler.compiled(one)) for text, one in leaves.items()]
+            for name in rule.told:
+                compiler.keep(name)
         self._series: dict[str, Series] = compiler.series
         self._samples = compiler.samples
         known = rules.metrics()
@@ -221,10 +223,15 @@ class Evaluator:
             severity=rule.severity,
             mode=rule.mode,
             reason=reason,
+            onset=machine.fired_onset if state is State.FIRED and machine.fired_onset is not None else step,
         )
 
+    def unknown(self) -> set[str]:
+        """The rules that were never checked, or whose condition is not known now."""
+        return {one.rule.name for one in self._machines if one.truth is None or not one.checks}
+
     def values(self) -> dict[str, float | None]:
-        """The newest value of every metric that a rule reads: what texts are rendered with."""
+        """The newest value of every metric that a rule reads or tells: what texts are rendered with."""
         return {name: series.current for name, series in self._series.items()}
 
     def state_dict(self) -> dict[str, Any]:

@@ -41,7 +41,7 @@ def joined(operator: str, first: Part, rest: Part, context: Context) -> Part:
     """`first and rest`, or the same with `or`."""
     inner = rest.node.operands if isinstance(rest.node, Logic) and rest.node.operator == operator else (rest.node,)
     plain = Part(Logic(operator, (first.node, *inner)), first.may | rest.may, first.sure & rest.sure)
-    decides = context.exact or (operator == "or") is context.positive
+    decides = context.exact or context.beside or (operator == "or") is context.positive
     if not (first.may <= rest.sure or not decides):
         other = "or" if operator == "and" else "and"
         plain = Part(Logic(other, (plain.node, settled(first.node, operator))), plain.may, first.sure)

@@ -20,6 +20,8 @@ MAX_ERRORS = 3
 
 _COUNTERS = ("checks", "run", "fires", "fired_checks", "errors")
 _NUMBERS = ("began", "since", "fired_step", "fired_at", "due_step", "due_at")
+_STEPS = ("onset", "fired_onset")
+"""Not in states that were saved before they were counted."""
 _FLAGS = ("warm", "active")
 
 
@@ -27,8 +29,8 @@ class Machine:
     """The counters of one rule."""
 
     __slots__ = (
-        *_COUNTERS, *_NUMBERS, *_FLAGS, "condition", "cooldown", "hold_of", "hold_period", "idle",
-        "index", "needed", "release", "results", "rule",  "timed", "truth",
+        *_COUNTERS, *_NUMBERS, *_STEPS, *_FLAGS, "condition", "cooldown", "hold_of", "hold_period", "idle",
+        "index", "needed", "release", "result_steps", "results", "rule",  "timed", "truth",
     )  # fmt: skip
 
     def __init__(self, rule: Rule, condition: Reader, release: Reader | None) -> None:
@@ -57,7 +59,12 @@ class Machine:
         self.warm = self.rule.warmup is None
         self.active = False
         """It has fired, and was not cleared since."""
+        self.onset: int | None = None
+        """The step at which what is being counted began to be true."""
+        self.fired_onset: int | None = None
+        """The same of what it last fired for."""
         self.results: deque[bool] = deque(maxlen=max(self.hold_of, 1))
+        self.result_steps: deque[int] = deque(maxlen=max(self.hold_of, 1))
         self.truth: bool | None = False
         self.idle = self.warm
         """A false condition changes nothing."""
@@ -94,6 +101,7 @@ class Machine:
         self.fires += 1
         self.active = True
         self.fired_step, self.fired_at, self.fired_checks = step, now, self.checks
+        self.fired_onset = step if self.onset is None else self.onset
         self._forget()
         self.idle = False
         return State.FIRED
@@ -143,28 +151,37 @@ class Machine:
             return False
         if self.timed:
             if not truth:
-                self.since = None
+                self.since = self.onset = None
                 return False
             at = step if self.hold_period.measure == "steps" else now
             # a training that was rolled back comes to the same steps again
             if self.since is None or at < self.since:
-                self.since = at
+                self.since, self.onset = at, step
             return at - self.since >= self.needed
         if self.hold_of == OF_ALL:
             self.run += truth
+            if truth and self.onset is None:
+                self.onset = step
         elif self.hold_of:
             self.results.append(truth)
+            self.result_steps.append(step)
             self.run = sum(self.results)
             if self.run == 0:
                 self.results.clear()
+                self.result_steps.clear()
+            true_at = (at for at, true in zip(self.result_steps, self.results, strict=True) if true)
+            self.onset = next(true_at, None)
         else:
             self.run = self.run + 1 if truth else 0
+            if self.run <= 1:
+                self.onset = step if truth else None
         return self.run >= self.needed
 
     def _forget(self) -> None:
         self.run = 0
-        self.since = None
+        self.since = self.onset = None
         self.results.clear()
+        self.result_steps.clear()
         self.idle = not self.active
 
     def progress(self, step: int, now: float) -> float:
@@ -196,7 +213,9 @@ class Machine:
             "identity": self.rule.identity,
             **{name: getattr(self, name) for name in (*_COUNTERS, *_FLAGS)},
             **{name: encoded(getattr(self, name)) for name in _NUMBERS},
+            **{name: getattr(self, name) for name in _STEPS},
             "results": list(self.results),
+            "result_steps": list(self.result_steps),
             "truth": self.truth,
         }
 
@@ -205,15 +224,22 @@ class Machine:
         counters = [state[name] for name in _COUNTERS]
         flags = [state[name] for name in _FLAGS]
         results, truth = state["results"], state["truth"]
+        steps = {name: state.get(name) for name in _STEPS}
+        result_steps = state.get("result_steps", [state["fired_step"] or 0] * len(results))
         if any(type(value) is not int or value < 0 for value in counters):
             raise ValueError("a counter is damaged")
         if any(type(value) is not bool for value in (*flags, *results)) or truth not in (True, False, None):
             raise ValueError("a flag is damaged")
+        if any(type(step) not in (int, type(None)) for step in steps.values()) or len(result_steps) != len(results):
+            raise ValueError("a step is damaged")
         for name, value in zip((*_COUNTERS, *_FLAGS), (*counters, *flags), strict=True):
             setattr(self, name, value)
         for name in _NUMBERS:
             setattr(self, name, decoded(state[name]))
+        for name, at in steps.items():
+            setattr(self, name, at)
         self.results = deque(results, maxlen=max(self.hold_of, 1))
+        self.result_steps = deque((int(at) for at in result_steps), maxlen=max(self.hold_of, 1))
         self.truth = truth
         # a rule may have lost or got a warm-up since
         self.warm = self.warm or self.rule.warmup is None

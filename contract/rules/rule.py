@@ -6,7 +6,7 @@ import hashlib
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
-from contract.rules.actions import Action
+from contract.rules.actions import Action, Alert, Log
 from contract.rules.limits import LIMITS, Limits
 from contract.rules.metrics import Metric, Metrics
 from contract.rules.periods import ONE_CHECK, Hold, Period
@@ -44,6 +44,12 @@ class Rule:
         """Those that its expressions read."""
         cleared = metrics_of(self.clear) if self.clear is not None else []
         return tuple(dict.fromkeys((*metrics_of(self.when), *cleared)))
+
+    @property
+    def told(self) -> tuple[str, ...]:
+        """The metrics that its texts name."""
+        texts = [action.text for action in self.actions if isinstance(action, Log | Alert)]
+        return tuple(dict.fromkeys(field.metric for text in texts for field in text.fields))
 
     @property
     def moves_by_itself(self) -> bool:

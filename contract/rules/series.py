@@ -11,7 +11,7 @@ from array import array
 from collections.abc import Callable
 from typing import Any, Protocol
 
-from contract.rules.numbers import decoded, decoded_all, encoded, encoded_all
+from contract.rules.numbers import decoded, encoded, packed, unpacked
 
 _SLACK = 128
 
@@ -111,14 +111,14 @@ class Series:
             "previous": encoded(self.previous),
             "at": encoded(self.at),
             "total": self.total,
-            "values": encoded_all(self.values[skip:]),
-            "times": encoded_all(self.times[skip:]),
+            "values": packed(self.values[skip:]),
+            "times": packed(self.times[skip:]),
             "problem": self.problem,
         }
 
     def restore(self, state: Any) -> None:
         """Take that back. Raises ValueError, TypeError or KeyError if it is damaged."""
-        values, times = decoded_all(state["values"]), decoded_all(state["times"])
+        values, times = unpacked(state["values"]), unpacked(state["times"])
         total = state["total"]
         if type(total) is not int or len(values) > total or len(times) not in (0, len(values)):
             raise ValueError("counts of points disagree")

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import math
 from enum import StrEnum
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from contract.rules.actions import Action
-from contract.rules.numbers import encoded
 from contract.rules.periods import OF_ALL, Measure
 from contract.rules.rule import Mode, Severity
 
@@ -68,6 +67,8 @@ class Verdict(NamedTuple):
     mode: Mode = "enforce"
     reason: str = ""
     """Of an error."""
+    onset: int = 0
+    """If it fired: the first step at which the condition, which has now held for long enough, was true."""
 
     def describe(self) -> str:
         """`armed, 3 of 5, last value 2.31, next check step 1200`."""
@@ -87,17 +88,6 @@ class Verdict(NamedTuple):
         if self.reason:
             parts.append(self.reason)
         return ", ".join(parts)
-
-    def as_values(self) -> dict[str, Any]:
-        """Plain JSON, without the actions."""
-        return {
-            **self._asdict(),
-            "state": self.state.value,
-            "at": encoded(self.at),
-            "done": encoded(self.done),
-            "operands": {one.text: encoded(one.value) for one in self.operands},
-            "actions": [type(action).__name__.lower() for action in self.actions],
-        }
 
 
 def _said(value: float | bool | None) -> str:

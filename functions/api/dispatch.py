@@ -18,7 +18,7 @@ from contract.names import KEY_ID_PATTERN, Scope
 from contract.recipes.calls import RECIPE_ID_PATTERN
 from functions.api.context import Call, Context, NoContent, Principal, Redirect, WithHeaders
 from functions.api.errors import error_response, refusal_of
-from functions.api.routes import Function, Route, routes_of
+from functions.api.route import Function, Route, routes_of
 from functions.domain.errors import Refusal, StorageUnavailable
 
 logger = logging.getLogger("baton.api")

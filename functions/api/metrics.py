@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import TextIO
 
 from contract.history import EventType
-from contract.jobs import AttemptEnd
+from contract.jobs import AttemptEnd, FailureClass
 from functions.domain.change import Change
 from functions.domain.ports import Clock
 
@@ -65,6 +65,10 @@ class Metrics:
         self._stream.flush()
 
 
+_WANTED = FailureClass.STOPPED_BY_RULE
+"""No mishap, and in none of the job's counters."""
+
+
 def ends_in(change: Change) -> dict[str, int]:
     """How attempts and jobs end by a change that was written."""
     told: dict[str, int] = {}
@@ -74,7 +78,8 @@ def ends_in(change: Change) -> dict[str, int]:
             told["AttemptsCompleted"] = 1
         case AttemptEnd.INTERRUPTED:
             told["DeadAttempts"] = 1
-        case AttemptEnd.FAILED if attempt is not None and attempt.failure_class is not None:
+        case AttemptEnd.FAILED if attempt is not None and attempt.failure_class not in (None, _WANTED):
+            assert attempt.failure_class is not None
             told["NodeFaults" if attempt.failure_class.node_fault else "AttemptsFailed"] = 1
     if any(event.type is EventType.FAILED for event in change.events):
         told["JobsFailed"] = 1

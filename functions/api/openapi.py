@@ -32,11 +32,47 @@ _CHECKED_BY = {
 }
 """What the contract's validators ask for beyond the types, by their names. Sizes are in bytes, lengths in characters:
 a key of other letters than ASCII may be too long although the schema takes it."""
+
+
+def _only(kind: str, *fields: str) -> dict[str, Any]:
+    """A command of one kind: of the fields that belong to some kind it may have these."""
+    others = {"outcome", "save", "tag", "knob", "value", "factor"} - set(fields)
+    return {"properties": {"kind": {"const": kind}, **{name: {"type": "null"} for name in sorted(others)}}}
+
+
+def _given(**types: str) -> dict[str, Any]:
+    """Fields that are there, and not null."""
+    return {"required": sorted(types), "properties": {name: {"type": type_} for name, type_ in types.items()}}
+
+
 _BETWEEN_FIELDS: dict[str, dict[str, Any]] = {
     "JobSubmit": {
         "oneOf": [
             {"required": ["recipe"], "properties": {"recipe": {"type": "string"}}},
             {"required": ["command"], "properties": {"command": {"type": "array"}}},
+        ]
+    },
+    "CommandRequest": {
+        "oneOf": [
+            _only("stop", "outcome", "save"),
+            _only("save", "tag"),
+            _only("evaluate"),
+            _only("pause"),
+            {"allOf": [_only("set", "knob", "value"), _given(knob="string", value="number")]},
+            {"allOf": [_only("set", "knob", "factor"), _given(knob="string", factor="number")]},
+        ]
+    },
+    "LeaveByRule": {
+        "oneOf": [
+            {
+                "required": ["rollback"],
+                "properties": {
+                    "kind": {"const": "rollback"},
+                    "rollback": {"type": "object"},
+                    "ended_by": {"required": ["rule"], "properties": {"rule": {"type": "string"}}},
+                },
+            },
+            {"properties": {"kind": {"enum": ["pause", "requeue"]}, "rollback": {"type": "null"}}},
         ]
     },
     "Chunk": {

@@ -11,8 +11,9 @@ from datetime import UTC, datetime
 from typing import Any
 
 from contract.base import JsonObject
+from contract.dreambooth import DreamboothSubmit
 from contract.history import EventType
-from contract.jobs import Artifact, DreamboothSubmit, InputRef, JobState, JobSubmit, Requirements
+from contract.jobs import Artifact, InputRef, JobState, JobSubmit, Requirements
 from contract.names import CHECKPOINTS_BUCKET, DATA_BUCKET
 from functions.domain.checkpoints import job_prefix
 from functions.domain.records import Job, Lease

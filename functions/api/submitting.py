@@ -11,11 +11,11 @@ from typing import Any, Literal
 
 from contract.base import Cursor, PageLimit, QueueName, WireModel
 from contract.checkpoints import CheckpointPage
+from contract.dreambooth import DreamboothSubmit
 from contract.errors import ErrorCode
 from contract.history import AttemptPage, EventPage, EventView
 from contract.jobs import (
     BatchSubmit,
-    DreamboothSubmit,
     JobPage,
     JobState,
     JobSubmit,
@@ -29,11 +29,12 @@ from functions.api.context import Call, Context, job_of
 from functions.api.leasing import WRITE_TRIES, apply_decision
 from functions.api.paging import MAX_ANSWER_BYTES, fitting, size_of
 from functions.api.recipes import Resolver
+from functions.api.steering import require_quick, sound_rules
 from functions.api.views import attempt_view, checkpoint_view, event_view, job_view, transition_answer
 from functions.domain import jobs as rules
 from functions.domain.change import Change
 from functions.domain.errors import FenceBroken, Refusal, WriteConflict
-from functions.domain.records import Attempt, CheckpointRecord, Job, Spec
+from functions.domain.records import Attempt, CheckpointRecord, Job, RulesRecord, Spec
 
 _IDEMPOTENCY_NAMESPACE = uuid.UUID("6ba7b812-9dad-11d1-80b4-00c04fd430c8")
 _BARE_LIST_LIMIT = 1000
@@ -70,10 +71,12 @@ def submit_batch(context: Context, call: Call) -> list[JobView]:
     body: BatchSubmit = call.body
     key = call.headers.get("idempotency-key")
     specs = []
+    require_quick(job.rules for job in body.jobs)
     resolver = Resolver(context, call)
     for index, job in enumerate(body.jobs):
         with _named(f"jobs.{index}"):
             specs.append(resolver.spec(job))
+            sound_rules(job.rules or "", "rules")
     # Each job carries the digest of them all, so that the first one meets a changed batch.
     digest = _digest([_asked(job, spec) for job, spec in zip(body.jobs, specs, strict=True)])
     changes = []
@@ -237,6 +240,7 @@ def _submit_one(context: Context, call: Call, body: JobSubmit | DreamboothSubmit
         spec = Resolver(context, call).spec(job, flat=True).model_copy(update={"dreambooth": columns})
     else:
         job, spec = body, Resolver(context, call).spec(body)
+        sound_rules(job.rules or "", "rules")
     digest = _digest(_asked(job, spec)) if key else None
     _require_webhook(context, call, job.webhook, set())
     return _stored(context, call, _planned(context, call, job, spec, job_id=job_id, digest=digest))
@@ -251,7 +255,9 @@ def _job_id(context: Context, call: Call, key: str | None) -> str:
 
 def _asked(body: JobSubmit, spec: Spec) -> list[Any]:
     """What two submissions must have in common to be the same."""
-    return [spec.model_dump(mode="json"), body.queue, body.priority]
+    asked = [spec.model_dump(mode="json"), body.queue, body.priority]
+    # Without rules as it was before there were any: jobs of that time are still asked for.
+    return [*asked, body.rules] if body.rules else asked
 
 
 def _digest(asked: list[Any]) -> str:
@@ -278,7 +284,14 @@ def _planned(context: Context, call: Call, body: JobSubmit, spec: Spec, *, job_i
         priority=body.priority,
         now=call.now,
         idempotency_digest=digest,
+        rules=_first_rules(call, body),
     )
+
+
+def _first_rules(call: Call, body: JobSubmit) -> RulesRecord | None:
+    if not (body.rules or "").strip():
+        return None
+    return RulesRecord(revision=1, text=body.rules or "", created_at=call.now, created_by=call.principal.key_id)
 
 
 def _stored(context: Context, call: Call, change: Change, existing: Job | None = None) -> Job:

@@ -42,6 +42,7 @@ def job_view(job: Job, lease: Lease | None = None) -> JobView:
         epoch=job.epoch,
         counters=job.counters,
         reason=job.reason,
+        ended_by=job.ended_by,
         not_before=job.not_before,
         created_at=job.created_at,
         started_at=job.started_at,

@@ -31,6 +31,7 @@ from functions.api.context import Call, Context, job_of
 from functions.api.leasing import apply_as_bearer
 from functions.api.letting_go import Retention
 from functions.api.paging import every_item
+from functions.api.reporting import control_of, end_as_bearer, leave_by_rule, news_for, write_down
 from functions.api.sharing import offer
 from functions.api.sweeping import end_overdue
 from functions.api.views import transition_answer
@@ -107,6 +108,7 @@ def heartbeat(context: Context, call: Call) -> HeartbeatAnswer:
         )
     try:
         lease = context.leases.heartbeat(fence, progress, body.phase)
+        write_down(context, call, fence, lease, body.control)
     except FenceBroken as broken:
         return _refused_heartbeat(call, fence, broken.lease)
     if lease.stop_at is not None and call.now >= lease.stop_at:
@@ -115,7 +117,9 @@ def heartbeat(context: Context, call: Call) -> HeartbeatAnswer:
     if lease.token_sha256 is None and lease.directive is Directive.PAUSE:
         _release_for_pause(context, call, fence, lease)
         raise _not_running(fence)
-    return _heartbeat_answer(lease, *directive_for(lease, call.now), call.now)
+    answer = _heartbeat_answer(lease, *directive_for(lease, call.now), call.now)
+    news = news_for(context, lease, body.control, call.now)
+    return answer.model_copy(update=news) if news else answer
 
 
 def complete(context: Context, call: Call) -> TransitionAnswer:
@@ -132,11 +136,14 @@ def complete(context: Context, call: Call) -> TransitionAnswer:
     else:
         artifacts = verified_artifacts(context, call, job, body.artifacts)
     progress = _final_progress(job, lease, body, call.now)
-    ended = apply_as_bearer(
+    ended = end_as_bearer(
         context,
         call,
         fence,
-        lambda job, attempt: rules.complete(job, attempt, fence, artifacts=artifacts, progress=progress, now=call.now),
+        body.control,
+        lambda job, attempt: rules.complete(
+            job, attempt, fence, artifacts=artifacts, progress=progress, now=call.now, ended_by=body.ended_by
+        ),
     )
     offer(context, call, ended)
     Retention(context, ended, call.now).run_at_end()
@@ -152,10 +159,11 @@ def fail(context: Context, call: Call) -> TransitionAnswer:
         _let_go_if_ended(context, call, job)
         return transition_answer(job)
     progress = _last_progress(job, lease, body.goodput, call.now)
-    ended = apply_as_bearer(
+    ended = end_as_bearer(
         context,
         call,
         fence,
+        body.control,
         lambda job, attempt: rules.fail(job, attempt, fence, body, progress=progress, now=call.now),
     )
     _let_go_if_ended(context, call, ended)
@@ -172,16 +180,20 @@ def release(context: Context, call: Call) -> TransitionAnswer:
     """Hand a job back now, because this worker is going away."""
     body: ReleaseRequest = call.body
     fence = call.fence(body.job_id, body.machine_id)
-    repeated = ("interrupted",) if body.reason == AGENT_CRASHED else ("released", "paused")
+    crashed = body.reason == AGENT_CRASHED and body.by_rule is None
+    repeated = ("interrupted",) if crashed else ("released", "paused")
     job, lease = _held(context, call, fence, repeated=repeated)
     if lease is None:
         return transition_answer(job)
     reason = Reason(code=body.reason, message=body.message)
     progress = _last_progress(job, lease, body.goodput, call.now)
-    ended = apply_as_bearer(
+    if body.by_rule is not None:
+        return transition_answer(leave_by_rule(context, call, fence, body, progress))
+    ended = end_as_bearer(
         context,
         call,
         fence,
+        body.control,
         lambda job, attempt: rules.release(job, attempt, fence, reason=reason, progress=progress, now=call.now),
     )
     return transition_answer(ended)
@@ -314,6 +326,7 @@ def _work_item(context: Context, call: Call, claimed: Claimed, token: str) -> Wo
         checkpoint_every=policy.checkpoint_every,
         runtime_s=job.counters.runtime_s,
         interruptions=job.counters.interruptions,
+        control=control_of(context, job, call.now),
     )
 
 

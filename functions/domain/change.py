@@ -7,7 +7,16 @@ from typing import Any
 
 from contract.history import EventType
 from functions.domain.leases import Fence
-from functions.domain.records import Attempt, CheckpointRecord, Event, Job, Lease
+from functions.domain.records import (
+    Attempt,
+    CheckpointRecord,
+    CommandRecord,
+    ControlRecord,
+    Event,
+    Job,
+    Lease,
+    RulesRecord,
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,7 +58,26 @@ class DirectLease:
     reason: str
 
 
-LeaseWrite = OpenLease | CloseLease | CheckLease | DirectLease
+@dataclass(frozen=True, kw_only=True)
+class SteerLease:
+    """Say to attempt `epoch` what the newest rules and commands are: its next heartbeat asks for what it lacks."""
+
+    job_id: str
+    epoch: int
+    rules_revision: int
+    commands_seq: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class NoteLease:
+    """Note which revisions of the rules the worker has said to be in force, and rejected; under the fence."""
+
+    fence: Fence
+    rules_in_force: int
+    rules_rejected: int
+
+
+LeaseWrite = OpenLease | CloseLease | CheckLease | DirectLease | SteerLease | NoteLease
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,6 +98,12 @@ class Change:
     attempt: Attempt | None = None
     checkpoint: CheckpointRecord | None = None
     forgotten: tuple[Forget, ...] = ()
+    rules: RulesRecord | None = None
+    """A new revision; none is ever written twice."""
+    commands: tuple[CommandRecord, ...] = ()
+    dropped_commands: tuple[int, ...] = ()
+    """By seq."""
+    control: ControlRecord | None = None
     lease: LeaseWrite | None = None
 
     def with_event(self, type_: EventType, now: int, **data: Any) -> Change:

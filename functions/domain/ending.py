@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
 from contract.history import EventType
 from contract.jobs import AttemptEnd, JobCounters, JobState, Progress, Reason, ReasonCode
+from contract.steering import EndedBy
 from functions.domain import retry as retry_policy
 from functions.domain.change import Change, CloseLease, changed
 from functions.domain.leases import Fence
@@ -121,9 +123,13 @@ def requeued(
     expired_at: int | None = None,
     seen_until: int | None = None,
     wait_s: int = 0,
+    told: Mapping[str, Any] | None = None,
     **updates: Any,
 ) -> Change:
-    """End the attempt and put the job where it belongs next: ready, waiting, paused, or parked for good."""
+    """End the attempt and put the job where it belongs next: ready, waiting, paused, or parked for good.
+
+    `told`: what the event says besides.
+    """
     exhausted = retry_policy.cap_reached(
         job.model_copy(update={"counters": counted(counters, runtime_s=_ran_s(attempt, now, seen_until))})
     )
@@ -155,11 +161,49 @@ def requeued(
         **updates,
     )
     change = replace(change, job=change.job.model_copy(update={"reason": job_reason}))
+    more = dict(told or {})
     change = change.with_event(
-        _END_EVENTS[end], now, reason=reason.model_dump(), machine_id=attempt.machine_id, not_before=not_before
+        _END_EVENTS[end], now, reason=reason.model_dump(), machine_id=attempt.machine_id, not_before=not_before, **more
     )
     if exhausted:
         change = change.with_event(EventType.FAILED, now, **exhausted.model_dump())
     elif state is JobState.PAUSED:
         change = change.with_event(EventType.PAUSED, now)
     return change
+
+
+def failed_for_good(
+    job: Job,
+    attempt: Attempt,
+    reason: Reason,
+    now: int,
+    *,
+    fence: Fence,
+    progress: Progress | None,
+    ended_by: EndedBy | None,
+) -> Change:
+    """End the attempt and the job at once, whatever budget is left."""
+    change = end_attempt(
+        job,
+        attempt,
+        AttemptEnd.FAILED,
+        now,
+        fence=fence,
+        reason=reason,
+        progress=progress,
+        state=JobState.FAILED,
+        failed_at=now,
+        not_before=None,
+        pause_requested=False,
+        ended_by=ended_by,
+    )
+    said, by = reason.model_dump(), by_whom(ended_by)
+    change = change.with_event(
+        EventType.ATTEMPT_FAILED, now, reason=said, machine_id=attempt.machine_id, not_before=None, **by
+    )
+    return change.with_event(EventType.FAILED, now, **said, **by)
+
+
+def by_whom(ended_by: EndedBy | None) -> dict[str, Any]:
+    """What events say of the rule or command that ended a training."""
+    return {} if ended_by is None else {"ended_by": ended_by.model_dump(exclude_defaults=True)}

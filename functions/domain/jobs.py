@@ -17,14 +17,24 @@ from typing import Any
 
 from contract.errors import ErrorCode
 from contract.history import EventType
-from contract.jobs import Artifact, AttemptEnd, JobCounters, JobState, Progress, Reason, ReasonCode
+from contract.jobs import Artifact, AttemptEnd, FailureClass, JobCounters, JobState, Progress, Reason, ReasonCode
+from contract.steering import EndedBy
 from contract.work import AGENT_CRASHED, Directive, FailRequest, WorkQuery
 from functions.domain import retry as retry_policy
 from functions.domain.change import Change, DirectLease, OpenLease, changed
-from functions.domain.ending import committed_step, counted, end_attempt, newest_lines, requeued, stopped
+from functions.domain.ending import (
+    by_whom,
+    committed_step,
+    counted,
+    end_attempt,
+    failed_for_good,
+    newest_lines,
+    requeued,
+    stopped,
+)
 from functions.domain.errors import Refusal
 from functions.domain.leases import LEASE_INTERVALS, Fence
-from functions.domain.records import Attempt, CheckpointRecord, Job, Lease, Spec
+from functions.domain.records import Attempt, CheckpointRecord, Job, Lease, RulesRecord, Spec
 
 MAX_SPEC_BYTES = 100_000
 """The job's item grows while it runs (machines to avoid, progress, artifacts) and must fit into 400 KB at its end."""
@@ -40,6 +50,7 @@ def submit(
     priority: int,
     now: int,
     idempotency_digest: str | None = None,
+    rules: RulesRecord | None = None,
 ) -> Change:
     """A new job, ready to be claimed."""
     spec_bytes = len(spec.model_dump_json().encode())
@@ -63,11 +74,14 @@ def submit(
         priority=priority,
         spec=spec,
         idempotency_digest=idempotency_digest,
+        rules_revision=rules.revision if rules is not None else 0,
         created_at=now,
         updated_at=now,
         rev=1,
     )
-    return Change(seen_rev=None, job=job).with_event(EventType.SUBMITTED, now, queue=queue, priority=priority)
+    return Change(seen_rev=None, job=job, rules=rules).with_event(
+        EventType.SUBMITTED, now, queue=queue, priority=priority
+    )
 
 
 def claim(job: Job, worker: WorkQuery, *, token_sha256: str | None, key_id: str | None, now: int) -> Change:
@@ -90,6 +104,8 @@ def claim(job: Job, worker: WorkQuery, *, token_sha256: str | None, key_id: str 
         duration_s=duration_s,
         heartbeat_interval_s=policy.heartbeat_interval_s,
         stop_at=min((limit for limit in limits if limit is not None), default=None),
+        rules_revision=job.rules_revision,
+        commands_seq=job.commands_seq,
     )
     attempt = Attempt(
         epoch=epoch,
@@ -111,6 +127,8 @@ def claim(job: Job, worker: WorkQuery, *, token_sha256: str | None, key_id: str 
         reason=None,
         stale=False,
         lapsed_step=None,
+        decided=0,
+        ended_by=None,
         counters=counted(job.counters, attempts=1),
     )
     change = replace(change, attempt=attempt, lease=OpenLease(lease=lease))
@@ -118,7 +136,14 @@ def claim(job: Job, worker: WorkQuery, *, token_sha256: str | None, key_id: str 
 
 
 def complete(
-    job: Job, attempt: Attempt, fence: Fence, *, artifacts: list[Artifact], progress: Progress | None, now: int
+    job: Job,
+    attempt: Attempt,
+    fence: Fence,
+    *,
+    artifacts: list[Artifact],
+    progress: Progress | None,
+    now: int,
+    ended_by: EndedBy | None = None,
 ) -> Change:
     """The declared artifacts are stored: the job is done."""
     require_running(job)
@@ -133,8 +158,10 @@ def complete(
         completed_at=now,
         artifacts=artifacts,
         pause_requested=False,
+        ended_by=ended_by,
     )
-    return change.with_event(EventType.COMPLETED, now, artifacts=[artifact.path for artifact in artifacts])
+    paths = [artifact.path for artifact in artifacts]
+    return change.with_event(EventType.COMPLETED, now, artifacts=paths, **by_whom(ended_by))
 
 
 def fail(
@@ -142,9 +169,6 @@ def fail(
 ) -> Change:
     """The worker gives the job up: back to the queue after a pause, or failed for good."""
     require_running(job)
-    now_avoided = retry_policy.avoided(job.avoid, attempt.machine_id, job.spec.policy, now)
-    node_fault = report.failure_class.node_fault
-    counters = counted(job.counters, **{"node_faults" if node_fault else "failures": 1})
     reason = Reason(code=report.failure_class.value, message=report.message)
     attempt = attempt.model_copy(
         update={
@@ -154,6 +178,12 @@ def fail(
             "log_tail": newest_lines(report.log_tail),
         }
     )
+    if report.failure_class is FailureClass.STOPPED_BY_RULE:
+        # The rule's will, not a mishap: nothing to count, and nobody tries again.
+        return failed_for_good(job, attempt, reason, now, fence=fence, progress=progress, ended_by=report.ended_by)
+    now_avoided = retry_policy.avoided(job.avoid, attempt.machine_id, job.spec.policy, now)
+    node_fault = report.failure_class.node_fault
+    counters = counted(job.counters, **{"node_faults" if node_fault else "failures": 1})
     wait_s = retry_policy.backoff_s(job.spec.policy, counters.node_faults if node_fault else counters.failures)
     return requeued(
         job,
@@ -166,7 +196,9 @@ def fail(
         counters=counters,
         # Another machine may try at once, if this one is sure not to get the job again.
         wait_s=0 if node_fault and attempt.machine_id in now_avoided else wait_s,
+        told=by_whom(report.ended_by),
         avoid=now_avoided,
+        ended_by=report.ended_by,
     )
 
 
@@ -318,6 +350,8 @@ def retry(
         canceled_at=None,
         retention_at=None,
         pause_requested=False,
+        commands_void=job.commands_seq,
+        ended_by=None,
         checkpoint_step=place[0],
         checkpoint_epoch=place[1],
     )

@@ -9,12 +9,23 @@ from typing import Generic, Protocol, TypeVar
 from contract.events import JobEvent
 from contract.jobs import JobState, Progress
 from functions.domain.api_keys import ApiKey
-from functions.domain.change import Change
+from functions.domain.change import Change, NoteLease
 from functions.domain.leases import Fence
 from functions.domain.packs import PackWrite, Sighting
 from functions.domain.recipes import RecipeEntry, StoredRecipe
 from functions.domain.reclaiming import Watch
-from functions.domain.records import Attempt, CheckpointRecord, Event, Job, Lease, PackRecord, TransferGrant
+from functions.domain.records import (
+    Attempt,
+    CheckpointRecord,
+    CommandRecord,
+    ControlRecord,
+    Event,
+    Job,
+    Lease,
+    PackRecord,
+    RulesRecord,
+    TransferGrant,
+)
 from functions.domain.sharing import SharedRecord
 from functions.domain.webhooks import Delivery, Webhook
 
@@ -86,6 +97,20 @@ class JobStore(Protocol):
         self, job_id: str, *, limit: int, cursor: str | None = None, up_to_step: int | None = None
     ) -> Page[CheckpointRecord]:
         """Newest step first."""
+
+    def rules(self, job_id: str, revision: int) -> RulesRecord | None: ...
+
+    def rules_history(self, job_id: str, *, limit: int, cursor: str | None = None) -> Page[RulesRecord]:
+        """All revisions, newest first."""
+
+    def commands(self, job_id: str, *, after: int = 0) -> list[CommandRecord]:
+        """Those that are kept of a job, beyond that seq, oldest first."""
+
+    def control(self, job_id: str) -> ControlRecord | None:
+        """What a worker said last of the job's rules."""
+
+    def note(self, job_id: str, control: ControlRecord, lease: NoteLease) -> None:
+        """Write that down alone, without a change of the job. Raises FenceBroken, and WriteConflict: try again."""
 
     def protect_checkpoint(self, job_id: str, step: int, until: int) -> CheckpointRecord | None:
         """Keep a checkpoint from retention at least until then; None if it does not exist."""

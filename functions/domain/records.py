@@ -20,6 +20,7 @@ from contract.jobs import (
     Requirements,
 )
 from contract.recipes.plan import RunPlan
+from contract.steering import CommandKind, EndedBy, RolledBack, RuleStatus
 from contract.work import Directive
 
 
@@ -90,6 +91,17 @@ class Job(Record):
     each checkpoint keeps those of its own history, for whoever goes back to it."""
     progress: Progress | None = None
     artifacts: list[Artifact] = []
+    rules_revision: int = 0
+    """The newest one; 0 for none."""
+    commands_seq: int = 0
+    """Of the newest command; 0 for none."""
+    commands_void: int = 0
+    """What waits up to this one was meant for what ended before a retry."""
+    decided: int = 0
+    """Number of the last decision of the present attempt that is among the events."""
+    rollbacks: list[RolledBack] = []
+    """By rules, oldest first."""
+    ended_by: EndedBy | None = None
     idempotency_digest: str | None = None
     created_at: int
     updated_at: int
@@ -210,6 +222,42 @@ class CheckpointRecord(Record):
     """Somebody was given URLs to read it: retention leaves it alone until then."""
 
 
+class RulesRecord(Record):
+    """One revision of a job's rules: written once."""
+
+    revision: int
+    text: str
+    created_at: int
+    created_by: str | None = None
+
+
+class CommandRecord(Record):
+    """A command. Whether one that waits has expired is told by the clock."""
+
+    seq: int
+    kind: CommandKind
+    arguments: dict[str, Any] = {}
+    issued_at: int
+    expires_at: int
+    key_sha256: str | None = None
+    """Of the Idempotency-Key that it was given with."""
+    status: Literal["waiting", "applied", "rejected", "expired"] = "waiting"
+    step: int | None = None
+    message: str = ""
+
+
+class ControlRecord(Record):
+    """What a worker said last of the rules that it has."""
+
+    revision: int
+    epoch: int
+    step: int | None = None
+    at: int
+    rejected: int | None = None
+    reason: str = ""
+    statuses: list[RuleStatus] = []
+
+
 class PackRecord(Record):
     """Who holds one pack, `packs/<blake3>`. It is held or condemned.
 
@@ -249,6 +297,13 @@ class Lease(Record):
     directive_reason: str = ""
     progress: Progress | None = None
     phase: str | None = None
+    rules_revision: int = 0
+    """The newest one; 0 for none."""
+    commands_seq: int = 0
+    """Of the newest command."""
+    rules_in_force: int = 0
+    """What is written down of what the worker said."""
+    rules_rejected: int = 0
     closed: Literal["", "complete", "failed", "interrupted", "released", "canceled", "paused"] = ""
     """How the attempt ended; empty while it lives."""
 

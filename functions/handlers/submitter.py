@@ -5,10 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 from functions.api.dispatch import dispatch
+from functions.api.route import routes_of
 from functions.handlers.starting import start_logging
 from functions.handlers.wiring import build_context
 
 start_logging()
+routes_of("submitter")  # loaded here, not with the first event
 context = build_context()
 
 

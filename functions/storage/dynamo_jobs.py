@@ -10,10 +10,20 @@ from typing import Any, NoReturn, TypeVar
 from botocore.exceptions import ClientError
 
 from contract.jobs import JobState
-from functions.domain.change import Change
+from contract.steering import MAX_COMMANDS
+from functions.domain.change import Change, NoteLease
 from functions.domain.errors import FenceBroken, StorageUnavailable, WriteConflict
 from functions.domain.ports import Page
-from functions.domain.records import Attempt, CheckpointRecord, Event, Job, Record
+from functions.domain.records import (
+    Attempt,
+    CheckpointRecord,
+    CommandRecord,
+    ControlRecord,
+    Event,
+    Job,
+    Record,
+    RulesRecord,
+)
 from functions.storage import job_items, keys, lease_items
 from functions.storage.documents import load
 from functions.storage.failures import RETRYABLE_CODES, error_code, failures_translated
@@ -26,6 +36,7 @@ from functions.storage.paging import (
     jobs_list,
     page,
     ready_list,
+    rules_list,
 )
 from functions.storage.reads import get_item, get_items, query
 from functions.storage.tables import HEARTBEATS, JOBS
@@ -59,8 +70,17 @@ class DynamoJobStore:
         if change.checkpoint is not None:
             actions.append(job_items.put(self._table, job_items.checkpoint(change.job.id, change.checkpoint)))
         actions += [job_items.forget(self._table, change.job.id, one) for one in change.forgotten]
+        if change.rules is not None:
+            actions.append(job_items.put(self._table, job_items.rules(change.job.id, change.rules)))
+        actions += [job_items.put(self._table, job_items.command(change.job.id, one)) for one in change.commands]
+        actions += [job_items.drop_command(self._table, change.job.id, seq) for seq in change.dropped_commands]
+        if change.control is not None:
+            actions.append(job_items.put(self._table, job_items.control(change.job.id, change.control)))
         if change.lease is not None:
             actions.append(lease_items.transact_item(change.lease, change, self._leases_table))
+        self._transact(actions, leased=change.lease is not None)
+
+    def _transact(self, actions: list[Item], *, leased: bool) -> None:
         try:
             with failures_translated():
                 # The token makes the SDK's own repeat of a request whose answer was lost harmless.
@@ -68,7 +88,7 @@ class DynamoJobStore:
         except ClientError as error:
             if error_code(error) != "TransactionCanceledException":
                 raise
-            _raise_canceled(error, leased=change.lease is not None)
+            _raise_canceled(error, leased=leased)
 
     def ready(self, tenant: str, queue: str, shard: int, *, limit: int, cursor: str | None = None) -> Page[Job]:
         listed = ready_list(tenant, queue, shard)
@@ -184,6 +204,30 @@ class DynamoJobStore:
         )
         return page([job_items.checkpoint_of(item) for item in items], limit, listed, lambda record: (record.step,))
 
+    def rules(self, job_id: str, revision: int) -> RulesRecord | None:
+        item = self._item(job_id, keys.rules_sk(revision))
+        return load(RulesRecord, item["doc"]["S"]) if item else None
+
+    def rules_history(self, job_id: str, *, limit: int, cursor: str | None = None) -> Page[RulesRecord]:
+        listed = rules_list(job_id)
+        items = self._history(
+            job_id, keys.rules_sk, listed, highest=keys.MAX_REVISION, limit=limit, cursor=cursor, newest_first=True
+        )
+        found = [load(RulesRecord, item["doc"]["S"]) for item in items]
+        return page(found, limit, listed, lambda record: (record.revision,))
+
+    def commands(self, job_id: str, *, after: int = 0) -> list[CommandRecord]:
+        items = self._between(job_id, keys.command_sk, after + 1, keys.MAX_COMMAND, limit=MAX_COMMANDS)
+        return [load(CommandRecord, item["doc"]["S"]) for item in items]
+
+    def control(self, job_id: str) -> ControlRecord | None:
+        item = self._item(job_id, keys.CONTROL)
+        return load(ControlRecord, item["doc"]["S"]) if item else None
+
+    def note(self, job_id: str, control: ControlRecord, lease: NoteLease) -> None:
+        put = job_items.put(self._table, job_items.control(job_id, control))
+        self._transact([put, lease_items.note(lease, self._leases_table)], leased=True)
+
     def protect_checkpoint(self, job_id: str, step: int, until: int) -> CheckpointRecord | None:
         try:
             with failures_translated():
@@ -225,10 +269,22 @@ class DynamoJobStore:
             lowest, highest = (0, min(number_before - 1, highest)) if newest_first else (number_before + 1, highest)
         if lowest > highest:
             return []
+        return self._between(job_id, sk_of, lowest, highest, limit=limit + 1, newest_first=newest_first)
+
+    def _between(
+        self,
+        job_id: str,
+        sk_of: job_items.SortKey,
+        lowest: int,
+        highest: int,
+        *,
+        limit: int,
+        newest_first: bool = False,
+    ) -> list[Item]:
         return query(
             self._client,
             self._table,
-            limit + 1,
+            limit,
             ConsistentRead=True,
             ScanIndexForward=not newest_first,
             KeyConditionExpression="pk = :pk AND sk BETWEEN :lowest AND :highest",

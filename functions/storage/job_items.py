@@ -5,7 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from functions.domain.change import Change, Forget
-from functions.domain.records import Attempt, CheckpointRecord, Event, Job
+from functions.domain.records import (
+    Attempt,
+    CheckpointRecord,
+    CommandRecord,
+    ControlRecord,
+    Event,
+    Job,
+    RulesRecord,
+)
 from functions.storage import keys
 from functions.storage.documents import dump, load
 from functions.storage.items import Item, number
@@ -75,6 +83,27 @@ def checkpoint(job_id: str, record: CheckpointRecord) -> Item:
         "pinned": {"BOOL": record.pinned},
         "protected_until": number(record.protected_until),
     }
+
+
+def rules(job_id: str, record: RulesRecord) -> Item:
+    """RULES#revision."""
+    return _item(job_id, keys.rules_sk(record.revision), dump(record))
+
+
+def command(job_id: str, record: CommandRecord) -> Item:
+    """COMMAND#seq."""
+    return _item(job_id, keys.command_sk(record.seq), dump(record))
+
+
+def control(job_id: str, record: ControlRecord) -> Item:
+    """CONTROL."""
+    return _item(job_id, keys.CONTROL, dump(record))
+
+
+def drop_command(table: str, job_id: str, seq: int) -> Item:
+    """The deletion of a command as an action of a transaction."""
+    key = {"pk": {"S": keys.job_pk(job_id)}, "sk": {"S": keys.command_sk(seq)}}
+    return {"Delete": {"TableName": table, "Key": key}}
 
 
 def forget(table: str, job_id: str, one: Forget) -> Item:

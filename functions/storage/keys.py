@@ -8,6 +8,10 @@ META = "META"
 ATTEMPT = "ATTEMPT#"
 CHECKPOINT = "CHECKPOINT#"
 EVENT = "EVENT#"
+RULES = "RULES#"
+COMMAND = "COMMAND#"
+CONTROL = "CONTROL"
+"""What a worker said last of the job's rules."""
 PACK = "PACK"
 SHARED = "SHARED"
 TIMER = "TIMER"
@@ -22,6 +26,8 @@ WATCH = "WATCH"
 MAX_EPOCH = 10**10 - 1
 MAX_SEQ = 10**10 - 1
 MAX_STEP = 10**13 - 1
+MAX_REVISION = 10**10 - 1
+MAX_COMMAND = 10**10 - 1
 DUE_BUCKET_S = 3600
 """A lease moves in the index `due` at most once in this many seconds, however often it is prolonged. A move is two
 writes; a sweep reads half a unit for nearly each live lease, whatever this is beyond a few leases' duration."""
@@ -50,6 +56,16 @@ def checkpoint_sk(step: int) -> str:
 def event_sk(seq: int) -> str:
     """Sort key of an event: in order of happening."""
     return f"{EVENT}{seq:010d}"
+
+
+def rules_sk(revision: int) -> str:
+    """Sort key of a revision of the rules: in order."""
+    return f"{RULES}{revision:010d}"
+
+
+def command_sk(seq: int) -> str:
+    """Sort key of a command: in order of giving."""
+    return f"{COMMAND}{seq:010d}"
 
 
 def pack_pk(tenant: str, blake3: str) -> str:

@@ -7,13 +7,24 @@ from __future__ import annotations
 
 from contract.jobs import Progress
 from contract.work import Directive
-from functions.domain.change import Change, CheckLease, CloseLease, DirectLease, LeaseWrite, OpenLease
+from functions.domain.change import (
+    Change,
+    CheckLease,
+    CloseLease,
+    DirectLease,
+    LeaseWrite,
+    NoteLease,
+    OpenLease,
+    SteerLease,
+)
 from functions.domain.leases import LEASE_KEPT_S, Fence
 from functions.domain.records import Lease
 from functions.storage import keys
 from functions.storage.items import Item, number
 
 _TEXTS = ("token_sha256", "machine_id", "phase")
+_COUNTS = ("rules_revision", "commands_seq", "rules_in_force", "rules_rejected")
+"""Absent while 0."""
 
 
 def to_item(lease: Lease) -> Item:
@@ -34,6 +45,9 @@ def to_item(lease: Lease) -> Item:
     for name in _TEXTS:
         if (value := getattr(lease, name)) is not None:
             item[name] = {"S": value}
+    for name in _COUNTS:
+        if value := getattr(lease, name):
+            item[name] = number(value)
     if lease.stop_at is not None:
         item["stop_at"] = number(lease.stop_at)
     if lease.progress is not None:
@@ -60,6 +74,7 @@ def from_item(item: Item) -> Lease:
             "progress": Progress.model_validate_json(progress) if progress else None,
             "phase": _text(item, "phase"),
             "closed": _text(item, "closed") or "",
+            **{name: int(item[name]["N"]) for name in _COUNTS if name in item},
         }
     )
 
@@ -121,8 +136,30 @@ def transact_item(write: LeaseWrite, change: Change, table: str) -> Item:
                     ":reason": {"S": write.reason},
                 },
             )
+        case SteerLease():
+            return _update(
+                table,
+                write.job_id,
+                "SET rules_revision = :revision, commands_seq = :seq",
+                "epoch = :of AND attribute_not_exists(closed)",
+                {
+                    ":of": number(write.epoch),
+                    ":revision": number(write.rules_revision),
+                    ":seq": number(write.commands_seq),
+                },
+            )
+        case NoteLease():
+            return note(write, table)
         case CloseLease():
             return _close(write, change, table)
+
+
+def note(write: NoteLease, table: str) -> Item:
+    """What the worker said of its rules, as an action of a transaction."""
+    condition, values = fence_condition(write.fence)
+    values |= {":in_force": number(write.rules_in_force), ":rejected": number(write.rules_rejected)}
+    update = "SET rules_in_force = :in_force, rules_rejected = :rejected"
+    return _update(table, write.fence.job_id, update, condition, values)
 
 
 def _close(write: CloseLease, change: Change, table: str) -> Item:

@@ -3,17 +3,27 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import TypeVar
 
 from contract.jobs import JobState
-from functions.domain.change import Change, Forget, OpenLease
+from contract.steering import MAX_COMMANDS
+from functions.domain.change import Change, Forget, NoteLease, OpenLease
 from functions.domain.errors import WriteConflict
 from functions.domain.ports import Page
-from functions.domain.records import Attempt, CheckpointRecord, Event, Job, Record
+from functions.domain.records import (
+    Attempt,
+    CheckpointRecord,
+    CommandRecord,
+    ControlRecord,
+    Event,
+    Job,
+    Record,
+    RulesRecord,
+)
 from functions.storage import keys
 from functions.storage.documents import dump, load
-from functions.storage.memory_leases import lease_after
+from functions.storage.memory_leases import lease_after, noted
 from functions.storage.memory_state import MemoryState, StoredJob, created_of
 from functions.storage.paging import (
     attempts_list,
@@ -22,6 +32,7 @@ from functions.storage.paging import (
     jobs_list,
     page,
     ready_list,
+    rules_list,
 )
 
 R = TypeVar("R", bound=Record)
@@ -46,9 +57,7 @@ class MemoryJobStore:
     def apply(self, change: Change) -> None:
         state, job = self._state, change.job
         document = dump(job)
-        attempt = dump(change.attempt) if change.attempt else ""
-        checkpoint = dump(change.checkpoint) if change.checkpoint else ""
-        events = [(event.seq, dump(event)) for event in change.events]
+        put = [(kind, number, dump(record)) for kind, number, record in _parts(change)]
         with state.lock:
             stored = state.jobs.get(job.id)
             if (stored.rev if stored else None) != change.seen_rev:
@@ -59,14 +68,12 @@ class MemoryJobStore:
                 lease = lease_after(change.lease, state.leases, change)
             state.jobs[job.id] = StoredJob(job.rev, document)
             self._index(job)
-            for seq, text in events:
-                state.numbered(job.id, keys.EVENT).put(seq, text)
-            if change.attempt:
-                state.numbered(job.id, keys.ATTEMPT).put(change.attempt.epoch, attempt)
-            if change.checkpoint:
-                state.numbered(job.id, keys.CHECKPOINT).put(change.checkpoint.step, checkpoint)
+            for kind, number, text in put:
+                state.numbered(job.id, kind).put(number, text)
             for step in forgotten:
                 state.numbered(job.id, keys.CHECKPOINT).remove(step)
+            for seq in change.dropped_commands:
+                state.numbered(job.id, keys.COMMAND).remove(seq)
             if lease is not None:
                 state.leases[lease.job_id] = lease
                 if isinstance(change.lease, OpenLease):
@@ -165,13 +172,31 @@ class MemoryJobStore:
     ) -> Page[CheckpointRecord]:
         listed = checkpoints_list(job_id, up_to_step)
         position = _number(listed.position(cursor))
-        end = keys.MAX_STEP + 1 if up_to_step is None else up_to_step + 1
-        with self._state.lock:
-            kept = self._state.numbered(job_id, keys.CHECKPOINT)
-            last = bisect_left(kept.numbers, end if position is None else position)
-            numbers = reversed(kept.numbers[max(last - limit - 1, 0) : last])
-            found = [load(CheckpointRecord, kept.documents[number]) for number in numbers]
+        end = None if up_to_step is None else up_to_step + 1
+        before = end if position is None else position
+        found = self._newest(CheckpointRecord, job_id, keys.CHECKPOINT, limit + 1, before=before)
         return page(found, limit, listed, lambda record: (record.step,))
+
+    def rules(self, job_id: str, revision: int) -> RulesRecord | None:
+        return self._one(RulesRecord, job_id, keys.RULES, revision)
+
+    def rules_history(self, job_id: str, *, limit: int, cursor: str | None = None) -> Page[RulesRecord]:
+        listed = rules_list(job_id)
+        position = _number(listed.position(cursor))
+        found = self._newest(RulesRecord, job_id, keys.RULES, limit + 1, before=position)
+        return page(found, limit, listed, lambda record: (record.revision,))
+
+    def commands(self, job_id: str, *, after: int = 0) -> list[CommandRecord]:
+        return self._some(CommandRecord, job_id, keys.COMMAND, MAX_COMMANDS, after=after)
+
+    def control(self, job_id: str) -> ControlRecord | None:
+        return self._one(ControlRecord, job_id, keys.CONTROL, 0)
+
+    def note(self, job_id: str, control: ControlRecord, lease: NoteLease) -> None:
+        text = dump(control)
+        with self._state.lock:
+            self._state.leases[job_id] = noted(lease, self._state.leases)
+            self._state.numbered(job_id, keys.CONTROL).put(0, text)
 
     def protect_checkpoint(self, job_id: str, step: int, until: int) -> CheckpointRecord | None:
         with self._state.lock:
@@ -187,12 +212,33 @@ class MemoryJobStore:
             text = self._state.numbered(job_id, prefix).documents.get(number)
         return load(kind, text) if text else None
 
+    def _newest(self, kind: type[R], job_id: str, prefix: str, limit: int, *, before: int | None) -> list[R]:
+        with self._state.lock:
+            kept = self._state.numbered(job_id, prefix)
+            last = len(kept.numbers) if before is None else bisect_left(kept.numbers, before)
+            texts = [kept.documents[number] for number in reversed(kept.numbers[max(last - limit, 0) : last])]
+        return [load(kind, text) for text in texts]
+
     def _some(self, kind: type[R], job_id: str, prefix: str, limit: int, *, after: int | None) -> list[R]:
         with self._state.lock:
             kept = self._state.numbered(job_id, prefix)
             first = 0 if after is None else bisect_left(kept.numbers, after + 1)
             texts = [kept.documents[number] for number in kept.numbers[first : first + limit]]
         return [load(kind, text) for text in texts]
+
+
+def _parts(change: Change) -> Iterator[tuple[str, int, Record]]:
+    """What a change puts beside the job: kind, number, record."""
+    yield from ((keys.EVENT, event.seq, event) for event in change.events)
+    if change.attempt:
+        yield keys.ATTEMPT, change.attempt.epoch, change.attempt
+    if change.checkpoint:
+        yield keys.CHECKPOINT, change.checkpoint.step, change.checkpoint
+    if change.rules:
+        yield keys.RULES, change.rules.revision, change.rules
+    yield from ((keys.COMMAND, command.seq, command) for command in change.commands)
+    if change.control:
+        yield keys.CONTROL, 0, change.control
 
 
 def _version(record: CheckpointRecord) -> tuple[int, int, bool, bool]:

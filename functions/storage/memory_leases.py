@@ -6,7 +6,16 @@ from collections.abc import Mapping, Sequence
 
 from contract.jobs import Progress
 from contract.work import Directive
-from functions.domain.change import Change, CheckLease, CloseLease, DirectLease, LeaseWrite, OpenLease
+from functions.domain.change import (
+    Change,
+    CheckLease,
+    CloseLease,
+    DirectLease,
+    LeaseWrite,
+    NoteLease,
+    OpenLease,
+    SteerLease,
+)
 from functions.domain.errors import FenceBroken
 from functions.domain.leases import REPROOF_WINDOW_S, Fence
 from functions.domain.reclaiming import Watch
@@ -75,8 +84,25 @@ def lease_after(write: LeaseWrite, leases: Mapping[str, Lease], change: Change) 
             if lease is None or lease.epoch != write.epoch or lease.closed:
                 raise FenceBroken(lease)
             return lease.model_copy(update={"directive": Directive(write.directive), "directive_reason": write.reason})
+        case SteerLease():
+            lease = leases.get(write.job_id)
+            if lease is None or lease.epoch != write.epoch or lease.closed:
+                raise FenceBroken(lease)
+            newest = {"rules_revision": write.rules_revision, "commands_seq": write.commands_seq}
+            return lease.model_copy(update=newest)
+        case NoteLease():
+            return noted(write, leases)
         case CloseLease():
             return _closed(write, leases.get(write.job_id), change)
+
+
+def noted(write: NoteLease, leases: Mapping[str, Lease]) -> Lease:
+    """The lease with what its worker said of its rules. Raises FenceBroken."""
+    lease = leases.get(write.fence.job_id)
+    if lease is None or not write.fence.admits(lease):
+        raise FenceBroken(lease)
+    said = {"rules_in_force": write.rules_in_force, "rules_rejected": write.rules_rejected}
+    return lease.model_copy(update=said)
 
 
 def _closed(write: CloseLease, lease: Lease | None, change: Change) -> Lease:

@@ -51,6 +51,11 @@ def checkpoints_list(job_id: str, up_to_step: int | None) -> PagedList:
     return PagedList(("checkpoints", job_id, "" if up_to_step is None else str(up_to_step)), (int,))
 
 
+def rules_list(job_id: str) -> PagedList:
+    """Revisions of a job's rules, newest first; position: revision."""
+    return PagedList(("rules", job_id), (int,))
+
+
 def keys_list(tenant: str) -> PagedList:
     """API keys; position: created_at, id."""
     return PagedList(("keys", tenant), (int, str))

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from gpu_client.agent.clearing import empty
 from gpu_client.checkpoints.watch import MARKER, read_marker
-from gpu_client.training.channel import ARENA_CHECKPOINT
+from gpu_client.training.protocol import ARENA_CHECKPOINT
 
 logger = logging.getLogger("baton.job")
 

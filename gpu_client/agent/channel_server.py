@@ -1,9 +1,9 @@
 """The agent's end of the channel to the training process: JSON lines on a Unix socket.
 
-The format belongs to ``gpu_client/training/channel.py``.
+The format belongs to ``gpu_client/training/protocol.py``.
 
 The other side is a user's program and is not trusted: whatever it sends or does, the server lives on, keeps what makes
-sense, and counts the rest. It is asked (``progress``, ``take_checkpoints``, ``take_artifacts``, ``wait``) and calls
+sense, and counts the rest. It is asked (``progress``, ``take_...``, ``wait``) and calls
 nobody back.
 """
 
@@ -18,71 +18,35 @@ import tempfile
 import threading
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, Self
 
-from contract.base import MAX_STEP
-from gpu_client.checkpoints.metrics import usable_metrics
-from gpu_client.training.channel import MAX_LINE_BYTES
+from gpu_client.agent.channel_messages import (
+    ArtifactNotice,
+    CheckpointNotice,
+    Hello,
+    Progress,
+    ProtocolError,
+    SteeringNotice,
+    parse,
+)
+from gpu_client.training.protocol import MAX_LINE_BYTES
 
 _log = logging.getLogger(__name__)
 
 MAX_CONNECTIONS = 64
 MAX_WAITING_CHECKPOINTS = 1024
 MAX_WAITING_ARTIFACTS = 1024
+MAX_WAITING_STEERING = 2048
+SETTLE_S = 1.0
 # The kernel's limit is 108 bytes (104 on macOS), the terminating zero included.
 MAX_SOCKET_PATH_BYTES = 100
 # A protocol error is logged this often per server; all are counted.
 LOGGED_ERRORS = 20
 
 StopReason = Literal["cancel", "pause", "release", "lease_lost"]
-
-
-@dataclass(frozen=True, slots=True)
-class Hello:
-    """A training process has connected."""
-
-    pid: int
-    protocol: int
-
-
-@dataclass(frozen=True, slots=True)
-class Progress:
-    """How far the training is. Metrics that are not finite numbers have been left out."""
-
-    step: int
-    total: int | None
-    metrics: dict[str, float]
-    phase: tuple[str, int] | None = None
-    """What it does between two steps, if it says so, and how much of that is done."""
-
-
-@dataclass(frozen=True, slots=True)
-class CheckpointNotice:
-    """The session has completed a checkpoint directory."""
-
-    step: int
-    path: Path
-    metrics: dict[str, float]
-    stall_s: float | None = None
-    """How long the training stood still for it, if it says so."""
-
-
-@dataclass(frozen=True, slots=True)
-class ArtifactNotice:
-    """The training has finished a file that may be shown before the end."""
-
-    path: Path
-
-
-class _ProtocolError(Exception):
-    """A line that is not understood; the text says why. ``kind`` is the counter."""
-
-    def __init__(self, kind: str, text: str) -> None:
-        super().__init__(text)
-        self.kind = kind
 
 
 @dataclass(slots=True)
@@ -110,7 +74,10 @@ class ChannelServer:
         self._progress: Progress | None = None
         self._checkpoints: deque[CheckpointNotice] = deque(maxlen=MAX_WAITING_CHECKPOINTS)
         self._artifacts: deque[Path] = deque(maxlen=MAX_WAITING_ARTIFACTS)
+        self._steering: deque[dict[str, Any]] = deque(maxlen=MAX_WAITING_STEERING)
         self._phase: tuple[str, int] | None = None  # The last one that was told.
+        self._sent_steering: list[tuple[float, dict[str, Any]]] = []  # When, and what: for those that connect later.
+        self._settling: list[threading.Event] = []
         self._advanced_at: float | None = None
         self._errors: Counter[str] = Counter()
         self._standing: bytes | None = None  # The last stop: also for processes that connect later.
@@ -164,6 +131,18 @@ class ChannelServer:
             self._artifacts.clear()
             return taken
 
+    def take_steering(self) -> list[dict[str, Any]]:
+        """What was said of rules and commands since the last call."""
+        with self._lock:
+            taken = list(self._steering)
+            self._steering.clear()
+            return taken
+
+    def steers(self) -> bool:
+        """Whether a process is connected that goes by rules and commands."""
+        with self._lock:
+            return any(hello.steering for hello in self._hellos.values())
+
     def errors(self) -> dict[str, int]:
         """How often what was refused: malformed, oversized, invalid, connections, unread."""
         with self._lock:
@@ -185,6 +164,28 @@ class ChannelServer:
         """Ask every connected process (and any that connects later) to leave; gives how many were reached now."""
         message = {"type": "directive", "directive": "stop", "reason": reason, "checkpoint": checkpoint}
         return self._broadcast(message, standing=True)
+
+    def send_steering(self, message: dict[str, Any]) -> int:
+        """Rules or a command, for every process that goes by them, now or later; gives how many were reached.
+
+        `expires_in_s` is counted from this call on.
+        """
+        now = self._clock()
+        with self._lock:
+            if message["type"] == "rules":
+                self._sent_steering = [one for one in self._sent_steering if one[1]["type"] != "rules"]
+            self._sent_steering.append((now, message))
+            line = _steering_line(message, 0.0)
+            steered = [peer for fd, peer in self._peers.items() if fd in self._hellos and self._hellos[fd].steering]
+            return sum(self._send(peer, line) for peer in steered)
+
+    def settle(self, timeout_s: float = SETTLE_S) -> bool:
+        """Wait until all that was sent so far has been read, as it is from a process that has ended."""
+        settled = threading.Event()
+        with self._lock:
+            self._settling.append(settled)
+        self._waker.send(b"s")
+        return settled.wait(timeout_s)
 
     def close(self) -> None:
         """End all connections and remove the socket. May be called twice."""
@@ -235,11 +236,17 @@ class ChannelServer:
 
     def _serve(self) -> None:
         while not self._closing:
-            for key, _events in self._selector.select():
+            ready = self._selector.select(0 if self._settling else None)
+            if not ready:
+                with self._lock:
+                    settled, self._settling = self._settling, []
+                for one in settled:
+                    one.set()
+            for key, _events in ready:
                 if key.fileobj is self._listener:
                     self._accept()
                 elif key.fileobj is self._wake:
-                    return
+                    self._wake.recv(64)
                 elif isinstance(key.data, _Peer):
                     self._receive(key.data)
 
@@ -303,12 +310,17 @@ class ChannelServer:
 
     def _take(self, peer: _Peer, line: bytes) -> None:
         try:
-            message = _parse(line, self._places)
-        except _ProtocolError as error:
+            message = parse(line, self._places)
+        except ProtocolError as error:
             self._refuse(error.kind, str(error))
             return
         if isinstance(message, Hello):
-            self._hellos[peer.connection.fileno()] = message
+            fd = peer.connection.fileno()
+            greeted, self._hellos[fd] = fd in self._hellos, message
+            if message.steering and not greeted:
+                now = self._clock()
+                for sent_at, told in self._sent_steering:
+                    self._send(peer, _steering_line(told, now - sent_at))
         elif isinstance(message, Progress):
             moved = self._progress is None or message.step != self._progress.step
             if moved or message.phase not in (None, self._phase):
@@ -316,6 +328,8 @@ class ChannelServer:
             self._progress, self._phase = message, message.phase or self._phase
         elif isinstance(message, ArtifactNotice):
             self._artifacts.append(message.path)
+        elif isinstance(message, SteeringNotice):
+            self._steering.append(message.message)
         else:
             self._checkpoints.append(message)
         self._news.set()
@@ -329,55 +343,7 @@ def _private_directory() -> Path:
     raise OSError(f"the temporary directory's path is too long for a socket: {tempfile.gettempdir()}")
 
 
-def _parse(line: bytes, places: Sequence[Path]) -> Hello | Progress | CheckpointNotice | ArtifactNotice:
-    try:
-        message = json.loads(line)
-    except (ValueError, RecursionError) as error:
-        raise _ProtocolError("malformed", f"not JSON: {line[:80]!r}: {error}") from error
-    if not isinstance(message, dict):
-        raise _ProtocolError("malformed", f"not an object: {line[:80]!r}")
-    kind = message.get("type")
-    if kind == "hello":
-        return Hello(_integer(message, "pid"), _integer(message, "protocol"))
-    if kind == "progress":
-        total = None if message.get("total") is None else _integer(message, "total")
-        return Progress(_integer(message, "step"), total, usable_metrics(message.get("metrics")), _phase_of(message))
-    if kind == "checkpoint":
-        return CheckpointNotice(
-            _integer(message, "step"),
-            _path_inside(message, places, "checkpoint"),
-            usable_metrics(message.get("metrics")),
-            usable_metrics({"stall_s": message.get("stall_s")}).get("stall_s"),
-        )
-    if kind == "artifact":
-        return ArtifactNotice(_path_inside(message, places[:1], "artifact"))
-    raise _ProtocolError("malformed", f"unknown type {str(kind)[:40]!r}")
-
-
-def _integer(message: dict[str, Any], name: str) -> int:
-    value = message.get(name)
-    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= MAX_STEP:
-        raise _ProtocolError("invalid", f"{name} must be an integer from 0 to {MAX_STEP}, got {str(value)[:40]!r}")
-    return value
-
-
-def _phase_of(message: dict[str, Any]) -> tuple[str, int] | None:
-    phase = message.get("phase")
-    if phase is None:
-        return None
-    if not isinstance(phase, dict) or not isinstance(phase.get("name"), str):
-        raise _ProtocolError("invalid", f"a phase has a name, got {str(phase)[:80]!r}")
-    return phase["name"], _integer(phase, "done")
-
-
-def _path_inside(message: dict[str, Any], places: Sequence[Path], what: str) -> Path:
-    value = message.get("path")
-    if not isinstance(value, str) or not value.startswith("/") or "\0" in value:
-        raise _ProtocolError("invalid", f"path must be absolute, got {str(value)[:80]!r}")
-    try:
-        path = Path(value).resolve()
-    except (OSError, ValueError, RuntimeError) as error:
-        raise _ProtocolError("invalid", f"path {value[:80]!r}: {error}") from error
-    if not any(place in path.parents for place in places):
-        raise _ProtocolError("invalid", f"{what} {value[:80]!r} is not inside the output directory")
-    return path
+def _steering_line(message: dict[str, Any], age_s: float) -> bytes:
+    if "expires_in_s" in message:
+        message = {**message, "expires_in_s": message["expires_in_s"] - age_s}
+    return json.dumps(message, ensure_ascii=False).encode() + b"\n"

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from contract.jobs import FailureClass
-from gpu_client.training.channel import BAD_INPUT_EXIT_CODE
+from gpu_client.training.protocol import BAD_INPUT_EXIT_CODE
 
 
 @dataclass(frozen=True, slots=True)

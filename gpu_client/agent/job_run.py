@@ -12,10 +12,11 @@ import time
 from collections.abc import Callable
 
 from contract.jobs import FailureClass
-from contract.work import Directive, HeartbeatRequest, WorkItem
+from contract.work import Directive, HeartbeatAnswer, HeartbeatRequest, WorkItem
 from gpu_client.agent.artifact_shipper import ArtifactShipper
 from gpu_client.agent.attempt_errors import expected, failure_of
-from gpu_client.agent.channel_server import Progress, StopReason
+from gpu_client.agent.channel_messages import Progress
+from gpu_client.agent.channel_server import StopReason
 from gpu_client.agent.checks import failed_outputs
 from gpu_client.agent.committer import Committer
 from gpu_client.agent.conditions import Condition
@@ -31,6 +32,7 @@ from gpu_client.agent.log_shipper import LogShipper
 from gpu_client.agent.pace import Pace
 from gpu_client.agent.settings import AgentSettings
 from gpu_client.agent.signals import StopLevel, StopRequest
+from gpu_client.agent.steering_relay import Leaving, SteeringRelay
 from gpu_client.agent.steps import Steps, StepsEnd, Surroundings
 from gpu_client.agent.supervisor import Supervisor
 from gpu_client.agent.trainer_output import TrainerOutput
@@ -44,6 +46,7 @@ from gpu_client.transport.errors import (
     DigestMismatch,
     LeaseLost,
     NotStoredYet,
+    RollbackRefused,
     TransferCanceled,
     TransferError,
     Unauthorized,
@@ -52,10 +55,6 @@ from gpu_client.transport.transfer import Transfer
 
 logger = logging.getLogger("baton.job")
 
-LEAVE_MIN_S = 30.0
-"""After a SIGTERM, and after the trainer's own grace, the last checkpoint has at least this long to be stored."""
-LEAVE_MARGIN_S = 3.0
-"""So long before the machine is gone the job is handed back, whatever is still under way."""
 PATIENCE_S = 600.0
 """The same where the machine stays: after a pause, a failure, the end of the training."""
 SHOW_PATIENCE_S = 20.0
@@ -105,8 +104,8 @@ class JobRun:
         """What the last step printed last."""
         self._output = TrainerOutput(echo=lambda line: logger.debug("| %s", line))
         self._shipper: LogShipper | None = None
-        # A heartbeat that takes longer than the interval is one that did not come.
-        heart = client.within(max(float(item.heartbeat_interval_s), 2.0))
+        self._steering = SteeringRelay(item.control, spoken_of="control" in item.model_fields_set)
+        heart = client.within(max(float(item.heartbeat_interval_s), 2.0))  # one that takes longer did not come
         self._keeper = LeaseKeeper(
             item,
             lambda request: heart.heartbeat(item.id, item.lease_token, request),
@@ -114,10 +113,11 @@ class JobRun:
             on_directive=self._directed,
             on_lost=self._lease_lost,
             on_pause=on_alive,
+            on_answer=self._answered,
             claimed_at=claimed_at,
         )
         self._calls = LeasedCalls(client, self._keeper, given_up=self._out_of_time)
-        self._last_word = LastWord(item, settings.identity(), self._calls, self._ship_last_lines)
+        self._last_word = LastWord(item, settings.identity(), self._calls, self._before_last_word, self._steering)
 
     def run(self) -> Outcome:
         """Do the attempt. Raises WorkspaceError if the disk cannot be cleared for the next one."""
@@ -167,7 +167,13 @@ class JobRun:
             total_steps=progress.total if progress else None,
             metrics=(progress.metrics or None) if progress else None,
             goodput=self._pace.goodput(),
+            # Not set is not sent: a control plane that knows no rules would refuse the heartbeat.
+            **({"control": self._steering.report()} if self._steering.spoken_of else {}),
         )
+
+    def _answered(self, request: HeartbeatRequest, answer: HeartbeatAnswer) -> None:
+        if request.control is not None:
+            self._steering.heard(request.control, answer)
 
     def _directed(self, directive: Directive, reason: str) -> None:
         if directive is Directive.PAUSE:
@@ -192,14 +198,7 @@ class JobRun:
         return self._ended.is_set() or self._leaving() is not None
 
     def _out_of_time(self) -> bool:
-        """We have to leave, and the time for doing so in good order is used up."""
-        if self._stop.level is StopLevel.NOW:
-            return True
-        left_s = self._stop.left_s()
-        if left_s is not None:
-            return left_s <= LEAVE_MARGIN_S
-        grace_s = float(self._item.stop_grace_s)
-        return self._stop.pending_s() > grace_s + max(grace_s, LEAVE_MIN_S)
+        return self._stop.out_of_time(float(self._item.stop_grace_s))
 
     def _progress(self) -> Progress | None:
         return self._steps.progress() if self._steps else None
@@ -254,6 +253,7 @@ class JobRun:
             over=self._ended,
             canceled=lambda: self._lost_outcome() is Outcome.CANCELED,
             leaving=self._leaving,
+            steering=self._steering,
         )
         early = ArtifactShipper(
             directories.output,
@@ -303,7 +303,12 @@ class JobRun:
         # The next attempt may go on from parts of a shared file that this one has just shown.
         until = time.monotonic() + SHOW_PATIENCE_S
         early.drain(lambda: self._out_of_time() or time.monotonic() > until)
-        return self._release() if end.failure is None else self._fail(end.failure, end.status)
+        if end.failure is not None:
+            return self._fail(end.failure, end.status)
+        by_rule = self._steering.leaving
+        if by_rule is None or by_rule.kind == "stop" or self._leaving() is not None:
+            return self._release()
+        return self._hand_back(by_rule)
 
     def _drain(self, committer: Committer) -> None:
         """Let the last checkpoint be committed, for as long as that makes sense."""
@@ -359,6 +364,13 @@ class JobRun:
             message = f"{message}; no last checkpoint: {skipped}"
         return self._report(lambda: self._last_word.release(reason, message, self._pace.goodput()), Outcome.RELEASED)
 
+    def _hand_back(self, by_rule: Leaving) -> Outcome:
+        """A rule wants the job to go on elsewhere, later, or from an earlier checkpoint."""
+        try:
+            return self._report(lambda: self._last_word.leave(by_rule, self._pace.goodput()), Outcome.RELEASED)
+        except RollbackRefused as error:
+            return self._fail(Failure(FailureClass.STOPPED_BY_RULE, f"{by_rule.reason}; {error.message}"))
+
     def _lost_outcome(self) -> Outcome:
         return Outcome.CANCELED if self._lost and self._lost.canceled else Outcome.LOST
 
@@ -368,12 +380,17 @@ class JobRun:
         except LeaseLost as error:
             self._lease_lost(Lost(error.code, error.message))
             return self._lost_outcome()
+        except RollbackRefused:
+            raise
         except BatonError as error:
             # Nobody is left to tell: the lease runs out, and the job goes to another worker.
             logger.error("job %s: the end of the attempt could not be reported: %s", self._item.id, error)
             return self._lost_outcome()
         return outcome
 
-    def _ship_last_lines(self) -> None:
+    def _before_last_word(self) -> None:
+        """What a heartbeat has no room for in the last word, and what the training printed last."""
+        while self._steering.behind and self._keeper.beat():
+            pass
         if self._shipper is not None and self._stop.level is not StopLevel.NOW:
             self._shipper.flush()

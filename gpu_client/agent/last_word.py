@@ -4,12 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from enum import StrEnum
+from typing import TypeVar
 
 from contract.goodput import Goodput
+from contract.steering import EndedBy
 from contract.work import CompleteRequest, DeclaredArtifact, FailRequest, ReleaseRequest, SaladIdentity, WorkItem
-from gpu_client.agent.channel_server import Progress
+from gpu_client.agent.channel_messages import Progress
 from gpu_client.agent.failures import ExitStatus, Failure
 from gpu_client.agent.leased_calls import LeasedCalls
+from gpu_client.agent.steering_relay import Leaving, SteeringRelay, leave_by_rule
+
+_Request = TypeVar("_Request", CompleteRequest, FailRequest, ReleaseRequest)
 
 MAX_MESSAGE_CHARS = 1024
 MAX_RELEASE_MESSAGE_CHARS = 512
@@ -34,12 +39,18 @@ class LastWord:
     """
 
     def __init__(
-        self, item: WorkItem, identity: SaladIdentity, calls: LeasedCalls, before: Callable[[], object]
+        self,
+        item: WorkItem,
+        identity: SaladIdentity,
+        calls: LeasedCalls,
+        before: Callable[[], object],
+        steering: SteeringRelay,
     ) -> None:
         self._item = item
         self._identity = identity.model_dump()
         self._calls = calls
         self._before = before
+        self._steering = steering
 
     def complete(
         self, artifacts: Sequence[DeclaredArtifact], progress: Progress | None, goodput: Goodput | None = None
@@ -52,9 +63,10 @@ class LastWord:
             step=progress.step if progress else None,
             metrics=progress.metrics or None if progress else None,
             goodput=goodput,
+            **self._ended_by(),
         )
         token = self._item.lease_token
-        self._calls.insist("complete", lambda client: (self._before(), client.complete(token, request)))
+        self._calls.insist("complete", lambda client: (self._before(), client.complete(token, self._steered(request))))
 
     def fail(
         self, failure: Failure, status: ExitStatus | None, tail: Sequence[str], goodput: Goodput | None = None
@@ -69,9 +81,10 @@ class LastWord:
             message=_text(failure.reason, MAX_MESSAGE_CHARS),
             log_tail=[_text(line, MAX_LOG_LINE_CHARS) for line in tail[-MAX_LOG_LINES:]],
             goodput=goodput,
+            **self._ended_by(),
         )
         token = self._item.lease_token
-        self._calls.insist("fail", lambda client: (self._before(), client.fail(token, request)))
+        self._calls.insist("fail", lambda client: (self._before(), client.fail(token, self._steered(request))))
 
     def release(self, reason: str, message: str, goodput: Goodput | None = None) -> None:
         """The job goes back, now: `reason` is "pause" or "sigterm"."""
@@ -82,8 +95,35 @@ class LastWord:
             message=_text(message, MAX_RELEASE_MESSAGE_CHARS),
             goodput=goodput,
         )
+        self._hand_back(request)
+
+    def leave(self, by_rule: Leaving, goodput: Goodput | None = None) -> None:
+        """The job goes back because a rule wants it. RollbackRefused if it may not once more."""
+        request = ReleaseRequest(
+            **self._identity,
+            job_id=self._item.id,
+            reason=by_rule.kind,
+            message=_text(by_rule.reason, MAX_RELEASE_MESSAGE_CHARS),
+            goodput=goodput,
+            by_rule=leave_by_rule(by_rule),
+        )
+        self._hand_back(request)
+
+    def _hand_back(self, request: ReleaseRequest) -> None:
         token = self._item.lease_token
-        self._calls.insist("release", lambda client: (self._before(), client.release(token, request)))
+        self._calls.insist("release", lambda client: (self._before(), client.release(token, self._steered(request))))
+
+    # What is not set is not sent: a control plane that knows nothing of rules would refuse it.
+
+    def _ended_by(self) -> dict[str, EndedBy]:
+        leaving = self._steering.leaving
+        known = self._steering.spoken_of and leaving is not None and leaving.kind == "stop"
+        return {"ended_by": leaving.ended_by} if leaving is not None and known else {}
+
+    def _steered(self, request: _Request) -> _Request:
+        """With what rules have said and done, as of now: heartbeats have told the most of it in the meantime."""
+        update = {"control": self._steering.report()} if self._steering.spoken_of else {}
+        return request.model_copy(update=update)
 
 
 def _text(text: str, max_chars: int) -> str:

@@ -82,8 +82,9 @@ class LeaseKeeper:
     """Sends heartbeats from a thread of its own until closed or lost.
 
     `status` is asked for what to report; if it raises, the heartbeat goes out without. `on_directive` and `on_lost` are
-    called from the keeper's thread (or from `prove`'s caller) and must return at once, and so must `on_pause`: it hears
-    from the thread in how many seconds the next heartbeat is over, answered or not.
+    called from the keeper's thread (or from `prove`'s caller) and must return at once, and so must `on_answer`,
+    which hears of each accepted heartbeat, and `on_pause`: it hears from the thread in how many seconds the next
+    heartbeat is over, answered or not.
     """
 
     def __init__(
@@ -95,6 +96,7 @@ class LeaseKeeper:
         on_directive: Callable[[Directive, str], None],
         on_lost: Callable[[Lost], None],
         on_pause: Callable[[float], None] = lambda pause_s: None,
+        on_answer: Callable[[HeartbeatRequest, HeartbeatAnswer], None] = lambda request, answer: None,
         claimed_at: float,
         clock: Callable[[], float] = time.monotonic,
         rng: random.Random | None = None,
@@ -104,6 +106,7 @@ class LeaseKeeper:
         self._on_directive = on_directive
         self._on_lost = on_lost
         self._on_pause = on_pause
+        self._on_answer = on_answer
         self._clock = clock
         self._rng = rng or random.Random()  # noqa: S311 - jitter
         self._duration_s = float(item.lease_duration_s)
@@ -168,6 +171,7 @@ class LeaseKeeper:
             self._proven_at = sent_at
             self._duration_s = float(answer.lease_duration_s)
             self._interval_s = _kept_interval_s(answer.heartbeat_interval_s)
+            self._on_answer(request, answer)
         return self._obey(answer)
 
     def next_pause_s(self) -> float:

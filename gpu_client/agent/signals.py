@@ -28,6 +28,12 @@ class StopLevel(IntEnum):
     """Leave at once."""
 
 
+LEAVE_MIN_S = 30.0
+"""After a SIGTERM, and after the trainer's own grace, the last checkpoint has at least this long to be stored."""
+LEAVE_MARGIN_S = 3.0
+"""So long before the machine is gone the job is handed back, whatever is still under way."""
+
+
 class StopRequest:
     """Like ``threading.Event``, with two levels and the reason. It only ever rises.
 
@@ -71,6 +77,15 @@ class StopRequest:
         """Seconds until the machine is gone; None if nobody knows."""
         with self._lock:
             return None if self._gone_at is None else max(self._gone_at - self._clock(), 0.0)
+
+    def out_of_time(self, grace_s: float) -> bool:
+        """Whether the time for leaving in good order is used up. `grace_s`: the trainer's own."""
+        if self.level is StopLevel.NOW:
+            return True
+        left_s = self.left_s()
+        if left_s is not None:
+            return left_s <= LEAVE_MARGIN_S
+        return self.pending_s() > grace_s + max(grace_s, LEAVE_MIN_S)
 
     def request(self, reason: str) -> StopLevel:
         """Ask to stop: the first time to drain, again (later than ``same_request_s``) to leave now.

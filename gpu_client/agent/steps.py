@@ -14,7 +14,8 @@ from contract.jobs import FailureClass
 from contract.recipes.plan import CommandOrder, StepOrder
 from contract.work import WorkItem
 from gpu_client.agent.attempt_errors import start_failure
-from gpu_client.agent.channel_server import ChannelServer, Progress, StopReason
+from gpu_client.agent.channel_messages import Progress
+from gpu_client.agent.channel_server import ChannelServer, StopReason
 from gpu_client.agent.checks import changed_inputs, failed_outputs, look_at_inputs
 from gpu_client.agent.committer import Committer, Staged
 from gpu_client.agent.conditions import Condition
@@ -23,6 +24,7 @@ from gpu_client.agent.harvest import Harvest
 from gpu_client.agent.ledger import RECORD, StepLedger, plan_of
 from gpu_client.agent.pace import Pace
 from gpu_client.agent.signals import StopRequest
+from gpu_client.agent.steering_relay import SteeringRelay
 from gpu_client.agent.supervisor import TrainerProcess
 from gpu_client.agent.trainer_environment import expanded, trainer_environment
 from gpu_client.agent.trainer_output import TrainerOutput
@@ -68,6 +70,7 @@ class Surroundings:
     over: CancelEvent
     canceled: Callable[[], bool]
     leaving: Callable[[], StopReason | None]
+    steering: SteeringRelay
 
     def interrupted(self) -> bool:
         """Nothing more is to be started."""
@@ -175,6 +178,12 @@ class Steps:
         arena = None if self._ledger.finished or order.checkpoints == "none" else self._directories.arena
         with ChannelServer(self._directories.output, arena=arena) as channel:
             self._channel = channel
+            steering = self._around.steering
+            steering.attach(channel)
+            try:
+                steering.write_start(self._directories.control)
+            except OSError as error:
+                return StepsEnd(False, failure=start_failure(error))
             environment = trainer_environment(
                 self._item,
                 self._directories,
@@ -202,6 +211,7 @@ class Steps:
         saves = order.checkpoints != "none"
 
         def gather(news: bool) -> None:
+            self._around.steering.take()
             self._show_finished(channel)
             if saves:
                 self._harvest.gather(trainer, self._committer, now=news)
@@ -220,6 +230,8 @@ class Steps:
             timeout_s=order.timeout_s,
         )
         end = self._run.run()
+        channel.settle()  # how the training is to be reported was the last that it said
+        self._around.steering.take()
         self._show_finished(channel)
         if saves:
             self._harvest.gather_rest(self._committer, clean_exit=end.status.code == 0)
@@ -235,6 +247,12 @@ class Steps:
 
     def _judged(self, order: StepOrder, end: TrainerEnd, inputs: Mapping[str, tuple[int, int]]) -> StepsEnd:
         status = end.status
+        by_rule = self._around.steering.leaving
+        if by_rule is not None and status.clean and (by_rule.failed or by_rule.kind != "stop"):
+            # Never done; if others want the machine back at the same moment, it is handed back to them.
+            failed = by_rule.failed and not self._around.leaving()
+            failure = Failure(FailureClass.STOPPED_BY_RULE, by_rule.reason) if failed else None
+            return StepsEnd(False, status, failure)
         if status.clean and not status.stopped_by_us and not self._left_early():
             failure = changed_inputs(self._directories.data, dict(inputs)) or failed_outputs(
                 self._directories.output, order.outputs, order.optional_outputs

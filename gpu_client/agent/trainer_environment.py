@@ -38,6 +38,7 @@ def trainer_environment(
         "BATON_OUTPUT_DIR": str(directories.output),
         "BATON_RESUME_FROM": resume_from,
         "BATON_PARAMS": str(directories.params),
+        "BATON_CONTROL": str(directories.control) if channel else "",
         "BATON_CHANNEL": channel,
         "BATON_ARENA": str(directories.arena or "") if use_arena else "",
     }

@@ -94,6 +94,11 @@ class JobDirectories:
     arena: Path | None = None
     """Shared memory for staging checkpoints, if there is any."""
 
+    @property
+    def control(self) -> Path:
+        """What the training begins with of rules and commands."""
+        return self.root / "control.json"
+
     def write_params(self, parameters: Mapping[str, object]) -> None:
         """The job's parameters, for the training to read. Raises DiskFullError."""
         with disk_errors(self.params):

@@ -26,6 +26,7 @@ from gpu_client.cli import (
     login,
     logs,
     recipes,
+    rules,
     steer,
     submit,
     watch,
@@ -43,7 +44,10 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for commands in (login, data, submit, jobs, watch, logs, explain, steer, fetch, recipes, keys, webhooks, local, doctor):
+_IN_ORDER = (
+    login, data, submit, jobs, watch, logs, explain, steer, rules, fetch, recipes, keys, webhooks, local, doctor,
+)  # fmt: skip
+for commands in _IN_ORDER:
     commands.register(app)
 
 

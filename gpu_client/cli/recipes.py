@@ -9,13 +9,13 @@ from typing import Annotated
 import typer
 
 from contract.documents import MAX_DOCUMENT_BYTES
-from contract.errors import Fault
 from contract.recipes.calls import RecipeSummary
 from contract.recipes.lint import Linted, lint
 from contract.recipes.model import Recipe
 from gpu_client.cli.built_in import built_in_document
+from gpu_client.cli.documents import raise_faults, read_text, told
 from gpu_client.cli.errors import CliError, ExitCode
-from gpu_client.cli.formats import count, moment
+from gpu_client.cli.formats import moment
 from gpu_client.cli.output import FOLDED, Column
 from gpu_client.cli.profiles import NoProfileError
 from gpu_client.cli.recipe_page import page_of
@@ -46,7 +46,7 @@ def lint_file(context: typer.Context, file: FileArgument, as_json: AsJson = Fals
         session.screen.json({"file": str(file), "faults": [fault._asdict() for fault in linted.faults]})
     else:
         for fault in linted.faults:
-            session.screen.line(_told(file, fault))
+            session.screen.line(told(file, fault))
         if linted.recipe is not None:
             session.screen.line(f"{file}: {linted.recipe.id} has no faults")
     if linted.faults:
@@ -161,17 +161,7 @@ def run(
 
 
 def _text(file: Path) -> str:
-    """A recipe's document. Raises CliError."""
-    try:
-        with file.open("rb") as opened:
-            data = opened.read(MAX_DOCUMENT_BYTES + 1)
-        if len(data) > MAX_DOCUMENT_BYTES:
-            raise CliError(f"{file} is larger than a recipe can be ({MAX_DOCUMENT_BYTES} bytes)")
-        return data.decode("utf-8-sig")
-    except OSError as error:
-        raise CliError(f"{file} cannot be read: {error.strerror}") from error
-    except UnicodeDecodeError as error:
-        raise CliError(f"{file} is not UTF-8 text") from error
+    return read_text(file, "a recipe", MAX_DOCUMENT_BYTES)
 
 
 def _document(session: Session, name: str) -> str:
@@ -186,16 +176,10 @@ def _document(session: Session, name: str) -> str:
         return found
 
 
-def _told(file: Path, fault: Fault) -> str:
-    field = f"{fault.field}: " if fault.field else ""
-    return f"{file}:{fault.line}:{fault.column}: {field}{fault.reason}. {fault.remedy}".rstrip()
-
-
 def _sound(file: Path, linted: Linted) -> Recipe:
     """The recipe. Raises CliError with all of its faults."""
     if linted.recipe is None:
-        faults = [_told(file, fault) for fault in linted.faults]
-        raise CliError(f"{file} has {count(len(faults), 'fault')}", problems=faults)
+        raise_faults(file, linted.faults)
     return linted.recipe
 
 

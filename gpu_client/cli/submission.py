@@ -28,6 +28,7 @@ class Options:
     priority: int | None = None
     webhook: str | None = None
     checkpoint_every: str | None = None
+    rules: str | None = None
     settings: Sequence[str] = ()
     inputs: Sequence[str] = ()
     tags: Sequence[str] = ()
@@ -55,7 +56,7 @@ def read_document(text: str, name: str) -> dict[str, Any]:
 def build_job(document: dict[str, Any], options: Options) -> JobSubmit:
     """The job to submit; options win over the document. Raises CliError naming each wrong field."""
     wanted: dict[str, Any] = dict(document)
-    for name in ("recipe", "name", "queue", "priority", "webhook"):
+    for name in ("recipe", "name", "queue", "priority", "webhook", "rules"):
         value = getattr(options, name)
         if value is not None:
             wanted[name] = value

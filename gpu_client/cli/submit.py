@@ -8,6 +8,9 @@ from typing import Annotated
 
 import typer
 
+from contract.rules.document import load
+from contract.steering import MAX_RULES_BYTES
+from gpu_client.cli.documents import read_text, require_sound
 from gpu_client.cli.errors import CliError
 from gpu_client.cli.pending import idempotency_key
 from gpu_client.cli.profiles import state_directory
@@ -43,6 +46,9 @@ def submit(
         str | None,
         typer.Option(metavar="TIME|auto", help="Ask a script with our session for checkpoints so often: 15m, auto."),
     ] = None,
+    rules: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="What watches and steers the training: docs/rules.md.")
+    ] = None,
     webhook: Annotated[str | None, typer.Option(help="Id of one that is told of this job's events too.")] = None,
     tags: Annotated[list[str] | None, typer.Option("--tag", metavar="NAME=VALUE", help="May be repeated.")] = None,
     as_json: AsJson = False,
@@ -61,6 +67,7 @@ def submit(
         priority=priority,
         webhook=webhook,
         checkpoint_every=checkpoint_every,
+        rules=_rules(rules) if rules is not None else None,
         settings=settings or (),
         inputs=inputs or (),
         tags=tags or (),
@@ -77,6 +84,13 @@ def submit(
             session.screen.json(submitted)
         else:
             session.screen.raw(submitted.id)
+
+
+def _rules(file: Path) -> str:
+    """A rule document without faults. Raises CliError."""
+    text = read_text(file, "a rule document", MAX_RULES_BYTES)
+    require_sound(file, load(text).faults)
+    return text
 
 
 def _read(file: str) -> str:

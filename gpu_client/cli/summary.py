@@ -37,6 +37,8 @@ class Summary:
     checkpoint_step: int | None
     machine_id: str | None
     reason: str
+    ended_by: str = ""
+    """The rule or command that ended the training."""
     goodput: Goodput | None = None
     """Of all attempts."""
 
@@ -78,6 +80,7 @@ def summarize(
         checkpoint_step=job.checkpoint_step,
         machine_id=job.machine_id,
         reason=reason_text(job),
+        ended_by=ended_by_text(job),
         goodput=goodput,
     )
 
@@ -113,6 +116,15 @@ def reason_text(job: JobView) -> str:
     return f"{job.reason.code}: {job.reason.message}" if job.reason.message else job.reason.code
 
 
+def ended_by_text(job: JobView) -> str:
+    """`rule spike at step 120: loss = 7.25`; "" where none ended it."""
+    by = job.ended_by
+    if by is None:
+        return ""
+    who = f"rule {by.rule}" if by.rule else f"command {by.command}"
+    return f"{who} at step {by.step:,}" + (f": {by.message}" if by.message else "")
+
+
 def headline(summary: Summary) -> str:
     """Everything on one line."""
     parts: list[str] = [summary.state.value]
@@ -135,4 +147,6 @@ def headline(summary: Summary) -> str:
         parts.append(f"goodput {goodput}")
     if summary.reason and summary.state is not JobState.COMPLETE:
         parts.append(summary.reason)
+    elif summary.ended_by and summary.state.terminal:
+        parts.append(f"ended by {summary.ended_by}")
     return ", ".join(parts)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Annotated
 
@@ -15,6 +15,7 @@ from rich.text import Text
 from contract.history import AttemptView
 from contract.jobs import JobState, JobView, Progress
 from gpu_client.cli.errors import ExitCode
+from gpu_client.cli.firings import Firings
 from gpu_client.cli.formats import finite, plain
 from gpu_client.cli.goodput import goodput_lines, total_of
 from gpu_client.cli.pictures import Pictures
@@ -54,8 +55,11 @@ def watch(
         watcher = _Watcher(client, full_id(client, job_id), price)
         first = watcher.look()
         with display(session, as_json) as show:
-            pictures = Pictures(session, client, as_json=as_json, look_every_s=pause_s)
-            last = _until_the_end(session, watcher, first, show=show, pictures=pictures, every_s=pause_s)
+            beside = (
+                Pictures(session, client, as_json=as_json, look_every_s=pause_s),
+                Firings(session, client, as_json=as_json, look_every_s=pause_s),
+            )
+            last = _until_the_end(session, watcher, first, show=show, beside=beside, every_s=pause_s)
     if not as_json:
         session.screen.line(f"{last.id[:SHOWN_ID_CHARACTERS]} {headline(last)}")
         session.screen.fields(goodput_lines(last.goodput, price))
@@ -102,14 +106,15 @@ def _until_the_end(
     first: Summary,
     *,
     show: Callable[[Summary], None],
-    pictures: Pictures,
+    beside: Sequence[Pictures | Firings],
     every_s: float,
 ) -> Summary:
     """The last look. Once it has been reached, the control plane may blink: that is said once, and waited for."""
     now, silent = first, False
     while True:
         # First: whoever reads JSON may stop at the line that says the end.
-        pictures.look(now.id, now.state)
+        for one in beside:
+            one.look(now.id, now.state)
         show(now)
         if now.state.terminal:
             return now

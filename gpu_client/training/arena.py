@@ -20,8 +20,8 @@ from pathlib import Path
 import torch
 
 from gpu_client.training import commit
-from gpu_client.training.channel import ARENA_CHECKPOINT
 from gpu_client.training.memory import available_bytes
+from gpu_client.training.protocol import ARENA_CHECKPOINT
 from gpu_client.training.tensor_file import Contents, Layout, MappedFile
 
 KEPT_FREE_BYTES = 256 * 2**20

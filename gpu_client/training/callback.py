@@ -8,19 +8,30 @@
     trainer.train(resume_from_checkpoint=callback.resume_from)
 
 The Trainer writes `checkpoint-<step>/` itself, with its optimizer, scheduler and random states; the callback then
-marks the directory complete and tells the agent.
+marks the directory complete and tells the agent. Rules hear what is logged and evaluated; they and commands can stop,
+save, evaluate (if the Trainer has something to evaluate on) and turn the learning rate. Whether a rule ended the
+training as complete says `session.finishing`, after `trainer.train`.
 """
 
 from __future__ import annotations
 
+import json
+import logging
 from pathlib import Path
 from typing import Any
 
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
+from gpu_client.controller.knobs import LearningRate
 from gpu_client.training import commit
 from gpu_client.training.errors import SessionError
 from gpu_client.training.session import Session
+
+STEERING_FILE = "steering.json"
+"""Counters of rules, in a checkpoint that the Trainer writes."""
+EVALUATED = "eval_"
+
+log = logging.getLogger("baton.training")
 
 
 class BatonCallback(TrainerCallback):  # type: ignore[misc]  # transformers is not followed
@@ -44,27 +55,34 @@ class BatonCallback(TrainerCallback):  # type: ignore[misc]  # transformers is n
         return str(directory)
 
     def on_train_begin(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **more: Any
     ) -> TrainerControl:
-        """Refuse an output directory that nobody watches."""
+        """Refuse an output directory that nobody watches; say what rules may do, and go on with their counters."""
         if Path(args.output_dir).absolute() != self._session.output_dir:
             raise SessionError(
                 f"the Trainer writes to {args.output_dir}, the session to {self._session.output_dir}",
                 "Use TrainingArguments(output_dir=str(session.output_dir))",
             )
+        steering = self._session.steering
+        if more.get("optimizer") is not None:
+            schedulers = [one for one in (more.get("lr_scheduler"),) if one is not None]
+            steering.offer(knobs={"lr": LearningRate(more["optimizer"], *schedulers)})
+        steering.offer(evaluate=bool(args.do_eval) or args.eval_strategy != "no")
+        directory = self._session.resume_from
+        if directory is not None and state.global_step and (directory / STEERING_FILE).exists():
+            steering.load_state_dict(json.loads((directory / STEERING_FILE).read_text(encoding="utf-8")))
+        steering.resumed(state.global_step, ())
+        self._show_losses(args)
         return control
 
     def on_step_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
     ) -> TrainerControl:
-        """Report the step; pass on a wish for a checkpoint or a stop."""
-        if state.is_world_process_zero:
-            self._session.report(state.global_step, state.max_steps, **self._logged)
-        if self._session.checkpoint_due(state.global_step):
-            control.should_save = True
-        if self._session.should_stop:
-            control.should_training_stop = True
-        return control
+        """Report the step; pass on what the session, a rule or a command wants."""
+        new = {} if state.epoch is None else {"epoch": state.epoch}
+        self._session.report_new(state.global_step, state.max_steps, new, shown=self._logged)
+        self._show_losses(args)
+        return self._obey(state, control)
 
     def on_log(
         self,
@@ -75,10 +93,25 @@ class BatonCallback(TrainerCallback):  # type: ignore[misc]  # transformers is n
         **_: Any,
     ) -> TrainerControl:
         """Report what the Trainer logs: loss, learning rate, evaluation."""
-        if state.is_world_process_zero:
-            self._logged |= _numbers(logs)
-            self._session.report(state.global_step, state.max_steps, **self._logged)
-        return control
+        numbers = _numbers(logs)
+        self._logged = self._logged | numbers
+        # An evaluation is an event of its own: rules hear of it in on_evaluate.
+        new = {} if any(name.startswith(EVALUATED) for name in numbers) else numbers
+        self._session.report_new(state.global_step, state.max_steps, new, shown=self._logged)
+        return self._obey_alone(state, control)
+
+    def on_evaluate(
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        metrics: dict[str, Any] | None = None,
+        **_: Any,
+    ) -> TrainerControl:
+        """An evaluation is done: `eval_loss` is `eval.loss` in rules, and `eval_val_loss` is `eval.val_loss`."""
+        found = {name.removeprefix(EVALUATED): value for name, value in _numbers(metrics).items()}
+        self._session.steering.evaluated(state.global_step, found)
+        return self._obey_alone(state, control)
 
     def on_save(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
@@ -86,8 +119,31 @@ class BatonCallback(TrainerCallback):  # type: ignore[misc]  # transformers is n
         """The Trainer has finished writing: commit the directory."""
         logged = state.log_history[-1] if state.log_history else {}
         metrics = _numbers(logged) if logged.get("step") == state.global_step else {}
+        steering = self._session.steering
+        directory = commit.checkpoint_path(self._session.output_dir, state.global_step)
+        if state.is_world_process_zero and steering.has_state and directory.is_dir():
+            (directory / STEERING_FILE).write_text(json.dumps(steering.state_dict()), encoding="utf-8")
         self._session.mark_complete(state.global_step, metrics)
         return control
+
+    def _obey(self, state: TrainerState, control: TrainerControl) -> TrainerControl:
+        if self._session.checkpoint_due(state.global_step):
+            control.should_save = True
+        if self._session.steering.evaluation_due:
+            control.should_evaluate = True
+        if self._session.should_stop:
+            control.should_training_stop = True
+        return control
+
+    def _obey_alone(self, state: TrainerState, control: TrainerControl) -> TrainerControl:
+        """At once, within the same step. Several processes agree once a step: a script may log on one of them only."""
+        return self._obey(state, control) if self._session.alone and state.global_step else control
+
+    def _show_losses(self, args: TrainingArguments) -> None:
+        """By default the Trainer logs a loss that is NaN or infinite as if it had not been."""
+        if args.logging_nan_inf_filter and "loss" in self._session.steering.engine.reads:
+            args.logging_nan_inf_filter = False
+            log.info("logging_nan_inf_filter is off: rules read the loss, and have to see when it is no number")
 
 
 def _numbers(logs: dict[str, Any] | None) -> dict[str, float]:

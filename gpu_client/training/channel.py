@@ -1,34 +1,4 @@
-"""The trainer's end of the channel to the agent: JSON lines over a Unix stream socket, and an exit code.
-
-This module owns the format (protocol 1); it needs the standard library only.
-
-trainer -> agent::
-
-    {"type": "hello", "pid": 123, "protocol": 1}
-    {"type": "progress", "step": 120, "total": 500, "metrics": {"loss": 0.5}}
-    {"type": "progress", "step": 0, "total": 500, "metrics": {...}, "phase": {"name": "images", "done": 7, "total": 20}}
-    {"type": "checkpoint", "step": 100, "path": "/abs/output/checkpoint-100", "metrics": {"loss": 0.5}}
-    {"type": "checkpoint", "step": 120, "path": "/abs/arena/checkpoint", "metrics": {"loss": 0.4}, "stall_s": 0.15}
-    {"type": "artifact", "path": "/abs/output/validation/step-000100-0.png"}
-
-agent -> trainer::
-
-    {"type": "directive", "directive": "checkpoint"}
-    {"type": "directive", "directive": "stop", "reason": "cancel", "checkpoint": false}
-
-A checkpoint's path is a directory of the output directory, or of the arena (BATON_ARENA: shared memory that the agent
-has made). The one in the arena is the agent's until it removes the marker `baton.json` from it: no message says so, for
-a message can be lost, and then the arena would never be free again. `stall_s`: how long the training stood still.
-An artifact is a finished file of the output directory that somebody may want to see before the end. `phase`: how far
-something between two steps is; its numbers are among the metrics too, as `<name>` and `<name>_total`. `total` is null
-before it is known.
-
-Lines are UTF-8 and at most `MAX_LINE_BYTES` long. Metrics are finite JSON numbers: a metric that is not a number, or
-is NaN or infinite, is left out and named once in the log. Unknown message types are ignored, so that either side may
-learn new words first.
-
-A trainer that cannot train with what the job gives it prints one line that says why, and exits with
-`BAD_INPUT_EXIT_CODE`: the attempt fails as `bad_input` with that line.
+"""The trainer's end of the channel to the agent; `protocol.py` has the format. Needs the standard library only.
 
 Training never waits for the agent: one background thread owns the socket. Progress is a slot in which the newest
 report wins; checkpoint messages are queued and delivered in order. Without an agent, or when it dies, everything here
@@ -38,7 +8,6 @@ turns into a no-op after one warning.
 from __future__ import annotations
 
 import contextlib
-import json
 import logging
 import math
 import os
@@ -51,39 +20,31 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-PROTOCOL = 1
-MAX_LINE_BYTES = 64 * 1024
-ARENA_CHECKPOINT = "checkpoint"
-"""The directory in the arena in which a checkpoint lies."""
-BAD_INPUT_EXIT_CODE = 65
-"""EX_DATAERR of sysexits.h: the parameters or the data are at fault, not the program."""
+from gpu_client.training.protocol import (
+    MAX_LINE_BYTES,
+    MAX_RULES_LINE_BYTES,
+    PROTOCOL,
+    STEERING_TYPES,
+    Directive,
+    directive_of,
+    encode,
+    parse_message,
+)
+
 PROGRESS_INTERVAL_S = 0.2
 CHECKPOINT_DELIVERY_TIMEOUT_S = 5.0
 CONNECT_TIMEOUT_S = 2.0
 CLOSE_TIMEOUT_S = 1.0
 MAX_WAITING_ARTIFACTS = 1000
 """Messages about artifacts that wait for an agent which does not read; more are left out."""
-STOP_REASONS = ("cancel", "pause", "release", "lease_lost")
+MAX_WAITING_TELLINGS = 1000
+"""The same of what rules decided."""
 
 log = logging.getLogger("baton.training")
 
 _Phase = tuple[str, int, int]
 """Its name, how much of it is done, and of how much."""
 _Report = tuple[int, int, Mapping[str, object], _Phase | None]
-
-
-@dataclass(frozen=True)
-class Directive:
-    """What the agent asks of the training loop.
-
-    kind: "checkpoint" (write one at the next step boundary) or "stop".
-    reason: why to stop, one of `STOP_REASONS` or a newer word; empty for "checkpoint".
-    checkpoint: whether a stop wants a checkpoint first.
-    """
-
-    kind: str
-    reason: str = ""
-    checkpoint: bool = False
 
 
 @dataclass
@@ -94,27 +55,6 @@ class _Message:
     step: int | None = None
     sent: bool = False
     done: threading.Event = field(default_factory=threading.Event)
-
-
-def parse_directive(line: bytes) -> Directive | None:
-    """Read one line from the agent; None for a message type or directive this version does not know.
-
-    Raises ValueError when the line is not a well-formed message.
-    """
-    message = json.loads(line)
-    if not isinstance(message, dict) or not isinstance(message.get("type"), str):
-        raise ValueError("a message is a JSON object with a string 'type'")
-    if message["type"] != "directive":
-        return None
-    kind = message.get("directive")
-    if kind == "checkpoint":
-        return Directive("checkpoint")
-    if kind != "stop":
-        return None
-    reason, checkpoint = message.get("reason"), message.get("checkpoint")
-    if not isinstance(reason, str) or not reason or not isinstance(checkpoint, bool):
-        raise ValueError("a stop has a 'reason' (string) and 'checkpoint' (true or false)")
-    return Directive("stop", reason, checkpoint)
 
 
 class Channel:
@@ -129,10 +69,15 @@ class Channel:
         path: str | None,
         on_directive: Callable[[Directive], None],
         *,
+        on_steering: Callable[[Mapping[str, Any]], None] = lambda message: None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Connect to the socket at `path` and say hello. None or "" means: there is no agent."""
+        """Connect to the socket at `path` and say hello. None or "" means: there is no agent.
+
+        `on_steering` is called as `on_directive` is, with rules and commands.
+        """
         self._on_directive = on_directive
+        self._on_steering = on_steering
         self._clock = clock
         self._pid = os.getpid()
         self._lock = threading.Lock()
@@ -162,7 +107,7 @@ class Channel:
         self._wake_read.setblocking(False)
         self._wake_write.setblocking(False)
         self._connected = True
-        self._enqueue(_Message(_encode({"type": "hello", "pid": self._pid, "protocol": PROTOCOL})))
+        self._enqueue(_Message(encode({"type": "hello", "pid": self._pid, "protocol": PROTOCOL, "steering": True})))
         self._thread = threading.Thread(target=self._run, name="baton-channel", daemon=True)
         self._thread.start()
 
@@ -231,9 +176,27 @@ class Channel:
         if len(self._queue) >= MAX_WAITING_ARTIFACTS:
             self._warn_once("the agent does not read: artifacts are shown at the end only")
             return
-        line = _encode({"type": "artifact", "path": path})
+        line = encode({"type": "artifact", "path": path})
         if len(line) <= MAX_LINE_BYTES:
             self._enqueue(_Message(line))
+
+    def tell(self, message: Mapping[str, Any]) -> None:
+        """What the controller has to say, without waiting; from the training loop's thread."""
+        if not self.connected:
+            return
+        # How the training ends decides what becomes of the job: that is said in any case, and only once.
+        if len(self._queue) >= MAX_WAITING_TELLINGS and message["type"] != "leaving":
+            self._warn_once("the agent does not read: what rules decide is only in this log")
+            return
+        try:
+            line = encode(message)
+        except (TypeError, ValueError) as error:
+            self._warn_once(f"a message about rules cannot be said ({error}): it is left out")
+            return
+        if len(line) <= MAX_LINE_BYTES:
+            self._enqueue(_Message(line))
+        else:
+            self._warn_once(f"a message about rules of more than {MAX_LINE_BYTES} bytes is left out")
 
     def told(self, step: int) -> bool:
         """Whether nothing about checkpoint `step` is still waiting to be delivered to a living agent."""
@@ -286,11 +249,11 @@ class Channel:
         self._wake()
 
     def _line(self, body: dict[str, Any], metrics: Mapping[str, object]) -> bytes:
-        line = _encode(body | {"metrics": self.clean_metrics(metrics)})
+        line = encode(body | {"metrics": self.clean_metrics(metrics)})
         if len(line) <= MAX_LINE_BYTES:
             return line
         self._warn_once(f"metrics of more than {MAX_LINE_BYTES} bytes do not fit into a message: left out")
-        return _encode(body | {"metrics": {}})
+        return encode(body | {"metrics": {}})
 
     def _enqueue(self, message: _Message) -> None:
         with self._lock:
@@ -366,17 +329,20 @@ class Channel:
             self._break("the agent hung up")
             return b""
         *lines, rest = (received + data).split(b"\n")
-        if any(len(line) > MAX_LINE_BYTES for line in (*lines, rest)):
-            self._break(f"the agent sent a line longer than {MAX_LINE_BYTES} bytes")
+        if any(len(line) > MAX_RULES_LINE_BYTES for line in (*lines, rest)):
+            self._break(f"the agent sent a line longer than {MAX_RULES_LINE_BYTES} bytes")
             return b""
         for line in lines:
             try:
-                directive = parse_directive(line)
+                message = parse_message(line)
+                directive = directive_of(message)
             except (ValueError, RecursionError) as error:
                 log.warning("ignored a malformed message of the agent (%s): %r", error, line[:200])
                 continue
             if directive is not None:
                 self._on_directive(directive)
+            elif message["type"] in STEERING_TYPES:
+                self._on_steering(message)
         return rest
 
     def _break(self, why: str) -> None:
@@ -394,7 +360,3 @@ class Channel:
         self._wake()
         if was_connected and not (closing and not abandoned):
             log.warning("the channel to the agent is broken (%s): training goes on without it", why)
-
-
-def _encode(message: Mapping[str, Any]) -> bytes:
-    return json.dumps(message, separators=(",", ":"), allow_nan=False).encode() + b"\n"

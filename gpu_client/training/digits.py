@@ -23,6 +23,7 @@ from safetensors.torch import save_file
 from torch import nn
 from torch.nn import functional
 
+from gpu_client.controller.knobs import LearningRate
 from gpu_client.training import BatchSampler, Session
 
 HELD_OUT_EVERY = 5
@@ -87,6 +88,7 @@ def main() -> None:
     scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, settings.steps)
     batches = BatchSampler(len(train_labels), settings.batch_size, seed=settings.seed)
 
+    session.steering.offer(knobs={"lr": LearningRate(optimizer, scheduler)})
     state = {"model": model, "optimizer": optimizer, "scheduler": scheduler, "batches": batches}
     done = session.resume(**state)
     for step in range(done + 1, settings.steps + 1):
@@ -101,6 +103,8 @@ def main() -> None:
         if session.checkpoint_due(step, every=settings.checkpoint_every):
             session.checkpoint(step, **state)
         if session.should_stop:
+            if session.finishing:
+                break  # a rule says that this is the end
             return  # asked to leave: the checkpoint, if wanted, is written
 
     model.eval()

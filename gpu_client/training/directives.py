@@ -15,9 +15,9 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from types import FrameType
-from typing import Any
+from typing import Any, Protocol
 
-from gpu_client.training.channel import STOP_REASONS, Directive
+from gpu_client.training.protocol import STOP_REASONS, Directive
 from gpu_client.training.ranks import Ranks
 
 SIGNAL_REASON = "signal"
@@ -35,11 +35,26 @@ class _Stop:
     checkpoint: bool
 
 
+class Sharing(Protocol):
+    """Something that one rank tells all of them."""
+
+    def gather(self) -> None:
+        """Hear all ranks, which call this at the same moment, ahead of being asked for news."""
+
+    @property
+    def news(self) -> bool:
+        """Whether this rank has something for all."""
+
+    def share(self) -> None:
+        """Tell it; every rank calls this at the same moment."""
+
+
 class Directives:
     """The pending wishes. `receive` and the signal handler write them, the training thread reads them."""
 
     def __init__(self, ranks: Ranks) -> None:
         self._ranks = ranks
+        self._sharing: Sharing | None = None
         self._pid = os.getpid()
         self._checkpoint_asked = False
         self._stop: _Stop | None = None  # what is wished, as of now
@@ -50,6 +65,10 @@ class Directives:
         """A checkpoint that was due waits until there is room for it: the next moment will do."""
         self._previous: Callable[[int, FrameType | None], Any] | int | None = None
         self._installed = False
+
+    def share_with(self, sharing: Sharing) -> None:
+        """Whoever has something for all ranks: they call it in the same call of `due`."""
+        self._sharing = sharing
 
     @property
     def should_stop(self) -> bool:
@@ -75,10 +94,12 @@ class Directives:
         While `busy` (asked only if it matters) it is put off, unless it is the last one before a stop.
         """
         self._uses_due = True
-        asked, stop = self._checkpoint_asked, self._stop
-        wait = (on_interval or asked or self.put_off) and busy()
-        if self._ranks.size > 1:
-            asked, stop, wait = self._agree(asked, stop, wait)
+        if self._sharing is not None and self._ranks.size > 1:
+            self._sharing.gather()
+        asked, stop, wait, news = self._agree(on_interval, busy)
+        if news and self._sharing is not None:
+            self._sharing.share()
+            asked, stop, wait, _ = self._agree(on_interval, busy)
         if stop is None:
             wanted = on_interval or asked or self.put_off
             self.put_off = wanted and wait
@@ -117,11 +138,27 @@ class Directives:
         checkpoint = directive.checkpoint and (earlier is None or earlier.checkpoint)
         self._stop = _Stop(directive.reason, checkpoint)
 
-    def _agree(self, asked: bool, stop: _Stop | None, wait: bool) -> tuple[bool, _Stop | None, bool]:
+    def ask_to_stop(self, reason: str, *, checkpoint: bool) -> None:
+        """A rule or command wants the loop to leave."""
+        self.receive(Directive("stop", reason, checkpoint))
+
+    def ask_to_save(self) -> None:
+        """A rule or command wants a checkpoint."""
+        self.receive(Directive("checkpoint"))
+
+    def _agree(self, on_interval: bool, busy: Callable[[], bool]) -> tuple[bool, _Stop | None, bool, bool]:
+        """What all ranks together are asked for: a checkpoint, a stop, to wait; and whether one of them has news."""
+        asked, stop = self._checkpoint_asked, self._stop
+        wait = (on_interval or asked or self.put_off) and busy()
+        if self._ranks.size == 1:
+            return asked, stop, wait, False
         reason = 0 if stop is None else 1 + _REASONS.index(stop.reason if stop.reason in _REASONS else "other")
         refuses = stop is not None and not stop.checkpoint
-        any_asked, reason, refused, any_wait = self._ranks.agree(int(asked), reason, int(refuses), int(wait))
-        return bool(any_asked), _Stop(_REASONS[reason - 1], not refused) if reason else None, bool(any_wait)
+        news = self._sharing is not None and self._sharing.news
+        votes = self._ranks.agree(int(asked), reason, int(refuses), int(wait), int(news))
+        any_asked, reason, refused, any_wait, any_news = votes
+        agreed = _Stop(_REASONS[reason - 1], not refused) if reason else None
+        return bool(any_asked), agreed, bool(any_wait), bool(any_news)
 
     # --- SIGTERM: hosts that take a machine back send it to every process ---------------------------------------------
 

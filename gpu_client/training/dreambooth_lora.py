@@ -16,15 +16,15 @@ import argparse
 import logging
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 
 import torch
 from diffusers.training_utils import compute_snr
 
+from gpu_client.controller.knobs import LearningRate
 from gpu_client.training import CheckpointMismatchError, Session, SessionError
-from gpu_client.training.channel import BAD_INPUT_EXIT_CODE
 from gpu_client.training.dreambooth.batches import Chosen, PictureBatches
 from gpu_client.training.dreambooth.class_images import ClassImages
 from gpu_client.training.dreambooth.config import DreamboothConfig, read_config_file
@@ -37,6 +37,7 @@ from gpu_client.training.dreambooth.models import Models, check_base_model, load
 from gpu_client.training.dreambooth.optimization import Optimization
 from gpu_client.training.dreambooth.progress import ProgressLines
 from gpu_client.training.dreambooth.validation import ValidationPictures
+from gpu_client.training.protocol import BAD_INPUT_EXIT_CODE
 
 log = logging.getLogger("baton.training")
 
@@ -68,6 +69,7 @@ def train(session: Session, config: DreamboothConfig) -> bool:
 
     state = {"lora": lora, **optimization.states, "instance": instance, "shown": shown, "cache": encoder.cache}
     state |= {"prior": prior} if prior is not None else {}
+    session.steering.offer(knobs={"lr": LearningRate(optimization.optimizer, optimization.scheduler)})
     done = session.resume(**state)
     session.report(done, total)
     shown.show_again(session)
@@ -81,35 +83,50 @@ def train(session: Session, config: DreamboothConfig) -> bool:
     loss_of = partial(denoising_loss, models, encoder, config)
     lora.training(True)
     lines = None if session.job_id else ProgressLines(done, total)
+    step = done
     for step in range(done + 1, total + 1):
         if shown.due(instance.epoch):
             shown.make(step - 1, instance.epoch, session)
-        loss = torch.zeros((), device=device)
-        for _ in range(config.gradient_accumulation_steps):
-            batch_loss = loss_of(next(instance))
-            if prior is not None:
-                batch_loss = batch_loss + config.prior_loss_weight * loss_of(next(prior))
-            optimization.backward(batch_loss)
-            loss += batch_loss.detach() / config.gradient_accumulation_steps
+        loss = accumulate(loss_of, instance, prior, optimization, config)
         learning_rate = optimization.learning_rate
-        optimization.update()
+        norm = optimization.update()
 
-        session.report(step, total, loss=loss, learning_rate=learning_rate, epoch=instance.epoch)
+        session.report(step, total, loss=loss, learning_rate=learning_rate, epoch=instance.epoch, grad_norm=norm)
         if lines is not None:
             lines.after(step, loss)
         if session.checkpoint_due(step, every=config.checkpointing_steps) or step == total:
             # Pictures of the average put other weights into the parameters for a while: no copy may go on meanwhile.
             session.checkpoint(step, overlap=not config.use_ema, **state)
         if session.should_stop and step < total:
+            if session.finishing:
+                break  # a rule says that this is the end
             return False  # asked to leave: the checkpoint, if wanted, is written
 
-    shown.make(total, instance.epoch, session)
+    shown.make(step, instance.epoch, session)
     optimization.use_average()
-    lora.export(session.output_dir / WEIGHTS_FILE, _metadata(session, config, models, total))
+    lora.export(session.output_dir / WEIGHTS_FILE, _metadata(session, config, models, step))
     shown.write_grid(session.output_dir)
     if prior is not None:
         prior.write(session.output_dir, models)
     return True
+
+
+def accumulate(
+    loss_of: Callable[[Chosen], torch.Tensor],
+    instance: PictureBatches,
+    prior: ClassImages | None,
+    optimization: Optimization,
+    config: DreamboothConfig,
+) -> torch.Tensor:
+    """Add up the gradients of one step's batches; the mean of their losses."""
+    losses = []
+    for _ in range(config.gradient_accumulation_steps):
+        loss = loss_of(next(instance))
+        if prior is not None:
+            loss = loss + config.prior_loss_weight * loss_of(next(prior))
+        optimization.backward(loss)
+        losses.append(loss.detach() / config.gradient_accumulation_steps)
+    return torch.stack(losses).sum()
 
 
 def denoising_loss(models: Models, encoder: Encoder, config: DreamboothConfig, chosen: Chosen) -> torch.Tensor:

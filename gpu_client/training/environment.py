@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from contract.rules.document import load
 from gpu_client.training import commit
 from gpu_client.training.errors import CheckpointMismatchError, SessionError
 
@@ -37,6 +38,33 @@ def read_params(environment: Mapping[str, str], given: Mapping[str, Any] | None)
     if not isinstance(params, dict):
         raise SessionError(f"BATON_PARAMS holds a JSON {type(params).__name__}", "Name a file with one JSON object")
     return params
+
+
+def read_control(environment: Mapping[str, str], rules: str | Path | None) -> dict[str, Any]:
+    """What BATON_CONTROL names: rules, commands, rollbacks (contract.steering.Control); or the script's own rules.
+
+    Raises SessionError for a file that cannot be read, or rules that cannot be used.
+    """
+    path = environment.get("BATON_CONTROL")
+    if path:
+        try:
+            control = json.loads(Path(path).read_text(encoding="utf-8"))
+        except (OSError, ValueError) as error:
+            raise SessionError(f"BATON_CONTROL cannot be read ({error})", "The agent writes that file") from error
+        if not isinstance(control, dict):
+            raise SessionError(f"BATON_CONTROL holds a JSON {type(control).__name__}", "The agent writes that file")
+        return dict(control)
+    if rules is None:
+        return {}
+    try:
+        text = Path(rules).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise SessionError(f"the rules in {rules} cannot be read ({error})", "Name a file of rules") from error
+    faults = load(text).faults
+    if faults:
+        told = "; ".join(f"line {one.line}: {one.field}: {one.reason}" for one in faults[:5])
+        raise SessionError(f"the rules in {rules} cannot be used: {told}", faults[0].remedy)
+    return {"rules": {"revision": 1, "text": text}}
 
 
 def read_epoch(environment: Mapping[str, str]) -> int:

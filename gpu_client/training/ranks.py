@@ -6,7 +6,7 @@ others wait for it for ever. So directives become visible to all ranks together,
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -52,6 +52,26 @@ class Ranks:
         gathered: list[Any] | None = [None] * self.size if self.first else None
         dist.gather_object(value, gathered, dst=0, group=group)
         return gathered
+
+    def start_gather(self, values: Sequence[float]) -> Callable[[], list[list[float]]]:
+        """Begin to gather the values of all ranks, as many from each; the answer waits for the end of it."""
+        mine = torch.tensor(values, dtype=torch.float64)
+        rows = [torch.empty_like(mine) for _ in range(self.size)]
+        work = dist.all_gather(rows, mine, group=self._ready_group(), async_op=True)
+
+        def finish() -> list[list[float]]:
+            work.wait()
+            return [row.tolist() for row in rows]
+
+        return finish
+
+    def share(self, value: Any) -> Any:
+        """The first rank's value (plain JSON), on all of them."""
+        if self.size == 1:
+            return value
+        boxed = [value]
+        dist.broadcast_object_list(boxed, src=0, group=self._ready_group())
+        return boxed[0]
 
     def _ready_group(self) -> Any:
         if self._group is None:

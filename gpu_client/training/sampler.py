@@ -96,6 +96,11 @@ class BatchSampler:
         """Count one batch as taken. `epoch` and `position` name the next one."""
         self.epoch, self.position = self._after(self.epoch, self.position)
 
+    def skip(self, batches: int) -> None:
+        """Pass over so many batches."""
+        passed = self.epoch * self.batches_per_epoch + self.position + batches
+        self.epoch, self.position = divmod(passed, self.batches_per_epoch)
+
     def __iter__(self) -> Self:
         return self
 
@@ -198,6 +203,11 @@ class ResumableLoader:
         batch = next(self._batches)
         self.sampler.advance()
         return batch
+
+    def skip(self, batches: int) -> None:
+        """Pass over so many batches; prefetched ones are dropped."""
+        self.sampler.skip(batches)
+        self.close()
 
     def state_dict(self) -> dict[str, Any]:
         """The sampler's state: what the training loop has taken, whatever has been prefetched."""

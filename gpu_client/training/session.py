@@ -26,16 +26,20 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+from gpu_client.controller.steering import Steering
 from gpu_client.training import commit, environment, states
 from gpu_client.training.arena import Arena
-from gpu_client.training.channel import Channel, Directive
+from gpu_client.training.channel import Channel
 from gpu_client.training.directives import Directives
 from gpu_client.training.errors import CheckpointMismatchError, CheckpointWriteError, SessionError
+from gpu_client.training.protocol import Directive
 from gpu_client.training.random_state import restore_random
 from gpu_client.training.ranks import Ranks
 from gpu_client.training.writing import Writer
 
 KEEP_LAST = 2
+STEERING = "steering"
+"""Of a checkpoint's states the one that is the session's own: counters of rules, where there are any."""
 
 log = logging.getLogger("baton.training")
 
@@ -60,6 +64,7 @@ class Session:
         arena: Path | None,
         keep_last: int,
         ranks: Ranks,
+        control: Mapping[str, Any],
     ) -> None:
         """Prefer `Session.start`."""
         self.output_dir = output_dir
@@ -77,7 +82,12 @@ class Session:
         if ranks.first:
             commit.clear_leftovers(output_dir)
         self._directives = Directives(ranks)
-        self._channel = Channel(channel_path if ranks.first else None, self._directives.receive)
+        self.steering = Steering(self._directives, ranks)
+        """Rules and commands: what they may do with this loop, and what they want of it."""
+        self._directives.share_with(self.steering)
+        listening = channel_path if ranks.first else None
+        self._channel = Channel(listening, self._directives.receive, on_steering=self.steering.receive)
+        self.steering.begin(control, self._channel.tell if self._channel.connected else None)
         self._writer = Writer(
             output_dir,
             None if arena is None else Arena(arena),
@@ -100,6 +110,7 @@ class Session:
         params: Mapping[str, Any] | None = None,
         resume: bool = False,
         keep_last: int = KEEP_LAST,
+        rules: str | Path | None = None,
         variables: Mapping[str, str] = os.environ,
     ) -> Self:
         """Begin. What the agent sets in the environment (BATON_*) wins over the arguments.
@@ -109,6 +120,7 @@ class Session:
             agent says where to continue.)
         keep_last: how many checkpoints stay in the output directory, at least 1. Older ones are deleted once
             the agent knows of their successors.
+        rules: without Baton, a file of rules (docs/rules.md). (Under Baton they are the job's.)
 
         Raises SessionError when no output directory is known, the parameters cannot be read, or a fresh run would mix
         with the checkpoints of an earlier one.
@@ -127,6 +139,7 @@ class Session:
             arena=environment.read_arena(variables),
             keep_last=keep_last,
             ranks=Ranks(variables),
+            control=environment.read_control(variables, rules),
         )
 
     # --- the environment ---------------------------------------------------------------------------------------------
@@ -144,13 +157,24 @@ class Session:
         Cheap enough for every step: at most one report per 0.2 s is read and sent. numpy's and torch's whole numbers
         are steps too. Raises SessionError for a fraction.
         """
+        self.report_new(step, total, metrics, shown=metrics)
+
+    def report_new(self, step: int, total: int, new: Mapping[str, object], *, shown: Mapping[str, object]) -> None:
+        """The same where `shown`, for people, has numbers of earlier steps in it: rules look at what is `new`."""
         # Kept as they are until the next report: reading (or detaching) each would cost more than all the rest, and
         # once backward() has run, a loss holds no activations.
         step, total = _whole("step", step), _whole("total", total)
-        self._last_report = (step, total, metrics)
+        self._last_report = (step, total, shown)
         if self._writer.skipped_steps:
-            metrics = {"checkpoints_skipped": len(self._writer.skipped_steps), **metrics}
-        self._channel.report(step, total, metrics)
+            shown = {"checkpoints_skipped": len(self._writer.skipped_steps), **shown}
+        self._channel.report(step, total, shown)
+        if self.steering.live:
+            self.steering.reported(step, new, last=step >= total > 0)
+
+    @property
+    def alone(self) -> bool:
+        """Whether this is the only process of the training."""
+        return self._ranks.size == 1
 
     def phase(self, name: str, done: int, total: int) -> None:
         """Say how far something is that comes between steps: `done` of `total` images are encoded, say.
@@ -195,8 +219,13 @@ class Session:
 
     @property
     def stop_reason(self) -> str | None:
-        """Why to stop: "cancel", "pause", "release", "lease_lost" or "signal" (SIGTERM); None while training."""
+        """Why: "cancel", "pause", "release", "lease_lost", "rule" or "signal" (SIGTERM); None while it goes on."""
         return self._directives.stop_reason
+
+    @property
+    def finishing(self) -> bool:
+        """Whether a rule or command ended the training early, as complete: leave the loop and write the outputs."""
+        return self.steering.finishing
 
     def checkpoint_due(self, step: int, every: int | None = None) -> bool:
         """Whether to write a checkpoint after `step`: each `every` steps, when asked to, and before stopping.
@@ -251,12 +280,16 @@ class Session:
             metrics = reported if reported_step == step else {}
         numbers = self._channel.clean_metrics(metrics)
         must = must or self._directives.stopping or self._is_last(step)
+        _require_free(stateful)
+        if self.steering.has_state:
+            stateful[STEERING] = self.steering
         path = self._writer.write(step, numbers, stateful, must=must, overlap=overlap and not must)
         if path is None:
             self._directives.checkpoint_skipped()
             return None
         self._last_committed = step, path
         self._directives.checkpoint_written()
+        self.steering.happened("save", step, {})
         return path
 
     def _is_last(self, step: int) -> bool:
@@ -284,6 +317,7 @@ class Session:
         except OSError as error:
             raise self._writer.explain(step, error) from error
         self._channel.checkpoint_written(step, str(final), numbers)
+        self.steering.happened("save", step, {})
         return final
 
     def resume(self, **stateful: Any) -> int:
@@ -295,6 +329,7 @@ class Session:
         """
         directory = self.resume_from
         if directory is None:
+            self.steering.resumed(0, stateful.values())
             return 0
         marker = commit.verify(directory)
         if not marker.states:
@@ -302,6 +337,9 @@ class Session:
                 f"{directory} was not written by session.checkpoint ({marker.created_by})",
                 "Resume it with the library that wrote it; for the Hugging Face Trainer see BatonCallback",
             )
+        _require_free(stateful)
+        if STEERING in marker.states:
+            stateful[STEERING] = self.steering
         missing, extra = stateful.keys() - marker.states.keys(), marker.states.keys() - stateful.keys()
         if missing or extra:
             raise CheckpointMismatchError(
@@ -320,6 +358,7 @@ class Session:
                 self._ranks.size,
             )
         log.info("resumed from %s", directory)
+        self.steering.resumed(marker.step, stateful.values())
         return marker.step
 
     def close(self) -> None:
@@ -328,6 +367,7 @@ class Session:
         Happens by itself at exit; may be called twice.
         """
         self._writer.settle()
+        self.steering.close()
         self._channel.close()
         self._ranks.close()
         self._directives.uninstall()
@@ -348,6 +388,11 @@ def _whole(name: str, value: int) -> int:
         return index(value)
     except TypeError as error:
         raise SessionError(f"{name} is {value!r}", "Pass a whole number") from error
+
+
+def _require_free(stateful: Mapping[str, object]) -> None:
+    if STEERING in stateful:
+        raise SessionError(f"the state {STEERING!r} is the session's own", "Choose another keyword for yours")
 
 
 def _names(named: Mapping[str, object]) -> str:

@@ -11,6 +11,7 @@
     │   ├── NotStoredYet          a declared object is not stored: upload it, then repeat
     │   ├── DigestMismatch        a stored object has other bytes than declared
     │   ├── StepNotNewer          this or a later step is committed already
+    │   ├── RollbackRefused       the rule has rolled this job back as often as it may
     │   └── Conflict              any other clash with the state of the job
     ├── Unreachable               no usable answer after all retries: connection, timeout, 429, 5xx. Try again later
     ├── UnexpectedAnswer          an answer that this version does not understand
@@ -103,6 +104,10 @@ class NotStoredYet(ApiError):  # noqa: N818
     """A declared object is not stored with the declared size and checksum."""
 
 
+class RollbackRefused(ApiError):  # noqa: N818
+    """A rule has rolled the job back as often as it may."""
+
+
 class DigestMismatch(ApiError):  # noqa: N818
     """A stored object has another size or checksum than declared."""
 
@@ -172,6 +177,7 @@ _BY_CODE: dict[str, type[ApiError]] = {
     ErrorCode.NOT_STORED_YET: NotStoredYet,
     ErrorCode.DIGEST_MISMATCH: DigestMismatch,
     ErrorCode.STEP_NOT_NEWER: StepNotNewer,
+    ErrorCode.ROLLBACK_BUDGET_SPENT: RollbackRefused,
 }
 _BY_STATUS: dict[int, type[ApiError]] = {
     400: InvalidRequest,

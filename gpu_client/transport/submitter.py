@@ -9,11 +9,11 @@ from pydantic import BaseModel
 
 from contract.artifacts import StoredArtifactsPage
 from contract.checkpoints import CheckpointPage
+from contract.dreambooth import DreamboothSubmit
 from contract.errors import ErrorCode
 from contract.history import AttemptPage, EventPage
 from contract.jobs import (
     BatchSubmit,
-    DreamboothSubmit,
     JobPage,
     JobState,
     JobSubmit,

@@ -113,6 +113,7 @@ def map_headers(context: schemathesis.HookContext, headers: Any) -> Any:
 BEYOND_SCHEMA_CODES = {
     "invalid_cursor": "cursors are opaque: only the API makes valid ones",
     "unknown_recipe": "the recipes that exist are data",
+    "invalid_rules": "what is in the text of rules is a language of its own",
     "invalid_recipe": "what is in the text of a recipe is a language of its own",
     "job_not_running": "400 is what the original's clients take as the order to stop",
 }
@@ -127,6 +128,7 @@ BEYOND_SCHEMA_MESSAGES = {
     "Parameter '": "parameters are checked against their recipe",
     "names the program": "the first word of a command is not blank, and NUL is in none",
     "NUL character": "processes cannot be given NUL",
+    "bytes; at most 32768 are allowed": "sizes are in bytes, lengths in characters",
     "has passed": "a deadline lies in the future",
     "The manifest is for job": "the job is named in the path and in the body",
     "A checkpoint is named": "the name says the job and the step",
@@ -189,7 +191,16 @@ SUCCEED_AS_DESCRIBED = {
     *("GET /job/{id}/checkpoints", "GET /job/{id}/logs", "POST /job/{id}/stop", "POST /job/{id}/pause"),
     *("GET /work", "GET /work/peek", "POST /heartbeat/{id}", "POST /complete", "POST /fail", "POST /release"),
     *("POST /job/{id}/artifacts", "POST /job/{id}/logs", "GET /job/{id}/inputs", "GET /download/token"),
-    *("GET /upload/token", "POST /uploads", "GET /data", "POST /keys", "GET /keys", "GET /health"),
+    *("GET /job/{id}/rules", "GET /job/{id}/rules/history", "POST /rules/check", "GET /job/{id}/commands"),
+    *(
+        "POST /job/{id}/commands",
+        "GET /upload/token",
+        "POST /uploads",
+        "GET /data",
+        "POST /keys",
+        "GET /keys",
+        "GET /health",
+    ),
 }
 """Calls whose example in the description needs no more than a running job and its lease."""
 

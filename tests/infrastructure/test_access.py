@@ -14,6 +14,7 @@ from blake3 import blake3
 import tests.api_harness as harness
 from cdk.access import ACCESS
 from contract.names import CHECKPOINTS_BUCKET, DATA_BUCKET
+from contract.steering import MAX_COMMANDS
 from functions.api.routes import ROUTES
 from functions.domain.retention import LATE_AFTER_S
 from functions.local.emulator import Emulator
@@ -143,6 +144,26 @@ def steer(api: Api) -> None:
     api.post(f"/job/{job}/retry", {"from_step": 100}).ok()
     api.get("/jobs").ok()
     api.get("/jobs", query={"status": "pending", "queue": "steer"}).ok()
+
+
+def steer_training(api: Api) -> None:
+    """Rules and commands of a job that runs, down to the oldest command that makes room; and a rollback."""
+    rules = "rules: [{name: nan, when: not isfinite(loss), do: rollback}]"
+    api.post("/rules/check", {"text": rules}).ok()
+    job = api.submit(queue="trained", rules=rules)["id"]
+    held = api.claim(queue="trained")
+    api.call("PUT", f"/job/{job}/rules", {"text": ""}).ok()
+    for _ in range(MAX_COMMANDS):
+        api.post(f"/job/{job}/commands", {"kind": "save"}).ok()
+    decision = {"number": 1, "type": "rule.fired", "rule": "nan", "step": 1, "at": NOW}
+    held.report(1, results=[{"seq": 1, "status": "applied"}], decisions=[decision]).ok()
+    held.report(2, seq=MAX_COMMANDS, statuses=[]).ok()
+    api.post(f"/job/{job}/commands", {"kind": "save"}).ok()
+    for what in ("rules", "rules/history", "commands"):
+        api.get(f"/job/{job}/{what}").ok()
+    by_rule = {"kind": "rollback", "ended_by": {"rule": "nan", "step": 1}, "rollback": {"before_step": 1}}
+    held.release(by_rule=by_rule).ok()
+    assert len(api.claim(queue="trained").item["control"]["commands"]) == MAX_COMMANDS
 
 
 def describe(api: Api) -> None:
@@ -314,7 +335,7 @@ def published(recorder: Recorder, emulator: Emulator, api: Api) -> None:
 def test_each_function_asks_for_what_its_role_allows(emulator: Emulator, monkeypatch: pytest.MonkeyPatch) -> None:
     recorder = Recorder()
     with listening(recorder, emulator, monkeypatch) as api:
-        for part in (steer, describe, work, stopped, original, transfer, administer, hook):
+        for part in (steer, steer_training, describe, work, stopped, original, transfer, administer, hook):
             part(api)
         published(recorder, emulator, api)
     assert recorder.calls == {route.route_key for route in ROUTES}

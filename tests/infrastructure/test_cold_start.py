@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from statistics import median
+from typing import get_args
 
 import pytest
 
 from cdk.access import ACCESS
+from functions.api.route import Function
 from tests.performance.cold_start import TARGET_RATIO, TYPICAL, cpu_seconds, handlers, loading, modules_of
 
 pytestmark = pytest.mark.processes
@@ -58,7 +60,13 @@ def test_one_storm_does_not_make_a_handler_slow_and_a_slow_one_is_found() -> Non
 
 @pytest.mark.parametrize("name", sorted(ACCESS))
 def test_no_handler_loads_what_it_does_not_need(name: str) -> None:
-    assert not NEVER & modules_of(name)
+    loaded = modules_of(name)
+    assert not NEVER & loaded
+    own = {f"functions.api.routes_{name}"} if name in get_args(Function) else set()
+    assert {module for module in loaded if module.startswith("functions.api.routes")} == own
+    assert not {module for module in loaded if module.startswith("contract.rules")}, (
+        "it is loaded where rules are checked"
+    )
 
 
 def test_the_authorizer_loads_neither_models_nor_routes() -> None:

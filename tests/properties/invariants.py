@@ -32,6 +32,7 @@ class Checked(Serving):
             self._check_lease(job)
             self._check_history(job)
             self._check_checkpoints(job)
+            self._check_steering(job)
             due = self.stores.jobs.due_retentions(self.now + 400 * DAY_S, limit=1000)
             assert (job.id in due) == (job.retention_at is not None)
 
@@ -64,6 +65,25 @@ class Checked(Serving):
         assert job.counters == self.accounts[job.id].counters
         assert job.counters.attempts == job.epoch
         assert job.counters.runtime_s >= 0
+
+    def _check_steering(self, job: Job) -> None:
+        """Revisions and commands are numbered without a gap, results and decisions are there once; the lease knows."""
+        jobs, account = self.stores.jobs, self.accounts[job.id]
+        revisions = all_pages(lambda cursor: jobs.rules_history(job.id, limit=100, cursor=cursor))
+        assert [one.revision for one in revisions] == list(range(job.rules_revision, 0, -1))
+        commands = jobs.commands(job.id)
+        assert [one.seq for one in commands] == list(range(1, job.commands_seq + 1))
+        assert {one.seq: one.status for one in commands if one.status != "waiting"} == account.results
+        assert [one.number for one in job.rollbacks] == list(range(1, account.rollbacks + 1))
+        events = all_pages(lambda cursor: jobs.events(job.id, limit=100, cursor=cursor))
+        decided = [(event.epoch, event.data["number"]) for event in events if event.type == "rule.fired"]
+        assert decided == sorted(set(decided))
+        assert job.decided == max((number for epoch, number in decided if epoch == job.epoch), default=0)
+        lease = self.stores.leases.get(job.id)
+        if lease is not None and not lease.closed:
+            assert (lease.rules_revision, lease.commands_seq) == (job.rules_revision, job.commands_seq)
+        control = jobs.control(job.id)
+        assert control is None or control.epoch <= job.epoch
 
     def _check_checkpoints(self, job: Job) -> None:
         """What a job resumes from exists, is sound, and is what its newest attempts continued."""

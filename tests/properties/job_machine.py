@@ -61,11 +61,13 @@ deadlines = st.sampled_from([None, None, None, 300, 3 * DAY_S])
 newest_first = st.integers(0, 20)
 clients = st.sampled_from(["leased", "leased", "original", "anonymous"])
 steps_ahead = st.sampled_from([10, 20, 25, 45, 0, -10, -40])
-requests_of_holders = st.sampled_from(["commit"] * 5 + ["heartbeat"] * 2 + ["damaged", "fail", "release", "complete"])
-requests_of_anybody = st.sampled_from(
-    ["again", "again", "heartbeat", "commit", "complete", "fail", "release", "damaged"]
+requests_of_holders = st.sampled_from(
+    ["commit"] * 5 + ["heartbeat", "report"] * 2 + ["damaged", "fail", "release", "complete", "rollback", "leave"]
 )
-commands = st.sampled_from(["pause", "resume", "retry", "retry", "cancel"])
+requests_of_anybody = st.sampled_from(
+    ["again", "again", "heartbeat", "commit", "complete", "fail", "release", "damaged", "report", "rollback", "leave"]
+)
+commands = st.sampled_from(["pause", "resume", "retry", "retry", "cancel", "rules", "order", "order"])
 
 
 class JobMachine(Checked):
@@ -220,7 +222,7 @@ class JobMachine(Checked):
         which=newest_first,
         kinds=st.lists(
             st.sampled_from(
-                ["commit", "complete", "fail", "release", "interrupt", "cancel", "pause", "write", "write"]
+                ["commit", "complete", "fail", "release", "interrupt", "cancel", "pause", "rollback"] + ["write"] * 2
             ),
             min_size=1,
             max_size=3,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from contract.jobs import JobCounters
+from contract.jobs import FailureClass, JobCounters
 from functions.domain.change import Change, CheckLease, CloseLease, OpenLease
 from functions.domain.leases import REPROOF_WINDOW_S
 from functions.domain.records import Attempt, CheckpointRecord, Job, Lease
@@ -62,6 +62,9 @@ class Account:
     counters: JobCounters = field(default_factory=JobCounters)
     parents: dict[Place, Place | None] = field(default_factory=dict)
     """The checkpoint that each one continues."""
+    results: dict[int, str] = field(default_factory=dict)
+    """What the first worker said that was told what became of a command."""
+    rollbacks: int = 0
 
     def enter(self, change: Change, now: int, *, lease: Lease | None) -> None:
         """Account for a change that was accepted; `lease` is the row before it."""
@@ -80,6 +83,11 @@ class Account:
             case CheckLease() if change.checkpoint is not None and not change.checkpoint.damaged:
                 record = change.checkpoint
                 self.parents[record.step, record.epoch] = place_of(self.job)
+        for command in change.commands:
+            if command.status != "waiting":
+                assert command.seq not in self.results, "what became of a command is told once"
+                self.results[command.seq] = command.status
+        self.rollbacks += len(change.job.rollbacks) - len(self.job.rollbacks)
         self.job = change.job
 
     def forget_mishaps(self) -> None:
@@ -88,7 +96,7 @@ class Account:
 
     def _count(self, attempt: Attempt, ran_s: int) -> None:
         name = {
-            "failed": None if attempt.failure_class is None else "failures",
+            "failed": None if attempt.failure_class in (None, FailureClass.STOPPED_BY_RULE) else "failures",
             "interrupted": "interruptions",
             "released": "releases",
         }.get(str(attempt.end))
@@ -109,6 +117,12 @@ class Account:
         sound = {(record.step, record.epoch) for record in records if not record.damaged} - {damaged}
         return max(self.ancestors(damaged) & sound, default=None)
 
+    def below(self, records: list[CheckpointRecord], step: int) -> Place | None:
+        """Where a rollback goes: the newest sound checkpoint before that step that the job continues."""
+        sound = {(record.step, record.epoch) for record in records if not record.damaged}
+        line = self.ancestors(place_of(self.job)) & sound
+        return max((place for place in line if place[0] < step), default=None)
+
 
 def place_of(job: Job) -> Place | None:
     """The checkpoint that the next attempt resumes from."""
@@ -124,7 +138,12 @@ def _plus(counters: JobCounters, **more: int) -> JobCounters:
 def check_transition(before: Job, job: Job, doing: str) -> None:
     """What every accepted write keeps to, whatever it does."""
     assert job.rev == before.rev + 1
-    assert job.event_seq > before.event_seq
+    assert job.event_seq > before.event_seq or doing in ("rules", "order", "report")
+    assert job.event_seq >= before.event_seq
+    assert job.rules_revision == before.rules_revision + (doing == "rules")
+    assert job.commands_seq == before.commands_seq + (doing == "order")
+    assert len(job.rollbacks) == len(before.rollbacks) + (doing == "rollback")
+    assert job.decided >= before.decided or doing == "claim"
     assert job.epoch >= before.epoch
     assert (job.epoch > before.epoch) == (doing == "claim")
     if before.state.terminal:
@@ -132,9 +151,9 @@ def check_transition(before: Job, job: Job, doing: str) -> None:
     # Who completes a job or gives it up lets go of what is not kept with the same call; nobody else does.
     late = job.state.terminal and job.epoch > 0 and doing not in ("complete", "fail")
     assert job.retention_at == (job.updated_at + LATE_AFTER_S if late else None)
-    if doing not in ("retry", "damaged"):
+    if doing not in ("retry", "damaged", "rollback"):
         assert (job.checkpoint_step or 0) >= (before.checkpoint_step or 0)
-    if doing not in ("commit", "damaged", "retry"):
+    if doing not in ("commit", "damaged", "retry", "rollback"):
         assert place_of(job) == place_of(before)
     if not (doing == "retry" and job.counters.attempts == before.counters.attempts):
         assert all(getattr(job.counters, name) >= value for name, value in before.counters.model_dump().items())

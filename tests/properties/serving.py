@@ -4,19 +4,31 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any, ClassVar, Protocol, TypeVar
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, Literal, Protocol, TypeVar
 
 from hypothesis.stateful import RuleBasedStateMachine
 
 from contract.errors import ErrorCode
 from contract.jobs import Artifact, FailureClass, JobState, Progress, Reason
+from contract.steering import (
+    CommandKind,
+    CommandRequest,
+    CommandResult,
+    ControlReport,
+    Decision,
+    EndedBy,
+    LeaveByRule,
+    Rollback,
+    RuleStatus,
+)
 from contract.work import FailRequest
-from functions.domain import checkpoints
+from functions.domain import checkpoints, steering
 from functions.domain import jobs as rules
 from functions.domain.change import Change
 from functions.domain.errors import FenceBroken, Refusal, WriteConflict
 from functions.domain.leases import Fence
+from functions.domain.leaving import leave
 from functions.domain.ports import JobStore, LeaseStore, Page, TokenStore
 from functions.domain.records import Attempt, CheckpointRecord, Job
 from tests.factories import NOW, make_manifest, make_record
@@ -49,12 +61,21 @@ class Request:
     detail: str = ""
 
 
+FAILURES = (
+    FailureClass.SCRIPT_ERROR,
+    FailureClass.NODE_FAULT,
+    FailureClass.OUT_OF_MEMORY,
+    FailureClass.STOPPED_BY_RULE,
+)
 ALLOWED: dict[str, set[ErrorCode]] = {
     "commit": {ErrorCode.STEP_NOT_NEWER, ErrorCode.CHECKPOINT_CONFLICT, ErrorCode.LEASE_LOST},
     "damaged": set(),
     "complete": set(),
     "fail": set(),
     "release": set(),
+    "report": set(),
+    "rollback": {ErrorCode.ROLLBACK_BUDGET_SPENT},
+    "leave": set(),
 }
 """What a worker that holds the job may still be refused with. LEASE_LOST: an original client of the same machine."""
 
@@ -132,12 +153,37 @@ class Serving(RuleBasedStateMachine):
             if place_of(job) == (found.step, found.epoch):
                 expected = self.accounts[job.id].fallback(self.records(job.id), (found.step, found.epoch))
                 assert place_of(change.job) == expected
+        elif request.kind == "report":
+            report = self.report_of(request)
+            known = self.stores.jobs.commands(job.id), self.stores.jobs.control(job.id)
+            told = steering.told(job, report, commands=known[0], control=known[1], now=self.now)
+            if not (told.events or told.commands):
+                return None
+            fence = replace(fence, epoch=lease.epoch if lease is not None else None)
+            change = steering.note(told, fence, report, now=self.now)
         else:
             if lease is not None and lease.closed and fence.bears(lease):
                 return None
             change = self.decide(request.kind, worker, job, request.step)
+            if request.kind == "rollback":
+                assert place_of(change.job) == self.accounts[job.id].below(self.records(job.id), request.step)
         self.stores.jobs.apply(change)
         return change
+
+    def report_of(self, request: Request) -> ControlReport:
+        """Some decisions and results; more with later steps, and always the same of one request."""
+        some = request.step // 10 % 5 + 1
+        status: Literal["applied", "rejected"] = "applied" if request.detail == "one" else "rejected"
+        return ControlReport(
+            rules_revision=some,
+            commands_seq=some,
+            results=[CommandResult(seq=seq, status=status, step=request.step) for seq in range(1, some)],
+            decisions=[
+                Decision(number=number, type="rule.fired", rule="r", step=request.step, at=NOW)
+                for number in range(max(some - 2, 1), some + 1)
+            ],
+            statuses=[RuleStatus(rule="r", state="fired", fires=some)],
+        )
 
     def decide(self, kind: str, worker: Worker, job: Job, step: int) -> Change:
         fence, lease = self.fence(worker), self.stores.leases.get(job.id)
@@ -154,12 +200,19 @@ class Serving(RuleBasedStateMachine):
                 artifacts = [Artifact(path="model", bucket="b", key=f"{worker.epoch}/model")]
                 return rules.complete(job, attempt, fence, artifacts=artifacts, progress=progress, now=self.now)
             case "fail":
-                failure = (FailureClass.SCRIPT_ERROR, FailureClass.NODE_FAULT, FailureClass.OUT_OF_MEMORY)[step % 3]
+                failure = FAILURES[step % 4]
                 report = FailRequest(job_id=job.id, failure_class=failure, machine_id=worker.machine_id)
                 return rules.fail(job, attempt, fence, report, progress=progress, now=self.now)
             case "release":
                 reason = Reason(code="sigterm")
                 return rules.release(job, attempt, fence, reason=reason, progress=progress, now=self.now)
+            case "rollback" | "leave":
+                by = EndedBy(rule=f"r{step % 2}", step=step)
+                wish = LeaveByRule(kind=("pause", "requeue")[step // 10 % 2], ended_by=by, exclude_host=step % 3 == 0)
+                if kind == "rollback":
+                    wish = LeaveByRule(kind="rollback", ended_by=by, rollback=Rollback(before_step=step, budget=2))
+                choices = checkpoints.resumable(job, self.records(job.id))
+                return leave(job, attempt, fence, wish, resumable=choices, progress=progress, now=self.now)
             case "interrupt":
                 assert lease is not None
                 return rules.interrupt(job, attempt, lease, now=self.now)
@@ -180,6 +233,17 @@ class Serving(RuleBasedStateMachine):
         try:
             if command == "resume":
                 change = rules.resume(job, now=self.now)
+            elif command == "rules":
+                newest = self.stores.jobs.rules(job_id, job.rules_revision) if job.rules_revision else None
+                new = steering.put_rules(
+                    job, newest, text=f"{self.draw()}", if_revision=job.rules_revision, key_id="k", now=self.now
+                )
+                assert new is not None
+                change = new
+            elif command == "order":
+                wish = CommandRequest(kind=CommandKind.SAVE, expires_in_s=60)
+                kept = self.stores.jobs.commands(job_id)
+                change = steering.add_command(job, kept, wish, key_sha256=None, now=self.now)
             elif command == "pause":
                 change = rules.pause(job, message="", now=self.now)
             else:

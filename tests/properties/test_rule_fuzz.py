@@ -171,7 +171,6 @@ def test_no_stream_raises(rules: list[Any], stream: list[tuple[Any, int, float, 
 def check(verdict: Verdict) -> None:
     assert verdict.state in set(State)
     assert verdict.describe()
-    json.dumps(verdict.as_values(), allow_nan=False)
     # whatever fails is a value that is no number, never the language
     assert not verdict.reason or " is no number (" in verdict.reason
     assert not any(f"({kind}:" in verdict.reason for kind in ("float", "int", "bool", "NoneType"))

@@ -41,13 +41,14 @@ MAY_IMPORT: dict[str, set[str]] = {
     "gpu_client.transport": {"contract"},
     "gpu_client.checkpoints": {"contract", "gpu_client.transport"},
     # What runs inside the training process: it knows neither the agent nor the network.
-    "gpu_client.training": {"contract"},
+    "gpu_client.training": {"contract", "gpu_client.controller"},
+    "gpu_client.controller": {"contract"},
     "gpu_client.agent": {
         "contract",
         "gpu_client.transport",
         "gpu_client.checkpoints",
         # The format of the messages between the two processes, and nothing else of it.
-        "gpu_client.training.channel",
+        "gpu_client.training.protocol",
     },
     # The stack is made from the same tables and routes that the functions use.
     "cdk": {"contract", "functions"},
@@ -170,8 +171,8 @@ def test_imports_point_one_way(package: str) -> None:
         ("functions.local.front", "functions.handlers.worker", True),
         ("functions.local.front", "gpu_client.transport.http", False),
         ("gpu_client.agent.loop", "functions.domain.leases", False),
-        ("gpu_client.agent.loop", "gpu_client.training.channel", True),
-        ("gpu_client.agent.loop", "gpu_client.training.channel.Message", True),
+        ("gpu_client.agent.loop", "gpu_client.training.protocol", True),
+        ("gpu_client.agent.loop", "gpu_client.training.protocol.Message", True),
         ("gpu_client.agent.loop", "gpu_client.training.session", False),
         ("gpu_client.transport.http", "gpu_client.agent.loop", False),
         ("gpu_client.checkpoints.watch", "gpu_client.agent.loop", False),

@@ -88,10 +88,18 @@ class PictureBatches:
         seed = derived_seed("batch", self._purpose, self._config.seed, self.epoch, self.position)
         generator = torch.Generator().manual_seed(seed)
         items = [(self.pictures[number], self._draw_placement(number, generator)) for number in numbers]
+        self._advance()
+        return Chosen(items, generator)
+
+    def skip(self, batches: int) -> None:
+        """Pass over so many batches."""
+        for _ in range(batches):
+            self._advance()
+
+    def _advance(self) -> None:
         self.position += 1
         if self.position == self.batches_per_epoch:
             self.epoch, self.position = self.epoch + 1, 0
-        return Chosen(items, generator)
 
     def state_dict(self) -> dict[str, Any]:
         """The position, and what it is a position in."""

@@ -11,7 +11,8 @@ import time
 from pathlib import Path
 
 from gpu_client.training import commit
-from gpu_client.training.channel import Channel, Directive
+from gpu_client.training.channel import Channel
+from gpu_client.training.protocol import Directive
 
 output = Path(os.environ["BATON_OUTPUT_DIR"])
 params = {"every": 5, "step_s": 0.02, **json.loads(Path(os.environ["BATON_PARAMS"]).read_text())}

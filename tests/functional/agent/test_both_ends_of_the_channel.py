@@ -2,8 +2,10 @@
 
 from pathlib import Path
 
-from gpu_client.agent.channel_server import ChannelServer, CheckpointNotice, Progress
-from gpu_client.training.channel import Channel, Directive
+from gpu_client.agent.channel_messages import CheckpointNotice, Progress
+from gpu_client.agent.channel_server import ChannelServer
+from gpu_client.training.channel import Channel
+from gpu_client.training.protocol import Directive
 from tests.waiting import until
 
 WAIT_S = 5

@@ -58,10 +58,18 @@ def test_an_attempt_that_completes(api: Api, ends: Ends) -> None:
     assert ends.take() == [], "a repeat ends nothing"
 
 
-@pytest.mark.parametrize("kind", FailureClass)
+MISHAPS = [kind for kind in FailureClass if kind is not FailureClass.STOPPED_BY_RULE]
+
+
+@pytest.mark.parametrize("kind", MISHAPS)
 def test_failures_and_faults_of_the_machine_are_told_apart(api: Api, ends: Ends, kind: FailureClass) -> None:
     held(api).fail(failure_class=kind.value).ok()
     assert ends.take() == [{"NodeFaults" if kind.node_fault else "AttemptsFailed": 1}]
+
+
+def test_what_a_rule_has_ended_is_no_failed_attempt(api: Api, ends: Ends) -> None:
+    held(api).fail(failure_class="stopped_by_rule").ok()
+    assert ends.take() == [{"JobsFailed": 1}]
 
 
 def test_a_job_that_failed_for_good(api: Api, ends: Ends) -> None:

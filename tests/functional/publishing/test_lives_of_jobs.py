@@ -9,7 +9,7 @@ from pathlib import Path
 from contract.events import JobEvent
 from contract.history import EventType
 from functions.publishing.outbox import publish
-from tests.api_harness import Api, memory_api
+from tests.api_harness import NOW, Api, memory_api
 from tests.publishing import FakeBus, FakeDeadLetters, no_wait, stream_record
 
 DOCUMENT = Path(__file__).parents[3] / "docs" / "events.md"
@@ -56,7 +56,25 @@ def live(api: Api) -> list[str]:
     late = api.submit(queue="b", policy={"deadline_at": api.clock.now() + 100})["id"]
     api.clock.advance(200)
     api.sweep()
-    return [job, late]
+    return [job, late, *steered(api)]
+
+
+def steered(api: Api) -> list[str]:
+    """Jobs that rules steer and end; their ids."""
+    jobs = [api.submit(queue=queue)["id"] for queue in ("c", "d", "e")]
+    by = {"rule": "nan", "revision": 1, "step": 5, "message": "loss is nan"}
+    held = api.claim(queue="c")
+    kinds = [kind for kind in EventType if kind.startswith(("rule.", "action."))]
+    about = {"revision": 1, "step": 5, "training_epoch": 0.5, "at": NOW, "operands": {"loss": "nan"}, "message": "m"}
+    decisions = [{"number": at, "type": kind, "rule": "nan", **about} for at, kind in enumerate(kinds, 1)]
+    held.report(decisions=decisions).ok()
+    decisions = [{"number": 10 + at, "type": kind, "command": 1, **about} for at, kind in enumerate(kinds)]
+    held.report(decisions=decisions).ok()
+    held.release(by_rule={"kind": "rollback", "ended_by": by, "rollback": {"before_step": 5}}).ok()
+    api.claim(queue="c").complete({}, ended_by=by).ok()
+    api.claim(queue="d").fail(failure_class="stopped_by_rule", ended_by=by).ok()
+    api.claim(queue="e").release(by_rule={"kind": "pause", "ended_by": by}).ok()
+    return jobs
 
 
 def test_every_type_is_documented() -> None:
@@ -92,5 +110,5 @@ def test_events_hold_what_is_documented_and_are_all_published() -> None:
             assert set(event.data) <= said[event.type.value], event
     assert set(seen) == set(said), "every type happened"
     # A machine that was lost or handed back does not make the job wait.
-    waits = {"attempt.interrupted": {"not_before"}, "attempt.released": {"not_before"}}
+    waits = {"attempt.interrupted": {"not_before", "ended_by"}, "attempt.released": {"not_before"}}
     assert {kind: rest for kind in said if (rest := said[kind] - seen[kind])} == waits

@@ -13,8 +13,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpu_client.agent import channel_server
-from gpu_client.agent.channel_server import ChannelServer, CheckpointNotice, Hello, Progress
+from gpu_client.agent import channel_messages, channel_server
+from gpu_client.agent.channel_messages import CheckpointNotice, Hello, Progress
+from gpu_client.agent.channel_server import ChannelServer
 from tests.waiting import soon
 
 
@@ -295,8 +296,8 @@ hostile = st.fixed_dictionaries(
 
 @given(st.binary() | st.one_of(hostile, json_values).map(lambda value: json.dumps(value).encode()))
 def test_parsing_raises_nothing_but_protocol_errors(data: bytes) -> None:
-    with contextlib.suppress(channel_server._ProtocolError):
-        channel_server._parse(data, Path("/output"))
+    with contextlib.suppress(channel_messages.ProtocolError):
+        channel_messages.parse(data, Path("/output"))
 
 
 def test_finished_files_are_heard_of_and_only_those_of_the_output_directory(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ import pytest
 
 from contract.jobs import FailureClass
 from gpu_client.agent.failures import MAX_REASON_CHARS, ExitStatus, classify
-from gpu_client.training.channel import BAD_INPUT_EXIT_CODE
+from gpu_client.training.protocol import BAD_INPUT_EXIT_CODE
 
 
 def exited(code: int | None = 1, number: int | None = None, **more: object) -> ExitStatus:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from gpu_client.agent.arena import find_staged
-from gpu_client.agent.channel_server import CheckpointNotice, _parse, _ProtocolError
+from gpu_client.agent.channel_messages import CheckpointNotice, ProtocolError, parse
 from gpu_client.agent.committer import Committer, Staged
 from gpu_client.checkpoints.errors import BadDirectory
 from gpu_client.transport.cancel import CancelEvent
@@ -110,10 +110,10 @@ def test_the_channel_takes_paths_in_both_places_and_no_others(tmp_path: Path) ->
 
     output, arena = tmp_path / "output", tmp_path / "arena"
     for place in (output / "checkpoint-3", arena / "checkpoint"):
-        assert _parse(line(place), [output, arena]) == CheckpointNotice(3, place, {}, None)
-    assert _parse(line(arena / "c", stall_s=0.25), [output, arena]) == CheckpointNotice(3, arena / "c", {}, 0.25)
+        assert parse(line(place), [output, arena]) == CheckpointNotice(3, place, {}, None)
+    assert parse(line(arena / "c", stall_s=0.25), [output, arena]) == CheckpointNotice(3, arena / "c", {}, 0.25)
     for odd in ("long", None, float("inf"), True):
-        assert _parse(line(arena / "c", stall_s=odd), [output, arena]) == CheckpointNotice(3, arena / "c", {}, None)
+        assert parse(line(arena / "c", stall_s=odd), [output, arena]) == CheckpointNotice(3, arena / "c", {}, None)
     for place in (tmp_path / "x", arena / ".." / "x", arena):
-        with pytest.raises(_ProtocolError, match="not inside"):
-            _parse(line(place), [output, arena])
+        with pytest.raises(ProtocolError, match="not inside"):
+            parse(line(place), [output, arena])

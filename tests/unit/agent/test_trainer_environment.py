@@ -37,6 +37,7 @@ def test_nothing_of_the_agent_s_settings_is_handed_on() -> None:
         "BATON_OUTPUT_DIR": "/w/jobs/x.3/output",
         "BATON_RESUME_FROM": "/w/jobs/x.3/output/checkpoint-5",
         "BATON_PARAMS": "/w/jobs/x.3/params.json",
+        "BATON_CONTROL": "/w/jobs/x.3/control.json",
         "BATON_CHANNEL": "/tmp/baton-1/channel",
         "BATON_ARENA": "",
     }

@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from gpu_client.agent.channel_server import CheckpointNotice, Progress, StopReason
+from gpu_client.agent.channel_messages import CheckpointNotice, Progress
+from gpu_client.agent.channel_server import StopReason
 from gpu_client.agent.failures import ExitStatus
 from gpu_client.agent.pace import Pace
 from gpu_client.agent.signals import StopRequest

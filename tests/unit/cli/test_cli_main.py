@@ -22,9 +22,10 @@ GROUPS = {
     "data": ["push", "ls"],
     "keys": ["create", "list", "revoke", "rotate"],
     "recipes": ["lint", "push", "list", "show", "docs", "run"],
+    "rules": ["check", "import", "test", "set", "show", "history"],
     "webhooks": ["create", "list", "delete", "deliveries", "replay"],
 }
-NEEDS_ID = ["show", "watch", "logs", "events", "explain", "stop", "pause", "resume", "retry"]
+NEEDS_ID = ["show", "watch", "logs", "events", "explain", "stop", "pause", "resume", "retry", "tell"]
 COMMANDS = [
     *([name] for name in ["login", "submit", "jobs", "fetch", "local", "doctor", *NEEDS_ID]),
     *([group, name] for group, names in GROUPS.items() for name in names),

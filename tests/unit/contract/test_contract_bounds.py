@@ -12,8 +12,8 @@ from pydantic import BaseModel, ValidationError
 
 from contract.base import MAX_OBJECT_BYTES, MAX_PARAMETERS_BYTES, MAX_PARAMETERS_DEPTH, MAX_STEP, WireModel, depth_of
 from contract.checkpoints import BlobUrlsRequest, DamagedRequest
+from contract.dreambooth import DreamboothSubmit
 from contract.jobs import (
-    DreamboothSubmit,
     FailureClass,
     InputRef,
     JobState,

@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
+from contract.dreambooth import DreamboothSubmit
 from contract.errors import Fault
-from contract.jobs import DreamboothSubmit
 from contract.recipes.model import Parameter, Recipe
 from contract.recipes.rendering import parameter_faults
 from contract.recipes.templates import references

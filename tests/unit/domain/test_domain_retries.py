@@ -46,12 +46,22 @@ def ready(job: Job) -> Job:
     return job.model_copy(update={"not_before": None})
 
 
-@pytest.mark.parametrize("failure_class", FailureClass)
+MISHAPS = [kind for kind in FailureClass if kind is not FailureClass.STOPPED_BY_RULE]
+
+
+@pytest.mark.parametrize("failure_class", MISHAPS)
 def test_a_failure_is_charged_to_one_budget(failure_class: FailureClass) -> None:
     counters = fail(make_held(), failure_class=failure_class).job.counters
     one, other = ("node_faults", "failures") if failure_class.node_fault else ("failures", "node_faults")
     assert (getattr(counters, one), getattr(counters, other)) == (1, 0)
     assert (counters.attempts, counters.interruptions, counters.releases) == (1, 0, 0)
+
+
+def test_what_a_rule_has_ended_is_charged_to_no_budget_and_not_tried_again() -> None:
+    job = fail(make_held(), failure_class="stopped_by_rule").job
+    assert (job.state, job.failed_at, job.not_before) == (JobState.FAILED, job.updated_at, None)
+    assert job.counters.model_copy(update={"runtime_s": 0}) == JobCounters(attempts=1)
+    assert job.avoid == {}
 
 
 def test_interruptions_and_releases_are_not_failures() -> None:

@@ -14,10 +14,10 @@ from diffusers import EDMEulerScheduler
 from dreambooth_runs import Run, refusal
 
 from gpu_client.training import SessionError, dreambooth_lora
-from gpu_client.training.channel import BAD_INPUT_EXIT_CODE
 from gpu_client.training.dreambooth.config import DreamboothConfig
 from gpu_client.training.dreambooth.errors import ConfigError, DataError, ModelError
 from gpu_client.training.dreambooth.machine import check_machine
+from gpu_client.training.protocol import BAD_INPUT_EXIT_CODE
 
 
 @pytest.fixture(autouse=True)

@@ -13,7 +13,17 @@ from contract.errors import ErrorCode
 from contract.history import EventType
 from contract.jobs import Progress
 from functions.domain.errors import Refusal
-from functions.domain.records import Attempt, CheckpointRecord, Event, Job, Spec, TransferGrant
+from functions.domain.records import (
+    Attempt,
+    CheckpointRecord,
+    CommandRecord,
+    ControlRecord,
+    Event,
+    Job,
+    RulesRecord,
+    Spec,
+    TransferGrant,
+)
 from functions.domain.sharing import SharedRecord
 from functions.storage.documents import MAX_DOCUMENT_BYTES, dump, load
 
@@ -28,6 +38,7 @@ def models_within(annotation: Any) -> set[type[BaseModel]]:
 def all_models() -> set[type[BaseModel]]:
     found: set[type[BaseModel]] = set()
     pending: set[type[BaseModel]] = {Attempt, CheckpointRecord, Event, Job, SharedRecord, TransferGrant, Progress}
+    pending |= {RulesRecord, CommandRecord, ControlRecord}
     while pending:
         model = pending.pop()
         found.add(model)
@@ -91,7 +102,17 @@ STORED_DEFAULTS: dict[str, dict[str, Any]] = {
         "avoid": {},
         "branches": [],
         "artifacts": [],
+        "rules_revision": 0,
+        "commands_seq": 0,
+        "commands_void": 0,
+        "decided": 0,
+        "rollbacks": [],
     },
+    "CommandRecord": {"arguments": {}, "status": "waiting", "message": ""},
+    "ControlRecord": {"reason": "", "statuses": []},
+    "RuleStatus": {"said": "", "fires": 0},
+    "RolledBack": {"skip": 0, "lr_factor": 1.0},
+    "EndedBy": {"revision": 0, "message": ""},
     "JobCounters": {
         "attempts": 0,
         "failures": 0,

@@ -1,10 +1,13 @@
-"""The Hugging Face callback, without a Trainer: that is in tests/e2e/training."""
+"""The Hugging Face callback, alone and in a Trainer of one weight; larger ones are in tests/e2e/training."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 
 from gpu_client.training import Session
 
@@ -20,3 +23,144 @@ def test_what_a_trainer_logs_never_clashes_with_the_report_itself(start: Callabl
     callback = BatonCallback(session)
     callback.on_log(None, state, transformers.TrainerControl(), logs={"total": 4.0, "step": 3, "loss": 0.5})
     assert session._last_report == (3, 10, {"loss": 0.5})
+
+
+class Model(torch.nn.Module):
+    """One weight; its loss is what the batch says."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.zeros(1))
+
+    def forward(self, x: torch.Tensor, labels: torch.Tensor | None = None) -> dict[str, torch.Tensor]:
+        return {"loss": (self.weight * 0 + x).sum(), "logits": x}
+
+
+class Losses(torch.utils.data.Dataset):  # type: ignore[type-arg]
+    """Item n is the loss of step n + 1."""
+
+    def __init__(self, losses: list[float]) -> None:
+        self.losses = losses
+
+    def __len__(self) -> int:
+        return len(self.losses)
+
+    def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
+        return {"x": torch.tensor(self.losses[index]), "labels": torch.tensor(0.0)}
+
+
+class Trained:
+    """A Trainer's run under rules, and what was decided in it."""
+
+    def __init__(self, tmp_path: Path, rules: str, losses: list[float], *, resume: bool = False, **more: Any) -> None:
+        file = tmp_path / "rules.yaml"
+        file.write_text(rules)
+        from gpu_client.training import BatonCallback
+
+        self.decisions: list[tuple[str, str, int]] = []
+        self.logged: list[dict[str, float]] = []
+        with Session.start(output_dir=tmp_path / "output", rules=file, resume=resume, variables={}) as session:
+            tell = session.steering.engine._tell
+
+            def told(decision: dict[str, Any]) -> None:
+                self.decisions.append((decision["type"], decision.get("rule", ""), decision["step"]))
+                tell(decision)
+
+            session.steering.engine._tell = told
+            callback = BatonCallback(session)
+            evaluated = more.pop("eval_dataset", None)
+            seen = self
+
+            class Look(transformers.TrainerCallback):  # type: ignore[misc]
+                def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+                    if state.global_step == more.get("kill_at"):
+                        control.should_training_stop = True
+
+                def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
+                    seen.logged.append(dict(logs))
+
+            options = {name: value for name, value in more.items() if name != "kill_at"}
+            arguments = transformers.TrainingArguments(
+                str(session.output_dir), per_device_train_batch_size=1, logging_steps=1, learning_rate=0.1,
+                max_steps=len(losses), report_to=[], use_cpu=True, disable_tqdm=True,
+                **{"save_strategy": "no", "lr_scheduler_type": "linear", **options},
+            )  # fmt: skip
+            trainer = Ordered(
+                Model(), arguments, train_dataset=Losses(losses), eval_dataset=evaluated, callbacks=[callback, Look()]
+            )
+            trainer.train(resume_from_checkpoint=callback.resume_from)
+            self.step = trainer.state.global_step
+            self.finishing = session.finishing
+            self.arguments = trainer.args
+
+    def fired(self) -> list[tuple[str, int]]:
+        return [(rule, step) for kind, rule, step in self.decisions if kind == "rule.fired"]
+
+
+class Ordered(transformers.Trainer):  # type: ignore[misc]
+    def _get_train_sampler(self, *_: Any) -> Any:
+        return torch.utils.data.SequentialSampler(self.train_dataset)
+
+
+NAN = "rules: [{name: nan, when: not isfinite(loss), do: {stop: failed}}]"
+
+
+def test_a_nan_is_seen_at_its_step_though_the_trainer_would_filter_it(tmp_path: Path) -> None:
+    """The Trainer logs 0.0 for it: `loss < 1` would have called the training good."""
+    trained = Trained(tmp_path, NAN, [1.0, 1.0, float("nan"), 1.0, 1.0])
+    assert trained.fired() == [("nan", 3)] and trained.step == 3 and not trained.finishing
+    assert not trained.arguments.logging_nan_inf_filter
+    assert (tmp_path / "output" / "checkpoint-3" / "baton.json").is_file()
+
+
+def test_without_a_rule_on_the_loss_the_filter_stays(tmp_path: Path) -> None:
+    trained = Trained(tmp_path, "rules: [{name: r, when: step >= 2, do: stop}]", [1.0] * 5)
+    assert trained.arguments.logging_nan_inf_filter and trained.finishing and trained.step == 2
+
+
+def test_a_logged_value_counts_once(tmp_path: Path) -> None:
+    """What was logged last was reported again with each step: patience of three checks ended after two."""
+    rules = "rules: [{name: r, when: loss > 2, for: 3 checks, do: stop}]"
+    trained = Trained(tmp_path, rules, [3.0] * 8)
+    assert trained.fired() == [("r", 3)] and trained.step == 3
+
+
+def test_rules_evaluate_and_hear_of_two_evaluation_sets(tmp_path: Path) -> None:
+    rules = """
+rules:
+- {name: ask, when: loss > 2, do: evaluate}
+- {name: val, when: eval.val_loss > 4, do: {log: "{eval.val_loss}"}}
+- {name: test, when: eval.test_loss > 8, do: stop}
+"""
+    sets = {"val": Losses([5.0]), "test": Losses([9.0])}
+    trained = Trained(tmp_path, rules, [1.0, 3.0, 1.0], eval_dataset=sets, do_eval=True)
+    assert trained.fired() == [("ask", 2), ("val", 2), ("test", 2)]
+    assert trained.step == 2
+
+
+def test_where_there_is_nothing_to_evaluate_on_nothing_is_asked(tmp_path: Path) -> None:
+    trained = Trained(tmp_path, "rules: [{name: ask, when: loss > 2, do: evaluate}]", [1.0, 3.0, 1.0])
+    assert trained.fired() == [("ask", 2)] and trained.step == 3, "the Trainer would have raised"
+
+
+def test_a_rule_turns_the_learning_rate_and_the_schedule_goes_on(tmp_path: Path) -> None:
+    for name in "ab":
+        (tmp_path / name).mkdir()
+    plain = Trained(tmp_path / "a", "rules: []", [1.0] * 6)
+    rules = "rules: [{name: r, when: loss > 2, do: {set: {knob: lr, factor: 0.5}}}]"
+    halved = Trained(tmp_path / "b", rules, [1.0, 1.0, 3.0, 1.0, 1.0, 1.0])
+    rates = [[one["learning_rate"] for one in run.logged if "learning_rate" in one] for run in (plain, halved)]
+    assert rates[1][:3] == pytest.approx(rates[0][:3])
+    assert rates[1][3:] == pytest.approx([rate / 2 for rate in rates[0][3:]])
+
+
+@pytest.mark.parametrize("killed_at", [2, 3, 4, 5])
+def test_counters_outlive_an_interruption(tmp_path: Path, killed_at: int) -> None:
+    """Killed at 5, patience of 7 stopped at 13 instead of 8 in the framework that this replaces."""
+    rules = "rules: [{name: r, when: loss > 2, for: 6 checks, do: stop}]"
+    losses = [1.0] + [3.0] * 9
+    first = Trained(tmp_path, rules, losses, save_strategy="steps", save_steps=1, kill_at=killed_at)
+    assert first.step == killed_at and first.fired() == []
+    assert (tmp_path / "output" / f"checkpoint-{killed_at}" / "steering.json").is_file()
+    second = Trained(tmp_path, rules, losses, resume=True, save_strategy="steps", save_steps=1)
+    assert second.fired() == [("r", 7)] and second.step == 7 and second.finishing

@@ -15,7 +15,8 @@ import pytest
 from listening_agent import ListeningAgent
 
 from gpu_client.training import channel as channel_module
-from gpu_client.training.channel import MAX_LINE_BYTES, Channel, Directive, parse_directive
+from gpu_client.training.channel import Channel
+from gpu_client.training.protocol import MAX_LINE_BYTES, MAX_RULES_LINE_BYTES, Directive, parse_directive
 from tests.waiting import soon
 
 # Newer Pythons warn about forking a process that has threads; nothing is done in the child that needs them.
@@ -53,7 +54,7 @@ class Clock:
 def test_says_hello_with_pid_and_protocol() -> None:
     with ListeningAgent() as agent:
         channel = Channel(agent.path, Received())
-        assert agent.wait_for("hello") == [{"type": "hello", "pid": os.getpid(), "protocol": 1}]
+        assert agent.wait_for("hello") == [{"type": "hello", "pid": os.getpid(), "protocol": 1, "steering": True}]
         channel.close()
         agent.wait_for_end()
 
@@ -142,7 +143,7 @@ def test_directives_arrive_also_in_pieces_and_nonsense_between_them_is_survived(
 def test_a_line_without_end_breaks_the_channel_not_the_training(caplog: pytest.LogCaptureFixture) -> None:
     with ListeningAgent() as agent:
         channel = Channel(agent.path, Received())
-        agent.send(b"x" * (MAX_LINE_BYTES + 1))
+        agent.send(b"x" * (MAX_RULES_LINE_BYTES + 1))
         soon(lambda: not channel.connected)
         channel.report(1, 2, {})
         assert channel.checkpoint_written(1, "/out/checkpoint-1", {}) is False

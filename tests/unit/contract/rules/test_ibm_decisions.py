@@ -314,6 +314,8 @@ def test_metrics_that_come_late_decide_nothing_before() -> None:
         'len(window["training_loss"]["loss"]) == 3 or state["epoch"] > 0.5',
         'state["epoch"] > 0.5 or len(window["training_loss"]["loss"]) == 3',
         'len(window["training_loss"]["loss"]) == 3 and newest["loss"] > 9 or state["epoch"] > 0.5',
+        # what is not known is not false, though what stands beside it is
+        '(state["epoch"] < newest["loss"] and state["epoch"] < 0) or not state["epoch"] < 0',
     ]
     for rule in rules:
         config = config_of(rule, "on_step_end")

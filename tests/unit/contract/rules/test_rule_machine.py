@@ -12,7 +12,7 @@ from contract.rules.actions import Save, Stop
 from contract.rules.document import load_values
 from contract.rules.evaluating import Evaluator
 from contract.rules.rule import Rule
-from contract.rules.verdicts import State, Verdict
+from contract.rules.verdicts import Operand, State, Verdict
 from tests.naive_rules import NaiveRule, World
 from tests.properties.profiles import machine_settings
 
@@ -182,7 +182,7 @@ def test_what_is_told_of_a_rule() -> None:
     ]
     first = next(one for one in fired if one.rule == "rule-0")
     assert (first.step, first.severity, first.mode, first.actions) == (800, "error", "dry_run", (Save(),))
-    assert first.as_values()["operands"] == {"mean(loss, 2)": 2.31}
+    assert first.operands == (Operand("mean(loss, 2)", 2.31),)
 
 
 def test_a_metric_that_comes_late_or_never() -> None:

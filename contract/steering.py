@@ -1,0 +1,388 @@
+"""What users tell a running training, by rules and commands, and what it answers.
+
+Both travel with heartbeats: the reply has rules newer than those that the worker names and commands after the last one
+it has dealt with; the next request says what became of them, and what rules decided. Decisions are numbered within
+the attempt, so that one that is sent twice is written down once.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Annotated, Literal, Self
+
+from pydantic import AfterValidator, Field, model_validator
+
+from contract.base import AnswerModel, Epoch, EpochSeconds, Identity, JsonObject, Step, WireModel
+
+MAX_RULES_BYTES = 32 * 1024
+"""A rule document: it travels in one line of the channel, and is stored in one item."""
+MAX_COMMANDS = 100
+"""Of one job that are kept; the oldest that were dealt with go first."""
+MAX_DECISIONS = 10
+"""In one heartbeat: they become events in one transaction."""
+MAX_RESULTS = 20
+MAX_STATUSES = 200
+MAX_STATUS_CHARS = 200
+MAX_OPERAND_CHARS = 2000
+"""Of an operand's text: as long as an expression may be."""
+MAX_REVISION = 10**6
+MAX_SEQUENCE = 10**6
+MAX_ROLLBACKS = 200
+"""Of one job, by all rules together: each is kept for whoever resumes."""
+
+
+def _small(text: str) -> str:
+    if len(text.encode()) > MAX_RULES_BYTES:
+        raise ValueError(f"has {len(text.encode())} bytes; at most {MAX_RULES_BYTES} are allowed")
+    return text
+
+
+RulesText = Annotated[str, AfterValidator(_small), Field(max_length=MAX_RULES_BYTES)]
+"""YAML or JSON, as docs/rules.md has it. Empty: no rules."""
+Revision = Annotated[int, Field(ge=0, le=MAX_REVISION)]
+"""Of a job's rules, from 1; 0 stands for none. A revision never changes."""
+Sequence = Annotated[int, Field(ge=0, le=MAX_SEQUENCE)]
+"""Of a job's commands, from 1; 0 stands for none."""
+RuleName = Annotated[str, Field(max_length=64, pattern=r"^[a-z0-9][a-z0-9_-]*$")]
+Said = Annotated[str, Field(max_length=1024)]
+
+
+class RulesInForce(AnswerModel):
+    """Rules that a worker is to go by. Example: `{"revision": 2, "text": "rules: []"}`"""
+
+    revision: Revision
+    text: str
+
+
+class RulesRevision(RulesInForce):
+    """One revision of a job's rules.
+
+    Example: `{"revision": 2, "text": "rules: []", "created_at": 1790000000, "created_by": "k1"}`
+    """
+
+    created_at: EpochSeconds
+    created_by: str | None = None
+    """Id of the API key."""
+
+
+class RulesRequest(WireModel):
+    """Body of `PUT /job/{id}/rules`: the next revision.
+
+    Example: `{"text": "rules: [{name: nan, when: not isfinite(loss), do: {stop: failed}}]", "if_revision": 1}`
+    """
+
+    text: RulesText
+    if_revision: Revision | None = None
+    """Only if this is the newest one; otherwise 409 `conflict`."""
+
+
+class DocumentFault(AnswerModel):
+    """What is wrong, or doubtful, in a rule document.
+
+    Example: `{"field": "rules.0.when", "reason": "there is no function 'mena'", "remedy": "Did you mean mean?",
+    "line": 3, "column": 11, "code": "unknown_function"}`
+    """
+
+    field: str
+    reason: str
+    remedy: str = ""
+    line: int | None = None
+    column: int | None = None
+    code: str = ""
+
+
+class RulesChecked(AnswerModel):
+    """Answer of `POST /rules/check`: without faults a job can have them. Example: `{"faults": [], "warnings": []}`"""
+
+    faults: list[DocumentFault] = []
+    warnings: list[DocumentFault] = []
+
+
+class RuleStatus(WireModel):
+    """How a rule stands, in words and as a state.
+
+    Example: `{"rule": "spike", "state": "pending", "said": "3 of 5, last value 2.31, next check step 1200",
+    "fires": 0}`
+    """
+
+    rule: RuleName
+    state: Annotated[str, Field(pattern=r"^[a-z_]{1,32}$")]
+    said: Annotated[str, Field(max_length=MAX_STATUS_CHARS)] = ""
+    fires: Annotated[int, Field(ge=0)] = 0
+
+
+class Acknowledged(AnswerModel):
+    """What the worker said last of the rules that it has.
+
+    Example: `{"revision": 2, "epoch": 1, "step": 120, "at": 1790000000, "statuses": []}`
+    """
+
+    revision: Revision
+    """The newest that it has received."""
+    epoch: Epoch
+    step: Step | None = None
+    """At which it came into force; None while it has not, or where it was rejected."""
+    at: EpochSeconds
+    rejected: Revision | None = None
+    reason: str = ""
+    """Why that one was rejected."""
+    statuses: list[RuleStatus] = []
+
+
+class RulesView(AnswerModel):
+    """Answer of `GET` and `PUT /job/{id}/rules`.
+
+    Example: `{"newest": {"revision": 2, "text": "rules: []", "created_at": 1790000000}, "warnings": []}`
+    """
+
+    newest: RulesRevision | None = None
+    """None: the job has no rules."""
+    warnings: list[DocumentFault] = []
+    acknowledged: Acknowledged | None = None
+    """None until a worker has said anything."""
+
+
+class RulesHistory(AnswerModel):
+    """All revisions, newest first. Example: `{"revisions": [], "next_cursor": null}`"""
+
+    revisions: list[RulesRevision]
+    next_cursor: str | None = None
+
+
+class CommandKind(StrEnum):
+    """What can be asked of a running training."""
+
+    STOP = "stop"
+    SAVE = "save"
+    EVALUATE = "evaluate"
+    SET = "set"
+    PAUSE = "pause"
+
+
+class CommandRequest(WireModel):
+    """Body of `POST /job/{id}/commands`.
+
+    Example: `{"kind": "set", "knob": "lr", "factor": 0.5, "expires_in_s": 600}`
+    """
+
+    kind: CommandKind
+    outcome: Literal["complete", "failed"] | None = None
+    """Of `stop`: what the job is then; `complete` unless said."""
+    save: bool | None = None
+    """Of `stop`: with a last checkpoint; yes unless said."""
+    tag: Annotated[str, Field(max_length=64)] | None = None
+    """Of `save`."""
+    knob: Annotated[str, Field(max_length=64, pattern=r"^[A-Za-z_][A-Za-z0-9_.]*$")] | None = None
+    value: float | None = None
+    factor: Annotated[float, Field(gt=0)] | None = None
+    """Of `set`: to that value, or by that factor."""
+    expires_in_s: Annotated[int, Field(ge=1, le=7 * 86_400)] = 3600
+    """What was not carried out by then never will be."""
+
+    @model_validator(mode="after")
+    def _fits_its_kind(self) -> Self:
+        allowed = {
+            CommandKind.STOP: {"outcome", "save"},
+            CommandKind.SAVE: {"tag"},
+            CommandKind.SET: {"knob", "value", "factor"},
+        }.get(self.kind, set())
+        given = {
+            name for name in ("outcome", "save", "tag", "knob", "value", "factor") if getattr(self, name) is not None
+        }
+        if given - allowed:
+            raise ValueError(f"{self.kind} has no {', '.join(sorted(given - allowed))}")
+        if self.kind is CommandKind.SET and (self.knob is None or (self.value is None) == (self.factor is None)):
+            raise ValueError("set needs 'knob' and exactly one of 'value' and 'factor'")
+        return self
+
+    @property
+    def arguments(self) -> JsonObject:
+        """Those that were given."""
+        return self.model_dump(exclude={"kind", "expires_in_s"}, exclude_none=True)
+
+
+class CommandResult(WireModel):
+    """What became of a command. Example: `{"seq": 3, "status": "applied", "step": 120, "message": ""}`"""
+
+    seq: Annotated[int, Field(ge=1, le=10**6)]
+    status: Literal["applied", "rejected", "expired"]
+    step: Step | None = None
+    message: Said = ""
+
+
+class Command(AnswerModel):
+    """One that was given to a job.
+
+    Example: `{"seq": 3, "kind": "set", "arguments": {"knob": "lr", "factor": 0.5}, "issued_at": 1790000000,
+    "expires_at": 1790003600, "status": "waiting"}`
+    """
+
+    seq: Annotated[int, Field(ge=1, le=10**6)]
+    kind: CommandKind
+    arguments: JsonObject = {}
+    issued_at: EpochSeconds
+    expires_at: EpochSeconds
+    status: Literal["waiting", "applied", "rejected", "expired"] = "waiting"
+    step: Step | None = None
+    message: str = ""
+
+
+class CommandList(AnswerModel):
+    """Newest first. Example: `{"commands": []}`"""
+
+    commands: list[Command]
+
+
+_OperandText = Annotated[str, Field(max_length=MAX_OPERAND_CHARS)]
+_OperandValue = bool | float | Annotated[str, Field(max_length=64)] | None
+
+
+class Decision(WireModel):
+    """What a rule, or a command, decided or did. It becomes an event of the job.
+
+    Example: `{"number": 1, "type": "rule.fired", "rule": "spike", "revision": 2, "step": 120, "at": 1790000000,
+    "operands": {"loss": 7.25}, "actions": ["rollback"]}`
+    """
+
+    number: Annotated[int, Field(ge=1, le=10**9)]
+    """Within the attempt, without a gap."""
+    type: Literal[
+        "rule.armed",
+        "rule.fired",
+        "rule.cleared",
+        "rule.error",
+        "rule.updated",
+        "rule.unevaluable",
+        "action.applied",
+        "action.failed",
+        "action.rejected",
+    ]
+    rule: RuleName | None = None
+    """None where a command is meant."""
+    command: Annotated[int, Field(ge=1)] | None = None
+    """Its seq."""
+    revision: Revision = 0
+    step: Step
+    training_epoch: float | None = None
+    """Pass over the data; not the attempt's."""
+    rank: Annotated[int, Field(ge=0)] = 0
+    at: EpochSeconds
+    severity: Literal["info", "warning", "error"] = "warning"
+    dry_run: bool = False
+    operands: Annotated[dict[_OperandText, _OperandValue], Field(max_length=32)] = {}
+    """By their text; NaN and infinity as texts."""
+    actions: Annotated[list[Identity], Field(max_length=16)] = []
+    message: Said = ""
+
+
+class ControlReport(WireModel):
+    """What a worker says of rules and commands, in a heartbeat.
+
+    Example: `{"rules_revision": 2, "commands_seq": 3, "results": [{"seq": 3, "status": "applied", "step": 120}]}`
+    """
+
+    rules_revision: Revision
+    """The newest that the worker has received."""
+    commands_seq: Sequence
+    """All up to this one have been received."""
+    step: Step | None = None
+    """At which that revision came into force; None while it has not, or was rejected."""
+    rejected: Revision | None = None
+    """Newer than the one in force, and refused there: said again with every report, so that it is not sent again."""
+    reason: Said = ""
+    results: Annotated[list[CommandResult], Field(max_length=MAX_RESULTS)] = []
+    decisions: Annotated[list[Decision], Field(max_length=MAX_DECISIONS)] = []
+    statuses: Annotated[list[RuleStatus], Field(max_length=MAX_STATUSES)] | None = None
+    """None: as they were."""
+
+    @property
+    def tells(self) -> bool:
+        """Whether there is anything to write down, whatever revision is in force or was rejected."""
+        return bool(self.results or self.decisions or self.statuses is not None)
+
+
+class EndedBy(WireModel):
+    """The rule or command that ended a training, or the present attempt at it.
+
+    Example: `{"rule": "spike", "revision": 2, "step": 120, "message": "zscore(loss, 100) = 7.1"}`
+    """
+
+    rule: RuleName | None = None
+    command: Annotated[int, Field(ge=1)] | None = None
+    revision: Revision = 0
+    step: Step
+    message: Said = ""
+
+
+class Rollback(WireModel):
+    """Going back to a checkpoint, as a rule wants it.
+
+    Example: `{"to": "best", "before_step": 120, "skip": 10, "lr_factor": 0.5, "budget": 2}`
+    """
+
+    to: Literal["last", "best"] = "last"
+    """`best`: by the retention's metric, else by eval.loss, else by loss, lowest first."""
+    before_step: Step
+    """Only to a checkpoint before this one: there the trouble began."""
+    skip: Annotated[int, Field(ge=0, le=10**6)] = 0
+    """Batches that the training passes over when it goes on."""
+    lr_factor: Annotated[float, Field(gt=0, le=100)] = 1.0
+    budget: Annotated[int, Field(ge=1, le=1000)] = 3
+    """How often that rule may do this in the job's life."""
+
+
+class RolledBack(AnswerModel):
+    """One that was done; whoever resumes applies those that its checkpoint does not know of yet.
+
+    Example: `{"number": 1, "rule": "spike", "step": 120, "to_step": 100, "skip": 10, "lr_factor": 0.5}`
+    """
+
+    number: Annotated[int, Field(ge=1)]
+    """In the job's life."""
+    rule: str
+    step: Step
+    to_step: Step
+    """0: the beginning."""
+    skip: int = 0
+    lr_factor: float = 1.0
+    commands_seq: Sequence = 0
+    """Commands up to this one that were applied after `to_step` are undone by it: nobody does them again."""
+
+
+class Control(AnswerModel):
+    """What a worker needs of all this at the beginning of an attempt.
+
+    Example: `{"rules": {"revision": 1, "text": "rules: []"}, "commands": [], "rollbacks": [], "ran_s": 0}`
+    """
+
+    rules: RulesInForce | None = None
+    commands: list[Command] = []
+    """Those that wait; and, with status `applied`, every `set`, oldest first: a training that resumes before the step
+    of one does it again."""
+    commands_seq: Sequence = 0
+    """All commands up to this one are here, or will never be: what the worker has received."""
+    rollbacks: list[RolledBack] = []
+    ran_s: int = 0
+    """By all earlier attempts."""
+
+
+class LeaveByRule(WireModel):
+    """Why a worker hands a job back that no machine has failed: a rule wants it.
+
+    `rollback`: to go on from an earlier checkpoint. `pause`: until somebody resumes it. `requeue`: on another machine.
+    Example: `{"kind": "rollback", "ended_by": {"rule": "spike", "step": 120}, "rollback": {"before_step": 120}}`
+    """
+
+    kind: Literal["rollback", "pause", "requeue"]
+    ended_by: EndedBy
+    rollback: Rollback | None = None
+    exclude_host: bool = False
+    """Of `requeue`."""
+
+    @model_validator(mode="after")
+    def _rollback_is_described(self) -> Self:
+        if (self.kind == "rollback") != (self.rollback is not None):
+            raise ValueError("'rollback' is given with kind 'rollback', and only then")
+        if self.rollback is not None and self.ended_by.rule is None:
+            raise ValueError("a rollback is a rule's: 'ended_by.rule' is needed")
+        return self

@@ -1,0 +1,97 @@
+"""The calls of submitters: jobs, recipes, rules, commands."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from contract.checkpoints import CheckpointPage
+from contract.dreambooth import DreamboothSubmit
+from contract.errors import ErrorCode as E
+from contract.history import AttemptPage, EventPage, EventView
+from contract.jobs import BatchSubmit, JobPage, JobSubmit, JobView, RetryRequest, StopRequest
+from contract.recipes.calls import RecipePage, RecipePush, RecipeQuery, RecipeView
+from contract.steering import (
+    Command,
+    CommandList,
+    CommandRequest,
+    RulesChecked,
+    RulesHistory,
+    RulesRequest,
+    RulesView,
+)
+from contract.work import (
+    LogPage,
+    TransitionAnswer,
+)
+from functions.api import (
+    logs,
+    recipes,
+    steering,
+    submitting,
+)
+from functions.api.route import JOB, PAGE, SUBMIT, Route
+
+_WEBHOOK = (E.WEBHOOK_NOT_FOUND,)
+_SUBMIT = (E.UNKNOWN_RECIPE, E.INVALID_RULES, E.IDEMPOTENCY_MISMATCH, *_WEBHOOK)
+_STEER = (*JOB, E.ILLEGAL_TRANSITION, E.JOB_FINISHED, E.JOB_CANCELED, E.CONFLICT, E.CHECKPOINT_NOT_FOUND)
+_GIVE = (*JOB, E.JOB_FINISHED, E.ILLEGAL_TRANSITION, E.CONFLICT)
+_IDEMPOTENCY = ("idempotency-key",)
+_submitter = partial(Route, function="submitter", scopes=SUBMIT)
+_submit = partial(_submitter, "POST", refuses=_SUBMIT, headers=_IDEMPOTENCY)
+_page = partial(_submitter, "GET", refuses=PAGE)
+_steer = partial(_submitter, "POST", body_required=False, answer=TransitionAnswer, refuses=_STEER)
+
+ROUTES: tuple[Route, ...] = (
+    _submit("/job", submitting.submit, body=(JobSubmit, DreamboothSubmit), answer=JobView),
+    _submit("/jobs/batch", submitting.submit_batch, body=(BatchSubmit,), answer=list[JobView]),
+    _submitter(
+        "GET",
+        "/jobs",
+        submitting.list_jobs,
+        query=submitting.JobsQuery,
+        answer=JobPage | list[JobView],
+        refuses=(E.INVALID_CURSOR,),
+    ),
+    _submitter("GET", "/job/{id}", submitting.get_job, answer=JobView, refuses=JOB),
+    _page("/job/{id}/events", submitting.list_events, query=submitting.PageQuery, answer=EventPage | list[EventView]),
+    _page("/job/{id}/attempts", submitting.list_attempts, query=submitting.PageQuery, answer=AttemptPage),
+    _page("/job/{id}/checkpoints", submitting.list_checkpoints, query=submitting.PageQuery, answer=CheckpointPage),
+    _page("/job/{id}/logs", logs.read, query=logs.LogsQuery, answer=LogPage),
+    _steer("/job/{id}/stop", submitting.stop, body=(StopRequest,)),
+    _steer("/job/{id}/pause", submitting.pause, body=(StopRequest,)),
+    _steer("/job/{id}/resume", submitting.resume, body=(StopRequest,)),
+    _steer("/job/{id}/retry", submitting.retry, body=(RetryRequest,)),
+    _submitter(
+        "PUT",
+        "/job/{id}/rules",
+        steering.put_rules,
+        body=(RulesRequest,),
+        answer=RulesView,
+        refuses=(*_GIVE, E.INVALID_RULES),
+    ),
+    _submitter("GET", "/job/{id}/rules", steering.show_rules, answer=RulesView, refuses=JOB),
+    _page("/job/{id}/rules/history", steering.list_rules, query=steering.RulesHistoryQuery, answer=RulesHistory),
+    _submitter("POST", "/rules/check", steering.check_rules, body=(steering.RulesCheck,), answer=RulesChecked),
+    _submitter(
+        "POST",
+        "/job/{id}/commands",
+        steering.give_command,
+        body=(CommandRequest,),
+        answer=Command,
+        refuses=(*_GIVE, E.IDEMPOTENCY_MISMATCH),
+        headers=_IDEMPOTENCY,
+    ),
+    _submitter("GET", "/job/{id}/commands", steering.list_commands, answer=CommandList, refuses=JOB),
+    _submitter(
+        "POST",
+        "/recipes",
+        recipes.push,
+        body=(RecipePush,),
+        answer=RecipeView,
+        refuses=(E.INVALID_RECIPE, E.RECIPE_EXISTS),
+    ),
+    _submitter(
+        "GET", "/recipes", recipes.list_recipes, query=RecipeQuery, answer=RecipePage, refuses=(E.INVALID_CURSOR,)
+    ),
+    _submitter("GET", "/recipes/{recipe}", recipes.show, answer=RecipeView, refuses=(E.RECIPE_NOT_FOUND,)),
+)

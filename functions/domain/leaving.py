@@ -1,0 +1,113 @@
+"""A rule ends the present attempt: the job goes back to a checkpoint, waits for somebody, or for another machine."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from contract.errors import ErrorCode
+from contract.history import EventType
+from contract.jobs import AttemptEnd, Progress, Reason, ReasonCode, Retention
+from contract.steering import MAX_ROLLBACKS, EndedBy, LeaveByRule, Rollback, RolledBack
+from functions.domain import retry as retry_policy
+from functions.domain.change import Change
+from functions.domain.ending import by_whom, counted, requeued
+from functions.domain.errors import Refusal
+from functions.domain.jobs import require_running
+from functions.domain.leases import Fence
+from functions.domain.records import Attempt, CheckpointRecord, Job
+
+BEST_BY = ("eval.loss", "eval_loss", "loss")
+"""Where retention names no metric: the first of these that any checkpoint has, lowest first."""
+
+_REASONS = {
+    "rollback": ReasonCode.ROLLED_BACK_BY_RULE,
+    "pause": ReasonCode.PAUSED_BY_RULE,
+    "requeue": ReasonCode.REQUEUED_BY_RULE,
+}
+
+
+def leave(
+    job: Job,
+    attempt: Attempt,
+    fence: Fence,
+    wish: LeaveByRule,
+    *,
+    resumable: Sequence[CheckpointRecord],
+    progress: Progress | None,
+    now: int,
+) -> Change:
+    """End the attempt as the rule wants it. It is nobody's failure, and costs no waiting.
+
+    `resumable`: what the job may resume from; a rollback chooses among it.
+    """
+    require_running(job)
+    by = wish.ended_by
+    reason = Reason(code=_REASONS[wish.kind], message=named(by))
+    updates: dict[str, Any] = {"ended_by": by}
+    done = None
+    if wish.rollback is not None:
+        chosen = choose(resumable, wish.rollback, job.spec.policy.retention)
+        done = _rolled_back(job, wish.rollback, by, chosen)
+        place = (chosen.step, chosen.epoch) if chosen else (None, None)
+        updates |= {"rollbacks": [*job.rollbacks, done], "checkpoint_step": place[0], "checkpoint_epoch": place[1]}
+        if place != (job.checkpoint_step, job.checkpoint_epoch):
+            updates["branches"] = job.branches_from(chosen)
+    elif wish.kind == "pause" and not job.pause_requested:
+        job = job.model_copy(update={"pause_requested": True, "reason": reason})
+    elif wish.exclude_host:
+        updates["avoid"] = retry_policy.avoided(job.avoid, attempt.machine_id, job.spec.policy, now)
+    change = requeued(
+        job,
+        attempt,
+        AttemptEnd.RELEASED,
+        reason,
+        now,
+        fence=fence,
+        progress=progress,
+        counters=counted(job.counters, releases=1),
+        told=by_whom(by),
+        **{"stale": True, **updates},
+    )
+    return change if done is None else change.with_event(EventType.ROLLED_BACK, now, **done.model_dump())
+
+
+def named(by: EndedBy) -> str:
+    """Who ended it, and where, in words."""
+    who = f"rule {by.rule}" if by.rule is not None else f"command {by.command}" if by.command is not None else "a rule"
+    return f"{who} at step {by.step}{': ' if by.message else ''}{by.message}"
+
+
+def _rolled_back(job: Job, wish: Rollback, by: EndedBy, chosen: CheckpointRecord | None) -> RolledBack:
+    rule = by.rule or ""
+    used = sum(one.rule == rule for one in job.rollbacks)
+    if used >= wish.budget or len(job.rollbacks) >= MAX_ROLLBACKS:
+        allowed = f"its budget is {wish.budget}" if used >= wish.budget else f"a job may be {MAX_ROLLBACKS} times"
+        raise Refusal(
+            ErrorCode.ROLLBACK_BUDGET_SPENT,
+            f"Rule {rule} has rolled job {job.id} back {used} times, all rules {len(job.rollbacks)} times; {allowed}.",
+            field="by_rule.rollback.budget",
+        )
+    return RolledBack(
+        number=len(job.rollbacks) + 1,
+        rule=rule,
+        step=by.step,
+        to_step=chosen.step if chosen else 0,
+        skip=wish.skip,
+        lr_factor=wish.lr_factor,
+        commands_seq=job.commands_seq,
+    )
+
+
+def choose(resumable: Sequence[CheckpointRecord], wish: Rollback, retention: Retention) -> CheckpointRecord | None:
+    """The checkpoint to go back to; None for the beginning."""
+    before = sorted((one for one in resumable if one.step < wish.before_step), key=lambda one: one.step, reverse=True)
+    if wish.to == "best":
+        measures = [(name, 1.0) for name in BEST_BY]
+        if retention.keep_best_metric is not None:
+            measures.insert(0, (retention.keep_best_metric, 1.0 if retention.keep_best_mode == "min" else -1.0))
+        for name, sign in measures:
+            measured = [one for one in before if name in one.metrics]
+            if measured:
+                return min(measured, key=lambda one: sign * one.metrics[name])
+    return before[0] if before else None

@@ -1,0 +1,218 @@
+"""Rules and commands of a job: what users give, what workers are handed, what they report back."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+
+from contract.errors import ErrorCode
+from contract.history import EventType
+from contract.jobs import JobState
+from contract.steering import (
+    MAX_COMMANDS,
+    MAX_REVISION,
+    MAX_SEQUENCE,
+    Command,
+    CommandKind,
+    CommandRequest,
+    ControlReport,
+    Decision,
+)
+from functions.domain.change import Change, NoteLease, SteerLease, changed
+from functions.domain.errors import Refusal
+from functions.domain.leases import Fence
+from functions.domain.records import CommandRecord, ControlRecord, Event, Job, Lease, RulesRecord
+
+
+def require_steerable(job: Job) -> None:
+    """Refuse for a job that has ended: nobody would ever hear of it."""
+    if job.state.terminal:
+        raise Refusal(ErrorCode.JOB_FINISHED, f"Job {job.id} is {job.state}.")
+
+
+def put_rules(
+    job: Job, newest: RulesRecord | None, *, text: str, if_revision: int | None, key_id: str | None, now: int
+) -> Change | None:
+    """The next revision of a job's rules; None if the newest one says the same. A running worker hears of it.
+
+    `newest`: that of `job.rules_revision`.
+    """
+    require_steerable(job)
+    # A repeat whose answer was lost names the revision before its own.
+    if text == (newest.text if newest is not None else ""):
+        return None
+    if if_revision is not None and if_revision != job.rules_revision:
+        raise Refusal(
+            ErrorCode.CONFLICT,
+            f"The newest revision of the rules is {job.rules_revision}, not {if_revision}: look at it first.",
+            field="if_revision",
+        )
+    if job.rules_revision == MAX_REVISION:
+        raise Refusal(ErrorCode.ILLEGAL_TRANSITION, f"Job {job.id} has {MAX_REVISION} revisions of its rules.")
+    record = RulesRecord(revision=job.rules_revision + 1, text=text, created_at=now, created_by=key_id)
+    return replace(_steered(changed(job, now, rules_revision=record.revision)), rules=record)
+
+
+def add_command(
+    job: Job, kept: Sequence[CommandRecord], request: CommandRequest, *, key_sha256: str | None, now: int
+) -> Change:
+    """One more command. `kept`: the job's, oldest first. A running worker hears of it, another one when it begins."""
+    require_steerable(job)
+    if request.kind is CommandKind.PAUSE and job.state is not JobState.RUNNING:
+        raise Refusal(
+            ErrorCode.ILLEGAL_TRANSITION,
+            f"Job {job.id} is {job.state}: POST /job/{job.id}/pause holds it.",
+            field="kind",
+        )
+    if job.commands_seq == MAX_SEQUENCE:
+        raise Refusal(ErrorCode.ILLEGAL_TRANSITION, f"Job {job.id} has been given {MAX_SEQUENCE} commands.")
+    record = CommandRecord(
+        seq=job.commands_seq + 1,
+        kind=request.kind,
+        arguments=request.arguments,
+        issued_at=now,
+        expires_at=now + request.expires_in_s,
+        key_sha256=key_sha256,
+    )
+    going = _superfluous(job, kept, len(kept) + 1 - MAX_COMMANDS, now)
+    change = _steered(changed(job, now, commands_seq=record.seq))
+    return replace(change, commands=(record,), dropped_commands=tuple(one.seq for one in going))
+
+
+def _superfluous(job: Job, kept: Sequence[CommandRecord], surplus: int, now: int) -> list[CommandRecord]:
+    """Which commands make room: the oldest that were dealt with, those that who resumes does again after all others."""
+    if surplus <= 0:
+        return []
+    waiting = {one.seq for one in kept if _waits(job, one, now)}
+    done = sorted((one for one in kept if one.seq not in waiting), key=lambda one: (_done_again(one), one.seq))
+    if len(done) < surplus:
+        raise Refusal(ErrorCode.ILLEGAL_TRANSITION, f"{len(waiting)} commands of job {job.id} wait already.")
+    return done[:surplus]
+
+
+def _steered(change: Change) -> Change:
+    """Leave word in the lease of an attempt that is under way."""
+    job = change.job
+    if job.state is not JobState.RUNNING:
+        return change
+    steer = SteerLease(job_id=job.id, epoch=job.epoch, rules_revision=job.rules_revision, commands_seq=job.commands_seq)
+    return replace(change, lease=steer)
+
+
+def _waits(job: Job, command: CommandRecord, now: int) -> bool:
+    live = command.expires_at > now and command.seq > job.commands_void and not job.state.terminal
+    return command.status == "waiting" and live
+
+
+def _done_again(command: CommandRecord) -> bool:
+    return command.kind is CommandKind.SET and command.status == "applied"
+
+
+def command_view(job: Job, command: CommandRecord, now: int) -> Command:
+    """A command as it stands: one that waits for nothing any more has expired."""
+    expired = command.status == "waiting" and not _waits(job, command, now)
+    values = command.model_dump(exclude={"key_sha256"})
+    return Command.model_validate({**values, "status": "expired"} if expired else values)
+
+
+def waiting_after(job: Job, commands: Iterable[CommandRecord], seq: int, now: int) -> list[Command]:
+    """What a worker is to carry out that has received all commands up to `seq`, oldest first."""
+    return [command_view(job, one, now) for one in commands if one.seq > seq and _waits(job, one, now)]
+
+
+def handed_out(job: Job, commands: Iterable[CommandRecord], now: int) -> list[Command]:
+    """What an attempt begins with, oldest first: what waits, and every `set` that was applied and not undone."""
+    again = [one for one in commands if _waits(job, one, now) or (_done_again(one) and not _undone(job, one))]
+    return [command_view(job, one, now) for one in again]
+
+
+def _undone(job: Job, command: CommandRecord) -> bool:
+    """Whether a rollback went back behind it."""
+    step = command.step or 0
+    return any(command.seq <= back.commands_seq and step > back.to_step for back in job.rollbacks)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Told:
+    """What a worker's report leaves behind. `job` is as it was read, with this in it, and not yet written."""
+
+    job: Job
+    events: tuple[Event, ...] = ()
+    commands: tuple[CommandRecord, ...] = ()
+    control: ControlRecord | None = None
+    """None: as it was."""
+
+    def within(self, change: Change) -> Change:
+        """The change, decided on `job`, with all this before it."""
+        return replace(change, events=(*self.events, *change.events), commands=self.commands, control=self.control)
+
+
+def told(
+    job: Job, report: ControlReport, *, commands: Sequence[CommandRecord], control: ControlRecord | None, now: int
+) -> Told:
+    """What is new in a report of the attempt that holds the job. The same report again says nothing new.
+
+    `commands`: those that it names results of.
+    """
+    decisions = [one for one in report.decisions if one.number > job.decided]
+    decisions = sorted({one.number: one for one in decisions}.values(), key=lambda one: one.number)
+    first = job.event_seq + 1
+    events = tuple(_event(job, first + place, one, now) for place, one in enumerate(decisions))
+    results = {result.seq: result for result in reversed(report.results)}
+    dealt_with = tuple(
+        one.model_copy(update=results[one.seq].model_dump(exclude={"seq"}))
+        for one in commands
+        if one.status == "waiting" and one.seq in results
+    )
+    after = _control(job.epoch, report, control, now)
+    updates = {"event_seq": job.event_seq + len(events), "decided": decisions[-1].number if decisions else job.decided}
+    return Told(
+        job=job.model_copy(update=updates),
+        events=events,
+        commands=dealt_with,
+        control=after if after != control else None,
+    )
+
+
+def _event(job: Job, seq: int, decision: Decision, now: int) -> Event:
+    data = decision.model_dump(mode="json", exclude={"type"}, exclude_none=True)
+    return Event(seq=seq, type=EventType(decision.type), at=now, epoch=job.epoch, data=data)
+
+
+def _control(epoch: int, report: ControlReport, before: ControlRecord | None, now: int) -> ControlRecord | None:
+    """What the worker says of its rules; as it was where it says nothing new, or has never had any."""
+    silent = report.statuses is None and not report.rules_revision and report.rejected is None
+    if before is None and silent:
+        return None
+    same = before is not None and (before.epoch, before.revision) == (epoch, report.rules_revision)
+    step, statuses = report.step, report.statuses
+    if before is not None and same and step is None:
+        step = before.step
+    if statuses is None:
+        statuses = before.statuses if before is not None and before.epoch == epoch else []
+    after = ControlRecord(
+        revision=report.rules_revision,
+        epoch=epoch,
+        step=step,
+        at=now,
+        rejected=report.rejected,
+        reason=report.reason if report.rejected is not None else "",
+        statuses=statuses,
+    )
+    return before if before is not None and before == after.model_copy(update={"at": before.at}) else after
+
+
+def has_news(lease: Lease, report: ControlReport) -> bool:
+    """Whether a report says anything that is not written down: of revisions the lease itself knows."""
+    noted = lease.rules_in_force, lease.rules_rejected
+    return report.tells or noted != (report.rules_revision, report.rejected or 0)
+
+
+def note_lease(fence: Fence, report: ControlReport) -> NoteLease:
+    """Proves the lease, and notes there which revisions were written down."""
+    return NoteLease(fence=fence, rules_in_force=report.rules_revision, rules_rejected=report.rejected or 0)
+
+
+def note(told: Told, fence: Fence, report: ControlReport, *, now: int) -> Change:
+    """Write down what a heartbeat has told."""
+    return told.within(replace(changed(told.job, now), lease=note_lease(fence, report)))

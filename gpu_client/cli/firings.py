@@ -1,0 +1,83 @@
+"""What rules did in a job: shown by `baton watch` as it happens."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from contract.history import EventType, EventView
+from contract.jobs import JobState
+from gpu_client.cli.session import Session
+from gpu_client.transport.api import BatonClient
+from gpu_client.transport.calls import pages
+from gpu_client.transport.errors import Unreachable
+
+LOOK_EVERY_S = 10.0
+_SHOWN = frozenset(
+    {
+        EventType.RULE_FIRED,
+        EventType.RULE_ERROR,
+        EventType.RULE_UNEVALUABLE,
+        EventType.ACTION_APPLIED,
+        EventType.ACTION_FAILED,
+        EventType.ACTION_REJECTED,
+        EventType.ROLLED_BACK,
+    }
+)
+
+
+class Firings:
+    """Shows each once, from the first look on."""
+
+    def __init__(self, session: Session, client: BatonClient, *, as_json: bool, look_every_s: float) -> None:
+        """`look_every_s`: how often `look` will be called."""
+        self._session = session
+        self._client = client
+        self._as_json = as_json
+        self._pause = max(1, round(LOOK_EVERY_S / look_every_s))
+        self._looks = 0
+        self._cursor: str | None = None
+        self._seen = 0
+        self._state: JobState | None = None
+
+    def look(self, job_id: str, state: JobState) -> None:
+        """Show what is new. Asks now and then while the job runs, and when its state changes."""
+        moved, self._state = state is not self._state, state
+        due = moved or (state is JobState.RUNNING and self._looks % self._pause == 0)
+        self._looks += 1
+        if not due:
+            return
+        try:
+            for page in pages(lambda cursor: self._client.events(job_id, limit=1000, cursor=cursor)):
+                for event in page.events:
+                    if event.seq > self._seen and event.type in _SHOWN:
+                        self._show(job_id, event)
+                    self._seen = max(self._seen, event.seq)
+        except Unreachable:
+            self._state = None  # the next look asks again, and the watching itself says that it cannot
+
+    def _show(self, job_id: str, event: EventView) -> None:
+        if self._as_json:
+            self._session.screen.json_line({"id": job_id, "event": event.model_dump(mode="json")})
+        else:
+            self._session.screen.say(line_of(event))
+
+
+def line_of(event: EventView) -> str:
+    """`step 120: rule spike fired: loss = 7.25 (rollback)`."""
+    data = event.data
+    who = f"rule {data['rule']}" if data.get("rule") else "rules"
+    who = f"command {data['command']}" if data.get("command") else who
+    word = {EventType.ROLLED_BACK: f"rolled back to step {data.get('to_step')}"}.get(
+        event.type, event.type.value.partition(".")[2]
+    )
+    if event.type.value.startswith("action."):
+        word = f"{', '.join(data.get('actions', []))} {word}"
+    dry = " (dry run)" if data.get("dry_run") else ""
+    said = [f"{text} = {_said(value)}" for text, value in dict(data.get("operands") or {}).items()]
+    said += [str(data["message"])] if data.get("message") else []
+    line = f"step {data.get('step')}: {who} {word}{dry}"
+    return f"{line}: {', '.join(said)}" if said else line
+
+
+def _said(value: Any) -> str:
+    return "unknown" if value is None else f"{value:.6g}" if isinstance(value, float) else str(value)

@@ -1,0 +1,204 @@
+"""Rules in force: observations in, orders and decisions out. No clock, no process, no torch in here."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from contract.rules.document import load
+from contract.rules.evaluating import Evaluator, StateError
+from contract.rules.metrics import canonical_name
+from contract.rules.numbers import encoded
+from contract.rules.verdicts import State, Verdict
+from gpu_client.controller.orders import Order, orders_of
+
+log = logging.getLogger("baton.rules")
+
+STATE_VERSION = 1
+MAX_STATUS_CHARS = 200
+UNSEEN_AFTER = 200
+"""Observations after which it is said of a rule that what it reads has never come."""
+MAX_REPORTED = 20
+MAX_NAMES = 4096
+"""A loop that puts the step into its metrics' names has a new one at every step."""
+ALIASES = {"learning_rate": "lr", "eval_loss": "eval.loss"}
+"""Names that loops use for what rules call otherwise."""
+
+_EVENTS = {State.FIRED: "rule.fired", State.CLEARED: "rule.cleared", State.ERROR: "rule.error"}
+_NO_ORDERS: tuple[Order, ...] = ()
+
+Tell = Callable[[dict[str, Any]], object]
+
+
+class Engine:
+    """One rule set at a time, with its counters.
+
+    `tell` is called with each decision: a dictionary with `type`, `rule`, `step`, `operands`, `actions`, `message`.
+    """
+
+    def __init__(self, tell: Tell) -> None:
+        self._tell = tell
+        self._evaluator: Evaluator | None = None
+        self._names: dict[str, str] = {}
+        self._seen = 0
+        self._awaited: set[str] = set()
+        """Metrics that rules read and that have not come yet."""
+        self._unseen_told: set[str] = set()
+        """Rules of which that was told."""
+        self.revision = 0
+
+    @property
+    def active(self) -> bool:
+        """Whether there is a rule."""
+        return self._evaluator is not None
+
+    @property
+    def reads(self) -> frozenset[str]:
+        """The metrics that rules read, in conditions and in texts."""
+        rules = self._evaluator.rules.rules if self._evaluator else ()
+        return frozenset(name for rule in rules for name in (*rule.metrics, *rule.told))
+
+    def install(self, revision: int, text: str, *, step: int) -> str:
+        """Put these rules into force; what is unchanged in them keeps its counters.
+
+        Answers with the reason why they cannot be; those before stay in force then. Never raises.
+        """
+        try:
+            loaded = load(text) if text.strip() else None
+            if loaded is not None and loaded.rules is None:
+                first = loaded.faults[0]
+                place = f"line {first.line}: " if first.line else ""
+                return f"{place}{first.field}: {first.reason}. {first.remedy}".strip()
+            evaluator = Evaluator(loaded.rules) if loaded is not None and loaded.rules and loaded.rules.rules else None
+        except Exception as error:
+            log.exception("revision %d of the rules cannot be read", revision)
+            return f"rules cannot be read here: {type(error).__name__}: {error}"
+        old, self._evaluator = self._evaluator, evaluator
+        told = f"revision {revision} is in force"
+        if old is not None and evaluator is not None:
+            told += _carried(evaluator, old.state_dict())
+        self.revision = revision
+        self._seen = 0
+        self._awaited, self._unseen_told = self._not_come(), set()
+        self._decide("rule.updated", step=step, severity="info", message=told)
+        return ""
+
+    def _not_come(self) -> set[str]:
+        """Metrics that conditions read and that the evaluator knows nothing of yet."""
+        if self._evaluator is None:
+            return set()
+        values, rules = self._evaluator.values(), self._evaluator.rules.rules
+        return {name for rule in rules for name in rule.metrics if name != "step" and values.get(name) is None}
+
+    def observe(self, metrics: Mapping[str, object], *, step: int, now: float, event: str = "step") -> Sequence[Order]:
+        """Look at what came with a step or another event; what is to be done about it. Never raises.
+
+        `metrics` by the names that the loop uses. `now`: seconds, which go on where they were when a training resumes.
+        """
+        evaluator = self._evaluator
+        if evaluator is None:
+            return _NO_ORDERS
+        found = self.renamed(metrics)
+        verdicts = evaluator.observe(found, step=step, now=now, event=event)
+        if self._awaited:
+            self._look_for_unseen(evaluator, found, step)
+        if not verdicts:
+            return _NO_ORDERS
+        orders: list[Order] = []
+        for verdict in verdicts:
+            self._record(verdict)
+            if verdict.actions:
+                orders += orders_of(verdict, self.revision, evaluator.values())
+        return orders
+
+    def renamed(self, metrics: Mapping[str, object]) -> dict[str, object]:
+        """By their names in rules."""
+        names, found = self._names, {}
+        for name, value in metrics.items():
+            known = names.get(name)
+            if known is None:
+                if len(names) >= MAX_NAMES:
+                    names.clear()
+                known = names[name] = canonical_name(ALIASES.get(name, name))
+            found[known] = value
+        return found
+
+    def statuses(self) -> list[dict[str, Any]]:
+        """How each rule stands, in words."""
+        if self._evaluator is None:
+            return []
+        return [
+            {
+                "rule": one.rule,
+                "state": str(one.state),
+                "said": one.describe()[:MAX_STATUS_CHARS],
+                "fires": one.fires,
+            }
+            for one in self._evaluator.statuses()
+        ]
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything that later decisions depend on, as plain JSON."""
+        return {
+            "version": STATE_VERSION,
+            "rules": self._evaluator.state_dict() if self._evaluator else None,
+            "seen": self._seen,
+            "unseen_told": sorted(self._unseen_told),
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any], *, step: int) -> None:
+        """Go on where that was saved. What cannot be taken back is told, and begins anew. Never raises."""
+        saved = state.get("rules")
+        if self._evaluator is None or saved is None:
+            return
+        if state.get("version") == STATE_VERSION:
+            told = _carried(self._evaluator, saved)
+            self._seen, self._unseen_told = int(state.get("seen", 0)), set(state.get("unseen_told", ()))
+            self._awaited = self._not_come()
+        else:
+            told = "; all counters begin anew: their version is not known"
+        if told:
+            self._decide("rule.updated", step=step, severity="info", message=f"resumed{told}")
+
+    def _look_for_unseen(self, evaluator: Evaluator, found: Mapping[str, object], step: int) -> None:
+        """Rules whose metrics never come would be silent for ever: say so once, however they stand.
+
+        A rule that nothing has made due stays armed, and one that was checked without them is unknown.
+        """
+        self._awaited.difference_update([name for name, value in found.items() if value is not None])
+        self._seen += 1
+        if self._seen % UNSEEN_AFTER:
+            return
+        unknown = evaluator.unknown() - self._unseen_told
+        reported = ", ".join(sorted(set(self._names.values()))[:MAX_REPORTED]) or "nothing"
+        for rule in evaluator.rules.rules:
+            missing = sorted(self._awaited.intersection(rule.metrics))
+            if missing and rule.name in unknown:
+                self._unseen_told.add(rule.name)
+                told = f"not known after {self._seen} steps: {', '.join(missing)}; the training reports {reported}"
+                self._decide("rule.unevaluable", rule=rule.name, step=step, message=told)
+
+    def _record(self, verdict: Verdict) -> None:
+        self._decide(
+            _EVENTS[verdict.state],
+            rule=verdict.rule,
+            step=verdict.step,
+            severity=verdict.severity,
+            dry_run=verdict.mode == "dry_run",
+            operands={one.text: encoded(one.value) for one in verdict.operands},
+            actions=[order.action for order in orders_of(verdict._replace(mode="enforce"), 0, {})],
+            message=verdict.reason,
+        )
+
+    def _decide(self, type_: str, *, step: int, **more: Any) -> None:
+        self._tell({"type": type_, "revision": self.revision, "step": step, **more})
+
+
+def _carried(evaluator: Evaluator, state: Any) -> str:
+    """Take the counters over; which begin anew, as the end of a sentence."""
+    try:
+        anew = [f"{one.rule} ({one.reason})" for one in evaluator.load_state_dict(state) if not one.kept]
+    except StateError as error:
+        return f"; all counters begin anew: {error}"
+    return f"; counters begin anew: {', '.join(anew)}" if anew else ""

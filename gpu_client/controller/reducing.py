@@ -1,0 +1,162 @@
+"""What several processes reported, as one observation."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple, Protocol
+
+from contract.rules.arithmetic import number_of
+from contract.rules.numbers import decoded, encoded
+from gpu_client.controller.engine import Engine
+
+Gathered = list[list[float]]
+_GREATEST = frozenset({"step.time", "data.wait", "ckpt.age", "wall", "gpu.temp", "gpu.mem", "host.mem", "host.cpu"})
+"""Of these the greatest counts: the slowest and fullest process is what all of them wait for. Of others the mean."""
+
+
+class Peers(Protocol):
+    """The processes of one training."""
+
+    size: int
+
+    @property
+    def first(self) -> bool: ...
+
+    def start_gather(self, values: Sequence[float]) -> Callable[[], Gathered]:
+        """Begin to gather the values of all, as many from each; the answer waits for the end of it."""
+
+    def share(self, value: Any) -> Any:
+        """The first one's value, on all of them."""
+
+
+class Observed(NamedTuple):
+    """A step, or another event of the first process, and what came with it."""
+
+    event: str
+    step: int
+    now: float
+    """Seconds, as the engine has them."""
+    metrics: Mapping[str, object]
+
+    def as_values(self) -> dict[str, Any]:
+        """Plain JSON."""
+        numbers = {name: encoded(_number(value)) for name, value in self.metrics.items()}
+        return {"event": self.event, "step": self.step, "now": self.now, "metrics": numbers}
+
+    @staticmethod
+    def of_values(values: Mapping[str, Any]) -> Observed:
+        """From that. Raises KeyError, TypeError or ValueError."""
+        metrics = {str(name): decoded(value) for name, value in values["metrics"].items()}
+        return Observed(str(values["event"]), int(values["step"]), float(values["now"]), metrics)
+
+
+class Gathering:
+    """Gathers at one step what is read at the next one: no step waits for another process because of rules.
+
+    The order of steps and events is that in which the first process told them.
+    """
+
+    def __init__(self, peers: Peers) -> None:
+        self._peers = peers
+        self._mine: list[Observed] = []
+        """Since the last exchange: at most one of them is a step."""
+        self._under_way: Callable[[], list[Observed]] | None = None
+
+    def hand_in(self, step: int, metrics: Mapping[str, object], *, now: float) -> None:
+        """What this process reports, once or more often, or not at all: processes need not do alike."""
+        for place, one in enumerate(self._mine):
+            if one.event == "step":
+                self._mine[place] = Observed("step", step, now, {**one.metrics, **metrics})
+                return
+        self._mine.append(Observed("step", step, now, metrics))
+
+    def note(self, event: Observed) -> None:
+        """Something else than a step; the first process alone says so."""
+        self._mine.append(event)
+
+    def exchange(self, engine: Engine) -> list[Observed]:
+        """Begin to gather what was handed in since the last call, and give what was gathered then.
+
+        Every process calls this at the same moments, under the same rules.
+        """
+        before = self.finish()
+        names = sorted(engine.reads)
+        mine, self._mine = self._mine, []
+        renamed = engine.renamed(next((one.metrics for one in mine if one.event == "step"), {}))
+        values: list[float] = []
+        for name in names:
+            number = _number(renamed.get(name))
+            values += (0.0, 0.0) if number is None else (1.0, number)
+        wait = self._peers.start_gather(values)
+
+        def finish() -> list[Observed]:
+            found = _reduced(names, wait())
+            return [one._replace(metrics=found) if one.event == "step" else one for one in mine]
+
+        self._under_way = finish
+        return before
+
+    @property
+    def under_way(self) -> bool:
+        """Whether other processes are still to be heard."""
+        return self._under_way is not None
+
+    def finish(self) -> list[Observed]:
+        """What is being gathered, waiting for it."""
+        under_way, self._under_way = self._under_way, None
+        return under_way() if under_way is not None else []
+
+    def rest(self) -> list[Observed]:
+        """What this process said since the last exchange, and no exchange comes any more."""
+        mine, self._mine = self._mine, []
+        return mine
+
+    def forget(self) -> None:
+        """Rules begin anew: what was gathered or handed in before is none of theirs."""
+        self._under_way, self._mine = None, []
+
+    def state(self, engine: Engine) -> dict[str, Any]:
+        """What nobody has looked at yet, as plain JSON, waiting for it; it goes on afterwards."""
+        gathered, reads = self.finish(), engine.reads
+        self._under_way = (lambda: gathered) if gathered else None
+        return {
+            "gathered": [one.as_values() for one in gathered],
+            "mine": [
+                one._replace(
+                    metrics={name: value for name, value in engine.renamed(one.metrics).items() if name in reads}
+                ).as_values()
+                for one in self._mine
+            ],
+        }
+
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        """Go on with that. Raises KeyError, TypeError or ValueError."""
+        gathered = [Observed.of_values(one) for one in state["gathered"]]
+        self._under_way = (lambda: gathered) if gathered else None
+        self._mine = [Observed.of_values(one) for one in state["mine"]]
+
+
+def _reduced(names: Sequence[str], rows: Gathered) -> dict[str, object]:
+    found: dict[str, object] = {}
+    for column, name in enumerate(names):
+        said = [row[2 * column + 1] for row in rows if row[2 * column]]
+        if not said:
+            continue
+        if any(math.isnan(value) for value in said):
+            found[name] = math.nan
+        else:
+            found[name] = max(said) if name in _GREATEST else _mean(said)
+    return found
+
+
+def _mean(values: Sequence[float]) -> float:
+    """Equal values have themselves as their mean, to the last bit."""
+    return values[0] if all(value == values[0] for value in values) else sum(values) / len(values)
+
+
+def _number(value: object) -> float | None:
+    try:
+        return number_of(value)
+    except Exception:  # noqa: BLE001 - a value can be any object, and fail in any way: then it is missing
+        return None

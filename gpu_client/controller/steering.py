@@ -1,0 +1,387 @@
+"""What a session has of rules and commands: they arrive at any moment, and act between two steps.
+
+Alone, a process evaluates and acts within `reported`. With several processes the first one evaluates what all of them
+reported, gathered behind the training and read one step later; what is to be done is shared at the call at which ranks
+agree anyway, so that all do it after the same step, and no step waits for rules.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import os
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any, TypeVar
+
+from contract.rules.metrics import canonical_name
+from gpu_client.controller.commands import Commands
+from gpu_client.controller.engine import Engine
+from gpu_client.controller.knobs import Knob
+from gpu_client.controller.orders import Order
+from gpu_client.controller.performing import Hook, Loop, Offer, Performer, Source
+from gpu_client.controller.reducing import Gathering, Observed, Peers
+from gpu_client.controller.rolling_back import adjusted
+from gpu_client.controller.signals import Signals
+from gpu_client.controller.telling import Send, Teller
+
+log = logging.getLogger("baton.rules")
+
+MAX_WAITING_ORDERS = 1000
+"""Of the first of several processes, in a loop that never comes to where ranks agree."""
+_ON_FIRST = frozenset({"log", "alert"})
+"""Said once, not by every process."""
+
+T = TypeVar("T")
+
+
+class Steering:
+    """The controller of one process."""
+
+    def __init__(self, loop: Loop, peers: Peers, *, clock: Callable[[], float] = time.monotonic) -> None:
+        """Nothing is in force before `begin`; what is received before it is not lost."""
+        self._peers = peers
+        self._clock = clock
+        self._pid = os.getpid()
+        self._closed = False
+        self._began = clock()
+        self._now_base = 0.0
+        self._wall_base = 0.0
+        self._knows_wall = False
+        self._started = False
+        self._step = 0
+        self._last = False
+        self._epoch: int | None = None
+        self._inbox: deque[Mapping[str, Any]] = deque()
+        self._teller = Teller(peers.first, clock)
+        self._commands = Commands(clock, self._result)
+        self._waiting: list[Order] = []
+        """Decided by the first of several processes, and not shared yet."""
+        self._unseen: list[Observed] = []
+        """What several processes had reported when the checkpoint was taken, where there is only one now."""
+        self._shared_rules: Mapping[str, Any] | None = None
+        self._rollbacks: list[Mapping[str, Any]] = []
+        self._rollbacks_done = 0
+        self._saved_here = False
+        self.engine = Engine(self._teller.decided)
+        self._offer = Offer()
+        self._performer = Performer(loop, self._offer, self._leave)
+        self._gathering = Gathering(peers) if peers.size > 1 else None
+        self._signals = Signals(clock)
+        self.live = False
+        """Whether there is anything to do at a step: asked at every one."""
+
+    def begin(self, start: Mapping[str, Any], send: Send | None) -> None:
+        """Take what the agent said at the beginning; `send` tells the agent, None where there is none.
+
+        start: `rules`, `commands`, `rollbacks`, `ran_s`, as in contract.steering.Control.
+        """
+        self._teller.send = send
+        self._knows_wall = "ran_s" in start
+        self._wall_base = float(start.get("ran_s") or 0)
+        self._rollbacks = list(start.get("rollbacks") or [])
+        if start.get("rules"):
+            self._install({"type": "rules", **start["rules"]})
+        if self._peers.first:
+            # Before what has come in the meantime: that is newer.
+            known = [{"type": "command", **command} for command in start.get("commands") or []]
+            self._inbox.extendleft(map(self._commands.stamped, reversed(known)))
+        self._refresh()
+
+    # For the loop
+
+    def offer(
+        self,
+        *,
+        knobs: Mapping[str, Knob] | None = None,
+        metrics: Mapping[str, Source] | None = None,
+        hooks: Mapping[str, Hook] | None = None,
+        evaluate: bool = False,
+        skip_batch: bool = False,
+    ) -> None:
+        """Say what rules and commands may do with this loop besides stopping and saving; before `session.resume`.
+
+        knobs: by name, `{"lr": LearningRate(optimizer, scheduler)}`. metrics: the user's own, asked at each step where
+            a rule reads them. hooks: actions of the user's own. evaluate: the loop looks at `evaluation_due`.
+            skip_batch: it reports before optimizer.step() and looks at `batch_unwanted`.
+        """
+        self._offer.knobs.update(knobs or {})
+        self._offer.metrics.update({canonical_name(name): source for name, source in (metrics or {}).items()})
+        self._offer.hooks.update(hooks or {})
+        self._offer.evaluates = self._offer.evaluates or evaluate
+        # With several processes what a rule says of a batch comes a step too late.
+        self._offer.skips_batches = self._offer.skips_batches or (skip_batch and self._peers.size == 1)
+
+    @property
+    def evaluation_due(self) -> bool:
+        """Whether somebody wants an evaluation now; asking takes note of it."""
+        wanted, self._performer.evaluation_wanted = self._performer.evaluation_wanted, False
+        return wanted
+
+    @property
+    def batch_unwanted(self) -> bool:
+        """Whether the gradients of this batch are not to be applied; asking takes note of it."""
+        unwanted, self._performer.batch_unwanted = self._performer.batch_unwanted, False
+        return unwanted
+
+    @property
+    def finishing(self) -> bool:
+        """Whether a rule or command ended the training as complete: leave the loop and write the outputs."""
+        return self._performer.finishing
+
+    def evaluated(self, step: int, metrics: Mapping[str, object] | None = None, **more: object) -> None:
+        """An evaluation is done: rules know `loss` of it as `eval.loss`."""
+        found = {**(metrics or {}), **more}
+        self.happened("evaluate", step, {f"eval.{name}": value for name, value in found.items()})
+
+    def timed(self, batches: Iterable[T]) -> Iterator[T]:
+        """The batches; how long each was waited for is the metric `data.wait`."""
+        iterator = iter(batches)
+        while True:
+            began = self._clock()
+            try:
+                batch = next(iterator)
+            except StopIteration:
+                return
+            self._signals.waited(self._clock() - began)
+            yield batch
+
+    # What arrives
+
+    def receive(self, message: Mapping[str, Any]) -> None:
+        """Rules or a command from the agent; from any thread."""
+        self._inbox.append(self._commands.stamped(message))
+        self.live = True
+
+    # What the loop says
+
+    def reported(self, step: int, metrics: Mapping[str, object], *, last: bool = False) -> None:
+        """A step is done; `last`: as far as is known none comes after it. Never raises."""
+        self._step, self._last = step, last
+        if not self._started:
+            self._started = True
+            self.happened("start", max(0, step - 1), {})
+        found = self._signals.at_step(metrics, step=step, reads=self.engine.reads, wall=self._wall(), offer=self._offer)
+        if self._gathering is not None:
+            if self.engine.active:
+                self._gathering.hand_in(step, found, now=self._now())
+        else:
+            orders = self._arrived(step)
+            if self.engine.active:
+                orders += self.engine.observe(found, step=step, now=self._now())
+            self._carry_out(orders)
+        self._look_for_epoch(step, metrics)
+        self._tell_statuses()
+
+    def happened(self, event: str, step: int, metrics: Mapping[str, object]) -> None:
+        """Something else than a step: `evaluate`, `save`, `epoch`, `end`."""
+        if event == "save":
+            self._signals.saved()
+        if not self.engine.active or not self._peers.first:
+            return
+        observed = Observed(event, step, self._now(), {**metrics, "step": step})
+        if self._gathering is None:
+            self._carry_out(self._observe([observed]))
+        else:
+            self._gathering.note(observed)
+
+    def _look_for_epoch(self, step: int, metrics: Mapping[str, object]) -> None:
+        epoch = metrics.get("epoch")
+        if not isinstance(epoch, int | float) or not abs(epoch) < 1e12:
+            return
+        before, self._epoch = self._epoch, math.floor(epoch)
+        if before is not None and before != self._epoch:
+            self.happened("epoch", step, {"epoch": epoch})
+
+    # Several processes
+
+    def gather(self) -> None:
+        """Every rank calls this at the same moments, before it is asked for news."""
+        if self._gathering is None or not self.engine.active:
+            return
+        found = self._gathering.exchange(self.engine)
+        if self._last and self._peers.first:
+            # There is no next step at which it would be read.
+            found += self._gathering.finish()
+        if self._peers.first:
+            self._wait_for_others(self._observe(found))
+
+    @property
+    def news(self) -> bool:
+        """Whether the first process has something for all; False on the others."""
+        return bool(self._waiting or self._inbox or self._commands.is_due(self._step))
+
+    def share(self) -> None:
+        """Every rank calls this at the same moment: what the first one has is done by all of them."""
+        mine = None
+        if self._peers.first:
+            self._waiting += self._arrived(self._step)
+            mine = {
+                "orders": [order.as_values() for order in self._waiting],
+                "rules": self._shared_rules,
+            }
+            self._waiting, self._shared_rules = [], None
+        shared = self._peers.share(mine)
+        if not self._peers.first and shared["rules"]:
+            self._install(shared["rules"])
+        self._carry_out([Order.of_values(values) for values in shared["orders"]])
+        self._refresh()
+
+    def _observe(self, found: Iterable[Observed]) -> list[Order]:
+        return [
+            order
+            for event, step, now, metrics in found
+            for order in self.engine.observe(metrics, step=step, now=now, event=event)
+        ]
+
+    def _wait_for_others(self, orders: Iterable[Order]) -> None:
+        for order in orders:
+            if len(self._waiting) >= MAX_WAITING_ORDERS:
+                log.warning("%s of %s is left out: checkpoint_due is never asked", order.action, order.rule)
+                return
+            self._waiting.append(order)
+
+    # Saved and taken back
+
+    @property
+    def has_state(self) -> bool:
+        """Whether a checkpoint without it would forget something."""
+        return self.engine.active or self._commands.sets_seq > 0 or self._rollbacks_done > 0
+
+    def state_dict(self) -> dict[str, Any]:
+        """Counters, and what of commands and rollbacks the training's state has in it. Plain JSON."""
+        return {
+            "engine": self.engine.state_dict(),
+            "now": self._now(),
+            "wall": self._wall(),
+            "started": self._started,
+            "epoch": self._epoch,
+            "sets_seq": self._commands.sets_seq,
+            "rollbacks": self._rollbacks_done,
+            "waiting": [order.as_values() for order in self._waiting],
+            "gathering": self._gathering.state(self.engine) if self._gathering is not None else None,
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on where that was saved."""
+        self._now_base = float(state.get("now", 0.0)) - (self._clock() - self._began)
+        if not self._knows_wall:
+            self._wall_base = float(state.get("wall", 0.0)) - (self._clock() - self._began)
+        self._started = bool(state.get("started", True))
+        self._epoch = state.get("epoch")
+        self._commands.sets_seq = int(state.get("sets_seq", 0))
+        self._rollbacks_done = int(state.get("rollbacks", 0))
+        self.engine.load_state_dict(state.get("engine", {}), step=self._step)
+        if self._peers.first:
+            self._waiting = [Order.of_values(values) for values in state.get("waiting", ())]
+            gathering = state.get("gathering")
+            if gathering is not None and self._gathering is not None:
+                self._gathering.load_state(gathering)
+            elif gathering is not None:
+                self._unseen = [Observed.of_values(one) for one in (*gathering["gathered"], *gathering["mine"])]
+        self._saved_here = True
+
+    def resumed(self, step: int, states: Iterable[object]) -> None:
+        """The training goes on after `step`: what was decided later than its checkpoint is applied to it."""
+        self._step = step
+        states = list(states)
+        for one in self._rollbacks:
+            if int(one["number"]) > self._rollbacks_done:
+                self._rollbacks_done = int(one["number"])
+                done = adjusted(one, self._offer.knobs, states)
+                told = {"type": done.type, "revision": self.engine.revision, "step": step, "message": done.message}
+                self._teller.decided({**told, "rule": str(one.get("rule", "")), "actions": ["rollback"]})
+        if self._gathering is None:
+            # If several processes wrote the checkpoint: what they had not come to.
+            orders, self._waiting = [*self._waiting, *self._observe(self._unseen)], []
+            self._unseen = []
+            self._carry_out(orders)
+        if self._saved_here:
+            # The state was taken before rules could hear that it was saved.
+            self._saved_here = False
+            self.happened("save", step, {})
+        self._refresh()
+
+    def close(self) -> None:
+        """The end of the training, as rules can see it. May be called twice, and does nothing in a forked child."""
+        if self._closed or os.getpid() != self._pid:
+            return
+        self._closed = True
+        if self.engine.active:
+            self.happened("end", self._step, {})
+            if self._gathering is not None and not self._gathering.under_way:
+                self._carry_out(self._observe(self._gathering.rest()))
+            self._tell_statuses(at_once=True)
+        self._signals.close()
+
+    # Inside
+
+    def _now(self) -> float:
+        return self._now_base + self._clock() - self._began
+
+    def _wall(self) -> float:
+        return self._wall_base + self._clock() - self._began
+
+    def _refresh(self) -> None:
+        self.live = self.engine.active or bool(self._waiting or self._commands.waiting)
+        if self._inbox:  # looked at last: what comes from now on sets it itself
+            self.live = True
+
+    def _arrived(self, step: int) -> list[Order]:
+        """What has arrived since the last step. Rules come into force at once, on the first process."""
+        orders: list[Order] = []
+        while self._inbox:
+            message = self._inbox.popleft()
+            if message.get("type") == "rules":
+                if self._install(message):
+                    self._shared_rules = message
+            elif (order := self._commands.order_of(message, step)) is not None:
+                orders.append(order)
+        orders += self._commands.due_again(step)
+        self._refresh()
+        return orders
+
+    def _install(self, message: Mapping[str, Any]) -> bool:
+        """Whether those rules are in force now."""
+        try:
+            revision, text = int(message["revision"]), str(message["text"])
+        except (KeyError, TypeError, ValueError, OverflowError) as error:
+            log.warning("rules cannot be read: %s", error)
+            return False
+        if revision <= self.engine.revision:
+            return False
+        if self._gathering is not None and not self.engine.active:
+            self._gathering.forget()
+        reason = self.engine.install(revision, text, step=self._step)
+        self._signals.follow(self.engine.reads)
+        if reason:
+            self._teller.in_force(self.engine.revision, self._step, rejected=revision, reason=reason)
+            return False
+        self._teller.in_force(revision, self._step)
+        return True
+
+    def _carry_out(self, orders: Iterable[Order]) -> None:
+        for order in orders:
+            if order.action in _ON_FIRST and not self._peers.first:
+                continue
+            outcome, said = self._performer.perform(order)
+            if order.command:
+                if outcome == "applied":
+                    self._commands.applied(order)
+                self._result(order.command, "applied" if outcome == "applied" else "rejected", said)
+            told = {"type": f"action.{outcome}", "revision": order.revision, "step": self._step}
+            whose = {"rule": order.rule} if order.rule else {"command": order.command}
+            self._teller.decided({**told, **whose, "actions": [order.action], "message": said})
+
+    def _leave(self, order: Order) -> bool:
+        """Tell the agent how the training ends."""
+        self._teller.leaving(order)
+        return self._teller.send is not None
+
+    def _result(self, seq: int, status: str, message: str) -> None:
+        self._teller.result(seq, status, message, step=self._step)
+
+    def _tell_statuses(self, *, at_once: bool = False) -> None:
+        if self.engine.active:
+            self._teller.statuses(self.engine.statuses, at_once=at_once)

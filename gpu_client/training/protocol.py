@@ -1,0 +1,110 @@
+"""What trainer and agent say to each other: JSON lines over a Unix stream socket (protocol 1), and an exit code.
+
+Needs the standard library only.
+
+trainer -> agent::
+
+    {"type": "hello", "pid": 123, "protocol": 1, "steering": true}
+    {"type": "progress", "step": 120, "total": 500, "metrics": {"loss": 0.5}}
+    {"type": "progress", "step": 0, "total": 500, "metrics": {...}, "phase": {"name": "images", "done": 7, "total": 20}}
+    {"type": "checkpoint", "step": 100, "path": "/abs/output/checkpoint-100", "metrics": {"loss": 0.5}}
+    {"type": "checkpoint", "step": 120, "path": "/abs/arena/checkpoint", "metrics": {"loss": 0.4}, "stall_s": 0.15}
+    {"type": "artifact", "path": "/abs/output/validation/step-000100-0.png"}
+    {"type": "rules_in_force", "revision": 2, "step": 120}      (with "rejected" and "reason" where one was not taken)
+    {"type": "rule_statuses", "statuses": [{"rule": "spike", "state": "armed", "said": "armed", "fires": 0}]}
+    {"type": "decision", "decision": "rule.fired", "rule": "spike", "step": 120, "operands": {}, "actions": ["stop"]}
+    {"type": "command_result", "seq": 3, "status": "applied", "step": 120, "message": "lr: 0.1 -> 0.05"}
+    {"type": "leaving", "kind": "rollback", "ended_by": {"rule": "spike", "step": 120}, "arguments": {"to": "last"}}
+
+agent -> trainer::
+
+    {"type": "directive", "directive": "checkpoint"}
+    {"type": "directive", "directive": "stop", "reason": "cancel", "checkpoint": false}
+    {"type": "rules", "revision": 2, "text": "rules: []"}
+    {"type": "command", "seq": 3, "kind": "set", "arguments": {"knob": "lr", "factor": 0.5}, "expires_in_s": 600}
+
+A checkpoint's path is a directory of the output directory, or of the arena (BATON_ARENA: shared memory that the agent
+has made). The one in the arena is the agent's until it removes the marker `baton.json` from it: no message says so, for
+a message can be lost, and then the arena would never be free again. `stall_s`: how long the training stood still.
+An artifact is a finished file of the output directory that somebody may want to see before the end. `phase`: how far
+something between two steps is; its numbers are among the metrics too, as `<name>` and `<name>_total`. `total` is null
+before it is known. `leaving`: how the
+training, which is about to end, is to be reported; what rules and commands are is told in `gpu_client/controller`.
+
+Lines are UTF-8 and at most `MAX_LINE_BYTES` long, those with rules `MAX_RULES_LINE_BYTES`: they are sent only to a
+trainer whose hello says "steering". Metrics are finite JSON numbers: a metric that is not a number, or
+is NaN or infinite, is left out and named once in the log. Unknown message types are ignored, so that either side may
+learn new words first.
+
+A trainer that cannot train with what the job gives it prints one line that says why, and exits with
+`BAD_INPUT_EXIT_CODE`: the attempt fails as `bad_input` with that line.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+PROTOCOL = 1
+MAX_LINE_BYTES = 64 * 1024
+MAX_RULES_LINE_BYTES = 256 * 1024
+"""Of a line of the agent: 32 KiB of rules can be six times as long in JSON."""
+ARENA_CHECKPOINT = "checkpoint"
+"""The directory in the arena in which a checkpoint lies."""
+BAD_INPUT_EXIT_CODE = 65
+"""EX_DATAERR of sysexits.h: the parameters or the data are at fault, not the program."""
+STOP_REASONS = ("cancel", "pause", "release", "lease_lost", "rule")
+STEERING_TYPES = ("rules", "command")
+"""Messages of the agent that are the controller's business."""
+
+
+@dataclass(frozen=True)
+class Directive:
+    """What the agent asks of the training loop.
+
+    kind: "checkpoint" (write one at the next step boundary) or "stop".
+    reason: why to stop, one of `STOP_REASONS` or a newer word; empty for "checkpoint".
+    checkpoint: whether a stop wants a checkpoint first.
+    """
+
+    kind: str
+    reason: str = ""
+    checkpoint: bool = False
+
+
+def parse_directive(line: bytes) -> Directive | None:
+    """Read one line from the agent; None for a message type or directive this version does not know.
+
+    Raises ValueError when the line is not a well-formed message.
+    """
+    return directive_of(parse_message(line))
+
+
+def parse_message(line: bytes) -> dict[str, Any]:
+    """Read one line from the agent. Raises ValueError when it is no message."""
+    message = json.loads(line)
+    if not isinstance(message, dict) or not isinstance(message.get("type"), str):
+        raise ValueError("a message is a JSON object with a string 'type'")
+    return message
+
+
+def directive_of(message: Mapping[str, Any]) -> Directive | None:
+    """The directive that a message is; None for a type or directive this version does not know. Raises ValueError."""
+    if message["type"] != "directive":
+        return None
+    kind = message.get("directive")
+    if kind == "checkpoint":
+        return Directive("checkpoint")
+    if kind != "stop":
+        return None
+    reason, checkpoint = message.get("reason"), message.get("checkpoint")
+    if not isinstance(reason, str) or not reason or not isinstance(checkpoint, bool):
+        raise ValueError("a stop has a 'reason' (string) and 'checkpoint' (true or false)")
+    return Directive("stop", reason, checkpoint)
+
+
+def encode(message: Mapping[str, Any]) -> bytes:
+    """One line. Raises ValueError for NaN and infinity."""
+    return json.dumps(message, separators=(",", ":"), allow_nan=False).encode() + b"\n"

@@ -1,0 +1,128 @@
+"""Rules in trainings of several real processes: all decide alike, act after the same step, and none waits for ever."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+import socket
+import time
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from gpu_client.training import Session
+from tests.unit.controller.controller_kit import Agent, command
+
+STEPS = 12
+LOSSES = [1.0, 2.5, 3.5, 2.2, 0.5, 2.8, 3.1, 3.2, 1.0, 4.0, 4.0, 0.2]
+RULES = {
+    "rules": [
+        {"name": "for", "when": "loss > 2", "for": "2 checks", "do": {"log": "x"}},
+        {"name": "zscore", "when": "abs(zscore(loss, 4)) > 1", "do": {"set": {"knob": "lr", "factor": 0.5}}},
+        {"name": "mean", "when": "mean(loss, 3) > 2.4", "do": {"log": "x"}, "cooldown": "2 checks"},
+        {"name": "eval", "when": "eval.loss < 1", "do": {"log": "x"}},
+        {"name": "own", "when": "mine > 3 and loss > 0", "do": {"log": "x"}},
+        {"name": "nan", "when": "isnan(loss)", "do": "stop"},
+    ]
+}
+
+
+class Rate:
+    value = 1.0
+
+    def read(self) -> float:
+        return self.value
+
+    def write(self, value: float) -> None:
+        self.value = value
+
+
+def train(rank: int, size: int, port: int, folder: str, how: dict[str, Any]) -> None:
+    """One process; writes what it saw to `<folder>/<rank>.json`."""
+    torch.set_num_threads(1)
+    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
+    if size > 1:
+        dist.init_process_group("gloo", rank=rank, world_size=size, timeout=timedelta(seconds=30))
+    rules = Path(folder) / "rules.json"
+    variables = {"RANK": str(rank), "WORLD_SIZE": str(size), "BATON_OUTPUT_DIR": f"{folder}/output"}
+    session = Session.start(rules=rules if how.get("rules", True) else None, variables=variables)
+    agent, rate = Agent(), Rate()
+    session.steering._teller.send = agent
+    session.steering.offer(knobs={"lr": rate})
+    seen, ended_at = [], 0
+    for step in range(1, STEPS + 1):
+        if rank == 0 and step == how.get("live_at"):
+            session.steering.receive({"type": "rules", "revision": 5, "text": json.dumps(RULES)})
+            session.steering.receive(command(1, "set", knob="lr", factor=0.25))
+        loss = float("nan") if (rank, step) == tuple(how.get("nan", ())) else LOSSES[step - 1]
+        reports = 0 if rank in how.get("silent", ()) else 2 if rank in how.get("twice", ()) else 1
+        for _ in range(reports):
+            session.report(step, STEPS, loss=loss, **({"mine": step} if rank == how.get("own") else {}))
+        if session.checkpoint_due(step):
+            session.checkpoint(step, rate=torch.Generator())
+        if rank == 0 and step % 4 == 0:
+            session.steering.evaluated(step, loss=LOSSES[step - 1])
+        ended_at = step
+        seen.append([rate.value, session.steering.engine.revision])
+        if session.should_stop:
+            break
+    session.close()
+    Path(folder, f"{rank}.json").write_text(
+        json.dumps({"fired": agent.fired(), "ended_at": ended_at, "seen": seen, "finishing": session.finishing})
+    )
+    if size > 1:
+        dist.destroy_process_group()
+
+
+def run(folder: Path, size: int, **how: Any) -> list[dict[str, Any]]:
+    """What each process saw; fails if one of them does not come to its end."""
+    folder.mkdir()
+    (folder / "rules.json").write_text(json.dumps(RULES))
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    context = multiprocessing.get_context("spawn")
+    ranks = [context.Process(target=train, args=(rank, size, port, str(folder), how)) for rank in range(size)]
+    for rank in ranks:
+        rank.start()
+    until = time.monotonic() + 90
+    for rank in ranks:
+        rank.join(max(0.0, until - time.monotonic()))
+    codes = [rank.exitcode for rank in ranks]
+    for rank in ranks:
+        if rank.is_alive():
+            rank.kill()
+            rank.join()
+    assert codes == [0] * size
+    return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(size)]
+
+
+def test_one_two_and_four_processes_decide_the_same(tmp_path: Path) -> None:
+    (alone,) = run(tmp_path / "1", 1, own=0)
+    assert {name for name, _ in alone["fired"]} == {"for", "zscore", "mean", "eval", "own"}
+    for size in (2, 4):
+        ranks = run(tmp_path / str(size), size, own=size - 1, silent=[1] if size == 4 else [], twice=[2])
+        assert ranks[0]["fired"] == alone["fired"], "(rule, step), in this order"
+        assert [rank["fired"] for rank in ranks[1:]] == [[]] * (size - 1)
+        assert [rank["ended_at"] for rank in ranks] == [STEPS] * size
+        assert all(rank["seen"] == ranks[0]["seen"] for rank in ranks), "knobs are turned after the same step"
+        assert ranks[0]["seen"][-1][0] == alone["seen"][-1][0] < 1
+
+
+def test_one_process_with_a_nan_stops_all_after_the_same_step(tmp_path: Path) -> None:
+    ranks = run(tmp_path / "nan", 4, nan=(3, 5))
+    assert ["nan", 5] in ranks[0]["fired"]
+    assert [rank["ended_at"] for rank in ranks] == [6] * 4
+    assert all(rank["finishing"] for rank in ranks)
+
+
+def test_a_live_revision_and_a_command_reach_all_after_the_same_step(tmp_path: Path) -> None:
+    ranks = run(tmp_path / "live", 2, rules=False, live_at=6)
+    assert ranks[0]["seen"] == ranks[1]["seen"]
+    assert [seen[1] for seen in ranks[0]["seen"]] == [0] * 5 + [5] * 7
+    assert [seen[0] for seen in ranks[0]["seen"]][4:6] == [1.0, 0.25]
+    assert ranks[0]["fired"]

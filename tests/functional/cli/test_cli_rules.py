@@ -1,0 +1,111 @@
+"""What the commands say of rules and live commands: before a worker has them, afterwards, and of wrong ones."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from contract.steering import CommandResult, ControlReport, Decision, RuleStatus
+from contract.work import HeartbeatRequest
+from tests.functional.cli.people import Baton, Labour, submit
+
+pytestmark = [pytest.mark.emulator, pytest.mark.processes]
+
+SPIKE = "rules:\n- {name: spike, when: loss > 9, for: 3 checks, do: {stop: failed}}\n"
+WRONG = "rules:\n- {name: spike, when: 'mena(loss, 3) > 9', do: stop}\n"
+
+
+def say(labour: Labour, at: int, **report: Any) -> None:
+    """A heartbeat of the worker, with a word on rules."""
+    control = ControlReport(**{"rules_revision": 0, "commands_seq": 0, **report})
+    request = HeartbeatRequest(step=at, total_steps=100, metrics={"loss": 2.5}, control=control)
+    labour.client.heartbeat(labour.held.id, labour.held.lease_token, request)
+
+
+def test_rules_from_the_file_to_what_the_worker_says(baton: Baton, labour: Labour, tmp_path: Path) -> None:
+    file, wrong = tmp_path / "rules.yaml", tmp_path / "wrong.yaml"
+    file.write_text(SPIKE)
+    wrong.write_text(WRONG)
+    assert baton("rules", "check", file).ok().out == f"{file}: 1 rule without faults\n"
+    said = baton("rules", "check", wrong)
+    assert said.code == 1 and said.out.startswith(f"{wrong}:2:") and "Did you mean mean?" in said.out
+    told = (f"{wrong} has 1 fault", f"{wrong}:2:24: rules.0.when: there is no function 'mena'. Did you mean mean?")
+    baton("submit", "--recipe", "digits@1", "--rules", wrong).refused(2, *told)
+
+    job = submit(baton, labour, tmp_path)
+    assert baton("rules", "show", job).ok().err == f"No rules. Give it some: baton rules set {job} FILE\n"
+    baton("rules", "set", job, wrong).refused(2, *told)
+    assert baton("rules", "set", job, file).ok().out.startswith("revision 1.")
+    assert baton("rules", "set", job, file).ok().out.startswith("revision 1."), "the same again"
+    assert "no worker has said anything of it yet" in baton("rules", "show", job).ok().out
+    assert baton("rules", "show", job, "--text").ok().out == SPIKE
+    (tmp_path / "next.yaml").write_text(SPIKE.replace("9", "8"))
+    baton("rules", "set", job, tmp_path / "next.yaml", "--if-revision", "7").failed(3, "conflict")
+    baton("rules", "test", job, file).failed(2, "has reported no metrics yet")
+
+    assert labour.claim().control is not None and labour.held.control.rules is not None
+    status = RuleStatus(rule="spike", state="pending", said="pending, 2 of 3, last value 9.5", fires=0)
+    say(labour, 40, rules_revision=1, step=1, statuses=[status])
+    shown = baton("rules", "show", job).ok().out
+    assert "in force since step 1 of attempt 1" in shown
+    assert shown.splitlines()[-1].split(maxsplit=2)[:2] == ["spike", "pending"] and "2 of 3, last value 9.5" in shown
+    assert baton("rules", "test", job, file).ok()
+    (tmp_path / "other.yaml").write_text("rules:\n- {name: a, when: eval.f1 > 1, do: stop}\n")
+    assert "eval.f1" in baton("rules", "test", job, tmp_path / "other.yaml").out
+
+    file.write_text("")
+    assert baton("rules", "set", job, file).ok().out.startswith("revision 2.")
+    assert "on its way" in baton("rules", "show", job).ok().out
+    say(labour, 50, rules_revision=2, rejected=2, reason="it cannot be read here")
+    assert "rejected by the training: it cannot be read here" in baton("rules", "show", job).ok().out
+    listed = baton("rules", "history", job).ok().out.splitlines()
+    assert [line.split()[0] for line in listed[1:]] == ["2", "1"] and "spike" in listed[2]
+
+
+def test_commands_and_what_became_of_them(baton: Baton, labour: Labour, tmp_path: Path) -> None:
+    job = submit(baton, labour, tmp_path)
+    labour.claim()
+    baton("tell", job, "set", "lr").failed(2, "exactly one of 'value' and 'factor'", "--factor 0.5")
+    baton("tell", job, "save", "--factor", "2").failed(2, "save has no factor")
+    assert baton("tell", job, "set", "lr", "--factor", "0.5").ok().out.startswith("command 1: set factor=0.5 knob=lr")
+    assert baton("tell", job, "save", "--tag", "best", "--json").ok().json["seq"] == 2
+    applied = CommandResult(seq=1, status="applied", step=41, message="lr: 0.1 -> 0.05")
+    say(labour, 42, commands_seq=2, results=[applied])
+    rows = baton("tell", job).ok().out.splitlines()[1:]
+    assert rows[0].split()[0] == "2" and "waiting" in rows[0]
+    assert "applied" in rows[1] and "step 41: lr: 0.1 -> 0.05" in rows[1]
+
+
+def test_watch_tells_what_rules_do(baton: Baton, labour: Labour, tmp_path: Path) -> None:
+    job = submit(baton, labour, tmp_path, rules=SPIKE)
+    labour.claim()
+    fired = Decision(
+        number=1, type="rule.fired", rule="spike", revision=1, step=44, at=0, operands={"loss": 9.5}, actions=["stop"]
+    )
+    say(labour, 44, rules_revision=1, step=1, decisions=[fired])
+    labour.complete({})
+    said = baton("watch", job).ok()
+    assert "step 44: rule spike fired: loss = 9.5" in said.err
+
+
+CONTROLLER = """
+controller_metrics:
+- {name: loss, class: Loss}
+controllers:
+- name: low
+  triggers: [on_log]
+  rule: RULE
+  operations: [hfcontrols.should_training_stop]
+"""
+
+
+def test_a_file_of_ibms_controller_is_translated(baton: Baton, tmp_path: Path) -> None:
+    file, made = tmp_path / "controller.yaml", tmp_path / "rules.yaml"
+    file.write_text(CONTROLLER.replace("RULE", "loss['loss'] < 1.0"))
+    made.write_text(baton("rules", "import", file).ok().out)
+    assert baton("rules", "check", made).ok().out.startswith(f"{made}: 1 rule without faults")
+    file.write_text(CONTROLLER.replace("RULE", "__import__('os')"))
+    refused = baton("rules", "import", file)
+    assert (refused.code, refused.out) == (2, "") and "controller.yaml has" in refused.err

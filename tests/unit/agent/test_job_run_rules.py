@@ -1,0 +1,194 @@
+"""How an attempt ends that a rule or command ends: what is reported, and who wins if others end it too."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from contract.jobs import FailureClass
+from contract.work import Directive
+from gpu_client.agent.last_word import Outcome
+from tests.unit.agent.agent_kit import make_answer, refusal
+from tests.unit.agent.job_kit import CLEAN, Stage, Trainer, checkpoint, exited
+
+CONTROL = {"rules": {"revision": 1, "text": "rules: []"}, "commands": [], "ran_s": 5}
+
+
+def leaving(kind: str, rule: str = "spike", **arguments: Any) -> dict[str, Any]:
+    ended_by = {"rule": rule, "revision": 1, "step": 7, "message": "loss = nan"}
+    return {"type": "leaving", "kind": kind, "ended_by": ended_by, "arguments": {"before_step": 6, **arguments}}
+
+
+def decision(step: int) -> dict[str, Any]:
+    return {"type": "decision", "decision": "rule.fired", "rule": "spike", "revision": 1, "step": step}
+
+
+def says(*messages: dict[str, Any], status: Any = CLEAN, save: int | None = None) -> Any:
+    """A trainer that says so with its last breath: nothing waits until it has been read."""
+
+    def act(trainer: Trainer, looks: int) -> None:
+        channel = trainer.connect()
+        for message in messages:
+            channel.tell(message)
+        if save is not None:
+            checkpoint(trainer, save)
+        trainer.ends(status)
+
+    return act
+
+
+def test_a_stop_as_failed_fails_the_job_though_the_process_ended_well(stage: Stage) -> None:
+    stage.act = says(decision(7), leaving("stop", outcome="failed"), save=7)
+    assert stage.run(control=CONTROL) is Outcome.FAILED
+    request = stage.last_word()
+    assert request.failure_class is FailureClass.STOPPED_BY_RULE
+    assert request.ended_by.rule == "spike" and request.ended_by.step == 7
+    assert "spike" in request.message and "loss = nan" in request.message
+    assert [one.step for one in request.control.decisions] == [7]
+    assert stage.committed == [7], "its last checkpoint is kept"
+
+
+def test_a_stop_as_complete_completes_it_and_says_by_what(stage: Stage) -> None:
+    stage.act = says(leaving("stop", outcome="complete"))
+    assert stage.run(control=CONTROL) is Outcome.COMPLETE
+    assert stage.last_word().ended_by.rule == "spike"
+
+
+def test_an_end_without_a_rule_names_none(stage: Stage) -> None:
+    assert stage.run(control=CONTROL) is Outcome.COMPLETE
+    assert stage.last_word().ended_by is None and stage.last_word().control.decisions == []
+
+
+@pytest.mark.parametrize("kind", ["rollback", "pause", "requeue"])
+def test_what_goes_on_otherwise_is_handed_back(stage: Stage, kind: str) -> None:
+    more = {"to": "best", "skip": 3, "lr_factor": 0.5, "budget": 2} if kind == "rollback" else {"exclude_host": True}
+    stage.act = says(decision(7), leaving(kind, **more), save=5)
+    assert stage.run(control=CONTROL) is Outcome.RELEASED
+    request = stage.last_word()
+    assert (request.reason, request.by_rule.kind, request.by_rule.ended_by.rule) == (kind, kind, "spike")
+    assert (request.by_rule.rollback is not None) == (kind == "rollback")
+    assert request.by_rule.exclude_host == (kind == "requeue")
+    assert [one.step for one in request.control.decisions] == [7] and stage.committed == [5]
+    if kind == "rollback":
+        assert request.by_rule.rollback.before_step == 6 and request.by_rule.rollback.skip == 3
+
+
+def test_a_rollback_that_may_not_be_any_more_fails_the_job(stage: Stage) -> None:
+    stage.client.trouble["release"] = [refusal("rollback_budget_spent")]
+    stage.act = says(leaving("rollback"))
+    assert stage.run(control=CONTROL) is Outcome.FAILED
+    request = stage.last_word()
+    assert request.failure_class is FailureClass.STOPPED_BY_RULE and "spike" in request.message
+
+
+@pytest.mark.parametrize("code", ["lease_lost", "job_canceled"])
+def test_a_lease_that_is_lost_meanwhile_wins(stage: Stage, code: str) -> None:
+    stage.client.trouble["release"] = [refusal(code)]
+    stage.act = says(leaving("rollback"))
+    assert stage.run(control=CONTROL) is (Outcome.CANCELED if code == "job_canceled" else Outcome.LOST)
+    assert stage.client.kinds() == ["inputs"]
+
+
+@pytest.mark.parametrize("kind", ["stop", "rollback", "pause", "requeue"])
+def test_a_sigterm_at_the_same_moment_wins(stage: Stage, kind: str) -> None:
+    def act(trainer: Trainer, looks: int) -> None:
+        stage.stop.request("SIGTERM")
+        says(decision(7), leaving(kind, outcome="failed"))(trainer, looks)
+
+    stage.act = act
+    assert stage.run(control=CONTROL) is Outcome.RELEASED
+    request = stage.last_word()
+    assert (request.reason, request.by_rule) == ("sigterm", None)
+    assert [one.step for one in request.control.decisions] == [7], "what was decided is told all the same"
+
+
+@pytest.mark.parametrize("kind", ["stop", "rollback"])
+def test_a_script_that_breaks_while_it_leaves_has_failed_by_itself(stage: Stage, kind: str) -> None:
+    stage.act = says(leaving(kind, outcome="failed"), status=exited(1))
+    assert stage.run(control=CONTROL) is Outcome.FAILED
+    assert stage.last_word().failure_class is FailureClass.SCRIPT_ERROR
+
+
+def test_what_one_request_has_no_room_for_goes_ahead_of_the_last_word(stage: Stage) -> None:
+    """The last word was made before the heartbeats: it repeated what they had said, and the rest was lost."""
+    stage.act = says(*(decision(step) for step in range(1, 36)), leaving("stop", outcome="failed"))
+    assert stage.run(control=CONTROL) is Outcome.FAILED
+    reports = [request.control for request in stage.client.heart.requests if request.control is not None]
+    told = {one.number: one.step for report in (*reports, stage.last_word().control) for one in report.decisions}
+    assert told == {number: number for number in range(1, 36)}
+
+
+def test_a_command_of_a_heartbeat_reaches_the_trainer_and_its_result_the_next_one(stage: Stage) -> None:
+    run = stage.make(control=CONTROL)
+    command = {"seq": 3, "kind": "save", "issued_at": 1_790_000_000, "expires_at": 1_790_000_600}
+    heard: list[dict[str, Any]] = []
+
+    def act(trainer: Trainer, looks: int) -> None:
+        channel = trainer.connect()
+        channel._on_steering = lambda message: heard.append(dict(message))
+        if looks == 1:
+            stage.client.heart.answers = [make_answer(commands=[command], commands_seq=3), make_answer()]
+            assert run._keeper.beat()
+        if heard:
+            channel.tell({"type": "command_result", "seq": 3, "status": "applied", "step": 4, "message": ""})
+            trainer.ends(CLEAN)
+
+    stage.act = act
+    assert run.run() is Outcome.COMPLETE
+    assert heard[0]["seq"] == 3 and 0 < heard[0]["expires_in_s"] <= 600
+    assert [(one.seq, one.status) for one in stage.last_word().control.results] == [(3, "applied")]
+    assert stage.last_word().control.commands_seq == 3
+
+
+def test_an_old_control_plane_is_told_nothing_of_rules(stage: Stage) -> None:
+    """It refuses what it does not know, also when there is nothing in it; and no heartbeat empties what waits."""
+    run = stage.make()
+    messages = [*(decision(step) for step in range(40)), leaving("stop", outcome="complete")]
+
+    def act(trainer: Trainer, looks: int) -> None:
+        if looks == 2:
+            assert run._keeper.beat()
+        if looks == 3:
+            says(*messages)(trainer, looks)
+
+    stage.act = act
+    assert run.run() is Outcome.COMPLETE
+    requests = [*stage.client.heart.requests, stage.last_word()]
+    assert all("control" not in request.model_dump(exclude_unset=True) for request in requests)
+    assert "ended_by" not in stage.last_word().model_dump(exclude_unset=True)
+
+
+def test_hostile_last_words_of_a_training_are_none(stage: Stage) -> None:
+    stage.act = says(leaving("explode"), {"type": "leaving"}, leaving("rollback", before_step=-4))
+    assert stage.run(control=CONTROL) is Outcome.COMPLETE
+    assert stage.last_word().ended_by is None
+
+
+def test_a_pause_of_the_user_wins_over_a_rule(stage: Stage) -> None:
+    run = stage.make(control=CONTROL)
+
+    def act(trainer: Trainer, looks: int) -> None:
+        channel = trainer.connect()
+        if looks == 1:
+            channel.tell(leaving("requeue"))
+            stage.client.heart.answers = [make_answer(Directive.PAUSE, reason="paused_by_user")]
+            assert run._keeper.beat()
+        if trainer.directives:
+            trainer.ends(CLEAN)
+
+    stage.act = act
+    assert run.run() is Outcome.RELEASED
+    assert (stage.last_word().reason, stage.last_word().by_rule) == ("pause", None)
+
+
+def test_a_later_step_of_the_plan_may_end_otherwise(stage: Stage) -> None:
+    first, second = leaving("stop", "early", outcome="complete"), leaving("stop", "late", outcome="failed")
+
+    def act(trainer: Trainer, looks: int) -> None:
+        says(first if len(stage.trainers) == 1 else second)(trainer, looks)
+
+    stage.act = act
+    plan = {"steps": [{"name": name, "command": [name]} for name in ("warm", "train")], "outputs": []}
+    assert stage.run(control=CONTROL, plan=plan) is Outcome.FAILED
+    assert len(stage.trainers) == 2 and stage.last_word().ended_by.rule == "late"

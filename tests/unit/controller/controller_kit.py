@@ -1,0 +1,152 @@
+"""A loop, an agent, other processes and a clock, for controllers under test."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from gpu_client.controller.steering import Steering
+from gpu_client.training.protocol import MAX_LINE_BYTES, encode
+
+
+class Clock:
+    """Seconds that pass when a test says so."""
+
+    def __init__(self) -> None:
+        self.now = 50.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+class Loop:
+    """Remembers what it was asked for."""
+
+    def __init__(self) -> None:
+        self.stops: list[tuple[str, bool]] = []
+        self.saves = 0
+
+    def ask_to_stop(self, reason: str, *, checkpoint: bool) -> None:
+        self.stops.append((reason, checkpoint))
+
+    def ask_to_save(self) -> None:
+        self.saves += 1
+
+
+class Alone:
+    """The only process."""
+
+    size = 1
+    first = True
+
+    def start_gather(self, values: Sequence[float]) -> Callable[[], list[list[float]]]:
+        raise AssertionError("there is nobody to gather from")
+
+    def share(self, value: Any) -> Any:
+        raise AssertionError("there is nobody to share with")
+
+
+class Agent:
+    """Hears what a trainer says: all of it has to fit through the channel."""
+
+    def __init__(self) -> None:
+        self.heard: list[dict[str, Any]] = []
+
+    def __call__(self, message: Mapping[str, Any]) -> None:
+        line = encode(message)
+        assert len(line) <= MAX_LINE_BYTES
+        self.heard.append(json.loads(line))
+
+    def of(self, kind: str) -> list[dict[str, Any]]:
+        return [one for one in self.heard if one["type"] == kind]
+
+    def decisions(self) -> list[tuple[str, str, int]]:
+        """Type, rule (or command) and step of each."""
+        return [
+            (one["decision"], one.get("rule") or one.get("command", ""), one["step"]) for one in self.of("decision")
+        ]
+
+    def fired(self) -> list[tuple[str, int]]:
+        return [(rule, step) for kind, rule, step in self.decisions() if kind == "rule.fired"]
+
+    def results(self) -> list[tuple[int, str]]:
+        return [(one["seq"], one["status"]) for one in self.of("command_result")]
+
+
+class Setup:
+    """A controller with everything around it."""
+
+    def __init__(self, rules: str = "", *, peers: Any = None, agent: bool = True, **start: Any) -> None:
+        self.clock, self.loop, self.agent = Clock(), Loop(), Agent()
+        self.steering = Steering(self.loop, peers or Alone(), clock=self.clock)
+        control = {**({"rules": {"revision": 1, "text": rules}} if rules else {}), **start}
+        self.steering.begin(control, self.agent if agent else None)
+
+    def report(self, step: int, after_s: float = 1.0, **metrics: object) -> None:
+        """As a session does."""
+        self.clock.now += after_s
+        if self.steering.live:
+            self.steering.reported(step, metrics)
+
+
+def command(seq: int, kind: str, *, expires_in_s: float | None = 600, **arguments: Any) -> dict[str, Any]:
+    """As the agent sends it."""
+    life = {} if expires_in_s is None else {"expires_in_s": expires_in_s}
+    return {"type": "command", "seq": seq, "kind": kind, "arguments": arguments, **life}
+
+
+def rule(name: str, when: str, do: str = "save", **more: object) -> str:
+    """One rule as a document."""
+    return json.dumps({"rules": [{"name": name, "when": when, "do": json.loads(do) if do[0] in "[{" else do, **more}]})
+
+
+class Together:
+    """Processes in threads that meet as ranks do: whoever does not come makes all of them fail."""
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+        self._barrier = threading.Barrier(size, timeout=20)
+        self._lock = threading.Lock()
+        self._boards: dict[tuple[str, int], dict[int, Any]] = {}
+
+    def rank(self, number: int) -> Rank:
+        return Rank(self, number)
+
+    def board(self, kind: str, turn: int) -> dict[int, Any]:
+        with self._lock:
+            return self._boards.setdefault((kind, turn), {})
+
+    def wait(self) -> None:
+        self._barrier.wait()
+
+
+class Rank:
+    """One of them."""
+
+    def __init__(self, together: Together, number: int) -> None:
+        self._together = together
+        self.number, self.size, self.first = number, together.size, number == 0
+        self._turns: dict[str, int] = {}
+
+    def _next(self, kind: str) -> dict[int, Any]:
+        turn = self._turns[kind] = self._turns.get(kind, 0) + 1
+        return self._together.board(kind, turn)
+
+    def start_gather(self, values: Sequence[float]) -> Callable[[], list[list[float]]]:
+        board = self._next("gather")
+        board[self.number] = list(values)
+
+        def finish() -> list[list[float]]:
+            assert len(board) == self.size, "read before the others have begun"
+            assert len({len(row) for row in board.values()}) == 1, "ranks gather different metrics"
+            return [board[number] for number in range(self.size)]
+
+        return finish
+
+    def share(self, value: Any) -> Any:
+        board = self._next("share")
+        board[self.number] = value
+        self._together.wait()
+        return json.loads(json.dumps(board[0]))

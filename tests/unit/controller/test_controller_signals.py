@@ -1,0 +1,196 @@
+"""What is measured besides what the loop reports."""
+
+from __future__ import annotations
+
+import logging
+import sys
+import threading
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from controller_kit import Clock
+
+from gpu_client.controller import signals as module
+from gpu_client.controller.knobs import Setting
+from gpu_client.controller.performing import Offer
+from gpu_client.controller.signals import Probe, Signals
+from tests.waiting import soon
+
+ALL = frozenset({"step.time", "data.wait", "ckpt.age", "wall", "lr"})
+
+
+def at(signals: Signals, step: int, *, reads: frozenset[str] = ALL, offer: Offer | None = None, **said: Any) -> Any:
+    return signals.at_step(said, step=step, reads=reads, wall=7.0, offer=offer or Offer())
+
+
+def test_times_of_a_step() -> None:
+    clock = Clock()
+    signals = Signals(clock)
+    assert "step.time" not in at(signals, 1) and "data.wait" not in at(signals, 1)
+    clock.now += 2
+    signals.waited(0.5)
+    signals.waited(0.25)
+    found = at(signals, 2, loss=1.0)
+    assert found == {"loss": 1.0, "step.time": 2.0, "data.wait": 0.75, "ckpt.age": 2.0, "wall": 7.0}
+    signals.saved()
+    clock.now += 1
+    assert at(signals, 3) == {"step.time": 1.0, "data.wait": 0.0, "ckpt.age": 1.0, "wall": 7.0}
+
+
+def test_a_step_that_is_reported_again_has_no_new_times() -> None:
+    """A report of an evaluation made every second step take no time at all."""
+    clock = Clock()
+    signals = Signals(clock)
+    for step in range(1, 4):
+        clock.now += 2
+        signals.waited(0.5)
+        first = at(signals, step)
+        clock.now += 0.1
+        assert not at(signals, step).keys() & {"step.time", "data.wait"}
+    assert first["step.time"] == pytest.approx(2.1) and first["data.wait"] == 0.5
+
+
+def test_nothing_is_measured_that_no_rule_reads() -> None:
+    asked: list[int] = []
+    offer = Offer(
+        knobs={"lr": Setting(lambda: float(len(asked)), lambda value: None)},
+        metrics={"mine": lambda: float(asked.append(1) is None)},
+    )
+    signals = Signals(Clock())
+    assert at(signals, 1, reads=frozenset({"loss"}), offer=offer, loss=1.0) == {"loss": 1.0}
+    assert asked == []
+    assert at(signals, 2, reads=frozenset({"mine", "lr"}), offer=offer) == {"lr": 0.0, "mine": 1.0}
+
+
+@pytest.mark.parametrize("name", ["lr", "learning_rate"])
+def test_a_rate_that_the_loop_reports_itself_is_taken(name: str) -> None:
+    offer = Offer(knobs={"lr": Setting(lambda: 0.5, lambda value: None)})
+    assert at(Signals(Clock()), 1, reads=frozenset({"lr"}), offer=offer, **{name: 0.1}) == {name: 0.1}
+
+
+class Psutil(SimpleNamespace):
+    """As the package."""
+
+    def __init__(self) -> None:
+        super().__init__(looks=0)
+
+    def cpu_percent(self) -> float:
+        self.looks += 1
+        return 12.5
+
+    def virtual_memory(self) -> Any:
+        if self.looks == 2:
+            raise OSError("/proc is gone for a moment")
+        return SimpleNamespace(used=3000)
+
+
+class Pynvml(SimpleNamespace):
+    """As the package, with one GPU."""
+
+    def __init__(self, devices: int = 1) -> None:
+        super().__init__(devices=devices)
+
+    def nvmlInit(self) -> None:
+        pass
+
+    def nvmlDeviceGetHandleByIndex(self, index: int) -> int:
+        if index >= self.devices:
+            raise RuntimeError("Not Found")
+        return index
+
+    def nvmlDeviceGetUtilizationRates(self, device: int) -> Any:
+        return SimpleNamespace(gpu=97)
+
+    def nvmlDeviceGetMemoryInfo(self, device: int) -> Any:
+        return SimpleNamespace(used=2**33)
+
+    def nvmlDeviceGetTemperature(self, device: int, sensor: int) -> int:
+        return 66
+
+
+@pytest.fixture
+def probes(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Probe]]:
+    """All that are made, sampling without a pause, and ended."""
+    made: list[Probe] = []
+
+    class Quick(Probe):
+        def __init__(self) -> None:
+            super().__init__(every_s=0.001)
+            made.append(self)
+
+    monkeypatch.setattr(module, "Probe", Quick)
+    yield made
+    for probe in made:
+        probe.stop()
+        assert not probe._thread.is_alive()
+
+
+def test_host_and_gpu_are_sampled_behind_the_training(monkeypatch: pytest.MonkeyPatch, probes: list[Probe]) -> None:
+    monkeypatch.setitem(sys.modules, "psutil", Psutil())
+    monkeypatch.setitem(sys.modules, "pynvml", Pynvml())
+    signals = Signals(Clock())
+    signals.follow({"loss"})
+    assert probes == []
+    signals.follow({"host.mem"})
+    signals.follow({"gpu.temp"})
+    (probe,) = probes
+    found: dict[str, float] = {}
+
+    def complete() -> bool:
+        found.update(probe.take())
+        return len(found) == 5
+
+    soon(complete)
+    assert found == {"host.cpu": 12.5, "host.mem": 3000.0, "gpu.util": 97.0, "gpu.mem": 2.0**33, "gpu.temp": 66.0}
+    signals.close()
+    assert not probe._thread.is_alive()
+
+
+@pytest.mark.parametrize("missing", [{"psutil": None, "pynvml": None}, {"psutil": None, "pynvml": Pynvml(0)}])
+def test_what_cannot_be_sampled_is_missing(
+    monkeypatch: pytest.MonkeyPatch, probes: list[Probe], caplog: pytest.LogCaptureFixture, missing: dict[str, Any]
+) -> None:
+    for name, found in missing.items():
+        monkeypatch.setitem(sys.modules, name, found)
+    signals = Signals(Clock())
+    with caplog.at_level(logging.INFO, "baton.rules"):
+        signals.follow({"gpu.util", "host.cpu"})
+        soon(lambda: not probes[0]._thread.is_alive())
+    assert at(signals, 1, reads=frozenset({"gpu.util"})) == {}
+    assert "host.* is not measured" in caplog.text and "gpu.* is not measured" in caplog.text
+
+
+def test_a_machine_without_room_for_a_thread_trains_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Full(Probe):
+        def start(self) -> None:
+            raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(module, "Probe", Full)
+    signals = Signals(Clock())
+    signals.follow({"gpu.util"})
+    assert at(signals, 1, reads=frozenset({"gpu.util"})) == {}
+    signals.close()
+
+
+def test_a_driver_that_hangs_does_not_hold_up_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    hangs, release = threading.Event(), threading.Event()
+
+    class Hanging(Psutil):
+        def virtual_memory(self) -> Any:
+            hangs.set()
+            release.wait(20)
+            return SimpleNamespace(used=1)
+
+    monkeypatch.setitem(sys.modules, "psutil", Hanging())
+    monkeypatch.setitem(sys.modules, "pynvml", None)
+    monkeypatch.setattr(module, "STOP_WITHIN_S", 0.01)
+    probe = Probe()
+    probe.start()
+    assert hangs.wait(5)
+    probe.stop()
+    assert probe._thread.is_alive()
+    release.set()
+    probe._thread.join(5)
+    assert not probe._thread.is_alive()
