@@ -47,17 +47,13 @@ class Engine:
         self._unseen_told: set[str] = set()
         """Rules of which that was told."""
         self.revision = 0
+        self.reads: frozenset[str] = frozenset()
+        """The metrics that rules read, in conditions and in texts."""
 
     @property
     def active(self) -> bool:
         """Whether there is a rule."""
         return self._evaluator is not None
-
-    @property
-    def reads(self) -> frozenset[str]:
-        """The metrics that rules read, in conditions and in texts."""
-        rules = self._evaluator.rules.rules if self._evaluator else ()
-        return frozenset(name for rule in rules for name in (*rule.metrics, *rule.told))
 
     def install(self, revision: int, text: str, *, step: int) -> str:
         """Put these rules into force; what is unchanged in them keeps its counters.
@@ -79,6 +75,8 @@ class Engine:
         if old is not None and evaluator is not None:
             told += _carried(evaluator, old.state_dict())
         self.revision = revision
+        rules = evaluator.rules.rules if evaluator is not None else ()
+        self.reads = frozenset(name for rule in rules for name in (*rule.metrics, *rule.told))
         self._seen = 0
         self._awaited, self._unseen_told = self._not_come(), set()
         self._decide("rule.updated", step=step, severity="info", message=told)
