@@ -56,7 +56,7 @@ from gpu_client.transport.transfer import Transfer
 logger = logging.getLogger("baton.job")
 
 PATIENCE_S = 600.0
-"""The same where the machine stays: after a pause, a failure, the end of the training."""
+"""Where the machine stays, the last checkpoint may take so long to be stored: after a pause, a failure, the end."""
 SHOW_PATIENCE_S = 20.0
 """So long at most what was shown last may take to be stored."""
 COMPLETE_TRIES = 5

@@ -101,13 +101,13 @@ class Performer:
 
     def _evaluate(self, arguments: Mapping[str, Any], order: Order) -> str:
         if not self.offer.evaluates:
-            raise NotOfferedError("this training does not evaluate when asked: session.offer(evaluate=True)")
+            raise NotOfferedError("this training does not evaluate when asked: session.steering.offer(evaluate=True)")
         self.evaluation_wanted = True
         return "an evaluation is due"
 
     def _skip_batch(self, arguments: Mapping[str, Any], order: Order) -> str:
         if not self.offer.skips_batches:
-            raise NotOfferedError("this training does not skip batches: session.offer(skip_batch=True)")
+            raise NotOfferedError("this training does not skip batches: session.steering.offer(skip_batch=True)")
         self.batch_unwanted = True
         return "the batch is skipped"
 
@@ -124,7 +124,8 @@ class Performer:
         knob = self.offer.knobs.get(name)
         if knob is None:
             there = ", ".join(sorted(self.offer.knobs)) or "none"
-            raise NotOfferedError(f"this training has no knob {name!r} (it has {there}): session.offer(knobs=...)")
+            remedy = "session.steering.offer(knobs=...)"
+            raise NotOfferedError(f"this training has no knob {name!r} (it has {there}): {remedy}")
         before, factor = float(knob.read()), arguments.get("factor")
         wanted = float(arguments["value"]) if factor is None else before * float(factor)
         low, high = arguments.get("min"), arguments.get("max")
@@ -144,7 +145,7 @@ class Performer:
         return f"{arguments['name']} was called"
 
     def _elsewhere(self, arguments: Mapping[str, Any], order: Order) -> str:
-        raise NotOfferedError(f"{order.action} is not for a training process")
+        raise NotOfferedError(f"{order.action} is not done by a training process")
 
 
 def said_of(error: BaseException) -> str:
