@@ -211,13 +211,13 @@ ERRORS: dict[ErrorCode, ErrorInfo] = {
         "No such multipart upload.",
         "Create one with action=mpu-create; it may have been completed or aborted.",
     ),
+    ErrorCode.RECIPE_EXISTS: ErrorInfo(
+        409, "This name and version mean something else already.", "A version never changes: push it as the next one."
+    ),
     ErrorCode.ROLLBACK_BUDGET_SPENT: ErrorInfo(
         409,
         "The rule has rolled this job back as often as it may.",
         "Look at what it fires on, or give its rollback a larger 'budget'.",
-    ),
-    ErrorCode.RECIPE_EXISTS: ErrorInfo(
-        409, "This name and version mean something else already.", "A version never changes: push it as the next one."
     ),
     ErrorCode.CONFLICT: ErrorInfo(
         409, "Somebody else changed this at the same moment.", "Repeat the call; it is safe to do so."

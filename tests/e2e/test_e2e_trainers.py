@@ -117,6 +117,7 @@ def test_the_trainer_sees_what_it_should_and_no_key(shop: Workshop) -> None:
         "BATON_PARAMS",
         "BATON_CHANNEL",
         "BATON_ARENA",
+        "BATON_CONTROL",
     }
     assert (environment["BATON_JOB_ID"], environment["BATON_EPOCH"]) == (job_id, "1")
     assert environment["MY_OWN"] == "value"

@@ -105,11 +105,20 @@ def peak_memory_bytes(status: Path = Path("/proc/self/status")) -> int:
     return next((int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM:")), 0)
 
 
+class NoSteering:
+    """Nobody steers."""
+
+    def offer(self, **_: Any) -> None:
+        """Nobody takes it."""
+
+
 class NoSession:
     """What a loop needs of a session, doing nothing."""
 
     job_id = ""
     should_stop = False
+    finishing = False
+    steering = NoSteering()
 
     def __init__(self, variables: Mapping[str, str]) -> None:
         self.params: dict[str, Any] = json.loads(Path(variables["BATON_PARAMS"]).read_text(encoding="utf-8"))
@@ -125,6 +134,9 @@ class NoSession:
         return 0
 
     def report(self, step: int, total: int, **_: Any) -> None:
+        """Nobody listens."""
+
+    def phase(self, name: str, done: int, total: int) -> None:
         """Nobody listens."""
 
     def checkpoint_due(self, step: int, every: int | None = None) -> bool:

@@ -199,6 +199,7 @@ def test_each_step_reports_its_mean_loss_its_rate_and_its_epoch(run: Run, monkey
     monkeypatch.setattr(dreambooth_lora, "denoising_loss", noted)
     monkeypatch.setattr(Session, "report", report)
     run(lr_warmup_steps=2)
+    assert told.pop(0) == (0, 3, {}), "before the first step it is known how many there will be"
     assert [(step, total) for step, total, _ in told] == [(1, 3), (2, 3), (3, 3)]
     means = [(first + second) / 2 for first, second in zip(losses[::2], losses[1::2], strict=True)]
     assert [metrics["loss"] for *_, metrics in told] == pytest.approx(means)

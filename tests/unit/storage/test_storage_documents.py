@@ -111,7 +111,7 @@ STORED_DEFAULTS: dict[str, dict[str, Any]] = {
     "CommandRecord": {"arguments": {}, "status": "waiting", "message": ""},
     "ControlRecord": {"reason": "", "statuses": []},
     "RuleStatus": {"said": "", "fires": 0},
-    "RolledBack": {"skip": 0, "lr_factor": 1.0},
+    "RolledBack": {"skip": 0, "lr_factor": 1.0, "commands_seq": 0},
     "EndedBy": {"revision": 0, "message": ""},
     "JobCounters": {
         "attempts": 0,
