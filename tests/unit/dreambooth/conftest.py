@@ -10,7 +10,9 @@ from typing import Any
 import pytest
 import torch
 from dreambooth_runs import Run, short_training, train_in
+from PIL import Image
 
+from gpu_client.training.dreambooth import class_images
 from tests.photographs import save_crops
 from tests.tiny_pipelines import save_tiny_sd, save_tiny_sdxl
 
@@ -65,3 +67,18 @@ def run(tmp_path: Path, data_dir: Path, parameters: dict[str, Any]) -> Run:
         return train_in(tmp_path / name, data_dir, {**parameters, **changed}, variables)
 
     return begin
+
+
+@pytest.fixture
+def made(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The sizes of the batches that were generated."""
+    calls: list[int] = []
+    sample = class_images.sample
+
+    def counted(*arguments: Any) -> list[Image.Image]:
+        images = sample(*arguments)
+        calls.append(len(images))
+        return images
+
+    monkeypatch.setattr(class_images, "sample", counted)
+    return calls

@@ -33,21 +33,6 @@ Hand = Callable[[Path, int], Path]
 
 
 @pytest.fixture
-def made(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """The sizes of the batches that were generated."""
-    calls: list[int] = []
-    sample = class_images.sample
-
-    def counted(*arguments: Any) -> list[Image.Image]:
-        images = sample(*arguments)
-        calls.append(len(images))
-        return images
-
-    monkeypatch.setattr(class_images, "sample", counted)
-    return calls
-
-
-@pytest.fixture
 def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """A part is shown after each batch."""
     monkeypatch.setattr(shared_images, "PART_EVERY_S", 0.0)

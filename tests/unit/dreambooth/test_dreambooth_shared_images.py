@@ -11,11 +11,9 @@ from typing import Any
 
 import pytest
 from dreambooth_runs import EVERYTHING, Run, outputs, power_cut
-from PIL import Image
 
 from contract.names import SHARED_DIR
 from functions.recipes import built_in_recipe
-from gpu_client.training.dreambooth import class_images
 from gpu_client.training.dreambooth.class_images import class_images_key
 from gpu_client.training.dreambooth.config import DreamboothConfig
 from gpu_client.training.dreambooth.lora import WEIGHTS_FILE
@@ -30,21 +28,6 @@ PRIOR = {
     "max_train_steps": 1,
 }
 Hand = Callable[[Path], Path]
-
-
-@pytest.fixture
-def made(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """The sizes of the batches that were generated."""
-    calls: list[int] = []
-    sample = class_images.sample
-
-    def counted(*arguments: Any) -> list[Image.Image]:
-        images = sample(*arguments)
-        calls.append(len(images))
-        return images
-
-    monkeypatch.setattr(class_images, "sample", counted)
-    return calls
 
 
 @pytest.fixture
