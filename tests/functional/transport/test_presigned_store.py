@@ -84,7 +84,7 @@ def test_what_is_stored_is_neither_sent_nor_overwritten(
 def test_other_bytes_than_signed_are_not_stored(store: S3ObjectStore, transfer: Transfer, tmp_path: Path) -> None:
     path = tmp_path / "source"
     target = signed(store, "k", digest_bytes(DATA), create_only=True)
-    path.write_bytes(b"!" + DATA[1:])
+    path.write_bytes(bytes([DATA[0] ^ 1]) + DATA[1:])
     with pytest.raises(ChecksumMismatch):
         transfer.upload([upload(target, path, len(DATA))])
     path.write_bytes(DATA[1:])
