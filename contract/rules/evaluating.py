@@ -13,12 +13,13 @@ from typing import Any, NamedTuple
 from contract.rules.actions import Action, Stop
 from contract.rules.arithmetic import number_of
 from contract.rules.compiling import Compiler, Reader
+from contract.rules.groups import GroupValues
 from contract.rules.machine import MAX_ERRORS, Machine
 from contract.rules.numbers import decoded, encoded
 from contract.rules.periods import Period
 from contract.rules.rule import EVENTS, Rule, RuleSet
 from contract.rules.series import Clock, Series
-from contract.rules.typed import Aggregate, Reading, walk
+from contract.rules.typed import Aggregate, Grouped, Reading, walk
 from contract.rules.verdicts import Operand, State, Verdict
 
 STATE_VERSION = 1
@@ -41,21 +42,23 @@ class Carried(NamedTuple):
 class Evaluator:
     """A rule set with its history."""
 
-    def __init__(self, rules: RuleSet) -> None:
+    def __init__(self, rules: RuleSet, group: GroupValues | None = None) -> None:
+        """`group`: where it is evaluated in the control plane, what the jobs of the job's group report."""
         self.rules = rules
+        self._group = group
         self._assemble()
 
     def _assemble(self) -> None:
         """Clock, series and machines, as before the first observation."""
         rules = self.rules
         self._clock = Clock()
-        compiler = Compiler(self._clock, rules.limits)
+        compiler = Compiler(self._clock, rules.limits, self._group)
         self._machines: list[Machine] = []
         self._operands: dict[str, list[tuple[str, Reader]]] = {}
         for rule in rules.rules:
             release = compiler.compiled(rule.clear) if rule.clear is not None else None
             self._machines.append(Machine(rule, compiler.compiled(rule.when), release))
-            leaves = {one.text: one for one in walk(rule.when) if isinstance(one, (Reading, Aggregate))}
+            leaves = {one.text: one for one in walk(rule.when) if isinstance(one, (Reading, Aggregate, Grouped))}
             self._operands[rule.name] = [(text, compiler.compiled(one)) for text, one in leaves.items()]
             for name in rule.told:
                 compiler.keep(name)
