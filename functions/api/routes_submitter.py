@@ -10,15 +10,8 @@ from contract.errors import ErrorCode as E
 from contract.history import AttemptPage, EventPage, EventView
 from contract.jobs import BatchSubmit, JobPage, JobSubmit, JobView, RetryRequest, StopRequest
 from contract.recipes.calls import RecipePage, RecipePush, RecipeQuery, RecipeView
-from contract.steering import (
-    Command,
-    CommandList,
-    CommandRequest,
-    RulesChecked,
-    RulesHistory,
-    RulesRequest,
-    RulesView,
-)
+from contract.rule_calls import RulesChecked, RulesHistory, RulesRequest, RulesView
+from contract.steering import Command, CommandList, CommandRequest
 from contract.work import (
     LogPage,
     TransitionAnswer,

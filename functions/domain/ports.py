@@ -24,6 +24,7 @@ from functions.domain.records import (
     Lease,
     PackRecord,
     RulesRecord,
+    StandingRecord,
     TransferGrant,
 )
 from functions.domain.sharing import SharedRecord
@@ -85,6 +86,9 @@ class JobStore(Protocol):
     def due_retentions(self, now: int, *, limit: int) -> list[str]:
         """Ids of ended jobs whose `retention_at` is at or before `now`, the longest due first."""
 
+    def due_rules(self, now: int, *, limit: int) -> list[str]:
+        """Ids of jobs whose rules are to be looked at, the longest due first."""
+
     def attempt(self, job_id: str, epoch: int) -> Attempt | None: ...
 
     def attempts(self, job_id: str, *, limit: int, cursor: str | None = None) -> Page[Attempt]: ...
@@ -111,6 +115,12 @@ class JobStore(Protocol):
 
     def note(self, job_id: str, control: ControlRecord, lease: NoteLease) -> None:
         """Write that down alone, without a change of the job. Raises FenceBroken, and WriteConflict: try again."""
+
+    def standing(self, job_id: str) -> StandingRecord | None:
+        """How the job's rules stand that are evaluated here."""
+
+    def stand(self, job_id: str, standing: StandingRecord) -> None:
+        """Write that down alone. Raises WriteConflict unless the stored one has the version before."""
 
     def protect_checkpoint(self, job_id: str, step: int, until: int) -> CheckpointRecord | None:
         """Keep a checkpoint from retention at least until then; None if it does not exist."""

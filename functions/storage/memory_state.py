@@ -58,6 +58,7 @@ class MemoryState:
         self.by_tenant: SortedIndex[str] = SortedIndex()
         self.by_state: SortedIndex[str] = SortedIndex()
         self.timers: SortedIndex[int] = SortedIndex()
+        self.rules_due: SortedIndex[int] = SortedIndex()
         self.due: SortedIndex[int] = SortedIndex()
         self.keys: dict[str, ApiKey] = {}
         self.keys_by_tenant: SortedIndex[str] = SortedIndex()

@@ -8,10 +8,11 @@ from typing import Annotated, Any
 import typer
 from pydantic import ValidationError
 
+from contract.rule_calls import RulesRevision, RulesView
 from contract.rules.document import Loaded, load
 from contract.rules.ibm import import_ibm
 from contract.rules.metrics import BUILT_IN
-from contract.steering import MAX_RULES_BYTES, Command, CommandKind, CommandRequest, RulesRevision, RulesView
+from contract.steering import MAX_RULES_BYTES, Command, CommandKind, CommandRequest
 from gpu_client.cli.documents import read_text, require_sound, told
 from gpu_client.cli.errors import CliError, ExitCode
 from gpu_client.cli.formats import count, moment
