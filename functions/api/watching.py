@@ -15,7 +15,7 @@ from contract.jobs import JobState
 from functions.api.leasing import WRITE_TRIES
 from functions.domain.errors import FenceBroken, StorageUnavailable, WriteConflict
 from functions.domain.ports import JobStore, LeaseStore
-from functions.domain.records import Job, Lease, StandingRecord
+from functions.domain.records import Job, Lease, MemberRecord, StandingRecord
 
 if TYPE_CHECKING:
     from contract.rules.rule import RuleSet
@@ -27,6 +27,9 @@ LOOKED_AT = 500
 """Jobs whose rules are looked at in one turn of the sweeper, the longest due first."""
 SLOW_S = 1.0
 """A look that takes longer counts as one in vain: three of them, and the rules are switched off."""
+
+GROUP_TAG = "group"
+"""The tag that names a job's group."""
 
 Occasion = Literal["heartbeat", "timer", "state"]
 
@@ -96,33 +99,48 @@ def _looked(
         attempt = jobs.attempt(job_id, job.epoch)
         lease = lease or leases.get(job_id)
     seen = watching.Seen(job=job, standing=standing, attempt=attempt, lease=lease)
-    looked = _decided(jobs, seen, occasion, now)
+    looked, members = _decided(jobs, seen, occasion, now)
     if looked.change is not None:
         jobs.apply(looked.change)
     else:
         jobs.stand(job_id, looked.standing)
+    member = looked.standing.member
+    if members is not None and member.values and members.get(job_id) != member:
+        # Behind the standing, which has it too: whoever looks next writes it if this comes to nothing.
+        jobs.join(job.tenant, job.spec.tags[GROUP_TAG], job_id, member)
     return looked.change is not None
 
 
-def _decided(jobs: JobStore, seen: Seen, occasion: Occasion, now: int) -> Looked:
-    """What a look decides, or that it came to nothing."""
+def _members(jobs: JobStore, job: Job, rules: RuleSet) -> dict[str, MemberRecord] | None:
+    """What is known of the job's group; None, and no read, if its rules do not ask or it is in none."""
+    from functions.domain.watching import asks_for_group
+
+    group = job.spec.tags.get(GROUP_TAG)
+    return jobs.members(job.tenant, group) if group and asks_for_group(rules) else None
+
+
+def _decided(jobs: JobStore, seen: Seen, occasion: Occasion, now: int) -> tuple[Looked, dict[str, MemberRecord] | None]:
+    """What a look decides, or that it came to nothing; and what was read of the job's group."""
     from functions.domain import watching
 
     job = seen.job
     try:
         rules = _rules(jobs, job.id, job.rules_revision)
+        members = _members(jobs, job, rules)
         began_s = time.monotonic()
-        looked = watching.look(seen, rules, event=occasion, now=now, kept=lambda: jobs.commands(job.id))
+        looked = watching.look(
+            seen, rules, event=occasion, now=now, kept=lambda: jobs.commands(job.id), members=members
+        )
         took_s = time.monotonic() - began_s
     except StorageUnavailable:
         raise
     except Exception as error:  # the boundary between a job's rules and everything else
         logger.exception("rules cannot be checked", extra={"job_id": job.id})
-        return watching.failed(seen, f"{type(error).__name__}: {error}", now=now)
+        return watching.failed(seen, f"{type(error).__name__}: {error}", now=now), None
     if took_s > SLOW_S:
         logger.warning("rules take long", extra={"job_id": job.id, "seconds": took_s})
-        return watching.failed(seen, f"a look took {took_s:.1f} s; it may take {SLOW_S:g} s", now=now)
-    return looked
+        return watching.failed(seen, f"a look took {took_s:.1f} s; it may take {SLOW_S:g} s", now=now), None
+    return looked, members
 
 
 def standing_of(jobs: JobStore, job: Job) -> tuple[StandingRecord, RuleSet] | None:

@@ -22,6 +22,7 @@ from functions.domain.records import (
     Event,
     Job,
     Lease,
+    MemberRecord,
     PackRecord,
     RulesRecord,
     StandingRecord,
@@ -31,6 +32,9 @@ from functions.domain.sharing import SharedRecord
 from functions.domain.webhooks import Delivery, Webhook
 
 T = TypeVar("T")
+
+MAX_MEMBERS = 1000
+"""Of a group whose values are compared."""
 
 
 @dataclass(frozen=True)
@@ -121,6 +125,12 @@ class JobStore(Protocol):
 
     def stand(self, job_id: str, standing: StandingRecord) -> None:
         """Write that down alone. Raises WriteConflict unless the stored one has the version before."""
+
+    def members(self, tenant: str, group: str) -> dict[str, MemberRecord]:
+        """What is known of the jobs of a group, by their ids: of the first MAX_MEMBERS."""
+
+    def join(self, tenant: str, group: str, job_id: str, member: MemberRecord) -> None:
+        """Write that down for one of them."""
 
     def protect_checkpoint(self, job_id: str, step: int, until: int) -> CheckpointRecord | None:
         """Keep a checkpoint from retention at least until then; None if it does not exist."""

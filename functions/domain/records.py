@@ -270,6 +270,22 @@ class ControlRecord(Record):
     statuses: list[RuleStatus] = []
 
 
+class MemberValue(Record):
+    """A metric of a job of a group, by its name in rules; NaN and infinity as words."""
+
+    metric: str
+    step: int | None = None
+    """At the first report at or after that step; None: the newest."""
+    value: float | str | None = None
+
+
+class MemberRecord(Record):
+    """What is known of one job of a group. It stays when the job has ended, until `expires_at`."""
+
+    values: list[MemberValue] = []
+    expires_at: int = 0
+
+
 class StandingRecord(Record):
     """How a job's rules stand that the control plane evaluates: everything that later decisions depend on.
 
@@ -294,6 +310,8 @@ class StandingRecord(Record):
     """When that was reported."""
     errors: int = 0
     """How often these rules could not be checked."""
+    member: MemberRecord = MemberRecord()
+    """What the job's group is to know of it."""
 
 
 class PackRecord(Record):

@@ -18,14 +18,15 @@ from contract.rules.faults import Code
 from contract.rules.groups import GroupValues
 from contract.rules.limits import LIMITS
 from contract.rules.metrics import name_in_rules
-from contract.rules.placing import split
+from contract.rules.placing import needed_group_values, split
 from contract.rules.rule import RuleSet
 from contract.rules.typed import Aggregate, walk
 from contract.steering import MAX_STATUS_CHARS, RuleStatus
 from functions.domain.acting import Acting
 from functions.domain.change import Change
 from functions.domain.ending import cost_usd
-from functions.domain.records import Attempt, CommandRecord, Job, Lease, StandingRecord
+from functions.domain.grouping import Group, own_values
+from functions.domain.records import Attempt, CommandRecord, Job, Lease, MemberRecord, StandingRecord
 
 MAX_RULES = 20
 """Of a document: what they decide in one look is written in one transaction."""
@@ -97,11 +98,19 @@ def look(
     event: str,
     now: int,
     kept: Callable[[], Sequence[CommandRecord]],
-    group: GroupValues | None = None,
+    members: Mapping[str, MemberRecord] | None = None,
 ) -> Looked:
-    """Evaluate a job's rules at `now`. `event`: `heartbeat`, `timer` or `state`. `kept` reads the job's commands."""
+    """Evaluate a job's rules at `now`. `event`: `heartbeat`, `timer` or `state`. `kept` reads the job's commands.
+
+    `members`: what is known of the job's group, where rules ask for it and it is in one.
+    """
     job, before = seen.job, seen.standing
     progress = _unseen(seen)
+    needed = needed_group_values(rules)
+    member = before.member if before is not None else MemberRecord()
+    if needed and members is not None:
+        member = own_values(member, needed, progress, now=now)
+    group = Group(job.id, member, members) if needed else None
     step = _step(seen)
     acting = Acting(seen.job, seen.attempt, seen.lease, step=step, now=now, kept=kept)
     evaluator, told = _restored(rules, group, before, job.rules_revision)
@@ -120,8 +129,14 @@ def look(
         epoch=job.epoch,
         step=step,
         seen_at=(progress.reported_at or now) if progress else before.seen_at if before else 0,
+        member=member,
     )
     return _looked(acting, after)
+
+
+def asks_for_group(rules: RuleSet) -> bool:
+    """Whether any of them reads what the jobs of a group report."""
+    return bool(needed_group_values(rules))
 
 
 def failed(seen: Seen, error: str, *, now: int, severity: str = "error") -> Looked:

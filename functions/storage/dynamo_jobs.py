@@ -13,7 +13,7 @@ from contract.jobs import JobState
 from contract.steering import MAX_COMMANDS
 from functions.domain.change import Change, NoteLease
 from functions.domain.errors import FenceBroken, StorageUnavailable, WriteConflict
-from functions.domain.ports import Page
+from functions.domain.ports import MAX_MEMBERS, Page
 from functions.domain.records import (
     Attempt,
     CheckpointRecord,
@@ -21,6 +21,7 @@ from functions.domain.records import (
     ControlRecord,
     Event,
     Job,
+    MemberRecord,
     Record,
     RulesRecord,
     StandingRecord,
@@ -247,6 +248,21 @@ class DynamoJobStore:
             if error_code(error) in ("ConditionalCheckFailedException", "TransactionConflictException"):
                 raise WriteConflict from error
             raise
+
+    def members(self, tenant: str, group: str) -> dict[str, MemberRecord]:
+        items = query(
+            self._client,
+            self._table,
+            MAX_MEMBERS,
+            ConsistentRead=True,
+            KeyConditionExpression="pk = :group",
+            ExpressionAttributeValues={":group": {"S": keys.group_pk(tenant, group)}},
+        )
+        return {item["sk"]["S"]: load(MemberRecord, item["doc"]["S"]) for item in items}
+
+    def join(self, tenant: str, group: str, job_id: str, member: MemberRecord) -> None:
+        with failures_translated():
+            self._client.put_item(TableName=self._table, Item=job_items.member(tenant, group, job_id, member))
 
     def protect_checkpoint(self, job_id: str, step: int, until: int) -> CheckpointRecord | None:
         try:

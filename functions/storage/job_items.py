@@ -12,6 +12,7 @@ from functions.domain.records import (
     ControlRecord,
     Event,
     Job,
+    MemberRecord,
     RulesRecord,
     StandingRecord,
 )
@@ -107,6 +108,16 @@ def standing(job_id: str, record: StandingRecord) -> Item:
     if record.next_at is not None:
         item |= {"timer_pk": {"S": keys.RULES_DUE}, "timer_at": number(record.next_at)}
     return item
+
+
+def member(tenant: str, group: str, job_id: str, record: MemberRecord) -> Item:
+    """GROUP#tenant#group: a job of it, taken away by the broom some time after its end."""
+    return {
+        "pk": {"S": keys.group_pk(tenant, group)},
+        "sk": {"S": job_id},
+        "doc": {"S": dump(record)},
+        "ttl": number(record.expires_at),
+    }
 
 
 def put_standing(table: str, job_id: str, record: StandingRecord) -> Item:

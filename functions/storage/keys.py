@@ -72,6 +72,11 @@ def command_sk(seq: int) -> str:
     return f"{COMMAND}{seq:010d}"
 
 
+def group_pk(tenant: str, group: str) -> str:
+    """Partition of what is known of the jobs of a group; its sort keys are their ids."""
+    return f"GROUP#{tenant}#{group}"
+
+
 def pack_pk(tenant: str, blake3: str) -> str:
     """Partition of a pack; its one sort key is `PACK`."""
     return f"PACK#{tenant}#{blake3}"

@@ -10,7 +10,7 @@ from contract.jobs import JobState
 from contract.steering import MAX_COMMANDS
 from functions.domain.change import Change, Forget, NoteLease, OpenLease
 from functions.domain.errors import WriteConflict
-from functions.domain.ports import Page
+from functions.domain.ports import MAX_MEMBERS, Page
 from functions.domain.records import (
     Attempt,
     CheckpointRecord,
@@ -18,6 +18,7 @@ from functions.domain.records import (
     ControlRecord,
     Event,
     Job,
+    MemberRecord,
     Record,
     RulesRecord,
     StandingRecord,
@@ -217,6 +218,15 @@ class MemoryJobStore:
             self._require_next(job_id, standing)
             self._state.numbered(job_id, keys.STANDING).put(0, text)
             self._note_timer(job_id, standing)
+
+    def members(self, tenant: str, group: str) -> dict[str, MemberRecord]:
+        with self._state.lock:
+            texts = sorted(self._state.groups.get((tenant, group), {}).items())[:MAX_MEMBERS]
+        return {job_id: load(MemberRecord, text) for job_id, text in texts}
+
+    def join(self, tenant: str, group: str, job_id: str, member: MemberRecord) -> None:
+        with self._state.lock:
+            self._state.groups.setdefault((tenant, group), {})[job_id] = dump(member)
 
     def _require_next(self, job_id: str, standing: StandingRecord) -> None:
         stored = self.standing(job_id)
