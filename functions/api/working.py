@@ -31,7 +31,7 @@ from functions.api.context import Call, Context, job_of
 from functions.api.leasing import apply_as_bearer
 from functions.api.letting_go import Retention
 from functions.api.paging import every_item
-from functions.api.reporting import control_of, end_as_bearer, leave_by_rule, news_for, write_down
+from functions.api.reporting import by_whom, control_of, end_as_bearer, leave_by_rule, news_for, write_down
 from functions.api.sharing import offer
 from functions.api.sweeping import end_overdue
 from functions.api.views import transition_answer
@@ -143,13 +143,14 @@ def complete(context: Context, call: Call) -> TransitionAnswer:
     else:
         artifacts = verified_artifacts(context, call, job, body.artifacts)
     progress = _final_progress(job, lease, body, call.now)
+    ended_by = by_whom(context, job, body.ended_by)
     ended = end_as_bearer(
         context,
         call,
         fence,
         body.control,
         lambda job, attempt: rules.complete(
-            job, attempt, fence, artifacts=artifacts, progress=progress, now=call.now, ended_by=body.ended_by
+            job, attempt, fence, artifacts=artifacts, progress=progress, now=call.now, ended_by=ended_by
         ),
     )
     offer(context, call, ended)
