@@ -1,7 +1,7 @@
 """A watched job whose looks are disturbed: by other looks between reading and writing, and by functions that die.
 
-What a rule has done is counted in three places that are written together: its own counter, the events, the commands that
-it gave. Whatever happens, they say the same; and nothing that the training reports undisturbed is missed.
+What a rule has done is counted in three places that are written together: its own counter, the events, the commands
+that it gave. Whatever happens, they say the same; and nothing that the training reports undisturbed is missed.
 """
 
 from __future__ import annotations
