@@ -296,8 +296,8 @@ class StandingRecord(Record):
     version: int
     revision: int = 0
     """Of the rules to which `state` belongs; 0: they were never checked."""
-    state: dict[str, Any] | None = None
-    """The evaluator's."""
+    state: str | None = None
+    """The evaluator's, as `watching.packed` makes it: as it is, that of two rules would take two write units."""
     at: int | None = None
     """When they were checked last."""
     next_at: int | None = None

@@ -6,9 +6,13 @@ decided and how the rules stand after it are written together or not at all: not
 
 from __future__ import annotations
 
+import base64
+import json
 import math
+import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from contract.errors import Fault
 from contract.jobs import JobState, Progress
@@ -123,7 +127,7 @@ def look(
     after = StandingRecord(
         version=1 if before is None else before.version + 1,
         revision=job.rules_revision,
-        state=evaluator.state_dict(),
+        state=packed(evaluator.state_dict()),
         at=now,
         next_at=_next_at(before, now),
         epoch=job.epoch,
@@ -250,11 +254,22 @@ def _restored(
     if before is None or before.state is None:
         return evaluator, told
     try:
-        anew = [f"{one.rule} ({one.reason})" for one in evaluator.load_state_dict(before.state) if not one.kept]
-    except StateError as error:
+        kept = evaluator.load_state_dict(unpacked(before.state))
+    except (StateError, ValueError, zlib.error) as error:
         told = told or f"revision {revision} goes on in the control plane"
         return Evaluator(rules, group), f"{told}; all counters begin anew: {error}"
+    anew = [f"{one.rule} ({one.reason})" for one in kept if not one.kept]
     return evaluator, f"{told}; counters begin anew: {', '.join(anew)}" if told and anew else told
+
+
+def packed(state: Mapping[str, Any]) -> str:
+    """An evaluator's state as a short text."""
+    return base64.b64encode(zlib.compress(json.dumps(state, separators=(",", ":")).encode())).decode()
+
+
+def unpacked(text: str) -> Any:
+    """From that. Raises ValueError or zlib.error for what it is not."""
+    return json.loads(zlib.decompress(base64.b64decode(text, validate=True)))
 
 
 def _next_at(before: StandingRecord | None, now: int) -> int:

@@ -16,6 +16,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from functions.domain.change import Change
 from functions.domain.records import StandingRecord
+from functions.domain.watching import unpacked
 from functions.storage.memory_jobs import MemoryJobStore
 from tests.api_harness import Api, Held, memory_api
 
@@ -131,7 +132,7 @@ class WatchedJob(RuleBasedStateMachine):
             standing = self.store.standing(self.held.id)
             assert standing is not None and standing.state is not None
             assert standing.step == self.step
-            assert standing.state["metrics"]["loss"]["total"] <= self.step
+            assert unpacked(standing.state)["metrics"]["loss"]["total"] <= self.step
 
     def _beat(self, loss: float) -> None:
         self.api.clock.advance(1)
@@ -160,5 +161,5 @@ class WatchedJob(RuleBasedStateMachine):
     def _fires(self) -> dict[str, int]:
         standing = self.store.standing(self.held.id)
         assert standing is not None
-        rules = (standing.state or {}).get("rules", {})
+        rules = unpacked(standing.state)["rules"] if standing.state is not None else {}
         return {name: rules.get(name, {}).get("fires", 0) for name in ("high", "long")}

@@ -99,11 +99,12 @@ def test_a_job_that_others_change_all_the_time_is_looked_at_next_time(
     assert api.events(held.id).count("rule.fired") == 1
 
 
-def test_a_damaged_standing_begins_anew_and_says_so(api: Api) -> None:
+@pytest.mark.parametrize("state", [watching.packed({"version": 1, "now": "?"}), "?", "AAAA", watching.packed({})])
+def test_a_damaged_standing_begins_anew_and_says_so(api: Api, state: str) -> None:
     held = running(api)
     before = api.context.jobs.standing(held.id)
     assert before is not None
-    damaged = StandingRecord(version=before.version + 1, revision=1, state={"version": 1, "now": "?"})
+    damaged = StandingRecord(version=before.version + 1, revision=1, state=state)
     api.context.jobs.stand(held.id, damaged)
     beat(api, held)
     (told,) = [
@@ -155,7 +156,7 @@ def test_the_largest_rules_fit_into_one_item_and_one_transaction(api: Api) -> No
         held.heartbeat().ok()
     standing = api.context.jobs.standing(held.id)
     assert standing is not None and standing.state is not None
-    assert 16_000 < len(standing.model_dump_json()) < 100_000
+    assert 5_000 < len(standing.model_dump_json()) < 100_000
     events = api.get(f"/job/{held.id}/events", query={"limit": 1000}).ok()["events"]
     kinds = [one["type"] for one in events]
     assert (kinds.count("rule.fired"), kinds.count("action.applied")) == (20, 20)
