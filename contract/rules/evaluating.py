@@ -17,7 +17,7 @@ from contract.rules.groups import GroupValues
 from contract.rules.machine import MAX_ERRORS, Machine
 from contract.rules.numbers import decoded, encoded
 from contract.rules.periods import Period
-from contract.rules.rule import EVENTS, Rule, RuleSet
+from contract.rules.rule import EVENTS, REPORT, Rule, RuleSet
 from contract.rules.series import Clock, Series
 from contract.rules.typed import Aggregate, Grouped, Reading, walk
 from contract.rules.verdicts import Operand, State, Verdict
@@ -25,6 +25,8 @@ from contract.rules.verdicts import Operand, State, Verdict
 STATE_VERSION = 1
 MAX_PROBLEM_CHARS = 120
 MAX_COMBINATIONS = 256
+_LOGGED = "logged"
+"""A `log` of a step that was observed already: the step itself is nothing new."""
 
 
 class StateError(ValueError):
@@ -73,6 +75,8 @@ class Evaluator:
         for index, machine in enumerate(self._machines):
             machine.index = index
             self._subscribe(machine, clocks)
+        self._by_event[REPORT] = [*self._by_event["step"], *self._by_event["log"]]
+        self._by_event[_LOGGED] = self._by_event["log"]
         self._due: dict[tuple[str, ...], list[Machine]] = {}
         """What observations of one event and the same metrics make due."""
         self._read = {rule.name: [self._series[name] for name in rule.metrics] for rule in rules.rules}
@@ -107,6 +111,7 @@ class Evaluator:
             clock.now = now
         else:
             now = clock.now
+        event = _LOGGED if event == "log" and step == self._step else event
         self._step = step
         series_of = self._series
         for name, value in metrics.items():
@@ -125,7 +130,7 @@ class Evaluator:
             except Exception as error:  # noqa: BLE001 - a value can be any object, and fail in any way
                 series.current = None
                 series.problem = f"{name} is no number ({type(value).__name__}: {error})"[:MAX_PROBLEM_CHARS]
-        if "step" in series_of and "step" not in metrics:
+        if "step" in series_of and "step" not in metrics and event is not _LOGGED:
             series_of["step"].push(float(step), now)
         for sample in self._samples:
             sample.take()
@@ -164,9 +169,10 @@ class Evaluator:
 
     def _due_at(self, event: str, metrics: Mapping[str, object]) -> list[Machine]:
         """Worked out once for each combination, of which a training has few."""
-        names = {*metrics, "step"} & self._by_metric.keys()
+        again = event is _LOGGED
+        names = {*metrics, *(() if again else ("step",))} & self._by_metric.keys()
         found = {machine for name in names for machine in self._by_metric[name]}
-        found.update(self._always, self._by_event.get(event, ()))
+        found.update(() if again else self._always, self._by_event.get(event, ()))
         due = sorted(found, key=lambda machine: machine.index)
         if len(self._due) >= MAX_COMBINATIONS:
             self._due.clear()

@@ -15,6 +15,8 @@ from contract.rules.typed import Typed, metrics_of, moves_by_itself
 EVENTS = ("start", "step", "log", "evaluate", "save", "epoch", "end", "heartbeat", "timer", "state")
 """What an observation can be: of the training, then of the control plane."""
 CONTROL_PLANE_EVENTS = frozenset(EVENTS[-3:])
+REPORT = "report"
+"""What an observation can be besides: a `step` and a `log` at once, of loops that report numbers with each step."""
 
 Severity = Literal["info", "warning", "error"]
 Mode = Literal["enforce", "dry_run"]
