@@ -126,11 +126,11 @@ def show(
         if here is not None and here.statuses:
             session.screen.line(_looked_at(here))
         rows = [
-            [one.rule, where, one.state, _without(one.said, one.state), str(one.fires)]
+            [one.rule, one.state, where, _without(one.said, one.state), str(one.fires)]
             for where, one in _statuses(view)
         ]
         if rows:
-            columns = ("rule", "where", "state", Column("how it stands", FOLDED), Column("fired", right=True))
+            columns = ("rule", "state", "where", Column("how it stands", FOLDED), Column("fired", right=True))
             session.screen.table(columns, rows)
 
 
