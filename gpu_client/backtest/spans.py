@@ -1,0 +1,145 @@
+"""Which points a window holds at each row, and what needs no sum of them: the ends, the least, the middle."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from contract.rules.limits import Limits
+from contract.rules.typed import Summary, Window
+from gpu_client.backtest.blocks import Block, Points
+from gpu_client.backtest.history import Flags, Floats, Whole
+
+LEAST = {"mean": 1, "min": 1, "max": 1, "median": 1, "std": 2, "slope": 2, "zscore": 2, "delta": 2}
+"""So many points a window over a duration has to have."""
+
+
+class Span(NamedTuple):
+    """Windows as numbers of points: from `start` (with it) to `stop` (without)."""
+
+    start: Whole
+    stop: Whole
+    size: Whole | int
+    """Where it is the same for all it is a number."""
+    known: Flags | None
+    points: Points
+    by_row: bool
+    """Else one for each point from `begin` to `end`."""
+
+    def spread(self, values: Floats) -> Floats:
+        """To rows."""
+        return values if self.by_row else self.points.spread(values)
+
+
+def most_points(summary: Summary, limits: Limits) -> int:
+    """What a window holds at most."""
+    window = summary.window or Window()
+    most = window.points or min(limits.duration_points, limits.window_points)
+    return min(most, limits.median_points) if summary.function == "median" else most
+
+
+def span_of(block: Block, summary: Summary, limits: Limits) -> Span:
+    """The windows of a block. What is not known yet has any window with a point in it, if there is one."""
+    window = summary.window or Window()
+    points = block.points(summary.metric)
+    lag = int(summary.function == "zscore")
+    most = most_points(summary, limits)
+    if window.points:
+        stop = np.arange(points.begin + 1, points.end + 1) - lag
+        return Span(np.maximum(stop - most, 0), stop, most, points.from_on(most + lag), points, by_row=False)
+    counts = points.counts()
+    stop = np.maximum(counts - lag, 0)
+    column = points.column
+    oldest = max(points.begin + 1 - lag - most, 0)
+    times = block.history.clock[column.rows[oldest : points.end]]
+    start = np.searchsorted(times, block.now - window.seconds, side="right") + oldest
+    start = np.minimum(np.maximum(start, stop - most), stop)
+    size = stop - start
+    if summary.function == "count":
+        return Span(start, stop, size, None, points, by_row=True)
+    known = size >= LEAST[summary.function]
+    if points.end:
+        known &= block.now - block.history.clock[column.rows[0]] >= window.seconds
+    return Span(start, stop, size, known, points, by_row=True)
+
+
+def extremes(values: Floats, span: Span, base: int, *, least: bool) -> Floats:
+    """Of each window; `values` begin with point number `base`. NaN with one."""
+    function = np.minimum if least else np.maximum
+    if span.by_row:
+        return _by_doubling(values, span.start - base, span.stop - base, function)
+    size = int(span.size)
+    if not len(span.stop):
+        return np.zeros(0)
+    # block by block of the window's size: the rest of one, and the beginning of the next
+    length = -(-len(values) // size) * size
+    padded = np.full(length, np.inf if least else -np.inf)
+    padded[: len(values)] = values
+    chunks = padded.reshape(-1, size)
+    heads = function.accumulate(chunks, axis=1).ravel()
+    tails = function.accumulate(chunks[:, ::-1], axis=1)[:, ::-1].ravel()
+    return function(tails[span.start - base], heads[np.maximum(span.stop - 1 - base, 0)])
+
+
+def _by_doubling(values: Floats, start: Whole, stop: Whole, function: np.ufunc) -> Floats:
+    size = np.maximum(stop - start, 1)
+    if not len(values):
+        return np.zeros(len(start))
+    level = np.frexp(size.astype(float))[1] - 1
+    found = np.zeros(len(start))
+    row = values
+    for power in range(int(level.max()) + 1):
+        here = level == power
+        first = np.minimum(start[here], len(row) - 1)
+        last = np.maximum(np.minimum(start[here] + size[here], len(values)) - (1 << power), 0)
+        found[here] = function(row[first], row[np.minimum(last, len(row) - 1)])
+        if len(row) > 1 << power:
+            row = function(row[: len(row) - (1 << power)], row[1 << power :])
+    return found
+
+
+def medians(values: Floats, span: Span, base: int) -> Floats:
+    """Of each window; NaN with one. By a tree over the bits of the values' ranks, level by level for all windows."""
+    rows = len(span.stop)
+    if not len(values) or not rows:
+        return np.zeros(rows)
+    start, stop = span.start - base, np.maximum(span.stop - base, 0)
+    size = np.maximum(stop - start, 1)
+    order = np.argsort(values, kind="stable")
+    ordered = values[order]
+    ranks = np.empty(len(values), np.int64)
+    ranks[order] = np.arange(len(values))
+    upper = ordered[_quantiles(ranks, start, stop, size // 2)]
+    even = size % 2 == 0
+    found = upper
+    if even.any():
+        lower = ordered[_quantiles(ranks, start, stop, np.maximum(size // 2 - 1, 0))]
+        middle = (lower + upper) / 2
+        middle = np.where(np.isfinite(middle), middle, lower / 2 + upper / 2)
+        found = np.where(even, middle, upper)
+    missing = np.isnan(values)
+    if missing.any():
+        sums = np.concatenate(([0], np.cumsum(missing)))
+        found = np.where(sums[stop] - sums[start] > 0, np.nan, found)
+    return found
+
+
+def _quantiles(ranks: Whole, start: Whole, stop: Whole, number: Whole) -> Whole:
+    """The rank that is `number`-th (from 0) in each window."""
+    low, high, left = start.copy(), stop.copy(), number.copy()
+    found = np.zeros(len(low), np.int64)
+    for bit in reversed(range(max(int(len(ranks) - 1).bit_length(), 1))):
+        ones = (ranks >> bit & 1).astype(bool)
+        zeros_before = np.concatenate(([0], np.cumsum(~ones)))
+        zeros = int(zeros_before[-1])
+        zeros_low, zeros_high = zeros_before[low], zeros_before[high]
+        inside = zeros_high - zeros_low
+        up = left >= inside
+        found |= np.where(up, 1 << bit, 0)
+        left = np.where(up, left - inside, left)
+        low = np.where(up, zeros + low - zeros_low, zeros_low)
+        high = np.where(up, zeros + high - zeros_high, zeros_high)
+        ranks = np.concatenate((ranks[~ones], ranks[ones]))
+    # windows that hold nothing ask for what is not there
+    return np.minimum(found, len(ranks) - 1)
