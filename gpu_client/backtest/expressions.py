@@ -14,7 +14,7 @@ from contract.rules.typed import Aggregate, Chain, Constant, Operation, Reading,
 from gpu_client.backtest import values
 from gpu_client.backtest.blocks import Block, value_at
 from gpu_client.backtest.history import Flags
-from gpu_client.backtest.moments import Statistics, Sums, exactly_of, sums_of
+from gpu_client.backtest.moments import Statistics, Sums, exactly_of
 from gpu_client.backtest.spans import Span, extremes, medians, most_points, span_of
 from gpu_client.backtest.trails import Trail, trail_of
 from gpu_client.backtest.values import Num, Truth, both, truth_of
@@ -35,6 +35,11 @@ _OPERATIONS: dict[str, Callable[..., Num]] = {
     "clamp": values.clamped,
 }
 _KNOWN = {*_OPERATIONS, "and", "or", "not", "isnan", "isfinite", "missing", "coalesce"}
+
+
+def has_median(typed: Typed) -> bool:
+    """Whether a rough look is cheaper."""
+    return any(isinstance(one, Aggregate) and one.summary.function == "median" for one in walk(typed))
 
 
 def is_understood(typed: Typed) -> bool:
@@ -72,6 +77,9 @@ class Expressions:
                     self._prepare(one.summary)
         self._block: Block | None = None
         self._found: dict[Summary, Num | Truth] = {}
+        self._rough: dict[Summary, Num | Truth] = {}
+        """Bounds that could be had cheaply."""
+        self._roughly = False
         self._spans: dict[Summary, Span] = {}
         self._sums: dict[str, tuple[Sums, int]] = {}
 
@@ -91,7 +99,7 @@ class Expressions:
     def open(self, block: Block) -> None:
         """Look at these rows now."""
         self._block = block
-        self._found, self._spans, self._sums = {}, {}, {}
+        self._found, self._rough, self._spans, self._sums = {}, {}, {}, {}
         for summary, trail in self._trails.items():
             self._found[summary] = trail.values(block)
 
@@ -195,10 +203,23 @@ class Expressions:
                 first = _either_number(first, one, first.known)
         return first
 
+    def roughly(self, typed: Typed) -> Truth:
+        """The same, with less work and more that is vague: a median is known to lie between the extremes."""
+        self._roughly = True
+        try:
+            return self.truth(typed)
+        finally:
+            self._roughly = False
+
     def _summary(self, summary: Summary) -> Num | Truth:
-        if summary not in self._found:
-            self._found[summary] = self._worked_out(summary)
-        return self._found[summary]
+        found = self._found.get(summary)
+        if found is None and self._roughly:
+            found = self._rough.get(summary)
+        if found is None:
+            found = self._worked_out(summary)
+            kept = self._rough if self._roughly and summary.function == "median" else self._found
+            kept[summary] = found
+        return found
 
     def _worked_out(self, summary: Summary) -> Num:
         function, metric, window, *_ = summary
@@ -230,9 +251,12 @@ class Expressions:
             if vague is not None and not span.by_row:
                 vague = span.points.spread(vague)
             return Num(low, high, span.known, vague)
-        base = int(span.start.min()) if len(span.start) else 0
+        base = span.least_start
         inside = points.column.values[base : points.end]
         if function == "median":
+            if self._roughly:
+                least, most = (extremes(inside, span, base, least=which) for which in (True, False))
+                return values.bounded(span.spread(least), span.spread(most), span.known, None)
             told = medians(inside, span, base)
         elif function == "delta":
             first = inside[np.minimum(span.start - base, len(inside) - 1)] if len(inside) else np.zeros(block.rows)
@@ -256,7 +280,7 @@ class Expressions:
         points = span.points
         if metric not in self._sums:
             base = max(points.begin + 1 - self._reach[metric], 0)
-            self._sums[metric] = sums_of(points.column.values[base : points.end], self._reach[metric]), base
+            self._sums[metric] = Sums(points.column.values[base : points.end], self._reach[metric]), base
         sums, base = self._sums[metric]
         statistics = Statistics(sums, span, base)
         if summary.function != "zscore":

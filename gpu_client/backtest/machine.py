@@ -37,6 +37,8 @@ class Decided(NamedTuple):
 
 def decide(rule: Rule, checks: Checks) -> Decided:
     """When it fires, when it is cleared."""
+    if np.count_nonzero(checks.results == YES) < min(int(rule.hold.period.amount), 2) or not len(checks.results):
+        return Decided(np.zeros(0, np.int64), np.zeros(0, np.int64))
     first = _first_warm(rule, checks)
     hold, of = rule.hold
     plain = hold.measure == "checks" and not of and rule.cooldown is None and rule.clear is None
@@ -47,7 +49,7 @@ def decide(rule: Rule, checks: Checks) -> Decided:
 
 def _first_warm(rule: Rule, checks: Checks) -> int:
     """The number of the first check that counts."""
-    if rule.warmup is None or not len(checks.results):
+    if rule.warmup is None:
         return 0
     measure, amount = rule.warmup
     if measure == "checks":

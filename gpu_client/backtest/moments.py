@@ -9,13 +9,13 @@ absolute values (Higham, Accuracy and Stability of Numerical Algorithms, 4.2), a
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
+from functools import cached_property
 
 import numpy as np
 
 from contract.rules.series import Clock, Series
 from contract.rules.windows import Moments
-from gpu_client.backtest.history import Flags, Floats
+from gpu_client.backtest.history import Flags, Floats, Whole
 from gpu_client.backtest.spans import Span
 from gpu_client.backtest.values import Num, bounded
 
@@ -26,24 +26,56 @@ _LARGE, _TINY = 1e120, 1e-290
 """Squares of larger numbers, and of smaller ones, may leave the range of floats."""
 
 
-class Sums(NamedTuple):
+class Sums:
     """Running sums of a stretch of points, each with a 0 in front."""
 
-    values: Floats
-    plain: Floats
-    squares: Floats
-    weighted: Floats
-    sizes: Floats
-    """Of absolute values."""
-    origin: float
-    """What was taken from each value before."""
-    exact: tuple[bool, bool, bool]
-    """Whether sum, squares and weighted sum are exact, and what is made of them."""
-    same: Floats
-    """So many points in a row, this one the last, are the same."""
-    nans: Floats | None = None
-    highs: Floats | None = None
-    lows: Floats | None = None
+    def __init__(self, values: Floats, longest: int) -> None:
+        """`longest`: the most points of a window."""
+        self.values = values
+        finite = np.isfinite(values)
+        clean = values
+        self.spoiled: tuple[Floats, Floats, Floats] | None = None
+        """NaN, infinities, those below zero; None if there are none."""
+        if not finite.all():
+            clean = np.where(finite, values, 0.0)
+            nans, highs, lows = np.isnan(values), values == np.inf, values == -np.inf
+            self.spoiled = _running(nans.astype(float)), _running(highs.astype(float)), _running(lows.astype(float))
+        self.exact = _exactness(clean, len(values), min(longest, len(values)))
+        """Whether sum, squares and weighted sum are exact, and what is made of them."""
+        self.origin = 0.0
+        """What was taken from each value before."""
+        if not self.exact[0]:
+            origin = float(np.mean(clean if self.spoiled is None else clean[finite])) if finite.any() else 0.0
+            self.origin = origin if math.isfinite(origin) else 0.0
+            clean = np.where(finite, clean - self.origin, 0.0) if self.spoiled is not None else clean - self.origin
+        self._clean = clean
+        self.plain = _running(clean)
+
+    @cached_property
+    def sizes(self) -> Floats:
+        """Of absolute values."""
+        return _running(np.abs(self._clean))
+
+    @cached_property
+    def squares(self) -> Floats:
+        """Of squares."""
+        return _running(self._clean * self._clean)
+
+    @cached_property
+    def weighted(self) -> Floats:
+        """Of values times their places."""
+        return _running(self._clean * np.arange(len(self._clean)))
+
+    @cached_property
+    def same(self) -> Floats | None:
+        """So many points in a row, this one the last, are the same; None if no two are."""
+        equal = self.values[1:] == self.values[:-1]
+        if not equal.any():
+            return None
+        places = np.arange(len(self.values))
+        broken = np.where(np.concatenate(([False], equal)), 0, places)
+        since: Whole = np.maximum.accumulate(broken)
+        return (places - since + 1).astype(np.float64)
 
 
 def _running(values: Floats) -> Floats:
@@ -51,31 +83,6 @@ def _running(values: Floats) -> Floats:
     found[0] = 0.0
     np.cumsum(values, out=found[1:])
     return found
-
-
-def sums_of(values: Floats, longest: int) -> Sums:
-    """`longest`: the most points of a window."""
-    finite = np.isfinite(values)
-    counts: list[Floats] = []
-    clean = values
-    if not finite.all():
-        clean = np.where(finite, values, 0.0)
-        counts = [_running(here.astype(float)) for here in (np.isnan(values), values == np.inf, values == -np.inf)]
-    size = len(values)
-    exact = _exactness(clean, size, min(longest, size))
-    origin = 0.0
-    if not exact[0]:
-        with_one = clean[finite] if counts else clean
-        origin = float(np.mean(with_one)) if len(with_one) else 0.0
-        origin = origin if math.isfinite(origin) else 0.0
-        clean = np.where(finite, clean - origin, 0.0)
-    places = np.arange(size)
-    broken = np.ones(size, bool)
-    broken[1:] = values[1:] != values[:-1]
-    same = places - np.maximum.accumulate(np.where(broken, places, 0)) + 1.0
-    sizes = _running(np.abs(clean))
-    squares, weighted = _running(clean * clean), _running(clean * places)
-    return Sums(values, _running(clean), squares, weighted, sizes, origin, exact, same, *counts)
 
 
 def _exactness(values: Floats, size: int, longest: int) -> tuple[bool, bool, bool]:
@@ -100,63 +107,68 @@ class Statistics:
     def __init__(self, sums: Sums, span: Span, base: int) -> None:
         """`base`: number of the first point that the sums are of."""
         self._sums = sums
-        self._start, self._stop = span.start - base, span.stop - base
+        self._span = span
+        self._base = base
         self._size = np.maximum(span.size, 1)
-        filled = len(sums.values) > 0
-        last = sums.values[np.maximum(self._stop - 1, 0)] if filled else np.zeros(len(self._stop))
-        self._last = last
-        self._constant: Flags = (
-            sums.same[np.maximum(self._stop - 1, 0)] >= self._size if filled else np.zeros(len(self._stop), bool)
-        )
-        self._total = sums.plain[self._stop] - sums.plain[self._start]
+        self._total = self._over(sums.plain)
+        self._constant: Flags | None = None
+        """Where all points are the same."""
+        if len(sums.values) and not all(sums.exact) and sums.same is not None:
+            constant = span.at_stop(sums.same, base, 1) >= self._size
+            self._constant = constant if constant.any() else None
         # twice what the theorem says, for the rounding of the subtractions and of the bound itself
         self._unit = 2 * (len(sums.values) + 16) * _UNIT
-        self._error = 2 * self._unit * sums.sizes[self._stop] if not sums.exact[0] else 0.0
-        self._spoiled = self._count(sums.nans) + self._count(sums.highs) + self._count(sums.lows)
+        self._error: Floats | float = 0.0 if sums.exact[0] else 2 * self._unit * self._until(sums.sizes)
+        self._spoiled: Flags | None = None
+        """Where one is not finite."""
+        if sums.spoiled is not None:
+            nans, highs, lows = (self._over(one) for one in sums.spoiled)
+            self._spoiled = nans + highs + lows > 0
+            infinite = np.where(highs > 0, np.inf, -np.inf)
+            self._spoiled_mean = np.where((nans > 0) | ((highs > 0) & (lows > 0)), np.nan, infinite)
 
-    def _count(self, running: Floats | None) -> Floats | float:
-        return 0.0 if running is None else running[self._stop] - running[self._start]
+    def _over(self, running: Floats) -> Floats:
+        """The windows' sums."""
+        return self._until(running) - self._span.at_start(running, self._base)
 
-    def _finished(self, low: Floats, high: Floats, constant: Floats | float, spoiled: Floats | float) -> Num:
+    def _until(self, running: Floats) -> Floats:
+        """The sums from the first point of all to the windows' ends."""
+        return self._span.at_stop(running, self._base)
+
+    def _finished(self, low: Floats, high: Floats, *, mean: bool = False) -> Num:
         """Bounds with what is certain put in: windows of one value, and those with what is not finite."""
         exact = high is low
-        low = np.where(self._constant, constant, low)
-        high = low if exact else np.where(self._constant, constant, high)
-        if isinstance(self._spoiled, np.ndarray):
-            there = self._spoiled > 0
-            low = np.where(there, spoiled, low)
-            high = low if exact else np.where(there, spoiled, high)
-        if exact:
-            return Num(low, low)
+        certain: list[tuple[Flags, Floats | float]] = []
+        if self._constant is not None:
+            certain.append((self._constant, self._span.at_stop(self._sums.values, self._base, 1) if mean else 0.0))
+        if self._spoiled is not None:
+            certain.append((self._spoiled, self._spoiled_mean if mean else np.nan))
         unsure: Flags | None = None
-        if self._sums.sizes[-1] > _LARGE:
-            unsure = ~(self._constant | (np.asarray(self._spoiled) > 0)) & np.ones(len(low), bool)
-        return bounded(low, high, None, unsure)
+        if not exact and self._sums.sizes[-1] > _LARGE:
+            unsure = np.ones(len(low), bool)
+        for there, value in certain:
+            low = np.where(there, value, low)
+            high = low if exact else np.where(there, value, high)
+            unsure = None if unsure is None else unsure & ~there
+        return Num(low, low) if exact else bounded(low, high, None, unsure)
 
     def mean(self) -> Num:
         """NaN with one, or with infinities of both signs."""
-        sums, size = self._sums, self._size
-        middle = self._total / size
-        nans, highs, lows = self._count(sums.nans), self._count(sums.highs), self._count(sums.lows)
-        spoiled = np.where(
-            (np.asarray(nans) > 0) | ((np.asarray(highs) > 0) & (np.asarray(lows) > 0)),
-            np.nan,
-            np.where(np.asarray(highs) > 0, np.inf, -np.inf),
-        )
-        if sums.exact[0]:
-            return self._finished(middle, middle, self._last, spoiled)
-        found = middle + sums.origin
-        error = self._error / size + 8 * _UNIT * (np.abs(middle) + abs(sums.origin)) + _TINY
-        return self._finished(found - error, found + error, self._last, spoiled)
+        middle = self._total / self._size
+        if self._sums.exact[0]:
+            return self._finished(middle, middle, mean=True)
+        found = middle + self._sums.origin
+        error = self._error / self._size + 8 * _UNIT * (np.abs(middle) + abs(self._sums.origin)) + _TINY
+        return self._finished(found - error, found + error, mean=True)
 
     def _deviations(self) -> tuple[Floats, Floats | None]:
         """The sum of squares about the mean, times the number of points; and its error, None if there is none."""
         sums, size, total = self._sums, self._size, self._total
-        squares = sums.squares[self._stop] - sums.squares[self._start]
+        squares = self._over(sums.squares)
         found = size * squares - total * total
         if sums.exact[0] and sums.exact[1]:
             return found, None
-        error = 2 * self._unit * size * sums.squares[self._stop]
+        error = 2 * self._unit * size * self._until(sums.squares)
         error = error + 2 * np.abs(total) * self._error + self._error * self._error
         return found, error + 8 * _UNIT * (size * squares + total * total) + _TINY
 
@@ -166,23 +178,23 @@ class Statistics:
         by = self._size * np.maximum(self._size - 1, 1)
         if error is None:
             low = np.sqrt(np.maximum(found, 0.0) / by)
-            return self._finished(low, low, 0.0, np.nan)
+            return self._finished(low, low)
         low = np.sqrt(np.maximum(found - error, 0.0) / by) * (1 - 8 * _UNIT)
         high = np.sqrt(np.maximum(found + error, 0.0) / by) * (1 + 8 * _UNIT)
-        return self._finished(low, high, 0.0, np.nan)
+        return self._finished(low, high)
 
     def slope(self) -> Num:
         """Of the line of least squares, per point."""
         sums, size = self._sums, self._size
-        weighted = sums.weighted[self._stop] - sums.weighted[self._start]
+        weighted, start = self._over(sums.weighted), self._span.start - self._base
         by = size * np.maximum(size * size - 1.0, 1.0)
         if sums.exact[0] and sums.exact[2]:
-            low = (12 * (weighted - self._start * self._total) - 6 * (size - 1) * self._total) / by
-            return self._finished(low, low, 0.0, np.nan)
-        found = 12 * (weighted - (self._start + (size - 1) / 2) * self._total)
+            low = (12 * (weighted - start * self._total) - 6 * (size - 1) * self._total) / by
+            return self._finished(low, low)
+        found = 12 * (weighted - (start + (size - 1) / 2) * self._total)
         length = len(sums.values) + 1
-        error = 12 * length * (4 * self._unit * sums.sizes[self._stop] + np.asarray(self._error)) + _TINY
-        return self._finished((found - error) / by, (found + error) / by, 0.0, np.nan)
+        error = 12 * length * (4 * self._unit * self._until(sums.sizes) + np.asarray(self._error)) + _TINY
+        return self._finished((found - error) / by, (found + error) / by)
 
     def zscore(self, newest: Floats) -> Num:
         """Of the point after the window."""

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from functools import cached_property
+from typing import TypeVar
 
 import numpy as np
 
@@ -11,23 +12,70 @@ from contract.rules.typed import Summary, Window
 from gpu_client.backtest.blocks import Block, Points
 from gpu_client.backtest.history import Flags, Floats, Whole
 
+N = TypeVar("N", Floats, Flags, Whole)
 LEAST = {"mean": 1, "min": 1, "max": 1, "median": 1, "std": 2, "slope": 2, "zscore": 2, "delta": 2}
 """So many points a window over a duration has to have."""
 
 
-class Span(NamedTuple):
-    """Windows as numbers of points: from `start` (with it) to `stop` (without)."""
+class Span:
+    """Windows as numbers of points: from `start` (with it) to `stop` (without).
 
-    start: Whole
-    stop: Whole
-    size: Whole | int
-    """Where it is the same for all it is a number."""
-    known: Flags | None
-    points: Points
-    by_row: bool
-    """Else one for each point from `begin` to `end`."""
+    One for each row (`by_row`), or else for each point from `begin` to `end`: then all but the first ones have the
+    same size, and lie one after the other.
+    """
 
-    def spread(self, values: Floats) -> Floats:
+    def __init__(
+        self,
+        points: Points,
+        known: Flags | None,
+        size: Whole | int,
+        stops: tuple[int, int] | Whole,
+        starts: Whole | None,
+    ) -> None:
+        """`stops`: the first one and the one after the last, or all of them; then `starts` are all, too."""
+        self.points = points
+        self.known = known
+        self.size = size
+        self.by_row = starts is not None
+        self._stops = stops
+        self._starts = starts
+        self._first = stops[0] - int(size) if isinstance(stops, tuple) and isinstance(size, int) else -1
+        """Start of the first window; negative if they do not all lie one after the other."""
+
+    @cached_property
+    def stop(self) -> Whole:
+        """The number after the last point of each."""
+        return np.arange(*self._stops) if isinstance(self._stops, tuple) else self._stops
+
+    @cached_property
+    def start(self) -> Whole:
+        """The number of the first point of each; 0 if it is not full."""
+        return np.maximum(self.stop - self.size, 0) if self._starts is None else self._starts
+
+    def __len__(self) -> int:
+        return self._stops[1] - self._stops[0] if isinstance(self._stops, tuple) else len(self._stops)
+
+    @property
+    def least_start(self) -> int:
+        """The first point that is in one."""
+        if self._first >= 0 or not len(self):
+            return max(self._first, 0)
+        return int(self.start.min())
+
+    def at_start(self, array: N, base: int) -> N:
+        """What stands there of what begins with number `base`."""
+        if self._first >= base:
+            return array[self._first - base : self._first - base + len(self)]
+        return array[self.start - base]
+
+    def at_stop(self, array: N, base: int, before: int = 0) -> N:
+        """The same; `before`: so much earlier."""
+        if self._first >= base and isinstance(self._stops, tuple):
+            begin = self._stops[0] - before - base
+            return array[begin : begin + len(self)]
+        return array[np.maximum(self.stop - before - base, 0)]
+
+    def spread(self, values: N) -> N:
         """To rows."""
         return values if self.by_row else self.points.spread(values)
 
@@ -46,8 +94,8 @@ def span_of(block: Block, summary: Summary, limits: Limits) -> Span:
     lag = int(summary.function == "zscore")
     most = most_points(summary, limits)
     if window.points:
-        stop = np.arange(points.begin + 1, points.end + 1) - lag
-        return Span(np.maximum(stop - most, 0), stop, most, points.from_on(most + lag), points, by_row=False)
+        stops = points.begin + 1 - lag, points.end + 1 - lag
+        return Span(points, points.from_on(most + lag), most, stops, None)
     counts = points.counts()
     stop = np.maximum(counts - lag, 0)
     column = points.column
@@ -57,11 +105,11 @@ def span_of(block: Block, summary: Summary, limits: Limits) -> Span:
     start = np.minimum(np.maximum(start, stop - most), stop)
     size = stop - start
     if summary.function == "count":
-        return Span(start, stop, size, None, points, by_row=True)
+        return Span(points, None, size, stop, start)
     known = size >= LEAST[summary.function]
     if points.end:
         known &= block.now - block.history.clock[column.rows[0]] >= window.seconds
-    return Span(start, stop, size, known, points, by_row=True)
+    return Span(points, known, size, stop, start)
 
 
 def extremes(values: Floats, span: Span, base: int, *, least: bool) -> Floats:
@@ -70,8 +118,8 @@ def extremes(values: Floats, span: Span, base: int, *, least: bool) -> Floats:
     if span.by_row:
         return _by_doubling(values, span.start - base, span.stop - base, function)
     size = int(span.size)
-    if not len(span.stop):
-        return np.zeros(0)
+    if not len(span) or not len(values):
+        return np.zeros(len(span))
     # block by block of the window's size: the rest of one, and the beginning of the next
     length = -(-len(values) // size) * size
     padded = np.full(length, np.inf if least else -np.inf)
@@ -79,7 +127,7 @@ def extremes(values: Floats, span: Span, base: int, *, least: bool) -> Floats:
     chunks = padded.reshape(-1, size)
     heads = function.accumulate(chunks, axis=1).ravel()
     tails = function.accumulate(chunks[:, ::-1], axis=1)[:, ::-1].ravel()
-    return function(tails[span.start - base], heads[np.maximum(span.stop - 1 - base, 0)])
+    return function(span.at_start(tails, base), span.at_stop(heads, base, 1))
 
 
 def _by_doubling(values: Floats, start: Whole, stop: Whole, function: np.ufunc) -> Floats:
@@ -101,7 +149,7 @@ def _by_doubling(values: Floats, start: Whole, stop: Whole, function: np.ufunc) 
 
 def medians(values: Floats, span: Span, base: int) -> Floats:
     """Of each window; NaN with one. By a tree over the bits of the values' ranks, level by level for all windows."""
-    rows = len(span.stop)
+    rows = len(span)
     if not len(values) or not rows:
         return np.zeros(rows)
     start, stop = span.start - base, np.maximum(span.stop - base, 0)

@@ -18,7 +18,7 @@ from contract.rules.rule import Rule, RuleSet
 from contract.rules.typed import Aggregate, Reading, Typed, walk
 from contract.rules.verdicts import State
 from gpu_client.backtest.blocks import BLOCK_ROWS, Block
-from gpu_client.backtest.expressions import Expressions, OneRow, is_understood
+from gpu_client.backtest.expressions import Expressions, OneRow, has_median, is_understood
 from gpu_client.backtest.history import EVALUATE, STEP, Flags, Floats, History, Whole
 from gpu_client.backtest.machine import Checks, decide
 from gpu_client.backtest.values import Truth
@@ -47,7 +47,9 @@ class Trial:
 class _Kept:
     """The results of one rule so far."""
 
-    def __init__(self) -> None:
+    def __init__(self, rule: Rule) -> None:
+        self.rough = [one for one in (rule.when, rule.clear) if one is not None and has_median(one)]
+        """What a rough look at the rows may be enough for."""
         self.results: list[np.ndarray[tuple[int], np.dtype[np.int8]]] = []
         self.releases: list[Flags] = []
         self.rows: list[Whole] = []
@@ -102,7 +104,7 @@ class _Group:
             rule.name: (OneRow(rule.when, rules.limits), OneRow(rule.clear, rules.limits) if rule.clear else None)
             for rule in group
         }
-        self._kept = {rule.name: _Kept() for rule in group}
+        self._kept = {rule.name: _Kept(rule) for rule in group}
 
     def trials(self) -> Iterator[tuple[str, Trial]]:
         """Of those that could be worked out."""
@@ -139,6 +141,12 @@ class _Group:
 
     def _decided(self, typed: Typed, one_row: OneRow | None, due: Flags | None, kept: _Kept) -> Truth:
         """With the rows that are too close to call looked at one by one."""
+        if typed in kept.rough:
+            truth = self._expressions.roughly(typed)
+            if truth.vague is None or not (truth.vague if due is None else truth.vague & due).any():
+                return Truth(truth.yes, truth.no)
+            # where bounds once were too wide they will be again
+            kept.rough.remove(typed)
         truth = self._expressions.truth(typed)
         if truth.vague is None or one_row is None:
             return truth

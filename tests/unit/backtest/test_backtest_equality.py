@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import random
+from functools import partial
 from itertools import accumulate
 from typing import Any
 
@@ -187,7 +188,7 @@ def test_all_decisions_are_those_of_the_evaluator(
         agree(streamed(sound, rule, history), told[rule.name])
 
 
-def chosen_rule(chance: random.Random) -> dict[str, Any]:
+def chosen_rule(chance: random.Random) -> dict[str, Any]:  # noqa: C901 - one case for each
     """One that is likely to fire now and then on the streams below."""
     metric = lambda: chance.choice(["loss", "loss", "x", "eval.loss", "step"])  # noqa: E731
     window = lambda: chance.choice(["2", "3", "5", "16", "17", "40", "5s", "30s", "2m"])  # noqa: E731
@@ -245,6 +246,24 @@ def chosen_rule(chance: random.Random) -> dict[str, Any]:
     return said
 
 
+def chosen_value(chance: random.Random, kind: str, level: float, row: int, odd: float) -> float | None:
+    if chance.random() < odd:
+        return chance.choice([math.nan, math.inf, -math.inf, 1e300, -1e18, 1e-200, None])
+    match kind:
+        case "noise":
+            return chance.gauss(level, 1)
+        case "plateau":
+            return level
+        case "whole":
+            return float(chance.randint(-2, 2))
+        case "tenths":
+            return chance.randint(-3, 3) / 10
+        case "drift":
+            return level - row / 10
+        case _:
+            return 1e8 + chance.random()
+
+
 def chosen_stream(chance: random.Random, rows: int) -> list[Row]:
     """Noise, plateaus, steps, whole numbers, tenths, spikes, gaps and what is not finite, one after the other."""
     found: list[Row] = []
@@ -256,18 +275,7 @@ def chosen_stream(chance: random.Random, rows: int) -> list[Row]:
             kind, level, left = chance.choice(kinds), chance.choice([0.0, 0.1, 1.0, 1e6]), chance.randint(5, 80)
         left -= 1
 
-        def value(at: int = row) -> float | None:
-            if chance.random() < odd:
-                return chance.choice([math.nan, math.inf, -math.inf, 1e300, -1e18, 1e-200, None])
-            return {
-                "noise": lambda: chance.gauss(level, 1),
-                "plateau": lambda: level,
-                "whole": lambda: float(chance.randint(-2, 2)),
-                "tenths": lambda: chance.randint(-3, 3) / 10,
-                "drift": lambda: level - at / 10,
-                "far": lambda: 1e8 + chance.random(),
-            }[kind]()
-
+        value = partial(chosen_value, chance, kind, level, row, odd)
         metrics = {"loss": value()} if chance.random() < 0.97 else {}
         metrics |= {"x": value()} if chance.random() < 0.5 else {}
         metrics |= {"flag": chance.choice([0.0, 1.0])} if chance.random() < 0.2 else {}
