@@ -14,6 +14,8 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from gpu_client.agent.point_spool import PointSpool
+
 LAST_LINES = 200
 # With the note of what was cut it fits into the 4,000 characters that a job's log takes.
 MAX_LINE_CHARS = 3900
@@ -181,8 +183,11 @@ class TrainerOutput:
         last_lines: int = LAST_LINES,
         spool: LogSpool | None = None,
         assembler: LineAssembler | None = None,
+        points: PointSpool | None = None,
     ) -> None:
         self.spool = spool or LogSpool()
+        self.points = points or PointSpool(time.time)
+        """What it reports, to be shipped with its lines."""
         self._assembler = assembler or LineAssembler()
         self._lock = threading.Lock()
         self._ring: deque[str] = deque(maxlen=last_lines)
@@ -191,7 +196,7 @@ class TrainerOutput:
 
     def followed(self) -> TrainerOutput:
         """The sink of the next process of the same job: the same log, its own last lines."""
-        return TrainerOutput(self._write, self._ring.maxlen or LAST_LINES, self.spool)
+        return TrainerOutput(self._write, self._ring.maxlen or LAST_LINES, self.spool, points=self.points)
 
     def last_lines(self, limit: int | None = None) -> list[str]:
         """The newest lines, oldest first."""

@@ -35,6 +35,7 @@ from contract.manifest import (
     ManifestFile,
     Pack,
 )
+from contract.output import LogChunk
 from contract.transfers import MultipartComplete, ObjectQuery, TokenQuery, UploadFile
 from contract.work import (
     MAX_ARTIFACT_PATHS_BYTES,
@@ -43,7 +44,6 @@ from contract.work import (
     CompleteRequest,
     FailRequest,
     HeartbeatRequest,
-    LogChunk,
     ReleaseRequest,
     WorkQuery,
 )

@@ -15,16 +15,9 @@ from contract.jobs import JobState, JobSubmit, Policy
 from contract.keys import KeyCreate
 from contract.manifest import ManifestV1 as Manifest
 from contract.names import Scope
+from contract.output import LogChunk
 from contract.webhooks import WebhookCreate
-from contract.work import (
-    CompleteRequest,
-    Directive,
-    FailRequest,
-    HeartbeatRequest,
-    LogChunk,
-    ReleaseRequest,
-    WorkQuery,
-)
+from contract.work import CompleteRequest, Directive, FailRequest, HeartbeatRequest, ReleaseRequest, WorkQuery
 from gpu_client.transport.api import BatonClient
 from gpu_client.transport.calls import pages
 from gpu_client.transport.digests import digest_bytes
