@@ -18,7 +18,7 @@ Flags: TypeAlias = NDArray[np.bool_]
 
 EVALUATION = "eval."
 STEP, EVALUATE = "step", "evaluate"
-"""Events of rows: one that tells of an evaluation alone is one, all others are steps."""
+"""Events of rows: one that tells of an evaluation is one, all others are steps."""
 MAX_COLUMNS = 1_000
 _MOST = 2**53
 """Steps that a float can say exactly."""
@@ -85,13 +85,13 @@ class History:
 
     @cached_property
     def evaluations(self) -> Flags:
-        """The rows that tell of an evaluation alone."""
-        with_others, with_evaluation = np.zeros(self.rows, bool), np.zeros(self.rows, bool)
+        """The rows that tell of an evaluation."""
+        found = np.zeros(self.rows, bool)
         for name, column in self.columns.items():
-            marked = with_evaluation if name.startswith(EVALUATION) else with_others
-            marked[column.rows] = True
-            marked[column.absent] = True
-        return with_evaluation & ~with_others
+            if name.startswith(EVALUATION):
+                found[column.rows] = True
+                found[column.absent] = True
+        return found
 
     def column(self, name: str) -> Column:
         """That of a metric: empty if it was never reported. The step is one, and so is the time since the beginning

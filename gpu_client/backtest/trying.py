@@ -8,7 +8,7 @@ evaluator of trainings instead.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -220,13 +220,3 @@ class _Group:
             expressions.open_again(Block(self._history, number, self._size))
         leaves = {one.text: one for one in walk(rule.when) if isinstance(one, (Reading, Aggregate))}
         return tuple((text, expressions.value_at(one, place)) for text, one in leaves.items())
-
-
-def with_events(rule: Rule) -> Rule:
-    """As a history can check it: each of its rows is a step and what was logged of it, or an evaluation and a log."""
-    if not rule.on:
-        return rule
-    events = {EVALUATE} & rule.on
-    if "log" in rule.on:
-        events |= {STEP, EVALUATE}
-    return replace(rule, on=frozenset(events | ({STEP} & rule.on)))

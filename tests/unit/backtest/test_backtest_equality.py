@@ -139,7 +139,7 @@ def told_by_the_evaluator(rules: RuleSet, stream: list[Row], *, timed: bool = Tr
     walls = accumulate((now - first for _, _, now in placed(stream)), max)
     derives = timed and not any("wall" in metrics for metrics, _, _ in stream)
     for row, ((metrics, step, now), wall) in enumerate(zip(placed(stream, timed=timed), walls, strict=True)):
-        event = "evaluate" if metrics and all(name.startswith("eval.") for name in metrics) else "step"
+        event = "evaluate" if any(name.startswith("eval.") for name in metrics) else "step"
         given = {**metrics, "wall": wall} if derives else metrics
         for verdict in evaluator.observe(given, step=step, now=now, event=event):
             found[verdict.rule].append((str(verdict.state), row, verdict.operands))
