@@ -209,17 +209,14 @@ def _doings(finding: Finding) -> list[str]:
 
 
 def _reason(after: After, finding: Finding, run: Run) -> str:
-    """`the best eval.loss came later: 0.31, 1 h 6 min after that`."""
+    """`the best eval.loss, 0.31, came 1 h 6 min later`."""
     better = after.better
-    if better is None or finding.first is None:
+    if better is None or finding.first is None or run.aim is None or after.use != "wrongly":
         return after.why
-    since = run.history.clock[better.row] - run.history.clock[finding.first]
     when = f"at step {run.history.steps[better.row]:,}"
     if run.history.times is not None:
-        when = f"{_lasted(float(since))} after that, {when}"
-    if after.use != "wrongly":
-        return after.why
-    return f"{after.why}: {_said(better.value)}, {when}"
+        when = f"{_lasted(float(run.history.clock[better.row] - run.history.clock[finding.first]))} later"
+    return f"the best {run.aim.metric}, {_said(better.value)}, came {when}"
 
 
 def _told_of_end(verdict: Verdict) -> str:
@@ -232,11 +229,10 @@ def _told_of_end(verdict: Verdict) -> str:
             f"At step {step} {end.rule.name} would have given it another way ({end.action}): what then, nobody knows."
         )
     earlier = "" if end.after.seconds is None else f", {_lasted(end.after.seconds)} earlier"
-    hours = "" if end.after.gpu_hours is None else f" {end.after.gpu_hours:.2f} GPU hours"
-    use = {"saved": "saved:", "wrongly": "wrongly cut off:", "unknown": "less:"}[end.after.use]
-    return (
-        f"It would have ended at step {step} by {end.rule.name}{earlier}.{hours} {use} {_reason(end.after, end, run)}."
-    )
+    hours = "The rest" if end.after.gpu_hours is None else f"{end.after.gpu_hours:.2f} GPU hours"
+    use = {"saved": "saved", "wrongly": "wrongly cut off", "unknown": "of unknown use"}[end.after.use]
+    why = _reason(end.after, end, run)
+    return f"It would have ended at step {step} by {end.rule.name}{earlier}. {hours} {use}: {why}."
 
 
 def _total(found: Sequence[Verdict]) -> dict[str, Any]:
