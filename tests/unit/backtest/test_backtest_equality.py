@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from contract.rules.document import load_values
 from contract.rules.evaluating import Evaluator
+from contract.rules.limits import LIMITS, Limits
 from contract.rules.rule import RuleSet
 from gpu_client.backtest import trying
 from gpu_client.backtest.history import Builder, History
@@ -105,12 +106,12 @@ def streams(draw: st.DrawFn) -> list[Row]:
     return rows
 
 
-def rule_set(*rules: dict[str, Any]) -> RuleSet:
+def rule_set(*rules: dict[str, Any], limits: Limits = LIMITS) -> RuleSet:
     """Those that are sound."""
     metrics = {"flag": {"kind": "bool"}}
     named = [{"name": f"rule-{number}", "do": "save", **rule} for number, rule in enumerate(rules)]
     sound = [one for one in named if load_values({"rules": [one], "metrics": metrics}).rules is not None]
-    loaded = load_values({"rules": sound, "metrics": metrics})
+    loaded = load_values({"rules": sound, "metrics": metrics}, limits=limits)
     assert loaded.rules is not None
     return loaded.rules
 
@@ -288,7 +289,9 @@ def chosen_stream(chance: random.Random, rows: int) -> list[Row]:
 @pytest.mark.parametrize("seed", range(60))
 def test_decisions_of_many_rules_on_longer_streams(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     chance = random.Random(seed)
-    sound = rule_set(*(chosen_rule(chance) for _ in range(25)))
+    # a window over a duration that holds few points lets the oldest go
+    limits = LIMITS if seed % 3 else LIMITS._replace(duration_points=6)
+    sound = rule_set(*(chosen_rule(chance) for _ in range(25)), limits=limits)
     stream = chosen_stream(chance, 400)
     monkeypatch.setattr(trying, "BLOCK_ROWS", chance.choice([32, 100, 8192]))
     if seed % 2:
