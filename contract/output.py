@@ -46,7 +46,7 @@ class LogChunk(WireModel):
     @field_validator("lines")
     @classmethod
     def _holds_something(cls, lines: list[str], info: ValidationInfo) -> list[str]:
-        if not lines and not info.data.get("points"):
+        if not lines and info.data.get("points") == []:
             raise ValueError("a chunk has lines, or points, or both")
         return lines
 

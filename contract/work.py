@@ -66,6 +66,8 @@ class WorkQuery(SaladIdentity):
     disk_gib: Annotated[float, Field(ge=0, le=10**6)] | None = None
     gpus: Annotated[int, Field(ge=0, le=64)] | None = None
     gpu_model: Annotated[str, Field(max_length=64)] | None = None
+    price_usd_per_hour: Annotated[float, Field(ge=0, le=10**6, allow_inf_nan=False)] | None = None
+    """Of this machine, for rules about cost; None: not known."""
     image: Annotated[str, Field(max_length=256, pattern=r"^[\x21-\x7e]*$")] | None = None
     """The container image that the worker runs in."""
     runs_plans: bool | None = None

@@ -11,15 +11,8 @@ from contract.history import AttemptPage, EventPage, EventView
 from contract.jobs import BatchSubmit, JobPage, JobSubmit, JobView, RetryRequest, StopRequest
 from contract.output import LogPage, MetricPage
 from contract.recipes.calls import RecipePage, RecipePush, RecipeQuery, RecipeView
-from contract.steering import (
-    Command,
-    CommandList,
-    CommandRequest,
-    RulesChecked,
-    RulesHistory,
-    RulesRequest,
-    RulesView,
-)
+from contract.rule_calls import RulesChecked, RulesHistory, RulesRequest, RulesView
+from contract.steering import Command, CommandList, CommandRequest
 from contract.work import TransitionAnswer
 from functions.api import (
     logs,

@@ -42,7 +42,7 @@ class Progress:
     phase: tuple[str, int] | None = None
     """What it does between two steps, if it says so, and how much of that is done."""
     nonfinite: dict[str, str] = field(default_factory=dict)
-    points: tuple[Point, ...] = ()
+    points: tuple[Point, ...] = field(default=(), compare=False)
     """What is new, by steps."""
 
 

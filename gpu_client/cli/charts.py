@@ -30,6 +30,8 @@ class Curve:
 
     name: str
     points: Sequence[Point]
+    dots: bool = True
+    """Whether few points are dots too."""
 
 
 @dataclass(frozen=True)
@@ -44,8 +46,8 @@ class Mark:
     label: str = ""
     detail: str = ""
     to_step: int | None = None
-    spot: bool = True
-    """Whether it is a dot on the curve too."""
+    value: float | None = None
+    """Where it is a dot too; on no curve without it."""
 
 
 @dataclass(frozen=True)
@@ -124,13 +126,13 @@ class _Axis:
         if not self.log:
             return nice_ticks(self._low, self._high, 5)
         begin, end = math.floor(self._low), math.ceil(self._high)
-        every = max(1, math.ceil((end - begin) / 6))
-        found = [10.0**power for power in range(begin, end + 1, every) if abs(power) < 300]
-        if len(found) <= 3:
-            found = [
-                factor * 10.0**power for power in range(begin, end + 1) for factor in (1, 2, 5) if abs(power) < 300
-            ]
-        return [value for value in found if self._low <= math.log10(value) <= self._high]
+        powers = [10.0**power for power in range(begin, end + 1) if abs(power) < 300]
+        every = max(1, math.ceil(len(powers) / 6))
+        found = self._within(powers[::every])
+        return found if len(found) > 2 else self._within([factor * power for power in powers for factor in (1, 2, 5)])
+
+    def _within(self, values: Iterable[float]) -> list[float]:
+        return [value for value in values if self._low <= math.log10(value) <= self._high]
 
 
 def nice_ticks(low: float, high: float, about: int) -> list[float]:
@@ -220,10 +222,13 @@ def _curve(curve: Curve, x: _Axis, y: _Axis | None, *, columns: int, top: float)
         run = []
     lines: list[str] = []
     if y is not None:
+        dense = len(curve.points) > 2 * columns
         for one in drawn_runs:
-            places = " ".join(f"{x(step):.1f},{y(value):.1f}" for step, value in one)
-            lines.append(f'<polyline class="{curve.name}" points="{places}"/>')
-        dots = [one for one in points if math.isfinite(one[1])] if len(points) < _DOTS_BELOW else alone
+            lines.append(_polyline(f"{curve.name} dim" if dense else curve.name, one, x, y))
+        if dense:
+            lines.append(_polyline(f"{curve.name} mean", _means(curve.points, columns // 4), x, y))
+        few = len(points) < _DOTS_BELOW and curve.dots
+        dots = [one for one in points if math.isfinite(one[1])] if few else alone
         for step, value in dots:
             lines.append(f'<circle class="{curve.name} dot" cx="{x(step):.1f}" cy="{y(value):.1f}" r="2.6"/>')
     for step in _apart(odd[:-1], x):
@@ -232,6 +237,23 @@ def _curve(curve: Curve, x: _Axis, y: _Axis | None, *, columns: int, top: float)
             f"<title>not finite at step {step:,}</title></path>"
         )
     return lines
+
+
+def _polyline(kind: str, points: Sequence[Point], x: _Axis, y: _Axis) -> str:
+    places = " ".join(f"{x(step):.1f},{y(value):.1f}" for step, value in points)
+    return f'<polyline class="{kind}" points="{places}"/>'
+
+
+def _means(points: Sequence[Point], pieces: int) -> list[Point]:
+    """Of finite values, piece by piece: where a curve is a band, its middle."""
+    size = math.ceil(len(points) / pieces)
+    found: list[Point] = []
+    for begin in range(0, len(points), size):
+        finite = [one for one in points[begin : begin + size] if math.isfinite(one[1])]
+        if finite:
+            mean = math.fsum(value / len(finite) for _, value in finite)
+            found.append((finite[len(finite) // 2][0], mean))
+    return found
 
 
 def _apart(steps: Iterable[int], x: _Axis, least: float = 3.0) -> list[int]:
@@ -279,8 +301,10 @@ def _short(label: str) -> str:
 
 
 def _marks(placed: Sequence[_Placed], on: Sequence[Point], x: _Axis, y: _Axis | None, base: float) -> list[str]:
-    """Lines, dots on the curve, labels."""
+    """Lines, on them dots and ways back, on these labels."""
     lines: list[str] = []
+    spots: list[str] = []
+    words: list[str] = []
     for mark, lane, before in placed:
         at = x(mark.step)
         begin = 12.0 + (lane or 0) * _LANE
@@ -289,15 +313,15 @@ def _marks(placed: Sequence[_Placed], on: Sequence[Point], x: _Axis, y: _Axis | 
             f'<line class="{mark.kind} stem" x1="{at:.1f}" x2="{at:.1f}" y1="{begin - 8:g}" y2="{base:g}">'
             f"{detail}</line>"
         )
-        if y is not None and on and mark.spot:
-            height = y(_value_at(on, mark.step))
-            if mark.to_step is not None:
-                lines.append(_arc(at, height, x(mark.to_step), y(_value_at(on, mark.to_step)), mark.kind))
-            lines.append(f'<circle class="{mark.kind} spot" cx="{at:.1f}" cy="{height:.1f}" r="5">{detail}</circle>')
+        if y is not None and mark.value is not None:
+            height = y(mark.value)
+            if mark.to_step is not None and on:
+                spots.append(_arc(at, height, x(mark.to_step), y(value_at(on, mark.to_step)), mark.kind))
+            spots.append(f'<circle class="{mark.kind} spot" cx="{at:.1f}" cy="{height:.1f}" r="5">{detail}</circle>')
         if lane is not None:
             anchor = "end" if before else "start"
-            lines.append(_label(at + (-5 if before else 5), begin + 2, _short(mark.label), f"{mark.kind} word", anchor))
-    return lines
+            words.append(_label(at + (-5 if before else 5), begin + 2, _short(mark.label), f"{mark.kind} word", anchor))
+    return [*lines, *spots, *words]
 
 
 def _arc(from_x: float, from_y: float, to_x: float, to_y: float, kind: str) -> str:
@@ -308,7 +332,7 @@ def _arc(from_x: float, from_y: float, to_x: float, to_y: float, kind: str) -> s
     )
 
 
-def _value_at(on: Sequence[Point], step: int) -> float:
+def value_at(on: Sequence[Point], step: int) -> float:
     """At the step, or the nearest before it, or else the first."""
     return on[max(bisect_right(on, step, key=lambda point: point[0]) - 1, 0)][1]
 

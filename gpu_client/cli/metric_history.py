@@ -66,8 +66,9 @@ def _begin(history: History, first: MetricPoint, resumed_steps: Mapping[int, int
     """An attempt begins: drop what it will see anew."""
     if resumed_steps is not None and first.epoch in resumed_steps:
         _drop_behind(history, resumed_steps[first.epoch] or 0)
-    elif first.metrics:
-        _drop_behind(history, first.step - 1)
+    else:
+        # Without metrics it says where it begins, and not what came of the first step.
+        _drop_behind(history, first.step - 1 if first.metrics else first.step)
 
 
 def _drop_behind(history: History, step: int) -> None:

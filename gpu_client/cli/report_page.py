@@ -12,7 +12,7 @@ from contract.history import AttemptView, EventType, EventView
 from contract.jobs import JobState, JobView
 from contract.output import MetricPoint
 from contract.rules.metrics import canonical_name
-from gpu_client.cli.charts import Curve, Frame, Mark, Point, drawn, is_log, text_of
+from gpu_client.cli.charts import Curve, Frame, Mark, Point, drawn, is_log, text_of, value_at
 from gpu_client.cli.firings import line_of
 from gpu_client.cli.formats import duration, moment, number
 from gpu_client.cli.goodput import losses, losses_text, percent, share_of, share_text, total_of, total_s
@@ -114,11 +114,11 @@ def _void_curves(history: History, name: str) -> list[Curve]:
         if name not in point.metrics:
             continue
         if run and (point.epoch != epoch or point.step <= run[-1][0]):
-            curves.append(Curve("void", run))
+            curves.append(Curve("void", run, dots=False))
             run = []
         epoch = point.epoch
         run.append((point.step, float(point.metrics[name])))
-    return [*curves, *([Curve("void", run)] if run else [])]
+    return [*curves, *([Curve("void", run, dots=False)] if run else [])]
 
 
 def _main_chart(found: Material) -> str:
@@ -134,7 +134,7 @@ def _main_chart(found: Material) -> str:
     steps = [point.step for point in (*found.history.kept, *found.history.void)]
     committed = [_step_of(event) for event in found.events if event.type is EventType.CHECKPOINT_COMMITTED]
     ticks = [step for step in committed if step is not None]
-    marks = [*_starts(found.attempts), *_rule_marks(found.events)]
+    marks = [*_starts(found.attempts), *_rule_marks(found.events, _Seen(found.history, main))]
     frame = Frame(
         ticks=ticks, marks=marks, first_step=min(steps), last_step=max([*steps, *ticks]), title=f"{main} over steps"
     )
@@ -155,7 +155,8 @@ def _legend(curves: Sequence[Curve], beside: str | None, checkpoints: bool, mark
     odd = any(not math.isfinite(value) for curve in curves for _, value in curve.points)
     said += [("odd", "NaN or infinite")] if odd else []
     seen = {mark.kind for mark in marks}
-    said += [(kind, text) for kind, text in (("resume", "attempt begins"), ("fire", "rule fired"), ("act", "action"))
+    said += [(kind, text) for kind, text in (("resume", "attempt begins"), ("fire", "rule fired"),
+                                             ("back", "rolled back"), ("act", "action"))
              if kind in seen]  # fmt: skip
     return (
         '<p class="legend">'
@@ -178,29 +179,50 @@ def _starts(attempts: Sequence[AttemptView]) -> list[Mark]:
                 step,
                 f"attempt {attempt.epoch}" if len(attempts) <= 12 else "",
                 f"attempt {attempt.epoch} goes on from step {step:,}; attempt {before.epoch}: {why}",
-                spot=False,
             )
         )
     return marks[-MAX_MARKS:]
 
 
-def _rule_marks(events: Sequence[EventView]) -> list[Mark]:
+class _Seen:
+    """What each attempt saw of a metric: a rule fired on that, and not on what a later attempt saw at the same step."""
+
+    def __init__(self, history: History, name: str) -> None:
+        self._by_epoch: dict[int, list[Point]] = {}
+        for point in (*history.void, *history.kept):
+            value = float(point.metrics.get(name, math.nan))
+            if math.isfinite(value):
+                self._by_epoch.setdefault(point.epoch, []).append((point.step, value))
+        for seen in self._by_epoch.values():
+            seen.sort()
+
+    def at(self, epoch: int, step: int) -> float | None:
+        """At that step, or the last before it; in that attempt, or else in the last that came so far."""
+        for one in (epoch, *sorted((known for known in self._by_epoch if known < epoch), reverse=True)):
+            seen = self._by_epoch.get(one)
+            if seen and seen[0][0] <= step:
+                return value_at(seen, step)
+        return None
+
+
+def _rule_marks(events: Sequence[EventView], seen: _Seen) -> list[Mark]:
     marks = []
     for event in events:
         step = _step_of(event)
         if step is None:
             continue
         data = event.data
+        value = seen.at(event.epoch, step)
         if event.type is EventType.RULE_FIRED:
             dry = " (dry run)" if data.get("dry_run") else ""
-            marks.append(Mark("fire", step, f"{data.get('rule')}{dry}", line_of(event)))
+            marks.append(Mark("fire", step, f"{data.get('rule')}{dry}", line_of(event), value=value))
         elif event.type is EventType.ROLLED_BACK:
             to_step = data.get("to_step")
             back = to_step if isinstance(to_step, int) else None
-            marks.append(Mark("back", step, f"rolled back to {to_step}", line_of(event), to_step=back))
+            marks.append(Mark("back", step, f"rolled back to {to_step}", line_of(event), to_step=back, value=value))
         elif event.type is EventType.ACTION_APPLIED:
             what = ", ".join(map(str, data.get("actions") or []))
-            marks.append(Mark("act", step, what if data.get("command") else "", line_of(event)))
+            marks.append(Mark("act", step, what if data.get("command") else "", line_of(event), value=value))
     return marks[-MAX_MARKS:]
 
 
@@ -211,12 +233,15 @@ def _step_of(event: EventView) -> int | None:
 
 def _other_charts(found: Material) -> str:
     names = found.history.names()[1:]
-    fires = [Mark("fire", mark.step, "", mark.detail, spot=False) for mark in _rule_marks(found.events)
-             if mark.kind == "fire"]  # fmt: skip
+    fired = [(event, _step_of(event)) for event in found.events if event.type is EventType.RULE_FIRED]
+    fires = [Mark("fire", step, "", line_of(event)) for event, step in fired[-MAX_MARKS:] if step is not None]
+    steps = [point.step for point in found.history.kept] or [0]
     figures = []
     for name in names[:MAX_CHARTS]:
         own = _series(found.history.kept, name)
-        frame = Frame(width=460, height=200, marks=fires, title=f"{name} over steps")
+        frame = Frame(
+            width=460, height=200, marks=fires, first_step=steps[0], last_step=steps[-1], title=f"{name} over steps"
+        )
         log = " <small>log scale</small>" if is_log([value for _, value in own]) else ""
         curve = Curve("eval" if canonical_name(name).startswith("eval") else "curve", own)
         figures.append(f"<figure><figcaption>{text_of(name)}{log}</figcaption>{drawn([curve], frame)}</figure>")

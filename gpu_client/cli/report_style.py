@@ -44,6 +44,9 @@ polyline{fill:none;stroke-width:1.6;stroke-linejoin:round}
 polyline.curve{stroke:var(--curve)}
 polyline.void{stroke:var(--void);stroke-width:1.3}
 polyline.eval{stroke:var(--eval)}
+polyline.dim{opacity:.28;stroke-width:1}
+polyline.mean{stroke-width:2.2}
+text.word{paint-order:stroke;stroke:var(--card);stroke-width:3px;stroke-linejoin:round}
 circle.curve{fill:var(--curve)}
 circle.void{fill:var(--void)}
 circle.eval{fill:var(--eval)}
@@ -64,7 +67,7 @@ text.fire{fill:var(--fire)}
 text.back{fill:var(--back)}
 text.act{fill:var(--act)}
 text.resume{fill:var(--soft)}
-span.word{font-weight:600}
+span.word{font-weight:600;white-space:nowrap}
 span.fire{color:var(--fire)}
 span.back{color:var(--back)}
 span.act{color:var(--act)}
@@ -75,8 +78,9 @@ background:var(--resume)}
 .key.curve::before{background:var(--curve)}
 .key.void::before{background:var(--void)}
 .key.eval::before{background:var(--eval)}
-.key.fire::before,.key.act::before,.key.ckpt::before{width:9px;height:9px;border-radius:50%;background:var(--fire)}
+.key.fire::before,.key.act::before,.key.back::before,.key.ckpt::before{width:9px;height:9px;border-radius:50%;background:var(--fire)}
 .key.act::before{background:var(--act)}
+.key.back::before{background:var(--back)}
 .key.ckpt::before{border-radius:0;clip-path:polygon(50% 0,100% 100%,0 100%);background:var(--ckpt)}
 .key.odd::before{content:"×";background:none;color:var(--fire);font-weight:700;height:auto;width:auto}
 .key.resume::before{width:2px;height:11px}
