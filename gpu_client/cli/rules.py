@@ -13,6 +13,7 @@ from contract.rules.document import Loaded, load
 from contract.rules.ibm import import_ibm
 from contract.rules.metrics import BUILT_IN
 from contract.steering import MAX_RULES_BYTES, Command, CommandKind, CommandRequest, RuleStatus
+from gpu_client.cli.backtest import backtest
 from gpu_client.cli.documents import read_text, require_sound, told
 from gpu_client.cli.errors import CliError, ExitCode
 from gpu_client.cli.formats import count, moment
@@ -26,6 +27,7 @@ FileArgument = Annotated[Path, typer.Argument(metavar="FILE", help="Rules: YAML 
 
 def register(app: typer.Typer) -> None:
     """Add the group, and the command for commands."""
+    rules.command("backtest")(backtest)
     app.add_typer(rules, name="rules")
     app.command("tell")(tell)
 

@@ -134,11 +134,11 @@ def steer(api: Api) -> None:
     held = api.claim(queue="steer")
     api.post(f"/job/{job}/pause").ok()
     held.commit(100).ok()
-    held.post(f"/job/{job}/logs", {"first_line": 0, "lines": ["line"]}).ok()
+    held.post(f"/job/{job}/logs", {"first_line": 0, "lines": ["line"], "points": [{"step": 1, "at": 1}]}).ok()
     api.get(f"/job/{job}").ok()
     api.get("/jobs").ok()
     held.release().ok()
-    for what in ("", "/events", "/attempts", "/checkpoints", "/logs"):
+    for what in ("", "/events", "/attempts", "/checkpoints", "/logs", "/metrics"):
         api.get(f"/job/{job}{what}").ok()
     api.post(f"/job/{job}/stop").ok()
     api.post(f"/job/{job}/retry", {"from_step": 100}).ok()

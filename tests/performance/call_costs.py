@@ -17,7 +17,8 @@ import requests
 
 from contract.manifest import Chunk, ChunkedFile, Manifest, Pack
 from contract.names import Scope
-from contract.work import HeartbeatRequest, LogChunk, ReleaseRequest, WorkItem
+from contract.output import LogChunk
+from contract.work import HeartbeatRequest, ReleaseRequest, WorkItem
 from functions.api.authorizing import authorize
 from functions.api.keys import new_key
 from functions.api.late_retention import run_due_retentions

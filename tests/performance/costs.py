@@ -16,7 +16,7 @@ from string import Template
 
 from cdk.api import AUTHORIZER_CACHE_S
 from cdk.functions import MEMORY_MIB
-from contract.work import LONGEST_LOG_WAIT_S
+from contract.output import LONGEST_LOG_WAIT_S
 from functions.local.emulator import Emulator
 from functions.storage.keys import DUE_BUCKET_S
 from gpu_client.checkpoints.packing import Cutter
