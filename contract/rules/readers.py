@@ -28,7 +28,8 @@ def mean(window: Moments) -> Reader:
             start = total - lag - limit
             if start < window.start:
                 return None
-            value = window.mean() if sums.odd >= start else ratio(totals[end] - totals[begin], limit << sums.scale)
+            plain = start >= sums.plain_from
+            value = ratio(totals[end] - totals[begin], limit << sums.scale) if plain else window.mean()
             seen = total
         return value
 
@@ -48,7 +49,7 @@ def std(window: Moments) -> Reader:
             start = total - limit
             if start < window.start:
                 return None
-            if sums.odd >= start:
+            if start < sums.plain_from:
                 value = window.std()
             else:
                 added = totals[-1] - totals[begin]
@@ -74,7 +75,7 @@ def slope(window: Moments) -> Reader:
             start = total - limit
             if start < window.start:
                 return None
-            if sums.odd >= start:
+            if start < sums.plain_from:
                 value = window.slope()
             else:
                 added = totals[-1] - totals[begin]
@@ -99,7 +100,7 @@ def zscore(window: Moments) -> Reader:
             start = total - 1 - limit
             if start < window.start:
                 return None
-            if sums.odd >= start:
+            if start < sums.plain_from:
                 value = window.zscore()
             else:
                 added, scale, newest = totals[-2] - totals[begin], sums.scale, series.newest

@@ -8,12 +8,13 @@ when a point comes.
 from __future__ import annotations
 
 import math
+from bisect import bisect_right
 from collections.abc import Iterable
 
 from contract.rules.arithmetic import NAN
 
 SCALE_STEP = 8
-"""The unit gets finer by so many bits at once; each time all sums are shifted: at most 135 times in a life."""
+"""The unit gets finer by so many bits at once: at most 135 times in a training's life."""
 MAX_FACTOR_BITS = 1000
 _NEVER = -1
 
@@ -22,8 +23,8 @@ class Sums:
     """Of values, their squares and their values weighed by their number; `totals[i]` is that before point base + i."""
 
     __slots__ = (
-        "factor", "high", "high_before", "low", "low_before", "nan", "nan_before", "number", "odd", "scale", "squares",
-        "totals", "weighs", "weighted", "with_squares",
+        "eras", "factor", "high", "high_before", "low", "low_before", "nan", "nan_before", "number", "plain_from",
+        "scale", "squares", "totals", "weighs", "weighted", "with_squares",
     )  # fmt: skip
 
     def __init__(self) -> None:
@@ -41,8 +42,11 @@ class Sums:
         self.factor = 1.0
         self.number = number
         """Of the next point."""
-        self.odd = _NEVER
-        """Number of the newest point that is not finite, and of each kind the newest and the one before it."""
+        self.eras = [(number, 0)]
+        """From which sums on they are in which scale: older ones are shifted by who reads them."""
+        self.plain_from = number
+        """From that point on all are finite, and their sums in the present scale."""
+        # of each kind of those that are not finite the number of the newest, and of the one before it
         self.nan = self.nan_before = self.high = self.high_before = self.low = self.low_before = _NEVER
 
     def push(self, value: float, now: float) -> None:
@@ -63,7 +67,7 @@ class Sums:
     def _whole(self, value: float) -> int:
         """The value in units of 2 ** -scale, which gets finer where it has to; 0 for what is only remembered."""
         if value - value != 0.0:
-            self.odd = self.number
+            self.plain_from = self.number + 1
             if math.isnan(value):
                 self.nan, self.nan_before = self.number, self.nan
             elif value > 0:
@@ -75,10 +79,12 @@ class Sums:
         shift = self.scale + 1 - denominator.bit_length()
         if shift < 0:
             finer = -(shift // SCALE_STEP) * SCALE_STEP
-            self.totals[:] = [one << finer for one in self.totals]
-            self.squares[:] = [one << 2 * finer for one in self.squares]
-            self.weighted[:] = [one << finer for one in self.weighted]
+            self.totals[-1] <<= finer
+            self.squares[-1] <<= 2 * finer
+            self.weighted[-1] <<= finer
             self.scale += finer
+            self.eras.append((self.number, self.scale))
+            self.plain_from = self.number
             shift += finer
             self.factor = 2.0**self.scale if self.scale < MAX_FACTOR_BITS else NAN
         return numerator << shift
@@ -96,6 +102,14 @@ class Sums:
         self._clear(base)
         for value in values:
             self.push(value, 0.0)
+
+    def between(self, sums: list[int], begin: int, end: int, power: int = 1) -> int:
+        """What the points from number `begin` to before `end` add up to; `power`: 2 of squares."""
+        return self._at(sums, end, power) - self._at(sums, begin, power)
+
+    def _at(self, sums: list[int], number: int, power: int) -> int:
+        era = bisect_right(self.eras, (number, MAX_FACTOR_BITS * 2)) - 1
+        return sums[number - self.number - 1] << power * (self.scale - self.eras[era][1])
 
     def oddities(self, start: int, lag: int) -> tuple[bool, bool, bool]:
         """Whether there is NaN, inf, -inf among the points from `start` on, without the newest `lag` (0 or 1)."""

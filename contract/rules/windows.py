@@ -161,16 +161,13 @@ class Moments(Window):
 
     def _odd(self) -> float | None:
         """The sum, if there is NaN or an infinity among the points."""
-        if self.sums.odd < self.start:
-            return None
         nan, high, low = self.sums.oddities(self.start, self.lag)
         if nan or (high and low):
             return NAN
         return INF if high else -INF if low else None
 
-    def _sum(self, sums: list[int]) -> int:
-        end = len(sums) - 1 - self.lag
-        return sums[end] - sums[end - len(self)]
+    def _sum(self, sums: list[int], power: int = 1) -> int:
+        return self.sums.between(sums, self.start, self.series.total - self.lag, power)
 
     def mean(self) -> float:
         """NaN with one, or with infinities of both signs."""
@@ -184,7 +181,7 @@ class Moments(Window):
         if self._odd() is not None:
             return NAN
         size, total = len(self), self._sum(self.sums.totals)
-        numerator = size * self._sum(self.sums.squares) - total * total
+        numerator = size * self._sum(self.sums.squares, 2) - total * total
         return root_of_ratio(numerator, size * (size - 1) << 2 * self.sums.scale)
 
     def slope(self) -> float:
