@@ -13,18 +13,21 @@ from typing import Any, NamedTuple
 from contract.rules.actions import Action, Stop
 from contract.rules.arithmetic import number_of
 from contract.rules.compiling import Compiler
+from contract.rules.groups import GroupValues
 from contract.rules.machine import MAX_ERRORS, Machine
 from contract.rules.numbers import decoded, encoded
 from contract.rules.periods import Period
 from contract.rules.readers import Reader
-from contract.rules.rule import EVENTS, RuleSet
+from contract.rules.rule import EVENTS, REPORT, RuleSet
 from contract.rules.series import Clock, Series
-from contract.rules.typed import Aggregate, Reading, walk
+from contract.rules.typed import Aggregate, Grouped, Reading, walk
 from contract.rules.verdicts import Operand, State, Verdict
 
 STATE_VERSION = 1
 MAX_PROBLEM_CHARS = 120
 MAX_COMBINATIONS = 256
+_LOGGED = "logged"
+"""A `log` of a step that was observed already: the step itself is nothing new."""
 
 
 Plan = tuple[list[tuple[str, Series]], Series | None, list[Machine]]
@@ -46,21 +49,23 @@ class Carried(NamedTuple):
 class Evaluator:
     """A rule set with its history."""
 
-    def __init__(self, rules: RuleSet) -> None:
+    def __init__(self, rules: RuleSet, group: GroupValues | None = None) -> None:
+        """`group`: where it is evaluated in the control plane, what the jobs of the job's group report."""
         self.rules = rules
+        self._group = group
         self._assemble()
 
     def _assemble(self) -> None:
         """Clock, series and machines, as before the first observation."""
         rules = self.rules
         self._clock = Clock()
-        compiler = Compiler(self._clock, rules.limits)
+        compiler = Compiler(self._clock, rules.limits, self._group)
         self._machines: list[Machine] = []
         self._operands: dict[str, list[tuple[str, Reader]]] = {}
         for rule in rules.rules:
             release = compiler.compiled(rule.clear) if rule.clear is not None else None
             self._machines.append(Machine(rule, compiler.compiled(rule.when), release))
-            leaves = {one.text: one for one in walk(rule.when) if isinstance(one, (Reading, Aggregate))}
+            leaves = {one.text: one for one in walk(rule.when) if isinstance(one, (Reading, Aggregate, Grouped))}
             self._operands[rule.name] = [(text, compiler.compiled(one)) for text, one in leaves.items()]
             for name in rule.told:
                 compiler.keep(name)
@@ -76,6 +81,8 @@ class Evaluator:
             machine.index = index
             machine.reads = [self._series[name] for name in machine.rule.metrics]
             self._subscribe(machine, clocks)
+        self._by_event[REPORT] = [*self._by_event["step"], *self._by_event["log"]]
+        self._by_event[_LOGGED] = self._by_event["log"]
         self._plans: dict[tuple[str, ...], Plan] = {}
         """Of observations of one event and the same metrics."""
         self._step = 0
@@ -109,6 +116,7 @@ class Evaluator:
             clock.now = now
         else:
             now = clock.now
+        event = _LOGGED if event == "log" and step == self._step else event
         self._step = step
         plan = self._plans.get((event, *metrics))
         if plan is None:
@@ -168,12 +176,13 @@ class Evaluator:
 
     def _plan_of(self, event: str, metrics: Mapping[str, object]) -> Plan:
         """Worked out once for each combination, of which a training has few."""
-        names = {*metrics, "step"} & self._by_metric.keys()
+        again = event is _LOGGED
+        names = {*metrics, *(() if again else ("step",))} & self._by_metric.keys()
         found = {machine for name in names for machine in self._by_metric[name]}
-        found.update(self._always, self._by_event.get(event, ()))
+        found.update(() if again else self._always, self._by_event.get(event, ()))
         due = sorted((one for one in found if one.errors < MAX_ERRORS), key=lambda machine: machine.index)
         taken = [(name, self._series[name]) for name in metrics if name in self._series]
-        plan = taken, None if "step" in metrics else self._series.get("step"), due
+        plan = taken, None if again or "step" in metrics else self._series.get("step"), due
         if len(self._plans) >= MAX_COMBINATIONS:
             self._plans.clear()
         self._plans[event, *metrics] = plan

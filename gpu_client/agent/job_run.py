@@ -103,6 +103,7 @@ class JobRun:
         self._tail: list[str] = []
         """What the last step printed last."""
         self._output = TrainerOutput(echo=lambda line: logger.debug("| %s", line))
+        self._output.signals.follow(item.control.rules if item.control else None)
         self._shipper: LogShipper | None = None
         self._steering = SteeringRelay(item.control, spoken_of="control" in item.model_fields_set)
         heart = client.within(max(float(item.heartbeat_interval_s), 2.0))  # one that takes longer did not come
@@ -165,7 +166,7 @@ class JobRun:
             # A script that tells nothing is as far as its last checkpoint.
             step=progress.step if progress else self._pace.last_step,
             total_steps=progress.total if progress else None,
-            metrics=(progress.metrics or None) if progress else None,
+            metrics=self._output.signals.beside(progress.metrics if progress else {}),
             goodput=self._pace.goodput(),
             # Not set is not sent: a control plane that knows no rules would refuse the heartbeat.
             **({"control": self._steering.report()} if self._steering.spoken_of else {}),
@@ -174,6 +175,8 @@ class JobRun:
     def _answered(self, request: HeartbeatRequest, answer: HeartbeatAnswer) -> None:
         if request.control is not None:
             self._steering.heard(request.control, answer)
+            self._output.signals.follow(answer.rules)
+        self._output.signals.heard(request.metrics)
 
     def _directed(self, directive: Directive, reason: str) -> None:
         if directive is Directive.PAUSE:
@@ -390,7 +393,7 @@ class JobRun:
 
     def _before_last_word(self) -> None:
         """What a heartbeat has no room for in the last word, and what the training printed last."""
-        while self._steering.behind and self._keeper.beat():
+        while (self._steering.behind or self._output.signals.unheard) and self._keeper.beat():
             pass
         if self._shipper is not None and self._stop.level is not StopLevel.NOW:
             self._shipper.flush()

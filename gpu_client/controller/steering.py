@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, TypeVar
 
 from contract.rules.metrics import canonical_name
+from contract.rules.rule import REPORT
 from gpu_client.controller.commands import Commands
 from gpu_client.controller.engine import Engine
 from gpu_client.controller.knobs import Knob
@@ -156,23 +157,30 @@ class Steering:
 
     # What the loop says
 
-    def reported(self, step: int, metrics: Mapping[str, object], *, last: bool = False) -> None:
-        """A step is done; `last`: as far as is known none comes after it. Never raises."""
+    def reported(self, step: int, metrics: Mapping[str, object], *, last: bool = False, event: str = "") -> None:
+        """A step is done; `last`: as far as is known none comes after it. Never raises.
+
+        event: `step`; `log`, of a step that was done already; else a step that has metrics is both.
+        """
+        event = event or (REPORT if metrics else "step")
         self._step, self._last = step, last
         if not self._started:
             self._started = True
             self.happened("start", max(0, step - 1), {})
         engine, active = self.engine, self.engine.active
-        found = self._signals.at_step(metrics, step=step, reads=engine.reads, wall=self._wall(), offer=self._offer)
+        found = metrics
+        if event != "log":
+            reads, offer = engine.reads, self._offer
+            found = self._signals.at_step(metrics, step=step, reads=reads, wall=self._wall(), offer=offer)
         if self._gathering is not None:
             if active:
-                self._gathering.hand_in(step, found, now=self._now())
+                self._gathering.hand_in(step, found, now=self._now(), logged=event != "step")
         elif self._inbox or not active or self._commands.waiting:
             orders = self._arrived(step)
             if engine.active:
-                orders += engine.observe(found, step=step, now=self._now())
+                orders += engine.observe(found, step=step, now=self._now(), event=event)
             self._carry_out(orders)
-        elif decided := engine.observe(found, step=step, now=self._now()):
+        elif decided := engine.observe(found, step=step, now=self._now(), event=event):
             self._carry_out(decided)
         if "epoch" in metrics:
             self._look_for_epoch(step, metrics)

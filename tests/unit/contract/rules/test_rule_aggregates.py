@@ -12,9 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from contract.rules.checking import check
-from contract.rules.compiling import Compiler, Reader
+from contract.rules.compiling import Compiler
 from contract.rules.limits import LIMITS
 from contract.rules.metrics import Metric, Metrics
+from contract.rules.readers import Reader
 from contract.rules.series import Clock
 from contract.rules.sums import SCALE_STEP
 from tests.naive_rules import World
