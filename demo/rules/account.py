@@ -10,7 +10,7 @@ from typing import Any
 from contract.checkpoints import CheckpointView
 from contract.history import AttemptView, EventType, EventView
 from contract.jobs import JobView
-from contract.work import LogLine
+from contract.output import LogLine
 from gpu_client.transport.api import BatonClient
 from gpu_client.transport.calls import pages
 

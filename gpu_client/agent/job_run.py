@@ -10,6 +10,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 
 from contract.jobs import FailureClass
 from contract.work import Directive, HeartbeatAnswer, HeartbeatRequest, WorkItem
@@ -30,6 +31,7 @@ from gpu_client.agent.leased_calls import LeasedCalls
 from gpu_client.agent.ledger import StepLedger, plan_of
 from gpu_client.agent.log_shipper import LogShipper
 from gpu_client.agent.pace import Pace
+from gpu_client.agent.point_spool import PointSpool
 from gpu_client.agent.settings import AgentSettings
 from gpu_client.agent.signals import StopLevel, StopRequest
 from gpu_client.agent.steering_relay import Leaving, SteeringRelay
@@ -102,7 +104,8 @@ class JobRun:
         self._steps: Steps | None = None
         self._tail: list[str] = []
         """What the last step printed last."""
-        self._output = TrainerOutput(echo=lambda line: logger.debug("| %s", line))
+        points = PointSpool(lambda: item.server_time + time.monotonic() - claimed_at)
+        self._output = TrainerOutput(echo=lambda line: logger.debug("| %s", line), points=points)
         self._output.signals.follow(item.control.rules if item.control else None)
         self._shipper: LogShipper | None = None
         self._steering = SteeringRelay(item.control, spoken_of="control" in item.model_fields_set)
@@ -238,7 +241,8 @@ class JobRun:
             raise TransferCanceled("not worth starting")
         self._enter("training")
         logs = self._client.within(LOG_BUDGET_S)
-        self._shipper = LogShipper(self._output.spool, lambda chunk: logs.send_logs(item.id, item.lease_token, chunk))
+        ship = partial(logs.send_logs, item.id, item.lease_token)
+        self._shipper = LogShipper(self._output.spool, ship, points=self._output.points)
         harvest = Harvest(
             directories, item, self._settings.stable_s, store, on_committed=self._pace.committed, ledger=ledger
         )

@@ -15,6 +15,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from gpu_client.agent.log_signals import LogSignals
+from gpu_client.agent.point_spool import PointSpool
 
 LAST_LINES = 200
 # With the note of what was cut it fits into the 4,000 characters that a job's log takes.
@@ -183,9 +184,13 @@ class TrainerOutput:
         last_lines: int = LAST_LINES,
         spool: LogSpool | None = None,
         assembler: LineAssembler | None = None,
+        *,
+        points: PointSpool | None = None,
         signals: LogSignals | None = None,
     ) -> None:
         self.spool = spool or LogSpool()
+        self.points = points or PointSpool(time.time)
+        """What it reports, to be shipped with its lines."""
         self.signals = signals or LogSignals()
         self._assembler = assembler or LineAssembler()
         self._lock = threading.Lock()
@@ -195,7 +200,9 @@ class TrainerOutput:
 
     def followed(self) -> TrainerOutput:
         """The sink of the next process of the same job: the same log, its own last lines."""
-        return TrainerOutput(self._write, self._ring.maxlen or LAST_LINES, self.spool, signals=self.signals)
+        return TrainerOutput(
+            self._write, self._ring.maxlen or LAST_LINES, self.spool, points=self.points, signals=self.signals
+        )
 
     def last_lines(self, limit: int | None = None) -> list[str]:
         """The newest lines, oldest first."""

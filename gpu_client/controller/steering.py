@@ -35,6 +35,7 @@ _ON_FIRST = frozenset({"log", "alert"})
 """Said once, not by every process."""
 
 T = TypeVar("T")
+Note = Callable[[int, Mapping[str, object]], None]
 
 
 class Steering:
@@ -67,18 +68,22 @@ class Steering:
         self._saved_here = False
         self.engine = Engine(self._teller.decided)
         self._offer = Offer()
+        self._note: Note | None = None
         self._performer = Performer(loop, self._offer, self._leave)
         self._gathering = Gathering(peers) if peers.size > 1 else None
         self._signals = Signals(clock)
         self.live = False
         """Whether there is anything to do at a step: asked at every one."""
 
-    def begin(self, start: Mapping[str, Any], send: Send | None) -> None:
+    def begin(self, start: Mapping[str, Any], send: Send | None, note: Note | None = None) -> None:
         """Take what the agent said at the beginning; `send` tells the agent, None where there is none.
+
+        note: is told the metrics of evaluations, for the job's history.
 
         start: `rules`, `commands`, `rollbacks`, `ran_s`, as in contract.steering.Control.
         """
         self._teller.send = send
+        self._note = note
         self._knows_wall = "ran_s" in start
         self._wall_base = float(start.get("ran_s") or 0)
         self._rollbacks = list(start.get("rollbacks") or [])
@@ -134,7 +139,10 @@ class Steering:
     def evaluated(self, step: int, metrics: Mapping[str, object] | None = None, **more: object) -> None:
         """An evaluation is done: rules know `loss` of it as `eval.loss`."""
         found = {**(metrics or {}), **more}
-        self.happened("evaluate", step, {f"eval.{name}": value for name, value in found.items()})
+        named = {f"eval.{name}": value for name, value in found.items()}
+        if self._note is not None:
+            self._note(step, named)
+        self.happened("evaluate", step, named)
 
     def timed(self, batches: Iterable[T]) -> Iterator[T]:
         """The batches; how long each was waited for is the metric `data.wait`."""

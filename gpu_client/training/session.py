@@ -87,7 +87,7 @@ class Session:
         self._directives.share_with(self.steering)
         listening = channel_path if ranks.first else None
         self._channel = Channel(listening, self._directives.receive, on_steering=self.steering.receive)
-        self.steering.begin(control, self._channel.tell if self._channel.connected else None)
+        self.steering.begin(control, self._channel.tell if self._channel.connected else None, self._channel.note)
         self._writer = Writer(
             output_dir,
             None if arena is None else Arena(arena),
@@ -168,7 +168,7 @@ class Session:
         self._last_report = (step, total, shown)
         if self._writer.skipped_steps:
             shown = {"checkpoints_skipped": len(self._writer.skipped_steps), **shown}
-        self._channel.report(step, total, shown)
+        self._channel.report(step, total, shown, new=new)
         if self.steering.live:
             self.steering.reported(step, new, last=step >= total > 0, event=event)
 
@@ -187,7 +187,7 @@ class Session:
         done, total = _whole("done", done), _whole("total", total)
         told = {name: done, f"{name}_total": total}
         # First, for the agent leaves out what is too much.
-        self._channel.report(step, total_steps, {**told, **metrics, **told}, phase=(name, done, total))
+        self._channel.report(step, total_steps, {**told, **metrics, **told}, phase=(name, done, total), new={})
 
     def artifact(self, path: str | Path) -> None:
         """Show a finished file of the output directory to whoever watches the job, now instead of at its end.

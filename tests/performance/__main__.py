@@ -21,6 +21,7 @@ from typing import Any
 
 from functions.local.emulator import Emulator
 from tests.performance import (
+    backtest,
     claim_latency,
     claim_race,
     cold_start,
@@ -53,6 +54,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "overhead": _overhead,
         "dreambooth": _dreambooth,
         "rules": _rules,
+        "backtest": _backtest,
     }
     parser = argparse.ArgumentParser(prog="python -m tests.performance", description="Cost and speed, measured.")
     parser.add_argument("--only", choices=sections, action="append", help="may be repeated; default: everything")
@@ -154,6 +156,10 @@ def _rules(rounds: int, quick: bool) -> list[Figure]:
         # An edit takes a heartbeat, however many there are: two rounds are forty of them.
         found += rule_edits.measure(stack, scratch, rounds=min(rounds, 2), edits=2 if quick else rule_edits.EDITS)
         return found + rule_training.measure(stack, scratch, rounds=rounds, steps=100 if quick else 600)
+
+
+def _backtest(rounds: int, quick: bool) -> list[Figure]:
+    return backtest.measure(rounds=rounds, points=50_000 if quick else backtest.POINTS)
 
 
 def _overhead(rounds: int, quick: bool) -> list[Figure]:

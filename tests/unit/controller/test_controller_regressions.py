@@ -9,8 +9,10 @@ from collections.abc import Callable
 import numpy
 import pytest
 import torch
-from controller_kit import Setup, command, rule
+from controller_kit import Setup, Together, command, rule
 
+from contract.rules.rule import REPORT
+from gpu_client.controller.reducing import Gathering, Observed
 from gpu_client.controller.telling import STATUS_EVERY_S
 from tests.unit.controller.test_controller_steering import run_together
 
@@ -75,6 +77,7 @@ def test_a_step_and_its_log_are_two_events_for_one_process_and_for_several(size:
             ("by-loss", "loss > 0", {}),
             ("by-step", "step > 0", {}),
             ("by-both", "loss > 0 and step > 0", {}),
+            ("points", "count(step) >= 4", {"for": "1 check"}),  # that of the start is one, too
         )
     ]
     text, losses = json.dumps({"rules": rules}), [1.0] * 5
@@ -87,6 +90,14 @@ def test_a_step_and_its_log_are_two_events_for_one_process_and_for_several(size:
     else:
         fired = run_together(size, text, {0: losses})[0].agent.fired()
     assert sorted(fired) == sorted((one["name"], 3) for one in rules)
+
+
+@pytest.mark.parametrize("order", [(False, True), (True, False)])
+def test_a_step_of_several_processes_is_a_log_if_anything_of_it_was_logged(order: tuple[bool, bool]) -> None:
+    gathering = Gathering(Together(2).rank(0))
+    for number, logged in enumerate(order):
+        gathering.hand_in(1, {f"m{number}": 1.0}, now=1.0, logged=logged)
+    assert gathering.rest() == [Observed(REPORT, 1, 1.0, {"m0": 1.0, "m1": 1.0})]
 
 
 def test_a_decision_and_the_values_it_saw_are_in_the_log_by_default(caplog: pytest.LogCaptureFixture) -> None:

@@ -167,11 +167,11 @@ def test_the_worst_half_at_step_500_is_stopped() -> None:
 
 
 def test_a_rule_is_checked_whenever_anything_comes_since_others_change_it() -> None:
-    loaded = load_values({"rules": [{"name": "r", "when": "group_max(loss) > 5", "do": "stop"}]})
+    loaded = load_values({"rules": [{"name": "r", "when": "group_max(loss) > 5 and loss < 9", "do": "stop"}]})
     assert loaded.rules is not None
     values: dict[tuple[str, int | None], list[float | None]] = {("loss", None): [1.0, 2.0]}
     evaluator = Evaluator(loaded.rules, Group(values))
-    assert not evaluator.observe({}, step=1, now=1.0, event="timer")
+    assert not evaluator.observe({"loss": 1.0}, step=1, now=1.0, event="timer")
     values["loss", None] = [1.0, 6.0]
     assert [one.state for one in evaluator.observe({}, step=1, now=2.0, event="timer")] == [State.FIRED]
 
