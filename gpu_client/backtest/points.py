@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Protocol
 
-from contract.rules.metrics import canonical_name, is_name
+from contract.rules.metrics import ALIASES, canonical_name, is_name
 from gpu_client.backtest.history import Builder, History, HistoryError
-from gpu_client.controller.engine import ALIASES
 
 
 class Point(Protocol):
