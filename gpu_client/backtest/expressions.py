@@ -6,9 +6,10 @@ from collections.abc import Callable, Iterable
 
 import numpy as np
 
-from contract.rules.compiling import Compiler, Reader, Value
+from contract.rules.compiling import Compiler
 from contract.rules.limits import Limits
 from contract.rules.metrics import Kind
+from contract.rules.readers import Reader, Value
 from contract.rules.series import Clock
 from contract.rules.typed import Aggregate, Chain, Constant, Grouped, Operation, Reading, Summary, Typed, walk
 from gpu_client.backtest import values

@@ -23,6 +23,7 @@ UNSEEN_AFTER = 200
 MAX_REPORTED = 20
 MAX_NAMES = 4096
 """A loop that puts the step into its metrics' names has a new one at every step."""
+MAX_COMBINATIONS = 256
 
 _EVENTS = {State.FIRED: "rule.fired", State.CLEARED: "rule.cleared", State.ERROR: "rule.error"}
 _NO_ORDERS: tuple[Order, ...] = ()
@@ -40,6 +41,8 @@ class Engine:
         self._tell = tell
         self._evaluator: Evaluator | None = None
         self._names: dict[str, str] = {}
+        self._canonical: set[tuple[str, ...]] = set()
+        """Combinations of names that are the same in rules."""
         self._seen = 0
         self._awaited: set[str] = set()
         """Metrics that rules read and that have not come yet."""
@@ -110,16 +113,22 @@ class Engine:
                 orders += orders_of(verdict, self.revision, evaluator.values())
         return orders
 
-    def renamed(self, metrics: Mapping[str, object]) -> dict[str, object]:
+    def renamed(self, metrics: Mapping[str, object]) -> Mapping[str, object]:
         """By their names in rules."""
+        given = (*metrics,)
+        if given in self._canonical:
+            return metrics
         names, found = self._names, {}
         for name, value in metrics.items():
             known = names.get(name)
             if known is None:
                 if len(names) >= MAX_NAMES:
                     names.clear()
+                    self._canonical.clear()
                 known = names[name] = name_in_rules(name)
             found[known] = value
+        if (*found,) == given and len(self._canonical) < MAX_COMBINATIONS:
+            self._canonical.add(given)
         return found
 
     def statuses(self) -> list[dict[str, Any]]:
@@ -164,7 +173,8 @@ class Engine:
 
         A rule that nothing has made due stays armed, and one that was checked without them is unknown.
         """
-        self._awaited.difference_update([name for name, value in found.items() if value is not None])
+        if not self._awaited.isdisjoint(found):
+            self._awaited.difference_update([name for name, value in found.items() if value is not None])
         self._seen += 1
         if self._seen % UNSEEN_AFTER:
             return

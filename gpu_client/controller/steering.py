@@ -175,19 +175,23 @@ class Steering:
         if not self._started:
             self._started = True
             self.happened("start", max(0, step - 1), {})
+        engine, active = self.engine, self.engine.active
         found = metrics
         if event != "log":
-            reads, offer = self.engine.reads, self._offer
+            reads, offer = engine.reads, self._offer
             found = self._signals.at_step(metrics, step=step, reads=reads, wall=self._wall(), offer=offer)
         if self._gathering is not None:
-            if self.engine.active:
+            if active:
                 self._gathering.hand_in(step, found, now=self._now(), logged=event != "step")
-        else:
+        elif self._inbox or not active or self._commands.waiting:
             orders = self._arrived(step)
-            if self.engine.active:
-                orders += self.engine.observe(found, step=step, now=self._now(), event=event)
+            if engine.active:
+                orders += engine.observe(found, step=step, now=self._now(), event=event)
             self._carry_out(orders)
-        self._look_for_epoch(step, metrics)
+        elif decided := engine.observe(found, step=step, now=self._now(), event=event):
+            self._carry_out(decided)
+        if "epoch" in metrics:
+            self._look_for_epoch(step, metrics)
         self._tell_statuses()
 
     def happened(self, event: str, step: int, metrics: Mapping[str, object]) -> None:
@@ -203,7 +207,7 @@ class Steering:
             self._gathering.note(observed)
 
     def _look_for_epoch(self, step: int, metrics: Mapping[str, object]) -> None:
-        epoch = metrics.get("epoch")
+        epoch = metrics["epoch"]
         if not isinstance(epoch, int | float) or not abs(epoch) < 1e12:
             return
         before, self._epoch = self._epoch, math.floor(epoch)

@@ -163,7 +163,8 @@ class Session:
         """The same where `shown`, for people, has older numbers. event: `step` or `log`, where they are told apart."""
         # Kept as they are until the next report: reading (or detaching) each would cost more than all the rest, and
         # once backward() has run, a loss holds no activations.
-        step, total = _whole("step", step), _whole("total", total)
+        if type(step) is not int or type(total) is not int:
+            step, total = _whole("step", step), _whole("total", total)
         self._last_report = (step, total, shown)
         if self._writer.skipped_steps:
             shown = {"checkpoints_skipped": len(self._writer.skipped_steps), **shown}
