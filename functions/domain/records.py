@@ -101,6 +101,8 @@ class Job(Record):
     """Number of the last decision of the present attempt that is among the events."""
     rollbacks: list[RolledBack] = []
     """By rules, oldest first."""
+    ends: int = 0
+    """How often a rule or command has ended an attempt, as it was reported."""
     ended_by: EndedBy | None = None
     idempotency_digest: str | None = None
     created_at: int

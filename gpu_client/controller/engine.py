@@ -6,6 +6,7 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from contract.rules.actions import NAMES
 from contract.rules.document import load
 from contract.rules.evaluating import Evaluator, StateError
 from contract.rules.metrics import canonical_name
@@ -46,6 +47,8 @@ class Engine:
         """Metrics that rules read and that have not come yet."""
         self._unseen_told: set[str] = set()
         """Rules of which that was told."""
+        self._anew: frozenset[str] = frozenset()
+        """Rules whose counters a checkpoint did not have."""
         self.revision = 0
         self.reads: frozenset[str] = frozenset()
         """The metrics that rules read, in conditions and in texts."""
@@ -73,7 +76,7 @@ class Engine:
         old, self._evaluator = self._evaluator, evaluator
         told = f"revision {revision} is in force"
         if old is not None and evaluator is not None:
-            told += _carried(evaluator, old.state_dict())
+            told += _carried(evaluator, old.state_dict())[1]
         self.revision = revision
         rules = evaluator.rules.rules if evaluator is not None else ()
         self.reads = frozenset(name for rule in rules for name in (*rule.metrics, *rule.told))
@@ -150,14 +153,25 @@ class Engine:
         saved = state.get("rules")
         if self._evaluator is None or saved is None:
             return
+        self._anew = frozenset(rule.name for rule in self._evaluator.rules.rules)
         if state.get("version") == STATE_VERSION:
-            told = _carried(self._evaluator, saved)
+            self._anew, told = _carried(self._evaluator, saved)
             self._seen, self._unseen_told = int(state.get("seen", 0)), set(state.get("unseen_told", ()))
             self._awaited = self._not_come()
         else:
             told = "; all counters begin anew: their version is not known"
         if told:
             self._decide("rule.updated", step=step, severity="info", message=f"resumed{told}")
+
+    def wants(self, rule: str, action: str) -> bool:
+        """Whether that rule is in force as it was in the checkpoint, and still does that."""
+        rules = self._evaluator.rules.rules if self._evaluator is not None else ()
+        for one in rules:
+            if one.name == rule and one.name not in self._anew and one.mode == "enforce":
+                return action in {NAMES[type(each)] for each in one.actions} or (
+                    action == "stop" and one.on_error == "stop"
+                )
+        return False
 
     def _look_for_unseen(self, evaluator: Evaluator, found: Mapping[str, object], step: int) -> None:
         """Rules whose metrics never come would be silent for ever: say so once, however they stand.
@@ -193,10 +207,10 @@ class Engine:
         self._tell({"type": type_, "revision": self.revision, "step": step, **more})
 
 
-def _carried(evaluator: Evaluator, state: Any) -> str:
-    """Take the counters over; which begin anew, as the end of a sentence."""
+def _carried(evaluator: Evaluator, state: Any) -> tuple[frozenset[str], str]:
+    """Take the counters over; which begin anew, and that as the end of a sentence."""
     try:
-        anew = [f"{one.rule} ({one.reason})" for one in evaluator.load_state_dict(state) if not one.kept]
+        anew = {one.rule: f"{one.rule} ({one.reason})" for one in evaluator.load_state_dict(state) if not one.kept}
     except StateError as error:
-        return f"; all counters begin anew: {error}"
-    return f"; counters begin anew: {', '.join(anew)}" if anew else ""
+        return frozenset(rule.name for rule in evaluator.rules.rules), f"; all counters begin anew: {error}"
+    return frozenset(anew), f"; counters begin anew: {', '.join(anew.values())}" if anew else ""

@@ -17,6 +17,7 @@ from typing import Any, TypeVar
 
 from contract.rules.metrics import canonical_name
 from gpu_client.controller.commands import Commands
+from gpu_client.controller.ending import Ending
 from gpu_client.controller.engine import Engine
 from gpu_client.controller.knobs import Knob
 from gpu_client.controller.orders import Order
@@ -63,6 +64,7 @@ class Steering:
         self._shared_rules: Mapping[str, Any] | None = None
         self._rollbacks: list[Mapping[str, Any]] = []
         self._rollbacks_done = 0
+        self._ending = Ending()
         self._saved_here = False
         self.engine = Engine(self._teller.decided)
         self._offer = Offer()
@@ -72,12 +74,16 @@ class Steering:
         self.live = False
         """Whether there is anything to do at a step: asked at every one."""
 
-    def begin(self, start: Mapping[str, Any], send: Send | None) -> None:
+    def begin(self, start: Mapping[str, Any], send: Send | None, *, step: int = 0) -> None:
         """Take what the agent said at the beginning; `send` tells the agent, None where there is none.
 
-        start: `rules`, `commands`, `rollbacks`, `ran_s`, as in contract.steering.Control.
+        start: `rules`, `commands`, `rollbacks`, `ends`, `ran_s`, as in contract.steering.Control. step: of the
+            checkpoint from which the training is to go on.
         """
+        self._step = step
         self._teller.send = send
+        # Without an agent a training that is started once more is meant to go on.
+        self._ending.begin(start.get("ends") if send is not None else None)
         self._knows_wall = "ran_s" in start
         self._wall_base = float(start.get("ran_s") or 0)
         self._rollbacks = list(start.get("rollbacks") or [])
@@ -247,7 +253,8 @@ class Steering:
     @property
     def has_state(self) -> bool:
         """Whether a checkpoint without it would forget something."""
-        return self.engine.active or self._commands.sets_seq > 0 or self._rollbacks_done > 0
+        steered = self._commands.sets_seq > 0 or self._rollbacks_done > 0 or self._ending.announced
+        return self.engine.active or steered
 
     def state_dict(self) -> dict[str, Any]:
         """Counters, and what of commands and rollbacks the training's state has in it. Plain JSON."""
@@ -260,6 +267,7 @@ class Steering:
             "sets_seq": self._commands.sets_seq,
             "rollbacks": self._rollbacks_done,
             "waiting": [order.as_values() for order in self._waiting],
+            "ending": self._ending.state(),
             "gathering": self._gathering.state(self.engine) if self._gathering is not None else None,
         }
 
@@ -275,6 +283,9 @@ class Steering:
         self.engine.load_state_dict(state.get("engine", {}), step=self._step)
         if self._peers.first:
             self._waiting = [Order.of_values(values) for values in state.get("waiting", ())]
+            if (left := self._ending.left_over(state.get("ending"), self.engine.wants)) is not None:
+                self._commands.done_again = left.command
+                self._waiting.append(left)
             gathering = state.get("gathering")
             if gathering is not None and self._gathering is not None:
                 self._gathering.load_state(gathering)
@@ -377,7 +388,10 @@ class Steering:
     def _leave(self, order: Order) -> bool:
         """Tell the agent how the training ends."""
         self._teller.leaving(order)
-        return self._teller.send is not None
+        if self._teller.send is None:
+            return False
+        self._ending.announce(order)
+        return True
 
     def _result(self, seq: int, status: str, message: str) -> None:
         self._teller.result(seq, status, message, step=self._step)

@@ -58,6 +58,12 @@ def checkpoint_path(output_dir: Path, step: int) -> Path:
     return output_dir / f"checkpoint-{step}"
 
 
+def step_of(path: Path) -> int:
+    """The step that a checkpoint's name says; 0 for another name."""
+    name = _NAME.fullmatch(path.name)
+    return int(name.group(1)) if name is not None else 0
+
+
 def staging_path(output_dir: Path, step: int) -> Path:
     """Where the checkpoint of `step` is written before its commit."""
     return output_dir / f".checkpoint-{step}.tmp"

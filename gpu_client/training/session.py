@@ -87,7 +87,8 @@ class Session:
         self._directives.share_with(self.steering)
         listening = channel_path if ranks.first else None
         self._channel = Channel(listening, self._directives.receive, on_steering=self.steering.receive)
-        self.steering.begin(control, self._channel.tell if self._channel.connected else None)
+        known = commit.step_of(resume_from) if resume_from is not None else 0
+        self.steering.begin(control, self._channel.tell if self._channel.connected else None, step=known)
         self._writer = Writer(
             output_dir,
             None if arena is None else Arena(arena),

@@ -107,6 +107,7 @@ STORED_DEFAULTS: dict[str, dict[str, Any]] = {
         "commands_void": 0,
         "decided": 0,
         "rollbacks": [],
+        "ends": 0,
     },
     "CommandRecord": {"arguments": {}, "status": "waiting", "message": ""},
     "ControlRecord": {"reason": "", "statuses": []},

@@ -101,6 +101,33 @@ def test_under_an_agent_the_jobs_rules_are_taken_and_the_end_is_told(tmp_path: P
         assert [one["revision"] for one in agent.of("rules_in_force")] == [4]
 
 
+@pytest.mark.parametrize("done", [False, True], ids=["lost on the way", "carried out"])
+def test_an_end_that_the_control_plane_never_heard_of_comes_after_the_next_step(tmp_path: Path, done: bool) -> None:
+    """The machine was lost between the last checkpoint and the report: the rule never fired again."""
+    control = tmp_path / "control.json"
+    rules = {"revision": 4, "text": "rules: [{name: high, when: loss > 2, do: pause}]"}
+
+    def attempt(first: int, losses: list[float], ends: int, **variables: str) -> tuple[int, list[Any]]:
+        control.write_text(json.dumps({"rules": rules, "commands": [], "ends": ends, "ran_s": 0}))
+        variables |= {"BATON_JOB_ID": "j", "BATON_CONTROL": str(control)}
+        with ListeningAgent() as agent:
+            with begun(tmp_path, BATON_CHANNEL=agent.path, **variables) as session:
+                assert session.resume(counter=Counter()) == first - 1
+                for step, loss in enumerate(losses, first):
+                    session.report(step, 10, loss=loss)
+                    if session.checkpoint_due(step):
+                        session.checkpoint(step, counter=Counter(step))
+                    if session.should_stop:
+                        break
+            agent.wait_for_end()
+            return step, [one["ended_by"]["step"] for one in agent.of("leaving")]
+
+    assert attempt(1, [1.0, 3.0, 3.0], 0) == (2, [2])
+    checkpoint = str(tmp_path / "output" / "checkpoint-2")
+    expected = (5, []) if done else (3, [2])
+    assert attempt(3, [1.0, 1.0, 1.0], int(done), BATON_RESUME_FROM=checkpoint) == expected
+
+
 def test_a_checkpoint_is_no_second_report_of_its_step(tmp_path: Path) -> None:
     """The save event brought the step's metrics once more: windows held them twice."""
     rules = "rules: [{name: third, when: count(loss) == 3, do: stop}]"
