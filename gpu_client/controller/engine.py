@@ -9,7 +9,7 @@ from typing import Any
 from contract.rules.actions import NAMES
 from contract.rules.document import load
 from contract.rules.evaluating import Evaluator, StateError
-from contract.rules.metrics import canonical_name
+from contract.rules.metrics import BUILT_IN, Reduce, canonical_name
 from contract.rules.numbers import encoded
 from contract.rules.verdicts import State, Verdict
 from gpu_client.controller.orders import Order, orders_of
@@ -52,6 +52,8 @@ class Engine:
         self.revision = 0
         self.reads: frozenset[str] = frozenset()
         """The metrics that rules read, in conditions and in texts."""
+        self.reducers: Mapping[str, Reduce] = {}
+        """How the values of several processes become one, of those that rules read."""
 
     @property
     def active(self) -> bool:
@@ -80,6 +82,8 @@ class Engine:
         self.revision = revision
         rules = evaluator.rules.rules if evaluator is not None else ()
         self.reads = frozenset(name for rule in rules for name in (*rule.metrics, *rule.told))
+        known = evaluator.rules.metrics() if evaluator is not None else BUILT_IN
+        self.reducers = {name: known[name].reduced_by for name in self.reads if name in known}
         self._seen = 0
         self._awaited, self._unseen_told = self._not_come(), set()
         self._decide("rule.updated", step=step, severity="info", message=told)
