@@ -123,7 +123,8 @@ def test_one_process_with_a_nan_stops_all_after_the_same_step(tmp_path: Path) ->
 
 
 def test_a_trainer_of_two_processes_goes_by_rules_alike_and_sees_the_nan_of_one(tmp_path: Path) -> None:
-    """Of one process alone the Trainer logs a mean: it decides as both do, one step earlier."""
+    """One process with the mean of their losses decides as both do, but two steps earlier: the Trainer logs behind a
+    step what ranks gather at the end of the next one, and read at the end of the one after that."""
     nan = float("nan")
     losses = [[1.0, 3.0, 3.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0], [1.0, 5.0, 5.0, 1.0, nan, 1.0, 1.0, 1.0, 1.0]]
     rules = """rules:
