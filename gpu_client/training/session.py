@@ -20,7 +20,7 @@ from __future__ import annotations
 import atexit
 import logging
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from operator import index
 from pathlib import Path
 from types import TracebackType
@@ -31,9 +31,9 @@ from gpu_client.training import commit, environment, states
 from gpu_client.training.arena import Arena
 from gpu_client.training.channel import Channel
 from gpu_client.training.directives import Directives
-from gpu_client.training.errors import CheckpointMismatchError, CheckpointWriteError, SessionError
+from gpu_client.training.errors import CheckpointMismatchError, SessionError
 from gpu_client.training.protocol import Directive
-from gpu_client.training.random_state import restore_random
+from gpu_client.training.random_state import capture_random, restore_random
 from gpu_client.training.ranks import Ranks
 from gpu_client.training.writing import Writer
 
@@ -298,8 +298,13 @@ class Session:
         reported, total, _ = self._last_report
         return reported == step and step >= total > 0
 
-    def mark_complete(self, step: int, metrics: Mapping[str, object] | None = None) -> Path:
+    def mark_complete(
+        self, step: int, metrics: Mapping[str, object] | None = None, *, staged: Path | None = None
+    ) -> Path:
         """Commit a `<output>/checkpoint-<step>/` that another library has finished writing (see BatonCallback).
+
+        staged: where it was written, if elsewhere in the output directory: it gets its name now, and goes when newer
+            ones are there, as the session's own do.
 
         It is not resumed by `resume` but by that library.
         """
@@ -308,17 +313,9 @@ class Session:
         self._directives.starting_checkpoint()
         self._last_committed = step, final
         self._directives.checkpoint_written()
-        if not self._ranks.first:
-            return final
-        if not final.is_dir():
-            raise CheckpointWriteError(f"{final} does not exist", "Write checkpoints into the session's output_dir")
-        numbers = self._channel.clean_metrics(metrics or {})
-        try:
-            commit.write_marker(final, step, numbers, "script", {}, durable=self._durable)
-        except OSError as error:
-            raise self._writer.explain(step, error) from error
-        self._channel.checkpoint_written(step, str(final), numbers)
-        self.steering.happened("save", step, {})
+        if self._ranks.first:
+            self._writer.adopt(step, self._channel.clean_metrics(metrics or {}), staged)
+            self.steering.happened("save", step, {})
         return final
 
     def resume(self, **stateful: Any) -> int:
@@ -349,18 +346,29 @@ class Session:
             )
         randoms = states.load_states(directory, marker.states, stateful)
         self._last_report = marker.step, 0, {}
-        if len(randoms) == self._ranks.size:
-            restore_random(randoms[self._ranks.rank])
-        else:
-            log.warning(
-                "the checkpoint was written by %d processes, now there are %d: random numbers will differ from an "
-                "uninterrupted run",
-                len(randoms),
-                self._ranks.size,
-            )
+        self.restore_randoms(randoms)
         log.info("resumed from %s", directory)
         self.steering.resumed(marker.step, stateful.values())
         return marker.step
+
+    def gather_randoms(self) -> list[dict[str, Any]] | None:
+        """The random states of all processes, for another library's checkpoint; None but on the first one.
+
+        Every rank calls it at the same moment.
+        """
+        return self._ranks.gather(capture_random())
+
+    def restore_randoms(self, randoms: Sequence[Mapping[str, Any]]) -> None:
+        """Put this process's generators where they were; if there were as many processes."""
+        if len(randoms) == self._ranks.size:
+            restore_random(randoms[self._ranks.rank])
+            return
+        log.warning(
+            "the checkpoint was written by %d processes, now there are %d: random numbers will differ from an "
+            "uninterrupted run",
+            len(randoms),
+            self._ranks.size,
+        )
 
     def close(self) -> None:
         """Finish what is being copied, send the last progress, hang up, give SIGTERM back.

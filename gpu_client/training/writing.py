@@ -104,6 +104,27 @@ class Writer:
                 self._say_once(f"checkpoints go to disk: {error}")
         return self._write_to_disk(step, metrics, stateful)
 
+    def adopt(self, step: int, metrics: Mapping[str, float], staged: Path | None) -> None:
+        """A directory that another library has written is complete: under its name, or `staged`, then it is ours.
+
+        Raises CheckpointWriteError.
+        """
+        final = commit.checkpoint_path(self._output_dir, step)
+        written = staged or final
+        if not written.is_dir():
+            raise CheckpointWriteError(f"{written} does not exist", "Write checkpoints into the session's output_dir")
+        try:
+            by = "script" if staged is None else "session"
+            commit.write_marker(written, step, metrics, by, {}, durable=self._durable)
+            if staged is not None:
+                commit.publish(staged, final, durable=self._durable)
+        except OSError as error:
+            raise self.explain(step, error) from error
+        if staged is None:
+            self._channel.checkpoint_written(step, str(final), metrics)
+        else:
+            self.tell(step, final, metrics)
+
     def tell(self, step: int, path: Path, metrics: Mapping[str, float]) -> None:
         """A directory of the output directory is complete: the agent is told, older ones go."""
         if self._ranks.first:
