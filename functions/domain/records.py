@@ -222,6 +222,8 @@ class CheckpointRecord(Record):
     damaged: bool = False
     protected_until: int = 0
     """Somebody was given URLs to read it: retention leaves it alone until then."""
+    tag: str = ""
+    """By which a rule or command wanted it kept."""
 
 
 class RulesRecord(Record):

@@ -1,4 +1,4 @@
-"""Metrics as a training script gives them, reduced to what the control plane accepts."""
+"""Metrics and tags as a training script gives them, reduced to what the control plane accepts."""
 
 import math
 
@@ -7,6 +7,7 @@ from pydantic import TypeAdapter, ValidationError
 from contract.base import MetricName
 
 MAX_METRICS = 64
+MAX_TAG_CHARS = 64
 
 _name = TypeAdapter(MetricName)
 
@@ -32,3 +33,8 @@ def usable_metrics(raw: object) -> dict[str, float]:
         if math.isfinite(number):
             usable[name] = number
     return usable
+
+
+def usable_tag(raw: object) -> str:
+    """The tag of a checkpoint, as the contract admits it; empty for anything else."""
+    return raw if isinstance(raw, str) and len(raw) <= MAX_TAG_CHARS and raw.isprintable() else ""

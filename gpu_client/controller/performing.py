@@ -21,7 +21,7 @@ class Loop(Protocol):
 
     def ask_to_stop(self, reason: str, *, checkpoint: bool) -> None: ...
 
-    def ask_to_save(self) -> None: ...
+    def ask_to_save(self, tag: str = "") -> None: ...
 
 
 Hook = Callable[[Order], None]
@@ -95,8 +95,8 @@ class Performer:
             raise NotOfferedError(f"the training is ending already: {self._ended}")
 
     def _save(self, arguments: Mapping[str, Any], order: Order) -> str:
-        self._loop.ask_to_save()
-        tag = arguments.get("tag")
+        tag = str(arguments.get("tag") or "")
+        self._loop.ask_to_save(tag)
         return f"a checkpoint is due: {tag}" if tag else "a checkpoint is due"
 
     def _evaluate(self, arguments: Mapping[str, Any], order: Order) -> str:

@@ -51,6 +51,8 @@ class Marker:
     created_by: str
     states: Mapping[str, str]
     files: Mapping[str, tuple[int, str]]
+    tag: str = ""
+    """By which a rule or command wanted it kept."""
 
 
 def checkpoint_path(output_dir: Path, step: int) -> Path:
@@ -76,6 +78,7 @@ def write_marker(
     created_by: str,
     states: Mapping[str, str],
     *,
+    tag: str = "",
     durable: bool = True,
     digests: bool = True,
 ) -> None:
@@ -100,6 +103,7 @@ def write_marker(
         "created_by": created_by,
         "states": dict(states),
         "files": files,
+        **({"tag": tag} if tag else {}),
     }
     content = json.dumps(marker, separators=(",", ":")).encode()
     if len(content) > MARKER_MAX_BYTES:
@@ -142,6 +146,7 @@ def read_marker(directory: Path) -> Marker:
                 str(name): (int(record["size_bytes"]), str(record.get("blake3", "")))
                 for name, record in content.get("files", {}).items()
             },
+            tag=str(content.get("tag", "")),
         )
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise CheckpointDamagedError(f"{path} is not a checkpoint marker ({error!r})", _DAMAGE_REMEDY) from error

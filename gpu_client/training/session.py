@@ -272,8 +272,12 @@ class Session:
         """
         step = _whole("step", step)
         if self._last_committed is not None and self._last_committed[0] == step:
+            tag = self._directives.tag
             self._directives.starting_checkpoint()
             self._directives.checkpoint_written()
+            if tag:  # wanted after this one was written: the next one is to have it
+                self._directives.tag = tag
+                self._directives.checkpoint_skipped()
             return self._last_committed[1]
         self._directives.starting_checkpoint()
         if metrics is None:
@@ -284,7 +288,8 @@ class Session:
         _require_free(stateful)
         if self.steering.has_state:
             stateful[STEERING] = self.steering
-        path = self._writer.write(step, numbers, stateful, must=must, overlap=overlap and not must)
+        kept_as = self._directives.tag
+        path = self._writer.write(step, numbers, stateful, must=must, overlap=overlap and not must, tag=kept_as)
         if path is None:
             self._directives.checkpoint_skipped()
             return None
@@ -310,11 +315,12 @@ class Session:
         """
         step = _whole("step", step)
         final = commit.checkpoint_path(self.output_dir, step)
+        kept_as = self._directives.tag
         self._directives.starting_checkpoint()
         self._last_committed = step, final
         self._directives.checkpoint_written()
         if self._ranks.first:
-            self._writer.adopt(step, self._channel.clean_metrics(metrics or {}), staged)
+            self._writer.adopt(step, self._channel.clean_metrics(metrics or {}), staged, kept_as)
             self.steering.happened("save", step, {})
         return final
 

@@ -71,6 +71,7 @@ STORED_DEFAULTS: dict[str, dict[str, Any]] = {
         "pinned": False,
         "damaged": False,
         "protected_until": 0,
+        "tag": "",
     },
     "Event": {"data": {}},
     "Goodput": {

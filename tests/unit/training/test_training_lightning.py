@@ -257,6 +257,7 @@ def test_rules_hear_of_validations_by_their_own_names(tmp_path: Path) -> None:
     assert trained.fired() == [("r", 8)] and trained.step == STEPS
     marker = read_marker(tmp_path / "output" / "checkpoint-8")
     assert 8 < marker.metrics["val_loss"] < 10, "of this very step"
+    assert marker.tag == "good"
 
 
 def test_a_validation_can_be_asked_for_at_any_step(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from session_helpers import Counter
 
 from gpu_client.controller.steering import Steering
 from gpu_client.training import Session, SessionError
-from gpu_client.training.commit import verify
+from gpu_client.training.commit import read_marker, verify
 
 NAN = "rules: [{name: nan, when: not isfinite(loss), do: {stop: failed}}]"
 
@@ -302,3 +302,21 @@ def test_every_hook_action_is_called_with_the_order(start: Callable[..., Session
         for step in range(1, 4):
             session.report(step, 10, loss=2.0)
     assert called == [("r", 1)]
+
+
+@pytest.mark.parametrize("late", [False, True])
+def test_a_save_says_by_which_tag_it_is_to_be_kept(tmp_path: Path, late: bool) -> None:
+    """Of a step that is saved already the next one gets the tag."""
+    with begun(tmp_path, "rules: [{name: r, when: eval.loss < 1, do: {save: {tag: good}}}]") as session:
+        for step in range(1, 5):
+            session.report(step, 10, loss=1.0)
+            if not late:
+                session.steering.evaluated(step, loss=0.5 if step == 2 else 2.0)
+            if session.checkpoint_due(step):
+                session.checkpoint(step, counter=Counter(step))
+            if late and step == 2:
+                session.checkpoint(step, counter=Counter(step))
+                session.steering.evaluated(step, loss=0.5)
+                assert session.checkpoint(step, counter=Counter(step)) is not None
+    found = {path.name: read_marker(path).tag for path in (tmp_path / "output").glob("checkpoint-*")}
+    assert found == ({"checkpoint-2": "", "checkpoint-3": "good"} if late else {"checkpoint-2": "good"})
