@@ -13,6 +13,7 @@ import os
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import replace
 from typing import Any, TypeVar
 
 from contract.rules.metrics import canonical_name
@@ -20,8 +21,8 @@ from gpu_client.controller.commands import Commands
 from gpu_client.controller.ending import Ending
 from gpu_client.controller.engine import Engine
 from gpu_client.controller.knobs import Knob
-from gpu_client.controller.orders import Order
-from gpu_client.controller.performing import Hook, Loop, Offer, Performer, Source
+from gpu_client.controller.orders import Order, Outcome
+from gpu_client.controller.performing import Hook, Loop, Offer, Performer, Profiler, Source
 from gpu_client.controller.reducing import Gathering, Observed, Peers
 from gpu_client.controller.rolling_back import adjusted
 from gpu_client.controller.signals import Signals
@@ -68,7 +69,7 @@ class Steering:
         self._saved_here = False
         self.engine = Engine(self._teller.decided)
         self._offer = Offer()
-        self._performer = Performer(loop, self._offer, self._leave)
+        self._performer = Performer(loop, self._offer, self._leave, self._tell_outcome)
         self._gathering = Gathering(peers) if peers.size > 1 else None
         self._signals = Signals(clock)
         self.live = False
@@ -103,6 +104,7 @@ class Steering:
         knobs: Mapping[str, Knob] | None = None,
         metrics: Mapping[str, Source] | None = None,
         hooks: Mapping[str, Hook] | None = None,
+        profiler: Profiler | None = None,
         evaluate: bool = False,
         skip_batch: bool = False,
     ) -> None:
@@ -110,11 +112,12 @@ class Steering:
 
         knobs: by name, `{"lr": LearningRate(optimizer, scheduler)}`. metrics: the user's own, asked at each step where
             a rule reads them. hooks: actions of the user's own. evaluate: the loop looks at `evaluation_due`.
-            skip_batch: it reports before optimizer.step() and looks at `batch_unwanted`.
+            profiler: the session's. skip_batch: it reports before optimizer.step() and looks at `batch_unwanted`.
         """
         self._offer.knobs.update(knobs or {})
         self._offer.metrics.update({canonical_name(name): source for name, source in (metrics or {}).items()})
         self._offer.hooks.update(hooks or {})
+        self._offer.profiler = profiler or self._offer.profiler
         self._offer.evaluates = self._offer.evaluates or evaluate
         # With several processes what a rule says of a batch comes a step too late.
         self._offer.skips_batches = self._offer.skips_batches or (skip_batch and self._peers.size == 1)
@@ -165,6 +168,8 @@ class Steering:
     def reported(self, step: int, metrics: Mapping[str, object], *, last: bool = False) -> None:
         """A step is done; `last`: as far as is known none comes after it. Never raises."""
         self._step, self._last = step, last
+        if self._offer.profiler is not None and self._offer.profiler.active:
+            self._offer.profiler.stepped(step)
         if not self._started:
             self._started = True
             self.happened("start", max(0, step - 1), {})
@@ -324,6 +329,8 @@ class Steering:
             if self._gathering is not None and not self._gathering.under_way:
                 self._carry_out(self._observe(self._gathering.rest()))
             self._tell_statuses(at_once=True)
+        if self._offer.profiler is not None:
+            self._offer.profiler.close()
         self._signals.close()
 
     # Inside
@@ -336,6 +343,8 @@ class Steering:
 
     def _refresh(self) -> None:
         self.live = self.engine.active or bool(self._waiting or self._commands.waiting)
+        if self._offer.profiler is not None and self._offer.profiler.active:
+            self.live = True
         if self._inbox:  # looked at last: what comes from now on sets it itself
             self.live = True
 
@@ -376,14 +385,18 @@ class Steering:
         for order in orders:
             if order.action in _ON_FIRST and not self._peers.first:
                 continue
-            outcome, said = self._performer.perform(order)
+            # Several processes act later than it was decided.
+            outcome, said = self._performer.perform(replace(order, step=self._step) if order.takes_steps else order)
             if order.command:
                 if outcome == "applied":
                     self._commands.applied(order)
                 self._result(order.command, "applied" if outcome == "applied" else "rejected", said)
-            told = {"type": f"action.{outcome}", "revision": order.revision, "step": self._step}
-            whose = {"rule": order.rule} if order.rule else {"command": order.command}
-            self._teller.decided({**told, **whose, "actions": [order.action], "message": said})
+            self._tell_outcome(order, outcome, said)
+
+    def _tell_outcome(self, order: Order, outcome: Outcome, said: str) -> None:
+        told = {"type": f"action.{outcome}", "revision": order.revision, "step": self._step}
+        whose = {"rule": order.rule} if order.rule else {"command": order.command}
+        self._teller.decided({**told, **whose, "actions": [order.action], "message": said})
 
     def _leave(self, order: Order) -> bool:
         """Tell the agent how the training ends."""

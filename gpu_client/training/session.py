@@ -32,6 +32,7 @@ from gpu_client.training.arena import Arena
 from gpu_client.training.channel import Channel
 from gpu_client.training.directives import Directives
 from gpu_client.training.errors import CheckpointMismatchError, SessionError
+from gpu_client.training.profiling import StepProfiler
 from gpu_client.training.protocol import Directive
 from gpu_client.training.random_state import capture_random, restore_random
 from gpu_client.training.ranks import Ranks
@@ -85,6 +86,7 @@ class Session:
         self.steering = Steering(self._directives, ranks)
         """Rules and commands: what they may do with this loop, and what they want of it."""
         self._directives.share_with(self.steering)
+        self.steering.offer(profiler=StepProfiler(output_dir, self.artifact, first=ranks.first))
         listening = channel_path if ranks.first else None
         self._channel = Channel(listening, self._directives.receive, on_steering=self.steering.receive)
         known = commit.step_of(resume_from) if resume_from is not None else 0
