@@ -7,11 +7,13 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from contract.rules.actions import NAMES
+from contract.rules.arithmetic import number_of
 from contract.rules.document import load
 from contract.rules.evaluating import Evaluator, StateError
 from contract.rules.metrics import BUILT_IN, Reduce, canonical_name
 from contract.rules.numbers import encoded
 from contract.rules.verdicts import State, Verdict
+from gpu_client.controller.budget import Budget
 from gpu_client.controller.orders import Order, orders_of
 
 log = logging.getLogger("baton.rules")
@@ -38,8 +40,9 @@ class Engine:
     `tell` is called with each decision: a dictionary with `type`, `rule`, `step`, `operands`, `actions`, `message`.
     """
 
-    def __init__(self, tell: Tell) -> None:
+    def __init__(self, tell: Tell, budget: Budget | None = None) -> None:
         self._tell = tell
+        self._budget = budget or Budget()
         self._evaluator: Evaluator | None = None
         self._names: dict[str, str] = {}
         self._seen = 0
@@ -105,7 +108,18 @@ class Engine:
         if evaluator is None:
             return _NO_ORDERS
         found = self.renamed(metrics)
+        budget = self._budget
+        measured = budget.is_due()
+        if measured or budget.every > 1:
+            # First, for it may wait for the GPU: that is no fault of the rules.
+            read = self._read(found)
+            if event == "step" and budget.passes_over(step, read):
+                return _NO_ORDERS
+            found |= read
+        began = budget.clock() if measured else 0.0
         verdicts = evaluator.observe(found, step=step, now=now, event=event)
+        if measured and (told := budget.spent(budget.clock() - began)):
+            self._decide("rule.updated", step=step, message=told)
         if self._awaited:
             self._look_for_unseen(evaluator, found, step)
         if not verdicts:
@@ -116,6 +130,17 @@ class Engine:
             if verdict.actions:
                 orders += orders_of(verdict, self.revision, evaluator.values())
         return orders
+
+    def _read(self, found: Mapping[str, object]) -> dict[str, object]:
+        """What rules read of it, as plain numbers; what is none stays as it is."""
+        read: dict[str, object] = {}
+        for name in self.reads & found.keys():
+            value = found[name]
+            try:
+                read[name] = number_of(value)
+            except Exception:  # noqa: BLE001 - any object at all: the evaluator says what is wrong with it
+                read[name] = value
+        return read
 
     def renamed(self, metrics: Mapping[str, object]) -> dict[str, object]:
         """By their names in rules."""
@@ -149,6 +174,7 @@ class Engine:
             "version": STATE_VERSION,
             "rules": self._evaluator.state_dict() if self._evaluator else None,
             "seen": self._seen,
+            "every": self._budget.every,
             "unseen_told": sorted(self._unseen_told),
         }
 
@@ -160,6 +186,7 @@ class Engine:
         self._anew = frozenset(rule.name for rule in self._evaluator.rules.rules)
         if state.get("version") == STATE_VERSION:
             self._anew, told = _carried(self._evaluator, saved)
+            self._budget.every = int(state.get("every", 1))
             self._seen, self._unseen_told = int(state.get("seen", 0)), set(state.get("unseen_told", ()))
             self._awaited = self._not_come()
         else:
