@@ -161,6 +161,44 @@ def trainer() -> None:
         hf.save_model(str(session.output_dir / "final"))
 
 
+def lightning_trainer() -> None:
+    """Lightning on a net with dropout. `stop_at`, `kill_at`: SIGTERM or SIGKILL to itself in that step."""
+    import lightning.pytorch as pl
+
+    from gpu_client.training.lightning_callback import BatonCallback
+
+    class Module(pl.LightningModule):  # type: ignore[misc]
+        def __init__(self) -> None:
+            super().__init__()
+            self.net = make_model()
+
+        def training_step(self, batch: torch.Tensor, index: int) -> torch.Tensor:
+            for name, number in (("stop_at", signal.SIGTERM), ("kill_at", signal.SIGKILL)):
+                if self.global_step + 1 == session.params.get(name):
+                    os.kill(os.getpid(), number)
+            return self.net(batch).square().mean()
+
+        def configure_optimizers(self) -> Any:
+            return torch.optim.AdamW(self.parameters(), lr=0.01)
+
+    torch.set_num_threads(1)
+    random.seed(5)
+    np.random.seed(5)
+    session = Session.start(resume=True)
+    callback = BatonCallback(session, every=5)
+    trainer = pl.Trainer(
+        max_epochs=3, limit_train_batches=4, accelerator="cpu", logger=False, enable_checkpointing=False,
+        enable_progress_bar=False, enable_model_summary=False, callbacks=[callback],
+        default_root_dir=session.output_dir,
+    )  # fmt: skip
+    module = Module()
+    loader = ResumableLoader(Noise(), BatchSampler(64, 8, seed=2))
+    trainer.fit(module, loader, ckpt_path=callback.resume_from)
+    print(f"left after step {trainer.global_step}: {session.stop_reason}", flush=True)
+    if not session.should_stop:
+        save_file(module.net.state_dict(), session.output_dir / "model.safetensors")
+
+
 def steered_trainer() -> None:
     """A Trainer under the rules of the file `rules`, in as many processes as the environment says. Its losses are
     what `losses` says of each rank. Prints the rate after each step."""
@@ -304,6 +342,7 @@ def run(script: str, environment: Mapping[str, str], log: str) -> None:
     scripts = {"digits": digits, "workers": workers, "accelerated": accelerated, "trainer": trainer}
     scripts |= {
         "steered_trainer": steered_trainer,
+        "lightning_trainer": lightning_trainer,
         "full_disk": full_disk,
         "one_fails": one_fails,
         "sharded": sharded,
