@@ -283,7 +283,7 @@ class RolledBack(AnswerModel):
 class Control(AnswerModel):
     """What a worker needs of all this at the beginning of an attempt.
 
-    Example: `{"rules": {"revision": 1, "text": "rules: []"}, "commands": [], "rollbacks": [], "ran_s": 0}`
+    Example: `{"rules": {"revision": 1, "text": "rules: []"}, "commands": [], "rollbacks": [], "ends": 0, "ran_s": 0}`
     """
 
     rules: RulesInForce | None = None
@@ -293,6 +293,9 @@ class Control(AnswerModel):
     commands_seq: Sequence = 0
     """All commands up to this one are here, or will never be: what the worker has received."""
     rollbacks: list[RolledBack] = []
+    ends: int = 0
+    """How often a rule or command has ended an attempt in the job's life: one that a checkpoint says was decided when
+    there had been as many, and that nobody carried out, is still to come."""
     ran_s: int = 0
     """By all earlier attempts."""
 

@@ -13,7 +13,7 @@ from contract.errors import Fault
 from contract.rules.checking import Checked, check_condition
 from contract.rules.faults import Code, did_you_mean
 from contract.rules.limits import LIMITS, Limits
-from contract.rules.metrics import BUILT_IN, Kind, Metric, Metrics, is_name
+from contract.rules.metrics import BUILT_IN, REDUCES, Kind, Metric, Metrics, is_name
 from contract.rules.periods import MAX_CHECKS_OF, ONE_CHECK, Measure, Period, hold_of, period_of
 from contract.rules.placing import look_at_place, needed_group_values
 from contract.rules.reachability import Reach, look_for_what_never_happens
@@ -26,7 +26,7 @@ MAX_ACTIONS = 16
 MAX_FIRES = 10**9
 _RULE_NAME = re.compile(r"[a-z0-9][a-z0-9_-]{0,62}")
 _KEYS = ("version", "metrics", "signals", "rules")
-_METRIC_KEYS = ("kind", "goal", "unit")
+_METRIC_KEYS = ("kind", "goal", "unit", "reduce")
 _RULE_KEYS = (
     "name", "description", "when", "on", "every", "for", "warmup", "cooldown", "once", "max_fires", "clear", "do",
     "severity", "mode", "on_error",
@@ -172,7 +172,14 @@ class _Reader:
             remedy = "There are kind (number, duration, size, bool), goal (min, max) and unit (a text)."
             self._fault(location, "is not declared rightly", remedy, Code.INVALID_VALUE)
             return None
-        return Metric(name, Kind(kind), unit[:16], goal)
+        reduce = about.get("reduce")
+        if reduce not in (None, *REDUCES):
+            remedy = (
+                f"Write {', '.join(REDUCES[:-1])} or {REDUCES[-1]}: what becomes of the values of several processes."
+            )
+            self._fault((*location, "reduce"), "cannot be that", remedy, Code.INVALID_VALUE)
+            return None
+        return Metric(name, Kind(kind), unit[:16], goal, reduce=reduce)
 
     def _rule(self, location: Location, said: Any) -> Rule | None:
         if not isinstance(said, dict):
