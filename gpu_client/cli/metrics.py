@@ -43,7 +43,8 @@ def metrics(
 ) -> None:
     """Show what a job's training reported, or save it.
 
-    Of each metric the first, last and best value; --csv and --jsonl: every point. What attempts saw behind the checkpoint from which the next one resumed is left out: each step is there once.
+    Of each metric the first, last and best value; --csv and --jsonl: every point. What attempts saw behind the
+    checkpoint from which the next one resumed is left out: each step is there once.
     """
     if as_csv + as_jsonl + as_json > 1:
         raise CliError("--csv, --jsonl and --json exclude each other")
