@@ -167,8 +167,7 @@ def complete(
         ended_by=ended_by,
         ends=job.ends + (ended_by is not None),
     )
-    paths = [artifact.path for artifact in artifacts]
-    return change.with_event(EventType.COMPLETED, now, artifacts=paths, **by_whom(ended_by))
+    return change.with_event(EventType.COMPLETED, now, artifacts=[one.path for one in artifacts], **by_whom(ended_by))
 
 
 def fail(

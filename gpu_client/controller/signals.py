@@ -6,12 +6,14 @@ import contextlib
 import importlib
 import logging
 import threading
-from collections.abc import Callable, Mapping, Set
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Mapping, Set
+from typing import Any, TypeVar
 
 from gpu_client.controller.performing import Offer, Source, said_of
 
 log = logging.getLogger("baton.rules")
+
+T = TypeVar("T")
 
 SAMPLE_EVERY_S = 5.0
 STOP_WITHIN_S = 2.0
@@ -52,6 +54,18 @@ class Signals:
         """So long the loop waited for data."""
         self._waited_s += seconds
         self._waits = True
+
+    def timed(self, batches: Iterable[T]) -> Iterator[T]:
+        """The batches; how long each was waited for is noted."""
+        iterator = iter(batches)
+        while True:
+            began = self._clock()
+            try:
+                batch = next(iterator)
+            except StopIteration:
+                return
+            self.waited(self._clock() - began)
+            yield batch
 
     def at_step(
         self, metrics: Mapping[str, object], *, step: int, reads: Set[str], wall: float, offer: Offer

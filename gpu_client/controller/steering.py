@@ -22,7 +22,7 @@ from gpu_client.controller.commands import Commands
 from gpu_client.controller.ending import Ending
 from gpu_client.controller.engine import Engine
 from gpu_client.controller.knobs import Knob
-from gpu_client.controller.orders import Order, Outcome
+from gpu_client.controller.orders import Order
 from gpu_client.controller.performing import Hook, Loop, Offer, Performer, Profiler, Source
 from gpu_client.controller.reducing import Gathering, Observed, Peers
 from gpu_client.controller.rolling_back import adjusted
@@ -72,7 +72,9 @@ class Steering:
         self.engine = Engine(self._teller.decided)
         self._offer = Offer()
         self._note: Note | None = None
-        self._performer = Performer(loop, self._offer, self._leave, self._tell_outcome)
+        self._performer = Performer(
+            loop, self._offer, self._leave, lambda *came_of: self._teller.outcome(*came_of, step=self._step)
+        )
         self._gathering = Gathering(peers) if peers.size > 1 else None
         self._signals = Signals(clock)
         self.live = False
@@ -89,8 +91,7 @@ class Steering:
         self._step = step
         self._teller.send = send
         self._note = note
-        # Without an agent a training that is started once more is meant to go on.
-        self._ending.begin(start.get("ends") if send is not None else None)
+        self._ending.begin(start.get("ends") if send is not None else None)  # alone, to start again is to go on
         self._knows_wall = "ran_s" in start
         self._wall_base = float(start.get("ran_s") or 0)
         self._rollbacks = list(start.get("rollbacks") or [])
@@ -155,15 +156,7 @@ class Steering:
 
     def timed(self, batches: Iterable[T]) -> Iterator[T]:
         """The batches; how long each was waited for is the metric `data.wait`."""
-        iterator = iter(batches)
-        while True:
-            began = self._clock()
-            try:
-                batch = next(iterator)
-            except StopIteration:
-                return
-            self._signals.waited(self._clock() - began)
-            yield batch
+        return self._signals.timed(batches)
 
     # What arrives
 
@@ -278,8 +271,7 @@ class Steering:
     @property
     def has_state(self) -> bool:
         """Whether a checkpoint without it would forget something."""
-        steered = self._commands.sets_seq > 0 or self._rollbacks_done > 0 or self._ending.announced
-        return self.engine.active or steered
+        return self.engine.active or bool(self._commands.sets_seq or self._rollbacks_done) or self._ending.announced
 
     def state_dict(self) -> dict[str, Any]:
         """Counters, and what of commands and rollbacks the training's state has in it. Plain JSON."""
@@ -362,9 +354,8 @@ class Steering:
         return self._wall_base + self._clock() - self._began
 
     def _refresh(self) -> None:
-        self.live = self.engine.active or bool(self._waiting or self._commands.waiting)
-        if self._offer.profiler is not None and self._offer.profiler.active:
-            self.live = True
+        profiling = self._offer.profiler is not None and self._offer.profiler.active
+        self.live = self.engine.active or profiling or bool(self._waiting or self._commands.waiting)
         if self._inbox:  # looked at last: what comes from now on sets it itself
             self.live = True
 
@@ -411,12 +402,7 @@ class Steering:
                 if outcome == "applied":
                     self._commands.applied(order)
                 self._result(order.command, "applied" if outcome == "applied" else "rejected", said)
-            self._tell_outcome(order, outcome, said)
-
-    def _tell_outcome(self, order: Order, outcome: Outcome, said: str) -> None:
-        told = {"type": f"action.{outcome}", "revision": order.revision, "step": self._step}
-        whose = {"rule": order.rule} if order.rule else {"command": order.command}
-        self._teller.decided({**told, **whose, "actions": [order.action], "message": said})
+            self._teller.outcome(order, outcome, said, step=self._step)
 
     def _leave(self, order: Order) -> bool:
         """Tell the agent how the training ends."""

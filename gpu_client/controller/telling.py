@@ -49,6 +49,12 @@ class Teller:
         self.say({**decision, "type": "decision", "decision": decision["type"]})
         self.changed()
 
+    def outcome(self, order: Order, outcome: str, said: str, *, step: int) -> None:
+        """What became of an order."""
+        told = {"type": f"action.{outcome}", "revision": order.revision, "step": step}
+        whose = {"rule": order.rule} if order.rule else {"command": order.command}
+        self.decided({**told, **whose, "actions": [order.action], "message": said})
+
     def result(self, seq: int, status: str, message: str, *, step: int) -> None:
         """What became of a command."""
         said = message[:MAX_TOLD_CHARS]

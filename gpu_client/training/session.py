@@ -21,7 +21,6 @@ import atexit
 import logging
 import os
 from collections.abc import Mapping, Sequence
-from operator import index
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -29,6 +28,7 @@ from typing import Any, Self
 from gpu_client.controller.steering import Steering
 from gpu_client.training import commit, environment, states
 from gpu_client.training.arena import Arena
+from gpu_client.training.arguments import STEERING, names, require_free, whole
 from gpu_client.training.channel import Channel
 from gpu_client.training.directives import Directives
 from gpu_client.training.errors import CheckpointMismatchError, SessionError
@@ -39,8 +39,6 @@ from gpu_client.training.ranks import Ranks
 from gpu_client.training.writing import Writer
 
 KEEP_LAST = 2
-STEERING = "steering"
-"""Of a checkpoint's states the one that is the session's own: counters of rules, where there are any."""
 
 log = logging.getLogger("baton.training")
 
@@ -168,7 +166,7 @@ class Session:
         # Kept as they are until the next report: reading (or detaching) each would cost more than all the rest, and
         # once backward() has run, a loss holds no activations.
         if type(step) is not int or type(total) is not int:
-            step, total = _whole("step", step), _whole("total", total)
+            step, total = whole("step", step), whole("total", total)
         self._last_report = (step, total, shown)
         if self._writer.skipped_steps:
             shown = {"checkpoints_skipped": len(self._writer.skipped_steps), **shown}
@@ -188,7 +186,7 @@ class Session:
             progress (`no_progress_timeout_s`) it is some whenever `done` changes. As cheap as `report`.
         """
         step, total_steps, metrics = self._last_report
-        done, total = _whole("done", done), _whole("total", total)
+        done, total = whole("done", done), whole("total", total)
         told = {name: done, f"{name}_total": total}
         # First, for the agent leaves out what is too much.
         self._channel.report(step, total_steps, {**told, **metrics, **told}, phase=(name, done, total), new={})
@@ -274,7 +272,7 @@ class Session:
 
         Either the whole checkpoint exists afterwards or nothing of it. Raises CheckpointWriteError.
         """
-        step = _whole("step", step)
+        step = whole("step", step)
         if self._last_committed is not None and self._last_committed[0] == step:
             tag = self._directives.tag
             self._directives.starting_checkpoint()
@@ -289,7 +287,7 @@ class Session:
             metrics = reported if reported_step == step else {}
         numbers = self._channel.clean_metrics(metrics)
         must = must or self._directives.stopping or self._is_last(step)
-        _require_free(stateful)
+        require_free(stateful)
         if self.steering.has_state:
             stateful[STEERING] = self.steering
         kept_as = self._directives.tag
@@ -317,7 +315,7 @@ class Session:
 
         It is not resumed by `resume` but by that library.
         """
-        step = _whole("step", step)
+        step = whole("step", step)
         final = commit.checkpoint_path(self.output_dir, step)
         kept_as = self._directives.tag
         self._directives.starting_checkpoint()
@@ -345,13 +343,13 @@ class Session:
                 f"{directory} was not written by session.checkpoint ({marker.created_by})",
                 "Resume it with the library that wrote it; for the Hugging Face Trainer see BatonCallback",
             )
-        _require_free(stateful)
+        require_free(stateful)
         if STEERING in marker.states:
             stateful[STEERING] = self.steering
         missing, extra = stateful.keys() - marker.states.keys(), marker.states.keys() - stateful.keys()
         if missing or extra:
             raise CheckpointMismatchError(
-                f"{directory} holds {_names(marker.states)}, but resume() asks for {_names(stateful)}",
+                f"{directory} holds {names(marker.states)}, but resume() asks for {names(stateful)}",
                 "Name the same states in checkpoint() and resume(), or start a new job for the changed script",
             )
         randoms = states.load_states(directory, marker.states, stateful)
@@ -399,20 +397,3 @@ class Session:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
-
-
-def _whole(name: str, value: int) -> int:
-    """`value` as Python's own whole number: what JSON and file names are made of."""
-    try:
-        return index(value)
-    except TypeError as error:
-        raise SessionError(f"{name} is {value!r}", "Pass a whole number") from error
-
-
-def _require_free(stateful: Mapping[str, object]) -> None:
-    if STEERING in stateful:
-        raise SessionError(f"the state {STEERING!r} is the session's own", "Choose another keyword for yours")
-
-
-def _names(named: Mapping[str, object]) -> str:
-    return ", ".join(sorted(named)) or "nothing"
