@@ -71,6 +71,8 @@ class RuleSet(NamedTuple):
     rules: tuple[Rule, ...] = ()
     declared: tuple[Metric, ...] = ()
     limits: Limits = LIMITS
+    presets_off: frozenset[str] = frozenset()
+    """Those that are not to tell anything."""
 
     def metrics(self) -> Metrics:
         """What its rules may name."""

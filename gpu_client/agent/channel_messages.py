@@ -2,13 +2,14 @@
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from contract.base import MAX_STEP
 from gpu_client.checkpoints.metrics import usable_metrics
 
+_NONFINITE = ("nan", "inf", "-inf")
 _STEERING = frozenset(("rules_in_force", "rule_statuses", "decision", "command_result", "leaving"))
 
 
@@ -24,13 +25,16 @@ class Hello:
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """How far the training is. Metrics that are not finite numbers have been left out."""
+    """How far the training is. Metrics that are not finite numbers are in `nonfinite`, in words."""
 
     step: int
     total: int | None
     metrics: dict[str, float]
     phase: tuple[str, int] | None = None
     """What it does between two steps, if it says so, and how much of that is done."""
+    nonfinite: dict[str, str] = field(default_factory=dict)
+    signals: dict[str, float] = field(default_factory=dict)
+    """What the session has measured by itself: mean times of the steps since the message before, in seconds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,8 +85,7 @@ def parse(line: bytes, places: Sequence[Path]) -> Hello | Progress | CheckpointN
     if kind == "hello":
         return Hello(_integer(message, "pid"), _integer(message, "protocol"), message.get("steering") is True)
     if kind == "progress":
-        total = None if message.get("total") is None else _integer(message, "total")
-        return Progress(_integer(message, "step"), total, usable_metrics(message.get("metrics")), _phase_of(message))
+        return _progress_of(message)
     if kind == "checkpoint":
         return CheckpointNotice(
             _integer(message, "step"),
@@ -95,6 +98,25 @@ def parse(line: bytes, places: Sequence[Path]) -> Hello | Progress | CheckpointN
     if isinstance(kind, str) and kind in _STEERING:
         return SteeringNotice(message)
     raise ProtocolError("malformed", f"unknown type {str(kind)[:40]!r}")
+
+
+def _progress_of(message: dict[str, Any]) -> Progress:
+    total = None if message.get("total") is None else _integer(message, "total")
+    return Progress(
+        _integer(message, "step"),
+        total,
+        usable_metrics(message.get("metrics")),
+        _phase_of(message),
+        _nonfinite_of(message),
+        usable_metrics(message.get("signals")),
+    )
+
+
+def _nonfinite_of(message: dict[str, Any]) -> dict[str, str]:
+    said = message.get("nonfinite")
+    words = {name: word for name, word in said.items() if word in _NONFINITE} if isinstance(said, dict) else {}
+    usable = usable_metrics(dict.fromkeys(words, 0))
+    return {name: words[name] for name in usable}
 
 
 def _integer(message: dict[str, Any], name: str) -> int:

@@ -104,7 +104,8 @@ class JobRun:
         """What the last step printed last."""
         self._output = TrainerOutput(echo=lambda line: logger.debug("| %s", line))
         self._shipper: LogShipper | None = None
-        self._steering = SteeringRelay(item.control, spoken_of="control" in item.model_fields_set)
+        spoken_of = "control" in item.model_fields_set
+        self._steering = SteeringRelay(item.control, spoken_of=spoken_of, attempt=item.epoch)
         heart = client.within(max(float(item.heartbeat_interval_s), 2.0))  # one that takes longer did not come
         self._keeper = LeaseKeeper(
             item,

@@ -70,14 +70,17 @@ class Channel:
         on_directive: Callable[[Directive], None],
         *,
         on_steering: Callable[[Mapping[str, Any]], None] = lambda message: None,
+        signals: Callable[[int], Mapping[str, float]] = lambda step: {},
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Connect to the socket at `path` and say hello. None or "" means: there is no agent.
 
-        `on_steering` is called as `on_directive` is, with rules and commands.
+        `on_steering` is called as `on_directive` is, with rules and commands. `signals` is asked, for each report that
+        is sent, what else has been measured: in the loop's thread.
         """
         self._on_directive = on_directive
         self._on_steering = on_steering
+        self._signals = signals
         self._clock = clock
         self._pid = os.getpid()
         self._lock = threading.Lock()
@@ -218,7 +221,11 @@ class Channel:
 
     def clean_metrics(self, metrics: Mapping[str, object]) -> dict[str, float]:
         """The finite numbers among `metrics` (tensors and numpy scalars of one element included)."""
-        clean: dict[str, float] = {}
+        return {name: number for name, number in self._numbers(metrics).items() if math.isfinite(number)}
+
+    def _numbers(self, metrics: Mapping[str, object]) -> dict[str, float]:
+        """All that are numbers, NaN and infinity too."""
+        numbers: dict[str, float] = {}
         for name, value in metrics.items():
             try:
                 plain = value.item() if hasattr(value, "item") else value  # tensors and numpy scalars
@@ -230,11 +237,10 @@ class Channel:
             except OverflowError:
                 self._warn_once(f"metric {name!r} is beyond what a float can hold: left out of reports while it is")
                 continue
-            if finite:
-                clean[name] = number
-            else:
-                self._warn_once(f"metric {name!r} became {number}: left out of reports while it is")
-        return clean
+            numbers[name] = number
+            if not finite:
+                self._warn_once(f"metric {name!r} became {number}: left out of checkpoints' metrics while it is")
+        return numbers
 
     # --- sending, from the training thread -------------------------------------------------------------------------
 
@@ -243,13 +249,18 @@ class Channel:
         body: dict[str, Any] = {"type": "progress", "step": step, "total": total}
         if phase:
             body |= {"total": total or None, "phase": dict(zip(("name", "done", "total"), phase, strict=True))}
+        if found := self._signals(step):
+            body["signals"] = found
         message = _Message(self._line(body, metrics))
         with self._lock:
             self._progress = message
         self._wake()
 
     def _line(self, body: dict[str, Any], metrics: Mapping[str, object]) -> bytes:
-        line = encode(body | {"metrics": self.clean_metrics(metrics)})
+        numbers = self._numbers(metrics)
+        odd = {name: str(number) for name, number in numbers.items() if not math.isfinite(number)}
+        clean = {name: number for name, number in numbers.items() if name not in odd}
+        line = encode(body | {"metrics": clean} | ({"nonfinite": odd} if odd else {}))
         if len(line) <= MAX_LINE_BYTES:
             return line
         self._warn_once(f"metrics of more than {MAX_LINE_BYTES} bytes do not fit into a message: left out")

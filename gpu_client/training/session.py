@@ -85,8 +85,8 @@ class Session:
         self.steering = Steering(self._directives, ranks)
         """Rules and commands: what they may do with this loop, and what they want of it."""
         self._directives.share_with(self.steering)
-        listening = channel_path if ranks.first else None
-        self._channel = Channel(listening, self._directives.receive, on_steering=self.steering.receive)
+        listening, told = channel_path if ranks.first else None, self.steering
+        self._channel = Channel(listening, self._directives.receive, on_steering=told.receive, signals=told.measured)
         self.steering.begin(control, self._channel.tell if self._channel.connected else None)
         self._writer = Writer(
             output_dir,

@@ -12,10 +12,12 @@ from typing import Any
 import pytest
 from controller_kit import Clock
 
+from gpu_client.controller import probing
 from gpu_client.controller import signals as module
 from gpu_client.controller.knobs import Setting
 from gpu_client.controller.performing import Offer
-from gpu_client.controller.signals import Probe, Signals
+from gpu_client.controller.probing import Probe
+from gpu_client.controller.signals import Signals
 from tests.waiting import soon
 
 ALL = frozenset({"step.time", "data.wait", "ckpt.age", "wall", "lr"})
@@ -185,7 +187,7 @@ def test_a_driver_that_hangs_does_not_hold_up_the_end(monkeypatch: pytest.Monkey
 
     monkeypatch.setitem(sys.modules, "psutil", Hanging())
     monkeypatch.setitem(sys.modules, "pynvml", None)
-    monkeypatch.setattr(module, "STOP_WITHIN_S", 0.01)
+    monkeypatch.setattr(probing, "STOP_WITHIN_S", 0.01)
     probe = Probe()
     probe.start()
     assert hangs.wait(5)
