@@ -31,7 +31,7 @@ rules:
     clear: isfinite(coalesce(loss, 0)) and isfinite(coalesce(eval.loss, 0))
     max_fires: 3
     severity: error
-    do: {alert: "loss is {loss} (of an evaluation: {eval.loss}); nothing was done about it"}
+    do: {alert: "the loss is {loss} (that of an evaluation: {eval.loss})"}
 
   # A third of what was learnt is lost, suddenly, and for longer than a spike lasts. Restarts of the learning rate, new
   # data and noise lose less, or come back sooner; a loss that wanders or swings by nature (random walks, two networks
