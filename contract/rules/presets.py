@@ -15,7 +15,8 @@ metrics:
   step.age: {kind: duration}    # since a new step; not before the first, behind the last, nor while phase.age counts
   phase.age: {kind: duration}   # since anything moved in a phase between steps, or a checkpoint began to be stored
   still: {kind: duration}       # since anything moved at all
-  step.usual: {kind: duration}  # median of the newest 50 reports; not known before there are 20
+  step.gap: {kind: duration}    # between the reports of the newest two steps: many loops do not report each
+  step.usual: {kind: duration}  # median of the newest 50 gaps; not known before there are 20
   # Levels are medians of 20 reports each. Not known before there are 16 of them.
   loss.level: {}                # the lowest of the newest four: what is over within 80 reports is not in it
   loss.before: {}               # the level eight before the newest
@@ -51,7 +52,7 @@ rules:
   # steps, and says so (`session.phase`), may stand still for two hours.
   - name: preset-stuck
     when: >-
-      step.age > 10m and step.age > 20 * coalesce(step.usual, 3m) and step.age > 2 * coalesce(best(step.time, max), 0s)
+      step.age > 10m and step.age > 20 * coalesce(step.usual, 3m) and step.age > 2 * coalesce(best(step.gap, max), 0s)
       or phase.age > 2h
     cooldown: 1h
     clear: step.age < 10m and phase.age < 2h

@@ -9,7 +9,7 @@ import logging
 import math
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import cache
 from statistics import median
 from typing import Any, Protocol
@@ -35,7 +35,7 @@ MAX_TOLD = 3
 QUIET_AFTER_ATTEMPTS = 10
 """From then on each preset tells once in an attempt, and not that it is over: a job's history has an end."""
 USUAL_OF, USUAL_FROM = 50, 20
-"""Reports that the usual time of a step is the median of, and how many there have to be."""
+"""Gaps between reports of new steps that the usual one is the median of, and how many there have to be."""
 _LOSSES = ("loss", "train_loss", "train.loss", "training_loss")
 _EVALUATIONS = ("eval.loss", "eval_loss", "val_loss", "val.loss", "validation_loss")
 
@@ -102,7 +102,10 @@ class PresetWatch:
         """
         self.detach()
         self._standing.clear()
-        self._training = _Training(channel, base, storing, say, self._clock)
+        try:
+            self._training = _Training(channel, base, storing, say, self._clock)
+        except Exception:
+            logger.exception("presets cannot be looked at")
 
     def detach(self) -> None:
         """It has ended."""
@@ -185,7 +188,7 @@ class _Training:
         self._trend = LossTrend()
         self._newest: dict[str, float] = {}
         """Of the losses: a number that is told again is nothing new."""
-        self._times: deque[float] = deque(maxlen=USUAL_OF)
+        self._gaps: deque[float] = deque(maxlen=USUAL_OF)
         self._names: dict[str, str] = {}
         self.step = base
         self._step: int | None = None
@@ -196,19 +199,17 @@ class _Training:
         self._storing_since: float | None = None
         self._last = False
 
-    def look(self, sample: Callable[[], Mapping[str, float]]) -> list[Verdict]:
-        """What has been decided."""
-        found: list[Verdict] = []
+    def look(self, sample: Callable[[], Mapping[str, float]]) -> Iterator[Verdict]:
+        """What is decided, each at the moment at which the values are those that it was decided by."""
         for at, report in self._channel.take_reports():
             if isinstance(report, CheckpointNotice):
                 self._moved_at = max(self._moved_at, at)
             elif metrics := self._news(report, at):
-                found += self._evaluator.observe(metrics, step=self.step, now=at)
+                yield from self._evaluator.observe(metrics, step=self.step, now=at)
         now = self._clock()
         if now - self._ticked_at >= TICK_S:
             self._ticked_at = now
-            found += self._evaluator.observe({**self._ages(now), **sample()}, step=self.step, now=now)
-        return found
+            yield from self._evaluator.observe({**self._ages(now), **sample()}, step=self.step, now=now)
 
     def said(self, message: Message) -> str:
         """A preset's text, with times as people say them."""
@@ -266,10 +267,11 @@ class _Training:
     def _times_of(self, report: Progress, at: float) -> dict[str, float]:
         """By the session, else by the clock here."""
         measured = {name: value for name, value in report.signals.items() if name in _MEASURED}
-        if "step.time" not in measured and self._step is not None and report.step > self._step:
-            measured["step.time"] = (at - self._stepped_at) / (report.step - self._step)
-        if "step.time" in measured:
-            self._times.append(measured["step.time"])
+        if self._step is not None:
+            gap = measured["step.gap"] = at - self._stepped_at
+            self._gaps.append(gap)
+            if "step.time" not in measured and report.step > self._step:
+                measured["step.time"] = gap / (report.step - self._step)
         return measured
 
     def _ages(self, now: float) -> dict[str, float | None]:
@@ -292,7 +294,7 @@ class _Training:
             "step.age": 0.0 if explained else still,
             "phase.age": still if explained else 0.0,
             "still": still,
-            "step.usual": median(self._times) if len(self._times) >= USUAL_FROM else None,
+            "step.usual": median(self._gaps) if len(self._gaps) >= USUAL_FROM else None,
         }
 
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import math
 import random
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -19,6 +21,7 @@ from tests.unit.agent.agent_kit import Clock
 from tests.unit.agent.preset_streams import DIVERGING, HEALTHY
 
 HOUR_S = 3600.0
+REAL = json.loads((Path(__file__).parent / "preset_losses.json").read_text())
 
 
 class Probe:
@@ -136,6 +139,16 @@ def test_what_mixed_precision_makes_infinite_now_and_then_is_no_loss(
     assert training.decided == []
 
 
+def test_what_comes_in_one_go_is_told_by_the_values_that_it_was_decided_by(training: Training) -> None:
+    """It was rendered when all of it had been looked at: the loss is 0.5."""
+    for step, value in enumerate([1.0, math.nan, 0.5], 1):
+        odd, fine = ({"loss": "nan"}, {}) if math.isnan(value) else ({}, {"loss": value})
+        training.reports.append((training.clock.now, Progress(step, 10, fine, nonfinite=odd)))
+    training.watch.look()
+    assert [(one["decision"], one["step"]) for one in training.decided] == [("rule.fired", 2), ("rule.cleared", 3)]
+    assert training.decided[0]["message"].startswith("the loss is NaN")
+
+
 # Divergence
 
 
@@ -161,6 +174,21 @@ def test_a_diverging_training_is_told_soon(name: str) -> None:
         assert "stays there" in told[0]["message"]
 
 
+@pytest.mark.parametrize("name", REAL)
+def test_real_trainings(name: str) -> None:
+    """Recorded from the digits example (a batch of 32) and from Dreambooth on a tiny Stable Diffusion."""
+    real, training = REAL[name], Training()
+    for value in real["losses"]:
+        training.train(1, step_s=1.0, loss=float(value))
+    fired = [(one["rule"], one["step"]) for one in training.decided if one["decision"] == "rule.fired"]
+    if real["diverges_at"] is None:
+        assert fired == []
+    else:
+        (rule, step), *more = fired
+        assert rule == real["preset"] and 0 < step - real["diverges_at"] <= 100
+        assert {one for one, _ in more} <= {"preset-nonfinite"}
+
+
 def test_a_loss_that_is_logged_now_and_then_is_one_point_each_time(training: Training) -> None:
     """As Hugging Face's Trainer tells it: the same number again and again, which is no level without noise."""
     chance = random.Random(1)
@@ -180,7 +208,7 @@ def test_a_loop_that_stands_still_is_told_with_what_is_usual(training: Training)
     [fired] = training.decided
     assert fired["rule"] == "preset-stuck" and fired["step"] == 100
     assert fired["message"] == "no step for 10 min, usual 0.4 s"
-    assert fired["operands"]["step.usual"] == 0.4
+    assert fired["operands"]["step.usual"] == pytest.approx(0.4)
     training.stand_still(40 * HOUR_S)
     assert training.told() == ["preset-stuck"], "once, however long it lasts"
     training.train(20)
@@ -207,7 +235,6 @@ def test_first_steps_have_an_hour(training: Training) -> None:
 
 def test_a_pause_that_was_seen_before_is_expected_again(training: Training) -> None:
     training.train(50)
-    training.clock.now += 590
     training.train(1, step_s=590.0)
     training.train(50)
     training.stand_still(19 * 60)
@@ -274,8 +301,10 @@ def test_times_are_measured_here_where_the_script_has_no_session(training: Train
     for step in range(60, 3000, 30):
         training.clock.now += 60
         training.report(step)
-    training.stand_still(900)
-    assert training.decided[0]["message"] == "no step for 10 min, usual 2 s"
+    training.stand_still(1190)
+    assert training.decided == [], "reports are a minute apart, though steps take two seconds"
+    training.stand_still(20)
+    assert training.decided[0]["message"] == "no step for 20 min, usual 60 s"
 
 
 # Data and GPUs
