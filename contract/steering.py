@@ -12,7 +12,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import AfterValidator, Field, model_validator
 
-from contract.base import AnswerModel, Epoch, EpochSeconds, Identity, JsonObject, Step, WireModel
+from contract.base import AnswerModel, EpochSeconds, Identity, JsonObject, Step, WireModel
 
 MAX_RULES_BYTES = 32 * 1024
 """A rule document: it travels in one line of the channel, and is stored in one item."""
@@ -54,50 +54,6 @@ class RulesInForce(AnswerModel):
     text: str
 
 
-class RulesRevision(RulesInForce):
-    """One revision of a job's rules.
-
-    Example: `{"revision": 2, "text": "rules: []", "created_at": 1790000000, "created_by": "k1"}`
-    """
-
-    created_at: EpochSeconds
-    created_by: str | None = None
-    """Id of the API key."""
-
-
-class RulesRequest(WireModel):
-    """Body of `PUT /job/{id}/rules`: the next revision.
-
-    Example: `{"text": "rules: [{name: nan, when: not isfinite(loss), do: {stop: failed}}]", "if_revision": 1}`
-    """
-
-    text: RulesText
-    if_revision: Revision | None = None
-    """Only if this is the newest one; otherwise 409 `conflict`."""
-
-
-class DocumentFault(AnswerModel):
-    """What is wrong, or doubtful, in a rule document.
-
-    Example: `{"field": "rules.0.when", "reason": "there is no function 'mena'", "remedy": "Did you mean mean?",
-    "line": 3, "column": 11, "code": "unknown_function"}`
-    """
-
-    field: str
-    reason: str
-    remedy: str = ""
-    line: int | None = None
-    column: int | None = None
-    code: str = ""
-
-
-class RulesChecked(AnswerModel):
-    """Answer of `POST /rules/check`: without faults a job can have them. Example: `{"faults": [], "warnings": []}`"""
-
-    faults: list[DocumentFault] = []
-    warnings: list[DocumentFault] = []
-
-
 class RuleStatus(WireModel):
     """How a rule stands, in words and as a state.
 
@@ -109,44 +65,6 @@ class RuleStatus(WireModel):
     state: Annotated[str, Field(pattern=r"^[a-z_]{1,32}$")]
     said: Annotated[str, Field(max_length=MAX_STATUS_CHARS)] = ""
     fires: Annotated[int, Field(ge=0)] = 0
-
-
-class Acknowledged(AnswerModel):
-    """What the worker said last of the rules that it has.
-
-    Example: `{"revision": 2, "epoch": 1, "step": 120, "at": 1790000000, "statuses": []}`
-    """
-
-    revision: Revision
-    """The newest that it has received."""
-    epoch: Epoch
-    step: Step | None = None
-    """At which it came into force; None while it has not, or where it was rejected."""
-    at: EpochSeconds
-    rejected: Revision | None = None
-    reason: str = ""
-    """Why that one was rejected."""
-    statuses: list[RuleStatus] = []
-
-
-class RulesView(AnswerModel):
-    """Answer of `GET` and `PUT /job/{id}/rules`.
-
-    Example: `{"newest": {"revision": 2, "text": "rules: []", "created_at": 1790000000}, "warnings": []}`
-    """
-
-    newest: RulesRevision | None = None
-    """None: the job has no rules."""
-    warnings: list[DocumentFault] = []
-    acknowledged: Acknowledged | None = None
-    """None until a worker has said anything."""
-
-
-class RulesHistory(AnswerModel):
-    """All revisions, newest first. Example: `{"revisions": [], "next_cursor": null}`"""
-
-    revisions: list[RulesRevision]
-    next_cursor: str | None = None
 
 
 class CommandKind(StrEnum):
@@ -225,6 +143,8 @@ class Command(AnswerModel):
     status: Literal["waiting", "applied", "rejected", "expired"] = "waiting"
     step: Step | None = None
     message: str = ""
+    rule: str | None = None
+    """The rule of the control plane that gave it; None for a user's."""
 
 
 class CommandList(AnswerModel):

@@ -8,11 +8,12 @@ from typing import TypeVar
 
 from contract.rules.arithmetic import COMPARE
 from contract.rules.folding import FUNCTIONS
+from contract.rules.groups import GroupValues, group_statistic
 from contract.rules.limits import LIMITS, Limits
 from contract.rules.metrics import Kind
 from contract.rules.series import Clock, Follower, Series
 from contract.rules.trails import Average, Best, Lagged, Sample, Streak, same
-from contract.rules.typed import Aggregate, Chain, Constant, Operation, Reading, Summary, Typed
+from contract.rules.typed import Aggregate, Chain, Constant, Grouped, Operation, Reading, Summary, Typed
 from contract.rules.typed import Window as Span
 from contract.rules.windows import Extreme, Median, Moments, Window
 
@@ -32,10 +33,12 @@ _STREAKS: Mapping[str, Callable[[float, float], bool]] = {
 class Compiler:
     """Compiles the expressions of one rule set; they share its series."""
 
-    def __init__(self, clock: Clock, limits: Limits = LIMITS) -> None:
+    def __init__(self, clock: Clock, limits: Limits = LIMITS, group: GroupValues | None = None) -> None:
+        """`group`: without it, nothing of a group is known."""
         self.series: dict[str, Series] = {}
         self._clock = clock
         self._limits = limits
+        self._group = group
         self._readers: dict[Summary, Reader] = {}
         self.samples: list[Sample] = []
         """What takes a value of another metric once an observation is complete."""
@@ -51,6 +54,8 @@ class Compiler:
                 if summary not in self._readers:
                     self._readers[summary] = self._summary(summary)
                 return self._readers[summary]
+            case Grouped():
+                return _over_group(typed, self._group)
             case Chain():
                 return self._chain(typed)
             case Operation():
@@ -199,6 +204,15 @@ class Compiler:
         moments.weighs = moments.weighs or function == "slope"
         compute = {"mean": moments.mean, "std": moments.std, "slope": moments.slope, "zscore": moments.zscore}[function]
         return _full(moments, compute, 1 if function == "mean" else 2)
+
+
+def _over_group(typed: Grouped, group: GroupValues | None) -> Reader:
+    if group is None:
+        return lambda: None
+    function, metric, step, goal = typed.function, typed.metric, typed.step, typed.goal
+    if goal is None:
+        return lambda: group_statistic(function, group.members(metric, step), None, None)
+    return lambda: group_statistic(function, group.members(metric, step), group.own(metric, step), goal)
 
 
 def _comparison(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Set
 from typing import Any, NamedTuple
 
 from contract.documents import Document, Location, read_document
@@ -13,18 +13,22 @@ from contract.errors import Fault
 from contract.rules.checking import Checked, check_condition
 from contract.rules.faults import Code, did_you_mean
 from contract.rules.limits import LIMITS, Limits
-from contract.rules.metrics import BUILT_IN, Kind, Metric, Metrics, is_name
+from contract.rules.metrics import BUILT_IN, SIGNALS, Kind, Metric, Metrics, is_name
 from contract.rules.periods import MAX_CHECKS_OF, ONE_CHECK, Measure, Period, hold_of, period_of
+from contract.rules.placing import look_at_place, needed_group_values
 from contract.rules.presets import NAMES as PRESETS
 from contract.rules.reachability import Reach, look_for_what_never_happens
 from contract.rules.reading_actions import read_action
-from contract.rules.rule import EVENTS, Rule, RuleSet
+from contract.rules.rule import EVENTS, Rule, RuleSet, Signal
 from contract.rules.typed import Aggregate, Typed, walk
 
 MAX_ACTIONS = 16
 MAX_FIRES = 10**9
 _RULE_NAME = re.compile(r"[a-z0-9][a-z0-9_-]{0,62}")
-_KEYS = ("version", "presets", "metrics", "rules")
+MAX_SIGNALS = 16
+MAX_SIGNAL_CHARS = 200
+_SIGNAL_NAME = re.compile(r"[a-z][a-z0-9_]{0,30}")
+_KEYS = ("version", "presets", "metrics", "signals", "rules")
 _METRIC_KEYS = ("kind", "goal", "unit")
 _RULE_KEYS = (
     "name", "description", "when", "on", "every", "for", "warmup", "cooldown", "once", "max_fires", "clear", "do",
@@ -119,7 +123,9 @@ class _Reader:
         if type(value.get("version", 1)) is not int or value.get("version", 1) != 1:
             self._fault(("version",), "the version is not known", "Write 'version: 1'.", Code.INVALID_VALUE)
         declared = self._declared(value.get("metrics"))
-        self._metrics = Metrics(declared, reported=self._reported)
+        signals = self._signals(value.get("signals"), {metric.name for metric in declared})
+        known = (*declared, *(signal.metric for signal in signals))
+        self._metrics = Metrics(known, reported=self._reported)
         self._reach = self._reach._replace(metrics=self._metrics)
         if "rules" not in value:
             self._fault((), "'rules' is missing", "Write 'rules:' and a list.", Code.MISSING_KEY)
@@ -133,8 +139,9 @@ class _Reader:
             return self._result(None)
         rules = [self._rule(("rules", number), one) for number, one in enumerate(said)]
         self._look_for_repetitions(said)
-        found = RuleSet(tuple(rule for rule in rules if rule is not None), tuple(declared), self._limits)
-        found = found._replace(presets_off=self._presets_off(value.get("presets", True)))
+        kept = tuple(rule for rule in rules if rule is not None)
+        off = self._presets_off(value.get("presets", True))
+        found = RuleSet(kept, tuple(declared), self._limits, tuple(signals), off)
         self._look_at_memory(found)
         return self._result(found)
 
@@ -193,6 +200,37 @@ class _Reader:
                 break
         return frozenset(name for name, switch in switches.items() if switch is False or switch == "off")
 
+    def _signals(self, said: Any, declared: Set[str]) -> list[Signal]:
+        if said is None:
+            return []
+        place: Location = ("signals",)
+        if not isinstance(said, dict):
+            remedy = "Write 'ecc: uncorrectable ECC error'."
+            self._fault(place, "is no mapping of names to texts", remedy, Code.WRONG_SHAPE)
+            return []
+        if len(said) > MAX_SIGNALS:
+            reason = f"there are {len(said)} signals; at most {MAX_SIGNALS} are allowed"
+            self._fault(place, reason, "Leave some out.", Code.TOO_LARGE)
+            return []
+        return [one for name, text in said.items() if (one := self._signal(name, text, declared)) is not None]
+
+    def _signal(self, name: str, text: Any, declared: Set[str]) -> Signal | None:
+        place: Location = ("signals", name)
+        if not _SIGNAL_NAME.fullmatch(name):
+            remedy = "Use up to 31 lower-case letters, digits and '_', a letter first."
+            self._fault(place, "cannot be a signal's name", remedy, Code.INVALID_VALUE)
+            return None
+        if SIGNALS + name in declared:
+            reason, remedy = f"there is a metric {SIGNALS}{name} already", "Choose another name."
+            self._fault(place, reason, remedy, Code.DUPLICATE_NAME)
+            return None
+        # lines are looked through without control characters, and cut where they end
+        if not isinstance(text, str) or not 1 <= len(text) <= MAX_SIGNAL_CHARS or not text.isprintable():
+            remedy = f"Write what stands in the line: 1 to {MAX_SIGNAL_CHARS} printable characters."
+            self._fault(place, "is no text of one line", remedy, Code.INVALID_VALUE)
+            return None
+        return Signal(name, text)
+
     def _rule(self, location: Location, said: Any) -> Rule | None:
         if not isinstance(said, dict):
             self._fault(location, "is no rule", "Write 'name:', 'when:' and 'do:'.", Code.WRONG_SHAPE)
@@ -215,6 +253,7 @@ class _Reader:
         more["description"] = said.get("description", "")[:500]
         rule = Rule(name, when, clear, on=on, every=every, **more)
         look_for_what_never_happens(rule, self._reach, location, self._warnings)
+        look_at_place(rule, self._metrics, location, self._document, self._warnings)
         return rule
 
     def _name(self, location: Location, said: Mapping[str, Any]) -> str:
@@ -335,8 +374,12 @@ class _Reader:
                 seen.setdefault(name, number)
 
     def _look_at_memory(self, found: RuleSet) -> None:
-        """All windows together are bounded: equal ones count once."""
+        """All windows together are bounded: equal ones count once. So is what the jobs of a group keep."""
         limits = self._limits
+        values = len(needed_group_values(found))
+        if values > limits.group_values:
+            reason = f"group functions need {values} metrics or steps; at most {limits.group_values} are allowed"
+            self._fault(("rules",), reason, "Use the same metrics and steps in several rules.", Code.TOO_LARGE)
         expressions = [one for rule in found.rules for one in (rule.when, rule.clear) if one is not None]
         summaries = {part.summary for one in expressions for part in walk(one) if isinstance(part, Aggregate)}
         windows = {(one.metric, one.function, one.window) for one in summaries if one.window is not None}

@@ -13,17 +13,20 @@ from typing import Any, NamedTuple
 from contract.rules.actions import Action, Stop
 from contract.rules.arithmetic import number_of
 from contract.rules.compiling import Compiler, Reader
+from contract.rules.groups import GroupValues
 from contract.rules.machine import MAX_ERRORS, Machine
 from contract.rules.numbers import decoded, encoded
 from contract.rules.periods import Period
-from contract.rules.rule import EVENTS, Rule, RuleSet
+from contract.rules.rule import EVENTS, REPORT, Rule, RuleSet
 from contract.rules.series import Clock, Series
-from contract.rules.typed import Aggregate, Reading, walk
+from contract.rules.typed import Aggregate, Grouped, Reading, walk
 from contract.rules.verdicts import Operand, State, Verdict
 
 STATE_VERSION = 1
 MAX_PROBLEM_CHARS = 120
 MAX_COMBINATIONS = 256
+_LOGGED = "logged"
+"""A `log` of a step that was observed already: the step itself is nothing new."""
 
 
 class StateError(ValueError):
@@ -41,21 +44,23 @@ class Carried(NamedTuple):
 class Evaluator:
     """A rule set with its history."""
 
-    def __init__(self, rules: RuleSet) -> None:
+    def __init__(self, rules: RuleSet, group: GroupValues | None = None) -> None:
+        """`group`: where it is evaluated in the control plane, what the jobs of the job's group report."""
         self.rules = rules
+        self._group = group
         self._assemble()
 
     def _assemble(self) -> None:
         """Clock, series and machines, as before the first observation."""
         rules = self.rules
         self._clock = Clock()
-        compiler = Compiler(self._clock, rules.limits)
+        compiler = Compiler(self._clock, rules.limits, self._group)
         self._machines: list[Machine] = []
         self._operands: dict[str, list[tuple[str, Reader]]] = {}
         for rule in rules.rules:
             release = compiler.compiled(rule.clear) if rule.clear is not None else None
             self._machines.append(Machine(rule, compiler.compiled(rule.when), release))
-            leaves = {one.text: one for one in walk(rule.when) if isinstance(one, (Reading, Aggregate))}
+            leaves = {one.text: one for one in walk(rule.when) if isinstance(one, (Reading, Aggregate, Grouped))}
             self._operands[rule.name] = [(text, compiler.compiled(one)) for text, one in leaves.items()]
             for name in rule.told:
                 compiler.keep(name)
@@ -70,6 +75,8 @@ class Evaluator:
         for index, machine in enumerate(self._machines):
             machine.index = index
             self._subscribe(machine, clocks)
+        self._by_event[REPORT] = [*self._by_event["step"], *self._by_event["log"]]
+        self._by_event[_LOGGED] = self._by_event["log"]
         self._due: dict[tuple[str, ...], list[Machine]] = {}
         """What observations of one event and the same metrics make due."""
         self._read = {rule.name: [self._series[name] for name in rule.metrics] for rule in rules.rules}
@@ -104,6 +111,7 @@ class Evaluator:
             clock.now = now
         else:
             now = clock.now
+        event = _LOGGED if event == "log" and step == self._step else event
         self._step = step
         series_of = self._series
         for name, value in metrics.items():
@@ -122,7 +130,7 @@ class Evaluator:
             except Exception as error:  # noqa: BLE001 - a value can be any object, and fail in any way
                 series.current = None
                 series.problem = f"{name} is no number ({type(value).__name__}: {error})"[:MAX_PROBLEM_CHARS]
-        if "step" in series_of and "step" not in metrics:
+        if "step" in series_of and "step" not in metrics and event is not _LOGGED:
             series_of["step"].push(float(step), now)
         for sample in self._samples:
             sample.take()
@@ -161,9 +169,10 @@ class Evaluator:
 
     def _due_at(self, event: str, metrics: Mapping[str, object]) -> list[Machine]:
         """Worked out once for each combination, of which a training has few."""
-        names = {*metrics, "step"} & self._by_metric.keys()
+        again = event is _LOGGED
+        names = {*metrics, *(() if again else ("step",))} & self._by_metric.keys()
         found = {machine for name in names for machine in self._by_metric[name]}
-        found.update(self._always, self._by_event.get(event, ()))
+        found.update(() if again else self._always, self._by_event.get(event, ()))
         due = sorted(found, key=lambda machine: machine.index)
         if len(self._due) >= MAX_COMBINATIONS:
             self._due.clear()

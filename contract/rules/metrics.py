@@ -12,6 +12,8 @@ from contract.rules.limits import MAX_NAME_CHARS
 
 Goal = Literal["min", "max"]
 NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*(?:\.[A-Za-z0-9_]+)*")
+SIGNALS = "log."
+"""What the names of signals' metrics begin with."""
 RESERVED = frozenset(("and", "or", "not", "true", "false", "inf", "min", "max"))
 
 
@@ -58,6 +60,8 @@ class Metric(NamedTuple):
     clock: bool = False
     """It moves with every step: its arrival alone does not make a rule that has other metrics due."""
     meaning: str = ""
+    control_plane: bool = False
+    """Only the control plane knows it."""
 
 
 def _number(name: str, unit: str = "", goal: Goal | None = None, **more: object) -> Metric:
@@ -83,11 +87,27 @@ _BUILT_IN = (
     _number("data.reuse", low=0, meaning="how often a sample was trained on, in the mean"),
     Metric("ckpt.age", Kind.DURATION, "s", "min", 0, clock=True, meaning="time since the newest checkpoint"),
     Metric("wall", Kind.DURATION, "s", None, 0, clock=True, meaning="time that the job has run, all attempts together"),
-    _number("cost", "USD", low=0, clock=True, meaning="what the job has cost so far"),
-    Metric("heartbeat.age", Kind.DURATION, "s", "min", 0, meaning="time since the newest heartbeat"),
-    Metric("queue.age", Kind.DURATION, "s", "min", 0, meaning="time that the job has been waiting for a worker"),
-    _number("failures", goal="min", low=0, meaning="failed attempts so far"),
-    _number("interruptions", goal="min", low=0, meaning="lost machines so far"),
+    _number("cost", "USD", low=0, clock=True, meaning="what the job has cost so far", control_plane=True),
+    Metric(
+        "heartbeat.age",
+        Kind.DURATION,
+        "s",
+        "min",
+        0,
+        meaning="time since the newest heartbeat",
+        control_plane=True,
+    ),
+    Metric(
+        "queue.age",
+        Kind.DURATION,
+        "s",
+        "min",
+        0,
+        meaning="time that the job has been waiting for a worker",
+        control_plane=True,
+    ),
+    _number("failures", goal="min", low=0, meaning="failed attempts so far", control_plane=True),
+    _number("interruptions", goal="min", low=0, meaning="lost machines so far", control_plane=True),
 )
 BUILT_IN: Mapping[str, Metric] = {metric.name: metric for metric in _BUILT_IN}
 
@@ -119,6 +139,15 @@ def is_name(text: str) -> bool:
     """Whether a metric can be called so."""
     fits = len(text) <= MAX_NAME_CHARS and NAME.fullmatch(text) is not None and text not in RESERVED
     return fits and not any(part.startswith("__") for part in text.split("."))
+
+
+ALIASES: Mapping[str, str] = {"learning_rate": "lr", "eval_loss": "eval.loss"}
+"""Names that training loops use for what rules call otherwise."""
+
+
+def name_in_rules(reported: str) -> str:
+    """`canonical_name`, for what training loops call otherwise too."""
+    return canonical_name(ALIASES.get(reported, reported))
 
 
 def canonical_name(reported: str) -> str:

@@ -10,8 +10,8 @@ from typing import Any
 from contract.checkpoints import CheckpointView
 from contract.history import AttemptView, EventType, EventView
 from contract.jobs import JobView
+from contract.output import LogLine
 from contract.rules import presets
-from contract.work import LogLine
 from gpu_client.transport.api import BatonClient
 from gpu_client.transport.calls import pages
 

@@ -242,12 +242,14 @@ class _Training:
 
     def _losses(self, report: Progress) -> dict[str, float]:
         found: dict[str, float] = {}
-        numbers = report.metrics
-        if report.nonfinite:
-            numbers = {**numbers, **{name: float(word) for name, word in report.nonfinite.items()}}
-        for told, value in numbers.items():
+        if report.points:
+            said = [one for point in report.points for one in point.metrics.items()]
+        else:
+            said = [*report.metrics.items(), *report.nonfinite.items()]
+        for told, number in said:
             name = self._names.get(told) or self._named(told)
-            if name != "-" and name not in found:
+            if name != "-":
+                value = float(number)
                 before = self._newest.get(name)
                 if value != before and not (before is not None and math.isnan(value) and math.isnan(before)):
                     self._newest[name] = found[name] = value

@@ -217,8 +217,7 @@ class Steps:
         saves = order.checkpoints != "none"
 
         def gather(news: bool) -> None:
-            self._around.steering.take()
-            self._show_finished(channel)
+            self._hear(channel)
             if saves:
                 self._harvest.gather(trainer, self._committer, now=news)
 
@@ -237,11 +236,17 @@ class Steps:
         )
         end = self._run.run()
         channel.settle()  # how the training is to be reported was the last that it said
-        self._around.steering.take()
-        self._show_finished(channel)
+        self._hear(channel)
         if saves:
             self._harvest.gather_rest(self._committer, clean_exit=end.status.code == 0)
         return end
+
+    def _hear(self, channel: ChannelServer) -> None:
+        """Take what the training has said since the last look."""
+        self._around.steering.take()
+        self._show_finished(channel)
+        for point in channel.take_points():
+            self.output.points.offer(point.step + self._ledger.base, point.metrics)
 
     def _show_finished(self, channel: ChannelServer) -> None:
         """Hand over what the training has finished since the last look."""

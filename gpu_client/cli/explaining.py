@@ -143,9 +143,10 @@ def _running(facts: Facts) -> tuple[str, list[str]]:
         )
         advice = ["That should have happened by now: is the sweeper running?"] if silent_s > LATE_S else []
         return late, advice
-    if job.reason is not None and job.reason.code == ReasonCode.PAUSED_BY_USER:
+    if job.reason is not None and job.reason.code in (ReasonCode.PAUSED_BY_USER, ReasonCode.PAUSED_BY_RULE):
+        by = f" by {job.reason.message}" if job.reason.code == ReasonCode.PAUSED_BY_RULE else ""
         return (
-            f"It runs on {machine} and was asked to pause: it commits a checkpoint first.",
+            f"It runs on {machine} and was asked to pause{by}: it commits a checkpoint first.",
             ["To go on instead: baton resume ID"],
         )
     return f"It runs on {machine}: {said}.", []
@@ -154,7 +155,8 @@ def _running(facts: Facts) -> tuple[str, list[str]]:
 def _paused(facts: Facts) -> tuple[str, list[str]]:
     message = facts.job.reason.message if facts.job.reason else ""
     why = f" ({message})" if message else ""
-    return f"It was paused by a user{why} and resumes from {_checkpoint(facts.job)}.", [
+    by_rule = facts.job.reason is not None and facts.job.reason.code == ReasonCode.PAUSED_BY_RULE
+    return f"It was paused by a {'rule' if by_rule else 'user'}{why} and resumes from {_checkpoint(facts.job)}.", [
         "To let it run: baton resume ID"
     ]
 
@@ -181,6 +183,7 @@ _WHY_FAILED: dict[str, tuple[str, str]] = {
         "Look for memory that runs out, and let it write checkpoints more often",
     ),
     ReasonCode.MAX_RUNTIME: ("it used up the time that its policy allows", "Raise policy.max_runtime_s"),
+    FailureClass.STOPPED_BY_RULE: ("a rule ended it", "If that was wrong, mend the rule (baton rules set ID FILE)"),
     ReasonCode.DEADLINE: ("its deadline has passed", "Submit it with a later policy.deadline_at"),
 }
 

@@ -41,9 +41,9 @@ class Firings:
         self._state: JobState | None = None
 
     def look(self, job_id: str, state: JobState) -> None:
-        """Show what is new. Asks now and then while the job runs, and when its state changes."""
+        """Show what is new. Asks now and then until the job has ended, and when its state changes."""
         moved, self._state = state is not self._state, state
-        due = moved or (state is JobState.RUNNING and self._looks % self._pause == 0)
+        due = moved or (not state.terminal and self._looks % self._pause == 0)
         self._looks += 1
         if not due:
             return

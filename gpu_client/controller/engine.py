@@ -8,8 +8,9 @@ from typing import Any
 
 from contract.rules.document import load
 from contract.rules.evaluating import Evaluator, StateError
-from contract.rules.metrics import canonical_name
+from contract.rules.metrics import name_in_rules
 from contract.rules.numbers import encoded
+from contract.rules.placing import split
 from contract.rules.verdicts import State, Verdict
 from gpu_client.controller.orders import Order, orders_of
 
@@ -22,8 +23,6 @@ UNSEEN_AFTER = 200
 MAX_REPORTED = 20
 MAX_NAMES = 4096
 """A loop that puts the step into its metrics' names has a new one at every step."""
-ALIASES = {"learning_rate": "lr", "eval_loss": "eval.loss"}
-"""Names that loops use for what rules call otherwise."""
 
 _EVENTS = {State.FIRED: "rule.fired", State.CLEARED: "rule.cleared", State.ERROR: "rule.error"}
 _NO_ORDERS: tuple[Order, ...] = ()
@@ -56,7 +55,7 @@ class Engine:
         return self._evaluator is not None
 
     def install(self, revision: int, text: str, *, step: int) -> str:
-        """Put these rules into force; what is unchanged in them keeps its counters.
+        """Put these rules into force, but for the control plane's; what is unchanged in them keeps its counters.
 
         Answers with the reason why they cannot be; those before stay in force then. Never raises.
         """
@@ -66,7 +65,8 @@ class Engine:
                 first = loaded.faults[0]
                 place = f"line {first.line}: " if first.line else ""
                 return f"{place}{first.field}: {first.reason}. {first.remedy}".strip()
-            evaluator = Evaluator(loaded.rules) if loaded is not None and loaded.rules and loaded.rules.rules else None
+            rules = split(loaded.rules).training if loaded is not None and loaded.rules else None
+            evaluator = Evaluator(rules) if rules is not None and rules.rules else None
         except Exception as error:
             log.exception("revision %d of the rules cannot be read", revision)
             return f"rules cannot be read here: {type(error).__name__}: {error}"
@@ -75,8 +75,8 @@ class Engine:
         if old is not None and evaluator is not None:
             told += _carried(evaluator, old.state_dict())
         self.revision = revision
-        rules = evaluator.rules.rules if evaluator is not None else ()
-        self.reads = frozenset(name for rule in rules for name in (*rule.metrics, *rule.told))
+        here = evaluator.rules.rules if evaluator is not None else ()
+        self.reads = frozenset(name for rule in here for name in (*rule.metrics, *rule.told))
         self._seen = 0
         self._awaited, self._unseen_told = self._not_come(), set()
         self._decide("rule.updated", step=step, severity="info", message=told)
@@ -118,7 +118,7 @@ class Engine:
             if known is None:
                 if len(names) >= MAX_NAMES:
                     names.clear()
-                known = names[name] = canonical_name(ALIASES.get(name, name))
+                known = names[name] = name_in_rules(name)
             found[known] = value
         return found
 

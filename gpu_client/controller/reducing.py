@@ -8,9 +8,11 @@ from typing import Any, NamedTuple, Protocol
 
 from contract.rules.arithmetic import number_of
 from contract.rules.numbers import decoded, encoded
+from contract.rules.rule import REPORT
 from gpu_client.controller.engine import Engine
 
 Gathered = list[list[float]]
+_STEPS = ("step", REPORT)
 _GREATEST = frozenset({"step.time", "data.wait", "ckpt.age", "wall", "gpu.temp", "gpu.mem", "host.mem", "host.cpu"})
 """Of these the greatest counts: the slowest and fullest process is what all of them wait for. Of others the mean."""
 
@@ -63,13 +65,18 @@ class Gathering:
         """Since the last exchange: at most one of them is a step."""
         self._under_way: Callable[[], list[Observed]] | None = None
 
-    def hand_in(self, step: int, metrics: Mapping[str, object], *, now: float) -> None:
-        """What this process reports, once or more often, or not at all: processes need not do alike."""
+    def hand_in(self, step: int, metrics: Mapping[str, object], *, now: float, logged: bool = False) -> None:
+        """What this process reports, once or more often, or not at all: processes need not do alike.
+
+        logged: these are what the loop logs of the step.
+        """
+        event = REPORT if logged else "step"
         for place, one in enumerate(self._mine):
-            if one.event == "step":
-                self._mine[place] = Observed("step", step, now, {**one.metrics, **metrics})
+            if one.event in _STEPS:
+                event = REPORT if REPORT in (one.event, event) else event
+                self._mine[place] = Observed(event, step, now, {**one.metrics, **metrics})
                 return
-        self._mine.append(Observed("step", step, now, metrics))
+        self._mine.append(Observed(event, step, now, metrics))
 
     def note(self, event: Observed) -> None:
         """Something else than a step; the first process alone says so."""
@@ -83,7 +90,7 @@ class Gathering:
         before = self.finish()
         names = sorted(engine.reads)
         mine, self._mine = self._mine, []
-        renamed = engine.renamed(next((one.metrics for one in mine if one.event == "step"), {}))
+        renamed = engine.renamed(next((one.metrics for one in mine if one.event in _STEPS), {}))
         values: list[float] = []
         for name in names:
             number = _number(renamed.get(name))
@@ -92,7 +99,7 @@ class Gathering:
 
         def finish() -> list[Observed]:
             found = _reduced(names, wait())
-            return [one._replace(metrics=found) if one.event == "step" else one for one in mine]
+            return [one._replace(metrics=found) if one.event in _STEPS else one for one in mine]
 
         self._under_way = finish
         return before

@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, TypeVar
 
 from contract.rules.metrics import canonical_name
+from contract.rules.rule import REPORT
 from gpu_client.controller.commands import Commands
 from gpu_client.controller.engine import Engine
 from gpu_client.controller.knobs import Knob
@@ -34,6 +35,7 @@ _ON_FIRST = frozenset({"log", "alert"})
 """Said once, not by every process."""
 
 T = TypeVar("T")
+Note = Callable[[int, Mapping[str, object]], None]
 
 
 class Steering:
@@ -66,18 +68,22 @@ class Steering:
         self._saved_here = False
         self.engine = Engine(self._teller.decided)
         self._offer = Offer()
+        self._note: Note | None = None
         self._performer = Performer(loop, self._offer, self._leave)
         self._gathering = Gathering(peers) if peers.size > 1 else None
         self._signals = Signals(clock)
         self.live = False
         """Whether there is anything to do at a step: asked at every one."""
 
-    def begin(self, start: Mapping[str, Any], send: Send | None) -> None:
+    def begin(self, start: Mapping[str, Any], send: Send | None, note: Note | None = None) -> None:
         """Take what the agent said at the beginning; `send` tells the agent, None where there is none.
+
+        note: is told the metrics of evaluations, for the job's history.
 
         start: `rules`, `commands`, `rollbacks`, `ran_s`, as in contract.steering.Control.
         """
         self._teller.send = send
+        self._note = note
         self._knows_wall = "ran_s" in start
         self._wall_base = float(start.get("ran_s") or 0)
         self._rollbacks = list(start.get("rollbacks") or [])
@@ -133,7 +139,10 @@ class Steering:
     def evaluated(self, step: int, metrics: Mapping[str, object] | None = None, **more: object) -> None:
         """An evaluation is done: rules know `loss` of it as `eval.loss`."""
         found = {**(metrics or {}), **more}
-        self.happened("evaluate", step, {f"eval.{name}": value for name, value in found.items()})
+        named = {f"eval.{name}": value for name, value in found.items()}
+        if self._note is not None:
+            self._note(step, named)
+        self.happened("evaluate", step, named)
 
     def measured(self, step: int) -> dict[str, float]:
         """What the agent is told beside a report: mean times of the steps since the report before it."""
@@ -164,20 +173,27 @@ class Steering:
 
     # What the loop says
 
-    def reported(self, step: int, metrics: Mapping[str, object], *, last: bool = False) -> None:
-        """A step is done; `last`: as far as is known none comes after it. Never raises."""
+    def reported(self, step: int, metrics: Mapping[str, object], *, last: bool = False, event: str = "") -> None:
+        """A step is done; `last`: as far as is known none comes after it. Never raises.
+
+        event: `step`; `log`, of a step that was done already; else a step that has metrics is both.
+        """
+        event = event or (REPORT if metrics else "step")
         self._step, self._last = step, last
         if not self._started:
             self._started = True
             self.happened("start", max(0, step - 1), {})
-        found = self._signals.at_step(metrics, step=step, reads=self.engine.reads, wall=self._wall(), offer=self._offer)
+        found = metrics
+        if event != "log":
+            reads, offer = self.engine.reads, self._offer
+            found = self._signals.at_step(metrics, step=step, reads=reads, wall=self._wall(), offer=offer)
         if self._gathering is not None:
             if self.engine.active:
-                self._gathering.hand_in(step, found, now=self._now())
+                self._gathering.hand_in(step, found, now=self._now(), logged=event != "step")
         else:
             orders = self._arrived(step)
             if self.engine.active:
-                orders += self.engine.observe(found, step=step, now=self._now())
+                orders += self.engine.observe(found, step=step, now=self._now(), event=event)
             self._carry_out(orders)
         self._look_for_epoch(step, metrics)
         self._tell_statuses()

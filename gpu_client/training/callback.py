@@ -83,7 +83,7 @@ class BatonCallback(TrainerCallback):  # type: ignore[misc]  # transformers is n
     ) -> TrainerControl:
         """Report the step; pass on what the session, a rule or a command wants."""
         new = {} if state.epoch is None else {"epoch": state.epoch}
-        self._session.report_new(state.global_step, state.max_steps, new, shown=self._logged)
+        self._session.report_new(state.global_step, state.max_steps, new, shown=self._logged, event="step")
         self._show_losses(args)
         return self._obey(state, control)
 
@@ -100,7 +100,7 @@ class BatonCallback(TrainerCallback):  # type: ignore[misc]  # transformers is n
         self._logged = self._logged | numbers
         # An evaluation is an event of its own: rules hear of it in on_evaluate.
         new = {} if any(name.startswith(EVALUATED) for name in numbers) else numbers
-        self._session.report_new(state.global_step, state.max_steps, new, shown=self._logged)
+        self._session.report_new(state.global_step, state.max_steps, new, shown=self._logged, event="log")
         return self._obey_alone(state, control)
 
     def on_prediction_step(

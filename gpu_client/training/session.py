@@ -87,7 +87,7 @@ class Session:
         self._directives.share_with(self.steering)
         listening, told = channel_path if ranks.first else None, self.steering
         self._channel = Channel(listening, self._directives.receive, on_steering=told.receive, signals=told.measured)
-        self.steering.begin(control, self._channel.tell if self._channel.connected else None)
+        self.steering.begin(control, self._channel.tell if self._channel.connected else None, self._channel.note)
         self._writer = Writer(
             output_dir,
             None if arena is None else Arena(arena),
@@ -122,8 +122,7 @@ class Session:
             the agent knows of their successors.
         rules: without Baton, a file of rules (docs/rules.md). (Under Baton they are the job's.)
 
-        Raises SessionError when no output directory is known, the parameters cannot be read, or a fresh run would mix
-        with the checkpoints of an earlier one.
+        Raises SessionError without output directory or readable parameters, or where checkpoints of two runs would mix.
         """
         if keep_last < 1:
             raise SessionError(f"keep_last is {keep_last}", "Keep at least 1 checkpoint")
@@ -154,22 +153,23 @@ class Session:
     def report(self, step: int, total: int, **metrics: object) -> None:
         """Say how far training is: `step` of `total` done, with numbers (tensors of one element are welcome).
 
-        Cheap enough for every step: at most one report per 0.2 s is read and sent. numpy's and torch's whole numbers
-        are steps too. Raises SessionError for a fraction.
+        Cheap enough for every step: at most one report per 0.2 s is read and sent. Raises SessionError for a fraction.
         """
         self.report_new(step, total, metrics, shown=metrics)
 
-    def report_new(self, step: int, total: int, new: Mapping[str, object], *, shown: Mapping[str, object]) -> None:
-        """The same where `shown`, for people, has numbers of earlier steps in it: rules look at what is `new`."""
+    def report_new(
+        self, step: int, total: int, new: Mapping[str, object], *, shown: Mapping[str, object], event: str = ""
+    ) -> None:
+        """The same where `shown`, for people, has older numbers. event: `step` or `log`, where they are told apart."""
         # Kept as they are until the next report: reading (or detaching) each would cost more than all the rest, and
         # once backward() has run, a loss holds no activations.
         step, total = _whole("step", step), _whole("total", total)
         self._last_report = (step, total, shown)
         if self._writer.skipped_steps:
             shown = {"checkpoints_skipped": len(self._writer.skipped_steps), **shown}
-        self._channel.report(step, total, shown)
+        self._channel.report(step, total, shown, new=new)
         if self.steering.live:
-            self.steering.reported(step, new, last=step >= total > 0)
+            self.steering.reported(step, new, last=step >= total > 0, event=event)
 
     @property
     def alone(self) -> bool:
@@ -186,7 +186,7 @@ class Session:
         done, total = _whole("done", done), _whole("total", total)
         told = {name: done, f"{name}_total": total}
         # First, for the agent leaves out what is too much.
-        self._channel.report(step, total_steps, {**told, **metrics, **told}, phase=(name, done, total))
+        self._channel.report(step, total_steps, {**told, **metrics, **told}, phase=(name, done, total), new={})
 
     def artifact(self, path: str | Path) -> None:
         """Show a finished file of the output directory to whoever watches the job, now instead of at its end.

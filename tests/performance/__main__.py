@@ -21,6 +21,7 @@ from typing import Any
 
 from functions.local.emulator import Emulator
 from tests.performance import (
+    backtest,
     claim_latency,
     claim_race,
     cold_start,
@@ -50,6 +51,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "overhead": _overhead,
         "dreambooth": _dreambooth,
         "rules": _rules,
+        "backtest": _backtest,
     }
     parser = argparse.ArgumentParser(prog="python -m tests.performance", description="Cost and speed, measured.")
     parser.add_argument("--only", choices=sections, action="append", help="may be repeated; default: everything")
@@ -145,6 +147,10 @@ def _rules(rounds: int, quick: bool) -> list[Figure]:
     if quick:
         return rules.measure(rounds=rounds, steps=100, history=2_000)
     return rules.measure(rounds=rounds)
+
+
+def _backtest(rounds: int, quick: bool) -> list[Figure]:
+    return backtest.measure(rounds=rounds, points=50_000 if quick else backtest.POINTS)
 
 
 def _overhead(rounds: int, quick: bool) -> list[Figure]:

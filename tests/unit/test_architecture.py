@@ -58,7 +58,15 @@ MAY_IMPORT: dict[str, set[str]] = {
     "gpu_client.datasets": set(),
     # Runs by itself while the image is built.
     "gpu_client.requirements": set(),
-    "gpu_client.cli": {"contract", "gpu_client.transport", "gpu_client.checkpoints", "gpu_client.datasets"},
+    # Looks at what trainings reported; what rules call a metric it takes from where they run.
+    "gpu_client.backtest": {"contract", "gpu_client.controller"},
+    "gpu_client.cli": {
+        "contract",
+        "gpu_client.transport",
+        "gpu_client.checkpoints",
+        "gpu_client.datasets",
+        "gpu_client.backtest",
+    },
 }
 """What each room may import of the product, besides itself."""
 

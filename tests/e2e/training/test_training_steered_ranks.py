@@ -11,6 +11,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 import torch.distributed as dist
 
@@ -113,11 +114,12 @@ def test_one_two_and_four_processes_decide_the_same(tmp_path: Path) -> None:
         assert ranks[0]["seen"][-1][0] == alone["seen"][-1][0] < 1
 
 
-def test_one_process_with_a_nan_stops_all_after_the_same_step(tmp_path: Path) -> None:
-    ranks = run(tmp_path / "nan", 4, nan=(3, 5))
+@pytest.mark.parametrize(("size", "rank"), [(2, 1), (4, 3)])
+def test_one_process_with_a_nan_stops_all_after_the_same_step(tmp_path: Path, size: int, rank: int) -> None:
+    ranks = run(tmp_path / "nan", size, nan=(rank, 5))
     assert ["nan", 5] in ranks[0]["fired"]
-    assert [rank["ended_at"] for rank in ranks] == [6] * 4
-    assert all(rank["finishing"] for rank in ranks)
+    assert [one["ended_at"] for one in ranks] == [6] * size
+    assert all(one["finishing"] for one in ranks)
 
 
 def test_a_live_revision_and_a_command_reach_all_after_the_same_step(tmp_path: Path) -> None:

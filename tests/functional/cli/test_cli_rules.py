@@ -90,6 +90,25 @@ def test_watch_tells_what_rules_do(baton: Baton, labour: Labour, tmp_path: Path)
     assert "step 44: rule spike fired: loss = 9.5" in said.err
 
 
+WAITS = (
+    "rules:\n- {name: waits, when: queue.age > 1h, do: {alert: x}}\n- {name: nan, when: not isfinite(loss), do: save}\n"
+)
+
+
+def test_it_is_said_where_each_rule_is_evaluated(baton: Baton, labour: Labour, tmp_path: Path) -> None:
+    job = submit(baton, labour, tmp_path)
+    file = tmp_path / "waits.yaml"
+    file.write_text(WAITS)
+    baton("rules", "set", job, file).ok()
+    shown = baton("rules", "show", job).ok().out
+    assert "in the control plane: checked at " in shown
+    assert shown.splitlines()[-1].split()[:6] == ["waits", "armed", "control", "plane", "last", "value"]
+    labour.claim()
+    say(labour, 3, rules_revision=1, step=1, statuses=[RuleStatus(rule="nan", state="armed", said="armed")])
+    rows = [line.split()[:3] for line in baton("rules", "show", job).ok().out.splitlines()[-2:]]
+    assert rows == [["nan", "armed", "training"], ["waits", "armed", "control"]]
+
+
 CONTROLLER = """
 controller_metrics:
 - {name: loss, class: Loss}

@@ -81,9 +81,9 @@ class Trained:
 
             options = {name: value for name, value in more.items() if name != "kill_at"}
             arguments = transformers.TrainingArguments(
-                str(session.output_dir), per_device_train_batch_size=1, logging_steps=1, learning_rate=0.1,
-                max_steps=len(losses), report_to=[], use_cpu=True, disable_tqdm=True,
-                **{"save_strategy": "no", "lr_scheduler_type": "linear", **options},
+                str(session.output_dir), per_device_train_batch_size=1, learning_rate=0.1, max_steps=len(losses),
+                report_to=[], use_cpu=True, disable_tqdm=True,
+                **{"logging_steps": 1, "save_strategy": "no", "lr_scheduler_type": "linear", **options},
             )  # fmt: skip
             trainer = Ordered(
                 Model(), arguments, train_dataset=Losses(losses), eval_dataset=evaluated, callbacks=[callback, Look()]
