@@ -7,6 +7,7 @@ the attempt, so that one that is sent twice is written down once.
 
 from __future__ import annotations
 
+import json
 from enum import StrEnum
 from typing import Annotated, Literal, Self
 
@@ -25,6 +26,9 @@ MAX_STATUSES = 200
 MAX_STATUS_CHARS = 200
 MAX_OPERAND_CHARS = 2000
 """Of an operand's text: as long as an expression may be."""
+MAX_OPERANDS_BYTES = 72_000
+"""Of one decision's operands together, as JSON: 32 of the longest that rules can have. Ten decisions are written in one
+transaction, which DynamoDB allows 4 MB."""
 MAX_REVISION = 10**6
 MAX_SEQUENCE = 10**6
 MAX_ROLLBACKS = 200
@@ -157,6 +161,13 @@ _OperandText = Annotated[str, Field(max_length=MAX_OPERAND_CHARS)]
 _OperandValue = bool | float | Annotated[str, Field(max_length=64)] | None
 
 
+def _fitting(operands: dict[str, bool | float | str | None]) -> dict[str, bool | float | str | None]:
+    size_bytes = len(json.dumps(operands, ensure_ascii=False).encode(errors="replace"))
+    if size_bytes > MAX_OPERANDS_BYTES:
+        raise ValueError(f"take {size_bytes} bytes together; at most {MAX_OPERANDS_BYTES} are allowed")
+    return operands
+
+
 class Decision(WireModel):
     """What a rule, or a command, decided or did. It becomes an event of the job.
 
@@ -189,7 +200,7 @@ class Decision(WireModel):
     at: EpochSeconds
     severity: Literal["info", "warning", "error"] = "warning"
     dry_run: bool = False
-    operands: Annotated[dict[_OperandText, _OperandValue], Field(max_length=32)] = {}
+    operands: Annotated[dict[_OperandText, _OperandValue], AfterValidator(_fitting), Field(max_length=32)] = {}
     """By their text; NaN and infinity as texts."""
     actions: Annotated[list[Identity], Field(max_length=16)] = []
     message: Said = ""
@@ -272,7 +283,7 @@ class RolledBack(AnswerModel):
 class Control(AnswerModel):
     """What a worker needs of all this at the beginning of an attempt.
 
-    Example: `{"rules": {"revision": 1, "text": "rules: []"}, "commands": [], "rollbacks": [], "ran_s": 0}`
+    Example: `{"rules": {"revision": 1, "text": "rules: []"}, "commands": [], "rollbacks": [], "ends": 0, "ran_s": 0}`
     """
 
     rules: RulesInForce | None = None
@@ -282,6 +293,9 @@ class Control(AnswerModel):
     commands_seq: Sequence = 0
     """All commands up to this one are here, or will never be: what the worker has received."""
     rollbacks: list[RolledBack] = []
+    ends: int = 0
+    """How often a rule or command has ended an attempt in the job's life: one that a checkpoint says was decided when
+    there had been as many, and that nobody carried out, is still to come."""
     ran_s: int = 0
     """By all earlier attempts."""
 

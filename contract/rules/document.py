@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Iterable, Mapping, Set
+from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 from contract.documents import Document, Location, read_document
@@ -13,23 +13,21 @@ from contract.errors import Fault
 from contract.rules.checking import Checked, check_condition
 from contract.rules.faults import Code, did_you_mean
 from contract.rules.limits import LIMITS, Limits
-from contract.rules.metrics import BUILT_IN, SIGNALS, Kind, Metric, Metrics, is_name
+from contract.rules.metrics import BUILT_IN, REDUCES, Kind, Metric, Metrics, is_name
 from contract.rules.periods import MAX_CHECKS_OF, ONE_CHECK, Measure, Period, hold_of, period_of
 from contract.rules.placing import look_at_place, needed_group_values
 from contract.rules.presets import NAMES as PRESETS
 from contract.rules.reachability import Reach, look_for_what_never_happens
 from contract.rules.reading_actions import read_action
-from contract.rules.rule import EVENTS, Rule, RuleSet, Signal
+from contract.rules.reading_signals import read_signals
+from contract.rules.rule import EVENTS, Rule, RuleSet
 from contract.rules.typed import Aggregate, Typed, walk
 
 MAX_ACTIONS = 16
 MAX_FIRES = 10**9
 _RULE_NAME = re.compile(r"[a-z0-9][a-z0-9_-]{0,62}")
-MAX_SIGNALS = 16
-MAX_SIGNAL_CHARS = 200
-_SIGNAL_NAME = re.compile(r"[a-z][a-z0-9_]{0,30}")
 _KEYS = ("version", "presets", "metrics", "signals", "rules")
-_METRIC_KEYS = ("kind", "goal", "unit")
+_METRIC_KEYS = ("kind", "goal", "unit", "reduce")
 _RULE_KEYS = (
     "name", "description", "when", "on", "every", "for", "warmup", "cooldown", "once", "max_fires", "clear", "do",
     "severity", "mode", "on_error",
@@ -123,7 +121,7 @@ class _Reader:
         if type(value.get("version", 1)) is not int or value.get("version", 1) != 1:
             self._fault(("version",), "the version is not known", "Write 'version: 1'.", Code.INVALID_VALUE)
         declared = self._declared(value.get("metrics"))
-        signals = self._signals(value.get("signals"), {metric.name for metric in declared})
+        signals = read_signals(self._document, value.get("signals"), {metric.name for metric in declared})
         known = (*declared, *(signal.metric for signal in signals))
         self._metrics = Metrics(known, reported=self._reported)
         self._reach = self._reach._replace(metrics=self._metrics)
@@ -185,7 +183,14 @@ class _Reader:
             remedy = "There are kind (number, duration, size, bool), goal (min, max) and unit (a text)."
             self._fault(location, "is not declared rightly", remedy, Code.INVALID_VALUE)
             return None
-        return Metric(name, Kind(kind), unit[:16], goal)
+        reduce = about.get("reduce")
+        if reduce not in (None, *REDUCES):
+            remedy = (
+                f"Write {', '.join(REDUCES[:-1])} or {REDUCES[-1]}: what becomes of the values of several processes."
+            )
+            self._fault((*location, "reduce"), "cannot be that", remedy, Code.INVALID_VALUE)
+            return None
+        return Metric(name, Kind(kind), unit[:16], goal, reduce=reduce)
 
     def _presets_off(self, said: Any) -> frozenset[str]:
         """`presets: off`, or `presets: {preset-stuck: off}`."""
@@ -199,37 +204,6 @@ class _Reader:
                 self._fault(place, "is neither on nor off", remedy, Code.INVALID_VALUE)
                 break
         return frozenset(name for name, switch in switches.items() if switch is False or switch == "off")
-
-    def _signals(self, said: Any, declared: Set[str]) -> list[Signal]:
-        if said is None:
-            return []
-        place: Location = ("signals",)
-        if not isinstance(said, dict):
-            remedy = "Write 'ecc: uncorrectable ECC error'."
-            self._fault(place, "is no mapping of names to texts", remedy, Code.WRONG_SHAPE)
-            return []
-        if len(said) > MAX_SIGNALS:
-            reason = f"there are {len(said)} signals; at most {MAX_SIGNALS} are allowed"
-            self._fault(place, reason, "Leave some out.", Code.TOO_LARGE)
-            return []
-        return [one for name, text in said.items() if (one := self._signal(name, text, declared)) is not None]
-
-    def _signal(self, name: str, text: Any, declared: Set[str]) -> Signal | None:
-        place: Location = ("signals", name)
-        if not _SIGNAL_NAME.fullmatch(name):
-            remedy = "Use up to 31 lower-case letters, digits and '_', a letter first."
-            self._fault(place, "cannot be a signal's name", remedy, Code.INVALID_VALUE)
-            return None
-        if SIGNALS + name in declared:
-            reason, remedy = f"there is a metric {SIGNALS}{name} already", "Choose another name."
-            self._fault(place, reason, remedy, Code.DUPLICATE_NAME)
-            return None
-        # lines are looked through without control characters, and cut where they end
-        if not isinstance(text, str) or not 1 <= len(text) <= MAX_SIGNAL_CHARS or not text.isprintable():
-            remedy = f"Write what stands in the line: 1 to {MAX_SIGNAL_CHARS} printable characters."
-            self._fault(place, "is no text of one line", remedy, Code.INVALID_VALUE)
-            return None
-        return Signal(name, text)
 
     def _rule(self, location: Location, said: Any) -> Rule | None:
         if not isinstance(said, dict):

@@ -11,6 +11,8 @@ from typing import Literal, NamedTuple
 from contract.rules.limits import MAX_NAME_CHARS
 
 Goal = Literal["min", "max"]
+Reduce = Literal["mean", "max", "min", "sum"]
+REDUCES: tuple[Reduce, ...] = ("mean", "max", "min", "sum")
 NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*(?:\.[A-Za-z0-9_]+)*")
 SIGNALS = "log."
 """What the names of signals' metrics begin with."""
@@ -62,6 +64,14 @@ class Metric(NamedTuple):
     meaning: str = ""
     control_plane: bool = False
     """Only the control plane knows it."""
+    reduce: Reduce | None = None
+    """How the values of several processes become one; see `reduced_by`."""
+
+    @property
+    def reduced_by(self) -> Reduce:
+        """As declared, else the mean of numbers; of times and sizes the greatest, which all processes wait for, and of
+        truths whether one of them is true."""
+        return self.reduce or ("mean" if self.kind is Kind.NUMBER else "max")
 
 
 def _number(name: str, unit: str = "", goal: Goal | None = None, **more: object) -> Metric:
@@ -79,8 +89,8 @@ _BUILT_IN = (
     _number("throughput", "1/s", goal="max", low=0, meaning="samples or tokens per second"),
     _number("gpu.util", "%", goal="max", low=0, high=100, meaning="share of time in which the GPU was busy"),
     Metric("gpu.mem", Kind.SIZE, "bytes", low=0, meaning="GPU memory in use"),
-    _number("gpu.temp", "°C", low=-273, meaning="temperature of the GPU"),
-    _number("host.cpu", "%", low=0, high=100, meaning="share of the host's processors in use"),
+    _number("gpu.temp", "°C", low=-273, meaning="temperature of the GPU", reduce="max"),
+    _number("host.cpu", "%", low=0, high=100, meaning="share of the host's processors in use", reduce="max"),
     Metric("host.mem", Kind.SIZE, "bytes", low=0, meaning="host memory in use"),
     Metric("step.time", Kind.DURATION, "s", "min", 0, meaning="duration of the newest step"),
     Metric("data.wait", Kind.DURATION, "s", "min", 0, meaning="time that the newest step waited for its batch"),

@@ -32,6 +32,7 @@ def control_of(context: Context, job: Job, now: int) -> Control | None:
         commands=rules.handed_out(job, commands, now),
         commands_seq=job.commands_seq,
         rollbacks=job.rollbacks,
+        ends=job.ends,
         ran_s=job.counters.runtime_s,
     )
 

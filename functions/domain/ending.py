@@ -245,6 +245,7 @@ def failed_for_good(
         not_before=None,
         pause_requested=False,
         ended_by=ended_by,
+        ends=job.ends + 1,
     )
     said, by = reason.model_dump(), by_whom(ended_by)
     change = change.with_event(

@@ -165,6 +165,7 @@ def complete(
         artifacts=artifacts,
         pause_requested=False,
         ended_by=ended_by,
+        ends=job.ends + (ended_by is not None),
     )
     paths = [artifact.path for artifact in artifacts]
     return change.with_event(EventType.COMPLETED, now, artifacts=paths, **by_whom(ended_by))

@@ -109,6 +109,8 @@ class Job(Record):
     """Of ended attempts whose machine's price is known."""
     priced_s: int = 0
     """How much of `counters.runtime_s` that is for."""
+    ends: int = 0
+    """How often a rule or command has ended an attempt, as it was reported."""
     ended_by: EndedBy | None = None
     idempotency_digest: str | None = None
     created_at: int
@@ -229,6 +231,8 @@ class CheckpointRecord(Record):
     damaged: bool = False
     protected_until: int = 0
     """Somebody was given URLs to read it: retention leaves it alone until then."""
+    tag: str = ""
+    """By which a rule or command wanted it kept."""
 
 
 class RulesRecord(Record):

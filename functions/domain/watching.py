@@ -115,7 +115,8 @@ def look(
     if needed and members is not None:
         member = own_values(member, needed, progress, now=now)
     group = Group(job.id, member, members) if needed else None
-    step = _step(seen)
+    known = progress is None and before is not None and before.epoch == job.epoch
+    step = before.step if known and before is not None else _step(seen)
     acting = Acting(seen.job, seen.attempt, seen.lease, step=step, now=now, kept=kept)
     evaluator, told = _restored(rules, group, before, job.rules_revision)
     if told:

@@ -51,6 +51,8 @@ class Staged:
     """Those of one that was taken over by links, as they were then."""
     give_back: Callable[[], None] | None = None
     """For one that was left where the trainer put it: called, instead of removing `path`, when nobody reads it."""
+    tag: str = ""
+    """By which a rule or command wants it kept."""
 
     def clear(self) -> None:
         """It is committed, or passed over."""

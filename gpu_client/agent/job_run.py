@@ -313,7 +313,7 @@ class JobRun:
         if end.failure is not None:
             return self._fail(end.failure, end.status)
         by_rule = self._steering.leaving
-        if by_rule is None or by_rule.kind == "stop" or self._leaving() is not None:
+        if by_rule is None or by_rule.kind == "stop":
             return self._release()
         return self._hand_back(by_rule)
 

@@ -116,6 +116,8 @@ class SteeringRelay:
         """What a training process begins with (BATON_CONTROL). Raises OSError."""
         with self._lock:
             start = self._control.model_dump(mode="json")
+            if "ends" not in self._control.model_fields_set:
+                del start["ends"]  # a control plane that does not count them: 0 would be a claim
             start["rules"] = self._rules.model_dump(mode="json") if self._rules else None
             start["commands"] = [self._sendable(command) for command in self._commands.values()]
         path.write_text(json.dumps(start), encoding="utf-8")
@@ -135,7 +137,8 @@ class SteeringRelay:
             self._channel = channel
             self._started_at = self._clock()
             self._in_force = 0
-            self._may_leave = True  # a job's next step may end otherwise than the one before
+            # A job's next step, or the next try of the same, may end otherwise than the process before it.
+            self.leaving, self._may_leave = None, True
 
     def detach(self) -> None:
         """It has ended, and all that it said was taken."""

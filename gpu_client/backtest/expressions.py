@@ -6,11 +6,12 @@ from collections.abc import Callable, Iterable
 
 import numpy as np
 
-from contract.rules.compiling import Compiler, Reader, Value
+from contract.rules.compiling import Compiler
 from contract.rules.limits import Limits
 from contract.rules.metrics import Kind
+from contract.rules.readers import Reader, Value
 from contract.rules.series import Clock
-from contract.rules.typed import Aggregate, Chain, Constant, Operation, Reading, Summary, Typed, walk
+from contract.rules.typed import Aggregate, Chain, Constant, Grouped, Operation, Reading, Summary, Typed, walk
 from gpu_client.backtest import values
 from gpu_client.backtest.blocks import Block, value_at
 from gpu_client.backtest.history import Flags
@@ -45,7 +46,7 @@ def has_median(typed: Typed) -> bool:
 def is_understood(typed: Typed) -> bool:
     """Whether all of it is worked out here. What is not is left to the evaluator of trainings."""
     for one in walk(typed):
-        if isinstance(one, Operation) and one.name not in _KNOWN:
+        if isinstance(one, Grouped) or (isinstance(one, Operation) and one.name not in _KNOWN):
             return False
         if isinstance(one, Aggregate) and not _is_summary_understood(one.summary):
             return False
@@ -148,6 +149,8 @@ class Expressions:
                 return self._chain(typed)
             case Operation():
                 return self._operation(typed)
+            case Grouped():
+                raise TypeError(f"{typed.text} is not worked out here")
 
     def _chain(self, typed: Chain) -> Truth:
         numbers = [self._number(operand) for operand in typed.operands]

@@ -15,7 +15,7 @@ from contract.rules.actions import NAMES, Pause, Requeue, Rollback, Stop
 from contract.rules.faults import did_you_mean
 from contract.rules.metrics import Goal, Metrics
 from contract.rules.rule import Rule, RuleSet
-from contract.rules.typed import Aggregate, Typed, walk
+from contract.rules.typed import Aggregate, Grouped, Typed, walk
 from gpu_client.backtest.history import EVALUATE, STEP, History
 from gpu_client.backtest.trying import Trial, tried
 
@@ -146,8 +146,7 @@ def with_events(rule: Rule) -> Rule:
 
 def why_not(rule: Rule, history: History) -> str:
     """Why it cannot be tried on this history; "" if it can."""
-    groups = [one.summary.function for one in _parts(rule) if isinstance(one, Aggregate)]
-    if any(function.startswith("group_") for function in groups):
+    if any(isinstance(part, Grouped) for part in _parts(rule)):
         return "not in this history: the other jobs of its group"
     if rule.on and not rule.on & {STEP, EVALUATE, "log"}:
         return f"not in this history: the events {', '.join(sorted(rule.on))}"

@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from contract.rules.periods import OF_ALL
 from contract.rules.rule import Rule
@@ -65,10 +66,11 @@ def _first(flags: Flags) -> int:
     return int(np.argmax(flags)) if flags.any() else len(flags)
 
 
-def _run_lengths(yes: Flags) -> Whole:
+def _run_lengths(yes: Flags) -> NDArray[np.int32]:
     """How many in a row are true, up to each."""
-    places = np.arange(len(yes))
-    return places - np.maximum.accumulate(np.where(yes, -1, places))
+    places = np.arange(len(yes), dtype=np.int32)
+    runs: NDArray[np.int32] = places - np.maximum.accumulate(np.where(yes, np.int32(-1), places))
+    return runs
 
 
 def _by_runs(checks: Checks, first: int, needed: int) -> Decided:

@@ -226,7 +226,7 @@ def exactly_of(function: str, window: Floats, newest: float | None) -> float:
     series = Series()
     lag = int(newest is not None)
     moments = Moments(series, Clock(), max(len(window), 1), 0.0, lag)
-    moments.with_squares = moments.weighs = True
+    moments.sums.with_squares = moments.sums.weighs = True
     series.follow("moments", moments)
     for value in window.tolist():
         series.push(value, 0.0)

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Protocol
 
-from contract.rules.metrics import canonical_name, is_name
+from contract.rules.metrics import is_name, name_in_rules
 from gpu_client.backtest.history import Builder, History, HistoryError
-from gpu_client.controller.engine import ALIASES
 
 
 class Point(Protocol):
@@ -23,11 +22,6 @@ class Point(Protocol):
 
     def numbers(self) -> Mapping[str, float]:
         """The metrics by the names that the training gave them, NaN and infinity among them."""
-
-
-def name_in_rules(name: str) -> str:
-    """As rules know a metric."""
-    return canonical_name(ALIASES.get(name, name))
 
 
 def history_of_points(points: Iterable[Point], name: str) -> History:

@@ -12,9 +12,8 @@ from pathlib import Path
 from typing import IO, Any
 
 from contract.rules.arithmetic import number_of
-from contract.rules.metrics import is_name
+from contract.rules.metrics import is_name, name_in_rules
 from gpu_client.backtest.history import Builder, History, HistoryError
-from gpu_client.backtest.points import name_in_rules
 
 STEPS = ("step", "global_step", "_step")
 TIMES = ("time", "at", "wall", "timestamp", "_timestamp")

@@ -193,8 +193,13 @@ class Streak(Trail):
 
 def trail_of(summary: Summary) -> Trail | None:
     """What follows that summary; None if it is no trail."""
-    if summary.goal is not None:
-        return Best(summary)
-    kinds = {"ema": Average, "rising": Streak, "falling": Streak, "changed": Streak}
+    kinds: dict[str, type[Trail]] = {
+        "best": Best,
+        "since_best": Best,
+        "ema": Average,
+        "rising": Streak,
+        "falling": Streak,
+        "changed": Streak,
+    }
     kind = kinds.get(summary.function)
     return kind(summary) if kind is not None else None

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from contract.rules.compiling import Value
 from contract.rules.evaluating import Evaluator
+from contract.rules.readers import Value
 from contract.rules.rule import Rule, RuleSet
 from contract.rules.typed import Aggregate, Reading, Typed, walk
 from contract.rules.verdicts import State

@@ -1,4 +1,4 @@
-"""Metrics as a training script gives them, reduced to what the control plane accepts."""
+"""Metrics and tags as a training script gives them, reduced to what the control plane accepts."""
 
 import math
 
@@ -7,6 +7,7 @@ from pydantic import TypeAdapter, ValidationError
 from contract.base import MetricName
 
 MAX_METRICS = 64
+MAX_TAG_CHARS = 64
 
 WORDS = ("nan", "inf", "-inf")
 """What is said for numbers that JSON does not have."""
@@ -55,3 +56,8 @@ def _is_name(name: object) -> bool:
     except ValidationError:
         return False
     return True
+
+
+def usable_tag(raw: object) -> str:
+    """The tag of a checkpoint, as the contract admits it; empty for anything else."""
+    return raw if isinstance(raw, str) and len(raw) <= MAX_TAG_CHARS and raw.isprintable() else ""

@@ -12,6 +12,7 @@ import typer
 from contract.history import AttemptView
 from contract.jobs import JobState, JobView
 from contract.rules.document import load
+from contract.rules.metrics import name_in_rules
 from contract.rules.numbers import encoded
 from contract.rules.rule import RuleSet
 from contract.steering import MAX_RULES_BYTES
@@ -134,8 +135,6 @@ def _run_of(client: BatonClient, job: JobView, asked: _Asked) -> Run:
     retention = job.policy.retention
     keep_best: Aim | None = None
     if retention.keep_best_metric is not None:
-        from gpu_client.backtest.points import name_in_rules
-
         keep_best = Aim(name_in_rules(retention.keep_best_metric), retention.keep_best_mode)
     end = float(history.clock[-1])
     return Run(

@@ -41,9 +41,10 @@ def metrics(
     output: Annotated[Path | None, typer.Option(metavar="FILE", help="Of --csv or --jsonl, instead of here.")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Show what a job's training reported: of each metric the first, last and best value.
+    """Show what a job's training reported, or save it.
 
-    What attempts saw behind the checkpoint from which the next one resumed is left out: each step is there once.
+    Of each metric the first, last and best value; --csv and --jsonl: every point. What attempts saw behind the
+    checkpoint from which the next one resumed is left out: each step is there once.
     """
     if as_csv + as_jsonl + as_json > 1:
         raise CliError("--csv, --jsonl and --json exclude each other")

@@ -33,9 +33,9 @@ def report(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Write a page about a job: its curves, and on them attempts, checkpoints and what rules did.
+    """Write a page about a job: its curves, and on them what happened.
 
-    One HTML file that needs nothing else, also of a job that still runs.
+    Attempts, checkpoints and what rules did. One HTML file that needs nothing else, also of a job that still runs.
     """
     session = session_of(context)
     price = finite(price_per_hour, "--price-per-hour")

@@ -76,8 +76,10 @@ class Teller:
 
     def statuses(self, found: Callable[[], Sequence[dict[str, Any]]], *, at_once: bool = False) -> None:
         """How each rule stands, if it is time to say so."""
+        if self.send is None or not self._first:
+            return
         now = self._clock()
-        if not self._first or self.send is None or not (at_once or now - self._said_at >= STATUS_EVERY_S):
+        if not at_once and now - self._said_at < STATUS_EVERY_S:
             return
         self._said_at = now
         self.say({"type": "rule_statuses", "statuses": _fitting(found())})

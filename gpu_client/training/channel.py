@@ -276,7 +276,8 @@ class Channel:
                 own = {**read, **numbers_of(others, self._warn_once)}
             else:
                 own = numbers
-            body["points"] = points_of(carried, step, own)
+            points = points_of(carried, step, own)
+            body |= {"points": points} if points or not phase else {}
         message = _Message(self._line(body, numbers), points=bool(carried))
         with self._lock:
             if self._progress is not None and self._progress.points and len(self._queue) < MAX_WAITING_TELLINGS:

@@ -20,7 +20,7 @@ from __future__ import annotations
 import atexit
 import logging
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from operator import index
 from pathlib import Path
 from types import TracebackType
@@ -31,9 +31,10 @@ from gpu_client.training import commit, environment, states
 from gpu_client.training.arena import Arena
 from gpu_client.training.channel import Channel
 from gpu_client.training.directives import Directives
-from gpu_client.training.errors import CheckpointMismatchError, CheckpointWriteError, SessionError
+from gpu_client.training.errors import CheckpointMismatchError, SessionError
+from gpu_client.training.profiling import StepProfiler
 from gpu_client.training.protocol import Directive
-from gpu_client.training.random_state import restore_random
+from gpu_client.training.random_state import capture_random, restore_random
 from gpu_client.training.ranks import Ranks
 from gpu_client.training.writing import Writer
 
@@ -85,9 +86,12 @@ class Session:
         self.steering = Steering(self._directives, ranks)
         """Rules and commands: what they may do with this loop, and what they want of it."""
         self._directives.share_with(self.steering)
+        self.steering.offer(profiler=StepProfiler(output_dir, self.artifact, first=ranks.first))
         listening, told = channel_path if ranks.first else None, self.steering
         self._channel = Channel(listening, self._directives.receive, on_steering=told.receive, signals=told.measured)
-        self.steering.begin(control, self._channel.tell if self._channel.connected else None, self._channel.note)
+        known = commit.step_of(resume_from) if resume_from is not None else 0
+        send = self._channel.tell if self._channel.connected else None
+        self.steering.begin(control, send, self._channel.note, step=known)
         self._writer = Writer(
             output_dir,
             None if arena is None else Arena(arena),
@@ -163,7 +167,8 @@ class Session:
         """The same where `shown`, for people, has older numbers. event: `step` or `log`, where they are told apart."""
         # Kept as they are until the next report: reading (or detaching) each would cost more than all the rest, and
         # once backward() has run, a loss holds no activations.
-        step, total = _whole("step", step), _whole("total", total)
+        if type(step) is not int or type(total) is not int:
+            step, total = _whole("step", step), _whole("total", total)
         self._last_report = (step, total, shown)
         if self._writer.skipped_steps:
             shown = {"checkpoints_skipped": len(self._writer.skipped_steps), **shown}
@@ -271,8 +276,12 @@ class Session:
         """
         step = _whole("step", step)
         if self._last_committed is not None and self._last_committed[0] == step:
+            tag = self._directives.tag
             self._directives.starting_checkpoint()
             self._directives.checkpoint_written()
+            if tag:  # wanted after this one was written: the next one is to have it
+                self._directives.tag = tag
+                self._directives.checkpoint_skipped()
             return self._last_committed[1]
         self._directives.starting_checkpoint()
         if metrics is None:
@@ -283,7 +292,8 @@ class Session:
         _require_free(stateful)
         if self.steering.has_state:
             stateful[STEERING] = self.steering
-        path = self._writer.write(step, numbers, stateful, must=must, overlap=overlap and not must)
+        kept_as = self._directives.tag
+        path = self._writer.write(step, numbers, stateful, must=must, overlap=overlap and not must, tag=kept_as)
         if path is None:
             self._directives.checkpoint_skipped()
             return None
@@ -297,27 +307,25 @@ class Session:
         reported, total, _ = self._last_report
         return reported == step and step >= total > 0
 
-    def mark_complete(self, step: int, metrics: Mapping[str, object] | None = None) -> Path:
+    def mark_complete(
+        self, step: int, metrics: Mapping[str, object] | None = None, *, staged: Path | None = None
+    ) -> Path:
         """Commit a `<output>/checkpoint-<step>/` that another library has finished writing (see BatonCallback).
+
+        staged: where it was written, if elsewhere in the output directory: it gets its name now, and goes when newer
+            ones are there, as the session's own do.
 
         It is not resumed by `resume` but by that library.
         """
         step = _whole("step", step)
         final = commit.checkpoint_path(self.output_dir, step)
+        kept_as = self._directives.tag
         self._directives.starting_checkpoint()
         self._last_committed = step, final
         self._directives.checkpoint_written()
-        if not self._ranks.first:
-            return final
-        if not final.is_dir():
-            raise CheckpointWriteError(f"{final} does not exist", "Write checkpoints into the session's output_dir")
-        numbers = self._channel.clean_metrics(metrics or {})
-        try:
-            commit.write_marker(final, step, numbers, "script", {}, durable=self._durable)
-        except OSError as error:
-            raise self._writer.explain(step, error) from error
-        self._channel.checkpoint_written(step, str(final), numbers)
-        self.steering.happened("save", step, {})
+        if self._ranks.first:
+            self._writer.adopt(step, self._channel.clean_metrics(metrics or {}), staged, kept_as)
+            self.steering.happened("save", step, {})
         return final
 
     def resume(self, **stateful: Any) -> int:
@@ -348,18 +356,29 @@ class Session:
             )
         randoms = states.load_states(directory, marker.states, stateful)
         self._last_report = marker.step, 0, {}
-        if len(randoms) == self._ranks.size:
-            restore_random(randoms[self._ranks.rank])
-        else:
-            log.warning(
-                "the checkpoint was written by %d processes, now there are %d: random numbers will differ from an "
-                "uninterrupted run",
-                len(randoms),
-                self._ranks.size,
-            )
+        self.restore_randoms(randoms)
         log.info("resumed from %s", directory)
         self.steering.resumed(marker.step, stateful.values())
         return marker.step
+
+    def gather_randoms(self) -> list[dict[str, Any]] | None:
+        """The random states of all processes, for another library's checkpoint; None but on the first one.
+
+        Every rank calls it at the same moment.
+        """
+        return self._ranks.gather(capture_random())
+
+    def restore_randoms(self, randoms: Sequence[Mapping[str, Any]]) -> None:
+        """Put this process's generators where they were; if there were as many processes."""
+        if len(randoms) == self._ranks.size:
+            restore_random(randoms[self._ranks.rank])
+            return
+        log.warning(
+            "the checkpoint was written by %d processes, now there are %d: random numbers will differ from an "
+            "uninterrupted run",
+            len(randoms),
+            self._ranks.size,
+        )
 
     def close(self) -> None:
         """Finish what is being copied, send the last progress, hang up, give SIGTERM back.

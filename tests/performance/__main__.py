@@ -31,6 +31,9 @@ from tests.performance import (
     latencies,
     overhead,
     request_counts,
+    rule_edits,
+    rule_safety,
+    rule_training,
     rules,
 )
 from tests.performance.figures import Figure, table
@@ -145,8 +148,14 @@ def _latency(rounds: int, quick: bool) -> list[Figure]:
 
 def _rules(rounds: int, quick: bool) -> list[Figure]:
     if quick:
-        return rules.measure(rounds=rounds, steps=100, history=2_000)
-    return rules.measure(rounds=rounds)
+        found = rules.measure(rounds=rounds, steps=100, history=2_000)
+        found += rule_safety.measure(rounds=rounds, fuzzed=200, full=2_000)
+    else:
+        found = [*rules.measure(rounds=rounds), *rule_safety.measure(rounds=rounds)]
+    with _stack_beside_the_trainer() as (stack, scratch):
+        # An edit takes a heartbeat, however many there are: two rounds are forty of them.
+        found += rule_edits.measure(stack, scratch, rounds=min(rounds, 2), edits=2 if quick else rule_edits.EDITS)
+        return found + rule_training.measure(stack, scratch, rounds=rounds, steps=100 if quick else 600)
 
 
 def _backtest(rounds: int, quick: bool) -> list[Figure]:

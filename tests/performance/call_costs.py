@@ -17,7 +17,7 @@ import requests
 
 from contract.manifest import Chunk, ChunkedFile, Manifest, Pack
 from contract.names import Scope
-from contract.output import LogChunk
+from contract.output import MAX_POINTS, LogChunk, ReportedPoint
 from contract.work import HeartbeatRequest, ReleaseRequest, WorkItem
 from functions.api.authorizing import authorize
 from functions.api.keys import new_key
@@ -47,6 +47,7 @@ FURTHER_PACKS = 4
 WATCHED = "rules: [{name: dear, when: cost > 40, do: stop}, {name: silent, when: heartbeat.age > 1h, do: {alert: x}}]"
 LOG_LINE = "{'loss': 0.0421, 'grad_norm': 0.913, 'learning_rate': 9.2e-05, 'epoch': 3.1}"
 LOG_LINES = 200
+LOG_POINT = ReportedPoint(step=1200, at=1_790_000_000.25, metrics={"loss": 0.0421, "grad_norm": "nan"})
 
 Billed = dict[str, float]
 
@@ -134,7 +135,7 @@ class _Recording:
         self._plane.worker_call(
             "POST /job/{id}/logs",
             path={"id": item.id},
-            body=LogChunk(first_line=0, lines=[LOG_LINE] * LOG_LINES),
+            body=LogChunk(first_line=0, lines=[LOG_LINE] * LOG_LINES, points=[LOG_POINT] * MAX_POINTS),
             headers={"x-lease-token": item.lease_token},
         )
 

@@ -58,8 +58,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     "gpu_client.datasets": set(),
     # Runs by itself while the image is built.
     "gpu_client.requirements": set(),
-    # Looks at what trainings reported; what rules call a metric it takes from where they run.
-    "gpu_client.backtest": {"contract", "gpu_client.controller"},
+    # Looks at what trainings reported, wherever that was written down.
+    "gpu_client.backtest": {"contract"},
     "gpu_client.cli": {
         "contract",
         "gpu_client.transport",

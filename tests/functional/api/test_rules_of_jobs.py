@@ -38,6 +38,7 @@ def test_a_job_begins_with_the_rules_that_it_was_submitted_with(api: Api) -> Non
         "commands": [],
         "commands_seq": 0,
         "rollbacks": [],
+        "ends": 0,
         "ran_s": 0,
     }
 

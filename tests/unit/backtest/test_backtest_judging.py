@@ -108,6 +108,7 @@ def test_what_a_history_cannot_tell() -> None:
         {"when": "eval.f1 > 0.4 or loss > 2"},
         {"when": "loss > 1", "on": ["save", "epoch"]},
         {"when": "heartbeat.age > 90s", "on": "heartbeat"},
+        {"when": "group_rank(loss, 100) >= 0.5"},
     )
     assert [(one.first, one.reason) for one in found.findings] == [
         (None, "not in this history: cost"),
@@ -116,8 +117,9 @@ def test_what_a_history_cannot_tell() -> None:
         (2, "never reported: eval.f1 (Did you mean eval.f1_macro?)"),
         (None, "not in this history: the events epoch, save"),
         (None, "not in this history: the events heartbeat"),
+        (None, "not in this history: the other jobs of its group"),
     ]
-    assert [one.trial is None for one in found.findings] == [True, False, True, False, True, True]
+    assert [one.trial is None for one in found.findings] == [True, False, True, False, True, True, True]
 
 
 @pytest.mark.parametrize(

@@ -72,6 +72,7 @@ STORED_DEFAULTS: dict[str, dict[str, Any]] = {
         "pinned": False,
         "damaged": False,
         "protected_until": 0,
+        "tag": "",
     },
     "Event": {"data": {}},
     "Goodput": {
@@ -111,6 +112,7 @@ STORED_DEFAULTS: dict[str, dict[str, Any]] = {
         "watched": False,
         "cost_usd": 0.0,
         "priced_s": 0,
+        "ends": 0,
     },
     "StandingRecord": {"revision": 0, "epoch": 0, "step": 0, "seen_at": 0, "errors": 0, "member": {}},
     "MemberRecord": {"values": [], "expires_at": 0},
