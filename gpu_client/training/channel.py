@@ -82,8 +82,7 @@ class Channel:
         `on_steering` is called as `on_directive` is, with rules and commands; `signals` in the loop's thread.
         """
         self._on_directive = on_directive
-        self._on_steering = on_steering
-        self._signals = signals
+        self._on_steering, self._signals = on_steering, signals
         self._clock = clock
         self._pid = os.getpid()
         self._lock = threading.Lock()
