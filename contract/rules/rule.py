@@ -88,6 +88,8 @@ class RuleSet(NamedTuple):
     declared: tuple[Metric, ...] = ()
     limits: Limits = LIMITS
     signals: tuple[Signal, ...] = ()
+    presets_off: frozenset[str] = frozenset()
+    """Those that are not to tell anything."""
 
     def metrics(self) -> Metrics:
         """What its rules may name."""

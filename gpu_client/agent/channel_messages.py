@@ -44,6 +44,8 @@ class Progress:
     nonfinite: dict[str, str] = field(default_factory=dict)
     points: tuple[Point, ...] = field(default=(), compare=False)
     """What is new, by steps."""
+    signals: dict[str, float] = field(default_factory=dict, compare=False)
+    """What the session has measured by itself: mean times of the steps since the message before, in seconds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +124,7 @@ def _progress_of(message: dict[str, Any]) -> Progress:
         points = tuple(Point(_integer(one, "step"), usable_readings(one.get("metrics"))) for one in whole)
     elif phase is None:
         points = (Point(step, usable_readings({**metrics, **nonfinite})),)
-    return Progress(step, total, metrics, phase, nonfinite, points)
+    return Progress(step, total, metrics, phase, nonfinite, points, usable_metrics(message.get("signals")))
 
 
 def _integer(message: dict[str, Any], name: str) -> int:

@@ -117,6 +117,11 @@ class Committer:
             self._tries = 0
             self._changed.notify_all()
 
+    @property
+    def busy(self) -> bool:
+        """Whether one is waiting or under way."""
+        return self._busy or self._waiting is not None
+
     def drain(self, give_up: Callable[[], bool] = lambda: False) -> bool:
         """Wait until nothing is waiting or under way; False if `give_up` says so, or nothing may be committed."""
         with self._changed:

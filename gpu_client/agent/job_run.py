@@ -108,7 +108,7 @@ class JobRun:
         self._output = TrainerOutput(echo=lambda line: logger.debug("| %s", line), points=points)
         self._output.signals.follow(item.control.rules if item.control else None)
         self._shipper: LogShipper | None = None
-        self._steering = SteeringRelay(item.control, spoken_of="control" in item.model_fields_set)
+        self._steering = SteeringRelay(item.control, spoken_of="control" in item.model_fields_set, attempt=item.epoch)
         heart = client.within(max(float(item.heartbeat_interval_s), 2.0))  # one that takes longer did not come
         self._keeper = LeaseKeeper(
             item,

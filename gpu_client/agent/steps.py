@@ -182,7 +182,12 @@ class Steps:
         with ChannelServer(self._directories.output, arena=arena) as channel:
             self._channel = channel
             steering = self._around.steering
-            steering.attach(channel)
+            steering.attach(
+                channel,
+                base=self._ledger.base,
+                storing=lambda: self._committer.busy,
+                say=self.output.spool.append,
+            )
             try:
                 steering.write_start(self._directories.control)
             except OSError as error:
@@ -207,6 +212,7 @@ class Steps:
                 end = self._watch(order, trainer, channel)
             finally:
                 trainer.stop(0)
+                steering.detach()
                 self._note_progress()
         return self._judged(order, end, inputs)
 

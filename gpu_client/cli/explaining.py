@@ -6,8 +6,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from contract.history import AttemptView
+from contract.history import AttemptView, EventType, EventView
 from contract.jobs import AttemptEnd, FailureClass, JobState, JobView, ReasonCode
+from gpu_client.cli.firings import is_of_preset, preset_line
 from gpu_client.cli.formats import count, duration
 from gpu_client.cli.goodput import advice_on, percent, share_of
 from gpu_client.cli.summary import headline, reason_text, summarize
@@ -19,11 +20,12 @@ LATE_S = 180
 
 @dataclass(frozen=True, kw_only=True)
 class Facts:
-    """What is known. `attempts` oldest first; `pending` and `running` are the other jobs of the queue."""
+    """What is known. `attempts` and `events` oldest first; `pending` and `running` are the other jobs of the queue."""
 
     now: int
     job: JobView
     attempts: Sequence[AttemptView] = ()
+    events: Sequence[EventView] = ()
     pending: Sequence[JobView] = ()
     running: Sequence[JobView] = ()
 
@@ -36,6 +38,8 @@ class Explanation:
     history: list[str] = field(default_factory=list)
     budgets: list[str] = field(default_factory=list)
     advice: list[str] = field(default_factory=list)
+    alerts: list[str] = field(default_factory=list)
+    """What presets tell of its newest attempt, and not that it is over."""
 
     def as_data(self) -> dict[str, Any]:
         """For JSON."""
@@ -54,7 +58,17 @@ def explain(facts: Facts) -> Explanation:
     }
     answer, advice = answers[facts.job.state](facts)
     advice = [*advice, *advice_on(facts.attempts, facts.job.policy.checkpoint_every)]
-    return Explanation(answer, [_moved(one) for one in facts.attempts], _budgets(facts), advice)
+    return Explanation(answer, [_moved(one) for one in facts.attempts], _budgets(facts), advice, _alerts(facts))
+
+
+def _alerts(facts: Facts) -> list[str]:
+    standing: dict[str, str] = {}
+    for event in facts.events:
+        if event.epoch == facts.job.epoch and is_of_preset(event):
+            standing.pop(event.data["rule"], None)
+            if event.type is EventType.RULE_FIRED:
+                standing[event.data["rule"]] = f"{preset_line(event)} (at step {event.data.get('step')})"
+    return list(standing.values())
 
 
 _BAD_INPUT = [

@@ -9,6 +9,7 @@ import typer
 from pydantic import ValidationError
 
 from contract.rule_calls import ControlPlaneRules, RulesRevision, RulesView
+from contract.rules import presets
 from contract.rules.document import Loaded, load
 from contract.rules.ibm import import_ibm
 from contract.rules.metrics import BUILT_IN
@@ -38,6 +39,17 @@ def check(context: typer.Context, file: FileArgument, as_json: AsJson = False) -
     session = session_of(context)
     loaded = load(_text(file))
     _report(session, file, loaded, {} if as_json else None)
+
+
+@rules.command("presets")
+def show_presets(context: typer.Context, as_json: AsJson = False) -> None:
+    """Print the rules that every training has unless they are switched off (`presets: off`), with their reasons."""
+    screen = session_of(context).screen
+    if as_json:
+        screen.json({"names": list(presets.NAMES), "text": presets.DOCUMENT})
+        return
+    for line in presets.DOCUMENT.removesuffix("\n").split("\n"):
+        screen.line(line)
 
 
 @rules.command("import")

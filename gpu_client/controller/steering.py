@@ -154,8 +154,12 @@ class Steering:
             self._note(step, named)
         self.happened("evaluate", step, named)
 
+    def measured(self, step: int) -> dict[str, float]:
+        """What the agent is told beside a report: mean times of the steps since the report before it."""
+        return self._signals.since_told(step)
+
     def timed(self, batches: Iterable[T]) -> Iterator[T]:
-        """The batches; how long each was waited for is the metric `data.wait`."""
+        """The batches; how long each was waited for is the metric `data.wait`. A `ResumableLoader` needs no timing."""
         return self._signals.timed(batches)
 
     # What arrives
@@ -314,6 +318,7 @@ class Steering:
         """The training goes on after `step`: what was decided later than its checkpoint is applied to it."""
         self._step = step
         states = list(states)
+        self._signals.follow_loaders(states)
         for one in self._rollbacks:
             if int(one["number"]) > self._rollbacks_done:
                 self._rollbacks_done = int(one["number"])

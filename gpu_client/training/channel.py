@@ -74,14 +74,15 @@ class Channel:
         on_directive: Callable[[Directive], None],
         *,
         on_steering: Callable[[Mapping[str, Any]], None] = lambda message: None,
+        signals: Callable[[int], Mapping[str, float]] = lambda step: {},
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Connect to the socket at `path` and say hello. None or "" means: there is no agent.
 
-        `on_steering` is called as `on_directive` is, with rules and commands.
+        `on_steering` is called as `on_directive` is, with rules and commands; `signals` in the loop's thread.
         """
         self._on_directive = on_directive
-        self._on_steering = on_steering
+        self._on_steering, self._signals = on_steering, signals
         self._clock = clock
         self._pid = os.getpid()
         self._lock = threading.Lock()
@@ -266,6 +267,7 @@ class Channel:
         body: dict[str, Any] = {"type": "progress", "step": step, "total": total}
         if phase:
             body |= {"total": total or None, "phase": dict(zip(("name", "done", "total"), phase, strict=True))}
+        body |= {"signals": measured} if (measured := self._signals(step)) else {}
         if carried or fresh is not metrics:
             if fresh is not metrics:
                 read = {name: numbers[name] for name in fresh if fresh[name] is metrics.get(name) and name in numbers}

@@ -85,8 +85,8 @@ class Session:
         """Rules and commands: what they may do with this loop, and what they want of it."""
         self._directives.share_with(self.steering)
         self.steering.offer(profiler=StepProfiler(output_dir, self.artifact, first=ranks.first))
-        listening = channel_path if ranks.first else None
-        self._channel = Channel(listening, self._directives.receive, on_steering=self.steering.receive)
+        listening, told = channel_path if ranks.first else None, self.steering
+        self._channel = Channel(listening, self._directives.receive, on_steering=told.receive, signals=told.measured)
         known = commit.step_of(resume_from) if resume_from is not None else 0
         send = self._channel.tell if self._channel.connected else None
         self.steering.begin(control, send, self._channel.note, step=known)

@@ -49,6 +49,8 @@ MAY_IMPORT: dict[str, set[str]] = {
         "gpu_client.checkpoints",
         # The format of the messages between the two processes, and nothing else of it.
         "gpu_client.training.protocol",
+        # How busy the GPUs are, and nothing else of it.
+        "gpu_client.controller.probing",
     },
     # The stack is made from the same tables and routes that the functions use.
     "cdk": {"contract", "functions"},

@@ -128,3 +128,35 @@ def test_a_file_of_ibms_controller_is_translated(baton: Baton, tmp_path: Path) -
     file.write_text(CONTROLLER.replace("RULE", "__import__('os')"))
     refused = baton("rules", "import", file)
     assert (refused.code, refused.out) == (2, "") and "controller.yaml has" in refused.err
+
+
+def test_presets_are_printed_as_a_document_and_their_names_are_taken(baton: Baton, tmp_path: Path) -> None:
+    file = tmp_path / "copied.yaml"
+    printed = baton("rules", "presets").ok().out
+    file.write_text(printed.replace("name: preset-", "name: my-"))
+    assert baton("rules", "check", file).ok().out.startswith(f"{file}: 5 rules without faults")
+    file.write_text(printed)
+    said = baton("rules", "check", file)
+    assert said.code == 1 and said.out.count("is the name of a preset") == 5
+    found = baton("rules", "presets", "--json").ok().json
+    assert found["text"] == printed and "preset-stuck" in found["names"]
+
+
+def test_what_presets_tell_is_seen_by_who_watches_and_who_asks_why(
+    baton: Baton, labour: Labour, tmp_path: Path
+) -> None:
+    job = submit(baton, labour, tmp_path)
+    labour.claim()
+    stuck = {"type": "rule.fired", "rule": "preset-stuck", "step": 44, "at": 0, "actions": ["alert"]}
+    message = "no step for 14 min, usual 0.4 s"
+    over = {"type": "rule.cleared", "rule": "preset-starved", "step": 30, "at": 0}
+    starved = {**over, "type": "rule.fired", "step": 20, "message": "waits"}
+    told = [starved, over, {**stuck, "message": message, "operands": {"step.age": 840.0}}]
+    say(labour, 44, decisions=[Decision(number=at, **one) for at, one in enumerate(told, 1)])
+    said = baton("explain", job).ok().out
+    assert f"preset-stuck: {message} (at step 44)" in said and "preset-starved" not in said
+    assert baton("explain", job, "--json").ok().json["alerts"] == [f"preset-stuck: {message} (at step 44)"]
+    labour.complete({})
+    watched = baton("watch", job).ok().err
+    assert f"step 44: preset-stuck: {message}\n" in watched
+    assert "step 20: preset-starved: waits\n" in watched and "step 30: preset-starved: is over\n" in watched
