@@ -21,6 +21,7 @@ from gpu_client.agent.channel_server import StopReason
 from gpu_client.agent.checks import failed_outputs
 from gpu_client.agent.committer import Committer
 from gpu_client.agent.conditions import Condition
+from gpu_client.agent.delivery import outputs_of, until_stored
 from gpu_client.agent.failures import ExitStatus, Failure
 from gpu_client.agent.goodput import Activity
 from gpu_client.agent.harvest import Harvest
@@ -39,20 +40,11 @@ from gpu_client.agent.steps import Steps, StepsEnd, Surroundings
 from gpu_client.agent.supervisor import Supervisor
 from gpu_client.agent.trainer_output import TrainerOutput
 from gpu_client.agent.workspace import JobDirectories, Workspace, WorkspaceError
-from gpu_client.checkpoints.artifacts import collect_outputs, upload_artifacts
+from gpu_client.checkpoints.artifacts import upload_artifacts
 from gpu_client.checkpoints.restore import restore
 from gpu_client.checkpoints.store import LocalStore
 from gpu_client.transport.api import BatonClient
-from gpu_client.transport.errors import (
-    BatonError,
-    DigestMismatch,
-    LeaseLost,
-    NotStoredYet,
-    RollbackRefused,
-    TransferCanceled,
-    TransferError,
-    Unauthorized,
-)
+from gpu_client.transport.errors import BatonError, LeaseLost, RollbackRefused, TransferCanceled, Unauthorized
 from gpu_client.transport.transfer import Transfer
 
 logger = logging.getLogger("baton.job")
@@ -61,8 +53,6 @@ PATIENCE_S = 600.0
 """Where the machine stays, the last checkpoint may take so long to be stored: after a pause, a failure, the end."""
 SHOW_PATIENCE_S = 20.0
 """So long at most what was shown last may take to be stored."""
-COMPLETE_TRIES = 5
-COMPLETE_RETRY_S = 2.0
 LOG_BUDGET_S = 10.0
 _ACTIVITIES = {"training": Activity.TRAINING}
 """In all other phases the training waits for bytes."""
@@ -323,34 +313,25 @@ class JobRun:
         committer.drain(lambda: self._out_of_time() or time.monotonic() > until)
 
     def _complete(self, committer: Committer, directories: JobDirectories) -> Outcome:
-        """Upload the outputs, then report; what is refused or said not to be stored is uploaded again, a few times."""
+        """Upload the outputs, then report."""
         try:
-            plan = plan_of(self._item)
-            optional = [*(one.path for one in plan.shared), *(check.path for check in plan.optional_outputs)]
-            files = collect_outputs(directories.output, self._item.outputs, optional, on_left_out=self._note)
+            files = outputs_of(self._item, directories, on_left_out=self._note)
         except BatonError:
             self._drain(committer)
             raise
         cancel = Condition(lambda: self._ended.is_set() or self._out_of_time())
-        tries = 0
-        while True:
-            tries += 1
-            try:
-                artifacts = self._calls.insist(
-                    "artifacts",
-                    lambda _client: upload_artifacts(self._calls, self._transfer, self._item, files, cancel=cancel),
-                )
-                # While the lease lasts: a job that is run again or branched off begins at its last checkpoint.
-                self._drain(committer)
-                self._last_word.complete(artifacts, self._progress(), self._pace.goodput())
-            except (NotStoredYet, DigestMismatch, TransferError) as error:
-                logger.warning("job %s: %s", self._item.id, error)
-                if tries >= COMPLETE_TRIES:
-                    reason = f"after {tries} uploads the outputs are still refused: {error}"
-                    return self._fail(Failure(FailureClass.TRANSFER_FAILED, reason))
-                self._ended.wait(COMPLETE_RETRY_S)
-                continue
-            return Outcome.COMPLETE
+
+        def deliver() -> None:
+            artifacts = self._calls.insist(
+                "artifacts",
+                lambda _client: upload_artifacts(self._calls, self._transfer, self._item, files, cancel=cancel),
+            )
+            # While the lease lasts: a job that is run again or branched off begins at its last checkpoint.
+            self._drain(committer)
+            self._last_word.complete(artifacts, self._progress(), self._pace.goodput())
+
+        failure = until_stored(self._item, deliver, self._ended.wait)
+        return Outcome.COMPLETE if failure is None else self._fail(failure)
 
     def _note(self, text: str) -> None:
         """In the job's log, too."""

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any, Literal
 
@@ -11,7 +12,11 @@ from contract.rules.actions import NAMES
 from contract.rules.messages import Message
 from contract.rules.verdicts import Verdict
 
+log = logging.getLogger("baton.rules")
+
 Outcome = Literal["applied", "failed", "rejected"]
+MAX_WAITING_ORDERS = 1000
+"""Of the first of several processes, in a loop that never comes to where ranks agree."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +79,15 @@ def order_of_command(message: Mapping[str, Any], step: int) -> Order:
     if not isinstance(kind, str) or type(seq) is not int or not isinstance(arguments, dict):
         raise ValueError("a command has 'kind', 'seq' and 'arguments'")
     return Order(kind, dict(arguments), command=seq, step=step, onset=step, why=f"command {seq}")
+
+
+def wait_for_others(waiting: list[Order], orders: Iterable[Order]) -> None:
+    """Add what is to be done once several processes agree; what is too much is left out, and that is told."""
+    for order in orders:
+        if len(waiting) >= MAX_WAITING_ORDERS:
+            log.warning("%s of %s is left out: checkpoint_due is never asked", order.action, order.rule)
+            return
+        waiting.append(order)
 
 
 def _said(value: float | bool | None) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 from gpu_client.controller.knobs import Knob
@@ -14,6 +14,28 @@ class Adjusted(NamedTuple):
 
     type: str
     message: str
+
+
+class Rollbacks:
+    """Those of the job's life, and how many of them the training's state has in it."""
+
+    def __init__(self) -> None:
+        self._known: list[Mapping[str, Any]] = []
+        self.done = 0
+        """Number of the newest one that is in the state."""
+
+    def begin(self, known: Iterable[Mapping[str, Any]]) -> None:
+        """Each as contract.steering.RolledBack says it."""
+        self._known = list(known)
+
+    def made_up_for(self, knobs: Mapping[str, Knob], states: list[object]) -> Iterator[dict[str, Any]]:
+        """Adjust the states that were taken back by what they have not in them; what came of each, as a decision."""
+        for one in self._known:
+            if int(one["number"]) > self.done:
+                self.done = int(one["number"])
+                came_of = adjusted(one, knobs, states)
+                told = {"type": came_of.type, "message": came_of.message}
+                yield {**told, "rule": str(one.get("rule", "")), "actions": ["rollback"]}
 
 
 def adjusted(one: Mapping[str, Any], knobs: Mapping[str, Knob], states: Iterable[object]) -> Adjusted:

@@ -22,17 +22,16 @@ from gpu_client.controller.commands import Commands
 from gpu_client.controller.ending import Ending
 from gpu_client.controller.engine import Engine
 from gpu_client.controller.knobs import Knob
-from gpu_client.controller.orders import Order
+from gpu_client.controller.orders import Order, wait_for_others
 from gpu_client.controller.performing import Hook, Loop, Offer, Performer, Profiler, Source
 from gpu_client.controller.reducing import Gathering, Observed, Peers
-from gpu_client.controller.rolling_back import adjusted
+from gpu_client.controller.rolling_back import Rollbacks
 from gpu_client.controller.signals import Signals
 from gpu_client.controller.telling import Send, Teller
+from gpu_client.controller.times import Times
 
 log = logging.getLogger("baton.rules")
 
-MAX_WAITING_ORDERS = 1000
-"""Of the first of several processes, in a loop that never comes to where ranks agree."""
 _ON_FIRST = frozenset({"log", "alert"})
 """Said once, not by every process."""
 
@@ -46,13 +45,9 @@ class Steering:
     def __init__(self, loop: Loop, peers: Peers, *, clock: Callable[[], float] = time.monotonic) -> None:
         """Nothing is in force before `begin`; what is received before it is not lost."""
         self._peers = peers
-        self._clock = clock
         self._pid = os.getpid()
         self._closed = False
-        self._began = clock()
-        self._now_base = 0.0
-        self._wall_base = 0.0
-        self._knows_wall = False
+        self._times = Times(clock)
         self._started = False
         self._step = 0
         self._last = False
@@ -65,8 +60,7 @@ class Steering:
         self._unseen: list[Observed] = []
         """What several processes had reported when the checkpoint was taken, where there is only one now."""
         self._shared_rules: Mapping[str, Any] | None = None
-        self._rollbacks: list[Mapping[str, Any]] = []
-        self._rollbacks_done = 0
+        self._rollbacks = Rollbacks()
         self._ending = Ending()
         self._saved_here = False
         self.engine = Engine(self._teller.decided)
@@ -92,9 +86,8 @@ class Steering:
         self._teller.send = send
         self._note = note
         self._ending.begin(start.get("ends") if send is not None else None)  # alone, to start again is to go on
-        self._knows_wall = "ran_s" in start
-        self._wall_base = float(start.get("ran_s") or 0)
-        self._rollbacks = list(start.get("rollbacks") or [])
+        self._times.begin(start.get("ran_s"))
+        self._rollbacks.begin(start.get("rollbacks") or [])
         if start.get("rules"):
             self._install({"type": "rules", **start["rules"]})
         if self._peers.first:
@@ -187,16 +180,16 @@ class Steering:
         found = metrics
         if event != "log":
             reads, offer = engine.reads, self._offer
-            found = self._signals.at_step(metrics, step=step, reads=reads, wall=self._wall(), offer=offer)
+            found = self._signals.at_step(metrics, step=step, reads=reads, wall=self._times.wall(), offer=offer)
         if self._gathering is not None:
             if active:
-                self._gathering.hand_in(step, found, now=self._now(), logged=event != "step")
+                self._gathering.hand_in(step, found, now=self._times.now(), logged=event != "step")
         elif self._inbox or not active or self._commands.waiting:
             orders = self._arrived(step)
             if engine.active:
-                orders += engine.observe(found, step=step, now=self._now(), event=event)
+                orders += engine.observe(found, step=step, now=self._times.now(), event=event)
             self._carry_out(orders)
-        elif decided := engine.observe(found, step=step, now=self._now(), event=event):
+        elif decided := engine.observe(found, step=step, now=self._times.now(), event=event):
             self._carry_out(decided)
         if "epoch" in metrics:
             self._look_for_epoch(step, metrics)
@@ -208,7 +201,7 @@ class Steering:
             self._signals.saved()
         if not self.engine.active or not self._peers.first:
             return
-        observed = Observed(event, step, self._now(), {**metrics, "step": step})
+        observed = Observed(event, step, self._times.now(), {**metrics, "step": step})
         if self._gathering is None:
             self._carry_out(self._observe([observed]))
         else:
@@ -233,7 +226,7 @@ class Steering:
             # There is no next step at which it would be read.
             found += self._gathering.finish()
         if self._peers.first:
-            self._wait_for_others(self._observe(found))
+            wait_for_others(self._waiting, self._observe(found))
 
     @property
     def news(self) -> bool:
@@ -263,30 +256,22 @@ class Steering:
             for order in self.engine.observe(metrics, step=step, now=now, event=event)
         ]
 
-    def _wait_for_others(self, orders: Iterable[Order]) -> None:
-        for order in orders:
-            if len(self._waiting) >= MAX_WAITING_ORDERS:
-                log.warning("%s of %s is left out: checkpoint_due is never asked", order.action, order.rule)
-                return
-            self._waiting.append(order)
-
     # Saved and taken back
 
     @property
     def has_state(self) -> bool:
         """Whether a checkpoint without it would forget something."""
-        return self.engine.active or bool(self._commands.sets_seq or self._rollbacks_done) or self._ending.announced
+        return self.engine.active or bool(self._commands.sets_seq or self._rollbacks.done) or self._ending.announced
 
     def state_dict(self) -> dict[str, Any]:
         """Counters, and what of commands and rollbacks the training's state has in it. Plain JSON."""
         return {
             "engine": self.engine.state_dict(),
-            "now": self._now(),
-            "wall": self._wall(),
+            **self._times.state(),
             "started": self._started,
             "epoch": self._epoch,
             "sets_seq": self._commands.sets_seq,
-            "rollbacks": self._rollbacks_done,
+            "rollbacks": self._rollbacks.done,
             "waiting": [order.as_values() for order in self._waiting],
             "ending": self._ending.state(),
             "gathering": self._gathering.state(self.engine) if self._gathering is not None else None,
@@ -294,13 +279,11 @@ class Steering:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on where that was saved."""
-        self._now_base = float(state.get("now", 0.0)) - (self._clock() - self._began)
-        if not self._knows_wall:
-            self._wall_base = float(state.get("wall", 0.0)) - (self._clock() - self._began)
+        self._times.load_state(state)
         self._started = bool(state.get("started", True))
         self._epoch = state.get("epoch")
         self._commands.sets_seq = int(state.get("sets_seq", 0))
-        self._rollbacks_done = int(state.get("rollbacks", 0))
+        self._rollbacks.done = int(state.get("rollbacks", 0))
         self.engine.load_state_dict(state.get("engine", {}), step=self._step)
         if self._peers.first:
             self._waiting = [Order.of_values(values) for values in state.get("waiting", ())]
@@ -319,12 +302,8 @@ class Steering:
         self._step = step
         states = list(states)
         self._signals.follow_loaders(states)
-        for one in self._rollbacks:
-            if int(one["number"]) > self._rollbacks_done:
-                self._rollbacks_done = int(one["number"])
-                done = adjusted(one, self._offer.knobs, states)
-                told = {"type": done.type, "revision": self.engine.revision, "step": step, "message": done.message}
-                self._teller.decided({**told, "rule": str(one.get("rule", "")), "actions": ["rollback"]})
+        for told in self._rollbacks.made_up_for(self._offer.knobs, states):
+            self._teller.decided({**told, "revision": self.engine.revision, "step": step})
         if self._gathering is None:
             # If several processes wrote the checkpoint: what they had not come to.
             orders, self._waiting = [*self._waiting, *self._observe(self._unseen)], []
@@ -351,12 +330,6 @@ class Steering:
         self._signals.close()
 
     # Inside
-
-    def _now(self) -> float:
-        return self._now_base + self._clock() - self._began
-
-    def _wall(self) -> float:
-        return self._wall_base + self._clock() - self._began
 
     def _refresh(self) -> None:
         profiling = self._offer.profiler is not None and self._offer.profiler.active

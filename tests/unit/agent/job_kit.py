@@ -14,7 +14,7 @@ import pytest
 
 from contract.output import LogChunk
 from contract.work import DeclaredArtifact, HeartbeatRequest, InputPage, WorkItem
-from gpu_client.agent import harvest, job_run, trainer_run
+from gpu_client.agent import delivery, harvest, job_run, trainer_run
 from gpu_client.agent.failures import ExitStatus
 from gpu_client.agent.job_run import JobRun
 from gpu_client.agent.last_word import Outcome
@@ -193,7 +193,7 @@ class Stage:
         monkeypatch.setattr(job_run, "upload_artifacts", upload)
         monkeypatch.setattr(harvest, "commit_checkpoint", commit)
         monkeypatch.setattr(trainer_run, "POLL_S", 0.002)
-        monkeypatch.setattr(job_run, "COMPLETE_RETRY_S", 0.0)
+        monkeypatch.setattr(delivery, "COMPLETE_RETRY_S", 0.0)
         monkeypatch.setattr(job_run, "LeasedCalls", partial(LeasedCalls, retry_s=0.0))
         write_state = self.workspace.write_state
 

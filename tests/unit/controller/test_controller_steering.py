@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from controller_kit import Agent, Alone, Clock, Loop, Setup, Together, command, rule
 
+from gpu_client.controller import orders
 from gpu_client.controller import steering as module
 from gpu_client.controller.knobs import Setting
 from gpu_client.controller.steering import Steering
@@ -490,7 +491,7 @@ def test_killed_after_any_step_several_processes_decide_as_if_they_had_not_been(
 
 
 def test_orders_that_nobody_can_share_do_not_pile_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "MAX_WAITING_ORDERS", 5)
+    monkeypatch.setattr(orders, "MAX_WAITING_ORDERS", 5)
     together = Together(2)
     setups = [Setup(rule("r", "loss > 1", cooldown="1 steps"), peers=together.rank(number)) for number in range(2)]
     for step in range(1, 20):
