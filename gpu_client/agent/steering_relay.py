@@ -84,6 +84,8 @@ class SteeringRelay:
         self._clock = clock
         self._lock = threading.Lock()
         self._channel: ChannelServer | None = None
+        self._base = 0
+        """Added to what the training calls a step: a recipe's later steps count from 0 again, the job goes on."""
         self._started_at: float | None = None
         self._rules = self._control.rules
         self._watched = 0
@@ -119,7 +121,9 @@ class SteeringRelay:
             if "ends" not in self._control.model_fields_set:
                 del start["ends"]  # a control plane that does not count them: 0 would be a claim
             start["rules"] = self._rules.model_dump(mode="json") if self._rules else None
-            start["commands"] = [self._sendable(command) for command in self._commands.values()]
+            start["commands"] = [self._sendable(one) for one in self._commands.values() if self._is_of_now(one)]
+            # The checkpoint that such a step begins with has the number before its first one.
+            start["rollbacks"] = [one for one in start["rollbacks"] if one["to_step"] >= self._base - 1]
         path.write_text(json.dumps(start), encoding="utf-8")
 
     def attach(
@@ -130,11 +134,14 @@ class SteeringRelay:
         storing: Callable[[], bool] = lambda: False,
         say: Callable[[str], object] = lambda line: None,
     ) -> None:
-        """A training process is about to start; it will be told through this channel. The rest is for the presets."""
+        """A training process is about to start; it will be told through this channel, before `write_start`.
+
+        base: added to its steps to count them within the job. The rest is for the presets.
+        """
         if self.spoken_of:
             self._presets.attach(channel, base=base, storing=storing, say=say)
         with self._lock:
-            self._channel = channel
+            self._channel, self._base = channel, base
             self._started_at = self._clock()
             self._in_force = 0
             # A job's next step, or the next try of the same, may end otherwise than the process before it.
@@ -203,8 +210,18 @@ class SteeringRelay:
 
     # Inside, with the lock held
 
+    def _is_of_now(self, command: Command) -> bool:
+        """Whether it is not done yet, or was in this step of the recipe: another one trains something else."""
+        return command.status == "waiting" or command.step is None or command.step >= self._base
+
+    def _of_job(self, step: Any) -> Any:
+        """A step that the training has named, as the job counts; what is none is left to who checks it."""
+        return step + self._base if type(step) is int else step
+
     def _sendable(self, command: Command) -> dict[str, Any]:
         told = command.model_dump(mode="json", include={"seq", "kind", "arguments", "status", "step"})
+        if command.step is not None:
+            told["step"] = command.step - self._base
         if command.status == "waiting":
             since, life_s = self._known_since[command.seq]
             told["expires_in_s"] = life_s - (self._clock() - since)
@@ -217,7 +234,7 @@ class SteeringRelay:
             told = ControlReport(
                 rules_revision=message["revision"],
                 commands_seq=0,
-                step=message["step"],
+                step=self._of_job(message["step"]),
                 rejected=message.get("rejected"),
                 reason=str(message.get("reason", ""))[:MAX_REASON_CHARS],
             )
@@ -226,9 +243,10 @@ class SteeringRelay:
         elif kind == "rule_statuses":
             self._statuses = [RuleStatus.model_validate(one) for one in message["statuses"][:MAX_STATUSES]]
         elif kind == "decision":
-            self._decide(message)
+            self._decide({**message, "step": self._of_job(message["step"])})
         elif kind == "command_result":
-            result = CommandResult.model_validate({name: message[name] for name in CommandResult.model_fields})
+            fields = {name: message[name] for name in CommandResult.model_fields}
+            result = CommandResult.model_validate({**fields, "step": self._of_job(fields["step"])})
             self._results.append(result)
             known = self._commands.get(result.seq)
             if known is not None and result.status == "applied" and known.kind == "set":
@@ -236,8 +254,11 @@ class SteeringRelay:
             else:
                 self._commands.pop(result.seq, None)
         elif kind == "leaving" and self._may_leave:
-            ended_by = EndedBy.model_validate(message["ended_by"])
-            leaving = Leaving(str(message["kind"]), ended_by, dict(message["arguments"]))
+            said, arguments = dict(message["ended_by"]), dict(message["arguments"])
+            if "before_step" in arguments:
+                arguments["before_step"] = self._of_job(arguments["before_step"])
+            ended_by = EndedBy.model_validate({**said, "step": self._of_job(said["step"])})
+            leaving = Leaving(str(message["kind"]), ended_by, arguments)
             if leaving.kind != "stop":
                 leave_by_rule(leaving)  # what cannot be said in the end is not begun
             self.leaving, self._may_leave = leaving, False

@@ -224,6 +224,49 @@ def test_the_first_end_of_a_process_counts_and_the_next_step_of_the_job_may_end_
     assert relay.leaving.failed and relay.leaving.reason == "rule r at step 3"
 
 
+def attached_at(base: int, control: Control | None = None) -> tuple[SteeringRelay, Channel]:
+    """At a later step of a recipe, whose training counts from 0 again."""
+    relay, channel = relay_of(control)
+    relay.attach(channel, base=base)  # type: ignore[arg-type]
+    return relay, channel
+
+
+def test_a_later_step_of_a_recipe_is_told_of_in_the_steps_of_the_job() -> None:
+    """A rollback before step 120 of the second step went to a checkpoint of the first one."""
+    relay, channel = attached_at(1002, Control.model_validate({"rules": rules(1)}))
+    say(relay, channel, in_force(1, 0), decision(120), result(1))
+    arguments = {"to": "last", "before_step": 120}
+    leaving = {"type": "leaving", "kind": "rollback", "ended_by": {"rule": "r", "step": 121}, "arguments": arguments}
+    say(relay, channel, leaving)
+    report = relay.report()
+    assert (report.step, report.decisions[0].step, report.results[0].step) == (1002, 1122, 1007)
+    assert relay.leaving is not None and relay.leaving.ended_by.step == 1123
+    told = leave_by_rule(relay.leaving)
+    assert told.rollback is not None and told.rollback.before_step == 1122
+
+
+def test_a_later_step_of_a_recipe_does_not_do_again_what_was_done_in_an_earlier_one(tmp_path: Path) -> None:
+    """A rate that was lowered in the first step was lowered in the second one too, once by each way."""
+    lower = {"kind": "set", "arguments": {"knob": "lr", "factor": 0.5}, "status": "applied"}
+    commands = [command(1, **lower, step=400), command(2, **lower, step=1010), command(3)]
+    backs = [
+        {"number": number, "rule": "r", "step": to_step + 20, "to_step": to_step, "lr_factor": 0.5}
+        for number, to_step in enumerate((100, 1001, 1040), 1)  # 1001: the checkpoint with which the second one begins
+    ]
+    control = Control.model_validate({"rules": rules(1), "commands": commands, "rollbacks": backs})
+    relay, channel = attached_at(1002, control)
+    say(relay, channel, {**result(3), "step": 30})
+    relay.write_start(tmp_path / "control.json")
+    start = json.loads((tmp_path / "control.json").read_text())
+    assert [(one["seq"], one["step"]) for one in start["commands"]] == [(2, 8)]
+    assert [one["number"] for one in start["rollbacks"]] == [2, 3]
+    relay.attach(channel)  # type: ignore[arg-type]
+    relay.write_start(tmp_path / "control.json")
+    start = json.loads((tmp_path / "control.json").read_text())
+    assert [(one["seq"], one["step"]) for one in start["commands"]] == [(1, 400), (2, 1010)]
+    assert [one["number"] for one in start["rollbacks"]] == [1, 2, 3]
+
+
 def test_a_rollback_is_handed_on_with_what_it_needs() -> None:
     relay, channel = relay_of()
     arguments = {"to": "best", "skip": 4, "lr_factor": 0.5, "budget": 2, "before_step": 2, "more": "of a later version"}
