@@ -48,11 +48,12 @@ rules:
 
   # Twenty times as long as usual, and never less than ten minutes: a slow step, a garbage collection or a cache that is
   # filled again are none. An hour where the usual time is not known yet, because the first steps compile. Twice as long
-  # as the longest pause so far, since an evaluation of which nobody tells may come again. What goes on between
-  # steps, and says so (`session.phase`), may stand still for two hours.
+  # as the longest pause so far, since an evaluation of which nobody tells may come again; two hours where there was
+  # none yet, since a script may report once an epoch. What goes on between steps, and says so (`session.phase`), may
+  # stand still for two hours.
   - name: preset-stuck
     when: >-
-      step.age > 10m and step.age > 20 * coalesce(step.usual, 3m) and step.age > 2 * coalesce(best(step.gap, max), 0s)
+      step.age > 10m and step.age > 20 * coalesce(step.usual, 3m) and step.age > 2 * coalesce(best(step.gap, max), 1h)
       or phase.age > 2h
     cooldown: 1h
     clear: step.age < 10m and phase.age < 2h

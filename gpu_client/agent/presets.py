@@ -187,7 +187,9 @@ class _Training:
         self._ticked_at = clock()
         self._trend = LossTrend()
         self._newest: dict[str, float] = {}
-        """Of the losses: a number that is told again is nothing new."""
+        """Of the losses, by the names that the training uses: a number that is told again is nothing new."""
+        self._trend_of = len(_LOSSES)
+        """Place in `_LOSSES` of the name whose values are the trend's: another one's would be jumps."""
         self._gaps: deque[float] = deque(maxlen=USUAL_OF)
         self._names: dict[str, str] = {}
         self.step = base
@@ -241,26 +243,30 @@ class _Training:
         return found
 
     def _losses(self, report: Progress) -> dict[str, float]:
+        """What is new in it; of several by one name of ours the one that is not finite, else the first."""
         found: dict[str, float] = {}
-        if report.points:
-            said = [one for point in report.points for one in point.metrics.items()]
-        else:
-            said = [*report.metrics.items(), *report.nonfinite.items()]
-        for told, number in said:
+        trend: float | None = None
+        for told, number in (one for point in report.points for one in point.metrics.items()):
             name = self._names.get(told) or self._named(told)
-            if name != "-":
-                value = float(number)
-                before = self._newest.get(name)
-                if value != before and not (before is not None and math.isnan(value) and math.isnan(before)):
-                    self._newest[name] = found[name] = value
-        if "loss" in found:
-            found.update(self._trend.push(found["loss"]) or {})
+            if name == "-":
+                continue
+            value, before = float(number), self._newest.get(told)
+            if value == before or (before is not None and math.isnan(value) and math.isnan(before)):
+                continue
+            self._newest[told] = value
+            if name == "loss" and (place := _LOSSES.index(canonical_name(told))) <= self._trend_of:
+                self._trend_of, trend = place, value
+            if name not in found or not math.isfinite(value):
+                found[name] = value
+        if trend is not None:
+            found.update(self._trend.push(trend) or {})
         return found
 
     def _named(self, told: str) -> str:
         """What presets call it; "-" if they do not read it."""
         if len(self._names) >= 4096:
             self._names.clear()
+            self._newest.clear()
         name = canonical_name(told)
         known = "loss" if name in _LOSSES else "eval.loss" if name in _EVALUATIONS else "-"
         self._names[told] = known

@@ -50,6 +50,10 @@ class BatonCallback(Callback):  # type: ignore[misc]  # lightning is not followe
         self._total: int | None = None
         self._losses: list[Any] = []
         """Of the batches since the last step."""
+        self._new: dict[str, object] = {}
+        """What they have logged."""
+        self._validated = 0
+        """Batches of the validation under way."""
         self._shown: dict[str, object] = {}
         self._seen: dict[str, Any] = {}
         self._saving: dict[str, Any] | None = None
@@ -124,10 +128,11 @@ class BatonCallback(Callback):  # type: ignore[misc]  # lightning is not followe
             # Lightning has divided it, for gradients that are accumulated.
             parts = trainer.accumulate_grad_batches if pl_module.automatic_optimization else 1
             self._losses.append(loss.detach() * parts if parts > 1 else loss.detach())
+        self._new |= self._logged(trainer)
         if trainer.global_step == self._step:
             return
         self._step = trainer.global_step
-        new = self._logged(trainer)
+        new, self._new = self._new, {}
         if self._losses:
             new["loss"] = self._losses[0] if len(self._losses) == 1 else torch.stack(self._losses).mean()
             self._losses = []
@@ -146,6 +151,18 @@ class BatonCallback(Callback):  # type: ignore[misc]  # lightning is not followe
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """What was put off at the last batch."""
         self._settle(trainer)
+
+    def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Its batches are counted."""
+        self._validated = 0
+
+    def on_validation_batch_end(self, trainer: Trainer, pl_module: LightningModule, *_: Any, **__: Any) -> None:
+        """Say how far a validation is, lest it be taken for a training that stands still."""
+        if trainer.sanity_checking or not self._step:
+            return
+        self._validated += 1
+        total = sum(trainer.num_val_batches)
+        self._session.phase("evaluation", self._validated, int(total) if math.isfinite(total) else 0)
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """A validation is done: `val_loss` is `eval.loss` in rules."""

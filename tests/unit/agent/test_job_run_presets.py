@@ -105,7 +105,7 @@ def test_a_broken_preset_costs_an_attempt_nothing(stage: Stage, monkeypatch: pyt
 
 
 def test_two_sources_are_numbered_without_a_gap_whatever_becomes_of_heartbeats() -> None:
-    from gpu_client.agent.channel_messages import Progress
+    from gpu_client.agent.channel_messages import Point, Progress
 
     clock = Clock()
     relay, channel = SteeringRelay(None, now=lambda: 1_790_000_000, clock=clock), Quiet()
@@ -115,7 +115,8 @@ def test_two_sources_are_numbered_without_a_gap_whatever_becomes_of_heartbeats()
         odd = {"loss": "nan"} if step % 2 else {}
         fine = {} if step % 2 else {"loss": 1.0 / step}
         clock.now += 700
-        channel.reports.append((clock.now, Progress(step, 100, fine, nonfinite=odd)))
+        points = (Point(step, {**fine, **odd}),)
+        channel.reports.append((clock.now, Progress(step, 100, fine, nonfinite=odd, points=points)))
         say(relay, channel, decision(1000 + step))
         report = relay.report()
         if step % 3:

@@ -15,7 +15,7 @@ import pytest
 from contract.rules.document import load
 from contract.rules.presets import NAMES
 from gpu_client.agent import presets as module
-from gpu_client.agent.channel_messages import CheckpointNotice, Progress
+from gpu_client.agent.channel_messages import CheckpointNotice, Point, Progress, parse
 from gpu_client.agent.presets import MAX_TOLD, QUIET_AFTER_ATTEMPTS, PresetWatch
 from tests.unit.agent.agent_kit import Clock
 from tests.unit.agent.preset_streams import DIVERGING, HEALTHY
@@ -79,7 +79,8 @@ class Training:
         self.step = step
         odd = {name: str(value) for name, value in (metrics or {}).items() if not math.isfinite(value)}
         fine = {name: value for name, value in (metrics or {}).items() if name not in odd}
-        self.say(Progress(step, self.total, fine, nonfinite=odd, **more))
+        points = () if "phase" in more else (Point(step, {**fine, **odd}),)
+        self.say(Progress(step, self.total, fine, nonfinite=odd, points=points, **more))
 
     def train(self, steps: int, *, step_s: float = 0.4, **metrics: Any) -> None:
         """Each metric may be a function of the step; `wait` is how long each waits for data."""
@@ -143,7 +144,8 @@ def test_what_comes_in_one_go_is_told_by_the_values_that_it_was_decided_by(train
     """It was rendered when all of it had been looked at: the loss is 0.5."""
     for step, value in enumerate([1.0, math.nan, 0.5], 1):
         odd, fine = ({"loss": "nan"}, {}) if math.isnan(value) else ({}, {"loss": value})
-        training.reports.append((training.clock.now, Progress(step, 10, fine, nonfinite=odd)))
+        points = (Point(step, {**fine, **odd}),)
+        training.reports.append((training.clock.now, Progress(step, 10, fine, nonfinite=odd, points=points)))
     training.watch.look()
     assert [(one["decision"], one["step"]) for one in training.decided] == [("rule.fired", 2), ("rule.cleared", 3)]
     assert training.decided[0]["message"].startswith("the loss is NaN")
@@ -197,6 +199,35 @@ def test_a_loss_that_is_logged_now_and_then_is_one_point_each_time(training: Tra
     assert training.decided == []
 
 
+def test_what_is_shown_again_is_nothing_new(training: Training) -> None:
+    """Two losses of one training, in each message of long evaluations: nothing was learnt from them, nor lost."""
+    chance = random.Random(1)
+    training.train(600, loss=lambda step: 3.0 * 0.99**step + chance.gauss(0.1, 0.001), step_s=1.0)
+    shown = {"loss": 0.1, "train_loss": 2.9}
+    for step in range(600, 640):
+        training.clock.now += 1.0
+        training.report(step, {"loss": 0.1 + chance.gauss(0, 0.001)})
+        for done in range(1, 11):
+            told = {"type": "progress", "step": step, "total": None, "metrics": {**shown, "evaluation": done}}
+            training.clock.now += 1.0
+            training.say(parse(json.dumps({**told, "phase": {"name": "evaluation", "done": done}}).encode(), []))
+    assert training.decided == []
+
+
+def test_a_loss_by_two_names_is_told_of_by_one_and_watched_by_both(training: Training) -> None:
+    """Raw, and smoothed over an epoch: neither is a jump of the other."""
+    chance = random.Random(1)
+
+    def raw(step: int) -> float:
+        return 3.0 * 0.99**step + chance.gauss(0.1, 0.001)
+
+    training.train(400, loss=raw)
+    training.train(400, loss=raw, train_loss=2.9)
+    assert training.decided == []
+    training.train(1, loss=0.1, train_loss=math.nan)
+    assert training.told() == ["preset-nonfinite"]
+
+
 # Stuck
 
 
@@ -226,11 +257,27 @@ def test_slow_steps_have_more_time(training: Training) -> None:
 
 
 def test_first_steps_have_an_hour(training: Training) -> None:
-    training.report(0)
+    training.train(2)
     training.stand_still(3590)
     assert training.decided == []
     training.stand_still(30)
     assert training.decided[0]["message"] == "no step for 60 min, usual unknown"
+
+
+def test_before_it_has_reported_twice_it_has_two_hours(training: Training) -> None:
+    training.report(0)
+    training.stand_still(2 * HOUR_S - 10)
+    assert training.decided == []
+    training.stand_still(30)
+    assert training.decided[0]["message"] == "no step for 2.0 h, usual unknown"
+
+
+def test_a_script_may_report_once_an_hour(training: Training) -> None:
+    """Of each epoch, say: the first one was told as a training that stands still."""
+    for epoch in range(40):
+        training.report(epoch, {"loss": 1.0 / (epoch + 1)})
+        training.stand_still(HOUR_S * (1.05 + 0.1 * (epoch % 3)))
+    assert training.decided == []
 
 
 def test_a_pause_that_was_seen_before_is_expected_again(training: Training) -> None:

@@ -126,6 +126,7 @@ class Trained:
             file.write_text(rules)
         self.decisions: list[tuple[str, str, int]] = []
         self.reported: list[tuple[int, dict[str, object]]] = []
+        self.phases: list[tuple[str, int, int]] = []
         with Session.start(output_dir=folder / "output", rules=file, resume=True, variables={}) as session:
             self._listen(session)
             callback = BatonCallback(session, every=every)
@@ -159,6 +160,13 @@ class Trained:
             self.reported.append((step, {name: round(float(value), 4) for name, value in new.items()}))
             report(step, total, new, shown=shown)
 
+        phase = session.phase
+
+        def phased(name: str, done: int, total: int) -> None:
+            self.phases.append((name, done, total))
+            phase(name, done, total)
+
+        session.phase = phased  # type: ignore[method-assign]
         session.steering._teller.decided = session.steering.engine._tell = told  # type: ignore[method-assign]
         session.report_new = reported  # type: ignore[method-assign]
 
@@ -258,6 +266,21 @@ def test_rules_hear_of_validations_by_their_own_names(tmp_path: Path) -> None:
     marker = read_marker(tmp_path / "output" / "checkpoint-8")
     assert 8 < marker.metrics["val_loss"] < 10, "of this very step"
     assert marker.tag == "good"
+
+
+def test_a_validation_says_how_far_it_is(tmp_path: Path) -> None:
+    """A long one was taken for a training that stands still: by a preset, and by no_progress_timeout_s."""
+    trained = Trained(tmp_path, every=None)
+    assert trained.phases == [("evaluation", 1, 2), ("evaluation", 2, 2)] * EPOCHS
+
+
+def test_what_is_logged_between_steps_is_not_of_the_validation(tmp_path: Path) -> None:
+    """Gradients of four batches are one step; a validation amid them took what they had logged."""
+    options = {"accumulate_grad_batches": 4, "val_check_interval": 2, "max_epochs": 2}
+    rules = "rules: [{name: r, when: eval.train.odd > 0, do: {log: hm}}]"
+    trained = Trained(tmp_path, rules=rules, every=None, losses=FLAT, **options)
+    assert trained.fired() == []
+    assert [(step, new["train/odd"]) for step, new in trained.reported if "train/odd" in new] == [(1, 2.0), (2, 2.0)]
 
 
 def test_a_validation_can_be_asked_for_at_any_step(tmp_path: Path) -> None:
