@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 import shutil
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from enum import IntEnum
 from pathlib import Path
 from typing import Any
@@ -22,6 +22,9 @@ from gpu_client.training.random_state import capture_random
 from gpu_client.training.ranks import Ranks
 
 log = logging.getLogger("baton.training")
+
+MAX_TAGS = 20
+"""Of checkpoints that are kept without an agent, as many as the control plane keeps."""
 
 
 class _UnwritableError(Exception):
@@ -249,9 +252,11 @@ class Writer:
             for step, path in commit.complete_checkpoints(self._output_dir)
             if commit.created_by_session(path)
         ]
+        # An agent has stored them; alone, these are all that there is.
+        tagged = _newest_of_tags([path for _, path in own]) if self._durable else set()
         newest_untold = any(not self._channel.told(step) for step, _ in own[-self._keep_last :])
         for step, path in own[: -self._keep_last]:
-            if newest_untold or not self._channel.told(step) or path == self._keep:
+            if newest_untold or not self._channel.told(step) or path == self._keep or path in tagged:
                 continue
             # Renamed first: a directory that is being deleted must not look like a checkpoint.
             doomed = path.with_name(f".{path.name}.old")
@@ -301,3 +306,13 @@ class Writer:
         if text not in self._said:
             self._said.add(text)
             log.warning("%s", text)
+
+
+def _newest_of_tags(checkpoints: Sequence[Path]) -> set[Path]:
+    """Of checkpoints, oldest first: the newest of each tag, of the `MAX_TAGS` that came last."""
+    newest: dict[str, Path] = {}
+    for path in reversed(checkpoints):
+        tag = commit.read_marker(path).tag
+        if tag and len(newest) < MAX_TAGS:
+            newest.setdefault(tag, path)
+    return set(newest.values())

@@ -41,6 +41,25 @@ def test_a_file_of_rules_works_without_an_agent(tmp_path: Path) -> None:
     assert seen[-1] == 4 and (tmp_path / "output" / "checkpoint-4").is_dir()
 
 
+def test_without_an_agent_too_the_newest_checkpoint_of_each_tag_is_kept(tmp_path: Path) -> None:
+    """They went as soon as there were two newer ones."""
+    rules = """rules:
+- {name: low, when: loss < 0.3, do: {save: low}}
+- {name: odd, when: loss > 5, do: {save: odd}, cooldown: 1 steps}
+"""
+    losses = [1.0, 0.2, 1.0, 6.0, 1.0, 7.0, 1.0, 1.0, 1.0, 1.0]
+    for first, last in ((1, 8), (9, 10)):
+        with begun(tmp_path, rules, resume=True) as session:
+            counter = Counter(0)
+            session.resume(counter=counter)
+            for step in range(first, last + 1):
+                session.report(step, 100, loss=losses[step - 1])
+                if session.checkpoint_due(step, every=1):
+                    session.checkpoint(step, counter=Counter(step))
+    left = sorted(int(path.name.partition("-")[2]) for path in (tmp_path / "output").glob("checkpoint-*"))
+    assert left == [2, 6, 9, 10]
+
+
 @pytest.mark.parametrize(
     ("text", "told"),
     [
