@@ -124,11 +124,17 @@ class Outline(NamedTuple):
     best_step: int | None
 
 
-def outline_of(name: str, points: Iterable[MetricPoint]) -> Outline | None:
-    """Of the points that have the metric; None if none has."""
-    found = [(point.step, float(point.metrics[name])) for point in points if name in point.metrics]
-    if not found:
-        return None
+def outlines_of(names: Iterable[str], points: Iterable[MetricPoint]) -> list[Outline]:
+    """Of those metrics that some point has, in the order of `names`; each point is looked at once."""
+    wanted: dict[str, list[tuple[int, float]]] = {name: [] for name in names}
+    for point in points:
+        for name, value in point.metrics.items():
+            if name in wanted:
+                wanted[name].append((point.step, float(value)))
+    return [_outline(name, found) for name, found in wanted.items() if found]
+
+
+def _outline(name: str, found: Sequence[tuple[int, float]]) -> Outline:
     finite = [(value, step) for step, value in found if math.isfinite(value)]
     goal = goal_of(name)
     best = None

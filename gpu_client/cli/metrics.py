@@ -15,7 +15,7 @@ from contract.output import MetricPoint
 from contract.rules.metrics import canonical_name
 from gpu_client.cli.errors import CliError
 from gpu_client.cli.formats import count, number
-from gpu_client.cli.metric_history import Outline, history_of, outline_of
+from gpu_client.cli.metric_history import Outline, history_of, outlines_of
 from gpu_client.cli.output import Column
 from gpu_client.cli.session import SHOWN_ID_CHARACTERS, AsJson, JobIdArgument, full_id, session_of
 from gpu_client.transport.files import write_whole
@@ -64,7 +64,7 @@ def metrics(
             for line in lines:
                 session.screen.raw(line)
         return
-    outlines = [found for name in chosen if (found := outline_of(name, points)) is not None]
+    outlines = outlines_of(chosen, points)
     if as_json:
         session.screen.json([_as_data(one) for one in outlines])
         return

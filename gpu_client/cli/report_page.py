@@ -16,12 +16,14 @@ from gpu_client.cli.charts import Curve, Frame, Mark, Point, drawn, is_log, text
 from gpu_client.cli.firings import line_of
 from gpu_client.cli.formats import duration, moment, number
 from gpu_client.cli.goodput import losses, losses_text, percent, share_of, share_text, total_of, total_s
-from gpu_client.cli.metric_history import History, outline_of
+from gpu_client.cli.metric_history import History, outlines_of
 from gpu_client.cli.report_style import STYLE, TIP
 from gpu_client.cli.summary import ended_by_text, reason_text
 
 MAX_CHARTS = 60
 """Metrics beside the loss that are drawn; the others are in the table alone."""
+MAX_METRICS = 1000
+"""Rows of the table of metrics: a loop may put the step into their names."""
 MAX_DECISIONS = 500
 """Rows of the table of decisions: the newest."""
 MAX_MARKS = 120
@@ -266,7 +268,7 @@ def _table(heads: Sequence[str], rows: Iterable[Sequence[str]], numbers: Sequenc
 
 
 def _metrics_table(found: Material) -> str:
-    outlines = [one for name in found.history.names() if (one := outline_of(name, found.history.kept)) is not None]
+    outlines = outlines_of(found.history.names(), found.history.kept)
     if not outlines:
         return ""
     rows = [
@@ -278,10 +280,12 @@ def _metrics_table(found: Material) -> str:
             *("" if value is None else number(value) for value in (one.lowest, one.highest)),
             f"{one.not_finite:,}" if one.not_finite else "",
         ]
-        for one in outlines
+        for one in outlines[:MAX_METRICS]
     ]
+    left_out = len(outlines) - len(rows)
+    more = f'<p class="none">{left_out:,} more: baton metrics.</p>' if left_out else ""
     heads = ("metric", "points", "first", "last", "best", "lowest", "highest", "not finite")
-    return f"<section><h2>Metrics</h2>{_table(heads, rows, range(1, 8))}</section>"
+    return f"<section><h2>Metrics</h2>{_table(heads, rows, range(1, 8))}{more}</section>"
 
 
 def _decisions(found: Material) -> str:

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 import pytest
 
 from contract.output import MetricPoint
-from gpu_client.cli.metric_history import History, goal_of, outline_of, stitched
+from gpu_client.cli.metric_history import History, goal_of, outlines_of, stitched
 
 
 def points(epoch: int, steps: Iterable[int], **metrics: float) -> list[MetricPoint]:
@@ -106,14 +106,12 @@ def test_a_metric_in_a_few_numbers() -> None:
         *points(1, [4], loss=0.2), *points(1, [5], accuracy=0.5),
     ]  # fmt: skip
     told.append(MetricPoint(epoch=1, step=6, at=6, metrics={"loss": "nan"}))
-    found = outline_of("loss", told)
-    assert found is not None
+    [found] = outlines_of(["loss", "nothing"], told)
     assert (found.points, found.not_finite, found.first) == (5, 2, 0.9)
     assert math.isnan(found.last)
     assert (found.best, found.best_step, found.lowest, found.highest) == (0.2, 3, 0.2, 0.9)
-    assert outline_of("nothing", told) is None
-    odd = outline_of("x", points(1, [1], x=math.nan))
-    assert odd is not None and odd.best is None and odd.lowest is None
+    [odd] = outlines_of(["x"], points(1, [1], x=math.nan))
+    assert odd.best is None and odd.lowest is None
 
 
 @pytest.mark.parametrize(

@@ -252,3 +252,10 @@ def test_ticks_lie_within(low: float, high: float) -> None:
     found = nice_ticks(low, high, 5)
     assert 1 <= len(found) <= 22
     assert all(low - 1e-9 <= value <= high * (1 + 1e-9) + 1e-9 for value in found)
+
+
+def test_a_loop_that_puts_the_step_into_its_metrics_names_has_a_page_as_any_other() -> None:
+    """Each name was looked for in all points: an hour of work, and a row each."""
+    text, read = page([point(1, step, **{"loss": 1.0, f"grad/{step}": 0.5}) for step in range(4000)])
+    assert len(text) < 2_000_000
+    assert "3,001 more: baton metrics." in read.said
