@@ -150,7 +150,7 @@ class Harvest:
 
     def _counted(self, step: int) -> int:
         """The step's number within the whole job."""
-        counted = step + self._ledger.base
+        counted = self._ledger.counted(step)
         self.highest = max(self.highest, counted)
         return counted
 

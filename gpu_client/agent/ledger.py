@@ -21,6 +21,7 @@ import shutil
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
+from contract.base import MAX_STEP
 from contract.recipes.plan import RunPlan, StepOrder
 from contract.work import WorkItem
 from gpu_client.agent.workspace import JobDirectories, disk_errors
@@ -49,6 +50,10 @@ class StepLedger:
         self._kept: Path | None = None
         self.finished: list[str] = []
         self.base = 0
+
+    def counted(self, step: int) -> int:
+        """A step of the present training as the job counts it; no larger than any can be."""
+        return min(step + self.base, MAX_STEP)
 
     def left(self) -> list[StepOrder]:
         """The steps still to run. The last one's end is that of the job, and never recorded."""

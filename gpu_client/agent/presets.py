@@ -14,6 +14,7 @@ from functools import cache
 from statistics import median
 from typing import Any, Protocol
 
+from contract.base import MAX_STEP
 from contract.rules.actions import Alert
 from contract.rules.document import load
 from contract.rules.evaluating import Evaluator
@@ -231,7 +232,7 @@ class _Training:
         if report.step != self._step:
             found |= self._times_of(report, at)
             self._step, self._stepped_at, self._moved_at = report.step, at, at
-            self.step = report.step + self._base
+            self.step = min(report.step + self._base, MAX_STEP)
             # A step of the script that reports its total is done: what comes then may take as long as it likes.
             self._last = report.total is not None and report.step >= report.total
             self._phase = None

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 from pydantic import ValidationError
 
+from contract.base import MAX_STEP
 from contract.steering import (
     MAX_DECISIONS,
     MAX_RESULTS,
@@ -216,7 +217,7 @@ class SteeringRelay:
 
     def _of_job(self, step: Any) -> Any:
         """A step that the training has named, as the job counts; what is none is left to who checks it."""
-        return step + self._base if type(step) is int else step
+        return min(step + self._base, MAX_STEP) if self._base and type(step) is int else step
 
     def _sendable(self, command: Command) -> dict[str, Any]:
         told = command.model_dump(mode="json", include={"seq", "kind", "arguments", "status", "step"})

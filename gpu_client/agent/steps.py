@@ -116,11 +116,10 @@ class Steps:
     def progress(self) -> Progress | None:
         """How far the job is: steps are numbered through."""
         progress = self._channel.progress() if self._channel else None
-        base = self._ledger.base
-        if progress is None or not base:
+        if progress is None or not self._ledger.base:
             return progress
-        total = None if progress.total is None else progress.total + base
-        return Progress(progress.step + base, total, progress.metrics)
+        total = None if progress.total is None else self._ledger.counted(progress.total)
+        return Progress(self._ledger.counted(progress.step), total, progress.metrics)
 
     def request_checkpoint(self) -> bool:
         """Ask for one; False if nobody is connected who could hear it."""
@@ -249,7 +248,7 @@ class Steps:
         self._around.steering.take()
         self._show_finished(channel)
         for point in channel.take_points():
-            self.output.points.offer(point.step + self._ledger.base, point.metrics)
+            self.output.points.offer(self._ledger.counted(point.step), point.metrics)
 
     def _show_finished(self, channel: ChannelServer) -> None:
         """Hand over what the training has finished since the last look."""

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from contract.base import MAX_STEP
 from contract.jobs import FailureClass
 from contract.recipes.plan import RunPlan
 from gpu_client.agent import artifact_shipper, job_run
@@ -96,6 +97,20 @@ def test_steps_run_in_order_and_the_job_is_complete_with_what_all_of_them_left(s
         "[baton] step second (2 of 2)",
     ]
     assert stage.phases == ["restoring", "fetching", "training", "uploading"]
+
+
+def test_a_step_with_the_largest_number_that_there_is_is_none_larger_in_the_job(stage: Stage) -> None:
+    """In a later step of a recipe it could not be said to the control plane: an error of ours ended the attempt."""
+
+    def second(trainer: Trainer, looks: int) -> None:
+        if looks > 3:
+            return trainer.ends(CLEAN)
+        return trainer.connect().report(MAX_STEP, MAX_STEP, {"loss": 0.5})
+
+    acts(stage, ends(a="1"), second)
+    run = stage.make(plan=plan(*TWO))
+    assert run.run() is Outcome.COMPLETE
+    assert stage.last_word().step == MAX_STEP
 
 
 def test_a_finished_step_is_not_run_again_and_the_next_one_resumes(stage: Stage) -> None:
