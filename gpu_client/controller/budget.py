@@ -36,9 +36,12 @@ class Budget:
         )
 
     def is_due(self) -> bool:
-        """Whether this observation is to be measured; called once for each."""
+        """Whether this observation is to be measured; called once for each that is not left out.
+
+        All of the few that are left are.
+        """
         self._seen += 1
-        return self._seen % MEASURE_EVERY == 0
+        return self.every > 1 or self._seen % MEASURE_EVERY == 0
 
     def spent(self, seconds: float) -> str:
         """So long an observation took; what is changed therefore, in words."""

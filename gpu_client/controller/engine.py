@@ -112,13 +112,14 @@ class Engine:
             return _NO_ORDERS
         found = self.renamed(metrics)
         budget = self._budget
-        measured = budget.is_due()
-        if measured or budget.every > 1:
-            # First, for it may wait for the GPU: that is no fault of the rules.
-            read = self._read(found)
+        if budget.every > 1:
+            found = {**found, **(read := self._read(found))}
             if event == "step" and budget.passes_over(step, read):
                 return _NO_ORDERS
-            found = {**found, **read}
+        measured = budget.is_due()
+        if measured and budget.every == 1:
+            # Ahead of it, for it may wait for the GPU: that is no fault of the rules.
+            found = {**found, **self._read(found)}
         began = budget.clock() if measured else 0.0
         verdicts = evaluator.observe(found, step=step, now=now, event=event)
         if measured and (told := budget.spent(budget.clock() - began)):

@@ -83,6 +83,14 @@ def test_a_value_that_is_not_finite_is_seen_at_its_step(value: float) -> None:
     assert scene.run(1, value) == 1 and scene.told == [("rule.fired", scene.step, "")]
 
 
+def test_a_step_with_nothing_that_rules_read_is_left_out_too() -> None:
+    scene = Scene()
+    scene.cost_s = BUDGET_S * 2.6
+    scene.run(JUDGED)
+    scene.engine.observe({"other": 1.0}, step=scene.step + 1, now=0.0)
+    assert scene.engine._evaluator is not None and scene.engine._evaluator._step == scene.step
+
+
 def test_events_are_never_left_out() -> None:
     scene = Scene()
     scene.cost_s = 1.0
@@ -119,6 +127,21 @@ def test_with_room_again_they_are_checked_as_before_and_there_is_no_to_and_fro()
         "checked at every 4 steps from now on",
         "checked at every step from now on",
     ]
+
+
+@pytest.mark.parametrize("events", range(8))
+@pytest.mark.parametrize("every", [2, 8, MAX_EVERY])
+def test_it_is_judged_again_whatever_came_between_its_steps(events: int, every: int) -> None:
+    """The event of the start was enough: every measurement fell on a step that was left out, for ever."""
+    scene = Scene()
+    scene.run(events, event="evaluate")
+    scene.step = 0
+    scene.cost_s = BUDGET_S * (every - 0.5)
+    scene.run(JUDGED)
+    assert scene.engine._budget.every == every
+    scene.cost_s = BUDGET_S * 0.1
+    scene.run(SAMPLES * (every + 1))
+    assert scene.engine._budget.every == 1
 
 
 def test_a_resumed_training_goes_on_as_slowly() -> None:
