@@ -75,13 +75,20 @@ class StepProfiler:
         except Exception as error:  # noqa: BLE001 - a profiler that fails must not end the training
             well, said = False, f"the profile is lost: {said_of(error)}"
             if step < self._until:
-                self.close()
+                self._stop()
         self._profile, told = None, self._told
         if told is not None:
             told(well, said)
 
     def close(self) -> None:
-        """Stop; what was recorded of a profile that is not complete is dropped."""
+        """The training has ended: what was recorded of a profile that is not complete is dropped, and that is told."""
+        if self._profile is None:
+            return
+        self._stop()
+        if self._told is not None:
+            self._told(False, f"the training ended before step {self._until}: the profile is dropped")
+
+    def _stop(self) -> None:
         profile, self._profile = self._profile, None
         if profile is not None:
             try:

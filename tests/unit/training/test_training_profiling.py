@@ -71,6 +71,7 @@ def test_one_at_a_time(tmp_path: Path) -> None:
 def test_one_that_the_end_cuts_short_is_dropped(tmp_path: Path) -> None:
     trained = Trained(tmp_path, high=(11,))
     assert trained.traced == [12] and trained.shown == [] and not list((trained.output / "profile").iterdir())
+    assert trained.said[1:] == [("action.failed", 12, "the training ended before step 14: the profile is dropped")]
 
 
 def test_where_torch_has_no_profiler_that_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
