@@ -99,8 +99,8 @@ class BatonCallback(TrainerCallback):  # type: ignore[misc]  # transformers is n
         numbers = _numbers(logs)
         self._logged = self._logged | numbers
         # An evaluation is an event of its own: rules hear of it in on_evaluate.
-        new = {} if any(name.startswith(EVALUATED) for name in numbers) else numbers
-        self._session.report_new(state.global_step, state.max_steps, new, shown=self._logged, event="log")
+        new, event = ({}, "none") if any(name.startswith(EVALUATED) for name in numbers) else (numbers, "log")
+        self._session.report_new(state.global_step, state.max_steps, new, shown=self._logged, event=event)
         return self._obey_alone(state, control)
 
     def on_prediction_step(

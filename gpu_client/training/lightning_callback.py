@@ -171,7 +171,7 @@ class BatonCallback(Callback):  # type: ignore[misc]  # lightning is not followe
             return
         self._restore_pace(trainer)
         self._shown |= found
-        self._report({})
+        self._report({}, event="none")  # the step has been reported
         evaluated = {_EVALUATED.sub("", name, count=1): value for name, value in found.items()}
         self._session.steering.evaluated(self._step, evaluated)
         if self._session.alone:  # several agree once a step
@@ -181,12 +181,12 @@ class BatonCallback(Callback):  # type: ignore[misc]  # lightning is not followe
 
     # Inside
 
-    def _report(self, new: Mapping[str, object]) -> None:
+    def _report(self, new: Mapping[str, object], event: str = "") -> None:
         self._shown |= new
         shown = {name: value for name, value in self._shown.items() if name not in ("step", "total")}
         # Where nobody knows the end, there is at least one more.
         total = self._step + 1 if self._total is None else self._total
-        self._session.report_new(self._step, total, new, shown=shown)
+        self._session.report_new(self._step, total, new, shown=shown, event=event)
 
     def _logged(self, trainer: Trainer) -> dict[str, object]:
         """What has been logged since the last call: Lightning keeps what is older beside it."""

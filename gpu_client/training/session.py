@@ -162,7 +162,7 @@ class Session:
     def report_new(
         self, step: int, total: int, new: Mapping[str, object], *, shown: Mapping[str, object], event: str = ""
     ) -> None:
-        """The same where `shown`, for people, has older numbers. event: `step` or `log`, where they are told apart."""
+        """The same where `shown`, for people, has older numbers. event: `step`, `log`; `none` is no news for rules."""
         # Kept as they are until the next report: reading (or detaching) each would cost more than all the rest, and
         # once backward() has run, a loss holds no activations.
         if type(step) is not int or type(total) is not int:
@@ -171,7 +171,7 @@ class Session:
         if self._writer.skipped_steps:
             shown = {"checkpoints_skipped": len(self._writer.skipped_steps), **shown}
         self._channel.report(step, total, shown, new=new)
-        if self.steering.live:
+        if self.steering.live and event != "none":
             self.steering.reported(step, new, last=step >= total > 0, event=event)
 
     @property

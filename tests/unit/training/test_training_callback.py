@@ -125,6 +125,14 @@ def test_a_logged_value_counts_once(tmp_path: Path) -> None:
     assert trained.fired() == [("r", 3)] and trained.step == 3
 
 
+def test_the_log_of_an_evaluation_is_none_of_the_training(tmp_path: Path) -> None:
+    """The loss that had been logged before it counted once more."""
+    rules = "rules: [{name: r, when: loss > 2, on: log, for: 4 checks, do: stop}]"
+    often = {"eval_dataset": Losses([5.0]), "eval_strategy": "steps", "eval_steps": 1}
+    trained = Trained(tmp_path, rules, [3.0] * 8, **often)
+    assert trained.fired() == [("r", 4)] and trained.step == 4
+
+
 def test_rules_evaluate_and_hear_of_two_evaluation_sets(tmp_path: Path) -> None:
     rules = """
 rules:

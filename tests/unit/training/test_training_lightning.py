@@ -156,9 +156,9 @@ class Trained:
             self.decisions.append((decision["type"], decision.get("rule", ""), decision["step"]))
             tell(decision)
 
-        def reported(step: int, total: int, new: Any, *, shown: Any) -> None:
+        def reported(step: int, total: int, new: Any, *, shown: Any, event: str = "") -> None:
             self.reported.append((step, {name: round(float(value), 4) for name, value in new.items()}))
-            report(step, total, new, shown=shown)
+            report(step, total, new, shown=shown, event=event)
 
         phase = session.phase
 
@@ -272,6 +272,13 @@ def test_a_validation_says_how_far_it_is(tmp_path: Path) -> None:
     """A long one was taken for a training that stands still: by a preset, and by no_progress_timeout_s."""
     trained = Trained(tmp_path, every=None)
     assert trained.phases == [("evaluation", 1, 2), ("evaluation", 2, 2)] * EPOCHS
+
+
+def test_a_step_that_a_validation_follows_is_checked_once(tmp_path: Path) -> None:
+    """Its rate was a new value once more: `for: 3 checks` was over in two steps."""
+    rules = "rules: [{name: r, when: lr > 0, on: step, for: 7 checks, do: stop}]"
+    trained = Trained(tmp_path, rules=rules, every=None, losses=FLAT, val_check_interval=1)
+    assert trained.fired() == [("r", 7)]
 
 
 def test_what_is_logged_between_steps_is_not_of_the_validation(tmp_path: Path) -> None:
