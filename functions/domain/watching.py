@@ -121,7 +121,7 @@ def look(
     evaluator, told = _restored(rules, group, before, job.rules_revision)
     if told:
         acting.tell("rule.updated", severity="info", message=told)
-    observed = {**_observed(evaluator, progress, before), **facts(seen, now)}
+    observed = {**_of_another_machine(rules, seen), **_observed(evaluator, progress, before), **facts(seen, now)}
     values: Callable[[], Mapping[str, float | None]] = evaluator.values
     for verdict in evaluator.observe(observed, step=step, now=float(now), event=event):
         acting.take(verdict, values())
@@ -243,6 +243,13 @@ def _observed(
         return found
     known = evaluator.values()
     return {name: value for name, value in found.items() if known.get(name) != value}
+
+
+def _of_another_machine(rules: RuleSet, seen: Seen) -> dict[str, float | None]:
+    """Signals that an earlier attempt counted: nothing is known of them before this one has said something."""
+    if seen.standing is None or seen.standing.epoch == seen.job.epoch:
+        return {}
+    return dict.fromkeys(signal.metric.name for signal in rules.signals)
 
 
 def _restored(
