@@ -21,6 +21,7 @@ from contract.base import (
     KeyPrefix,
     MetricName,
     Metrics,
+    NonFinite,
     QueueName,
     RelativePath,
     Step,
@@ -270,6 +271,8 @@ class Progress(AnswerModel):
     step: Step
     total_steps: Step | None = None
     metrics: Metrics = {}
+    nonfinite: dict[MetricName, NonFinite] = {}
+    """Metrics that were NaN or infinite then."""
     reported_at: EpochSeconds | None = None
     goodput: Goodput | None = None
 

@@ -12,6 +12,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from contract.jobs import JobState
+from functions.api.group_reads import GroupReads, Members
 from functions.api.leasing import WRITE_TRIES
 from functions.domain.errors import FenceBroken, StorageUnavailable, WriteConflict
 from functions.domain.ports import JobStore, LeaseStore
@@ -30,15 +31,11 @@ TURN_S = 20.0
 SLOW_S = 1.0
 """A look that computes for longer counts as one in vain: three of them, and the rules are switched off. Waiting for
 storage is not counted."""
-LARGE_GROUP = 100
-"""Members. A larger group is not read anew by each look: with every heartbeat of every member that would be millions of
-items an hour, out of one partition."""
-GROUP_KEPT_S = 10
-"""What was read of a large group is used for so long by one process."""
-GROUPS_KEPT = 8
 
 GROUP_TAG = "group"
 """The tag that names a job's group."""
+
+_groups = GroupReads()
 
 Occasion = Literal["heartbeat", "timer", "state"]
 
@@ -137,47 +134,30 @@ def _looked(
         jobs.stand(job_id, looked.standing)
     member = looked.standing.member
     if members is not None and member.values and members.get(job_id) != member:
-        _join(jobs, job, member, members)
+        _join(jobs, job, member)
     return looked.change is not None
 
 
-def _join(jobs: JobStore, job: Job, member: MemberRecord, members: dict[str, MemberRecord]) -> None:
+def _join(jobs: JobStore, job: Job, member: MemberRecord) -> None:
     """Tell the group. Behind the standing, which has it too: whoever looks next writes it if this comes to nothing."""
     try:
-        jobs.join(job.tenant, job.spec.tags[GROUP_TAG], job.id, member)
+        _groups.join(jobs, job.tenant, job.spec.tags[GROUP_TAG], job.id, member)
     except StorageUnavailable:
         # What was decided is written: it must be heard of now.
         logger.warning("a job's group was not told", extra={"job_id": job.id}, exc_info=True)
-    else:
-        members[job.id] = member
 
 
-def _members(jobs: JobStore, job: Job, rules: RuleSet, now: int) -> dict[str, MemberRecord] | None:
+def _members(jobs: JobStore, job: Job, rules: RuleSet, now: int) -> Members | None:
     """What is known of the job's group; None, and no read, if its rules do not ask or it is in none."""
     from functions.domain.watching import asks_for_group
 
     group = job.spec.tags.get(GROUP_TAG)
     if not group or not asks_for_group(rules):
         return None
-    store: Any = jobs
-    name = (store, job.tenant, group)
-    read_at, members = _large_groups.get(name, (0, {}))
-    if members and 0 <= now - read_at < GROUP_KEPT_S:
-        return members
-    members = jobs.members(job.tenant, group)
-    _large_groups.pop(name, None)
-    if len(members) > LARGE_GROUP:
-        while len(_large_groups) >= GROUPS_KEPT:
-            del _large_groups[next(iter(_large_groups))]
-        _large_groups[name] = now, members
-    return members
+    return _groups.members(jobs, job.tenant, group, now)
 
 
-_large_groups: dict[tuple[Any, str, str], tuple[int, dict[str, MemberRecord]]] = {}
-"""When it was read, and what it was, with what this process has written since. A function answers one call at a time."""
-
-
-def _decided(jobs: JobStore, seen: Seen, occasion: Occasion, now: int) -> tuple[Looked, dict[str, MemberRecord] | None]:
+def _decided(jobs: JobStore, seen: Seen, occasion: Occasion, now: int) -> tuple[Looked, Members | None]:
     """What a look decides, or that it came to nothing; and what was read of the job's group."""
     from functions.domain import watching
 

@@ -22,7 +22,7 @@ def own_values(
 ) -> MemberRecord:
     """What is to be kept of a job after a report. A value at a step is that of the first report at or after it."""
     known = {(one.metric, one.step): one.value for one in before.values}
-    reported = {name_in_rules(name): value for name, value in progress.metrics.items()} if progress else {}
+    reported = values_in_rules(progress) if progress else {}
     for one in needed:
         if progress is None or one.metric not in reported:
             continue
@@ -37,6 +37,12 @@ def own_values(
     if kept == before.values and before.expires_at > now + KEPT_S // 2:
         return before
     return MemberRecord(values=kept, expires_at=now + KEPT_S)
+
+
+def values_in_rules(progress: Progress) -> dict[str, float | None]:
+    """What was reported, by the names in rules; NaN and infinity are values."""
+    said = {**progress.metrics, **{name: decoded(word) for name, word in progress.nonfinite.items()}}
+    return {name_in_rules(name): value for name, value in said.items()}
 
 
 class Group:

@@ -21,7 +21,7 @@ from contract.rules.evaluating import Evaluator, StateError
 from contract.rules.faults import Code
 from contract.rules.groups import GroupValues
 from contract.rules.limits import LIMITS
-from contract.rules.metrics import name_in_rules
+from contract.rules.numbers import encoded
 from contract.rules.placing import needed_group_values, split
 from contract.rules.rule import RuleSet
 from contract.rules.typed import Aggregate, walk
@@ -29,7 +29,7 @@ from contract.steering import MAX_STATUS_CHARS, RuleStatus
 from functions.domain.acting import Acting
 from functions.domain.change import Change
 from functions.domain.ending import cost_usd
-from functions.domain.grouping import Group, own_values
+from functions.domain.grouping import Group, own_values, values_in_rules
 from functions.domain.records import Attempt, CommandRecord, Job, Lease, MemberRecord, StandingRecord
 
 MAX_RULES = 20
@@ -238,11 +238,12 @@ def _observed(
     """The training's metrics. Those that a heartbeat repeats at the same step are no new points."""
     if progress is None:
         return {}
-    found: dict[str, float | None] = {name_in_rules(name): value for name, value in progress.metrics.items()}
+    found = values_in_rules(progress)
     if before is None or before.state is None or progress.step != before.step:
         return found
     known = evaluator.values()
-    return {name: value for name, value in found.items() if known.get(name) != value}
+    # As they are saved: NaN is the same as NaN there.
+    return {name: value for name, value in found.items() if encoded(known.get(name)) != encoded(value)}
 
 
 def _of_another_machine(rules: RuleSet, seen: Seen) -> dict[str, float | None]:

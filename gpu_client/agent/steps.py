@@ -120,7 +120,7 @@ class Steps:
         if progress is None or not base:
             return progress
         total = None if progress.total is None else progress.total + base
-        return Progress(progress.step + base, total, progress.metrics)
+        return Progress(progress.step + base, total, progress.metrics, nonfinite=progress.nonfinite)
 
     def request_checkpoint(self) -> bool:
         """Ask for one; False if nobody is connected who could hear it."""

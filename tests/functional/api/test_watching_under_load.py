@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import itertools
+import time
 from collections.abc import Mapping
 from typing import Any
 
 import pytest
 
-from functions.api import watching as looking
 from functions.domain.errors import StorageUnavailable
 from functions.domain.records import MemberRecord, MemberValue
 from functions.storage.memory_jobs import MemoryJobStore
@@ -17,7 +17,8 @@ from tests.api_harness import NOW, Api, Held
 COST = "rules: [{name: here, when: cost > 1, do: %s}]"
 ECC = """
 signals: {ecc: uncorrectable}
-rules: [{name: here, when: log.ecc > 0, on: [heartbeat, timer, state], cooldown: 1m, do: {requeue: {exclude_host: true}}}]
+rules:
+  - {name: here, when: log.ecc > 0, on: [heartbeat, timer, state], cooldown: 1m, do: {requeue: {exclude_host: true}}}
 """
 
 
@@ -48,7 +49,7 @@ def test_rules_that_take_long_do_not_use_up_the_sweeper_s_time(api: Api, monkeyp
     held = running(api, "")
     api.clock.advance(200)
     ticks = itertools.count(0.0, 4.0)
-    monkeypatch.setattr(looking.time, "monotonic", lambda: next(ticks))
+    monkeypatch.setattr(time, "monotonic", lambda: next(ticks))
     swept = api.sweep()
     assert 1 <= swept.watched < len(watched) and swept.more
     assert swept.reclaimed == 1 and api.job(held.id)["state"] == "pending"
@@ -66,7 +67,7 @@ def test_waiting_for_storage_is_not_computing(api: Api, monkeypatch: pytest.Monk
     """Three looks in vain switch a bound on cost off: a store that is slow must not do that."""
     held = running(api, COST % "save")
     ticks = itertools.count(0.0, 2.0)
-    monkeypatch.setattr(looking.time, "monotonic", lambda: next(ticks))
+    monkeypatch.setattr(time, "monotonic", lambda: next(ticks))
     api.clock.advance(30)
     held.heartbeat(step=1).ok()
     assert "rule.error" not in api.events(held.id)
@@ -169,3 +170,26 @@ def test_a_large_group_is_not_read_with_each_heartbeat(api: Api, monkeypatch: py
 
 def _member(loss: float) -> MemberRecord:
     return MemberRecord(values=[MemberValue(metric="loss", value=loss)], expires_at=NOW + 10**6)
+
+
+def test_a_loss_that_is_no_number_is_the_worst_of_its_group(api: Api) -> None:
+    rules = WORST.replace("(loss)", "(loss, 5)").replace("when: ", 'when: "').replace(", do:", '", do:')
+    jobs = [running(api, rules, tags={"group": "g"}) for _ in range(2)]
+    jobs[0].heartbeat(step=5, metrics={"loss": 9.0}).ok()
+    api.clock.advance(1)
+    report = {"rules_revision": 1, "commands_seq": 0, "nonfinite": {"loss": "nan"}}
+    assert jobs[1].heartbeat(step=5, metrics={"lr": 0.1}, control=report).ok()["directive"] == "cancel"
+    assert api.job(jobs[1].id)["progress"]["nonfinite"] == {"loss": "nan"}
+    jobs[0].heartbeat(step=6, metrics={"loss": 9.0}).ok()
+    assert [api.job(held.id)["state"] for held in jobs] == ["running", "failed"]
+
+
+def test_nan_that_is_repeated_is_no_new_point(api: Api) -> None:
+    held = running(api, "rules: [{name: here, when: count(loss) >= 2 and failures == 0, do: {alert: x}}]")
+    report = {"rules_revision": 1, "commands_seq": 0, "nonfinite": {"loss": "nan"}}
+    for _ in range(4):
+        api.clock.advance(30)
+        held.heartbeat(step=1, control=report).ok()
+    assert "rule.fired" not in api.events(held.id)
+    held.heartbeat(step=2, control=report).ok()
+    assert "rule.fired" in api.events(held.id)
