@@ -86,12 +86,11 @@ class History:
 
     @cached_property
     def evaluations(self) -> Flags:
-        """The rows that tell of an evaluation."""
+        """The rows that tell of an evaluation: with a value, for in lines of JSON its metrics may be null elsewhere."""
         found = np.zeros(self.rows, bool)
         for name, column in self.columns.items():
             if name.startswith(EVALUATION):
                 found[column.rows] = True
-                found[column.absent] = True
         return found
 
     @cached_property

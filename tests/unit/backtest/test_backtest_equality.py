@@ -153,7 +153,7 @@ def told_by_the_evaluator(rules: RuleSet, stream: list[Row], *, timed: bool = Tr
     before: int | None = None
     for row, ((metrics, step, now), wall) in enumerate(zip(placed(stream, timed=timed), walls, strict=True)):
         event = "step"
-        if any(name.startswith("eval.") for name in metrics):
+        if any(name.startswith("eval.") and value is not None for name, value in metrics.items()):
             event = "evaluate" if step == before else STEP_AND_EVALUATION
         before = step
         given = {**metrics, "wall": wall} if derives else metrics

@@ -181,6 +181,7 @@ def test_an_evaluation_with_the_step_of_the_row_before_is_nothing_else() -> None
     found = verdict(run, *({"when": "loss > 1", "on": event, "cooldown": "0 steps"} for event in events))
     fired = [one.trial.fired.tolist() if one.trial else None for one in found.findings]
     assert fired == [[0, 1, 3], [0, 1, 3], [2, 3], [0, 1, 2, 3]]
+    assert run.happens({"evaluate"}, 0, 4).tolist() == [False, False, True, True]
     counted = verdict(run, {"when": "step > 0", "on": "step", "for": "3 checks"}).findings[0]
     assert counted.first == 3
 
@@ -201,3 +202,14 @@ def test_the_goal_of_a_run() -> None:
     }.items():
         with pytest.raises(ValueError, match=reason):
             aim_of(run, metrics, said)
+
+
+def test_a_metric_of_evaluations_that_is_not_there_makes_no_evaluation() -> None:
+    """As tables are written in lines of JSON: null in each row without one."""
+    builder = Builder("run")
+    for step, value in ((1, None), (2, 1.0), (2, None)):
+        builder.add(step, None, {"loss": 2.0, "eval.loss": value})
+    found = verdict(
+        builder.history(), *({"when": "loss > 1", "on": on, "cooldown": "0 steps"} for on in ("step", "evaluate"))
+    )
+    assert [one.trial.fired.tolist() for one in found.findings if one.trial] == [[0, 1, 2], [1]]
