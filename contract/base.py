@@ -5,7 +5,7 @@ Models are built when they are first used (`defer_build`): a function that start
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 from pydantic_core import PydanticCustomError
@@ -108,6 +108,8 @@ MetricValue = Annotated[float, Field(allow_inf_nan=False)]
 Metrics = Annotated[
     dict[MetricName, MetricValue], Field(max_length=64, description="Named numbers reported by the training")
 ]
+NonFinite = Literal["nan", "inf", "-inf"]
+"""A number that JSON does not have, in a word."""
 JsonObject = dict[str, Any]
 
 

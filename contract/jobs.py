@@ -21,6 +21,7 @@ from contract.base import (
     KeyPrefix,
     MetricName,
     Metrics,
+    NonFinite,
     QueueName,
     RelativePath,
     Step,
@@ -143,6 +144,12 @@ class Retention(WireModel):
     keep_best_mode: Literal["min", "max"] = "min"
 
 
+LEASE_INTERVALS = 3
+"""A lease lasts so many heartbeat intervals: it outlives two lost heartbeats."""
+SWEEP_INTERVAL_S = 60
+"""So often it is looked for leases that have run out."""
+
+
 class Policy(WireModel):
     """Limits and patience. Lost machines, failures and node faults are counted apart.
 
@@ -172,6 +179,11 @@ class Policy(WireModel):
     """Seconds after which the worker asks the training for a checkpoint; `auto`: as often as pays, by what checkpoints
     and interruptions were measured to cost. Unset: the training decides alone."""
     retention: Retention = Retention()
+
+    @property
+    def max_silence_s(self) -> int:
+        """How old a heartbeat can become before the job is taken from its machine, if nothing else is amiss."""
+        return LEASE_INTERVALS * self.heartbeat_interval_s + SWEEP_INTERVAL_S
 
 
 Priority = Annotated[int, Field(ge=0, le=100, description="Higher is handed out first")]
@@ -270,6 +282,8 @@ class Progress(AnswerModel):
     step: Step
     total_steps: Step | None = None
     metrics: Metrics = {}
+    nonfinite: dict[MetricName, NonFinite] = {}
+    """Metrics that were NaN or infinite then."""
     reported_at: EpochSeconds | None = None
     goodput: Goodput | None = None
 

@@ -13,7 +13,16 @@ from typing import Annotated, Literal, Self
 
 from pydantic import AfterValidator, Field, model_validator
 
-from contract.base import AnswerModel, EpochSeconds, Identity, JsonObject, Step, WireModel
+from contract.base import (
+    AnswerModel,
+    EpochSeconds,
+    Identity,
+    JsonObject,
+    MetricName,
+    NonFinite,
+    Step,
+    WireModel,
+)
 
 MAX_RULES_BYTES = 32 * 1024
 """A rule document: it travels in one line of the channel, and is stored in one item."""
@@ -225,6 +234,8 @@ class ControlReport(WireModel):
     decisions: Annotated[list[Decision], Field(max_length=MAX_DECISIONS)] = []
     statuses: Annotated[list[RuleStatus], Field(max_length=MAX_STATUSES)] | None = None
     """None: as they were."""
+    nonfinite: Annotated[dict[MetricName, NonFinite], Field(max_length=64)] | None = None
+    """Metrics of the heartbeat's step that are NaN or infinite: its `metrics` have none of them."""
 
     @property
     def tells(self) -> bool:

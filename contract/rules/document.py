@@ -53,13 +53,15 @@ def load(
     *,
     reported: Iterable[str] | None = None,
     max_steps: int | None = None,
+    max_silence_s: float | None = None,
     limits: Limits = LIMITS,
     presets: bool = False,
 ) -> Loaded:
     """Read a document, in YAML or JSON. Never raises, whatever the text is.
 
     `reported`: the metrics that the training is known to report, so that all others are faults. `max_steps`: how long
-    it will run, so that rules which would need longer are warned of. `presets`: this is the presets' own document.
+    it will run, `max_silence_s`: how old its heartbeats can become, so that rules which would need more are warned of.
+    `presets`: this is the presets' own document.
     """
     document = read_document(text)
     if document.faults and text.lstrip()[:1] == "{":
@@ -70,7 +72,8 @@ def load(
             return Loaded(None, _coded(document.faults, Code.UNREADABLE), [])
     if document.faults:
         return Loaded(None, _coded(document.faults, Code.UNREADABLE), [])
-    return _Reader(document, reported, max_steps, limits, () if presets else PRESETS).loaded()
+    reach = Reach(max_steps, max_silence_s=max_silence_s)
+    return _Reader(document, reported, reach, limits, () if presets else PRESETS).loaded()
 
 
 def load_values(
@@ -99,7 +102,7 @@ class _Reader:
         self,
         document: Document,
         reported: Iterable[str] | None,
-        max_steps: int | None,
+        reach: Reach,
         limits: Limits,
         taken: tuple[str, ...],
     ) -> None:
@@ -108,7 +111,7 @@ class _Reader:
         self._taken = taken
         self._reported = reported
         self._limits = limits
-        self._reach = Reach(max_steps)
+        self._reach = reach
         self._warnings = Document(places=document.places, texts=document.texts)
         self._metrics = Metrics(reported=reported)
 

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import NamedTuple
 
 from contract.documents import Document, Location
 from contract.rules.faults import Code
-from contract.rules.metrics import BUILT_IN, Metrics
+from contract.rules.metrics import BUILT_IN, Metric, Metrics
 from contract.rules.periods import Period
 from contract.rules.rule import Rule
 from contract.rules.typed import Aggregate, Chain, Constant, Operation, Reading, Typed
 
 _MIRRORED = {"<": ">", "<=": ">=", ">": "<", ">=": "<=", "==": "==", "!=": "!="}
+_SILENCE = "heartbeat.age"
 _WITHIN_RANGE = frozenset(("mean", "min", "max", "median", "ema", "best", "lag", "at"))
 
 
@@ -21,6 +23,8 @@ class Reach(NamedTuple):
 
     max_steps: int | None = None
     metrics: Metrics | None = None
+    max_silence_s: float | None = None
+    """How old a heartbeat can become before the job is taken from its machine."""
 
 
 class Range(NamedTuple):
@@ -57,6 +61,12 @@ def look_for_what_never_happens(rule: Rule, reach: Reach, location: Location, wa
             _note(warnings, (*location, "when"), reason, Code.ALWAYS_TRUE)
     elif never_true(rule.when, reach.metrics):
         _note(warnings, (*location, "when"), "the condition contradicts itself", Code.NEVER_FIRES)
+    elif reach.max_silence_s is not None and _SILENCE in rule.metrics:
+        known: Mapping[str, Metric] = reach.metrics or BUILT_IN
+        if never_true(rule.when, {**known, _SILENCE: known[_SILENCE]._replace(high=reach.max_silence_s)}):
+            reason = f"{_SILENCE} hardly ever exceeds {reach.max_silence_s:g} s: the lease has ended by then"
+            remedy = "Choose a smaller bound, or a longer heartbeat_interval_s: a lease is three of them."
+            warnings.fault((*location, "when"), reason, remedy, code=Code.NEVER_FIRES)
     if rule.clear is not None and (
         never_true(rule.clear, reach.metrics) or (isinstance(rule.clear, Constant) and not rule.clear.value)
     ):
@@ -74,7 +84,7 @@ def look_for_what_never_happens(rule: Rule, reach: Reach, location: Location, wa
             _note(warnings, (*location, key), reason, Code.NEVER_FIRES)
 
 
-def never_true(typed: Typed, metrics: Metrics | None = None) -> bool:
+def never_true(typed: Typed, metrics: Mapping[str, Metric] | None = None) -> bool:
     """Whether a condition can be seen to be false, or unknown, whatever comes."""
     if isinstance(typed, Constant):
         return typed.value is False
@@ -109,7 +119,7 @@ def _bounds(part: Typed) -> list[tuple[Typed, str, float]]:
     return found
 
 
-def _natural(operand: Typed, metrics: Metrics) -> Range:
+def _natural(operand: Typed, metrics: Mapping[str, Metric]) -> Range:
     """What a metric can be at all."""
     if isinstance(operand, Reading):
         name = operand.metric

@@ -154,14 +154,14 @@ def require_quick(texts: Iterable[str | None]) -> None:
 
 
 @lru_cache(maxsize=64)
-def _checked(text: str) -> tuple[tuple[Fault, ...], tuple[Fault, ...]]:
-    """Faults and warnings."""
+def _checked(text: str, silence_s: int | None = None) -> tuple[tuple[Fault, ...], tuple[Fault, ...]]:
+    """Faults and warnings. `silence_s`: how old heartbeats can become, where that is known."""
     if not text.strip():
         return (), ()
     # Here: a function that starts cold and checks no rules does without the language.
     from contract.rules.document import load
 
-    loaded = load(text)
+    loaded = load(text, max_silence_s=silence_s)
     if loaded.rules is None:
         return tuple(loaded.faults), tuple(loaded.warnings)
     from functions.domain.watching import rules_of, too_large
@@ -206,9 +206,10 @@ def _view(context: Context, job: Job, newest: RulesRecord | None) -> RulesView:
     if newest is None:
         return RulesView()
     said = context.jobs.control(job.id)
+    silence_s = job.spec.policy.max_silence_s if "heartbeat.age" in newest.text else None
     return RulesView(
         newest=_revision(newest),
-        warnings=_shown(_checked(newest.text)[1]),
+        warnings=_shown(_checked(newest.text, silence_s)[1]),
         acknowledged=Acknowledged.model_validate(said.model_dump()) if said is not None else None,
         control_plane=_control_planes(context, job),
     )

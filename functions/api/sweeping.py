@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass
 from typing import ParamSpec, TypeVar
 
 from contract.jobs import JobState, ReasonCode
-from functions.api.watching import LOOKED_AT, look_at_all, look_at_move
+from functions.api.watching import look_at_all, look_at_move
 from functions.domain import jobs as rules
 from functions.domain.change import Change
 from functions.domain.errors import FenceBroken, Refusal, WriteConflict
@@ -69,7 +69,7 @@ def sweep(jobs: JobStore, leases: LeaseStore, now: int, *, limit: int = SWEEP_LI
     """End the leases and run the timers that are due at `now`, at most `limit` of each."""
     watch = keep_watch(leases, now)
     # Before leases that ran out are taken away: a rule may be waiting for a heartbeat that does not come.
-    watched, decided = look_at_all(jobs, leases, now)
+    turn = look_at_all(jobs, leases, now)
     due = leases.due(now, limit=LEASES_LOOKED_AT)
     lost = [lease for lease in _leases(leases, due) if not lease.closed and lease.expires_at <= now]
     expired = sorted(lost, key=lambda lease: lease.expires_at)[:limit]
@@ -80,9 +80,9 @@ def sweep(jobs: JobStore, leases: LeaseStore, now: int, *, limit: int = SWEEP_LI
         reclaimed=reclaimed,
         timers=timers,
         left=len(expired) - reclaimed + len(timed) - timers,
-        more=len(due) == LEASES_LOOKED_AT or limit in (len(expired), len(timed)) or watched == LOOKED_AT,
-        watched=watched,
-        decided=decided,
+        more=len(due) == LEASES_LOOKED_AT or limit in (len(expired), len(timed)) or turn.more,
+        watched=turn.looked_at,
+        decided=turn.decided,
         heartbeat_lag_s=max((now - lease.expires_at for lease in expired), default=0),
         queue_age_s=_queue_age_s(jobs, now),
     )

@@ -9,9 +9,10 @@ from __future__ import annotations
 import logging
 import time
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from contract.jobs import JobState
+from functions.api.group_reads import GroupReads, Members
 from functions.api.leasing import WRITE_TRIES
 from functions.domain.errors import FenceBroken, StorageUnavailable, WriteConflict
 from functions.domain.ports import JobStore, LeaseStore
@@ -25,11 +26,16 @@ logger = logging.getLogger("baton.watching")
 
 LOOKED_AT = 500
 """Jobs whose rules are looked at in one turn of the sweeper, the longest due first."""
+TURN_S = 20.0
+"""How long such a turn may take: taking lost machines' jobs back comes behind it, in the same function."""
 SLOW_S = 1.0
-"""A look that takes longer counts as one in vain: three of them, and the rules are switched off."""
+"""A look that computes for longer counts as one in vain: three of them, and the rules are switched off. Waiting for
+storage is not counted."""
 
 GROUP_TAG = "group"
 """The tag that names a job's group."""
+
+_groups = GroupReads()
 
 Occasion = Literal["heartbeat", "timer", "state"]
 
@@ -55,10 +61,32 @@ def look_at_move(jobs: JobStore, leases: LeaseStore, job: Job, now: int) -> Job:
         return job
 
 
-def look_at_all(jobs: JobStore, leases: LeaseStore, now: int, *, limit: int = LOOKED_AT) -> tuple[int, int]:
-    """The sweeper's turn: how many jobs were due, and of how many something was decided."""
-    due = jobs.due_rules(now, limit=limit)
-    return len(due), sum(look(jobs, leases, job_id, "timer", now) for job_id in due)
+class Turn(NamedTuple):
+    """What the sweeper did about rules."""
+
+    looked_at: int = 0
+    decided: int = 0
+    """Of how many of these jobs something was decided."""
+    more: bool = False
+    """Whether others may be due, and have to wait for the next turn."""
+
+
+def look_at_all(jobs: JobStore, leases: LeaseStore, now: int, *, limit: int = LOOKED_AT) -> Turn:
+    """The sweeper's turn. Never raises, and takes `TURN_S` and one look at most."""
+    ends_at_s = time.monotonic() + TURN_S
+    try:
+        due = jobs.due_rules(now, limit=limit)
+    except StorageUnavailable:
+        logger.warning("nobody can say whose rules are due: storage is away", exc_info=True)
+        return Turn()
+    looked_at = decided = 0
+    for job_id in due:
+        if time.monotonic() > ends_at_s:
+            logger.warning("rules are late: a turn was too short for all", extra={"due": len(due), "seen": looked_at})
+            break
+        decided += look(jobs, leases, job_id, "timer", now)
+        looked_at += 1
+    return Turn(looked_at, decided, more=looked_at < len(due) or len(due) == limit)
 
 
 def look(
@@ -106,32 +134,42 @@ def _looked(
         jobs.stand(job_id, looked.standing)
     member = looked.standing.member
     if members is not None and member.values and members.get(job_id) != member:
-        # Behind the standing, which has it too: whoever looks next writes it if this comes to nothing.
-        jobs.join(job.tenant, job.spec.tags[GROUP_TAG], job_id, member)
+        _join(jobs, job, member)
     return looked.change is not None
 
 
-def _members(jobs: JobStore, job: Job, rules: RuleSet) -> dict[str, MemberRecord] | None:
+def _join(jobs: JobStore, job: Job, member: MemberRecord) -> None:
+    """Tell the group. Behind the standing, which has it too: whoever looks next writes it if this comes to nothing."""
+    try:
+        _groups.join(jobs, job.tenant, job.spec.tags[GROUP_TAG], job.id, member)
+    except StorageUnavailable:
+        # What was decided is written: it must be heard of now.
+        logger.warning("a job's group was not told", extra={"job_id": job.id}, exc_info=True)
+
+
+def _members(jobs: JobStore, job: Job, rules: RuleSet, now: int) -> Members | None:
     """What is known of the job's group; None, and no read, if its rules do not ask or it is in none."""
     from functions.domain.watching import asks_for_group
 
     group = job.spec.tags.get(GROUP_TAG)
-    return jobs.members(job.tenant, group) if group and asks_for_group(rules) else None
+    if not group or not asks_for_group(rules):
+        return None
+    return _groups.members(jobs, job.tenant, group, now)
 
 
-def _decided(jobs: JobStore, seen: Seen, occasion: Occasion, now: int) -> tuple[Looked, dict[str, MemberRecord] | None]:
+def _decided(jobs: JobStore, seen: Seen, occasion: Occasion, now: int) -> tuple[Looked, Members | None]:
     """What a look decides, or that it came to nothing; and what was read of the job's group."""
     from functions.domain import watching
 
     job = seen.job
     try:
         rules = _rules(jobs, job.id, job.rules_revision)
-        members = _members(jobs, job, rules)
-        began_s = time.monotonic()
+        members = _members(jobs, job, rules, now)
+        began_s = time.thread_time()
         looked = watching.look(
             seen, rules, event=occasion, now=now, kept=lambda: jobs.commands(job.id), members=members
         )
-        took_s = time.monotonic() - began_s
+        took_s = time.thread_time() - began_s
     except StorageUnavailable:
         raise
     except Exception as error:  # the boundary between a job's rules and everything else

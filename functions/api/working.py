@@ -106,6 +106,7 @@ def heartbeat(context: Context, call: Call) -> HeartbeatAnswer:
             step=body.step,
             total_steps=body.total_steps,
             metrics=body.metrics or {},
+            nonfinite=(body.control.nonfinite if body.control else None) or {},
             reported_at=call.now,
             goodput=body.goodput,
         )

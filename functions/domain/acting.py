@@ -30,6 +30,9 @@ MAX_OPERANDS = 32
 MAX_TOLD_CHARS = 1000
 MAX_COMMANDS_AT_ONCE = 10
 """Given by one look: they are written in one transaction."""
+STOP_KEPT_S = 366 * 86_400
+"""A stop that a rule has decided waits for a training so long: the rule does not say it again, and without it the job
+would go on for ever."""
 ALIVE_INTERVALS = 2
 """A worker that was heard of within so many heartbeats is asked to hand the job back; from another it is taken."""
 
@@ -162,7 +165,8 @@ class Acting:
     def _command(self, verdict: Verdict, bounds: Mapping[str, float] | None = None, **asked: Any) -> str:
         """Tell the training."""
         self._require_going_on()
-        if not self._running:
+        ends = asked["kind"] is CommandKind.STOP
+        if not self._running and not (ends and self._job.epoch):
             raise NotDoneError(f"the job is {self._job.state}: no training is there to be told")
         if self._lease is not None and self._lease.token_sha256 is None:
             raise NotDoneError("its worker knows no commands")
@@ -174,18 +178,21 @@ class Acting:
             request = CommandRequest(**asked)
         except ValueError as error:
             raise NotDoneError("it cannot be asked of a training so") from error
-        more = {
+        more: dict[str, Any] = {
             "rule": verdict.rule,
             "revision": self._job.rules_revision,
             "arguments": {**request.arguments, **(bounds or {})},
         }
+        if ends:
+            more["expires_at"] = self._now + STOP_KEPT_S
         change = steering.add_command(self._job, self._kept, request, key_sha256=None, now=self._now, more=more)
         given, gone = change.commands[0], change.dropped_commands
         self._kept = [*(one for one in self._kept if one.seq not in gone), given]
         self._commands.append(given)
         self._dropped += gone
         self._job = self._job.model_copy(update={"commands_seq": given.seq})
-        return f"the training is told: command {given.seq}, {given.kind}"
+        who = "the training is told" if self._running else "the next training will be told"
+        return f"{who}: command {given.seq}, {given.kind}"
 
     def _require_going_on(self) -> None:
         if self._end is not None:

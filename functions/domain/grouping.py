@@ -15,6 +15,8 @@ from functions.domain.records import MemberRecord, MemberValue
 
 KEPT_S = 30 * 86_400
 """How long a job counts after it was looked at last."""
+MAX_VALUES = 64
+"""Of one job. What its newest rules ask for comes first; what earlier ones asked for may still be read by others."""
 
 
 def own_values(
@@ -22,21 +24,28 @@ def own_values(
 ) -> MemberRecord:
     """What is to be kept of a job after a report. A value at a step is that of the first report at or after it."""
     known = {(one.metric, one.step): one.value for one in before.values}
-    reported = {name_in_rules(name): value for name, value in progress.metrics.items()} if progress else {}
+    reported = values_in_rules(progress) if progress else {}
     for one in needed:
         if progress is None or one.metric not in reported:
             continue
         if one.step is None or (progress.step >= one.step and (one.metric, one.step) not in known):
             known[one.metric, one.step] = encoded(reported[one.metric])
-    kept = [
-        MemberValue(metric=metric, step=step, value=value)
-        for (metric, step), value in sorted(known.items(), key=lambda item: (item[0][0], item[0][1] or -1))
-    ]
+    wanted = {(one.metric, one.step) for one in needed}
+    order = {(one.metric, one.step): place for place, one in enumerate(before.values)}
+    # Dropped are the ones that nobody has asked for for longest.
+    names = sorted(known, key=lambda name: (name not in wanted, -order.get(name, len(order)), name[0], name[1] or -1))
+    kept = [MemberValue(metric=name[0], step=name[1], value=known[name]) for name in names[:MAX_VALUES][::-1]]
     if not kept:
         return before
     if kept == before.values and before.expires_at > now + KEPT_S // 2:
         return before
     return MemberRecord(values=kept, expires_at=now + KEPT_S)
+
+
+def values_in_rules(progress: Progress) -> dict[str, float | None]:
+    """What was reported, by the names in rules; NaN and infinity are values."""
+    said = {**progress.metrics, **{name: decoded(word) for name, word in progress.nonfinite.items()}}
+    return {name_in_rules(name): value for name, value in said.items()}
 
 
 class Group:

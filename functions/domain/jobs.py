@@ -17,7 +17,17 @@ from typing import Any
 
 from contract.errors import ErrorCode
 from contract.history import EventType
-from contract.jobs import Artifact, AttemptEnd, FailureClass, JobCounters, JobState, Progress, Reason, ReasonCode
+from contract.jobs import (
+    LEASE_INTERVALS,
+    Artifact,
+    AttemptEnd,
+    FailureClass,
+    JobCounters,
+    JobState,
+    Progress,
+    Reason,
+    ReasonCode,
+)
 from contract.steering import EndedBy
 from contract.work import AGENT_CRASHED, Directive, FailRequest, WorkQuery
 from functions.domain import retry as retry_policy
@@ -33,7 +43,7 @@ from functions.domain.ending import (
     stopped,
 )
 from functions.domain.errors import Refusal
-from functions.domain.leases import LEASE_INTERVALS, Fence
+from functions.domain.leases import Fence
 from functions.domain.records import Attempt, CheckpointRecord, Job, Lease, RulesRecord, Spec, StandingRecord
 
 MAX_SPEC_BYTES = 100_000

@@ -14,9 +14,6 @@ from contract.work import Directive
 from functions.domain.errors import Refusal
 from functions.domain.records import Lease
 
-LEASE_INTERVALS = 3
-"""A lease outlives two lost heartbeats."""
-
 REPROOF_WINDOW_S = 3600
 """How long after its end a lease that nobody reclaimed may still be proved again by a heartbeat."""
 

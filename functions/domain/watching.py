@@ -21,7 +21,7 @@ from contract.rules.evaluating import Evaluator, StateError
 from contract.rules.faults import Code
 from contract.rules.groups import GroupValues
 from contract.rules.limits import LIMITS
-from contract.rules.metrics import name_in_rules
+from contract.rules.numbers import encoded
 from contract.rules.placing import needed_group_values, split
 from contract.rules.rule import RuleSet
 from contract.rules.typed import Aggregate, walk
@@ -29,7 +29,7 @@ from contract.steering import MAX_STATUS_CHARS, RuleStatus
 from functions.domain.acting import Acting
 from functions.domain.change import Change
 from functions.domain.ending import cost_usd
-from functions.domain.grouping import Group, own_values
+from functions.domain.grouping import Group, own_values, values_in_rules
 from functions.domain.records import Attempt, CommandRecord, Job, Lease, MemberRecord, StandingRecord
 
 MAX_RULES = 20
@@ -121,7 +121,7 @@ def look(
     evaluator, told = _restored(rules, group, before, job.rules_revision)
     if told:
         acting.tell("rule.updated", severity="info", message=told)
-    observed = {**_observed(evaluator, progress, before), **facts(seen, now)}
+    observed = {**_of_another_machine(rules, seen), **_observed(evaluator, progress, before), **facts(seen, now)}
     values: Callable[[], Mapping[str, float | None]] = evaluator.values
     for verdict in evaluator.observe(observed, step=step, now=float(now), event=event):
         acting.take(verdict, values())
@@ -238,11 +238,19 @@ def _observed(
     """The training's metrics. Those that a heartbeat repeats at the same step are no new points."""
     if progress is None:
         return {}
-    found: dict[str, float | None] = {name_in_rules(name): value for name, value in progress.metrics.items()}
+    found = values_in_rules(progress)
     if before is None or before.state is None or progress.step != before.step:
         return found
     known = evaluator.values()
-    return {name: value for name, value in found.items() if known.get(name) != value}
+    # As they are saved: NaN is the same as NaN there.
+    return {name: value for name, value in found.items() if encoded(known.get(name)) != encoded(value)}
+
+
+def _of_another_machine(rules: RuleSet, seen: Seen) -> dict[str, float | None]:
+    """Signals that an earlier attempt counted: nothing is known of them before this one has said something."""
+    if seen.standing is None or seen.standing.epoch == seen.job.epoch:
+        return {}
+    return dict.fromkeys(signal.metric.name for signal in rules.signals)
 
 
 def _restored(

@@ -250,11 +250,11 @@ class DynamoJobStore:
             raise
 
     def members(self, tenant: str, group: str) -> dict[str, MemberRecord]:
+        # Not strongly consistent, at half the price: who comes a moment too late is seen by the next look.
         items = query(
             self._client,
             self._table,
             MAX_MEMBERS,
-            ConsistentRead=True,
             KeyConditionExpression="pk = :group",
             ExpressionAttributeValues={":group": {"S": keys.group_pk(tenant, group)}},
         )

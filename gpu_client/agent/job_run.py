@@ -153,16 +153,16 @@ class JobRun:
     def _status(self) -> HeartbeatRequest:
         progress = self._progress()
         self._on_progress()
+        metrics = self._output.signals.beside(progress.metrics if progress else {})
         return HeartbeatRequest(
             **self._settings.identity().model_dump(),
             phase=self._phase,
-            # A script that tells nothing is as far as its last checkpoint.
-            step=progress.step if progress else self._pace.last_step,
+            step=progress.step if progress else self._pace.step_in_silence(needed=metrics is not None),
             total_steps=progress.total if progress else None,
-            metrics=self._output.signals.beside(progress.metrics if progress else {}),
+            metrics=metrics,
             goodput=self._pace.goodput(),
             # Not set is not sent: a control plane that knows no rules would refuse the heartbeat.
-            **({"control": self._steering.report()} if self._steering.spoken_of else {}),
+            **({"control": self._steering.report(progress)} if self._steering.spoken_of else {}),
         )
 
     def _answered(self, request: HeartbeatRequest, answer: HeartbeatAnswer) -> None:

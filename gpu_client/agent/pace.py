@@ -44,6 +44,16 @@ class Pace:
             self.last_step = step
         self._meter.progressed(step)
 
+    def step_in_silence(self, *, needed: bool) -> int | None:
+        """How far a script is that reports nothing: as its last checkpoint.
+
+        `needed`: metrics are to be told, which nobody hears of without a step. The job is where it was then.
+        """
+        with self._lock:
+            if self.last_step is None and needed:
+                return self._item.last_step or 0
+            return self.last_step
+
     def saved(self, stall_s: float | None) -> None:
         """The session has saved a checkpoint, for which the training stood still so long (None: it does not say)."""
         with self._lock:

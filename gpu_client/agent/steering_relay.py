@@ -31,6 +31,7 @@ from contract.steering import (
     RuleStatus,
 )
 from contract.work import HeartbeatAnswer
+from gpu_client.agent.channel_messages import Progress
 from gpu_client.agent.channel_server import ChannelServer
 from gpu_client.agent.presets import PresetWatch
 
@@ -165,8 +166,10 @@ class SteeringRelay:
 
     # The heartbeats' side
 
-    def report(self) -> ControlReport:
-        """What is new, and what is in force."""
+    def report(self, progress: Progress | None = None) -> ControlReport:
+        """What is new, and what is in force. `progress`: what else the heartbeat tells, which has room for finite
+        numbers only."""
+        more = {"nonfinite": dict(progress.nonfinite)} if progress and progress.nonfinite else {}
         with self._lock:
             self._look_for_deafness()
             return ControlReport(
@@ -178,6 +181,7 @@ class SteeringRelay:
                 results=self._results[:MAX_RESULTS],
                 decisions=self._decisions[:MAX_DECISIONS],
                 statuses=self._statuses,
+                **more,
             )
 
     @property

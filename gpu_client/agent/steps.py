@@ -119,7 +119,8 @@ class Steps:
         if progress is None or not self._ledger.base:
             return progress
         total = None if progress.total is None else self._ledger.counted(progress.total)
-        return Progress(self._ledger.counted(progress.step), total, progress.metrics)
+        step = self._ledger.counted(progress.step)
+        return Progress(step, total, progress.metrics, nonfinite=progress.nonfinite)
 
     def request_checkpoint(self) -> bool:
         """Ask for one; False if nobody is connected who could hear it."""

@@ -10,7 +10,7 @@ import typer
 
 from contract.rules.document import load
 from contract.steering import MAX_RULES_BYTES
-from gpu_client.cli.documents import read_text, require_sound
+from gpu_client.cli.documents import read_text, require_sound, told
 from gpu_client.cli.errors import CliError
 from gpu_client.cli.pending import idempotency_key
 from gpu_client.cli.profiles import state_directory
@@ -73,6 +73,9 @@ def submit(
         tags=tags or (),
     )
     job = build_job(read_document(_read(file), file) if file is not None else {}, options)
+    if job.rules:
+        for warning in load(job.rules, max_silence_s=job.policy.max_silence_s).warnings:
+            session.screen.say(f"{told(rules or Path(file or 'rules'), warning)} (warning)")
     profile = session.profile()
     asked = (profile.url, *profile.api_key.split("_")[:2], job.model_dump_json(exclude_unset=True))
     with (

@@ -8,12 +8,10 @@ from typing import Any
 
 from contract.goodput import Goodput
 from contract.history import AttemptView
-from contract.jobs import JobState, JobView
+from contract.jobs import LEASE_INTERVALS, JobState, JobView
 from gpu_client.cli.formats import count, duration, number
 from gpu_client.cli.goodput import percent, share_of
 
-LEASE_INTERVALS = 3
-"""A lease lasts three heartbeat intervals: when it ends tells when the last heartbeat came."""
 _TOTAL = "_total"
 
 
@@ -95,6 +93,7 @@ def running_s(job: JobView, live: AttemptView | None) -> int:
     """Seconds from the claim of the running attempt to its last heartbeat."""
     if live is None or job.lease_expires_at is None:
         return 0
+    # When a lease ends tells when the last heartbeat came.
     last_heartbeat_at = job.lease_expires_at - LEASE_INTERVALS * job.policy.heartbeat_interval_s
     return max(0, last_heartbeat_at - live.started_at)
 

@@ -133,3 +133,19 @@ def test_a_member_that_was_not_written_is_written_by_the_next_look(api: Api, mon
     held.heartbeat(step=510, metrics={"loss": 7.0}).ok()
     (member,) = store.members("acme", "sweep-1").values()
     assert [one.value for one in member.values] == [1.0]
+
+
+def test_what_rules_once_asked_for_is_not_kept_without_end(api: Api) -> None:
+    """Each revision may ask for other steps; the item of a job has an end."""
+    (held,) = started(api, WORST, 1)
+    for number in range(20):
+        whens = " or ".join(f"group_count(loss, {number * 16 + step}) > 99" for step in range(16))
+        text = f'rules: [{{name: r, when: "{whens}", do: {{alert: x}}}}]'
+        api.call("PUT", f"/job/{held.id}/rules", {"text": text}).ok()
+        api.clock.advance(30)
+        held.heartbeat(step=1000, metrics={"loss": 1.0}).ok()
+    (member,) = api.context.jobs.members("acme", "sweep-1").values()
+    steps = {one.step for one in member.values}
+    assert set(range(19 * 16, 20 * 16)) <= steps, "what the newest rules ask for"
+    assert 18 * 16 in steps, "other jobs may go by the revision before for a while"
+    assert len(steps) <= 64

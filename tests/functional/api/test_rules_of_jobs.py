@@ -74,6 +74,17 @@ def test_doubts_refuse_nothing_and_are_told(api: Api) -> None:
     assert [one["code"] for one in put(api, job_id, DOUBTFUL).ok()["warnings"]] == ["never_fires"]
 
 
+@pytest.mark.parametrize(("bound", "met"), [("1m", True), ("149s", True), ("3m", False)])
+def test_a_silence_that_no_lease_outlives_is_doubted(api: Api, bound: str, met: bool) -> None:
+    rules = f"rules: [{{name: silent, when: heartbeat.age > {bound}, do: {{alert: x}}}}]"
+    found = shown(api, api.submit(rules=rules)["id"])["warnings"]
+    assert [(one["code"], one["field"]) for one in found] == ([] if met else [("never_fires", "rules.0.when")])
+    longer = api.submit(rules=rules, policy={"heartbeat_interval_s": 60})["id"]
+    assert shown(api, longer)["warnings"] == []
+    either = api.submit(rules=rules.replace(bound, f"{bound} or failures > 2"))["id"]
+    assert shown(api, either)["warnings"] == []
+
+
 def test_a_document_is_checked_without_a_job(api: Api) -> None:
     with api.unchanged():
         found = api.post("/rules/check", {"text": WRONG}).ok()

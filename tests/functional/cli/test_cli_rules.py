@@ -24,6 +24,14 @@ def say(labour: Labour, at: int, **report: Any) -> None:
     labour.client.heartbeat(labour.held.id, labour.held.lease_token, request)
 
 
+def test_a_submission_says_what_is_doubtful_of_its_rules(baton: Baton, labour: Labour, tmp_path: Path) -> None:
+    file = tmp_path / "rules.yaml"
+    file.write_text("rules:\n- {name: silent, when: heartbeat.age > 5m, do: {alert: x}}\n")
+    said = baton("submit", "--recipe", "digits@1", "--input", "digits/", "--rules", file).ok()
+    assert f"{file}:2:" in said.err and "heartbeat.age hardly ever exceeds 150 s" in said.err
+    assert len(said.out.split()) == 1, "the job's id, and nothing else"
+
+
 def test_rules_from_the_file_to_what_the_worker_says(baton: Baton, labour: Labour, tmp_path: Path) -> None:
     file, wrong = tmp_path / "rules.yaml", tmp_path / "wrong.yaml"
     file.write_text(SPIKE)

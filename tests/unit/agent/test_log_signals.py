@@ -10,6 +10,7 @@ import pytest
 
 from contract.jobs import FailureClass
 from contract.steering import RulesInForce
+from gpu_client.agent.channel_messages import Progress
 from gpu_client.agent.last_word import Outcome
 from gpu_client.agent.log_signals import LogSignals
 from gpu_client.agent.trainer_output import TrainerOutput
@@ -127,7 +128,40 @@ def test_the_control_plane_hears_of_a_line_that_a_training_dies_with(stage: Stag
     assert stage.last_word().failure_class is FailureClass.SCRIPT_ERROR
     told = [(request.metrics or {}).get("log.ecc") for request in stage.client.heart.requests]
     assert told[-1] == 1
+    assert stage.client.heart.requests[-1].step == 0, "without a step the control plane does not look at metrics"
     assert told.count(1) == 1, "said once"
+
+
+def test_a_script_that_reports_no_step_is_where_its_job_was(stage: Stage) -> None:
+    def act(trainer: Trainer, looks: int) -> None:
+        trainer.print(ECC)
+        trainer.ends(exited(1))
+
+    stage.act = act
+    stage.run(control=CONTROL, last_step=700)
+    assert stage.client.heart.requests[-1].step == 700
+    silent = len(stage.client.heart.requests)
+    stage.run(control={**CONTROL, "rules": None}, last_step=700)
+    assert all(request.step is None for request in stage.client.heart.requests[silent:])
+
+
+def test_the_control_plane_hears_of_a_loss_that_is_no_number(stage: Stage) -> None:
+    """Its rules over a group take it for the worst."""
+    seen = [Progress(3, 10, {"lr": 0.1}, nonfinite={"loss": "nan"}), Progress(4, 10, {"lr": 0.1})]
+
+    def act(trainer: Trainer, looks: int) -> None:
+        if looks <= 2:
+            run._progress = lambda: seen[looks - 1]  # type: ignore[method-assign]
+            assert run._keeper.beat()
+        else:
+            trainer.ends(exited(1))
+
+    stage.act = act
+    run = stage.make(control={**CONTROL, "rules": None})
+    run.run()
+    sent = [json.loads(one.model_dump_json(exclude_unset=True)) for one in stage.client.heart.requests[:2]]
+    assert sent[0]["control"]["nonfinite"] == {"loss": "nan"} and sent[0]["metrics"] == {"lr": 0.1}
+    assert "nonfinite" not in sent[1]["control"]
 
 
 def test_a_training_that_printed_nothing_of_the_kind_ends_without_a_call_more(stage: Stage) -> None:

@@ -140,7 +140,7 @@ STORED_DEFAULTS: dict[str, dict[str, Any]] = {
         "stop_grace_s": 30,
         "retention": {},
     },
-    "Progress": {"metrics": {}},
+    "Progress": {"metrics": {}, "nonfinite": {}},
     "OutputCheck": {"min_bytes": 0, "min_files": 0},
     "CommandOrder": {"environment": {}},
     "Reason": {"message": ""},
