@@ -16,7 +16,7 @@ from gpu_client.ring.errors import SampleRefused
 from gpu_client.ring.tree import Leaf
 
 Codec = Literal["none", "zstd", "lz4", "uint8", "uint16"]
-LOSSY = {"uint8": np.uint8, "uint16": np.uint16}
+LOSSY: dict[str, np.dtype[Any]] = {"uint8": np.dtype(np.uint8), "uint16": np.dtype(np.uint16)}
 _FLOATS = {
     **{name: np.dtype(name) for name in ("float16", "float32", "float64")},
     **{f'"{np.dtype(name).str}"': np.dtype(name) for name in ("float16", "float32", "float64")},
@@ -65,7 +65,7 @@ def decoded(codec: str, data: memoryview, dtype: str, size_bytes: int, scale: li
         found = lz4.frame.decompress(data)
     elif codec in LOSSY and scale is not None:
         grid = np.frombuffer(data, LOSSY[codec])
-        found = memoryview((grid * scale[1] + scale[0]).astype(_FLOATS[dtype]).view(np.uint8))
+        found = (grid * scale[1] + scale[0]).astype(_FLOATS[dtype]).view(np.uint8).data
     else:
         raise ValueError(f"there is no codec {codec[:20]!r}")
     # Writable, as mapped files are: torch has no tensors that cannot be written to.
@@ -82,4 +82,4 @@ def _quantised(leaf: Leaf, codec: Codec) -> Stored:
     kind = LOSSY[codec]
     step = (high - low) / np.iinfo(kind).max or 1.0
     grid = np.rint((values - low) / step).astype(kind)
-    return Stored(codec, memoryview(grid.view(np.uint8)), (low, step))
+    return Stored(codec, grid.view(np.uint8).data, (low, step))

@@ -21,7 +21,7 @@ from gpu_client.ring.reader import RingReader
 from gpu_client.ring.stream import Stream
 
 
-class RingDataset(Dataset[Any]):
+class RingDataset(Dataset[Any]):  # type: ignore[misc, unused-ignore]
     """The samples of one manifest, by index; `refresh` takes the newest. Takes lists of indices, too."""
 
     def __init__(self, place: str, *, transform: Callable[[Any], Any] | None = None) -> None:
@@ -80,7 +80,7 @@ class RingDataset(Dataset[Any]):
         return self._reader
 
 
-class RingBatches(IterableDataset[Any]):
+class RingBatches(IterableDataset[Any]):  # type: ignore[misc, unused-ignore]
     """Batches without end, shared out among ranks and the workers of a DataLoader (`batch_size=None` there)."""
 
     def __init__(

@@ -66,7 +66,7 @@ class Keeper:
 
     def measured(self, manifest: Manifest) -> Flow:
         """Counted anew."""
-        finished = sum(claim.count for claim in self._ring.claims() if not manifest.settled(claim.object))
+        finished = sum(claim.samples for claim in self._ring.claims() if not manifest.settled(claim.object))
         return Flow(manifest.inserted, finished, read_so_far(self._ring), len(manifest))
 
     def start(self) -> None:

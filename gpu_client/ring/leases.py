@@ -80,6 +80,13 @@ class Held:
             self._version = version
             return not self.lost
 
+    def is_own(self) -> bool:
+        """Whether nobody else has taken it, asked of the store."""
+        with self._lock:
+            record = None if self.lost else self._store.record(self.key)
+            self.lost = record is None or record.version != self._version
+            return not self.lost
+
     def release(self) -> None:
         """Give it up: the record is gone."""
         with self._lock:

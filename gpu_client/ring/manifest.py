@@ -49,8 +49,8 @@ class Claim(NamedTuple):
     """A writer says that an object is stored. With seq 0 it says that it begins, and that older epochs have ended."""
 
     object: ObjectId
-    count: int
-    """Samples in it."""
+    samples: int
+    """How many are in it."""
     at_ms: int
     """When, by the writer's clock."""
 
@@ -58,7 +58,7 @@ class Claim(NamedTuple):
     def key(self) -> str:
         """Everything is in its name: listing the claims is reading them."""
         writer, epoch, seq = self.object
-        return f"{INBOX}{writer}.{epoch:08d}.{seq:010d}.{self.count}.{self.at_ms}"
+        return f"{INBOX}{writer}.{epoch:08d}.{seq:010d}.{self.samples}.{self.at_ms}"
 
     @classmethod
     def of_key(cls, key: str) -> Claim | None:
@@ -192,7 +192,7 @@ def advanced(
     A manifest that only says that writers begin has the slots of the last one, and as many `inserted`.
     """
     counted = waiting(last, claims, now_ms)
-    there = sum(one.count for one in counted)
+    there = sum(one.samples for one in counted)
     if settings.mode == "generation" and there < settings.cap and not at_once:
         counted = _leading_beginnings(counted)
     if not counted:
@@ -200,11 +200,11 @@ def advanced(
     slots: list[Slot] = []
     passed = _remembered(last.passed, now_ms)
     for one in counted:
-        if slots and len(slots) + one.count > settings.cap:
+        if slots and len(slots) + one.samples > settings.cap:
             break
         passed[one.object.writer] = Passed(one.object.epoch, one.object.seq, now_ms)
         first = last.inserted + len(slots)
-        slots += [Slot(one.object, number, first + number, one.at_ms) for number in range(one.count)]
+        slots += [Slot(one.object, number, first + number, one.at_ms) for number in range(one.samples)]
     kept = last.slots if settings.mode == "rolling" or not slots else ()
     return replace(
         last,
@@ -221,7 +221,7 @@ def _leading_beginnings(counted: list[Claim]) -> list[Claim]:
     blocked: set[str] = set()
     found = []
     for one in counted:
-        if one.count == 0 and one.object.writer not in blocked:
+        if one.samples == 0 and one.object.writer not in blocked:
             found.append(one)
         else:
             blocked.add(one.object.writer)

@@ -36,10 +36,11 @@ class RingReader:
         name: str = "",
         *,
         patience_s: float = 600.0,
+        threads: bool = True,
         clock: Callable[[], float] = time.monotonic,
         pause: Callable[[float], object] = time.sleep,
     ) -> None:
-        """`patience_s`: how long `wait` waits for samples."""
+        """`patience_s`: how long `wait` waits. Without `threads` the caller calls `tell` every few moments."""
         self.name = name or f"{socket.gethostname().split('.')[0][:32]}-{os.getpid()}-{secrets.token_hex(3)}"
         self.ring = ring
         self.patience_s, self._clock, self._pause = patience_s, clock, pause
@@ -54,7 +55,8 @@ class RingReader:
         self._lease = self._begun()
         self._closing = threading.Event()
         self._renewing = threading.Thread(target=self._renew_often, name="ring-reader", daemon=True)
-        self._renewing.start()
+        if threads:
+            self._renewing.start()
 
     def newest(self) -> Manifest:
         """The newest manifest, pinned from now on. Raises ManifestMissing."""
@@ -133,7 +135,8 @@ class RingReader:
     def close(self) -> None:
         """Leave; what was read counts on."""
         self._closing.set()
-        self._renewing.join()
+        if self._renewing.is_alive():
+            self._renewing.join()
         if self._lease.renew(manifests=[], read=0):
             add_read(self.ring, self.read_samples)
         self._lease.release()

@@ -124,7 +124,7 @@ def _of_numpy(value: np.ndarray[Any, Any] | np.generic, path: str) -> Leaf:
     if array.dtype.hasobject or not plain:
         raise SampleRefused(f"{path} has the dtype {array.dtype}", "Use one of numpy's own, without Python objects")
     whole = np.ascontiguousarray(array)
-    data = memoryview(whole.reshape(-1).view(np.uint8)) if whole.nbytes else memoryview(b"")
+    data = whole.reshape(-1).view(np.uint8).data if whole.nbytes else memoryview(b"")
     dtype = json.dumps(np.lib.format.dtype_to_descr(array.dtype), separators=(",", ":"))
     form: Form = "scalar" if isinstance(value, np.generic) else "numpy"
     return Leaf(form, dtype, array.shape, data, path, whole)

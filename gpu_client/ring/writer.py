@@ -46,13 +46,15 @@ class RingWriter:
         version: str = "",
         keeper: Keeper | None = None,
         patience_s: float = 600.0,
+        threads: bool = True,
         clock: Callable[[], float] = time.monotonic,
         pause: Callable[[float], object] = time.sleep,
     ) -> None:
         """`name`: who takes it up again fences whoever had it; new for each process unless given.
 
         `generator`, `version`: what makes the samples, for their header. `keeper`: looks after the ring; one of its own
-        thread unless given. `patience_s`: how long `put` waits for readers, or for room. Raises RingMismatch.
+        thread unless given. `patience_s`: how long `put` waits for readers, or for room. Without `threads` the caller
+        calls `renew`, and the keeper's `turn`, every few moments. Raises RingMismatch.
         """
         self.name = name or f"{socket.gethostname().split('.')[0][:32]}-{os.getpid()}-{secrets.token_hex(3)}"
         self.name = "".join(char if WRITER_NAME.fullmatch(char) else "-" for char in self.name)[:64]
@@ -72,14 +74,14 @@ class RingWriter:
         self.put_samples = 0
         self.put_bytes = 0
         self._epoch, self._lease = self._begun()
-        self._renewed_at = clock()
         self._closing = threading.Event()
         self._keeper = keeper or Keeper(ring, self.name)
         self._own_keeper = keeper is None
-        if self._own_keeper:
-            self._keeper.start()
         self._renewing = threading.Thread(target=self._renew_often, name="ring-writer", daemon=True)
-        self._renewing.start()
+        if threads:
+            self._renewing.start()
+        if threads and self._own_keeper:
+            self._keeper.start()
 
     def put(self, sample: object, *, seed: object = None) -> None:
         """Store a sample, when there is room for it. `seed`: what it was made from, as JSON has it.
@@ -123,6 +125,16 @@ class RingWriter:
         self.flush()
         self._ring.publish(at_once=True)
 
+    def renew(self) -> None:
+        """Say that this writer is alive, and what it has done."""
+        told = {
+            "put": self.put_samples,
+            "bytes": self.put_bytes,
+            "refused": self.refused,
+            "waited_s": round(self.waited_s, 3),
+        }
+        self._lease.renew(**told, at_ms=self._now_ms())
+
     def close(self) -> None:
         """Store what is left, and leave. Its claims stay good."""
         try:
@@ -131,7 +143,8 @@ class RingWriter:
                 pass
         finally:
             self._closing.set()
-            self._renewing.join()
+            if self._renewing.is_alive():
+                self._renewing.join()
             if self._own_keeper:
                 self._keeper.close()
             self._lease.release()
@@ -219,13 +232,14 @@ class RingWriter:
         claim = self._unclaimed
         if claim is None:
             return
-        self._proved(self._ring.settings.lease_s)
         self._with_room(lambda: self._ring.store.create(claim.key, []))
-        # Nobody can have taken this writer for dead before twice its lease: the claim was in time. Or it asks again.
-        self._proved(2 * self._ring.settings.lease_s)
+        # Whoever takes the name does so in the lease, and says behind it that an epoch begins. So a claim that was there
+        # while the lease was this one's counts.
+        if not self._lease.is_own():
+            raise self._fenced()
         self._unclaimed = None
-        self.put_samples += claim.count
-        self._unseen += claim.count
+        self.put_samples += claim.samples
+        self._unseen += claim.samples
 
     def _with_room(self, store: Callable[[], object]) -> None:
         began_at = self._clock()
@@ -239,27 +253,10 @@ class RingWriter:
                 logger.warning("there is no room for a sample: it waits")
                 self._pause(self._ring.settings.publish_interval_s)
 
-    def _proved(self, within_s: float) -> None:
-        if self._clock() - self._renewed_at > within_s or self._lease.lost:
-            self._renew()
-        if self._lease.lost:
-            raise self._fenced()
-
-    def _renew(self) -> None:
-        at = self._clock()
-        told = {
-            "put": self.put_samples,
-            "bytes": self.put_bytes,
-            "refused": self.refused,
-            "waited_s": round(self.waited_s, 3),
-        }
-        if self._lease.renew(**told, at_ms=self._now_ms()):
-            self._renewed_at = at
-
     def _renew_often(self) -> None:
         while not self._closing.wait(self._ring.settings.lease_s / 3):
             try:
-                self._renew()
+                self.renew()
             except (RingError, OSError) as error:
                 logger.warning("the writer's lease cannot be renewed now: %s", error)
 
