@@ -7,7 +7,6 @@ likes. The structure is JSON: `{"d": {name: node}}`, `{"t": [node]}`, `{"l": [no
 
 from __future__ import annotations
 
-import ctypes
 import json
 import sys
 from collections.abc import Sequence
@@ -33,8 +32,8 @@ class Leaf:
     shape: tuple[int, ...]
     data: memoryview
     path: str
-    keep: object
-    """What the bytes belong to, so that they stay."""
+    value: object
+    """The array or tensor itself."""
 
 
 @dataclass(frozen=True)
@@ -134,11 +133,9 @@ def _of_tensor(torch: Any, value: Any, path: str) -> Leaf:
     if value.layout is not torch.strided or value.is_quantized:
         raise SampleRefused(f"{path} is a sparse or quantized tensor", "Store what it is made of")
     whole = value.detach().resolve_conj().resolve_neg().cpu().contiguous()
-    size_bytes = whole.numel() * whole.element_size()
-    found = (ctypes.c_ubyte * size_bytes).from_address(whole.data_ptr()) if size_bytes else b""
-    return Leaf(
-        "torch", str(whole.dtype).removeprefix("torch."), tuple(whole.shape), memoryview(found).cast("B"), path, whole
-    )
+    # numpy's view keeps the tensor, however long the bytes are needed.
+    data = whole.reshape(-1).view(torch.uint8).numpy().data if whole.numel() else memoryview(b"")
+    return Leaf("torch", str(whole.dtype).removeprefix("torch."), tuple(whole.shape), data, path, whole)
 
 
 def _tensor(dtype: str, shape: Sequence[int], data: memoryview) -> Any:

@@ -233,8 +233,8 @@ class RingWriter:
         if claim is None:
             return
         self._with_room(lambda: self._ring.store.create(claim.key, []))
-        # Whoever takes the name does so in the lease, and says behind it that an epoch begins. So a claim that was there
-        # while the lease was this one's counts.
+        # Whoever takes the name does so in the lease, and begins an epoch behind it: a claim that was there while the
+        # lease was still this one's counts.
         if not self._lease.is_own():
             raise self._fenced()
         self._unclaimed = None
@@ -274,13 +274,13 @@ def _finite(leaf: Leaf) -> bool:
     if leaf.form == "torch":
         import torch
 
-        value = leaf.keep
+        value = leaf.value
         assert isinstance(value, torch.Tensor)
         if not (value.is_floating_point() or value.is_complex()) or value.numel() == 0:
             return True
         wide = value if value.element_size() > 1 else value.to(torch.float32)
         return bool(torch.isfinite(wide.sum())) or bool(torch.isfinite(wide).all())
-    array: Any = leaf.keep
+    array: Any = leaf.value
     if array is None or array.dtype.kind not in "fc" or array.size == 0:
         return True
     with np.errstate(all="ignore"):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
+
 import numpy as np
 import pytest
 from hypothesis import settings
@@ -98,10 +100,8 @@ class RingMachine(RuleBasedStateMachine):
     def publish(self, death: tuple[int, bool] | None, at_once: bool) -> None:
         store, ring = self.own()
         kill(store, death)
-        try:
+        with suppress(Died):
             ring.publish(at_once=at_once)
-        except Died:
-            pass
         self.note()
 
     @rule(first=deaths, steps=st.integers(0, 6))
@@ -119,10 +119,8 @@ class RingMachine(RuleBasedStateMachine):
 
         store._do = interrupted  # type: ignore[method-assign]
         kill(store, first)
-        try:
+        with suppress(Died):
             ring.publish(at_once=True)
-        except Died:
-            pass
         self.note()
 
     @rule(death=deaths)
@@ -130,10 +128,8 @@ class RingMachine(RuleBasedStateMachine):
         store = MortalStore(self.store)
         self.collector._ring = Ring(store, self.settings, clock=self.clock)
         kill(store, death)
-        try:
+        with suppress(Died):
             self.collector.collect()
-        except Died:
-            pass
 
     @rule(seconds=st.sampled_from([0.1, 1.0, 6.0, 11.0, 21.0]))
     def wait(self, seconds: float) -> None:
