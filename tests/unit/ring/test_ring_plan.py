@@ -82,10 +82,11 @@ def test_policies_look_for_the_newest_when_they_say() -> None:
 def test_who_is_resumed_gets_what_the_uninterrupted_one_gets(
     policy: Policy, size: int, max_uses: int | None, moves: list[tuple[int, int]], cut: int
 ) -> None:
-    manifests, first = [], 0
+    manifests, first, end = [], 0, 0
     for number, (further, count) in enumerate(moves, 1):
         first += further
-        manifests.append(manifest(number, first, count))
+        end = max(end, first + count)  # what has been replaced does not come back
+        manifests.append(manifest(number, first, end - first))
     fresh = manifest(len(manifests) + 1, first + 100, 400)
     manifests.append(fresh)
     shape = Shape(size, seed=3, policy=policy, max_uses=max_uses)
