@@ -39,7 +39,8 @@ class Keeper:
         self._closing = threading.Event()
         self._thread: threading.Thread | None = None
         self._turned = threading.Condition()
-        self._turns = 0
+        self.turns = 0
+        """How often `flow` was told."""
         self.flow = Flow()
         """As the one who does the work has told it last."""
 
@@ -77,8 +78,8 @@ class Keeper:
     def wait_turn(self, timeout_s: float) -> None:
         """Until there is a newer `flow`."""
         with self._turned:
-            before = self._turns
-            self._turned.wait_for(lambda: self._turns > before, timeout_s)
+            before = self.turns
+            self._turned.wait_for(lambda: self.turns > before, timeout_s)
 
     def close(self) -> None:
         """End the thread, and leave the work to others at once."""
@@ -98,5 +99,5 @@ class Keeper:
     def _noted(self, flow: Flow) -> None:
         with self._turned:
             self.flow = flow
-            self._turns += 1
+            self.turns += 1
             self._turned.notify_all()

@@ -2,9 +2,9 @@
 
     from gpu_client.ring.wirehead import MongoheadDataset, WireheadGenerator
 
-Of the file, `SWAP_CAP` and `SAMPLE` are used, and `DBNAME` names the ring: a directory beside the file, unless `RING` names
-another. Keys that are about MongoDB are ignored, with a note. What differs, for the better: arrays come back as they
-were put, nothing that was made is thrown away, and a batch is of one generation.
+Of the file, `SWAP_CAP` and `SAMPLE` are used, and `DBNAME` names the ring: a directory beside the file, unless `RING`
+names another. Keys that are about MongoDB are ignored, with a note. What differs, for the better: arrays come back as
+they were put, nothing that was made is thrown away, and a batch is of one generation.
 """
 
 from __future__ import annotations
@@ -129,8 +129,8 @@ class WireheadManager:
 class MongoheadDataset(Dataset[Any]):  # type: ignore[misc, unused-ignore]
     """Samples of the newest generation, by index or by lists of indices.
 
-    A list gives `{index: {"input", "label"}}`, the first array as floats, as it always did; an index one of these. Waits
-    for the first generation.
+    A list gives `{index: {"input", "label"}}`, the first array as floats, as it always did; an index gives one of
+    these. Waits for the first generation.
     """
 
     def __init__(

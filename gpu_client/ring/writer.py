@@ -67,7 +67,7 @@ class RingWriter:
         self._seq = 0
         self._unclaimed: Claim | None = None
         self._unseen = 0
-        self._seen_finished = 0
+        self._seen_turns = 0
         self.waited_s = 0.0
         self.refused = 0
         """Samples that were not taken."""
@@ -197,8 +197,8 @@ class RingWriter:
             if self._lease.lost:
                 raise self._fenced()
             flow = self._keeper.flow
-            if flow.finished != self._seen_finished:
-                self._seen_finished, self._unseen = flow.finished, 0
+            if self._keeper.turns != self._seen_turns:
+                self._seen_turns, self._unseen = self._keeper.turns, 0
             ahead = Flow(flow.inserted, flow.finished + self._unseen, flow.read, flow.readable)
             why = write_wait(ahead, self._ring.settings, READ_AT_ONCE)
             if not why:
