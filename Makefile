@@ -46,7 +46,7 @@ format: setup ## let the formatter decide
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-bench: setup ## measure cost and speed (about 13 minutes on a quiet machine); writes bench-report/
+bench: setup ## measure cost and speed (about 25 minutes on a quiet machine); writes bench-report/
 	$(BIN)/python -m tests.performance
 
 bench-checkpoint: setup ## measure checkpoints against the ways of others (about 30 minutes on a quiet machine)

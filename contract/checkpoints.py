@@ -74,6 +74,8 @@ class CheckpointView(AnswerModel):
     """True for the one that the next attempt resumes from."""
     pinned: bool = False
     damaged: bool = False
+    tag: str = ""
+    """By which a rule or command wanted it kept; empty for none."""
 
 
 class CheckpointPage(AnswerModel):

@@ -72,6 +72,8 @@ class AttemptView(AnswerModel):
     provider: str | None = None
     worker_id: str | None = None
     gpu_model: str | None = None
+    price_usd_per_hour: float | None = None
+    """Of its machine; None: it did not say."""
     key_id: str | None = None
     started_at: EpochSeconds
     ended_at: EpochSeconds | None = None

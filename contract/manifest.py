@@ -14,6 +14,8 @@ from pydantic import Field, TypeAdapter, model_validator
 
 from contract.base import Blake3, Crc64, Epoch, JobId, Metrics, RelativePath, SizeBytes, Step, WireModel
 
+CheckpointTag = Annotated[str, Field(max_length=64)]
+"""A name for a checkpoint that is worth keeping; empty for most."""
 MAX_MANIFEST_FILES = 10_000
 MAX_MANIFEST_CHUNKS = 30_000
 """As many as one request to a Lambda function can carry."""
@@ -117,6 +119,8 @@ class Manifest(WireModel):
     files: Annotated[list[ChunkedFile], Field(min_length=1, max_length=MAX_MANIFEST_FILES)]
     metrics: Metrics = {}
     created_by: Literal["session", "script"] = "session"
+    tag: CheckpointTag = ""
+    """By which a rule or command wants it kept: of each tag the newest one stays."""
 
     @model_validator(mode="after")
     def _fits_together(self) -> Self:

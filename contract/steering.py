@@ -7,12 +7,13 @@ the attempt, so that one that is sent twice is written down once.
 
 from __future__ import annotations
 
+import json
 from enum import StrEnum
 from typing import Annotated, Literal, Self
 
 from pydantic import AfterValidator, Field, model_validator
 
-from contract.base import AnswerModel, Epoch, EpochSeconds, Identity, JsonObject, Step, WireModel
+from contract.base import AnswerModel, EpochSeconds, Identity, JsonObject, Step, WireModel
 
 MAX_RULES_BYTES = 32 * 1024
 """A rule document: it travels in one line of the channel, and is stored in one item."""
@@ -25,6 +26,9 @@ MAX_STATUSES = 200
 MAX_STATUS_CHARS = 200
 MAX_OPERAND_CHARS = 2000
 """Of an operand's text: as long as an expression may be."""
+MAX_OPERANDS_BYTES = 72_000
+"""Of one decision's operands together, as JSON: 32 of the longest that rules can have. Ten decisions are written in one
+transaction, which DynamoDB allows 4 MB."""
 MAX_REVISION = 10**6
 MAX_SEQUENCE = 10**6
 MAX_ROLLBACKS = 200
@@ -54,50 +58,6 @@ class RulesInForce(AnswerModel):
     text: str
 
 
-class RulesRevision(RulesInForce):
-    """One revision of a job's rules.
-
-    Example: `{"revision": 2, "text": "rules: []", "created_at": 1790000000, "created_by": "k1"}`
-    """
-
-    created_at: EpochSeconds
-    created_by: str | None = None
-    """Id of the API key."""
-
-
-class RulesRequest(WireModel):
-    """Body of `PUT /job/{id}/rules`: the next revision.
-
-    Example: `{"text": "rules: [{name: nan, when: not isfinite(loss), do: {stop: failed}}]", "if_revision": 1}`
-    """
-
-    text: RulesText
-    if_revision: Revision | None = None
-    """Only if this is the newest one; otherwise 409 `conflict`."""
-
-
-class DocumentFault(AnswerModel):
-    """What is wrong, or doubtful, in a rule document.
-
-    Example: `{"field": "rules.0.when", "reason": "there is no function 'mena'", "remedy": "Did you mean mean?",
-    "line": 3, "column": 11, "code": "unknown_function"}`
-    """
-
-    field: str
-    reason: str
-    remedy: str = ""
-    line: int | None = None
-    column: int | None = None
-    code: str = ""
-
-
-class RulesChecked(AnswerModel):
-    """Answer of `POST /rules/check`: without faults a job can have them. Example: `{"faults": [], "warnings": []}`"""
-
-    faults: list[DocumentFault] = []
-    warnings: list[DocumentFault] = []
-
-
 class RuleStatus(WireModel):
     """How a rule stands, in words and as a state.
 
@@ -109,44 +69,6 @@ class RuleStatus(WireModel):
     state: Annotated[str, Field(pattern=r"^[a-z_]{1,32}$")]
     said: Annotated[str, Field(max_length=MAX_STATUS_CHARS)] = ""
     fires: Annotated[int, Field(ge=0)] = 0
-
-
-class Acknowledged(AnswerModel):
-    """What the worker said last of the rules that it has.
-
-    Example: `{"revision": 2, "epoch": 1, "step": 120, "at": 1790000000, "statuses": []}`
-    """
-
-    revision: Revision
-    """The newest that it has received."""
-    epoch: Epoch
-    step: Step | None = None
-    """At which it came into force; None while it has not, or where it was rejected."""
-    at: EpochSeconds
-    rejected: Revision | None = None
-    reason: str = ""
-    """Why that one was rejected."""
-    statuses: list[RuleStatus] = []
-
-
-class RulesView(AnswerModel):
-    """Answer of `GET` and `PUT /job/{id}/rules`.
-
-    Example: `{"newest": {"revision": 2, "text": "rules: []", "created_at": 1790000000}, "warnings": []}`
-    """
-
-    newest: RulesRevision | None = None
-    """None: the job has no rules."""
-    warnings: list[DocumentFault] = []
-    acknowledged: Acknowledged | None = None
-    """None until a worker has said anything."""
-
-
-class RulesHistory(AnswerModel):
-    """All revisions, newest first. Example: `{"revisions": [], "next_cursor": null}`"""
-
-    revisions: list[RulesRevision]
-    next_cursor: str | None = None
 
 
 class CommandKind(StrEnum):
@@ -225,6 +147,8 @@ class Command(AnswerModel):
     status: Literal["waiting", "applied", "rejected", "expired"] = "waiting"
     step: Step | None = None
     message: str = ""
+    rule: str | None = None
+    """The rule of the control plane that gave it; None for a user's."""
 
 
 class CommandList(AnswerModel):
@@ -235,6 +159,13 @@ class CommandList(AnswerModel):
 
 _OperandText = Annotated[str, Field(max_length=MAX_OPERAND_CHARS)]
 _OperandValue = bool | float | Annotated[str, Field(max_length=64)] | None
+
+
+def _fitting(operands: dict[str, bool | float | str | None]) -> dict[str, bool | float | str | None]:
+    size_bytes = len(json.dumps(operands, ensure_ascii=False).encode(errors="replace"))
+    if size_bytes > MAX_OPERANDS_BYTES:
+        raise ValueError(f"take {size_bytes} bytes together; at most {MAX_OPERANDS_BYTES} are allowed")
+    return operands
 
 
 class Decision(WireModel):
@@ -269,7 +200,7 @@ class Decision(WireModel):
     at: EpochSeconds
     severity: Literal["info", "warning", "error"] = "warning"
     dry_run: bool = False
-    operands: Annotated[dict[_OperandText, _OperandValue], Field(max_length=32)] = {}
+    operands: Annotated[dict[_OperandText, _OperandValue], AfterValidator(_fitting), Field(max_length=32)] = {}
     """By their text; NaN and infinity as texts."""
     actions: Annotated[list[Identity], Field(max_length=16)] = []
     message: Said = ""
@@ -352,7 +283,7 @@ class RolledBack(AnswerModel):
 class Control(AnswerModel):
     """What a worker needs of all this at the beginning of an attempt.
 
-    Example: `{"rules": {"revision": 1, "text": "rules: []"}, "commands": [], "rollbacks": [], "ran_s": 0}`
+    Example: `{"rules": {"revision": 1, "text": "rules: []"}, "commands": [], "rollbacks": [], "ends": 0, "ran_s": 0}`
     """
 
     rules: RulesInForce | None = None
@@ -362,6 +293,9 @@ class Control(AnswerModel):
     commands_seq: Sequence = 0
     """All commands up to this one are here, or will never be: what the worker has received."""
     rollbacks: list[RolledBack] = []
+    ends: int = 0
+    """How often a rule or command has ended an attempt in the job's life: one that a checkpoint says was decided when
+    there had been as many, and that nobody carried out, is still to come."""
     ran_s: int = 0
     """By all earlier attempts."""
 

@@ -66,6 +66,8 @@ class WorkQuery(SaladIdentity):
     disk_gib: Annotated[float, Field(ge=0, le=10**6)] | None = None
     gpus: Annotated[int, Field(ge=0, le=64)] | None = None
     gpu_model: Annotated[str, Field(max_length=64)] | None = None
+    price_usd_per_hour: Annotated[float, Field(ge=0, le=10**6, allow_inf_nan=False)] | None = None
+    """Of this machine, for rules about cost; None: not known."""
     image: Annotated[str, Field(max_length=256, pattern=r"^[\x21-\x7e]*$")] | None = None
     """The container image that the worker runs in."""
     runs_plans: bool | None = None
@@ -338,45 +340,3 @@ class InputPage(AnswerModel):
     inputs: list[InputObject]
     next_cursor: str | None = None
     expires_at: EpochSeconds
-
-
-class LogChunk(WireModel):
-    """Body of `POST /job/{id}/logs`: lines of the training's output, numbered from 0 within the attempt.
-
-    Example: `{"first_line": 0, "lines": ["step 1 loss 2.3"]}`
-    """
-
-    first_line: Annotated[int, Field(ge=0, le=10**12)]
-    lines: Annotated[list[Annotated[str, Field(max_length=4000)]], Field(min_length=1, max_length=500)]
-    dropped_bytes: Annotated[int, Field(ge=0, le=10**15)] = 0
-    """Bytes that the worker had to drop before this chunk because they came faster than they could be sent."""
-
-
-LONGEST_LOG_WAIT_S = 300.0
-
-
-def log_wait_s(age_s: float) -> float:
-    """How long the worker may hold back a chunk of output that is not full, in an attempt that is this old.
-
-    The beginning, which somebody may be watching, is sent at once; the hours behind it cost a few calls.
-    """
-    return min(max(age_s, 0.0) / 20, LONGEST_LOG_WAIT_S)
-
-
-class LogLine(AnswerModel):
-    """One line of output. Example: `{"epoch": 1, "line": 0, "text": "step 1 loss 2.3", "at": 1790000000}`"""
-
-    epoch: Epoch
-    line: int
-    text: str
-    at: EpochSeconds
-
-
-class LogPage(AnswerModel):
-    """One page of a job's output, oldest first. Poll with `next_cursor` to follow.
-
-    Example: `{"lines": [], "next_cursor": null}`
-    """
-
-    lines: list[LogLine]
-    next_cursor: str | None = None

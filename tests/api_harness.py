@@ -251,6 +251,7 @@ class Api:
         return (
             {job_id: stored.document for job_id, stored in state.jobs.items()},
             {name: dict(kept.documents) for name, kept in state.history.items() if kept.documents},
+            {group: dict(members) for group, members in state.groups.items()},
             dict(state.leases),
             dict(state.packs),
             dict(state.shared),

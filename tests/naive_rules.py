@@ -13,7 +13,7 @@ from contract.rules.limits import LIMITS
 from contract.rules.metrics import Kind
 from contract.rules.periods import OF_ALL
 from contract.rules.rule import Rule
-from contract.rules.typed import Aggregate, Chain, Constant, Operation, Reading, Summary, Typed
+from contract.rules.typed import Aggregate, Chain, Constant, Grouped, Operation, Reading, Summary, Typed
 
 Value = float | bool | None
 
@@ -63,6 +63,8 @@ class World:
                 return self.then.get(summary.partner, {}).get(summary.metric)
             case Aggregate(summary):
                 return aggregate(summary, self.metrics.get(summary.metric, History()).points, self.now)
+            case Grouped():
+                return None  # nobody says what others report
             case Chain(operators, operands):
                 values = [self.value(operand) for operand in operands]
                 links = [

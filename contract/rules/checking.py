@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from contract.rules.faults import Code, ExpressionError, did_you_mean, nearest
 from contract.rules.folding import folded
-from contract.rules.functions import NAMES, PLAIN, SUMMARIES, Function, usage_of
-from contract.rules.limits import LIMITS, Limits
-from contract.rules.metrics import UNITS, Kind, Metric, Metrics, is_name
+from contract.rules.functions import GROUPS, NAMES, PLAIN, SUMMARIES, Function, usage_of
+from contract.rules.limits import LIMITS, MAX_STEP, Limits
+from contract.rules.metrics import SIGNALS, UNITS, Kind, Metric, Metrics, is_name
 from contract.rules.parser import parse
 from contract.rules.tree import Binary, Call, Comparison, Logic, Name, Node, Number, Truth, Unary, number_text, text_of
-from contract.rules.typed import Aggregate, Chain, Constant, Operation, Reading, Summary, Typed, Window
+from contract.rules.typed import Aggregate, Chain, Constant, Grouped, Operation, Reading, Summary, Typed, Window
 
 _QUANTITIES = (Kind.NUMBER, Kind.DURATION, Kind.SIZE)
 _EXAMPLES = {Kind.NUMBER: "a number", Kind.DURATION: "a duration such as 90s", Kind.SIZE: "a size such as 10GiB"}
@@ -53,6 +53,12 @@ def _not_bool(typed: Typed, offset: int) -> ExpressionError:
 
 def _article(kind: Kind) -> str:
     return "true or false" if kind is Kind.BOOL else f"a {kind.value}"
+
+
+def _all_of(found: Iterable[Typed | None]) -> list[Typed] | None:
+    """None if one is missing: then its fault is noted."""
+    typed = list(found)
+    return None if None in typed else [one for one in typed if one is not None]
 
 
 class _Checker:
@@ -121,9 +127,11 @@ class _Checker:
             self._fault(Code.UNKNOWN_METRIC, reason, did_you_mean(name, self._metrics), node.offset)
         else:
             close = nearest(name, self._metrics, cutoff=0.86)
-            if close:
-                reason = f"{name} is no built-in metric; it is taken for one of the training's own"
-                self.doubts.append(ExpressionError(Code.DOUBTFUL_NAME, reason, f"Did you mean {close}?", node.offset))
+            if close or name.startswith(SIGNALS):
+                what = "signal of this document" if name.startswith(SIGNALS) else "built-in metric"
+                reason = f"{name} is no {what}; it is taken for one of the training's own"
+                remedy = f"Did you mean {close}?" if close else "Add its text to 'signals' if lines are to be counted."
+                self.doubts.append(ExpressionError(Code.DOUBTFUL_NAME, reason, remedy, node.offset))
             return Metric(name)
         return None
 
@@ -187,18 +195,14 @@ class _Checker:
         return kind
 
     def _comparison(self, node: Comparison) -> Typed | None:
-        operands = [self._quantity(operand) for operand in node.operands]
-        found = [operand for operand in operands if operand is not None]
-        if len(found) < len(operands) or self._common(found, node) is None:
+        found = _all_of(map(self._quantity, node.operands))
+        if found is None or self._common(found, node) is None:
             return None
         return folded(Chain(node.operators, tuple(found), Kind.BOOL, text_of(node)))
 
     def _logic(self, node: Logic) -> Typed | None:
-        operands = [self._condition(operand) for operand in node.operands]
-        found = [operand for operand in operands if operand is not None]
-        if len(found) < len(operands):
-            return None
-        return folded(Operation(node.operator, tuple(found), Kind.BOOL, text_of(node)))
+        found = _all_of(map(self._condition, node.operands))
+        return folded(Operation(node.operator, tuple(found), Kind.BOOL, text_of(node))) if found else None
 
     def _call(self, node: Call) -> Typed | None:
         name = node.function
@@ -208,6 +212,8 @@ class _Checker:
             return self._extreme(node)
         if name in SUMMARIES:
             return self._summary(node, SUMMARIES[name])
+        if name in GROUPS:
+            return self._grouped(node, GROUPS[name])
         if name in self._metrics:
             self._fault(Code.UNKNOWN_FUNCTION, f"{name} is a metric, no function", f"Write {name}.", node.offset)
         else:
@@ -224,16 +230,11 @@ class _Checker:
             remedy = f"Bound values with clamp(x, 0, 1); a window comes second: {node.function}(loss, 50)."
             self._fault(Code.WRONG_ARITY, f"{node.function} of a value and a number", remedy, node.offset)
             return None
-        found = self._quantities(node)
+        found = _all_of(map(self._quantity, node.arguments))
         if not found:
             return None
         kind = self._common(found, node)
         return folded(Operation(node.function, tuple(found), kind, text_of(node))) if kind else None
-
-    def _quantities(self, node: Call) -> list[Typed] | None:
-        operands = [self._quantity(argument) for argument in node.arguments]
-        found = [operand for operand in operands if operand is not None]
-        return found if len(found) == len(operands) else None
 
     def _arity(self, node: Call, least: int, most: int) -> bool:
         given = len(node.arguments)
@@ -249,12 +250,9 @@ class _Checker:
         least, most = {"clamp": (3, 3), "coalesce": (2, 99)}.get(name, (1, 1))
         if not self._arity(node, least, most):
             return None
-        if name == "missing":
-            operand = self.typed(node.arguments[0])
-            return operand and folded(Operation(name, (operand,), Kind.BOOL, text_of(node)))
         if name == "coalesce":
             return self._coalesce(node)
-        found = self._quantities(node)
+        found = _all_of(map(self.typed if name == "missing" else self._quantity, node.arguments))
         if not found:
             return None
         kind: Kind | None = Kind.BOOL
@@ -269,12 +267,12 @@ class _Checker:
         return folded(Operation(name, tuple(found), kind, text_of(node))) if kind else None
 
     def _coalesce(self, node: Call) -> Typed | None:
-        operands = [self.typed(argument) for argument in node.arguments]
-        found = [operand for operand in operands if operand is not None]
-        if len(found) < len(operands):
+        found = _all_of(map(self.typed, node.arguments))
+        if found is None:
             return None
-        if found[0].kind is Kind.BOOL or any(one.kind is Kind.BOOL for one in found):
-            if any(one.kind is not Kind.BOOL for one in found):
+        kinds = {one.kind for one in found}
+        if Kind.BOOL in kinds:
+            if len(kinds) > 1:
                 reason = "coalesce mixes numbers with what is true or false"
                 self._fault(Code.WRONG_TYPE, reason, "Give values of one kind.", node.offset)
                 return None
@@ -288,12 +286,8 @@ class _Checker:
         most = 1 + function.window + function.goal + function.min_delta + function.partner
         if not self._arity(node, least, most):
             return None
-        metric = self._metric(node.arguments[0])
+        metric = self._metric_for(node, function)
         if metric is None:
-            return None
-        if metric.kind is Kind.BOOL and not function.any_kind:
-            reason = f"{metric.name} is true or false; {name} takes numbers"
-            self._fault(Code.WRONG_TYPE, reason, "Use it as a condition.", node.offset)
             return None
         kind = metric.kind if function.gives == "same" else Kind(function.gives)
         summary = Summary(name, metric.name)
@@ -311,11 +305,44 @@ class _Checker:
                 return None
             summary = summary._replace(partner=partner.name)
         if function.goal:
-            with_goal = self._with_goal(node, summary, metric)
+            with_goal = self._with_goal(node, summary, metric, node.arguments[1:])
             if with_goal is None:
                 return None
             summary = with_goal
         return Aggregate(summary, kind, text_of(node))
+
+    def _metric_for(self, node: Call, function: Function) -> Metric | None:
+        metric = self._metric(node.arguments[0])
+        if metric is not None and metric.kind is Kind.BOOL and not function.any_kind:
+            reason = f"{metric.name} is true or false; {node.function} takes numbers"
+            self._fault(Code.WRONG_TYPE, reason, "Use it as a condition.", node.offset)
+            return None
+        return metric
+
+    def _grouped(self, node: Call, function: Function) -> Typed | None:
+        metric = self._metric_for(node, function) if self._arity(node, 1, 2 + function.goal) else None
+        if metric is None:
+            return None
+        if metric.control_plane and not metric.name.startswith(SIGNALS):
+            remedy = "Name one that trainings report: group_median(loss)."
+            self._fault(Code.WRONG_TYPE, f"the jobs of a group do not report {metric.name}", remedy, node.offset)
+            return None
+        step, rest = None, node.arguments[1:]
+        if rest and not (function.goal and isinstance(rest[0], Name)):
+            given, rest = rest[0], rest[1:]
+            if not isinstance(given, Number) or given.unit or given.value > MAX_STEP or given.value % 1:
+                remedy = f"Write a whole number: {function.usage}."
+                self._fault(Code.INVALID_WINDOW, f"{text_of(given)} is no step", remedy, given.offset)
+                return None
+            step = int(given.value)
+        goal = None
+        if function.goal:
+            with_goal = self._with_goal(node, Summary(node.function, metric.name), metric, rest)
+            if with_goal is None:
+                return None
+            goal = with_goal.goal
+        kind = metric.kind if function.gives == "same" else Kind(function.gives)
+        return Grouped(node.function, metric.name, step, goal, kind, text_of(node))
 
     def _window(self, node: Call, function: Function) -> Window | None:
         given = node.arguments[1]
@@ -347,8 +374,8 @@ class _Checker:
             return None
         return Window(points=int(given.value))
 
-    def _with_goal(self, node: Call, summary: Summary, metric: Metric) -> Summary | None:
-        rest = list(node.arguments[1:])
+    def _with_goal(self, node: Call, summary: Summary, metric: Metric, arguments: Sequence[Node]) -> Summary | None:
+        rest = list(arguments)
         goal = metric.goal
         if rest and isinstance(rest[0], Name):
             said = rest.pop(0)
@@ -363,7 +390,7 @@ class _Checker:
             return None
         if not rest:
             return summary._replace(goal=goal)
-        wanted = SUMMARIES[node.function]
+        wanted = SUMMARIES.get(node.function) or GROUPS[node.function]
         delta = self._number(rest[0]) if isinstance(rest[0], Number) and wanted.min_delta and len(rest) == 1 else None
         if delta is None or delta.kind is not metric.kind:
             self._fault(

@@ -6,19 +6,19 @@ import operator
 from collections.abc import Callable, Mapping
 from typing import TypeVar
 
+from contract.rules import readers
 from contract.rules.arithmetic import COMPARE
 from contract.rules.folding import FUNCTIONS
+from contract.rules.groups import GroupValues, group_statistic
 from contract.rules.limits import LIMITS, Limits
 from contract.rules.metrics import Kind
+from contract.rules.readers import Reader, Value
 from contract.rules.series import Clock, Follower, Series
 from contract.rules.trails import Average, Best, Lagged, Sample, Streak, same
-from contract.rules.typed import Aggregate, Chain, Constant, Operation, Reading, Summary, Typed
+from contract.rules.typed import Aggregate, Chain, Constant, Grouped, Operation, Reading, Summary, Typed
 from contract.rules.typed import Window as Span
 from contract.rules.windows import Extreme, Median, Moments, Window
 
-Value = float | bool | None
-"""None: not known."""
-Reader = Callable[[], Value]
 F = TypeVar("F", bound=Follower)
 
 _STREAKS: Mapping[str, Callable[[float, float], bool]] = {
@@ -32,10 +32,12 @@ _STREAKS: Mapping[str, Callable[[float, float], bool]] = {
 class Compiler:
     """Compiles the expressions of one rule set; they share its series."""
 
-    def __init__(self, clock: Clock, limits: Limits = LIMITS) -> None:
+    def __init__(self, clock: Clock, limits: Limits = LIMITS, group: GroupValues | None = None) -> None:
+        """`group`: without it, nothing of a group is known."""
         self.series: dict[str, Series] = {}
         self._clock = clock
         self._limits = limits
+        self._group = group
         self._readers: dict[Summary, Reader] = {}
         self.samples: list[Sample] = []
         """What takes a value of another metric once an observation is complete."""
@@ -51,6 +53,8 @@ class Compiler:
                 if summary not in self._readers:
                     self._readers[summary] = self._summary(summary)
                 return self._readers[summary]
+            case Grouped():
+                return _over_group(typed, self._group)
             case Chain():
                 return self._chain(typed)
             case Operation():
@@ -80,6 +84,9 @@ class Compiler:
             if isinstance(first, Reading) and isinstance(rest[0], Constant):
                 return self._reading_against(first, COMPARE[typed.operators[0]], rest[0].value)
             return _comparison(self.compiled(first), COMPARE[typed.operators[0]], rest[0], self.compiled)
+        if len(rest) == 2:
+            readers_of = [self.compiled(operand) for operand in typed.operands]
+            return _between(readers_of, COMPARE[typed.operators[0]], COMPARE[typed.operators[1]])
         begin = self.compiled(first)
         links = [
             (COMPARE[operator], self.compiled(operand)) for operator, operand in zip(typed.operators, rest, strict=True)
@@ -108,6 +115,20 @@ class Compiler:
 
         return against
 
+    def _test(self, name: str, reading: Reading) -> Reader:
+        """Of a metric, in one closure."""
+        series = self._series(reading.metric)
+
+        def is_nan() -> Value:
+            value = series.current
+            return None if value is None else value != value  # noqa: PLR0124 - quicker than isnan
+
+        def is_finite() -> Value:
+            value = series.current
+            return None if value is None else value - value == 0.0
+
+        return is_nan if name == "isnan" else is_finite
+
     def _operation(self, typed: Operation) -> Reader:
         operands = [self.compiled(operand) for operand in typed.operands]
         match typed.name:
@@ -122,8 +143,12 @@ class Compiler:
                 return lambda: inner() is None
             case "coalesce":
                 return _first_known(operands)
+            case "isnan" | "isfinite" if isinstance(typed.operands[0], Reading):
+                return self._test(typed.name, typed.operands[0])
             case name if len(operands) == 1:
                 return _function_of_one(FUNCTIONS[name], operands[0])
+            case name if len(operands) == 2 and isinstance(typed.operands[0], Constant):
+                return _function_with_constant(FUNCTIONS[name], typed.operands[0].value, operands[1])
             case name if len(operands) == 2:
                 return _function_of_two(FUNCTIONS[name], *operands)
             case name:
@@ -183,22 +208,33 @@ class Compiler:
             extreme = self._follow(
                 metric, f"{function}({size})", lambda series: Extreme(series, clock, most, seconds, sign=sign)
             )
-            return _full(extreme, extreme.value, 1)
+            return _over_duration(extreme, extreme.value, 1) if seconds else readers.extreme(extreme)
         if function == "median":
             most = min(most, self._limits.median_points)
             median = self._follow(metric, f"median({size})", lambda series: Median(series, clock, most, seconds))
-            return _full(median, median.value, 1)
+            return _over_duration(median, median.value, 1) if seconds else readers.median(median)
         if function in ("delta", "count"):
             window = self._follow(metric, f"points({size})", lambda series: Window(series, clock, most, seconds))
-            return _size(window) if function == "count" else _full(window, lambda: _change(window), 2)
+            return _size(window) if function == "count" else _over_duration(window, lambda: _change(window), 2)
         lag = int(function == "zscore")
         moments = self._follow(
             metric, f"moments({size}, {lag})", lambda series: Moments(series, clock, most, seconds, lag)
         )
-        moments.with_squares = moments.with_squares or function in ("std", "zscore")
-        moments.weighs = moments.weighs or function == "slope"
+        moments.sums.with_squares = moments.sums.with_squares or function in ("std", "zscore")
+        moments.sums.weighs = moments.sums.weighs or function == "slope"
+        if not seconds:
+            return readers.OF_MOMENTS[function](moments)
         compute = {"mean": moments.mean, "std": moments.std, "slope": moments.slope, "zscore": moments.zscore}[function]
-        return _full(moments, compute, 1 if function == "mean" else 2)
+        return _over_duration(moments, compute, 1 if function == "mean" else 2)
+
+
+def _over_group(typed: Grouped, group: GroupValues | None) -> Reader:
+    if group is None:
+        return lambda: None
+    function, metric, step, goal = typed.function, typed.metric, typed.step, typed.goal
+    if goal is None:
+        return lambda: group_statistic(function, group.members(metric, step), None, None)
+    return lambda: group_statistic(function, group.members(metric, step), group.own(metric, step), goal)
 
 
 def _comparison(
@@ -285,6 +321,34 @@ def _function_of_two(function: Callable[..., float], first: Reader, second: Read
     return of_two
 
 
+def _function_with_constant(function: Callable[..., float], first: float, second: Reader) -> Reader:
+    def with_constant() -> Value:
+        value = second()
+        return None if value is None else function(first, value)
+
+    return with_constant
+
+
+def _between(
+    operands: list[Reader],
+    compare: Callable[[float, float], bool],
+    compare_next: Callable[[float, float], bool],
+) -> Reader:
+    first, second, third = operands
+
+    def between() -> Value:
+        left, middle, right = first(), second(), third()
+        if middle is None:
+            return None
+        if left is not None and not compare(left, middle):
+            return False
+        if right is not None and not compare_next(middle, right):
+            return False
+        return None if left is None or right is None else True
+
+    return between
+
+
 def _function(function: Callable[..., float], operands: list[Reader]) -> Reader:
     def of_many() -> Value:
         values = [operand() for operand in operands]
@@ -293,31 +357,20 @@ def _function(function: Callable[..., float], operands: list[Reader]) -> Reader:
     return of_many
 
 
-def _full(window: Window, compute: Callable[[], float], least: int) -> Reader:
+def _over_duration(window: Window, compute: Callable[[], float], least: int) -> Reader:
     """The value once the window is full, worked out again only when it has changed."""
     stamp, value = -1, 0.0
-    if window.seconds:
 
-        def over_duration() -> Value:
-            nonlocal stamp, value
-            window.trim()
-            if not window.is_known(least):
-                return None
-            if window.stamp != stamp:
-                stamp, value = window.stamp, compute()
-            return value
-
-        return over_duration
-
-    def over_points() -> Value:
+    def over_duration() -> Value:
         nonlocal stamp, value
+        window.trim()
+        if not window.is_known(least):
+            return None
         if window.stamp != stamp:
-            if not window.is_known(least):
-                return None
             stamp, value = window.stamp, compute()
         return value
 
-    return over_points
+    return over_duration
 
 
 def _change(window: Window) -> float:
@@ -347,5 +400,13 @@ def _streak(function: str, streak: Streak, window: Span) -> Reader:
 def _when_covered(average: Average, window: Span) -> Reader:
     points, seconds = window
     if points:
-        return lambda: average.value() if average.seen >= points else None
+        series = average.series
+
+        def over_points() -> Value:
+            if series.total - average.unseen < points:
+                return None
+            newest = series.newest
+            return newest if newest is not None and newest - newest != 0.0 else average.average
+
+        return over_points
     return lambda: average.value() if average.covers(seconds) else None

@@ -13,18 +13,21 @@ from contract.errors import Fault
 from contract.rules.checking import Checked, check_condition
 from contract.rules.faults import Code, did_you_mean
 from contract.rules.limits import LIMITS, Limits
-from contract.rules.metrics import BUILT_IN, Kind, Metric, Metrics, is_name
+from contract.rules.metrics import BUILT_IN, REDUCES, Kind, Metric, Metrics, is_name
 from contract.rules.periods import MAX_CHECKS_OF, ONE_CHECK, Measure, Period, hold_of, period_of
+from contract.rules.placing import look_at_place, needed_group_values
+from contract.rules.presets import NAMES as PRESETS
 from contract.rules.reachability import Reach, look_for_what_never_happens
 from contract.rules.reading_actions import read_action
+from contract.rules.reading_signals import read_signals
 from contract.rules.rule import EVENTS, Rule, RuleSet
 from contract.rules.typed import Aggregate, Typed, walk
 
 MAX_ACTIONS = 16
 MAX_FIRES = 10**9
 _RULE_NAME = re.compile(r"[a-z0-9][a-z0-9_-]{0,62}")
-_KEYS = ("version", "metrics", "rules")
-_METRIC_KEYS = ("kind", "goal", "unit")
+_KEYS = ("version", "presets", "metrics", "signals", "rules")
+_METRIC_KEYS = ("kind", "goal", "unit", "reduce")
 _RULE_KEYS = (
     "name", "description", "when", "on", "every", "for", "warmup", "cooldown", "once", "max_fires", "clear", "do",
     "severity", "mode", "on_error",
@@ -34,6 +37,7 @@ _CHOICES = {
     "mode": ("enforce", "dry_run"),
     "on_error": ("ignore", "stop"),
 }
+_SWITCHES = ("on", "off", True, False)
 
 
 class Loaded(NamedTuple):
@@ -50,11 +54,12 @@ def load(
     reported: Iterable[str] | None = None,
     max_steps: int | None = None,
     limits: Limits = LIMITS,
+    presets: bool = False,
 ) -> Loaded:
     """Read a document, in YAML or JSON. Never raises, whatever the text is.
 
     `reported`: the metrics that the training is known to report, so that all others are faults. `max_steps`: how long
-    it will run, so that rules which would need longer are warned of.
+    it will run, so that rules which would need longer are warned of. `presets`: this is the presets' own document.
     """
     document = read_document(text)
     if document.faults and text.lstrip()[:1] == "{":
@@ -65,7 +70,7 @@ def load(
             return Loaded(None, _coded(document.faults, Code.UNREADABLE), [])
     if document.faults:
         return Loaded(None, _coded(document.faults, Code.UNREADABLE), [])
-    return _Reader(document, reported, max_steps, limits).loaded()
+    return _Reader(document, reported, max_steps, limits, () if presets else PRESETS).loaded()
 
 
 def load_values(
@@ -91,9 +96,16 @@ def _ordered(faults: Iterable[Fault]) -> list[Fault]:
 
 class _Reader:
     def __init__(
-        self, document: Document, reported: Iterable[str] | None, max_steps: int | None, limits: Limits
+        self,
+        document: Document,
+        reported: Iterable[str] | None,
+        max_steps: int | None,
+        limits: Limits,
+        taken: tuple[str, ...],
     ) -> None:
+        """`taken`: names that no rule may have."""
         self._document = document
+        self._taken = taken
         self._reported = reported
         self._limits = limits
         self._reach = Reach(max_steps)
@@ -109,7 +121,9 @@ class _Reader:
         if type(value.get("version", 1)) is not int or value.get("version", 1) != 1:
             self._fault(("version",), "the version is not known", "Write 'version: 1'.", Code.INVALID_VALUE)
         declared = self._declared(value.get("metrics"))
-        self._metrics = Metrics(declared, reported=self._reported)
+        signals = read_signals(self._document, value.get("signals"), {metric.name for metric in declared})
+        known = (*declared, *(signal.metric for signal in signals))
+        self._metrics = Metrics(known, reported=self._reported)
         self._reach = self._reach._replace(metrics=self._metrics)
         if "rules" not in value:
             self._fault((), "'rules' is missing", "Write 'rules:' and a list.", Code.MISSING_KEY)
@@ -123,7 +137,9 @@ class _Reader:
             return self._result(None)
         rules = [self._rule(("rules", number), one) for number, one in enumerate(said)]
         self._look_for_repetitions(said)
-        found = RuleSet(tuple(rule for rule in rules if rule is not None), tuple(declared), self._limits)
+        kept = tuple(rule for rule in rules if rule is not None)
+        off = self._presets_off(value.get("presets", True))
+        found = RuleSet(kept, tuple(declared), self._limits, tuple(signals), off)
         self._look_at_memory(found)
         return self._result(found)
 
@@ -167,7 +183,27 @@ class _Reader:
             remedy = "There are kind (number, duration, size, bool), goal (min, max) and unit (a text)."
             self._fault(location, "is not declared rightly", remedy, Code.INVALID_VALUE)
             return None
-        return Metric(name, Kind(kind), unit[:16], goal)
+        reduce = about.get("reduce")
+        if reduce not in (None, *REDUCES):
+            remedy = (
+                f"Write {', '.join(REDUCES[:-1])} or {REDUCES[-1]}: what becomes of the values of several processes."
+            )
+            self._fault((*location, "reduce"), "cannot be that", remedy, Code.INVALID_VALUE)
+            return None
+        return Metric(name, Kind(kind), unit[:16], goal, reduce=reduce)
+
+    def _presets_off(self, said: Any) -> frozenset[str]:
+        """`presets: off`, or `presets: {preset-stuck: off}`."""
+        switches = said if isinstance(said, dict) else dict.fromkeys(PRESETS, said)
+        for name, switch in switches.items():
+            place: Location = ("presets", name) if isinstance(said, dict) else ("presets",)
+            if name not in PRESETS:
+                self._fault(place, f"there is no preset {name[:63]!r}", did_you_mean(name, PRESETS), Code.UNKNOWN_KEY)
+            if not isinstance(switch, (str, bool)) or switch not in _SWITCHES:
+                remedy = "Write 'presets: off', or 'presets: {preset-stuck: off}'."
+                self._fault(place, "is neither on nor off", remedy, Code.INVALID_VALUE)
+                break
+        return frozenset(name for name, switch in switches.items() if switch is False or switch == "off")
 
     def _rule(self, location: Location, said: Any) -> Rule | None:
         if not isinstance(said, dict):
@@ -191,6 +227,7 @@ class _Reader:
         more["description"] = said.get("description", "")[:500]
         rule = Rule(name, when, clear, on=on, every=every, **more)
         look_for_what_never_happens(rule, self._reach, location, self._warnings)
+        look_at_place(rule, self._metrics, location, self._document, self._warnings)
         return rule
 
     def _name(self, location: Location, said: Mapping[str, Any]) -> str:
@@ -200,6 +237,9 @@ class _Reader:
         elif not isinstance(name, str) or not _RULE_NAME.fullmatch(name):
             remedy = "Use up to 63 lower-case letters, digits, '-' and '_', a letter or digit first."
             self._fault((*location, "name"), "cannot be a rule's name", remedy, Code.INVALID_VALUE)
+        elif name in self._taken:
+            remedy = f"Choose another name; 'presets: {{{name}: off}}' switches that one off."
+            self._fault((*location, "name"), "is the name of a preset", remedy, Code.DUPLICATE_NAME)
         return str(name)
 
     def _expression(self, location: Location, said: Mapping[str, Any], key: str) -> Typed | None:
@@ -308,8 +348,12 @@ class _Reader:
                 seen.setdefault(name, number)
 
     def _look_at_memory(self, found: RuleSet) -> None:
-        """All windows together are bounded: equal ones count once."""
+        """All windows together are bounded: equal ones count once. So is what the jobs of a group keep."""
         limits = self._limits
+        values = len(needed_group_values(found))
+        if values > limits.group_values:
+            reason = f"group functions need {values} metrics or steps; at most {limits.group_values} are allowed"
+            self._fault(("rules",), reason, "Use the same metrics and steps in several rules.", Code.TOO_LARGE)
         expressions = [one for rule in found.rules for one in (rule.when, rule.clear) if one is not None]
         summaries = {part.summary for one in expressions for part in walk(one) if isinstance(part, Aggregate)}
         windows = {(one.metric, one.function, one.window) for one in summaries if one.window is not None}

@@ -12,18 +12,26 @@ from typing import Any, NamedTuple
 
 from contract.rules.actions import Action, Stop
 from contract.rules.arithmetic import number_of
-from contract.rules.compiling import Compiler, Reader
+from contract.rules.compiling import Compiler
+from contract.rules.groups import GroupValues
 from contract.rules.machine import MAX_ERRORS, Machine
 from contract.rules.numbers import decoded, encoded
 from contract.rules.periods import Period
-from contract.rules.rule import EVENTS, Rule, RuleSet
+from contract.rules.readers import Reader
+from contract.rules.rule import EVENTS, REPORT, RuleSet
 from contract.rules.series import Clock, Series
-from contract.rules.typed import Aggregate, Reading, walk
+from contract.rules.typed import Aggregate, Grouped, Reading, walk
 from contract.rules.verdicts import Operand, State, Verdict
 
 STATE_VERSION = 1
 MAX_PROBLEM_CHARS = 120
 MAX_COMBINATIONS = 256
+_LOGGED = "logged"
+"""A `log` of a step that was observed already: the step itself is nothing new."""
+
+
+Plan = tuple[list[tuple[str, Series]], Series | None, list[Machine]]
+"""The metrics that are read, the series of steps where it is not among them, the rules that they make due."""
 
 
 class StateError(ValueError):
@@ -41,21 +49,23 @@ class Carried(NamedTuple):
 class Evaluator:
     """A rule set with its history."""
 
-    def __init__(self, rules: RuleSet) -> None:
+    def __init__(self, rules: RuleSet, group: GroupValues | None = None) -> None:
+        """`group`: where it is evaluated in the control plane, what the jobs of the job's group report."""
         self.rules = rules
+        self._group = group
         self._assemble()
 
     def _assemble(self) -> None:
         """Clock, series and machines, as before the first observation."""
         rules = self.rules
         self._clock = Clock()
-        compiler = Compiler(self._clock, rules.limits)
+        compiler = Compiler(self._clock, rules.limits, self._group)
         self._machines: list[Machine] = []
         self._operands: dict[str, list[tuple[str, Reader]]] = {}
         for rule in rules.rules:
             release = compiler.compiled(rule.clear) if rule.clear is not None else None
             self._machines.append(Machine(rule, compiler.compiled(rule.when), release))
-            leaves = {one.text: one for one in walk(rule.when) if isinstance(one, (Reading, Aggregate))}
+            leaves = {one.text: one for one in walk(rule.when) if isinstance(one, (Reading, Aggregate, Grouped))}
             self._operands[rule.name] = [(text, compiler.compiled(one)) for text, one in leaves.items()]
             for name in rule.told:
                 compiler.keep(name)
@@ -69,10 +79,12 @@ class Evaluator:
         self._periodic: list[Machine] = []
         for index, machine in enumerate(self._machines):
             machine.index = index
+            machine.reads = [self._series[name] for name in machine.rule.metrics]
             self._subscribe(machine, clocks)
-        self._due: dict[tuple[str, ...], list[Machine]] = {}
-        """What observations of one event and the same metrics make due."""
-        self._read = {rule.name: [self._series[name] for name in rule.metrics] for rule in rules.rules}
+        self._by_event[REPORT] = [*self._by_event["step"], *self._by_event["log"]]
+        self._by_event[_LOGGED] = self._by_event["log"]
+        self._plans: dict[tuple[str, ...], Plan] = {}
+        """Of observations of one event and the same metrics."""
         self._step = 0
 
     def _subscribe(self, machine: Machine, clocks: set[str]) -> None:
@@ -104,12 +116,14 @@ class Evaluator:
             clock.now = now
         else:
             now = clock.now
+        event = _LOGGED if event == "log" and step == self._step else event
         self._step = step
-        series_of = self._series
-        for name, value in metrics.items():
-            series = series_of.get(name)
-            if series is None:
-                continue
+        plan = self._plans.get((event, *metrics))
+        if plan is None:
+            plan = self._plan_of(event, metrics)
+        taken, step_series, due = plan
+        for name, series in taken:
+            value = metrics[name]
             try:
                 series.problem = ""
                 if type(value) is float:
@@ -122,13 +136,10 @@ class Evaluator:
             except Exception as error:  # noqa: BLE001 - a value can be any object, and fail in any way
                 series.current = None
                 series.problem = f"{name} is no number ({type(value).__name__}: {error})"[:MAX_PROBLEM_CHARS]
-        if "step" in series_of and "step" not in metrics:
-            series_of["step"].push(float(step), now)
+        if step_series is not None:
+            step_series.push(float(step), now)
         for sample in self._samples:
             sample.take()
-        due = self._due.get((event, *metrics))
-        if due is None:
-            due = self._due_at(event, metrics)
         if self._periodic:
             due = self._with_periodic(due, step, now)
         return self._check(due, step, now)
@@ -136,52 +147,53 @@ class Evaluator:
     def _check(self, due: list[Machine], step: int, now: float) -> Sequence[Verdict]:
         found: list[Verdict] | None = None
         for machine in due:
-            if machine.errors >= MAX_ERRORS:
-                continue
-            reason = ""
             try:
                 truth = machine.condition()
-                if truth is False and machine.idle:
-                    machine.truth = False
+                if truth is machine.inert and truth is not None:
+                    machine.truth = truth
                     machine.checks += 1
                     continue
+                reason = ""
                 if truth is None:
-                    reason = self._problem_of(machine.rule)
-                    if machine.idle and not reason:
-                        machine.truth = None
-                        machine.checks += 1
-                        continue
+                    for series in machine.reads:
+                        if series.problem:
+                            reason = series.problem
+                            break
+                    else:
+                        if machine.inert is not None:
+                            machine.truth = None
+                            machine.checks += 1
+                            continue
                 state = machine.fail() if reason else machine.check(truth, step, now)  # type: ignore[arg-type]
             except Exception as error:  # noqa: BLE001 - whatever is wrong in here, the training goes on
                 state, reason = machine.fail(), f"{type(error).__name__}: {error}"[:MAX_PROBLEM_CHARS]
             if state is not None:
+                if machine.errors >= MAX_ERRORS:
+                    self._plans.clear()
                 found = [] if found is None else found
                 found.append(self._verdict(machine, state, reason))
         return found or ()
 
-    def _due_at(self, event: str, metrics: Mapping[str, object]) -> list[Machine]:
+    def _plan_of(self, event: str, metrics: Mapping[str, object]) -> Plan:
         """Worked out once for each combination, of which a training has few."""
-        names = {*metrics, "step"} & self._by_metric.keys()
+        again = event is _LOGGED
+        names = {*metrics, *(() if again else ("step",))} & self._by_metric.keys()
         found = {machine for name in names for machine in self._by_metric[name]}
-        found.update(self._always, self._by_event.get(event, ()))
-        due = sorted(found, key=lambda machine: machine.index)
-        if len(self._due) >= MAX_COMBINATIONS:
-            self._due.clear()
-        self._due[event, *metrics] = due
-        return due
-
-    def _problem_of(self, rule: Rule) -> str:
-        for series in self._read[rule.name]:
-            if series.problem:
-                return series.problem
-        return ""
+        found.update(() if again else self._always, self._by_event.get(event, ()))
+        due = sorted((one for one in found if one.errors < MAX_ERRORS), key=lambda machine: machine.index)
+        taken = [(name, self._series[name]) for name in metrics if name in self._series]
+        plan = taken, None if again or "step" in metrics else self._series.get("step"), due
+        if len(self._plans) >= MAX_COMBINATIONS:
+            self._plans.clear()
+        self._plans[event, *metrics] = plan
+        return plan
 
     def _with_periodic(self, due: list[Machine], step: int, now: float) -> list[Machine]:
         """Besides them, the rules whose `every` is over."""
         found: list[Machine] = []
         for machine in self._periodic:
             every = machine.rule.every
-            if every is None:
+            if every is None or machine.errors >= MAX_ERRORS:
                 continue
             if every.measure == "steps":
                 # multiples of the period, wherever the training was resumed
@@ -257,6 +269,7 @@ class Evaluator:
         try:
             if state["version"] != STATE_VERSION:
                 raise ValueError("its version is not known")
+            self._assemble()
             return self._restored(state)
         except (ValueError, TypeError, KeyError, AttributeError, IndexError, OverflowError) as error:
             self._assemble()

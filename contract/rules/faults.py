@@ -37,6 +37,10 @@ class Code(StrEnum):
     ALWAYS_TRUE = "always_true"
     NEVER_CLEARS = "never_clears"
     DOUBTFUL_NAME = "doubtful_name"
+    HEARTBEAT_PACE = "heartbeat_pace"
+    # A fault of an action, a warning of a text
+    MISPLACED = "misplaced"
+    """It is not to be had where the rule is evaluated."""
     # Notes of an import
     DIFFERS = "differs"
     DROPPED = "dropped"

@@ -75,6 +75,23 @@ SUMMARIES: Mapping[str, Function] = {
     "age": Function("age(x)", "time since the newest point", gives="duration", any_kind=True),
 }
 
+GROUPS: Mapping[str, Function] = {
+    "group_count": Function(
+        "group_count(x, 500)", "jobs of the group that have a value, NaN or not", gives="number", any_kind=True
+    ),
+    "group_mean": Function("group_mean(x, 500)", "mean of the group's values"),
+    "group_median": Function("group_median(x, 500)", "middle of the group's values"),
+    "group_min": Function("group_min(x, 500)", "least of the group's values"),
+    "group_max": Function("group_max(x, 500)", "greatest of the group's values"),
+    "group_rank": Function(
+        "group_rank(x, 500)",
+        "share of the group's jobs that are strictly better: 0 is the best",
+        goal=True,
+        gives="number",
+    ),
+}
+"""Functions of what the jobs of a group report: newest values, or those at a step."""
+
 PLAIN: Mapping[str, tuple[str, str]] = {
     "isnan": ("isnan(x)", "whether the value is NaN"),
     "isfinite": ("isfinite(x)", "whether it is neither NaN nor infinite"),
@@ -86,9 +103,11 @@ PLAIN: Mapping[str, tuple[str, str]] = {
 }
 """Functions of values: usage and meaning."""
 
-NAMES = (*SUMMARIES, *PLAIN)
+NAMES = (*SUMMARIES, *GROUPS, *PLAIN)
 
 
 def usage_of(name: str) -> str:
     """How it is called."""
-    return SUMMARIES[name].usage if name in SUMMARIES else PLAIN[name][0]
+    if name in PLAIN:
+        return PLAIN[name][0]
+    return (SUMMARIES.get(name) or GROUPS[name]).usage

@@ -22,9 +22,12 @@ class Limits(NamedTuple):
     """Of all windows of one document together; a window over a duration counts with what it may hold."""
     duration_points: int = 20_000
     """What a window over a duration may hold; the oldest go first."""
+    group_values: int = 16
+    """Metrics and steps of which the jobs of a group keep a value."""
 
 
 LIMITS = Limits()
 
+MAX_STEP = 10**12
 MAX_NUMBER_CHARS = 40
 MAX_NAME_CHARS = 64

@@ -10,10 +10,11 @@ from __future__ import annotations
 from collections import deque
 from typing import Any
 
-from contract.rules.compiling import Reader
 from contract.rules.numbers import decoded, encoded
 from contract.rules.periods import OF_ALL, Period
+from contract.rules.readers import Reader
 from contract.rules.rule import Rule
+from contract.rules.series import Series
 from contract.rules.verdicts import State
 
 MAX_ERRORS = 3
@@ -29,8 +30,8 @@ class Machine:
     """The counters of one rule."""
 
     __slots__ = (
-        *_COUNTERS, *_NUMBERS, *_STEPS, *_FLAGS, "condition", "cooldown", "hold_of", "hold_period", "idle",
-        "index", "needed", "release", "result_steps", "results", "rule",  "timed", "truth",
+        *_COUNTERS, *_NUMBERS, *_STEPS, *_FLAGS, "condition", "cooldown", "hold_of", "hold_period",
+        "index", "inert", "needed", "reads", "release", "result_steps", "results", "rule",  "timed", "truth",
     )  # fmt: skip
 
     def __init__(self, rule: Rule, condition: Reader, release: Reader | None) -> None:
@@ -42,6 +43,8 @@ class Machine:
         self.needed = self.hold_period.amount
         self.timed = self.hold_period.measure != "checks"
         self.cooldown = rule.cooldown
+        self.reads: list[Series] = []
+        """The metrics of its expressions."""
         self.index = 0
         """Its place among the rules."""
         self.clear_all()
@@ -66,7 +69,9 @@ class Machine:
         self.results: deque[bool] = deque(maxlen=max(self.hold_of, 1))
         self.result_steps: deque[int] = deque(maxlen=max(self.hold_of, 1))
         self.truth: bool | None = False
-        self.idle = self.warm
+        self.inert: bool | None = False if self.warm else None
+        """The result that changes nothing, for now: False where nothing is being counted, True where a rule that has
+        fired waits to be cleared by its condition. None: there is no such result."""
         """A false condition changes nothing."""
 
     @property
@@ -88,22 +93,25 @@ class Machine:
         if self.active and self._is_released(truth):
             self.active = False
             if self.hold_of == OF_ALL:
-                self.idle = self.run == 0
+                self.inert = None if self.run else False
             else:
                 self._forget()
             return State.CLEARED
         if self.spent or self._is_held(step, now):
-            self.idle = not self.active and self.cooldown is None
+            if self.cooldown is not None:
+                self.inert = None
+            else:
+                self.inert = (True if self.release is None else None) if self.active else False
             return None
         if not self._count(truth, step, now):
-            self.idle = not self.active and self.since is None and self.run == 0
+            self.inert = None if self.active or self.since is not None or self.run else False
             return None
         self.fires += 1
         self.active = True
         self.fired_step, self.fired_at, self.fired_checks = step, now, self.checks
         self.fired_onset = step if self.onset is None else self.onset
         self._forget()
-        self.idle = False
+        self.inert = None
         return State.FIRED
 
     def fail(self) -> State:
@@ -182,7 +190,7 @@ class Machine:
         self.since = self.onset = None
         self.results.clear()
         self.result_steps.clear()
-        self.idle = not self.active
+        self.inert = None if self.active else False
 
     def progress(self, step: int, now: float) -> float:
         """How much there is of what is needed, in the rule's own measure."""
@@ -244,4 +252,4 @@ class Machine:
         # a rule may have lost or got a warm-up since
         self.warm = self.warm or self.rule.warmup is None
         # the next check finds out
-        self.idle = False
+        self.inert = None

@@ -11,7 +11,11 @@ from typing import Literal, NamedTuple
 from contract.rules.limits import MAX_NAME_CHARS
 
 Goal = Literal["min", "max"]
+Reduce = Literal["mean", "max", "min", "sum"]
+REDUCES: tuple[Reduce, ...] = ("mean", "max", "min", "sum")
 NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*(?:\.[A-Za-z0-9_]+)*")
+SIGNALS = "log."
+"""What the names of signals' metrics begin with."""
 RESERVED = frozenset(("and", "or", "not", "true", "false", "inf", "min", "max"))
 
 
@@ -58,6 +62,16 @@ class Metric(NamedTuple):
     clock: bool = False
     """It moves with every step: its arrival alone does not make a rule that has other metrics due."""
     meaning: str = ""
+    control_plane: bool = False
+    """Only the control plane knows it."""
+    reduce: Reduce | None = None
+    """How the values of several processes become one; see `reduced_by`."""
+
+    @property
+    def reduced_by(self) -> Reduce:
+        """As declared, else the mean of numbers; of times and sizes the greatest, which all processes wait for, and of
+        truths whether one of them is true."""
+        return self.reduce or ("mean" if self.kind is Kind.NUMBER else "max")
 
 
 def _number(name: str, unit: str = "", goal: Goal | None = None, **more: object) -> Metric:
@@ -75,19 +89,35 @@ _BUILT_IN = (
     _number("throughput", "1/s", goal="max", low=0, meaning="samples or tokens per second"),
     _number("gpu.util", "%", goal="max", low=0, high=100, meaning="share of time in which the GPU was busy"),
     Metric("gpu.mem", Kind.SIZE, "bytes", low=0, meaning="GPU memory in use"),
-    _number("gpu.temp", "°C", low=-273, meaning="temperature of the GPU"),
-    _number("host.cpu", "%", low=0, high=100, meaning="share of the host's processors in use"),
+    _number("gpu.temp", "°C", low=-273, meaning="temperature of the GPU", reduce="max"),
+    _number("host.cpu", "%", low=0, high=100, meaning="share of the host's processors in use", reduce="max"),
     Metric("host.mem", Kind.SIZE, "bytes", low=0, meaning="host memory in use"),
     Metric("step.time", Kind.DURATION, "s", "min", 0, meaning="duration of the newest step"),
     Metric("data.wait", Kind.DURATION, "s", "min", 0, meaning="time that the newest step waited for its batch"),
     _number("data.reuse", low=0, meaning="how often a sample was trained on, in the mean"),
     Metric("ckpt.age", Kind.DURATION, "s", "min", 0, clock=True, meaning="time since the newest checkpoint"),
     Metric("wall", Kind.DURATION, "s", None, 0, clock=True, meaning="time that the job has run, all attempts together"),
-    _number("cost", "USD", low=0, clock=True, meaning="what the job has cost so far"),
-    Metric("heartbeat.age", Kind.DURATION, "s", "min", 0, meaning="time since the newest heartbeat"),
-    Metric("queue.age", Kind.DURATION, "s", "min", 0, meaning="time that the job has been waiting for a worker"),
-    _number("failures", goal="min", low=0, meaning="failed attempts so far"),
-    _number("interruptions", goal="min", low=0, meaning="lost machines so far"),
+    _number("cost", "USD", low=0, clock=True, meaning="what the job has cost so far", control_plane=True),
+    Metric(
+        "heartbeat.age",
+        Kind.DURATION,
+        "s",
+        "min",
+        0,
+        meaning="time since the newest heartbeat",
+        control_plane=True,
+    ),
+    Metric(
+        "queue.age",
+        Kind.DURATION,
+        "s",
+        "min",
+        0,
+        meaning="time that the job has been waiting for a worker",
+        control_plane=True,
+    ),
+    _number("failures", goal="min", low=0, meaning="failed attempts so far", control_plane=True),
+    _number("interruptions", goal="min", low=0, meaning="lost machines so far", control_plane=True),
 )
 BUILT_IN: Mapping[str, Metric] = {metric.name: metric for metric in _BUILT_IN}
 
@@ -119,6 +149,15 @@ def is_name(text: str) -> bool:
     """Whether a metric can be called so."""
     fits = len(text) <= MAX_NAME_CHARS and NAME.fullmatch(text) is not None and text not in RESERVED
     return fits and not any(part.startswith("__") for part in text.split("."))
+
+
+ALIASES: Mapping[str, str] = {"learning_rate": "lr", "eval_loss": "eval.loss"}
+"""Names that training loops use for what rules call otherwise."""
+
+
+def name_in_rules(reported: str) -> str:
+    """`canonical_name`, for what training loops call otherwise too."""
+    return canonical_name(ALIASES.get(reported, reported))
 
 
 def canonical_name(reported: str) -> str:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from contract.rules.faults import Code, ExpressionError
 from contract.rules.lexer import WORDS, Token, tokens_of
 from contract.rules.limits import LIMITS, Limits
@@ -46,10 +48,10 @@ def parse(text: str, limits: Limits = LIMITS) -> Node:
 
 
 class _Parser:
-    def __init__(self, tokens: list[Token], limits: Limits) -> None:
+    def __init__(self, tokens: Iterator[Token], limits: Limits) -> None:
         self._tokens = tokens
+        self._next = next(tokens)
         self._limits = limits
-        self._at = 0
         self._nodes = 0
         self._level = 0
 
@@ -63,18 +65,16 @@ class _Parser:
             raise self._too_deep(0)
         return found
 
-    @property
-    def _next(self) -> Token:
-        return self._tokens[self._at]
-
     def _take(self) -> Token:
-        token = self._tokens[self._at]
-        self._at += 1
+        """The next token; that of the end stays."""
+        token = self._next
+        if token.kind != "end":
+            self._next = next(self._tokens)
         return token
 
     def _skip(self, text: str) -> bool:
         if self._next.kind == "op" and self._next.text == text:
-            self._at += 1
+            self._take()
             return True
         return False
 
@@ -119,32 +119,34 @@ class _Parser:
         return self._count(Binary(token.text, left, self._expression(binding + 1), token.offset))
 
     def _operand(self) -> Node:
-        token = self._take()
+        token = self._next
         if token.kind == "number":
+            self._take()
             return self._count(Number(float(token.text), token.unit, token.offset))
         if token.kind == "name":
             return self._named(token)
-        if token.text in ("-", "+") and token.kind == "op":
+        if token.kind == "op" and token.text in ("-", "+"):
+            self._take()
             return self._count(Unary(token.text, self._expression(SIGN), token.offset))
         if token.text == "(":
+            self._take()
             inner = self._expression(0)
             self._close(token)
             return inner
-        self._at -= 1
         raise self._unexpected()
 
     def _named(self, token: Token) -> Node:
-        if token.text == "not":
-            return self._count(Unary("not", self._expression(NOT), token.offset))
-        if token.text in ("true", "false"):
-            return self._count(Truth(token.text == "true", token.offset))
-        if token.text in WORDS:
-            self._at -= 1
+        if token.text in WORDS and token.text not in ("not", "true", "false"):
             raise self._unexpected()
         if token.text in _FOREIGN_WORDS:
             raise ExpressionError(
                 Code.SYNTAX, f"there is no '{token.text}' here", _FOREIGN_WORDS[token.text], token.offset
             )
+        self._take()
+        if token.text == "not":
+            return self._count(Unary("not", self._expression(NOT), token.offset))
+        if token.text in ("true", "false"):
+            return self._count(Truth(token.text == "true", token.offset))
         if not self._skip("("):
             return self._count(Name(token.text, token.offset))
         arguments: list[Node] = []

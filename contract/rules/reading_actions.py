@@ -69,7 +69,7 @@ _FIELDS: Mapping[str, Mapping[str, Field]] = {
     },
     "skip_batch": {},
     "pause": {},
-    "profile": {"steps": Field("whole", 1, 1000)},
+    "profile": {"steps": Field("whole", 1, 100)},
     "requeue": {"exclude_host": Field("flag")},
     "scale": {"group": Field("name", pattern=_TAG), "delta": Field("whole", -100, 100)},
     "hook": {"name": Field("name")},

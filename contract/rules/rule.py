@@ -8,12 +8,15 @@ from typing import Literal, NamedTuple
 
 from contract.rules.actions import Action, Alert, Log
 from contract.rules.limits import LIMITS, Limits
-from contract.rules.metrics import Metric, Metrics
+from contract.rules.metrics import SIGNALS, Metric, Metrics
 from contract.rules.periods import ONE_CHECK, Hold, Period
 from contract.rules.typed import Typed, metrics_of, moves_by_itself
 
 EVENTS = ("start", "step", "log", "evaluate", "save", "epoch", "end", "heartbeat", "timer", "state")
 """What an observation can be: of the training, then of the control plane."""
+CONTROL_PLANE_EVENTS = frozenset(EVENTS[-3:])
+REPORT = "report"
+"""What an observation can be besides: a `step` and a `log` at once, of loops that report numbers with each step."""
 
 Severity = Literal["info", "warning", "error"]
 Mode = Literal["enforce", "dry_run"]
@@ -65,13 +68,29 @@ class Rule:
         return hashlib.sha256(said.encode()).hexdigest()[:16]
 
 
+class Signal(NamedTuple):
+    """A text that is counted in what the training prints: the metric `log.<name>`."""
+
+    name: str
+    text: str
+
+    @property
+    def metric(self) -> Metric:
+        """How many lines of the attempt had it."""
+        meaning = "lines of the attempt that had the text"
+        return Metric(SIGNALS + self.name, goal="min", low=0, meaning=meaning, control_plane=True)
+
+
 class RuleSet(NamedTuple):
     """All rules of a document, and the metrics that it declares."""
 
     rules: tuple[Rule, ...] = ()
     declared: tuple[Metric, ...] = ()
     limits: Limits = LIMITS
+    signals: tuple[Signal, ...] = ()
+    presets_off: frozenset[str] = frozenset()
+    """Those that are not to tell anything."""
 
     def metrics(self) -> Metrics:
         """What its rules may name."""
-        return Metrics(self.declared)
+        return Metrics((*self.declared, *(signal.metric for signal in self.signals)))

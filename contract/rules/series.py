@@ -12,6 +12,7 @@ from collections.abc import Callable
 from typing import Any, Protocol
 
 from contract.rules.numbers import decoded, encoded, packed, unpacked
+from contract.rules.sums import Sums
 
 _SLACK = 128
 
@@ -27,6 +28,10 @@ class Clock:
 
 class Follower(Protocol):
     """What is kept up to date with a series."""
+
+    @property
+    def wants_points(self) -> bool:
+        """Whether it is to be told of each point as it comes; else it looks at the series when it is asked."""
 
     def push(self, value: float, now: float) -> None:
         """Take the newest point, which the series holds already."""
@@ -49,7 +54,7 @@ class Series:
 
     __slots__ = (
         "at", "base", "current", "followers", "keeps", "keeps_times", "newest", "previous", "problem", "pushes",
-        "times", "total", "trim_at", "values",
+        "sums", "times", "total", "trim_at", "values",
     )  # fmt: skip
 
     def __init__(self) -> None:
@@ -71,32 +76,54 @@ class Series:
         self.keeps = False
         self.keeps_times = False
         self.trim_at = _SLACK
+        """As soon as there are more points than that, old ones go."""
+        self.sums: Sums | None = None
         self.followers: dict[str, Follower] = {}
         self.pushes: list[Callable[[float, float], None]] = []
 
     def follow(self, name: str, follower: Follower) -> None:
         """Keep it up to date from now on."""
         self.followers[name] = follower
-        self.pushes.append(follower.push)
+        if follower.wants_points:
+            self.pushes.append(follower.push)
+
+    def summed(self) -> Sums:
+        """Its running sums, kept from now on."""
+        if self.sums is None:
+            self.sums = Sums()
+            self.pushes.append(self.sums.push)
+        return self.sums
 
     def push(self, value: float, now: float) -> None:
         """Take a point; amortised O(1) besides what the followers take."""
         self.previous = self.newest
         self.newest = self.current = value
         self.at = now
-        self.total += 1
+        self.total = total = self.total + 1
         if self.keeps:
             self.values.append(value)
             if self.keeps_times:
                 self.times.append(now)
-        for push in self.pushes:
-            push(value, now)
-        if self.total - self.base > self.trim_at and self.keeps:
-            drop = self._droppable()
-            del self.values[:drop]
-            del self.times[:drop]
-            self.base += drop
-            self.trim_at = 2 * len(self.values) + _SLACK
+            for push in self.pushes:
+                push(value, now)
+            if total > self.trim_at:
+                self._trim()
+        else:
+            for push in self.pushes:
+                push(value, now)
+
+    def _trim(self) -> None:
+        drop = self._droppable()
+        del self.values[:drop]
+        del self.times[:drop]
+        if self.sums is not None:
+            self.sums.drop(drop)
+        self.base += drop
+        self._trim_later()
+
+    def _trim_later(self) -> None:
+        """So late that each point is moved a few times at most, and a quarter more is kept than is needed."""
+        self.trim_at = self.total + len(self.values) // 4 + _SLACK
 
     def _droppable(self) -> int:
         needed = min((follower.first_needed() for follower in self.followers.values()), default=self.total)
@@ -131,4 +158,6 @@ class Series:
         # who looks at times begins anew if there were none: older points need some, whichever
         self.times = array("d", (times or [0.0] * len(values)) if self.keeps_times else ())
         self.base = total - len(self.values)
-        self.trim_at = 2 * len(self.values) + _SLACK
+        if self.sums is not None:
+            self.sums.rebuild(self.values, self.base)
+        self._trim_later()

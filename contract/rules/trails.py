@@ -14,22 +14,30 @@ from contract.rules.series import Clock, Series
 class Trail:
     """How many points it has seen, and since when."""
 
-    __slots__ = ("began", "clock", "seen", "series")
+    __slots__ = ("began", "clock", "series", "unseen")
     saved: ClassVar[tuple[str, ...]] = ()
     """Attributes besides these two: numbers or None."""
 
     def __init__(self, series: Series, clock: Clock) -> None:
         self.series = series
         self.clock = clock
-        self.seen = 0
         self.began: float | None = None
         self._clear()
+
+    @property
+    def wants_points(self) -> bool:
+        """Whether it is to be told of each point."""
+        return True
+
+    @property
+    def seen(self) -> int:
+        """How many points it has seen."""
+        return self.series.total - self.unseen
 
     def push(self, value: float, now: float) -> None:
         """Take the newest point."""
         if self.began is None:
             self.began = now
-        self.seen += 1
 
     def covers(self, seconds: float) -> bool:
         """Whether it has gone on for so long."""
@@ -41,7 +49,8 @@ class Trail:
 
     def _clear(self) -> None:
         """As without points."""
-        self.seen = 0
+        self.unseen = self.series.total
+        """How many points had come before it was there."""
         self.began = None
 
     def state(self) -> Any:
@@ -54,9 +63,10 @@ class Trail:
         self._clear()
         if state is None:
             return
-        if type(state["seen"]) is not int:
+        seen, began = state["seen"], decoded(state["began"])
+        if type(seen) is not int or not 0 <= seen <= self.series.total or (began is not None and not seen):
             raise ValueError("a count is damaged")
-        self.seen, self.began = state["seen"], decoded(state["began"])
+        self.unseen, self.began = self.series.total - seen, began
         for name in self.saved:
             value = decoded(state[name])
             if value is None and getattr(self, name) is not None:
@@ -75,18 +85,26 @@ class Lagged(Trail):
         self.points = points
         series.keeps = True
 
+    @property
+    def wants_points(self) -> bool:
+        """It looks at the series."""
+        return False
+
     def first_needed(self) -> int:
         """The earlier one, and all after it."""
         return self.series.total - min(self.points + 1, self.seen)
 
     def earlier(self) -> float | None:
         """None until there is one."""
-        return self.series.values[-1 - self.points] if self.seen > self.points else None
+        series = self.series
+        return series.values[-1 - self.points] if series.total - self.unseen > self.points else None
 
     def change(self) -> float | None:
         """From the earlier one to the newest; None until there is one."""
-        values = self.series.values
-        return values[-1] - values[-1 - self.points] if self.seen > self.points else None
+        series = self.series
+        if series.total - self.unseen <= self.points:
+            return None
+        return series.values[-1] - series.values[-1 - self.points]
 
     def restore(self, state: Any) -> None:
         """Take that back, or begin anew."""
@@ -126,13 +144,14 @@ class Sample(Trail):
 class Average(Trail):
     """Exponential moving average of the finite points; a point that is not finite is told as it is and forgotten."""
 
-    __slots__ = ("average", "constant_s", "taken_at", "weight")
+    __slots__ = ("average", "constant_s", "rest", "taken_at", "weight")
     saved = ("average", "taken_at")
 
     def __init__(self, series: Series, clock: Clock, points: int, seconds: float) -> None:
         """A new point weighs 2 / (points + 1), or by the time since the last one with the time constant `seconds`."""
         super().__init__(series, clock)
         self.weight = 2 / (points + 1)
+        self.rest = 1 - self.weight
         self.constant_s = seconds
 
     def _clear(self) -> None:
@@ -142,17 +161,20 @@ class Average(Trail):
 
     def push(self, value: float, now: float) -> None:
         """Take the newest point."""
-        if self.began is None:
-            self.began = now
-        self.seen += 1
         if value - value != 0.0:
+            if self.began is None:
+                self.began = now
             return
-        if self.average is None or self.taken_at is None:
+        average = self.average
+        if average is None or self.taken_at is None:
+            if self.began is None:
+                self.began = now
             self.average = value
+        elif self.constant_s:
+            weight = -math.expm1(-max(0.0, now - self.taken_at) / self.constant_s)
+            self.average = average * (1 - weight) + value * weight
         else:
-            gone = max(0.0, now - self.taken_at)
-            weight = -math.expm1(-gone / self.constant_s) if self.constant_s else self.weight
-            self.average = self.average * (1 - weight) + value * weight
+            self.average = average * self.rest + value * self.weight
         self.taken_at = now
 
     def value(self) -> float | None:
@@ -183,10 +205,9 @@ class Streak(Trail):
     def push(self, value: float, now: float) -> None:
         """Take the newest point."""
         if self.began is None:
-            self.began = now
-        self.seen += 1
-        before = self.series.previous
-        if before is not None and self.seen > 1 and self.goes_on(value, before):
+            # its first point: what came before is none of its own
+            self.began = self.since = now
+        elif self.goes_on(value, self.series.previous):  # type: ignore[arg-type]
             self.length += 1
         else:
             self.length = 0.0
@@ -194,7 +215,7 @@ class Streak(Trail):
 
     def over_points(self, points: int) -> bool | None:
         """Whether it has gone on for so many; None before it can have."""
-        return self.length >= points if self.seen > points else None
+        return self.length >= points if self.series.total - self.unseen > points else None
 
     def over_seconds(self, seconds: float) -> bool | None:
         """The same for a duration, up to the newest point."""
@@ -204,7 +225,7 @@ class Streak(Trail):
 
     def broken_over_points(self, points: int) -> bool | None:
         """Whether one of so many points did not go on."""
-        return self.length < points if self.seen > points else None
+        return self.length < points if self.series.total - self.unseen > points else None
 
     def broken_over_seconds(self, seconds: float) -> bool | None:
         """Whether it was broken within so many seconds from now."""
@@ -215,7 +236,7 @@ class Streak(Trail):
 
 def same(value: float, before: float) -> bool:
     """Whether two points are equal; NaN is as NaN."""
-    return value == before or (math.isnan(value) and math.isnan(before))
+    return value == before or (value != value and before != before)  # noqa: PLR0124 - quicker than isnan
 
 
 class Best(Trail):
@@ -237,12 +258,15 @@ class Best(Trail):
 
     def push(self, value: float, now: float) -> None:
         """Take the newest point."""
-        if self.began is None:
-            self.began = now
-        self.seen += 1
-        if value - value == 0.0 and (self.best is None or (self.best - value) * self.sign > self.min_delta):
+        best = self.best
+        if best is None:
+            if self.began is None:
+                self.began = now
+            if value - value == 0.0:
+                self.best = value
+        elif (best - value) * self.sign > self.min_delta and value - value == 0.0:
             self.best, self.points = value, 0.0
-        elif self.best is not None:
+        else:
             self.points += 1
 
     def value(self) -> float | None:

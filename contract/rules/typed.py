@@ -51,6 +51,18 @@ class Aggregate(NamedTuple):
     text: str
 
 
+class Grouped(NamedTuple):
+    """A statistic over the jobs of a group, each with one value of a metric."""
+
+    function: str
+    metric: str
+    step: int | None
+    """Each job's value at its first report at or after that step; None: its newest."""
+    goal: Goal | None
+    kind: Kind
+    text: str
+
+
 class Operation(NamedTuple):
     """An operator or a function of values: `+`, `<`, `and`, `not`, `clamp`, `missing`, ..."""
 
@@ -69,7 +81,7 @@ class Chain(NamedTuple):
     text: str
 
 
-Typed: TypeAlias = Constant | Reading | Aggregate | Operation | Chain
+Typed: TypeAlias = Constant | Reading | Aggregate | Grouped | Operation | Chain
 
 
 def walk(typed: Typed) -> Iterator[Typed]:
@@ -83,7 +95,7 @@ def walk(typed: Typed) -> Iterator[Typed]:
 
 
 def metrics_of(typed: Typed) -> list[str]:
-    """Names of all metrics that it reads, each once."""
+    """Names of all metrics of the job itself that it reads, each once."""
     found: dict[str, None] = {}
     for one in walk(typed):
         if isinstance(one, Reading):
@@ -101,6 +113,8 @@ def moves_by_itself(typed: Typed) -> bool:
 
 
 def _moves(one: Typed) -> bool:
+    if isinstance(one, Grouped):
+        return True
     if isinstance(one, Aggregate):
         window = one.summary.window
         return one.summary.function == "age" or (window is not None and window.seconds > 0)

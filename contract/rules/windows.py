@@ -1,8 +1,8 @@
 """Windows over the newest points of a series: so many, or those of the last so many seconds.
 
 What a window sums up is never added to and taken from as floats: errors would pile up, and one huge value would leave
-its rounding behind for ever. `Moments` adds whole numbers of any length instead, so every value is the float nearest to
-the exact one, whatever has passed through the window, on every machine.
+its rounding behind for ever. `Moments` takes it from exact sums (`sums.py`), so every value is the float nearest to the
+exact one, whatever has passed through the window, on every machine.
 """
 
 from __future__ import annotations
@@ -36,6 +36,11 @@ class Window:
         """Rises with every change."""
         series.keeps = True
         series.keeps_times = series.keeps_times or seconds > 0
+
+    @property
+    def wants_points(self) -> bool:
+        """Whether it is to be told of each point."""
+        return True
 
     def __len__(self) -> int:
         return max(0, self.series.total - self.lag - self.start)
@@ -117,122 +122,89 @@ class Window:
 
 
 class Moments(Window):
-    """Mean, standard deviation and slope."""
+    """Mean, standard deviation and slope, from the sums that all windows of a series share."""
 
-    __slots__ = ("factor", "highs", "lows", "nans", "scale", "squares", "sum", "weighs", "weighted", "with_squares")
+    __slots__ = ("sums",)
 
     def __init__(self, series: Series, clock: Clock, limit: int, seconds: float = 0.0, lag: int = 0) -> None:
         """As of all windows."""
         super().__init__(series, clock, limit, seconds, lag)
-        self.with_squares = False
-        self.weighs = False
-        self._clear()
+        self.sums = series.summed()
 
-    def _clear(self) -> None:
-        # all sums are in units of 2 ** -scale, those of squares of its square
-        self.scale = 0
-        self.factor = 1.0
-        self.sum = self.squares = self.weighted = 0
-        self.nans = self.highs = self.lows = 0
+    @property
+    def wants_points(self) -> bool:
+        """One of so many points begins where it is asked for."""
+        return self.seconds > 0
 
     def push(self, value: float, now: float) -> None:
-        """The newest point, or with a lag the one before; in one piece, for here rules spend most of their time."""
-        series = self.series
-        size = series.total - self.lag - self.start
-        if self.lag:
-            if size <= 0:
-                self._begin(now)
-                return
-            value = series.previous if series.previous is not None else NAN
+        """Only of a window over a duration."""
         self.stamp += 1
-        scaled = value * self.factor
-        # a power of two as a factor is exact; what is not finite is no whole number either
-        whole = int(scaled) if scaled.is_integer() else self._whole(value, 1)
-        if self.weighs:
-            self.weighted += (size - 1) * whole
-        if size > self.limit:
-            value = series.values[self.start - series.base]
-            self.start += 1
-            scaled = value * self.factor
-            gone = int(scaled) if scaled.is_integer() else self._whole(value, -1)
-            self.sum += whole - gone
-            if self.with_squares:
-                self.squares += whole * whole - gone * gone
-            if self.weighs:
-                # each of the others has come one nearer to the begin
-                self.weighted -= self.sum
-        else:
-            self.sum += whole
-            if self.with_squares:
-                self.squares += whole * whole
+        self._begin(now)
+        self.trim()
+
+    def trim(self) -> None:
+        """Let go what is too much, or too old by now."""
+        earliest = self.series.total - self.lag - self.limit
+        if self.start < earliest:
+            self.stamp += 1
+            self.start = earliest
         if self.seconds:
-            self._begin(now)
-            self.trim()
+            super().trim()
 
-    def _whole(self, value: float, more: int) -> int:
-        """The value in units of 2 ** -scale, which gets finer where it has to; 0 for what is counted instead."""
-        if value - value != 0.0:
-            if math.isnan(value):
-                self.nans += more
-            elif value > 0:
-                self.highs += more
-            else:
-                self.lows += more
-            return 0
-        numerator, denominator = value.as_integer_ratio()
-        shift = self.scale + 1 - denominator.bit_length()
-        if shift >= 0:
-            return numerator << shift
-        self.scale -= shift
-        self.sum <<= -shift
-        self.weighted <<= -shift
-        self.squares <<= -2 * shift
-        self.factor = 2.0**self.scale if self.scale < 1000 else NAN
-        return numerator
+    def first_needed(self) -> int:
+        """Number of the oldest point that it will still look at."""
+        self.trim()
+        return super().first_needed()
 
-    def _add(self, value: float, index: int) -> None:
-        whole = self._whole(value, 1)
-        self.sum += whole
-        self.squares += whole * whole if self.with_squares else 0
-        self.weighted += index * whole if self.weighs else 0
+    def _drop(self) -> None:
+        self.start += 1
 
-    def _remove(self, value: float) -> None:
-        whole = self._whole(value, -1)
-        self.sum -= whole
-        self.squares -= whole * whole if self.with_squares else 0
-        self.weighted -= self.sum if self.weighs else 0
+    def _odd(self) -> float | None:
+        """The sum, if there is NaN or an infinity among the points."""
+        nan, high, low = self.sums.oddities(self.start, self.lag)
+        if nan or (high and low):
+            return NAN
+        return INF if high else -INF if low else None
+
+    def _sum(self, sums: list[int], power: int = 1) -> int:
+        return self.sums.between(sums, self.start, self.series.total - self.lag, power)
 
     def mean(self) -> float:
         """NaN with one, or with infinities of both signs."""
-        if self.nans or (self.highs and self.lows):
-            return NAN
-        if self.highs or self.lows:
-            return INF if self.highs else -INF
-        return ratio(self.sum, self.series.total - self.lag - self.start << self.scale)
+        self.trim()
+        odd = self._odd()
+        return odd if odd is not None else ratio(self._sum(self.sums.totals), len(self) << self.sums.scale)
 
     def std(self) -> float:
         """With n - 1, as of a sample."""
-        if self.nans or self.highs or self.lows:
+        self.trim()
+        if self._odd() is not None:
             return NAN
-        size = len(self)
-        return root_of_ratio(size * self.squares - self.sum * self.sum, size * (size - 1) << 2 * self.scale)
+        size, total = len(self), self._sum(self.sums.totals)
+        numerator = size * self._sum(self.sums.squares, 2) - total * total
+        return root_of_ratio(numerator, size * (size - 1) << 2 * self.sums.scale)
 
     def slope(self) -> float:
         """Of the line of least squares, per point."""
-        if self.nans or self.highs or self.lows:
+        self.trim()
+        if self._odd() is not None:
             return NAN
-        size = len(self)
-        numerator = 12 * self.weighted - 6 * (size - 1) * self.sum
-        return ratio(numerator, size * (size * size - 1) << self.scale)
+        size, total = len(self), self._sum(self.sums.totals)
+        # weighed by their number in the training: here the first has the number 0
+        weighted = self._sum(self.sums.weighted) - self.start * total
+        return ratio(12 * weighted - 6 * (size - 1) * total, size * (size * size - 1) << self.sums.scale)
 
     def zscore(self) -> float:
         """Of the newest point; infinite where all before it are the same and it is not."""
         newest = self.series.newest
-        offset = (NAN if newest is None else newest) - self.mean()
-        spread = self.std()
-        if spread:
-            return offset / spread
-        return offset if offset == 0 or math.isnan(offset) else math.copysign(INF, offset)
+        return deviations((NAN if newest is None else newest) - self.mean(), self.std())
+
+
+def deviations(offset: float, spread: float) -> float:
+    """How many standard deviations that is."""
+    if spread:
+        return offset / spread
+    return offset if offset == 0 or math.isnan(offset) else math.copysign(INF, offset)
 
 
 class Extreme(Window):
@@ -254,16 +226,21 @@ class Extreme(Window):
         """As of all windows, in one piece."""
         self.stamp += 1
         last = self.series.total - 1
+        queue = self.queue
         if value == value:  # noqa: PLR0124 - quicker than isnan
             signed = value * self.sign
-            queue = self.queue
             while queue and queue[-1][1] >= signed:
                 queue.pop()
             queue.append((last, signed))
         else:
             self.nans += 1
         if last - self.start >= self.limit:
-            self._drop()
+            if self.nans:
+                self._drop()
+            else:
+                self.start += 1
+                if queue[0][0] < self.start:
+                    queue.popleft()
         if self.seconds:
             self._begin(now)
             self.trim()

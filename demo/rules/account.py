@@ -10,7 +10,8 @@ from typing import Any
 from contract.checkpoints import CheckpointView
 from contract.history import AttemptView, EventType, EventView
 from contract.jobs import JobView
-from contract.work import LogLine
+from contract.output import LogLine
+from contract.rules import presets
 from gpu_client.transport.api import BatonClient
 from gpu_client.transport.calls import pages
 
@@ -68,10 +69,11 @@ class Account:
 
     @property
     def firings(self) -> list[Firing]:
-        """In their order."""
+        """Of the job's own rules, in their order."""
         return [
             Firing(str(data["rule"]), int(data["step"]), dict(data.get("operands") or {}))
             for data in self.told(EventType.RULE_FIRED)
+            if data["rule"] not in presets.NAMES
         ]
 
     @property

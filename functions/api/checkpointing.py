@@ -81,6 +81,7 @@ def _committed(context: Context, call: Call, manifest: Manifest | ManifestV1, *,
         total_bytes=manifest.total_bytes,
         new_bytes=looked.new_bytes,
         metrics=manifest.metrics,
+        tag=manifest.tag if isinstance(manifest, Manifest) else "",
         manifest_key=key,
         manifest_blake3=digest,
         # Who reads another branch's checkpoint of this step goes on reading it: `left_behind` spares its manifest.

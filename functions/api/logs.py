@@ -1,31 +1,50 @@
-"""A job's output: small chunks in the object store, named so that listing them is reading in order."""
+"""A job's output: small chunks in the object store, named so that listing them is reading in order.
+
+Each has lines that were printed, points that were reported, or both.
+"""
 
 from __future__ import annotations
 
 import json
 import re
-from itertools import accumulate
+from collections.abc import Callable, Iterator
+from itertools import accumulate, islice
+from typing import NamedTuple, TypeVar
 
 from pydantic import BaseModel, Field
 
 from contract.base import Cursor, PageLimit, WireModel
 from contract.errors import ErrorCode
 from contract.names import CHECKPOINTS_BUCKET
-from contract.work import LogChunk, LogLine, LogPage, StatusAnswer
+from contract.output import LogChunk, LogLine, LogPage, MetricPage, MetricPoint, ReportedPoint
+from contract.work import StatusAnswer
 from functions.api.context import Call, Context, job_of
 from functions.api.leasing import require_lease
 from functions.api.paging import sent_bytes
 from functions.domain.checkpoints import job_prefix
 from functions.domain.errors import Refusal
 
-_CURSOR = re.compile(r"([0-9a-f]{8})-([0-9]{10}-[0-9]{13})-([0-9]{1,6})")
+_CURSOR = re.compile(r"([0-9a-f]{8})-(m-)?([0-9]{10}-[0-9]{13}(?:-[0-9]{13}[lpb])?)-([0-9]{1,6})")
+_LISTED = 999
 _CHUNKS_PER_PAGE = 20
 _PAGE_BYTES = 4_000_000
-"""A page ends once its lines take more in an answer. Lambda's end at 6 MB."""
+"""A page ends once its items take more in an answer. Lambda's end at 6 MB."""
+
+E = TypeVar("E")
+
+
+class _Kind(NamedTuple):
+    """What is read. `letters` are those of the chunks that have some, `mark` is that of its cursors."""
+
+    letters: tuple[str, str]
+    mark: str
+
+
+_LINES, _POINTS = _Kind(("l", "b"), ""), _Kind(("p", "b"), "m-")
 
 
 class LogsQuery(WireModel):
-    """Query of `GET /job/{id}/logs`. Example: `?limit=500`"""
+    """Query of `GET /job/{id}/logs` and `/metrics`. Example: `?limit=500`"""
 
     limit: PageLimit = 500
     cursor: Cursor | None = None
@@ -39,6 +58,8 @@ class _Stored(BaseModel):
     at: int
     lines: list[str] = Field(default_factory=list)
     dropped_bytes: int = 0
+    first_point: int = 0
+    points: list[ReportedPoint] = Field(default_factory=list)
 
 
 def append(context: Context, call: Call) -> StatusAnswer:
@@ -57,58 +78,112 @@ def append(context: Context, call: Call) -> StatusAnswer:
         at=call.now,
         lines=body.lines,
         dropped_bytes=body.dropped_bytes,
+        first_point=body.first_point,
+        points=body.points,
     )
-    key = f"{job_prefix(job_id)}logs/{lease.epoch:010d}-{body.first_line:013d}"
+    key = f"{job_prefix(job_id)}logs/{_name_of(chunk)}"
     context.objects.create(call.tenant, CHECKPOINTS_BUCKET, key, chunk.model_dump_json().encode())
     return StatusAnswer()
 
 
 def read(context: Context, call: Call) -> LogPage:
     """Lines of output, oldest first, across attempts. Poll with `next_cursor` to follow."""
+    lines, cursor = _page(context, call, _LINES, _lines_of, lambda line: json.dumps(line.text, ensure_ascii=False))
+    return LogPage(lines=lines, next_cursor=cursor)
+
+
+def read_points(context: Context, call: Call) -> MetricPage:
+    """What the training reported, oldest first, across attempts. Poll with `next_cursor` to follow."""
+    points, cursor = _page(context, call, _POINTS, _points_of, MetricPoint.model_dump_json)
+    return MetricPage(points=points, next_cursor=cursor)
+
+
+def _name_of(chunk: _Stored) -> str:
+    """Sorts behind all earlier chunks of its attempt, also those of which it continues only lines or only points.
+
+    The letter says what is in it, so that who looks for points need not read chunks that have only lines.
+    """
+    name = f"{chunk.epoch:010d}-{chunk.first_line:013d}"
+    if not chunk.points and not chunk.first_point:
+        return name
+    letter = "b" if chunk.points and chunk.lines else "p" if chunk.points else "l"
+    return f"{name}-{chunk.first_point:013d}{letter}"
+
+
+def _lines_of(chunk: _Stored, skip: int, limit: int) -> list[LogLine]:
+    return [
+        LogLine(epoch=chunk.epoch, line=chunk.first_line + skip + offset, text=text, at=chunk.at)
+        for offset, text in enumerate(chunk.lines[skip : skip + limit])
+    ]
+
+
+def _points_of(chunk: _Stored, skip: int, limit: int) -> list[MetricPoint]:
+    return [
+        MetricPoint(epoch=chunk.epoch, step=point.step, at=point.at, metrics=point.metrics)
+        for point in chunk.points[skip : skip + limit]
+    ]
+
+
+def _page(
+    context: Context,
+    call: Call,
+    kind: _Kind,
+    items_of: Callable[[_Stored, int, int], list[E]],
+    text_of: Callable[[E], str],
+) -> tuple[list[E], str | None]:
+    """The next items, and where to go on. `text_of`: what of an item may be large, as JSON."""
     query: LogsQuery = call.query
     job = job_of(context, call, call.path["id"])
     prefix = f"{job_prefix(job.id)}logs/"
-    chunk_name, skip = _position(job.id, query.cursor)
-    # The chunk that the last page ended in may have more lines: it is read again first.
-    names = [chunk_name] if chunk_name else []
-    page = context.objects.list(
-        call.tenant,
-        CHECKPOINTS_BUCKET,
-        prefix,
-        limit=_CHUNKS_PER_PAGE,
-        after=f"{prefix}{chunk_name}" if chunk_name else None,
-    )
-    names += [entry.key.removeprefix(prefix) for entry in page.items]
-    lines: list[LogLine] = []
+    known, skip = _position(job.id, query.cursor, kind)
+    items: list[E] = []
     cursor = query.cursor
     room_bytes = _PAGE_BYTES
-    for name in names:
+    for name in islice(_names(context, call, prefix, known, kind.letters), _CHUNKS_PER_PAGE + 1):
         data = context.objects.read(call.tenant, CHECKPOINTS_BUCKET, prefix + name)
         chunk = _Stored.model_validate_json(data) if data else None
         if chunk is None:
             skip = 0
             continue
-        texts = chunk.lines[skip : skip + query.limit - len(lines)]
+        found = items_of(chunk, skip, query.limit - len(items))
         # Output may be full of control characters, each of which takes seven bytes.
-        ends_bytes = [0, *accumulate(sent_bytes(json.dumps(text, ensure_ascii=False)) for text in texts)]
-        taken = [text for text, before in zip(texts, ends_bytes, strict=False) if before < room_bytes]
-        lines += [
-            LogLine(epoch=chunk.epoch, line=chunk.first_line + skip + offset, text=text, at=chunk.at)
-            for offset, text in enumerate(taken)
-        ]
+        ends_bytes = [0, *accumulate(sent_bytes(text_of(item)) for item in found)]
+        taken = [item for item, before in zip(found, ends_bytes, strict=False) if before < room_bytes]
+        items += taken
         room_bytes -= ends_bytes[len(taken)]
-        cursor = f"{job.id[:8]}-{name}-{skip + len(taken)}"
+        cursor = f"{job.id[:8]}-{kind.mark}{name}-{skip + len(taken)}"
         skip = 0
-        if len(lines) >= query.limit or room_bytes <= 0:
+        if len(items) >= query.limit or room_bytes <= 0:
             break
-    return LogPage(lines=lines, next_cursor=cursor)
+    return items, cursor
 
 
-def _position(job_id: str, cursor: str | None) -> tuple[str | None, int]:
-    """The chunk that the page before ended in, and how many of its lines are known."""
+def _names(context: Context, call: Call, prefix: str, known: str | None, letters: tuple[str, str]) -> Iterator[str]:
+    """Of the chunks to read, in order. Older ones have no letter, and lines."""
+    if known is not None:
+        yield known  # it may have more than the last page took
+    after = known
+    while True:
+        page = context.objects.list(
+            call.tenant,
+            CHECKPOINTS_BUCKET,
+            prefix,
+            limit=_LISTED,
+            after=None if after is None else prefix + after,
+        )
+        for entry in page.items:
+            after = entry.key.removeprefix(prefix)
+            if (after[-1] if after[-1] in "lpb" else "l") in letters:
+                yield after
+        if page.cursor is None or not page.items:
+            return
+
+
+def _position(job_id: str, cursor: str | None, kind: _Kind) -> tuple[str | None, int]:
+    """The chunk that the page before ended in, and how many of its items are known."""
     if cursor is None:
         return None, 0
     found = _CURSOR.fullmatch(cursor)
-    if found is None or found[1] != job_id[:8]:
+    if found is None or found[1] != job_id[:8] or (found[2] or "") != kind.mark:
         raise Refusal(ErrorCode.INVALID_CURSOR, field="cursor")
-    return found[2], int(found[3])
+    return found[3], int(found[4])

@@ -8,7 +8,7 @@ from itertools import islice
 from typing import Any
 
 from contract.jobs import Progress
-from contract.steering import Control, ControlReport, RulesInForce
+from contract.steering import Control, ControlReport, EndedBy, RulesInForce
 from contract.work import ReleaseRequest
 from functions.api.checkpointing import sound_checkpoints
 from functions.api.context import Call, Context, job_of
@@ -32,6 +32,7 @@ def control_of(context: Context, job: Job, now: int) -> Control | None:
         commands=rules.handed_out(job, commands, now),
         commands_seq=job.commands_seq,
         rollbacks=job.rollbacks,
+        ends=job.ends,
         ran_s=job.counters.runtime_s,
     )
 
@@ -103,6 +104,17 @@ def end_as_bearer(
         return told.within(decide(told.job, attempt))
 
     return apply_as_bearer(context, call, fence, decision)
+
+
+def by_whom(context: Context, job: Job, said: EndedBy | None) -> EndedBy | None:
+    """Who ended a training, as its worker says; of a command that a rule of the control plane gave, that rule."""
+    if said is None or said.command is None or not job.watched:
+        return said
+    found = context.jobs.commands(job.id, after=said.command - 1)
+    given = next((one for one in found if one.seq == said.command), None)
+    if given is None or given.rule is None:
+        return said
+    return said.model_copy(update={"rule": given.rule, "revision": given.revision})
 
 
 def leave_by_rule(

@@ -9,20 +9,11 @@ from contract.dreambooth import DreamboothSubmit
 from contract.errors import ErrorCode as E
 from contract.history import AttemptPage, EventPage, EventView
 from contract.jobs import BatchSubmit, JobPage, JobSubmit, JobView, RetryRequest, StopRequest
+from contract.output import LogPage, MetricPage
 from contract.recipes.calls import RecipePage, RecipePush, RecipeQuery, RecipeView
-from contract.steering import (
-    Command,
-    CommandList,
-    CommandRequest,
-    RulesChecked,
-    RulesHistory,
-    RulesRequest,
-    RulesView,
-)
-from contract.work import (
-    LogPage,
-    TransitionAnswer,
-)
+from contract.rule_calls import RulesChecked, RulesHistory, RulesRequest, RulesView
+from contract.steering import Command, CommandList, CommandRequest
+from contract.work import TransitionAnswer
 from functions.api import (
     logs,
     recipes,
@@ -57,6 +48,7 @@ ROUTES: tuple[Route, ...] = (
     _page("/job/{id}/attempts", submitting.list_attempts, query=submitting.PageQuery, answer=AttemptPage),
     _page("/job/{id}/checkpoints", submitting.list_checkpoints, query=submitting.PageQuery, answer=CheckpointPage),
     _page("/job/{id}/logs", logs.read, query=logs.LogsQuery, answer=LogPage),
+    _page("/job/{id}/metrics", logs.read_points, query=logs.LogsQuery, answer=MetricPage),
     _steer("/job/{id}/stop", submitting.stop, body=(StopRequest,)),
     _steer("/job/{id}/pause", submitting.pause, body=(StopRequest,)),
     _steer("/job/{id}/resume", submitting.resume, body=(StopRequest,)),

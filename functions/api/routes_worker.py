@@ -8,6 +8,7 @@ from typing import Any
 from contract.checkpoints import BlobUrls, BlobUrlsRequest, CommitAnswer, DamagedRequest
 from contract.errors import ErrorCode as E
 from contract.manifest import Manifest, ManifestV1
+from contract.output import LogChunk
 from contract.work import (
     ArtifactsAnswer,
     ArtifactsRequest,
@@ -16,7 +17,6 @@ from contract.work import (
     HeartbeatAnswer,
     HeartbeatRequest,
     InputPage,
-    LogChunk,
     ProgressRequest,
     ReleaseRequest,
     StatusAnswer,

@@ -9,22 +9,21 @@ from typing import TypeVar
 
 from contract.base import Cursor, PageLimit, WireModel
 from contract.errors import ErrorCode, Fault
-from contract.steering import (
+from contract.rule_calls import (
     Acknowledged,
-    Command,
-    CommandList,
-    CommandRequest,
+    ControlPlaneRules,
     DocumentFault,
     RulesChecked,
     RulesHistory,
     RulesRequest,
     RulesRevision,
-    RulesText,
     RulesView,
 )
+from contract.steering import Command, CommandList, CommandRequest, RulesText
 from functions.api.context import Call, Context, job_of
 from functions.api.leasing import WRITE_TRIES
 from functions.api.paging import fitting
+from functions.api.watching import look, standing_of
 from functions.domain import steering as rules
 from functions.domain.change import Change
 from functions.domain.errors import FenceBroken, Refusal, WriteConflict
@@ -54,21 +53,32 @@ def put_rules(context: Context, call: Call) -> RulesView:
     body: RulesRequest = call.body
     job_of(context, call, call.path["id"])
     text = sound_rules(body.text, "text")
+    watched = is_watched(text)
 
     def decide(job: Job) -> tuple[Change | None, RulesRecord | None]:
         newest = _newest(context, job)
         change = rules.put_rules(
-            job, newest, text=text, if_revision=body.if_revision, key_id=call.principal.key_id, now=call.now
+            job,
+            newest,
+            text=text,
+            if_revision=body.if_revision,
+            key_id=call.principal.key_id,
+            now=call.now,
+            watched=watched,
+            standing=context.jobs.standing(job.id) if watched or job.watched else None,
         )
         return change, newest if change is None else change.rules
 
-    return _view(context, call.path["id"], _written(context, call, decide))
+    newest = _written(context, call, decide)
+    if watched:
+        look(context.jobs, context.leases, call.path["id"], "state", call.now)
+    return _view(context, job_of(context, call, call.path["id"]), newest)
 
 
 def show_rules(context: Context, call: Call) -> RulesView:
     """A job's newest rules, and what its worker said last of them."""
     job = job_of(context, call, call.path["id"])
-    return _view(context, job.id, _newest(context, job))
+    return _view(context, job, _newest(context, job))
 
 
 def list_rules(context: Context, call: Call) -> RulesHistory:
@@ -152,7 +162,21 @@ def _checked(text: str) -> tuple[tuple[Fault, ...], tuple[Fault, ...]]:
     from contract.rules.document import load
 
     loaded = load(text)
-    return tuple(loaded.faults), tuple(loaded.warnings)
+    if loaded.rules is None:
+        return tuple(loaded.faults), tuple(loaded.warnings)
+    from functions.domain.watching import rules_of, too_large
+
+    return tuple(too_large(rules_of(text))), tuple(loaded.warnings)
+
+
+@lru_cache(maxsize=64)
+def is_watched(text: str) -> bool:
+    """Whether the control plane evaluates some of these rules, which are sound."""
+    if not text.strip():
+        return False
+    from functions.domain.watching import rules_of
+
+    return bool(rules_of(text).rules)
 
 
 def _written(context: Context, call: Call, decide: Callable[[Job], tuple[Change | None, T]]) -> T:
@@ -178,14 +202,30 @@ def _newest(context: Context, job: Job) -> RulesRecord | None:
     return context.jobs.rules(job.id, job.rules_revision) if job.rules_revision else None
 
 
-def _view(context: Context, job_id: str, newest: RulesRecord | None) -> RulesView:
+def _view(context: Context, job: Job, newest: RulesRecord | None) -> RulesView:
     if newest is None:
         return RulesView()
-    said = context.jobs.control(job_id)
+    said = context.jobs.control(job.id)
     return RulesView(
         newest=_revision(newest),
         warnings=_shown(_checked(newest.text)[1]),
         acknowledged=Acknowledged.model_validate(said.model_dump()) if said is not None else None,
+        control_plane=_control_planes(context, job),
+    )
+
+
+def _control_planes(context: Context, job: Job) -> ControlPlaneRules | None:
+    found = standing_of(context.jobs, job)
+    if found is None:
+        return None
+    from functions.domain.watching import statuses
+
+    standing, rules_here = found
+    return ControlPlaneRules(
+        revision=standing.revision,
+        at=standing.at,
+        next_check_at=standing.next_at,
+        statuses=list(statuses(rules_here, standing)),
     )
 
 

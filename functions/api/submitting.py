@@ -29,8 +29,9 @@ from functions.api.context import Call, Context, job_of
 from functions.api.leasing import WRITE_TRIES, apply_decision
 from functions.api.paging import MAX_ANSWER_BYTES, fitting, size_of
 from functions.api.recipes import Resolver
-from functions.api.steering import require_quick, sound_rules
+from functions.api.steering import is_watched, require_quick, sound_rules
 from functions.api.views import attempt_view, checkpoint_view, event_view, job_view, transition_answer
+from functions.api.watching import look_at_move
 from functions.domain import jobs as rules
 from functions.domain.change import Change
 from functions.domain.errors import FenceBroken, Refusal, WriteConflict
@@ -205,6 +206,7 @@ def retry(context: Context, call: Call) -> TransitionAnswer:
             keep_checkpoint=body.from_step is None,
             reset_counters=body.reset_counters,
             now=call.now,
+            standing=context.jobs.standing(job.id) if job.watched else None,
         )
 
     return _steered(context, call, decision)
@@ -230,7 +232,7 @@ def _steered(context: Context, call: Call, decide: Callable[[Job, Attempt | None
         job = apply_decision(context, decision)
     except FenceBroken as broken:
         raise Refusal(ErrorCode.CONFLICT, "The attempt ended at the same moment.") from broken
-    return transition_answer(job)
+    return transition_answer(look_at_move(context.jobs, context.leases, job, call.now))
 
 
 def _submit_one(context: Context, call: Call, body: JobSubmit | DreamboothSubmit, key: str | None) -> Job:
@@ -285,6 +287,7 @@ def _planned(context: Context, call: Call, body: JobSubmit, spec: Spec, *, job_i
         now=call.now,
         idempotency_digest=digest,
         rules=_first_rules(call, body),
+        watched=is_watched(body.rules or ""),
     )
 
 

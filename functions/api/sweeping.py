@@ -12,7 +12,9 @@ from dataclasses import asdict, dataclass
 from typing import ParamSpec, TypeVar
 
 from contract.jobs import JobState, ReasonCode
+from functions.api.watching import LOOKED_AT, look_at_all, look_at_move
 from functions.domain import jobs as rules
+from functions.domain.change import Change
 from functions.domain.errors import FenceBroken, Refusal, WriteConflict
 from functions.domain.ports import JobStore, LeaseStore
 from functions.domain.reclaiming import Watch, reclaimable, watched
@@ -49,6 +51,10 @@ class Swept:
     left: int
     """Due, but changed by somebody else at that moment, still within the time to prove the lease again, or broken."""
     more: bool
+    watched: int = 0
+    """Jobs whose rules the control plane has looked at."""
+    decided: int = 0
+    """Of how many of them something was decided."""
     heartbeat_lag_s: int = 0
     """For how long the oldest lease that ran out has not been taken away, before this sweep."""
     queue_age_s: int = 0
@@ -62,6 +68,8 @@ class Swept:
 def sweep(jobs: JobStore, leases: LeaseStore, now: int, *, limit: int = SWEEP_LIMIT) -> Swept:
     """End the leases and run the timers that are due at `now`, at most `limit` of each."""
     watch = keep_watch(leases, now)
+    # Before leases that ran out are taken away: a rule may be waiting for a heartbeat that does not come.
+    watched, decided = look_at_all(jobs, leases, now)
     due = leases.due(now, limit=LEASES_LOOKED_AT)
     lost = [lease for lease in _leases(leases, due) if not lease.closed and lease.expires_at <= now]
     expired = sorted(lost, key=lambda lease: lease.expires_at)[:limit]
@@ -72,7 +80,9 @@ def sweep(jobs: JobStore, leases: LeaseStore, now: int, *, limit: int = SWEEP_LI
         reclaimed=reclaimed,
         timers=timers,
         left=len(expired) - reclaimed + len(timed) - timers,
-        more=len(due) == LEASES_LOOKED_AT or limit in (len(expired), len(timed)),
+        more=len(due) == LEASES_LOOKED_AT or limit in (len(expired), len(timed)) or watched == LOOKED_AT,
+        watched=watched,
+        decided=decided,
         heartbeat_lag_s=max((now - lease.expires_at for lease in expired), default=0),
         queue_age_s=_queue_age_s(jobs, now),
     )
@@ -111,7 +121,10 @@ def reclaim(jobs: JobStore, leases: LeaseStore, job_id: str, now: int, watch: Wa
     attempt = None if job is None else _running_attempt(jobs, job)
     if job is None or attempt is None:
         return False
-    return _applied(jobs, job, attempt, lease, now)
+    change = _interrupted(jobs, job, attempt, lease, now)
+    if change is not None:
+        look_at_move(jobs, leases, change.job, now)
+    return change is not None
 
 
 def run_timer(jobs: JobStore, job_id: str, now: int) -> bool:
@@ -146,13 +159,14 @@ def end_overdue(jobs: JobStore, job_id: str, epoch: int, now: int) -> str:
     return job.reason.code if job is not None and job.reason is not None else ReasonCode.MAX_RUNTIME
 
 
-def _applied(jobs: JobStore, job: Job, attempt: Attempt, lease: Lease, now: int) -> bool:
+def _interrupted(jobs: JobStore, job: Job, attempt: Attempt, lease: Lease, now: int) -> Change | None:
     try:
-        jobs.apply(rules.interrupt(job, attempt, lease, now=now))
+        change = rules.interrupt(job, attempt, lease, now=now)
+        jobs.apply(change)
     except (Refusal, WriteConflict, FenceBroken):
         # The worker proved its lease, or another sweep was faster: either way the job is looked after.
-        return False
-    return True
+        return None
+    return change
 
 
 def _queue_age_s(jobs: JobStore, now: int) -> int:

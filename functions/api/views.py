@@ -90,6 +90,7 @@ def checkpoint_view(job: Job, record: CheckpointRecord) -> CheckpointView:
         current=record.step == job.checkpoint_step and not record.damaged,
         pinned=record.pinned,
         damaged=record.damaged,
+        tag=record.tag,
     )
 
 

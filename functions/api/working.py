@@ -31,10 +31,11 @@ from functions.api.context import Call, Context, job_of
 from functions.api.leasing import apply_as_bearer
 from functions.api.letting_go import Retention
 from functions.api.paging import every_item
-from functions.api.reporting import control_of, end_as_bearer, leave_by_rule, news_for, write_down
+from functions.api.reporting import by_whom, control_of, end_as_bearer, leave_by_rule, news_for, write_down
 from functions.api.sharing import offer
 from functions.api.sweeping import end_overdue
 from functions.api.views import transition_answer
+from functions.api.watching import look_at_heartbeat, look_at_move
 from functions.domain import jobs as rules
 from functions.domain.api_keys import token_digest
 from functions.domain.checkpoints import job_prefix
@@ -68,6 +69,8 @@ def get_work(context: Context, call: Call) -> list[WorkItem] | list[dict[str, An
     if claimed is None:
         return []
     try:
+        if look_at_move(context.jobs, context.leases, claimed.job, call.now).state is not JobState.RUNNING:
+            return []
         if token is None:
             return [_original_work(context, call, claimed.job, claimed.lease)]
         return [_work_item(context, call, claimed, token)]
@@ -114,6 +117,10 @@ def heartbeat(context: Context, call: Call) -> HeartbeatAnswer:
     if lease.stop_at is not None and call.now >= lease.stop_at:
         reason = end_overdue(context.jobs, lease.job_id, lease.epoch, call.now)
         return _heartbeat_answer(lease, Directive.CANCEL, reason, call.now)
+    if lease.watched:
+        lease = look_at_heartbeat(context.jobs, context.leases, lease, call.now)
+        if lease.closed or lease.epoch != (fence.epoch or lease.epoch):
+            return _refused_heartbeat(call, fence, lease)
     if lease.token_sha256 is None and lease.directive is Directive.PAUSE:
         _release_for_pause(context, call, fence, lease)
         raise _not_running(fence)
@@ -136,13 +143,14 @@ def complete(context: Context, call: Call) -> TransitionAnswer:
     else:
         artifacts = verified_artifacts(context, call, job, body.artifacts)
     progress = _final_progress(job, lease, body, call.now)
+    ended_by = by_whom(context, job, body.ended_by)
     ended = end_as_bearer(
         context,
         call,
         fence,
         body.control,
         lambda job, attempt: rules.complete(
-            job, attempt, fence, artifacts=artifacts, progress=progress, now=call.now, ended_by=body.ended_by
+            job, attempt, fence, artifacts=artifacts, progress=progress, now=call.now, ended_by=ended_by
         ),
     )
     offer(context, call, ended)
@@ -167,7 +175,11 @@ def fail(context: Context, call: Call) -> TransitionAnswer:
         lambda job, attempt: rules.fail(job, attempt, fence, body, progress=progress, now=call.now),
     )
     _let_go_if_ended(context, call, ended)
-    return transition_answer(ended)
+    return _moved(context, call, ended)
+
+
+def _moved(context: Context, call: Call, job: Job) -> TransitionAnswer:
+    return transition_answer(look_at_move(context.jobs, context.leases, job, call.now))
 
 
 def _let_go_if_ended(context: Context, call: Call, job: Job) -> None:
@@ -188,7 +200,7 @@ def release(context: Context, call: Call) -> TransitionAnswer:
     reason = Reason(code=body.reason, message=body.message)
     progress = _last_progress(job, lease, body.goodput, call.now)
     if body.by_rule is not None:
-        return transition_answer(leave_by_rule(context, call, fence, body, progress))
+        return _moved(context, call, leave_by_rule(context, call, fence, body, progress))
     ended = end_as_bearer(
         context,
         call,
@@ -196,7 +208,7 @@ def release(context: Context, call: Call) -> TransitionAnswer:
         body.control,
         lambda job, attempt: rules.release(job, attempt, fence, reason=reason, progress=progress, now=call.now),
     )
-    return transition_answer(ended)
+    return _moved(context, call, ended)
 
 
 def _held(context: Context, call: Call, fence: Fence, *, repeated: tuple[str, ...]) -> tuple[Job, Lease | None]:
@@ -269,7 +281,7 @@ def _not_running(fence: Fence) -> Refusal:
 
 def _release_for_pause(context: Context, call: Call, fence: Fence, lease: Lease) -> None:
     """Pause under a client of the original: it knows no directives, so the job is taken from it."""
-    reason = Reason(code=ReasonCode.PAUSED_BY_USER)
+    reason = Reason(code=lease.directive_reason or ReasonCode.PAUSED_BY_USER)
     apply_as_bearer(
         context,
         call,

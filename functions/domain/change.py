@@ -16,6 +16,7 @@ from functions.domain.records import (
     Job,
     Lease,
     RulesRecord,
+    StandingRecord,
 )
 
 
@@ -56,6 +57,8 @@ class DirectLease:
     epoch: int
     directive: str
     reason: str
+    commands_seq: int | None = None
+    """Of the newest command, where there is a new one too."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,6 +69,7 @@ class SteerLease:
     epoch: int
     rules_revision: int
     commands_seq: int
+    watched: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -104,6 +108,8 @@ class Change:
     dropped_commands: tuple[int, ...] = ()
     """By seq."""
     control: ControlRecord | None = None
+    standing: StandingRecord | None = None
+    """Only if the stored one has the version before."""
     lease: LeaseWrite | None = None
 
     def with_event(self, type_: EventType, now: int, **data: Any) -> Change:
@@ -114,7 +120,16 @@ class Change:
         return replace(self, job=job, events=(*self.events, event))
 
 
+def looked_at_soon(standing: StandingRecord | None, now: int) -> StandingRecord:
+    """What is to be written, so that the sweeper looks at the rules in its next turn. None: it never has."""
+    if standing is None:
+        return StandingRecord(version=1, next_at=now)
+    return standing.model_copy(update={"version": standing.version + 1, "next_at": now})
+
+
 def changed(job: Job, now: int, **updates: Any) -> Change:
     """A change of `job` by `updates`, with the next `rev`."""
     after = job.model_copy(update={**updates, "rev": job.rev + 1, "updated_at": now})
+    if after.watched and after.claimable and not job.claimable:
+        after = after.model_copy(update={"waiting_since": now})
     return Change(seen_rev=job.rev, job=after)

@@ -48,6 +48,21 @@ def _ran_s(attempt: Attempt, now: int, seen_until: int | None) -> int:
     return max((now if seen_until is None else seen_until) - attempt.started_at, 0)
 
 
+def _spent(job: Job, attempt: Attempt, ran_s: int) -> dict[str, Any]:
+    """What the attempt has cost besides, where that is known."""
+    if attempt.price_usd_per_hour is None:
+        return {}
+    return {
+        "cost_usd": job.cost_usd + cost_usd(ran_s, attempt.price_usd_per_hour),
+        "priced_s": job.priced_s + ran_s,
+    }
+
+
+def cost_usd(ran_s: int, price_usd_per_hour: float) -> float:
+    """Of so many seconds."""
+    return ran_s * price_usd_per_hour / 3600
+
+
 def committed_step(job: Job, attempt: Attempt) -> int | None:
     """Newest step that the job's present attempt has committed. Attempts of earlier versions had it written at once."""
     return attempt.checkpoint_step if job.attempt_step is None else job.attempt_step
@@ -82,12 +97,14 @@ def end_attempt(
     counters = updates.pop("counters", job.counters)
     assert isinstance(counters, JobCounters)
     progress = progress or attempt.progress
+    ran_s = _ran_s(attempt, now, seen_until)
     change = changed(
         job,
         now,
         reason=reason,
         progress=_newest(progress, job.progress),
-        counters=counted(counters, runtime_s=_ran_s(attempt, now, seen_until)),
+        counters=counted(counters, runtime_s=ran_s),
+        **_spent(job, attempt, ran_s),
         **updates,
     )
     ended = attempt.model_copy(
@@ -172,6 +189,38 @@ def requeued(
     return change
 
 
+def interrupted(
+    job: Job,
+    attempt: Attempt,
+    reason: Reason,
+    now: int,
+    *,
+    fence: Fence | None,
+    progress: Progress | None,
+    expired_at: int | None = None,
+    seen_until: int | None = None,
+) -> Change:
+    """Count a lost machine or agent; losing them again and again without a new checkpoint costs waiting."""
+    fruitless = 0 if committed_step(job, attempt) is not None else job.fruitless_interruptions + 1
+    wait_s = 0
+    if fruitless > retry_policy.FREE_INTERRUPTIONS:
+        wait_s = retry_policy.backoff_s(job.spec.policy, fruitless - retry_policy.FREE_INTERRUPTIONS)
+    return requeued(
+        job.model_copy(update={"fruitless_interruptions": fruitless}),
+        attempt,
+        AttemptEnd.INTERRUPTED,
+        reason,
+        now,
+        fence=fence,
+        expired_at=expired_at,
+        seen_until=seen_until,
+        progress=progress,
+        counters=counted(job.counters, interruptions=1),
+        wait_s=wait_s,
+        stale=True,
+    )
+
+
 def failed_for_good(
     job: Job,
     attempt: Attempt,
@@ -196,6 +245,7 @@ def failed_for_good(
         not_before=None,
         pause_requested=False,
         ended_by=ended_by,
+        ends=job.ends + 1,
     )
     said, by = reason.model_dump(), by_whom(ended_by)
     change = change.with_event(

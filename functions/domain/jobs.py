@@ -21,20 +21,20 @@ from contract.jobs import Artifact, AttemptEnd, FailureClass, JobCounters, JobSt
 from contract.steering import EndedBy
 from contract.work import AGENT_CRASHED, Directive, FailRequest, WorkQuery
 from functions.domain import retry as retry_policy
-from functions.domain.change import Change, DirectLease, OpenLease, changed
+from functions.domain.change import Change, DirectLease, OpenLease, changed, looked_at_soon
 from functions.domain.ending import (
     by_whom,
-    committed_step,
     counted,
     end_attempt,
     failed_for_good,
+    interrupted,
     newest_lines,
     requeued,
     stopped,
 )
 from functions.domain.errors import Refusal
 from functions.domain.leases import LEASE_INTERVALS, Fence
-from functions.domain.records import Attempt, CheckpointRecord, Job, Lease, RulesRecord, Spec
+from functions.domain.records import Attempt, CheckpointRecord, Job, Lease, RulesRecord, Spec, StandingRecord
 
 MAX_SPEC_BYTES = 100_000
 """The job's item grows while it runs (machines to avoid, progress, artifacts) and must fit into 400 KB at its end."""
@@ -51,8 +51,9 @@ def submit(
     now: int,
     idempotency_digest: str | None = None,
     rules: RulesRecord | None = None,
+    watched: bool = False,
 ) -> Change:
-    """A new job, ready to be claimed."""
+    """A new job, ready to be claimed. `watched`: some of its rules are the control plane's."""
     spec_bytes = len(spec.model_dump_json().encode())
     if spec_bytes > MAX_SPEC_BYTES:
         raise Refusal(
@@ -75,11 +76,14 @@ def submit(
         spec=spec,
         idempotency_digest=idempotency_digest,
         rules_revision=rules.revision if rules is not None else 0,
+        watched=watched,
+        waiting_since=now if watched else None,
         created_at=now,
         updated_at=now,
         rev=1,
     )
-    return Change(seen_rev=None, job=job, rules=rules).with_event(
+    standing = looked_at_soon(None, now) if watched else None
+    return Change(seen_rev=None, job=job, rules=rules, standing=standing).with_event(
         EventType.SUBMITTED, now, queue=queue, priority=priority
     )
 
@@ -106,6 +110,7 @@ def claim(job: Job, worker: WorkQuery, *, token_sha256: str | None, key_id: str 
         stop_at=min((limit for limit in limits if limit is not None), default=None),
         rules_revision=job.rules_revision,
         commands_seq=job.commands_seq,
+        watched=job.watched,
     )
     attempt = Attempt(
         epoch=epoch,
@@ -114,6 +119,7 @@ def claim(job: Job, worker: WorkQuery, *, token_sha256: str | None, key_id: str 
         provider=worker.provider,
         worker_id=worker.worker_id,
         gpu_model=worker.gpu_model,
+        price_usd_per_hour=worker.price_usd_per_hour,
         key_id=key_id,
         started_at=now,
         resumed_step=job.checkpoint_step,
@@ -159,9 +165,9 @@ def complete(
         artifacts=artifacts,
         pause_requested=False,
         ended_by=ended_by,
+        ends=job.ends + (ended_by is not None),
     )
-    paths = [artifact.path for artifact in artifacts]
-    return change.with_event(EventType.COMPLETED, now, artifacts=paths, **by_whom(ended_by))
+    return change.with_event(EventType.COMPLETED, now, artifacts=[one.path for one in artifacts], **by_whom(ended_by))
 
 
 def fail(
@@ -209,7 +215,7 @@ def release(job: Job, attempt: Attempt, fence: Fence, *, reason: Reason, progres
     """
     require_running(job)
     if reason.code == AGENT_CRASHED:
-        return _interrupted(job, attempt, reason, now, fence=fence, progress=progress)
+        return interrupted(job, attempt, reason, now, fence=fence, progress=progress)
     return requeued(
         job,
         attempt,
@@ -230,40 +236,8 @@ def interrupt(job: Job, attempt: Attempt, lease: Lease, *, now: int) -> Change:
         raise Refusal(ErrorCode.ILLEGAL_TRANSITION, f"The lease of job {job.id} has not run out.")
     last_seen_at = lease.expires_at - lease.duration_s
     reason = Reason(code=ReasonCode.LEASE_EXPIRED, message=f"no heartbeat for {now - last_seen_at} s")
-    return _interrupted(
+    return interrupted(
         job, attempt, reason, now, fence=None, expired_at=now, seen_until=last_seen_at, progress=lease.progress
-    )
-
-
-def _interrupted(
-    job: Job,
-    attempt: Attempt,
-    reason: Reason,
-    now: int,
-    *,
-    fence: Fence | None,
-    progress: Progress | None,
-    expired_at: int | None = None,
-    seen_until: int | None = None,
-) -> Change:
-    """Count a lost machine or agent; losing them again and again without a new checkpoint costs waiting."""
-    fruitless = 0 if committed_step(job, attempt) is not None else job.fruitless_interruptions + 1
-    wait_s = 0
-    if fruitless > retry_policy.FREE_INTERRUPTIONS:
-        wait_s = retry_policy.backoff_s(job.spec.policy, fruitless - retry_policy.FREE_INTERRUPTIONS)
-    return requeued(
-        job.model_copy(update={"fruitless_interruptions": fruitless}),
-        attempt,
-        AttemptEnd.INTERRUPTED,
-        reason,
-        now,
-        fence=fence,
-        expired_at=expired_at,
-        seen_until=seen_until,
-        progress=progress,
-        counters=counted(job.counters, interruptions=1),
-        wait_s=wait_s,
-        stale=True,
     )
 
 
@@ -284,17 +258,15 @@ def cancel(job: Job, attempt: Attempt | None, *, message: str, now: int) -> Chan
     return change.with_event(EventType.CANCELED, now, message=message)
 
 
-def pause(job: Job, *, message: str, now: int) -> Change:
+def pause(job: Job, *, message: str, now: int, code: ReasonCode = ReasonCode.PAUSED_BY_USER) -> Change:
     """Hold the job. A running one is asked to commit a checkpoint and hand itself back first."""
-    reason = Reason(code=ReasonCode.PAUSED_BY_USER, message=message)
+    reason = Reason(code=code, message=message)
     if job.state is JobState.PENDING:
         change = changed(job, now, state=JobState.PAUSED, reason=reason, not_before=None)
         return change.with_event(EventType.PAUSED, now, message=message)
     if job.state is JobState.RUNNING and not job.pause_requested:
         change = changed(job, now, pause_requested=True, reason=reason)
-        direct = DirectLease(
-            job_id=job.id, epoch=job.epoch, directive=Directive.PAUSE, reason=ReasonCode.PAUSED_BY_USER
-        )
+        direct = DirectLease(job_id=job.id, epoch=job.epoch, directive=Directive.PAUSE, reason=code)
         return replace(change, lease=direct).with_event(EventType.PAUSE_REQUESTED, now, message=message)
     if job.state.terminal:
         raise Refusal(ErrorCode.JOB_FINISHED, f"Job {job.id} is {job.state}.")
@@ -307,7 +279,7 @@ def resume(job: Job, *, now: int) -> Change:
         change = changed(job, now, state=JobState.PENDING, reason=None, stale=job.epoch > 0)
     elif job.state is JobState.RUNNING and job.pause_requested:
         direct = DirectLease(job_id=job.id, epoch=job.epoch, directive=Directive.CONTINUE, reason="")
-        change = replace(changed(job, now, pause_requested=False, reason=None), lease=direct)
+        change = replace(changed(job, now, pause_requested=False, reason=None, ended_by=None), lease=direct)
     elif job.state.terminal:
         raise Refusal(ErrorCode.JOB_FINISHED, f"Job {job.id} is {job.state}.")
     else:
@@ -316,9 +288,15 @@ def resume(job: Job, *, now: int) -> Change:
 
 
 def retry(
-    job: Job, *, chosen: CheckpointRecord | None, keep_checkpoint: bool, reset_counters: bool, now: int
+    job: Job,
+    *,
+    chosen: CheckpointRecord | None,
+    keep_checkpoint: bool,
+    reset_counters: bool,
+    now: int,
+    standing: StandingRecord | None = None,
 ) -> Change:
-    """Run an ended job again under the same id.
+    """Run an ended job again under the same id. `standing`: that of a job that is watched.
 
     With `keep_checkpoint` the newest one stays the place to resume from; otherwise it is `chosen`, or none.
     """
@@ -331,6 +309,7 @@ def retry(
             f"The deadline {deadline_at} of job {job.id} has passed; it is {now} now. Submit it anew with a later one.",
         )
     counters = JobCounters(attempts=job.counters.attempts) if reset_counters else job.counters
+    spent = {"cost_usd": 0.0, "priced_s": 0} if reset_counters else {}
     current = job.checkpoint_step, job.checkpoint_epoch
     told = (chosen.step, chosen.epoch) if chosen else (None, None)
     place = current if keep_checkpoint else told
@@ -354,7 +333,10 @@ def retry(
         ended_by=None,
         checkpoint_step=place[0],
         checkpoint_epoch=place[1],
+        **spent,
     )
+    if job.watched:
+        change = replace(change, standing=looked_at_soon(standing, now))
     exhausted = retry_policy.cap_reached(change.job)
     if exhausted:
         raise Refusal(ErrorCode.ILLEGAL_TRANSITION, f"A budget is used up ({exhausted.message}): reset the counters.")

@@ -44,7 +44,7 @@ def leave(
     require_running(job)
     by = wish.ended_by
     reason = Reason(code=_REASONS[wish.kind], message=named(by))
-    updates: dict[str, Any] = {"ended_by": by}
+    updates: dict[str, Any] = {"ended_by": by, "ends": job.ends + 1}
     done = None
     if wish.rollback is not None:
         chosen = choose(resumable, wish.rollback, job.spec.policy.retention)

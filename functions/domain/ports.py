@@ -22,14 +22,19 @@ from functions.domain.records import (
     Event,
     Job,
     Lease,
+    MemberRecord,
     PackRecord,
     RulesRecord,
+    StandingRecord,
     TransferGrant,
 )
 from functions.domain.sharing import SharedRecord
 from functions.domain.webhooks import Delivery, Webhook
 
 T = TypeVar("T")
+
+MAX_MEMBERS = 1000
+"""Of a group whose values are compared."""
 
 
 @dataclass(frozen=True)
@@ -85,6 +90,9 @@ class JobStore(Protocol):
     def due_retentions(self, now: int, *, limit: int) -> list[str]:
         """Ids of ended jobs whose `retention_at` is at or before `now`, the longest due first."""
 
+    def due_rules(self, now: int, *, limit: int) -> list[str]:
+        """Ids of jobs whose rules are to be looked at, the longest due first."""
+
     def attempt(self, job_id: str, epoch: int) -> Attempt | None: ...
 
     def attempts(self, job_id: str, *, limit: int, cursor: str | None = None) -> Page[Attempt]: ...
@@ -111,6 +119,18 @@ class JobStore(Protocol):
 
     def note(self, job_id: str, control: ControlRecord, lease: NoteLease) -> None:
         """Write that down alone, without a change of the job. Raises FenceBroken, and WriteConflict: try again."""
+
+    def standing(self, job_id: str) -> StandingRecord | None:
+        """How the job's rules stand that are evaluated here."""
+
+    def stand(self, job_id: str, standing: StandingRecord) -> None:
+        """Write that down alone. Raises WriteConflict unless the stored one has the version before."""
+
+    def members(self, tenant: str, group: str) -> dict[str, MemberRecord]:
+        """What is known of the jobs of a group, by their ids: of the first MAX_MEMBERS."""
+
+    def join(self, tenant: str, group: str, job_id: str, member: MemberRecord) -> None:
+        """Write that down for one of them."""
 
     def protect_checkpoint(self, job_id: str, step: int, until: int) -> CheckpointRecord | None:
         """Keep a checkpoint from retention at least until then; None if it does not exist."""

@@ -101,6 +101,16 @@ class Job(Record):
     """Number of the last decision of the present attempt that is among the events."""
     rollbacks: list[RolledBack] = []
     """By rules, oldest first."""
+    watched: bool = False
+    """The control plane evaluates some of its newest rules. Others cost it nothing."""
+    waiting_since: int | None = None
+    """Since when the job can be claimed, or could last; only of jobs that are watched."""
+    cost_usd: float = 0.0
+    """Of ended attempts whose machine's price is known."""
+    priced_s: int = 0
+    """How much of `counters.runtime_s` that is for."""
+    ends: int = 0
+    """How often a rule or command has ended an attempt, as it was reported."""
     ended_by: EndedBy | None = None
     idempotency_digest: str | None = None
     created_at: int
@@ -176,6 +186,7 @@ class Attempt(Record):
     provider: str | None = None
     worker_id: str | None = None
     gpu_model: str | None = None
+    price_usd_per_hour: float | None = None
     key_id: str | None = None
     started_at: int
     ended_at: int | None = None
@@ -220,6 +231,8 @@ class CheckpointRecord(Record):
     damaged: bool = False
     protected_until: int = 0
     """Somebody was given URLs to read it: retention leaves it alone until then."""
+    tag: str = ""
+    """By which a rule or command wanted it kept."""
 
 
 class RulesRecord(Record):
@@ -244,6 +257,9 @@ class CommandRecord(Record):
     status: Literal["waiting", "applied", "rejected", "expired"] = "waiting"
     step: int | None = None
     message: str = ""
+    rule: str | None = None
+    """The rule of the control plane that gave it, of `revision`; None for a user's."""
+    revision: int = 0
 
 
 class ControlRecord(Record):
@@ -256,6 +272,50 @@ class ControlRecord(Record):
     rejected: int | None = None
     reason: str = ""
     statuses: list[RuleStatus] = []
+
+
+class MemberValue(Record):
+    """A metric of a job of a group, by its name in rules; NaN and infinity as words."""
+
+    metric: str
+    step: int | None = None
+    """At the first report at or after that step; None: the newest."""
+    value: float | str | None = None
+
+
+class MemberRecord(Record):
+    """What is known of one job of a group. It stays when the job has ended, until `expires_at`."""
+
+    values: list[MemberValue] = []
+    expires_at: int = 0
+
+
+class StandingRecord(Record):
+    """How a job's rules stand that the control plane evaluates: everything that later decisions depend on.
+
+    `version` rises by one with every write and is the condition of the next one: what two have decided at the same
+    moment is written once, and the other one decides anew.
+    """
+
+    version: int
+    revision: int = 0
+    """Of the rules to which `state` belongs; 0: they were never checked."""
+    state: str | None = None
+    """The evaluator's, as `watching.packed` makes it: as it is, that of two rules would take two write units."""
+    at: int | None = None
+    """When they were checked last."""
+    next_at: int | None = None
+    """When the sweeper looks at them; None for never."""
+    epoch: int = 0
+    """Of the newest progress that was looked at."""
+    step: int = 0
+    """The same."""
+    seen_at: int = 0
+    """When that was reported."""
+    errors: int = 0
+    """How often these rules could not be checked."""
+    member: MemberRecord = MemberRecord()
+    """What the job's group is to know of it."""
 
 
 class PackRecord(Record):
@@ -304,6 +364,8 @@ class Lease(Record):
     rules_in_force: int = 0
     """What is written down of what the worker said."""
     rules_rejected: int = 0
+    watched: bool = False
+    """As `Job.watched`: whether a heartbeat is a reason to look at rules."""
     closed: Literal["", "complete", "failed", "interrupted", "released", "canceled", "paused"] = ""
     """How the attempt ended; empty while it lives."""
 

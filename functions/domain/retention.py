@@ -10,6 +10,8 @@ from functions.domain.records import CheckpointRecord, Job
 
 LONGEST_URL_LIFE_S = 3600
 """No deployment signs a URL for longer (functions/api/settings.py)."""
+MAX_TAGS = 20
+"""Of one job whose checkpoints are kept."""
 LATE_AFTER_S = LONGEST_URL_LIFE_S + 60
 """After a job's end, until which its worker is not known to be done: what it still uploads then is let go too."""
 
@@ -52,8 +54,9 @@ def surplus(
 ) -> list[CheckpointRecord]:
     """The records that the policy does not keep.
 
-    Kept: the current one, the last N up to it, every K-th step, the best by metric, and pinned ones. Of checkpoints
-    that a retry left behind (`in_history`: Job.in_history) only the last kind.
+    Kept: the current one, the last N up to it, every K-th step, the best by metric, the newest of each tag (of the
+    MAX_TAGS that came last), and pinned ones. Of checkpoints that a retry left behind (`in_history`: Job.in_history)
+    only the last kind.
     """
     sound = sorted(
         (r for r in records if not r.damaged and (in_history is None or in_history(r))),
@@ -70,6 +73,11 @@ def surplus(
         best = min(measured, key=lambda r: sign * r.metrics[policy.keep_best_metric or ""], default=None)
         if best:
             kept.add(best.step)
+    newest: dict[str, int] = {}
+    for record in sound:
+        if record.tag and len(newest) < MAX_TAGS:
+            newest.setdefault(record.tag, record.step)
+    kept |= set(newest.values())
     if current_step is not None:
         kept.add(current_step)
     return [r for r in records if r.step not in kept and not r.pinned]

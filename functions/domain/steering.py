@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from contract.errors import ErrorCode
 from contract.history import EventType
@@ -18,10 +19,10 @@ from contract.steering import (
     ControlReport,
     Decision,
 )
-from functions.domain.change import Change, NoteLease, SteerLease, changed
+from functions.domain.change import Change, NoteLease, SteerLease, changed, looked_at_soon
 from functions.domain.errors import Refusal
 from functions.domain.leases import Fence
-from functions.domain.records import CommandRecord, ControlRecord, Event, Job, Lease, RulesRecord
+from functions.domain.records import CommandRecord, ControlRecord, Event, Job, Lease, RulesRecord, StandingRecord
 
 
 def require_steerable(job: Job) -> None:
@@ -31,11 +32,20 @@ def require_steerable(job: Job) -> None:
 
 
 def put_rules(
-    job: Job, newest: RulesRecord | None, *, text: str, if_revision: int | None, key_id: str | None, now: int
+    job: Job,
+    newest: RulesRecord | None,
+    *,
+    text: str,
+    if_revision: int | None,
+    key_id: str | None,
+    now: int,
+    watched: bool = False,
+    standing: StandingRecord | None = None,
 ) -> Change | None:
     """The next revision of a job's rules; None if the newest one says the same. A running worker hears of it.
 
-    `newest`: that of `job.rules_revision`.
+    `newest`: that of `job.rules_revision`. `watched`: some of the new ones are the control plane's; then, or if some
+    were, `standing` is how they stand.
     """
     require_steerable(job)
     # A repeat whose answer was lost names the revision before its own.
@@ -50,13 +60,27 @@ def put_rules(
     if job.rules_revision == MAX_REVISION:
         raise Refusal(ErrorCode.ILLEGAL_TRANSITION, f"Job {job.id} has {MAX_REVISION} revisions of its rules.")
     record = RulesRecord(revision=job.rules_revision + 1, text=text, created_at=now, created_by=key_id)
-    return replace(_steered(changed(job, now, rules_revision=record.revision)), rules=record)
+    updates: dict[str, Any] = {"rules_revision": record.revision, "watched": watched}
+    if watched and not job.watched:
+        # What the job's last change was is not told; it waits since then, or longer.
+        updates["waiting_since"] = job.updated_at
+    change = replace(_steered(changed(job, now, **updates)), rules=record)
+    return replace(change, standing=looked_at_soon(standing, now)) if watched or standing is not None else change
 
 
 def add_command(
-    job: Job, kept: Sequence[CommandRecord], request: CommandRequest, *, key_sha256: str | None, now: int
+    job: Job,
+    kept: Sequence[CommandRecord],
+    request: CommandRequest,
+    *,
+    key_sha256: str | None,
+    now: int,
+    more: Mapping[str, Any] | None = None,
 ) -> Change:
-    """One more command. `kept`: the job's, oldest first. A running worker hears of it, another one when it begins."""
+    """One more command. `kept`: the job's, oldest first. A running worker hears of it, another one when it begins.
+
+    `more`: of the record, where it is no user's.
+    """
     require_steerable(job)
     if request.kind is CommandKind.PAUSE and job.state is not JobState.RUNNING:
         raise Refusal(
@@ -73,7 +97,7 @@ def add_command(
         issued_at=now,
         expires_at=now + request.expires_in_s,
         key_sha256=key_sha256,
-    )
+    ).model_copy(update=dict(more or {}))
     going = _superfluous(job, kept, len(kept) + 1 - MAX_COMMANDS, now)
     change = _steered(changed(job, now, commands_seq=record.seq))
     return replace(change, commands=(record,), dropped_commands=tuple(one.seq for one in going))
@@ -95,7 +119,13 @@ def _steered(change: Change) -> Change:
     job = change.job
     if job.state is not JobState.RUNNING:
         return change
-    steer = SteerLease(job_id=job.id, epoch=job.epoch, rules_revision=job.rules_revision, commands_seq=job.commands_seq)
+    steer = SteerLease(
+        job_id=job.id,
+        epoch=job.epoch,
+        rules_revision=job.rules_revision,
+        commands_seq=job.commands_seq,
+        watched=job.watched,
+    )
     return replace(change, lease=steer)
 
 
@@ -111,7 +141,7 @@ def _done_again(command: CommandRecord) -> bool:
 def command_view(job: Job, command: CommandRecord, now: int) -> Command:
     """A command as it stands: one that waits for nothing any more has expired."""
     expired = command.status == "waiting" and not _waits(job, command, now)
-    values = command.model_dump(exclude={"key_sha256"})
+    values = command.model_dump(exclude={"key_sha256", "revision"})
     return Command.model_validate({**values, "status": "expired"} if expired else values)
 
 
@@ -175,7 +205,7 @@ def told(
 
 
 def _event(job: Job, seq: int, decision: Decision, now: int) -> Event:
-    data = decision.model_dump(mode="json", exclude={"type"}, exclude_none=True)
+    data = {"place": "training", **decision.model_dump(mode="json", exclude={"type"}, exclude_none=True)}
     return Event(seq=seq, type=EventType(decision.type), at=now, epoch=job.epoch, data=data)
 
 

@@ -13,7 +13,7 @@ from contract.jobs import JobState
 from contract.steering import MAX_COMMANDS
 from functions.domain.change import Change, NoteLease
 from functions.domain.errors import FenceBroken, StorageUnavailable, WriteConflict
-from functions.domain.ports import Page
+from functions.domain.ports import MAX_MEMBERS, Page
 from functions.domain.records import (
     Attempt,
     CheckpointRecord,
@@ -21,8 +21,10 @@ from functions.domain.records import (
     ControlRecord,
     Event,
     Job,
+    MemberRecord,
     Record,
     RulesRecord,
+    StandingRecord,
 )
 from functions.storage import job_items, keys, lease_items
 from functions.storage.documents import load
@@ -76,6 +78,8 @@ class DynamoJobStore:
         actions += [job_items.drop_command(self._table, change.job.id, seq) for seq in change.dropped_commands]
         if change.control is not None:
             actions.append(job_items.put(self._table, job_items.control(change.job.id, change.control)))
+        if change.standing is not None:
+            actions.append(job_items.put_standing(self._table, change.job.id, change.standing))
         if change.lease is not None:
             actions.append(lease_items.transact_item(change.lease, change, self._leases_table))
         self._transact(actions, leased=change.lease is not None)
@@ -163,6 +167,9 @@ class DynamoJobStore:
     def due_retentions(self, now: int, *, limit: int) -> list[str]:
         return self._due(keys.RETENTION, now, limit)
 
+    def due_rules(self, now: int, *, limit: int) -> list[str]:
+        return self._due(keys.RULES_DUE, now, limit)
+
     def _due(self, partition: str, now: int, limit: int) -> list[str]:
         items = query(
             self._client,
@@ -227,6 +234,35 @@ class DynamoJobStore:
     def note(self, job_id: str, control: ControlRecord, lease: NoteLease) -> None:
         put = job_items.put(self._table, job_items.control(job_id, control))
         self._transact([put, lease_items.note(lease, self._leases_table)], leased=True)
+
+    def standing(self, job_id: str) -> StandingRecord | None:
+        item = self._item(job_id, keys.STANDING)
+        return load(StandingRecord, item["doc"]["S"]) if item else None
+
+    def stand(self, job_id: str, standing: StandingRecord) -> None:
+        put = job_items.put_standing(self._table, job_id, standing)["Put"]
+        try:
+            with failures_translated():
+                self._client.put_item(**put)
+        except ClientError as error:
+            if error_code(error) in ("ConditionalCheckFailedException", "TransactionConflictException"):
+                raise WriteConflict from error
+            raise
+
+    def members(self, tenant: str, group: str) -> dict[str, MemberRecord]:
+        items = query(
+            self._client,
+            self._table,
+            MAX_MEMBERS,
+            ConsistentRead=True,
+            KeyConditionExpression="pk = :group",
+            ExpressionAttributeValues={":group": {"S": keys.group_pk(tenant, group)}},
+        )
+        return {item["sk"]["S"]: load(MemberRecord, item["doc"]["S"]) for item in items}
+
+    def join(self, tenant: str, group: str, job_id: str, member: MemberRecord) -> None:
+        with failures_translated():
+            self._client.put_item(TableName=self._table, Item=job_items.member(tenant, group, job_id, member))
 
     def protect_checkpoint(self, job_id: str, step: int, until: int) -> CheckpointRecord | None:
         try:

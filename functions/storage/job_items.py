@@ -12,7 +12,9 @@ from functions.domain.records import (
     ControlRecord,
     Event,
     Job,
+    MemberRecord,
     RulesRecord,
+    StandingRecord,
 )
 from functions.storage import keys
 from functions.storage.documents import dump, load
@@ -98,6 +100,35 @@ def command(job_id: str, record: CommandRecord) -> Item:
 def control(job_id: str, record: ControlRecord) -> Item:
     """CONTROL."""
     return _item(job_id, keys.CONTROL, dump(record))
+
+
+def standing(job_id: str, record: StandingRecord) -> Item:
+    """STANDING: in the index `timers` while somebody is to look at it."""
+    item = _item(job_id, keys.STANDING, dump(record)) | {"version": number(record.version)}
+    if record.next_at is not None:
+        item |= {"timer_pk": {"S": keys.RULES_DUE}, "timer_at": number(record.next_at)}
+    return item
+
+
+def member(tenant: str, group: str, job_id: str, record: MemberRecord) -> Item:
+    """GROUP#tenant#group: a job of it, taken away by the broom some time after its end."""
+    return {
+        "pk": {"S": keys.group_pk(tenant, group)},
+        "sk": {"S": job_id},
+        "doc": {"S": dump(record)},
+        "ttl": number(record.expires_at),
+    }
+
+
+def put_standing(table: str, job_id: str, record: StandingRecord) -> Item:
+    """Its write as an action of a transaction: only in place of the version before."""
+    action = put(table, standing(job_id, record))
+    if record.version == 1:
+        action["Put"]["ConditionExpression"] = "attribute_not_exists(pk)"
+    else:
+        action["Put"]["ConditionExpression"] = "version = :seen"
+        action["Put"]["ExpressionAttributeValues"] = {":seen": number(record.version - 1)}
+    return action
 
 
 def drop_command(table: str, job_id: str, seq: int) -> Item:

@@ -12,12 +12,16 @@ RULES = "RULES#"
 COMMAND = "COMMAND#"
 CONTROL = "CONTROL"
 """What a worker said last of the job's rules."""
+STANDING = "STANDING"
+"""How the rules stand that are evaluated here."""
 PACK = "PACK"
 SHARED = "SHARED"
 TIMER = "TIMER"
 """Partition of the index `timers`: jobs by `Job.timer_at`."""
 RETENTION = "RETENTION"
 """Another one: ended jobs by `Job.retention_at`. However many there are, no timer waits for them."""
+RULES_DUE = "RULES"
+"""A third one: jobs whose rules are to be looked at, by `StandingRecord.next_at`."""
 DUE = "DUE"
 """The one partition of the index `due`."""
 WATCH = "WATCH"
@@ -66,6 +70,11 @@ def rules_sk(revision: int) -> str:
 def command_sk(seq: int) -> str:
     """Sort key of a command: in order of giving."""
     return f"{COMMAND}{seq:010d}"
+
+
+def group_pk(tenant: str, group: str) -> str:
+    """Partition of what is known of the jobs of a group; its sort keys are their ids."""
+    return f"GROUP#{tenant}#{group}"
 
 
 def pack_pk(tenant: str, blake3: str) -> str:

@@ -45,6 +45,8 @@ def to_item(lease: Lease) -> Item:
     for name in _TEXTS:
         if (value := getattr(lease, name)) is not None:
             item[name] = {"S": value}
+    if lease.watched:
+        item["watched"] = {"BOOL": True}
     for name in _COUNTS:
         if value := getattr(lease, name):
             item[name] = number(value)
@@ -74,6 +76,7 @@ def from_item(item: Item) -> Lease:
             "progress": Progress.model_validate_json(progress) if progress else None,
             "phase": _text(item, "phase"),
             "closed": _text(item, "closed") or "",
+            "watched": item.get("watched", {}).get("BOOL", False),
             **{name: int(item[name]["N"]) for name in _COUNTS if name in item},
         }
     )
@@ -125,27 +128,27 @@ def transact_item(write: LeaseWrite, change: Change, table: str) -> Item:
                 }
             }
         case DirectLease():
-            return _update(
-                table,
-                write.job_id,
-                "SET directive = :directive, directive_reason = :reason",
-                "epoch = :of AND attribute_not_exists(closed)",
-                {
-                    ":of": number(write.epoch),
-                    ":directive": {"S": str(write.directive)},
-                    ":reason": {"S": write.reason},
-                },
-            )
+            directed: Item = {
+                ":of": number(write.epoch),
+                ":directive": {"S": str(write.directive)},
+                ":reason": {"S": write.reason},
+            }
+            update = "SET directive = :directive, directive_reason = :reason"
+            if write.commands_seq is not None:
+                update += ", commands_seq = :seq"
+                directed[":seq"] = number(write.commands_seq)
+            return _update(table, write.job_id, update, "epoch = :of AND attribute_not_exists(closed)", directed)
         case SteerLease():
             return _update(
                 table,
                 write.job_id,
-                "SET rules_revision = :revision, commands_seq = :seq",
+                "SET rules_revision = :revision, commands_seq = :seq, watched = :watched",
                 "epoch = :of AND attribute_not_exists(closed)",
                 {
                     ":of": number(write.epoch),
                     ":revision": number(write.rules_revision),
                     ":seq": number(write.commands_seq),
+                    ":watched": {"BOOL": write.watched},
                 },
             )
         case NoteLease():

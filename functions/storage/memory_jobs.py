@@ -10,7 +10,7 @@ from contract.jobs import JobState
 from contract.steering import MAX_COMMANDS
 from functions.domain.change import Change, Forget, NoteLease, OpenLease
 from functions.domain.errors import WriteConflict
-from functions.domain.ports import Page
+from functions.domain.ports import MAX_MEMBERS, Page
 from functions.domain.records import (
     Attempt,
     CheckpointRecord,
@@ -18,8 +18,10 @@ from functions.domain.records import (
     ControlRecord,
     Event,
     Job,
+    MemberRecord,
     Record,
     RulesRecord,
+    StandingRecord,
 )
 from functions.storage import keys
 from functions.storage.documents import dump, load
@@ -58,11 +60,14 @@ class MemoryJobStore:
         state, job = self._state, change.job
         document = dump(job)
         put = [(kind, number, dump(record)) for kind, number, record in _parts(change)]
+        standing = change.standing
         with state.lock:
             stored = state.jobs.get(job.id)
             if (stored.rev if stored else None) != change.seen_rev:
                 raise WriteConflict
             forgotten = [one.record.step for one in change.forgotten if self._forgettable(job.id, one)]
+            if standing is not None:
+                self._require_next(job.id, standing)
             lease = None
             if change.lease is not None:
                 lease = lease_after(change.lease, state.leases, change)
@@ -70,6 +75,8 @@ class MemoryJobStore:
             self._index(job)
             for kind, number, text in put:
                 state.numbered(job.id, kind).put(number, text)
+            if standing is not None:
+                self._note_timer(job.id, standing)
             for step in forgotten:
                 state.numbered(job.id, keys.CHECKPOINT).remove(step)
             for seq in change.dropped_commands:
@@ -149,6 +156,10 @@ class MemoryJobStore:
         with self._state.lock:
             return [job_id for _, job_id in self._state.timers.up_to(keys.RETENTION, now, limit)]
 
+    def due_rules(self, now: int, *, limit: int) -> list[str]:
+        with self._state.lock:
+            return [job_id for _, job_id in self._state.rules_due.up_to(keys.RULES_DUE, now, limit)]
+
     def attempt(self, job_id: str, epoch: int) -> Attempt | None:
         return self._one(Attempt, job_id, keys.ATTEMPT, epoch)
 
@@ -198,6 +209,36 @@ class MemoryJobStore:
             self._state.leases[job_id] = noted(lease, self._state.leases)
             self._state.numbered(job_id, keys.CONTROL).put(0, text)
 
+    def standing(self, job_id: str) -> StandingRecord | None:
+        return self._one(StandingRecord, job_id, keys.STANDING, 0)
+
+    def stand(self, job_id: str, standing: StandingRecord) -> None:
+        text = dump(standing)
+        with self._state.lock:
+            self._require_next(job_id, standing)
+            self._state.numbered(job_id, keys.STANDING).put(0, text)
+            self._note_timer(job_id, standing)
+
+    def members(self, tenant: str, group: str) -> dict[str, MemberRecord]:
+        with self._state.lock:
+            texts = sorted(self._state.groups.get((tenant, group), {}).items())[:MAX_MEMBERS]
+        return {job_id: load(MemberRecord, text) for job_id, text in texts}
+
+    def join(self, tenant: str, group: str, job_id: str, member: MemberRecord) -> None:
+        with self._state.lock:
+            self._state.groups.setdefault((tenant, group), {})[job_id] = dump(member)
+
+    def _require_next(self, job_id: str, standing: StandingRecord) -> None:
+        stored = self.standing(job_id)
+        if (stored.version if stored else 0) != standing.version - 1:
+            raise WriteConflict
+
+    def _note_timer(self, job_id: str, standing: StandingRecord) -> None:
+        if standing.next_at is None:
+            self._state.rules_due.discard(job_id)
+        else:
+            self._state.rules_due.put(job_id, keys.RULES_DUE, standing.next_at)
+
     def protect_checkpoint(self, job_id: str, step: int, until: int) -> CheckpointRecord | None:
         with self._state.lock:
             record = self.checkpoint(job_id, step)
@@ -239,6 +280,8 @@ def _parts(change: Change) -> Iterator[tuple[str, int, Record]]:
     yield from ((keys.COMMAND, command.seq, command) for command in change.commands)
     if change.control:
         yield keys.CONTROL, 0, change.control
+    if change.standing:
+        yield keys.STANDING, 0, change.standing
 
 
 def _version(record: CheckpointRecord) -> tuple[int, int, bool, bool]:

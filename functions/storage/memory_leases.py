@@ -83,12 +83,18 @@ def lease_after(write: LeaseWrite, leases: Mapping[str, Lease], change: Change) 
             lease = leases.get(write.job_id)
             if lease is None or lease.epoch != write.epoch or lease.closed:
                 raise FenceBroken(lease)
-            return lease.model_copy(update={"directive": Directive(write.directive), "directive_reason": write.reason})
+            directed = {"directive": Directive(write.directive), "directive_reason": write.reason}
+            newer = {} if write.commands_seq is None else {"commands_seq": write.commands_seq}
+            return lease.model_copy(update={**directed, **newer})
         case SteerLease():
             lease = leases.get(write.job_id)
             if lease is None or lease.epoch != write.epoch or lease.closed:
                 raise FenceBroken(lease)
-            newest = {"rules_revision": write.rules_revision, "commands_seq": write.commands_seq}
+            newest = {
+                "rules_revision": write.rules_revision,
+                "commands_seq": write.commands_seq,
+                "watched": write.watched,
+            }
             return lease.model_copy(update=newest)
         case NoteLease():
             return noted(write, leases)

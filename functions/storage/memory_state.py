@@ -49,6 +49,8 @@ class MemoryState:
         self.lock = threading.RLock()
         self.jobs: dict[str, StoredJob] = {}
         self.history: dict[tuple[str, str], Numbered] = {}
+        self.groups: dict[tuple[str, str], dict[str, str]] = {}
+        """What is known of the jobs of a group, by tenant and group, then by job."""
         self.packs: dict[tuple[str, str], PackRecord] = {}
         self._pack_writes = 0
         self.shared: dict[tuple[str, str], SharedRecord] = {}
@@ -58,6 +60,7 @@ class MemoryState:
         self.by_tenant: SortedIndex[str] = SortedIndex()
         self.by_state: SortedIndex[str] = SortedIndex()
         self.timers: SortedIndex[int] = SortedIndex()
+        self.rules_due: SortedIndex[int] = SortedIndex()
         self.due: SortedIndex[int] = SortedIndex()
         self.keys: dict[str, ApiKey] = {}
         self.keys_by_tenant: SortedIndex[str] = SortedIndex()

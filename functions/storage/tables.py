@@ -93,7 +93,7 @@ JOBS = Table(
             name="timers", key=KeySchema(partition="timer_pk", sort="timer_at", sort_type="N"), projection="KEYS_ONLY"
         ),
     ),
-    # Of packs that are gone, and of nothing else.
+    # Of packs that are gone and of jobs that their group has long forgotten, and of nothing else.
     ttl_attribute="ttl",
     stream=True,
 )

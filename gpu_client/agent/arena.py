@@ -32,6 +32,7 @@ class StagedInArena:
     metrics: dict[str, float]
     version: tuple[int, int]
     """Tells it from any other that was there before."""
+    tag: str = ""
 
 
 def make_arena(parent: Path, slot: Path) -> Path | None:
@@ -82,7 +83,7 @@ def find_staged(arena: Path) -> StagedInArena | None:
         return None
     if marker is None:
         return None
-    return StagedInArena(marker.step, directory, marker.metrics, (info.st_ino, info.st_mtime_ns))
+    return StagedInArena(marker.step, directory, marker.metrics, (info.st_ino, info.st_mtime_ns), marker.tag)
 
 
 def give_back(arena: Path) -> None:

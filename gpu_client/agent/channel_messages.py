@@ -2,13 +2,15 @@
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from contract.base import MAX_STEP
-from gpu_client.checkpoints.metrics import usable_metrics
+from gpu_client.checkpoints.metrics import usable_metrics, usable_readings
 
+MAX_POINTS_IN_A_MESSAGE = 65
+"""The newest, and of each metric that it has not an earlier one."""
 _STEERING = frozenset(("rules_in_force", "rule_statuses", "decision", "command_result", "leaving"))
 
 
@@ -23,14 +25,27 @@ class Hello:
 
 
 @dataclass(frozen=True, slots=True)
+class Point:
+    """What the training reported at a step; what is not finite is said in words."""
+
+    step: int
+    metrics: dict[str, float | str]
+
+
+@dataclass(frozen=True, slots=True)
 class Progress:
-    """How far the training is. Metrics that are not finite numbers have been left out."""
+    """How far the training is. Metrics that are not finite numbers are in `nonfinite`, in words."""
 
     step: int
     total: int | None
     metrics: dict[str, float]
     phase: tuple[str, int] | None = None
     """What it does between two steps, if it says so, and how much of that is done."""
+    nonfinite: dict[str, str] = field(default_factory=dict)
+    points: tuple[Point, ...] = field(default=(), compare=False)
+    """What is new, by steps."""
+    signals: dict[str, float] = field(default_factory=dict, compare=False)
+    """What the session has measured by itself: mean times of the steps since the message before, in seconds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,8 +96,7 @@ def parse(line: bytes, places: Sequence[Path]) -> Hello | Progress | CheckpointN
     if kind == "hello":
         return Hello(_integer(message, "pid"), _integer(message, "protocol"), message.get("steering") is True)
     if kind == "progress":
-        total = None if message.get("total") is None else _integer(message, "total")
-        return Progress(_integer(message, "step"), total, usable_metrics(message.get("metrics")), _phase_of(message))
+        return _progress_of(message)
     if kind == "checkpoint":
         return CheckpointNotice(
             _integer(message, "step"),
@@ -95,6 +109,22 @@ def parse(line: bytes, places: Sequence[Path]) -> Hello | Progress | CheckpointN
     if isinstance(kind, str) and kind in _STEERING:
         return SteeringNotice(message)
     raise ProtocolError("malformed", f"unknown type {str(kind)[:40]!r}")
+
+
+def _progress_of(message: dict[str, Any]) -> Progress:
+    step = _integer(message, "step")
+    total = None if message.get("total") is None else _integer(message, "total")
+    metrics = usable_metrics(message.get("metrics"))
+    said = usable_readings(message.get("nonfinite"))
+    nonfinite = {name: value for name, value in said.items() if isinstance(value, str)}
+    phase = _phase_of(message)
+    points: tuple[Point, ...] = ()
+    if isinstance(message.get("points"), list):
+        whole = [one for one in message["points"][:MAX_POINTS_IN_A_MESSAGE] if isinstance(one, dict)]
+        points = tuple(Point(_integer(one, "step"), usable_readings(one.get("metrics"))) for one in whole)
+    elif phase is None:
+        points = (Point(step, usable_readings({**metrics, **nonfinite})),)
+    return Progress(step, total, metrics, phase, nonfinite, points, usable_metrics(message.get("signals")))
 
 
 def _integer(message: dict[str, Any], name: str) -> int:

@@ -27,6 +27,7 @@ from gpu_client.agent.channel_messages import (
     ArtifactNotice,
     CheckpointNotice,
     Hello,
+    Point,
     Progress,
     ProtocolError,
     SteeringNotice,
@@ -40,6 +41,8 @@ MAX_CONNECTIONS = 64
 MAX_WAITING_CHECKPOINTS = 1024
 MAX_WAITING_ARTIFACTS = 1024
 MAX_WAITING_STEERING = 2048
+MAX_WAITING_REPORTS = 1024
+MAX_WAITING_POINTS = 2048
 SETTLE_S = 1.0
 # The kernel's limit is 108 bytes (104 on macOS), the terminating zero included.
 MAX_SOCKET_PATH_BYTES = 100
@@ -75,6 +78,8 @@ class ChannelServer:
         self._checkpoints: deque[CheckpointNotice] = deque(maxlen=MAX_WAITING_CHECKPOINTS)
         self._artifacts: deque[Path] = deque(maxlen=MAX_WAITING_ARTIFACTS)
         self._steering: deque[dict[str, Any]] = deque(maxlen=MAX_WAITING_STEERING)
+        self._reports: deque[tuple[float, Progress | CheckpointNotice]] = deque(maxlen=MAX_WAITING_REPORTS)
+        self._points: deque[Point] = deque(maxlen=MAX_WAITING_POINTS)
         self._phase: tuple[str, int] | None = None  # The last one that was told.
         self._sent_steering: list[tuple[float, dict[str, Any]]] = []  # When, and what: for those that connect later.
         self._settling: list[threading.Event] = []
@@ -136,6 +141,20 @@ class ChannelServer:
         with self._lock:
             taken = list(self._steering)
             self._steering.clear()
+            return taken
+
+    def take_reports(self) -> list[tuple[float, Progress | CheckpointNotice]]:
+        """How far the training has been since the last call, each with when it came, by ``clock``."""
+        with self._lock:
+            taken = list(self._reports)
+            self._reports.clear()
+            return taken
+
+    def take_points(self) -> list[Point]:
+        """What was reported since the last call, step by step."""
+        with self._lock:
+            taken = list(self._points)
+            self._points.clear()
             return taken
 
     def steers(self) -> bool:
@@ -326,12 +345,15 @@ class ChannelServer:
             if moved or message.phase not in (None, self._phase):
                 self._advanced_at = self._clock()
             self._progress, self._phase = message, message.phase or self._phase
+            self._reports.append((self._clock(), message))
+            self._points.extend(message.points)
         elif isinstance(message, ArtifactNotice):
             self._artifacts.append(message.path)
         elif isinstance(message, SteeringNotice):
             self._steering.append(message.message)
         else:
             self._checkpoints.append(message)
+            self._reports.append((self._clock(), message))
         self._news.set()
 
 

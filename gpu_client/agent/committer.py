@@ -51,6 +51,8 @@ class Staged:
     """Those of one that was taken over by links, as they were then."""
     give_back: Callable[[], None] | None = None
     """For one that was left where the trainer put it: called, instead of removing `path`, when nobody reads it."""
+    tag: str = ""
+    """By which a rule or command wants it kept."""
 
     def clear(self) -> None:
         """It is committed, or passed over."""
@@ -114,6 +116,11 @@ class Committer:
             self._waiting = staged
             self._tries = 0
             self._changed.notify_all()
+
+    @property
+    def busy(self) -> bool:
+        """Whether one is waiting or under way."""
+        return self._busy or self._waiting is not None
 
     def drain(self, give_up: Callable[[], bool] = lambda: False) -> bool:
         """Wait until nothing is waiting or under way; False if `give_up` says so, or nothing may be committed."""

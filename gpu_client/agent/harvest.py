@@ -111,6 +111,7 @@ class Harvest:
             staged.path,
             staged.step,
             metrics=staged.metrics,
+            tag=staged.tag,
             created_by="session" if staged.created_by == "session" else "script",
             known=self._known,
             upload_bytes_per_s=upload_bytes_per_s,
@@ -143,7 +144,9 @@ class Harvest:
             return
         self._staged_version = staged.version
         step = self._counted(staged.step)
-        committer.offer(Staged(step, staged.path, staged.metrics, "session", give_back=lambda: give_back(arena)))
+        committer.offer(
+            Staged(step, staged.path, staged.metrics, "session", give_back=lambda: give_back(arena), tag=staged.tag)
+        )
 
     def _counted(self, step: int) -> int:
         """The step's number within the whole job."""
@@ -170,7 +173,7 @@ class Harvest:
                     self._watcher.look_again(ready)
                 continue
             step = self._counted(taken.step)
-            committer.offer(Staged(step, taken.path, taken.metrics, taken.created_by, files))
+            committer.offer(Staged(step, taken.path, taken.metrics, taken.created_by, files, tag=taken.tag))
 
 
 class _Unchanged:

@@ -10,6 +10,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 
 from contract.jobs import FailureClass
 from contract.work import Directive, HeartbeatAnswer, HeartbeatRequest, WorkItem
@@ -30,6 +31,7 @@ from gpu_client.agent.leased_calls import LeasedCalls
 from gpu_client.agent.ledger import StepLedger, plan_of
 from gpu_client.agent.log_shipper import LogShipper
 from gpu_client.agent.pace import Pace
+from gpu_client.agent.point_spool import PointSpool
 from gpu_client.agent.settings import AgentSettings
 from gpu_client.agent.signals import StopLevel, StopRequest
 from gpu_client.agent.steering_relay import Leaving, SteeringRelay
@@ -102,9 +104,11 @@ class JobRun:
         self._steps: Steps | None = None
         self._tail: list[str] = []
         """What the last step printed last."""
-        self._output = TrainerOutput(echo=lambda line: logger.debug("| %s", line))
+        points = PointSpool(lambda: item.server_time + time.monotonic() - claimed_at)
+        self._output = TrainerOutput(echo=lambda line: logger.debug("| %s", line), points=points)
+        self._output.signals.follow(item.control.rules if item.control else None)
         self._shipper: LogShipper | None = None
-        self._steering = SteeringRelay(item.control, spoken_of="control" in item.model_fields_set)
+        self._steering = SteeringRelay(item.control, spoken_of="control" in item.model_fields_set, attempt=item.epoch)
         heart = client.within(max(float(item.heartbeat_interval_s), 2.0))  # one that takes longer did not come
         self._keeper = LeaseKeeper(
             item,
@@ -165,7 +169,7 @@ class JobRun:
             # A script that tells nothing is as far as its last checkpoint.
             step=progress.step if progress else self._pace.last_step,
             total_steps=progress.total if progress else None,
-            metrics=(progress.metrics or None) if progress else None,
+            metrics=self._output.signals.beside(progress.metrics if progress else {}),
             goodput=self._pace.goodput(),
             # Not set is not sent: a control plane that knows no rules would refuse the heartbeat.
             **({"control": self._steering.report()} if self._steering.spoken_of else {}),
@@ -174,6 +178,8 @@ class JobRun:
     def _answered(self, request: HeartbeatRequest, answer: HeartbeatAnswer) -> None:
         if request.control is not None:
             self._steering.heard(request.control, answer)
+            self._output.signals.follow(answer.rules)
+        self._output.signals.heard(request.metrics)
 
     def _directed(self, directive: Directive, reason: str) -> None:
         if directive is Directive.PAUSE:
@@ -235,7 +241,8 @@ class JobRun:
             raise TransferCanceled("not worth starting")
         self._enter("training")
         logs = self._client.within(LOG_BUDGET_S)
-        self._shipper = LogShipper(self._output.spool, lambda chunk: logs.send_logs(item.id, item.lease_token, chunk))
+        ship = partial(logs.send_logs, item.id, item.lease_token)
+        self._shipper = LogShipper(self._output.spool, ship, points=self._output.points)
         harvest = Harvest(
             directories, item, self._settings.stable_s, store, on_committed=self._pace.committed, ledger=ledger
         )
@@ -306,7 +313,7 @@ class JobRun:
         if end.failure is not None:
             return self._fail(end.failure, end.status)
         by_rule = self._steering.leaving
-        if by_rule is None or by_rule.kind == "stop" or self._leaving() is not None:
+        if by_rule is None or by_rule.kind == "stop":
             return self._release()
         return self._hand_back(by_rule)
 
@@ -390,7 +397,7 @@ class JobRun:
 
     def _before_last_word(self) -> None:
         """What a heartbeat has no room for in the last word, and what the training printed last."""
-        while self._steering.behind and self._keeper.beat():
+        while (self._steering.behind or self._output.signals.unheard) and self._keeper.beat():
             pass
         if self._shipper is not None and self._stop.level is not StopLevel.NOW:
             self._shipper.flush()

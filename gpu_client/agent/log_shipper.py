@@ -1,4 +1,4 @@
-"""Ships the trainer's output to the job, behind the training. Losing a log line never costs training."""
+"""Ships the trainer's output and what it reports to the job, behind it. Losing a log line never costs training."""
 
 from __future__ import annotations
 
@@ -6,8 +6,10 @@ import logging
 import threading
 import time
 from collections.abc import Callable
+from typing import Any, NamedTuple
 
-from contract.work import LogChunk, log_wait_s
+from contract.output import LogChunk, ReportedPoint, log_wait_s
+from gpu_client.agent.point_spool import PointSpool
 from gpu_client.agent.trainer_output import CHUNK_LINES, LogSpool
 from gpu_client.transport.errors import BatonError, InvalidRequest, LeaseLost
 
@@ -26,10 +28,20 @@ MAX_SHIP_S = 20.0
 """After this long no further call is begun, so that a slow control plane does not hold up the report of the end."""
 
 
+class _Parcel(NamedTuple):
+    """What one call takes. `sequence`: of the spool's chunk that the lines are; None without lines."""
+
+    sequence: int | None
+    lines: list[str]
+    dropped_bytes: int
+    points: list[ReportedPoint]
+
+
 class LogShipper:
     """A thread that sends what is in the spool, every few seconds and later on less often, until closed.
 
-    One chunk of the spool is one call.
+    One chunk of the spool is one call, and takes along the points that wait. Only where no line waits, and an unfull
+    chunk would be sent, points make a call of their own: a training that prints costs no more for reporting.
 
     A job takes no lines after its attempt has ended: call `flush` just before reporting the end.
     """
@@ -39,14 +51,18 @@ class LogShipper:
         spool: LogSpool,
         send: Callable[[LogChunk], object],
         *,
+        points: PointSpool | None = None,
         every_s: float = SHIP_EVERY_S,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._spool = spool
+        self._points = points
         self._send = send
         self._every_s = every_s
         self._clock = clock
         self._next_line = 0
+        self._next_point = 0
+        self._in_flight: _Parcel | None = None
         self._lost = False
         self._shipping = threading.Lock()
         self._closing = threading.Event()
@@ -55,7 +71,7 @@ class LogShipper:
 
     def flush(self) -> None:
         """Send what is left, within reason: up to 20 chunks or 20 s, until one cannot be sent."""
-        self._ship(max_calls=MAX_FAREWELL_CALLS, unfull=True)
+        self._ship(max_calls=MAX_FAREWELL_CALLS, unfull=True, farewell=True)
 
     def close(self) -> None:
         """End the thread; what was not sent is sent by a last `flush`, if at all."""
@@ -75,29 +91,63 @@ class LogShipper:
                 # the job's log would end here without a word. The chunk stays in the spool and is tried again.
                 logger.exception("log lines could not be sent")
 
-    def _ship(self, *, max_calls: int, unfull: bool) -> None:
-        """Send full chunks, with `unfull` also the one that is being filled.
+    def _ship(self, *, max_calls: int, unfull: bool, farewell: bool = False) -> None:
+        """Send full chunks, with `unfull` also the one that is being filled, or where there is none just points.
 
-        Until there are none, one fails, or there were enough; a failed one is sent again later.
+        Until there are none, one fails, or there were enough; a failed one is sent again later. Points that come while
+        lines are being sent wait for the next round, unless there is none.
         """
         with self._shipping:
             until = self._clock() + MAX_SHIP_S
-            for _ in range(max_calls):
-                chunk = None if self._lost else self._spool.next_chunk(flush=unfull)
-                if chunk is None or self._clock() >= until:
+            for call in range(max_calls):
+                parcel = None if self._lost else self._next_parcel(unfull, alone=unfull and (farewell or call == 0))
+                if parcel is None or self._clock() >= until:
                     return
-                lines = chunk.data.decode("utf-8", "replace").removesuffix("\n").split("\n")
-                short = [line[:MAX_LINE_CHARS] for line in lines]
                 try:
-                    self._send(LogChunk(first_line=self._next_line, lines=short, dropped_bytes=chunk.dropped_bytes))
+                    self._deliver(parcel)
                 except LeaseLost:
                     self._lost = True
                     return
-                except InvalidRequest as error:
-                    # It would be refused for ever, and all later lines with it.
-                    logger.warning("%d log lines are dropped: %s", len(lines), error)
                 except BatonError as error:
                     logger.warning("log lines are kept for later: %s", error)
                     return
-                self._next_line += len(lines)
-                self._spool.ack(chunk.sequence)
+                self._in_flight = None
+                self._next_line += len(parcel.lines)
+                if parcel.sequence is not None:
+                    self._spool.ack(parcel.sequence)
+
+    def _next_parcel(self, unfull: bool, *, alone: bool) -> _Parcel | None:
+        """What the next call takes; `alone`: points even without lines.
+
+        The same until it is delivered: it may be stored, and only its answer lost.
+        """
+        if self._in_flight is None:
+            chunk = self._spool.next_chunk(flush=unfull)
+            points = self._points.take() if self._points is not None and (chunk is not None or alone) else []
+            if chunk is not None:
+                lines = chunk.data.decode("utf-8", "replace").removesuffix("\n").split("\n")
+                short = [line[:MAX_LINE_CHARS] for line in lines]
+                self._in_flight = _Parcel(chunk.sequence, short, chunk.dropped_bytes, points)
+            elif points:
+                self._in_flight = _Parcel(None, [], 0, points)
+        return self._in_flight
+
+    def _deliver(self, parcel: _Parcel) -> None:
+        """Send it. What is refused is dropped: it would be refused for ever, and all that comes later with it."""
+        fields: dict[str, Any] = {"first_line": self._next_line, "lines": parcel.lines}
+        fields |= {"dropped_bytes": parcel.dropped_bytes} if parcel.dropped_bytes else {}
+        # Not set is not sent: an older control plane would refuse what it does not know.
+        fields |= {"first_point": self._next_point} if self._next_point else {}
+        if parcel.points:
+            try:
+                self._send(LogChunk(**fields, points=parcel.points))
+                self._next_point += len(parcel.points)
+                return
+            except InvalidRequest as error:
+                logger.warning("what the training reports is not kept: %s", error)
+                self._points, parcel.points[:] = None, []
+        if parcel.lines:
+            try:
+                self._send(LogChunk(**fields))
+            except InvalidRequest as error:
+                logger.warning("%d log lines are dropped: %s", len(parcel.lines), error)

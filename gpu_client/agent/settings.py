@@ -13,6 +13,7 @@
 | `BATON_VRAM_GIB`, `BATON_GPUS`, `BATON_GPU_MODEL` | asked of `nvidia-smi` | what jobs with requirements are matched against |
 | `BATON_DISK_GIB` | free space of the workspace | the same |
 | `BATON_IMAGE` | unknown | the container image that the agent runs in: jobs may ask for one |
+| `BATON_PRICE_USD_PER_HOUR` | unknown | what this machine costs: rules may ask for a job's `cost` |
 | `BATON_POLL_MIN_S`, `BATON_POLL_MAX_S` | 1, 30 | pause between claims while there is no work; full jitter |
 | `BATON_EXIT_WHEN_IDLE_S` | never | end the agent after this long without work |
 | `BATON_MAX_JOBS` | no limit | end the agent after this many jobs |
@@ -68,6 +69,7 @@ class AgentSettings(BaseSettings):
     gpu_model: Annotated[str, Field(max_length=64)] | None = None
     disk_gib: Annotated[float, Field(ge=0, le=10**6)] | None = None
     image: Annotated[str, Field(max_length=256, pattern=r"^[\x21-\x7e]+$")] | None = None
+    price_usd_per_hour: Annotated[float, Field(ge=0, le=10**6, allow_inf_nan=False)] | None = None
     poll_min_s: Annotated[float, Field(gt=0, le=86_400)] = 1.0
     poll_max_s: Annotated[float, Field(gt=0, le=86_400)] = 30.0
     exit_when_idle_s: Annotated[float, Field(ge=0, allow_inf_nan=False)] | None = None
@@ -125,6 +127,7 @@ class AgentSettings(BaseSettings):
             gpus=self.gpus if self.gpus is not None else len(found),
             gpu_model=self.gpu_model or (found[0][0] if found else None),
             image=self.image,
+            price_usd_per_hour=self.price_usd_per_hour,
             runs_plans=True,
             disk_gib=self.disk_gib if self.disk_gib is not None else round(free_bytes / _GIB, 1),
         )

@@ -31,6 +31,7 @@ from contract.steering import (
 )
 from contract.work import HeartbeatAnswer
 from gpu_client.agent.channel_server import ChannelServer
+from gpu_client.agent.presets import PresetWatch
 
 logger = logging.getLogger("baton.job")
 
@@ -70,11 +71,13 @@ class SteeringRelay:
         control: Control | None,
         *,
         spoken_of: bool = True,
+        attempt: int = 1,
         now: Callable[[], float] = time.time,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """`spoken_of`: whether the control plane knows of rules and commands; else it would refuse what is said of
-        them. `now`: seconds since 1970, for the record only. `clock`: monotonic seconds."""
+        them. `attempt`: which one of the job it is. `now`: seconds since 1970, for the record only. `clock`: monotonic
+        seconds."""
         self.spoken_of = spoken_of
         self._control = control or Control()
         self._now = now
@@ -83,6 +86,11 @@ class SteeringRelay:
         self._channel: ChannelServer | None = None
         self._started_at: float | None = None
         self._rules = self._control.rules
+        self._watched = 0
+        """The revision that presets go by."""
+        self._any_rule = True
+        """Whether that has a rule of its own."""
+        self._presets = PresetWatch(self._preset_decided, attempt=attempt, clock=clock)
         self._commands: dict[int, Command] = {command.seq: command for command in self._control.commands}
         self._known_since: dict[int, tuple[float, float]] = {
             seq: (clock(), command.expires_at - command.issued_at) for seq, command in self._commands.items()
@@ -108,20 +116,37 @@ class SteeringRelay:
         """What a training process begins with (BATON_CONTROL). Raises OSError."""
         with self._lock:
             start = self._control.model_dump(mode="json")
+            if "ends" not in self._control.model_fields_set:
+                del start["ends"]  # a control plane that does not count them: 0 would be a claim
             start["rules"] = self._rules.model_dump(mode="json") if self._rules else None
             start["commands"] = [self._sendable(command) for command in self._commands.values()]
         path.write_text(json.dumps(start), encoding="utf-8")
 
-    def attach(self, channel: ChannelServer) -> None:
-        """A training process is about to start; it will be told through this channel."""
+    def attach(
+        self,
+        channel: ChannelServer,
+        *,
+        base: int = 0,
+        storing: Callable[[], bool] = lambda: False,
+        say: Callable[[str], object] = lambda line: None,
+    ) -> None:
+        """A training process is about to start; it will be told through this channel. The rest is for the presets."""
+        if self.spoken_of:
+            self._presets.attach(channel, base=base, storing=storing, say=say)
         with self._lock:
             self._channel = channel
             self._started_at = self._clock()
             self._in_force = 0
-            self._may_leave = True  # a job's next step may end otherwise than the one before
+            # A job's next step, or the next try of the same, may end otherwise than the process before it.
+            self.leaving, self._may_leave = None, True
+
+    def detach(self) -> None:
+        """It has ended, and all that it said was taken."""
+        self._presets.detach()
 
     def take(self) -> None:
         """Note what the training has said since the last call."""
+        self._look_at_presets()
         channel = self._channel
         for message in channel.take_steering() if channel else ():
             try:
@@ -217,6 +242,18 @@ class SteeringRelay:
                 leave_by_rule(leaving)  # what cannot be said in the end is not begun
             self.leaving, self._may_leave = leaving, False
 
+    def _look_at_presets(self) -> None:
+        """In the attempt's thread, without the lock: heartbeats do not wait for it."""
+        rules = self._rules
+        if rules is not None and rules.revision != self._watched:
+            self._watched = rules.revision
+            self._any_rule = self._presets.follow(rules.text)
+        self._presets.look()
+
+    def _preset_decided(self, message: Mapping[str, Any]) -> None:
+        with self._lock:
+            self._decide(message)
+
     def _decide(self, message: Mapping[str, Any]) -> None:
         if len(self._decisions) >= MAX_WAITING:
             if not self._left_out:
@@ -230,6 +267,8 @@ class SteeringRelay:
 
     def _look_for_deafness(self) -> None:
         """A training without a session never answers: that is said, instead of nothing."""
+        if not self._any_rule:
+            return
         if self._rules is None or self._in_force or self._rejected or self._channel is None or self._started_at is None:
             return
         if self._clock() - self._started_at > DEAF_AFTER_S and not self._channel.steers():

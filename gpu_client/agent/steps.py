@@ -42,6 +42,8 @@ COMMAND_TIMEOUT_S = 60
 HURRIED_S = 5.0
 """A cleanup gets no longer than this when the machine is to be left."""
 ASIDE_GRACE_S = 2.0
+_FINAL = frozenset({FailureClass.STOPPED_BY_RULE})
+"""Nobody's mishap: no try more would change it."""
 
 
 class Start(Protocol):
@@ -161,8 +163,9 @@ class Steps:
             if len(self._plan.steps) > 1 or tries:
                 self._say(self._ledger.place(order) + (f", try {tries + 1}" if tries else ""))
             end = self._once(order, resume_from)
-            stay = not self._around.interrupted() and (end.failure is None or not end.failure.failure_class.node_fault)
-            if end.done or not stay or tries >= order.retries:
+            # Without a failure a rule ended it, or others did: neither is to be tried again.
+            final = end.failure is None or end.failure.failure_class in _FINAL or end.failure.failure_class.node_fault
+            if final or self._around.interrupted() or tries >= order.retries:
                 return end
             tries += 1
             logger.warning("job %s: step %s: %s", self._item.id, order.name, end.failure and end.failure.reason)
@@ -179,7 +182,12 @@ class Steps:
         with ChannelServer(self._directories.output, arena=arena) as channel:
             self._channel = channel
             steering = self._around.steering
-            steering.attach(channel)
+            steering.attach(
+                channel,
+                base=self._ledger.base,
+                storing=lambda: self._committer.busy,
+                say=self.output.spool.append,
+            )
             try:
                 steering.write_start(self._directories.control)
             except OSError as error:
@@ -204,6 +212,7 @@ class Steps:
                 end = self._watch(order, trainer, channel)
             finally:
                 trainer.stop(0)
+                steering.detach()
                 self._note_progress()
         return self._judged(order, end, inputs)
 
@@ -211,8 +220,7 @@ class Steps:
         saves = order.checkpoints != "none"
 
         def gather(news: bool) -> None:
-            self._around.steering.take()
-            self._show_finished(channel)
+            self._hear(channel)
             if saves:
                 self._harvest.gather(trainer, self._committer, now=news)
 
@@ -231,11 +239,17 @@ class Steps:
         )
         end = self._run.run()
         channel.settle()  # how the training is to be reported was the last that it said
-        self._around.steering.take()
-        self._show_finished(channel)
+        self._hear(channel)
         if saves:
             self._harvest.gather_rest(self._committer, clean_exit=end.status.code == 0)
         return end
+
+    def _hear(self, channel: ChannelServer) -> None:
+        """Take what the training has said since the last look."""
+        self._around.steering.take()
+        self._show_finished(channel)
+        for point in channel.take_points():
+            self.output.points.offer(point.step + self._ledger.base, point.metrics)
 
     def _show_finished(self, channel: ChannelServer) -> None:
         """Hand over what the training has finished since the last look."""
@@ -248,16 +262,19 @@ class Steps:
     def _judged(self, order: StepOrder, end: TrainerEnd, inputs: Mapping[str, tuple[int, int]]) -> StepsEnd:
         status = end.status
         by_rule = self._around.steering.leaving
-        if by_rule is not None and status.clean and (by_rule.failed or by_rule.kind != "stop"):
-            # Never done; if others want the machine back at the same moment, it is handed back to them.
-            failed = by_rule.failed and not self._around.leaving()
-            failure = Failure(FailureClass.STOPPED_BY_RULE, by_rule.reason) if failed else None
+        leaving = self._around.leaving() is not None and end.silent_s is None and end.timeout_s is None
+        # What the training has announced comes about, also where others want the machine back at the same moment and
+        # did not let it end: the rule counts as fired in its checkpoints, and would not say so again.
+        if by_rule is not None and (status.clean or leaving) and (by_rule.failed or by_rule.kind != "stop"):
+            failure = Failure(FailureClass.STOPPED_BY_RULE, by_rule.reason) if by_rule.failed else None
             return StepsEnd(False, status, failure)
-        if status.clean and not status.stopped_by_us and not self._left_early():
+        finished = by_rule is not None and leaving
+        if status.clean and (finished or not (status.stopped_by_us or self._left_early())):
             failure = changed_inputs(self._directories.data, dict(inputs)) or failed_outputs(
                 self._directories.output, order.outputs, order.optional_outputs
             )
-            return StepsEnd(failure is None, status, failure)
+            if failure is None or not finished:
+                return StepsEnd(failure is None, status, failure)
         if end.timeout_s is not None:
             reason = f"step {order.name} ran longer than its {end.timeout_s} s"
             return StepsEnd(False, status, Failure(FailureClass.STEP_TIMEOUT, reason))

@@ -14,6 +14,9 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from gpu_client.agent.log_signals import LogSignals
+from gpu_client.agent.point_spool import PointSpool
+
 LAST_LINES = 200
 # With the note of what was cut it fits into the 4,000 characters that a job's log takes.
 MAX_LINE_CHARS = 3900
@@ -181,8 +184,14 @@ class TrainerOutput:
         last_lines: int = LAST_LINES,
         spool: LogSpool | None = None,
         assembler: LineAssembler | None = None,
+        *,
+        points: PointSpool | None = None,
+        signals: LogSignals | None = None,
     ) -> None:
         self.spool = spool or LogSpool()
+        self.points = points or PointSpool(time.time)
+        """What it reports, to be shipped with its lines."""
+        self.signals = signals or LogSignals()
         self._assembler = assembler or LineAssembler()
         self._lock = threading.Lock()
         self._ring: deque[str] = deque(maxlen=last_lines)
@@ -191,7 +200,9 @@ class TrainerOutput:
 
     def followed(self) -> TrainerOutput:
         """The sink of the next process of the same job: the same log, its own last lines."""
-        return TrainerOutput(self._write, self._ring.maxlen or LAST_LINES, self.spool)
+        return TrainerOutput(
+            self._write, self._ring.maxlen or LAST_LINES, self.spool, points=self.points, signals=self.signals
+        )
 
     def last_lines(self, limit: int | None = None) -> list[str]:
         """The newest lines, oldest first."""
@@ -204,6 +215,7 @@ class TrainerOutput:
         lines = self._assembler.feed(data, final)
         with self._lock:
             self._ring.extend(lines)
+        self.signals.count(lines)
         for line in lines:
             self.spool.append(line)
             if self._echo:

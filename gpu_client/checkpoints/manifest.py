@@ -64,6 +64,7 @@ def build_manifest(
     epoch: int,
     metrics: Mapping[str, float] | None = None,
     created_by: Literal["session", "script"] = "session",
+    tag: str = "",
     known: Known | None = None,
     upload_bytes_per_s: float | None = None,
     spool: Path | None = None,
@@ -93,6 +94,7 @@ def build_manifest(
             files=build.files(),
             metrics=usable_metrics(dict(metrics or {})),
             created_by=created_by,
+            tag=tag,
         )
     except ValidationError as error:
         build.close()

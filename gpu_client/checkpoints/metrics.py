@@ -1,4 +1,4 @@
-"""Metrics as a training script gives them, reduced to what the control plane accepts."""
+"""Metrics and tags as a training script gives them, reduced to what the control plane accepts."""
 
 import math
 
@@ -7,6 +7,10 @@ from pydantic import TypeAdapter, ValidationError
 from contract.base import MetricName
 
 MAX_METRICS = 64
+MAX_TAG_CHARS = 64
+
+WORDS = ("nan", "inf", "-inf")
+"""What is said for numbers that JSON does not have."""
 
 _name = TypeAdapter(MetricName)
 
@@ -32,3 +36,28 @@ def usable_metrics(raw: object) -> dict[str, float]:
         if math.isfinite(number):
             usable[name] = number
     return usable
+
+
+def usable_readings(raw: object) -> dict[str, float | str]:
+    """The same with those that are not finite, which have to be said in `WORDS`."""
+    if not isinstance(raw, dict):
+        return {}
+    odd = {name: value for name, value in raw.items() if isinstance(value, str) and value in WORDS}
+    usable: dict[str, float | str] = dict(usable_metrics({name: raw[name] for name in raw if name not in odd}))
+    for name, value in odd.items():
+        if len(usable) < MAX_METRICS and _is_name(name):
+            usable[name] = value
+    return usable
+
+
+def _is_name(name: object) -> bool:
+    try:
+        _name.validate_python(name, strict=True)
+    except ValidationError:
+        return False
+    return True
+
+
+def usable_tag(raw: object) -> str:
+    """The tag of a checkpoint, as the contract admits it; empty for anything else."""
+    return raw if isinstance(raw, str) and len(raw) <= MAX_TAG_CHARS and raw.isprintable() else ""

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Literal
 
 from contract.base import MAX_PATH_BYTES, MAX_STEP
-from gpu_client.checkpoints.metrics import usable_metrics
+from gpu_client.checkpoints.metrics import usable_metrics, usable_tag
 from gpu_client.transport.errors import FileChanged
 
 _log = logging.getLogger(__name__)
@@ -59,6 +59,7 @@ class ReadyCheckpoint:
     metrics: dict[str, float]
     created_by: CreatedBy
     files: tuple[FileSeen, ...]
+    tag: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +68,8 @@ class Marker:
 
     step: int
     metrics: dict[str, float]
+    tag: str = ""
+    """By which it is to be kept."""
 
 
 class StageError(Exception):
@@ -197,7 +200,7 @@ class CheckpointWatcher:
         if marker is not None:
             if all(file.path != MARKER for file in files):
                 return None  # It came after the files were listed: they may not be all. The next poll sees both.
-            return ReadyCheckpoint(step, path, marker.metrics, "session", files)
+            return ReadyCheckpoint(step, path, marker.metrics, "session", files, marker.tag)
         if not is_complete(name, files):
             return None
         self._usual_names = {_kind(file.path) for file in files}
@@ -328,4 +331,4 @@ def read_marker(path: Path) -> Marker | None:
     step = marker.get("step")
     if not isinstance(step, int) or isinstance(step, bool) or not 0 <= step <= MAX_STEP:
         raise ValueError(f"its step is {str(step)[:20]!r}")
-    return Marker(step, usable_metrics(marker.get("metrics")))
+    return Marker(step, usable_metrics(marker.get("metrics")), usable_tag(marker.get("tag")))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import typer
 
+from contract.history import EventView
 from contract.jobs import JobState, JobView
 from gpu_client.cli.explaining import Explanation, Facts, explain
 from gpu_client.cli.output import Screen
@@ -13,7 +14,7 @@ from gpu_client.transport.calls import pages
 
 _TO_DO = "What to do"
 _MAX_PAGES = 10
-"""Ten thousand jobs in one state are enough to tell that a queue is long."""
+"""Ten thousand jobs in one state are enough to tell that a queue is long, and as many events of one job."""
 
 
 def register(app: typer.Typer) -> None:
@@ -40,9 +41,18 @@ def gather(client: BatonClient, job: JobView) -> Facts:
         now=client.health().server_time,
         job=job,
         attempts=[one for page in pages(lambda c: client.attempts(job.id, cursor=c)) for one in page.attempts],
+        events=_events(client, job) if job.epoch else (),
         pending=_of_queue(client, job.queue, JobState.PENDING) if waits else (),
         running=_of_queue(client, job.queue, JobState.RUNNING) if waits else (),
     )
+
+
+def _events(client: BatonClient, job: JobView) -> list[EventView]:
+    found: list[EventView] = []
+    listed = pages(lambda cursor: client.events(job.id, limit=1000, cursor=cursor))
+    for _, page in zip(range(_MAX_PAGES), listed, strict=False):
+        found += page.events
+    return found
 
 
 def _of_queue(client: BatonClient, queue: str, state: JobState) -> list[JobView]:
@@ -57,6 +67,7 @@ def _show(screen: Screen, job: JobView, explanation: Explanation) -> None:
     screen.line(f"{job.name or job.recipe or 'job'} {job.id}")
     screen.paragraph(explanation.answer)
     for title, lines in (
+        ("What presets tell", explanation.alerts),
         ("What happened", explanation.history),
         ("Used of its policy", explanation.budgets),
         (_TO_DO, explanation.advice),

@@ -6,8 +6,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from contract.history import AttemptView
+from contract.history import AttemptView, EventType, EventView
 from contract.jobs import AttemptEnd, FailureClass, JobState, JobView, ReasonCode
+from gpu_client.cli.firings import is_of_preset, preset_line
 from gpu_client.cli.formats import count, duration
 from gpu_client.cli.goodput import advice_on, percent, share_of
 from gpu_client.cli.summary import headline, reason_text, summarize
@@ -19,11 +20,12 @@ LATE_S = 180
 
 @dataclass(frozen=True, kw_only=True)
 class Facts:
-    """What is known. `attempts` oldest first; `pending` and `running` are the other jobs of the queue."""
+    """What is known. `attempts` and `events` oldest first; `pending` and `running` are the other jobs of the queue."""
 
     now: int
     job: JobView
     attempts: Sequence[AttemptView] = ()
+    events: Sequence[EventView] = ()
     pending: Sequence[JobView] = ()
     running: Sequence[JobView] = ()
 
@@ -36,6 +38,8 @@ class Explanation:
     history: list[str] = field(default_factory=list)
     budgets: list[str] = field(default_factory=list)
     advice: list[str] = field(default_factory=list)
+    alerts: list[str] = field(default_factory=list)
+    """What presets tell of its newest attempt, and not that it is over."""
 
     def as_data(self) -> dict[str, Any]:
         """For JSON."""
@@ -54,7 +58,17 @@ def explain(facts: Facts) -> Explanation:
     }
     answer, advice = answers[facts.job.state](facts)
     advice = [*advice, *advice_on(facts.attempts, facts.job.policy.checkpoint_every)]
-    return Explanation(answer, [_moved(one) for one in facts.attempts], _budgets(facts), advice)
+    return Explanation(answer, [_moved(one) for one in facts.attempts], _budgets(facts), advice, _alerts(facts))
+
+
+def _alerts(facts: Facts) -> list[str]:
+    standing: dict[str, str] = {}
+    for event in facts.events:
+        if event.epoch == facts.job.epoch and is_of_preset(event):
+            standing.pop(event.data["rule"], None)
+            if event.type is EventType.RULE_FIRED:
+                standing[event.data["rule"]] = f"{preset_line(event)} (at step {event.data.get('step')})"
+    return list(standing.values())
 
 
 _BAD_INPUT = [
@@ -129,9 +143,10 @@ def _running(facts: Facts) -> tuple[str, list[str]]:
         )
         advice = ["That should have happened by now: is the sweeper running?"] if silent_s > LATE_S else []
         return late, advice
-    if job.reason is not None and job.reason.code == ReasonCode.PAUSED_BY_USER:
+    if job.reason is not None and job.reason.code in (ReasonCode.PAUSED_BY_USER, ReasonCode.PAUSED_BY_RULE):
+        by = f" by {job.reason.message}" if job.reason.code == ReasonCode.PAUSED_BY_RULE else ""
         return (
-            f"It runs on {machine} and was asked to pause: it commits a checkpoint first.",
+            f"It runs on {machine} and was asked to pause{by}: it commits a checkpoint first.",
             ["To go on instead: baton resume ID"],
         )
     return f"It runs on {machine}: {said}.", []
@@ -140,7 +155,8 @@ def _running(facts: Facts) -> tuple[str, list[str]]:
 def _paused(facts: Facts) -> tuple[str, list[str]]:
     message = facts.job.reason.message if facts.job.reason else ""
     why = f" ({message})" if message else ""
-    return f"It was paused by a user{why} and resumes from {_checkpoint(facts.job)}.", [
+    by_rule = facts.job.reason is not None and facts.job.reason.code == ReasonCode.PAUSED_BY_RULE
+    return f"It was paused by a {'rule' if by_rule else 'user'}{why} and resumes from {_checkpoint(facts.job)}.", [
         "To let it run: baton resume ID"
     ]
 
@@ -167,6 +183,7 @@ _WHY_FAILED: dict[str, tuple[str, str]] = {
         "Look for memory that runs out, and let it write checkpoints more often",
     ),
     ReasonCode.MAX_RUNTIME: ("it used up the time that its policy allows", "Raise policy.max_runtime_s"),
+    FailureClass.STOPPED_BY_RULE: ("a rule ended it", "If that was wrong, mend the rule (baton rules set ID FILE)"),
     ReasonCode.DEADLINE: ("its deadline has passed", "Submit it with a later policy.deadline_at"),
 }
 

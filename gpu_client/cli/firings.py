@@ -6,6 +6,7 @@ from typing import Any
 
 from contract.history import EventType, EventView
 from contract.jobs import JobState
+from contract.rules import presets
 from gpu_client.cli.session import Session
 from gpu_client.transport.api import BatonClient
 from gpu_client.transport.calls import pages
@@ -40,16 +41,16 @@ class Firings:
         self._state: JobState | None = None
 
     def look(self, job_id: str, state: JobState) -> None:
-        """Show what is new. Asks now and then while the job runs, and when its state changes."""
+        """Show what is new. Asks now and then until the job has ended, and when its state changes."""
         moved, self._state = state is not self._state, state
-        due = moved or (state is JobState.RUNNING and self._looks % self._pause == 0)
+        due = moved or (not state.terminal and self._looks % self._pause == 0)
         self._looks += 1
         if not due:
             return
         try:
             for page in pages(lambda cursor: self._client.events(job_id, limit=1000, cursor=cursor)):
                 for event in page.events:
-                    if event.seq > self._seen and event.type in _SHOWN:
+                    if event.seq > self._seen and _is_shown(event):
                         self._show(job_id, event)
                     self._seen = max(self._seen, event.seq)
         except Unreachable:
@@ -62,9 +63,25 @@ class Firings:
             self._session.screen.say(line_of(event))
 
 
+def is_of_preset(event: EventView) -> bool:
+    """Whether it is what a preset told, or that this is over."""
+    return event.data.get("rule") in presets.NAMES and event.type in (EventType.RULE_FIRED, EventType.RULE_CLEARED)
+
+
+def preset_line(event: EventView) -> str:
+    """`preset-stuck: no step for 14 min, usual 0.4 s`."""
+    return f"{event.data['rule']}: {event.data.get('message') or 'is over'}"
+
+
+def _is_shown(event: EventView) -> bool:
+    return event.type in _SHOWN or is_of_preset(event)
+
+
 def line_of(event: EventView) -> str:
     """`step 120: rule spike fired: loss = 7.25 (rollback)`."""
     data = event.data
+    if is_of_preset(event):
+        return f"step {data.get('step')}: {preset_line(event)}"
     who = f"rule {data['rule']}" if data.get("rule") else "rules"
     who = f"command {data['command']}" if data.get("command") else who
     word = {EventType.ROLLED_BACK: f"rolled back to step {data.get('to_step')}"}.get(

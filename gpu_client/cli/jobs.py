@@ -173,7 +173,7 @@ def show(
                 str(one.step),
                 moment(one.committed_at),
                 size(one.total_bytes),
-                _remarks(one.current, one.pinned, one.damaged),
+                _remarks(one.current, one.pinned, one.damaged, one.tag),
             ]
             for one in checkpoints
         ]
@@ -252,8 +252,9 @@ def _attempt_row(attempt: AttemptView) -> list[str]:
     ]
 
 
-def _remarks(current: bool, pinned: bool, damaged: bool) -> str:
-    return ", ".join(word for word, holds in (("current", current), ("pinned", pinned), ("damaged", damaged)) if holds)
+def _remarks(current: bool, pinned: bool, damaged: bool, tag: str) -> str:
+    words = (("current", current), ("pinned", pinned), ("damaged", damaged), (f"tag {tag}", bool(tag)))
+    return ", ".join(word for word, holds in words if holds)
 
 
 def _show_artifacts(screen: Screen, job: JobView) -> None:

@@ -25,7 +25,9 @@ from gpu_client.cli import (
     local,
     login,
     logs,
+    metrics,
     recipes,
+    report,
     rules,
     steer,
     submit,
@@ -45,7 +47,8 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 _IN_ORDER = (
-    login, data, submit, jobs, watch, logs, explain, steer, rules, fetch, recipes, keys, webhooks, local, doctor,
+    login, data, submit, jobs, watch, logs, metrics, report, explain, steer, rules, fetch, recipes, keys, webhooks,
+    local, doctor,
 )  # fmt: skip
 for commands in _IN_ORDER:
     commands.register(app)

@@ -8,10 +8,13 @@ from typing import Annotated, Any
 import typer
 from pydantic import ValidationError
 
+from contract.rule_calls import ControlPlaneRules, RulesRevision, RulesView
+from contract.rules import presets
 from contract.rules.document import Loaded, load
 from contract.rules.ibm import import_ibm
 from contract.rules.metrics import BUILT_IN
-from contract.steering import MAX_RULES_BYTES, Command, CommandKind, CommandRequest, RulesRevision, RulesView
+from contract.steering import MAX_RULES_BYTES, Command, CommandKind, CommandRequest, RuleStatus
+from gpu_client.cli.backtest import backtest
 from gpu_client.cli.documents import read_text, require_sound, told
 from gpu_client.cli.errors import CliError, ExitCode
 from gpu_client.cli.formats import count, moment
@@ -25,6 +28,7 @@ FileArgument = Annotated[Path, typer.Argument(metavar="FILE", help="Rules: YAML 
 
 def register(app: typer.Typer) -> None:
     """Add the group, and the command for commands."""
+    rules.command("backtest")(backtest)
     app.add_typer(rules, name="rules")
     app.command("tell")(tell)
 
@@ -35,6 +39,17 @@ def check(context: typer.Context, file: FileArgument, as_json: AsJson = False) -
     session = session_of(context)
     loaded = load(_text(file))
     _report(session, file, loaded, {} if as_json else None)
+
+
+@rules.command("presets")
+def show_presets(context: typer.Context, as_json: AsJson = False) -> None:
+    """Print the rules that every training has unless they are switched off (`presets: off`), with their reasons."""
+    screen = session_of(context).screen
+    if as_json:
+        screen.json({"names": list(presets.NAMES), "text": presets.DOCUMENT})
+        return
+    for line in presets.DOCUMENT.removesuffix("\n").split("\n"):
+        screen.line(line)
 
 
 @rules.command("import")
@@ -121,9 +136,15 @@ def show(
             session.screen.line(line)
     else:
         session.screen.line(f"revision {view.newest.revision} of {moment(view.newest.created_at)}: {_standing(view)}")
-        rows = [[one.rule, one.state, _without(one.said, one.state), str(one.fires)] for one in _statuses(view)]
+        here = view.control_plane
+        if here is not None and here.statuses:
+            session.screen.line(_looked_at(here))
+        rows = [
+            [one.rule, one.state, where, _without(one.said, one.state), str(one.fires)]
+            for where, one in _statuses(view)
+        ]
         if rows:
-            columns = ("rule", "state", Column("how it stands", FOLDED), Column("fired", right=True))
+            columns = ("rule", "state", "where", Column("how it stands", FOLDED), Column("fired", right=True))
             session.screen.table(columns, rows)
 
 
@@ -239,8 +260,17 @@ def _standing(view: RulesView) -> str:
     return f"in force since step {said.step:,} of attempt {said.epoch}, as of {moment(said.at)}"
 
 
-def _statuses(view: RulesView) -> list[Any]:
-    return list(view.acknowledged.statuses) if view.acknowledged is not None else []
+def _looked_at(here: ControlPlaneRules) -> str:
+    looked = f"checked at {moment(here.at)}" if here.at is not None else "not checked yet"
+    ahead = f", again by {moment(here.next_check_at)}" if here.next_check_at is not None else ", and not again"
+    return f"in the control plane: {looked}{ahead}"
+
+
+def _statuses(view: RulesView) -> list[tuple[str, RuleStatus]]:
+    """With where each rule is evaluated."""
+    told = view.acknowledged.statuses if view.acknowledged is not None else []
+    here = view.control_plane.statuses if view.control_plane is not None else []
+    return [*(("training", one) for one in told), *(("control plane", one) for one in here)]
 
 
 def _without(said: str, state: str) -> str:

@@ -23,6 +23,8 @@ class Commands:
         self._last_seq = 0
         self._again: list[Order] = []
         """Applied after the checkpoint that this training goes on from: due after the same steps again."""
+        self.done_again = 0
+        """Number of the one that a checkpoint brings with it: whoever hands it out once more is not obeyed twice."""
         self.sets_seq = 0
         """Of the newest `set` that the training's present state has in it."""
 
@@ -55,6 +57,8 @@ class Commands:
                 self._again.append(order)
             return None
         if order.command <= self._last_seq:
+            return None
+        if order.command == self.done_again:
             return None
         self._last_seq = order.command
         if order.action == "set" and order.command <= self.sets_seq:

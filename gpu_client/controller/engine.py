@@ -6,11 +6,15 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from contract.rules.actions import NAMES
+from contract.rules.arithmetic import number_of
 from contract.rules.document import load
 from contract.rules.evaluating import Evaluator, StateError
-from contract.rules.metrics import canonical_name
+from contract.rules.metrics import BUILT_IN, Reduce, name_in_rules
 from contract.rules.numbers import encoded
+from contract.rules.placing import split
 from contract.rules.verdicts import State, Verdict
+from gpu_client.controller.budget import Budget
 from gpu_client.controller.orders import Order, orders_of
 
 log = logging.getLogger("baton.rules")
@@ -22,8 +26,7 @@ UNSEEN_AFTER = 200
 MAX_REPORTED = 20
 MAX_NAMES = 4096
 """A loop that puts the step into its metrics' names has a new one at every step."""
-ALIASES = {"learning_rate": "lr", "eval_loss": "eval.loss"}
-"""Names that loops use for what rules call otherwise."""
+MAX_COMBINATIONS = 256
 
 _EVENTS = {State.FIRED: "rule.fired", State.CLEARED: "rule.cleared", State.ERROR: "rule.error"}
 _NO_ORDERS: tuple[Order, ...] = ()
@@ -37,18 +40,25 @@ class Engine:
     `tell` is called with each decision: a dictionary with `type`, `rule`, `step`, `operands`, `actions`, `message`.
     """
 
-    def __init__(self, tell: Tell) -> None:
+    def __init__(self, tell: Tell, budget: Budget | None = None) -> None:
         self._tell = tell
+        self._budget = budget or Budget()
         self._evaluator: Evaluator | None = None
         self._names: dict[str, str] = {}
+        self._canonical: set[tuple[str, ...]] = set()
+        """Combinations of names that are the same in rules."""
         self._seen = 0
         self._awaited: set[str] = set()
         """Metrics that rules read and that have not come yet."""
         self._unseen_told: set[str] = set()
         """Rules of which that was told."""
+        self._anew: frozenset[str] = frozenset()
+        """Rules whose counters a checkpoint did not have."""
         self.revision = 0
         self.reads: frozenset[str] = frozenset()
         """The metrics that rules read, in conditions and in texts."""
+        self.reducers: Mapping[str, Reduce] = {}
+        """How the values of several processes become one, of those that rules read."""
 
     @property
     def active(self) -> bool:
@@ -56,7 +66,7 @@ class Engine:
         return self._evaluator is not None
 
     def install(self, revision: int, text: str, *, step: int) -> str:
-        """Put these rules into force; what is unchanged in them keeps its counters.
+        """Put these rules into force, but for the control plane's; what is unchanged in them keeps its counters.
 
         Answers with the reason why they cannot be; those before stay in force then. Never raises.
         """
@@ -66,17 +76,20 @@ class Engine:
                 first = loaded.faults[0]
                 place = f"line {first.line}: " if first.line else ""
                 return f"{place}{first.field}: {first.reason}. {first.remedy}".strip()
-            evaluator = Evaluator(loaded.rules) if loaded is not None and loaded.rules and loaded.rules.rules else None
+            rules = split(loaded.rules).training if loaded is not None and loaded.rules else None
+            evaluator = Evaluator(rules) if rules is not None and rules.rules else None
         except Exception as error:
             log.exception("revision %d of the rules cannot be read", revision)
             return f"rules cannot be read here: {type(error).__name__}: {error}"
         old, self._evaluator = self._evaluator, evaluator
         told = f"revision {revision} is in force"
         if old is not None and evaluator is not None:
-            told += _carried(evaluator, old.state_dict())
+            told += _carried(evaluator, old.state_dict())[1]
         self.revision = revision
-        rules = evaluator.rules.rules if evaluator is not None else ()
-        self.reads = frozenset(name for rule in rules for name in (*rule.metrics, *rule.told))
+        here = evaluator.rules.rules if evaluator is not None else ()
+        self.reads = frozenset(name for rule in here for name in (*rule.metrics, *rule.told))
+        known = evaluator.rules.metrics() if evaluator is not None else BUILT_IN
+        self.reducers = {name: known[name].reduced_by for name in self.reads if name in known}
         self._seen = 0
         self._awaited, self._unseen_told = self._not_come(), set()
         self._decide("rule.updated", step=step, severity="info", message=told)
@@ -98,7 +111,18 @@ class Engine:
         if evaluator is None:
             return _NO_ORDERS
         found = self.renamed(metrics)
+        budget = self._budget
+        measured = budget.is_due()
+        if measured or budget.every > 1:
+            # First, for it may wait for the GPU: that is no fault of the rules.
+            read = self._read(found)
+            if event == "step" and budget.passes_over(step, read):
+                return _NO_ORDERS
+            found = {**found, **read}
+        began = budget.clock() if measured else 0.0
         verdicts = evaluator.observe(found, step=step, now=now, event=event)
+        if measured and (told := budget.spent(budget.clock() - began)):
+            self._decide("rule.updated", step=step, message=told)
         if self._awaited:
             self._look_for_unseen(evaluator, found, step)
         if not verdicts:
@@ -110,16 +134,33 @@ class Engine:
                 orders += orders_of(verdict, self.revision, evaluator.values())
         return orders
 
-    def renamed(self, metrics: Mapping[str, object]) -> dict[str, object]:
+    def _read(self, found: Mapping[str, object]) -> dict[str, object]:
+        """What rules read of it, as plain numbers; what is none stays as it is."""
+        read: dict[str, object] = {}
+        for name in self.reads & found.keys():
+            value = found[name]
+            try:
+                read[name] = number_of(value)
+            except Exception:  # noqa: BLE001 - any object at all: the evaluator says what is wrong with it
+                read[name] = value
+        return read
+
+    def renamed(self, metrics: Mapping[str, object]) -> Mapping[str, object]:
         """By their names in rules."""
+        given = (*metrics,)
+        if given in self._canonical:
+            return metrics
         names, found = self._names, {}
         for name, value in metrics.items():
             known = names.get(name)
             if known is None:
                 if len(names) >= MAX_NAMES:
                     names.clear()
-                known = names[name] = canonical_name(ALIASES.get(name, name))
+                    self._canonical.clear()
+                known = names[name] = name_in_rules(name)
             found[known] = value
+        if (*found,) == given and len(self._canonical) < MAX_COMBINATIONS:
+            self._canonical.add(given)
         return found
 
     def statuses(self) -> list[dict[str, Any]]:
@@ -142,6 +183,7 @@ class Engine:
             "version": STATE_VERSION,
             "rules": self._evaluator.state_dict() if self._evaluator else None,
             "seen": self._seen,
+            "every": self._budget.every,
             "unseen_told": sorted(self._unseen_told),
         }
 
@@ -150,8 +192,10 @@ class Engine:
         saved = state.get("rules")
         if self._evaluator is None or saved is None:
             return
+        self._anew = frozenset(rule.name for rule in self._evaluator.rules.rules)
         if state.get("version") == STATE_VERSION:
-            told = _carried(self._evaluator, saved)
+            self._anew, told = _carried(self._evaluator, saved)
+            self._budget.every = int(state.get("every", 1))
             self._seen, self._unseen_told = int(state.get("seen", 0)), set(state.get("unseen_told", ()))
             self._awaited = self._not_come()
         else:
@@ -159,12 +203,23 @@ class Engine:
         if told:
             self._decide("rule.updated", step=step, severity="info", message=f"resumed{told}")
 
+    def wants(self, rule: str, action: str) -> bool:
+        """Whether that rule is in force as it was in the checkpoint, and still does that."""
+        rules = self._evaluator.rules.rules if self._evaluator is not None else ()
+        for one in rules:
+            if one.name == rule and one.name not in self._anew and one.mode == "enforce":
+                return action in {NAMES[type(each)] for each in one.actions} or (
+                    action == "stop" and one.on_error == "stop"
+                )
+        return False
+
     def _look_for_unseen(self, evaluator: Evaluator, found: Mapping[str, object], step: int) -> None:
         """Rules whose metrics never come would be silent for ever: say so once, however they stand.
 
         A rule that nothing has made due stays armed, and one that was checked without them is unknown.
         """
-        self._awaited.difference_update([name for name, value in found.items() if value is not None])
+        if not self._awaited.isdisjoint(found):
+            self._awaited.difference_update([name for name, value in found.items() if value is not None])
         self._seen += 1
         if self._seen % UNSEEN_AFTER:
             return
@@ -193,10 +248,10 @@ class Engine:
         self._tell({"type": type_, "revision": self.revision, "step": step, **more})
 
 
-def _carried(evaluator: Evaluator, state: Any) -> str:
-    """Take the counters over; which begin anew, as the end of a sentence."""
+def _carried(evaluator: Evaluator, state: Any) -> tuple[frozenset[str], str]:
+    """Take the counters over; which begin anew, and that as the end of a sentence."""
     try:
-        anew = [f"{one.rule} ({one.reason})" for one in evaluator.load_state_dict(state) if not one.kept]
+        anew = {one.rule: f"{one.rule} ({one.reason})" for one in evaluator.load_state_dict(state) if not one.kept}
     except StateError as error:
-        return f"; all counters begin anew: {error}"
-    return f"; counters begin anew: {', '.join(anew)}" if anew else ""
+        return frozenset(rule.name for rule in evaluator.rules.rules), f"; all counters begin anew: {error}"
+    return frozenset(anew), f"; counters begin anew: {', '.join(anew.values())}" if anew else ""

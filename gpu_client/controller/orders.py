@@ -32,6 +32,11 @@ class Order:
     """The first step of what led to it."""
     why: str = ""
 
+    @property
+    def takes_steps(self) -> bool:
+        """Whether it begins behind the step at which it is carried out."""
+        return self.action == "profile"
+
     def as_values(self) -> dict[str, Any]:
         """Plain JSON."""
         return asdict(self)

@@ -21,7 +21,7 @@ class Loop(Protocol):
 
     def ask_to_stop(self, reason: str, *, checkpoint: bool) -> None: ...
 
-    def ask_to_save(self) -> None: ...
+    def ask_to_save(self, tag: str = "") -> None: ...
 
 
 Hook = Callable[[Order], None]
@@ -32,6 +32,20 @@ Source = Callable[[], float | None]
 """A metric of the user's own: asked at each step if a rule reads it."""
 
 
+class Profiler(Protocol):
+    """Looks closely at some steps."""
+
+    @property
+    def active(self) -> bool: ...
+
+    def begin(self, steps: int, step: int, told: Callable[[bool, str], object]) -> str:
+        """Begin behind `step`; raises NotOfferedError or anything else if it cannot. `told` hears what came of it."""
+
+    def stepped(self, step: int) -> None: ...
+
+    def close(self) -> None: ...
+
+
 @dataclass
 class Offer:
     """What this loop can do besides stopping and saving."""
@@ -39,6 +53,7 @@ class Offer:
     knobs: dict[str, Knob] = field(default_factory=dict)
     hooks: dict[str, Hook] = field(default_factory=dict)
     metrics: dict[str, Source] = field(default_factory=dict)
+    profiler: Profiler | None = None
     evaluates: bool = False
     skips_batches: bool = False
 
@@ -50,10 +65,14 @@ class NotOfferedError(Exception):
 class Performer:
     """Carries orders out. `leave` is told how the training is to end, where it does not just go on."""
 
-    def __init__(self, loop: Loop, offer: Offer, leave: Callable[[Order], bool]) -> None:
-        """`leave` is False where nobody is there who could do what the end is for."""
+    def __init__(
+        self, loop: Loop, offer: Offer, leave: Callable[[Order], bool], came_of: Callable[[Order, Outcome, str], object]
+    ) -> None:
+        """`leave` is False where nobody is there who could do what the end is for. `came_of` hears what became of an
+        order that takes some steps."""
         self._loop = loop
         self._leave = leave
+        self._came_of = came_of
         self.offer = offer
         self.evaluation_wanted = False
         self.batch_unwanted = False
@@ -95,8 +114,8 @@ class Performer:
             raise NotOfferedError(f"the training is ending already: {self._ended}")
 
     def _save(self, arguments: Mapping[str, Any], order: Order) -> str:
-        self._loop.ask_to_save()
-        tag = arguments.get("tag")
+        tag = str(arguments.get("tag") or "")
+        self._loop.ask_to_save(tag)
         return f"a checkpoint is due: {tag}" if tag else "a checkpoint is due"
 
     def _evaluate(self, arguments: Mapping[str, Any], order: Order) -> str:
@@ -144,6 +163,15 @@ class Performer:
         hook(order)
         return f"{arguments['name']} was called"
 
+    def _profile(self, arguments: Mapping[str, Any], order: Order) -> str:
+        if self.offer.profiler is None:
+            raise NotOfferedError("this training cannot be profiled")
+        return self.offer.profiler.begin(
+            int(arguments["steps"]),
+            order.step,
+            lambda well, said: self._came_of(order, "applied" if well else "failed", said),
+        )
+
     def _elsewhere(self, arguments: Mapping[str, Any], order: Order) -> str:
         raise NotOfferedError(f"{order.action} is not done by a training process")
 
@@ -170,5 +198,5 @@ _DO: Mapping[str, _Do] = {
     "set": Performer._set,
     "hook": Performer._hook,
     "scale": Performer._elsewhere,
-    "profile": Performer._elsewhere,
+    "profile": Performer._profile,
 }

@@ -7,12 +7,13 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
 from contract.rules.arithmetic import number_of
+from contract.rules.metrics import Reduce
 from contract.rules.numbers import decoded, encoded
+from contract.rules.rule import REPORT
 from gpu_client.controller.engine import Engine
 
 Gathered = list[list[float]]
-_GREATEST = frozenset({"step.time", "data.wait", "ckpt.age", "wall", "gpu.temp", "gpu.mem", "host.mem", "host.cpu"})
-"""Of these the greatest counts: the slowest and fullest process is what all of them wait for. Of others the mean."""
+_STEPS = ("step", REPORT)
 
 
 class Peers(Protocol):
@@ -63,13 +64,18 @@ class Gathering:
         """Since the last exchange: at most one of them is a step."""
         self._under_way: Callable[[], list[Observed]] | None = None
 
-    def hand_in(self, step: int, metrics: Mapping[str, object], *, now: float) -> None:
-        """What this process reports, once or more often, or not at all: processes need not do alike."""
+    def hand_in(self, step: int, metrics: Mapping[str, object], *, now: float, logged: bool = False) -> None:
+        """What this process reports, once or more often, or not at all: processes need not do alike.
+
+        logged: these are what the loop logs of the step.
+        """
+        event = REPORT if logged else "step"
         for place, one in enumerate(self._mine):
-            if one.event == "step":
-                self._mine[place] = Observed("step", step, now, {**one.metrics, **metrics})
+            if one.event in _STEPS:
+                event = REPORT if REPORT in (one.event, event) else event
+                self._mine[place] = Observed(event, step, now, {**one.metrics, **metrics})
                 return
-        self._mine.append(Observed("step", step, now, metrics))
+        self._mine.append(Observed(event, step, now, metrics))
 
     def note(self, event: Observed) -> None:
         """Something else than a step; the first process alone says so."""
@@ -83,16 +89,16 @@ class Gathering:
         before = self.finish()
         names = sorted(engine.reads)
         mine, self._mine = self._mine, []
-        renamed = engine.renamed(next((one.metrics for one in mine if one.event == "step"), {}))
+        renamed = engine.renamed(next((one.metrics for one in mine if one.event in _STEPS), {}))
         values: list[float] = []
         for name in names:
             number = _number(renamed.get(name))
             values += (0.0, 0.0) if number is None else (1.0, number)
-        wait = self._peers.start_gather(values)
+        wait, reducers = self._peers.start_gather(values), engine.reducers
 
         def finish() -> list[Observed]:
-            found = _reduced(names, wait())
-            return [one._replace(metrics=found) if one.event == "step" else one for one in mine]
+            found = _reduced(names, wait(), reducers)
+            return [one._replace(metrics=found) if one.event in _STEPS else one for one in mine]
 
         self._under_way = finish
         return before
@@ -137,7 +143,8 @@ class Gathering:
         self._mine = [Observed.of_values(one) for one in state["mine"]]
 
 
-def _reduced(names: Sequence[str], rows: Gathered) -> dict[str, object]:
+def _reduced(names: Sequence[str], rows: Gathered, reducers: Mapping[str, Reduce]) -> dict[str, object]:
+    """A value that is no number on one process is none on all, however it is reduced."""
     found: dict[str, object] = {}
     for column, name in enumerate(names):
         said = [row[2 * column + 1] for row in rows if row[2 * column]]
@@ -146,13 +153,16 @@ def _reduced(names: Sequence[str], rows: Gathered) -> dict[str, object]:
         if any(math.isnan(value) for value in said):
             found[name] = math.nan
         else:
-            found[name] = max(said) if name in _GREATEST else _mean(said)
+            found[name] = _REDUCERS[reducers.get(name, "mean")](said)
     return found
 
 
 def _mean(values: Sequence[float]) -> float:
     """Equal values have themselves as their mean, to the last bit."""
     return values[0] if all(value == values[0] for value in values) else sum(values) / len(values)
+
+
+_REDUCERS: Mapping[Reduce, Callable[[list[float]], float]] = {"mean": _mean, "max": max, "min": min, "sum": sum}
 
 
 def _number(value: object) -> float | None:

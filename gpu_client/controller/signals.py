@@ -1,21 +1,18 @@
-"""What is measured besides what the loop reports: times, the knobs, host and GPU. Only what rules read."""
+"""What is measured besides what the loop reports: times, the knobs, host and GPU."""
 
 from __future__ import annotations
 
-import contextlib
-import importlib
 import logging
-import threading
-from collections.abc import Callable, Mapping, Set
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Mapping, Set
+from typing import Any, TypeVar
 
 from gpu_client.controller.performing import Offer, Source, said_of
+from gpu_client.controller.probing import Probe
 
 log = logging.getLogger("baton.rules")
 
-SAMPLE_EVERY_S = 5.0
-STOP_WITHIN_S = 2.0
-"""A driver that hangs does not hold up the end of a training."""
+T = TypeVar("T")
+
 _HOST = frozenset({"host.cpu", "host.mem"})
 _GPU = frozenset({"gpu.util", "gpu.mem", "gpu.temp"})
 
@@ -29,7 +26,13 @@ class Signals:
         self._step: int | None = None
         self._saved_at = clock()
         self._waited_s = 0.0
+        self._waited_before_s = 0.0
+        """Before the newest step."""
         self._waits = False
+        self._loaders: list[Any] = []
+        """Those that measure by themselves how long they were waited for."""
+        self._told: tuple[int, float, float] | None = None
+        """When the agent was last told: step, time, seconds waited so far."""
         self._probe: Probe | None = None
         self._failed: set[str] = set()
 
@@ -53,6 +56,44 @@ class Signals:
         self._waited_s += seconds
         self._waits = True
 
+    def timed(self, batches: Iterable[T]) -> Iterator[T]:
+        """The batches; how long each was waited for is noted, by themselves if they can (`waited_s`)."""
+        if hasattr(type(batches), "waited_s"):
+            self.follow_loaders([batches])
+            yield from batches
+            return
+        iterator = iter(batches)
+        while True:
+            began = self._clock()
+            try:
+                batch = next(iterator)
+            except StopIteration:
+                return
+            self.waited(self._clock() - began)
+            yield batch
+
+    def follow_loaders(self, states: Iterable[object]) -> None:
+        """Those among them that measure by themselves how long they were waited for (`waited_s`)."""
+        for state in states:
+            if hasattr(type(state), "waited_s") and all(one is not state for one in self._loaders):
+                self._loaders.append(state)
+                self._waits = True
+
+    def _waited(self) -> float:
+        return self._waited_s + sum(float(loader.waited_s) for loader in self._loaders)
+
+    def since_told(self, step: int) -> dict[str, float]:
+        """The mean times of the steps since this was last asked; nothing where there was none."""
+        now, waited, told = self._clock(), self._waited(), self._told
+        self._told = step, now, waited
+        if told is None or step <= told[0]:
+            return {}
+        steps = step - told[0]
+        found = {"step.time": (now - told[1]) / steps}
+        if self._waits:
+            found["data.wait"] = (waited - told[2]) / steps
+        return found
+
     def at_step(
         self, metrics: Mapping[str, object], *, step: int, reads: Set[str], wall: float, offer: Offer
     ) -> dict[str, object]:
@@ -67,9 +108,11 @@ class Signals:
             if "step.time" in reads and self._stepped_at is not None:
                 found["step.time"] = now - self._stepped_at
             self._stepped_at = now
-            if "data.wait" in reads and self._waits:
-                found["data.wait"] = self._waited_s
-            self._waited_s = 0.0
+            if self._waits:
+                waited = self._waited()
+                if "data.wait" in reads:
+                    found["data.wait"] = waited - self._waited_before_s
+                self._waited_before_s = waited
         if "ckpt.age" in reads:
             found["ckpt.age"] = now - self._saved_at
         if "wall" in reads:
@@ -97,77 +140,3 @@ class Signals:
         if self._probe is not None:
             self._probe.stop()
             self._probe = None
-
-
-class Probe:
-    """Looks at host and GPU every few seconds, behind the training; each sample is taken once."""
-
-    def __init__(self, every_s: float = SAMPLE_EVERY_S) -> None:
-        self._every_s = every_s
-        self._sample: dict[str, float] = {}
-        self._lock = threading.Lock()
-        self._stopped = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="baton-probe", daemon=True)
-
-    def start(self) -> None:
-        """Begin."""
-        self._thread.start()
-
-    def stop(self) -> None:
-        """End."""
-        self._stopped.set()
-        self._thread.join(STOP_WITHIN_S)
-
-    def take(self) -> dict[str, float]:
-        """The newest sample, if there is one since the last call."""
-        if not self._sample:
-            return {}
-        with self._lock:
-            taken, self._sample = self._sample, {}
-        return taken
-
-    def _run(self) -> None:
-        sources = [source for make in (_host, _gpu) if (source := make()) is not None]
-        while sources:
-            sample: dict[str, float] = {}
-            for source in sources:
-                # A driver may fail at any moment; then this value is missing, and rules know that.
-                with contextlib.suppress(Exception):
-                    sample |= source()
-            with self._lock:
-                self._sample = sample
-            if self._stopped.wait(self._every_s):
-                return
-
-
-def _host() -> Callable[[], dict[str, float]] | None:
-    try:
-        psutil: Any = importlib.import_module("psutil")
-        psutil.cpu_percent()  # the first call has nothing to compare with
-    except Exception as error:  # noqa: BLE001 - no module, or one that this machine's /proc is too strange for
-        log.info("host.* is not measured: %s", error)
-        return None
-
-    def read() -> dict[str, float]:
-        return {"host.cpu": psutil.cpu_percent(), "host.mem": float(psutil.virtual_memory().used)}
-
-    return read
-
-
-def _gpu() -> Callable[[], dict[str, float]] | None:
-    try:
-        nvml: Any = importlib.import_module("pynvml")
-        nvml.nvmlInit()
-        device = nvml.nvmlDeviceGetHandleByIndex(0)
-    except Exception as error:  # noqa: BLE001 - no module, no driver, no device: each says so in its own way
-        log.info("gpu.* is not measured: %s", error)
-        return None
-
-    def read() -> dict[str, float]:
-        return {
-            "gpu.util": float(nvml.nvmlDeviceGetUtilizationRates(device).gpu),
-            "gpu.mem": float(nvml.nvmlDeviceGetMemoryInfo(device).used),
-            "gpu.temp": float(nvml.nvmlDeviceGetTemperature(device, 0)),
-        }
-
-    return read

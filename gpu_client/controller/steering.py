@@ -13,14 +13,17 @@ import os
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import replace
 from typing import Any, TypeVar
 
 from contract.rules.metrics import canonical_name
+from contract.rules.rule import REPORT
 from gpu_client.controller.commands import Commands
+from gpu_client.controller.ending import Ending
 from gpu_client.controller.engine import Engine
 from gpu_client.controller.knobs import Knob
 from gpu_client.controller.orders import Order
-from gpu_client.controller.performing import Hook, Loop, Offer, Performer, Source
+from gpu_client.controller.performing import Hook, Loop, Offer, Performer, Profiler, Source
 from gpu_client.controller.reducing import Gathering, Observed, Peers
 from gpu_client.controller.rolling_back import adjusted
 from gpu_client.controller.signals import Signals
@@ -34,6 +37,7 @@ _ON_FIRST = frozenset({"log", "alert"})
 """Said once, not by every process."""
 
 T = TypeVar("T")
+Note = Callable[[int, Mapping[str, object]], None]
 
 
 class Steering:
@@ -63,21 +67,31 @@ class Steering:
         self._shared_rules: Mapping[str, Any] | None = None
         self._rollbacks: list[Mapping[str, Any]] = []
         self._rollbacks_done = 0
+        self._ending = Ending()
         self._saved_here = False
         self.engine = Engine(self._teller.decided)
         self._offer = Offer()
-        self._performer = Performer(loop, self._offer, self._leave)
+        self._note: Note | None = None
+        self._performer = Performer(
+            loop, self._offer, self._leave, lambda *came_of: self._teller.outcome(*came_of, step=self._step)
+        )
         self._gathering = Gathering(peers) if peers.size > 1 else None
         self._signals = Signals(clock)
         self.live = False
         """Whether there is anything to do at a step: asked at every one."""
 
-    def begin(self, start: Mapping[str, Any], send: Send | None) -> None:
+    def begin(self, start: Mapping[str, Any], send: Send | None, note: Note | None = None, *, step: int = 0) -> None:
         """Take what the agent said at the beginning; `send` tells the agent, None where there is none.
 
-        start: `rules`, `commands`, `rollbacks`, `ran_s`, as in contract.steering.Control.
+        note: is told the metrics of evaluations, for the job's history.
+
+        start: `rules`, `commands`, `rollbacks`, `ends`, `ran_s`, as in contract.steering.Control. step: of the
+            checkpoint from which the training is to go on.
         """
+        self._step = step
         self._teller.send = send
+        self._note = note
+        self._ending.begin(start.get("ends") if send is not None else None)  # alone, to start again is to go on
         self._knows_wall = "ran_s" in start
         self._wall_base = float(start.get("ran_s") or 0)
         self._rollbacks = list(start.get("rollbacks") or [])
@@ -97,6 +111,7 @@ class Steering:
         knobs: Mapping[str, Knob] | None = None,
         metrics: Mapping[str, Source] | None = None,
         hooks: Mapping[str, Hook] | None = None,
+        profiler: Profiler | None = None,
         evaluate: bool = False,
         skip_batch: bool = False,
     ) -> None:
@@ -104,11 +119,12 @@ class Steering:
 
         knobs: by name, `{"lr": LearningRate(optimizer, scheduler)}`. metrics: the user's own, asked at each step where
             a rule reads them. hooks: actions of the user's own. evaluate: the loop looks at `evaluation_due`.
-            skip_batch: it reports before optimizer.step() and looks at `batch_unwanted`.
+            profiler: the session's. skip_batch: it reports before optimizer.step() and looks at `batch_unwanted`.
         """
         self._offer.knobs.update(knobs or {})
         self._offer.metrics.update({canonical_name(name): source for name, source in (metrics or {}).items()})
         self._offer.hooks.update(hooks or {})
+        self._offer.profiler = profiler or self._offer.profiler
         self._offer.evaluates = self._offer.evaluates or evaluate
         # With several processes what a rule says of a batch comes a step too late.
         self._offer.skips_batches = self._offer.skips_batches or (skip_batch and self._peers.size == 1)
@@ -133,19 +149,18 @@ class Steering:
     def evaluated(self, step: int, metrics: Mapping[str, object] | None = None, **more: object) -> None:
         """An evaluation is done: rules know `loss` of it as `eval.loss`."""
         found = {**(metrics or {}), **more}
-        self.happened("evaluate", step, {f"eval.{name}": value for name, value in found.items()})
+        named = {f"eval.{name}": value for name, value in found.items()}
+        if self._note is not None:
+            self._note(step, named)
+        self.happened("evaluate", step, named)
+
+    def measured(self, step: int) -> dict[str, float]:
+        """What the agent is told beside a report: mean times of the steps since the report before it."""
+        return self._signals.since_told(step)
 
     def timed(self, batches: Iterable[T]) -> Iterator[T]:
-        """The batches; how long each was waited for is the metric `data.wait`."""
-        iterator = iter(batches)
-        while True:
-            began = self._clock()
-            try:
-                batch = next(iterator)
-            except StopIteration:
-                return
-            self._signals.waited(self._clock() - began)
-            yield batch
+        """The batches; how long each was waited for is the metric `data.wait`. A `ResumableLoader` needs no timing."""
+        return self._signals.timed(batches)
 
     # What arrives
 
@@ -156,22 +171,35 @@ class Steering:
 
     # What the loop says
 
-    def reported(self, step: int, metrics: Mapping[str, object], *, last: bool = False) -> None:
-        """A step is done; `last`: as far as is known none comes after it. Never raises."""
+    def reported(self, step: int, metrics: Mapping[str, object], *, last: bool = False, event: str = "") -> None:
+        """A step is done; `last`: as far as is known none comes after it. Never raises.
+
+        event: `step`; `log`, of a step that was done already; else a step that has metrics is both.
+        """
+        event = event or (REPORT if metrics else "step")
         self._step, self._last = step, last
+        if self._offer.profiler is not None and self._offer.profiler.active:
+            self._offer.profiler.stepped(step)
         if not self._started:
             self._started = True
             self.happened("start", max(0, step - 1), {})
-        found = self._signals.at_step(metrics, step=step, reads=self.engine.reads, wall=self._wall(), offer=self._offer)
+        engine, active = self.engine, self.engine.active
+        found = metrics
+        if event != "log":
+            reads, offer = engine.reads, self._offer
+            found = self._signals.at_step(metrics, step=step, reads=reads, wall=self._wall(), offer=offer)
         if self._gathering is not None:
-            if self.engine.active:
-                self._gathering.hand_in(step, found, now=self._now())
-        else:
+            if active:
+                self._gathering.hand_in(step, found, now=self._now(), logged=event != "step")
+        elif self._inbox or not active or self._commands.waiting:
             orders = self._arrived(step)
-            if self.engine.active:
-                orders += self.engine.observe(found, step=step, now=self._now())
+            if engine.active:
+                orders += engine.observe(found, step=step, now=self._now(), event=event)
             self._carry_out(orders)
-        self._look_for_epoch(step, metrics)
+        elif decided := engine.observe(found, step=step, now=self._now(), event=event):
+            self._carry_out(decided)
+        if "epoch" in metrics:
+            self._look_for_epoch(step, metrics)
         self._tell_statuses()
 
     def happened(self, event: str, step: int, metrics: Mapping[str, object]) -> None:
@@ -187,7 +215,7 @@ class Steering:
             self._gathering.note(observed)
 
     def _look_for_epoch(self, step: int, metrics: Mapping[str, object]) -> None:
-        epoch = metrics.get("epoch")
+        epoch = metrics["epoch"]
         if not isinstance(epoch, int | float) or not abs(epoch) < 1e12:
             return
         before, self._epoch = self._epoch, math.floor(epoch)
@@ -247,7 +275,7 @@ class Steering:
     @property
     def has_state(self) -> bool:
         """Whether a checkpoint without it would forget something."""
-        return self.engine.active or self._commands.sets_seq > 0 or self._rollbacks_done > 0
+        return self.engine.active or bool(self._commands.sets_seq or self._rollbacks_done) or self._ending.announced
 
     def state_dict(self) -> dict[str, Any]:
         """Counters, and what of commands and rollbacks the training's state has in it. Plain JSON."""
@@ -260,6 +288,7 @@ class Steering:
             "sets_seq": self._commands.sets_seq,
             "rollbacks": self._rollbacks_done,
             "waiting": [order.as_values() for order in self._waiting],
+            "ending": self._ending.state(),
             "gathering": self._gathering.state(self.engine) if self._gathering is not None else None,
         }
 
@@ -275,6 +304,9 @@ class Steering:
         self.engine.load_state_dict(state.get("engine", {}), step=self._step)
         if self._peers.first:
             self._waiting = [Order.of_values(values) for values in state.get("waiting", ())]
+            if (left := self._ending.left_over(state.get("ending"), self.engine.wants)) is not None:
+                self._commands.done_again = left.command
+                self._waiting.append(left)
             gathering = state.get("gathering")
             if gathering is not None and self._gathering is not None:
                 self._gathering.load_state(gathering)
@@ -286,6 +318,7 @@ class Steering:
         """The training goes on after `step`: what was decided later than its checkpoint is applied to it."""
         self._step = step
         states = list(states)
+        self._signals.follow_loaders(states)
         for one in self._rollbacks:
             if int(one["number"]) > self._rollbacks_done:
                 self._rollbacks_done = int(one["number"])
@@ -313,6 +346,8 @@ class Steering:
             if self._gathering is not None and not self._gathering.under_way:
                 self._carry_out(self._observe(self._gathering.rest()))
             self._tell_statuses(at_once=True)
+        if self._offer.profiler is not None:
+            self._offer.profiler.close()
         self._signals.close()
 
     # Inside
@@ -324,7 +359,8 @@ class Steering:
         return self._wall_base + self._clock() - self._began
 
     def _refresh(self) -> None:
-        self.live = self.engine.active or bool(self._waiting or self._commands.waiting)
+        profiling = self._offer.profiler is not None and self._offer.profiler.active
+        self.live = self.engine.active or profiling or bool(self._waiting or self._commands.waiting)
         if self._inbox:  # looked at last: what comes from now on sets it itself
             self.live = True
 
@@ -365,19 +401,21 @@ class Steering:
         for order in orders:
             if order.action in _ON_FIRST and not self._peers.first:
                 continue
-            outcome, said = self._performer.perform(order)
+            # Several processes act later than it was decided.
+            outcome, said = self._performer.perform(replace(order, step=self._step) if order.takes_steps else order)
             if order.command:
                 if outcome == "applied":
                     self._commands.applied(order)
                 self._result(order.command, "applied" if outcome == "applied" else "rejected", said)
-            told = {"type": f"action.{outcome}", "revision": order.revision, "step": self._step}
-            whose = {"rule": order.rule} if order.rule else {"command": order.command}
-            self._teller.decided({**told, **whose, "actions": [order.action], "message": said})
+            self._teller.outcome(order, outcome, said, step=self._step)
 
     def _leave(self, order: Order) -> bool:
         """Tell the agent how the training ends."""
         self._teller.leaving(order)
-        return self._teller.send is not None
+        if self._teller.send is None:
+            return False
+        self._ending.announce(order)
+        return True
 
     def _result(self, seq: int, status: str, message: str) -> None:
         self._teller.result(seq, status, message, step=self._step)

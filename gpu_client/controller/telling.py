@@ -49,6 +49,12 @@ class Teller:
         self.say({**decision, "type": "decision", "decision": decision["type"]})
         self.changed()
 
+    def outcome(self, order: Order, outcome: str, said: str, *, step: int) -> None:
+        """What became of an order."""
+        told = {"type": f"action.{outcome}", "revision": order.revision, "step": step}
+        whose = {"rule": order.rule} if order.rule else {"command": order.command}
+        self.decided({**told, **whose, "actions": [order.action], "message": said})
+
     def result(self, seq: int, status: str, message: str, *, step: int) -> None:
         """What became of a command."""
         said = message[:MAX_TOLD_CHARS]
@@ -76,8 +82,10 @@ class Teller:
 
     def statuses(self, found: Callable[[], Sequence[dict[str, Any]]], *, at_once: bool = False) -> None:
         """How each rule stands, if it is time to say so."""
+        if self.send is None or not self._first:
+            return
         now = self._clock()
-        if not self._first or self.send is None or not (at_once or now - self._said_at >= STATUS_EVERY_S):
+        if not at_once and now - self._said_at < STATUS_EVERY_S:
             return
         self._said_at = now
         self.say({"type": "rule_statuses", "statuses": _fitting(found())})

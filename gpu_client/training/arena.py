@@ -86,12 +86,12 @@ class Arena:
             pairs += [(targets[key], contents.tensors[key]) for key in targets]
         return pairs
 
-    def finish(self, step: int, metrics: Mapping[str, float], forms: Mapping[str, str]) -> None:
+    def finish(self, step: int, metrics: Mapping[str, float], forms: Mapping[str, str], tag: str = "") -> None:
         """Everything is copied: from here on it is a checkpoint, and the agent's."""
         for file in self.directory.iterdir():
             # Writing through a mapping need not change the time that tells readers of a change.
             os.utime(file)
-        commit.write_marker(self.directory, step, metrics, "session", forms, durable=False, digests=False)
+        commit.write_marker(self.directory, step, metrics, "session", forms, tag=tag, durable=False, digests=False)
 
     def clear(self) -> None:
         """Give all memory back. The next checkpoint allocates anew."""

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+from transformers.trainer_utils import has_length
 
 from gpu_client.controller.knobs import LearningRate
 from gpu_client.training import commit
@@ -40,6 +41,8 @@ class BatonCallback(TrainerCallback):  # type: ignore[misc]  # transformers is n
     def __init__(self, session: Session) -> None:
         self._session = session
         self._logged: dict[str, float] = {}
+        self._predicted = 0
+        """Batches of the evaluation under way."""
 
     @property
     def resume_from(self) -> str | None:
@@ -80,7 +83,7 @@ class BatonCallback(TrainerCallback):  # type: ignore[misc]  # transformers is n
     ) -> TrainerControl:
         """Report the step; pass on what the session, a rule or a command wants."""
         new = {} if state.epoch is None else {"epoch": state.epoch}
-        self._session.report_new(state.global_step, state.max_steps, new, shown=self._logged)
+        self._session.report_new(state.global_step, state.max_steps, new, shown=self._logged, event="step")
         self._show_losses(args)
         return self._obey(state, control)
 
@@ -97,8 +100,22 @@ class BatonCallback(TrainerCallback):  # type: ignore[misc]  # transformers is n
         self._logged = self._logged | numbers
         # An evaluation is an event of its own: rules hear of it in on_evaluate.
         new = {} if any(name.startswith(EVALUATED) for name in numbers) else numbers
-        self._session.report_new(state.global_step, state.max_steps, new, shown=self._logged)
+        self._session.report_new(state.global_step, state.max_steps, new, shown=self._logged, event="log")
         return self._obey_alone(state, control)
+
+    def on_prediction_step(
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        eval_dataloader: Any = None,
+        **_: Any,
+    ) -> TrainerControl:
+        """Say how far an evaluation is, lest it be taken for a training that stands still."""
+        total = len(eval_dataloader) if eval_dataloader is not None and has_length(eval_dataloader) else 0
+        self._predicted = 1 if self._predicted >= total > 0 else self._predicted + 1
+        self._session.phase("evaluation", self._predicted, total)
+        return control
 
     def on_evaluate(
         self,

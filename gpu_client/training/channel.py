@@ -20,6 +20,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from gpu_client.training.points import Carried, finite, numbers_of, points_of, said
 from gpu_client.training.protocol import (
     MAX_LINE_BYTES,
     MAX_RULES_LINE_BYTES,
@@ -44,7 +45,8 @@ log = logging.getLogger("baton.training")
 
 _Phase = tuple[str, int, int]
 """Its name, how much of it is done, and of how much."""
-_Report = tuple[int, int, Mapping[str, object], _Phase | None]
+_Report = tuple[int, int, Mapping[str, object], _Phase | None, Mapping[str, object]]
+"""Step, total, what is shown, the phase, and what of the metrics is of this step."""
 
 
 @dataclass
@@ -53,6 +55,8 @@ class _Message:
 
     line: bytes
     step: int | None = None
+    points: bool = False
+    """It has what no later message says."""
     sent: bool = False
     done: threading.Event = field(default_factory=threading.Event)
 
@@ -70,20 +74,23 @@ class Channel:
         on_directive: Callable[[Directive], None],
         *,
         on_steering: Callable[[Mapping[str, Any]], None] = lambda message: None,
+        signals: Callable[[int], Mapping[str, float]] = lambda step: {},
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Connect to the socket at `path` and say hello. None or "" means: there is no agent.
 
-        `on_steering` is called as `on_directive` is, with rules and commands.
+        `on_steering` is called as `on_directive` is, with rules and commands; `signals` in the loop's thread.
         """
         self._on_directive = on_directive
-        self._on_steering = on_steering
+        self._on_steering, self._signals = on_steering, signals
         self._clock = clock
         self._pid = os.getpid()
         self._lock = threading.Lock()
         self._queue: deque[_Message] = deque()
         self._progress: _Message | None = None  # newest wins
         self._held: _Report | None = None  # reported within the interval, not sent yet
+        self._carried = Carried()  # what reports that were passed over alone had
+        self._told: tuple[int, int, Mapping[str, object], _Phase | None] | None = None  # the last one sent
         self._reported_at: float = -math.inf  # by self._clock, seconds
         self._untold: set[int] = set()
         self._warned: set[str] = set()
@@ -116,20 +123,43 @@ class Channel:
         """Whether an agent is listening as far as is known."""
         return self._connected and os.getpid() == self._pid
 
-    def report(self, step: int, total: int, metrics: Mapping[str, object], phase: _Phase | None = None) -> None:
-        """Offer progress. At most one report per `PROGRESS_INTERVAL_S` is sent; the last step always is."""
+    def report(
+        self,
+        step: int,
+        total: int,
+        metrics: Mapping[str, object],
+        phase: _Phase | None = None,
+        new: Mapping[str, object] | None = None,
+    ) -> None:
+        """Offer progress. At most one report per `PROGRESS_INTERVAL_S` is sent; the last step always is.
+
+        new: the metrics that are of this step, where `metrics` has others too. What only a report had that is passed
+            over for a newer one travels with that one, under its own step.
+        """
         if not self.connected:
             return
+        fresh = metrics if new is None else new
+        if self._held is not None and not self._held[4].keys() <= fresh.keys():
+            self._carried.add(self._held[0], self._held[4], but=fresh)
         now = self._clock()
         if (step < total or phase) and now - self._reported_at < PROGRESS_INTERVAL_S:
-            self._held = (step, total, metrics, phase)
+            self._held = (step, total, metrics, phase, fresh)
             return
         self._reported_at = now
-        self._offer_progress(step, total, metrics, phase)
+        self._offer_progress(step, total, metrics, phase, fresh)
+
+    def note(self, step: int, metrics: Mapping[str, object]) -> None:
+        """Metrics that come beside the reports, as an evaluation's: told with the next report, at no further cost."""
+        if self.connected:
+            self._carried.add(step, metrics)
 
     def flush(self) -> None:
         """Send the progress that was held back because the one before it had just been sent."""
-        if self._held is not None and self.connected:
+        if not self.connected:
+            return
+        if self._held is None and self._carried and self._told is not None:
+            self._held = (*self._told, {})
+        if self._held is not None:
             self._offer_progress(*self._held)
 
     def checkpoint_written(
@@ -160,7 +190,7 @@ class Channel:
         body: dict[str, Any] = {"type": "checkpoint", "step": step, "path": path}
         if stall_s is not None:
             body["stall_s"] = round(stall_s, 4)
-        message = _Message(self._line(body, metrics), step)
+        message = _Message(self._line(body, self.clean_metrics(metrics)), step)
         with self._lock:
             if self._progress is not None:  # keep the order: progress of this step before its checkpoint
                 self._queue.append(self._progress)
@@ -218,42 +248,50 @@ class Channel:
 
     def clean_metrics(self, metrics: Mapping[str, object]) -> dict[str, float]:
         """The finite numbers among `metrics` (tensors and numpy scalars of one element included)."""
-        clean: dict[str, float] = {}
-        for name, value in metrics.items():
-            try:
-                plain = value.item() if hasattr(value, "item") else value  # tensors and numpy scalars
-                number: float = int(plain) if isinstance(plain, int) else float(plain)  # type: ignore[arg-type]
-                finite = math.isfinite(number)
-            except (TypeError, ValueError, RuntimeError):
-                self._warn_once(f"metric {name!r} is not a number ({type(value).__name__}): left out")
-                continue
-            except OverflowError:
-                self._warn_once(f"metric {name!r} is beyond what a float can hold: left out of reports while it is")
-                continue
-            if finite:
-                clean[name] = number
-            else:
-                self._warn_once(f"metric {name!r} became {number}: left out of reports while it is")
-        return clean
+        return finite(numbers_of(metrics, self._warn_once))
 
     # --- sending, from the training thread -------------------------------------------------------------------------
 
-    def _offer_progress(self, step: int, total: int, metrics: Mapping[str, object], phase: _Phase | None) -> None:
+    def _offer_progress(
+        self,
+        step: int,
+        total: int,
+        metrics: Mapping[str, object],
+        phase: _Phase | None,
+        fresh: Mapping[str, object],
+    ) -> None:
         self._held = None
+        self._told = step, total, metrics, phase
+        numbers = numbers_of(metrics, self._warn_once)
+        carried = self._carried.take(self._warn_once)
         body: dict[str, Any] = {"type": "progress", "step": step, "total": total}
         if phase:
             body |= {"total": total or None, "phase": dict(zip(("name", "done", "total"), phase, strict=True))}
-        message = _Message(self._line(body, metrics))
+        body |= {"signals": measured} if (measured := self._signals(step)) else {}
+        if carried or fresh is not metrics:
+            if fresh is not metrics:
+                read = {name: numbers[name] for name in fresh if fresh[name] is metrics.get(name) and name in numbers}
+                others = {name: fresh[name] for name in fresh if name not in read}
+                own = {**read, **numbers_of(others, self._warn_once)}
+            else:
+                own = numbers
+            points = points_of(carried, step, own)
+            body |= {"points": points} if points or not phase else {}
+        message = _Message(self._line(body, numbers), points=bool(carried))
         with self._lock:
+            if self._progress is not None and self._progress.points and len(self._queue) < MAX_WAITING_TELLINGS:
+                self._queue.append(self._progress)
             self._progress = message
         self._wake()
 
-    def _line(self, body: dict[str, Any], metrics: Mapping[str, object]) -> bytes:
-        line = encode(body | {"metrics": self.clean_metrics(metrics)})
+    def _line(self, body: dict[str, Any], numbers: Mapping[str, float]) -> bytes:
+        odd = {name: said(number) for name, number in numbers.items() if not math.isfinite(number)}
+        line = encode({**body, "metrics": finite(numbers), **({"nonfinite": odd} if odd else {})})
         if len(line) <= MAX_LINE_BYTES:
             return line
         self._warn_once(f"metrics of more than {MAX_LINE_BYTES} bytes do not fit into a message: left out")
-        return encode(body | {"metrics": {}})
+        body.pop("points", None)
+        return encode({**body, "metrics": {}})
 
     def _enqueue(self, message: _Message) -> None:
         with self._lock:

@@ -51,11 +51,19 @@ class Marker:
     created_by: str
     states: Mapping[str, str]
     files: Mapping[str, tuple[int, str]]
+    tag: str = ""
+    """By which a rule or command wanted it kept."""
 
 
 def checkpoint_path(output_dir: Path, step: int) -> Path:
     """Where the checkpoint of `step` is committed."""
     return output_dir / f"checkpoint-{step}"
+
+
+def step_of(path: Path) -> int:
+    """The step that a checkpoint's name says; 0 for another name."""
+    name = _NAME.fullmatch(path.name)
+    return int(name.group(1)) if name is not None else 0
 
 
 def staging_path(output_dir: Path, step: int) -> Path:
@@ -70,6 +78,7 @@ def write_marker(
     created_by: str,
     states: Mapping[str, str],
     *,
+    tag: str = "",
     durable: bool = True,
     digests: bool = True,
 ) -> None:
@@ -94,6 +103,7 @@ def write_marker(
         "created_by": created_by,
         "states": dict(states),
         "files": files,
+        **({"tag": tag} if tag else {}),
     }
     content = json.dumps(marker, separators=(",", ":")).encode()
     if len(content) > MARKER_MAX_BYTES:
@@ -136,6 +146,7 @@ def read_marker(directory: Path) -> Marker:
                 str(name): (int(record["size_bytes"]), str(record.get("blake3", "")))
                 for name, record in content.get("files", {}).items()
             },
+            tag=str(content.get("tag", "")),
         )
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise CheckpointDamagedError(f"{path} is not a checkpoint marker ({error!r})", _DAMAGE_REMEDY) from error

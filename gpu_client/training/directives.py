@@ -59,6 +59,8 @@ class Directives:
         self._checkpoint_asked = False
         self._stop: _Stop | None = None  # what is wished, as of now
         self._agreed: _Stop | None = None  # what all ranks have seen, as of the last call of due
+        self.tag = ""
+        """By which the next checkpoint is to be kept."""
         self._answered = False  # a checkpoint has been written since then
         self._uses_due = False
         self.put_off = False
@@ -126,6 +128,7 @@ class Directives:
 
     def checkpoint_written(self) -> None:
         """A checkpoint has been committed."""
+        self.tag = ""
         self._answered = self._agreed is not None
 
     def receive(self, directive: Directive) -> None:
@@ -142,8 +145,9 @@ class Directives:
         """A rule or command wants the loop to leave."""
         self.receive(Directive("stop", reason, checkpoint))
 
-    def ask_to_save(self) -> None:
-        """A rule or command wants a checkpoint."""
+    def ask_to_save(self, tag: str = "") -> None:
+        """A rule or command wants a checkpoint, and that it is kept by that tag; of two tags the newer one counts."""
+        self.tag = tag or self.tag
         self.receive(Directive("checkpoint"))
 
     def _agree(self, on_interval: bool, busy: Callable[[], bool]) -> tuple[bool, _Stop | None, bool, bool]:

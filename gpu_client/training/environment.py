@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from contract.rules.document import load
+from contract.rules.placing import split
 from gpu_client.training import commit
 from gpu_client.training.errors import CheckpointMismatchError, SessionError
+
+log = logging.getLogger("baton.rules")
 
 
 def read_output_dir(environment: Mapping[str, str], given: str | Path | None) -> Path:
@@ -60,10 +64,13 @@ def read_control(environment: Mapping[str, str], rules: str | Path | None) -> di
         text = Path(rules).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise SessionError(f"the rules in {rules} cannot be read ({error})", "Name a file of rules") from error
-    faults = load(text).faults
+    found, faults, _ = load(text)
     if faults:
         told = "; ".join(f"line {one.line}: {one.field}: {one.reason}" for one in faults[:5])
         raise SessionError(f"the rules in {rules} cannot be used: {told}", faults[0].remedy)
+    elsewhere = [rule.name for rule in split(found).control_plane.rules] if found else []
+    if elsewhere:
+        log.warning("not evaluated here: %s; only the control plane can, and there is none", ", ".join(elsewhere))
     return {"rules": {"revision": 1, "text": text}}
 
 

@@ -7,6 +7,10 @@ trainer -> agent::
     {"type": "hello", "pid": 123, "protocol": 1, "steering": true}
     {"type": "progress", "step": 120, "total": 500, "metrics": {"loss": 0.5}}
     {"type": "progress", "step": 0, "total": 500, "metrics": {...}, "phase": {"name": "images", "done": 7, "total": 20}}
+    {"type": "progress", "step": 120, "total": 500, "metrics": {"lr": 0.1}, "nonfinite": {"loss": "nan"}}
+    {"type": "progress", "step": 121, "total": 500, "metrics": {"loss": 0.4, "lr": 0.1},
+      "points": [{"step": 120, "metrics": {"eval.loss": "inf"}}, {"step": 121, "metrics": {"loss": 0.4}}],
+      "signals": {"step.time": 0.4, "data.wait": 0.1}}
     {"type": "checkpoint", "step": 100, "path": "/abs/output/checkpoint-100", "metrics": {"loss": 0.5}}
     {"type": "checkpoint", "step": 120, "path": "/abs/arena/checkpoint", "metrics": {"loss": 0.4}, "stall_s": 0.15}
     {"type": "artifact", "path": "/abs/output/validation/step-000100-0.png"}
@@ -32,9 +36,11 @@ before it is known. `leaving`: how the
 training, which is about to end, is to be reported; what rules and commands are is told in `gpu_client/controller`.
 
 Lines are UTF-8 and at most `MAX_LINE_BYTES` long, those with rules `MAX_RULES_LINE_BYTES`: they are sent only to a
-trainer whose hello says "steering". Metrics are finite JSON numbers: a metric that is not a number, or
-is NaN or infinite, is left out and named once in the log. Unknown message types are ignored, so that either side may
-learn new words first.
+trainer whose hello says "steering". Metrics are finite JSON numbers: a metric that is not a number is left out and
+named once in the log; one that is NaN or infinite stands in `nonfinite`, as "nan", "inf" or "-inf". `points` are what
+is new, each under its step, where that is not just the message's metrics: some of these are of earlier steps, or a
+report that was passed over alone had others. `signals`: what the session has measured by itself, the mean of the steps
+since the message before, in seconds. Unknown message types are ignored, so that either side may learn new words first.
 
 A trainer that cannot train with what the job gives it prints one line that says why, and exits with
 `BAD_INPUT_EXIT_CODE`: the attempt fails as `bad_input` with that line.

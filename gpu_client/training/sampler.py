@@ -18,6 +18,7 @@ import hashlib
 import random
 import signal
 import sys
+import time
 from collections.abc import Callable, Iterator, Mapping
 from multiprocessing.util import Finalize
 from types import FrameType
@@ -178,12 +179,14 @@ class ResumableLoader:
             options["worker_init_fn"] = _WorkerStart(options.get("worker_init_fn"))
         self._options = options
         self._batches: Iterator[Any] | None = None
+        self._waited_s = 0.0
         self._at_exit: Finalize | None = None
 
     def __iter__(self) -> Self:
         return self
 
     def __next__(self) -> Any:
+        began = time.perf_counter()
         if self._batches is None:
             if self._workers:
                 # Before multiprocessing waits for the workers to end. Both: in a main process only atexit comes early
@@ -202,7 +205,13 @@ class ResumableLoader:
             )
         batch = next(self._batches)
         self.sampler.advance()
+        self._waited_s += time.perf_counter() - began
         return batch
+
+    @property
+    def waited_s(self) -> float:
+        """How long the loop has waited for batches so far: to rules and presets the metric `data.wait`."""
+        return self._waited_s
 
     def skip(self, batches: int) -> None:
         """Pass over so many batches; prefetched ones are dropped."""

@@ -20,8 +20,7 @@ from __future__ import annotations
 import atexit
 import logging
 import os
-from collections.abc import Mapping
-from operator import index
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -29,17 +28,17 @@ from typing import Any, Self
 from gpu_client.controller.steering import Steering
 from gpu_client.training import commit, environment, states
 from gpu_client.training.arena import Arena
+from gpu_client.training.arguments import STEERING, names, require_free, whole
 from gpu_client.training.channel import Channel
 from gpu_client.training.directives import Directives
-from gpu_client.training.errors import CheckpointMismatchError, CheckpointWriteError, SessionError
+from gpu_client.training.errors import CheckpointMismatchError, SessionError
+from gpu_client.training.profiling import StepProfiler
 from gpu_client.training.protocol import Directive
-from gpu_client.training.random_state import restore_random
+from gpu_client.training.random_state import capture_random, restore_random
 from gpu_client.training.ranks import Ranks
 from gpu_client.training.writing import Writer
 
 KEEP_LAST = 2
-STEERING = "steering"
-"""Of a checkpoint's states the one that is the session's own: counters of rules, where there are any."""
 
 log = logging.getLogger("baton.training")
 
@@ -85,9 +84,12 @@ class Session:
         self.steering = Steering(self._directives, ranks)
         """Rules and commands: what they may do with this loop, and what they want of it."""
         self._directives.share_with(self.steering)
-        listening = channel_path if ranks.first else None
-        self._channel = Channel(listening, self._directives.receive, on_steering=self.steering.receive)
-        self.steering.begin(control, self._channel.tell if self._channel.connected else None)
+        self.steering.offer(profiler=StepProfiler(output_dir, self.artifact, first=ranks.first))
+        listening, told = channel_path if ranks.first else None, self.steering
+        self._channel = Channel(listening, self._directives.receive, on_steering=told.receive, signals=told.measured)
+        known = commit.step_of(resume_from) if resume_from is not None else 0
+        send = self._channel.tell if self._channel.connected else None
+        self.steering.begin(control, send, self._channel.note, step=known)
         self._writer = Writer(
             output_dir,
             None if arena is None else Arena(arena),
@@ -122,8 +124,7 @@ class Session:
             the agent knows of their successors.
         rules: without Baton, a file of rules (docs/rules.md). (Under Baton they are the job's.)
 
-        Raises SessionError when no output directory is known, the parameters cannot be read, or a fresh run would mix
-        with the checkpoints of an earlier one.
+        Raises SessionError without output directory or readable parameters, or where checkpoints of two runs would mix.
         """
         if keep_last < 1:
             raise SessionError(f"keep_last is {keep_last}", "Keep at least 1 checkpoint")
@@ -154,22 +155,24 @@ class Session:
     def report(self, step: int, total: int, **metrics: object) -> None:
         """Say how far training is: `step` of `total` done, with numbers (tensors of one element are welcome).
 
-        Cheap enough for every step: at most one report per 0.2 s is read and sent. numpy's and torch's whole numbers
-        are steps too. Raises SessionError for a fraction.
+        Cheap enough for every step: at most one report per 0.2 s is read and sent. Raises SessionError for a fraction.
         """
         self.report_new(step, total, metrics, shown=metrics)
 
-    def report_new(self, step: int, total: int, new: Mapping[str, object], *, shown: Mapping[str, object]) -> None:
-        """The same where `shown`, for people, has numbers of earlier steps in it: rules look at what is `new`."""
+    def report_new(
+        self, step: int, total: int, new: Mapping[str, object], *, shown: Mapping[str, object], event: str = ""
+    ) -> None:
+        """The same where `shown`, for people, has older numbers. event: `step` or `log`, where they are told apart."""
         # Kept as they are until the next report: reading (or detaching) each would cost more than all the rest, and
         # once backward() has run, a loss holds no activations.
-        step, total = _whole("step", step), _whole("total", total)
+        if type(step) is not int or type(total) is not int:
+            step, total = whole("step", step), whole("total", total)
         self._last_report = (step, total, shown)
         if self._writer.skipped_steps:
             shown = {"checkpoints_skipped": len(self._writer.skipped_steps), **shown}
-        self._channel.report(step, total, shown)
+        self._channel.report(step, total, shown, new=new)
         if self.steering.live:
-            self.steering.reported(step, new, last=step >= total > 0)
+            self.steering.reported(step, new, last=step >= total > 0, event=event)
 
     @property
     def alone(self) -> bool:
@@ -183,10 +186,10 @@ class Session:
             progress (`no_progress_timeout_s`) it is some whenever `done` changes. As cheap as `report`.
         """
         step, total_steps, metrics = self._last_report
-        done, total = _whole("done", done), _whole("total", total)
+        done, total = whole("done", done), whole("total", total)
         told = {name: done, f"{name}_total": total}
         # First, for the agent leaves out what is too much.
-        self._channel.report(step, total_steps, {**told, **metrics, **told}, phase=(name, done, total))
+        self._channel.report(step, total_steps, {**told, **metrics, **told}, phase=(name, done, total), new={})
 
     def artifact(self, path: str | Path) -> None:
         """Show a finished file of the output directory to whoever watches the job, now instead of at its end.
@@ -269,10 +272,14 @@ class Session:
 
         Either the whole checkpoint exists afterwards or nothing of it. Raises CheckpointWriteError.
         """
-        step = _whole("step", step)
+        step = whole("step", step)
         if self._last_committed is not None and self._last_committed[0] == step:
+            tag = self._directives.tag
             self._directives.starting_checkpoint()
             self._directives.checkpoint_written()
+            if tag:  # wanted after this one was written: the next one is to have it
+                self._directives.tag = tag
+                self._directives.checkpoint_skipped()
             return self._last_committed[1]
         self._directives.starting_checkpoint()
         if metrics is None:
@@ -280,10 +287,11 @@ class Session:
             metrics = reported if reported_step == step else {}
         numbers = self._channel.clean_metrics(metrics)
         must = must or self._directives.stopping or self._is_last(step)
-        _require_free(stateful)
+        require_free(stateful)
         if self.steering.has_state:
             stateful[STEERING] = self.steering
-        path = self._writer.write(step, numbers, stateful, must=must, overlap=overlap and not must)
+        kept_as = self._directives.tag
+        path = self._writer.write(step, numbers, stateful, must=must, overlap=overlap and not must, tag=kept_as)
         if path is None:
             self._directives.checkpoint_skipped()
             return None
@@ -297,27 +305,25 @@ class Session:
         reported, total, _ = self._last_report
         return reported == step and step >= total > 0
 
-    def mark_complete(self, step: int, metrics: Mapping[str, object] | None = None) -> Path:
+    def mark_complete(
+        self, step: int, metrics: Mapping[str, object] | None = None, *, staged: Path | None = None
+    ) -> Path:
         """Commit a `<output>/checkpoint-<step>/` that another library has finished writing (see BatonCallback).
+
+        staged: where it was written, if elsewhere in the output directory: it gets its name now, and goes when newer
+            ones are there, as the session's own do.
 
         It is not resumed by `resume` but by that library.
         """
-        step = _whole("step", step)
+        step = whole("step", step)
         final = commit.checkpoint_path(self.output_dir, step)
+        kept_as = self._directives.tag
         self._directives.starting_checkpoint()
         self._last_committed = step, final
         self._directives.checkpoint_written()
-        if not self._ranks.first:
-            return final
-        if not final.is_dir():
-            raise CheckpointWriteError(f"{final} does not exist", "Write checkpoints into the session's output_dir")
-        numbers = self._channel.clean_metrics(metrics or {})
-        try:
-            commit.write_marker(final, step, numbers, "script", {}, durable=self._durable)
-        except OSError as error:
-            raise self._writer.explain(step, error) from error
-        self._channel.checkpoint_written(step, str(final), numbers)
-        self.steering.happened("save", step, {})
+        if self._ranks.first:
+            self._writer.adopt(step, self._channel.clean_metrics(metrics or {}), staged, kept_as)
+            self.steering.happened("save", step, {})
         return final
 
     def resume(self, **stateful: Any) -> int:
@@ -337,29 +343,40 @@ class Session:
                 f"{directory} was not written by session.checkpoint ({marker.created_by})",
                 "Resume it with the library that wrote it; for the Hugging Face Trainer see BatonCallback",
             )
-        _require_free(stateful)
+        require_free(stateful)
         if STEERING in marker.states:
             stateful[STEERING] = self.steering
         missing, extra = stateful.keys() - marker.states.keys(), marker.states.keys() - stateful.keys()
         if missing or extra:
             raise CheckpointMismatchError(
-                f"{directory} holds {_names(marker.states)}, but resume() asks for {_names(stateful)}",
+                f"{directory} holds {names(marker.states)}, but resume() asks for {names(stateful)}",
                 "Name the same states in checkpoint() and resume(), or start a new job for the changed script",
             )
         randoms = states.load_states(directory, marker.states, stateful)
         self._last_report = marker.step, 0, {}
-        if len(randoms) == self._ranks.size:
-            restore_random(randoms[self._ranks.rank])
-        else:
-            log.warning(
-                "the checkpoint was written by %d processes, now there are %d: random numbers will differ from an "
-                "uninterrupted run",
-                len(randoms),
-                self._ranks.size,
-            )
+        self.restore_randoms(randoms)
         log.info("resumed from %s", directory)
         self.steering.resumed(marker.step, stateful.values())
         return marker.step
+
+    def gather_randoms(self) -> list[dict[str, Any]] | None:
+        """The random states of all processes, for another library's checkpoint; None but on the first one.
+
+        Every rank calls it at the same moment.
+        """
+        return self._ranks.gather(capture_random())
+
+    def restore_randoms(self, randoms: Sequence[Mapping[str, Any]]) -> None:
+        """Put this process's generators where they were; if there were as many processes."""
+        if len(randoms) == self._ranks.size:
+            restore_random(randoms[self._ranks.rank])
+            return
+        log.warning(
+            "the checkpoint was written by %d processes, now there are %d: random numbers will differ from an "
+            "uninterrupted run",
+            len(randoms),
+            self._ranks.size,
+        )
 
     def close(self) -> None:
         """Finish what is being copied, send the last progress, hang up, give SIGTERM back.
@@ -380,20 +397,3 @@ class Session:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
-
-
-def _whole(name: str, value: int) -> int:
-    """`value` as Python's own whole number: what JSON and file names are made of."""
-    try:
-        return index(value)
-    except TypeError as error:
-        raise SessionError(f"{name} is {value!r}", "Pass a whole number") from error
-
-
-def _require_free(stateful: Mapping[str, object]) -> None:
-    if STEERING in stateful:
-        raise SessionError(f"the state {STEERING!r} is the session's own", "Choose another keyword for yours")
-
-
-def _names(named: Mapping[str, object]) -> str:
-    return ", ".join(sorted(named)) or "nothing"

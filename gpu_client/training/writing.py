@@ -86,7 +86,14 @@ class Writer:
             self._copy = None
 
     def write(
-        self, step: int, metrics: Mapping[str, float], stateful: Mapping[str, Any], *, must: bool, overlap: bool
+        self,
+        step: int,
+        metrics: Mapping[str, float],
+        stateful: Mapping[str, Any],
+        *,
+        must: bool,
+        overlap: bool,
+        tag: str = "",
     ) -> Path | None:
         """Write the checkpoint of `step`; returns where it lies, None if it is skipped because the arena is not free.
 
@@ -99,10 +106,31 @@ class Writer:
             return None
         if place is _Place.ARENA:
             try:
-                return self._stage(step, metrics, stateful, overlap)
+                return self._stage(step, metrics, stateful, overlap, tag)
             except _UnwritableError as error:
                 self._say_once(f"checkpoints go to disk: {error}")
-        return self._write_to_disk(step, metrics, stateful)
+        return self._write_to_disk(step, metrics, stateful, tag)
+
+    def adopt(self, step: int, metrics: Mapping[str, float], staged: Path | None, tag: str = "") -> None:
+        """A directory that another library has written is complete: under its name, or `staged`, then it is ours.
+
+        Raises CheckpointWriteError.
+        """
+        final = commit.checkpoint_path(self._output_dir, step)
+        written = staged or final
+        if not written.is_dir():
+            raise CheckpointWriteError(f"{written} does not exist", "Write checkpoints into the session's output_dir")
+        try:
+            by = "script" if staged is None else "session"
+            commit.write_marker(written, step, metrics, by, {}, tag=tag, durable=self._durable)
+            if staged is not None:
+                commit.publish(staged, final, durable=self._durable)
+        except OSError as error:
+            raise self.explain(step, error) from error
+        if staged is None:
+            self._channel.checkpoint_written(step, str(final), metrics)
+        else:
+            self.tell(step, final, metrics)
 
     def tell(self, step: int, path: Path, metrics: Mapping[str, float]) -> None:
         """A directory of the output directory is complete: the agent is told, older ones go."""
@@ -127,7 +155,9 @@ class Writer:
 
     # --- into shared memory -------------------------------------------------------------------------------------------
 
-    def _stage(self, step: int, metrics: Mapping[str, float], stateful: Mapping[str, Any], overlap: bool) -> Path:
+    def _stage(
+        self, step: int, metrics: Mapping[str, float], stateful: Mapping[str, Any], overlap: bool, tag: str
+    ) -> Path:
         """Raises _UnwritableError when it does not fit; the arena holds nothing then."""
         arena = self._arena
         assert arena is not None
@@ -143,7 +173,7 @@ class Writer:
             pairs.extend(arena.allocate(collected.files))
 
         def finish() -> None:
-            arena.finish(step, metrics, collected.forms)
+            arena.finish(step, metrics, collected.forms, tag)
 
         try:
             self._phase(step, arena.begin if self._ranks.first else None)
@@ -182,7 +212,7 @@ class Writer:
 
     # --- onto disk ----------------------------------------------------------------------------------------------------
 
-    def _write_to_disk(self, step: int, metrics: Mapping[str, float], stateful: Mapping[str, Any]) -> Path:
+    def _write_to_disk(self, step: int, metrics: Mapping[str, float], stateful: Mapping[str, Any], tag: str) -> Path:
         staged = commit.staging_path(self._output_dir, step)
         final = commit.checkpoint_path(self._output_dir, step)
         collected = states.Collected()
@@ -197,7 +227,7 @@ class Writer:
             states.save_states(staged, collected, randoms)
 
         def publish() -> None:
-            commit.write_marker(staged, step, metrics, "session", collected.forms, durable=self._durable)
+            commit.write_marker(staged, step, metrics, "session", collected.forms, tag=tag, durable=self._durable)
             commit.publish(staged, final, durable=self._durable)
 
         try:

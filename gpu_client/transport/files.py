@@ -90,6 +90,13 @@ class StagedFile:
             self._aside.unlink(missing_ok=True)
 
 
+def write_whole(destination: Path, data: bytes) -> None:
+    """Write a file completely or not at all; one that is there is replaced. Raises DiskFull or TransferError."""
+    with StagedFile(destination, fsync=False) as file:
+        file.write(memoryview(data))
+        file.commit()
+
+
 def sync_directory(directory: Path) -> None:
     """Make the names in a directory durable."""
     with local_errors(f"syncing {directory}"):

@@ -4,14 +4,8 @@ from __future__ import annotations
 
 import uuid
 
-from contract.steering import (
-    Command,
-    CommandList,
-    CommandRequest,
-    RulesHistory,
-    RulesRequest,
-    RulesView,
-)
+from contract.rule_calls import RulesHistory, RulesRequest, RulesView
+from contract.steering import Command, CommandList, CommandRequest
 from gpu_client.transport.calls import ApiCalls, read_answer, segment
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 
 from pydantic import BaseModel
 
@@ -21,7 +21,8 @@ from contract.jobs import (
     RetryRequest,
     StopRequest,
 )
-from contract.work import LogPage, TransitionAnswer
+from contract.output import LogPage, MetricPage, MetricPoint
+from contract.work import TransitionAnswer
 from gpu_client.transport.calls import ApiCalls, read_answer, segment
 from gpu_client.transport.errors import ApiError
 
@@ -92,6 +93,21 @@ class SubmitterCalls(ApiCalls):
         """One page of a job's output. Poll with the page's `next_cursor` to follow."""
         query = {"limit": limit, "cursor": cursor}
         return read_answer("logs", self._send("logs", "GET", f"{_job(job_id)}/logs", query=query), LogPage)
+
+    def metrics(self, job_id: str, *, limit: int = 1000, cursor: str | None = None) -> MetricPage:
+        """One page of what a job's training reported. Poll with the page's `next_cursor` to follow."""
+        query = {"limit": limit, "cursor": cursor}
+        return read_answer("metrics", self._send("metrics", "GET", f"{_job(job_id)}/metrics", query=query), MetricPage)
+
+    def metric_points(self, job_id: str) -> Iterator[MetricPoint]:
+        """Everything that a job's training reported so far, attempt after attempt."""
+        cursor: str | None = None
+        while True:
+            page = self.metrics(job_id, cursor=cursor)
+            yield from page.points
+            cursor = page.next_cursor
+            if not page.points:
+                return
 
     def stop(self, job_id: str, *, message: str = "") -> TransitionAnswer:
         """Cancel the job: final at once."""

@@ -6,11 +6,20 @@ from dataclasses import replace
 
 import pytest
 
-from contract.steering import MAX_COMMANDS, CommandKind, RuleStatus
+from contract.history import EventType
+from contract.steering import (
+    MAX_COMMANDS,
+    MAX_DECISIONS,
+    MAX_OPERANDS_BYTES,
+    MAX_STATUS_CHARS,
+    MAX_STATUSES,
+    CommandKind,
+    RuleStatus,
+)
 from functions.domain import jobs as rules
 from functions.domain.change import Change, NoteLease, SteerLease, changed
 from functions.domain.errors import FenceBroken, Refusal, WriteConflict
-from functions.domain.records import CommandRecord, ControlRecord, Job, RulesRecord
+from functions.domain.records import CommandRecord, ControlRecord, Event, Job, RulesRecord
 from tests.clouds import Cloud
 from tests.conformance.store_kit import NOW, Held, claim, submission, submit
 
@@ -153,3 +162,29 @@ def test_nobody_notes_anything_after_the_end(cloud: Cloud) -> None:
     with pytest.raises(FenceBroken):
         cloud.jobs.note(held.job.id, said(held), NoteLease(fence=held.fence(), rules_in_force=1, rules_rejected=0))
     assert cloud.jobs.control(held.job.id) is None
+
+
+def test_what_a_worker_says_at_its_full_size_is_written_in_one_transaction(cloud: Cloud) -> None:
+    """Of the characters that take the most bytes: ten decisions and all statuses."""
+    held = claim(cloud, submit(cloud))
+    wide = "\U0001f600"
+    operands = {f"{number} " + wide * (MAX_OPERANDS_BYTES // 128 - 8): "-inf" for number in range(32)}
+    status = RuleStatus(rule="r" * 64, state="s" * 32, said=wide * MAX_STATUS_CHARS, fires=10**9)
+    first = held.job.event_seq + 1
+    events = tuple(
+        Event(
+            seq=first + number,
+            type=EventType.RULE_FIRED,
+            at=NOW,
+            epoch=1,
+            data={"number": number + 1, "operands": operands, "message": wide * 1024, "actions": ["a" * 128] * 16},
+        )
+        for number in range(MAX_DECISIONS)
+    )
+    control = said(held, statuses=[status] * MAX_STATUSES, reason=wide * 1024)
+    job = held.job.model_copy(update={"event_seq": first + MAX_DECISIONS - 1, "decided": MAX_DECISIONS})
+    note = NoteLease(fence=held.fence(), rules_in_force=1, rules_rejected=0)
+    cloud.jobs.apply(replace(changed(job, NOW), events=events, control=control, lease=note))
+    assert cloud.jobs.control(job.id) == control
+    found = [one for one in cloud.jobs.events(job.id, limit=1000).items if one.seq >= first]
+    assert [one.data["operands"] for one in found] == [operands] * MAX_DECISIONS

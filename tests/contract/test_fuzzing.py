@@ -188,7 +188,13 @@ def test_no_findings(case: schemathesis.Case) -> None:
 
 SUCCEED_AS_DESCRIBED = {
     *("POST /job", "POST /jobs/batch", "GET /jobs", "GET /job/{id}", "GET /job/{id}/events", "GET /job/{id}/attempts"),
-    *("GET /job/{id}/checkpoints", "GET /job/{id}/logs", "POST /job/{id}/stop", "POST /job/{id}/pause"),
+    *(
+        "GET /job/{id}/checkpoints",
+        "GET /job/{id}/logs",
+        "GET /job/{id}/metrics",
+        "POST /job/{id}/stop",
+        "POST /job/{id}/pause",
+    ),
     *("GET /work", "GET /work/peek", "POST /heartbeat/{id}", "POST /complete", "POST /fail", "POST /release"),
     *("POST /job/{id}/artifacts", "POST /job/{id}/logs", "GET /job/{id}/inputs", "GET /download/token"),
     *("GET /job/{id}/rules", "GET /job/{id}/rules/history", "POST /rules/check", "GET /job/{id}/commands"),

@@ -134,11 +134,11 @@ def steer(api: Api) -> None:
     held = api.claim(queue="steer")
     api.post(f"/job/{job}/pause").ok()
     held.commit(100).ok()
-    held.post(f"/job/{job}/logs", {"first_line": 0, "lines": ["line"]}).ok()
+    held.post(f"/job/{job}/logs", {"first_line": 0, "lines": ["line"], "points": [{"step": 1, "at": 1}]}).ok()
     api.get(f"/job/{job}").ok()
     api.get("/jobs").ok()
     held.release().ok()
-    for what in ("", "/events", "/attempts", "/checkpoints", "/logs"):
+    for what in ("", "/events", "/attempts", "/checkpoints", "/logs", "/metrics"):
         api.get(f"/job/{job}{what}").ok()
     api.post(f"/job/{job}/stop").ok()
     api.post(f"/job/{job}/retry", {"from_step": 100}).ok()
@@ -164,6 +164,35 @@ def steer_training(api: Api) -> None:
     by_rule = {"kind": "rollback", "ended_by": {"rule": "nan", "step": 1}, "rollback": {"before_step": 1}}
     held.release(by_rule=by_rule).ok()
     assert len(api.claim(queue="trained").item["control"]["commands"]) == MAX_COMMANDS
+
+
+def watch(api: Api) -> None:
+    """Jobs of a group whose rules the control plane evaluates, by each function; with commands that make room."""
+    rule = "{name: here, when: 'wall > 1m and group_count(loss) > 0', on: %s, do: [save, {save: best}, pause]}"
+    jobs = []
+    for number, occasion in enumerate(("heartbeat", "timer")):
+        rules = f"rules: [{rule % occasion}, {{name: broken, when: interruptions > 0, do: {{stop: failed}}}}]"
+        api.submit(queue="watched", rules=rules, tags={"group": "g"}, policy={"heartbeat_interval_s": 60})
+        held = api.claim(queue="watched", price_usd_per_hour=1.5, machine_id=f"w-{number}")
+        held.heartbeat(step=1, metrics={"loss": 1.0}).ok()
+        for _ in range(MAX_COMMANDS):
+            api.post(f"/job/{held.id}/commands", {"kind": "save"}).ok()
+        held.report(1, results=[{"seq": seq, "status": "applied"} for seq in (1, 2)]).ok()
+        jobs.append(held)
+    api.clock.advance(70)
+    api.sweep()
+    for held in jobs:
+        assert held.report(1).ok()["directive"] == "pause"
+        api.get(f"/job/{held.id}/rules").ok()
+        held.fail().ok()
+    api.post(f"/job/{jobs[0].id}/resume").ok()
+    silent = api.claim(queue="watched", machine_id="w-9")
+    api.clock.advance(10_000)
+    for _ in range(10):
+        api.clock.advance(60)
+        api.sweep()
+    assert api.job(silent.id)["ended_by"]["rule"] == "broken"
+    api.post(f"/job/{silent.id}/retry").ok()
 
 
 def describe(api: Api) -> None:
@@ -335,7 +364,7 @@ def published(recorder: Recorder, emulator: Emulator, api: Api) -> None:
 def test_each_function_asks_for_what_its_role_allows(emulator: Emulator, monkeypatch: pytest.MonkeyPatch) -> None:
     recorder = Recorder()
     with listening(recorder, emulator, monkeypatch) as api:
-        for part in (steer, steer_training, describe, work, stopped, original, transfer, administer, hook):
+        for part in (steer, steer_training, describe, work, stopped, original, transfer, watch, administer, hook):
             part(api)
         published(recorder, emulator, api)
     assert recorder.calls == {route.route_key for route in ROUTES}

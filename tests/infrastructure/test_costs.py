@@ -72,6 +72,15 @@ def test_a_webhook_costs_what_its_queue_its_function_and_its_log_do() -> None:
     assert row.api == 0 and row.functions > 0 and row.dynamodb >= row.per_hour * prices.WRITE.usd
 
 
+def test_rules_of_the_control_plane_cost_who_has_them() -> None:
+    usual = recorded()
+    costs = Costs(usual)
+    assert 0 < costs.watching * K < BOUND_CONTROL
+    for call in ("watched heartbeat", "watched look"):
+        dearer = Costs({**usual, call: {**usual[call], "write": usual[call]["write"] + 1}})
+        assert dearer.watching > costs.watching and dearer.control == costs.control
+
+
 def test_the_peers_cost_what_was_found_before() -> None:
     assert kelpie_usd() == pytest.approx(0.0031, rel=0.05)
     assert original_usd() == pytest.approx(0.004, rel=0.05)
@@ -89,7 +98,7 @@ def test_what_is_idle_costs_little_besides_what_stands_there(template: dict[str,
 def test_more_of_anything_costs_more() -> None:
     usual = recorded()
     for call, billed in usual.items():
-        if call in ("asked in vain", "delivery"):
+        if call in ("asked in vain", "delivery", "watched heartbeat", "watched look"):
             continue
         for unit, count in billed.items():
             dearer = Costs({**usual, call: {**billed, unit: count + 10}})

@@ -206,6 +206,13 @@ def test_what_is_pinned_is_what_pyproject_admits() -> None:
             assert requirement.specifier.contains(versions[name]), f"{text} of {extra}, and {versions[name]} is pinned"
 
 
+def test_every_extra_that_trains_can_read_rules() -> None:
+    """`train` alone answered that rules cannot be read there: YAML was missing."""
+    for extra in ("train", "accelerate", "hf", "lightning", "dreambooth"):
+        names = {normalised(Requirement(text).name) for text in requirements_of(project(), [extra])}
+        assert {"pyyaml", "torch"} <= names, extra
+
+
 def test_the_tests_run_with_the_versions_of_the_image() -> None:
     """torch too, but for the build: the image has CUDA's, which nothing but the image asks for."""
     here = pins(ROOT / "constraints.txt", f"{sys.version_info.major}.{sys.version_info.minor}")

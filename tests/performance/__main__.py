@@ -21,6 +21,7 @@ from typing import Any
 
 from functions.local.emulator import Emulator
 from tests.performance import (
+    backtest,
     claim_latency,
     claim_race,
     cold_start,
@@ -30,6 +31,9 @@ from tests.performance import (
     latencies,
     overhead,
     request_counts,
+    rule_edits,
+    rule_safety,
+    rule_training,
     rules,
 )
 from tests.performance.figures import Figure, table
@@ -50,6 +54,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "overhead": _overhead,
         "dreambooth": _dreambooth,
         "rules": _rules,
+        "backtest": _backtest,
     }
     parser = argparse.ArgumentParser(prog="python -m tests.performance", description="Cost and speed, measured.")
     parser.add_argument("--only", choices=sections, action="append", help="may be repeated; default: everything")
@@ -143,8 +148,18 @@ def _latency(rounds: int, quick: bool) -> list[Figure]:
 
 def _rules(rounds: int, quick: bool) -> list[Figure]:
     if quick:
-        return rules.measure(rounds=rounds, steps=100, history=2_000)
-    return rules.measure(rounds=rounds)
+        found = rules.measure(rounds=rounds, steps=100, history=2_000)
+        found += rule_safety.measure(rounds=rounds, fuzzed=200, full=2_000)
+    else:
+        found = [*rules.measure(rounds=rounds), *rule_safety.measure(rounds=rounds)]
+    with _stack_beside_the_trainer() as (stack, scratch):
+        # An edit takes a heartbeat, however many there are: two rounds are forty of them.
+        found += rule_edits.measure(stack, scratch, rounds=min(rounds, 2), edits=2 if quick else rule_edits.EDITS)
+        return found + rule_training.measure(stack, scratch, rounds=rounds, steps=100 if quick else 600)
+
+
+def _backtest(rounds: int, quick: bool) -> list[Figure]:
+    return backtest.measure(rounds=rounds, points=50_000 if quick else backtest.POINTS)
 
 
 def _overhead(rounds: int, quick: bool) -> list[Figure]:

@@ -17,11 +17,13 @@ import requests
 
 from contract.manifest import Chunk, ChunkedFile, Manifest, Pack
 from contract.names import Scope
-from contract.work import HeartbeatRequest, LogChunk, ReleaseRequest, WorkItem
+from contract.output import MAX_POINTS, LogChunk, ReportedPoint
+from contract.work import HeartbeatRequest, ReleaseRequest, WorkItem
 from functions.api.authorizing import authorize
 from functions.api.keys import new_key
 from functions.api.late_retention import run_due_retentions
 from functions.api.sweeping import sweep
+from functions.api.watching import look_at_all
 from functions.storage.clients import dynamodb_client
 from functions.storage.keys import DUE_BUCKET_S
 from functions.webhooks.delivering import deliver
@@ -42,8 +44,10 @@ WAITING = 20
 EARLIER_COMMITS = 4
 """From then on each commit lets an old checkpoint go: the usual case."""
 FURTHER_PACKS = 4
+WATCHED = "rules: [{name: dear, when: cost > 40, do: stop}, {name: silent, when: heartbeat.age > 1h, do: {alert: x}}]"
 LOG_LINE = "{'loss': 0.0421, 'grad_norm': 0.913, 'learning_rate': 9.2e-05, 'epoch': 3.1}"
 LOG_LINES = 200
+LOG_POINT = ReportedPoint(step=1200, at=1_790_000_000.25, metrics={"loss": 0.0421, "grad_norm": "nan"})
 
 Billed = dict[str, float]
 
@@ -65,12 +69,15 @@ class _Recording:
         plane.fill(WAITING, queue="busy")
         claimed = self._billed(lambda: plane.claim(queue="busy"))
         item, ending = plane.claimed(), plane.claimed()
+        watched_heartbeat, watched_look = self._watched()
         return {
             "authorizer": self._billed(self._authorizer(), api=0),
             "claim": claimed,
             "asked in vain": asked_in_vain,
             "heartbeat": self._billed(lambda: self._heartbeat(item)),
             "heartbeat in a new bucket": self._billed(lambda: self._heartbeat(item, later_s=DUE_BUCKET_S)),
+            "watched heartbeat": watched_heartbeat,
+            "watched look": watched_look,
             "log chunk": self._billed(lambda: self._log(item)),
             "checkpoint": self._checkpoint(item),
             "pack": self._further_pack(),
@@ -111,11 +118,24 @@ class _Recording:
             context=dataclasses.replace(self._plane.context, clock=_Ahead(later_s)),
         )
 
+    def _watched(self) -> tuple[Billed, Billed]:
+        """A heartbeat, and a turn of the sweeper, for a job whose rules the control plane evaluates."""
+        plane = self._plane
+        plane.submit_watched(WATCHED, queue="watched")
+        item = WorkItem.model_validate(plane.claim(queue="watched")[0])
+        heartbeat = self._billed(lambda: self._heartbeat(item))
+        jobs, leases, later = plane.context.jobs, plane.context.leases, plane.context.clock.now() + 120
+        before = self._billed(lambda: jobs.due_rules(0, limit=1), api=0)
+        look = self._billed(lambda: look_at_all(jobs, leases, later), api=0)
+        beside = {unit: look[unit] - before.get(unit, 0) for unit in look if unit != "lambda"}
+        self._release(item)
+        return heartbeat, {unit: beside[unit] for unit in sorted(beside) if beside[unit]}
+
     def _log(self, item: WorkItem) -> None:
         self._plane.worker_call(
             "POST /job/{id}/logs",
             path={"id": item.id},
-            body=LogChunk(first_line=0, lines=[LOG_LINE] * LOG_LINES),
+            body=LogChunk(first_line=0, lines=[LOG_LINE] * LOG_LINES, points=[LOG_POINT] * MAX_POINTS),
             headers={"x-lease-token": item.lease_token},
         )
 

@@ -11,7 +11,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -231,27 +231,40 @@ class Bench:
 
     def compare(self, variants: Mapping[str, Mapping[str, Any]]) -> dict[str, Run]:
         """One bare run with each of these changes of the parameters, taking turns. Raises RuntimeError if one fails."""
+        return self._compared(
+            {name: lambda changed=changed: self._alone("bare", changed) for name, changed in variants.items()}
+        )
+
+    def compare_sessions(self, variants: Mapping[str, Mapping[str, str]]) -> dict[str, Run]:
+        """The same with the session, and these variables in the environment."""
+        return self._compared(
+            {name: lambda more=more: self._alone("session", variables=more) for name, more in variants.items()}
+        )
+
+    def _compared(self, variants: Mapping[str, Callable[[], Contender]]) -> dict[str, Run]:
         contenders: dict[str, Contender] = {}
         with _closed_at_the_end(contenders):
-            for name, changed in variants.items():
-                contenders[name] = self._alone("bare", changed)
+            for name, start in variants.items():
+                contenders[name] = start()
             subjects = {name: contenders[name].subject() for name in variants}
             take_turns(list(subjects.values()), timeout_s=TIMEOUT_S)
             for contender in contenders.values():
                 contender.finish()
         return {name: contenders[name].result(subjects[name]) for name in variants}
 
-    def _alone(self, mode: str, changed: Mapping[str, Any] | None = None) -> Contender:
+    def _alone(
+        self, mode: str, changed: Mapping[str, Any] | None = None, variables: Mapping[str, str] | None = None
+    ) -> Contender:
         place = self._place(mode)
         params = place / "params.json"
         params.write_text(json.dumps({**self._loop.params, **(changed or {})}), encoding="utf-8")
-        variables = {
+        own = {
             "BATON_DATA_DIR": str(self._loop.data),
             "BATON_OUTPUT_DIR": str(place / "output"),
             "BATON_PARAMS": str(params),
         }
         command = self._command(place, "session" if mode == "session" else "bare")
-        return Contender(place, command, {**self._loop.variables, **variables})
+        return Contender(place, command, {**self._loop.variables, **own, **(variables or {})})
 
     def _submit(self, client: BatonClient, place: Path) -> str:
         job = JobSubmit(

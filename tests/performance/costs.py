@@ -16,7 +16,7 @@ from string import Template
 
 from cdk.api import AUTHORIZER_CACHE_S
 from cdk.functions import MEMORY_MIB
-from contract.work import LONGEST_LOG_WAIT_S
+from contract.output import LONGEST_LOG_WAIT_S
 from functions.local.emulator import Emulator
 from functions.storage.keys import DUE_BUCKET_S
 from gpu_client.checkpoints.packing import Cutter
@@ -56,6 +56,8 @@ LOOKED_UP_S = 60
 """How often the publisher asks again who wants to be told (functions/webhooks/lines.py)."""
 DURATION_MS = {
     "heartbeat": 10,
+    "watched heartbeat": 25,
+    "watched look": 15,
     "authorizer": 8,
     "claim": 30,
     "end": 30,
@@ -167,6 +169,14 @@ class Costs:
         """An hour's events, each told to one webhook: put in line, taken out, delivered, noted."""
         row = self._row("a webhook", "delivery", _events_per_hour())
         return replace(row, events=row.per_hour * QUEUE_REQUESTS * prices.QUEUE.usd)
+
+    @property
+    def watching(self) -> float:
+        """USD per hour of a job with rules of the control plane, besides: dearer heartbeats, and a look each minute."""
+        plain, watched, look = (self.billed[call] for call in ("heartbeat", "watched heartbeat", "watched look"))
+        heartbeat = billed_usd(watched) - billed_usd(plain) + _call_usd("watched heartbeat") - _call_usd("heartbeat")
+        of_sweeper = billed_usd(look) + _call_usd("watched look") - prices.LAMBDA_REQUEST.usd
+        return HOUR_S / HEARTBEAT_S * heartbeat + 60 * of_sweeper
 
     @property
     def polling(self) -> Row:
@@ -296,6 +306,7 @@ def page(billed: Mapping[str, Billed]) -> str:
         "smallest_fleet": smallest_fleet(billed),
         "webhook": f"{costs.webhook.total * K:.3f}",
         "webhook_control": f"{costs.webhook.control * K:.3f}",
+        "watching": f"{costs.watching * K:.3f}",
         "wait_min": f"{LONGEST_LOG_WAIT_S / 60:.0f}",
         "often": f"{often.control * K:.2f}",
         "s3_often": f"{_s3(often) * K:.2f}",

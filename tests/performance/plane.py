@@ -23,7 +23,7 @@ from functions.api.dispatch import dispatch
 from functions.api.settings import Settings
 from functions.domain import jobs as rules
 from functions.domain.change import Change
-from functions.domain.records import Spec
+from functions.domain.records import RulesRecord, Spec
 from functions.handlers.starting import ServerClock
 from functions.handlers.wiring import SystemRandomness
 from functions.storage import job_items
@@ -177,6 +177,12 @@ class Plane:
         """One job, written as a submission writes it."""
         self.context.jobs.apply(submission(queue, self.context.clock.now()))
 
+    def submit_watched(self, text: str, *, queue: str) -> None:
+        """One with rules that the control plane evaluates."""
+        now = self.context.clock.now()
+        record = RulesRecord(revision=1, text=text, created_at=now)
+        self.context.jobs.apply(submission(queue, now, rules=record, watched=True))
+
     def fill(self, jobs: int, *, queue: str = "default") -> None:
         """Many jobs: the items that submissions write, in batches of 25."""
         now = self.context.clock.now()
@@ -195,7 +201,7 @@ class Plane:
             pending = self.dynamodb.batch_write_item(RequestItems=pending).get("UnprocessedItems") or {}
 
 
-def submission(queue: str, now: int) -> Change:
+def submission(queue: str, now: int, **more: Any) -> Change:
     """A job as large as real ones are."""
     spec = Spec(
         command=["python", "-m", "gpu_client.training.digits"],
@@ -203,7 +209,8 @@ def submission(queue: str, now: int) -> Change:
         outputs=["model.safetensors"],
         policy=Policy(),
     )
-    return rules.submit(job_id=str(uuid.uuid4()), tenant=TENANT, spec=spec, queue=queue, shard=0, priority=50, now=now)
+    asked = {"tenant": TENANT, "spec": spec, "queue": queue, "shard": 0, "priority": 50, "now": now, **more}
+    return rules.submit(job_id=str(uuid.uuid4()), **asked)
 
 
 def _items_of(change: Change) -> list[dict[str, Any]]:

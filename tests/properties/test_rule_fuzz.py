@@ -14,7 +14,7 @@ from contract.errors import Fault
 from contract.rules.document import load, load_values
 from contract.rules.evaluating import Evaluator
 from contract.rules.faults import Code
-from contract.rules.functions import SUMMARIES
+from contract.rules.functions import GROUPS, SUMMARIES
 from contract.rules.metrics import BUILT_IN
 from contract.rules.rule import EVENTS
 from contract.rules.verdicts import State, Verdict
@@ -33,7 +33,7 @@ def called(nodes: st.SearchStrategy[str]) -> st.SearchStrategy[str]:
         st.builds("{}({})".format, st.sampled_from(["abs", "log", "isnan", "isfinite", "missing"]), nodes),
         st.builds("{}({}, {})".format, st.sampled_from(["coalesce", "min", "max"]), nodes, nodes),
         st.builds("clamp({}, {}, {})".format, nodes, nodes, nodes),
-        st.builds("{}({}, {})".format, st.sampled_from(list(SUMMARIES)), st.sampled_from(NAMES), WINDOW),
+        st.builds("{}({}, {})".format, st.sampled_from([*SUMMARIES, *GROUPS]), st.sampled_from(NAMES), WINDOW),
     )
 
 
@@ -52,6 +52,7 @@ SOUND = SUMMARIZED | st.sampled_from(
     [
         *("x > 0", "missing(x)", "rising(x, 2)", "since_best(x, max) > 3", "not changed(loss, 2)", "loss / x > log(x)"),
         *("wall > 30s or ckpt.age > 5s", "count(x, 10s) < 3", "age(loss) > 20s", "best(loss) % x < 1"),
+        *("group_rank(loss, 2) >= 0.5", "x > group_mean(x)", "group_count(loss, 7) > 2 or group_rank(x, max) == 0"),
     ]
 )
 ANYTHING = st.recursive(

@@ -49,6 +49,8 @@ MAY_IMPORT: dict[str, set[str]] = {
         "gpu_client.checkpoints",
         # The format of the messages between the two processes, and nothing else of it.
         "gpu_client.training.protocol",
+        # How busy the GPUs are, and nothing else of it.
+        "gpu_client.controller.probing",
     },
     # The stack is made from the same tables and routes that the functions use.
     "cdk": {"contract", "functions"},
@@ -56,7 +58,17 @@ MAY_IMPORT: dict[str, set[str]] = {
     "gpu_client.datasets": set(),
     # Runs by itself while the image is built.
     "gpu_client.requirements": set(),
-    "gpu_client.cli": {"contract", "gpu_client.transport", "gpu_client.checkpoints", "gpu_client.datasets"},
+    # Looks at what trainings reported, wherever that was written down.
+    "gpu_client.backtest": {"contract"},
+    # Generators and trainings on any machine use it, with and without the rest.
+    "gpu_client.ring": set(),
+    "gpu_client.cli": {
+        "contract",
+        "gpu_client.transport",
+        "gpu_client.checkpoints",
+        "gpu_client.datasets",
+        "gpu_client.backtest",
+    },
 }
 """What each room may import of the product, besides itself."""
 

@@ -116,6 +116,18 @@ def test_when_one_process_cannot_write_none_commits_and_none_waits(tmp_path: Pat
     assert not list((tmp_path / "out").glob(".*"))
 
 
+def test_lightning_stopped_and_killed_ends_with_the_same_bits(tmp_path: Path) -> None:
+    """Noise is drawn from all generators."""
+    through, stopped = tmp_path / "through", tmp_path / "stopped"
+    Run("lightning_trainer", through).finish()
+    assert "left after step 3: signal" in Run("lightning_trainer", stopped, {"stop_at": 3}).finish()
+    assert only_complete(stopped) == [3]
+    Run("lightning_trainer", stopped, {"kill_at": 7}).finish(-signal.SIGKILL)
+    assert only_complete(stopped) == [3, 5]
+    assert "left after step 12: None" in Run("lightning_trainer", stopped).finish()
+    assert same_bytes(through, stopped, "model.safetensors")
+
+
 def test_the_trainer_stopped_and_killed_ends_with_the_same_bits(tmp_path: Path) -> None:
     through, stopped = tmp_path / "through", tmp_path / "stopped"
     Run("trainer", through).finish()

@@ -5,14 +5,17 @@ from __future__ import annotations
 import json
 import multiprocessing
 import os
+import re
 import socket
 import time
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 import torch.distributed as dist
+from training_runs import only_complete, run_ranks
 
 from gpu_client.training import Session
 from tests.unit.controller.controller_kit import Agent, command
@@ -113,11 +116,35 @@ def test_one_two_and_four_processes_decide_the_same(tmp_path: Path) -> None:
         assert ranks[0]["seen"][-1][0] == alone["seen"][-1][0] < 1
 
 
-def test_one_process_with_a_nan_stops_all_after_the_same_step(tmp_path: Path) -> None:
-    ranks = run(tmp_path / "nan", 4, nan=(3, 5))
+@pytest.mark.parametrize(("size", "rank"), [(2, 1), (4, 3)])
+def test_one_process_with_a_nan_stops_all_after_the_same_step(tmp_path: Path, size: int, rank: int) -> None:
+    ranks = run(tmp_path / "nan", size, nan=(rank, 5))
     assert ["nan", 5] in ranks[0]["fired"]
-    assert [rank["ended_at"] for rank in ranks] == [6] * 4
-    assert all(rank["finishing"] for rank in ranks)
+    assert [one["ended_at"] for one in ranks] == [6] * size
+    assert all(one["finishing"] for one in ranks)
+
+
+def test_a_trainer_of_two_processes_goes_by_rules_alike_and_sees_the_nan_of_one(tmp_path: Path) -> None:
+    """One process with the mean of their losses decides as both do, but two steps earlier: the Trainer logs behind a
+    step what ranks gather at the end of the next one, and read at the end of the one after that."""
+    nan = float("nan")
+    losses = [[1.0, 3.0, 3.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0], [1.0, 5.0, 5.0, 1.0, nan, 1.0, 1.0, 1.0, 1.0]]
+    rules = """rules:
+- {name: high, when: "mean(loss, 2) > 2", once: true, do: {set: {knob: lr, factor: 0.5}}}
+- {name: nan, when: not isfinite(loss), do: {stop: failed}}
+"""
+    for name, given in (("two", losses), ("one", [[(a + b) / 2 for a, b in zip(*losses, strict=True)]])):
+        (tmp_path / f"{name}-rules.yaml").write_text(rules)
+        printed = run_ranks("steered_trainer", tmp_path / name, len(given), losses=given)
+        ends = {text[text.index("rates ") :].strip() for text in printed}
+        assert len(ends) == 1, "the same rate after each step, and the same last one"
+        ((rates, left),) = (end.splitlines() for end in ends)
+        late = len(given) - 1
+        assert json.loads(rates.removeprefix("rates ")) == [1.0] * (2 + 2 * late) + [0.5] * (3)
+        assert left == f"left after step {5 + 2 * late}: rule"
+        fired = [re.findall(r"rule\.fired (\w+)", text) for text in printed]
+        assert fired == [["high", "nan"], []][: len(given)], "the first one decides"
+        assert only_complete(tmp_path / name) == [5 + 2 * late]
 
 
 def test_a_live_revision_and_a_command_reach_all_after_the_same_step(tmp_path: Path) -> None:

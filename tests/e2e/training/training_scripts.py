@@ -161,6 +161,83 @@ def trainer() -> None:
         hf.save_model(str(session.output_dir / "final"))
 
 
+def lightning_trainer() -> None:
+    """Lightning on a net with dropout. `stop_at`, `kill_at`: SIGTERM or SIGKILL to itself in that step."""
+    import lightning.pytorch as pl
+
+    from gpu_client.training.lightning_callback import BatonCallback
+
+    class Module(pl.LightningModule):  # type: ignore[misc]
+        def __init__(self) -> None:
+            super().__init__()
+            self.net = make_model()
+
+        def training_step(self, batch: torch.Tensor, index: int) -> torch.Tensor:
+            for name, number in (("stop_at", signal.SIGTERM), ("kill_at", signal.SIGKILL)):
+                if self.global_step + 1 == session.params.get(name):
+                    os.kill(os.getpid(), number)
+            return self.net(batch).square().mean()
+
+        def configure_optimizers(self) -> Any:
+            return torch.optim.AdamW(self.parameters(), lr=0.01)
+
+    torch.set_num_threads(1)
+    random.seed(5)
+    np.random.seed(5)
+    session = Session.start(resume=True)
+    callback = BatonCallback(session, every=5)
+    trainer = pl.Trainer(
+        max_epochs=3, limit_train_batches=4, accelerator="cpu", logger=False, enable_checkpointing=False,
+        enable_progress_bar=False, enable_model_summary=False, callbacks=[callback],
+        default_root_dir=session.output_dir,
+    )  # fmt: skip
+    module = Module()
+    loader = ResumableLoader(Noise(), BatchSampler(64, 8, seed=2))
+    trainer.fit(module, loader, ckpt_path=callback.resume_from)
+    print(f"left after step {trainer.global_step}: {session.stop_reason}", flush=True)
+    if not session.should_stop:
+        save_file(module.net.state_dict(), session.output_dir / "model.safetensors")
+
+
+def steered_trainer() -> None:
+    """A Trainer under the rules of the file `rules`, in as many processes as the environment says. Its losses are
+    what `losses` says of each rank. Prints the rate after each step."""
+    from transformers import Trainer, TrainerCallback, TrainingArguments
+
+    from gpu_client.training import BatonCallback
+
+    class Given(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(torch.zeros(1))
+
+        def forward(self, x: torch.Tensor, labels: torch.Tensor) -> dict[str, torch.Tensor]:
+            return {"loss": (self.weight * 0 + x).sum(), "logits": x}
+
+    class Rates(TrainerCallback):  # type: ignore[misc]
+        def on_step_end(self, args: Any, state: Any, control: Any, **more: Any) -> None:
+            rates.append(more["optimizer"].param_groups[0]["lr"])
+
+    class Ordered(Trainer):  # type: ignore[misc]
+        def _get_train_sampler(self, *_: Any) -> Any:
+            return torch.utils.data.SequentialSampler(self.train_dataset)
+
+    torch.set_num_threads(1)
+    rates: list[float] = []
+    session = Session.start(rules=os.environ["BATON_OUTPUT_DIR"] + "-rules.yaml")
+    losses = [float(loss) for together in zip(*session.params["losses"], strict=True) for loss in together]
+    arguments = TrainingArguments(
+        output_dir=str(session.output_dir), max_steps=len(session.params["losses"][0]), logging_steps=1,
+        per_device_train_batch_size=1, lr_scheduler_type="constant", learning_rate=1.0, save_strategy="no",
+        report_to=[], disable_tqdm=True, use_cpu=True, ddp_backend="gloo", ddp_find_unused_parameters=False,
+    )  # fmt: skip
+    dataset = [{"x": torch.tensor(loss), "labels": torch.tensor(0.0)} for loss in losses]
+    hf = Ordered(Given(), arguments, train_dataset=dataset, callbacks=[Rates(), BatonCallback(session)])
+    hf.train()
+    print(f"rates {rates}\nleft after step {hf.state.global_step}: {session.stop_reason}", flush=True)
+    session.close()
+
+
 def full_disk() -> None:
     """No file may grow beyond 64 KiB: the checkpoint fails, in words, and leaves nothing."""
     session = Session.start()
@@ -263,6 +340,13 @@ def run(script: str, environment: Mapping[str, str], log: str) -> None:
         del os.environ[name]
     os.environ.update(environment)
     scripts = {"digits": digits, "workers": workers, "accelerated": accelerated, "trainer": trainer}
-    scripts |= {"full_disk": full_disk, "one_fails": one_fails, "sharded": sharded, "staged": staged}
+    scripts |= {
+        "steered_trainer": steered_trainer,
+        "lightning_trainer": lightning_trainer,
+        "full_disk": full_disk,
+        "one_fails": one_fails,
+        "sharded": sharded,
+        "staged": staged,
+    }
     scripts[script]()
     sys.stdout.flush()

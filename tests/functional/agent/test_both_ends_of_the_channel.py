@@ -20,7 +20,8 @@ def test_messages_arrive_both_ways(tmp_path: Path) -> None:
         try:
             until(server.hellos, WAIT_S)
             channel.report(500, 500, {"loss": 0.5, "nan": float("nan")})
-            until(lambda: server.progress() == Progress(500, 500, {"loss": 0.5}), WAIT_S)
+            told = Progress(500, 500, {"loss": 0.5}, nonfinite={"nan": "nan"})
+            until(lambda: server.progress() == told, WAIT_S)
             assert channel.checkpoint_written(10, str(checkpoint), {"loss": 0.25})
             notices = until(server.take_checkpoints, WAIT_S)
             assert notices == [CheckpointNotice(10, checkpoint.resolve(), {"loss": 0.25})]

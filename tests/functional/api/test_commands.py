@@ -47,6 +47,7 @@ def test_a_command_reaches_the_worker_with_its_next_heartbeat_and_is_answered(ap
         "status": "waiting",
         "step": None,
         "message": "",
+        "rule": None,
     }
     answer = held.report().ok()
     assert (answer["commands"], answer["commands_seq"]) == ([given], 1)

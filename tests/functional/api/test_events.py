@@ -140,6 +140,8 @@ def test_the_sweeper_returns_a_lost_machine_s_job() -> None:
         "timers": 0,
         "left": 0,
         "more": False,
+        "watched": 0,
+        "decided": 0,
         "heartbeat_lag_s": 1,
         "queue_age_s": 0,
         "retentions": 0,

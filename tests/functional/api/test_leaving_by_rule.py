@@ -53,6 +53,7 @@ def test_back_to_the_newest_checkpoint_before_the_trouble(api: Api) -> None:
         "commands": [],
         "commands_seq": 0,
         "rollbacks": [done],
+        "ends": 1,
         "ran_s": 40,
     }
     assert api.get(f"/job/{held.id}/events").ok()[-2]["data"] == done
@@ -227,6 +228,47 @@ def test_who_completed_it_is_told(api: Api) -> None:
     shown = {"rule": None, "command": 3, "revision": 0, "step": 120, "message": ""}
     assert (job["state"], job["ended_by"]) == ("complete", shown)
     assert api.get(f"/job/{held.id}/events").ok()[-1]["data"]["ended_by"] == by
+
+
+def test_ends_by_rules_are_counted_over_a_jobs_life_once_each(api: Api) -> None:
+    """A checkpoint that says a rule was about to end the training needs to know whether it has."""
+    held = trained(api, {100: {}}, policy={"backoff_s": 0}, rules="rules: []")
+
+    def ends(again: Held) -> int:
+        return int(again.item["control"]["ends"])
+
+    assert ends(held) == 0
+    for _ in range(2):
+        held.release(reason="pause", by_rule={"kind": "pause", "ended_by": BY}).ok()
+    api.post(f"/job/{held.id}/resume").ok()
+    held = api.claim()
+    assert ends(held) == 1
+    held.release(reason="sigterm").ok()
+    held = api.claim()
+    assert ends(held) == 1, "the machine's leaving is none"
+    held.fail(ended_by=BY).ok()
+    held = api.claim(machine_id="m-2")
+    assert ends(held) == 1, "it broke before it could end as the rule wanted"
+    roll_back(held).ok()
+    held = api.claim(machine_id="m-2")
+    assert ends(held) == 2
+    held.fail(failure_class="stopped_by_rule", ended_by=BY).ok()
+    api.post(f"/job/{held.id}/retry").ok()
+    held = api.claim(machine_id="m-2")
+    assert ends(held) == 3
+    held.complete(ended_by=BY).ok()
+    api.post(f"/job/{held.id}/retry").ok()
+    assert ends(api.claim(machine_id="m-2")) == 4
+
+
+@pytest.mark.parametrize("kind", ["requeue", "rollback"])
+def test_a_job_that_is_to_be_paused_is_paused_however_a_rule_hands_it_back(api: Api, kind: str) -> None:
+    held = trained(api, {100: {}, 300: {}})
+    api.post(f"/job/{held.id}/pause").ok()
+    more = {"rollback": {"before_step": 250}} if kind == "rollback" else {}
+    held.release(reason="rule", by_rule={"kind": kind, "ended_by": BY, **more}).ok()
+    job = api.job(held.id)
+    assert (job["state"], job["checkpoint_step"]) == ("paused", 100 if kind == "rollback" else 300)
 
 
 def test_a_failure_that_a_rule_led_to_is_retried_as_any_other(api: Api) -> None:

@@ -27,7 +27,9 @@ def filled(api: Api) -> Filled:
         for _ in range(2):
             step += 10
             held.commit(step).ok()
-        held.post(f"/job/{held.id}/logs", {"first_line": 0, "lines": [f"{held.epoch}.{n}" for n in range(3)]}).ok()
+        points = [{"step": n, "at": NOW, "metrics": {"loss": n}} for n in range(3)]
+        chunk = {"first_line": 0, "lines": [f"{held.epoch}.{n}" for n in range(3)], "points": points}
+        held.post(f"/job/{held.id}/logs", chunk).ok()
         held.release().ok()
     held = api.claim()
     for _ in range(4):
@@ -44,6 +46,7 @@ LISTS: dict[str, tuple[str, str, Callable[[dict[str, Any]], Any], int]] = {
     "checkpoints": ("/job/{id}/checkpoints", "checkpoints", lambda item: -item["step"], 8),
     "objects": ("/data", "objects", lambda item: item["key"], 6),
     "keys": ("/keys", "keys", lambda item: item["id"], 3),
+    "points": ("/job/{id}/metrics", "points", lambda item: (item["epoch"], item["step"]), 12),
     "lines": ("/job/{id}/logs", "lines", lambda item: (item["epoch"], item["line"]), 12),
 }
 EVERY_LIST = pytest.mark.parametrize("name", LISTS)
@@ -72,7 +75,7 @@ def test_pages_join_without_gap_or_repetition(filled: Filled, name: str, limit: 
         answer = page(api, held, name, **query)
         assert len(answer[field]) <= limit
         found += [identity(item) for item in answer[field]]
-        if answer["next_cursor"] is None or (field == "lines" and not answer["lines"]):
+        if answer["next_cursor"] is None or (field in ("lines", "points") and not answer[field]):
             break
         query["cursor"] = answer["next_cursor"]
     assert found == whole

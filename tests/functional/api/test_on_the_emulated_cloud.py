@@ -55,7 +55,9 @@ def test_a_job_lives_and_ends(api: Api) -> None:
         api.checkpoints(held.id)[200]["manifest_key"],
         *(f"packs/{blake3(data).hexdigest()}" for data in (b"better", b"same")),
     }
-    held.post(f"/job/{held.id}/logs", {"first_line": 0, "lines": ["a", "b"]}).ok()
+    point = {"step": 1, "at": 1.5, "metrics": {"loss": "nan"}}
+    held.post(f"/job/{held.id}/logs", {"first_line": 0, "lines": ["a", "b"], "points": [point]}).ok()
+    assert api.get(f"/job/{held.id}/metrics").ok()["points"] == [{"epoch": 1, **point}]
     assert [line["text"] for line in api.get(f"/job/{held.id}/logs").ok()["lines"]] == ["a", "b"]
     held.release().ok()
     second_worker = api.claim(queue="life", machine_id="m-2")

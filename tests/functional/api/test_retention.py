@@ -11,6 +11,7 @@ from contract.manifest import Pack, parse_manifest
 from functions.api import letting_go
 from functions.domain.errors import StorageUnavailable, WriteConflict
 from functions.domain.packs import Sighting
+from functions.domain.retention import MAX_TAGS
 from tests.api_harness import TENANT, Api, Held
 
 
@@ -62,6 +63,26 @@ def test_every_kth_and_the_best_stay(api: Api) -> None:
         held.commit(step, metrics={"loss": loss}).ok()
     assert sorted(api.checkpoints(held.id)) == [3, 4, 7]
     assert stored(api, held)[0] == {"3-1", "4-1", "7-1"}
+
+
+def test_the_newest_of_each_tag_stays(api: Api) -> None:
+    """The tag was only a text."""
+    held = held_with(api, keep_last=1)
+    for step, tag in enumerate(("good", "", "best", "good", "", ""), start=1):
+        held.commit(step, **({"tag": tag} if tag else {})).ok()
+    tags = {one["step"]: one["tag"] for one in api.get(f"/job/{held.id}/checkpoints").ok()["checkpoints"]}
+    assert tags == {3: "best", 4: "good", 6: ""}
+    assert stored(api, held)[0] == {"3-1", "4-1", "6-1"}
+    assert held.commit(7, tag="x" * 65).status == 422
+
+
+def test_of_many_tags_the_oldest_go_first(api: Api) -> None:
+    held = held_with(api, keep_last=1)
+    for step in range(1, MAX_TAGS + 4):
+        held.commit(step, tag=f"tag-{step}").ok()
+    assert sorted(api.checkpoints(held.id)) == list(range(4, MAX_TAGS + 4))
+    held.commit(MAX_TAGS + 4, tag="tag-4").ok()
+    assert sorted(api.checkpoints(held.id)) == list(range(5, MAX_TAGS + 5)), "the newer one of that tag"
 
 
 def test_what_is_being_read_stays_until_its_urls_are_old(api: Api) -> None:

@@ -38,6 +38,7 @@ def test_a_job_begins_with_the_rules_that_it_was_submitted_with(api: Api) -> Non
         "commands": [],
         "commands_seq": 0,
         "rollbacks": [],
+        "ends": 0,
         "ran_s": 0,
     }
 
@@ -45,7 +46,7 @@ def test_a_job_begins_with_the_rules_that_it_was_submitted_with(api: Api) -> Non
 def test_nobody_is_told_of_rules_that_there_are_not(api: Api) -> None:
     job_id = api.submit(rules=" \n")["id"]
     assert api.claim().item["control"] is None
-    assert shown(api, job_id) == {"newest": None, "warnings": [], "acknowledged": None}
+    assert shown(api, job_id) == {"newest": None, "warnings": [], "acknowledged": None, "control_plane": None}
     assert api.get(f"/job/{job_id}/rules/history").ok()["revisions"] == []
 
 
@@ -261,6 +262,7 @@ def test_each_decision_becomes_one_event(api: Api) -> None:
     event = api.get(f"/job/{job_id}/events").ok()[2]
     assert event["at"] == NOW + 10
     assert event["data"] == {
+        "place": "training",
         "number": 1,
         "rule": "nan",
         "revision": 1,

@@ -16,7 +16,8 @@ import pytest
 
 from contract.goodput import Goodput
 from contract.jobs import FailureClass
-from contract.work import CompleteRequest, FailRequest, HeartbeatRequest, LogChunk, ReleaseRequest, WorkItem, WorkQuery
+from contract.output import LogChunk
+from contract.work import CompleteRequest, FailRequest, HeartbeatRequest, ReleaseRequest, WorkItem, WorkQuery
 from gpu_client.checkpoints.artifacts import collect_outputs, upload_artifacts
 from gpu_client.checkpoints.upload import commit_checkpoint
 from gpu_client.cli.main import main

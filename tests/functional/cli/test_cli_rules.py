@@ -90,6 +90,25 @@ def test_watch_tells_what_rules_do(baton: Baton, labour: Labour, tmp_path: Path)
     assert "step 44: rule spike fired: loss = 9.5" in said.err
 
 
+WAITS = (
+    "rules:\n- {name: waits, when: queue.age > 1h, do: {alert: x}}\n- {name: nan, when: not isfinite(loss), do: save}\n"
+)
+
+
+def test_it_is_said_where_each_rule_is_evaluated(baton: Baton, labour: Labour, tmp_path: Path) -> None:
+    job = submit(baton, labour, tmp_path)
+    file = tmp_path / "waits.yaml"
+    file.write_text(WAITS)
+    baton("rules", "set", job, file).ok()
+    shown = baton("rules", "show", job).ok().out
+    assert "in the control plane: checked at " in shown
+    assert shown.splitlines()[-1].split()[:6] == ["waits", "armed", "control", "plane", "last", "value"]
+    labour.claim()
+    say(labour, 3, rules_revision=1, step=1, statuses=[RuleStatus(rule="nan", state="armed", said="armed")])
+    rows = [line.split()[:3] for line in baton("rules", "show", job).ok().out.splitlines()[-2:]]
+    assert rows == [["nan", "armed", "training"], ["waits", "armed", "control"]]
+
+
 CONTROLLER = """
 controller_metrics:
 - {name: loss, class: Loss}
@@ -109,3 +128,35 @@ def test_a_file_of_ibms_controller_is_translated(baton: Baton, tmp_path: Path) -
     file.write_text(CONTROLLER.replace("RULE", "__import__('os')"))
     refused = baton("rules", "import", file)
     assert (refused.code, refused.out) == (2, "") and "controller.yaml has" in refused.err
+
+
+def test_presets_are_printed_as_a_document_and_their_names_are_taken(baton: Baton, tmp_path: Path) -> None:
+    file = tmp_path / "copied.yaml"
+    printed = baton("rules", "presets").ok().out
+    file.write_text(printed.replace("name: preset-", "name: my-"))
+    assert baton("rules", "check", file).ok().out.startswith(f"{file}: 5 rules without faults")
+    file.write_text(printed)
+    said = baton("rules", "check", file)
+    assert said.code == 1 and said.out.count("is the name of a preset") == 5
+    found = baton("rules", "presets", "--json").ok().json
+    assert found["text"] == printed and "preset-stuck" in found["names"]
+
+
+def test_what_presets_tell_is_seen_by_who_watches_and_who_asks_why(
+    baton: Baton, labour: Labour, tmp_path: Path
+) -> None:
+    job = submit(baton, labour, tmp_path)
+    labour.claim()
+    stuck = {"type": "rule.fired", "rule": "preset-stuck", "step": 44, "at": 0, "actions": ["alert"]}
+    message = "no step for 14 min, usual 0.4 s"
+    over = {"type": "rule.cleared", "rule": "preset-starved", "step": 30, "at": 0}
+    starved = {**over, "type": "rule.fired", "step": 20, "message": "waits"}
+    told = [starved, over, {**stuck, "message": message, "operands": {"step.age": 840.0}}]
+    say(labour, 44, decisions=[Decision(number=at, **one) for at, one in enumerate(told, 1)])
+    said = baton("explain", job).ok().out
+    assert f"preset-stuck: {message} (at step 44)" in said and "preset-starved" not in said
+    assert baton("explain", job, "--json").ok().json["alerts"] == [f"preset-stuck: {message} (at step 44)"]
+    labour.complete({})
+    watched = baton("watch", job).ok().err
+    assert f"step 44: preset-stuck: {message}\n" in watched
+    assert "step 20: preset-starved: waits\n" in watched and "step 30: preset-starved: is over\n" in watched

@@ -14,7 +14,8 @@ import pytest
 from contract.jobs import FailureClass, InputRef, JobState, JobSubmit, Policy
 from contract.keys import KeyCreate
 from contract.names import Scope
-from contract.work import CompleteRequest, Directive, FailRequest, HeartbeatRequest, LogChunk, ReleaseRequest, WorkQuery
+from contract.output import LogChunk
+from contract.work import CompleteRequest, Directive, FailRequest, HeartbeatRequest, ReleaseRequest, WorkQuery
 from gpu_client.checkpoints.artifacts import collect_outputs, upload_artifacts
 from gpu_client.checkpoints.restore import restore
 from gpu_client.checkpoints.upload import commit_checkpoint

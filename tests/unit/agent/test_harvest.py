@@ -165,6 +165,24 @@ class TestCommitting:
     def commit(self, scene: Scene, cloud: FakeCloud, transfer: Transfer, staged: Staged) -> None:
         scene.harvest.commit(cloud, transfer, staged, threading.Event())
 
+    @pytest.mark.parametrize(
+        ("said", "expected"),
+        [("good", "good"), ("", ""), (None, ""), (7, ""), ("x" * 65, ""), ("a\nb", ""), ("\ud800", "")],
+    )
+    def test_its_tag_goes_with_it_if_it_can_be_one(
+        self, scene: Scene, cloud: FakeCloud, transfer: Transfer, said: object, expected: str
+    ) -> None:
+        directory = scene.write(4)
+        marker = {"format": 2, "step": 4, "metrics": {}, **({} if said is None else {"tag": said})}
+        (directory / "baton.json").write_text(json.dumps(marker))
+        scene.gather()
+        (staged,) = scene.committer.staged
+        assert staged.tag == expected
+        self.commit(scene, cloud, transfer, staged)
+        (manifest,) = cloud.committed
+        assert manifest.tag == expected
+        assert (b'"tag"' in manifest.canonical_bytes()) == bool(expected), "without one it is named as it was"
+
     def test_a_committed_one_goes_into_the_store(self, scene: Scene, cloud: FakeCloud, transfer: Transfer) -> None:
         _, staged = self.stage(scene)
         self.commit(scene, cloud, transfer, staged)

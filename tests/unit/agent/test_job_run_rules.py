@@ -90,17 +90,128 @@ def test_a_lease_that_is_lost_meanwhile_wins(stage: Stage, code: str) -> None:
     assert stage.client.kinds() == ["inputs"]
 
 
-@pytest.mark.parametrize("kind", ["stop", "rollback", "pause", "requeue"])
-def test_a_sigterm_at_the_same_moment_wins(stage: Stage, kind: str) -> None:
+HANDED_BACK = ["rollback", "pause", "requeue"]
+
+
+def announces(stage: Stage, message: dict[str, Any], *, before: bool, then: Any) -> Any:
+    """A trainer that says how it ends just before, or just after the machine is asked for; `then` is what it does."""
+
     def act(trainer: Trainer, looks: int) -> None:
-        stage.stop.request("SIGTERM")
-        says(decision(7), leaving(kind, outcome="failed"))(trainer, looks)
+        channel = trainer.connect()
+        if looks == 1:
+            channel.report(7, 100, {})
+            if before:
+                channel.tell(decision(7))
+                channel.tell(message)
+        if looks == 2:
+            stage.stop.request("SIGTERM")
+        if looks > 2 and trainer.directives:
+            if not before:
+                channel.tell(decision(7))
+                channel.tell(message)
+            then(trainer)
+
+    return act
+
+
+def well(trainer: Trainer) -> None:
+    checkpoint(trainer, 7)
+    trainer.ends(CLEAN)
+
+
+def broken(trainer: Trainer) -> None:
+    trainer.ends(exited(1))
+
+
+def hangs(trainer: Trainer) -> None:
+    """The agent ends it when its time is over."""
+
+
+ENDS = pytest.mark.parametrize("then", [well, broken, hangs])
+
+
+@pytest.mark.parametrize("before", [True, False], ids=["said-before", "said-after"])
+@ENDS
+def test_a_stop_as_failed_wins_over_a_machine_that_leaves(stage: Stage, before: bool, then: Any) -> None:
+    """The machine's leaving won, and the rule, which its checkpoint counts as fired, never fired again."""
+    stage.act = announces(stage, leaving("stop", outcome="failed"), before=before, then=then)
+    if then is hangs and not before:
+        stage.act = hangs_at_the_end(stage, leaving("stop", outcome="failed"))
+    assert stage.run(control=CONTROL, stop_grace_s=1) is Outcome.FAILED
+    request = stage.last_word()
+    assert request.failure_class is FailureClass.STOPPED_BY_RULE and request.ended_by.rule == "spike"
+    assert [one.step for one in request.control.decisions] == [7]
+    assert stage.committed == ([7] if then is well else [])
+
+
+def hangs_at_the_end(stage: Stage, message: dict[str, Any]) -> Any:
+    """It says so when it has been asked to leave, and does not leave."""
+    said: list[Trainer] = []
+
+    def act(trainer: Trainer, looks: int) -> None:
+        channel = trainer.connect()
+        if looks == 2:
+            stage.stop.request("SIGTERM")
+        if trainer.directives and not said:
+            said.append(trainer)
+            channel.tell(decision(7))
+            channel.tell(message)
+
+    return act
+
+
+@pytest.mark.parametrize("kind", HANDED_BACK)
+@pytest.mark.parametrize("before", [True, False], ids=["said-before", "said-after"])
+@ENDS
+def test_what_is_handed_back_by_a_rule_is_so_though_the_machine_leaves(
+    stage: Stage, kind: str, before: bool, then: Any
+) -> None:
+    stage.act = announces(stage, leaving(kind), before=before, then=then)
+    if then is hangs and not before:
+        stage.act = hangs_at_the_end(stage, leaving(kind))
+    assert stage.run(control=CONTROL, stop_grace_s=1) is Outcome.RELEASED
+    request = stage.last_word()
+    assert (request.reason, request.by_rule.kind, request.by_rule.ended_by.rule) == (kind, kind, "spike")
+    assert [one.step for one in request.control.decisions] == [7]
+
+
+@pytest.mark.parametrize("before", [True, False], ids=["said-before", "said-after"])
+def test_a_stop_as_complete_completes_though_the_machine_leaves(stage: Stage, before: bool) -> None:
+    """A training that leaves before its last step was taken for one that had only obeyed the machine."""
+    stage.act = announces(stage, leaving("stop", outcome="complete"), before=before, then=well)
+    assert stage.run(control=CONTROL) is Outcome.COMPLETE
+    assert stage.last_word().ended_by.rule == "spike"
+
+
+@pytest.mark.parametrize("then", [broken, hangs, well])
+def test_one_that_could_not_write_its_outputs_any_more_is_handed_back(stage: Stage, then: Any) -> None:
+    """Its checkpoint says that it is to end: the next machine does so."""
+    stage.act = announces(stage, leaving("stop", outcome="complete"), before=True, then=then)
+    plan = {"steps": [{"name": "train", "command": ["train"], "outputs": [{"path": "model"}]}]}
+    assert stage.run(control=CONTROL, plan=plan, stop_grace_s=1) is Outcome.RELEASED
+    assert (stage.last_word().reason, stage.last_word().by_rule) == ("sigterm", None)
+
+
+@pytest.mark.parametrize("kind", ["stop", "rollback", "pause"])
+def test_a_step_that_a_rule_ends_is_not_tried_again(stage: Stage, kind: str) -> None:
+    """A step with retries was run again, and the rule forgotten."""
+    stage.act = says(leaving(kind, outcome="failed"))
+    plan = {"steps": [{"name": "train", "command": ["train"], "retries": 3, "retry_wait_s": 0}]}
+    assert stage.run(control=CONTROL, plan=plan) is (Outcome.FAILED if kind == "stop" else Outcome.RELEASED)
+    assert len(stage.trainers) == 1
+
+
+def test_what_a_try_that_broke_had_announced_is_not_said_of_the_next_one(stage: Stage) -> None:
+    def act(trainer: Trainer, looks: int) -> None:
+        if len(stage.trainers) == 1:
+            says(leaving("stop", outcome="failed"), status=exited(1))(trainer, looks)
+        else:
+            trainer.ends(CLEAN)
 
     stage.act = act
-    assert stage.run(control=CONTROL) is Outcome.RELEASED
-    request = stage.last_word()
-    assert (request.reason, request.by_rule) == ("sigterm", None)
-    assert [one.step for one in request.control.decisions] == [7], "what was decided is told all the same"
+    plan = {"steps": [{"name": "train", "command": ["train"], "retries": 3, "retry_wait_s": 0}]}
+    assert stage.run(control=CONTROL, plan=plan) is Outcome.COMPLETE
+    assert stage.last_word().ended_by is None
 
 
 @pytest.mark.parametrize("kind", ["stop", "rollback"])
@@ -165,7 +276,8 @@ def test_hostile_last_words_of_a_training_are_none(stage: Stage) -> None:
     assert stage.last_word().ended_by is None
 
 
-def test_a_pause_of_the_user_wins_over_a_rule(stage: Stage) -> None:
+def test_a_pause_of_the_user_at_the_same_moment_leaves_the_rule_its_end(stage: Stage) -> None:
+    """The control plane pauses the job however it is handed back."""
     run = stage.make(control=CONTROL)
 
     def act(trainer: Trainer, looks: int) -> None:
@@ -179,7 +291,7 @@ def test_a_pause_of_the_user_wins_over_a_rule(stage: Stage) -> None:
 
     stage.act = act
     assert run.run() is Outcome.RELEASED
-    assert (stage.last_word().reason, stage.last_word().by_rule) == ("pause", None)
+    assert (stage.last_word().reason, stage.last_word().by_rule.kind) == ("requeue", "requeue")
 
 
 def test_a_later_step_of_the_plan_may_end_otherwise(stage: Stage) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from contract.work import LONGEST_LOG_WAIT_S, LogChunk, log_wait_s
+from contract.output import LONGEST_LOG_WAIT_S, LogChunk, log_wait_s
 from gpu_client.agent.log_shipper import (
     MAX_CALLS,
     MAX_FAREWELL_CALLS,
@@ -15,6 +15,7 @@ from gpu_client.agent.log_shipper import (
     MAX_SHIP_S,
     LogShipper,
 )
+from gpu_client.agent.point_spool import PointSpool
 from gpu_client.agent.trainer_output import LogSpool, TrainerOutput
 from gpu_client.transport.errors import Unreachable
 from tests.unit.agent.agent_kit import Clock, refusal
@@ -217,3 +218,118 @@ def test_an_old_attempt_sends_full_chunks_at_once_and_the_rest_now_and_then() ->
     until(lambda: len(api.sent) == 4)
     assert api.sent[3].lines == [f"line {MAX_LINES}", "last"]
     shipper.close()
+
+
+def metered(*steps: int) -> PointSpool:
+    points = PointSpool(lambda: 1000.0)
+    for step in steps:
+        points.offer(step, {"loss": 1.0})
+    return points
+
+
+def numbered(api: Api) -> dict[int, int]:
+    """Steps by the numbers of their points."""
+    found: dict[int, int] = {}
+    for chunk in api.sent:
+        for offset, point in enumerate(chunk.points):
+            assert chunk.first_point + offset not in found
+            found[chunk.first_point + offset] = point.step
+    return found
+
+
+def test_points_travel_with_lines() -> None:
+    spool, api, points = LogSpool(), Api(), metered(1, 2, 3)
+    shipper = LogShipper(spool, api, points=points, every_s=NEVER_S)
+    lines(*map(str, range(2 * MAX_LINES + 1)))(spool)
+    shipper._ship(max_calls=MAX_CALLS, unfull=True)
+    assert [(len(chunk.lines), len(chunk.points)) for chunk in api.sent] == [(MAX_LINES, 3), (MAX_LINES, 0), (1, 0)]
+    points.offer(4, {"loss": 0.5})
+    shipper._ship(max_calls=MAX_CALLS, unfull=False)
+    assert len(api.sent) == 3, "no full chunk, no call"
+    spool.append("last")
+    shipper.flush()
+    shipper.close()
+    assert numbered(api) == {0: 1, 1: 2, 2: 3, 3: 4}
+    assert len(api.sent) == 4
+    assert len(api.lines()) == 2 * MAX_LINES + 2
+
+
+def test_a_job_that_prints_costs_no_more_calls_for_what_it_reports() -> None:
+    """Points that come while its lines are being sent wait for the next round."""
+
+    def calls(points: PointSpool | None) -> int:
+        spool, sent = LogSpool(), []
+
+        def send(chunk: LogChunk) -> None:
+            sent.append(chunk)
+            if points is not None:
+                points.offer(len(sent), {"loss": 1.0})
+
+        shipper = LogShipper(spool, send, points=points, every_s=NEVER_S)
+        for number in range(20):
+            if points is not None:
+                points.offer(1000 + number, {"loss": 1.0})
+            spool.append(f"line {number}")
+            shipper._ship(max_calls=MAX_CALLS, unfull=True)
+        shipper.close()
+        return len(sent)
+
+    assert calls(PointSpool(lambda: 1000.0)) == calls(None) == 20
+
+
+def test_points_alone_are_shipped_when_lines_would_be() -> None:
+    spool, api, points = LogSpool(), Api(), metered(1, 2)
+    shipper = LogShipper(spool, api, points=points, every_s=NEVER_S)
+    shipper._ship(max_calls=MAX_CALLS, unfull=False)
+    assert api.sent == []
+    shipper._ship(max_calls=MAX_CALLS, unfull=True)
+    spool.append("a")
+    shipper._ship(max_calls=MAX_CALLS, unfull=True)
+    points.offer(3, {"loss": 1.0})
+    shipper.flush()
+    shipper.close()
+    assert [(chunk.first_line, chunk.lines, chunk.first_point) for chunk in api.sent] == [
+        (0, [], 0),
+        (0, ["a"], 2),
+        (1, [], 2),
+    ]
+    assert numbered(api) == {0: 1, 1: 2, 2: 3}
+
+
+def test_what_may_have_been_stored_is_sent_again_just_as_it_was() -> None:
+    """Else what was stored, and its answer lost, would be there twice under another name."""
+    tried: list[LogChunk] = []
+    api = Api(Unreachable("down"), Unreachable("down"))
+    spool, points = LogSpool(), metered(1)
+
+    def send(chunk: LogChunk) -> None:
+        tried.append(chunk)
+        api(chunk)
+
+    shipper = LogShipper(spool, send, points=points, every_s=NEVER_S)
+    shipper.flush()
+    spool.append("a")
+    points.offer(2, {"loss": 1.0})
+    shipper.flush()
+    shipper.flush()
+    shipper.close()
+    assert tried[0] == tried[1] == tried[2]
+    assert (tried[0].lines, [point.step for point in tried[0].points]) == ([], [1])
+    assert api.lines() == {0: "a"}
+    assert numbered(api) == {0: 1, 1: 2}
+
+
+def test_an_older_control_plane_loses_no_lines_for_points() -> None:
+    api = Api(refusal("invalid_value", 422))
+    spool, points = LogSpool(), metered(1)
+    shipper = LogShipper(spool, api, points=points, every_s=NEVER_S)
+    spool.append("a")
+    shipper.flush()
+    points.offer(2, {"loss": 1.0})
+    spool.append("b")
+    shipper.flush()
+    shipper.close()
+    assert api.lines() == {0: "a", 1: "b"}
+    assert numbered(api) == {}
+    assert all("points" not in chunk.model_fields_set for chunk in api.sent)
+    assert all("first_point" not in chunk.model_fields_set for chunk in api.sent)

@@ -49,6 +49,7 @@ def test_every_variable_of_the_table_reaches_its_field(monkeypatch: pytest.Monke
         "BATON_GPU_MODEL": ("RTX 4090", "RTX 4090"),
         "BATON_DISK_GIB": ("80", 80.0),
         "BATON_IMAGE": ("ghcr.io/acme/trainer:1", "ghcr.io/acme/trainer:1"),
+        "BATON_PRICE_USD_PER_HOUR": ("0.42", 0.42),
         "BATON_POLL_MIN_S": ("2", 2.0),
         "BATON_POLL_MAX_S": ("60", 60.0),
         "BATON_EXIT_WHEN_IDLE_S": ("600", 600.0),

@@ -23,6 +23,7 @@ class Channel:
     def __init__(self) -> None:
         self.said: list[dict[str, Any]] = []
         self.sent: list[dict[str, Any]] = []
+        self.reports: list[Any] = []
         self.steering = False
 
     def take_steering(self) -> list[dict[str, Any]]:
@@ -32,6 +33,10 @@ class Channel:
     def send_steering(self, message: dict[str, Any]) -> int:
         self.sent.append(message)
         return 1
+
+    def take_reports(self) -> list[Any]:
+        reports, self.reports = self.reports, []
+        return reports
 
     def steers(self) -> bool:
         return self.steering

@@ -133,6 +133,17 @@ def test_paused() -> None:
     assert "baton resume ID" in found.advice[0]
 
 
+def test_what_a_rule_did_is_not_put_on_a_user() -> None:
+    said = {"code": "paused_by_rule", "message": "rule dear at step 7: cost = 41"}
+    paused = explained(a_job(JobState.PAUSED, reason=said))
+    assert "paused by a rule (rule dear at step 7: cost = 41)" in paused.answer
+    running = a_job(JobState.RUNNING, machine_id="gpu-7", lease_expires_at=NOW + 9, reason=said)
+    assert "was asked to pause by rule dear at step 7: cost = 41" in explained(running).answer
+    failed = explained(a_job(JobState.FAILED, reason={**said, "code": "stopped_by_rule"}))
+    assert failed.answer == "It failed: a rule ended it (rule dear at step 7: cost = 41)."
+    assert "baton rules set ID FILE" in failed.advice[0]
+
+
 def test_complete() -> None:
     job = a_job(JobState.COMPLETE, completed_at=NOW, counters={"attempts": 3, "runtime_s": 300})
     assert explained(job).answer == (

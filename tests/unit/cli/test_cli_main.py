@@ -25,7 +25,20 @@ GROUPS = {
     "rules": ["check", "import", "test", "set", "show", "history"],
     "webhooks": ["create", "list", "delete", "deliveries", "replay"],
 }
-NEEDS_ID = ["show", "watch", "logs", "events", "explain", "stop", "pause", "resume", "retry", "tell"]
+NEEDS_ID = [
+    "show",
+    "watch",
+    "logs",
+    "events",
+    "explain",
+    "metrics",
+    "report",
+    "stop",
+    "pause",
+    "resume",
+    "retry",
+    "tell",
+]
 COMMANDS = [
     *([name] for name in ["login", "submit", "jobs", "fetch", "local", "doctor", *NEEDS_ID]),
     *([group, name] for group, names in GROUPS.items() for name in names),

@@ -35,6 +35,7 @@ from contract.manifest import (
     ManifestFile,
     Pack,
 )
+from contract.output import LogChunk
 from contract.transfers import MultipartComplete, ObjectQuery, TokenQuery, UploadFile
 from contract.work import (
     MAX_ARTIFACT_PATHS_BYTES,
@@ -43,7 +44,6 @@ from contract.work import (
     CompleteRequest,
     FailRequest,
     HeartbeatRequest,
-    LogChunk,
     ReleaseRequest,
     WorkQuery,
 )
@@ -230,6 +230,10 @@ REFUSED: list[tuple[type[WireModel], str, Any]] = [
     (ReleaseRequest, "reason", "Because I say so"),
     (LogChunk, "first_line", -1),
     (LogChunk, "lines", []),
+    (LogChunk, "points", [{"step": 1, "at": 1.0}] * 1001),
+    (LogChunk, "points", [{"step": 1, "at": 1.0, "metrics": {"loss": "infinite"}}]),
+    (LogChunk, "points", [{"step": 1, "at": 1.0, "metrics": {"a b": 1.0}}]),
+    (LogChunk, "points", [{"step": -1, "at": 1.0}]),
     (LogChunk, "lines", ["a" * 4001]),
     (ObjectQuery, "limit", 0),
     (ObjectQuery, "limit", 1001),

@@ -27,12 +27,14 @@ class Loop:
     def __init__(self) -> None:
         self.stops: list[tuple[str, bool]] = []
         self.saves = 0
+        self.tags: list[str] = []
 
     def ask_to_stop(self, reason: str, *, checkpoint: bool) -> None:
         self.stops.append((reason, checkpoint))
 
-    def ask_to_save(self) -> None:
+    def ask_to_save(self, tag: str = "") -> None:
         self.saves += 1
+        self.tags.append(tag)
 
 
 class Alone:

@@ -32,7 +32,20 @@ def performer_of(offer: Offer | None = None, *, agent: bool = True) -> tuple[Per
         left.append(order)
         return agent
 
-    return Performer(loop, offer or Offer(), leave), loop, left
+    return Performer(loop, offer or Offer(), leave, lambda order, outcome, said: None), loop, left
+
+
+class Profiler:
+    active = False
+
+    def begin(self, steps: int, step: int, told: Any) -> str:
+        return f"{steps} steps"
+
+    def stepped(self, step: int) -> None:
+        raise AssertionError
+
+    def close(self) -> None:
+        raise AssertionError
 
 
 ARGUMENTS: dict[str, dict[str, Any]] = {
@@ -44,12 +57,13 @@ ARGUMENTS: dict[str, dict[str, Any]] = {
     "scale": {"group": "g", "delta": 1},
     "profile": {"steps": 3},
 }
-POSSIBLE = "stop save evaluate log alert set rollback skip_batch pause requeue hook".split()  # noqa: SIM905
+POSSIBLE = "stop save evaluate log alert set rollback skip_batch pause requeue hook profile".split()  # noqa: SIM905
 
 
 @pytest.mark.parametrize("action", ACTIONS)
 def test_each_action_with_all_that_a_loop_can_offer(action: str) -> None:
     offer = Offer(knobs={"lr": Knob()}, hooks={"h": lambda order: None}, evaluates=True, skips_batches=True)
+    offer.profiler = Profiler()
     performer, _, _ = performer_of(offer)
     outcome, said = performer.perform(Order(action, ARGUMENTS.get(action, {}), rule="r"))
     assert outcome == ("applied" if action in POSSIBLE else "rejected") and said

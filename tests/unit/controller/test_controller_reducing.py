@@ -53,6 +53,37 @@ def test_values_of_all_become_one(when: str, reports: list[dict[str, Any]], expe
     assert [math.isnan(value) for value in found.values()] == [math.isnan(value) for value in expected.values()]  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize(
+    ("about", "values", "expected"),
+    [
+        ("{}", [1.0, 2.0, 6.0], 3.0),
+        ("{reduce: mean}", [1.0, 2.0, 6.0], 3.0),
+        ("{reduce: max}", [1.0, 2.0, 6.0], 6.0),
+        ("{reduce: min}", [1.0, 2.0, 6.0], 1.0),
+        ("{reduce: sum}", [1.0, 2.0, 6.0], 9.0),
+        ("{reduce: min}", [1.0, math.nan, 6.0], math.nan),
+        ("{reduce: sum}", [1.0, None, 6.0], 7.0),
+        ("{kind: duration}", [1.0, 2.0, 6.0], 6.0),
+        ("{kind: size, reduce: min}", [1.0, 2.0, 6.0], 1.0),
+        ("{kind: bool}", [False, True, False], 1.0),
+        ("{kind: bool, reduce: min}", [False, True, True], 0.0),
+    ],
+)
+def test_a_declared_metric_is_reduced_as_it_says(about: str, values: list[Any], expected: float) -> None:
+    unit = "s" if "duration" in about else "B" if "size" in about else ""
+    when = {"s": "own.x > 1s", "B": "own.x > 1kB", "": "own.x > 1"}[unit] if "bool" not in about else "own.x"
+    engine = Engine(lambda decision: None)
+    text = f"metrics: {{own.x: {about}}}\nrules: [{{name: r, when: {when}, do: save}}]"
+    assert engine.install(1, text, step=0) == ""
+    together = Together(len(values))
+    gatherings = [Gathering(together.rank(number)) for number in range(len(values))]
+    for gathering, value in zip(gatherings, values, strict=True):
+        gathering.hand_in(1, {"own/x": value}, now=0.0)
+        gathering.exchange(engine)
+    (found,) = gatherings[0].finish()
+    assert found.metrics["own.x"] == expected or (math.isnan(expected) and math.isnan(found.metrics["own.x"]))  # type: ignore[arg-type]
+
+
 def test_steps_and_events_come_in_the_order_in_which_they_were_told() -> None:
     together, engine = Together(2), engine_of("loss > 1")
     first, second = (Gathering(together.rank(number)) for number in range(2))

@@ -12,10 +12,12 @@ from typing import Any
 import pytest
 from controller_kit import Clock
 
+from gpu_client.controller import probing
 from gpu_client.controller import signals as module
 from gpu_client.controller.knobs import Setting
 from gpu_client.controller.performing import Offer
-from gpu_client.controller.signals import Probe, Signals
+from gpu_client.controller.probing import Probe
+from gpu_client.controller.signals import Signals
 from tests.waiting import soon
 
 ALL = frozenset({"step.time", "data.wait", "ckpt.age", "wall", "lr"})
@@ -68,6 +70,67 @@ def test_nothing_is_measured_that_no_rule_reads() -> None:
 def test_a_rate_that_the_loop_reports_itself_is_taken(name: str) -> None:
     offer = Offer(knobs={"lr": Setting(lambda: 0.5, lambda value: None)})
     assert at(Signals(Clock()), 1, reads=frozenset({"lr"}), offer=offer, **{name: 0.1}) == {name: 0.1}
+
+
+class Loader:
+    """It measures by itself how long it was waited for."""
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
+
+    @property
+    def waited_s(self) -> float:
+        return self.seconds
+
+
+def test_the_agent_is_told_the_mean_of_the_steps_since_it_was_told_last() -> None:
+    clock = Clock()
+    signals = Signals(clock)
+    assert signals.since_told(10) == {}
+    clock.now += 4
+    assert signals.since_told(20) == {"step.time": 0.4}, "nobody measures how long data are waited for"
+    signals.waited(1.0)
+    clock.now += 3
+    assert signals.since_told(20) == {}, "a phase between two steps is time of neither"
+    signals.waited(0.5)
+    clock.now += 2
+    assert signals.since_told(22) == {"step.time": 1.0, "data.wait": 0.25}
+    assert signals.since_told(5) == {}, "resumed before it"
+
+
+def test_loaders_that_measure_by_themselves_are_asked_and_counted_once() -> None:
+    clock, loader = Clock(), Loader()
+    signals = Signals(clock)
+    signals.follow_loaders([loader, object()])
+    signals.follow_loaders([loader])
+    assert signals.since_told(1) == {}
+    assert at(signals, 1)["data.wait"] == 0.0
+    loader.seconds += 0.5
+    clock.now += 1
+    assert signals.since_told(2) == {"step.time": 1.0, "data.wait": 0.5}
+    assert at(signals, 2)["data.wait"] == 0.5
+    assert at(signals, 3)["data.wait"] == 0.0
+
+
+@pytest.mark.parametrize(("utils", "busiest"), [([0, 97, 3], 97.0), ([0, 0], 0.0)])
+def test_of_all_gpus_the_busiest_counts_for_the_agent(
+    monkeypatch: pytest.MonkeyPatch, utils: list[int], busiest: float
+) -> None:
+    class Several(Pynvml):
+        def nvmlDeviceGetCount(self) -> int:
+            return len(utils)
+
+        def nvmlDeviceGetUtilizationRates(self, device: int) -> Any:
+            return SimpleNamespace(gpu=utils[device])
+
+    monkeypatch.setitem(sys.modules, "psutil", Psutil())
+    monkeypatch.setitem(sys.modules, "pynvml", Several(len(utils)))
+    probe = Probe(0.001, gpus_only=True)
+    probe.start()
+    found: dict[str, float] = {}
+    soon(lambda: found.update(probe.take()) or found)
+    probe.stop()
+    assert found == {"gpu.util": busiest}, "and nothing of the host"
 
 
 class Psutil(SimpleNamespace):
@@ -185,7 +248,7 @@ def test_a_driver_that_hangs_does_not_hold_up_the_end(monkeypatch: pytest.Monkey
 
     monkeypatch.setitem(sys.modules, "psutil", Hanging())
     monkeypatch.setitem(sys.modules, "pynvml", None)
-    monkeypatch.setattr(module, "STOP_WITHIN_S", 0.01)
+    monkeypatch.setattr(probing, "STOP_WITHIN_S", 0.01)
     probe = Probe()
     probe.start()
     assert hangs.wait(5)

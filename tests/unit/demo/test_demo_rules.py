@@ -13,8 +13,8 @@ from PIL import Image
 from contract.goodput import Goodput
 from contract.history import AttemptView, EventType, EventView
 from contract.jobs import JobState, Progress
+from contract.output import LogLine
 from contract.rules.document import load
-from contract.work import LogLine
 from demo.rules import pictures, story
 from demo.rules.account import Account, Firing, Trained, steps_of
 from demo.rules.summary import DEFINITIONS, Diverged, Live, Result, Spiked, final_loss

@@ -22,6 +22,7 @@ from functions.domain.records import (
     Job,
     RulesRecord,
     Spec,
+    StandingRecord,
     TransferGrant,
 )
 from functions.domain.sharing import SharedRecord
@@ -38,7 +39,7 @@ def models_within(annotation: Any) -> set[type[BaseModel]]:
 def all_models() -> set[type[BaseModel]]:
     found: set[type[BaseModel]] = set()
     pending: set[type[BaseModel]] = {Attempt, CheckpointRecord, Event, Job, SharedRecord, TransferGrant, Progress}
-    pending |= {RulesRecord, CommandRecord, ControlRecord}
+    pending |= {RulesRecord, CommandRecord, ControlRecord, StandingRecord}
     while pending:
         model = pending.pop()
         found.add(model)
@@ -71,6 +72,7 @@ STORED_DEFAULTS: dict[str, dict[str, Any]] = {
         "pinned": False,
         "damaged": False,
         "protected_until": 0,
+        "tag": "",
     },
     "Event": {"data": {}},
     "Goodput": {
@@ -107,8 +109,14 @@ STORED_DEFAULTS: dict[str, dict[str, Any]] = {
         "commands_void": 0,
         "decided": 0,
         "rollbacks": [],
+        "watched": False,
+        "cost_usd": 0.0,
+        "priced_s": 0,
+        "ends": 0,
     },
-    "CommandRecord": {"arguments": {}, "status": "waiting", "message": ""},
+    "StandingRecord": {"revision": 0, "epoch": 0, "step": 0, "seen_at": 0, "errors": 0, "member": {}},
+    "MemberRecord": {"values": [], "expires_at": 0},
+    "CommandRecord": {"arguments": {}, "status": "waiting", "message": "", "revision": 0},
     "ControlRecord": {"reason": "", "statuses": []},
     "RuleStatus": {"said": "", "fires": 0},
     "RolledBack": {"skip": 0, "lr_factor": 1.0, "commands_seq": 0},

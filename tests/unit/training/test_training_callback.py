@@ -81,9 +81,9 @@ class Trained:
 
             options = {name: value for name, value in more.items() if name != "kill_at"}
             arguments = transformers.TrainingArguments(
-                str(session.output_dir), per_device_train_batch_size=1, logging_steps=1, learning_rate=0.1,
-                max_steps=len(losses), report_to=[], use_cpu=True, disable_tqdm=True,
-                **{"save_strategy": "no", "lr_scheduler_type": "linear", **options},
+                str(session.output_dir), per_device_train_batch_size=1, learning_rate=0.1, max_steps=len(losses),
+                report_to=[], use_cpu=True, disable_tqdm=True,
+                **{"logging_steps": 1, "save_strategy": "no", "lr_scheduler_type": "linear", **options},
             )  # fmt: skip
             trainer = Ordered(
                 Model(), arguments, train_dataset=Losses(losses), eval_dataset=evaluated, callbacks=[callback, Look()]
@@ -164,3 +164,19 @@ def test_counters_outlive_an_interruption(tmp_path: Path, killed_at: int) -> Non
     assert (tmp_path / "output" / f"checkpoint-{killed_at}" / "steering.json").is_file()
     second = Trained(tmp_path, rules, losses, resume=True, save_strategy="steps", save_steps=1)
     assert second.fired() == [("r", 7)] and second.step == 7 and second.finishing
+
+
+def test_an_evaluation_says_how_far_it_is(start: Callable[..., Session]) -> None:
+    """Else it would be taken for a training that stands still."""
+    from gpu_client.training import BatonCallback
+
+    said: list[tuple[str, int, int]] = []
+    session = start()
+    session.phase = lambda *told: said.append(told)  # type: ignore[method-assign]
+    callback, state, control = BatonCallback(session), transformers.TrainerState(), transformers.TrainerControl()
+    for batches in ([0, 1], [0, 1], iter([0, 1])):
+        for _ in range(2):
+            assert callback.on_prediction_step(None, state, control, eval_dataloader=batches) is control
+    assert said[:4] == [("evaluation", 1, 2), ("evaluation", 2, 2)] * 2
+    assert [(name, total) for name, _, total in said[4:]] == [("evaluation", 0)] * 2, "its length is not known"
+    assert said[4][1] < said[5][1]

@@ -14,7 +14,7 @@ from session_helpers import Counter
 
 from gpu_client.controller.steering import Steering
 from gpu_client.training import Session, SessionError
-from gpu_client.training.commit import verify
+from gpu_client.training.commit import read_marker, verify
 
 NAN = "rules: [{name: nan, when: not isfinite(loss), do: {stop: failed}}]"
 
@@ -99,6 +99,33 @@ def test_under_an_agent_the_jobs_rules_are_taken_and_the_end_is_told(tmp_path: P
         (leaving,) = agent.of("leaving")
         assert leaving["ended_by"]["rule"] == "nan" and leaving["arguments"]["outcome"] == "failed"
         assert [one["revision"] for one in agent.of("rules_in_force")] == [4]
+
+
+@pytest.mark.parametrize("done", [False, True], ids=["lost on the way", "carried out"])
+def test_an_end_that_the_control_plane_never_heard_of_comes_after_the_next_step(tmp_path: Path, done: bool) -> None:
+    """The machine was lost between the last checkpoint and the report: the rule never fired again."""
+    control = tmp_path / "control.json"
+    rules = {"revision": 4, "text": "rules: [{name: high, when: loss > 2, do: pause}]"}
+
+    def attempt(first: int, losses: list[float], ends: int, **variables: str) -> tuple[int, list[Any]]:
+        control.write_text(json.dumps({"rules": rules, "commands": [], "ends": ends, "ran_s": 0}))
+        variables |= {"BATON_JOB_ID": "j", "BATON_CONTROL": str(control)}
+        with ListeningAgent() as agent:
+            with begun(tmp_path, BATON_CHANNEL=agent.path, **variables) as session:
+                assert session.resume(counter=Counter()) == first - 1
+                for step, loss in enumerate(losses, first):
+                    session.report(step, 10, loss=loss)
+                    if session.checkpoint_due(step):
+                        session.checkpoint(step, counter=Counter(step))
+                    if session.should_stop:
+                        break
+            agent.wait_for_end()
+            return step, [one["ended_by"]["step"] for one in agent.of("leaving")]
+
+    assert attempt(1, [1.0, 3.0, 3.0], 0) == (2, [2])
+    checkpoint = str(tmp_path / "output" / "checkpoint-2")
+    expected = (5, []) if done else (3, [2])
+    assert attempt(3, [1.0, 1.0, 1.0], int(done), BATON_RESUME_FROM=checkpoint) == expected
 
 
 def test_a_checkpoint_is_no_second_report_of_its_step(tmp_path: Path) -> None:
@@ -275,3 +302,21 @@ def test_every_hook_action_is_called_with_the_order(start: Callable[..., Session
         for step in range(1, 4):
             session.report(step, 10, loss=2.0)
     assert called == [("r", 1)]
+
+
+@pytest.mark.parametrize("late", [False, True])
+def test_a_save_says_by_which_tag_it_is_to_be_kept(tmp_path: Path, late: bool) -> None:
+    """Of a step that is saved already the next one gets the tag."""
+    with begun(tmp_path, "rules: [{name: r, when: eval.loss < 1, do: {save: {tag: good}}}]") as session:
+        for step in range(1, 5):
+            session.report(step, 10, loss=1.0)
+            if not late:
+                session.steering.evaluated(step, loss=0.5 if step == 2 else 2.0)
+            if session.checkpoint_due(step):
+                session.checkpoint(step, counter=Counter(step))
+            if late and step == 2:
+                session.checkpoint(step, counter=Counter(step))
+                session.steering.evaluated(step, loss=0.5)
+                assert session.checkpoint(step, counter=Counter(step)) is not None
+    found = {path.name: read_marker(path).tag for path in (tmp_path / "output").glob("checkpoint-*")}
+    assert found == ({"checkpoint-2": "", "checkpoint-3": "good"} if late else {"checkpoint-2": "good"})

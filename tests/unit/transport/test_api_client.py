@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,16 +16,9 @@ from contract.jobs import JobState, JobSubmit, Policy
 from contract.keys import KeyCreate
 from contract.manifest import ManifestV1 as Manifest
 from contract.names import Scope
+from contract.output import LogChunk
 from contract.webhooks import WebhookCreate
-from contract.work import (
-    CompleteRequest,
-    Directive,
-    FailRequest,
-    HeartbeatRequest,
-    LogChunk,
-    ReleaseRequest,
-    WorkQuery,
-)
+from contract.work import CompleteRequest, Directive, FailRequest, HeartbeatRequest, ReleaseRequest, WorkQuery
 from gpu_client.transport.api import BatonClient
 from gpu_client.transport.calls import pages
 from gpu_client.transport.digests import digest_bytes
@@ -132,6 +126,21 @@ class TestSubmitter:
             assert query_of(server)["limit"] == "100"
         server.script("GET", f"/job/{ID}/logs", reply(200, {"lines": []}))
         assert client.logs(ID).lines == []
+
+    def test_metrics_are_read_to_the_end(self, server: ScriptedServer, client: BatonClient) -> None:
+        point = {"epoch": 1, "step": 3, "at": 1.5, "metrics": {"loss": "-inf", "lr": 0.5}}
+        server.script(
+            "GET",
+            f"/job/{ID}/metrics",
+            reply(200, {"points": [point], "next_cursor": "c"}),
+            reply(200, {"points": [{**point, "step": 4}], "next_cursor": "d"}),
+            reply(200, {"points": [], "next_cursor": "d"}),
+        )
+        found = list(client.metric_points(ID))
+        assert [(one.step, one.numbers()) for one in found] == [
+            (step, {"loss": -math.inf, "lr": 0.5}) for step in (3, 4)
+        ]
+        assert [query_of(server, place).get("cursor") for place in range(3)] == [None, "c", "d"]
 
     def test_an_id_cannot_reach_another_route(self, server: ScriptedServer, client: BatonClient) -> None:
         with pytest.raises(NotFound):

@@ -12,10 +12,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from contract.rules.checking import check
-from contract.rules.compiling import Compiler, Reader
+from contract.rules.compiling import Compiler
 from contract.rules.limits import LIMITS
 from contract.rules.metrics import Metric, Metrics
+from contract.rules.readers import Reader
 from contract.rules.series import Clock
+from contract.rules.sums import SCALE_STEP
 from tests.naive_rules import World
 from tests.properties.profiles import machine_settings
 
@@ -183,17 +185,35 @@ def test_equal_aggregates_are_kept_once() -> None:
 
 def test_an_update_does_the_same_work_after_any_history() -> None:
     """Counted in the numbers that a window looks at: appends and removals of one update."""
-    stream = Stream("mean(x, 1000)", "max(x, 1000)", "median(x, 1000)")
+    stream = Stream("mean(x, 1000)", "zscore(x, 900)", "slope(x, 5)", "max(x, 1000)", "median(x, 1000)")
+    series = stream.compiler.series["x"]
+    own = [series.followers["max(1000, 0.0)"], series.followers["median(1000, 0.0)"]]
+    # windows of sums do nothing when a point comes: the series sums it up once for all of them
+    assert len(series.pushes) == 3
     looked: list[int] = []
     for index in range(30_000):
-        stamps = [follower.stamp for follower in stream.compiler.series["x"].followers.values()]  # type: ignore[attr-defined]
-        starts = [follower.start for follower in stream.compiler.series["x"].followers.values()]  # type: ignore[attr-defined]
+        stamps = [follower.stamp for follower in own]  # type: ignore[attr-defined]
+        starts = [follower.start for follower in own]  # type: ignore[attr-defined]
         stream.push(math.sin(index), float(index))
-        followers = stream.compiler.series["x"].followers.values()
-        moved = sum(follower.start - start for follower, start in zip(followers, starts, strict=True))  # type: ignore[attr-defined]
-        added = sum(follower.stamp - stamp for follower, stamp in zip(followers, stamps, strict=True))  # type: ignore[attr-defined]
+        moved = sum(follower.start - start for follower, start in zip(own, starts, strict=True))  # type: ignore[attr-defined]
+        added = sum(follower.stamp - stamp for follower, stamp in zip(own, stamps, strict=True))  # type: ignore[attr-defined]
         looked.append(moved + added)
-    assert max(looked[:1000]) == 3
-    assert set(looked[1000:]) == {6}
-    queue = stream.compiler.series["x"].followers["max(1000, 0.0)"].queue  # type: ignore[attr-defined]
-    assert len(queue) <= 1000
+        assert series.sums is not None
+        assert len(series.sums.totals) == len(series.values) + 1 <= 1.25 * 1001 + 128 + 1
+    assert max(looked[:1000]) == 2
+    assert set(looked[1000:]) == {4}
+    assert len(own[0].queue) <= 1000  # type: ignore[attr-defined]
+
+
+def test_sums_of_values_that_become_ever_smaller_are_exact_and_not_made_anew() -> None:
+    stream = Stream("mean(x, 3)", "slope(x, 3)", "mean(x, 1000)")
+    sums = stream.compiler.series["x"].sums
+    assert sums is not None
+    for index in range(1000):
+        stream.push(2.0**-index, float(index))
+        assert sums.totals[0] == 0 or len(sums.totals) > 1000, "what has been summed up stays as it is"
+    assert len(sums.eras) <= 1 + 1080 // SCALE_STEP
+    last = [2.0**-997, 2.0**-998, 2.0**-999]
+    assert stream.readers["mean(x, 3)"]() == sum(last) / 3
+    assert stream.readers["slope(x, 3)"]() == (last[2] - last[0]) / 2
+    assert stream.readers["mean(x, 1000)"]() == 2.0 / 1000

@@ -226,6 +226,8 @@ RULE = "rules:\n  - name: a\n    when: loss > 1\n    do: stop\n"
         ("metrics: {a-b: {}}\nrules: []", Code.INVALID_VALUE, 1, 11, "letters"),
         ("metrics: {a: {kind: text}}\nrules: []", Code.INVALID_VALUE, 1, 11, "kind"),
         ("metrics: {a: {gaol: max}}\nrules: []", Code.UNKNOWN_KEY, 1, 15, "Did you mean goal?"),
+        ("metrics: {a: {reduce: median}}\nrules: []", Code.INVALID_VALUE, 1, 15, "mean, max, min or sum"),
+        ("metrics: {a: {reduce: [max]}}\nrules: []", Code.INVALID_VALUE, 1, 15, "mean, max, min or sum"),
     ],
 )
 def test_faults(text: str, code: Code, line: int, column: int, says: str) -> None:

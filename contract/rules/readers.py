@@ -1,0 +1,142 @@
+"""What rules read most: windows over so many points, each in one closure, worked out once for each point.
+
+They say what the windows' own methods say (`windows.py`), of which they are the quick way for finite points.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from contract.rules.arithmetic import NAN, ratio, root_of_ratio
+from contract.rules.windows import Extreme, Median, Moments, deviations
+
+Value = float | bool | None
+"""None: not known."""
+Reader = Callable[[], Value]
+
+
+def mean(window: Moments) -> Reader:
+    """Of a window over points."""
+    series, sums, limit, lag = window.series, window.sums, window.limit, window.lag
+    totals, end, begin = sums.totals, -1 - lag, -1 - lag - limit
+    seen, value = -1, 0.0
+
+    def read() -> Value:
+        nonlocal seen, value
+        total = series.total
+        if total != seen:
+            start = total - lag - limit
+            if start < window.start:
+                return None
+            plain = start >= sums.plain_from
+            value = ratio(totals[end] - totals[begin], limit << sums.scale) if plain else window.mean()
+            seen = total
+        return value
+
+    return read
+
+
+def std(window: Moments) -> Reader:
+    """Of a window over points."""
+    series, sums, limit = window.series, window.sums, window.limit
+    totals, squares, begin, pairs = sums.totals, sums.squares, -1 - limit, limit * (limit - 1)
+    seen, value = -1, 0.0
+
+    def read() -> Value:
+        nonlocal seen, value
+        total = series.total
+        if total != seen:
+            start = total - limit
+            if start < window.start:
+                return None
+            if start < sums.plain_from:
+                value = window.std()
+            else:
+                added = totals[-1] - totals[begin]
+                squared = limit * (squares[-1] - squares[begin]) - added * added
+                value = root_of_ratio(squared, pairs << 2 * sums.scale)
+            seen = total
+        return value
+
+    return read
+
+
+def slope(window: Moments) -> Reader:
+    """Of a window over points."""
+    series, sums, limit = window.series, window.sums, window.limit
+    totals, weighted, begin = sums.totals, sums.weighted, -1 - limit
+    middle, spread = 6 * (limit - 1), limit * (limit * limit - 1)
+    seen, value = -1, 0.0
+
+    def read() -> Value:
+        nonlocal seen, value
+        total = series.total
+        if total != seen:
+            start = total - limit
+            if start < window.start:
+                return None
+            if start < sums.plain_from:
+                value = window.slope()
+            else:
+                added = totals[-1] - totals[begin]
+                moment = 12 * (weighted[-1] - weighted[begin] - start * added) - middle * added
+                value = ratio(moment, spread << sums.scale)
+            seen = total
+        return value
+
+    return read
+
+
+def zscore(window: Moments) -> Reader:
+    """Of a window over points, without the newest."""
+    series, sums, limit = window.series, window.sums, window.limit
+    totals, squares, begin, pairs = sums.totals, sums.squares, -2 - limit, limit * (limit - 1)
+    seen, value = -1, 0.0
+
+    def read() -> Value:
+        nonlocal seen, value
+        total = series.total
+        if total != seen:
+            start = total - 1 - limit
+            if start < window.start:
+                return None
+            if start < sums.plain_from:
+                value = window.zscore()
+            else:
+                added, scale, newest = totals[-2] - totals[begin], sums.scale, series.newest
+                squared = limit * (squares[-2] - squares[begin]) - added * added
+                spread = root_of_ratio(squared, pairs << 2 * scale)
+                offset = (NAN if newest is None else newest) - ratio(added, limit << scale)
+                value = offset / spread if spread else deviations(offset, spread)
+            seen = total
+        return value
+
+    return read
+
+
+def extreme(window: Extreme) -> Reader:
+    """Of a window over points."""
+    series, limit, sign = window.series, window.limit, window.sign
+
+    def read() -> Value:
+        if series.total - window.start < limit:
+            return None
+        return NAN if window.nans else window.queue[0][1] * sign
+
+    return read
+
+
+def median(window: Median) -> Reader:
+    """Of a window over points."""
+    series, limit = window.series, window.limit
+    middle, odd = limit // 2, limit % 2
+
+    def read() -> Value:
+        if series.total - window.start < limit:
+            return None
+        return window.ordered[middle] if odd and not window.nans else window.value()
+
+    return read
+
+
+OF_MOMENTS: Mapping[str, Callable[[Moments], Reader]] = {"mean": mean, "std": std, "slope": slope, "zscore": zscore}

@@ -1,0 +1,283 @@
+"""Doing what rules of the control plane want.
+
+Each decision becomes events of the job, and what can be done here is done in the same change.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from contract.history import EventType
+from contract.jobs import AttemptEnd, FailureClass, JobState, Progress, Reason, ReasonCode
+from contract.rules.actions import NAMES, Action, Alert, Evaluate, Log, Pause, Requeue, Save, Scale, Set, Stop
+from contract.rules.numbers import encoded
+from contract.rules.verdicts import State, Verdict
+from contract.steering import CommandKind, CommandRequest, EndedBy
+from contract.work import Directive
+from functions.domain import jobs as transitions
+from functions.domain import retry as retry_policy
+from functions.domain import steering
+from functions.domain.change import Change, DirectLease, SteerLease, changed
+from functions.domain.ending import by_whom, counted, requeued, stopped
+from functions.domain.errors import Refusal
+from functions.domain.leaving import named
+from functions.domain.records import Attempt, CommandRecord, Event, Job, Lease
+
+PLACE = "control_plane"
+MAX_OPERANDS = 32
+MAX_TOLD_CHARS = 1000
+MAX_COMMANDS_AT_ONCE = 10
+"""Given by one look: they are written in one transaction."""
+ALIVE_INTERVALS = 2
+"""A worker that was heard of within so many heartbeats is asked to hand the job back; from another it is taken."""
+
+_EVENTS = {State.FIRED: "rule.fired", State.CLEARED: "rule.cleared", State.ERROR: "rule.error"}
+
+
+class NotDoneError(Exception):
+    """It cannot be done here; the text says why."""
+
+
+class Acting:
+    """One look's decisions on one job, in their order."""
+
+    def __init__(
+        self,
+        job: Job,
+        attempt: Attempt | None,
+        lease: Lease | None,
+        *,
+        step: int,
+        now: int,
+        kept: Callable[[], Sequence[CommandRecord]],
+    ) -> None:
+        """`attempt` and `lease`: of the attempt that holds the job. `kept` reads the job's commands."""
+        self._read = job
+        self._job = job
+        """As it was read, with all that was decided in it, and not yet written."""
+        self._running = job.state is JobState.RUNNING
+        self._attempt = attempt if self._running else None
+        self._lease = lease if self._running and lease is not None and lease.epoch == job.epoch else None
+        self._step, self._now = step, now
+        self._read_commands = kept
+        self._kept: list[CommandRecord] | None = None
+        self._events: list[Event] = []
+        self._commands: list[CommandRecord] = []
+        self._dropped: list[int] = []
+        self._end: Change | None = None
+        """What moves the job: there is one move in a change."""
+
+    def tell(self, type_: str, **more: Any) -> None:
+        """One more event."""
+        data = {"place": PLACE, "revision": self._job.rules_revision, "step": self._step, "at": self._now, **more}
+        if self._end is not None:
+            self._end = self._end.with_event(EventType(type_), self._now, **data)
+            return
+        seq = self._job.event_seq + 1
+        event = Event(seq=seq, type=EventType(type_), at=self._now, epoch=self._job.epoch, data=data)
+        self._job = self._job.model_copy(update={"event_seq": seq})
+        self._events.append(event)
+
+    def take(self, verdict: Verdict, values: Mapping[str, float | None]) -> None:
+        """Tell what a rule decided, and do what it wants. `values` fill its texts."""
+        dry_run = verdict.mode == "dry_run"
+        operands = {one.text: encoded(one.value) for one in verdict.operands[:MAX_OPERANDS]}
+        common = {"rule": verdict.rule, "severity": verdict.severity, "dry_run": dry_run}
+        names = [NAMES[type(action)] for action in verdict.actions]
+        self.tell(_EVENTS[verdict.state], **common, operands=operands, actions=names, message=verdict.reason)
+        if dry_run:
+            return
+        became: dict[str, list[tuple[str, str]]] = {"action.applied": [], "action.rejected": []}
+        for name, action in zip(names, verdict.actions, strict=True):
+            try:
+                done = self._perform(action, verdict, values)
+            except NotDoneError as error:
+                became["action.rejected"].append((name, str(error)))
+            except Refusal as refusal:
+                became["action.rejected"].append((name, refusal.detail))
+            else:
+                became["action.applied"].append((name, done))
+        for type_, actions in became.items():
+            if actions:
+                said = "; ".join(text for _, text in actions)[:MAX_TOLD_CHARS]
+                self.tell(type_, **common, actions=[name for name, _ in actions], message=said)
+
+    def change(self) -> Change | None:
+        """All of it; None if nothing was decided."""
+        if self._end is None:
+            return self._told()
+        change = replace(self._end, events=(*self._events, *self._end.events), **self._given())
+        if isinstance(change.lease, DirectLease) and self._commands:
+            change = replace(change, lease=replace(change.lease, commands_seq=change.job.commands_seq))
+        return change
+
+    def _told(self) -> Change | None:
+        if not self._events:
+            return None
+        change = replace(changed(self._job, self._now), events=tuple(self._events), **self._given())
+        if not self._running:
+            # Since when it waits is told by its last change, and it has not been moved.
+            return replace(change, job=change.job.model_copy(update={"updated_at": self._read.updated_at}))
+        if not self._commands:
+            return change
+        job = change.job
+        steer = SteerLease(
+            job_id=job.id,
+            epoch=job.epoch,
+            rules_revision=job.rules_revision,
+            commands_seq=job.commands_seq,
+            watched=job.watched,
+        )
+        return replace(change, lease=steer)
+
+    def _given(self) -> dict[str, Any]:
+        return {"commands": tuple(self._commands), "dropped_commands": tuple(self._dropped)}
+
+    def _perform(self, action: Action, verdict: Verdict, values: Mapping[str, float | None]) -> str:
+        """Do it, and say what was done. Raises NotDoneError or Refusal."""
+        match action:
+            case Alert(text) | Log(text):
+                return text.render(values)
+            case Stop(outcome="failed"):
+                return self._move(self._fail, verdict)
+            case Pause():
+                return self._move(self._pause, verdict)
+            case Requeue(exclude_host):
+                return self._move(lambda by: self._requeue(by, exclude_host=exclude_host), verdict)
+            case Stop(save=save):
+                return self._command(verdict, kind=CommandKind.STOP, outcome="complete", save=save)
+            case Save(tag):
+                return self._command(verdict, kind=CommandKind.SAVE, tag=tag[:64] or None)
+            case Evaluate():
+                return self._command(verdict, kind=CommandKind.EVALUATE)
+            case Set(knob, value, factor, least, most):
+                bounds = {name: bound for name, bound in (("min", least), ("max", most)) if bound is not None}
+                return self._command(verdict, bounds, kind=CommandKind.SET, knob=knob, value=value, factor=factor)
+            case Scale():
+                raise NotDoneError("there are no groups of machines to scale here yet")
+        raise NotDoneError("only a training can do this, between two of its steps")
+
+    def _command(self, verdict: Verdict, bounds: Mapping[str, float] | None = None, **asked: Any) -> str:
+        """Tell the training."""
+        self._require_going_on()
+        if not self._running:
+            raise NotDoneError(f"the job is {self._job.state}: no training is there to be told")
+        if self._lease is not None and self._lease.token_sha256 is None:
+            raise NotDoneError("its worker knows no commands")
+        if len(self._commands) >= MAX_COMMANDS_AT_ONCE:
+            raise NotDoneError(f"{MAX_COMMANDS_AT_ONCE} commands were given at this moment already")
+        if self._kept is None:
+            self._kept = list(self._read_commands())
+        try:
+            request = CommandRequest(**asked)
+        except ValueError as error:
+            raise NotDoneError("it cannot be asked of a training so") from error
+        more = {
+            "rule": verdict.rule,
+            "revision": self._job.rules_revision,
+            "arguments": {**request.arguments, **(bounds or {})},
+        }
+        change = steering.add_command(self._job, self._kept, request, key_sha256=None, now=self._now, more=more)
+        given, gone = change.commands[0], change.dropped_commands
+        self._kept = [*(one for one in self._kept if one.seq not in gone), given]
+        self._commands.append(given)
+        self._dropped += gone
+        self._job = self._job.model_copy(update={"commands_seq": given.seq})
+        return f"the training is told: command {given.seq}, {given.kind}"
+
+    def _require_going_on(self) -> None:
+        if self._end is not None:
+            raise NotDoneError("another rule, or another action of this one, moves the job already")
+
+    def _move(self, decide: Callable[[EndedBy], tuple[Change, str]], verdict: Verdict) -> str:
+        self._require_going_on()
+        why = verdict.reason or ", ".join(f"{one.text} = {_said(one.value)}" for one in verdict.operands)
+        by = EndedBy(
+            rule=verdict.rule, revision=self._job.rules_revision, step=self._step, message=why[:MAX_TOLD_CHARS]
+        )
+        self._end, done = decide(by)
+        return done
+
+    def _fail(self, by: EndedBy) -> tuple[Change, str]:
+        """Whatever the worker does: its next heartbeat is told."""
+        reason = Reason(code=FailureClass.STOPPED_BY_RULE.value, message=named(by))
+        updates: dict[str, Any] = {
+            "state": JobState.FAILED,
+            "failed_at": self._now,
+            "not_before": None,
+            "pause_requested": False,
+            "ended_by": by,
+        }
+        attempt = self._attempt
+        if attempt is not None:
+            attempt = attempt.model_copy(update={"failure_class": FailureClass.STOPPED_BY_RULE})
+            updates |= self._of_attempt()
+        change = stopped(self._job, attempt, AttemptEnd.FAILED, self._now, reason=reason, **updates)
+        said, who = reason.model_dump(), by_whom(by)
+        if attempt is not None:
+            change = change.with_event(
+                EventType.ATTEMPT_FAILED,
+                self._now,
+                reason=said,
+                machine_id=attempt.machine_id,
+                not_before=None,
+                **who,
+            )
+        return change.with_event(EventType.FAILED, self._now, **said, **who), "the job has failed"
+
+    def _pause(self, by: EndedBy) -> tuple[Change, str]:
+        change = transitions.pause(self._job, message=named(by), now=self._now, code=ReasonCode.PAUSED_BY_RULE)
+        asked = change.job.state is JobState.RUNNING
+        done = "its worker is asked to hand the job back" if asked else "the job is paused"
+        return replace(change, job=change.job.model_copy(update={"ended_by": by})), done
+
+    def _requeue(self, by: EndedBy, *, exclude_host: bool) -> tuple[Change, str]:
+        job, attempt, lease, now = self._job, self._attempt, self._lease, self._now
+        if attempt is None or lease is None:
+            raise NotDoneError(f"the job is {job.state}: no machine has it")
+        avoid = job.avoid
+        if exclude_host:
+            avoid = retry_policy.avoided(avoid, attempt.machine_id, job.spec.policy, now)
+        silent_s = now - (lease.expires_at - lease.duration_s)
+        if silent_s <= ALIVE_INTERVALS * lease.heartbeat_interval_s:
+            direct = DirectLease(
+                job_id=job.id, epoch=job.epoch, directive=Directive.PAUSE, reason=ReasonCode.REQUEUED_BY_RULE
+            )
+            change = replace(changed(job, now, avoid=avoid, ended_by=by), lease=direct)
+            return change, "its worker is asked to hand the job back"
+        reason = Reason(code=ReasonCode.REQUEUED_BY_RULE, message=named(by))
+        change = requeued(
+            job,
+            attempt,
+            AttemptEnd.RELEASED,
+            reason,
+            now,
+            fence=None,
+            counters=counted(job.counters, releases=1),
+            told=by_whom(by),
+            stale=True,
+            ended_by=by,
+            avoid=avoid,
+            **self._of_attempt(),
+        )
+        return change, "the job is taken from a machine that is silent"
+
+    def _of_attempt(self) -> dict[str, Any]:
+        """What its lease says of its end; that it has said nothing since is a condition of the write."""
+        lease = self._lease
+        if lease is None:
+            return {"progress": None}
+        progress: Progress | None = lease.progress
+        return {
+            "progress": progress,
+            "expired_at": lease.expires_at,
+            "seen_until": min(lease.expires_at - lease.duration_s, self._now),
+        }
+
+
+def _said(value: float | bool | None) -> str:
+    if value is None:
+        return "unknown"
+    return str(value).lower() if isinstance(value, bool) else format(value, ".6g")

@@ -1,0 +1,66 @@
+"""What the jobs of a group say to each other's rules: one value of each metric that rules ask for, of each job.
+
+What a job has reported stays after its end: whoever was stopped counts on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+
+from contract.jobs import Progress
+from contract.rules.groups import GroupValue
+from contract.rules.metrics import name_in_rules
+from contract.rules.numbers import decoded, encoded
+from functions.domain.records import MemberRecord, MemberValue
+
+KEPT_S = 30 * 86_400
+"""How long a job counts after it was looked at last."""
+
+
+def own_values(
+    before: MemberRecord, needed: Collection[GroupValue], progress: Progress | None, *, now: int
+) -> MemberRecord:
+    """What is to be kept of a job after a report. A value at a step is that of the first report at or after it."""
+    known = {(one.metric, one.step): one.value for one in before.values}
+    reported = {name_in_rules(name): value for name, value in progress.metrics.items()} if progress else {}
+    for one in needed:
+        if progress is None or one.metric not in reported:
+            continue
+        if one.step is None or (progress.step >= one.step and (one.metric, one.step) not in known):
+            known[one.metric, one.step] = encoded(reported[one.metric])
+    kept = [
+        MemberValue(metric=metric, step=step, value=value)
+        for (metric, step), value in sorted(known.items(), key=lambda item: (item[0][0], item[0][1] or -1))
+    ]
+    if not kept:
+        return before
+    if kept == before.values and before.expires_at > now + KEPT_S // 2:
+        return before
+    return MemberRecord(values=kept, expires_at=now + KEPT_S)
+
+
+class Group:
+    """GroupValues of one job. `members`: what was read of the group, by job."""
+
+    def __init__(self, job_id: str, own: MemberRecord, members: Mapping[str, MemberRecord] | None) -> None:
+        """`own` is newer than what was read. `members` None: the job is in no group."""
+        self._own = _by_name(own)
+        self._members: list[dict[GroupValue, float]] | None = None
+        if members is not None:
+            self._members = [self._own, *(_by_name(one) for other, one in members.items() if other != job_id)]
+
+    def members(self, metric: str, step: int | None) -> Sequence[float] | None:
+        """Of every job of the group that has one."""
+        if self._members is None:
+            return None
+        wanted = GroupValue(metric, step)
+        return [one[wanted] for one in self._members if wanted in one]
+
+    def own(self, metric: str, step: int | None) -> float | None:
+        """This job's."""
+        return self._own.get(GroupValue(metric, step))
+
+
+def _by_name(member: MemberRecord) -> dict[GroupValue, float]:
+    values = ((GroupValue(one.metric, one.step), decoded(one.value)) for one in member.values)
+    return {name: value for name, value in values if value is not None}

@@ -1,0 +1,307 @@
+"""The presets of a training, looked after by the agent: it alone can tell that a loop stands still.
+
+They read what the training reports anyway, and tell; they never touch the training.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Iterator, Mapping
+from functools import cache
+from statistics import median
+from typing import Any, Protocol
+
+from contract.rules.actions import Alert
+from contract.rules.document import load
+from contract.rules.evaluating import Evaluator
+from contract.rules.messages import Message
+from contract.rules.metrics import Kind, canonical_name
+from contract.rules.numbers import encoded
+from contract.rules.presets import DOCUMENT, NAMES
+from contract.rules.rule import RuleSet
+from contract.rules.verdicts import State, Verdict
+from gpu_client.agent.channel_messages import CheckpointNotice, Progress
+from gpu_client.agent.loss_trend import LossTrend
+from gpu_client.controller.probing import Probe
+
+logger = logging.getLogger("baton.job")
+
+TICK_S = 10.0
+MAX_TOLD = 3
+"""Of each preset in one attempt."""
+QUIET_AFTER_ATTEMPTS = 10
+"""From then on each preset tells once in an attempt, and not that it is over: a job's history has an end."""
+USUAL_OF, USUAL_FROM = 50, 20
+"""Gaps between reports of new steps that the usual one is the median of, and how many there have to be."""
+_LOSSES = ("loss", "train_loss", "train.loss", "training_loss")
+_EVALUATIONS = ("eval.loss", "eval_loss", "val_loss", "val.loss", "validation_loss")
+
+_MEASURED = ("step.time", "data.wait")
+
+Decide = Callable[[dict[str, Any]], object]
+
+
+class Channel(Protocol):
+    """Of the channel to the training what is needed here."""
+
+    def take_reports(self) -> list[tuple[float, Progress | CheckpointNotice]]: ...
+
+
+@cache
+def preset_rules() -> RuleSet:
+    """All presets."""
+    rules = load(DOCUMENT, presets=True).rules
+    assert rules is not None
+    return rules
+
+
+class PresetWatch:
+    """Of one attempt, in one thread. Nothing in it raises. `clock`: monotonic seconds, the same as the channel's."""
+
+    def __init__(
+        self,
+        decide: Decide,
+        *,
+        attempt: int = 1,
+        clock: Callable[[], float] = time.monotonic,
+        make_probe: Callable[[], Probe] = lambda: Probe(TICK_S, gpus_only=True),
+    ) -> None:
+        """`decide` takes what is decided, as a training tells it. `attempt`: which one of the job it is."""
+        self._decide = decide
+        self._attempt = attempt
+        self._clock = clock
+        self._make_probe = make_probe
+        self._off: frozenset[str] = frozenset()
+        self._told: Counter[str] = Counter()
+        self._standing: set[str] = set()
+        """Those that have told, and not that it is over."""
+        self._training: _Training | None = None
+        self._probe: Probe | None = None
+        self._broken = False
+
+    def follow(self, text: str) -> bool:
+        """These are the job's rules now; whether it has any of its own. What cannot be read is passed over."""
+        try:
+            rules = load(text).rules if text.strip() else RuleSet()
+        except Exception:
+            logger.exception("whether presets are switched off cannot be read")
+            return True
+        if rules is None:
+            return True
+        self._off = rules.presets_off
+        return bool(rules.rules)
+
+    def attach(self, channel: Channel, *, base: int, storing: Callable[[], bool], say: Callable[[str], object]) -> None:
+        """A training process is about to start: what it reports is looked at from nothing.
+
+        base: added to its steps to count them within the job. storing: whether a checkpoint is being stored, for which
+        it may have to wait. say: puts a line into the job's log.
+        """
+        self.detach()
+        self._standing.clear()
+        try:
+            self._training = _Training(channel, base, storing, say, self._clock)
+        except Exception:
+            logger.exception("presets cannot be looked at")
+
+    def detach(self) -> None:
+        """It has ended."""
+        self._training = None
+        if self._probe is not None:
+            self._probe.stop()
+            self._probe = None
+
+    def look(self) -> None:
+        """Take what the training has reported since the last look, and look at the clock. Cheap: for every poll."""
+        training = self._training
+        if training is None or self._broken or len(self._off) == len(NAMES):
+            return
+        try:
+            for verdict in training.look(self._sample):
+                self._note(verdict, training)
+        except Exception:
+            # The top of what is only told: a bug in it must not cost the attempt that it is about.
+            self._broken = True
+            logger.exception("presets are not looked at any more in this attempt")
+
+    def _sample(self) -> Mapping[str, float]:
+        if "preset-gpu-idle" in self._off:
+            return {}
+        if self._probe is None:
+            probe = self._make_probe()
+            try:
+                probe.start()
+            except RuntimeError as error:  # no more threads
+                logger.warning("gpu.util is not measured: %s", error)
+                return {}
+            self._probe = probe
+        return self._probe.take()
+
+    def _note(self, verdict: Verdict, training: _Training) -> None:
+        name = verdict.rule
+        if name in self._off:
+            return
+        quiet = self._attempt > QUIET_AFTER_ATTEMPTS
+        if verdict.state is State.FIRED and self._told[name] < (1 if quiet else MAX_TOLD):
+            self._told[name] += 1
+            self._standing.add(name)
+            message = "; ".join(training.said(one.text) for one in verdict.actions if isinstance(one, Alert))
+            logger.warning("%s: %s", name, message)
+            training.say(f"[baton] {name}: {message}")
+            self._tell("rule.fired", verdict, training, actions=["alert"], message=message)
+        elif verdict.state is State.CLEARED and name in self._standing:
+            self._standing.discard(name)
+            if not quiet:
+                self._tell("rule.cleared", verdict, training)
+        elif verdict.state is State.ERROR:
+            logger.error("%s cannot be checked: %s", name, verdict.reason)
+
+    def _tell(self, what: str, verdict: Verdict, training: _Training, **more: Any) -> None:
+        operands = {one.text: encoded(one.value) for one in verdict.operands}
+        said = {"rule": verdict.rule, "step": training.step, "severity": verdict.severity, "operands": operands}
+        self._decide({"type": "decision", "decision": what, **said, **more})
+
+
+class _Training:
+    """One training process, as far as it is heard of."""
+
+    def __init__(
+        self,
+        channel: Channel,
+        base: int,
+        storing: Callable[[], bool],
+        say: Callable[[str], object],
+        clock: Callable[[], float],
+    ) -> None:
+        self._channel = channel
+        self._base = base
+        self._storing = storing
+        self.say = say
+        self._clock = clock
+        rules = preset_rules()
+        self._kinds = {metric.name: metric.kind for metric in rules.metrics().values()}
+        self._evaluator = Evaluator(rules)
+        self._ticked_at = clock()
+        self._trend = LossTrend()
+        self._newest: dict[str, float] = {}
+        """Of the losses: a number that is told again is nothing new."""
+        self._gaps: deque[float] = deque(maxlen=USUAL_OF)
+        self._names: dict[str, str] = {}
+        self.step = base
+        self._step: int | None = None
+        self._stepped_at = 0.0
+        self._moved_at = 0.0
+        """When a step, a phase or a checkpoint last made an end to doubt."""
+        self._phase: tuple[str, int] | None = None
+        self._storing_since: float | None = None
+        self._last = False
+
+    def look(self, sample: Callable[[], Mapping[str, float]]) -> Iterator[Verdict]:
+        """What is decided, each at the moment at which the values are those that it was decided by."""
+        for at, report in self._channel.take_reports():
+            if isinstance(report, CheckpointNotice):
+                self._moved_at = max(self._moved_at, at)
+            elif metrics := self._news(report, at):
+                yield from self._evaluator.observe(metrics, step=self.step, now=at)
+        now = self._clock()
+        if now - self._ticked_at >= TICK_S:
+            self._ticked_at = now
+            yield from self._evaluator.observe({**self._ages(now), **sample()}, step=self.step, now=now)
+
+    def said(self, message: Message) -> str:
+        """A preset's text, with times as people say them."""
+        values = self._evaluator.values()
+        parts = []
+        for part in message.parts:
+            if isinstance(part, str):
+                parts.append(part)
+            elif self._kinds.get(part.metric) is Kind.DURATION and values.get(part.metric) is not None:
+                parts.append(_lasting(values[part.metric] or 0.0))
+            else:
+                parts.append(Message("", (part,)).render(values))
+        return "".join(parts)
+
+    def _news(self, report: Progress, at: float) -> dict[str, float]:
+        found = self._losses(report)
+        if report.step != self._step:
+            found |= self._times_of(report, at)
+            self._step, self._stepped_at, self._moved_at = report.step, at, at
+            self.step = report.step + self._base
+            # A step of the script that reports its total is done: what comes then may take as long as it likes.
+            self._last = report.total is not None and report.step >= report.total
+            self._phase = None
+        if report.phase is not None and report.phase != self._phase:
+            self._moved_at = at
+            name, done = report.phase
+            complete = done >= report.metrics.get(f"{name}_total", math.inf)
+            self._phase = None if complete else report.phase
+        return found
+
+    def _losses(self, report: Progress) -> dict[str, float]:
+        found: dict[str, float] = {}
+        if report.points:
+            said = [one for point in report.points for one in point.metrics.items()]
+        else:
+            said = [*report.metrics.items(), *report.nonfinite.items()]
+        for told, number in said:
+            name = self._names.get(told) or self._named(told)
+            if name != "-":
+                value = float(number)
+                before = self._newest.get(name)
+                if value != before and not (before is not None and math.isnan(value) and math.isnan(before)):
+                    self._newest[name] = found[name] = value
+        if "loss" in found:
+            found.update(self._trend.push(found["loss"]) or {})
+        return found
+
+    def _named(self, told: str) -> str:
+        """What presets call it; "-" if they do not read it."""
+        if len(self._names) >= 4096:
+            self._names.clear()
+        name = canonical_name(told)
+        known = "loss" if name in _LOSSES else "eval.loss" if name in _EVALUATIONS else "-"
+        self._names[told] = known
+        return known
+
+    def _times_of(self, report: Progress, at: float) -> dict[str, float]:
+        """By the session, else by the clock here."""
+        measured = {name: value for name, value in report.signals.items() if name in _MEASURED}
+        if self._step is not None:
+            gap = measured["step.gap"] = at - self._stepped_at
+            self._gaps.append(gap)
+            if "step.time" not in measured and report.step > self._step:
+                measured["step.time"] = gap / (report.step - self._step)
+        return measured
+
+    def _ages(self, now: float) -> dict[str, float | None]:
+        """How long nothing has moved, and of what kind that nothing is."""
+        if self._storing():
+            self._storing_since = self._storing_since or now
+        elif self._storing_since is not None:
+            self._storing_since, self._moved_at = None, now  # what waited for it may go on from here
+        since = self._moved_at
+        if self._step is None:
+            still = 0.0
+        elif self._phase is not None:
+            still = now - since
+        elif self._storing_since is not None:
+            still = now - max(since, self._storing_since)
+        else:
+            still = 0.0 if self._last else now - since
+        explained = self._phase is not None or self._storing_since is not None
+        return {
+            "step.age": 0.0 if explained else still,
+            "phase.age": still if explained else 0.0,
+            "still": still,
+            "step.usual": median(self._gaps) if len(self._gaps) >= USUAL_FROM else None,
+        }
+
+
+def _lasting(seconds: float) -> str:
+    """`14 min`, `0.4 s`."""
+    if seconds >= 5400:
+        return f"{seconds / 3600:.1f} h"
+    return f"{seconds / 60:.0f} min" if seconds >= 120 else f"{seconds:.2g} s" if seconds < 10 else f"{seconds:.0f} s"

@@ -1,0 +1,1 @@
+"""Rules tried on what trainings reported."""

@@ -1,0 +1,103 @@
+"""A few steps under torch's profiler, as a rule wants it: the trace is shown like a validation picture."""
+
+from __future__ import annotations
+
+import importlib
+import logging
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from gpu_client.controller.performing import NotOfferedError, said_of
+
+MAX_STEPS = 100
+MAX_TRACE_BYTES = 64 * 1024**2
+"""As much as is shown before a job's end."""
+FOLDER = "profile"
+"""In the output directory."""
+
+log = logging.getLogger("baton.training")
+
+Told = Callable[[bool, str], object]
+
+
+class StepProfiler:
+    """Of one process; it profiles if it is the first. Costs nothing while `active` is False."""
+
+    def __init__(self, output_dir: Path, show: Callable[[Path], object], *, first: bool) -> None:
+        """`show` is handed the finished trace."""
+        self._folder = output_dir / FOLDER
+        self._show = show
+        self._first = first
+        self._profile: Any = None
+        self._told: Told | None = None
+        self._began_at = 0
+        self._at = 0
+        self._until = 0
+
+    @property
+    def active(self) -> bool:
+        """Whether steps are being profiled."""
+        return self._profile is not None
+
+    def begin(self, steps: int, step: int, told: Told) -> str:
+        """Profile the next `steps`, behind `step`; `told` hears at the end whether it went well, and what came of it.
+
+        Raises NotOfferedError, and what the profiler raises.
+        """
+        if not self._first:
+            return "the first process profiles"
+        if self.active:
+            raise NotOfferedError(f"a profile is under way, until step {self._until}")
+        if not 1 <= steps <= MAX_STEPS:
+            raise NotOfferedError(f"{steps} steps are too many to profile: at most {MAX_STEPS}")
+        try:
+            profiler = importlib.import_module("torch.profiler")
+        except ImportError as error:
+            raise NotOfferedError(f"there is no torch.profiler here: {error}") from error
+        self._folder.mkdir(parents=True, exist_ok=True)
+        profile = profiler.profile(activities=sorted(profiler.supported_activities(), key=str))
+        profile.start()
+        self._profile, self._told = profile, told
+        self._began_at, self._at, self._until = step + 1, step, step + steps
+        return f"steps {step + 1} to {step + steps} are profiled"
+
+    def stepped(self, step: int) -> None:
+        """A step has ended. Never raises."""
+        if step == self._at or self._profile is None:
+            return
+        self._at = step
+        try:
+            if step < self._until:
+                self._profile.step()
+                return
+            well, said = True, self._finish(step)
+        except Exception as error:  # noqa: BLE001 - a profiler that fails must not end the training
+            well, said = False, f"the profile is lost: {said_of(error)}"
+            if step < self._until:
+                self.close()
+        self._profile, told = None, self._told
+        if told is not None:
+            told(well, said)
+
+    def close(self) -> None:
+        """Stop; what was recorded of a profile that is not complete is dropped."""
+        profile, self._profile = self._profile, None
+        if profile is not None:
+            try:
+                profile.stop()
+            except Exception as error:  # noqa: BLE001 - see above
+                log.warning("the profiler could not be stopped: %s", said_of(error))
+
+    def _finish(self, step: int) -> str:
+        self._profile.stop()
+        trace = self._folder / f"step-{self._began_at:06}-{step:06}.json.gz"
+        self._profile.export_chrome_trace(str(trace))
+        size_bytes = trace.stat().st_size
+        if size_bytes > MAX_TRACE_BYTES:
+            trace.unlink()
+            raise ValueError(
+                f"the trace has {size_bytes} bytes; at most {MAX_TRACE_BYTES} are kept: profile fewer steps"
+            )
+        self._show(trace)
+        return f"{FOLDER}/{trace.name}, {size_bytes} bytes: open it in https://ui.perfetto.dev"

@@ -1,0 +1,130 @@
+"""Rules that take too much of a step are checked less often; a NaN is seen all the same."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from controller_kit import rule
+
+from gpu_client.controller.budget import BUDGET_S, MAX_EVERY, MEASURE_EVERY, SAMPLES, Budget
+from gpu_client.controller.engine import Engine
+
+JUDGED = MEASURE_EVERY * SAMPLES
+"""Observations until it is judged."""
+
+
+class Scene:
+    """An engine whose observations take as long as a test says."""
+
+    def __init__(self, when: str = "loss > 5") -> None:
+        self.cost_s = 10e-6
+        self._now = 0.0
+        self._calls = 0
+        self.told: list[tuple[str, int, str]] = []
+        self.engine = Engine(self._tell, Budget(self._clock))
+        assert self.engine.install(1, rule("r", when, cooldown="1 steps"), step=0) == ""
+        self.told.clear()
+        self.step = 0
+
+    def _clock(self) -> float:
+        self._calls += 1
+        self._now += self.cost_s if self._calls % 2 == 0 else 0.0
+        return self._now
+
+    def _tell(self, decision: dict[str, Any]) -> None:
+        self.told.append((decision["type"], decision["step"], decision.get("message", "")))
+
+    def run(self, steps: int, value: Any = 1.0, event: str = "step") -> int:
+        """How many of them were looked at."""
+        evaluator = self.engine._evaluator
+        assert evaluator is not None
+        seen = 0
+        for _ in range(steps):
+            self.step += 1
+            before = evaluator._step
+            self.engine.observe({"loss": value}, step=self.step, now=float(self.step), event=event)
+            seen += evaluator._step != before
+        return seen
+
+
+def test_within_its_budget_nothing_is_left_out_and_nothing_said() -> None:
+    scene = Scene()
+    scene.cost_s = BUDGET_S * 0.95
+    assert scene.run(3 * JUDGED) == 3 * JUDGED and scene.told == []
+
+
+def test_what_takes_three_times_as_long_is_checked_at_each_third_step_and_that_is_said() -> None:
+    scene = Scene()
+    scene.cost_s = BUDGET_S * 2.6
+    assert scene.run(JUDGED) == JUDGED
+    assert scene.told == [
+        ("rule.updated", JUDGED, "rules take 520 us (budget 200): checked at every 3 steps from now on")
+    ]
+    assert scene.run(300) == 100 and len(scene.told) == 1
+
+
+def test_one_long_step_changes_nothing() -> None:
+    scene = Scene()
+    scene.run(JUDGED - 1)
+    scene.cost_s = 0.004
+    scene.run(1)
+    assert scene.told == []
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_a_value_that_is_not_finite_is_seen_at_its_step(value: float) -> None:
+    scene = Scene("not isfinite(loss)")
+    scene.cost_s = 1.0
+    scene.run(JUDGED)
+    assert scene.engine._budget.every == MAX_EVERY
+    scene.run(3)
+    scene.told.clear()
+    assert scene.run(1, value) == 1 and scene.told == [("rule.fired", scene.step, "")]
+
+
+def test_events_are_never_left_out() -> None:
+    scene = Scene()
+    scene.cost_s = 1.0
+    scene.run(JUDGED)
+    assert scene.run(10, event="evaluate") == 10
+
+
+def test_a_tensor_is_read_before_the_time_is_taken() -> None:
+    """It waits for the GPU, which is no fault of the rules."""
+
+    class Slow:
+        def __init__(self, scene: Scene) -> None:
+            self.scene = scene
+
+        def __float__(self) -> float:
+            self.scene._now += 1.0
+            return 2.0
+
+    scene = Scene()
+    scene.run(2 * JUDGED, Slow(scene))
+    assert scene.told == []
+
+
+def test_with_room_again_they_are_checked_as_before_and_there_is_no_to_and_fro() -> None:
+    scene = Scene()
+    scene.cost_s = BUDGET_S * 3.5
+    scene.run(JUDGED)
+    scene.cost_s = BUDGET_S * 1.5
+    scene.run(4 * JUDGED * 2)
+    assert len(scene.told) == 1, "half the time is no room"
+    scene.cost_s = BUDGET_S * 0.5
+    scene.run(4 * JUDGED)
+    assert [said.partition(": ")[2] for _, _, said in scene.told] == [
+        "checked at every 4 steps from now on",
+        "checked at every step from now on",
+    ]
+
+
+def test_a_resumed_training_goes_on_as_slowly() -> None:
+    scene = Scene()
+    scene.cost_s = 1.0
+    scene.run(JUDGED)
+    again = Scene()
+    again.engine.load_state_dict(scene.engine.state_dict(), step=JUDGED)
+    assert again.engine._budget.every == MAX_EVERY

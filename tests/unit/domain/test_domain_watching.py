@@ -1,0 +1,208 @@
+"""What the control plane observes of a job, and what a look decides, by hand-made instants."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from contract.jobs import JobCounters, JobState, Progress
+from contract.steering import CommandKind
+from contract.work import Directive
+from functions.domain.change import CloseLease, DirectLease, SteerLease
+from functions.domain.records import CommandRecord, Job, MemberRecord, StandingRecord
+from functions.domain.watching import (
+    LOOK_EVERY_S,
+    MAX_ERRORS,
+    Looked,
+    Seen,
+    facts,
+    failed,
+    is_off,
+    look,
+    rules_of,
+    statuses,
+)
+from tests.factories import NOW, make_attempt, make_job, make_lease
+
+HERE = "rules: [{name: here, when: failures > 0, do: %s}]"
+
+
+def waiting(**fields: Any) -> Job:
+    return make_job(watched=True, rules_revision=1, waiting_since=NOW, **fields)
+
+
+def running(price: float | None = None, progress: Progress | None = None, **fields: Any) -> Seen:
+    """Of an attempt that began at NOW and was heard of at NOW."""
+    job = waiting(state=JobState.RUNNING, epoch=1, **fields)
+    lease = make_lease(watched=True, progress=progress)
+    return Seen(job=job, attempt=make_attempt(price_usd_per_hour=price), lease=lease)
+
+
+def decided(seen: Seen, text: str, *, event: str = "timer", now: int = NOW, kept: Any = list) -> Looked:
+    return look(seen, rules_of(text), event=event, now=now, kept=kept)
+
+
+def test_what_is_known_of_a_job_that_waits() -> None:
+    seen = Seen(job=waiting(counters=JobCounters(failures=2, interruptions=3, runtime_s=100)))
+    assert facts(seen, NOW + 7) == {
+        "wall": 100.0,
+        "cost": None,
+        "heartbeat.age": None,
+        "queue.age": 7.0,
+        "failures": 2.0,
+        "interruptions": 3.0,
+    }
+
+
+@pytest.mark.parametrize("more", [{"not_before": NOW + 60}, {"state": JobState.PAUSED}])
+def test_who_cannot_be_claimed_does_not_wait(more: dict[str, Any]) -> None:
+    assert facts(Seen(job=waiting(**more)), NOW + 7)["queue.age"] == 0.0
+
+
+def test_what_is_known_of_a_job_that_runs() -> None:
+    seen = running(price=36.0, counters=JobCounters(runtime_s=50), cost_usd=1.5, priced_s=50)
+    found = facts(seen, NOW + 100)
+    assert (found["wall"], found["cost"], found["heartbeat.age"], found["queue.age"]) == (150.0, 2.5, 100.0, 0.0)
+
+
+@pytest.mark.parametrize(
+    ("price", "runtime_s", "priced_s", "cost"),
+    [
+        (36.0, 0, 0, 1.0),
+        (0.0, 0, 0, 0.0),
+        (None, 0, 0, None),
+        (36.0, 50, 49, None),
+    ],
+)
+def test_a_price_that_nobody_said_is_not_nothing(
+    price: float | None, runtime_s: int, priced_s: int, cost: float | None
+) -> None:
+    seen = running(price=price, counters=JobCounters(runtime_s=runtime_s), priced_s=priced_s)
+    assert facts(seen, NOW + 100)["cost"] == cost
+
+
+def test_a_job_that_never_ran_has_cost_nothing() -> None:
+    assert facts(Seen(job=waiting()), NOW)["cost"] == 0.0
+
+
+def test_the_lease_of_another_attempt_says_nothing() -> None:
+    seen = running()
+    other = Seen(job=seen.job, attempt=seen.attempt, lease=make_lease(2))
+    assert facts(other, NOW + 9)["heartbeat.age"] is None
+
+
+def test_a_look_that_decides_nothing_leaves_the_job_alone() -> None:
+    first = decided(Seen(job=waiting()), HERE % "stop")
+    assert first.change is not None and [one.type for one in first.change.events] == ["rule.updated"]
+    seen = Seen(job=first.change.job, standing=first.standing)
+    second = decided(seen, HERE % "stop", now=NOW + 60)
+    assert second.change is None
+    assert (second.standing.version, second.standing.at) == (first.standing.version + 1, NOW + 60)
+
+
+def test_the_next_look_is_moved_only_when_it_is_past() -> None:
+    first = decided(Seen(job=waiting()), HERE % "stop").standing
+    assert first.next_at == NOW + LOOK_EVERY_S
+    between = decided(Seen(job=waiting(), standing=first), HERE % "stop", now=NOW + 30).standing
+    assert between.next_at == NOW + LOOK_EVERY_S
+    then = decided(Seen(job=waiting(), standing=between), HERE % "stop", now=NOW + 50).standing
+    assert then.next_at == NOW + 100
+
+
+def test_the_end_of_a_job_is_the_end_of_looking() -> None:
+    looked = decided(Seen(job=waiting(counters=JobCounters(failures=1))), HERE % "{stop: failed}")
+    assert looked.change is not None and looked.change.job.state is JobState.FAILED
+    assert looked.standing.next_at is None and looked.change.standing == looked.standing
+    assert is_off(looked.change.job, looked.standing)
+
+
+def test_a_stop_holds_only_while_the_worker_has_said_nothing_since() -> None:
+    seen = running(counters=JobCounters(failures=1), progress=Progress(step=9, reported_at=NOW))
+    looked = decided(seen, HERE % "{stop: failed}", now=NOW + 80)
+    change = looked.change
+    assert change is not None and change.attempt is not None
+    assert change.lease == CloseLease(job_id=seen.job.id, epoch=1, closed="failed", expired_at=seen.lease.expires_at)  # type: ignore[union-attr]
+    assert change.job.counters.runtime_s == 0, "it was heard of at its beginning last"
+    assert change.job.progress == seen.lease.progress  # type: ignore[union-attr]
+    assert [one.seq for one in change.events] == list(range(2, 2 + len(change.events)))
+    assert change.seen_rev == seen.job.rev
+
+
+def test_alerts_do_not_move_a_job_that_waits() -> None:
+    job = waiting(counters=JobCounters(failures=1))
+    change = decided(Seen(job=job), HERE % "{alert: x}", now=NOW + 500).change
+    assert change is not None
+    assert (change.job.updated_at, change.job.rev, change.lease) == (job.updated_at, job.rev + 1, None)
+
+
+def test_commands_come_with_word_in_the_lease() -> None:
+    kept = [
+        CommandRecord(seq=seq, kind=CommandKind.SAVE, issued_at=NOW, expires_at=NOW + 9, status="applied")
+        for seq in range(1, 101)
+    ]
+    seen = running(counters=JobCounters(failures=1), commands_seq=100)
+    looked = decided(seen, HERE % "[save, {set: {knob: lr, value: 0.1, max: 1}}]", kept=lambda: kept)
+    change = looked.change
+    assert change is not None
+    assert [(one.seq, one.kind, one.rule, one.revision) for one in change.commands] == [
+        (101, "save", "here", 1),
+        (102, "set", "here", 1),
+    ]
+    assert change.commands[1].arguments == {"knob": "lr", "value": 0.1, "max": 1.0}
+    assert change.dropped_commands == (1, 2)
+    assert isinstance(change.lease, SteerLease) and change.lease.commands_seq == 102 and change.lease.watched
+
+
+@pytest.mark.parametrize(("silent_s", "asked"), [(0, True), (60, True), (61, False)])
+def test_a_machine_is_asked_while_it_lives(silent_s: int, asked: bool) -> None:
+    seen = running(counters=JobCounters(failures=1))
+    change = decided(seen, HERE % "requeue", now=NOW + silent_s).change
+    assert change is not None and change.job.ended_by is not None
+    assert change.job.avoid == {"m-1": NOW + silent_s + 86_400}
+    if asked:
+        assert isinstance(change.lease, DirectLease) and change.lease.directive is Directive.PAUSE
+        assert change.job.state is JobState.RUNNING and not change.job.pause_requested
+    else:
+        assert isinstance(change.lease, CloseLease) and change.lease.closed == "released"
+        assert change.job.state is JobState.PENDING
+
+
+def test_errors_are_counted_per_revision() -> None:
+    seen = Seen(job=waiting())
+    for number in range(1, MAX_ERRORS + 1):
+        looked = failed(seen, "why", now=NOW)
+        assert looked.change is not None and looked.standing.errors == number
+        seen = Seen(job=looked.change.job, standing=looked.standing)
+        assert is_off(seen.job, seen.standing) == (number == MAX_ERRORS)
+    newer = seen.job.model_copy(update={"rules_revision": 2})
+    assert not is_off(newer, seen.standing)
+    assert failed(Seen(job=newer, standing=seen.standing), "why", now=NOW).standing.errors == 1
+
+
+def test_a_newer_look_s_report_is_not_replaced_by_an_older_one() -> None:
+    rules = "rules: [{name: here, when: loss > 5, on: heartbeat, do: {alert: x}}]"
+    newest = running(progress=Progress(step=9, metrics={"loss": 1.0}, reported_at=NOW + 9))
+    after = decided(newest, rules, event="heartbeat", now=NOW + 9).standing
+    late = running(progress=Progress(step=8, metrics={"loss": 9.0}, reported_at=NOW + 8))
+    again = Seen(job=late.job, attempt=late.attempt, lease=late.lease, standing=after)
+    looked = decided(again, rules, event="heartbeat", now=NOW + 9)
+    assert looked.change is None
+    assert (looked.standing.step, looked.standing.seen_at) == (9, NOW + 9)
+    (status,) = statuses(rules_of(rules), looked.standing)
+    assert status.said == "armed, last value 1"
+
+
+def test_a_group_that_a_job_is_not_in_is_not_known() -> None:
+    text = "rules: [{name: here, when: group_count(loss) >= 0, do: stop}]"
+    seen = running(progress=Progress(step=1, metrics={"loss": 1.0}, reported_at=NOW))
+    alone = look(seen, rules_of(text), event="heartbeat", now=NOW, kept=list, members=None)
+    (status,) = statuses(rules_of(text), alone.standing)
+    assert status.state == "unknown" and alone.standing.member == MemberRecord()
+
+
+def test_rules_that_cannot_be_read_here_say_why() -> None:
+    with pytest.raises(ValueError, match="mena"):
+        rules_of("rules: [{name: a, when: 'mena(cost) > 1', do: stop}]")
+    assert rules_of(" \n").rules == ()
+    assert is_off(make_job(), None) and is_off(waiting(state=JobState.COMPLETE), StandingRecord(version=1))
