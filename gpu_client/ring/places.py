@@ -14,11 +14,11 @@ from gpu_client.ring.store_memory import MemoryStore
 _in_memory: dict[str, MemoryStore] = {}
 
 
-def store_at(place: str) -> RingStore:
-    """Raises RingMismatch for a text that names no place, or one that cannot be used."""
+def store_at(place: str, *, make: bool) -> RingStore:
+    """`make`: it need not be there. Raises RingMismatch for a text that names no place, or one that cannot be used."""
     kind, colon, rest = place.partition(":")
     if not colon or kind == "fs":
-        return DirectoryStore(Path(rest if colon else place).expanduser())
+        return DirectoryStore(Path(rest if colon else place).expanduser(), make=make)
     if kind == "memory" and rest:
         return _in_memory.setdefault(rest, MemoryStore())
     raise RingMismatch(f"{place!r} is no place of a ring", "Name a directory, or memory:NAME")
@@ -26,9 +26,9 @@ def store_at(place: str) -> RingStore:
 
 def open_ring(place: str) -> Ring:
     """The ring that is there. Raises RingMismatch if there is none."""
-    return Ring.open(store_at(place))
+    return Ring.open(store_at(place, make=False))
 
 
 def make_ring(place: str, settings: RingSettings) -> Ring:
     """The ring that is there, or a new one. Raises RingMismatch where it has other settings."""
-    return Ring.make(store_at(place), settings)
+    return Ring.make(store_at(place, make=True), settings)

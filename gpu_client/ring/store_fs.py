@@ -32,9 +32,13 @@ _MAX_PIECES = 512
 class DirectoryStore:
     """Any number of processes, and threads, may use the same directory."""
 
-    def __init__(self, root: Path) -> None:
-        """Makes the directory. Raises RingMismatch where that cannot be done."""
+    def __init__(self, root: Path, *, make: bool = True) -> None:
+        """Makes the directory, unless it has to be there. Raises RingMismatch where there is none that can be used."""
         self._root = root
+        if not make and not root.is_dir():
+            raise RingMismatch(
+                f"there is no directory {root}", "Make a ring with make_ring, or name the place where it is"
+            )
         try:
             (root / _BESIDE).mkdir(parents=True, exist_ok=True)
             with self._locked():

@@ -68,6 +68,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "gpu_client.checkpoints",
         "gpu_client.datasets",
         "gpu_client.backtest",
+        "gpu_client.ring",
     },
 }
 """What each room may import of the product, besides itself."""
