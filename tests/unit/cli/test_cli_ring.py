@@ -35,7 +35,7 @@ def command(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Command:
 
 
 def filled(place: Path, samples: int) -> None:
-    with RingWriter(open_ring(str(place)), "w", threads=False) as writer:
+    with RingWriter(open_ring(str(place)), "w") as writer:
         for number in range(samples):
             writer.put({"x": np.full(10, number)}, seed=number)
 

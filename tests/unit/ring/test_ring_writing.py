@@ -128,7 +128,7 @@ def test_whoever_was_silent_for_too_long_is_fenced_and_its_orphans_go() -> None:
         silent.put(np.array([2]))
     for _ in range(5):
         other.put(np.array([3]))
-        scene.ring.publish()
+        scene.keeper.turn()
         collector.collect()
     assert scene.store.keys("samples/silent/") == []
     assert len(scene.ring.newest()) == 4
