@@ -6,7 +6,7 @@ import operator
 from collections.abc import Callable, Mapping
 from typing import TypeVar
 
-from contract.rules import readers
+from contract.rules import operators, readers
 from contract.rules.arithmetic import COMPARE
 from contract.rules.folding import FUNCTIONS
 from contract.rules.groups import GroupValues, group_statistic
@@ -83,10 +83,10 @@ class Compiler:
         if len(rest) == 1:
             if isinstance(first, Reading) and isinstance(rest[0], Constant):
                 return self._reading_against(first, COMPARE[typed.operators[0]], rest[0].value)
-            return _comparison(self.compiled(first), COMPARE[typed.operators[0]], rest[0], self.compiled)
+            return operators.comparison(self.compiled(first), COMPARE[typed.operators[0]], rest[0], self.compiled)
         if len(rest) == 2:
             readers_of = [self.compiled(operand) for operand in typed.operands]
-            return _between(readers_of, COMPARE[typed.operators[0]], COMPARE[typed.operators[1]])
+            return operators.between(readers_of, COMPARE[typed.operators[0]], COMPARE[typed.operators[1]])
         begin = self.compiled(first)
         links = [
             (COMPARE[operator], self.compiled(operand)) for operator, operand in zip(typed.operators, rest, strict=True)
@@ -133,26 +133,26 @@ class Compiler:
         operands = [self.compiled(operand) for operand in typed.operands]
         match typed.name:
             case "and":
-                return _all(operands, decisive=False)
+                return operators.connective(operands, decisive=False)
             case "or":
-                return _all(operands, decisive=True)
+                return operators.connective(operands, decisive=True)
             case "not":
-                return _negation(operands[0])
+                return operators.negation(operands[0])
             case "missing":
                 inner = operands[0]
                 return lambda: inner() is None
             case "coalesce":
-                return _first_known(operands)
+                return operators.first_known(operands)
             case "isnan" | "isfinite" if isinstance(typed.operands[0], Reading):
                 return self._test(typed.name, typed.operands[0])
             case name if len(operands) == 1:
-                return _function_of_one(FUNCTIONS[name], operands[0])
+                return operators.function_of_one(FUNCTIONS[name], operands[0])
             case name if len(operands) == 2 and isinstance(typed.operands[0], Constant):
-                return _function_with_constant(FUNCTIONS[name], typed.operands[0].value, operands[1])
+                return operators.function_with_constant(FUNCTIONS[name], typed.operands[0].value, operands[1])
             case name if len(operands) == 2:
-                return _function_of_two(FUNCTIONS[name], *operands)
+                return operators.function_of_two(FUNCTIONS[name], *operands)
             case name:
-                return _function(FUNCTIONS[name], operands)
+                return operators.function(FUNCTIONS[name], operands)
 
     def _follow(self, metric: str, name: str, make: Callable[[Series], F]) -> F:
         """One follower for all that ask for the same."""
@@ -235,126 +235,6 @@ def _over_group(typed: Grouped, group: GroupValues | None) -> Reader:
     if goal is None:
         return lambda: group_statistic(function, group.members(metric, step), None, None)
     return lambda: group_statistic(function, group.members(metric, step), group.own(metric, step), goal)
-
-
-def _comparison(
-    left: Reader, compare: Callable[[float, float], bool], right: Typed, compiled: Callable[[Typed], Reader]
-) -> Reader:
-    if isinstance(right, Constant):
-        bound = right.value
-
-        def against_constant() -> Value:
-            value = left()
-            return None if value is None else compare(value, bound)
-
-        return against_constant
-    other = compiled(right)
-
-    def against() -> Value:
-        value, bound = left(), other()
-        return None if value is None or bound is None else compare(value, bound)
-
-    return against
-
-
-def _all(operands: list[Reader], *, decisive: bool) -> Reader:
-    """`or` where true decides, `and` where false does, as Kleene has them."""
-    if len(operands) == 2:
-        first, second = operands
-
-        def both() -> Value:
-            left = first()
-            if left is decisive:
-                return decisive
-            right = second()
-            if right is decisive:
-                return decisive
-            return None if left is None or right is None else not decisive
-
-        return both
-
-    def combined() -> Value:
-        known = True
-        for operand in operands:
-            value = operand()
-            if value is decisive:
-                return decisive
-            if value is None:
-                known = False
-        return not decisive if known else None
-
-    return combined
-
-
-def _negation(operand: Reader) -> Reader:
-    def negation() -> Value:
-        value = operand()
-        return None if value is None else not value
-
-    return negation
-
-
-def _first_known(operands: list[Reader]) -> Reader:
-    def first_known() -> Value:
-        for operand in operands:
-            value = operand()
-            if value is not None:
-                return value
-        return None
-
-    return first_known
-
-
-def _function_of_one(function: Callable[..., float], operand: Reader) -> Reader:
-    def of_one() -> Value:
-        value = operand()
-        return None if value is None else function(value)
-
-    return of_one
-
-
-def _function_of_two(function: Callable[..., float], first: Reader, second: Reader) -> Reader:
-    def of_two() -> Value:
-        left, right = first(), second()
-        return None if left is None or right is None else function(left, right)
-
-    return of_two
-
-
-def _function_with_constant(function: Callable[..., float], first: float, second: Reader) -> Reader:
-    def with_constant() -> Value:
-        value = second()
-        return None if value is None else function(first, value)
-
-    return with_constant
-
-
-def _between(
-    operands: list[Reader],
-    compare: Callable[[float, float], bool],
-    compare_next: Callable[[float, float], bool],
-) -> Reader:
-    first, second, third = operands
-
-    def between() -> Value:
-        left, middle, right = first(), second(), third()
-        if middle is None:
-            return None
-        if left is not None and not compare(left, middle):
-            return False
-        if right is not None and not compare_next(middle, right):
-            return False
-        return None if left is None or right is None else True
-
-    return between
-
-
-def _function(function: Callable[..., float], operands: list[Reader]) -> Reader:
-    def of_many() -> Value:
-        values = [operand() for operand in operands]
-        return None if None in values else function(*values)
-
-    return of_many
 
 
 def _over_duration(window: Window, compute: Callable[[], float], least: int) -> Reader:

@@ -46,7 +46,7 @@ def has_median(typed: Typed) -> bool:
 def is_understood(typed: Typed) -> bool:
     """Whether all of it is worked out here. What is not is left to the evaluator of trainings."""
     for one in walk(typed):
-        if isinstance(one, Grouped) or (isinstance(one, Operation) and one.name not in _KNOWN):
+        if isinstance(one, Operation) and one.name not in _KNOWN:
             return False
         if isinstance(one, Aggregate) and not _is_summary_understood(one.summary):
             return False
@@ -150,7 +150,9 @@ class Expressions:
             case Operation():
                 return self._operation(typed)
             case Grouped():
-                raise TypeError(f"{typed.text} is not worked out here")
+                # what other jobs reported is not in the history of one
+                unknown = np.zeros(self.block.rows)
+                return Num(unknown, unknown, np.zeros(self.block.rows, bool))
 
     def _chain(self, typed: Chain) -> Truth:
         numbers = [self._number(operand) for operand in typed.operands]
@@ -292,8 +294,10 @@ class Expressions:
         newest = points.column.values[points.begin : points.end]
         return statistics.zscore(points.spread(newest) if span.by_row else newest)
 
-    def value_at(self, leaf: Reading | Aggregate, row: int) -> Value:
+    def value_at(self, leaf: Reading | Aggregate | Grouped, row: int) -> Value:
         """A metric or an aggregate as a training has it, at row number `row` of the block."""
+        if isinstance(leaf, Grouped):
+            return None
         if isinstance(leaf, Reading):
             found: Num | Truth = self.block.reading(leaf.metric)
         else:

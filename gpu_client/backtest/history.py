@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from array import array
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Set
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TypeAlias
@@ -17,8 +17,9 @@ Whole: TypeAlias = NDArray[np.int64]
 Flags: TypeAlias = NDArray[np.bool_]
 
 EVALUATION = "eval."
-STEP, EVALUATE = "step", "evaluate"
-"""Events of rows: one that tells of an evaluation is one, all others are steps."""
+STEP, LOG, EVALUATE = "step", "log", "evaluate"
+EVENTS = frozenset((STEP, LOG, EVALUATE))
+"""Those that rows are: see `happens`."""
 MAX_COLUMNS = 1_000
 _MOST = 2**53
 """Steps that a float can say exactly."""
@@ -85,12 +86,29 @@ class History:
 
     @cached_property
     def evaluations(self) -> Flags:
-        """The rows that tell of an evaluation."""
+        """The rows that tell of an evaluation: with a value, for in lines of JSON its metrics may be null elsewhere."""
         found = np.zeros(self.rows, bool)
         for name, column in self.columns.items():
             if name.startswith(EVALUATION):
                 found[column.rows] = True
-                found[column.absent] = True
+        return found
+
+    @cached_property
+    def _only_evaluations(self) -> Flags:
+        """Those that repeat the step of the row before."""
+        found = self.evaluations.copy()
+        found[:1] = False
+        found[1:] &= self.steps[1:] == self.steps[:-1]
+        return found
+
+    def happens(self, events: Set[str], low: int, high: int) -> Flags:
+        """At which of the rows `low` to `high` one of these events is. A row is a step that was logged, an evaluation
+        if it tells of one, and only that if the step was in the row before already."""
+        found = np.zeros(high - low, bool)
+        if events & {STEP, LOG}:
+            found |= ~self._only_evaluations[low:high]
+        if EVALUATE in events:
+            found |= self.evaluations[low:high]
         return found
 
     def column(self, name: str) -> Column:
@@ -111,8 +129,8 @@ class History:
         """Whether that metric was ever reported, or is known anyway."""
         return bool(self.column(name).total)
 
-    def observations(self, names: Iterable[str]) -> Iterator[tuple[dict[str, float | None], int, float, str]]:
-        """Metrics, step, time and event of each row, as an evaluator is told of them."""
+    def observations(self, names: Iterable[str]) -> Iterator[tuple[dict[str, float | None], int, float]]:
+        """Metrics, step and time of each row, as an evaluator is told of them."""
         columns = [(name, self.column(name)) for name in dict.fromkeys(names) if name != "step"]
         for low in range(0, self.rows, _AT_ONCE):
             high = min(low + _AT_ONCE, self.rows)
@@ -126,10 +144,7 @@ class History:
                 for row in (column.absent[first:last] - low).tolist():
                     found[row][name] = None
             steps, times = self.steps[low:high].tolist(), self.clock[low:high].tolist()
-            for metrics, step, now, evaluates in zip(
-                found, steps, times, self.evaluations[low:high].tolist(), strict=True
-            ):
-                yield metrics, step, now, EVALUATE if evaluates else STEP
+            yield from zip(found, steps, times, strict=True)
 
 
 class Builder:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from enum import StrEnum
 from typing import NamedTuple
 
@@ -14,9 +14,10 @@ import numpy as np
 from contract.rules.actions import NAMES, Pause, Requeue, Rollback, Stop
 from contract.rules.faults import did_you_mean
 from contract.rules.metrics import Goal, Metrics
-from contract.rules.rule import Rule, RuleSet
+from contract.rules.placing import is_control_planes
+from contract.rules.rule import CONTROL_PLANE_EVENTS, Rule, RuleSet
 from contract.rules.typed import Aggregate, Grouped, Typed, walk
-from gpu_client.backtest.history import EVALUATE, STEP, History
+from gpu_client.backtest.history import EVENTS, History
 from gpu_client.backtest.trying import Trial, tried
 
 ENDS = (Stop, Pause)
@@ -119,17 +120,20 @@ class Verdict:
 
 def judged(rules: RuleSet, run: Run) -> Verdict:
     """Each rule for itself; and which of those in force would have come first."""
-    possible = [rule for rule in rules.rules if not why_not(rule, run.history)]
-    trials = {
-        trial.rule.name: trial for trial in tried(rules._replace(rules=tuple(map(with_events, possible))), run.history)
-    }
-    findings = tuple(_finding(rule, trials.get(rule.name), run) for rule in rules.rules)
+    metrics = rules.metrics()
+    possible = tuple(rule for rule in rules.rules if not why_not(rule, metrics, run.history))
+    trials = {trial.rule.name: trial for trial in tried(rules._replace(rules=possible), run.history)}
+    findings = tuple(_finding(rule, trials.get(rule.name), metrics, run) for rule in rules.rules)
     ending = [one for one in findings if one.action and one.first is not None and one.rule.mode == "enforce"]
     return Verdict(run, findings, min(ending, key=lambda one: one.first or 0, default=None))
 
 
-def _finding(rule: Rule, trial: Trial | None, run: Run) -> Finding:
-    reason = why_not(rule, run.history) if trial is None else never_reported(rule, run.history)
+def _finding(rule: Rule, trial: Trial | None, metrics: Metrics, run: Run) -> Finding:
+    if trial is None:
+        reason = why_not(rule, metrics, run.history)
+    else:
+        elsewhere = "the control plane evaluates it, at heartbeats" if is_control_planes(rule, metrics) else ""
+        reason = "; ".join(filter(None, (never_reported(rule, run.history), elsewhere)))
     kinds = [type(action) for action in rule.actions if isinstance(action, (*ENDS, *TURNS))]
     found = Finding(rule, trial, reason, NAMES[kinds[0]] if kinds else "")
     if found.first is None or not kinds or kinds[0] not in ENDS:
@@ -137,21 +141,18 @@ def _finding(rule: Rule, trial: Trial | None, run: Run) -> Finding:
     return Finding(rule, trial, reason, found.action, after(run, found.first))
 
 
-def with_events(rule: Rule) -> Rule:
-    """As a history can check it: each of its rows is a step that was logged, and an evaluation if it tells of one."""
-    if not rule.on & {STEP, "log"}:
-        return rule
-    return replace(rule, on=frozenset((STEP, EVALUATE)))
-
-
-def why_not(rule: Rule, history: History) -> str:
+def why_not(rule: Rule, metrics: Metrics, history: History) -> str:
     """Why it cannot be tried on this history; "" if it can."""
     if any(isinstance(part, Grouped) for part in _parts(rule)):
         return "not in this history: the other jobs of its group"
-    if rule.on and not rule.on & {STEP, EVALUATE, "log"}:
-        return f"not in this history: the events {', '.join(sorted(rule.on))}"
-    known = Metrics()
-    named = [name for name in rule.metrics if not (name in known and known[name].clock)] or list(rule.metrics)
+    seen = rule.on
+    if rule.on and is_control_planes(rule, metrics):
+        seen = rule.on & CONTROL_PLANE_EVENTS
+        if not seen:
+            return "the control plane evaluates it, and sees none of its events"
+    if seen and not seen & EVENTS:
+        return f"not in this history: the events {', '.join(sorted(seen))}"
+    named = [name for name in rule.metrics if not (name in metrics and metrics[name].clock)] or list(rule.metrics)
     if named and not any(history.has(name) for name in named):
         return f"not in this history: {_nearest(named, history)}"
     if history.times is None and _needs_times(rule):

@@ -8,14 +8,14 @@ evaluator of trainings instead.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from contract.rules.evaluating import Evaluator
 from contract.rules.readers import Value
 from contract.rules.rule import Rule, RuleSet
-from contract.rules.typed import Aggregate, Reading, Typed, walk
+from contract.rules.typed import Aggregate, Grouped, Reading, Typed, walk
 from contract.rules.verdicts import State
 from gpu_client.backtest.blocks import BLOCK_ROWS, Block
 from gpu_client.backtest.expressions import Expressions, OneRow, has_median, is_understood
@@ -74,10 +74,14 @@ def _is_plain(rule: Rule, history: History) -> bool:
 
 def streamed(rules: RuleSet, rule: Rule, history: History) -> Trial:
     """By the evaluator of trainings, row by row."""
-    evaluator = Evaluator(RuleSet((rule,), rules.declared, rules.limits))
+    # a row can be several events at once: here it is a step where it is one of the rule's, else none of them
+    said = replace(rule, on=frozenset((STEP,))) if rule.on else rule
+    happens = history.happens(rule.on, 0, history.rows).tolist()
+    evaluator = Evaluator(rules._replace(rules=(said,)))
     rows: dict[State, list[int]] = {State.FIRED: [], State.CLEARED: []}
     operands: tuple[tuple[str, Value], ...] = ()
-    for row, (metrics, step, now, event) in enumerate(history.observations(rule.metrics)):
+    for row, (metrics, step, now) in enumerate(history.observations(rule.metrics)):
+        event = STEP if happens[row] else EVALUATE
         for verdict in evaluator.observe(metrics, step=step, now=now, event=event):
             if verdict.state is State.FIRED and not rows[State.FIRED]:
                 operands = tuple((one.text, one.value) for one in verdict.operands)
@@ -169,8 +173,7 @@ class _Group:
                 return self._by_steps(int(rule.every.amount), block)
             return self._by_time(rule.every.amount, block, kept)
         if rule.on:
-            evaluations = self._history.evaluations[block.low : block.high]
-            return (evaluations & (EVALUATE in rule.on)) | (~evaluations & (STEP in rule.on))
+            return self._history.happens(rule.on, block.low, block.high)
         if rule.moves_by_itself or not rule.metrics:
             return None
         due: Flags | None = np.zeros(block.rows, bool)
@@ -218,5 +221,5 @@ class _Group:
         expressions = self._expressions
         if expressions.block.number != number:
             expressions.open_again(Block(self._history, number, self._size))
-        leaves = {one.text: one for one in walk(rule.when) if isinstance(one, (Reading, Aggregate))}
+        leaves = {one.text: one for one in walk(rule.when) if isinstance(one, (Reading, Aggregate, Grouped))}
         return tuple((text, expressions.value_at(one, place)) for text, one in leaves.items())

@@ -38,8 +38,8 @@ def measure(*, rounds: int, points: int = POINTS) -> list[Figure]:
         rows = list(part.observations(names))
         evaluator = Evaluator(loaded.rules)
         began = timeit.default_timer()
-        for metrics, step, now, event in rows:
-            evaluator.observe(metrics, step=step, now=now, event=event)
+        for metrics, step, now in rows:
+            evaluator.observe(metrics, step=step, now=now)
         streamed.append(1e6 * (timeit.default_timer() - began) / part.points)
     details = {"rules": len(CONDITIONS), "rows": whole.rows, "values": whole.points, "values streamed": part.points}
     return [

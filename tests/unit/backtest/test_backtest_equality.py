@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import random
+from dataclasses import replace
 from functools import partial
 from itertools import accumulate
 from typing import Any
@@ -15,7 +16,7 @@ from hypothesis import strategies as st
 from contract.rules.document import load_values
 from contract.rules.evaluating import Evaluator
 from contract.rules.limits import LIMITS, Limits
-from contract.rules.rule import RuleSet
+from contract.rules.rule import Rule, RuleSet
 from gpu_client.backtest import trying
 from gpu_client.backtest.history import Builder, History
 from gpu_client.backtest.trying import Trial, streamed, tried
@@ -73,7 +74,7 @@ RULE = st.fixed_dictionaries(
         "cooldown": PERIOD,
         "clear": CONDITION,
         "max_fires": st.integers(1, 3),
-        "on": st.sampled_from(["step", "evaluate", "log", "start", ["evaluate", "step"]]),
+        "on": st.sampled_from(["step", "evaluate", "log", "start", ["evaluate", "step"], ["evaluate", "start"]]),
     },
 )
 PERIODIC = st.fixed_dictionaries(
@@ -132,15 +133,29 @@ def history_of(stream: list[Row], *, timed: bool = True) -> History:
     return builder.history()
 
 
+STEP_AND_EVALUATION = "epoch"
+"""Stands for a row that is both, for evaluators take one event at a time. No rule here is checked at epochs."""
+
+
+def with_both(rule: Rule) -> Rule:
+    """A row that is no evaluation is a step and a log: `step` here."""
+    events = {"step" if event == "log" else event for event in rule.on}
+    return replace(rule, on=frozenset(events | {STEP_AND_EVALUATION} if events & {"step", "evaluate"} else events))
+
+
 def told_by_the_evaluator(rules: RuleSet, stream: list[Row], *, timed: bool = True) -> dict[str, list[tuple[Any, ...]]]:
     """State, row and, of the first firing, operands."""
-    evaluator = Evaluator(rules)
+    evaluator = Evaluator(rules._replace(rules=tuple(map(with_both, rules.rules))))
     found: dict[str, list[tuple[Any, ...]]] = {rule.name: [] for rule in rules.rules}
     first = placed(stream)[0][2] if stream else 0.0
     walls = accumulate((now - first for _, _, now in placed(stream)), max)
     derives = timed and not any("wall" in metrics for metrics, _, _ in stream)
+    before: int | None = None
     for row, ((metrics, step, now), wall) in enumerate(zip(placed(stream, timed=timed), walls, strict=True)):
-        event = "evaluate" if any(name.startswith("eval.") for name in metrics) else "step"
+        event = "step"
+        if any(name.startswith("eval.") and value is not None for name, value in metrics.items()):
+            event = "evaluate" if step == before else STEP_AND_EVALUATION
+        before = step
         given = {**metrics, "wall": wall} if derives else metrics
         for verdict in evaluator.observe(given, step=step, now=now, event=event):
             found[verdict.rule].append((str(verdict.state), row, verdict.operands))
@@ -243,7 +258,7 @@ def chosen_rule(chance: random.Random) -> dict[str, Any]:  # noqa: C901 - one ca
     if due < 0.1:
         said["every"] = chance.choice(["2 steps", "10 steps", "3s", "20s"])
     elif due < 0.2:
-        said["on"] = chance.choice(["step", "evaluate"])
+        said["on"] = chance.choice(["step", "evaluate", "log"])
     return said
 
 
@@ -298,4 +313,25 @@ def test_decisions_of_many_rules_on_longer_streams(seed: int, monkeypatch: pytes
         monkeypatch.setattr(trying, "_PATIENCE", 10**9)
     told = told_by_the_evaluator(sound, stream)
     for trial in tried(sound, history_of(stream)):
+        agree(trial, told[trial.rule.name])
+
+
+@pytest.mark.parametrize(
+    "when",
+    [
+        "group_rank(loss, 2) >= 0.5",
+        "group_count(loss) > 0 or loss > 2",
+        "group_mean(loss) < loss and loss > 2",
+        "not (loss > 2 and loss < group_max(loss))",
+        "missing(group_rank(loss))",
+        "coalesce(group_median(loss, 2), x) > 0",
+    ],
+)
+def test_what_other_jobs_reported_is_not_known(when: str) -> None:
+    stream: list[Row] = [({"loss": float(row), "x": float(row % 2)}, 1, 1.0) for row in range(6)]
+    sound = rule_set({"when": when}, {"when": when, "for": "2 checks", "clear": "group_min(x) > 0 or loss > 4"})
+    told = told_by_the_evaluator(sound, stream)
+    trials = tried(sound, history_of(stream))
+    assert [trial.streamed for trial in trials] == [False, False]
+    for trial in trials:
         agree(trial, told[trial.rule.name])

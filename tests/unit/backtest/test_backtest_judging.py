@@ -14,6 +14,7 @@ from gpu_client.backtest.history import Builder, History
 from gpu_client.backtest.judging import Aim, Run, Use, Verdict, aim_of, judged
 
 HOUR = 3600.0
+HEARTBEATS = "the control plane evaluates it, at heartbeats"
 
 
 def rules_of(*rules: dict[str, Any], **more: Any) -> RuleSet:
@@ -109,17 +110,42 @@ def test_what_a_history_cannot_tell() -> None:
         {"when": "loss > 1", "on": ["save", "epoch"]},
         {"when": "heartbeat.age > 90s", "on": "heartbeat"},
         {"when": "group_rank(loss, 100) >= 0.5"},
+        {"when": "group_rank(loss, 100) >= 0.5 or loss > 2"},
     )
     assert [(one.first, one.reason) for one in found.findings] == [
         (None, "not in this history: cost"),
-        (2, "never reported: cost"),
+        (2, f"never reported: cost; {HEARTBEATS}"),
         (None, "not in this history: eval.f1 (Did you mean eval.f1_macro?)"),
         (2, "never reported: eval.f1 (Did you mean eval.f1_macro?)"),
         (None, "not in this history: the events epoch, save"),
         (None, "not in this history: the events heartbeat"),
         (None, "not in this history: the other jobs of its group"),
+        (None, "not in this history: the other jobs of its group"),
     ]
-    assert [one.trial is None for one in found.findings] == [True, False, True, False, True, True, True]
+    assert [one.trial is None for one in found.findings] == [True, False, True, False, True, True, True, True]
+
+
+def test_the_control_plane_sees_other_events_and_not_every_row() -> None:
+    run = history(1, 2, 3, cost=[10, 20, 30], log__ecc=[0, 0, 1])
+    rules = rules_of(
+        {"when": "cost > 15"},
+        {"when": "cost > 15", "every": "1h", "do": "save"},
+        {"when": "cost > 15", "on": "step"},
+        {"when": "cost > 15", "on": ["timer", "step"]},
+        {"when": "loss > 1", "on": ["heartbeat", "log"]},
+        {"when": "log.ecc > 0"},
+        {"when": "loss > 1"},
+        signals={"ecc": "uncorrectable ECC error"},
+    )
+    assert [(one.first, one.reason) for one in judged(rules, Run(run)).findings] == [
+        (1, HEARTBEATS),
+        (1, HEARTBEATS),
+        (None, "the control plane evaluates it, and sees none of its events"),
+        (None, "not in this history: the events timer"),
+        (None, "not in this history: the events heartbeat"),
+        (2, HEARTBEATS),
+        (1, ""),
+    ]
 
 
 @pytest.mark.parametrize(
@@ -145,6 +171,21 @@ def test_rows_are_steps_and_logs_and_evaluations_if_they_tell_of_one() -> None:
     assert fired == [[0, 1, 2], [0, 1, 2], [1], [1], [0, 1, 2]]
 
 
+def test_an_evaluation_with_the_step_of_the_row_before_is_nothing_else() -> None:
+    """As a Trainer logs it: no second step, and no second log of that step."""
+    builder = Builder("run")
+    for step, metrics in ((1, {"loss": 2.0}), (2, {"loss": 2.0}), (2, {"eval.loss": 1.0}), (3, {"eval.loss": 1.0})):
+        builder.add(step, None, metrics)
+    run = builder.history()
+    events = ["step", "log", "evaluate", ["evaluate", "step"]]
+    found = verdict(run, *({"when": "loss > 1", "on": event, "cooldown": "0 steps"} for event in events))
+    fired = [one.trial.fired.tolist() if one.trial else None for one in found.findings]
+    assert fired == [[0, 1, 3], [0, 1, 3], [2, 3], [0, 1, 2, 3]]
+    assert run.happens({"evaluate"}, 0, 4).tolist() == [False, False, True, True]
+    counted = verdict(run, {"when": "step > 0", "on": "step", "for": "3 checks"}).findings[0]
+    assert counted.first == 3
+
+
 def test_the_goal_of_a_run() -> None:
     run = history(1, 1, eval__loss=[1, 1], eval__f1=[1, 1])
     metrics = Metrics([Metric("eval.f1", goal="max")])
@@ -161,3 +202,14 @@ def test_the_goal_of_a_run() -> None:
     }.items():
         with pytest.raises(ValueError, match=reason):
             aim_of(run, metrics, said)
+
+
+def test_a_metric_of_evaluations_that_is_not_there_makes_no_evaluation() -> None:
+    """As tables are written in lines of JSON: null in each row without one."""
+    builder = Builder("run")
+    for step, value in ((1, None), (2, 1.0), (2, None)):
+        builder.add(step, None, {"loss": 2.0, "eval.loss": value})
+    found = verdict(
+        builder.history(), *({"when": "loss > 1", "on": on, "cooldown": "0 steps"} for on in ("step", "evaluate"))
+    )
+    assert [one.trial.fired.tolist() for one in found.findings if one.trial] == [[0, 1, 2], [1]]
