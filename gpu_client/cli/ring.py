@@ -39,6 +39,7 @@ def make(
         list[str],
         typer.Option("--set", metavar="NAME=VALUE", help="As in gpu_client/ring/settings.py; cap is needed."),
     ],
+    as_json: AsJson = False,
 ) -> None:
     """Make a ring, or look whether the one that is there has these settings."""
     session = session_of(context)
@@ -55,6 +56,9 @@ def make(
             said = [f"{'.'.join(map(str, one['loc'])) or 'settings'}: {one['msg']}" for one in error.errors()]
             raise CliError("these are no settings of a ring", problems=said) from error
         ring = make_ring(place, settings)
+    if as_json:
+        session.screen.json(ring.settings.model_dump(mode="json"))
+        return
     session.screen.say(f"{place} is a ring of {count(ring.settings.cap, 'sample')}, {ring.settings.mode}")
 
 
@@ -126,7 +130,7 @@ def verify(context: typer.Context, place: Place, *, as_json: AsJson = False) -> 
 
 
 @ring_app.command()
-def publish(context: typer.Context, place: Place) -> None:
+def publish(context: typer.Context, place: Place, *, as_json: AsJson = False) -> None:
     """Make readable what waits, a whole generation or not."""
     session = session_of(context)
     with _told():
@@ -136,6 +140,9 @@ def publish(context: typer.Context, place: Place) -> None:
         while ring.publish(at_once=True) is not None:
             pass
         newest = ring.newest()
+    if as_json:
+        session.screen.json({"manifest": newest.number, "readable": len(newest), "inserted": newest.inserted})
+        return
     session.screen.say(f"{count(len(newest), 'sample')} can be read, by manifest {newest.number}")
 
 

@@ -42,6 +42,11 @@ NEEDS_ID = [
 COMMANDS = [
     *([name] for name in ["login", "submit", "jobs", "fetch", "local", "doctor", *NEEDS_ID]),
     *([group, name] for group, names in GROUPS.items() for name in names),
+    ["ring", "make"],
+    ["ring", "status"],
+    ["ring", "watch"],
+    ["ring", "verify"],
+    ["ring", "publish"],
 ]
 
 
