@@ -22,7 +22,8 @@ GROUPS = {
     "data": ["push", "ls"],
     "keys": ["create", "list", "revoke", "rotate"],
     "recipes": ["lint", "push", "list", "show", "docs", "run"],
-    "rules": ["check", "import", "test", "set", "show", "history"],
+    "rules": ["check", "import", "test", "set", "show", "history", "backtest", "presets"],
+    "ring": ["make", "status", "watch", "verify", "publish"],
     "webhooks": ["create", "list", "delete", "deliveries", "replay"],
 }
 NEEDS_ID = [
@@ -42,11 +43,6 @@ NEEDS_ID = [
 COMMANDS = [
     *([name] for name in ["login", "submit", "jobs", "fetch", "local", "doctor", *NEEDS_ID]),
     *([group, name] for group, names in GROUPS.items() for name in names),
-    ["ring", "make"],
-    ["ring", "status"],
-    ["ring", "watch"],
-    ["ring", "verify"],
-    ["ring", "publish"],
 ]
 
 
