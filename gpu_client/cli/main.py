@@ -28,6 +28,7 @@ from gpu_client.cli import (
     metrics,
     recipes,
     report,
+    ring,
     rules,
     steer,
     submit,
@@ -48,7 +49,7 @@ app = typer.Typer(
 )
 _IN_ORDER = (
     login, data, submit, jobs, watch, logs, metrics, report, explain, steer, rules, fetch, recipes, keys, webhooks,
-    local, doctor,
+    ring, local, doctor,
 )  # fmt: skip
 for commands in _IN_ORDER:
     commands.register(app)

@@ -60,12 +60,15 @@ MAY_IMPORT: dict[str, set[str]] = {
     "gpu_client.requirements": set(),
     # Looks at what trainings reported, wherever that was written down.
     "gpu_client.backtest": {"contract"},
+    # Generators and trainings on any machine use it, with and without the rest.
+    "gpu_client.ring": set(),
     "gpu_client.cli": {
         "contract",
         "gpu_client.transport",
         "gpu_client.checkpoints",
         "gpu_client.datasets",
         "gpu_client.backtest",
+        "gpu_client.ring",
     },
 }
 """What each room may import of the product, besides itself."""

@@ -22,7 +22,8 @@ GROUPS = {
     "data": ["push", "ls"],
     "keys": ["create", "list", "revoke", "rotate"],
     "recipes": ["lint", "push", "list", "show", "docs", "run"],
-    "rules": ["check", "import", "test", "set", "show", "history"],
+    "rules": ["check", "import", "test", "set", "show", "history", "backtest", "presets"],
+    "ring": ["make", "status", "watch", "verify", "publish"],
     "webhooks": ["create", "list", "delete", "deliveries", "replay"],
 }
 NEEDS_ID = [

@@ -1,0 +1,197 @@
+"""`baton ring`: make a ring of generated samples, see how it stands, and whether all of it can be read."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+from itertools import count as counting
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from gpu_client.cli.errors import CliError, ExitCode
+from gpu_client.cli.formats import count
+from gpu_client.cli.output import Screen
+from gpu_client.cli.session import AsJson, session_of
+
+if TYPE_CHECKING:
+    from gpu_client.ring.status import Status
+
+ring_app = typer.Typer(no_args_is_help=True, help="A circular cache of generated samples.")
+
+Place = Annotated[
+    str, typer.Argument(metavar="RING", help="The directory that it is, or is to be.", show_default=False)
+]
+
+
+def register(app: typer.Typer) -> None:
+    """Add the group `ring` to the program."""
+    app.add_typer(ring_app, name="ring")
+
+
+@ring_app.command()
+def make(
+    context: typer.Context,
+    place: Place,
+    *,
+    setting: Annotated[
+        list[str],
+        typer.Option("--set", metavar="NAME=VALUE", help="As in gpu_client/ring/settings.py; cap is needed."),
+    ],
+    as_json: AsJson = False,
+) -> None:
+    """Make a ring, or look whether the one that is there has these settings."""
+    session = session_of(context)
+    with _told():
+        from pydantic import ValidationError
+
+        from gpu_client.ring.places import make_ring
+        from gpu_client.ring.settings import RingSettings
+
+        given = dict(_pair(one) for one in setting)
+        try:
+            settings = RingSettings.model_validate_strings(given)
+        except ValidationError as error:
+            said = [f"{'.'.join(map(str, one['loc'])) or 'settings'}: {one['msg']}" for one in error.errors()]
+            raise CliError("these are no settings of a ring", problems=said) from error
+        ring = make_ring(place, settings)
+    if as_json:
+        session.screen.json(ring.settings.model_dump(mode="json"))
+        return
+    session.screen.say(f"{place} is a ring of {count(ring.settings.cap, 'sample')}, {ring.settings.mode}")
+
+
+@ring_app.command()
+def status(context: typer.Context, place: Place, *, as_json: AsJson = False) -> None:
+    """How full it is, how old, who writes and reads."""
+    session = session_of(context)
+    with _told():
+        from gpu_client.ring.places import open_ring
+        from gpu_client.ring.status import status_of
+
+        found = status_of(open_ring(place))
+    if as_json:
+        session.screen.json({**asdict(found), "reuse": found.reuse})
+    else:
+        show(session.screen, found, None)
+
+
+@ring_app.command()
+def watch(
+    context: typer.Context,
+    place: Place,
+    *,
+    every: Annotated[float, typer.Option(min=0.1, help="Seconds between two looks.")] = 1.0,
+    looks: Annotated[int | None, typer.Option(min=1, help="End after so many; else with Ctrl-C.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """The same again and again, with rates. --json: one line each."""
+    session = session_of(context)
+    with _told():
+        from gpu_client.ring.places import open_ring
+        from gpu_client.ring.status import status_of
+
+        ring = open_ring(place)
+        before: Status | None = None
+        for look in counting(1):
+            found = status_of(ring)
+            rates = found.rates(before) if before is not None else None
+            if as_json:
+                put_per_s, get_per_s = rates or (None, None)
+                session.screen.json_line({**asdict(found), "put_per_s": put_per_s, "get_per_s": get_per_s})
+            else:
+                if session.screen.live and before is not None:
+                    session.screen.clear()
+                show(session.screen, found, rates)
+            before = found
+            if look == looks or session.cancel.wait(every):
+                return
+
+
+@ring_app.command()
+def verify(context: typer.Context, place: Place, *, as_json: AsJson = False) -> None:
+    """Read all that can be read. Exit code 1 if anything is damaged."""
+    session = session_of(context)
+    with _told():
+        from gpu_client.ring.places import open_ring
+        from gpu_client.ring.status import verified
+
+        found = dict(verified(open_ring(place)))
+    damaged = {key: why for key, why in found.items() if why}
+    if as_json:
+        session.screen.json({"objects": len(found), "damaged": damaged})
+    else:
+        for why in damaged.values():
+            session.screen.line(why)
+        session.screen.say(f"{count(len(found), 'object')} read, {len(damaged)} damaged")
+    if damaged:
+        raise typer.Exit(ExitCode.FAILED)
+
+
+@ring_app.command()
+def publish(context: typer.Context, place: Place, *, as_json: AsJson = False) -> None:
+    """Make readable what waits, a whole generation or not."""
+    session = session_of(context)
+    with _told():
+        from gpu_client.ring.places import open_ring
+
+        ring = open_ring(place)
+        while ring.publish(at_once=True) is not None:
+            pass
+        newest = ring.newest()
+    if as_json:
+        session.screen.json({"manifest": newest.number, "readable": len(newest), "inserted": newest.inserted})
+        return
+    session.screen.say(f"{count(len(newest), 'sample')} can be read, by manifest {newest.number}")
+
+
+def show(screen: Screen, found: Status, rates: tuple[float, float] | None) -> None:
+    """For people."""
+    age = "" if found.oldest_s is None or found.newest_s is None else f"{found.newest_s:.1f} to {found.oldest_s:.1f} s"
+    reuse = "" if found.reuse is None else f"{found.reuse:.2f} reads of each"
+    fields = [
+        ("readable", f"{found.readable} of {found.cap}, manifest {found.manifest} ({found.mode})"),
+        ("waiting", f"{count(found.finished, 'finished sample')}"),
+        ("so far", f"{found.inserted} put, {found.read} read{', ' if reuse else ''}{reuse}"),
+        ("age", age),
+        ("stored", f"{count(found.objects, 'object')}, {found.unlisted} of them not listed"),
+    ]
+    if rates is not None:
+        fields.insert(2, ("per second", f"{rates[0]:.1f} put, {rates[1]:.1f} read"))
+    if found.damaged:
+        fields.append(("damaged", ", ".join(sorted(found.damaged)[:5])))
+    screen.fields([(name, value) for name, value in fields if value])
+    if found.writers:
+        rows = [
+            (row.name, "" if row.alive else "dead", str(row.put), str(row.refused), f"{row.waited_s:.1f}")
+            for row in found.writers
+        ]
+        screen.table(["writer", "", "put", "refused", "waited (s)"], rows)
+    if found.readers:
+        lines = [(row.name, str(row.read), str(row.damaged), f"{row.waited_s:.1f}") for row in found.readers]
+        screen.table(["reader", "read", "damaged", "waited (s)"], lines)
+
+
+@contextmanager
+def _told() -> Iterator[None]:
+    """What is wrong with a ring, in the words of the command line."""
+    try:
+        from gpu_client.ring.errors import RingError
+    except ImportError as error:
+        raise CliError(f"rings need {error.name}", "Install it with: pip install 'baton[ring]'") from error
+    try:
+        yield
+    except ImportError as error:
+        raise CliError(f"rings need {error.name}", "Install it with: pip install 'baton[ring]'") from error
+    except RingError as error:
+        raise CliError(error.problem, error.remedy, exit_code=ExitCode.FAILED) from error
+    except OSError as error:
+        raise CliError(f"the ring cannot be reached: {error.strerror or error}", exit_code=ExitCode.FAILED) from error
+
+
+def _pair(text: str) -> tuple[str, Any]:
+    name, equals, value = text.partition("=")
+    if not equals or not name:
+        raise CliError(f"{text!r} is no setting", "Write it as: --set cap=1000")
+    return name, value

@@ -1,0 +1,186 @@
+"""Rings as torch sees them: a data set by index, and batches that come without end.
+
+loader = RingLoader("/mnt/ring", batch_size=4, workers=2)
+for images, labels in loader:
+    ...
+loader.state_dict()  # with it, a resumed training gets the batches that it would have got
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+from torch.utils.data import DataLoader, Dataset, IterableDataset, default_collate, get_worker_info
+
+from gpu_client.ring.manifest import Manifest
+from gpu_client.ring.places import open_ring
+from gpu_client.ring.plan import Policy, Shape
+from gpu_client.ring.reader import RingReader
+from gpu_client.ring.stream import Stream
+
+
+class RingDataset(Dataset[Any]):  # type: ignore[misc, unused-ignore]
+    """The samples of one manifest, by index; `refresh` takes the newest. Takes lists of indices, too."""
+
+    def __init__(self, place: str, *, transform: Callable[[Any], Any] | None = None) -> None:
+        """`place`: as in `open_ring`. Waits until `min_size` samples can be read."""
+        self._place = place
+        self._transform = transform
+        self._reader: RingReader | None = None
+        self._manifest: Manifest | None = None
+        self.refresh()
+
+    def refresh(self) -> Manifest:
+        """From now on the newest manifest's samples."""
+        reader = self._opened()
+
+        def ready() -> Manifest | None:
+            newest = reader.newest()
+            return newest if len(newest) >= reader.ring.settings.min_size else None
+
+        found: Manifest = reader.wait(ready, "too few samples are readable")
+        reader.keep_only([found.number])
+        self._manifest = found
+        return found
+
+    @property
+    def manifest(self) -> Manifest:
+        """The one that is read."""
+        assert self._manifest is not None
+        return self._manifest
+
+    def __len__(self) -> int:
+        return len(self.manifest)
+
+    def __getitem__(self, index: int | Sequence[int]) -> Any:
+        if isinstance(index, Sequence):
+            return [self[one] for one in index]
+        reader = self._opened()
+        sample = reader.sample(self.manifest.slots[index])
+        reader.took(1)
+        return self._transform(sample) if self._transform else sample
+
+    def close(self) -> None:
+        """Give up the manifest."""
+        if self._reader is not None:
+            self._reader.close()
+            self._reader = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        # A worker of a DataLoader has its own lease. Its parent's keeps the manifest until then.
+        return {**self.__dict__, "_reader": None}
+
+    def _opened(self) -> RingReader:
+        if self._reader is None or not self._reader.is_own_process():
+            self._reader = RingReader(open_ring(self._place))
+            if self._manifest is not None:
+                self._reader.pin(self._manifest.number)
+        return self._reader
+
+
+class RingBatches(IterableDataset[Any]):  # type: ignore[misc, unused-ignore]
+    """Batches without end, shared out among ranks and the workers of a DataLoader (`batch_size=None` there)."""
+
+    def __init__(
+        self,
+        place: str,
+        shape: Shape,
+        *,
+        rank: int = 0,
+        group: str = "train",
+        transform: Callable[[Any], Any] | None = None,
+        collate: Callable[[list[Any]], Any] = default_collate,
+    ) -> None:
+        """`transform` is given each sample, `collate` a batch of what it has made."""
+        self.place, self._shape, self._rank, self._group = place, shape, rank, group
+        self._transform, self._collate = transform, collate
+        self.begin: dict[str, Any] | None = None
+        """The state that iterating begins with."""
+
+    def __iter__(self) -> Iterator[Any]:
+        info = get_worker_info()
+        worker, workers = (info.id, info.num_workers) if info is not None else (0, 1)
+        with RingReader(open_ring(self.place)) as reader:
+            stream = Stream(reader, self._shape, group=self._group, rank=self._rank)
+            if self.begin is not None:
+                stream.load_state_dict(self.begin)
+            number = 0
+            while True:
+                if number % workers == worker:
+                    slots, samples = stream.next_batch()
+                    made = [self._transform(sample) for sample in samples] if self._transform else samples
+                    yield [slot.id for slot in slots], self._collate(made)
+                else:
+                    stream.skip()
+                number += 1
+
+
+class RingLoader:
+    """Batches of a ring for one rank, with a state for exact resume. `ids` names the samples of the newest batch."""
+
+    def __init__(
+        self,
+        place: str,
+        *,
+        batch_size: int,
+        workers: int = 0,
+        seed: int = 0,
+        policy: Policy = "pass",
+        rank: int | None = None,
+        world_size: int | None = None,
+        group: str = "train",
+        prefetch: int = 2,
+        pin_memory: bool = False,
+        transform: Callable[[Any], Any] | None = None,
+        collate: Callable[[list[Any]], Any] = default_collate,
+        multiprocessing_context: str | None = None,
+    ) -> None:
+        """`rank`, `world_size`: of torch.distributed unless given. `prefetch`: batches that each worker is ahead."""
+        spread = torch.distributed.is_available() and torch.distributed.is_initialized()
+        self._rank = rank if rank is not None else torch.distributed.get_rank() if spread else 0
+        world = world_size if world_size is not None else torch.distributed.get_world_size() if spread else 1
+        ring = open_ring(place)
+        shape = Shape(batch_size, world, seed, policy, ring.settings.max_uses, ring.settings.max_age_s)
+        self._ring, self._group, self._shape = ring, group, shape
+        self._batches = RingBatches(place, shape, rank=self._rank, group=group, transform=transform, collate=collate)
+        self._loader = DataLoader(
+            self._batches,
+            batch_size=None,
+            num_workers=workers,
+            prefetch_factor=prefetch if workers else None,
+            pin_memory=pin_memory,
+            multiprocessing_context=multiprocessing_context if workers else None,
+        )
+        self._state: dict[str, Any] | None = None
+        self._follower: Stream | None = None
+        self.ids: list[str] = []
+
+    def __iter__(self) -> Iterator[Any]:
+        """Goes on where the last iteration, or the state, ended."""
+        self._batches.begin = self._state
+        with RingReader(open_ring(self._batches.place)) as reader:
+            # Goes through the same plan behind the workers, which are ahead by what they have prefetched.
+            follower = Stream(reader, self._shape, group=self._group, rank=self._rank)
+            if self._state is not None:
+                follower.load_state_dict(self._state)
+            self._follower = follower
+            for ids, batch in self._loader:
+                follower.skip()
+                self.ids = ids
+                self._state = follower.state_dict()
+                yield batch
+
+    def state_dict(self) -> dict[str, Any]:
+        """After the newest batch. Plain JSON."""
+        return {} if self._state is None else dict(self._state)
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """The next iteration goes on from there."""
+        self._state = dict(state) or None
+
+    def checkpointed(self) -> None:
+        """The newest state is in a checkpoint that is safe: what was read before is not kept for it any more."""
+        if self._follower is not None and self._state is not None:
+            self._follower.checkpointed(self._state)

@@ -1,0 +1,62 @@
+"""Who has to wait: writers that are too far ahead, readers that would read the same too often. Pure.
+
+As in Reverb's rate limiter, what counts is the difference between samples read and `samples_per_insert` times samples
+inserted; it may go to either side by what both can do at a time, so that they never wait for each other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from gpu_client.ring.settings import RingSettings
+
+
+@dataclass(frozen=True)
+class Flow:
+    """What has gone in and out so far."""
+
+    inserted: int = 0
+    """Samples that have become readable."""
+    finished: int = 0
+    """Samples that wait to become readable."""
+    read: int = 0
+    """By all readers together."""
+    readable: int = 0
+
+    def content(self) -> dict[str, Any]:
+        """For a record."""
+        return asdict(self)
+
+    @classmethod
+    def of_content(cls, content: Mapping[str, Any]) -> Flow:
+        """As a record has it; what it lacks is 0."""
+        return cls(*(int(content.get(name, 0)) for name in cls.__dataclass_fields__))
+
+
+def write_wait(flow: Flow, settings: RingSettings, slack: int) -> str:
+    """Why a writer has to wait before it makes another sample; empty if it has not.
+
+    `slack`: samples that readers take at a time.
+    """
+    if flow.finished >= settings.ahead:
+        return f"{flow.finished} finished samples wait to become readable"
+    ratio = settings.samples_per_insert
+    if ratio is None or flow.readable < settings.min_size:
+        return ""
+    # A generation is published whole: it has to be made whole before anybody can read of it.
+    unit = settings.cap if settings.mode == "generation" else settings.pack
+    if (flow.inserted + flow.finished - settings.min_size) * ratio - flow.read > max(slack, ratio * unit):
+        return f"{flow.read} samples were read of {flow.inserted}; {ratio:g} times each is wanted"
+    return ""
+
+
+def read_wait(flow: Flow, settings: RingSettings, wanted: int) -> str:
+    """Why a reader has to wait before it takes `wanted` more samples; empty if it has not."""
+    if flow.readable < settings.min_size:
+        return f"{flow.readable} samples are readable; {settings.min_size} are wanted before the first is read"
+    ratio = settings.samples_per_insert
+    if ratio is not None and flow.read + wanted > flow.inserted * ratio:
+        return f"{flow.read} samples were read of {flow.inserted}; not more than {ratio:g} times each is wanted"
+    return ""

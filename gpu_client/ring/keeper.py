@@ -1,0 +1,103 @@
+"""The work that any process may do for a ring: publishing what waits, removing what is not needed, telling who waits.
+
+One of them does it at a time, as long as it keeps saying so; where it falls silent, another takes over. Two at once do
+no harm: everything is decided by the store.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+
+from gpu_client.ring.collector import Collector, read_so_far
+from gpu_client.ring.errors import RingError
+from gpu_client.ring.flow import Flow
+from gpu_client.ring.leases import PUBLISHER, Held, Watch, content_of
+from gpu_client.ring.manifest import Manifest
+from gpu_client.ring.ring import Ring
+
+logger = logging.getLogger("baton.ring")
+
+TAKEN_OVER_AFTER_S = 1.0
+"""At least; and four times the interval in which a publisher looks for something to do."""
+
+
+class Keeper:
+    """`turn` is one look at the ring; `start` does it in a thread until `close`."""
+
+    def __init__(self, ring: Ring, name: str, *, clock: Callable[[], float] = time.monotonic) -> None:
+        """`name`: tells it from others, in the record."""
+        self._ring = ring
+        self._name = name
+        self._clock = clock
+        self._watch = Watch(clock)
+        self._collector = Collector(ring, Watch(clock))
+        self._held: Held | None = None
+        self._collected_at = -float("inf")
+        self._closing = threading.Event()
+        self._thread: threading.Thread | None = None
+        self._turned = threading.Condition()
+        self.turns = 0
+        """How often `flow` was told."""
+        self.flow = Flow()
+        """As the one who does the work has told it last."""
+
+    def turn(self) -> bool:
+        """Do the work if it is this one's to do; False if it is another's."""
+        ring = self._ring
+        after_s = max(TAKEN_OVER_AFTER_S, 4 * ring.settings.publish_interval_s)
+        if self._held is None or self._held.lost:
+            record = ring.store.record(PUBLISHER)
+            if record is not None and self._watch.unchanged_s(PUBLISHER, record) <= after_s:
+                self._noted(Flow.of_content(content_of(record)))
+                return False
+            self._held = Held(ring.store, PUBLISHER, {"holder": self._name}, record)
+            if self._held.lost:
+                return False
+        manifest = ring.publish() or ring.newest()
+        if self._clock() - self._collected_at >= ring.settings.lease_s / 4:
+            self._collector.collect()
+            self._collected_at = self._clock()
+        flow = self.measured(manifest)
+        self._held.renew(**flow.content())
+        self._noted(flow)
+        return True
+
+    def measured(self, manifest: Manifest) -> Flow:
+        """Counted anew."""
+        finished = sum(claim.samples for claim in self._ring.claims() if not manifest.settled(claim.object))
+        return Flow(manifest.inserted, finished, read_so_far(self._ring), len(manifest))
+
+    def start(self) -> None:
+        """Begin the thread."""
+        self._thread = threading.Thread(target=self._run, name="ring-keeper", daemon=True)
+        self._thread.start()
+
+    def wait_turn(self, timeout_s: float) -> None:
+        """Until there is a newer `flow`."""
+        with self._turned:
+            before = self.turns
+            self._turned.wait_for(lambda: self.turns > before, timeout_s)
+
+    def close(self) -> None:
+        """End the thread, and leave the work to others at once."""
+        self._closing.set()
+        if self._thread is not None:
+            self._thread.join()
+        if self._held is not None:
+            self._held.release()
+
+    def _run(self) -> None:
+        while not self._closing.wait(self._ring.settings.publish_interval_s):
+            try:
+                self.turn()
+            except (RingError, OSError) as error:
+                logger.warning("the ring cannot be looked after now: %s", error)
+
+    def _noted(self, flow: Flow) -> None:
+        with self._turned:
+            self.flow = flow
+            self.turns += 1
+            self._turned.notify_all()

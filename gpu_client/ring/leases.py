@@ -1,0 +1,95 @@
+"""Who is alive: records that their holders keep changing, and watching whether they change.
+
+Nobody compares clocks. A holder counts its record up; who watches takes it for dead after not having seen a change for
+twice the lease, by its own clock. So a clock that is wrong harms nobody, and a watcher that has just begun waits.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+from gpu_client.ring.store import RingStore, Versioned
+
+WRITERS = "writers/"
+READERS = "readers/"
+PINS = "pins/"
+PUBLISHER = "publisher"
+
+
+def content_of(record: Versioned | None) -> dict[str, Any]:
+    """What a record says; nothing of one that is not there or cannot be read."""
+    if record is None:
+        return {}
+    try:
+        found = json.loads(record.data)
+    except ValueError:
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+class Watch:
+    """Since when each record has not changed, as this process has seen it."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._seen: dict[str, tuple[str, float]] = {}
+
+    def unchanged_s(self, key: str, record: Versioned | None) -> float:
+        """For how long; 0 when it is seen for the first time."""
+        now = self._clock()
+        version = record.version if record is not None else ""
+        seen = self._seen.get(key)
+        if seen is None or seen[0] != version:
+            self._seen[key] = (version, now)
+            return 0.0
+        return now - seen[1]
+
+    def forget(self, key: str) -> None:
+        """It is gone."""
+        self._seen.pop(key, None)
+
+
+class Held:
+    """A record of this process: written at once, then renewed by `renew` as often as its holder likes."""
+
+    def __init__(self, store: RingStore, key: str, content: dict[str, Any], seen: Versioned | None) -> None:
+        """`seen`: what it replaces. `lost` afterwards, if somebody else was faster."""
+        self.key = key
+        self._store = store
+        self._content = content
+        self._count = int(content_of(seen).get("count", 0))
+        self._version = seen.version if seen is not None else None
+        self._lock = threading.Lock()
+        self.lost = False
+        self.renew()
+
+    def renew(self, **changed: Any) -> bool:
+        """Say that it is still held, and what has changed; False, from then on, if somebody else has taken it."""
+        with self._lock:
+            if self.lost:
+                return False
+            self._content.update(changed)
+            self._count += 1
+            data = json.dumps({**self._content, "count": self._count}, separators=(",", ":")).encode()
+            version = self._store.swap(self.key, data, self._version)
+            self.lost = version is None
+            self._version = version
+            return not self.lost
+
+    def is_own(self) -> bool:
+        """Whether nobody else has taken it, asked of the store."""
+        with self._lock:
+            record = None if self.lost else self._store.record(self.key)
+            self.lost = record is None or record.version != self._version
+            return not self.lost
+
+    def release(self) -> None:
+        """Give it up: the record is gone."""
+        with self._lock:
+            if not self.lost:
+                self._store.delete([self.key])
+                self.lost = True

@@ -1,0 +1,233 @@
+"""Which samples can be read: manifests, and how the next one comes from the last and from what writers claim.
+
+Pure: no store, no clock. A sample's object is durable before it is claimed, so a writer that dies leaves an object that
+nobody lists, never a list that names nothing. Claims of a writer count in their order; what is behind one that counted
+(`Manifest.passed`) never will, so objects up to there that no manifest lists can be forgotten.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+from gpu_client.ring.settings import RingSettings
+
+WRITER_NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
+_CLAIM = re.compile(r"([A-Za-z0-9_-]{1,64})\.([0-9]{8})\.([0-9]{10})\.([0-9]{1,6})\.([0-9]{1,16})")
+_OBJECT = re.compile(r"([A-Za-z0-9_-]{1,64})/([0-9]{8})-([0-9]{10})")
+
+INBOX = "inbox/"
+SAMPLES = "samples/"
+MANIFESTS = "manifests/"
+FORGOTTEN_AFTER_S = 86_400.0
+"""A writer's claim that is older than this does not count any more, so that dead writers need not be remembered."""
+
+
+class ObjectId(NamedTuple):
+    """One object of a writer: its `seq`-th since it began for the `epoch`-th time."""
+
+    writer: str
+    epoch: int
+    seq: int
+
+    @property
+    def key(self) -> str:
+        """Where it lies."""
+        return f"{SAMPLES}{self.writer}/{self.epoch:08d}-{self.seq:010d}"
+
+    @classmethod
+    def of_key(cls, key: str) -> ObjectId | None:
+        """None for what is no object's key."""
+        found = _OBJECT.fullmatch(key.removeprefix(SAMPLES))
+        return None if found is None else cls(found[1], int(found[2]), int(found[3]))
+
+
+class Claim(NamedTuple):
+    """A writer says that an object is stored. With seq 0 it says that it begins, and that older epochs have ended."""
+
+    object: ObjectId
+    samples: int
+    """How many are in it."""
+    at_ms: int
+    """When, by the writer's clock."""
+
+    @property
+    def key(self) -> str:
+        """Everything is in its name: listing the claims is reading them."""
+        writer, epoch, seq = self.object
+        return f"{INBOX}{writer}.{epoch:08d}.{seq:010d}.{self.samples}.{self.at_ms}"
+
+    @classmethod
+    def of_key(cls, key: str) -> Claim | None:
+        """None for what is no claim's key."""
+        found = _CLAIM.fullmatch(key.removeprefix(INBOX))
+        if found is None:
+            return None
+        return cls(ObjectId(found[1], int(found[2]), int(found[3])), int(found[4]), int(found[5]))
+
+
+class Slot(NamedTuple):
+    """One sample that can be read."""
+
+    object: ObjectId
+    number: int
+    """Its place in the object."""
+    inserted: int
+    """How many samples had become readable before it, ever."""
+    at_ms: int
+    """When it was claimed."""
+
+    @property
+    def id(self) -> str:
+        """Names the sample for ever."""
+        writer, epoch, seq = self.object
+        return f"{writer}-{epoch}-{seq}" + (f"-{self.number}" if self.number else "")
+
+
+class Passed(NamedTuple):
+    """How far a writer's claims have counted."""
+
+    epoch: int
+    seq: int
+    at_ms: int
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """The samples that can be read, in the order of their insertion. It never changes."""
+
+    number: int
+    slots: tuple[Slot, ...]
+    inserted: int
+    """Samples that have become readable so far, those that were replaced among them: it tells what is in the slots."""
+    passed: Mapping[str, Passed]
+    at_ms: int
+
+    def __len__(self) -> int:
+        return len(self.slots)
+
+    def settled(self, found: ObjectId) -> bool:
+        """Whether a claim of that object would not count any more."""
+        passed = self.passed.get(found.writer)
+        return passed is not None and (found.epoch, found.seq) <= (passed.epoch, passed.seq)
+
+    def to_bytes(self) -> bytes:
+        """JSON; slots by object, since those of one share everything."""
+        writers = sorted({slot.object.writer for slot in self.slots})
+        index = {name: place for place, name in enumerate(writers)}
+        rows = [
+            (index[s.object.writer], s.object.epoch, s.object.seq, s.number, s.inserted, s.at_ms) for s in self.slots
+        ]
+        content = {
+            "version": 1,
+            "number": self.number,
+            "inserted": self.inserted,
+            "at_ms": self.at_ms,
+            "writers": writers,
+            "slots": rows,
+            "passed": {name: list(passed) for name, passed in sorted(self.passed.items())},
+        }
+        return json.dumps(content, separators=(",", ":")).encode()
+
+    @classmethod
+    def from_bytes(cls, data: bytes | memoryview) -> Manifest:
+        """Raises ValueError for what is none."""
+        try:
+            content = json.loads(bytes(data))
+            if content["version"] != 1:
+                raise ValueError(f"its format has version {content['version']}")
+            writers = content["writers"]
+            slots = tuple(
+                Slot(ObjectId(writers[writer], epoch, seq), number, inserted, at_ms)
+                for writer, epoch, seq, number, inserted, at_ms in content["slots"]
+            )
+            passed = {name: Passed(*values) for name, values in content["passed"].items()}
+            return cls(content["number"], slots, content["inserted"], passed, content["at_ms"])
+        except (KeyError, TypeError, IndexError, AttributeError) as error:
+            raise ValueError(f"is no manifest: {error!r}") from error
+
+
+EMPTY = Manifest(0, (), 0, {}, 0)
+
+
+def manifest_key(number: int) -> str:
+    """Where a manifest lies."""
+    return f"{MANIFESTS}{number:012d}"
+
+
+def waiting(last: Manifest, claims: Iterable[Claim], now_ms: int) -> list[Claim]:
+    """Claims that count, oldest first; each writer's in its order."""
+    horizon_ms = now_ms - int(FORGOTTEN_AFTER_S * 1000)
+    fresh = [one for one in claims if not last.settled(one.object) and one.at_ms >= horizon_ms]
+    latest: dict[str, int] = {}
+    found = []
+    for one in sorted(fresh, key=lambda claim: claim.object):
+        # Clocks may go back; a writer's claims may not change their order.
+        latest[one.object.writer] = max(latest.get(one.object.writer, 0), one.at_ms)
+        found.append((latest[one.object.writer], one.object, one))
+    return [one for _, _, one in sorted(found, key=lambda entry: entry[:2])]
+
+
+def doubtful(last: Manifest, claims: Iterable[Claim]) -> bool:
+    """Whether an older claim may be there that this listing has missed, since listing takes time: list once more."""
+    expected = {name: (one.epoch, one.seq) for name, one in last.passed.items()}
+    for one in sorted((one for one in claims if not last.settled(one.object)), key=lambda claim: claim.object):
+        writer, epoch, seq = one.object
+        if expected.get(writer) != (epoch, seq - 1):
+            return True
+        expected[writer] = (epoch, seq)
+    return False
+
+
+def advanced(
+    last: Manifest, claims: Iterable[Claim], settings: RingSettings, now_ms: int, *, at_once: bool = False
+) -> Manifest | None:
+    """The next manifest; None while there is nothing to be published.
+
+    generation: all slots are new ones, once there are enough, or with `at_once` if there is any; packs that do not fit
+    wait. rolling: new ones replace the oldest; never more than a whole ring at once, so that every sample can be read.
+    A manifest that only says that writers begin has the slots of the last one, and as many `inserted`.
+    """
+    counted = waiting(last, claims, now_ms)
+    there = sum(one.samples for one in counted)
+    if settings.mode == "generation" and there < settings.cap and not at_once:
+        counted = _leading_beginnings(counted)
+    if not counted:
+        return None
+    slots: list[Slot] = []
+    passed = _remembered(last.passed, now_ms)
+    for one in counted:
+        if slots and len(slots) + one.samples > settings.cap:
+            break
+        passed[one.object.writer] = Passed(one.object.epoch, one.object.seq, now_ms)
+        first = last.inserted + len(slots)
+        slots += [Slot(one.object, number, first + number, one.at_ms) for number in range(one.samples)]
+    kept = last.slots if settings.mode == "rolling" or not slots else ()
+    return replace(
+        last,
+        number=last.number + 1,
+        slots=(*kept, *slots)[-settings.cap :] if settings.mode == "rolling" else (*kept, *slots),
+        inserted=last.inserted + len(slots),
+        passed=passed,
+        at_ms=now_ms,
+    )
+
+
+def _leading_beginnings(counted: list[Claim]) -> list[Claim]:
+    """Beginnings of writers of whom nothing older waits: they need no generation to count."""
+    blocked: set[str] = set()
+    found = []
+    for one in counted:
+        if one.samples == 0 and one.object.writer not in blocked:
+            found.append(one)
+        else:
+            blocked.add(one.object.writer)
+    return found
+
+
+def _remembered(passed: Mapping[str, Passed], now_ms: int) -> dict[str, Passed]:
+    horizon_ms = now_ms - int(2 * FORGOTTEN_AFTER_S * 1000)
+    return {name: one for name, one in passed.items() if one.at_ms >= horizon_ms}

@@ -1,0 +1,165 @@
+"""The bytes of stored samples: a header that says everything, and the arrays behind it, each where a cache line begins.
+
+    offset  bytes
+    0       8      b"BATON\\0RG"
+    8       4      version of the format: 1
+    12      4      length of the header
+    16      8      xxh3-64 of the header
+    24      8      length of the object
+    32             the header: JSON (`Header`), then zeros up to the next multiple of 64
+                   arrays, zeros between them up to the next multiple of 64
+
+All numbers are little-endian. An object has one sample, or several small ones (a pack). Every bit is covered: by the
+header's digest, by an array's own, or by being zero.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import xxhash
+
+from gpu_client.ring.codecs import Codec, decoded, encoded
+from gpu_client.ring.errors import ObjectDamaged
+from gpu_client.ring.tree import Taken, array_of, put_together
+
+MAGIC = b"BATON\x00RG"
+VERSION = 1
+_PREFIX = struct.Struct("<8sIIQQ")
+_ALIGNED = 64
+_MAX_HEADER_BYTES = 64 * 1024 * 1024
+
+
+@dataclass(frozen=True)
+class Provenance:
+    """Who made the samples of an object, and from what: enough to make one again."""
+
+    writer: str
+    epoch: int
+    seq: int
+    made_at: float
+    """Unix time, by the writer's clock."""
+    generator: str = ""
+    version: str = ""
+
+
+@dataclass(frozen=True)
+class Encoded:
+    """An object ready to be stored: the pieces one after the other."""
+
+    pieces: list[memoryview]
+    size_bytes: int
+
+
+def encode(
+    samples: Sequence[Taken],
+    provenance: Provenance,
+    *,
+    seeds: Sequence[object] = (),
+    codec: Codec = "none",
+    quantised: dict[str, Codec] | None = None,
+) -> Encoded:
+    """`seeds`: one for each sample, as JSON has them. `quantised`: a lossy codec for the arrays of some paths."""
+    body: list[memoryview] = []
+    entries: list[dict[str, Any]] = []
+    offset = 0
+    for number, sample in enumerate(samples):
+        arrays = []
+        for leaf in sample.leaves:
+            stored = encoded(leaf, (quantised or {}).get(leaf.path, codec))
+            digest = xxhash.xxh3_64_hexdigest(stored.data)
+            entry = [leaf.form, leaf.dtype, leaf.shape, len(leaf.data), stored.codec, offset, len(stored.data), digest]
+            arrays.append([*entry, stored.scale] if stored.scale else entry)
+            gap = -len(stored.data) % _ALIGNED
+            body += [stored.data, memoryview(bytes(gap))] if gap else [stored.data]
+            offset += len(stored.data) + gap
+        seed = seeds[number] if number < len(seeds) else None
+        entries.append({"structure": sample.structure, "arrays": arrays, "seed": seed})
+    header = json.dumps({**vars(provenance), "samples": entries}, separators=(",", ":")).encode()
+    gap = -(_PREFIX.size + len(header)) % _ALIGNED
+    size_bytes = _PREFIX.size + len(header) + gap + offset
+    prefix = _PREFIX.pack(MAGIC, VERSION, len(header), xxhash.xxh3_64_intdigest(header), size_bytes)
+    return Encoded([memoryview(prefix + header + bytes(gap)), *body], size_bytes)
+
+
+class StoredSamples:
+    """An object as it was read. Each sample is verified when it is taken out for the first time."""
+
+    def __init__(self, name: str, data: memoryview) -> None:
+        """`name`: for messages. Raises ObjectDamaged where the header is not what was put."""
+        self.name = name
+        self._data = data
+        self._verified: set[int] = set()
+        header = self._header()
+        try:
+            self.provenance = Provenance(**{key: value for key, value in header.items() if key != "samples"})
+            self._samples: list[dict[str, Any]] = header["samples"]
+        except (TypeError, KeyError) as error:
+            raise self._damaged(f"its header lacks something ({error})") from error
+
+    def __len__(self) -> int:
+        return len(self._samples)
+
+    def seed(self, number: int = 0) -> Any:
+        """What the generator made that sample from."""
+        return self._samples[number]["seed"]
+
+    def sample(self, number: int = 0) -> Any:
+        """One sample; arrays lie in the object's own memory. Raises ObjectDamaged."""
+        entry = self._samples[number]
+        first_time = number not in self._verified
+        try:
+            arrays = [self._array(place, first_time) for place in entry["arrays"]]
+            found = put_together(entry["structure"], arrays)
+        except ObjectDamaged:
+            raise
+        except Exception as error:  # a codec's library raises whatever it likes
+            raise self._damaged(f"sample {number} cannot be read ({error})") from error
+        self._verified.add(number)
+        return found
+
+    def verify(self) -> None:
+        """Read everything. Raises ObjectDamaged."""
+        for number in range(len(self)):
+            self.sample(number)
+
+    def _header(self) -> dict[str, Any]:
+        data = self._data
+        if len(data) < _PREFIX.size:
+            raise self._damaged(f"it ends after {len(data)} bytes")
+        magic, version, header_bytes, digest, size_bytes = _PREFIX.unpack_from(data)
+        if magic != MAGIC:
+            raise self._damaged("it is no object of a ring")
+        if version != VERSION:
+            raise self._damaged(f"it has version {version} of the format, and only {VERSION} is known")
+        if size_bytes != len(data) or header_bytes > min(_MAX_HEADER_BYTES, len(data) - _PREFIX.size):
+            raise self._damaged(f"it has {len(data)} bytes instead of {size_bytes}")
+        header = bytes(data[_PREFIX.size : _PREFIX.size + header_bytes])
+        if xxhash.xxh3_64_intdigest(header) != digest:
+            raise self._damaged("its header was altered")
+        end = _PREFIX.size + header_bytes
+        self._body = end + -end % _ALIGNED
+        if any(data[end : self._body]):
+            raise self._damaged("there is something behind its header")
+        found = json.loads(header)
+        if not isinstance(found, dict):
+            raise self._damaged("its header is none")
+        return found
+
+    def _array(self, entry: list[Any], first_time: bool) -> Any:
+        form, dtype, shape, size_bytes, codec, offset, stored_bytes, digest = entry[:8]
+        begin = self._body + offset
+        end = begin + stored_bytes
+        stored = self._data[begin:end]
+        if first_time:
+            behind = self._data[end : end + -stored_bytes % _ALIGNED]
+            if len(stored) != stored_bytes or any(behind) or xxhash.xxh3_64_hexdigest(stored) != digest:
+                raise self._damaged(f"the bytes from {begin} to {end} were altered")
+        return array_of(form, dtype, shape, decoded(codec, stored, dtype, size_bytes, (entry[8:] or [None])[0]))
+
+    def _damaged(self, how: str) -> ObjectDamaged:
+        return ObjectDamaged(f"{self.name} is damaged: {how}", "It is left out; its generator makes another one")

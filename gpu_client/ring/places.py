@@ -1,0 +1,34 @@
+"""Where rings lie, in one text: a directory (`/mnt/ring`, `fs:/mnt/ring`), or `memory:NAME` within this process."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from gpu_client.ring.errors import RingMismatch
+from gpu_client.ring.ring import Ring
+from gpu_client.ring.settings import RingSettings
+from gpu_client.ring.store import RingStore
+from gpu_client.ring.store_fs import DirectoryStore
+from gpu_client.ring.store_memory import MemoryStore
+
+_in_memory: dict[str, MemoryStore] = {}
+
+
+def store_at(place: str, *, make: bool) -> RingStore:
+    """`make`: it need not be there. Raises RingMismatch for a text that names no place, or one that cannot be used."""
+    kind, colon, rest = place.partition(":")
+    if not colon or kind == "fs":
+        return DirectoryStore(Path(rest if colon else place).expanduser(), make=make)
+    if kind == "memory" and rest:
+        return _in_memory.setdefault(rest, MemoryStore())
+    raise RingMismatch(f"{place!r} is no place of a ring", "Name a directory, or memory:NAME")
+
+
+def open_ring(place: str) -> Ring:
+    """The ring that is there. Raises RingMismatch if there is none."""
+    return Ring.open(store_at(place, make=False))
+
+
+def make_ring(place: str, settings: RingSettings) -> Ring:
+    """The ring that is there, or a new one. Raises RingMismatch where it has other settings."""
+    return Ring.make(store_at(place, make=True), settings)

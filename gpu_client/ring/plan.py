@@ -1,0 +1,162 @@
+"""Which samples make the next batch: the same for every process that asks, and for a training that is resumed.
+
+Pure. A plan goes from batch to batch of all ranks together (a global batch); every process goes through the same plan
+and takes its share. What cannot be computed, when to look at which manifest, comes from outside as decisions, which are
+stored for all (`reader.py`). Within a decision the order is a permutation by seed, manifest and pass; no batch has
+samples of two manifests, and no sample is in it twice.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, NamedTuple
+
+from gpu_client.ring.manifest import Manifest, Slot
+
+Policy = Literal["latest", "pass"] | int
+"""When the newest manifest is taken up: before every batch, when all samples were read, or after so many batches."""
+
+
+class Decision(NamedTuple):
+    """From now on batches come from this manifest."""
+
+    number: int
+    """Of the manifest."""
+    at_ms: int
+    """When, by the clock of who decided: what is too old is so for all alike."""
+
+
+@dataclass(frozen=True)
+class Shape:
+    """How samples are shared out."""
+
+    batch_size: int
+    world_size: int = 1
+    seed: int = 0
+    policy: Policy = "pass"
+    max_uses: int | None = None
+    max_age_s: float | None = None
+
+    @property
+    def global_size(self) -> int:
+        """Samples that all ranks take together."""
+        return self.batch_size * self.world_size
+
+
+@dataclass
+class Plan:
+    """Where a training is in the ring. `batch` global batches were taken."""
+
+    shape: Shape
+    batch: int = 0
+    decided: int = 0
+    """Decisions that were taken up."""
+    decision: Decision | None = None
+    passes: int = 0
+    """Over the present manifest."""
+    taken: int = 0
+    """Global batches since the decision."""
+    position: int = 0
+    """Samples taken of this pass."""
+    uses: dict[int, int] = field(default_factory=dict)
+    """How often each sample of the present manifest was taken before this pass, by its number of insertion."""
+    _order: list[Slot] | None = None
+
+    def state_dict(self) -> dict[str, Any]:
+        """Plain JSON. With it and the stored decisions, a resumed training takes the same samples."""
+        return {
+            "version": 1,
+            "batch": self.batch,
+            "decided": self.decided,
+            "decision": list(self.decision) if self.decision else None,
+            "passes": self.passes,
+            "taken": self.taken,
+            "position": self.position,
+            "uses": [[number, count] for number, count in sorted(self.uses.items())],
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Raises ValueError, KeyError or TypeError for what is no state."""
+        if state["version"] != 1:
+            raise ValueError(f"the state has version {state['version']}")
+        self.batch, self.decided = state["batch"], state["decided"]
+        self.decision = Decision(*state["decision"]) if state["decision"] else None
+        self.passes, self.taken, self.position = state["passes"], state["taken"], state["position"]
+        self.uses = dict(state["uses"])
+        self._order = None
+
+    def wants_decision(self, manifest: Manifest | None) -> bool:
+        """Whether the next batch needs another decision. `manifest`: the present one's."""
+        if self.decision is None or manifest is None:
+            return True
+        policy = self.shape.policy
+        if policy == "latest":
+            return self.taken >= 1
+        over = self.position + self.shape.global_size > len(self._ordered(manifest))
+        return over if policy == "pass" else self.taken >= policy
+
+    def enough(self, manifest: Manifest, at_ms: int, before: Manifest | None) -> bool:
+        """Whether a global batch could be taken from that manifest, were it decided for now. `before`: the present."""
+        if before is not None and self.decision is not None:
+            self._ordered(before)
+        return len(self._eligible(manifest, at_ms, self._used())) >= self.shape.global_size
+
+    def decide(self, decision: Decision, manifest: Manifest, before: Manifest | None) -> None:
+        """Take up the next decision. The same samples again are another pass over them."""
+        same = before is not None and before.inserted == manifest.inserted
+        if before is not None and self.decision is not None:
+            self._ordered(before)
+            self._end_pass()
+        self.decided += 1
+        self.decision = decision
+        self.passes = self.passes + 1 if same else 0
+        self.taken = 0
+        there = {slot.inserted for slot in manifest.slots}
+        self.uses = {number: count for number, count in self.uses.items() if number in there}
+
+    def next_batch(self, manifest: Manifest) -> Sequence[Slot]:
+        """The next global batch: rank r has the samples from r * batch_size on. Where a pass ends, the next begins."""
+        if self.position + self.shape.global_size > len(self._ordered(manifest)):
+            self._end_pass()
+            self.passes += 1
+        found = self._ordered(manifest)[self.position : self.position + self.shape.global_size]
+        if len(found) < self.shape.global_size:
+            return []
+        self.position += len(found)
+        self.taken += 1
+        self.batch += 1
+        return found
+
+    def share(self, batch: Sequence[Slot], rank: int) -> Sequence[Slot]:
+        """One rank's part of a global batch."""
+        return batch[rank * self.shape.batch_size : (rank + 1) * self.shape.batch_size]
+
+    def _eligible(self, manifest: Manifest, at_ms: int, uses: Mapping[int, int]) -> list[Slot]:
+        most, age_s = self.shape.max_uses, self.shape.max_age_s
+        found = list(manifest.slots)
+        if age_s is not None:
+            found = [slot for slot in found if slot.at_ms >= at_ms - age_s * 1000]
+        return found if most is None else [slot for slot in found if uses.get(slot.inserted, 0) < most]
+
+    def _ordered(self, manifest: Manifest) -> list[Slot]:
+        """This pass's order."""
+        if self._order is None:
+            assert self.decision is not None
+            self._order = self._eligible(manifest, self.decision.at_ms, self.uses)
+            seed = f"{self.shape.seed}:{manifest.inserted}:{self.passes}"
+            random.Random(seed).shuffle(self._order)  # noqa: S311 - an order, not a secret
+        return self._order
+
+    def _used(self) -> dict[int, int]:
+        """`uses`, with this pass."""
+        found = dict(self.uses)
+        for slot in (self._order or [])[: self.position]:
+            found[slot.inserted] = found.get(slot.inserted, 0) + 1
+        return found
+
+    def _end_pass(self) -> None:
+        self.uses = self._used()
+        self.position = 0
+        self._order = None

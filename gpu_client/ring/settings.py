@@ -1,0 +1,60 @@
+"""What a ring is, decided once when it is made; everybody who opens it later finds it there."""
+
+from __future__ import annotations
+
+from typing import Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from gpu_client.ring.codecs import Codec
+
+MAX_CAP = 1_000_000
+
+
+class RingSettings(BaseModel):
+    """Immutable; stored as `ring.json`. All times are in seconds."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    cap: int = Field(ge=1, le=MAX_CAP)
+    """So many samples can be read at a time."""
+    mode: Literal["generation", "rolling"] = "rolling"
+    """generation: all of them are replaced when `cap` new ones are there. rolling: the oldest, every few moments."""
+    publish_interval_s: float = Field(default=0.25, gt=0, le=3600)
+    """rolling: new samples wait no longer than this to be readable. How often is looked for them in both modes."""
+    min_size: int = Field(default=1, ge=1, le=MAX_CAP)
+    """Nothing is read before so many samples are there."""
+    max_ahead: int | None = Field(default=None, ge=1, le=MAX_CAP)
+    """Writers wait while so many finished samples are not readable yet; unset: one cap of them."""
+    samples_per_insert: float | None = Field(default=None, gt=0, le=1e6)
+    """How often a sample is read in the mean: writers or readers that are ahead of it wait. Unset: nobody does."""
+    max_age_s: float | None = Field(default=None, gt=0)
+    """Older samples are not read."""
+    max_uses: int | None = Field(default=None, ge=1)
+    """No reader takes a sample more often."""
+    retain: int = Field(default=3, ge=2, le=1000)
+    """So many of the newest manifests can be read, with all that they list."""
+    lease_s: float = Field(default=15.0, gt=0, le=3600)
+    """Who was not heard of for twice as long is taken for dead."""
+    pack: int = Field(default=1, ge=1, le=100_000)
+    """Samples in one object; a writer that dies loses at most so many."""
+    codec: Codec = "none"
+    quantise: dict[str, Literal["uint8", "uint16"]] = {}
+    """By path, as in `sample['image']`: arrays that are kept with a loss."""
+    shapes: Literal["same", "any"] = "same"
+    """same: a sample whose arrays have other shapes than the first one's is refused."""
+    finite: bool = True
+    """Samples with NaN or infinity are refused."""
+
+    @model_validator(mode="after")
+    def _fits_together(self) -> Self:
+        if self.min_size > self.cap:
+            raise ValueError(f"min_size is {self.min_size} and cap only {self.cap}: nothing would ever be read")
+        if self.pack > self.cap:
+            raise ValueError(f"pack is {self.pack} and cap only {self.cap}: one object would be more than the ring")
+        return self
+
+    @property
+    def ahead(self) -> int:
+        """Finished samples that may wait to become readable."""
+        return max(self.max_ahead or self.cap, self.pack)

@@ -1,0 +1,46 @@
+"""What a ring needs of the place where it lies: few operations, each of them atomic."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple, Protocol
+
+
+class Versioned(NamedTuple):
+    """A small record as it was read, and what tells it from any other content that it had or will have."""
+
+    data: bytes
+    version: str
+
+
+class RingStore(Protocol):
+    """Objects, which never change, and a few records, which are compared and swapped.
+
+    Keys are relative paths of letters, digits and `-_.`; a place is one ring's alone. All operations may raise OSError
+    where the store cannot be reached, and StoreFull where nothing fits in.
+    """
+
+    def create(self, key: str, pieces: Sequence[memoryview]) -> bool:
+        """Store an object whole, or not at all; False, and nothing changes, if there is one of that key."""
+
+    def read(self, key: str) -> memoryview | None:
+        """An object, for as long as it is held even if it is deleted; None if there is none.
+
+        The bytes may be altered in place without altering the store's.
+        """
+
+    def record(self, key: str) -> Versioned | None:
+        """A record as it is now."""
+
+    def swap(self, key: str, data: bytes, seen: str | None) -> str | None:
+        """Write a record if its version is still `seen` (None: there is none); its new version, None if it was not."""
+
+    def keys(self, prefix: str) -> list[str]:
+        """All keys below a prefix that ends with `/`, in their order, among them every object and record that was there
+        before the call and was not deleted."""
+
+    def delete(self, keys: Sequence[str]) -> None:
+        """Forget objects or records; those that are not there are passed over."""
+
+    def close(self) -> None:
+        """Give back what this process holds."""

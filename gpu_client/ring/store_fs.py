@@ -1,0 +1,187 @@
+"""A ring in a directory: on a disk, on NFS, or in memory (`/dev/shm`).
+
+Objects are written beside and linked into their place, which fails where there is one already. Records are replaced
+under a lock. What is read is mapped, not copied.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import mmap
+import os
+import secrets
+import stat
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import xxhash
+
+from gpu_client.ring.errors import RingMismatch, StoreFull
+from gpu_client.ring.store import Versioned
+
+_BESIDE = "tmp"
+_LOCK = "lock"
+_WITHOUT_LINKS = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK)
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+_MAX_PIECES = 512
+"""In one call of the system, which takes 1024."""
+
+
+class DirectoryStore:
+    """Any number of processes, and threads, may use the same directory."""
+
+    def __init__(self, root: Path, *, make: bool = True) -> None:
+        """Makes the directory, unless it has to be there. Raises RingMismatch where there is none that can be used."""
+        self._root = root
+        if not make and not root.is_dir():
+            raise RingMismatch(
+                f"there is no directory {root}", "Make a ring with make_ring, or name the place where it is"
+            )
+        try:
+            (root / _BESIDE).mkdir(parents=True, exist_ok=True)
+            with self._locked():
+                pass
+        except OSError as error:
+            raise RingMismatch(
+                f"{root} cannot hold a ring: {error.strerror}", "Name a directory to write to"
+            ) from error
+
+    def create(self, key: str, pieces: Sequence[memoryview]) -> bool:
+        """As in the protocol."""
+        path = self._root / key
+        with self._written(pieces) as beside:
+            for _ in range(2):
+                try:
+                    os.link(beside, path)
+                    return True
+                except FileExistsError:
+                    return False
+                except FileNotFoundError:
+                    path.parent.mkdir(parents=True, exist_ok=True)
+                except OSError as error:
+                    if error.errno in _WITHOUT_LINKS:
+                        return self._renamed(beside, path)
+                    raise
+        raise OSError(errno.ENOENT, "the directory is being removed", str(path.parent))
+
+    def read(self, key: str) -> memoryview | None:
+        """As in the protocol."""
+        try:
+            fd = os.open(self._root / key, os.O_RDONLY | os.O_CLOEXEC)
+        except FileNotFoundError:
+            return None
+        try:
+            size_bytes = os.fstat(fd).st_size
+            # Private: arrays of it can be written to, and nobody else sees it.
+            return memoryview(mmap.mmap(fd, size_bytes, access=mmap.ACCESS_COPY)) if size_bytes else memoryview(b"")
+        finally:
+            os.close(fd)
+
+    def record(self, key: str) -> Versioned | None:
+        """As in the protocol."""
+        try:
+            data = (self._root / key).read_bytes()
+        except FileNotFoundError:
+            return None
+        return Versioned(data, _version(data))
+
+    def swap(self, key: str, data: bytes, seen: str | None) -> str | None:
+        """As in the protocol."""
+        path = self._root / key
+        with self._written([memoryview(data)]) as beside, self._locked():
+            there = self.record(key)
+            if (there.version if there else None) != seen:
+                return None
+            path.parent.mkdir(parents=True, exist_ok=True)
+            beside.replace(path)
+        return _version(data)
+
+    def keys(self, prefix: str) -> list[str]:
+        """As in the protocol."""
+        found: list[str] = []
+        pending = [prefix.rstrip("/")]
+        while pending:
+            directory = pending.pop()
+            try:
+                with os.scandir(self._root / directory) as entries:
+                    for entry in entries:
+                        key = f"{directory}/{entry.name}"
+                        (pending if entry.is_dir(follow_symlinks=False) else found).append(key)
+            except FileNotFoundError:
+                continue
+        return sorted(found)
+
+    def delete(self, keys: Sequence[str]) -> None:
+        """As in the protocol."""
+        for key in keys:
+            with contextlib.suppress(FileNotFoundError):
+                (self._root / key).unlink()
+
+    def tidy(self, older_than_s: float, now: float) -> int:
+        """Remove what was being written by processes that have died: how many files. `now`: Unix time."""
+        gone = 0
+        for entry in list(os.scandir(self._root / _BESIDE)):
+            with contextlib.suppress(FileNotFoundError):
+                info = entry.stat(follow_symlinks=False)
+                if stat.S_ISREG(info.st_mode) and now - info.st_mtime > older_than_s:
+                    Path(entry.path).unlink()
+                    gone += 1
+        return gone
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+    @contextlib.contextmanager
+    def _written(self, pieces: Sequence[memoryview]) -> Iterator[Path]:
+        """A file with these bytes beside all others, removed at the end if it is still there."""
+        beside = self._root / _BESIDE / secrets.token_hex(12)
+        try:
+            fd = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+            try:
+                _write_all(fd, pieces)
+            finally:
+                os.close(fd)
+            yield beside
+        except OSError as error:
+            if error.errno in _FULL:
+                raise StoreFull(f"there is no room in {self._root}", "Free some, or lower the ring's cap") from error
+            raise
+        finally:
+            with contextlib.suppress(FileNotFoundError):
+                beside.unlink()
+
+    def _renamed(self, beside: Path, path: Path) -> bool:
+        """The same where files cannot be linked."""
+        with self._locked():
+            if path.exists():
+                return False
+            path.parent.mkdir(parents=True, exist_ok=True)
+            beside.rename(path)
+        return True
+
+    @contextlib.contextmanager
+    def _locked(self) -> Iterator[None]:
+        # A file of its own: threads of one process that share a descriptor would share the lock.
+        fd = os.open(self._root / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX)
+            yield
+        finally:
+            os.close(fd)
+
+
+def _version(data: bytes) -> str:
+    return xxhash.xxh3_128_hexdigest(data)
+
+
+def _write_all(fd: int, pieces: Sequence[memoryview]) -> None:
+    left = [piece for piece in pieces if len(piece)]
+    while left:
+        written = os.writev(fd, left[:_MAX_PIECES])
+        while left and written >= len(left[0]):
+            written -= len(left[0])
+            del left[0]
+        if left and written:
+            left[0] = left[0][written:]

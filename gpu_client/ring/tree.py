@@ -1,0 +1,173 @@
+"""Samples as users give them, taken apart into a structure and arrays, and put together again.
+
+A sample is an array, a tensor or a plain value, or dicts (with names as keys), tuples and lists of them, nested as one
+likes. The structure is JSON: `{"d": {name: node}}`, `{"t": [node]}`, `{"l": [node]}`, `{"a": number of the array}`,
+`{"v": a text, number, truth or None}`.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+
+from gpu_client.ring.errors import SampleRefused
+
+Node = dict[str, Any]
+Form = Literal["numpy", "scalar", "torch", "bytes"]
+MAX_DEPTH = 32
+MAX_ARRAYS = 4096
+
+
+@dataclass(frozen=True)
+class Leaf:
+    """One array on its way into an object. `data`: its bytes, as they lie in memory."""
+
+    form: Form
+    dtype: str
+    shape: tuple[int, ...]
+    data: memoryview
+    path: str
+    value: object
+    """The array or tensor itself."""
+
+
+@dataclass(frozen=True)
+class Taken:
+    """A sample, taken apart."""
+
+    structure: Node
+    leaves: list[Leaf]
+
+    def schema(self, *, shapes: bool) -> str:
+        """Equal for samples of one kind; `shapes`: only if their shapes are the same."""
+        arrays = [[leaf.form, leaf.dtype, list(leaf.shape) if shapes else len(leaf.shape)] for leaf in self.leaves]
+        return json.dumps([_kind(self.structure), arrays], sort_keys=True, separators=(",", ":"))
+
+
+def take_apart(sample: object) -> Taken:
+    """Raises SampleRefused for what cannot be stored as it is."""
+    leaves: list[Leaf] = []
+    return Taken(_taken(sample, "sample", leaves, 0), leaves)
+
+
+def put_together(structure: Node, arrays: Sequence[object]) -> Any:
+    """The sample, with arrays as `array_of` gives them."""
+    match structure:
+        case {"a": int(number)}:
+            return arrays[number]
+        case {"d": dict(items)}:
+            return {name: put_together(node, arrays) for name, node in items.items()}
+        case {"t": list(items)}:
+            return tuple(put_together(node, arrays) for node in items)
+        case {"l": list(items)}:
+            return [put_together(node, arrays) for node in items]
+        case {"v": value}:
+            return value
+    raise ValueError("is no structure of a sample")
+
+
+def array_of(form: str, dtype: str, shape: Sequence[int], data: memoryview) -> Any:
+    """The array whose bytes these are, without copying. Raises ValueError for what fits together badly."""
+    if form == "bytes":
+        return bytes(data)
+    if form == "torch":
+        return _tensor(dtype, shape, data)
+    kind = np.lib.format.descr_to_dtype(_descr(json.loads(dtype)))
+    count = int(np.prod(shape, dtype=np.int64))
+    if kind.hasobject or count * kind.itemsize != len(data):
+        raise ValueError(f"{len(data)} bytes are no array of {dtype} with the shape {list(shape)}")
+    found = np.frombuffer(data, np.uint8).view(kind) if count and kind.itemsize else np.empty(count, kind)
+    found = found.reshape(tuple(shape))
+    return found[()] if form == "scalar" else found
+
+
+def _taken(value: object, path: str, leaves: list[Leaf], depth: int) -> Node:
+    if depth > MAX_DEPTH:
+        raise SampleRefused(f"{path} is nested more than {MAX_DEPTH} levels deep", "Flatten it")
+    if isinstance(value, dict):
+        wrong = [key for key in value if not isinstance(key, str)]
+        if wrong:
+            raise SampleRefused(f"{path} has the key {wrong[0]!r}, which is no text", "Use names as keys")
+        return {"d": {key: _taken(item, f"{path}[{key!r}]", leaves, depth + 1) for key, item in value.items()}}
+    if isinstance(value, tuple | list):
+        items = [_taken(item, f"{path}[{place}]", leaves, depth + 1) for place, item in enumerate(value)]
+        return {"t" if isinstance(value, tuple) else "l": items}
+    if value is None or (isinstance(value, bool | int | float | str) and type(value).__module__ == "builtins"):
+        return {"v": value}
+    if len(leaves) >= MAX_ARRAYS:
+        raise SampleRefused(f"it has more than {MAX_ARRAYS} arrays", "Stack those that are alike")
+    leaves.append(_leaf(value, path))
+    return {"a": len(leaves) - 1}
+
+
+def _leaf(value: object, path: str) -> Leaf:
+    torch = sys.modules.get("torch")
+    if torch is not None and isinstance(value, torch.Tensor):
+        return _of_tensor(torch, value, path)
+    if isinstance(value, bytes | bytearray):
+        return Leaf("bytes", "", (len(value),), memoryview(bytes(value)), path, None)
+    if isinstance(value, np.ndarray | np.generic):
+        return _of_numpy(value, path)
+    kind = f"{type(value).__module__}.{type(value).__qualname__}"
+    raise SampleRefused(f"{path} is a {kind}", "Arrays, tensors, texts, numbers, dicts, tuples and lists can be stored")
+
+
+def _of_numpy(value: np.ndarray[Any, Any] | np.generic, path: str) -> Leaf:
+    array = np.asarray(value)
+    plain = array.dtype.names is not None or array.dtype.kind != "V" or array.dtype.type is np.void
+    if array.dtype.hasobject or not plain:
+        raise SampleRefused(f"{path} has the dtype {array.dtype}", "Use one of numpy's own, without Python objects")
+    whole = np.ascontiguousarray(array)
+    data = whole.reshape(-1).view(np.uint8).data if whole.nbytes else memoryview(b"")
+    dtype = json.dumps(np.lib.format.dtype_to_descr(array.dtype), separators=(",", ":"))
+    form: Form = "scalar" if isinstance(value, np.generic) else "numpy"
+    return Leaf(form, dtype, array.shape, data, path, whole)
+
+
+def _of_tensor(torch: Any, value: Any, path: str) -> Leaf:
+    if value.layout is not torch.strided or value.is_quantized:
+        raise SampleRefused(f"{path} is a sparse or quantized tensor", "Store what it is made of")
+    whole = value.detach().resolve_conj().resolve_neg().cpu().contiguous()
+    # numpy's view keeps the tensor, however long the bytes are needed.
+    data = whole.reshape(-1).view(torch.uint8).numpy().data if whole.numel() else memoryview(b"")
+    return Leaf("torch", str(whole.dtype).removeprefix("torch."), tuple(whole.shape), data, path, whole)
+
+
+def _tensor(dtype: str, shape: Sequence[int], data: memoryview) -> Any:
+    import torch
+
+    kind = getattr(torch, dtype, None)
+    if not isinstance(kind, torch.dtype):
+        raise ValueError(f"this torch has no dtype {dtype[:40]!r}")
+    found = torch.frombuffer(data, dtype=kind) if len(data) else torch.empty(0, dtype=kind)
+    return found.reshape(tuple(shape))
+
+
+def _descr(value: Any) -> Any:
+    """What `descr_to_dtype` takes: JSON has made lists of its tuples."""
+    if isinstance(value, list):
+        return [tuple(_field(item) for item in entry) for entry in value]
+    return value
+
+
+def _field(item: Any) -> Any:
+    if isinstance(item, list):
+        return _descr(item) if item and isinstance(item[0], list) else tuple(item)
+    return item
+
+
+def _kind(structure: Node) -> Any:
+    """The structure without its values."""
+    match structure:
+        case {"d": dict(items)}:
+            return {name: _kind(node) for name, node in items.items()}
+        case {"t": list(items)} | {"l": list(items)}:
+            return [next(iter(structure)), *map(_kind, items)]
+        case {"v": value}:
+            return type(value).__name__
+    return structure

@@ -1,0 +1,210 @@
+"""For who comes from Wirehead (0.8 and 0.9): its names and its YAML file, on a ring in a directory.
+
+    from gpu_client.ring.wirehead import MongoheadDataset, WireheadGenerator
+
+Of the file, `SWAP_CAP` and `SAMPLE` are used, and `DBNAME` names the ring: a directory beside the file, unless `RING`
+names another. Keys that are about MongoDB are ignored, with a note. What differs, for the better: arrays come back as
+they were put, nothing that was made is thrown away, and a batch is of one generation.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Iterable, Sequence
+from itertools import islice
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+import yaml
+from torch.utils.data import Dataset
+
+from gpu_client.ring.errors import RingMismatch
+from gpu_client.ring.keeper import Keeper
+from gpu_client.ring.places import make_ring, open_ring
+from gpu_client.ring.reader import RingReader
+from gpu_client.ring.ring import Ring
+from gpu_client.ring.settings import RingSettings
+from gpu_client.ring.writer import RingWriter
+
+logger = logging.getLogger("baton.ring")
+
+_USED = ("SWAP_CAP", "SAMPLE", "DBNAME", "RING")
+_OF_MONGODB = (
+    "MONGOHOST", "PORT", "CHUNKSIZE", "WRITE_COLLECTION", "READ_COLLECTION", "TEMP_COLLECTION", "COUNTER_COLLECTION",
+    "LOCK_COLLECTION",
+)  # fmt: skip
+_PATIENCE_S = 600.0
+
+
+class Config(NamedTuple):
+    """What the file says."""
+
+    place: str
+    cap: int
+    kinds: tuple[str, ...]
+
+    @classmethod
+    def read(cls, path: str | Path) -> Config:
+        """Raises RingMismatch for a file that is none."""
+        try:
+            content = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
+        except (OSError, ValueError, yaml.YAMLError) as error:
+            raise RingMismatch(f"{path} cannot be read ({error})", "Name Wirehead's config.yaml") from error
+        if not isinstance(content, dict):
+            raise RingMismatch(f"{path} is no Wirehead configuration", "It has keys like SWAP_CAP and DBNAME")
+        ignored = [key for key in _OF_MONGODB if key in content]
+        if ignored:
+            logger.info("%s: there is no MongoDB here, so these are ignored: %s", path, ", ".join(ignored))
+        unknown = [str(key) for key in content if key not in (*_USED, *_OF_MONGODB)]
+        if unknown:
+            logger.warning("%s: not known, and ignored: %s", path, ", ".join(unknown))
+        cap, name = content.get("SWAP_CAP"), content.get("DBNAME", "wirehead")
+        kinds = content.get("SAMPLE", ["data", "label"])
+        if not isinstance(cap, int) or isinstance(cap, bool) or cap < 1:
+            raise RingMismatch(f"{path}: SWAP_CAP is {cap!r}", "Say how many samples make a generation: SWAP_CAP: 1000")
+        if not isinstance(kinds, list) or not kinds or not all(isinstance(kind, str) for kind in kinds):
+            raise RingMismatch(f"{path}: SAMPLE is {kinds!r}", 'Name what a sample has: SAMPLE: ["data", "label"]')
+        place = content.get("RING") or Path(path).resolve().parent / f"{name}.ring"
+        return cls(str(place), cap, tuple(kinds))
+
+    def ring(self) -> Ring:
+        """The ring, made if it is not there."""
+        return make_ring(self.place, RingSettings(cap=self.cap, mode="generation", finite=False))
+
+
+class WireheadGenerator:
+    """Puts what a generator makes into the ring, by tuples of arrays."""
+
+    def __init__(
+        self, generator: Iterable[tuple[Any, ...]], config_path: str = "config.yaml", n_samples: int = int(1e9)
+    ) -> None:
+        self._config = Config.read(config_path)
+        self._generator = generator
+        self._n_samples = n_samples
+        self._writer = RingWriter(self._config.ring())
+
+    def put(self, sample: tuple[Any, ...]) -> None:
+        """One sample: as many arrays as SAMPLE names. Raises SampleRefused."""
+        self._writer.put(_named(sample, self._config.kinds))
+
+    def swap(self) -> None:
+        """Make readable what there is, a whole generation or not."""
+        self._writer.swap()
+
+    def run(self, verbose: bool = False) -> int:
+        """Until the generator ends, or `n_samples` were made; how many were put."""
+        try:
+            for sample in islice(self._generator, self._n_samples):
+                self.put(sample)
+                if verbose:
+                    logger.info("%d samples put", self._writer.put_samples)
+        finally:
+            self._writer.close()
+        return self._writer.put_samples
+
+    run_generator = run
+    """As it was called in 0.8."""
+
+
+class WireheadManager:
+    """Looks after a ring, which generators do as well: there need not be one."""
+
+    def __init__(self, config_path: str = "config.yaml") -> None:
+        self._keeper = Keeper(Config.read(config_path).ring(), "manager")
+        self._ended = threading.Event()
+
+    def run_manager(self) -> None:
+        """Until `stop`."""
+        self._keeper.start()
+        self._ended.wait()
+        self._keeper.close()
+
+    def stop(self) -> None:
+        """From another thread, or a signal handler."""
+        self._ended.set()
+
+
+class MongoheadDataset(Dataset[Any]):  # type: ignore[misc, unused-ignore]
+    """Samples of the newest generation, by index or by lists of indices.
+
+    A list gives `{index: {"input", "label"}}`, the first array as floats, as it always did; an index gives one of
+    these. Waits for the first generation.
+    """
+
+    def __init__(
+        self,
+        config_path: str = "config.yaml",
+        timeout: float = _PATIENCE_S,
+        sample: Sequence[str] | None = None,
+        normalize: Callable[[Any], Any] | None = None,
+        **ignored: Any,
+    ) -> None:
+        """`normalize` is given the first array. `collection`, `transform`, `id` and `keeptrying` were MongoDB's."""
+        if ignored:
+            logger.info("ignored, since there is no MongoDB here: %s", ", ".join(ignored))
+        self._config = Config.read(config_path)
+        self._kinds = tuple(sample) if sample is not None else self._config.kinds[:2]
+        self._normalize = normalize
+        self._timeout_s = timeout
+        self._config.ring()
+        self._reader: RingReader | None = None
+        self._length = len(self._newest())
+
+    def __len__(self) -> int:
+        return self._length
+
+    def __getitem__(self, index: int | Sequence[int]) -> Any:
+        if isinstance(index, int):
+            return self._fetched([index])[index]
+        return self._fetched(index)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_reader": None}
+
+    def _fetched(self, indices: Sequence[int]) -> dict[int, dict[str, Any]]:
+        """All of them of one generation: the one that is newest now."""
+        slots = self._newest().slots
+        reader = self._opened()
+        found = {}
+        for index in indices:
+            if not -len(slots) <= index < len(slots):
+                raise IndexError(f"there are {len(slots)} samples, and no {index}")
+            sample = reader.sample(slots[index])
+            first = torch.as_tensor(sample[self._kinds[0]]).float()
+            found[index] = {"input": self._normalize(first) if self._normalize else first}
+            if len(self._kinds) > 1:
+                found[index]["label"] = torch.as_tensor(sample[self._kinds[1]])
+        reader.took(len(found))
+        return found
+
+    def _newest(self) -> Any:
+        reader = self._opened()
+        found = reader.wait(lambda: reader.newest() or None, "no generation is complete")
+        reader.keep_only([found.number])
+        return found
+
+    def _opened(self) -> RingReader:
+        if self._reader is None or not self._reader.is_own_process():
+            self._reader = RingReader(open_ring(self._config.place), patience_s=self._timeout_s)
+        return self._reader
+
+
+class MongoTupleheadDataset(MongoheadDataset):
+    """The same with pairs: a list gives `[(input, label)]`."""
+
+    def __getitem__(self, index: int | Sequence[int]) -> Any:
+        if isinstance(index, int):
+            return tuple(self._fetched([index])[index].values())
+        found = self._fetched(index)
+        return [tuple(found[one].values()) for one in index]
+
+
+def _named(sample: tuple[Any, ...], kinds: tuple[str, ...]) -> dict[str, Any]:
+    if len(sample) != len(kinds):
+        raise RingMismatch(
+            f"the generator makes {len(sample)} arrays and SAMPLE names {len(kinds)}: {', '.join(kinds)}",
+            "Name all of them",
+        )
+    return dict(zip(kinds, sample, strict=True))

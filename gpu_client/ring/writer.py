@@ -1,0 +1,287 @@
+"""Putting samples into a ring.
+
+A sample is durable, then claimed, then counted: `put` returns when it is claimed. Whatever dies, no finished sample is
+lost that was claimed, and none is thrown away: a writer that is too far ahead waits.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import secrets
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import numpy as np
+
+from gpu_client.ring.codecs import check_codec
+from gpu_client.ring.errors import RingError, RingMismatch, SampleRefused, StoreFull, WaitedTooLong, WriterFenced
+from gpu_client.ring.flow import Flow, write_wait
+from gpu_client.ring.keeper import Keeper
+from gpu_client.ring.leases import WRITERS, Held, content_of
+from gpu_client.ring.manifest import WRITER_NAME, Claim, ObjectId
+from gpu_client.ring.objects import Provenance, encode
+from gpu_client.ring.ring import Ring
+from gpu_client.ring.tree import Leaf, Taken, take_apart
+
+logger = logging.getLogger("baton.ring")
+
+_TRIES = 8
+READ_AT_ONCE = 256
+"""Samples that readers may take at a time without making writers wait for them to be read."""
+
+
+class RingWriter:
+    """One process that generates. Threads may share it; each sample is stored by who puts it, one after the other."""
+
+    def __init__(
+        self,
+        ring: Ring,
+        name: str = "",
+        *,
+        generator: str = "",
+        version: str = "",
+        keeper: Keeper | None = None,
+        patience_s: float = 600.0,
+        threads: bool = True,
+        clock: Callable[[], float] = time.monotonic,
+        pause: Callable[[float], object] = time.sleep,
+    ) -> None:
+        """`name`: who takes it up again fences whoever had it; new for each process unless given.
+
+        `generator`, `version`: what makes the samples, for their header. `keeper`: looks after the ring; one of its own
+        thread unless given. `patience_s`: how long `put` waits for readers, or for room. Without `threads` the caller
+        calls `renew`, and the keeper's `turn`, every few moments. Raises RingMismatch.
+        """
+        self.name = name or f"{socket.gethostname().split('.')[0][:32]}-{os.getpid()}-{secrets.token_hex(3)}"
+        self.name = "".join(char if WRITER_NAME.fullmatch(char) else "-" for char in self.name)[:64]
+        check_codec(ring.settings.codec)
+        self._ring = ring
+        self._generator, self._version = generator, version
+        self._patience_s, self._clock, self._pause = patience_s, clock, pause
+        self._lock = threading.Lock()
+        self._pack: list[tuple[Taken, object]] = []
+        self._seq = 0
+        self._unclaimed: Claim | None = None
+        self._unseen = 0
+        self._seen_turns = 0
+        self.waited_s = 0.0
+        self.refused = 0
+        """Samples that were not taken."""
+        self.put_samples = 0
+        self.put_bytes = 0
+        self._epoch, self._lease = self._begun()
+        self._closing = threading.Event()
+        self._keeper = keeper or Keeper(ring, self.name)
+        self._own_keeper = keeper is None
+        self._renewing = threading.Thread(target=self._renew_often, name="ring-writer", daemon=True)
+        if threads:
+            self._renewing.start()
+        if threads and self._own_keeper:
+            self._keeper.start()
+
+    def put(self, sample: object, *, seed: object = None) -> None:
+        """Store a sample, when there is room for it. `seed`: what it was made from, as JSON has it.
+
+        Raises SampleRefused (the ring goes on without it), WriterFenced, WaitedTooLong, StoreFull.
+        """
+        try:
+            taken = self._checked(sample)
+        except SampleRefused:
+            self.refused += 1
+            raise
+        with self._lock:
+            self._wait_for_room()
+            self._pack.append((taken, seed))
+            if len(self._pack) >= self._ring.settings.pack:
+                self._store()
+
+    def run(self, generator: Iterable[object], *, seeds: bool = False) -> int:
+        """Put everything that a generator makes; how many were taken. Refused samples are logged and left out.
+
+        `seeds`: it makes pairs of a sample and what it was made from.
+        """
+        for made in generator:
+            sample, seed = made if seeds and isinstance(made, tuple) else (made, None)
+            try:
+                self.put(sample, seed=seed)
+            except SampleRefused as error:
+                logger.warning("a sample was refused: %s", error)
+        self.flush()
+        return self.put_samples
+
+    def flush(self) -> None:
+        """Store a pack that is not full."""
+        with self._lock:
+            if self._pack:
+                self._store()
+            self._claim()
+
+    def swap(self) -> None:
+        """Make readable what there is, now."""
+        self.flush()
+        self._ring.publish(at_once=True)
+
+    def renew(self) -> None:
+        """Say that this writer is alive, and what it has done."""
+        told = {
+            "put": self.put_samples,
+            "bytes": self.put_bytes,
+            "refused": self.refused,
+            "waited_s": round(self.waited_s, 3),
+        }
+        self._lease.renew(**told, at_ms=self._now_ms())
+
+    def close(self) -> None:
+        """Store what is left, and leave. Its claims stay good."""
+        try:
+            self.flush()
+            while self._ring.publish() is not None:
+                pass
+        finally:
+            self._closing.set()
+            if self._renewing.is_alive():
+                self._renewing.join()
+            if self._own_keeper:
+                self._keeper.close()
+            self._lease.release()
+
+    def __enter__(self) -> RingWriter:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _begun(self) -> tuple[int, Held]:
+        """A new epoch of this name: whoever had it before is fenced."""
+        key = f"{WRITERS}{self.name}"
+        for _ in range(_TRIES):
+            record = self._ring.store.record(key)
+            last = self._ring.newest()
+            known = [int(content_of(record).get("epoch", 0))]
+            known += [claim.object.epoch for claim in self._ring.claims() if claim.object.writer == self.name]
+            known += [last.passed[self.name].epoch] if self.name in last.passed else []
+            epoch = max(known) + 1
+            lease = Held(self._ring.store, key, {"epoch": epoch, "generator": self._generator}, record)
+            if not lease.lost:
+                begin = Claim(ObjectId(self.name, epoch, 0), 0, self._now_ms())
+                self._ring.store.create(begin.key, [])
+                return epoch, lease
+        raise RingMismatch(f"the writer's name {self.name} is taken again and again", "Give each process its own")
+
+    def _checked(self, sample: object) -> Taken:
+        taken = take_apart(sample)
+        settings = self._ring.settings
+        if not taken.leaves:
+            raise SampleRefused("it has no array", "Put arrays or tensors, and what belongs to them")
+        if settings.finite:
+            for leaf in taken.leaves:
+                if not _finite(leaf):
+                    raise SampleRefused(
+                        f"{leaf.path} has values that are not finite", "Mend the generator, or set finite to false"
+                    )
+        unknown = set(settings.quantise) - {leaf.path for leaf in taken.leaves}
+        if unknown:
+            raise SampleRefused(
+                f"it has no {min(unknown)}, which is to be quantised", "Name paths as in sample['image']"
+            )
+        self._ring.require_schema(taken.schema(shapes=settings.shapes == "same"))
+        return taken
+
+    def _wait_for_room(self) -> None:
+        began_at = self._clock()
+        while True:
+            if self._lease.lost:
+                raise self._fenced()
+            flow = self._keeper.flow
+            if self._keeper.turns != self._seen_turns:
+                self._seen_turns, self._unseen = self._keeper.turns, 0
+            ahead = Flow(flow.inserted, flow.finished + self._unseen, flow.read, flow.readable)
+            why = write_wait(ahead, self._ring.settings, READ_AT_ONCE)
+            if not why:
+                break
+            if self._clock() - began_at > self._patience_s:
+                raise WaitedTooLong(f"for {self._patience_s:g} s, {why}", "Read from the ring, or make it larger")
+            self._keeper.wait_turn(self._ring.settings.publish_interval_s * 2)
+        self.waited_s += self._clock() - began_at
+
+    def _store(self) -> None:
+        """Store the pack, then claim it. What was stored and not claimed is claimed first by the next call."""
+        self._claim()
+        # Counted up first: an object that was stored in part of a failure is left behind, and another made.
+        self._seq += 1
+        found = ObjectId(self.name, self._epoch, self._seq)
+        settings = self._ring.settings
+        made = encode(
+            [taken for taken, _ in self._pack],
+            Provenance(*found, round(self._ring.clock(), 3), self._generator, self._version),
+            seeds=[seed for _, seed in self._pack],
+            codec=settings.codec,
+            quantised=dict(settings.quantise),
+        )
+        self._with_room(lambda: self._ring.store.create(found.key, made.pieces))
+        self._unclaimed = Claim(found, len(self._pack), self._now_ms())
+        self._pack.clear()
+        self.put_bytes += made.size_bytes
+        self._claim()
+
+    def _claim(self) -> None:
+        claim = self._unclaimed
+        if claim is None:
+            return
+        self._with_room(lambda: self._ring.store.create(claim.key, []))
+        # Whoever takes the name does so in the lease, and begins an epoch behind it: a claim that was there while the
+        # lease was still this one's counts.
+        if not self._lease.is_own():
+            raise self._fenced()
+        self._unclaimed = None
+        self.put_samples += claim.samples
+        self._unseen += claim.samples
+
+    def _with_room(self, store: Callable[[], object]) -> None:
+        began_at = self._clock()
+        while True:
+            try:
+                store()
+                return
+            except StoreFull:
+                if self._clock() - began_at > self._patience_s:
+                    raise
+                logger.warning("there is no room for a sample: it waits")
+                self._pause(self._ring.settings.publish_interval_s)
+
+    def _renew_often(self) -> None:
+        while not self._closing.wait(self._ring.settings.lease_s / 3):
+            try:
+                self.renew()
+            except (RingError, OSError) as error:
+                logger.warning("the writer's lease cannot be renewed now: %s", error)
+
+    def _fenced(self) -> WriterFenced:
+        return WriterFenced(
+            f"another process writes as {self.name}, or it was taken for dead", "Begin anew with RingWriter"
+        )
+
+    def _now_ms(self) -> int:
+        return int(self._ring.clock() * 1000)
+
+
+def _finite(leaf: Leaf) -> bool:
+    """Whether no value is NaN or infinite. A sum is enough, unless the sum itself is too large."""
+    if leaf.form == "torch":
+        import torch
+
+        value = leaf.value
+        assert isinstance(value, torch.Tensor)
+        if not (value.is_floating_point() or value.is_complex()) or value.numel() == 0:
+            return True
+        wide = value if value.element_size() > 1 else value.to(torch.float32)
+        return bool(torch.isfinite(wide.sum())) or bool(torch.isfinite(wide).all())
+    array: Any = leaf.value
+    if array is None or array.dtype.kind not in "fc" or array.size == 0:
+        return True
+    with np.errstate(all="ignore"):
+        return bool(np.isfinite(array.sum())) or bool(np.isfinite(array).all())

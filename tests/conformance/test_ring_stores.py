@@ -1,0 +1,136 @@
+"""Every place where a ring can lie keeps the same promises."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from gpu_client.ring.store import RingStore
+from gpu_client.ring.store_fs import DirectoryStore
+from gpu_client.ring.store_memory import MemoryStore
+
+Opened = Callable[[], RingStore]
+
+
+@pytest.fixture(params=["memory", "fs"])
+def opened(request: pytest.FixtureRequest, tmp_path: Path) -> Opened:
+    """Opens the same place anew, as another process would."""
+    if request.param == "fs":
+        return lambda: DirectoryStore(tmp_path / "ring")
+    store = MemoryStore()
+    return lambda: store
+
+
+def view(data: bytes) -> memoryview:
+    return memoryview(data)
+
+
+def test_an_object_is_made_once(opened: Opened) -> None:
+    store, other = opened(), opened()
+    assert store.read("samples/w/1") is None
+    assert store.create("samples/w/1", [view(b"one"), view(b""), view(b"two")])
+    assert not other.create("samples/w/1", [view(b"other")])
+    found = other.read("samples/w/1")
+    assert found is not None
+    assert bytes(found) == b"onetwo"
+    assert store.keys("samples/") == ["samples/w/1"]
+
+
+def test_what_is_read_may_be_altered_by_its_reader(opened: Opened) -> None:
+    store = opened()
+    store.create("samples/w/1", [view(b"as it was")])
+    found = store.read("samples/w/1")
+    assert found is not None
+    found[:2] = b"XX"
+    again = store.read("samples/w/1")
+    assert again is not None
+    assert bytes(again) == b"as it was"
+
+
+def test_what_is_held_outlives_its_deletion(opened: Opened) -> None:
+    store = opened()
+    store.create("samples/w/1", [view(b"x" * 100_000)])
+    found = store.read("samples/w/1")
+    store.delete(["samples/w/1", "samples/w/2"])
+    assert found is not None
+    assert bytes(found) == b"x" * 100_000
+    assert store.read("samples/w/1") is None
+    assert store.create("samples/w/1", [])
+    empty = store.read("samples/w/1")
+    assert empty is not None
+    assert bytes(empty) == b""
+
+
+def test_records_are_compared_and_swapped(opened: Opened) -> None:
+    store, other = opened(), opened()
+    assert store.record("pointer") is None
+    first = store.swap("pointer", b"1", None)
+    assert first is not None
+    assert other.swap("pointer", b"other", None) is None
+    assert other.swap("pointer", b"other", "unheard of") is None
+    second = other.swap("pointer", b"2", first)
+    assert second not in (None, first)
+    assert store.swap("pointer", b"3", first) is None
+    found = store.record("pointer")
+    assert found is not None
+    assert (found.data, found.version) == (b"2", second)
+    store.delete(["pointer"])
+    assert other.record("pointer") is None
+    assert other.swap("pointer", b"4", second) is None
+
+
+def test_keys_are_those_below_a_prefix_in_order(opened: Opened) -> None:
+    store = opened()
+    assert store.keys("inbox/") == []
+    made = ["inbox/b.2", "inbox/a.10", "inbox/a.9", "samples/a/1", "samples/b/1", "samples/a/0"]
+    for key in made:
+        store.create(key, [])
+    store.swap("writers/a", b"{}", None)
+    assert store.keys("inbox/") == ["inbox/a.10", "inbox/a.9", "inbox/b.2"]
+    assert store.keys("samples/") == ["samples/a/0", "samples/a/1", "samples/b/1"]
+    assert store.keys("samples/a/") == ["samples/a/0", "samples/a/1"]
+    assert store.keys("writers/") == ["writers/a"]
+
+
+def test_of_many_who_want_it_one_makes_it(opened: Opened) -> None:
+    won: list[int] = []
+    together = threading.Barrier(8)
+
+    def run(number: int) -> None:
+        store = opened()
+        together.wait()
+        for turn in range(20):
+            if store.create(f"manifests/{turn:03d}", [view(str(number).encode())]):
+                won.append(turn)
+            seen = store.record("pointer")
+            store.swap("pointer", f"{turn}-{number}".encode(), seen.version if seen else None)
+
+    threads = [threading.Thread(target=run, args=(number,)) for number in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(won) == list(range(20))
+
+
+def test_a_counter_that_many_swap_loses_nothing(opened: Opened) -> None:
+    def run() -> None:
+        store = opened()
+        for _ in range(25):
+            while True:
+                seen = store.record("count")
+                count = int(seen.data) if seen else 0
+                if store.swap("count", str(count + 1).encode(), seen.version if seen else None):
+                    break
+
+    threads = [threading.Thread(target=run) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    found = opened().record("count")
+    assert found is not None
+    assert found.data == b"100"

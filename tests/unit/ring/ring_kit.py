@@ -1,0 +1,74 @@
+"""A ring on a clock of its own, in a store that dies where a test wants it to."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TypeVar
+
+from gpu_client.ring.store import Versioned
+from gpu_client.ring.store_memory import MemoryStore
+
+T = TypeVar("T")
+
+
+class Died(BaseException):
+    """The process that used the store is no more: nothing may catch this."""
+
+
+class Clock:
+    """Seconds since the epoch; moves when told to."""
+
+    def __init__(self) -> None:
+        self.now_s = 1_790_000_000.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+    def go_on(self, seconds: float) -> None:
+        self.now_s += seconds
+
+
+class MortalStore:
+    """One process's way to a store that others use, too. It dies at the operation that is told, before it or behind."""
+
+    def __init__(self, store: MemoryStore) -> None:
+        self.store = store
+        self.dies_after: int | None = None
+        """So many operations are done; the next one is the last."""
+        self.done_first = False
+        """Whether that last one is done."""
+        self.operations = 0
+
+    def create(self, key: str, pieces: Sequence[memoryview]) -> bool:
+        return self._do(lambda: self.store.create(key, pieces))
+
+    def read(self, key: str) -> memoryview | None:
+        return self._do(lambda: self.store.read(key))
+
+    def record(self, key: str) -> Versioned | None:
+        return self._do(lambda: self.store.record(key))
+
+    def swap(self, key: str, data: bytes, seen: str | None) -> str | None:
+        return self._do(lambda: self.store.swap(key, data, seen))
+
+    def keys(self, prefix: str) -> list[str]:
+        return self._do(lambda: self.store.keys(prefix))
+
+    def delete(self, keys: Sequence[str]) -> None:
+        for key in keys:
+            self._do(lambda key=key: self.store.delete([key]))  # type: ignore[misc]
+
+    def close(self) -> None:
+        pass
+
+    def _do(self, operation: Callable[[], T]) -> T:
+        self.operations += 1
+        if self.dies_after is not None:
+            if self.dies_after <= 0:
+                if self.done_first:
+                    operation()
+                self.dies_after = 0
+                self.done_first = False
+                raise Died
+            self.dies_after -= 1
+        return operation()

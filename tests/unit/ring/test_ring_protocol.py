@@ -1,0 +1,201 @@
+"""Writers, publishers, collectors and readers that die anywhere, in any order: what was put is read, once."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+
+import numpy as np
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+
+from gpu_client.ring.collector import Collector
+from gpu_client.ring.errors import ManifestMissing, WriterFenced
+from gpu_client.ring.keeper import Keeper
+from gpu_client.ring.leases import Watch
+from gpu_client.ring.manifest import Manifest
+from gpu_client.ring.reader import RingReader
+from gpu_client.ring.ring import Ring
+from gpu_client.ring.settings import RingSettings
+from gpu_client.ring.store_memory import MemoryStore
+from gpu_client.ring.writer import RingWriter
+from tests.unit.ring.ring_kit import Clock, Died, MortalStore
+
+LEASE_S = 10.0
+deaths = st.none() | st.tuples(st.integers(0, 12), st.booleans())
+
+
+class RingMachine(RuleBasedStateMachine):
+    """Every process has its own way to the store; the store is one."""
+
+    @initialize(mode=st.sampled_from(["rolling", "generation"]), cap=st.integers(2, 6), pack=st.integers(1, 2))
+    def begin(self, mode: str, cap: int, pack: int) -> None:
+        self.clock = Clock()
+        self.store = MemoryStore()
+        self.settings = RingSettings(cap=cap, mode=mode, pack=pack, retain=2, lease_s=LEASE_S, max_ahead=10_000)
+        Ring.make(self.store, self.settings)
+        self.writers: list[tuple[MortalStore, RingWriter]] = []
+        self.readers: list[tuple[RingReader, Manifest]] = []
+        self.collector = Collector(Ring(self.store, self.settings, clock=self.clock), Watch(self.clock))
+        self.next = self.number_of_readers = 0
+        self.put: set[int] = set()
+        self.seen: dict[int, str] = {}
+        self.values: dict[str, int] = {}
+        self.number = 0
+
+    def own(self) -> tuple[MortalStore, Ring]:
+        store = MortalStore(self.store)
+        return store, Ring(store, self.settings, clock=self.clock)
+
+    def note(self) -> None:
+        """What can be read now: each sample has one number of insertion, and each number one sample."""
+        newest = Ring(self.store, self.settings).newest()
+        assert newest.number >= self.number
+        self.number = newest.number
+        for slot in newest.slots:
+            assert self.seen.setdefault(slot.inserted, slot.id) == slot.id
+        assert len(set(self.seen.values())) == len(self.seen)
+        assert [slot.inserted for slot in newest.slots] == list(range(newest.inserted - len(newest), newest.inserted))
+
+    @rule(name=st.sampled_from("ab"), death=deaths)
+    def begin_writer(self, name: str, death: tuple[int, bool] | None) -> None:
+        store, ring = self.own()
+        kill(store, death)
+        try:
+            keeper = Keeper(ring, name, clock=self.clock)
+            writer = RingWriter(ring, name, keeper=keeper, threads=False, clock=self.clock)
+        except Died:
+            return
+        kill(store, None)
+        self.writers.append((store, writer))
+
+    @rule(which=st.integers(0, 99), death=deaths)
+    def put_one(self, which: int, death: tuple[int, bool] | None) -> None:
+        if not self.writers:
+            return
+        store, writer = self.writers[which % len(self.writers)]
+        kill(store, death)
+        value = self.next
+        self.next += 1
+        try:
+            writer.put({"value": np.array([value])}, seed=value)
+            writer.flush()
+        except Died:
+            self.writers.remove((store, writer))
+            return
+        except WriterFenced:
+            self.writers.remove((store, writer))
+            return
+        finally:
+            kill(store, None)
+        self.put.add(value)
+
+    @rule(which=st.integers(0, 99))
+    def renew(self, which: int) -> None:
+        if self.writers:
+            self.writers[which % len(self.writers)][1].renew()
+
+    @rule(death=deaths, at_once=st.booleans())
+    def publish(self, death: tuple[int, bool] | None, at_once: bool) -> None:
+        store, ring = self.own()
+        kill(store, death)
+        with suppress(Died):
+            ring.publish(at_once=at_once)
+        self.note()
+
+    @rule(first=deaths, steps=st.integers(0, 6))
+    def publish_by_two(self, first: tuple[int, bool] | None, steps: int) -> None:
+        """One is stopped in its tracks while another publishes, and goes on then."""
+        store, ring = self.own()
+        inner = Ring(self.store, self.settings, clock=self.clock)
+        done = store._do
+
+        def interrupted(operation):  # type: ignore[no-untyped-def]
+            if store.operations == steps:
+                inner.publish(at_once=True)
+                self.note()
+            return done(operation)
+
+        store._do = interrupted  # type: ignore[method-assign]
+        kill(store, first)
+        with suppress(Died):
+            ring.publish(at_once=True)
+        self.note()
+
+    @rule(death=deaths)
+    def collect(self, death: tuple[int, bool] | None) -> None:
+        store = MortalStore(self.store)
+        self.collector._ring = Ring(store, self.settings, clock=self.clock)
+        kill(store, death)
+        with suppress(Died):
+            self.collector.collect()
+
+    @rule(seconds=st.sampled_from([0.1, 1.0, 6.0, 11.0, 21.0]))
+    def wait(self, seconds: float) -> None:
+        self.clock.go_on(seconds)
+        for reader, _ in self.readers:
+            reader.tell()
+
+    @rule()
+    def read(self) -> None:
+        _, ring = self.own()
+        self.number_of_readers += 1
+        reader = RingReader(ring, f"r{self.number_of_readers}", threads=False, clock=self.clock)
+        self.readers.append((reader, reader.newest()))
+
+    @rule()
+    def leave(self) -> None:
+        if self.readers:
+            self.readers.pop(0)[0].close()
+
+    @invariant()
+    def all_that_is_listed_can_be_read(self) -> None:
+        if not hasattr(self, "store"):
+            return
+        ring = Ring(self.store, self.settings)
+        number, _ = ring.pointer()
+        manifests = [ring.manifest(one) for one in range(max(1, number - self.settings.retain + 1), number + 1)]
+        for manifest in [*manifests, *(manifest for _, manifest in self.readers)]:
+            for slot in manifest.slots:
+                self.value_of(ring, slot)
+
+    def value_of(self, ring: Ring, slot) -> None:  # type: ignore[no-untyped-def]
+        from gpu_client.ring.objects import StoredSamples
+
+        data = ring.store.read(slot.object.key)
+        assert data is not None, f"{slot.id} is listed and not there"
+        value = int(StoredSamples(slot.object.key, data).sample(slot.number)["value"][0])
+        assert self.values.setdefault(slot.id, value) == value
+
+    def teardown(self) -> None:
+        """Nothing that was put is lost: published to the end, every one of them has been in a manifest, once."""
+        if not hasattr(self, "store"):
+            return
+        ring = Ring(self.store, self.settings, clock=self.clock)
+        while ring.publish(at_once=True) is not None:
+            self.note()
+            for slot in ring.newest().slots:
+                self.value_of(ring, slot)
+        self.note()
+        read = list(self.values.values())
+        missing = self.put - set(read)
+        assert not missing, f"{missing} were put and never readable"
+        assert len(read) == len(set(read)), "a sample was inserted twice"
+
+
+def kill(store: MortalStore, death: tuple[int, bool] | None) -> None:
+    store.dies_after = None if death is None else death[0]
+    store.done_first = False if death is None else death[1]
+
+
+TestRing = RingMachine.TestCase
+TestRing.settings = settings(max_examples=150, stateful_step_count=50, deadline=None, derandomize=True)
+
+
+def test_a_pointer_to_a_missing_manifest_is_told() -> None:
+    store = MemoryStore()
+    ring = Ring.make(store, RingSettings(cap=2))
+    store.swap("pointer", b'{"manifest": 7}', None)
+    with pytest.raises(ManifestMissing, match="manifest 7"):
+        ring.newest()

@@ -1,0 +1,186 @@
+"""Reading: pins hold, damage is noticed and told, and a loader goes on exactly where it was."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import DataLoader
+
+from gpu_client.ring.datasets import RingDataset, RingLoader
+from gpu_client.ring.errors import ObjectDamaged, WaitedTooLong
+from gpu_client.ring.manifest import SAMPLES
+from gpu_client.ring.places import make_ring, open_ring
+from gpu_client.ring.plan import Shape
+from gpu_client.ring.reader import RingReader, quarantined
+from gpu_client.ring.settings import RingSettings
+from gpu_client.ring.stream import Stream
+from gpu_client.ring.writer import RingWriter
+
+
+class Generator:
+    """Puts numbered samples into a ring in a directory, when told to."""
+
+    def __init__(self, place: Path, **settings: Any) -> None:
+        self.place = str(place)
+        self.ring = make_ring(self.place, RingSettings(**{"cap": 12, "retain": 2, "max_ahead": 10_000, **settings}))
+        self.writer = RingWriter(self.ring, "w", threads=False)
+        self.next = 0
+
+    def put(self, count: int) -> None:
+        for number in range(self.next, self.next + count):
+            self.writer.put({"x": torch.full((3,), float(number)), "number": number}, seed=number)
+        self.next += count
+        while self.ring.publish() is not None:
+            pass
+
+
+@pytest.fixture
+def generator(tmp_path: Path) -> Generator:
+    return Generator(tmp_path / "ring")
+
+
+def damage(generator: Generator, key: str) -> None:
+    path = Path(generator.place) / key
+    data = bytearray(path.read_bytes())
+    data[-64] ^= 1
+    path.write_bytes(data)
+
+
+def test_a_data_set_is_one_manifest_until_it_is_refreshed(generator: Generator) -> None:
+    generator.put(12)
+    dataset = RingDataset(generator.place)
+    assert len(dataset) == 12
+    assert sorted(dataset[index]["number"] for index in range(12)) == list(range(12))
+    generator.put(60)
+    assert [one["number"] for one in dataset[[0, 1]]] == [0, 1], "pinned, though long replaced"
+    dataset.refresh()
+    assert dataset[0]["number"] == 60
+    dataset.close()
+
+
+def test_a_stock_data_loader_reads_it_with_workers(generator: Generator) -> None:
+    generator.put(12)
+    dataset = RingDataset(generator.place)
+    loader = DataLoader(dataset, batch_size=4, shuffle=True, num_workers=2, multiprocessing_context="spawn")
+    batches = list(loader)
+    assert sorted(int(one) for batch in batches for one in batch["number"]) == list(range(12))
+    assert batches[0]["x"].shape == (4, 3)
+    dataset.close()
+
+
+def test_damage_is_met_once_told_and_another_sample_read_for_it(generator: Generator) -> None:
+    generator.put(12)
+    key = generator.ring.store.keys(SAMPLES)[5]
+    damage(generator, key)
+    with RingReader(open_ring(generator.place), "r", threads=False) as reader:
+        slots = reader.newest().slots
+        with pytest.raises(ObjectDamaged, match="were altered"):
+            reader.sample(slots[5])
+        stream = Stream(reader, Shape(12))
+        found, samples = stream.next_batch()
+        assert len(found) == len(samples) == 12
+        assert stream.substituted == 1
+        numbers = [sample["number"] for sample in samples]
+        assert sorted(numbers) == [0, 1, 2, 3, 4, 6, 6, 7, 8, 9, 10, 11]
+        said = quarantined(generator.ring)
+        assert list(said) == [key.replace("/", ".")]
+        assert "were altered" in next(iter(said.values()))
+
+
+def test_provenance_is_told(generator: Generator) -> None:
+    generator.put(3)
+    with RingReader(open_ring(generator.place), threads=False) as reader:
+        said = reader.provenance(reader.newest().slots[2])
+    assert (said["writer"], said["epoch"], said["seq"], said["seed"], said["id"]) == ("w", 1, 3, 2, "w-1-3")
+
+
+def test_who_waits_in_vain_is_told_why(generator: Generator) -> None:
+    with (
+        RingReader(open_ring(generator.place), threads=False, patience_s=0.05) as reader,
+        pytest.raises(WaitedTooLong, match="too few samples are readable"),
+    ):
+        Stream(reader, Shape(1)).next_batch()
+
+
+@pytest.mark.parametrize("policy", ["latest", "pass", 2])
+def test_killed_after_any_batch_a_training_reads_what_it_would_have_read(tmp_path: Path, policy: Any) -> None:
+    def taken(loader: RingLoader, count: int, generator: Generator | None) -> list[list[str]]:
+        found = []
+        for _ in loader:
+            found.append(loader.ids)
+            if generator is not None:
+                generator.put(3)
+            if len(found) == count:
+                break
+        return found
+
+    for cut in range(1, 8):
+        generator = Generator(tmp_path / f"ring-{cut}")
+        generator.put(12)
+        loader = RingLoader(generator.place, batch_size=3, seed=5, policy=policy)
+        before = taken(loader, cut, generator)
+        saved = json.loads(json.dumps(loader.state_dict()))
+        loader.checkpointed()
+        expected = taken(loader, 6, generator)
+        resumed = RingLoader(generator.place, batch_size=3, seed=5, policy=policy)
+        resumed.load_state_dict(saved)
+        assert taken(resumed, 6, None) == expected, f"after batch {cut}"
+        assert len(before) == cut
+
+
+def test_two_ranks_with_two_workers_each_share_all_samples(tmp_path: Path) -> None:
+    generator = Generator(tmp_path / "ring", cap=24)
+    generator.put(24)
+    found: list[list[str]] = []
+    for rank in range(2):
+        loader = RingLoader(generator.place, batch_size=3, workers=2, rank=rank, world_size=2, seed=1)
+        ids: list[str] = []
+        for count, _ in enumerate(loader, 1):
+            ids += loader.ids
+            if count == 4:
+                break
+        found.append(ids)
+    assert [len(ids) for ids in found] == [12, 12]
+    assert len({*found[0], *found[1]}) == 24
+
+
+def test_a_state_moves_between_numbers_of_workers(generator: Generator) -> None:
+    generator.put(12)
+
+    def some(loader: RingLoader, count: int) -> list[list[str]]:
+        found = []
+        for _ in loader:
+            found.append(loader.ids)
+            if len(found) == count:
+                return found
+        raise AssertionError
+
+    whole = some(RingLoader(generator.place, batch_size=2, seed=3, group="a"), 8)
+    loader = RingLoader(generator.place, batch_size=2, seed=3, group="b", workers=2)
+    begun = some(loader, 3)
+    resumed = RingLoader(generator.place, batch_size=2, seed=3, group="b")
+    resumed.load_state_dict(loader.state_dict())
+    assert begun + some(resumed, 5) == whole
+
+
+def test_what_was_read_counts_on_when_a_reader_leaves(generator: Generator) -> None:
+    generator.put(12)
+    for _ in range(2):
+        with RingReader(open_ring(generator.place), threads=False) as reader:
+            Stream(reader, Shape(4), group=reader.name).next_batch()
+    said = json.loads(generator.ring.store.record("read").data)  # type: ignore[union-attr]
+    assert said["samples"] == 8
+
+
+def test_arrays_belong_to_their_reader(generator: Generator) -> None:
+    generator.put(2)
+    with RingReader(open_ring(generator.place), threads=False) as reader:
+        slot = reader.newest().slots[1]
+        reader.sample(slot)["x"].zero_()
+    with RingReader(open_ring(generator.place), threads=False) as reader:
+        assert np.array_equal(reader.sample(slot)["x"], [1, 1, 1])

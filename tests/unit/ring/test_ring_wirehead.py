@@ -1,0 +1,109 @@
+"""Wirehead's names, its file and its unit example, on a ring: with the values that were put."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import yaml
+from torch.utils.data import DataLoader
+
+from gpu_client.ring.errors import RingMismatch
+from gpu_client.ring.places import open_ring
+from gpu_client.ring.wirehead import MongoheadDataset, MongoTupleheadDataset, WireheadGenerator
+
+UNIT = {
+    "MONGOHOST": "localhost", "DBNAME": "unit-test", "SWAP_CAP": 10, "SAMPLE": ["data", "label"],
+    "WRITE_COLLECTION": "write", "READ_COLLECTION": "read", "TEMP_COLLECTION": "temp", "COUNTER_COLLECTION": "counter",
+    "CHUNKSIZE": 10,
+}  # fmt: skip
+
+
+def config(folder: Path, **changed: Any) -> str:
+    path = folder / "config.yaml"
+    path.write_text(yaml.safe_dump({**UNIT, **changed}))
+    return str(path)
+
+
+def numbered() -> Iterator[tuple[Any, ...]]:
+    number = 0
+    while True:
+        yield np.full(256, number + 0.5), torch.full((256,), number, dtype=torch.int16)
+        number += 1
+
+
+def test_its_unit_example_works_and_reads_what_was_put(tmp_path: Path) -> None:
+    path = config(tmp_path)
+    assert WireheadGenerator(generator=numbered(), config_path=path, n_samples=25).run() == 25
+    dataset = MongoheadDataset(config_path=path)
+    assert len(dataset) == 10
+    for _ in range(10):
+        found = dataset[list(range(10))]
+        assert sorted(found) == list(range(10))
+        assert [float(one["input"][0]) for one in found.values()] == [10.5 + index for index in range(10)]
+        assert all(torch.equal(one["label"], torch.floor(one["input"]).to(torch.int16)) for one in found.values())
+        assert found[0]["input"].dtype == torch.float32
+
+
+def test_what_is_beyond_a_generation_belongs_to_the_next(tmp_path: Path) -> None:
+    path = config(tmp_path)
+    generator = WireheadGenerator(generator=numbered(), config_path=path, n_samples=25)
+    generator.run_generator()
+    ring = open_ring(str(tmp_path / "unit-test.ring"))
+    assert ring.newest().inserted == 20
+    assert sum(claim.samples for claim in ring.claims() if not ring.newest().settled(claim.object)) == 5
+    more = WireheadGenerator(generator=numbered(), config_path=path, n_samples=5)
+    more.run()
+    assert ring.newest().inserted == 30
+
+
+def test_pairs_normalising_and_a_stock_loader(tmp_path: Path) -> None:
+    path = config(tmp_path)
+    WireheadGenerator(generator=numbered(), config_path=path, n_samples=10).run()
+    pairs = MongoTupleheadDataset(config_path=path, normalize=lambda image: image * 2)
+    (image, label), _ = pairs[[3, 4]]
+    assert (float(image[0]), int(label[0])) == (7.0, 3)
+    batches = list(DataLoader(pairs, batch_size=5))
+    assert [batch[0].shape for batch in batches] == [(5, 256), (5, 256)]
+    with pytest.raises(IndexError):
+        pairs[[10]]
+
+
+def test_put_and_swap_by_hand(tmp_path: Path) -> None:
+    path = config(tmp_path, SAMPLE=["image", "label", "mask"])
+    generator = WireheadGenerator(generator=iter(()), config_path=path)
+    generator.put((np.zeros(3, np.float32), np.ones(3), np.ones(2)))
+    generator.swap()
+    assert float(MongoheadDataset(path, sample=("mask", "label"))[0]["input"].sum()) == 2.0
+    with pytest.raises(RingMismatch, match="makes 2 arrays and SAMPLE names 3"):
+        generator.put((np.zeros(3), np.ones(3)))
+    generator.run()
+
+
+def test_keys_of_mongodb_are_ignored_with_a_note(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO, "baton.ring"):
+        WireheadGenerator(iter(()), config(tmp_path, SWAPCAP=3, RING=str(tmp_path / "here"))).run()
+    assert "no MongoDB here, so these are ignored: MONGOHOST, CHUNKSIZE, WRITE_COLLECTION" in caplog.text
+    assert "not known, and ignored: SWAPCAP" in caplog.text
+    assert (tmp_path / "here" / "ring.json").exists()
+
+
+@pytest.mark.parametrize(
+    ("changed", "reason"),
+    [
+        ({"SWAP_CAP": 0}, "SWAP_CAP is 0"),
+        ({"SWAP_CAP": "ten"}, "SWAP_CAP is 'ten'"),
+        ({"SAMPLE": "data"}, "SAMPLE is 'data'"),
+        ({"SAMPLE": []}, r"SAMPLE is \[\]"),
+    ],
+)
+def test_a_wrong_file_is_refused(tmp_path: Path, changed: dict[str, Any], reason: str) -> None:
+    with pytest.raises(RingMismatch, match=reason):
+        WireheadGenerator(iter(()), config(tmp_path, **changed))
+    with pytest.raises(RingMismatch, match="cannot be read"):
+        MongoheadDataset(str(tmp_path / "none.yaml"))

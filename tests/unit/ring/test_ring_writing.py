@@ -1,0 +1,229 @@
+"""Putting: what is refused, who waits, what a full store and a taken name do."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from gpu_client.ring.collector import Collector
+from gpu_client.ring.errors import RingMismatch, SampleRefused, StoreFull, WaitedTooLong, WriterFenced
+from gpu_client.ring.flow import Flow, read_wait, write_wait
+from gpu_client.ring.keeper import Keeper
+from gpu_client.ring.leases import Watch
+from gpu_client.ring.manifest import SAMPLES
+from gpu_client.ring.ring import Ring
+from gpu_client.ring.settings import RingSettings
+from gpu_client.ring.store_memory import MemoryStore
+from gpu_client.ring.writer import RingWriter
+from tests.unit.ring.ring_kit import Clock
+
+
+class Scene:
+    """One ring, one clock, no threads."""
+
+    def __init__(self, **settings: Any) -> None:
+        self.clock = Clock()
+        self.store = MemoryStore()
+        self.ring = Ring.make(self.store, RingSettings(**{"cap": 4, **settings}), clock=self.clock)
+        self.keeper = Keeper(self.ring, "k", clock=self.clock)
+
+    def writer(self, name: str = "w", **more: Any) -> RingWriter:
+        return RingWriter(
+            self.ring, name, keeper=self.keeper, threads=False, clock=self.clock, pause=self.clock.go_on, **more
+        )
+
+
+def refusals() -> list[tuple[object, str]]:
+    return [
+        ({"x": np.zeros(4, "f8"), "y": torch.zeros(2)}, "the ring's samples are"),
+        ({"x": np.zeros(5, "f4"), "y": torch.zeros(2)}, "the ring's samples are"),
+        ({"x": np.zeros(4, "f4")}, "the ring's samples are"),
+        (
+            {"x": np.array([0, np.nan, 0, 0], "f4"), "y": torch.zeros(2)},
+            r"sample\['x'\] has values that are not finite",
+        ),
+        ({"x": np.zeros(4, "f4"), "y": torch.tensor([0, -torch.inf])}, r"sample\['y'\] has values that are not finite"),
+        ({"x": object(), "y": torch.zeros(2)}, "builtins.object"),
+        ({"only": "text"}, "no array"),
+    ]
+
+
+@pytest.mark.parametrize(("sample", "reason"), refusals(), ids=lambda value: str(value)[:16])
+def test_a_refused_sample_is_counted_and_nothing_of_it_stored(sample: object, reason: str) -> None:
+    scene = Scene()
+    with scene.writer() as writer:
+        writer.put({"x": np.ones(4, "f4"), "y": torch.ones(2)})
+        with pytest.raises(SampleRefused, match=reason):
+            writer.put(sample)
+        assert (writer.refused, writer.put_samples) == (1, 1)
+        assert len(scene.store.keys(SAMPLES)) == 1
+        writer.put({"x": np.ones(4, "f4"), "y": torch.ones(2)})
+    assert len(scene.ring.newest()) == 2
+
+
+def test_large_finite_values_are_no_reason_to_refuse() -> None:
+    with Scene().writer() as writer:
+        writer.put({"x": np.full(9, np.finfo("f4").max, "f4"), "y": torch.full((9,), 60000.0, dtype=torch.float16)})
+
+
+def test_a_generator_s_refused_samples_are_left_out() -> None:
+    scene = Scene()
+    with scene.writer() as writer:
+        assert writer.run(np.full(3, value) for value in (1.0, np.nan, 2.0)) == 2
+        assert writer.refused == 1
+
+
+def test_a_writer_that_is_too_far_ahead_waits_and_what_it_made_is_kept() -> None:
+    scene = Scene(max_ahead=3, mode="generation")
+    writer = scene.writer(patience_s=5.0)
+    turns: list[float] = []
+
+    def turn(seconds: float) -> None:
+        turns.append(seconds)
+        scene.clock.go_on(seconds)
+        scene.keeper.turn()
+
+    scene.keeper.wait_turn = turn  # type: ignore[method-assign]
+    scene.keeper.turn()
+    for number in range(3):
+        writer.put(np.array([number]))
+    with pytest.raises(WaitedTooLong, match="3 finished samples wait"):
+        writer.put(np.array([3]))
+    assert sum(turns) > 5
+    writer.swap()
+    writer.put(np.array([4]))
+    assert [slot.object.seq for slot in scene.ring.newest().slots] == [1, 2, 3]
+
+
+def test_whoever_takes_the_name_fences_the_one_before() -> None:
+    scene = Scene()
+    first = scene.writer("same")
+    first.put(np.array([1]))
+    second = scene.writer("same")
+    with pytest.raises(WriterFenced, match="same"):
+        first.put(np.array([2]))
+    second.put(np.array([3]))
+    while scene.ring.publish() is not None:
+        pass
+    assert [slot.object.epoch for slot in scene.ring.newest().slots] in ([1, 2], [1, 1, 2])
+
+
+def test_whoever_was_silent_for_too_long_is_fenced_and_its_orphans_go() -> None:
+    scene = Scene(lease_s=10.0, retain=2)
+    silent = scene.writer("silent")
+    silent.put(np.array([1]))
+    scene.store.create("samples/silent/00000001-0000000002", [])
+    other = scene.writer("other")
+    collector = Collector(scene.ring, Watch(scene.clock))
+    for _ in range(6):
+        scene.clock.go_on(6.0)
+        other.renew()
+        scene.ring.publish()
+        collector.collect()
+    with pytest.raises(WriterFenced):
+        silent.put(np.array([2]))
+    for _ in range(5):
+        other.put(np.array([3]))
+        scene.keeper.turn()
+        collector.collect()
+    assert scene.store.keys("samples/silent/") == []
+    assert len(scene.ring.newest()) == 4
+
+
+def test_a_full_store_makes_it_wait_and_loses_nothing() -> None:
+    scene = Scene()
+    writer = scene.writer(patience_s=3.0)
+    create = scene.store.create
+    full = 3
+
+    def refuse(key: str, pieces: list[memoryview]) -> bool:
+        nonlocal full
+        if key.startswith(SAMPLES) and full:
+            full -= 1
+            raise StoreFull("there is no room", "Free some")
+        return create(key, pieces)
+
+    scene.store.create = refuse  # type: ignore[method-assign, assignment]
+    writer.put(np.array([1]))
+    full = 10**6
+    with pytest.raises(StoreFull):
+        writer.put(np.array([2]))
+    full = 0
+    writer.put(np.array([3]))
+    writer.close()
+    assert len(scene.ring.newest()) == 3
+
+
+def test_packs_are_stored_when_they_are_full_and_at_the_end() -> None:
+    scene = Scene(pack=3, cap=6)
+    writer = scene.writer()
+    for number in range(4):
+        writer.put(np.array([number]))
+    assert len(scene.store.keys(SAMPLES)) == 1
+    writer.close()
+    assert len(scene.store.keys(SAMPLES)) == 2
+    assert [(slot.object.seq, slot.number) for slot in scene.ring.newest().slots] == [(1, 0), (1, 1), (1, 2), (2, 0)]
+
+
+@pytest.mark.parametrize("mode", ["rolling", "generation"])
+@pytest.mark.parametrize("pack", [1, 4])
+@pytest.mark.parametrize("speed", [0.1, 0.5, 1.0, 2.0, 10.0])
+@pytest.mark.parametrize("ratio", [0.5, 1.0, 4.0])
+def test_samples_are_read_as_often_as_is_wanted_whoever_is_faster(
+    ratio: float, speed: float, pack: int, mode: Any
+) -> None:
+    settings = RingSettings(cap=20, mode=mode, pack=pack, samples_per_insert=ratio, min_size=5)
+    inserted = finished = read = 0
+    batch, credit = 4, 0.0
+    for _ in range(10_000):
+        credit += speed
+        while credit >= 1:
+            credit -= 1
+            if not write_wait(Flow(inserted, finished, read, min(inserted, 20)), settings, batch):
+                finished += pack
+        if mode == "rolling" or finished >= 20:
+            inserted, finished = inserted + finished, 0
+        if not read_wait(Flow(inserted, finished, read, min(inserted, 20)), settings, batch):
+            read += batch
+    assert inserted > 300, "both go on"
+    assert read / inserted == pytest.approx(ratio, rel=0.05)
+
+
+@pytest.mark.parametrize(
+    ("more", "reason"),
+    [({"min_size": 9}, "min_size is 9"), ({"pack": 9}, "pack is 9"), ({"cap": 0}, "cap"), ({"mode": "x"}, "mode")],
+)
+def test_settings_that_contradict_themselves_are_refused(more: dict[str, Any], reason: str) -> None:
+    with pytest.raises(ValueError, match=reason):
+        RingSettings(**{"cap": 4, **more})
+
+
+def test_two_rings_of_one_name_are_told_apart() -> None:
+    scene = Scene()
+    with pytest.raises(RingMismatch, match="cap 4 instead of 5"):
+        Ring.make(scene.store, RingSettings(cap=5))
+    with pytest.raises(RingMismatch, match="no ring"):
+        Ring.open(MemoryStore())
+
+
+def test_clocks_that_differ_put_nobody_s_samples_out_of_order() -> None:
+    scene = Scene(cap=6)
+    ahead = Ring(scene.store, scene.ring.settings, clock=_shifted(scene.clock, 5000.0))
+    early, late = scene.writer("early"), RingWriter(ahead, "late", keeper=scene.keeper, threads=False)
+    for number in range(3):
+        late.put(np.array([number]))
+        early.put(np.array([number]))
+        scene.clock.go_on(-7.0)
+    while scene.ring.publish() is not None:
+        pass
+    slots = scene.ring.newest().slots
+    for name in ("early", "late"):
+        assert [slot.object.seq for slot in slots if slot.object.writer == name] == [1, 2, 3]
+
+
+def _shifted(clock: Callable[[], float], seconds: float) -> Callable[[], float]:
+    return lambda: clock() + seconds
