@@ -7,6 +7,11 @@ import signal
 from collections.abc import Generator
 
 import pytest
+from hypothesis import settings
+
+# The same examples in every run, and no failure because a machine is slow: the first text that is drawn builds tables
+# for seconds where nothing is cached.
+settings.load_profile("ci")
 
 # Before anything is imported: neither a person's settings nor a real account may leak into a test.
 for _name in [name for name in os.environ if name.startswith(("BATON_", "AWS_", "SALAD_"))]:
