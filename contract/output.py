@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import Field, ValidationInfo, field_validator
+from pydantic import ConfigDict, Field, ValidationInfo, field_validator
 
 from contract.base import AnswerModel, Epoch, EpochSeconds, MetricName, Step, WireModel
 
@@ -35,6 +35,15 @@ class LogChunk(WireModel):
     Example: `{"first_line": 0, "lines": ["step 1 loss 2.3"], "first_point": 0,
     "points": [{"step": 1, "at": 1790000000.25, "metrics": {"loss": 2.3}}]}`
     """
+
+    model_config = ConfigDict(
+        json_schema_extra={
+            "anyOf": [
+                {"properties": {"lines": {"minItems": 1}}},
+                {"properties": {"points": {"minItems": 1}}, "required": ["points"]},
+            ]
+        }
+    )
 
     first_line: Annotated[int, Field(ge=0, le=10**12)]
     first_point: Annotated[int, Field(ge=0, le=10**12)] = 0

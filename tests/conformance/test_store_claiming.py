@@ -269,6 +269,8 @@ def test_a_sweep_ends_what_ran_out_and_nothing_else(cloud: Cloud) -> None:
         "timers": 2,
         "left": 0,
         "more": False,
+        "watched": 0,
+        "decided": 0,
         "heartbeat_lag_s": NOW + 95 - lost.lease.expires_at,
         "queue_age_s": 0,
     }

@@ -171,7 +171,7 @@ def test_a_handler_starts_from_its_environment_and_answers(
         assert answers[1]["context"] == {"auth_error": "key_unknown"}
     elif handler == "sweeper":
         nothing = {"reclaimed": 0, "timers": 0, "left": 0, "heartbeat_lag_s": 0, "queue_age_s": 0, "retentions": 0}
-        assert answers == [nothing | {"more": False}]
+        assert answers == [nothing | {"more": False, "watched": 0, "decided": 0}]
     elif handler == "submitter":
         assert api.job(json.loads(answers[0]["body"])["id"])["recipe"] == "digits@1"
         logged = [json.loads(line) for line in process.stderr.splitlines() if '"level"' in line]
