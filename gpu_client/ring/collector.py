@@ -20,6 +20,8 @@ logger = logging.getLogger("baton.ring")
 
 READ_BEFORE = "read"
 """A record: samples that were read by readers that have gone."""
+UNFINISHED_S = 60.0
+"""What is being stored and has not grown for so long is left behind by a process that has died."""
 _ADDED = 5
 
 
@@ -60,6 +62,7 @@ class Collector:
         store.delete(objects)
         old = [key for key in store.keys(MANIFESTS) if _number(key) not in kept and _number(key) <= number]
         store.delete(old)
+        store.tidy(max(2 * self._ring.settings.lease_s, UNFINISHED_S))
         return Collected(len(objects), len(old), fenced, readers)
 
     def _kept(self, number: int) -> dict[int, Manifest]:

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset, default_collate, get_worker_info
 
+from gpu_client.ring.keeper import Keeper
 from gpu_client.ring.manifest import Manifest
 from gpu_client.ring.places import open_ring
 from gpu_client.ring.plan import Policy, Shape
@@ -103,7 +104,8 @@ class RingBatches(IterableDataset[Any]):  # type: ignore[misc, unused-ignore]
         info = get_worker_info()
         worker, workers = (info.id, info.num_workers) if info is not None else (0, 1)
         with RingReader(open_ring(self.place)) as reader:
-            stream = Stream(reader, self._shape, group=self._group, rank=self._rank)
+            # A worker is ahead of the loader, which has to go the same way.
+            stream = Stream(reader, self._shape, group=self._group, rank=self._rank, forgets=False)
             if self.begin is not None:
                 stream.load_state_dict(self.begin)
             number = 0
@@ -160,8 +162,9 @@ class RingLoader:
     def __iter__(self) -> Iterator[Any]:
         """Goes on where the last iteration, or the state, ended."""
         self._batches.begin = self._state
-        with RingReader(open_ring(self._batches.place)) as reader:
-            # Goes through the same plan behind the workers, which are ahead by what they have prefetched.
+        with RingReader(open_ring(self._batches.place)) as reader, Keeper(self._ring, reader.name):
+            # The keeper publishes what writers have left that are gone. The follower goes through the same plan behind
+            # the workers, which are ahead by what they have prefetched.
             follower = Stream(reader, self._shape, group=self._group, rank=self._rank)
             if self._state is not None:
                 follower.load_state_dict(self._state)

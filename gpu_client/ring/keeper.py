@@ -89,6 +89,13 @@ class Keeper:
         if self._held is not None:
             self._held.release()
 
+    def __enter__(self) -> Keeper:
+        self.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
     def _run(self) -> None:
         while not self._closing.wait(self._ring.settings.publish_interval_s):
             try:

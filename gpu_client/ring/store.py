@@ -42,5 +42,8 @@ class RingStore(Protocol):
     def delete(self, keys: Sequence[str]) -> None:
         """Forget objects or records; those that are not there are passed over."""
 
+    def tidy(self, older_than_s: float) -> int:
+        """Remove what was being stored for so long by processes that have died: how many pieces."""
+
     def close(self) -> None:
         """Give back what this process holds."""

@@ -119,15 +119,17 @@ class DirectoryStore:
             with contextlib.suppress(FileNotFoundError):
                 (self._root / key).unlink()
 
-    def tidy(self, older_than_s: float, now: float) -> int:
-        """Remove what was being written by processes that have died: how many files. `now`: Unix time."""
+    def tidy(self, older_than_s: float) -> int:
+        """As in the protocol. Compares with the time of the file system, which may be another machine's."""
         gone = 0
-        for entry in list(os.scandir(self._root / _BESIDE)):
-            with contextlib.suppress(FileNotFoundError):
-                info = entry.stat(follow_symlinks=False)
-                if stat.S_ISREG(info.st_mode) and now - info.st_mtime > older_than_s:
-                    Path(entry.path).unlink()
-                    gone += 1
+        with self._written([]) as fresh:
+            now = fresh.stat().st_mtime
+            for entry in list(os.scandir(self._root / _BESIDE)):
+                with contextlib.suppress(FileNotFoundError):
+                    info = entry.stat(follow_symlinks=False)
+                    if stat.S_ISREG(info.st_mode) and now - info.st_mtime > older_than_s:
+                        Path(entry.path).unlink()
+                        gone += 1
         return gone
 
     def close(self) -> None:

@@ -35,7 +35,11 @@ _UNMARKED_DECISIONS = 16
 class Stream:
     """One process's way through the plan of its group."""
 
-    def __init__(self, reader: RingReader, shape: Shape, *, group: str = "train", rank: int = 0) -> None:
+    def __init__(
+        self, reader: RingReader, shape: Shape, *, group: str = "train", rank: int = 0, forgets: bool = True
+    ) -> None:
+        """`forgets`: whether old decisions go when this one is past them; not for who runs ahead of others."""
+        self._forgets = forgets
         self.plan = Plan(shape)
         self._reader = reader
         self._ring = reader.ring
@@ -112,7 +116,7 @@ class Stream:
         self.plan.decide(found, manifest, before)
         self._manifest = manifest
         self._reader.keep_only([found.number])
-        if not self._marked and self.plan.decided > _UNMARKED_DECISIONS:
+        if self._forgets and not self._marked and self.plan.decided > _UNMARKED_DECISIONS:
             self._prune(self.plan.decided - _UNMARKED_DECISIONS)
 
     def _stored(self, key: str) -> Decision | None:

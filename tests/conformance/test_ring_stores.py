@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -134,3 +135,15 @@ def test_a_counter_that_many_swap_loses_nothing(opened: Opened) -> None:
     found = opened().record("count")
     assert found is not None
     assert found.data == b"100"
+
+
+def test_what_a_dead_process_was_storing_is_removed_and_nothing_else(tmp_path: Path) -> None:
+    store = DirectoryStore(tmp_path / "ring")
+    store.create("samples/w/1", [view(b"whole")])
+    old, young = tmp_path / "ring/tmp/0123", tmp_path / "ring/tmp/4567"
+    old.write_bytes(b"half")
+    young.write_bytes(b"half")
+    os.utime(old, (1, 1))
+    assert store.tidy(60.0) == 1
+    assert [path.name for path in (tmp_path / "ring/tmp").iterdir()] == ["4567"]
+    assert store.keys("samples/") == ["samples/w/1"]

@@ -58,6 +58,9 @@ class MortalStore:
         for key in keys:
             self._do(lambda key=key: self.store.delete([key]))  # type: ignore[misc]
 
+    def tidy(self, older_than_s: float) -> int:
+        return self._do(lambda: self.store.tidy(older_than_s))
+
     def close(self) -> None:
         pass
 

@@ -149,6 +149,31 @@ def test_two_ranks_with_two_workers_each_share_all_samples(tmp_path: Path) -> No
     assert len({*found[0], *found[1]}) == 24
 
 
+def test_workers_that_are_far_ahead_leave_the_loader_its_decisions(generator: Generator) -> None:
+    generator.put(12)
+    loader = RingLoader(generator.place, batch_size=2, workers=2, prefetch=12, policy="latest")
+    plain = RingLoader(generator.place, batch_size=2, policy="latest", group="train")
+    found: list[list[str]] = []
+    for _ in loader:
+        found.append(loader.ids)
+        if len(found) == 20:
+            break
+    assert loader.state_dict()["decided"] == 20
+    plain.load_state_dict(loader.state_dict())
+    for _ in plain:
+        break
+    assert plain.state_dict()["batch"] == 21
+
+
+def test_what_dead_writers_have_left_is_published_by_who_reads(generator: Generator) -> None:
+    for number in range(12):
+        generator.writer.put({"x": torch.zeros(3), "number": number})
+    loader = RingLoader(generator.place, batch_size=12)
+    for batch in loader:
+        assert sorted(batch["number"].tolist()) == list(range(12))
+        break
+
+
 def test_a_state_moves_between_numbers_of_workers(generator: Generator) -> None:
     generator.put(12)
 
