@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
 from itertools import count as counting
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -144,6 +145,33 @@ def publish(context: typer.Context, place: Place, *, as_json: AsJson = False) ->
         session.screen.json({"manifest": newest.number, "readable": len(newest), "inserted": newest.inserted})
         return
     session.screen.say(f"{count(len(newest), 'sample')} can be read, by manifest {newest.number}")
+
+
+@ring_app.command(name="record")
+def record_samples(
+    context: typer.Context,
+    place: Place,
+    directory: Annotated[Path, typer.Argument(metavar="DIR", help="Where the data set is to be.", show_default=False)],
+    *,
+    samples: Annotated[int, typer.Option(min=1, help="So many, each once; waits for them.")],
+    shard: Annotated[int, typer.Option(min=1, help="Samples in a file.")] = 256,
+    seed: Annotated[int, typer.Option(help="Of the order.")] = 0,
+    patience: Annotated[float, typer.Option(min=0, help="Seconds to wait for the next new sample.")] = 600.0,
+    as_json: AsJson = False,
+) -> None:
+    """Make a data set that stays of what comes into a ring: shuffled, in shards."""
+    session = session_of(context)
+    with _told():
+        from gpu_client.ring.places import open_ring
+        from gpu_client.ring.reader import RingReader
+        from gpu_client.ring.recording import record
+
+        with RingReader(open_ring(place), patience_s=patience) as reader:
+            damaged = record(reader, directory, samples, shard=shard, seed=seed)
+    if as_json:
+        session.screen.json({"samples": samples, "damaged": damaged})
+        return
+    session.screen.say(f"{count(samples, 'sample')} recorded in {directory}, {damaged} damaged ones left out")
 
 
 def show(screen: Screen, found: Status, rates: tuple[float, float] | None) -> None:

@@ -23,7 +23,7 @@ GROUPS = {
     "keys": ["create", "list", "revoke", "rotate"],
     "recipes": ["lint", "push", "list", "show", "docs", "run"],
     "rules": ["check", "import", "test", "set", "show", "history", "backtest", "presets"],
-    "ring": ["make", "status", "watch", "verify", "publish"],
+    "ring": ["make", "status", "watch", "verify", "publish", "record"],
     "webhooks": ["create", "list", "delete", "deliveries", "replay"],
 }
 NEEDS_ID = [

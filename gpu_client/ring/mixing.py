@@ -1,0 +1,76 @@
+"""Batches from several sources by weight: a live ring, a recorded data set, a folder of one's own.
+
+Each batch is of one source. Which one is drawn from the seed and the number of the batch, so that a resumed training
+draws the same.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any
+
+from gpu_client.ring.errors import RingError
+
+Source = Iterable[Any]
+"""Gives batches; where it ends, it is begun again. With `state_dict` and `load_state_dict` it is resumed exactly."""
+
+
+class MixedLoader:
+    """Endless batches of several sources. `name` is the one of the newest batch."""
+
+    def __init__(self, sources: Mapping[str, tuple[Source, float]], *, seed: int = 0) -> None:
+        """`sources`: by name, each with its weight. Raises RingError for weights that mean nothing."""
+        if not sources or any(not 0 <= weight < float("inf") for _, weight in sources.values()):
+            raise RingError("the weights of a mixture are numbers from 0 on", "Give each source one")
+        if not sum(weight for _, weight in sources.values()):
+            raise RingError("all weights of a mixture are 0", "Give one of the sources more")
+        self._sources = {name: source for name, (source, _) in sources.items()}
+        self._weights = [weight for _, weight in sources.values()]
+        self._seed = seed
+        self._batch = 0
+        self.name = ""
+
+    def __iter__(self) -> Iterator[Any]:
+        names = list(self._sources)
+        under_way: dict[str, Iterator[Any]] = {}
+        while True:
+            chance = random.Random(f"{self._seed}:{self._batch}")  # noqa: S311 - an order, not a secret
+            name = chance.choices(names, self._weights)[0]
+            batch = self._next(name, under_way)
+            self._batch += 1
+            self.name = name
+            yield batch
+
+    def state_dict(self) -> dict[str, Any]:
+        """After the newest batch."""
+        states = {name: source.state_dict() for name, source in self._resumable().items()}
+        return {"version": 1, "batch": self._batch, "sources": states}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """The next iteration goes on from there."""
+        self._batch = state["batch"]
+        for name, source in self._resumable().items():
+            if name in state["sources"]:
+                source.load_state_dict(state["sources"][name])
+
+    def checkpointed(self) -> None:
+        """As of `RingLoader`, for all sources that have it."""
+        for source in self._sources.values():
+            tell: Callable[[], object] | None = getattr(source, "checkpointed", None)
+            if tell is not None:
+                tell()
+
+    def _next(self, name: str, under_way: dict[str, Iterator[Any]]) -> Any:
+        for _ in range(2):
+            iterator = under_way.get(name)
+            if iterator is None:
+                iterator = under_way[name] = iter(self._sources[name])
+            try:
+                return next(iterator)
+            except StopIteration:
+                del under_way[name]
+        raise RingError(f"the source {name} is empty", "Give it weight 0, or something to read")
+
+    def _resumable(self) -> dict[str, Any]:
+        return {name: source for name, source in self._sources.items() if hasattr(source, "state_dict")}

@@ -1,0 +1,190 @@
+"""From a ring to a data set that stays: shuffled, in shards, with where each sample came from.
+
+    <directory>/index.json       {"version": 1, "shards": [{"name", "samples", "size_bytes", "xxh3"}], "schema", "seed"}
+    <directory>/shards/00000     an object as rings store them (`objects.py`), with many samples
+
+The index is written last: a directory without one is no data set yet.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Callable, Iterator
+from itertools import accumulate
+from pathlib import Path
+from typing import Any
+
+import xxhash
+
+from gpu_client.ring.errors import ObjectDamaged, RingMismatch
+from gpu_client.ring.manifest import Manifest, Slot
+from gpu_client.ring.objects import Provenance, StoredSamples, encode
+from gpu_client.ring.reader import RingReader
+from gpu_client.ring.store_fs import DirectoryStore
+from gpu_client.ring.tree import Taken, take_apart
+
+INDEX = "index.json"
+SHARDS = "shards/"
+
+
+def record(
+    reader: RingReader,
+    directory: Path,
+    samples: int,
+    *,
+    shard: int = 256,
+    shuffle: int = 4096,
+    seed: int = 0,
+    told: Callable[[int], object] = lambda _: None,
+) -> int:
+    """Take each new sample of the ring once, until there are so many; how many damaged ones were left out.
+
+    shard: samples in one. shuffle: so many are held in memory, from which the next one is taken at random. told: is
+    given how many were taken. Raises RingMismatch where something is already, WaitedTooLong, StoreFull.
+    """
+    if (directory / INDEX).exists():
+        raise RingMismatch(f"{directory} has a data set already", "Name another directory")
+    store = DirectoryStore(directory)
+    writer = _ShardWriter(store, shard, reader.name)
+    chance = random.Random(seed)  # noqa: S311 - an order, not a secret
+    held: list[tuple[Taken, Any]] = []
+    damaged = 0
+    taken = 0
+    for slot in _new_slots(reader):
+        try:
+            sample = reader.sample(slot)
+        except ObjectDamaged:
+            damaged += 1
+            continue
+        held.append((take_apart(sample), reader.provenance(slot)))
+        reader.took(1)
+        taken += 1
+        told(taken)
+        if len(held) > shuffle:
+            writer.put(*_drawn(held, chance))
+        if taken == samples:
+            break
+    while held:
+        writer.put(*_drawn(held, chance))
+    writer.finish(seed)
+    return damaged
+
+
+class Recorded:
+    """A recorded data set, by index: a map-style data set for torch, or for anything else."""
+
+    def __init__(self, directory: str | Path) -> None:
+        """Raises RingMismatch for a directory that is none."""
+        self._directory = Path(directory)
+        try:
+            index = json.loads((self._directory / INDEX).read_text(encoding="utf-8"))
+            self._shards: list[dict[str, Any]] = index["shards"]
+            self._ends = list(accumulate(int(one["samples"]) for one in self._shards))
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise RingMismatch(
+                f"{directory} has no recorded data set ({error})", "Make one with baton ring record"
+            ) from error
+        self._open: dict[int, StoredSamples] = {}
+
+    def __len__(self) -> int:
+        return self._ends[-1] if self._ends else 0
+
+    def __getitem__(self, index: int) -> Any:
+        """Raises IndexError, and ObjectDamaged for one whose bytes were altered."""
+        stored, number = self._at(index)
+        return stored.sample(number)
+
+    def provenance(self, index: int) -> Any:
+        """Who made it, and from what."""
+        stored, number = self._at(index)
+        return stored.seed(number)
+
+    def verify(self) -> None:
+        """Read everything. Raises ObjectDamaged."""
+        for place, one in enumerate(self._shards):
+            stored = self._shard(place)
+            stored.verify()
+            if len(stored) != one["samples"]:
+                raise ObjectDamaged(f"{one['name']} has {len(stored)} samples", f"The index says {one['samples']}")
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_open": {}}
+
+    def _at(self, index: int) -> tuple[StoredSamples, int]:
+        if not -len(self) <= index < len(self):
+            raise IndexError(f"there are {len(self)} samples, and no {index}")
+        index %= len(self)
+        place = next(number for number, end in enumerate(self._ends) if index < end)
+        begin = self._ends[place - 1] if place else 0
+        return self._shard(place), index - begin
+
+    def _shard(self, place: int) -> StoredSamples:
+        found = self._open.get(place)
+        if found is None:
+            name = self._shards[place]["name"]
+            data = DirectoryStore(self._directory, make=False).read(name)
+            if data is None:
+                raise ObjectDamaged(f"{self._directory / name} is not there", "Record it again")
+            found = self._open[place] = StoredSamples(str(self._directory / name), data)
+        return found
+
+
+class _ShardWriter:
+    def __init__(self, store: DirectoryStore, size: int, name: str) -> None:
+        self._store, self._size, self._name = store, size, name
+        self._held: list[tuple[Taken, Any]] = []
+        self._written: list[dict[str, Any]] = []
+
+    def put(self, sample: Taken, provenance: Any) -> None:
+        self._held.append((sample, provenance))
+        if len(self._held) == self._size:
+            self._flush()
+
+    def finish(self, seed: int) -> None:
+        self._flush()
+        index = {"version": 1, "seed": seed, "shards": self._written}
+        self._store.create(INDEX, [memoryview(json.dumps(index, indent=1).encode())])
+
+    def _flush(self) -> None:
+        if not self._held:
+            return
+        number = len(self._written)
+        name = f"{SHARDS}{number:05d}"
+        made = encode(
+            [sample for sample, _ in self._held],
+            Provenance(self._name, 1, number, 0.0, "recorded"),
+            seeds=[provenance for _, provenance in self._held],
+        )
+        if not self._store.create(name, made.pieces):
+            raise RingMismatch(f"{name} is there already", "Name an empty directory")
+        digest = xxhash.xxh3_64()
+        for piece in made.pieces:
+            digest.update(piece)
+        self._written.append(
+            {"name": name, "samples": len(self._held), "size_bytes": made.size_bytes, "xxh3": digest.hexdigest()}
+        )
+        self._held.clear()
+
+
+def _new_slots(reader: RingReader) -> Iterator[Slot]:
+    """Every sample once, as it becomes readable; those that are there at first, too."""
+    seen = 0
+
+    def ready() -> Manifest | None:
+        newest = reader.newest()
+        return newest if newest.inserted > seen else None
+
+    while True:
+        manifest: Manifest = reader.wait(ready, "no new samples came")
+        reader.keep_only([manifest.number])
+        for slot in manifest.slots:
+            if slot.inserted >= seen:
+                yield slot
+        seen = manifest.inserted
+
+
+def _drawn(held: list[tuple[Taken, Any]], chance: random.Random) -> tuple[Taken, Any]:
+    place = chance.randrange(len(held))
+    held[place], held[-1] = held[-1], held[place]
+    return held.pop()

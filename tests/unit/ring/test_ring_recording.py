@@ -1,0 +1,122 @@
+"""Recording a ring, and mixing what was recorded with what comes."""
+
+from __future__ import annotations
+
+from collections import Counter
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from torch.utils.data import DataLoader
+
+from gpu_client.ring.datasets import RingLoader
+from gpu_client.ring.errors import ObjectDamaged, RingError, RingMismatch, WaitedTooLong
+from gpu_client.ring.manifest import SAMPLES
+from gpu_client.ring.mixing import MixedLoader
+from gpu_client.ring.places import make_ring, open_ring
+from gpu_client.ring.reader import RingReader
+from gpu_client.ring.recording import Recorded, record
+from gpu_client.ring.settings import RingSettings
+from gpu_client.ring.writer import RingWriter
+
+
+def filled(place: Path, samples: int) -> str:
+    ring = make_ring(str(place), RingSettings(cap=samples, max_ahead=10_000))
+    with RingWriter(ring, "w", threads=False) as writer:
+        for number in range(samples):
+            writer.put({"x": np.full(4, number), "number": number}, seed=number)
+    return str(place)
+
+
+def recorded(place: str, directory: Path, samples: int, **more: Any) -> int:
+    with RingReader(open_ring(place), threads=False, patience_s=0.1) as reader:
+        return record(reader, directory, samples, **more)
+
+
+def test_each_sample_is_recorded_once_in_another_order_with_where_it_came_from(tmp_path: Path) -> None:
+    place = filled(tmp_path / "ring", 50)
+    assert recorded(place, tmp_path / "set", 50, shard=16, shuffle=20, seed=1) == 0
+    found = Recorded(tmp_path / "set")
+    found.verify()
+    numbers = [found[index]["number"] for index in range(len(found))]
+    assert sorted(numbers) == list(range(50)) != numbers
+    assert len(list((tmp_path / "set/shards").iterdir())) == 4
+    assert [found.provenance(index)["seed"] for index in range(50)] == numbers
+    assert found[-1]["number"] == numbers[-1]
+    recorded(place, tmp_path / "again", 50, shard=16, shuffle=20, seed=1)
+    again = Recorded(tmp_path / "again")
+    assert [again[index]["number"] for index in range(50)] == numbers
+    batch = next(iter(DataLoader(found, batch_size=10, num_workers=0)))
+    assert batch["x"].shape == (10, 4)
+
+
+def test_what_is_damaged_is_left_out_and_what_never_comes_is_not_waited_for(tmp_path: Path) -> None:
+    place = filled(tmp_path / "ring", 6)
+    key = open_ring(place).store.keys(SAMPLES)[2]
+    (tmp_path / "ring" / key).write_bytes(b"short")
+    assert recorded(place, tmp_path / "set", 5) == 1
+    assert len(Recorded(tmp_path / "set")) == 5
+    with pytest.raises(RingMismatch, match="a data set already"):
+        recorded(place, tmp_path / "set", 5)
+    with pytest.raises(WaitedTooLong, match="no new samples"):
+        recorded(place, tmp_path / "other", 7)
+    with pytest.raises(RingMismatch, match="no recorded data set"):
+        Recorded(tmp_path / "other")
+
+
+def test_an_altered_shard_is_noticed(tmp_path: Path) -> None:
+    recorded(filled(tmp_path / "ring", 6), tmp_path / "set", 6)
+    path = tmp_path / "set/shards/00000"
+    data = bytearray(path.read_bytes())
+    data[-40] ^= 1
+    path.write_bytes(data)
+    with pytest.raises(ObjectDamaged):
+        Recorded(tmp_path / "set").verify()
+    path.unlink()
+    with pytest.raises(ObjectDamaged, match="is not there"):
+        Recorded(tmp_path / "set")[0]
+    with pytest.raises(IndexError):
+        Recorded(tmp_path / "set")[6]
+
+
+def mixture(place: str, found: Recorded) -> MixedLoader:
+    live = RingLoader(place, batch_size=2, seed=4)
+    return MixedLoader({"live": (live, 3.0), "recorded": (DataLoader(found, batch_size=2), 1.0)}, seed=9)
+
+
+def test_sources_come_by_their_weights_and_a_resumed_training_gets_the_same(tmp_path: Path) -> None:
+    place = filled(tmp_path / "ring", 20)
+    recorded(place, tmp_path / "set", 20)
+    loader = mixture(place, Recorded(tmp_path / "set"))
+    names, live = [], []
+    state: dict[str, Any] = {}
+    for count, batch in enumerate(islice(loader, 200), 1):
+        names.append(loader.name)
+        if loader.name == "live":
+            live.append(batch["number"].tolist())
+        if count == 40:
+            state = loader.state_dict()
+    assert 110 < Counter(names)["live"] < 190
+    resumed = mixture(place, Recorded(tmp_path / "set"))
+    resumed.load_state_dict(state)
+    again, more = [], []
+    for batch in islice(resumed, 160):
+        again.append(resumed.name)
+        if resumed.name == "live":
+            more.append(batch["number"].tolist())
+    assert again == names[40:]
+    assert more == live[-len(more) :]
+    resumed.checkpointed()
+
+
+@pytest.mark.parametrize("weights", [{}, {"a": -1.0}, {"a": 0.0}, {"a": float("inf")}, {"a": float("nan")}])
+def test_weights_that_mean_nothing_are_refused(weights: dict[str, float]) -> None:
+    with pytest.raises(RingError, match="weights"):
+        MixedLoader({name: ([1], weight) for name, weight in weights.items()})
+
+
+def test_an_empty_source_is_told() -> None:
+    with pytest.raises(RingError, match="the source a is empty"):
+        next(iter(MixedLoader({"a": ([], 1.0)})))
