@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-import signal
 import time
 from pathlib import Path
 
@@ -33,9 +32,7 @@ def test_killed_at_random_moments_it_ends_with_the_same_bits(tmp_path: Path) -> 
                 agent.channel.wait(0.005)
                 agent.gather()
             if run.running:
-                kills += 1
-                run.signal(signal.SIGKILL)
-                run.finish(-signal.SIGKILL)
+                kills += run.kill()
             agent.finish()
             saved += agent.committer.committed_steps
             newest = agent.newest()

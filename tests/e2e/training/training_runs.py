@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import multiprocessing
 import os
@@ -52,6 +53,14 @@ class Run:
         """Send a signal to every process of the run, as a host does."""
         assert self._process.pid is not None
         os.killpg(self._process.pid, number)
+
+    def kill(self) -> bool:
+        """Send SIGKILL and wait; False if it had come to its end, and well, in the moment before."""
+        with contextlib.suppress(ProcessLookupError):
+            self.signal(signal.SIGKILL)
+        self._process.join(100)
+        self.finish(0 if self._process.exitcode == 0 else -signal.SIGKILL)
+        return self._process.exitcode != 0
 
     def finish(self, code: int = 0) -> str:
         """Wait for the end; returns what was printed."""

@@ -164,7 +164,7 @@ def test_a_heartbeat_reports_progress_and_is_no_event(api: Api, held: Held) -> N
     for step in (101, 102):
         held.heartbeat(step=step, total_steps=500, metrics={"loss": 0.5}, phase="training").ok()
     view = api.job(held.id)
-    told = {"step": 102, "total_steps": 500, "metrics": {"loss": 0.5}, "reported_at": NOW}
+    told = {"step": 102, "total_steps": 500, "metrics": {"loss": 0.5}, "nonfinite": {}, "reported_at": NOW}
     assert view["progress"] == {**told, "goodput": None}, "null, as every field of an answer that nobody has set"
     assert view["lease_expires_at"] == NOW + 90 and view["machine_id"] == "m-1"
     assert api.attempts(held.id)[0]["progress"]["step"] == 102
