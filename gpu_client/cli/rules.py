@@ -12,7 +12,7 @@ from contract.rule_calls import ControlPlaneRules, RulesRevision, RulesView
 from contract.rules import presets
 from contract.rules.document import Loaded, load
 from contract.rules.ibm import import_ibm
-from contract.rules.metrics import BUILT_IN
+from contract.rules.metrics import BUILT_IN, SIGNALS
 from contract.steering import MAX_RULES_BYTES, Command, CommandKind, CommandRequest, RuleStatus
 from gpu_client.cli.backtest import backtest
 from gpu_client.cli.documents import read_text, require_sound, told
@@ -241,7 +241,8 @@ def _told(file: Path, loaded: Loaded) -> list[str]:
     lines = [told(file, fault) for fault in loaded.faults]
     lines += [f"{told(file, doubt)} (warning)" for doubt in loaded.warnings]
     if loaded.rules is not None:
-        own = sorted({name for rule in loaded.rules.rules for name in rule.metrics} - BUILT_IN.keys())
+        counted = {SIGNALS + signal.name for signal in loaded.rules.signals}
+        own = sorted({name for rule in loaded.rules.rules for name in rule.metrics} - BUILT_IN.keys() - counted)
         lines.append(f"{file}: {count(len(loaded.rules.rules), 'rule')} without faults")
         if own:
             lines.append(f"They read what only your training reports: {', '.join(own)}")

@@ -32,6 +32,16 @@ def test_a_submission_says_what_is_doubtful_of_its_rules(baton: Baton, labour: L
     assert len(said.out.split()) == 1, "the job's id, and nothing else"
 
 
+def test_a_check_tells_what_only_the_training_reports(baton: Baton, tmp_path: Path) -> None:
+    file = tmp_path / "rules.yaml"
+    file.write_text(
+        "signals: {ecc: uncorrectable}\nrules:\n"
+        "- {name: a, when: log.ecc > 0, do: {alert: x}}\n- {name: b, when: f1 > 0 and loss > 1, do: stop}\n"
+    )
+    said = baton("rules", "check", file).ok().out
+    assert said == f"{file}: 2 rules without faults\nThey read what only your training reports: f1\n"
+
+
 def test_rules_from_the_file_to_what_the_worker_says(baton: Baton, labour: Labour, tmp_path: Path) -> None:
     file, wrong = tmp_path / "rules.yaml", tmp_path / "wrong.yaml"
     file.write_text(SPIKE)
