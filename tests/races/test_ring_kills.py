@@ -16,7 +16,8 @@ from gpu_client.ring.places import make_ring
 from gpu_client.ring.settings import RingSettings
 
 WRITERS, READERS = 4, 2
-LASTS_S = 12.0
+LASTS_S = 8.0
+KILLS = 12
 
 
 def begun(role: str, place: Path, told: Path) -> subprocess.Popen[bytes]:
@@ -26,39 +27,39 @@ def begun(role: str, place: Path, told: Path) -> subprocess.Popen[bytes]:
 @pytest.mark.timeout(180)
 def test_readers_notice_nothing_of_writers_that_are_killed(tmp_path: Path) -> None:
     place, chance = tmp_path / "ring", random.Random(7)
-    settings = RingSettings(cap=40, publish_interval_s=0.05, retain=3, lease_s=1.0, max_ahead=100_000)
+    settings = RingSettings(cap=100, publish_interval_s=0.05, retain=3, lease_s=1.0, max_ahead=500)
     ring = make_ring(str(place), settings)
     writers = [begun("write", place, tmp_path / f"writer-{number}") for number in range(WRITERS)]
     readers = [begun("read", place, tmp_path / f"reader-{number}") for number in range(READERS)]
-    kills = 0
+    kills, sizes = 0, [0] * WRITERS
     try:
-        end_at = time.monotonic() + LASTS_S
-        while time.monotonic() < end_at:
+        until = time.monotonic() + LASTS_S
+        while kills < KILLS or time.monotonic() < until:
             time.sleep(chance.uniform(0.1, 0.8))  # the moment of a kill
-            if ring.newest().number == 0:
-                end_at = time.monotonic() + LASTS_S
-                continue
             victim = chance.randrange(WRITERS)
+            told = tmp_path / f"writer-{victim}"
+            if not told.exists() or told.stat().st_size == sizes[victim]:
+                continue  # it has only just begun
             writers[victim].send_signal(signal.SIGKILL)
             writers[victim].wait()
             kills += 1
-            writers[victim] = begun("write", place, tmp_path / f"writer-{victim}")
+            sizes[victim] = told.stat().st_size
+            writers[victim] = begun("write", place, told)
         for number in range(READERS):
             (tmp_path / f"reader-{number}.end").touch()
         for reader in readers:
-            assert reader.wait(30) == 0
+            assert reader.wait(60) == 0
     finally:
         for process in (*writers, *readers):
             process.kill()
             process.wait()
     while ring.publish() is not None:
         pass
-    assert kills >= 10
     lines = [line for number in range(READERS) for line in (tmp_path / f"reader-{number}").read_text().splitlines()]
     assert [line for line in lines if line.startswith("wrong")] == []
-    assert len(lines) >= 20
-    told = [path for number in range(WRITERS) if (path := tmp_path / f"writer-{number}").exists()]
-    put = sum(len(path.read_text().splitlines()) for path in told)
-    assert put > 100
+    assert len(lines) >= 10
+    files = [path for number in range(WRITERS) if (path := tmp_path / f"writer-{number}").exists()]
+    put = sum(len(path.read_text().splitlines()) for path in files)
+    assert put >= KILLS
     newest: Manifest = ring.newest()
     assert put <= newest.inserted <= put + kills + WRITERS, "a kill costs one sample at most, and none that was put"
