@@ -19,7 +19,7 @@ from contract.work import Directive
 from functions.domain import jobs as transitions
 from functions.domain import retry as retry_policy
 from functions.domain import steering
-from functions.domain.change import Change, DirectLease, SteerLease, changed
+from functions.domain.change import Change, DirectLease, changed
 from functions.domain.ending import by_whom, counted, requeued, stopped
 from functions.domain.errors import Refusal
 from functions.domain.leaving import named
@@ -123,17 +123,7 @@ class Acting:
         if not self._running:
             # Since when it waits is told by its last change, and it has not been moved.
             return replace(change, job=change.job.model_copy(update={"updated_at": self._read.updated_at}))
-        if not self._commands:
-            return change
-        job = change.job
-        steer = SteerLease(
-            job_id=job.id,
-            epoch=job.epoch,
-            rules_revision=job.rules_revision,
-            commands_seq=job.commands_seq,
-            watched=job.watched,
-        )
-        return replace(change, lease=steer)
+        return steering.steered(change) if self._commands else change
 
     def _given(self) -> dict[str, Any]:
         return {"commands": tuple(self._commands), "dropped_commands": tuple(self._dropped)}

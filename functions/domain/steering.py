@@ -64,7 +64,7 @@ def put_rules(
     if watched and not job.watched:
         # What the job's last change was is not told; it waits since then, or longer.
         updates["waiting_since"] = job.updated_at
-    change = replace(_steered(changed(job, now, **updates)), rules=record)
+    change = replace(steered(changed(job, now, **updates)), rules=record)
     return replace(change, standing=looked_at_soon(standing, now)) if watched or standing is not None else change
 
 
@@ -99,7 +99,7 @@ def add_command(
         key_sha256=key_sha256,
     ).model_copy(update=dict(more or {}))
     going = _superfluous(job, kept, len(kept) + 1 - MAX_COMMANDS, now)
-    change = _steered(changed(job, now, commands_seq=record.seq))
+    change = steered(changed(job, now, commands_seq=record.seq))
     return replace(change, commands=(record,), dropped_commands=tuple(one.seq for one in going))
 
 
@@ -114,7 +114,7 @@ def _superfluous(job: Job, kept: Sequence[CommandRecord], surplus: int, now: int
     return done[:surplus]
 
 
-def _steered(change: Change) -> Change:
+def steered(change: Change) -> Change:
     """Leave word in the lease of an attempt that is under way."""
     job = change.job
     if job.state is not JobState.RUNNING:

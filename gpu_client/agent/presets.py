@@ -88,6 +88,7 @@ class PresetWatch:
         try:
             rules = load(text).rules if text.strip() else RuleSet()
         except Exception:
+            # `load` tells faults and does not raise; but YAML may be missing, and presets must not cost an attempt.
             logger.exception("whether presets are switched off cannot be read")
             return True
         if rules is None:
@@ -106,6 +107,7 @@ class PresetWatch:
         try:
             self._training = _Training(channel, base, storing, say, self._clock)
         except Exception:
+            # As below: nothing is looked at then, and the training starts all the same.
             logger.exception("presets cannot be looked at")
 
     def detach(self) -> None:

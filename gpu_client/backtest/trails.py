@@ -6,6 +6,7 @@ Each is worked out with the operations that rules use, in their order, so it is 
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from itertools import accumulate
 from typing import Any, NamedTuple
 
@@ -17,7 +18,7 @@ from gpu_client.backtest.history import Flags, Floats, Whole
 from gpu_client.backtest.values import Num, Truth, both, truth_of
 
 
-class Trail:
+class Trail(ABC):
     """Of one summary. `values` has to be asked for each block once, in their order, or after `go_back`."""
 
     def __init__(self, summary: Summary) -> None:
@@ -37,8 +38,9 @@ class Trail:
         """To where that block began."""
         self.carry = self._before[number]
 
+    @abstractmethod
     def _values(self, block: Block, points: Points) -> Num | Truth:
-        raise NotImplementedError
+        """At each row of the block."""
 
     def _covered(self, block: Block, points: Points) -> Flags | None:
         """Where the history is as long as the window."""
