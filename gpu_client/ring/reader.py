@@ -18,6 +18,7 @@ from gpu_client.ring.leases import READERS, Held, content_of
 from gpu_client.ring.manifest import Manifest, Slot
 from gpu_client.ring.objects import StoredSamples
 from gpu_client.ring.ring import Ring
+from gpu_client.ring.store import ExpectingStore
 
 logger = logging.getLogger("baton.ring")
 
@@ -67,7 +68,7 @@ class RingReader:
             self._pin([*self._pinned, number])
             later, _ = self.ring.pointer()
             if later - number < self.ring.settings.retain:
-                return self.ring.manifest(number)
+                return self._upcoming(self.ring.manifest(number))
             self._pin([one for one in self._pinned if one != number])
         raise ManifestMissing(
             "manifests are replaced faster than they can be read", "Raise retain, or publish_interval_s"
@@ -83,7 +84,7 @@ class RingReader:
     def pin(self, number: int) -> Manifest:
         """One that another reader, or a pin, is known to keep."""
         self._pin([*self._pinned, number])
-        return self.ring.manifest(number)
+        return self._upcoming(self.ring.manifest(number))
 
     def wait(self, ready: Callable[[], Any], why: str) -> Any:
         """The first result of `ready` that is none of None and False. Raises WaitedTooLong."""
@@ -169,6 +170,11 @@ class RingReader:
     def _pin(self, numbers: list[int]) -> None:
         self._pinned = sorted(set(numbers) - {0})
         self.tell()
+
+    def _upcoming(self, manifest: Manifest) -> Manifest:
+        if isinstance(self.ring.store, ExpectingStore):
+            self.ring.store.expect([slot.object.key for slot in manifest.slots])
+        return manifest
 
     def _object(self, key: str) -> StoredSamples:
         with self._lock:

@@ -4,23 +4,38 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
+from functions.local.emulator import Emulator
 from gpu_client.ring.store import RingStore
 from gpu_client.ring.store_fs import DirectoryStore
 from gpu_client.ring.store_memory import MemoryStore
+from tests.emulator import unique
+from tests.served_api import ServedApi, served_api
 
 Opened = Callable[[], RingStore]
 
 
-@pytest.fixture(params=["memory", "fs"])
+@pytest.fixture(scope="module")
+def served(emulator: Emulator) -> Iterator[ServedApi]:
+    """The control plane, over HTTP."""
+    with served_api(emulator) as running:
+        yield running
+
+
+@pytest.fixture(params=["memory", "fs", pytest.param("api", marks=pytest.mark.emulator)])
 def opened(request: pytest.FixtureRequest, tmp_path: Path) -> Opened:
     """Opens the same place anew, as another process would."""
     if request.param == "fs":
         return lambda: DirectoryStore(tmp_path / "ring")
+    if request.param == "api":
+        served: ServedApi = request.getfixturevalue("served")
+        name = unique("ring")
+        assert served.store(name).create("ring.json", [memoryview(b"{}")])
+        return lambda: served.store(name)
     store = MemoryStore()
     return lambda: store
 
