@@ -176,7 +176,8 @@ class Api:
 
     def _usual_key(self, method: str, target: str) -> str:
         found = _route_of(method, decode_path(target.partition("?")[0]))
-        return min(found[0].scopes if found else (), default=Scope.SUBMIT).value
+        scopes = [scope for scope in (found[0].scopes if found else ()) if scope.value in self.keys]
+        return min(scopes, default=Scope.SUBMIT).value
 
     # The submitter's side
 

@@ -22,11 +22,12 @@ QUICK = RetryPolicy(max_tries=3, budget_s=5.0, first_delay_s=0.01, max_delay_s=0
 
 @dataclass
 class ServedApi:
-    """An API and where it is. `calls` counts them by route."""
+    """An API and where it is. `calls`: routes that were called. `lost`: routes whose next answer does not arrive."""
 
     api: Api
     url: str
     calls: list[str]
+    lost: list[str]
 
     def access(self, key: str = "submit") -> Access:
         """`key`: a name in `api.keys`, or a whole key or token."""
@@ -40,12 +41,16 @@ class ServedApi:
 @contextmanager
 def served_api(emulator: Emulator) -> Iterator[ServedApi]:
     """Tables and buckets of its own."""
-    api, calls = emulated_api(emulator), list[str]()
+    api, calls, lost = emulated_api(emulator), list[str](), list[str]()
 
     def front_route(route: Route) -> FrontRoute:
         def handler(event: dict[str, Any], _: Any) -> dict[str, Any]:
             calls.append(route.route_key)
-            return dispatch(event, api.context, route.function)
+            answer = dispatch(event, api.context, route.function)
+            if route.route_key in lost:
+                lost.remove(route.route_key)
+                raise ConnectionAbortedError("after everything was done")
+            return answer
 
         return FrontRoute(route.method, route.path, handler, bool(route.scopes))
 
@@ -53,4 +58,4 @@ def served_api(emulator: Emulator) -> Iterator[ServedApi]:
         return authorize(event, api.context.tokens, api.clock.now(), api.context.leases)
 
     with FrontServer(build_front([front_route(route) for route in ROUTES], authorizer)) as server:
-        yield ServedApi(api, server.url, calls)
+        yield ServedApi(api, server.url, calls, lost)
