@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from contract.jobs import JobState, JobSubmit, Policy
+from contract.jobs import AttemptEnd, JobState, JobSubmit, Policy
 from gpu_client.ring.access import Access
 from gpu_client.ring.errors import RingMismatch
 from gpu_client.ring.reader import RingReader
@@ -27,7 +27,7 @@ SAMPLES = 12
 def test_a_killed_generator_costs_at_most_a_sample_and_its_token_ends_with_it(shop: Workshop) -> None:
     stack, name = shop.stack, shop.queue
     access = Access(stack.url, stack.keys["admin"])
-    settings = RingSettings(cap=SAMPLES, publish_interval_s=0.2, lease_s=2)
+    settings = RingSettings(cap=SAMPLES, publish_interval_s=0.2, lease_s=10)
     ring = Ring.make(ApiStore(name, access), settings)
     job = stack.client.submit(
         JobSubmit(
@@ -48,16 +48,15 @@ def test_a_killed_generator_costs_at_most_a_sample_and_its_token_ends_with_it(sh
     shop.agent("w2")
     stack.wait_for(job.id, JobState.COMPLETE)
     attempts = stack.attempts(job.id)
-    assert len(attempts) == 2
+    assert (attempts[0].end, attempts[-1].end) == (AttemptEnd.INTERRUPTED, AttemptEnd.COMPLETE)
     while ring.publish() is not None:
         pass
     newest = ring.newest()
     assert len({slot.id for slot in newest.slots}) == len(newest) == SAMPLES
-    assert {slot.object.writer for slot in newest.slots} == {"epoch-1", "epoch-2"}
+    assert {slot.object.writer for slot in newest.slots} >= {"epoch-1", f"epoch-{attempts[-1].epoch}"}
     assert set(dict(verified(ring)).values()) == {""}
     with RingReader(ring, threads=False) as reader:
-        seeds = [reader.provenance(slot)["seed"] for slot in reader.newest().slots]
-    assert max(seeds) < SAMPLES
+        assert all(reader.provenance(slot)["seed"] == reader.sample(slot)["x"][0] for slot in reader.newest().slots)
     with pytest.raises(RingMismatch, match=r"key_unknown|key_revoked"):
         Ring.open(ApiStore(name, Access(stack.url, token)))
     for agent in shop.agents:

@@ -17,8 +17,11 @@ params = json.loads(Path(os.environ["BATON_PARAMS"]).read_text())
 assert "BATON_API_KEY" not in os.environ
 ring = open_ring(f"baton:{params['ring']}")
 with RingWriter(ring, f"epoch-{os.environ['BATON_EPOCH']}") as writer:
-    while ring.newest().inserted + len(ring.claims()) < params["samples"]:
-        seed = ring.newest().inserted
+    while True:
+        newest = ring.newest()
+        seed = newest.inserted + sum(claim.samples for claim in ring.claims() if not newest.settled(claim.object))
+        if seed >= params["samples"]:
+            break
         writer.put({"x": np.full(100, float(seed))}, seed=seed)
         print(f"put {seed}")
         time.sleep(params["sample_s"])
