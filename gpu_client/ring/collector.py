@@ -76,7 +76,8 @@ class Collector:
         """Those of these, of whom objects were found, that have ended so long ago that no manifest knows them.
 
         A writer has a record before it has objects, and gives it up when all its claims are made; these lie in the
-        inbox until a manifest knows the writer. So it has been forgotten if it is found nowhere, looked for in this order.
+        inbox until a manifest knows the writer. So it has been forgotten if it is found nowhere, looked for in this
+        order.
         """
         if not writers:
             return writers

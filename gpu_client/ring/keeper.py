@@ -110,7 +110,7 @@ class Keeper:
             try:
                 self.turn()
                 self.trouble = ""
-            except Exception as error:  # whatever it is: a ring that nobody looks after stands still
+            except Exception as error:  # noqa: BLE001 - a ring that nobody looks after stands still
                 self._complain(error)
 
     def _complain(self, error: Exception) -> None:

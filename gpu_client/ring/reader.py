@@ -59,8 +59,13 @@ class RingReader:
         self._telling = threading.RLock()
         self.read_samples = 0
         self.waited_s = 0.0
+        self.waiting_s = 0.0
+        """For how long `wait` has waited by now."""
         self.wanted = 0
         """Samples that are taken at a time: writers do not wait for fewer to be read."""
+        self.group = ""
+        """The training that it reads for, if it has a plan with others; and how far it is in it."""
+        self.decided = 0
         self._starved = False
         self.quarantined: dict[str, str] = {}
         """Damaged objects that this reader has met: why, by their key."""
@@ -125,7 +130,7 @@ class RingReader:
                 found = ready()
                 if found is not None and found is not False:
                     return found
-                waited_s = self._clock() - began_at
+                self.waiting_s = waited_s = self._clock() - began_at
                 if waited_s > self.patience_s:
                     raise WaitedTooLong(
                         f"for {self.patience_s:g} s, {why}", "Are generators running? See baton ring status"
@@ -136,7 +141,7 @@ class RingReader:
                 self._pause(min(0.02, interval_s / 4) if waited_s < _OFTEN_S else min(max(interval_s / 2, 0.02), 1.0))
         finally:
             self.waited_s += self._clock() - began_at
-            self._starved = False
+            self.waiting_s, self._starved = 0.0, False
 
     def sample(self, slot: Slot) -> Any:
         """One sample of a pinned manifest. Raises ObjectDamaged, after having looked twice, and ManifestMissing."""
@@ -239,6 +244,8 @@ class RingReader:
             "lease_s": self.ring.settings.lease_s,
             "wanted": self.wanted,
             "starved": self._starved,
+            "group": self.group,
+            "decided": self.decided,
         }
 
     def _pin(self, numbers: list[int]) -> None:
@@ -295,7 +302,7 @@ class RingReader:
             try:
                 self.tell()
                 trouble = ""
-            except Exception as error:  # whatever it is: a reader that falls silent loses what it has pinned
+            except Exception as error:  # noqa: BLE001 - a reader that falls silent loses what it has pinned
                 if str(error) != trouble:
                     logger.warning("the reader's lease cannot be renewed now: %r", error)
                 trouble = str(error)

@@ -153,8 +153,8 @@ class Ring:
         claims = self._waiting(last)
         ahead = advanced(last, claims, self.settings, int(self.clock() * 1000), at_once=at_once)
         if ahead is None:
-            # Somebody may have died behind the pointer, and before this. If the pointer has not moved, nothing has become
-            # known that was not when the inbox was listed.
+            # Somebody may have died behind the pointer, and before this. If the pointer has not moved, nothing has
+            # become known that was not when the inbox was listed.
             useless = stray(last, claims)
             if useless and self.pointer()[1] == version:
                 self.store.delete([claim.key for claim in useless])

@@ -89,8 +89,8 @@ class RingWriter:
     def put(self, sample: object, *, seed: object = None) -> None:
         """Store a sample, when there is room for it. `seed`: what it was made from, as JSON has it.
 
-        Its arrays may be used again when this returns. Raises SampleRefused (the ring goes on without it), WriterFenced,
-        WaitedTooLong (none of them has taken it), StoreFull: it is kept, and stored by the next call.
+        Its arrays may be used again when this returns. Raises SampleRefused (the ring goes on without it),
+        WriterFenced, WaitedTooLong; and StoreFull: then it is kept, and stored by the next call.
         """
         self._require_usable()
         try:
@@ -109,7 +109,7 @@ class RingWriter:
             finally:
                 if self._pack:
                     # It stays for later, and its arrays are the caller's.
-                    self._pack[-1] = (_copied(taken), seed)
+                    self._pack[-1] = (taken.owned(), seed)
 
     def run(self, generator: Iterable[object], *, seeds: bool = False) -> int:
         """Put everything that a generator makes; how many were taken. Refused samples are logged and left out.
@@ -265,7 +265,9 @@ class RingWriter:
             if self._with_room(lambda key=found.key, pieces=made.pieces: self._ring.store.create(key, pieces)):  # type: ignore[misc]
                 break
         else:
-            raise RingMismatch(f"there are objects of {self.name} already, of nobody knows what", "Give it another name")
+            raise RingMismatch(
+                f"there are objects of {self.name} already, of nobody knows what", "Give it another name"
+            )
         self._unclaimed = Claim(found, len(self._pack), self._now_ms())
         self._pack.clear()
         self.put_bytes += made.size_bytes
@@ -308,7 +310,7 @@ class RingWriter:
         while not self._closing.wait(self._ring.settings.lease_s / 3):
             try:
                 self.renew()
-            except Exception as error:  # whatever it is: a writer that falls silent is taken for dead
+            except Exception as error:  # noqa: BLE001 - a writer that falls silent is taken for dead
                 logger.warning("the writer's lease cannot be renewed now: %r", error)
 
     def _require_usable(self) -> None:
@@ -358,11 +360,6 @@ def _floats(node: dict[str, Any], path: str) -> Iterator[tuple[str, float]]:
                 yield from _floats(item, f"{path}[{place}]")
 
 
-def _copied(taken: Taken) -> Taken:
-    """The same with arrays of its own."""
-    return replace(taken, leaves=[replace(leaf, data=memoryview(bytes(leaf.data)), value=None) for leaf in taken.leaves])
-
-
 def _plain(seed: object) -> object:
     """A seed as JSON has it. Raises SampleRefused for what has no such form."""
     if isinstance(seed, np.generic):
@@ -370,5 +367,7 @@ def _plain(seed: object) -> object:
     try:
         json.dumps(seed)
     except (TypeError, ValueError) as error:
-        raise SampleRefused(f"its seed cannot be noted ({error})", "Use numbers, texts, and lists or dicts of them") from error
+        raise SampleRefused(
+            f"its seed cannot be noted ({error})", "Use numbers, texts, and lists or dicts of them"
+        ) from error
     return seed

@@ -1,4 +1,4 @@
-"""Writers that are used wrongly, or whose store, clock or process does what it should not: nothing is lost or altered."""
+"""Writers used wrongly, or whose store, clock or process does what it should not: nothing is lost or altered."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Scene:
         self.ring = Ring.make(self.store, RingSettings(**{"cap": 4, **settings}), clock=self.clock)
         self.keeper = Keeper(self.ring, "k", clock=self.clock)
         self.collector = Collector(self.ring, Watch(self.clock))
-        self.keeper.wait_turn = self.waited  # type: ignore[method-assign]
+        self.keeper.wait_turn = self.waited  # type: ignore[method-assign, assignment]
 
     def waited(self, seconds: float) -> None:
         """What a writer does that has to wait."""
@@ -294,7 +294,8 @@ def test_one_that_leaves_late_does_not_take_the_lease_of_its_successor() -> None
     new = scene.writer("same")
     old.close()
     new.put(np.array([1]))
-    assert [slot.object.epoch for slot in (scene.publish(), scene.ring.newest())[1].slots] == [2]
+    scene.publish()
+    assert [slot.object.epoch for slot in scene.ring.newest().slots] == [2]
 
 
 def test_closing_ends_though_others_go_on_claiming() -> None:
@@ -456,7 +457,8 @@ def test_a_writer_that_comes_back_in_time_is_not_fenced_for_what_was_seen_before
     writer = scene.writer()
     scene.collector.collect()
     scene.clock.go_on(21.0)
-    record, asked = scene.store.record, []
+    record = scene.store.record
+    asked: list[str] = []
 
     def renewed_in_between(key: str) -> Any:
         found = record(key)
