@@ -9,7 +9,7 @@ from typing import Any
 from gpu_client.ring.collector import read_so_far
 from gpu_client.ring.errors import ObjectDamaged
 from gpu_client.ring.leases import WRITERS, content_of
-from gpu_client.ring.manifest import SAMPLES, ObjectId
+from gpu_client.ring.manifest import SAMPLES, Manifest, ObjectId
 from gpu_client.ring.objects import StoredSamples
 from gpu_client.ring.reader import quarantined, readers_of
 from gpu_client.ring.ring import Ring
@@ -107,10 +107,9 @@ def status_of(ring: Ring) -> Status:
     )
 
 
-def verified(ring: Ring) -> Iterator[tuple[str, str]]:
-    """Read every object that the newest manifest lists: its key, and what is wrong with it, empty if nothing is."""
-    newest = ring.newest()
-    for found in dict.fromkeys(slot.object for slot in newest.slots):
+def verified(ring: Ring, manifest: Manifest | None = None) -> Iterator[tuple[str, str]]:
+    """Read every object that a manifest, or else the newest, lists: its key, and what is wrong with it, or nothing."""
+    for found in dict.fromkeys(slot.object for slot in (ring.newest() if manifest is None else manifest).slots):
         data = ring.store.read(found.key)
         if data is None:
             yield found.key, "it is not there"

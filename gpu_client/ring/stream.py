@@ -179,4 +179,6 @@ class Stream:
                 continue
             logger.warning("sample %s is damaged: %s is read for it", slot.id, other.id)
             return found
-        raise ManifestMissing(f"nothing of manifest {self._manifest.number} can be read", "See baton ring verify")
+        raise ManifestMissing(
+            f"nothing of manifest {self._manifest.number} can be read", "See baton ring verify --repair"
+        )
