@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from demo.failure import DemoError
 from demo.processes import Child, Household
 from demo.ring.summary import Event
 
@@ -100,5 +101,8 @@ class Crew:
     def dismiss(self) -> None:
         """Let them finish what they are making. Raises DemoError if one ended in another way than it should."""
         for child in self._children.values():
-            child.end(GRACE_S)
+            if child.exit_code is None:
+                child.end(GRACE_S)
+            if child.exit_code:
+                raise DemoError(f"{child.name} ended with exit code {child.exit_code}", child.log)
         self._children.clear()
