@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -9,6 +10,7 @@ from pathlib import Path
 
 from demo.failure import DemoError
 from demo.processes import Child, Household
+from demo.ring.shapes import NICE
 from demo.ring.summary import Event
 
 GRACE_S = 10.0
@@ -77,10 +79,13 @@ class Crew:
         """Each start has its own log, and its own seeds."""
         for number in numbers:
             start = self._starts[number] = self._starts[number] + 1
-            self._children[number] = self._household.start_program(
+            child = self._children[number] = self._household.start_program(
                 f"generator-{number}-{start}", "demo.ring.generate", self._place, number, start,
                 self._begun / str(number), grace_s=GRACE_S,
             )  # fmt: skip
+            for process in child.family():
+                # While it starts, too: its own doing comes after all that it imports.
+                process.nice(min(os.nice(0) + NICE, 19))
         self.events.append(Event(self._clock(), started=len(numbers)))
 
     def kill(self, *numbers: int) -> None:

@@ -5,7 +5,6 @@ All that it takes is the loop in `main`; seeds are never used twice, since each 
 
 from __future__ import annotations
 
-import os
 import signal
 import sys
 import threading
@@ -16,13 +15,9 @@ from demo.ring.shapes import render
 from gpu_client.ring.places import open_ring
 from gpu_client.ring.writer import RingWriter
 
-NICE = 10
-"""On one machine the training goes first."""
-
 
 def main(place: str, number: str, start: str, file: str) -> None:
     """Draw and put until told to end. `file` grows by a byte for each sample that is begun."""
-    os.nice(NICE)
     ending = threading.Event()
     signal.signal(signal.SIGTERM, lambda *_: ending.set())
     with (

@@ -50,7 +50,7 @@ def _fill(axes: Axes, result: Result, zero: float) -> None:
     axes.fill_between(seconds, [look.readable for look in result.looks], color=ATTEMPTS[0], alpha=0.25, linewidth=0)
     axes.plot(seconds, [look.readable for look in result.looks], color=ATTEMPTS[0], linewidth=1.6)
     axes.axhline(result.cap, color=FAINT, linewidth=1.0, linestyle=(0, (4, 3)))
-    axes.set_ylim(0, result.cap * 1.25)
+    axes.set_ylim(0, result.cap * 1.6)
     axes.set_ylabel("samples that can be read", color=INK)
     beside = axes.twinx()
     style(beside)
@@ -59,7 +59,7 @@ def _fill(axes: Axes, result: Result, zero: float) -> None:
     beside.spines["right"].set_color(FAINT)
     beside.step(seconds, [look.generators for look in result.looks], where="post", color=GREEN, linewidth=1.6)
     most = max(look.generators for look in result.looks)
-    beside.set_ylim(0, most * 1.25)
+    beside.set_ylim(0, most * 1.15)
     beside.set_yticks(range(most + 1))
     beside.set_ylabel("generators alive", color=GREEN)
     proof = result.proof
@@ -98,9 +98,10 @@ def _age(axes: Axes, result: Result, zero: float) -> None:
 def _loss(axes: Axes, result: Result) -> None:
     _curves(axes, result.coupled, UNDISTURBED, FAINT, "without the ring")
     _curves(axes, result.fed, "#f3c592", ATTEMPTS[1], "with the ring")
-    axes.set_ylim(bottom=0)
+    # A first batch may be far off: what comes after it is to be seen.
+    axes.set_ylim(0, max(one.held_out_loss for run in (result.coupled, result.fed) for one in run.measured) * 1.6)
     axes.set_ylabel("cross-entropy loss (nats)", color=INK)
-    axes.legend(loc="lower left", frameon=False, labelcolor=INK, fontsize=10, borderaxespad=0.2)
+    axes.legend(loc="upper right", frameon=False, labelcolor=INK, fontsize=10, borderaxespad=0.2)
     title(axes, "Loss", "Dots: on pictures that no training has seen. Thin: on each batch.")
 
 

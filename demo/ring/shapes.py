@@ -15,6 +15,8 @@ from numpy.typing import NDArray
 NAMES = ("disc", "triangle", "square", "star", "cross")
 SIDE = 32
 """Of a picture, in pixels."""
+NICE = 10
+"""Of processes that draw: on one machine the training goes first."""
 _FINER = 4
 """Points along the side of a pixel."""
 _SHADOW_POINTS = 18

@@ -188,7 +188,7 @@ class Result:
             f"{len(fed.steps)} steps in as many seconds, {100 * fed.measured[-1].accuracy:.0f} % named correctly. Each "
             f"sample was read {self.reuse:.1f} times in the mean.",
             f"{proof.kills} generators were killed, for {_gap_s(self.events):.0f} s there was none at all, and the "
-            f"training went on: the oldest sample that could be read was then {self.oldest_s:.0f} s old.",
+            f"training went on. No sample that could be read was ever older than {self.oldest_s:.0f} s.",
             f"Of {proof.begun} samples that were begun, {proof.lost} never became readable: at most one for each kill. "
             f"All {proof.objects} that lie in the ring were verified; {proof.replayed} of them, drawn again from the "
             "seed that is stored with them, are the same bit for bit.",

@@ -19,8 +19,7 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
-from demo.ring.generate import NICE
-from demo.ring.shapes import NAMES, held_out, render
+from demo.ring.shapes import NAMES, NICE, held_out, render
 from gpu_client.ring.datasets import RingLoader
 
 GENERATORS = 4

@@ -90,14 +90,23 @@ def watch(
     """The same again and again, with rates: a live view on a terminal. --json: one line each."""
     session = session_of(context)
     with _told(), _shown(session.screen, place, as_json=as_json) as shown:
+        from gpu_client.ring.errors import RingError
         from gpu_client.ring.places import open_ring
         from gpu_client.ring.status import status_of
 
         ring = open_ring(place)
+        shown(status_of(ring))
+        silent = False
         for look in counting(1):
-            shown(status_of(ring))
             if look == looks or session.cancel.wait(every):
                 return
+            try:
+                shown(status_of(ring))
+                silent = False
+            except (RingError, OSError) as error:
+                if not silent:
+                    session.screen.say(f"{error}. Still trying; Ctrl-C ends the watching.")
+                silent = True
 
 
 @ring_app.command()

@@ -11,8 +11,12 @@ import pytest
 from gpu_client.cli.main import main
 from gpu_client.cli.output import Screen
 from gpu_client.cli.session import Session
-from gpu_client.ring.manifest import SAMPLES
-from gpu_client.ring.places import open_ring
+from gpu_client.ring.manifest import SAMPLES, Manifest, manifest_key
+from gpu_client.ring.places import make_ring, open_ring
+from gpu_client.ring.settings import RingSettings
+from gpu_client.ring.status import status_of
+from gpu_client.ring.store import Versioned
+from gpu_client.ring.store_fs import DirectoryStore
 from gpu_client.ring.writer import RingWriter
 
 
@@ -112,6 +116,44 @@ def test_a_terminal_is_drawn_anew_and_keeps_the_last_look(
     assert "waits    readers unknown" in err
     code, out, err = command("watch", place, "--looks", "1", "--json")
     assert (len(out.splitlines()), err) == (1, "")
+
+
+def test_watching_goes_on_when_the_ring_blinks(
+    command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place = tmp_path / "ring"
+    command("make", place, "--set", "cap=4")
+    filled(place, 3)
+    record, asked = DirectoryStore.record, []
+
+    def blinking(store: DirectoryStore, key: str) -> Versioned | None:
+        if key == "pointer":
+            asked.append(key)
+            if len(asked) in (2, 3):
+                raise OSError(5, "Input/output error")
+        return record(store, key)
+
+    monkeypatch.setattr(DirectoryStore, "record", blinking)
+    code, out, err = command("watch", place, "--looks", "4", "--every", "0.1", "--json")
+    assert (code, len(out.splitlines())) == (0, 2)
+    assert err.splitlines() == ["[Errno 5] Input/output error. Still trying; Ctrl-C ends the watching."]
+
+
+def test_a_manifest_that_is_replaced_while_it_is_looked_at_is_no_error(tmp_path: Path) -> None:
+    ring = make_ring(str(tmp_path / "ring"), RingSettings(cap=4, retain=2))
+    filled(tmp_path / "ring", 3)
+    manifest, gone = ring.manifest, []
+
+    def late(number: int) -> Manifest:
+        if not gone:
+            gone.append(number)
+            filled(tmp_path / "ring", 5)
+            ring.store.delete([manifest_key(number)])
+        return manifest(number)
+
+    ring.manifest = late  # type: ignore[method-assign]
+    assert status_of(ring).inserted == 8
+    assert gone
 
 
 def test_a_generation_that_is_not_whole_is_published_when_asked(command: Command, tmp_path: Path) -> None:
