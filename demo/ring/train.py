@@ -10,11 +10,12 @@ import json
 import os
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import count
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
@@ -42,10 +43,22 @@ class Drawn(IterableDataset[Any]):  # type: ignore[misc, unused-ignore]
 def batches(whence: str, place: str) -> Iterator[Any]:
     """Images and labels, without end."""
     if whence == "ring":
-        return iter(RingLoader(place, batch_size=BATCH_SIZE, workers=2))
+        return iter(RingLoader(place, batch_size=BATCH_SIZE, workers=2, collate=_stacked))
     return iter(
-        DataLoader(Drawn(), batch_size=BATCH_SIZE, num_workers=GENERATORS, worker_init_fn=lambda _: os.nice(NICE))
+        DataLoader(
+            Drawn(),
+            batch_size=BATCH_SIZE,
+            num_workers=GENERATORS,
+            collate_fn=_stacked,
+            worker_init_fn=lambda _: os.nice(NICE),
+        )
     )
+
+
+def _stacked(samples: Sequence[Any]) -> tuple[Any, Any]:
+    # Arrays: small batches come faster through a pipe than tensors through shared memory.
+    images, labels = zip(*samples, strict=True)
+    return np.stack(images), np.array(labels)
 
 
 def network() -> nn.Module:
@@ -82,7 +95,7 @@ def main(whence: str, file: str, held_out_file: str, seconds: str, place: str = 
             got_at = clock()
             began_at = began_at or got_at
             optimizer.zero_grad()
-            loss = nn.functional.cross_entropy(model(batch_images), torch.as_tensor(batch_labels))
+            loss = nn.functional.cross_entropy(model(torch.from_numpy(batch_images)), torch.from_numpy(batch_labels))
             loss.backward()
             optimizer.step()
             done_at = clock()
