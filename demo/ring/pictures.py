@@ -101,7 +101,7 @@ def _loss(axes: Axes, result: Result) -> None:
     # A first batch may be far off: what comes after it is to be seen.
     axes.set_ylim(0, max(one.held_out_loss for run in (result.coupled, result.fed) for one in run.measured) * 1.6)
     axes.set_ylabel("cross-entropy loss (nats)", color=INK)
-    axes.legend(loc="upper right", frameon=False, labelcolor=INK, fontsize=10, borderaxespad=0.2)
+    axes.legend(loc="upper right", edgecolor="none", framealpha=0.9, labelcolor=INK, fontsize=10, borderaxespad=0.2)
     title(axes, "Loss", "Dots: on pictures that no training has seen. Thin: on each batch.")
 
 

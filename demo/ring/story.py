@@ -25,15 +25,15 @@ from gpu_client.ring.ring import Ring
 from gpu_client.ring.settings import RingSettings
 from gpu_client.ring.status import status_of, verified
 
-SECONDS = 32.0
+SECONDS = 30.0
 """Each training lasts so long from its first batch on."""
 SETTINGS = RingSettings(cap=512, min_size=64, publish_interval_s=0.1, lease_s=3.0)
-HELD_OUT = 360
+HELD_OUT = 300
 HELD_OUT_SEED = 2000
 KILLS_AT_S = (4.0, 7.0, 10.0, 13.0)
 """One generator each, in turn; it is started anew a moment later."""
 BACK_AFTER_S = 1.0
-NOBODY_S = (17.0, 23.0)
+NOBODY_S = (16.0, 22.0)
 """All of them are dead."""
 REPLAYED = 24
 START_S = 60.0
