@@ -139,6 +139,11 @@ class RingBatches(IterableDataset[Any]):  # type: ignore[misc, unused-ignore]
                 number += 1
 
 
+def _as_it_is(batch: Any) -> Any:
+    """`collate` has made what the training wants. Unless told, torch would make tensors of arrays once more."""
+    return batch
+
+
 class RingLoader:
     """Batches of a ring for one rank, with a state for exact resume. `ids` names the samples of the newest batch."""
 
@@ -187,6 +192,7 @@ class RingLoader:
         self._loader = DataLoader(
             self._batches,
             batch_size=None,
+            collate_fn=_as_it_is,
             num_workers=workers,
             prefetch_factor=prefetch if workers else None,
             pin_memory=pin_memory,

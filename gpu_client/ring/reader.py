@@ -175,7 +175,7 @@ class RingReader:
                 continue
             logger.warning("sample %s is damaged: %s is read for it", slot.id, other.id)
             return found, other
-        raise ManifestMissing(f"nothing of manifest {manifest.number} can be read", "See baton ring verify")
+        raise ManifestMissing(f"nothing of manifest {manifest.number} can be read", "See baton ring verify --repair")
 
     def provenance(self, slot: Slot) -> dict[str, Any]:
         """Who made a sample, and from what."""

@@ -104,13 +104,14 @@ class Ring:
         data = self.store.read(manifest_key(number))
         if data is None:
             raise ManifestMissing(
-                f"manifest {number} is not there", "A newer one has replaced it, or the store lost it"
+                f"manifest {number} is not there",
+                "A newer one has replaced it, or it was lost: see baton ring verify --repair",
             )
         try:
             found = Manifest.from_bytes(data)
         except ValueError as error:
             raise ManifestMissing(
-                f"manifest {number} cannot be read ({error})", "baton ring verify shows what is left"
+                f"manifest {number} cannot be read ({error})", "baton ring verify --repair sets the ring anew"
             ) from error
         self._remember(found)
         return found
