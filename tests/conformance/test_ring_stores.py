@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -12,17 +12,22 @@ import pytest
 from gpu_client.ring.store import RingStore
 from gpu_client.ring.store_fs import DirectoryStore
 from gpu_client.ring.store_memory import MemoryStore
+from tests.ring_bucket import RingBucket
 
 Opened = Callable[[], RingStore]
 
 
-@pytest.fixture(params=["memory", "fs"])
-def opened(request: pytest.FixtureRequest, tmp_path: Path) -> Opened:
+@pytest.fixture(params=["memory", "fs", pytest.param("s3", marks=pytest.mark.emulator)])
+def opened(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Opened]:
     """Opens the same place anew, as another process would."""
     if request.param == "fs":
-        return lambda: DirectoryStore(tmp_path / "ring")
-    store = MemoryStore()
-    return lambda: store
+        yield lambda: DirectoryStore(tmp_path / "ring")
+    elif request.param == "s3":
+        with RingBucket.of(request.getfixturevalue("emulator")) as bucket:
+            yield bucket.opened
+    else:
+        store = MemoryStore()
+        yield lambda: store
 
 
 def view(data: bytes) -> memoryview:
