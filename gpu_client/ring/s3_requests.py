@@ -12,6 +12,7 @@ import re
 import socket
 import threading
 import time
+import weakref
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -100,6 +101,8 @@ class Bucket:
         self._process = os.getpid()
         self._lock = threading.Lock()
         self._connections = Connections()
+        # Whoever opens rings by their places need not close them.
+        weakref.finalize(self, self._connections.close)
         self._signer = Signer(self._region, clock=self._clock)
         self._endpoint = Endpoint.of_bucket(self.name, self._region, self._environment)
         self._threads: ThreadPoolExecutor | None = None

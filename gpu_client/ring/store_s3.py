@@ -29,7 +29,8 @@ PART_BYTES = 8 * 1024 * 1024
 MAX_OBJECT_BYTES = 5 * 1024**3
 """What one PUT may have."""
 _MARK = "x-amz-meta-baton-put"
-_KEYS_PER_DELETE = 1000
+KEYS_PER_REQUEST = 1000
+"""Listed or deleted."""
 _BUCKET = re.compile(r"[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]")
 _PREFIX = re.compile(r"[A-Za-z0-9_~-][A-Za-z0-9._~-]*(/[A-Za-z0-9_~-][A-Za-z0-9._~-]*)*")
 _CONTENT_RANGE = re.compile(r"bytes (\d{1,19})-(\d{1,19})/(\d{1,19})")
@@ -83,7 +84,7 @@ class BucketStore:
     def keys(self, prefix: str) -> list[str]:
         """As in the protocol."""
         found: list[str] = []
-        query = {"list-type": "2", "prefix": self._prefix + prefix}
+        query = {"list-type": "2", "prefix": self._prefix + prefix, "max-keys": str(KEYS_PER_REQUEST)}
         while True:
             text = self.bucket.send(Request(method="GET", query=query)).body.decode()
             found += [html.unescape(key)[len(self._prefix) :] for key in re.findall(r"<Key>([^<]*)</Key>", text)]
@@ -96,10 +97,10 @@ class BucketStore:
 
     def delete(self, keys: Sequence[str]) -> None:
         """As in the protocol."""
-        for begin in range(0, len(keys), _KEYS_PER_DELETE):
+        for begin in range(0, len(keys), KEYS_PER_REQUEST):
             named = "".join(
                 f"<Object><Key>{self._prefix}{html.escape(key)}</Key></Object>"
-                for key in keys[begin : begin + _KEYS_PER_DELETE]
+                for key in keys[begin : begin + KEYS_PER_REQUEST]
             )
             body = f"<Delete><Quiet>true</Quiet>{named}</Delete>".encode()
             digest = base64.b64encode(hashlib.md5(body, usedforsecurity=False).digest()).decode()
