@@ -27,6 +27,7 @@ from gpu_client.ring.store import RingStore
 SETTINGS = "ring.json"
 SCHEMA = "schema.json"
 POINTER = "pointer"
+_NO_VERSION = "0" * 32
 _KEPT = 8
 """Manifests that a process remembers."""
 
@@ -51,7 +52,9 @@ class Ring:
     def make(cls, store: RingStore, settings: RingSettings, *, clock: Callable[[], float] = time.time) -> Ring:
         """Open the ring that is there, or make it. Raises RingMismatch where there is one with other settings."""
         data = settings.model_dump_json().encode()
-        if not store.create(SETTINGS, [memoryview(data)]):
+        if store.create(SETTINGS, [memoryview(data)]):
+            _require_promises(store, data)
+        else:
             there = _settings(store)
             if there != settings:
                 ours, theirs = settings.model_dump(), there.model_dump()
@@ -190,6 +193,16 @@ class Ring:
                 f"it is {_said(schema)}, and the ring's samples are {_said(self._schema)}",
                 "Change the generator, or make another ring",
             )
+
+
+def _require_promises(store: RingStore, settings: bytes) -> None:
+    """Raises RingMismatch for a store that writes whatever the conditions are: samples would be lost there, unseen."""
+    if store.create(SETTINGS, [memoryview(settings)]) or store.swap(POINTER, b"{}", _NO_VERSION) is not None:
+        store.delete([SETTINGS, POINTER])
+        raise RingMismatch(
+            "the store there does not refuse to write over what is there (If-None-Match, If-Match)",
+            "Use one that keeps conditions, as S3, R2 and MinIO do",
+        )
 
 
 def _settings(store: RingStore) -> RingSettings:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import threading
 from collections.abc import Callable, Iterator
@@ -17,10 +18,12 @@ from tests.ring_bucket import RingBucket
 Opened = Callable[[], RingStore]
 
 
-@pytest.fixture(params=["memory", "fs", pytest.param("s3", marks=pytest.mark.emulator)])
-def opened(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Opened]:
+@pytest.fixture(params=["memory", "fs", "fs without links", pytest.param("s3", marks=pytest.mark.emulator)])
+def opened(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Opened]:
     """Opens the same place anew, as another process would."""
-    if request.param == "fs":
+    if request.param.startswith("fs"):
+        if "without" in request.param:
+            monkeypatch.setattr(os, "link", without_links)
         yield lambda: DirectoryStore(tmp_path / "ring")
     elif request.param == "s3":
         with RingBucket.of(request.getfixturevalue("emulator")) as bucket:
@@ -28,6 +31,11 @@ def opened(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Opened]:
     else:
         store = MemoryStore()
         yield lambda: store
+
+
+def without_links(_source: object, target: object) -> None:
+    """As on file systems that have no hard links: FAT, and many of clusters and clouds."""
+    raise PermissionError(errno.EPERM, os.strerror(errno.EPERM), str(target))
 
 
 def view(data: bytes) -> memoryview:

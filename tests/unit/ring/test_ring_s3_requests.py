@@ -18,8 +18,10 @@ from botocore.credentials import Credentials
 
 from gpu_client.ring.errors import ObjectDamaged, RingError, RingMismatch, StoreFull
 from gpu_client.ring.places import store_at
+from gpu_client.ring.ring import Ring
 from gpu_client.ring.s3_requests import Bucket
 from gpu_client.ring.s3_signing import Endpoint, Signer, region_of
+from gpu_client.ring.settings import RingSettings
 from gpu_client.ring.store_s3 import BucketStore
 from tests.second_store import ACCESS_KEY_ID, SECRET_ACCESS_KEY, SecondStore
 from tests.unit.ring.scripted_store import Scripted, ScriptedStore, refusal
@@ -142,6 +144,10 @@ def test_a_store_that_checks_signatures_takes_the_right_ones_only(
         store.delete(keys[:2])
         assert store.keys("samples/") == keys[2:]
         store.close()
+        with pytest.raises(RingMismatch, match="does not refuse to write over what is there"):
+            Ring.make(store, RingSettings(cap=3))
+        assert store.read("ring.json") is None
+        assert store.record("pointer") is None
         monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "another")
         wrong = BucketStore("signed/rings/one", Bucket("signed", environment=environment))
         with pytest.raises(PermissionError, match="was refused"):
