@@ -57,11 +57,17 @@ class RingDataset(Dataset[Any]):  # type: ignore[misc, unused-ignore]
 
     def __getitem__(self, index: int | Sequence[int]) -> Any:
         if isinstance(index, Sequence):
+            self._opened().soon(self.manifest.slots[one] for one in index)
             return [self[one] for one in index]
         reader = self._opened()
         sample = reader.sample(self.manifest.slots[index])
         reader.took(1)
         return self._transform(sample) if self._transform else sample
+
+    def __getitems__(self, indices: Sequence[int]) -> list[Any]:
+        """A batch, as a DataLoader asks for it."""
+        found: list[Any] = self[indices]
+        return found
 
     def close(self) -> None:
         """Give up the manifest."""

@@ -32,14 +32,16 @@ from gpu_client.transport.retry import RETRIED_STATUSES, Failure, RetryPolicy, p
 logger = logging.getLogger("baton.ring")
 
 POLICY = RetryPolicy(max_tries=12, budget_s=90.0, first_delay_s=0.1, max_delay_s=10.0)
+_TOLD_FROM_TRY = 4
+"""So often is tried in silence, as it were."""
 THREADS = 8
-"""Requests that one read makes at a time."""
+"""Objects, and parts of them, that are read at a time."""
 _JOINED_BYTES = 256 * 1024
 """Smaller pieces are sent together."""
 _MAX_ERROR_BYTES = 64 * 1024
 _PASSING = frozenset({"RequestTimeout", "SlowDown", "OperationAborted", "ConditionalRequestConflict"})
 _OLD_CREDENTIALS = frozenset({"ExpiredToken", "TokenRefreshRequired", "InvalidToken", "ExpiredTokenException"})
-_FULL = frozenset({"QuotaExceeded", "XMinioStorageFull", "EntityTooLarge", "InsufficientStorage"})
+_FULL = frozenset({"QuotaExceeded", "XMinioStorageFull", "InsufficientStorage"})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -105,22 +107,30 @@ class Bucket:
         weakref.finalize(self, self._connections.close)
         self._signer = Signer(self._region, clock=self._clock)
         self._endpoint = Endpoint.of_bucket(self.name, self._region, self._environment)
-        self._threads: ThreadPoolExecutor | None = None
+        self._threads: dict[str, ThreadPoolExecutor] = {}
 
-    def threads(self) -> ThreadPoolExecutor:
+    def part_threads(self) -> ThreadPoolExecutor:
         """For parts of one object."""
+        return self._threads_of("parts")
+
+    def object_threads(self) -> ThreadPoolExecutor:
+        """For several objects. Others than those for parts: who waits for a part must not keep it from being read."""
+        return self._threads_of("objects")
+
+    def _threads_of(self, name: str) -> ThreadPoolExecutor:
         self._check_process()
         with self._lock:
-            if self._threads is None:
-                self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="ring-s3")
-            return self._threads
+            if name not in self._threads:
+                self._threads[name] = ThreadPoolExecutor(THREADS, thread_name_prefix=f"ring-s3-{name}")
+            return self._threads[name]
 
     def close(self) -> None:
         """End what this process holds."""
         if self._process == os.getpid():
+            for threads in self._threads.values():
+                threads.shutdown(cancel_futures=True)
+            self._threads = {}
             self._connections.close()
-            if self._threads is not None:
-                self._threads.shutdown()
 
     def send(self, request: Request) -> Reply:
         """The answer, as soon as there is one.
@@ -162,7 +172,8 @@ class Bucket:
                     f"{self._endpoint.origin} did not do the {request.method} of {request.key or self.name} "
                     f"in {tries} tries ({failure.reason})"
                 )
-            logger.info("%s of %s: %s; again in %.1f s", request.method, request.key, failure.reason, delay_s)
+            level = logging.INFO if tries < _TOLD_FROM_TRY else logging.WARNING
+            logger.log(level, "%s of %s: %s; again in %.1f s", request.method, request.key, failure.reason, delay_s)
             self._pause(delay_s)
 
     def _once(self, request: Request, repeated: bool) -> Reply:

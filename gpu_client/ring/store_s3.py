@@ -9,10 +9,12 @@ from __future__ import annotations
 import base64
 import hashlib
 import html
+import os
 import re
 import secrets
+import threading
 from collections.abc import Mapping, Sequence
-from concurrent.futures import wait
+from concurrent.futures import Future, wait
 from http.client import HTTPResponse
 from typing import NamedTuple
 
@@ -53,6 +55,9 @@ class BucketStore:
             )
         self.bucket = bucket or Bucket(name)
         self._prefix = f"{prefix}/"
+        self._lock = threading.Lock()
+        self._begun: dict[str, Future[memoryview | None]] = {}
+        self._process = os.getpid()
 
     def create(self, key: str, pieces: Sequence[memoryview]) -> bool:
         """As in the protocol."""
@@ -61,6 +66,28 @@ class BucketStore:
 
     def read(self, key: str) -> memoryview | None:
         """As in the protocol. Parts of a large object are fetched at once."""
+        with self._own_lock():
+            begun = self._begun.pop(key, None)
+        if begun is not None and not begun.cancel():
+            return begun.result()
+        return self._read(key)
+
+    def begin(self, keys: Sequence[str]) -> None:
+        """As in the protocol."""
+        with self._own_lock():
+            for key in self._begun.keys() - set(keys):
+                self._begun.pop(key).cancel()
+            if len(keys) > 1:
+                threads = self.bucket.object_threads()
+                self._begun.update({key: threads.submit(self._read, key) for key in keys if key not in self._begun})
+
+    def _own_lock(self) -> threading.Lock:
+        """What was begun before a fork is not this process's, and nor is the lock."""
+        if self._process != os.getpid():
+            self._process, self._lock, self._begun = os.getpid(), threading.Lock(), {}
+        return self._lock
+
+    def _read(self, key: str) -> memoryview | None:
         reply = self._get_part(key, 0, PART_BYTES, {})
         if reply.status == 404:
             return None
@@ -173,7 +200,7 @@ class BucketStore:
 
     def _fetched_rest(self, key: str, first: _Part, etag: str) -> bool:
         """All parts behind the first one, of the same version; False if it was deleted meanwhile."""
-        threads = self.bucket.threads()
+        threads = self.bucket.part_threads()
         pending = [
             threads.submit(
                 self._get_part, key, begin, min(begin + PART_BYTES, first.size_bytes), {"If-Match": etag}, first

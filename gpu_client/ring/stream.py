@@ -57,6 +57,7 @@ class Stream:
     def next_batch(self) -> tuple[list[Slot], list[Any]]:
         """This rank's part of the next global batch: which samples, and the samples. Waits for them."""
         slots = self.plan.share(self._next(count=True), self._rank)
+        self._reader.soon(slots)
         samples = []
         for place, slot in enumerate(slots):
             samples.append(self._sample(slot, place))

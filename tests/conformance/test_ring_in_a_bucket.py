@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 
 import numpy as np
@@ -12,10 +13,12 @@ import pytest
 from functions.local.emulator import Emulator
 from gpu_client.ring import store_s3
 from gpu_client.ring.keeper import Keeper
+from gpu_client.ring.plan import Shape
 from gpu_client.ring.reader import RingReader
 from gpu_client.ring.ring import Ring
 from gpu_client.ring.settings import RingSettings
 from gpu_client.ring.store_s3 import BucketStore
+from gpu_client.ring.stream import Stream
 from gpu_client.ring.writer import RingWriter
 from tests.conformance.test_ring_stores import view
 from tests.proxies import FaultyProxy, Trouble
@@ -146,7 +149,7 @@ def test_parts_that_fail_are_fetched_again_and_what_is_deleted_meanwhile_is_not_
     store = bucket.opened(passing)
     data = random.Random(1).randbytes(30_000)
     store.create(KEY, [view(data)])
-    begin = store.bucket.threads
+    begin = store.bucket.part_threads
 
     with ExitStack() as later:
 
@@ -154,7 +157,7 @@ def test_parts_that_fail_are_fetched_again_and_what_is_deleted_meanwhile_is_not_
             passing.trouble = later.enter_context(proxy.failing(f"^GET .*{KEY}", 503))
             return begin()
 
-        monkeypatch.setattr(store.bucket, "threads", with_trouble)
+        monkeypatch.setattr(store.bucket, "part_threads", with_trouble)
         found = store.read(KEY)
     assert found is not None
     assert bytes(found) == data
@@ -164,7 +167,7 @@ def test_parts_that_fail_are_fetched_again_and_what_is_deleted_meanwhile_is_not_
         bucket.client.delete_object(Bucket=bucket.name, Key=f"rings/one/{KEY}")
         return begin()
 
-    monkeypatch.setattr(store.bucket, "threads", deleting)
+    monkeypatch.setattr(store.bucket, "part_threads", deleting)
     assert store.read(KEY) is None
 
 
@@ -181,6 +184,39 @@ def test_many_keys_are_listed_and_deleted_page_by_page(bucket: RingBucket, monke
     assert store.bucket.sent["POST"] == 5
     assert store.keys("inbox/") == made[-1:]
     assert bucket.client.list_objects_v2(Bucket=bucket.name, Prefix="rings/one-too/")["KeyCount"] == 1
+
+
+def test_the_samples_of_a_batch_are_fetched_at_the_same_time(bucket: RingBucket, proxy: FaultyProxy) -> None:
+    ring = Ring.make(bucket.opened(), RingSettings(cap=6, max_ahead=1000))
+    with RingWriter(ring, "w", threads=False) as writer:
+        for number in range(6):
+            writer.put({"x": np.full(1000, number)})
+    with RingReader(Ring.open(bucket.opened()), "r", threads=False) as reader, ThreadPoolExecutor(1) as thread:
+        stream = Stream(reader, Shape(6))
+        with proxy.holding("^GET .*/samples/") as held:
+            batch = thread.submit(stream.next_batch)
+            held.wait_for(6)
+        assert sorted(int(one["x"][0]) for one in batch.result(60)[1]) == list(range(6))
+    assert len(proxy.requests("^GET .*/samples/")) == 6, "each once"
+
+
+def test_what_was_begun_and_is_not_read_is_given_up(bucket: RingBucket, proxy: FaultyProxy) -> None:
+    store = bucket.opened()
+    keys = [f"samples/w/{number}" for number in range(4)]
+    for key in keys:
+        store.create(key, [view(key.encode())])
+    store.begin(keys)
+    store.begin(keys[2:])
+    assert store._begun.keys() == set(keys[2:])
+    for key in keys:
+        found = store.read(key)
+        assert found is not None
+        assert bytes(found) == key.encode()
+    store.begin(keys[:1])
+    assert store._begun == {}, "one alone is read when it is wanted"
+    store.delete(keys)
+    store.begin(keys)
+    assert [store.read(key) for key in keys] == [None] * 4
 
 
 @pytest.mark.parametrize("mode", ["rolling", "generation"])

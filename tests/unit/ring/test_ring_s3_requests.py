@@ -203,6 +203,7 @@ def test_a_clock_that_is_wrong_is_made_up_for(opened: Opened) -> None:
         (refusal(404, "NoSuchBucket"), RingMismatch, "there is no bucket bucket"),
         (refusal(403, "AccessDenied"), PermissionError, "403 AccessDenied that is why"),
         (refusal(400, "InvalidRequest"), OSError, "400 InvalidRequest that is why"),
+        (refusal(400, "EntityTooLarge"), OSError, "400 EntityTooLarge"),
         (refusal(301, "PermanentRedirect"), RingMismatch, "Set AWS_REGION"),
     ],
 )
