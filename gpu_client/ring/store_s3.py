@@ -38,7 +38,7 @@ _PREFIX = re.compile(r"[A-Za-z0-9_~-][A-Za-z0-9._~-]*(/[A-Za-z0-9_~-][A-Za-z0-9.
 _CONTENT_RANGE = re.compile(r"bytes (\d{1,19})-(\d{1,19})/(\d{1,19})")
 _ABSENT = frozenset({404})
 _LOST = frozenset({404, 412})
-_NOTHING = frozenset({404, 416})
+_NOTHING = frozenset({404, 412, 416})
 
 
 class BucketStore:
@@ -208,7 +208,10 @@ class BucketStore:
             for begin in range(first.end, first.size_bytes, PART_BYTES)
         ]
         wait(pending)  # all of them, since they write to what is given up after an error
-        return all(one.result().status < 300 for one in pending)
+        statuses = {one.result().status for one in pending}
+        if 412 in statuses:
+            raise ObjectDamaged(f"{key} is damaged: it was replaced while it was read", "Somebody else writes there")
+        return max(statuses) < 300
 
 
 class _Part(NamedTuple):

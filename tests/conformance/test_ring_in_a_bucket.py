@@ -12,6 +12,7 @@ import pytest
 
 from functions.local.emulator import Emulator
 from gpu_client.ring import store_s3
+from gpu_client.ring.errors import ObjectDamaged
 from gpu_client.ring.keeper import Keeper
 from gpu_client.ring.plan import Shape
 from gpu_client.ring.reader import RingReader
@@ -169,6 +170,21 @@ def test_parts_that_fail_are_fetched_again_and_what_is_deleted_meanwhile_is_not_
 
     monkeypatch.setattr(store.bucket, "part_threads", deleting)
     assert store.read(KEY) is None
+
+
+def test_parts_of_two_objects_are_not_put_together(bucket: RingBucket, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(store_s3, "PART_BYTES", 10_000)
+    store = bucket.opened()
+    store.create(KEY, [view(bytes(30_000))])
+    begin = store.bucket.part_threads
+
+    def replacing() -> object:
+        bucket.client.put_object(Bucket=bucket.name, Key=f"rings/one/{KEY}", Body=b"\1" * 30_000)
+        return begin()
+
+    monkeypatch.setattr(store.bucket, "part_threads", replacing)
+    with pytest.raises(ObjectDamaged, match="replaced while it was read"):
+        store.read(KEY)
 
 
 def test_many_keys_are_listed_and_deleted_page_by_page(bucket: RingBucket, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -33,6 +33,8 @@ class Asked:
     target: str
     headers: Mapping[str, str]
     body: bytes
+    port: int
+    """Of whoever asked: it tells connections apart."""
 
     @property
     def credential(self) -> str:
@@ -54,7 +56,7 @@ class ScriptedStore:
             def do_GET(self) -> None:
                 body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
                 headers = {name.lower(): value for name, value in self.headers.items()}
-                store.asked.append(Asked(self.command, self.path, headers, body))
+                store.asked.append(Asked(self.command, self.path, headers, body, self.client_address[1]))
                 said = store.script.pop(0)
                 self.send_response_only(said.status)
                 for name, value in {"Content-Length": str(len(said.body)), **said.headers}.items():
