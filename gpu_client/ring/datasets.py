@@ -71,11 +71,17 @@ class RingDataset(Dataset[Any]):  # type: ignore[misc, unused-ignore]
 
     def __getitem__(self, index: int | Sequence[int]) -> Any:
         if isinstance(index, Sequence):
+            self._opened().soon(self.manifest.slots[one] for one in index)
             return [self[one] for one in index]
         reader = self._opened()
         sample, _ = reader.sample_or_another(self.manifest.slots[index], self.manifest)
         reader.took(1)
         return self._transform(sample) if self._transform else sample
+
+    def __getitems__(self, indices: Sequence[int]) -> list[Any]:
+        """A batch, as a DataLoader asks for it."""
+        found: list[Any] = self[indices]
+        return found
 
     def close(self) -> None:
         """Give up the manifest."""
@@ -168,8 +174,8 @@ class RingLoader:
         """`rank`, `world_size`: of torch.distributed unless given. `prefetch`: batches that each worker is ahead.
 
         `group`: a name that all processes of this training share, and no other training that reads from the ring;
-        unless given, a new one for a single process, and by the job's id for several. `patience_s`: for how long samples are
-        waited for. Raises RingMismatch, and RingError for what can never be read.
+        unless given, a new one for a single process, and by the job's id for several. `patience_s`: for how long
+        samples are waited for. Raises RingMismatch, and RingError for what can never be read.
         """
         spread = torch.distributed.is_available() and torch.distributed.is_initialized()
         self._rank = rank if rank is not None else torch.distributed.get_rank() if spread else 0

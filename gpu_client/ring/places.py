@@ -1,4 +1,5 @@
-"""Where rings lie, in one text: a directory (`/mnt/ring`, `fs:/mnt/ring`), or `memory:NAME` within this process."""
+"""Where rings lie, in one text: a directory (`/mnt/ring`, `fs:/mnt/ring`), a part of a bucket (`s3://bucket/prefix`),
+or `memory:NAME` within this process."""
 
 from __future__ import annotations
 
@@ -19,9 +20,14 @@ def store_at(place: str, *, make: bool) -> RingStore:
     kind, colon, rest = place.partition(":")
     if not colon or kind == "fs":
         return DirectoryStore(Path(rest if colon else place).expanduser(), make=make)
+    if kind == "s3" and rest.startswith("//"):
+        # Not with the rest: it takes a client of HTTP, and what signs requests.
+        from gpu_client.ring.store_s3 import BucketStore
+
+        return BucketStore(rest.removeprefix("//"))
     if kind == "memory" and rest:
         return _in_memory.setdefault(rest, MemoryStore())
-    raise RingMismatch(f"{place!r} is no place of a ring", "Name a directory, or memory:NAME")
+    raise RingMismatch(f"{place!r} is no place of a ring", "Name a directory, s3://bucket/prefix, or memory:NAME")
 
 
 def open_ring(place: str) -> Ring:

@@ -17,6 +17,7 @@ from gpu_client.ring.leases import READERS, Held, content_of, own_name, require_
 from gpu_client.ring.manifest import Manifest, Slot
 from gpu_client.ring.objects import StoredSamples
 from gpu_client.ring.ring import Ring
+from gpu_client.ring.store import DistantStore
 
 logger = logging.getLogger("baton.ring")
 
@@ -142,6 +143,14 @@ class RingReader:
         finally:
             self.waited_s += self._clock() - began_at
             self.waiting_s, self._starved = 0.0, False
+
+    def soon(self, slots: Iterable[Slot]) -> None:
+        """These samples are read next: where objects are far away, they are fetched at the same time."""
+        if isinstance(self.ring.store, DistantStore):
+            keys = dict.fromkeys(slot.object.key for slot in slots)
+            with self._lock:
+                wanted = [key for key in keys if key not in self._objects]
+            self.ring.store.begin(wanted)
 
     def sample(self, slot: Slot) -> Any:
         """One sample of a pinned manifest. Raises ObjectDamaged, after having looked twice, and ManifestMissing."""

@@ -57,7 +57,8 @@ class DirectoryStore:
                     os.link(beside, path)
                     return True
                 except FileExistsError:
-                    return False
+                    # NFS tells this of one's own link, too: when the answer was lost, and it was asked again.
+                    return _is_one(beside, path)
                 except FileNotFoundError:
                     path.parent.mkdir(parents=True, exist_ok=True)
                 except OSError as error:
@@ -172,6 +173,13 @@ class DirectoryStore:
             yield
         finally:
             os.close(fd)
+
+
+def _is_one(path: Path, other: Path) -> bool:
+    try:
+        return path.samefile(other)
+    except FileNotFoundError:
+        return False
 
 
 def _version(data: bytes) -> str:

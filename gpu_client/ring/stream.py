@@ -65,6 +65,7 @@ class Stream:
     def next_batch(self) -> tuple[list[Slot], list[Any]]:
         """This rank's part of the next global batch: which samples, and the samples. Waits for them."""
         slots = self.plan.share(self._next(count=True), self._rank)
+        self._reader.soon(slots)
         samples = []
         assert self._manifest is not None
         for slot in slots:

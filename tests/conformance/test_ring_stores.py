@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -12,17 +13,29 @@ import pytest
 from gpu_client.ring.store import RingStore
 from gpu_client.ring.store_fs import DirectoryStore
 from gpu_client.ring.store_memory import MemoryStore
+from tests.ring_bucket import RingBucket
 
 Opened = Callable[[], RingStore]
 
 
-@pytest.fixture(params=["memory", "fs"])
-def opened(request: pytest.FixtureRequest, tmp_path: Path) -> Opened:
+@pytest.fixture(params=["memory", "fs", "fs without links", pytest.param("s3", marks=pytest.mark.emulator)])
+def opened(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Opened]:
     """Opens the same place anew, as another process would."""
-    if request.param == "fs":
-        return lambda: DirectoryStore(tmp_path / "ring")
-    store = MemoryStore()
-    return lambda: store
+    if request.param.startswith("fs"):
+        if "without" in request.param:
+            monkeypatch.setattr(os, "link", without_links)
+        yield lambda: DirectoryStore(tmp_path / "ring")
+    elif request.param == "s3":
+        with RingBucket.of(request.getfixturevalue("emulator")) as bucket:
+            yield bucket.opened
+    else:
+        store = MemoryStore()
+        yield lambda: store
+
+
+def without_links(_source: object, target: object) -> None:
+    """As on file systems that have no hard links: FAT, and many of clusters and clouds."""
+    raise PermissionError(errno.EPERM, os.strerror(errno.EPERM), str(target))
 
 
 def view(data: bytes) -> memoryview:
