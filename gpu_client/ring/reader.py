@@ -17,7 +17,7 @@ from gpu_client.ring.leases import READERS, Held, content_of, own_name, require_
 from gpu_client.ring.manifest import Manifest, Slot
 from gpu_client.ring.objects import StoredSamples
 from gpu_client.ring.ring import Ring
-from gpu_client.ring.store import DistantStore
+from gpu_client.ring.store import DistantStore, ExpectingStore
 
 logger = logging.getLogger("baton.ring")
 
@@ -97,7 +97,7 @@ class RingReader:
                 later, _ = self.ring.pointer()
                 if later - number >= self.ring.settings.retain or number in self._doubted:
                     continue
-            return self.ring.manifest(number)
+            return self._upcoming(self.ring.manifest(number))
         raise ManifestMissing(
             "manifests are replaced faster than they can be read", "Raise retain, or publish_interval_s"
         )
@@ -117,7 +117,7 @@ class RingReader:
         with self._telling:
             self._doubted.discard(number)
             self._pin([*self._pinned, number])
-        return self.ring.manifest(number)
+        return self._upcoming(self.ring.manifest(number))
 
     def wait(self, ready: Callable[[], Any], why: str, *, starving: bool = True) -> Any:
         """The first result of `ready` that is none of None and False. Raises WaitedTooLong.
@@ -260,6 +260,11 @@ class RingReader:
     def _pin(self, numbers: list[int]) -> None:
         self._pinned = sorted(set(numbers) - {0})
         self.tell()
+
+    def _upcoming(self, manifest: Manifest) -> Manifest:
+        if isinstance(self.ring.store, ExpectingStore):
+            self.ring.store.expect([slot.object.key for slot in manifest.slots])
+        return manifest
 
     def _object(self, key: str) -> StoredSamples:
         with self._lock:

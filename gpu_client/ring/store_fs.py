@@ -48,6 +48,11 @@ class DirectoryStore:
                 f"{root} cannot hold a ring: {error.strerror}", "Name a directory to write to"
             ) from error
 
+    @property
+    def root(self) -> Path:
+        """The directory."""
+        return self._root
+
     def create(self, key: str, pieces: Sequence[memoryview]) -> bool:
         """As in the protocol."""
         path = self._root / key

@@ -61,7 +61,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     # Looks at what trainings reported, wherever that was written down.
     "gpu_client.backtest": {"contract"},
     # Generators and trainings on any machine use it, with and without the rest.
-    "gpu_client.ring": {"gpu_client.transport"},
+    "gpu_client.ring": {"contract", "gpu_client.transport"},
     "gpu_client.cli": {
         "contract",
         "gpu_client.transport",
