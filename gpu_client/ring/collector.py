@@ -12,7 +12,7 @@ import logging
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from gpu_client.ring.leases import PINS, READERS, WRITERS, Watch, content_of
+from gpu_client.ring.leases import DEAD_AFTER_LEASES, PINS, READERS, WRITERS, Watch, content_of
 from gpu_client.ring.manifest import MANIFESTS, SAMPLES, Claim, Manifest, ObjectId
 from gpu_client.ring.ring import Ring
 
@@ -74,7 +74,7 @@ class Collector:
         return {one: self._ring.manifest(one) for one in sorted(wanted & there)}
 
     def _dead(self, key: str, lease_s: float) -> bool:
-        return self._watch.unchanged_s(key, self._ring.store.record(key)) > 2 * lease_s
+        return self._watch.unchanged_s(key, self._ring.store.record(key)) > DEAD_AFTER_LEASES * lease_s
 
     def _buried(self) -> int:
         """Readers that have died need nothing any more; what they have read counts on."""

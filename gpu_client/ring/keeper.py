@@ -22,6 +22,7 @@ logger = logging.getLogger("baton.ring")
 
 TAKEN_OVER_AFTER_S = 1.0
 """At least; and four times the interval in which a publisher looks for something to do."""
+COLLECTIONS_IN_A_LEASE = 6
 
 
 class Keeper:
@@ -57,9 +58,10 @@ class Keeper:
             if self._held.lost:
                 return False
         manifest = ring.publish() or ring.newest()
-        if self._clock() - self._collected_at >= ring.settings.lease_s / 4:
-            self._collector.collect()
-            self._collected_at = self._clock()
+        if self._clock() - self._collected_at >= ring.settings.lease_s / COLLECTIONS_IN_A_LEASE:
+            fenced = self._collector.collect().fenced
+            # What the dead have left can go as soon as it is published that they are: in the next turn.
+            self._collected_at = -float("inf") if fenced else self._clock()
         flow = self.measured(manifest)
         self._held.renew(**flow.content())
         self._noted(flow)

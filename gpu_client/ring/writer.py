@@ -13,19 +13,17 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterable
-from typing import Any
-
-import numpy as np
 
 from gpu_client.ring.codecs import check_codec
 from gpu_client.ring.errors import RingError, RingMismatch, SampleRefused, StoreFull, WaitedTooLong, WriterFenced
+from gpu_client.ring.finite import is_finite
 from gpu_client.ring.flow import Flow, write_wait
 from gpu_client.ring.keeper import Keeper
 from gpu_client.ring.leases import WRITERS, Held, content_of
 from gpu_client.ring.manifest import WRITER_NAME, Claim, ObjectId
 from gpu_client.ring.objects import Provenance, encode
 from gpu_client.ring.ring import Ring
-from gpu_client.ring.tree import Leaf, Taken, take_apart
+from gpu_client.ring.tree import Taken, take_apart
 
 logger = logging.getLogger("baton.ring")
 
@@ -95,7 +93,8 @@ class RingWriter:
             raise
         with self._lock:
             self._wait_for_room()
-            self._pack.append((taken, seed))
+            # A pack waits for more, while the generator may fill the same arrays again.
+            self._pack.append((taken if self._ring.settings.pack == 1 else taken.copied(), seed))
             if len(self._pack) >= self._ring.settings.pack:
                 self._store()
 
@@ -179,7 +178,7 @@ class RingWriter:
             raise SampleRefused("it has no array", "Put arrays or tensors, and what belongs to them")
         if settings.finite:
             for leaf in taken.leaves:
-                if not _finite(leaf):
+                if not is_finite(leaf):
                     raise SampleRefused(
                         f"{leaf.path} has values that are not finite", "Mend the generator, or set finite to false"
                     )
@@ -267,21 +266,3 @@ class RingWriter:
 
     def _now_ms(self) -> int:
         return int(self._ring.clock() * 1000)
-
-
-def _finite(leaf: Leaf) -> bool:
-    """Whether no value is NaN or infinite. A sum is enough, unless the sum itself is too large."""
-    if leaf.form == "torch":
-        import torch
-
-        value = leaf.value
-        assert isinstance(value, torch.Tensor)
-        if not (value.is_floating_point() or value.is_complex()) or value.numel() == 0:
-            return True
-        wide = value if value.element_size() > 1 else value.to(torch.float32)
-        return bool(torch.isfinite(wide.sum())) or bool(torch.isfinite(wide).all())
-    array: Any = leaf.value
-    if array is None or array.dtype.kind not in "fc" or array.size == 0:
-        return True
-    with np.errstate(all="ignore"):
-        return bool(np.isfinite(array.sum())) or bool(np.isfinite(array).all())
