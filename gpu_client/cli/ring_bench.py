@@ -25,7 +25,7 @@ def show(screen: Screen, rates: Rates, limits: Mapping[str, float]) -> None:
     ]
     screen.table(["", "per second", "GB/s", "of raw"], rows)
     screen.say(
-        f"{count(len(rates.turns), 'sample')} of {rates.size_bytes / 2**20:g} MiB, one thread. This machine copies "
+        f"{count(len(rates.turns), 'sample')} of {rates.size_bytes / 2**20:.4g} MiB, one thread. This machine copies "
         f"{limits['copy'] / 1e9:.1f}, hashes {limits['xxh3'] / 1e9:.1f} and sends itself "
         f"{limits['loopback'] / 1e9:.1f} GB/s"
     )

@@ -22,7 +22,7 @@ MOST_OPERATIONS = 30
 @pytest.mark.parametrize("behind", [False, True], ids=["before", "behind"])
 def test_wherever_a_publisher_is_killed_the_next_one_goes_on(tmp_path: Path, behind: bool) -> None:
     place = str(tmp_path / "ring")
-    ring = make_ring(place, RingSettings(cap=6, retain=2))
+    ring = make_ring(place, RingSettings(cap=6, retain=2, max_ahead=1000))
     died, numbers, put = 0, [0], 0
     with RingWriter(ring, "w", threads=False) as writer, RingReader(ring, threads=False) as reader:
         for step in range(MOST_OPERATIONS):
