@@ -20,13 +20,14 @@ import numpy as np
 
 from gpu_client.ring.codecs import check_codec, require_quantisable
 from gpu_client.ring.errors import RingMismatch, SampleRefused, StoreFull, WaitedTooLong, WriterFenced
+from gpu_client.ring.finite import is_finite
 from gpu_client.ring.flow import write_wait
 from gpu_client.ring.keeper import Keeper
 from gpu_client.ring.leases import WRITERS, Held, content_of, own_name, require_name
 from gpu_client.ring.manifest import Claim, ObjectId
 from gpu_client.ring.objects import Provenance, encode
 from gpu_client.ring.ring import Ring
-from gpu_client.ring.tree import Leaf, Taken, take_apart
+from gpu_client.ring.tree import Taken, take_apart
 
 logger = logging.getLogger("baton.ring")
 
@@ -200,7 +201,7 @@ class RingWriter:
             raise SampleRefused("it has no array", "Put arrays or tensors, and what belongs to them")
         if settings.finite:
             for leaf in taken.leaves:
-                if not _finite(leaf):
+                if not is_finite(leaf):
                     raise SampleRefused(
                         f"{leaf.path} has values that are not finite", "Mend the generator, or set finite to false"
                     )
@@ -215,7 +216,7 @@ class RingWriter:
         for leaf in taken.leaves:
             if leaf.path in settings.quantise:
                 require_quantisable(leaf)
-                if not settings.finite and not _finite(leaf):
+                if not settings.finite and not is_finite(leaf):
                     raise SampleRefused(f"{leaf.path} has values that are not finite", "Quantise finite values only")
         self._ring.require_schema(taken.schema(shapes=settings.shapes == "same"))
         return taken
@@ -327,24 +328,6 @@ class RingWriter:
     def _now_ms(self) -> int:
         # Names of claims have no sign, and a clock may be anywhere.
         return max(int(self._ring.clock() * 1000), 0)
-
-
-def _finite(leaf: Leaf) -> bool:
-    """Whether no value is NaN or infinite. A sum is enough, unless the sum itself is too large."""
-    if leaf.form == "torch":
-        import torch
-
-        value = leaf.value
-        assert isinstance(value, torch.Tensor)
-        if not (value.is_floating_point() or value.is_complex()) or value.numel() == 0:
-            return True
-        wide = value if value.element_size() > 1 else value.to(torch.float32)
-        return bool(torch.isfinite(wide.sum())) or bool(torch.isfinite(wide).all())
-    array: Any = leaf.value
-    if array is None or array.dtype.kind not in "fc" or array.size == 0:
-        return True
-    with np.errstate(all="ignore"):
-        return bool(np.isfinite(array.sum())) or bool(np.isfinite(array).all())
 
 
 def _floats(node: dict[str, Any], path: str) -> Iterator[tuple[str, float]]:
