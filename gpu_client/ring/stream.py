@@ -50,6 +50,12 @@ class Stream:
         self.substituted = 0
         """Samples that were damaged, and others taken for them."""
 
+    @property
+    def manifest(self) -> Manifest:
+        """That of the newest batch."""
+        assert self._manifest is not None
+        return self._manifest
+
     def skip(self) -> Sequence[Slot]:
         """Go on by one batch, which another process reads, or which was read before."""
         return self.plan.share(self._next(count=False), self._rank)
@@ -72,7 +78,10 @@ class Stream:
         self.plan.load_state_dict(state)
         self._marked = True
         decision = self.plan.decision
-        self._manifest = self._reader.pin(decision.number) if decision else None
+        self._manifest = self._still_there(decision.number) if decision else None
+        if decision and self._manifest is None:
+            self.plan.decision = None
+            self.plan.position = 0
 
     def checkpointed(self, state: dict[str, Any]) -> None:
         """A training checkpoint with this state is safe: what was decided before it is not needed any more."""
@@ -109,15 +118,33 @@ class Stream:
 
     def _decide(self) -> None:
         """Take up the next decision; make it, if nobody has."""
-        key = f"{GROUPS}{self._group}/{self.plan.decided + 1:010d}"
         before = self._manifest
-        found = self._reader.wait(lambda: self._stored(key) or self._made(key), "too few samples are readable")
-        manifest = self._reader.pin(found.number)
+        while True:
+            found = self._next_decision()
+            manifest = self._still_there(found.number)
+            if manifest is not None:
+                break
+            self.plan.decided += 1
         self.plan.decide(found, manifest, before)
         self._manifest = manifest
         self._reader.keep_only([found.number])
         if self._forgets and not self._marked and self.plan.decided > _UNMARKED_DECISIONS:
             self._prune(self.plan.decided - _UNMARKED_DECISIONS)
+
+    def _next_decision(self) -> Decision:
+        key = f"{GROUPS}{self._group}/{self.plan.decided + 1:010d}"
+        found: Decision = self._reader.wait(
+            lambda: self._stored(key) or self._made(key), "too few samples are readable"
+        )
+        return found
+
+    def _still_there(self, number: int) -> Manifest | None:
+        """A manifest that was read before; None if it was interrupted for so long that it is not kept any more."""
+        try:
+            return self._reader.pin(number)
+        except ManifestMissing as error:
+            logger.warning("what the training was reading is gone (%s): it goes on with other samples", error.problem)
+            return None
 
     def _stored(self, key: str) -> Decision | None:
         data = self._ring.store.read(key)

@@ -49,12 +49,14 @@ class RingWriter:
         threads: bool = True,
         clock: Callable[[], float] = time.monotonic,
         pause: Callable[[float], object] = time.sleep,
+        gives_up: Callable[[], bool] = lambda: False,
     ) -> None:
         """`name`: who takes it up again fences whoever had it; new for each process unless given.
 
         `generator`, `version`: what makes the samples, for their header. `keeper`: looks after the ring; one of its own
-        thread unless given. `patience_s`: how long `put` waits for readers, or for room. Without `threads` the caller
-        calls `renew`, and the keeper's `turn`, every few moments. Raises RingMismatch.
+        thread unless given. `patience_s`: how long `put` waits for readers, or for room; `gives_up` is asked meanwhile,
+        and ends it earlier. Without `threads` the caller calls `renew`, and the keeper's `turn`, every few moments.
+        Raises RingMismatch.
         """
         self.name = name or f"{socket.gethostname().split('.')[0][:32]}-{os.getpid()}-{secrets.token_hex(3)}"
         self.name = "".join(char if WRITER_NAME.fullmatch(char) else "-" for char in self.name)[:64]
@@ -62,6 +64,7 @@ class RingWriter:
         self._ring = ring
         self._generator, self._version = generator, version
         self._patience_s, self._clock, self._pause = patience_s, clock, pause
+        self._gives_up = gives_up
         self._lock = threading.Lock()
         self._pack: list[tuple[Taken, object]] = []
         self._seq = 0
@@ -203,7 +206,7 @@ class RingWriter:
             why = write_wait(ahead, self._ring.settings, READ_AT_ONCE)
             if not why:
                 break
-            if self._clock() - began_at > self._patience_s:
+            if self._gives_up() or self._clock() - began_at > self._patience_s:
                 raise WaitedTooLong(f"for {self._patience_s:g} s, {why}", "Read from the ring, or make it larger")
             self._keeper.wait_turn(self._ring.settings.publish_interval_s * 2)
         self.waited_s += self._clock() - began_at
@@ -248,7 +251,7 @@ class RingWriter:
                 store()
                 return
             except StoreFull:
-                if self._clock() - began_at > self._patience_s:
+                if self._gives_up() or self._clock() - began_at > self._patience_s:
                     raise
                 logger.warning("there is no room for a sample: it waits")
                 self._pause(self._ring.settings.publish_interval_s)
