@@ -15,6 +15,7 @@ import json
 import logging
 import os
 import signal
+import socket
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -23,8 +24,10 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import ValidationError
 
+from gpu_client.ring.copies import Copies, shares
 from gpu_client.ring.errors import RingError, RingMismatch
 from gpu_client.ring.generating import Generation, GeneratorFault, Progress, Samples, samples_of
+from gpu_client.ring.manifest import WRITER_NAME
 from gpu_client.ring.places import make_ring, open_ring
 from gpu_client.ring.ring import Ring
 from gpu_client.ring.settings import RingSettings
@@ -37,6 +40,7 @@ logger = logging.getLogger("baton.ring")
 BAD_INPUT_EXIT_CODE = 65
 """As `gpu_client/training/protocol.py` has it: the parameters are at fault, not the program."""
 SAY_EVERY_S = 10.0
+_OF_SESSION = ("BATON_JOB_ID", "BATON_CHANNEL", "BATON_ARENA", "BATON_CONTROL", "BATON_RESUME_FROM")
 
 
 class BadInput(Exception):  # noqa: N818
@@ -44,18 +48,26 @@ class BadInput(Exception):  # noqa: N818
 
 
 class Alone:
-    """Without Baton: progress is logged, SIGTERM and SIGINT end it cleanly, a second one at once."""
+    """Without Baton: progress is logged, SIGTERM and SIGINT end it cleanly, a second SIGINT at once."""
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        self.should_stop = False
+    def __init__(self, clock: Callable[[], float] = time.monotonic, parent: int | None = None) -> None:
+        """`parent`: the process that this one ends with, however that one ends."""
+        self._asked = False
+        self._parent = parent
         self._clock = clock
         self._said_at = -float("inf")
-        self._before = {number: signal.signal(number, self._stop) for number in (signal.SIGTERM, signal.SIGINT)}
+        signal.signal(signal.SIGTERM, self._stop)
+        self._at_sigint = signal.signal(signal.SIGINT, self._stop)
+
+    @property
+    def should_stop(self) -> bool:
+        """Whether it was asked to, or has been left alone."""
+        return self._asked or (self._parent is not None and os.getppid() != self._parent)
 
     def report(self, step: int, total: int, **metrics: object) -> None:
         """`step` samples were put."""
         now = self._clock()
-        if now - self._said_at >= SAY_EVERY_S or step == total or self.should_stop:
+        if now - self._said_at >= SAY_EVERY_S or (total and step == total) or self._asked:
             self._said_at = now
             of = f" of {total:,}" if total else ""
             logger.info("%s%s samples put", f"{step:,}", of)
@@ -66,9 +78,9 @@ class Alone:
             logger.info("%s: %d", name.replace("_", " "), done)
 
     def _stop(self, number: int, frame: FrameType | None) -> None:
-        self.should_stop = True
-        for one, before in self._before.items():
-            signal.signal(one, before)
+        self._asked = True
+        if number == signal.SIGINT:
+            signal.signal(number, self._at_sigint)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -79,16 +91,18 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--count", type=int, help="so many samples; endless unless given")
     parser.add_argument("--first-seed", type=int, default=0, help="none is less")
     parser.add_argument("--name", default="", help="the writer's; who takes it up again goes on with its count")
+    parser.add_argument("--processes", type=int, default=1, help="so many generators, which share the count")
     parser.add_argument("--version", default="", help="of the generator, for the samples' headers")
     parser.add_argument("--options", nargs="*", default=[], metavar="NAME=VALUE", help="for the function; JSON or text")
     parser.add_argument(
         "--settings", nargs="*", default=[], metavar="NAME=VALUE", help="with them the ring is made if it is not there"
     )
+    parser.add_argument("--parent", type=int, help=argparse.SUPPRESS)
     options = parser.parse_args(arguments)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s")
     session = _session()
     try:
-        _generate(options, session or Alone())
+        _generate(options, session or Alone(parent=options.parent))
     except (BadInput, RingMismatch, GeneratorFault) as error:
         sys.stderr.write(f"error: {' '.join(str(error).split())}\n")
         sys.exit(BAD_INPUT_EXIT_CODE)
@@ -116,12 +130,21 @@ def _generate(options: argparse.Namespace, progress: Progress) -> None:
         raise BadInput(f"count is {options.count}: it is at least 1, or left out")
     if options.first_seed < 0:
         raise BadInput(f"the first seed is {options.first_seed}: it is at least 0")
+    if options.processes < 1:
+        raise BadInput(f"{options.processes} processes are none: there is at least 1")
+    name = options.name or writer_name(os.environ)
+    if name and not WRITER_NAME.fullmatch(f"{name}-{options.processes}"):
+        raise BadInput(f"{name!r} is no name of a writer: letters, digits, - and _, and not much more than 50 of them")
+    ring = _ring(options.ring, dict(map(_pair, options.settings)))
+    if options.processes > 1:
+        _generate_in_copies(options, name, ring, progress)
+        return
     samples = _samples(options.function, {name: _value(text) for name, text in map(_pair, options.options)})
     generation = Generation(
-        _ring(options.ring, dict(map(_pair, options.settings))),
+        ring,
         samples,
         progress,
-        name=options.name or writer_name(os.environ),
+        name=name,
         count=options.count,
         first_seed=options.first_seed,
         generator=options.function,
@@ -131,6 +154,24 @@ def _generate(options: argparse.Namespace, progress: Progress) -> None:
     logger.info(
         "%d samples put, %d refused, %d not made, %.1f s waited", made.put, made.refused, made.failed, made.waited_s
     )
+
+
+def _generate_in_copies(options: argparse.Namespace, name: str, ring: Ring, progress: Progress) -> None:
+    name = name or f"{socket.gethostname().split('.')[0][:32]}-{os.getpid()}"
+    commands: dict[str, list[str]] = {}
+    for number, share in enumerate(shares(options.count, options.processes)):
+        commands[f"{name}-{number}"] = [
+            *(sys.executable, "-m", "gpu_client.ring.generate"),
+            *(f"--function={options.function}", f"--ring={options.ring}", f"--name={name}-{number}"),
+            *([] if share is None else [f"--count={share}"]),
+            *(f"--first-seed={options.first_seed}", f"--version={options.version}", f"--parent={os.getpid()}"),
+            *("--options", *options.options),
+        ]
+    # The session is this process's; the others log what they do.
+    environment = {name: value for name, value in os.environ.items() if name not in _OF_SESSION}
+    code = Copies(ring, commands, environment, progress, count=options.count).run()
+    if code:
+        sys.exit(code if code > 0 else 1)
 
 
 def _session() -> Session | None:

@@ -148,7 +148,7 @@ class Generation:
         self._told_at = -float("inf")
         self._asked_at = clock()
         self._ticks = 0
-        self._rates = _Rates(clock)
+        self._standing = Standing(ring.settings.cap, clock)
 
     def run(self) -> Made:
         """Until there are `count`, or it is told to stop. Raises GeneratorFault, or what the generator raised last."""
@@ -284,11 +284,7 @@ class Generation:
         self._told_at = now
         if self._tally is not None:
             self._tally.note(self._put)
-        flow = self._keeper.flow
-        found = self._rates.at(flow, self._waited_s + self._writer.waited_s + waiting_s)
-        if flow.inserted:
-            fill = 100 * flow.readable / self._ring.settings.cap
-            found = {"ring.fill": fill, "data.reuse": flow.read / flow.inserted, **found}
+        found = self._standing.at(self._keeper.flow, self._waited_s + self._writer.waited_s + waiting_s)
         counts = {"refused": self._refused, "failed": self._failed}
         self._progress.report(self._put, self._count or 0, **found, **counts)
 
@@ -328,27 +324,34 @@ class _Tally:
         self.put = put
 
 
-class _Rates:
-    """Per second, over the last seconds."""
+class Standing:
+    """How the ring stands, in metrics for reports: of all who use it, but for `ring.idle`."""
 
-    def __init__(self, clock: Callable[[], float]) -> None:
+    def __init__(self, cap: int, clock: Callable[[], float]) -> None:
+        self._cap = cap
         self._clock = clock
         self._before: tuple[float, Flow, float] | None = None
-        self._found: dict[str, float] = {}
+        self._rates: dict[str, float] = {}
 
     def at(self, flow: Flow, waited_s: float) -> dict[str, float]:
-        """Of the whole ring; `ring.idle`: the share of time in which this generator waited, in percent."""
+        """`waited_s`: how long this generator has waited so far; `ring.idle` is the share of time, in percent."""
         now = self._clock()
         if self._before is None:
             self._before = now, flow, waited_s
-            return self._found
         at, before, waited_before_s = self._before
         seconds = now - at
         if seconds >= RATES_OVER_S:
             self._before = now, flow, waited_s
-            self._found = {
+            self._rates = {
                 "ring.put_rate": max(flow.inserted - before.inserted, 0) / seconds,
                 "ring.get_rate": max(flow.read - before.read, 0) / seconds,
-                "ring.idle": 100 * min((waited_s - waited_before_s) / seconds, 1.0),
+                "ring.idle": 100 * min(max(waited_s - waited_before_s, 0) / seconds, 1.0),
             }
-        return self._found
+        if not flow.inserted:
+            return self._rates
+        return {"ring.fill": 100 * flow.readable / self._cap, "data.reuse": flow.read / flow.inserted, **self._rates}
+
+
+def put_under(store: RingStore, name: str) -> int:
+    """How many samples were put under that name so far."""
+    return int(content_of(store.record(f"{GENERATORS}{name}")).get("put", 0))

@@ -67,8 +67,8 @@ def test_a_generator_that_is_killed_goes_on_elsewhere_and_makes_as_many_as_were_
     assert (job.counters.interruptions, job.counters.failures) == (1, 0)
     ring = open_ring(str(place))
     newest = ring.newest()
-    # The first attempt was killed in the middle of a sample, at most one of which was claimed and not noted.
-    assert newest.inserted in (60, 61, 62) and put >= 5
+    # Noted twice a second: of what was put since then the next attempt knows nothing, and makes as much again.
+    assert 60 <= newest.inserted <= 60 + 6 and put >= 1
     assert {(slot.object.writer, slot.object.epoch) for slot in newest.slots} == {
         (f"job-{job_id}"[:64], epoch) for epoch in (1, newest.slots[-1].object.epoch)
     }

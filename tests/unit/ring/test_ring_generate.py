@@ -70,6 +70,9 @@ def test_it_makes_the_ring_and_puts_what_the_function_makes_with_its_options(wor
         ({"more": ["--options", "side"]}, "'side' is not NAME=VALUE"),
         ({"more": ["--count=0"]}, "count is 0"),
         ({"more": ["--first-seed=-1"]}, "first seed is -1"),
+        ({"more": ["--processes=0"]}, "0 processes are none"),
+        ({"more": ["--name=a b"]}, "'a b' is no name of a writer"),
+        ({"more": [f"--name={'a' * 63}", "--processes=2"]}, "is no name of a writer"),
         ({"ring": "elsewhere"}, "there is no directory elsewhere"),
         ({"ring": "odd:place"}, "no place of a ring"),
         ({"more": ["--settings", "cap=0"]}, "no settings of a ring: cap: Input should be greater"),
@@ -105,12 +108,23 @@ def test_writers_are_called_after_their_job_or_task() -> None:
     assert writer_name({}) == ""
 
 
-def test_alone_sigterm_asks_it_to_stop_once() -> None:
-    before = signal.getsignal(signal.SIGTERM)
+def test_alone_signals_ask_it_to_stop() -> None:
+    before = signal.getsignal(signal.SIGINT)
     alone = Alone()
+    assert not alone.should_stop
     signal.raise_signal(signal.SIGTERM)
+    signal.raise_signal(signal.SIGTERM)  # to the process, and to its group
     assert alone.should_stop
-    assert signal.getsignal(signal.SIGTERM) is before, "the next one ends it"
+    signal.signal(signal.SIGINT, before)
+    alone = Alone()
+    signal.raise_signal(signal.SIGINT)
+    assert alone.should_stop
+    assert signal.getsignal(signal.SIGINT) is before, "the next Ctrl-C ends it"
+
+
+def test_alone_it_ends_with_whoever_has_started_it() -> None:
+    assert not Alone(parent=os.getppid()).should_stop
+    assert Alone(parent=os.getpid()).should_stop
 
 
 def test_alone_it_logs_now_and_then(caplog: pytest.LogCaptureFixture) -> None:
