@@ -36,8 +36,10 @@ def test_what_it_measures_goes_out_with_each_report_and_the_script_s_own_is_pref
         session, source = start(agent), Source()
         session.resume(batches=source)
         session.report(0, 10, loss=3.0)
+        agent.wait_for("progress", 1)
         source.value = 7
         session.report(1, 10, loss=1.0)
+        agent.wait_for("progress", 2)
         session.report(2, 10, **{"loss": 0.5, "data.age": 1.0})
         told = [one["metrics"] for one in agent.wait_for("progress", 3)]
         assert told == [
@@ -70,6 +72,7 @@ def test_an_end_that_nobody_knows_is_told_as_such(
         session = start(agent)
         monkeypatch.setattr(channel, "PROGRESS_INTERVAL_S", 3600.0)
         session.report(1, 0, loss=1.0)
+        agent.wait_for("progress", 1)
         session.report(2, 0, loss=1.0)
         session.close()
         assert [(one["step"], one["total"]) for one in agent.wait_for("progress", 2)] == [(1, None), (2, None)]
