@@ -9,6 +9,7 @@ loader.state_dict()  # with it, a resumed training gets the batches that it woul
 from __future__ import annotations
 
 import os
+import re
 import signal
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -17,7 +18,9 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset, default_collate, get_worker_info
 
+from gpu_client.ring.errors import RingMismatch
 from gpu_client.ring.keeper import Keeper
+from gpu_client.ring.leases import own_name, require_name
 from gpu_client.ring.manifest import Manifest, Slot
 from gpu_client.ring.places import open_ring
 from gpu_client.ring.plan import Policy, Shape
@@ -26,14 +29,23 @@ from gpu_client.ring.stream import Stream
 
 WORKER_GRACE_S = 30.0
 """So long a worker outlives a SIGTERM: the loop needs it for its last steps."""
+_PATIENCE_S = 600.0
+_RUNS = (
+    ("BATON_JOB_ID", "BATON_EPOCH"),
+    ("TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT"),
+    ("SLURM_JOB_ID", "SLURM_RESTART_COUNT"),
+)
+"""What the processes of one training have in common and no other training has, by who has started it."""
 
 
 class RingDataset(Dataset[Any]):  # type: ignore[misc, unused-ignore]
     """The samples of one manifest, by index; `refresh` takes the newest. Takes lists of indices, too."""
 
-    def __init__(self, place: str, *, transform: Callable[[Any], Any] | None = None) -> None:
-        """`place`: as in `open_ring`. Waits until `min_size` samples can be read."""
-        self._place = place
+    def __init__(
+        self, place: str, *, transform: Callable[[Any], Any] | None = None, patience_s: float = _PATIENCE_S
+    ) -> None:
+        """`place`: as in `open_ring`. Waits until `min_size` samples can be read, or for so long."""
+        self._place, self._patience_s = place, patience_s
         self._transform = transform
         self._reader: RingReader | None = None
         self._manifest: Manifest | None = None
@@ -65,7 +77,7 @@ class RingDataset(Dataset[Any]):  # type: ignore[misc, unused-ignore]
         if isinstance(index, Sequence):
             return [self[one] for one in index]
         reader = self._opened()
-        sample = reader.sample(self.manifest.slots[index])
+        sample, _ = reader.sample_or_another(self.manifest.slots[index], self.manifest)
         reader.took(1)
         return self._transform(sample) if self._transform else sample
 
@@ -81,7 +93,9 @@ class RingDataset(Dataset[Any]):  # type: ignore[misc, unused-ignore]
 
     def _opened(self) -> RingReader:
         if self._reader is None or not self._reader.is_own_process():
-            self._reader = RingReader(open_ring(self._place))
+            if get_worker_info() is not None:
+                require_shared(self._place)
+            self._reader = RingReader(open_ring(self._place), patience_s=self._patience_s)
             if self._manifest is not None:
                 self._reader.pin(self._manifest.number)
         return self._reader
@@ -99,9 +113,11 @@ class RingBatches(IterableDataset[Any]):  # type: ignore[misc, unused-ignore]
         group: str = "train",
         transform: Callable[[Any], Any] | None = None,
         collate: Callable[[list[Any]], Any] = default_collate,
+        patience_s: float = _PATIENCE_S,
     ) -> None:
         """`transform` is given each sample, `collate` a batch of what it has made."""
-        self.place, self._shape, self._rank, self.group = place, shape, rank, group
+        self.place, self.shape, self.rank, self.group = place, shape, rank, group
+        self.patience_s = patience_s
         self._transform, self._collate = transform, collate
         self.begin: dict[str, Any] | None = None
         """The state that iterating begins with."""
@@ -111,9 +127,11 @@ class RingBatches(IterableDataset[Any]):  # type: ignore[misc, unused-ignore]
     def __iter__(self) -> Iterator[Any]:
         info = get_worker_info()
         worker, workers = (info.id, info.num_workers) if info is not None else (0, 1)
-        with RingReader(open_ring(self.place)) as reader:
+        if info is not None:
+            require_shared(self.place)
+        with RingReader(open_ring(self.place), patience_s=self.patience_s) as reader:
             # A worker is ahead of the loader, which has to go the same way.
-            stream = Stream(reader, self._shape, group=self.group, rank=self._rank, forgets=False)
+            stream = Stream(reader, self.shape, group=self.group, rank=self.rank, forgets=False)
             if self.begin is not None:
                 stream.load_state_dict(self.begin)
             for _ in range(self.skipped):
@@ -130,12 +148,7 @@ class RingBatches(IterableDataset[Any]):  # type: ignore[misc, unused-ignore]
 
 
 class RingLoader:
-    """Batches of a ring for one rank, with a state for exact resume. `ids` names the samples of the newest batch.
-
-    Named among the states of a session it is all that a training needs: `session.resume(batches=loader)` and
-    `session.checkpoint(step, batches=loader)` take the state along, tell it which checkpoints are safe, and report
-    `data.wait`, `data.reuse` and `data.age`.
-    """
+    """Batches of a ring for one rank, with a state for exact resume. `ids` names the samples of the newest batch."""
 
     def __init__(
         self,
@@ -147,26 +160,38 @@ class RingLoader:
         policy: Policy = "pass",
         rank: int | None = None,
         world_size: int | None = None,
-        group: str = "",
+        group: str | None = None,
         prefetch: int = 2,
         pin_memory: bool = False,
         transform: Callable[[Any], Any] | None = None,
         collate: Callable[[list[Any]], Any] = default_collate,
         multiprocessing_context: str | None = None,
+        patience_s: float = _PATIENCE_S,
     ) -> None:
         """`rank`, `world_size`: of torch.distributed unless given. `prefetch`: batches that each worker is ahead.
 
-        `group`: ranks of one training have the same, other readers of the ring another; a job has one of its own
-        unless it is given, others `train`.
+        `group`: a name that all processes of this training share, and no other training that reads from the ring;
+        unless given, a new one for a single process, and by the job's id for several. `patience_s`: for how long
+        samples are waited for. Raises RingMismatch, and RingError for what can never be read.
         """
         spread = torch.distributed.is_available() and torch.distributed.is_initialized()
         self._rank = rank if rank is not None else torch.distributed.get_rank() if spread else 0
         world = world_size if world_size is not None else torch.distributed.get_world_size() if spread else 1
+        if workers:
+            require_shared(place)
         ring = open_ring(place)
         shape = Shape(batch_size, world, seed, policy, ring.settings.max_uses, ring.settings.max_age_s)
-        group = group or group_of(os.environ)
-        self._ring, self._shape = ring, shape
-        self._batches = RingBatches(place, shape, rank=self._rank, group=group, transform=transform, collate=collate)
+        shape.require_fits(ring.settings.cap)
+        self._ring, self._shape, self._given = ring, shape, group
+        self._batches = RingBatches(
+            place,
+            shape,
+            rank=self._rank,
+            group=require_name(group, "group") if group is not None else _group_of(world),
+            transform=transform,
+            collate=collate,
+            patience_s=patience_s,
+        )
         self._loader = DataLoader(
             self._batches,
             batch_size=None,
@@ -178,6 +203,8 @@ class RingLoader:
         )
         self._state: dict[str, Any] | None = None
         self._follower: Stream | None = None
+        self._skipped = 0
+        """Batches to be passed over when iterating begins."""
         self._first_inserted: int | None = None
         """Number of the oldest sample that this training could have read."""
         self._metrics: dict[str, float] = {}
@@ -185,26 +212,35 @@ class RingLoader:
         self.ids: list[str] = []
 
     def __iter__(self) -> Iterator[Any]:
-        """Goes on where the last iteration, or the state, ended."""
-        self._batches.begin = self._state
-        with RingReader(open_ring(self._batches.place)) as reader, Keeper(self._ring, reader.name):
+        """Goes on where the last iteration, or the state, ended. One iteration at a time."""
+        if self._follower is not None:
+            raise RingMismatch("this loader is being iterated over already", "Make another loader, with its own group")
+        self._batches.begin, self._batches.skipped = self._state, self._skipped
+        # Workers are forked before there are threads.
+        batches = iter(self._loader)
+        place, patience_s = self._batches.place, self._batches.patience_s
+        with RingReader(open_ring(place), patience_s=patience_s) as reader, Keeper(self._ring, reader.name):
             # The keeper publishes what writers have left that are gone. The follower goes through the same plan behind
             # the workers, which are ahead by what they have prefetched.
             follower = Stream(reader, self._shape, group=self._batches.group, rank=self._rank)
             if self._state is not None:
                 follower.load_state_dict(self._state)
-            for _ in range(self._batches.skipped):
-                follower.skip()
             self._follower = follower
-            batches = iter(self._loader)
-            while True:
-                began = time.perf_counter()
-                ids, batch = next(batches)  # they have no end
-                slots = follower.skip()
-                self._batches.skipped = 0
-                self.ids = ids
-                self._note(follower, slots, time.perf_counter() - began)
-                yield batch
+            try:
+                for _ in range(self._skipped):
+                    follower.skip()
+                self._skipped = 0
+                while True:
+                    began = time.perf_counter()
+                    ids, batch = next(batches)  # they have no end
+                    slots = follower.skip()
+                    self.ids = ids
+                    self._note(follower, slots, time.perf_counter() - began)
+                    yield batch
+            finally:
+                if follower.plan.batch:
+                    self._state = follower.state_dict()
+                self._follower = None
 
     @property
     def waited_s(self) -> float:
@@ -218,25 +254,29 @@ class RingLoader:
 
     def skip(self, batches: int) -> None:
         """Pass over so many; the next iteration begins behind them."""
-        self._batches.skipped += batches
+        self._skipped += batches
 
     def state_dict(self) -> dict[str, Any]:
         """After the newest batch. Plain JSON."""
-        state = {} if self._state is None else dict(self._state)
-        return {**state, "skipped": self._batches.skipped} if self._batches.skipped else state
+        state = {} if self._state is None else self._state
+        if self._follower is not None and self._follower.plan.batch:
+            state = self._follower.state_dict()
+        first = {"first_inserted": self._first_inserted} if state else {}
+        return {**state, **first, **({"skipped": self._skipped} if self._skipped else {})}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """The next iteration goes on from there."""
         self._state = {name: value for name, value in state.items() if name != "skipped"} or None
-        self._batches.skipped = state.get("skipped", 0)
-        self._batches.group = state.get("group", self._batches.group)
+        self._skipped = int(state.get("skipped", 0))
         self._first_inserted = state.get("first_inserted")
+        if self._state is not None and self._given is None and "group" in self._state:
+            self._batches.group = require_name(self._state["group"], "group")
 
     def checkpointed(self, state: Mapping[str, Any] | None = None) -> None:
-        """That state (unless given, the newest) is in a checkpoint that is safe: what was read before is not kept for
-        it any more; what is read from there on is, until this is called again."""
-        state = self._state if state is None else state
-        if self._follower is not None and state and "decided" in state:
+        """A checkpoint with that state is safe, or with the newest one: what was read before is not kept any more; what
+        is read from there on is, until this is called again."""
+        state = state if state is not None else self.state_dict()
+        if self._follower is not None and "decided" in state:
             self._follower.checkpointed(dict(state))
 
     def _note(self, follower: Stream, slots: Sequence[Slot], waited_s: float) -> None:
@@ -244,7 +284,6 @@ class RingLoader:
         manifest, now_ms = follower.manifest, self._ring.clock() * 1000
         if self._first_inserted is None:
             self._first_inserted = manifest.inserted - len(manifest)
-        self._state = {**follower.state_dict(), "first_inserted": self._first_inserted}
         self._waited_s += waited_s
         read = follower.plan.batch * self._shape.global_size
         ages_s = [max(now_ms - slot.at_ms, 0) / 1000 for slot in slots]
@@ -255,14 +294,20 @@ class RingLoader:
         }
 
 
-def group_of(environment: Mapping[str, str]) -> str:
-    """The name under which the processes of one training agree on what they read.
+def require_shared(place: str) -> None:
+    """Raises RingMismatch for a place that other processes do not see."""
+    if place.startswith("memory:"):
+        raise RingMismatch(f"{place} is in this process alone, and workers are others", "Use workers=0, or a directory")
 
-    A job that begins anew has another one than its earlier attempts, of which nothing is to be taken up; one that goes
-    on from a checkpoint has that of the attempt which began it: it is in the loader's state.
-    """
-    job = environment.get("BATON_JOB_ID")
-    return f"{job}.{environment.get('BATON_EPOCH', '0')}" if job else "train"
+
+def _group_of(world: int) -> str:
+    if world == 1:
+        return own_name()
+    for names in _RUNS:
+        found = [os.environ[name] for name in names if os.environ.get(name)]
+        if names[0] in os.environ:
+            return re.sub(r"[^A-Za-z0-9_-]", "-", "-".join(found))[-64:] or "train"
+    return "train"
 
 
 def _outlive_sigterm(worker: int) -> None:

@@ -81,7 +81,10 @@ class MixedLoader:
                 return next(iterator)
             except StopIteration:
                 del under_way[name]
-        raise RingError(f"the source {name} is empty", "Give it weight 0, or something to read")
+        raise RingError(
+            f"the source {name} is empty, or cannot be begun again",
+            "Give it weight 0, or something to read again and again",
+        )
 
     def _resumable(self) -> dict[str, Any]:
         return {name: source for name, source in self._sources.items() if hasattr(source, "state_dict")}

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import numpy as np
@@ -47,6 +47,12 @@ class Taken:
         """Equal for samples of one kind; `shapes`: only if their shapes are the same."""
         arrays = [[leaf.form, leaf.dtype, list(leaf.shape) if shapes else len(leaf.shape)] for leaf in self.leaves]
         return json.dumps([_kind(self.structure), arrays], sort_keys=True, separators=(",", ":"))
+
+    def owned(self) -> Taken:
+        """The same with bytes of its own, whatever becomes of the arrays that it was taken from."""
+        return replace(
+            self, leaves=[replace(leaf, data=memoryview(bytes(leaf.data)), value=None) for leaf in self.leaves]
+        )
 
 
 def take_apart(sample: object) -> Taken:

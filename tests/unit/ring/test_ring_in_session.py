@@ -12,14 +12,15 @@ import pytest
 import torch
 
 from gpu_client.ring.collector import Collector
-from gpu_client.ring.datasets import RingLoader, group_of
+from gpu_client.ring.datasets import RingLoader
+from gpu_client.ring.leases import GROUPS, PINS
 from gpu_client.ring.manifest import MANIFESTS, SAMPLES
 from gpu_client.ring.mixing import MixedLoader
 from gpu_client.ring.places import make_ring
 from gpu_client.ring.settings import RingSettings
-from gpu_client.ring.stream import GROUPS
 from gpu_client.ring.writer import RingWriter
 from gpu_client.training import Session
+from gpu_client.training.sources import Sources
 
 EVERY = 4
 
@@ -95,7 +96,7 @@ def test_resumed_from_any_checkpoint_that_is_kept_it_reads_the_same(generator: G
 
 def test_what_no_checkpoint_needs_any_more_goes(generator: Generator, tmp_path: Path) -> None:
     with Session.start(output_dir=tmp_path / "output", variables={}) as session:
-        loader = RingLoader(generator.place, batch_size=2, policy="latest")
+        loader = RingLoader(generator.place, batch_size=2, policy="latest", group="train")
         step = session.resume(batches=loader)
         kept = []
         for _ in loader:
@@ -118,14 +119,15 @@ def test_after_an_interruption_that_was_too_long_it_goes_on_with_other_samples(
 ) -> None:
     output = tmp_path / "output"
     list(train(generator, output, 10))
-    generator.ring.store.delete(["pins/train"])
+    store = generator.ring.store
+    store.delete([*store.keys(GROUPS), *store.keys(PINS)])  # as a collector does a day later
     generator.replace_all()
     with caplog.at_level(logging.WARNING, "baton.ring"):
         again = list(train(generator, output, 14, new_each_step=False))
     assert [step for step, _ in again] == [9, 10, 11, 12, 13, 14]
     newest = {slot.id for slot in generator.ring.newest().slots}
     assert all(set(ids) <= newest for _, ids in again)
-    assert "it goes on with other samples" in caplog.text
+    assert "is not kept any more" in caplog.text
 
 
 def test_a_rollback_passes_over_batches(generator: Generator) -> None:
@@ -174,7 +176,7 @@ def test_what_a_loader_measures(generator: Generator) -> None:
 
 
 def test_a_mixture_passes_on_what_its_sources_are_told_and_measure(generator: Generator) -> None:
-    live = RingLoader(generator.place, batch_size=2, policy="latest")
+    live = RingLoader(generator.place, batch_size=2, policy="latest", group="train")
     mixed = MixedLoader({"live": (live, 1.0), "still": ([torch.zeros(2)], 1.0)}, seed=1)
     states, names = [], []
     for _ in mixed:
@@ -183,29 +185,39 @@ def test_a_mixture_passes_on_what_its_sources_are_told_and_measure(generator: Ge
         assert bool(mixed.data_metrics()) == (mixed.name == "live")
         generator.put(2)
         if names.count("live") == 6:
+            mixed.checkpointed(states[-1])
             break
     assert mixed.waited_s == live.waited_s > 0
-    mixed.checkpointed(states[-1])
     decisions = [int(key[-10:]) for key in generator.ring.store.keys(f"{GROUPS}train/")]
     assert min(decisions) == 6
 
 
-def test_a_job_that_begins_anew_reads_nothing_of_its_earlier_attempts() -> None:
-    assert group_of({"BATON_JOB_ID": "j", "BATON_EPOCH": "2"}) == "j.2"
-    assert group_of({}) == "train"
-
-
-def test_the_group_is_taken_up_with_the_state(generator: Generator, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("BATON_JOB_ID", "j")
-    monkeypatch.setenv("BATON_EPOCH", "1")
+def test_the_group_is_taken_up_with_the_state(generator: Generator) -> None:
     first = RingLoader(generator.place, batch_size=2)
     for _ in first:
         break
-    assert generator.ring.store.keys(f"{GROUPS}j.1/") == [f"{GROUPS}j.1/0000000001"]
-    monkeypatch.setenv("BATON_EPOCH", "2")
     second = RingLoader(generator.place, batch_size=2)
     second.load_state_dict(first.state_dict())
     for _ in second:
         break
-    assert second.state_dict()["group"] == "j.1"
-    assert generator.ring.store.keys(f"{GROUPS}j.2/") == []
+    assert second.state_dict()["group"] == first.state_dict()["group"]
+    third = RingLoader(generator.place, batch_size=2)
+    for _ in third:
+        break
+    assert third.state_dict()["group"] != first.state_dict()["group"], "nothing of an earlier training is taken up"
+
+
+def test_taken_back_further_than_is_kept_it_goes_on_with_other_samples(
+    generator: Generator, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As a rule does that goes back to the best checkpoint; the newest ones are of a past that is none any more."""
+    output = tmp_path / "output"
+    monkeypatch.setattr("gpu_client.training.session.Sources", lambda keep_last: Sources(1))
+    list(train(generator, output, 30))
+    generator.replace_all()
+    with caplog.at_level(logging.WARNING, "baton.ring"):
+        again = list(train(generator, output, 40, resume_from=4))
+    assert [step for step, _ in again] == list(range(5, 41))
+    assert "is not kept any more" in caplog.text
+    resumed = list(train(generator, output, 40, resume_from=36, new_each_step=False))
+    assert resumed == [(step, ids) for step, ids in again if step > 36], "from there on it is exact again"
