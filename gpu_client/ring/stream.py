@@ -55,8 +55,15 @@ class Stream:
         self._manifest: Manifest | None = None
         self._marked = False
         self._fresh = True
+        """It has decided nothing yet."""
         self.substituted = 0
         """Samples that were damaged, and others taken for them."""
+
+    @property
+    def manifest(self) -> Manifest:
+        """That of the newest batch."""
+        assert self._manifest is not None
+        return self._manifest
 
     def skip(self) -> Sequence[Slot]:
         """Go on by one batch, which another process reads, or which was read before."""
@@ -82,7 +89,7 @@ class Stream:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on from there; with the newest samples, where those that were read then are not kept any more."""
         self.plan.load_state_dict(state)
-        self._marked, self._fresh = True, False
+        self._marked = True
         decision = self.plan.decision
         try:
             self._manifest = self._reader.pin(decision.number) if decision else None
@@ -142,19 +149,30 @@ class Stream:
             self._prune(self.plan.decided - _UNMARKED_DECISIONS)
 
     def _anew(self) -> None:
-        """What the group has decided is of a training that has ended: it goes, once nobody of that one is alive."""
+        """What the group has decided from here on is of a training that has ended, or was taken back to a state before
+        it: it goes, once nobody of that one is alive."""
+        mine = self.plan.decided + 1
         if not self._fresh:
             raise self._left_behind()
-        if any(said.get("group") == self._group and said.get("decided") for said in readers_of(self._ring).values()):
+        if any(
+            said.get("group") == self._group and int(said.get("decided") or 0) >= mine
+            for said in readers_of(self._ring).values()
+        ):
             # Or dead for so short that nobody has noticed.
             if self._reader.waiting_s > 4 * self._ring.settings.lease_s:
                 raise self._left_behind()
             return
         prefix = f"{GROUPS}{self._group}/"
-        old = self._ring.store.keys(prefix)
-        # Of several that begin, those that come later find nothing that is later than their own.
-        if self._change_pins(lambda pins: {} if any(int(number) > 1 for number in pins) else None):
-            logger.info("the group %s begins anew", self._group)
+        old = [key for key in self._ring.store.keys(prefix) if int(key.removeprefix(prefix)) >= mine]
+
+        def before_mine(pins: _Pins) -> _Pins | None:
+            # Of several that begin, those that come later find nothing that is later than their own.
+            if all(int(number) <= mine for number in pins):
+                return None
+            return {number: one for number, one in pins.items() if int(number) < mine}
+
+        if self._change_pins(before_mine):
+            logger.info("the group %s goes on anew from decision %d", self._group, mine)
             self._ring.store.delete(old)
 
     def _left_behind(self) -> RingMismatch:

@@ -51,18 +51,21 @@ class RingWriter:
         threads: bool = True,
         clock: Callable[[], float] = time.monotonic,
         pause: Callable[[float], object] = time.sleep,
+        gives_up: Callable[[], bool] = lambda: False,
     ) -> None:
         """`name`: who takes it up again fences whoever had it; new for each process unless given.
 
         `generator`, `version`: what makes the samples, for their header. `keeper`: looks after the ring; one of its own
-        thread unless given. `patience_s`: how long `put` waits for readers, or for room. Without `threads` the caller
-        calls `renew`, and the keeper's `turn`, every few moments. Raises RingMismatch for a name that is none.
+        thread unless given. `patience_s`: how long `put` waits for readers, or for room; `gives_up` is asked meanwhile,
+        and ends it earlier. Without `threads` the caller calls `renew`, and the keeper's `turn`, every few moments.
+        Raises RingMismatch for a name that is none.
         """
         self.name = require_name(name, "writer") if name else own_name()
         check_codec(ring.settings.codec)
         self._ring = ring
         self._generator, self._version = generator, version
         self._patience_s, self._clock, self._pause = patience_s, clock, pause
+        self._gives_up = gives_up
         self._lock = threading.Lock()
         self._pack: list[tuple[Taken, object]] = []
         self._seq = 0
@@ -236,7 +239,7 @@ class RingWriter:
                 if not why:
                     return
                 left_s = self._patience_s - (self._clock() - began_at)
-                if left_s < 0:
+                if left_s < 0 or self._gives_up():
                     trouble = self._keeper.trouble
                     raise WaitedTooLong(
                         f"for {self._patience_s:g} s, {why}{f' ({trouble})' if trouble else ''}",
@@ -300,7 +303,7 @@ class RingWriter:
             try:
                 return store()
             except StoreFull:
-                if self._clock() - began_at > self._patience_s or self._closing.is_set():
+                if self._gives_up() or self._clock() - began_at > self._patience_s or self._closing.is_set():
                     raise
                 if not told:
                     logger.warning("there is no room for a sample: it waits")
