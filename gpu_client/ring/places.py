@@ -1,5 +1,5 @@
-"""Where rings lie, in one text: a directory (`/mnt/ring`, `fs:/mnt/ring`), `baton:NAME` with the control plane, or
-`memory:NAME` within this process."""
+"""Where rings lie, in one text: a directory (`/mnt/ring`, `fs:/mnt/ring`), a part of a bucket (`s3://bucket/prefix`),
+`baton:NAME` with the control plane, or `memory:NAME` within this process."""
 
 from __future__ import annotations
 
@@ -22,11 +22,18 @@ def store_at(place: str, *, make: bool) -> RingStore:
     kind, colon, rest = place.partition(":")
     if not colon or kind == "fs":
         return DirectoryStore(Path(rest if colon else place).expanduser(), make=make)
+    if kind == "s3" and rest.startswith("//"):
+        # Not with the rest: it takes a client of HTTP, and what signs requests.
+        from gpu_client.ring.store_s3 import BucketStore
+
+        return BucketStore(rest.removeprefix("//"))
     if kind == "memory" and rest:
         return _in_memory.setdefault(rest, MemoryStore())
     if kind == "baton":
         return _with_baton(rest)
-    raise RingMismatch(f"{place!r} is no place of a ring", "Name a directory, baton:NAME or memory:NAME")
+    raise RingMismatch(
+        f"{place!r} is no place of a ring", "Name a directory, s3://bucket/prefix, baton:NAME, or memory:NAME"
+    )
 
 
 def open_ring(place: str) -> Ring:

@@ -6,15 +6,14 @@ import contextlib
 from pathlib import Path
 from typing import Protocol, runtime_checkable
 
-from gpu_client.ring.collector import READ_BEFORE
+from gpu_client.ring.collector import QUARANTINE, READ_BEFORE
 from gpu_client.ring.errors import RingMismatch
-from gpu_client.ring.leases import PINS, PUBLISHER, READERS, WRITERS
+from gpu_client.ring.leases import GROUPS, PINS, PUBLISHER, READERS, WRITERS
 from gpu_client.ring.manifest import INBOX, MANIFESTS, SAMPLES
 from gpu_client.ring.places import store_at
-from gpu_client.ring.reader import QUARANTINE
 from gpu_client.ring.ring import POINTER, SCHEMA, SETTINGS
+from gpu_client.ring.store import RingStore
 from gpu_client.ring.store_fs import DirectoryStore
-from gpu_client.ring.stream import GROUPS
 
 _PREFIXES = (INBOX, MANIFESTS, SAMPLES, WRITERS, READERS, PINS, GROUPS, QUARANTINE)
 
@@ -38,20 +37,26 @@ def remove_ring(place: str) -> int:
             return store.remove()
         if store.read(SETTINGS) is None:
             raise RingMismatch(f"there is no ring at {place}", "Name the place where it is")
-        # The pointer first: readers and publishers find an empty ring, not one that lacks what it lists.
-        store.delete([POINTER])
-        removed = 0
-        for prefix in _PREFIXES:
-            keys = store.keys(prefix)
-            store.delete(keys)
-            removed += len(keys)
-        store.delete([SCHEMA, PUBLISHER, READ_BEFORE])
-        store.delete([SETTINGS])
+        removed = emptied(store)
         if isinstance(store, DirectoryStore):
             _remove_empty(store.root)
         return removed
     finally:
         store.close()
+
+
+def emptied(store: RingStore) -> int:
+    """The same of a store."""
+    # The pointer first: readers and publishers find an empty ring, not one that lacks what it lists.
+    store.delete([POINTER])
+    removed = 0
+    for prefix in _PREFIXES:
+        keys = store.keys(prefix)
+        store.delete(keys)
+        removed += len(keys)
+    store.delete([SCHEMA, PUBLISHER, READ_BEFORE])
+    store.delete([SETTINGS])
+    return removed
 
 
 def _remove_empty(root: Path) -> None:

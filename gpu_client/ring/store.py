@@ -50,6 +50,14 @@ class RingStore(Protocol):
 
 
 @runtime_checkable
+class DistantStore(Protocol):
+    """A store where reading is mostly waiting: several objects are fetched in the time of one."""
+
+    def begin(self, keys: Sequence[str]) -> None:
+        """These objects are read next: fetch them at the same time. What was begun before and not read is given up."""
+
+
+@runtime_checkable
 class ExpectingStore(Protocol):
     """A store that is quicker if it knows what comes."""
 
