@@ -163,8 +163,8 @@ class RingLoader:
         """`rank`, `world_size`: of torch.distributed unless given. `prefetch`: batches that each worker is ahead.
 
         `group`: a name that all processes of this training share, and no other training that reads from the ring;
-        unless given, a new one for a single process, and by the job's id for several. `patience_s`: for how long samples are
-        waited for. Raises RingMismatch, and RingError for what can never be read.
+        unless given, a new one for a single process, and by the job's id for several. `patience_s`: for how long
+        samples are waited for. Raises RingMismatch, and RingError for what can never be read.
         """
         spread = torch.distributed.is_available() and torch.distributed.is_initialized()
         self._rank = rank if rank is not None else torch.distributed.get_rank() if spread else 0
