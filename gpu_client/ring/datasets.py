@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Iterator, Sequence
+import weakref
+from collections.abc import Callable, Generator, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -194,12 +195,19 @@ class RingLoader:
         )
         self._state: dict[str, Any] | None = None
         self._follower: Stream | None = None
+        self._under_way: weakref.ref[_Iteration] | None = None
         self.ids: list[str] = []
 
     def __iter__(self) -> Iterator[Any]:
-        """Goes on where the last iteration, or the state, ended. One iteration at a time."""
-        if self._follower is not None:
-            raise RingMismatch("this loader is being iterated over already", "Make another loader, with its own group")
+        """Goes on where the last iteration, or the state, ended. It ends an iteration that is under way."""
+        before = self._under_way() if self._under_way is not None else None
+        if before is not None:
+            before.end()
+        found = _Iteration(self._iterate())
+        self._under_way = weakref.ref(found)
+        return found
+
+    def _iterate(self) -> Generator[Any, None, None]:
         self._batches.begin = self._state
         # Workers are forked before there are threads.
         batches = iter(self._loader)
@@ -238,6 +246,24 @@ class RingLoader:
         state = state if state is not None else self.state_dict()
         if self._follower is not None and state:
             self._follower.checkpointed(state)
+
+
+class _Iteration(Iterator[Any]):
+    """Of a `RingLoader`, which has one position, and so one iteration."""
+
+    def __init__(self, batches: Generator[Any, None, None]) -> None:
+        self._batches = batches
+        self._ended = False
+
+    def __next__(self) -> Any:
+        if self._ended:
+            raise RingMismatch("this loader is iterated over by somebody else by now", "Make a loader for each")
+        return next(self._batches)
+
+    def end(self) -> None:
+        """Another one goes on from here. What holds this one may be no more than an old traceback."""
+        self._ended = True
+        self._batches.close()
 
 
 def require_shared(place: str) -> None:

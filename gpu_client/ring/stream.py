@@ -16,6 +16,8 @@ from gpu_client.ring.reader import RingReader
 
 logger = logging.getLogger("baton.ring")
 
+_MANY_DECISIONS = 1000
+"""Kept for the next checkpoint: then the training is told, once."""
 _UNMARKED_DECISIONS = 16
 """Of a training that makes no checkpoints: so many are kept, for those of its processes that are behind."""
 
@@ -42,6 +44,7 @@ class Stream:
         self._rank = rank
         self._manifest: Manifest | None = None
         self._marked = False
+        self._marked_at = 0
         self._fresh = True
         self.substituted = 0
         """Samples that were damaged, and others taken for them."""
@@ -69,7 +72,7 @@ class Stream:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on from there; with the newest samples, where those that were read then are not kept any more."""
         self.plan.load_state_dict(state)
-        self._marked, self._fresh = True, False
+        self._marked, self._fresh, self._marked_at = True, False, self.plan.decided
         decision = self.plan.decision
         try:
             if not self._group.resume(int(state["run"])):
@@ -87,6 +90,7 @@ class Stream:
         self._marked = True
         decided = int(state["decided"])
         if decided:
+            self._marked_at = decided
             self._group.prune(decided)
 
     def _next(self, *, count: bool) -> Sequence[Slot]:
@@ -129,6 +133,12 @@ class Stream:
         self._reader.keep_only([found.number])
         if self._forgets and not self._marked and self.plan.decided > _UNMARKED_DECISIONS:
             self._group.prune(self.plan.decided - _UNMARKED_DECISIONS)
+        if self._forgets and self._marked and self.plan.decided - self._marked_at == _MANY_DECISIONS:
+            logger.warning(
+                "%d manifests with their samples are kept for the next checkpoint: call checkpointed() more often,"
+                " or take up new samples less often (policy)",
+                _MANY_DECISIONS,
+            )
 
     def _following(self) -> Decision | None:
         """The next decision; made for the newest manifest, if there is enough in it and nobody else has."""

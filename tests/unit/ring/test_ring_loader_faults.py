@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import gc
 import json
+import pickle
 import resource
 import shutil
+import tracemalloc
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,13 +16,17 @@ import numpy as np
 import pytest
 from torch.utils.data import DataLoader
 
+from gpu_client.ring.collector import Collector
 from gpu_client.ring.datasets import RingDataset, RingLoader
 from gpu_client.ring.errors import RingError, RingMismatch, WaitedTooLong
+from gpu_client.ring.keeper import Keeper
 from gpu_client.ring.manifest import SAMPLES
 from gpu_client.ring.places import make_ring, open_ring
+from gpu_client.ring.plan import Shape
 from gpu_client.ring.reader import RingReader
 from gpu_client.ring.recording import Recorded, record
 from gpu_client.ring.settings import RingSettings
+from gpu_client.ring.stream import Stream
 from gpu_client.ring.writer import RingWriter
 
 
@@ -84,11 +91,73 @@ def test_a_checkpoint_that_is_safe_late_keeps_what_it_needs(place: str) -> None:
 
 def test_one_loader_is_iterated_once_at_a_time(place: str) -> None:
     loader = RingLoader(place, batch_size=2)
-    for _ in loader:
-        with pytest.raises(RingMismatch, match="iterated over already"):
-            next(iter(loader))
-        break
-    assert read_one(loader)
+    first = iter(loader)
+    next(first)
+    ids = [loader.ids]
+    second = iter(loader)
+    next(second)
+    ids.append(loader.ids)
+    assert not {*ids[0]} & {*ids[1]}, "it goes on where the first one was"
+    with pytest.raises(RingMismatch, match="by somebody else by now"):
+        next(first)
+    next(second)
+    assert loader.state_dict()["batch"] == 3
+
+
+def test_a_worker_s_error_is_raised_as_what_it_is(tmp_path: Path) -> None:
+    empty = str(tmp_path / "empty")
+    make_ring(empty, RingSettings(cap=4))
+    with pytest.raises(WaitedTooLong, match=r"for 0\.05 s, too few samples are readable"):
+        read_one(RingLoader(empty, batch_size=2, patience_s=0.05, workers=1))
+
+
+def test_errors_go_from_process_to_process() -> None:
+    error = pickle.loads(pickle.dumps(WaitedTooLong("it took too long", "Wait")))
+    assert isinstance(error, WaitedTooLong)
+    assert (error.problem, error.remedy, str(error)) == ("it took too long", "Wait", "it took too long. Wait")
+
+
+def test_many_samples_leave_nothing_behind(tmp_path: Path) -> None:
+    settings = RingSettings(cap=8, retain=2, pack=2, max_ahead=64)
+    ring = make_ring(str(tmp_path / "ring"), settings)
+    keeper = Keeper(ring, "k")
+    collector = Collector(ring)
+    number = 0
+
+    def go_on(rounds: int) -> None:
+        nonlocal number
+        for _ in range(rounds):
+            for _ in range(8):
+                writer.put({"x": np.full(500, number)})
+                number += 1
+            while ring.publish() is not None:
+                pass
+            keeper.turn()
+            batch = stream.next_batch()
+            assert len(batch[1]) == 8
+            collector.collect()
+
+    def held() -> tuple[int, int, int]:
+        files = sum(path.is_file() for path in (tmp_path / "ring").rglob("*"))
+        gc.collect()
+        ours = tracemalloc.take_snapshot().filter_traces([tracemalloc.Filter(True, "*/gpu_client/ring/*")])
+        held_bytes = sum(trace.size for trace in ours.traces)
+        return files, len(list(Path("/proc/self/fd").iterdir())), held_bytes
+
+    with (
+        RingWriter(ring, "w", keeper=keeper, threads=False) as writer,
+        RingReader(open_ring(str(tmp_path / "ring")), "r", threads=False) as reader,
+    ):
+        stream = Stream(reader, Shape(8, policy="latest"))
+        tracemalloc.start()
+        go_on(20)
+        before = held()
+        go_on(40)
+        after = held()
+        tracemalloc.stop()
+    assert after[0] <= before[0] + 2, "files"
+    assert after[1] <= before[1] + 2, "descriptors"
+    assert after[2] - before[2] < 200_000, "bytes of memory"
 
 
 def test_workers_cannot_see_what_is_in_this_process_alone() -> None:

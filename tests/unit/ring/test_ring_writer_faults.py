@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gpu_client.ring.errors import RingMismatch, SampleRefused, StoreFull, WriterFenced
+from gpu_client.ring.errors import RingError, RingMismatch, SampleRefused, StoreFull, WriterFenced
 from gpu_client.ring.leases import WRITERS
 from gpu_client.ring.manifest import INBOX, REMEMBERED_S, SAMPLES, ObjectId
 from gpu_client.ring.objects import StoredSamples
@@ -280,3 +280,23 @@ def test_swap_makes_readable_what_was_put_though_another_publisher_is_faster() -
     scene.store.swap = lose  # type: ignore[method-assign]
     writer.swap()
     assert len(scene.values()) == 1
+
+
+def test_a_handler_that_interrupts_a_put_is_refused_instead_of_waiting_for_ever() -> None:
+    scene = Scene()
+    writer = scene.writer()
+    create, told = scene.store.create, []
+
+    def interrupted(key: str, pieces: Sequence[memoryview]) -> bool:
+        if key.startswith(SAMPLES):
+            with pytest.raises(RingError, match="set a flag"):
+                writer.close()
+            told.append(key)
+        return create(key, pieces)
+
+    scene.store.create = interrupted  # type: ignore[method-assign]
+    writer.put(np.array([1]))
+    writer.put(np.array([2]))
+    assert len(told) == 2
+    writer.close()
+    assert len(scene.values()) == 2
