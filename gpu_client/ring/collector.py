@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 from gpu_client.ring.errors import ManifestMissing
-from gpu_client.ring.leases import GROUPS, PINS, QUARANTINE, READERS, WRITERS, Watch, content_of
+from gpu_client.ring.leases import DEAD_AFTER_LEASES, GROUPS, PINS, QUARANTINE, READERS, WRITERS, Watch, content_of
 from gpu_client.ring.manifest import ENDED, MANIFESTS, SAMPLES, Claim, Manifest, ObjectId
 from gpu_client.ring.ring import Ring
 from gpu_client.ring.store import Versioned
@@ -102,7 +102,7 @@ class Collector:
         return {_number(key) for key in self._ring.store.keys(MANIFESTS)}
 
     def _dead(self, key: str, record: Versioned, lease_s: float) -> bool:
-        return self._watch.unchanged_s(key, record) > 2 * lease_s
+        return self._watch.unchanged_s(key, record) > DEAD_AFTER_LEASES * lease_s
 
     def _records(self, prefix: str) -> Iterator[tuple[str, Versioned]]:
         keys = self._ring.store.keys(prefix)

@@ -10,8 +10,10 @@ from __future__ import annotations
 
 import os
 import re
+import signal
+import time
 import weakref
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -20,12 +22,14 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, default_colla
 from gpu_client.ring.errors import RingMismatch
 from gpu_client.ring.keeper import Keeper
 from gpu_client.ring.leases import own_name, require_name
-from gpu_client.ring.manifest import Manifest
+from gpu_client.ring.manifest import Manifest, Slot
 from gpu_client.ring.places import open_ring
 from gpu_client.ring.plan import Policy, Shape
 from gpu_client.ring.reader import RingReader
 from gpu_client.ring.stream import Stream
 
+WORKER_GRACE_S = 30.0
+"""So long a worker outlives a SIGTERM: the loop needs it for its last steps."""
 _PATIENCE_S = 600.0
 _RUNS = (
     ("BATON_JOB_ID", "BATON_EPOCH"),
@@ -72,11 +76,17 @@ class RingDataset(Dataset[Any]):  # type: ignore[misc, unused-ignore]
 
     def __getitem__(self, index: int | Sequence[int]) -> Any:
         if isinstance(index, Sequence):
+            self._opened().soon(self.manifest.slots[one] for one in index)
             return [self[one] for one in index]
         reader = self._opened()
         sample, _ = reader.sample_or_another(self.manifest.slots[index], self.manifest)
         reader.took(1)
         return self._transform(sample) if self._transform else sample
+
+    def __getitems__(self, indices: Sequence[int]) -> list[Any]:
+        """A batch, as a DataLoader asks for it."""
+        found: list[Any] = self[indices]
+        return found
 
     def close(self) -> None:
         """Give up the manifest."""
@@ -118,6 +128,8 @@ class RingBatches(IterableDataset[Any]):  # type: ignore[misc, unused-ignore]
         self._transform, self._collate = transform, collate
         self.begin: dict[str, Any] | None = None
         """The state that iterating begins with."""
+        self.skipped = 0
+        """Batches that are passed over then."""
 
     def __iter__(self) -> Iterator[Any]:
         info = get_worker_info()
@@ -129,6 +141,8 @@ class RingBatches(IterableDataset[Any]):  # type: ignore[misc, unused-ignore]
             stream = Stream(reader, self.shape, group=self.group, rank=self.rank, forgets=False)
             if self.begin is not None:
                 stream.load_state_dict(self.begin)
+            for _ in range(self.skipped):
+                stream.skip()
             number = 0
             while True:
                 if number % workers == worker:
@@ -138,6 +152,11 @@ class RingBatches(IterableDataset[Any]):  # type: ignore[misc, unused-ignore]
                 else:
                     stream.skip()
                 number += 1
+
+
+def _as_it_is(batch: Any) -> Any:
+    """`collate` has made what the training wants. Unless told, torch would make tensors of arrays once more."""
+    return batch
 
 
 class RingLoader:
@@ -188,13 +207,21 @@ class RingLoader:
         self._loader = DataLoader(
             self._batches,
             batch_size=None,
+            collate_fn=_as_it_is,
             num_workers=workers,
             prefetch_factor=prefetch if workers else None,
             pin_memory=pin_memory,
             multiprocessing_context=multiprocessing_context if workers else None,
+            worker_init_fn=_outlive_sigterm,
         )
         self._state: dict[str, Any] | None = None
         self._follower: Stream | None = None
+        self._skipped = 0
+        """Batches to be passed over when iterating begins."""
+        self._first_inserted: int | None = None
+        """Number of the oldest sample that this training could have read."""
+        self._metrics: dict[str, float] = {}
+        self._waited_s = 0.0
         self._under_way: weakref.ref[_Iteration] | None = None
         self.ids: list[str] = []
 
@@ -208,7 +235,7 @@ class RingLoader:
         return found
 
     def _iterate(self) -> Generator[Any, None, None]:
-        self._batches.begin = self._state
+        self._batches.begin, self._batches.skipped = self._state, self._skipped
         # Workers are forked before there are threads.
         batches = iter(self._loader)
         place, patience_s = self._batches.place, self._batches.patience_s
@@ -220,32 +247,71 @@ class RingLoader:
                 follower.load_state_dict(self._state)
             self._follower = follower
             try:
-                for ids, batch in batches:
+                for _ in range(self._skipped):
                     follower.skip()
+                self._skipped = 0
+                while True:
+                    began = time.perf_counter()
+                    ids, batch = next(batches)  # they have no end
+                    slots = follower.skip()
                     self.ids = ids
+                    self._note(follower, slots, time.perf_counter() - began)
                     yield batch
             finally:
                 if follower.plan.batch:
                     self._state = follower.state_dict()
                 self._follower = None
 
+    @property
+    def waited_s(self) -> float:
+        """How long the loop has waited for batches so far."""
+        return self._waited_s
+
+    def data_metrics(self) -> dict[str, float]:
+        """Of the newest batch: seconds that it was waited for, times that a sample was read so far in the mean, age of
+        its samples in seconds, in the mean, by the clocks of those who made and read them."""
+        return self._metrics
+
+    def skip(self, batches: int) -> None:
+        """Pass over so many; the next iteration begins behind them."""
+        self._skipped += batches
+
     def state_dict(self) -> dict[str, Any]:
         """After the newest batch. Plain JSON."""
+        state = {} if self._state is None else self._state
         if self._follower is not None and self._follower.plan.batch:
-            return self._follower.state_dict()
-        return {} if self._state is None else dict(self._state)
+            state = self._follower.state_dict()
+        first = {"first_inserted": self._first_inserted} if state else {}
+        return {**state, **first, **({"skipped": self._skipped} if self._skipped else {})}
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """The next iteration goes on from there."""
-        self._state = dict(state) or None
+        self._state = {name: value for name, value in state.items() if name != "skipped"} or None
+        self._skipped = int(state.get("skipped", 0))
+        self._first_inserted = state.get("first_inserted")
         if self._state is not None and self._given is None and "group" in self._state:
             self._batches.group = require_name(self._state["group"], "group")
 
-    def checkpointed(self, state: dict[str, Any] | None = None) -> None:
-        """A checkpoint with that state is safe, or with the newest one: what was read before is not kept any more."""
+    def checkpointed(self, state: Mapping[str, Any] | None = None) -> None:
+        """A checkpoint with that state is safe, or with the newest one: what was read before is not kept any more; what
+        is read from there on is, until this is called again."""
         state = state if state is not None else self.state_dict()
-        if self._follower is not None and state:
-            self._follower.checkpointed(state)
+        if self._follower is not None and "decided" in state:
+            self._follower.checkpointed(dict(state))
+
+    def _note(self, follower: Stream, slots: Sequence[Slot], waited_s: float) -> None:
+        """A batch was taken, of these samples of this rank's."""
+        manifest, now_ms = follower.manifest, self._ring.clock() * 1000
+        if self._first_inserted is None:
+            self._first_inserted = manifest.inserted - len(manifest)
+        self._waited_s += waited_s
+        read = follower.plan.batch * self._shape.global_size
+        ages_s = [max(now_ms - slot.at_ms, 0) / 1000 for slot in slots]
+        self._metrics = {
+            "data.wait": waited_s,
+            "data.reuse": read / max(manifest.inserted - self._first_inserted, 1),
+            "data.age": sum(ages_s) / max(len(ages_s), 1),
+        }
 
 
 class _Iteration(Iterator[Any]):
@@ -280,3 +346,8 @@ def _group_of(world: int) -> str:
         if names[0] in os.environ:
             return re.sub(r"[^A-Za-z0-9_-]", "-", "-".join(found))[-64:] or "train"
     return "train"
+
+
+def _outlive_sigterm(worker: int) -> None:
+    # SIGTERM is sent to every process of the machine. It is also how multiprocessing ends workers: so not for ever.
+    signal.signal(signal.SIGTERM, lambda number, frame: signal.setitimer(signal.ITIMER_REAL, WORKER_GRACE_S))

@@ -23,6 +23,7 @@ TAKEN_OVER_AFTER_S = 1.0
 """At least; and four times the interval in which a publisher looks for something to do."""
 _TOLD_AGAIN_S = 60.0
 """The same trouble is not logged more often."""
+COLLECTIONS_IN_A_LEASE = 6
 
 
 class Keeper:
@@ -63,11 +64,12 @@ class Keeper:
             if self._held.lost:
                 return False
         manifest = ring.publish() or ring.newest()
-        if self._clock() - self._collected_at >= ring.settings.lease_s / 4:
+        if self._clock() - self._collected_at >= ring.settings.lease_s / COLLECTIONS_IN_A_LEASE:
             # It may take longer than another waits: nobody is to begin the same beside it.
             self._held.renew(busy=True)
-            self._collector.collect()
-            self._collected_at = self._clock()
+            fenced = self._collector.collect().fenced
+            # What the dead have left can go as soon as it is published that they are: in the next turn.
+            self._collected_at = -float("inf") if fenced else self._clock()
         flow = self.measured(manifest)
         self._held.renew(**flow.content(), busy=False)
         self._noted(flow)

@@ -1,7 +1,7 @@
 """Who is alive: records that their holders keep changing, and watching whether they change.
 
 Nobody compares clocks. A holder counts its record up; who watches takes it for dead after not having seen a change for
-twice the lease, by its own clock. So a clock that is wrong harms nobody, and a watcher that has just begun waits.
+one and a half leases, by its own clock. So a clock that is wrong harms nobody, and a watcher that has just begun waits.
 """
 
 from __future__ import annotations
@@ -26,6 +26,8 @@ GROUPS = "groups/"
 QUARANTINE = "quarantine/"
 """Notes of damaged objects."""
 PUBLISHER = "publisher"
+DEAD_AFTER_LEASES = 1.5
+"""Records are renewed three times in a lease. What the dead have left is to be gone after two."""
 _NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9_.-]{0,63}")
 
 

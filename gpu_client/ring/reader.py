@@ -17,6 +17,7 @@ from gpu_client.ring.leases import QUARANTINE, READERS, Held, content_of, own_na
 from gpu_client.ring.manifest import Manifest, Slot
 from gpu_client.ring.objects import StoredSamples
 from gpu_client.ring.ring import Ring
+from gpu_client.ring.store import DistantStore, ExpectingStore
 
 logger = logging.getLogger("baton.ring")
 
@@ -96,7 +97,7 @@ class RingReader:
                 later, _ = self.ring.pointer()
                 if later - number >= self.ring.settings.retain or number in self._doubted:
                     continue
-            return self.ring.manifest(number)
+            return self._upcoming(self.ring.manifest(number))
         raise ManifestMissing(
             "manifests are replaced faster than they can be read", "Raise retain, or publish_interval_s"
         )
@@ -116,7 +117,7 @@ class RingReader:
         with self._telling:
             self._doubted.discard(number)
             self._pin([*self._pinned, number])
-        return self.ring.manifest(number)
+        return self._upcoming(self.ring.manifest(number))
 
     def wait(self, ready: Callable[[], Any], why: str, *, starving: bool = True) -> Any:
         """The first result of `ready` that is none of None and False. Raises WaitedTooLong.
@@ -142,6 +143,14 @@ class RingReader:
         finally:
             self.waited_s += self._clock() - began_at
             self.waiting_s, self._starved = 0.0, False
+
+    def soon(self, slots: Iterable[Slot]) -> None:
+        """These samples are read next: where objects are far away, they are fetched at the same time."""
+        if isinstance(self.ring.store, DistantStore):
+            keys = dict.fromkeys(slot.object.key for slot in slots)
+            with self._lock:
+                wanted = [key for key in keys if key not in self._objects]
+            self.ring.store.begin(wanted)
 
     def sample(self, slot: Slot) -> Any:
         """One sample of a pinned manifest. Raises ObjectDamaged, after having looked twice, and ManifestMissing."""
@@ -175,7 +184,7 @@ class RingReader:
                 continue
             logger.warning("sample %s is damaged: %s is read for it", slot.id, other.id)
             return found, other
-        raise ManifestMissing(f"nothing of manifest {manifest.number} can be read", "See baton ring verify")
+        raise ManifestMissing(f"nothing of manifest {manifest.number} can be read", "See baton ring verify --repair")
 
     def provenance(self, slot: Slot) -> dict[str, Any]:
         """Who made a sample, and from what."""
@@ -257,6 +266,11 @@ class RingReader:
     def _pin(self, numbers: list[int]) -> None:
         self._pinned = sorted(set(numbers) - {0})
         self.tell()
+
+    def _upcoming(self, manifest: Manifest) -> Manifest:
+        if isinstance(self.ring.store, ExpectingStore):
+            self.ring.store.expect([slot.object.key for slot in manifest.slots])
+        return manifest
 
     def _object(self, key: str) -> StoredSamples:
         with self._lock:

@@ -11,6 +11,7 @@ writers/ readers/ pins/ publisher   who is alive, and what readers still need (`
 
 from __future__ import annotations
 
+import contextlib
 import json
 import threading
 import time
@@ -27,12 +28,17 @@ from gpu_client.ring.store import RingStore
 SETTINGS = "ring.json"
 SCHEMA = "schema.json"
 POINTER = "pointer"
+_NO_VERSION = "0" * 32
 _KEPT = 8
 """Manifests that a process remembers, if they are small."""
 _KEPT_SLOTS = 100_000
 """Of all that it remembers, besides the newest: some 300 bytes each."""
 _TRIES = 100
 _FASTER = 10
+
+
+class _Overtaken(Exception):  # noqa: N818 - a normal outcome
+    """Another process has published meanwhile."""
 
 
 class Ring:
@@ -44,6 +50,8 @@ class Ring:
         self.clock = clock
         self._manifests: OrderedDict[int, Manifest] = OrderedDict()
         self._lock = threading.Lock()
+        self._seen: tuple[int, str | None] | None = None
+        """The newest manifest's number and the pointer's version, when this process looked last."""
         self._schema: str | None = None
         self._pointed = 0
 
@@ -51,7 +59,9 @@ class Ring:
     def make(cls, store: RingStore, settings: RingSettings, *, clock: Callable[[], float] = time.time) -> Ring:
         """Open the ring that is there, or make it. Raises RingMismatch where there is one with other settings."""
         data = settings.model_dump_json().encode()
-        if not store.create(SETTINGS, [memoryview(data)]):
+        if store.create(SETTINGS, [memoryview(data)]):
+            _require_promises(store, data)
+        else:
             there = _settings(store)
             if there != settings:
                 ours, theirs = settings.model_dump(), there.model_dump()
@@ -72,6 +82,7 @@ class Ring:
         Raises ManifestMissing for a pointer that cannot be read, RingMismatch where the ring was removed.
         """
         record = self.store.record(POINTER)
+        self._seen = None
         if record is None:
             if self._pointed:
                 raise RingMismatch("the ring was removed while it was used", "Make it again, and begin anew")
@@ -91,7 +102,8 @@ class Ring:
                 # Repaired, or removed and made anew: what this process remembers may be of another manifest.
                 self._manifests.clear()
             self._pointed = number
-        return number, record.version
+        self._seen = (number, record.version)
+        return self._seen
 
     def manifest(self, number: int) -> Manifest:
         """One that is retained. Raises ManifestMissing."""
@@ -104,13 +116,14 @@ class Ring:
         data = self.store.read(manifest_key(number))
         if data is None:
             raise ManifestMissing(
-                f"manifest {number} is not there", "A newer one has replaced it, or the store lost it"
+                f"manifest {number} is not there",
+                "A newer one has replaced it, or it was lost: see baton ring verify --repair",
             )
         try:
             found = Manifest.from_bytes(data)
         except ValueError as error:
             raise ManifestMissing(
-                f"manifest {number} cannot be read ({error})", "baton ring verify shows what is left"
+                f"manifest {number} cannot be read ({error})", "baton ring verify --repair sets the ring anew"
             ) from error
         self._remember(found)
         return found
@@ -149,7 +162,19 @@ class Ring:
         Any process may call this at any time. The manifest is stored under its number, which only one of many can do;
         whoever finds it there points to it. So it does not matter where a publisher dies.
         """
-        last, version = self._pointed_at()
+        # Where the pointer was seen last it mostly still is, and it need not be asked for: in a bucket, each request
+        # takes its time and its money. If it has moved, the swap does not happen.
+        seen = self._seen
+        if seen is not None:
+            with contextlib.suppress(ManifestMissing, _Overtaken):
+                return self._published(self.manifest(seen[0]), seen[1], at_once)
+        try:
+            return self._published(*self._pointed_at(), at_once)
+        except _Overtaken:
+            return None
+
+    def _published(self, last: Manifest, version: str | None, at_once: bool) -> Manifest | None:
+        """The same, behind a manifest that the pointer names in that version. Raises _Overtaken if it has moved."""
         claims = self._waiting(last)
         ahead = advanced(last, claims, self.settings, int(self.clock() * 1000), at_once=at_once)
         if ahead is None:
@@ -159,8 +184,7 @@ class Ring:
             if useless and self.pointer()[1] == version:
                 self.store.delete([claim.key for claim in useless])
             return None
-        key = manifest_key(ahead.number)
-        if not self.store.create(key, [memoryview(ahead.to_bytes())]):
+        if not self.store.create(manifest_key(ahead.number), [memoryview(ahead.to_bytes())]):
             # Of one that died before pointing to it, or is just about to. It may be that it is pointed to already, and
             # forgotten: then the pointer has moved, and the swap below does not happen.
             try:
@@ -168,12 +192,16 @@ class Ring:
             except ManifestMissing:
                 if self.pointer()[1] == version:
                     raise
-                return None
+                raise _Overtaken from None
         data = json.dumps({"manifest": ahead.number, "at_ms": ahead.at_ms, "inserted": ahead.inserted}).encode()
-        if self.store.swap(POINTER, data, version) is None:
-            return None
+        version = self.store.swap(POINTER, data, version)
+        if version is None:
+            raise _Overtaken
+        self._seen = (ahead.number, version)
         self._remember(ahead)
-        self.store.delete([claim.key for claim in stray(ahead, claims)])
+        useless = stray(ahead, claims)
+        if useless:
+            self.store.delete([claim.key for claim in useless])
         return ahead
 
     def publish_all(self, own: ObjectId | None, *, at_once: bool = False) -> bool:
@@ -217,6 +245,16 @@ class Ring:
                 f"it is {_said(schema)}, and the ring's samples are {_said(self._schema)}",
                 "Change the generator, or make another ring",
             )
+
+
+def _require_promises(store: RingStore, settings: bytes) -> None:
+    """Raises RingMismatch for a store that writes whatever the conditions are: samples would be lost there, unseen."""
+    if store.create(SETTINGS, [memoryview(settings)]) or store.swap(POINTER, b"{}", _NO_VERSION) is not None:
+        store.delete([SETTINGS, POINTER])
+        raise RingMismatch(
+            "the store there does not refuse to write over what is there (If-None-Match, If-Match)",
+            "Use one that keeps conditions, as S3, R2 and MinIO do",
+        )
 
 
 def _settings(store: RingStore) -> RingSettings:

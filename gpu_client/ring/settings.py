@@ -35,7 +35,7 @@ class RingSettings(BaseModel):
     retain: int = Field(default=3, ge=2, le=1000)
     """So many of the newest manifests can be read, with all that they list."""
     lease_s: float = Field(default=15.0, ge=0.05, le=3600)
-    """Who was not heard of for twice as long is taken for dead."""
+    """Who was not heard of for half as long again is taken for dead; what it has left is gone after twice as long."""
     pack: int = Field(default=1, ge=1, le=100_000)
     """Samples in one object; a writer that dies loses at most so many."""
     codec: Codec = "none"

@@ -46,8 +46,15 @@ class Stream:
         self._marked = False
         self._marked_at = 0
         self._fresh = True
+        """It has decided nothing yet."""
         self.substituted = 0
         """Samples that were damaged, and others taken for them."""
+
+    @property
+    def manifest(self) -> Manifest:
+        """That of the newest batch."""
+        assert self._manifest is not None
+        return self._manifest
 
     def skip(self) -> Sequence[Slot]:
         """Go on by one batch, which another process reads, or which was read before."""
@@ -56,6 +63,7 @@ class Stream:
     def next_batch(self) -> tuple[list[Slot], list[Any]]:
         """This rank's part of the next global batch: which samples, and the samples. Waits for them."""
         slots = self.plan.share(self._next(count=True), self._rank)
+        self._reader.soon(slots)
         samples = []
         assert self._manifest is not None
         for slot in slots:
@@ -72,15 +80,15 @@ class Stream:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on from there; with the newest samples, where those that were read then are not kept any more."""
         self.plan.load_state_dict(state)
-        self._marked, self._fresh, self._marked_at = True, False, self.plan.decided
+        self._marked, self._marked_at = True, self.plan.decided
         decision = self.plan.decision
         try:
-            if not self._group.resume(int(state["run"])):
+            if not self._group.resume(int(state.get("run", 1))):
                 raise ManifestMissing("another training has begun in its group", "Give each training its own")
             self._manifest = self._reader.pin(decision.number) if decision else None
         except ManifestMissing as error:
             logger.warning("what was read before is not kept any more (%s): the newest samples are read", error)
-            self._manifest, self._fresh = None, True
+            self._manifest = None
             self._reader.keep_only([])
             self._group.leave()
             self.plan.left()

@@ -23,7 +23,7 @@ MAX_DEPTH = 32
 MAX_ARRAYS = 4096
 
 
-@dataclass(frozen=True)
+@dataclass
 class Leaf:
     """One array on its way into an object. `data`: its bytes, as they lie in memory."""
 
@@ -34,6 +34,8 @@ class Leaf:
     path: str
     value: object
     """The array or tensor itself."""
+    digest: str = ""
+    """xxh3-64 of `data`, where somebody has come by it."""
 
 
 @dataclass(frozen=True)

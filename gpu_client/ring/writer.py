@@ -21,13 +21,14 @@ import numpy as np
 
 from gpu_client.ring.codecs import check_codec, require_quantisable
 from gpu_client.ring.errors import RingError, RingMismatch, SampleRefused, StoreFull, WaitedTooLong, WriterFenced
+from gpu_client.ring.finite import is_finite
 from gpu_client.ring.flow import write_wait
 from gpu_client.ring.keeper import Keeper
 from gpu_client.ring.leases import WRITERS, Held, content_of, own_name, require_name
 from gpu_client.ring.manifest import WRITER_NAME, Claim, ObjectId
 from gpu_client.ring.objects import Provenance, encode
 from gpu_client.ring.ring import Ring
-from gpu_client.ring.tree import Leaf, Taken, take_apart
+from gpu_client.ring.tree import Taken, take_apart
 
 logger = logging.getLogger("baton.ring")
 
@@ -51,18 +52,21 @@ class RingWriter:
         threads: bool = True,
         clock: Callable[[], float] = time.monotonic,
         pause: Callable[[float], object] = time.sleep,
+        gives_up: Callable[[], bool] = lambda: False,
     ) -> None:
         """`name`: who takes it up again fences whoever had it; new for each process unless given.
 
         `generator`, `version`: what makes the samples, for their header. `keeper`: looks after the ring; one of its own
-        thread unless given. `patience_s`: how long `put` waits for readers, or for room. Without `threads` the caller
-        calls `renew`, and the keeper's `turn`, every few moments. Raises RingMismatch for a name that is none.
+        thread unless given. `patience_s`: how long `put` waits for readers, or for room; `gives_up` is asked meanwhile,
+        and ends it earlier. Without `threads` the caller calls `renew`, and the keeper's `turn`, every few moments.
+        Raises RingMismatch for a name that is none.
         """
         self.name = require_name(name, "writer", WRITER_NAME) if name else own_name()
         check_codec(ring.settings.codec)
         self._ring = ring
         self._generator, self._version = generator, version
         self._patience_s, self._clock, self._pause = patience_s, clock, pause
+        self._gives_up = gives_up
         self._lock = threading.Lock()
         self._inside = 0
         self._pack: list[tuple[Taken, object]] = []
@@ -203,7 +207,7 @@ class RingWriter:
             raise SampleRefused("it has no array", "Put arrays or tensors, and what belongs to them")
         if settings.finite:
             for leaf in taken.leaves:
-                if not _finite(leaf):
+                if not is_finite(leaf):
                     raise SampleRefused(
                         f"{leaf.path} has values that are not finite", "Mend the generator, or set finite to false"
                     )
@@ -218,7 +222,7 @@ class RingWriter:
         for leaf in taken.leaves:
             if leaf.path in settings.quantise:
                 require_quantisable(leaf)
-                if not settings.finite and not _finite(leaf):
+                if not settings.finite and not is_finite(leaf):
                     raise SampleRefused(f"{leaf.path} has values that are not finite", "Quantise finite values only")
         self._ring.require_schema(taken.schema(shapes=settings.shapes == "same"))
         return taken
@@ -238,7 +242,7 @@ class RingWriter:
                 if not why:
                     return
                 left_s = self._patience_s - (self._clock() - began_at)
-                if left_s < 0:
+                if left_s < 0 or self._gives_up():
                     trouble = self._keeper.trouble
                     raise WaitedTooLong(
                         f"for {self._patience_s:g} s, {why}{f' ({trouble})' if trouble else ''}",
@@ -302,7 +306,7 @@ class RingWriter:
             try:
                 return store()
             except StoreFull:
-                if self._clock() - began_at > self._patience_s or self._closing.is_set():
+                if self._gives_up() or self._clock() - began_at > self._patience_s or self._closing.is_set():
                     raise
                 if not told:
                     logger.warning("there is no room for a sample: it waits")
@@ -348,24 +352,6 @@ class RingWriter:
     def _now_ms(self) -> int:
         # Names of claims have no sign, and a clock may be anywhere.
         return max(int(self._ring.clock() * 1000), 0)
-
-
-def _finite(leaf: Leaf) -> bool:
-    """Whether no value is NaN or infinite. A sum is enough, unless the sum itself is too large."""
-    if leaf.form == "torch":
-        import torch
-
-        value = leaf.value
-        assert isinstance(value, torch.Tensor)
-        if not (value.is_floating_point() or value.is_complex()) or value.numel() == 0:
-            return True
-        wide = value if value.element_size() > 1 else value.to(torch.float32)
-        return bool(torch.isfinite(wide.sum())) or bool(torch.isfinite(wide).all())
-    array: Any = leaf.value
-    if array is None or array.dtype.kind not in "fc" or array.size == 0:
-        return True
-    with np.errstate(all="ignore"):
-        return bool(np.isfinite(array.sum())) or bool(np.isfinite(array).all())
 
 
 def _floats(node: dict[str, Any], path: str) -> Iterator[tuple[str, float]]:

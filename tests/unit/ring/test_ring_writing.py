@@ -15,6 +15,7 @@ from gpu_client.ring.flow import Flow, read_wait, write_wait
 from gpu_client.ring.keeper import Keeper
 from gpu_client.ring.leases import Watch
 from gpu_client.ring.manifest import SAMPLES
+from gpu_client.ring.reader import RingReader
 from gpu_client.ring.ring import Ring
 from gpu_client.ring.settings import RingSettings
 from gpu_client.ring.store_memory import MemoryStore
@@ -159,6 +160,19 @@ def test_a_full_store_makes_it_wait_and_loses_nothing() -> None:
     writer.put(np.array([3]))
     writer.close()
     assert len(scene.ring.newest()) == 3
+
+
+def test_a_generator_may_fill_the_same_arrays_again_before_its_pack_is_stored() -> None:
+    scene = Scene(pack=3, finite=True)
+    writer = scene.writer()
+    array, tensor = np.zeros(3, "f4"), torch.zeros(2)
+    for number in range(3):
+        array[:], tensor[:] = number, number
+        writer.put({"x": array, "y": tensor})
+    scene.ring.publish()
+    reader = RingReader(scene.ring, threads=False)
+    found = [reader.sample(slot) for slot in scene.ring.newest().slots]
+    assert [(one["x"][0], one["y"][0]) for one in found] == [(0, 0), (1, 1), (2, 2)]
 
 
 def test_packs_are_stored_when_they_are_full_and_at_the_end() -> None:
