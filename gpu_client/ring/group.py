@@ -50,8 +50,8 @@ class Group:
         elif run and others:
             self._tell(run)
             return True
-        # Told first: whoever finds the run begun finds this one in it. What was left may be forgotten by now: its number
-        # is not taken again.
+        # Told first: whoever finds the run begun finds this one in it. What was left may be forgotten by now: its
+        # number is not taken again.
         following = max(run, self._left) + 1
         self._tell(following)
         if self._written(record, following, {}):

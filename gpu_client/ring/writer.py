@@ -161,8 +161,7 @@ class RingWriter:
         self._require_outside()
         try:
             self.flush()
-            self._ring.publish_all(self._claimed)
-            self._ended()
+            self._ring.publish_all(self._ended())
         finally:
             self._closed = True
             self._closing.set()
@@ -294,10 +293,13 @@ class RingWriter:
         self.put_samples += claim.samples
         self._unseen += claim.samples
 
-    def _ended(self) -> None:
-        """Say that nothing more comes: then this writer need not be remembered for long."""
-        if self._lease.is_own():
-            self._ring.store.create(Claim.ending(self.name, self._epoch, self._now_ms()).key, [])
+    def _ended(self) -> ObjectId | None:
+        """Say that nothing more comes: then this writer need not be remembered for long. None if it cannot say so."""
+        if not self._lease.is_own():
+            return None
+        ending = Claim.ending(self.name, self._epoch, self._now_ms())
+        self._ring.store.create(ending.key, [])
+        return ending.object
 
     def _with_room(self, store: Callable[[], bool]) -> bool:
         began_at = self._clock()
