@@ -6,10 +6,10 @@ import contextlib
 from pathlib import Path
 from typing import Protocol, runtime_checkable
 
-from gpu_client.ring.collector import QUARANTINE, READ_BEFORE
+from gpu_client.ring.collector import READ_BEFORE
 from gpu_client.ring.errors import RingMismatch
 from gpu_client.ring.generating import GENERATORS
-from gpu_client.ring.leases import GROUPS, PINS, PUBLISHER, READERS, WRITERS
+from gpu_client.ring.leases import GROUPS, PINS, PUBLISHER, QUARANTINE, READERS, WRITERS
 from gpu_client.ring.manifest import INBOX, MANIFESTS, SAMPLES
 from gpu_client.ring.places import store_at
 from gpu_client.ring.ring import POINTER, SCHEMA, SETTINGS
