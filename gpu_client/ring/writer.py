@@ -13,13 +13,14 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from gpu_client.ring.codecs import check_codec, require_quantisable
-from gpu_client.ring.errors import RingMismatch, SampleRefused, StoreFull, WaitedTooLong, WriterFenced
+from gpu_client.ring.errors import RingError, RingMismatch, SampleRefused, StoreFull, WaitedTooLong, WriterFenced
 from gpu_client.ring.finite import is_finite
 from gpu_client.ring.flow import write_wait
 from gpu_client.ring.keeper import Keeper
@@ -67,6 +68,7 @@ class RingWriter:
         self._patience_s, self._clock, self._pause = patience_s, clock, pause
         self._gives_up = gives_up
         self._lock = threading.Lock()
+        self._inside = 0
         self._pack: list[tuple[Taken, object]] = []
         self._seq = 0
         self._process = os.getpid()
@@ -104,7 +106,7 @@ class RingWriter:
             with self._lock:
                 self.refused += 1
             raise
-        with self._lock:
+        with self._alone():
             self._wait_for_room()
             self._pack.append((taken, seed))
             try:
@@ -132,7 +134,7 @@ class RingWriter:
     def flush(self) -> None:
         """Store a pack that is not full."""
         self._require_usable()
-        with self._lock:
+        with self._alone():
             if self._pack:
                 self._store()
             self._claim()
@@ -156,6 +158,7 @@ class RingWriter:
         """Store what is left, and leave. Its claims stay good. A second time nothing happens."""
         if self._closed or self._process != os.getpid():
             return
+        self._require_outside()
         try:
             self.flush()
             self._ring.publish_all(self._claimed)
@@ -272,8 +275,8 @@ class RingWriter:
             raise RingMismatch(
                 f"there are objects of {self.name} already, of nobody knows what", "Give it another name"
             )
-        self._unclaimed = Claim(found, len(self._pack), self._now_ms())
-        self._pack.clear()
+        # Together: an interrupt in between would have it stored again.
+        self._unclaimed, self._pack = Claim(found, len(self._pack), self._now_ms()), []
         self.put_bytes += made.size_bytes
         self._claim()
 
@@ -316,6 +319,24 @@ class RingWriter:
                 self.renew()
             except Exception as error:  # noqa: BLE001 - a writer that falls silent is taken for dead
                 logger.warning("the writer's lease cannot be renewed now: %r", error)
+
+    @contextmanager
+    def _alone(self) -> Iterator[None]:
+        """One thread at a time. Raises RingError where it would wait for itself: in a handler of a signal."""
+        self._require_outside()
+        with self._lock:
+            self._inside = threading.get_ident()
+            try:
+                yield
+            finally:
+                self._inside = 0
+
+    def _require_outside(self) -> None:
+        if self._inside == threading.get_ident():
+            raise RingError(
+                f"{self.name} is putting a sample, and was interrupted for this",
+                "Let handlers of signals set a flag, and close the writer behind the loop",
+            )
 
     def _require_usable(self) -> None:
         if self._process != os.getpid():

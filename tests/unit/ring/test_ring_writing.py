@@ -82,7 +82,7 @@ def test_a_writer_that_is_too_far_ahead_waits_and_what_it_made_is_kept() -> None
     scene = Scene(max_ahead=3)
     writer = scene.writer(patience_s=5.0)
     publish = scene.ring.publish
-    scene.ring.publish = lambda **_: None  # type: ignore[method-assign, misc]
+    scene.ring.publish = lambda **_: None  # type: ignore[method-assign]
     turns: list[float] = []
 
     def turn(seconds: float) -> None:
