@@ -11,9 +11,9 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from gpu_client.ring.collector import QUARANTINE, add_read
+from gpu_client.ring.collector import add_read
 from gpu_client.ring.errors import ManifestMissing, ObjectDamaged, RingError, WaitedTooLong
-from gpu_client.ring.leases import READERS, Held, content_of, own_name, require_name
+from gpu_client.ring.leases import QUARANTINE, READERS, Held, content_of, own_name, require_name
 from gpu_client.ring.manifest import Manifest, Slot
 from gpu_client.ring.objects import StoredSamples
 from gpu_client.ring.ring import Ring

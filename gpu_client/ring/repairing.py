@@ -9,9 +9,8 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
-from gpu_client.ring.collector import QUARANTINE
 from gpu_client.ring.errors import ManifestMissing, ObjectDamaged
-from gpu_client.ring.leases import WRITERS
+from gpu_client.ring.leases import QUARANTINE, WRITERS
 from gpu_client.ring.manifest import EMPTY, MANIFESTS, SAMPLES, Manifest, ObjectId, Passed, Slot, manifest_key
 from gpu_client.ring.objects import StoredSamples
 from gpu_client.ring.ring import POINTER, Ring

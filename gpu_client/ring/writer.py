@@ -25,7 +25,7 @@ from gpu_client.ring.finite import is_finite
 from gpu_client.ring.flow import write_wait
 from gpu_client.ring.keeper import Keeper
 from gpu_client.ring.leases import WRITERS, Held, content_of, own_name, require_name
-from gpu_client.ring.manifest import Claim, ObjectId
+from gpu_client.ring.manifest import WRITER_NAME, Claim, ObjectId
 from gpu_client.ring.objects import Provenance, encode
 from gpu_client.ring.ring import Ring
 from gpu_client.ring.tree import Taken, take_apart
@@ -61,7 +61,7 @@ class RingWriter:
         and ends it earlier. Without `threads` the caller calls `renew`, and the keeper's `turn`, every few moments.
         Raises RingMismatch for a name that is none.
         """
-        self.name = require_name(name, "writer") if name else own_name()
+        self.name = require_name(name, "writer", WRITER_NAME) if name else own_name()
         check_codec(ring.settings.codec)
         self._ring = ring
         self._generator, self._version = generator, version
@@ -115,7 +115,7 @@ class RingWriter:
             finally:
                 if self._pack:
                     # It stays for later, and its arrays are the caller's.
-                    self._pack[-1] = (taken.owned(), seed)
+                    self._pack[-1] = (taken.copied(), seed)
 
     def run(self, generator: Iterable[object], *, seeds: bool = False) -> int:
         """Put everything that a generator makes; how many were taken. Refused samples are logged and left out.

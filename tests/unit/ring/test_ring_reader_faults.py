@@ -9,12 +9,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gpu_client.ring.collector import _NOTES, QUARANTINE, Collector
+from gpu_client.ring.collector import _NOTES, Collector
 from gpu_client.ring.errors import ManifestMissing, ObjectDamaged, RingError, RingMismatch, WaitedTooLong
 from gpu_client.ring.flow import Flow, write_wait
 from gpu_client.ring.group import PINNED_S
 from gpu_client.ring.keeper import Keeper
-from gpu_client.ring.leases import GROUPS, PINS, READERS, Watch, content_of
+from gpu_client.ring.leases import GROUPS, PINS, QUARANTINE, READERS, Watch, content_of
 from gpu_client.ring.manifest import MANIFESTS, SAMPLES, ObjectId, Slot
 from gpu_client.ring.plan import Decision, Plan, Shape
 from gpu_client.ring.reader import RingReader, quarantined
