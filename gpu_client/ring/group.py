@@ -50,12 +50,12 @@ class Group:
         elif run and others:
             self._tell(run)
             return True
-        # Not the number of the one that was left, even if nothing is remembered of that: others have left it, too.
-        run = max(run, self._left) + 1
-        # Told first: whoever finds the run begun finds this one in it.
-        self._tell(run)
-        if self._written(record, run, {}):
-            self._store.delete([key for key in self._store.keys(self._prefix) if self._number(key)[0] < run])
+        # Told first: whoever finds the run begun finds this one in it. What was left may be forgotten by now: its
+        # number is not taken again.
+        following = max(run, self._left) + 1
+        self._tell(following)
+        if self._written(record, following, {}):
+            self._store.delete([key for key in self._store.keys(self._prefix) if self._number(key)[0] < following])
             return True
         self._tell(0)
         return False

@@ -28,7 +28,6 @@ QUARANTINE = "quarantine/"
 PUBLISHER = "publisher"
 DEAD_AFTER_LEASES = 1.5
 """Records are renewed three times in a lease. What the dead have left is to be gone after two."""
-
 _NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9_.-]{0,63}")
 
 

@@ -83,12 +83,12 @@ class Stream:
         self._marked, self._marked_at = True, self.plan.decided
         decision = self.plan.decision
         try:
-            if not self._group.resume(int(state["run"])):
+            if not self._group.resume(int(state.get("run", 1))):
                 raise ManifestMissing("another training has begun in its group", "Give each training its own")
             self._manifest = self._reader.pin(decision.number) if decision else None
         except ManifestMissing as error:
             logger.warning("what was read before is not kept any more (%s): the newest samples are read", error)
-            self._manifest, self._fresh = None, True
+            self._manifest = None
             self._reader.keep_only([])
             self._group.leave()
             self.plan.left()

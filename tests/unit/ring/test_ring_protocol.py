@@ -25,8 +25,7 @@ from tests.unit.ring.ring_kit import Clock, Died, MortalStore
 
 LEASE_S = 10.0
 deaths = st.none() | st.tuples(st.integers(0, 12), st.booleans())
-skews = st.sampled_from([0.0, -5000.0, 5000.0])
-writers_skews = st.sampled_from([0.0, -1e9, 1e9, -5000.0, 5000.0, -100.0])
+skews = st.sampled_from([0.0, -5000.0, 5000.0, -1e9, 1e9])
 
 
 class RingMachine(RuleBasedStateMachine):
@@ -64,7 +63,7 @@ class RingMachine(RuleBasedStateMachine):
         assert len(set(self.seen.values())) == len(self.seen)
         assert [slot.inserted for slot in newest.slots] == list(range(newest.inserted - len(newest), newest.inserted))
 
-    @rule(name=st.sampled_from("ab"), death=deaths, skew_s=writers_skews)
+    @rule(name=st.sampled_from("ab"), death=deaths, skew_s=skews)
     def begin_writer(self, name: str, death: tuple[int, bool] | None, skew_s: float) -> None:
         store, ring = self.own(skew_s)
         kill(store, death)
