@@ -13,6 +13,7 @@ from gpu_client.ring.leases import GROUPS, PINS, PUBLISHER, QUARANTINE, READERS,
 from gpu_client.ring.manifest import INBOX, MANIFESTS, SAMPLES
 from gpu_client.ring.places import store_at
 from gpu_client.ring.ring import POINTER, SCHEMA, SETTINGS
+from gpu_client.ring.seeds import SEEDS
 from gpu_client.ring.store import RingStore
 from gpu_client.ring.store_fs import DirectoryStore
 
@@ -55,7 +56,7 @@ def emptied(store: RingStore) -> int:
         keys = store.keys(prefix)
         store.delete(keys)
         removed += len(keys)
-    store.delete([SCHEMA, PUBLISHER, READ_BEFORE])
+    store.delete([SCHEMA, PUBLISHER, READ_BEFORE, SEEDS])
     store.delete([SETTINGS])
     return removed
 
