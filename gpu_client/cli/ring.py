@@ -44,7 +44,7 @@ def make(
 ) -> None:
     """Make a ring, or look whether the one that is there has these settings."""
     session = session_of(context)
-    with _told():
+    with told():
         from pydantic import ValidationError
 
         from gpu_client.ring.places import make_ring
@@ -67,7 +67,7 @@ def make(
 def status(context: typer.Context, place: Place, *, as_json: AsJson = False) -> None:
     """How full it is, how old, who writes and reads."""
     session = session_of(context)
-    with _told():
+    with told():
         from gpu_client.ring.places import open_ring
         from gpu_client.ring.status import status_of
 
@@ -89,7 +89,7 @@ def watch(
 ) -> None:
     """The same again and again, with rates: a live view on a terminal. --json: one line each."""
     session = session_of(context)
-    with _told(), _shown(session.screen, place, as_json=as_json) as shown:
+    with told(), _shown(session.screen, place, as_json=as_json) as shown:
         from gpu_client.ring.errors import RingError
         from gpu_client.ring.places import open_ring
         from gpu_client.ring.status import status_of
@@ -121,7 +121,7 @@ def verify(
 ) -> None:
     """Read all that can be read. Exit code 1 if anything is damaged and stays so."""
     session = session_of(context)
-    with _told():
+    with told():
         from gpu_client.ring.places import open_ring
         from gpu_client.ring.repairing import examined, repaired
 
@@ -149,7 +149,7 @@ def verify(
 def publish(context: typer.Context, place: Place, *, as_json: AsJson = False) -> None:
     """Make readable what waits, a whole generation or not."""
     session = session_of(context)
-    with _told():
+    with told():
         from gpu_client.ring.places import open_ring
 
         ring = open_ring(place)
@@ -176,7 +176,7 @@ def record_samples(
 ) -> None:
     """Make a data set that stays of what comes into a ring: shuffled, in shards."""
     session = session_of(context)
-    with _told():
+    with told():
         from gpu_client.ring.places import open_ring
         from gpu_client.ring.reader import RingReader
         from gpu_client.ring.recording import record
@@ -247,7 +247,7 @@ def _shown(screen: Screen, place: str, *, as_json: bool) -> Iterator[Callable[[S
 
 
 @contextmanager
-def _told() -> Iterator[None]:
+def told() -> Iterator[None]:
     """What is wrong with a ring, in the words of the command line."""
     try:
         from gpu_client.ring.errors import RingError
