@@ -93,7 +93,7 @@ def repaired(ring: Ring) -> Examined:
     for _ in range(_TRIES):
         stored = _stored(ring)
         newest = stored.newest
-        lost = bool(stored.wrong) and newest.number < stored.highest
+        lost = bool(stored.wrong) and (newest.number < stored.highest or not stored.good)
         whole = all(slot.object.key not in found.objects for slot in newest.slots)
         if not stored.wrong and whole:
             ring.store.delete(list(stored.bad))
