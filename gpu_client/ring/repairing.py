@@ -20,6 +20,8 @@ from gpu_client.ring.store import Versioned
 
 _TRIES = 100
 """Publishers are at work, too; each of their turns takes longer than one of these."""
+_NOT_KNOWN_OF = 1000
+"""More manifests than can have been lost together with the pointer."""
 
 
 @dataclass(frozen=True)
@@ -63,8 +65,13 @@ class _Stored:
 
     @property
     def highest(self) -> int:
-        """Number that there was. Later ones are new to everybody."""
+        """Number of a manifest that is known of."""
         return max(self.named, *self.good, *map(_number, self.bad), 0)
+
+    @property
+    def unused(self) -> int:
+        """A number that never was: somebody may remember what another one had."""
+        return self.highest + (1 if self.named or not self.wrong else _NOT_KNOWN_OF)
 
 
 def examined(ring: Ring) -> Examined:
@@ -93,19 +100,18 @@ def repaired(ring: Ring) -> Examined:
     for _ in range(_TRIES):
         stored = _stored(ring)
         newest = stored.newest
-        lost = bool(stored.wrong) and (newest.number < stored.highest or not stored.good)
         whole = all(slot.object.key not in found.objects for slot in newest.slots)
         if not stored.wrong and whole:
             ring.store.delete(list(stored.bad))
             return found
-        ahead = newest
-        if lost or not whole:
-            slots = tuple(slot for slot in newest.slots if slot.object.key not in found.objects)
-            # A number that never was: somebody may remember what another one had.
-            ahead = replace(newest, number=stored.highest + 1, slots=slots, at_ms=int(ring.clock() * 1000))
-            ahead = _with_unlisted(ring, ahead, stored.inserted) if lost else ahead
-            if not ring.store.create(manifest_key(ahead.number), [memoryview(ahead.to_bytes())]):
-                continue
+        kept = tuple(slot for slot in newest.slots if slot.object.key not in found.objects)
+        ahead = replace(newest, number=stored.unused, slots=kept, at_ms=int(ring.clock() * 1000))
+        if stored.wrong:
+            ahead = _with_unlisted(ring, ahead, stored.inserted)
+        if ahead.slots == newest.slots and newest.number == stored.highest > 0:
+            ahead = newest
+        elif not ring.store.create(manifest_key(ahead.number), [memoryview(ahead.to_bytes())]):
+            continue
         data = json.dumps({"manifest": ahead.number, "at_ms": ahead.at_ms, "inserted": ahead.inserted}).encode()
         ring.store.swap(POINTER, data, stored.version)
     raise _in_a_hurry()

@@ -256,7 +256,7 @@ def test_whatever_was_lost_takes_nothing_else_with_it(acts: list[str], pointer: 
     while ring.publish() is not None:
         pass
     newest = ring.newest()
-    # With its pointer and all but the first manifest, a ring has lost all that tells it from one that is just beginning.
+    # Without its pointer and all but the first manifest, a ring is like one that is just beginning.
     told = pointer != "lost" or highest - lost > 1
     assert newest.number >= highest - (lost if pointer != "kept" else 0)
     objects = [slot.object for slot in newest.slots]
