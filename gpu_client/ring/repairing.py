@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from gpu_client.ring.errors import ManifestMissing, ObjectDamaged
-from gpu_client.ring.leases import WRITERS
+from gpu_client.ring.leases import WRITERS, content_of
 from gpu_client.ring.manifest import EMPTY, MANIFESTS, SAMPLES, Manifest, ObjectId, Passed, Slot, manifest_key
 from gpu_client.ring.objects import StoredSamples
 from gpu_client.ring.reader import QUARANTINE
@@ -167,7 +167,8 @@ def _with_unlisted(ring: Ring, manifest: Manifest, inserted: int) -> Manifest:
     # In this order: whoever has stored the next one has claimed this one before.
     objects = sorted(found for found in map(ObjectId.of_key, ring.store.keys(SAMPLES)) if found is not None)
     waiting = {claim.object for claim in ring.claims()}
-    at_work = {key.removeprefix(WRITERS) for key in ring.store.keys(WRITERS)}
+    records = {key.removeprefix(WRITERS): ring.store.record(key) for key in ring.store.keys(WRITERS)}
+    at_work = {name: int(content_of(record).get("epoch", 1)) for name, record in records.items()}
     last: dict[str, ObjectId] = {}
     for one in (*objects, *waiting):
         last[one.writer] = max(last.get(one.writer, one), one)
@@ -187,6 +188,10 @@ def _with_unlisted(ring: Ring, manifest: Manifest, inserted: int) -> Manifest:
         there.append((int(stored.provenance.made_at * 1000), one, len(stored)))
         passed[one.writer] = Passed(one.epoch, one.seq, manifest.at_ms)
     slots = [Slot(one, number, 0, at_ms) for at_ms, one, samples in sorted(there) for number in range(samples)]
+    for name in {*last, *at_work} - set(passed):
+        # That it has begun may have been said in a lost manifest alone, and what it claims next has to count.
+        epochs = [one.epoch for one in (*objects, *waiting) if one.writer == name] or [at_work[name]]
+        passed[name] = Passed(min(epochs), 0, manifest.at_ms)
     slots = [slot._replace(inserted=manifest.inserted + place) for place, slot in enumerate(slots)]
     return replace(
         manifest,
