@@ -21,13 +21,14 @@ if TYPE_CHECKING:
 
 ring_app = typer.Typer(no_args_is_help=True, help="A circular cache of generated samples.")
 
-Place = Annotated[
-    str, typer.Argument(metavar="RING", help="The directory that it is, or is to be.", show_default=False)
-]
+Place = Annotated[str, typer.Argument(metavar="RING", help="Its directory, or baton:NAME.", show_default=False)]
 
 
 def register(app: typer.Typer) -> None:
     """Add the group `ring` to the program."""
+    from gpu_client.cli import ring_places
+
+    ring_places.register(ring_app)
     app.add_typer(ring_app, name="ring")
 
 
@@ -187,6 +188,31 @@ def record_samples(
         session.screen.json({"samples": samples, "damaged": damaged})
         return
     session.screen.say(f"{count(samples, 'sample')} recorded in {directory}, {damaged} damaged ones left out")
+
+
+@ring_app.command()
+def bench(
+    context: typer.Context,
+    place: Place,
+    *,
+    size: Annotated[float, typer.Option(min=0.001, max=4096, help="MiB of a sample.")] = 32.0,
+    samples: Annotated[int, typer.Option(min=1, help="In a round.")] = 6,
+    rounds: Annotated[int, typer.Option(min=1, help="After one that is not counted.")] = 5,
+    as_json: AsJson = False,
+) -> None:
+    """Put and read samples, in turns with the raw way. What it makes is beside the ring, and removed."""
+    session = session_of(context)
+    with told():
+        from gpu_client.cli import ring_bench
+        from gpu_client.ring.bench import bench, machine_limits
+
+        size_bytes = int(size * 1024 * 1024)
+        rates = bench(place, size_bytes=size_bytes, samples=samples, rounds=rounds)
+        limits = machine_limits(size_bytes)
+    if as_json:
+        session.screen.json(ring_bench.content(rates, limits))
+    else:
+        ring_bench.show(session.screen, rates, limits)
 
 
 def show(screen: Screen, found: Status, rates: tuple[float, float] | None) -> None:

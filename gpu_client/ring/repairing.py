@@ -9,11 +9,11 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
+from gpu_client.ring.collector import QUARANTINE
 from gpu_client.ring.errors import ManifestMissing, ObjectDamaged
 from gpu_client.ring.leases import WRITERS, content_of
 from gpu_client.ring.manifest import EMPTY, MANIFESTS, SAMPLES, Manifest, ObjectId, Passed, Slot, manifest_key
 from gpu_client.ring.objects import StoredSamples
-from gpu_client.ring.reader import QUARANTINE
 from gpu_client.ring.ring import POINTER, Ring
 from gpu_client.ring.status import verified
 from gpu_client.ring.store import Versioned
