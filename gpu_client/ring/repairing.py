@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from gpu_client.ring.collector import QUARANTINE
 from gpu_client.ring.errors import ManifestMissing, ObjectDamaged
 from gpu_client.ring.leases import WRITERS, content_of
-from gpu_client.ring.manifest import EMPTY, MANIFESTS, SAMPLES, Manifest, ObjectId, Passed, Slot, manifest_key
+from gpu_client.ring.manifest import EMPTY, ENDED, MANIFESTS, SAMPLES, Manifest, ObjectId, Passed, Slot, manifest_key
 from gpu_client.ring.objects import StoredSamples
 from gpu_client.ring.ring import POINTER, Ring
 from gpu_client.ring.status import verified
@@ -192,6 +192,9 @@ def _with_unlisted(ring: Ring, manifest: Manifest, inserted: int) -> Manifest:
         # That it has begun may have been said in a lost manifest alone, and what it claims next has to count.
         epochs = [one.epoch for one in (*objects, *waiting) if one.writer == name] or [at_work[name]]
         passed[name] = Passed(min(epochs), 0, manifest.at_ms)
+    for name in set(passed) - set(at_work) - {one.writer for one in waiting}:
+        # So was that it has ended: it has gone, and need not be remembered for ever.
+        passed[name] = Passed(passed[name].epoch, ENDED, manifest.at_ms)
     slots = [slot._replace(inserted=manifest.inserted + place) for place, slot in enumerate(slots)]
     return replace(
         manifest,

@@ -124,6 +124,20 @@ def test_what_only_lost_manifests_listed_can_be_read_again(rig: Rig) -> None:
         pass
     assert rig.readable() == [*range(6), 100, 101], "what waited still waits its turn, and comes once"
     assert len({slot.object for slot in rig.ring.newest().slots}) == 8
+    assert {name: one.ended for name, one in rig.ring.newest().passed.items()} == {"w": True, "other": False}
+
+
+def test_a_writer_whose_end_only_a_lost_manifest_has_told_need_not_be_remembered(rig: Rig) -> None:
+    rig.put(3)
+    rig.writer.close()
+    assert rig.ring.publish() is not None
+    newest = rig.ring.newest()
+    assert newest.passed["w"].ended
+    for number in range(newest.number - 1, newest.number + 1):
+        (rig.place / manifest_key(number)).unlink()
+    repaired(rig.ring)
+    assert rig.ring.newest().passed["w"].ended
+    assert rig.readable() == [0, 1, 2]
 
 
 def test_the_stored_samples_that_are_not_listed_again_are_collected(rig: Rig) -> None:
