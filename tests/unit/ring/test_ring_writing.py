@@ -254,3 +254,23 @@ def test_clocks_that_differ_put_nobody_s_samples_out_of_order() -> None:
 
 def _shifted(clock: Callable[[], float], seconds: float) -> Callable[[], float]:
     return lambda: clock() + seconds
+
+
+def test_who_leaves_publishes_its_last_samples_although_others_are_faster(monkeypatch: pytest.MonkeyPatch) -> None:
+    store = MemoryStore()
+    ring = Ring.make(store, RingSettings(cap=10))
+    writer = RingWriter(ring, "w", threads=False)
+    for number in range(3):
+        writer.put(np.array([number]))
+    swap, lost = store.swap, []
+
+    def overtaken(key: str, data: bytes, seen: str | None) -> str | None:
+        if key == "pointer" and len(lost) < 3:
+            lost.append(key)
+            return None
+        return swap(key, data, seen)
+
+    monkeypatch.setattr(store, "swap", overtaken)
+    writer.close()
+    assert len(lost) == 3
+    assert ring.newest().inserted == 3
