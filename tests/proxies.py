@@ -27,6 +27,8 @@ class Trouble:
     """Answer with this instead of passing the request on."""
     drop: bool = False
     """Hang up without an answer."""
+    lose: bool = False
+    """Pass the request on, then hang up: it is carried out, and nobody is told."""
     gate: threading.Event | None = None
     """Wait for this first."""
     reached: threading.Event = field(default_factory=threading.Event)
@@ -87,6 +89,12 @@ class FaultyProxy:
     def dropping(self, pattern: str = "") -> Iterator[Trouble]:
         """While inside, matching requests are hung up on, as if the server were down."""
         with self._trouble(Trouble(re.compile(pattern), drop=True)) as trouble:
+            yield trouble
+
+    @contextmanager
+    def losing(self, pattern: str) -> Iterator[Trouble]:
+        """While inside, matching requests are carried out, and their answers lost."""
+        with self._trouble(Trouble(re.compile(pattern), lose=True)) as trouble:
             yield trouble
 
     @contextmanager
@@ -161,6 +169,10 @@ class _Handler(BaseHTTPRequestHandler):
                     upstream.putheader(name, value)
             upstream.endheaders(body)
             response = upstream.getresponse()
+            if trouble and trouble.lose:
+                self.close_connection = True
+                self.connection.shutdown(socket.SHUT_RDWR)
+                return
             self._answer(response.status, response.read(), response.getheaders())
         finally:
             upstream.close()

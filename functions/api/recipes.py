@@ -170,6 +170,7 @@ def _spec(
         policy=policy or body.policy,
         tags=body.tags,
         webhook=body.webhook,
+        rings=list(dict.fromkeys(body.rings)),
     )
 
 

@@ -25,18 +25,14 @@ import numpy as np
 import xxhash
 
 from gpu_client.ring.collector import Collector
-from gpu_client.ring.leases import PINS, READERS, WRITERS
-from gpu_client.ring.manifest import INBOX, MANIFESTS, SAMPLES
 from gpu_client.ring.places import make_ring, store_at
-from gpu_client.ring.reader import QUARANTINE, RingReader
-from gpu_client.ring.ring import POINTER, SCHEMA, SETTINGS
+from gpu_client.ring.reader import RingReader
+from gpu_client.ring.removing import emptied
 from gpu_client.ring.settings import RingSettings
 from gpu_client.ring.writer import RingWriter
 
 Array = np.ndarray[Any, np.dtype[Any]]
 _LOOPBACK_PIECE_BYTES = 1024 * 1024
-_PREFIXES = (SAMPLES, INBOX, MANIFESTS, WRITERS, READERS, PINS, "groups/", QUARANTINE)
-_RECORDS = (SETTINGS, SCHEMA, POINTER, "publisher", "read")
 
 
 @dataclass
@@ -140,9 +136,8 @@ class PlaceBench:
             for parent in self._made:
                 parent.rmdir()
             return
-        for prefix in (*_PREFIXES, "raw/"):
-            self._store.delete(self._store.keys(prefix))
-        self._store.delete(_RECORDS)
+        self._store.delete(self._store.keys("raw/"))
+        emptied(self._store)
         self._store.close()
 
     def _in_turn(self, raw: Callable[[], object], ours: Callable[[], object]) -> tuple[float, float]:

@@ -72,9 +72,14 @@ def decoded(codec: str, data: memoryview, dtype: str, size_bytes: int, scale: li
     return found if isinstance(found, memoryview) else memoryview(bytearray(found))
 
 
-def _quantised(leaf: Leaf, codec: Codec) -> Stored:
+def require_quantisable(leaf: Leaf) -> None:
+    """Raises SampleRefused for an array that is none of floats."""
     if leaf.dtype not in FLOATS:
         raise SampleRefused(f"{leaf.path} is {leaf.dtype}, and only floats are quantised", "Use none, zstd or lz4")
+
+
+def _quantised(leaf: Leaf, codec: Codec) -> Stored:
+    require_quantisable(leaf)
     values: np.ndarray[Any, Any] = np.frombuffer(leaf.data, FLOATS[leaf.dtype]).astype(np.float64)
     low, high = (float(values.min()), float(values.max())) if values.size else (0.0, 0.0)
     if not (math.isfinite(low) and math.isfinite(high)):

@@ -105,6 +105,11 @@ class StoredSamples:
     def __len__(self) -> int:
         return len(self._samples)
 
+    @property
+    def size_bytes(self) -> int:
+        """Of the whole object."""
+        return len(self._data)
+
     def seed(self, number: int = 0) -> Any:
         """What the generator made that sample from."""
         return self._samples[number]["seed"]

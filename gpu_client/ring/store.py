@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, runtime_checkable
 
 
 class Versioned(NamedTuple):
@@ -47,3 +47,19 @@ class RingStore(Protocol):
 
     def close(self) -> None:
         """Give back what this process holds."""
+
+
+@runtime_checkable
+class DistantStore(Protocol):
+    """A store where reading is mostly waiting: several objects are fetched in the time of one."""
+
+    def begin(self, keys: Sequence[str]) -> None:
+        """These objects are read next: fetch them at the same time. What was begun before and not read is given up."""
+
+
+@runtime_checkable
+class ExpectingStore(Protocol):
+    """A store that is quicker if it knows what comes."""
+
+    def expect(self, keys: Sequence[str]) -> None:
+        """These objects are going to be read, in any order."""

@@ -50,6 +50,11 @@ class DirectoryStore:
                 f"{root} cannot hold a ring: {error.strerror}", "Name a directory to write to"
             ) from error
 
+    @property
+    def root(self) -> Path:
+        """The directory."""
+        return self._root
+
     def create(self, key: str, pieces: Sequence[memoryview]) -> bool:
         """As in the protocol."""
         path = self._path + key
@@ -59,7 +64,8 @@ class DirectoryStore:
                 return self._made(path, lambda: os.close(_opened_new(path)))
         with self._written(pieces) as beside:
             try:
-                return self._made(path, lambda: os.link(beside, path))
+                # NFS tells of one's own link, too, that it is there: when the answer was lost, and it was asked again.
+                return self._made(path, lambda: os.link(beside, path)) or _is_one(Path(beside), Path(path))
             except OSError as error:
                 if error.errno in _WITHOUT_LINKS:
                     return self._renamed(beside, Path(path))
@@ -193,6 +199,13 @@ class DirectoryStore:
 
 def _opened_new(path: str) -> int:
     return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+
+
+def _is_one(path: Path, other: Path) -> bool:
+    try:
+        return path.samefile(other)
+    except FileNotFoundError:
+        return False
 
 
 def _version(data: bytes) -> str:

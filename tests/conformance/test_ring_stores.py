@@ -2,27 +2,63 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
+from functions.local.emulator import Emulator
 from gpu_client.ring.store import RingStore
 from gpu_client.ring.store_fs import DirectoryStore
 from gpu_client.ring.store_memory import MemoryStore
+from tests.emulator import unique
+from tests.ring_bucket import RingBucket
+from tests.served_api import ServedApi, served_api
 
 Opened = Callable[[], RingStore]
 
 
-@pytest.fixture(params=["memory", "fs"])
-def opened(request: pytest.FixtureRequest, tmp_path: Path) -> Opened:
+@pytest.fixture(scope="module")
+def served(emulator: Emulator) -> Iterator[ServedApi]:
+    """The control plane, over HTTP."""
+    with served_api(emulator) as running:
+        yield running
+
+
+@pytest.fixture(
+    params=[
+        "memory",
+        "fs",
+        "fs without links",
+        pytest.param("s3", marks=pytest.mark.emulator),
+        pytest.param("api", marks=pytest.mark.emulator),
+    ]
+)
+def opened(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Opened]:
     """Opens the same place anew, as another process would."""
-    if request.param == "fs":
-        return lambda: DirectoryStore(tmp_path / "ring")
-    store = MemoryStore()
-    return lambda: store
+    if request.param.startswith("fs"):
+        if "without" in request.param:
+            monkeypatch.setattr(os, "link", without_links)
+        yield lambda: DirectoryStore(tmp_path / "ring")
+    elif request.param == "s3":
+        with RingBucket.of(request.getfixturevalue("emulator")) as bucket:
+            yield bucket.opened
+    elif request.param == "api":
+        served: ServedApi = request.getfixturevalue("served")
+        name = unique("ring")
+        assert served.store(name).create("ring.json", [memoryview(b"{}")])
+        yield lambda: served.store(name)
+    else:
+        store = MemoryStore()
+        yield lambda: store
+
+
+def without_links(_source: object, target: object) -> None:
+    """As on file systems that have no hard links: FAT, and many of clusters and clouds."""
+    raise PermissionError(errno.EPERM, os.strerror(errno.EPERM), str(target))
 
 
 def view(data: bytes) -> memoryview:

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
-from gpu_client.ring.store import Versioned
-from gpu_client.ring.store_memory import MemoryStore
+from gpu_client.ring.store import RingStore, Versioned
 
 T = TypeVar("T")
 
@@ -31,7 +30,7 @@ class Clock:
 class MortalStore:
     """One process's way to a store that others use, too. It dies at the operation that is told, before it or behind."""
 
-    def __init__(self, store: MemoryStore) -> None:
+    def __init__(self, store: RingStore) -> None:
         self.store = store
         self.dies_after: int | None = None
         """So many operations are done; the next one is the last."""

@@ -1,0 +1,216 @@
+"""Every step at which a process can die, one after the other, and publishers that race, wherever rings lie."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from functions.local.emulator import Emulator
+from gpu_client.ring.collector import Collector
+from gpu_client.ring.keeper import Keeper
+from gpu_client.ring.leases import Watch
+from gpu_client.ring.objects import StoredSamples
+from gpu_client.ring.ring import Ring
+from gpu_client.ring.settings import RingSettings
+from gpu_client.ring.store import RingStore
+from gpu_client.ring.store_fs import DirectoryStore
+from gpu_client.ring.store_memory import MemoryStore
+from gpu_client.ring.store_s3 import BucketStore
+from gpu_client.ring.writer import RingWriter
+from tests.ring_bucket import RingBucket
+from tests.unit.ring.ring_kit import Clock, Died, MortalStore
+
+New = Callable[[str], RingStore]
+LEASE_S = 10.0
+KINDS = ["memory", "fs", pytest.param("s3", marks=pytest.mark.emulator)]
+
+
+@pytest.fixture(params=KINDS)
+def new(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[New]:
+    """Opens the place of that name."""
+    if request.param == "s3":
+        emulator: Emulator = request.getfixturevalue("emulator")
+        with RingBucket.of(emulator) as bucket:
+            one = bucket.opened()
+            yield lambda name: BucketStore(f"{bucket.name}/rings/{name}", one.bucket)
+    elif request.param == "fs":
+        yield lambda name: DirectoryStore(tmp_path / name)
+    else:
+        places: dict[str, MemoryStore] = {}
+        yield lambda name: places.setdefault(name, MemoryStore())
+
+
+class Scene:
+    """One ring with some samples, of which some can be read; and a process that is about to die."""
+
+    def __init__(self, store: RingStore) -> None:
+        self.clock = Clock()
+        self.store = store
+        self.mortal = MortalStore(store)
+        self.settings = RingSettings(cap=3, retain=2, lease_s=LEASE_S, max_ahead=100)
+        self.ring = Ring.make(store, self.settings, clock=self.clock)
+        self.writer = self.written_by("w", self.ring)
+        self.put = [self.one() for _ in range(4)]
+        self.publish_all()
+        self.put += [self.one() for _ in range(2)]
+
+    def written_by(self, name: str, ring: Ring) -> RingWriter:
+        return RingWriter(ring, name, keeper=Keeper(ring, name), threads=False, clock=self.clock)
+
+    def publish_all(self) -> None:
+        while self.ring.publish() is not None:
+            pass
+
+    def one(self) -> int:
+        value = int(self.writer.put_samples)
+        self.writer.put(np.array([value]), seed=value)
+        return value
+
+    @property
+    def own(self) -> Ring:
+        """The dying one's."""
+        return Ring(self.mortal, self.settings, clock=self.clock)
+
+    def read_to_the_end(self) -> list[int]:
+        """What becomes readable, in its order, when all is published; and nothing that is listed is missing."""
+        found: dict[int, int] = {}
+        while True:
+            newest = self.ring.newest()
+            for slot in newest.slots:
+                data = self.store.read(slot.object.key)
+                assert data is not None, f"{slot.id} is listed and not there"
+                value = int(StoredSamples(slot.id, data).sample(slot.number)[0])
+                assert found.setdefault(slot.inserted, value) == value
+            if self.ring.publish(at_once=True) is None and self.ring.newest().number == newest.number:
+                return [found[number] for number in sorted(found)]
+
+    def settle(self) -> None:
+        """Time passes, others work on: leases run out, and what is not needed goes."""
+        collector = Collector(self.ring, Watch(self.clock))
+        for _ in range(8):
+            self.clock.go_on(LEASE_S / 2)
+            self.writer.renew()
+            self.ring.publish(at_once=True)
+            collector.collect()
+
+
+def dies(scene: Scene, step: int, done_first: bool, act: Callable[[], object]) -> bool:
+    """Whether it died: at that step, or before it would have been done, or else it had fewer."""
+    scene.mortal.dies_after, scene.mortal.done_first = step, done_first
+    try:
+        act()
+    except Died:
+        return True
+    return False
+
+
+@pytest.mark.parametrize("done_first", [False, True], ids=["before", "behind"])
+def test_a_publisher_may_die_at_any_step(new: New, done_first: bool) -> None:
+    for step in range(20):
+        scene = Scene(new(f"{step}"))
+        before = scene.ring.newest().inserted
+        died = dies(scene, step, done_first, lambda scene=scene: scene.own.publish())  # type: ignore[misc]
+        assert scene.ring.newest().inserted in (before, before + 2), "all of it, or nothing"
+        finished(scene)
+        if not died:
+            assert step >= 4, "a publication has some steps"
+            return
+    raise AssertionError("there is no end to a publication's steps")
+
+
+def finished(scene: Scene) -> None:
+    """After the death others go on: everything that was put is read once, in its order, and all else has gone."""
+    scene.put.append(scene.one())
+    values = scene.read_to_the_end()
+    assert values == sorted(set(values)), "in their order, and none twice"
+    assert set(scene.put[-3:]) <= set(values)
+    assert scene.ring.newest().inserted == len(scene.put)
+    scene.settle()
+    assert scene.store.keys("inbox/") == []
+    number = scene.ring.newest().number
+    retained = [scene.ring.manifest(one) for one in range(number - scene.settings.retain + 1, number + 1)]
+    listed = {slot.object.key for manifest in retained for slot in manifest.slots}
+    assert set(scene.store.keys("samples/")) == listed, "and nothing besides"
+
+
+@pytest.mark.parametrize("done_first", [False, True], ids=["before", "behind"])
+def test_a_writer_may_die_at_any_step_and_costs_its_last_sample_at_most(new: New, done_first: bool) -> None:
+    for step in range(20):
+        scene = Scene(new(f"{step}"))
+        dying = scene.written_by("dying", scene.own)
+        died = dies(scene, step, done_first, lambda dying=dying: dying.put(np.array([1000])))  # type: ignore[misc]
+        values = scene.read_to_the_end()
+        others = [value for value in values if value != 1000]
+        assert others == scene.put[-len(others) :]
+        assert dying.put_samples <= values.count(1000) <= 1
+        assert scene.ring.newest().inserted == len(scene.put) + values.count(1000)
+        scene.settle()
+        scene.settle()
+        assert scene.store.keys("inbox/") == []
+        listed = {slot.object.key for slot in scene.ring.newest().slots}
+        orphans = [key for key in scene.store.keys("samples/dying/") if key not in listed]
+        assert not died or orphans == [], "gone within two lease periods"
+        if not died:
+            assert step >= 3
+            return
+    raise AssertionError("there is no end to a put's steps")
+
+
+@pytest.mark.parametrize("done_first", [False, True], ids=["before", "behind"])
+def test_a_collector_may_die_at_any_step(new: New, done_first: bool) -> None:
+    for step in range(60):
+        scene = Scene(new(f"{step}"))
+        scene.put += [scene.one() for _ in range(3)]
+        scene.publish_all()
+        scene.put += [scene.one() for _ in range(3)]
+        scene.publish_all()
+        died = dies(scene, step, done_first, lambda scene=scene: Collector(scene.own).collect())  # type: ignore[misc]
+        assert [slot.inserted for slot in scene.ring.newest().slots] == [9, 10, 11]
+        finished(scene)
+        if not died:
+            assert step >= 6
+            return
+    raise AssertionError("there is no end to a collection's steps")
+
+
+def test_publishers_that_race_insert_everything_once(new: New) -> None:
+    settings = RingSettings(cap=1000, max_ahead=1000)
+    Ring.make(new("race"), settings)
+    each, done, wrong = 15, threading.Event(), []
+
+    def publish() -> None:
+        ring = Ring.open(new("race"))
+        try:
+            while not done.is_set():
+                ring.publish()
+        except Exception as error:
+            wrong.append(error)
+
+    def write(name: str) -> None:
+        ring = Ring.open(new("race"))
+        with RingWriter(ring, name, threads=False) as writer:
+            for number in range(each):
+                writer.put(np.array([number]))
+                ring.publish()
+
+    publishers = [threading.Thread(target=publish) for _ in range(2)]
+    writers = [threading.Thread(target=write, args=(name,)) for name in ("a", "b")]
+    for thread in (*publishers, *writers):
+        thread.start()
+    for thread in writers:
+        thread.join()
+    done.set()
+    for thread in publishers:
+        thread.join()
+    assert wrong == []
+    ring = Ring.open(new("race"))
+    while ring.publish() is not None:
+        pass
+    slots = ring.newest().slots
+    assert [slot.inserted for slot in slots] == list(range(2 * each))
+    for name in ("a", "b"):
+        assert [slot.object.seq for slot in slots if slot.object.writer == name] == list(range(1, each + 1))

@@ -1,0 +1,118 @@
+"""Machines whose clocks are wrong, by hours: who is alive stays alive, who is dead is found, and nobody is mixed up."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from gpu_client.ring.collector import Collected, Collector
+from gpu_client.ring.errors import WriterFenced
+from gpu_client.ring.keeper import Keeper
+from gpu_client.ring.leases import DEAD_AFTER_LEASES, PUBLISHER, Watch, content_of
+from gpu_client.ring.reader import RingReader
+from gpu_client.ring.ring import Ring
+from gpu_client.ring.settings import RingSettings
+from gpu_client.ring.store_memory import MemoryStore
+from gpu_client.ring.writer import RingWriter
+from tests.unit.ring.ring_kit import Clock
+
+LEASE_S = 10.0
+HOURS = 3600.0
+
+
+class Machines:
+    """Time passes for all alike; what o'clock it is, each machine sees differently."""
+
+    def __init__(self) -> None:
+        self.time = Clock()
+        self.store = MemoryStore()
+        self.settings = RingSettings(cap=20, retain=2, lease_s=LEASE_S)
+        Ring.make(self.store, self.settings)
+
+    def ring(self, skew_s: float) -> Ring:
+        """As one machine has it."""
+        return Ring(self.store, self.settings, clock=lambda: self.time.now_s + skew_s)
+
+    def writer(self, name: str, skew_s: float) -> RingWriter:
+        ring = self.ring(skew_s)
+        keeper = Keeper(ring, name, clock=self.time)
+        return RingWriter(ring, name, keeper=keeper, threads=False, clock=self.time, pause=self.time.go_on)
+
+    def reader(self, name: str, skew_s: float) -> RingReader:
+        return RingReader(self.ring(skew_s), name, threads=False, clock=self.time)
+
+    def collector(self, skew_s: float) -> Collector:
+        return Collector(self.ring(skew_s), Watch(self.time))
+
+
+@pytest.mark.parametrize("watcher_s", [0.0, -20 * HOURS, 20 * HOURS])
+@pytest.mark.parametrize("skew_s", [0.0, -3 * HOURS, 3 * HOURS])
+def test_leases_run_out_by_the_time_that_passes_not_by_what_clocks_say(skew_s: float, watcher_s: float) -> None:
+    machines = Machines()
+    living, dying = machines.writer("living", skew_s), machines.writer("dying", skew_s)
+    reading, leaving = machines.reader("reading", skew_s), machines.reader("leaving", skew_s)
+    collector = machines.collector(watcher_s)
+    dying.put(np.array([0]))
+    machines.ring(watcher_s).publish()
+    leaving.newest()
+    leaving.took(3)
+    leaving.tell()
+
+    def passes(seconds: float) -> Collected:
+        machines.time.go_on(seconds)
+        living.renew()
+        reading.tell()
+        machines.ring(watcher_s).publish()
+        return collector.collect()
+
+    for _ in range(8):
+        early = passes(DEAD_AFTER_LEASES * LEASE_S / 8)
+        assert (early.fenced, early.readers) == (0, 0), "not before so many leases have passed"
+    told = [passes(2 * LEASE_S / 8) for _ in range(8)]
+    assert sum(one.fenced for one in told) == 1
+    assert sum(one.readers for one in told) == 1
+    living.put(np.array([1]))
+    with pytest.raises(WriterFenced):
+        dying.put(np.array([2]))
+    machines.ring(watcher_s).publish()
+    assert [slot.object.writer for slot in machines.ring(0).newest().slots] == ["dying", "living"]
+    assert content_of(machines.store.record("read")) == {"samples": 3}
+    assert machines.store.keys("readers/") == ["readers/reading"]
+
+
+@pytest.mark.parametrize("skew_s", [-20 * HOURS, 20 * HOURS])
+def test_a_publisher_that_dies_is_followed_by_one_with_another_clock(skew_s: float) -> None:
+    machines = Machines()
+    first, second = (
+        Keeper(machines.ring(own_s), name, clock=machines.time) for name, own_s in (("a", 0), ("b", skew_s))
+    )
+    writer = machines.writer("w", skew_s / 2)
+    assert first.turn()
+    for _ in range(10):
+        writer.put(np.array([1]))
+        machines.time.go_on(0.5)
+        assert first.turn()
+        assert not second.turn(), "the first one is at work"
+    writer.put(np.array([2]))
+    turns = []
+    for _ in range(8):
+        machines.time.go_on(0.5)
+        turns.append(second.turn())
+    assert turns.index(True) in (2, 3), "after the second that it takes to see that nothing changes"
+    assert content_of(machines.store.record(PUBLISHER))["holder"] == "b"
+    assert machines.ring(0).newest().inserted == 11
+    machines.time.go_on(0.5)
+    assert [first.turn() for _ in range(2)] == [True, False], "back again, it sees in its turn that it was followed"
+
+
+def test_a_clock_that_is_put_back_stops_nobody() -> None:
+    machines = Machines()
+    skew = [0.0]
+    ring = Ring(machines.store, machines.settings, clock=lambda: machines.time.now_s + skew[0])
+    writer = RingWriter(ring, "w", threads=False, clock=machines.time)
+    for number in range(6):
+        writer.put(np.array([number]))
+        ring.publish()
+        skew[0] -= 2 * HOURS
+        machines.time.go_on(1.0)
+    assert [slot.object.seq for slot in ring.newest().slots] == [1, 2, 3, 4, 5, 6]

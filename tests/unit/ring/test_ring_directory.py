@@ -1,0 +1,149 @@
+"""Directories that are full, that nobody may write to, or that answer as network file systems do."""
+
+from __future__ import annotations
+
+import os
+import resource
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from gpu_client.ring.errors import RingMismatch, StoreFull
+from gpu_client.ring.places import make_ring, open_ring
+from gpu_client.ring.reader import RingReader
+from gpu_client.ring.settings import RingSettings
+from gpu_client.ring.store_fs import DirectoryStore
+from gpu_client.ring.writer import RingWriter
+
+NOBODY = 65534
+"""A user who owns nothing."""
+
+
+@contextmanager
+def largest_file(size_bytes: int) -> Iterator[None]:
+    """While inside, the kernel lets no file of this process grow beyond that: a write is cut short, the next fails."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size_bytes, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+@contextmanager
+def as_nobody() -> Iterator[None]:
+    """While inside, this process has no more rights than a stranger has."""
+    mine = os.geteuid()
+    if mine == 0:
+        os.seteuid(NOBODY)
+    try:
+        yield
+    finally:
+        os.seteuid(mine)
+
+
+@pytest.fixture
+def others_directory() -> Iterator[Path]:
+    """May be looked into by everybody, and written to by nobody who is not its owner, or root."""
+    with tempfile.TemporaryDirectory(prefix="ring-") as name:
+        path = Path(name)
+        path.chmod(0o755 if os.geteuid() == 0 else 0o555)
+        yield path
+        path.chmod(0o755)
+
+
+def test_a_disk_that_is_full_in_the_middle_of_an_object_leaves_nothing_of_it(tmp_path: Path) -> None:
+    store = DirectoryStore(tmp_path / "ring")
+    pieces = [memoryview(bytes(30_000)) for _ in range(4)]
+    with largest_file(100_000), pytest.raises(StoreFull, match=r"there is no room in .*ring\. Free some"):
+        store.create("samples/w/1", pieces)
+    assert store.read("samples/w/1") is None
+    assert store.keys("samples/") == []
+    assert list((tmp_path / "ring/tmp").iterdir()) == []
+    assert store.create("samples/w/1", pieces)
+    found = store.read("samples/w/1")
+    assert found is not None
+    assert len(found) == 120_000
+
+
+def test_a_full_disk_leaves_records_as_they_were(tmp_path: Path) -> None:
+    store = DirectoryStore(tmp_path / "ring")
+    first = store.swap("pointer", b"1", None)
+    with largest_file(100), pytest.raises(StoreFull):
+        store.swap("pointer", b"x" * 1000, first)
+    found = store.record("pointer")
+    assert found is not None
+    assert (found.data, found.version) == (b"1", first)
+
+
+def test_a_writer_waits_for_room_and_readers_go_on(tmp_path: Path) -> None:
+    place = str(tmp_path / "ring")
+    ring = make_ring(place, RingSettings(cap=4))
+    waited = 0
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+
+    def room_after_three(_seconds: float) -> None:
+        nonlocal waited
+        waited += 1
+        with RingReader(open_ring(place), threads=False) as reader:
+            assert [int(reader.sample(slot)[0]) for slot in reader.newest().slots] == [0]
+        if waited == 3:
+            resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+    writer = RingWriter(ring, "w", threads=False, pause=room_after_three)
+    writer.put(np.full(100_000, 0))
+    ring.publish()
+    with largest_file(300_000):
+        writer.put(np.full(100_000, 1))
+    writer.close()
+    assert waited == 3
+    with RingReader(open_ring(place), threads=False) as reader:
+        assert [int(reader.sample(slot)[0]) for slot in reader.newest().slots] == [0, 1]
+    assert list((tmp_path / "ring/tmp").iterdir()) == []
+
+
+def test_a_directory_that_may_not_be_written_to_is_refused(others_directory: Path) -> None:
+    with as_nobody():
+        for place in (others_directory, others_directory / "ring"):
+            with pytest.raises(
+                RingMismatch, match=r"cannot hold a ring: Permission denied\. Name a directory to write"
+            ):
+                make_ring(str(place), RingSettings(cap=4))
+    assert list(others_directory.iterdir()) == []
+
+
+def test_a_directory_that_is_closed_in_the_middle_of_it_costs_no_sample(others_directory: Path) -> None:
+    others_directory.chmod(0o777)
+    with as_nobody():
+        ring = make_ring(str(others_directory / "ring"), RingSettings(cap=4))
+        writer = RingWriter(ring, "w", threads=False)
+        writer.put(np.array([0]))
+        beside = others_directory / "ring/tmp"
+        beside.chmod(0o555)
+        with pytest.raises(PermissionError):
+            writer.put(np.array([1]))
+        beside.chmod(0o755)
+        writer.put(np.array([2]))
+        writer.close()
+        with RingReader(ring, threads=False) as reader:
+            assert [int(reader.sample(slot)[0]) for slot in reader.newest().slots] == [0, 1, 2]
+
+
+def test_a_link_whose_answer_was_lost_is_one_s_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """NFS asks again when an answer is lost, and is told then that the name is taken: by the first of the two."""
+    link = os.link
+
+    def twice(source: Path, target: Path) -> None:
+        link(source, target)
+        link(source, target)
+
+    store = DirectoryStore(tmp_path / "ring")
+    store.create("samples/w/0", [])
+    monkeypatch.setattr(os, "link", twice)
+    assert store.create("samples/w/1", [memoryview(b"mine")])
+    assert not store.create("samples/w/1", [memoryview(b"mine")])
+    assert store.keys("samples/") == ["samples/w/0", "samples/w/1"]
