@@ -25,9 +25,10 @@ import numpy as np
 import xxhash
 
 from gpu_client.ring.collector import Collector
+from gpu_client.ring.manifest import ObjectId
 from gpu_client.ring.places import make_ring, store_at
 from gpu_client.ring.reader import RingReader
-from gpu_client.ring.removing import emptied
+from gpu_client.ring.removing import RemovingStore, emptied
 from gpu_client.ring.settings import RingSettings
 from gpu_client.ring.writer import RingWriter
 
@@ -93,10 +94,16 @@ class PlaceBench:
         self.ring = make_ring(self._place, self._settings)
         self._writer = RingWriter(self.ring, "bench")
         self._raw_first = False
+        self._raws: list[str] = []
 
     def round(self) -> list[Turn]:
         """Put so many samples and read them, each once beside the raw way."""
-        raws = [f"raw/{secrets.token_hex(8)}" for _ in range(self.samples)]
+        # Named as objects are: stores may keep those elsewhere than all the rest.
+        raws = [ObjectId(f"raw-{secrets.token_hex(4)}", 1, number).key for number in range(self.samples)]
+        if self._directory is not None:
+            for key in raws:
+                (self._directory / key).parent.mkdir(parents=True, exist_ok=True)
+        self._raws += raws
         pieces = [array.reshape(-1).view(np.uint8).data for array in self.sample.values()]
         turns = []
         first = self._writer.put_samples
@@ -112,6 +119,7 @@ class PlaceBench:
             for turn, key, slot in zip(turns, raws, slots, strict=True):
                 turn.raw_get_s, turn.get_s = self._in_turn(partial(self._raw_get, key), partial(reader.sample, slot))
         self._store.delete(raws)
+        self._raws.clear()
         Collector(self.ring).collect()
         return turns
 
@@ -136,8 +144,11 @@ class PlaceBench:
             for parent in self._made:
                 parent.rmdir()
             return
-        self._store.delete(self._store.keys("raw/"))
-        emptied(self._store)
+        self._store.delete(self._raws)
+        if isinstance(self._store, RemovingStore):
+            self._store.remove()
+        else:
+            emptied(self._store)
         self._store.close()
 
     def _in_turn(self, raw: Callable[[], object], ours: Callable[[], object]) -> tuple[float, float]:
@@ -175,7 +186,6 @@ def bench(place: str, *, size_bytes: int, samples: int, rounds: int) -> Rates:
 
 def new_file(path: Path, pieces: Sequence[memoryview]) -> None:
     """The raw limit of putting: these bytes in a new file, and nothing else."""
-    path.parent.mkdir(parents=True, exist_ok=True)
     fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
     try:
         for piece in pieces:
