@@ -33,6 +33,7 @@ from gpu_client.ring.settings import RingSettings
 from gpu_client.ring.writer import RingWriter
 
 Array = np.ndarray[Any, np.dtype[Any]]
+_WRITER, _RAW_EPOCH = "bench", 99_999_999
 _LOOPBACK_PIECE_BYTES = 1024 * 1024
 
 
@@ -85,21 +86,24 @@ class PlaceBench:
         """`samples`: how many a round has. Raises RingMismatch where there can be no ring."""
         self.sample, self.samples = sample, samples
         self.size_bytes = sum(array.nbytes for array in sample.values())
-        self._place = _beside(place)
-        self._directory = _directory_of(self._place)
+        self.place = _beside(place)
+        self._directory = _directory_of(self.place)
         self._made = [] if self._directory is None else [one for one in self._directory.parents if not one.exists()]
-        self._store = store_at(self._place, make=True)
+        self._store = store_at(self.place, make=True)
         # Nobody waits for readers, and nothing is replaced before it was read.
         self._settings = settings or RingSettings(cap=4 * samples)
-        self.ring = make_ring(self._place, self._settings)
-        self._writer = RingWriter(self.ring, "bench")
+        self.ring = make_ring(self.place, self._settings)
+        self._writer = RingWriter(self.ring, _WRITER)
         self._raw_first = False
         self._raws: list[str] = []
+        self._rounds = 0
 
     def round(self) -> list[Turn]:
         """Put so many samples and read them, each once beside the raw way."""
-        # Named as objects are: stores may keep those elsewhere than all the rest.
-        raws = [ObjectId(f"raw-{secrets.token_hex(4)}", 1, number).key for number in range(self.samples)]
+        # Named as objects are, which stores may keep elsewhere than all the rest: of an epoch that the writer never
+        # reaches, for what no living writer could claim may be collected.
+        raws = [ObjectId(_WRITER, _RAW_EPOCH, self._rounds * self.samples + at).key for at in range(self.samples)]
+        self._rounds += 1
         if self._directory is not None:
             for key in raws:
                 (self._directory / key).parent.mkdir(parents=True, exist_ok=True)
