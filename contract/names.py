@@ -24,6 +24,8 @@ KEY_ID_PATTERN = r"^[a-z0-9]{8,32}$"
 
 RING_TOKEN_PREFIX = "batonring"
 RING_NAME_PATTERN = r"^[a-z0-9][a-z0-9-]{0,62}$"
+RING_PLACE = "baton:"
+"""Begins the place of a ring that lies with the control plane."""
 RING_SETTINGS = "ring.json"
 """The record that a ring begins with: its version is the ring's id."""
 

@@ -8,6 +8,7 @@ from typing import Protocol, runtime_checkable
 
 from gpu_client.ring.collector import QUARANTINE, READ_BEFORE
 from gpu_client.ring.errors import RingMismatch
+from gpu_client.ring.generating import GENERATORS
 from gpu_client.ring.leases import GROUPS, PINS, PUBLISHER, READERS, WRITERS
 from gpu_client.ring.manifest import INBOX, MANIFESTS, SAMPLES
 from gpu_client.ring.places import store_at
@@ -15,7 +16,7 @@ from gpu_client.ring.ring import POINTER, SCHEMA, SETTINGS
 from gpu_client.ring.store import RingStore
 from gpu_client.ring.store_fs import DirectoryStore
 
-_PREFIXES = (INBOX, MANIFESTS, SAMPLES, WRITERS, READERS, PINS, GROUPS, QUARANTINE)
+_PREFIXES = (INBOX, MANIFESTS, SAMPLES, WRITERS, READERS, PINS, GROUPS, QUARANTINE, GENERATORS)
 
 
 @runtime_checkable

@@ -31,6 +31,7 @@ def filled(place: str) -> None:
         reader.newest()
     ring.store.swap(f"{PINS}train", b"{}", None)
     ring.store.create("groups/train/0000000001", [memoryview(b"[1, 2]")])
+    ring.store.swap("generators/name", b"{}", None)
     ring.store.create("quarantine/samples.w.1", [memoryview(b"why")])
 
 
