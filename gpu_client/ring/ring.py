@@ -11,7 +11,6 @@ writers/ readers/ pins/ publisher   who is alive, and what readers still need (`
 
 from __future__ import annotations
 
-import contextlib
 import json
 import time
 from collections import OrderedDict
@@ -32,10 +31,6 @@ _KEPT = 8
 """Manifests that a process remembers."""
 
 
-class _Overtaken(Exception):  # noqa: N818 - a normal outcome
-    """Another process has published meanwhile."""
-
-
 class Ring:
     """What writers, readers, publishers and collectors share. Threads may share it."""
 
@@ -44,8 +39,6 @@ class Ring:
         self.settings = settings
         self.clock = clock
         self._manifests: OrderedDict[int, Manifest] = OrderedDict()
-        self._seen: tuple[int, str | None] | None = None
-        """The newest manifest's number and the pointer's version, when this process looked last."""
         self._schema: str | None = None
 
     @classmethod
@@ -72,7 +65,6 @@ class Ring:
     def pointer(self) -> tuple[int, str | None]:
         """The newest manifest's number, 0 before there is any, and the pointer's version. Raises ManifestMissing."""
         record = self.store.record(POINTER)
-        self._seen = None
         if record is None:
             return 0, None
         try:
@@ -83,8 +75,7 @@ class Ring:
             raise ManifestMissing(
                 f"the pointer cannot be read ({error})", "baton ring verify --repair sets it anew"
             ) from error
-        self._seen = (number, record.version)
-        return self._seen
+        return number, record.version
 
     def manifest(self, number: int) -> Manifest:
         """One that is retained. Raises ManifestMissing."""
@@ -104,13 +95,10 @@ class Ring:
             raise ManifestMissing(
                 f"manifest {number} cannot be read ({error})", "baton ring verify shows what is left"
             ) from error
-        self._keep(found)
-        return found
-
-    def _keep(self, manifest: Manifest) -> None:
-        self._manifests[manifest.number] = manifest
+        self._manifests[number] = found
         while len(self._manifests) > _KEPT:
             self._manifests.popitem(last=False)
+        return found
 
     def newest(self) -> Manifest:
         """The manifest that the pointer names."""
@@ -126,47 +114,28 @@ class Ring:
         Any process may call this at any time. The manifest is stored under its number, which only one of many can do;
         whoever finds it there points to it. So it does not matter where a publisher dies.
         """
-        # Where the pointer was seen last it mostly still is, and it need not be asked for: in a bucket, each request
-        # takes its time and its money. If it has moved, the swap does not happen.
-        seen = self._seen
-        if seen is not None:
-            with contextlib.suppress(ManifestMissing, _Overtaken):
-                return self._published(*seen, at_once)
-        try:
-            return self._published(*self.pointer(), at_once)
-        except _Overtaken:
-            return None
-
-    def _published(self, number: int, version: str | None, at_once: bool) -> Manifest | None:
-        """The same, where the pointer is known. Raises _Overtaken if it has moved."""
+        number, version = self.pointer()
         last = self.manifest(number)
         claims = self._waiting(last)
         ahead = advanced(last, claims, self.settings, int(self.clock() * 1000), at_once=at_once)
         if ahead is None:
             # Somebody may have died behind the pointer, and before this.
-            self._clear(last, claims)
+            self.store.delete([claim.key for claim in claims if last.settled(claim.object)])
             return None
-        if not self.store.create(manifest_key(ahead.number), [memoryview(ahead.to_bytes())]):
+        key = manifest_key(ahead.number)
+        if not self.store.create(key, [memoryview(ahead.to_bytes())]):
             # Of one that died before pointing to it, or is just about to. It may be that it is pointed to already, and
             # forgotten: then the pointer has moved, and the swap below does not happen.
             try:
                 ahead = self.manifest(ahead.number)
             except ManifestMissing:
-                raise _Overtaken from None
+                return None
         data = json.dumps({"manifest": ahead.number, "at_ms": ahead.at_ms, "inserted": ahead.inserted}).encode()
-        version = self.store.swap(POINTER, data, version)
-        if version is None:
-            raise _Overtaken
-        self._seen = (ahead.number, version)
-        self._keep(ahead)
-        self._clear(ahead, claims)
+        if self.store.swap(POINTER, data, version) is None:
+            return None
+        self._manifests[ahead.number] = ahead
+        self.store.delete([claim.key for claim in claims if ahead.settled(claim.object)])
         return ahead
-
-    def _clear(self, last: Manifest, claims: list[Claim]) -> None:
-        """Claims that have counted say nothing any more."""
-        settled = [claim.key for claim in claims if last.settled(claim.object)]
-        if settled:
-            self.store.delete(settled)
 
     def _waiting(self, last: Manifest) -> list[Claim]:
         """The inbox, and of each writer all claims that are older than its newest here.

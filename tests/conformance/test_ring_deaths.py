@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import pytest
@@ -24,24 +25,30 @@ from gpu_client.ring.writer import RingWriter
 from tests.ring_bucket import RingBucket
 from tests.unit.ring.ring_kit import Clock, Died, MortalStore
 
-New = Callable[[str], RingStore]
+
+class Places(NamedTuple):
+    """`open` opens the place of that name. `stride`: of so many steps one is tried, where each takes long."""
+
+    open: Callable[[str], RingStore]
+    stride: int = 1
+
+
 LEASE_S = 10.0
 KINDS = ["memory", "fs", pytest.param("s3", marks=pytest.mark.emulator)]
 
 
 @pytest.fixture(params=KINDS)
-def new(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[New]:
-    """Opens the place of that name."""
+def places(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Places]:
     if request.param == "s3":
         emulator: Emulator = request.getfixturevalue("emulator")
         with RingBucket.of(emulator) as bucket:
             one = bucket.opened()
-            yield lambda name: BucketStore(f"{bucket.name}/rings/{name}", one.bucket)
+            yield Places(lambda name: BucketStore(f"{bucket.name}/rings/{name}", one.bucket), stride=3)
     elif request.param == "fs":
-        yield lambda name: DirectoryStore(tmp_path / name)
+        yield Places(lambda name: DirectoryStore(tmp_path / name))
     else:
-        places: dict[str, MemoryStore] = {}
-        yield lambda name: places.setdefault(name, MemoryStore())
+        stores: dict[str, MemoryStore] = {}
+        yield Places(lambda name: stores.setdefault(name, MemoryStore()))
 
 
 class Scene:
@@ -109,9 +116,9 @@ def dies(scene: Scene, step: int, done_first: bool, act: Callable[[], object]) -
 
 
 @pytest.mark.parametrize("done_first", [False, True], ids=["before", "behind"])
-def test_a_publisher_may_die_at_any_step(new: New, done_first: bool) -> None:
-    for step in range(20):
-        scene = Scene(new(f"{step}"))
+def test_a_publisher_may_die_at_any_step(places: Places, done_first: bool) -> None:
+    for step in range(0, 20, places.stride):
+        scene = Scene(places.open(f"{step}"))
         before = scene.ring.newest().inserted
         died = dies(scene, step, done_first, lambda scene=scene: scene.own.publish())  # type: ignore[misc]
         assert scene.ring.newest().inserted in (before, before + 2), "all of it, or nothing"
@@ -138,9 +145,9 @@ def finished(scene: Scene) -> None:
 
 
 @pytest.mark.parametrize("done_first", [False, True], ids=["before", "behind"])
-def test_a_writer_may_die_at_any_step_and_costs_its_last_sample_at_most(new: New, done_first: bool) -> None:
-    for step in range(20):
-        scene = Scene(new(f"{step}"))
+def test_a_writer_may_die_at_any_step_and_costs_its_last_sample_at_most(places: Places, done_first: bool) -> None:
+    for step in range(0, 20, places.stride):
+        scene = Scene(places.open(f"{step}"))
         dying = scene.written_by("dying", scene.own)
         died = dies(scene, step, done_first, lambda dying=dying: dying.put(np.array([1000])))  # type: ignore[misc]
         values = scene.read_to_the_end()
@@ -161,9 +168,9 @@ def test_a_writer_may_die_at_any_step_and_costs_its_last_sample_at_most(new: New
 
 
 @pytest.mark.parametrize("done_first", [False, True], ids=["before", "behind"])
-def test_a_collector_may_die_at_any_step(new: New, done_first: bool) -> None:
-    for step in range(60):
-        scene = Scene(new(f"{step}"))
+def test_a_collector_may_die_at_any_step(places: Places, done_first: bool) -> None:
+    for step in range(0, 60, places.stride):
+        scene = Scene(places.open(f"{step}"))
         scene.put += [scene.one() for _ in range(3)]
         scene.publish_all()
         scene.put += [scene.one() for _ in range(3)]
@@ -177,13 +184,13 @@ def test_a_collector_may_die_at_any_step(new: New, done_first: bool) -> None:
     raise AssertionError("there is no end to a collection's steps")
 
 
-def test_publishers_that_race_insert_everything_once(new: New) -> None:
+def test_publishers_that_race_insert_everything_once(places: Places) -> None:
     settings = RingSettings(cap=1000, max_ahead=1000)
-    Ring.make(new("race"), settings)
+    Ring.make(places.open("race"), settings)
     each, done, wrong = 15, threading.Event(), []
 
     def publish() -> None:
-        ring = Ring.open(new("race"))
+        ring = Ring.open(places.open("race"))
         try:
             while not done.is_set():
                 ring.publish()
@@ -191,7 +198,7 @@ def test_publishers_that_race_insert_everything_once(new: New) -> None:
             wrong.append(error)
 
     def write(name: str) -> None:
-        ring = Ring.open(new("race"))
+        ring = Ring.open(places.open("race"))
         with RingWriter(ring, name, threads=False) as writer:
             for number in range(each):
                 writer.put(np.array([number]))
@@ -207,7 +214,7 @@ def test_publishers_that_race_insert_everything_once(new: New) -> None:
     for thread in publishers:
         thread.join()
     assert wrong == []
-    ring = Ring.open(new("race"))
+    ring = Ring.open(places.open("race"))
     while ring.publish() is not None:
         pass
     slots = ring.newest().slots
