@@ -24,7 +24,6 @@ from tests.unit.ring.ring_kit import Clock, Died, MortalStore
 
 LEASE_S = 10.0
 deaths = st.none() | st.tuples(st.integers(0, 12), st.booleans())
-skews = st.sampled_from([0.0, -5000.0, 5000.0])
 
 
 class RingMachine(RuleBasedStateMachine):
@@ -45,10 +44,9 @@ class RingMachine(RuleBasedStateMachine):
         self.values: dict[str, int] = {}
         self.number = 0
 
-    def own(self, skew_s: float = 0.0) -> tuple[MortalStore, Ring]:
-        """`skew_s`: by how much that process's clock is wrong."""
+    def own(self) -> tuple[MortalStore, Ring]:
         store = MortalStore(self.store)
-        return store, Ring(store, self.settings, clock=lambda: self.clock() + skew_s)
+        return store, Ring(store, self.settings, clock=self.clock)
 
     def note(self) -> None:
         """What can be read now: each sample has one number of insertion, and each number one sample."""
@@ -60,9 +58,9 @@ class RingMachine(RuleBasedStateMachine):
         assert len(set(self.seen.values())) == len(self.seen)
         assert [slot.inserted for slot in newest.slots] == list(range(newest.inserted - len(newest), newest.inserted))
 
-    @rule(name=st.sampled_from("ab"), death=deaths, skew_s=skews)
-    def begin_writer(self, name: str, death: tuple[int, bool] | None, skew_s: float) -> None:
-        store, ring = self.own(skew_s)
+    @rule(name=st.sampled_from("ab"), death=deaths)
+    def begin_writer(self, name: str, death: tuple[int, bool] | None) -> None:
+        store, ring = self.own()
         kill(store, death)
         try:
             keeper = Keeper(ring, name, clock=self.clock)
@@ -98,9 +96,9 @@ class RingMachine(RuleBasedStateMachine):
         if self.writers:
             self.writers[which % len(self.writers)][1].renew()
 
-    @rule(death=deaths, at_once=st.booleans(), skew_s=skews)
-    def publish(self, death: tuple[int, bool] | None, at_once: bool, skew_s: float) -> None:
-        store, ring = self.own(skew_s)
+    @rule(death=deaths, at_once=st.booleans())
+    def publish(self, death: tuple[int, bool] | None, at_once: bool) -> None:
+        store, ring = self.own()
         kill(store, death)
         with suppress(Died):
             ring.publish(at_once=at_once)
