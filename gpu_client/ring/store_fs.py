@@ -175,9 +175,9 @@ class DirectoryStore:
             os.close(fd)
 
 
-def _is_one(path: Path, other: Path) -> bool:
+def _is_one(path: Path | str, other: Path | str) -> bool:
     try:
-        return path.samefile(other)
+        return Path(path).samefile(other)
     except FileNotFoundError:
         return False
 
