@@ -11,7 +11,7 @@ WORKERS ?= 2
 PYTEST := env -u PYTHONDONTWRITEBYTECODE $(BIN)/python -m pytest --numprocesses $(WORKERS) --dist loadfile --no-loadscope-reorder
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo demo-rules local test test-fast check format bench bench-checkpoint costs synth deploy admin-key constraints openapi clean
+.PHONY: help setup demo demo-rules demo-ring local test test-fast check format bench bench-checkpoint bench-ring costs synth deploy admin-key constraints openapi clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 20
@@ -52,6 +52,9 @@ bench: setup ## measure cost and speed (about 25 minutes on a quiet machine); wr
 bench-checkpoint: setup ## measure checkpoints against the ways of others (about 30 minutes on a quiet machine)
 	$(BIN)/python -m tests.performance.checkpoints
 
+bench-ring: setup ## measure the sample ring against raw limits and Wirehead (about 12 minutes on a quiet machine)
+	$(BIN)/python -m tests.performance.ring
+
 costs: setup ## count requests and units on the emulated cloud, and write docs/costs.md
 	$(BIN)/python -m tests.performance.costs --record
 
@@ -63,6 +66,9 @@ demo: setup ## train for real, kill the worker, resume, compare: see demo-report
 
 demo-rules: setup ## stop what diverges, roll back what spikes, steer what runs: see demo-report-rules/
 	$(BIN)/python -m demo.rules
+
+demo-ring: setup ## train on generated samples while generators are killed, with and without a ring: see demo-report-ring/
+	$(BIN)/python -m demo.ring
 
 STAGE ?= dev
 CDK := $(BIN)/python -m cdk
@@ -90,4 +96,4 @@ constraints: $(VENV)/.ready ## recompute the pinned versions
 	  --output-file functions/local/emulator.txt $(CONSTRAINTS_FLAGS) functions/local/emulator.in
 
 clean: ## remove environments and everything generated; what `make local` keeps stays
-	rm -rf $(VENV) $(EMULATOR) .cdk .kelpie .mypy_cache .ruff_cache .pytest_cache .hypothesis demo-report demo-report-rules bench-report baton.egg-info
+	rm -rf $(VENV) $(EMULATOR) .cdk .kelpie .wirehead .mypy_cache .ruff_cache .pytest_cache .hypothesis demo-report demo-report-rules demo-report-ring bench-report baton.egg-info

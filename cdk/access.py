@@ -41,7 +41,7 @@ _UPLOADS = ("AbortMultipartUpload", "DeleteObject", "GetObject", "ListBucket", "
 _LEASE_SWEEP = ("BatchGetItem", "GetItem", "PutItem", "UpdateItem")
 
 ACCESS: Mapping[str, Access] = {
-    "authorizer": Access(tables={"tokens": ("GetItem",)}, buckets={}),
+    "authorizer": Access(tables={"tokens": ("GetItem",), "heartbeats": ("GetItem",)}, buckets={}),
     "submitter": Access(
         tables={
             "jobs": ("BatchGetItem", "DeleteItem", "GetItem", "PutItem", "Query", "UpdateItem"),
@@ -69,6 +69,20 @@ ACCESS: Mapping[str, Access] = {
     "transfer": Access(
         tables={"tokens": ("DeleteItem", "GetItem", "PutItem"), "jobs": ("GetItem", "UpdateItem")},
         buckets={DATA: _UPLOADS, CHECKPOINTS: _UPLOADS},
+    ),
+    "rings": Access(
+        tables={
+            "rings": (
+                "BatchGetItem",
+                "BatchWriteItem",
+                "DeleteItem",
+                "GetItem",
+                "PutItem",
+                "Query",
+                "UpdateItem",
+            )
+        },
+        buckets={DATA: ("DeleteObject", "GetObject", "ListBucket", "PutObject")},
     ),
     "admin": Access(
         tables={

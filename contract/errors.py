@@ -63,6 +63,7 @@ class ErrorCode(StrEnum):
     KEY_NOT_FOUND = "key_not_found"
     WEBHOOK_NOT_FOUND = "webhook_not_found"
     RECIPE_NOT_FOUND = "recipe_not_found"
+    RING_NOT_FOUND = "ring_not_found"
     UNKNOWN_BUCKET = "unknown_bucket"
     # The state of the job
     JOB_NOT_RUNNING = "job_not_running"
@@ -161,6 +162,9 @@ ERRORS: dict[ErrorCode, ErrorInfo] = {
     ErrorCode.WEBHOOK_NOT_FOUND: ErrorInfo(404, "No such webhook.", "List those of your tenant with GET /webhooks."),
     ErrorCode.RECIPE_NOT_FOUND: ErrorInfo(
         404, "No such recipe.", "List those that your tenant may use with GET /recipes."
+    ),
+    ErrorCode.RING_NOT_FOUND: ErrorInfo(
+        404, "No such ring.", "List those of your tenant with GET /rings; baton ring make makes one."
     ),
     ErrorCode.UNKNOWN_BUCKET: ErrorInfo(404, "No such bucket.", "Use 'training-data' or 'training-checkpoints'."),
     ErrorCode.JOB_NOT_RUNNING: ErrorInfo(400, "The job is not running.", "Stop working on it; ask for work again."),

@@ -30,6 +30,7 @@ from contract.base import (
     depth_of,
 )
 from contract.goodput import Goodput
+from contract.names import RING_NAME_PATTERN
 from contract.recipes.plan import RunPlan
 from contract.steering import EndedBy, RulesText
 
@@ -219,6 +220,8 @@ class JobSubmit(WireModel):
     tags: Tags = {}
     webhook: Annotated[str, Field(pattern=r"^[a-z0-9]{8,32}$")] | None = None
     """Id of a webhook that is told of this job, besides those that are told of every job."""
+    rings: Annotated[list[Annotated[str, Field(pattern=RING_NAME_PATTERN)]], Field(max_length=16)] = []
+    """Rings of the control plane that the job's processes may use, without a key of their own."""
     rules: RulesText | None = None
     """What watches and steers the training (docs/rules.md): the first revision of the job's rules."""
 
@@ -342,6 +345,7 @@ class JobView(AnswerModel):
     tags: dict[str, str]
     webhook: str | None = None
     """Id of the webhook that the job names."""
+    rings: list[str] = []
     epoch: Epoch
     counters: JobCounters
     reason: Reason | None = None

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import hmac
 from enum import StrEnum
 
 DATA_BUCKET = "training-data"
@@ -20,6 +22,23 @@ KEY_PREFIX = "baton"
 KEY_ID_PATTERN = r"^[a-z0-9]{8,32}$"
 """An API key is `<prefix>_<id>_<secret>`."""
 
+RING_TOKEN_PREFIX = "batonring"
+RING_NAME_PATTERN = r"^[a-z0-9][a-z0-9-]{0,62}$"
+RING_PLACE = "baton:"
+"""Begins the place of a ring that lies with the control plane."""
+RING_SETTINGS = "ring.json"
+"""The record that a ring begins with: its version is the ring's id."""
+
+
+def ring_secret(lease_token: str) -> str:
+    """What a job's processes prove to use its rings. It leads to nothing else, and not back to the lease token."""
+    return hmac.new(lease_token.encode(), b"rings", hashlib.sha256).hexdigest()
+
+
+def ring_token(job_id: str, lease_token: str) -> str:
+    """The same as it is sent, in place of an API key."""
+    return f"{RING_TOKEN_PREFIX}_{job_id}_{ring_secret(lease_token)}"
+
 
 class Scope(StrEnum):
     """What a key may do."""
@@ -27,3 +46,5 @@ class Scope(StrEnum):
     SUBMIT = "submit"
     WORKER = "worker"
     ADMIN = "admin"
+    RING = "ring"
+    """Samples of rings, and nothing else."""

@@ -115,6 +115,8 @@ class WorkItem(AnswerModel):
     interruptions: int = 0
     control: Control | None = None
     """None: nobody has given the job rules or commands yet."""
+    rings: list[str] = []
+    """Of the control plane, which the job's processes may use: by the token that follows from the lease's."""
 
 
 class HeartbeatRequest(SaladIdentity):

@@ -144,6 +144,10 @@ class Household:
         command = ["-m", "gpu_client.agent"]
         return self._start(name, command, settings, log_name=f"{name}.log", grace_s=WORKER_STOP_S)
 
+    def start_program(self, name: str, module: str, *arguments: object, grace_s: float = WORKER_STOP_S) -> Child:
+        """Start a module of the demo's own."""
+        return self._start(name, ["-m", module, *map(str, arguments)], log_name=f"{name}.log", grace_s=grace_s)
+
     def _start(
         self,
         name: str,

@@ -38,9 +38,9 @@ class Steps:
     """The steps and what they need of each other. `scratch` and `memory` are directories that nobody keeps."""
 
     def __init__(self, household: Household, screen: Screen, scratch: Path, memory: Path) -> None:
-        self._household = household
+        self.household = household
         self._screen = screen
-        self._scratch = scratch
+        self.scratch = scratch
         self._memory = memory
         self._stack = Stack("", "")
         self._worker_key = ""
@@ -51,7 +51,7 @@ class Steps:
     def start_control_plane(self) -> None:
         """The local stack, and a key each for the user and the workers: neither may do what the other may."""
         with self._screen.phase("start", "Start the control plane") as phase:
-            self._stack = self._household.start_stack()
+            self._stack = self.household.start_stack()
             phase.ends_with(self._stack.url)
         with (
             self._screen.phase("keys", "Make API keys") as phase,
@@ -70,7 +70,7 @@ class Steps:
         """All digits, as PNG files."""
         with self._screen.phase("write", "Write the digits as PNG") as phase:
             data = digits.load()
-            files = digits.write_pngs(data, self._scratch / "digits")
+            files = digits.write_pngs(data, self.scratch / "digits")
             size_bytes = sum(path.stat().st_size for path in files.values())
             phase.ends_with(f"{len(files):,} files, {size_text(size_bytes)}")
         with self._screen.phase("push", "Push them through the API", size_bytes) as phase:
@@ -105,13 +105,13 @@ class Steps:
         It leaves after `max_jobs`; None: it stays.
         """
         name = f"worker-{number}"
-        self._stats_files[name] = self._scratch / f"{name}.json"
-        return self._household.start_worker(
+        self._stats_files[name] = self.scratch / f"{name}.json"
+        return self.household.start_worker(
             name,
             {
                 "BATON_API_URL": self._stack.url,
                 "BATON_API_KEY": self._worker_key,
-                "BATON_WORKSPACE": str(self._scratch / name),
+                "BATON_WORKSPACE": str(self.scratch / name),
                 # what a killed worker leaves there goes when the demo does
                 "BATON_ARENA_DIR": str(self._memory),
                 "BATON_WORKER_ID": name,
@@ -134,7 +134,7 @@ class Steps:
             artifact = next((one for one in job.artifacts if one.path == MODEL), None)
             if artifact is None:
                 raise DemoError(f"the complete job has no artifact {MODEL}")
-            path = self._scratch / f"{name}.safetensors"
+            path = self.scratch / f"{name}.safetensors"
             client.download(artifact.bucket, artifact.key, path)
             found = hash_file(path)
             if (artifact.size_bytes, artifact.blake3, artifact.crc64nvme) != (

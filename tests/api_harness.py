@@ -138,7 +138,9 @@ class Api:
             identity = fields["headers"].get("x-api-key", "")
             if not identity:
                 return Answer(401, {}, json.dumps({"message": "Unauthorized"}))
-            verdict = authorize(authorizer_event(fields, identity), self.context.tokens, self.clock.now())
+            verdict = authorize(
+                authorizer_event(fields, identity), self.context.tokens, self.clock.now(), self.context.leases
+            )
             assert verdict["isAuthorized"] is True
             said = verdict["context"]
         event = json.loads(json.dumps(function_event(fields, body, said)))
@@ -174,7 +176,8 @@ class Api:
 
     def _usual_key(self, method: str, target: str) -> str:
         found = _route_of(method, decode_path(target.partition("?")[0]))
-        return min(found[0].scopes if found else (), default=Scope.SUBMIT).value
+        scopes = [scope for scope in (found[0].scopes if found else ()) if scope.value in self.keys]
+        return min(scopes, default=Scope.SUBMIT).value
 
     # The submitter's side
 
@@ -259,6 +262,8 @@ class Api:
             dict(state.grants),
             dict(state.webhooks),
             dict(state.recipes),
+            dict(state.rings),
+            {place: dict(kept) for place, kept in state.ring_records.items() if kept},
             {hook: dict(noted) for hook, noted in state.deliveries.items()},
             {(t, b): self.objects(b, tenant=t) for t in (TENANT, RIVAL) for b in BUCKETS},
         )
@@ -426,6 +431,7 @@ def _api(cloud: Cloud, settings: Settings, seed: int) -> Api:
         objects=cloud.objects,
         webhooks=cloud.webhooks,
         recipes=cloud.recipes,
+        rings=cloud.rings,
         line=FakeLine(),
         clock=clock,
         random=SeededRandomness(seed),

@@ -22,12 +22,14 @@ from functions.domain.ports import (
     TokenStore,
     WebhookStore,
 )
+from functions.domain.rings import RingStore
 from functions.local.emulator import Emulator
 from functions.storage.clients import dynamodb_client, s3_client
 from functions.storage.dynamo_jobs import DynamoJobStore
 from functions.storage.dynamo_leases import DynamoLeaseStore
 from functions.storage.dynamo_packs import DynamoPackStore
 from functions.storage.dynamo_recipes import DynamoRecipeStore
+from functions.storage.dynamo_rings import DynamoRings
 from functions.storage.dynamo_sharing import DynamoSharedStore
 from functions.storage.dynamo_tokens import DynamoTokenStore
 from functions.storage.dynamo_webhooks import DynamoWebhookStore
@@ -51,6 +53,7 @@ class Cloud:
     webhooks: WebhookStore
     recipes: RecipeStore
     shared: SharedStore
+    rings: RingStore
     prefix: str = ""
     dynamodb: Any = None
     s3: Any = None
@@ -90,6 +93,7 @@ def memory_cloud() -> Cloud:
         memory.webhooks,
         memory.recipes,
         memory.shared,
+        memory.rings,
         memory=memory,
     )
 
@@ -110,6 +114,7 @@ def aws_cloud(kind: str, dynamodb: Any, s3: Any, prefix: str) -> Cloud:
         DynamoWebhookStore(dynamodb, prefix),
         DynamoRecipeStore(dynamodb, prefix),
         DynamoSharedStore(dynamodb, prefix),
+        DynamoRings(dynamodb, prefix),
         prefix=prefix,
         dynamodb=dynamodb,
         s3=s3,

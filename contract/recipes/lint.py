@@ -232,6 +232,9 @@ def _texts(value: Any) -> Iterator[_Text]:
         yield from _condition(output, ("outputs", number), "when")
     for number, shared in enumerate(_items_of(value, "shared")):
         yield from _condition(shared, ("shared", number), "when")
+    for number, place in enumerate(_items_of(value, "rings")):
+        if isinstance(place, str):
+            yield _Text(("rings", number), place, bare=False)
     yield from _texts_of(_members_of(_members_of(value, "health"), "check"), ("health", "check"))
     for number, command in enumerate(_items_of(value, "cleanup")):
         yield from _texts_of(command, ("cleanup", number))

@@ -263,6 +263,8 @@ class Recipe(WireModel):
     steps: Annotated[list[Step], Field(min_length=1, max_length=MAX_STEPS)]
     outputs: Annotated[list[Output], Field(max_length=64)] = []
     shared: Annotated[list[Shared], Field(max_length=8)] = []
+    rings: Annotated[list[Template], Field(max_length=8)] = []
+    """Places of rings that the programs use: those of them that are `baton:NAME` are opened to the job."""
     health: Health = Health()
     cleanup: Annotated[list[Command], Field(max_length=8)] = []
     """Run in order when the steps are over, however they ended, unless the job was lost to another machine."""

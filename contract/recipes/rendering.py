@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 from contract.base import JsonObject
 from contract.errors import Fault
-from contract.names import SHARED_DIR
+from contract.names import RING_NAME_PATTERN, RING_PLACE, SHARED_DIR
 from contract.recipes.model import Command, Output, Recipe, Shared, Step
 from contract.recipes.plan import CommandOrder, OutputCheck, RunPlan, SharedFile, StepOrder
 from contract.recipes.templates import TemplateError, arguments, is_true, references, render
@@ -101,6 +101,20 @@ def plan_of(recipe: Recipe, given: JsonObject, inputs: Collection[str] = ()) -> 
     return (None, faults) if faults else (plan, [])
 
 
+def rings_of(recipe: Recipe, given: JsonObject, inputs: Collection[str] = ()) -> tuple[list[str], list[Fault]]:
+    """The names of the control plane's rings that its programs use; rings that lie elsewhere need no leave."""
+    renderer = _Renderer(variables_of(recipe, given, inputs))
+    places = [place for number, text in enumerate(recipe.rings) for place in renderer.places(text, f"rings.{number}")]
+    names = [place.removeprefix(RING_PLACE) for place in places if place.startswith(RING_PLACE)]
+    remedy = "Name it with lower-case letters, digits and hyphens, as in baton:shapes."
+    wrong = [
+        Fault("parameters", f"{RING_PLACE}{name} is no place of a ring", remedy)
+        for name in names
+        if not re.fullmatch(RING_NAME_PATTERN, name)
+    ]
+    return names, [*renderer.faults, *wrong]
+
+
 def variables_of(recipe: Recipe, given: JsonObject, inputs: Collection[str]) -> dict[str, Any]:
     """What expressions read; a parameter that is not set is null."""
     return {
@@ -178,6 +192,10 @@ class _Renderer:
         elif not rendered or not rendered[0].strip():
             self.faults.append(Fault(f"{field}.run", "names no program", "Begin it with the program's name."))
         return CommandOrder(command=rendered, environment=environment, timeout_s=command.timeout_s)
+
+    def places(self, text: str, field: str) -> list[str]:
+        nothing: list[str] = []
+        return self._tried(lambda: arguments(text, self._variables), field, nothing)
 
     def outputs(self, outputs: Iterable[Output], field: str, *, required: bool) -> list[OutputCheck]:
         return [

@@ -17,7 +17,7 @@ from contract.rules.groups import GroupValues
 from contract.rules.machine import MAX_ERRORS, Machine
 from contract.rules.numbers import decoded, encoded
 from contract.rules.periods import Period
-from contract.rules.readers import Reader
+from contract.rules.readers import Reader, Value
 from contract.rules.rule import EVENTS, REPORT, RuleSet
 from contract.rules.series import Clock, Series
 from contract.rules.typed import Aggregate, Grouped, Reading, walk
@@ -30,8 +30,38 @@ _LOGGED = "logged"
 """A `log` of a step that was observed already: the step itself is nothing new."""
 
 
-Plan = tuple[list[tuple[str, Series]], Series | None, list[Machine]]
-"""The metrics that are read, the series of steps where it is not among them, the rules that they make due."""
+class Plan:
+    """What is to be done about observations of one event with the same metrics."""
+
+    __slots__ = ("conditions", "due", "expected", "looked_up", "passed", "steps", "taken")
+
+    def __init__(self, taken: list[tuple[str, Series]], steps: Series | None, due: list[Machine]) -> None:
+        """`taken`: the metrics that are read. `steps`: that of steps, where it is not among them."""
+        self.taken = taken
+        self.steps = steps
+        self.due = due
+        """The rules that such an observation makes due."""
+        self.conditions = [machine.condition for machine in due]
+        self.expected: list[object] = []
+        """The results that change nothing for any of them."""
+        self.looked_up = -1
+        """After so many changes of rules."""
+        self.passed = 0
+        """How often exactly these have come since the rules were told."""
+
+    def settle(self) -> None:
+        """Tell the rules how often they were checked."""
+        if self.passed:
+            for machine in self.due:
+                machine.checks += self.passed
+                machine.truth = machine.inert
+            self.passed = 0
+
+    def look_up(self, changes: int) -> None:
+        """What is expected from now on; a rule that has to be told of every result expects none."""
+        if self.looked_up != changes:
+            self.expected = [self if machine.inert is None else machine.inert for machine in self.due]
+            self.looked_up = changes
 
 
 class StateError(ValueError):
@@ -84,7 +114,8 @@ class Evaluator:
         self._by_event[REPORT] = [*self._by_event["step"], *self._by_event["log"]]
         self._by_event[_LOGGED] = self._by_event["log"]
         self._plans: dict[tuple[str, ...], Plan] = {}
-        """Of observations of one event and the same metrics."""
+        self._changes = 0
+        """Of what is expected of rules."""
         self._step = 0
 
     def _subscribe(self, machine: Machine, clocks: set[str]) -> None:
@@ -121,8 +152,7 @@ class Evaluator:
         plan = self._plans.get((event, *metrics))
         if plan is None:
             plan = self._plan_of(event, metrics)
-        taken, step_series, due = plan
-        for name, series in taken:
+        for name, series in plan.taken:
             value = metrics[name]
             try:
                 series.problem = ""
@@ -136,20 +166,37 @@ class Evaluator:
             except Exception as error:  # noqa: BLE001 - a value can be any object, and fail in any way
                 series.current = None
                 series.problem = f"{name} is no number ({type(value).__name__}: {error})"[:MAX_PROBLEM_CHARS]
-        if step_series is not None:
-            step_series.push(float(step), now)
+        if plan.steps is not None:
+            plan.steps.push(float(step), now)
         for sample in self._samples:
             sample.take()
-        if self._periodic:
-            due = self._with_periodic(due, step, now)
-        return self._check(due, step, now)
+        return self._checked(plan, step, now)
 
-    def _check(self, due: list[Machine], step: int, now: float) -> Sequence[Verdict]:
-        found: list[Verdict] | None = None
-        for machine in due:
+    def _checked(self, plan: Plan, step: int, now: float) -> Sequence[Verdict]:
+        due = self._with_periodic(plan.due, step, now) if self._periodic else plan.due
+        results: list[Value] | None = None
+        if due is plan.due:
             try:
-                truth = machine.condition()
-                if truth is machine.inert and truth is not None:
+                results = [condition() for condition in plan.conditions]
+            except Exception:  # noqa: BLE001, S110 - it comes again below, where it is seen whose it is
+                pass
+            else:
+                # Nearly always nothing comes of any rule: then they are not looked at one by one.
+                if results == plan.expected and plan.looked_up == self._changes:
+                    plan.passed += 1
+                    return ()
+        found = self._check(due, results, step, now)
+        plan.look_up(self._changes)
+        return found
+
+    def _check(self, due: list[Machine], results: list[Value] | None, step: int, now: float) -> Sequence[Verdict]:
+        self._settle()
+        found: list[Verdict] | None = None
+        for index, machine in enumerate(due):
+            inert = machine.inert
+            try:
+                truth = machine.condition() if results is None else results[index]
+                if truth is inert and truth is not None:
                     machine.truth = truth
                     machine.checks += 1
                     continue
@@ -160,19 +207,26 @@ class Evaluator:
                             reason = series.problem
                             break
                     else:
-                        if machine.inert is not None:
+                        if inert is not None:
                             machine.truth = None
                             machine.checks += 1
                             continue
                 state = machine.fail() if reason else machine.check(truth, step, now)  # type: ignore[arg-type]
             except Exception as error:  # noqa: BLE001 - whatever is wrong in here, the training goes on
                 state, reason = machine.fail(), f"{type(error).__name__}: {error}"[:MAX_PROBLEM_CHARS]
+            if machine.inert is not inert:
+                self._changes += 1
             if state is not None:
                 if machine.errors >= MAX_ERRORS:
                     self._plans.clear()
                 found = [] if found is None else found
                 found.append(self._verdict(machine, state, reason))
         return found or ()
+
+    def _settle(self) -> None:
+        """Before anything about rules is read or changed."""
+        for plan in self._plans.values():
+            plan.settle()
 
     def _plan_of(self, event: str, metrics: Mapping[str, object]) -> Plan:
         """Worked out once for each combination, of which a training has few."""
@@ -182,8 +236,9 @@ class Evaluator:
         found.update(() if again else self._always, self._by_event.get(event, ()))
         due = sorted((one for one in found if one.errors < MAX_ERRORS), key=lambda machine: machine.index)
         taken = [(name, self._series[name]) for name in metrics if name in self._series]
-        plan = taken, None if again or "step" in metrics else self._series.get("step"), due
+        plan = Plan(taken, None if again or "step" in metrics else self._series.get("step"), due)
         if len(self._plans) >= MAX_COMBINATIONS:
+            self._settle()
             self._plans.clear()
         self._plans[event, *metrics] = plan
         return plan
@@ -208,6 +263,7 @@ class Evaluator:
 
     def statuses(self) -> list[Verdict]:
         """How every rule stands after the newest observation."""
+        self._settle()
         step, now = self._step, self._clock.now
         return [self._verdict(machine, machine.state(step, now), "") for machine in self._machines]
 
@@ -240,6 +296,7 @@ class Evaluator:
 
     def unknown(self) -> set[str]:
         """The rules that were never checked, or whose condition is not known now."""
+        self._settle()
         return {one.rule.name for one in self._machines if one.truth is None or not one.checks}
 
     def values(self) -> dict[str, float | None]:
@@ -248,6 +305,7 @@ class Evaluator:
 
     def state_dict(self) -> dict[str, Any]:
         """Everything that later verdicts depend on, as plain JSON."""
+        self._settle()
         return {
             "version": STATE_VERSION,
             "step": self._step,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable
 
 from contract.rules.readers import Reader, Value
@@ -11,9 +12,16 @@ from contract.rules.typed import Constant, Typed
 def comparison(
     left: Reader, compare: Callable[[float, float], bool], right: Typed, compiled: Callable[[Typed], Reader]
 ) -> Reader:
-    """`left` against `right`, which is compiled only if it is no constant."""
+    """`left` against `right`, which is compiled only if it is no constant. `>`, which is frequent, takes no call."""
     if isinstance(right, Constant):
         bound = right.value
+        if compare is operator.gt:
+
+            def above_constant() -> Value:
+                value = left()
+                return None if value is None else value > bound
+
+            return above_constant
 
         def against_constant() -> Value:
             value = left()
@@ -21,6 +29,13 @@ def comparison(
 
         return against_constant
     other = compiled(right)
+    if compare is operator.gt:
+
+        def above() -> Value:
+            value, bound = left(), other()
+            return None if value is None or bound is None else value > bound
+
+        return above
 
     def against() -> Value:
         value, bound = left(), other()
@@ -103,6 +118,13 @@ def function_of_two(function: Callable[..., float], first: Reader, second: Reade
 
 def function_with_constant(function: Callable[..., float], first: float, second: Reader) -> Reader:
     """Of two, of which the first never changes."""
+    if function is operator.mul:
+
+        def times_constant() -> Value:
+            value = second()
+            return None if value is None else first * value
+
+        return times_constant
 
     def with_constant() -> Value:
         value = second()

@@ -1,13 +1,15 @@
 """What rules read most: windows over so many points, each in one closure, worked out once for each point.
 
-They say what the windows' own methods say (`windows.py`), of which they are the quick way for finite points.
+They say what the windows' own methods say (`windows.py`), of which they are the quick way for finite points: to divide
+whole numbers first and to scale them by a power of two then gives the same float, but where one of them is too large.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from math import sqrt
 
-from contract.rules.arithmetic import NAN, ratio, root_of_ratio
+from contract.rules.arithmetic import NAN
 from contract.rules.windows import Extreme, Median, Moments, deviations
 
 Value = float | bool | None
@@ -28,8 +30,13 @@ def mean(window: Moments) -> Reader:
             start = total - lag - limit
             if start < window.start:
                 return None
-            plain = start >= sums.plain_from
-            value = ratio(totals[end] - totals[begin], limit << sums.scale) if plain else window.mean()
+            if start < sums.plain_from:
+                value = window.mean()
+            else:
+                try:
+                    value = (totals[end] - totals[begin]) / limit * sums.unit
+                except OverflowError:
+                    value = window.mean()
             seen = total
         return value
 
@@ -54,7 +61,10 @@ def std(window: Moments) -> Reader:
             else:
                 added = totals[-1] - totals[begin]
                 squared = limit * (squares[-1] - squares[begin]) - added * added
-                value = root_of_ratio(squared, pairs << 2 * sums.scale)
+                try:
+                    value = sqrt(squared / pairs) * sums.unit
+                except OverflowError:
+                    value = window.std()
             seen = total
         return value
 
@@ -80,7 +90,10 @@ def slope(window: Moments) -> Reader:
             else:
                 added = totals[-1] - totals[begin]
                 moment = 12 * (weighted[-1] - weighted[begin] - start * added) - middle * added
-                value = ratio(moment, spread << sums.scale)
+                try:
+                    value = moment / spread * sums.unit
+                except OverflowError:
+                    value = window.slope()
             seen = total
         return value
 
@@ -103,11 +116,14 @@ def zscore(window: Moments) -> Reader:
             if start < sums.plain_from:
                 value = window.zscore()
             else:
-                added, scale, newest = totals[-2] - totals[begin], sums.scale, series.newest
+                added, unit, newest = totals[-2] - totals[begin], sums.unit, series.newest
                 squared = limit * (squares[-2] - squares[begin]) - added * added
-                spread = root_of_ratio(squared, pairs << 2 * scale)
-                offset = (NAN if newest is None else newest) - ratio(added, limit << scale)
-                value = offset / spread if spread else deviations(offset, spread)
+                try:
+                    offset = (NAN if newest is None else newest) - added / limit * unit
+                    spread = sqrt(squared / pairs) * unit
+                    value = offset / spread if spread else deviations(offset, spread)
+                except OverflowError:
+                    value = window.zscore()
             seen = total
         return value
 

@@ -17,6 +17,8 @@ SCALE_STEP = 8
 """The unit gets finer by so many bits at once: at most 135 times in a training's life."""
 MAX_FACTOR_BITS = 1000
 _NEVER = -1
+_NOWHERE = 1 << 62
+"""A number that no point has."""
 
 
 class Sums:
@@ -24,7 +26,7 @@ class Sums:
 
     __slots__ = (
         "eras", "factor", "high", "high_before", "low", "low_before", "nan", "nan_before", "number", "plain_from",
-        "scale", "squares", "totals", "weighs", "weighted", "with_squares",
+        "scale", "squares", "totals", "unit", "weighs", "weighted", "with_squares",
     )  # fmt: skip
 
     def __init__(self) -> None:
@@ -39,13 +41,14 @@ class Sums:
         # in place: readers hold on to the lists
         self.totals[:] = self.squares[:] = self.weighted[:] = [0]
         self.scale = 0
-        self.factor = 1.0
+        self.factor = self.unit = 1.0
+        """2 ** scale and 2 ** -scale, where that is a float."""
         self.number = number
         """Of the next point."""
         self.eras = [(number, 0)]
         """From which sums on they are in which scale: older ones are shifted by who reads them."""
         self.plain_from = number
-        """From that point on all are finite, and their sums in the present scale."""
+        """From that point on all are finite, and their sums in the present scale, of which `unit` is the unit."""
         # of each kind of those that are not finite the number of the newest, and of the one before it
         self.nan = self.nan_before = self.high = self.high_before = self.low = self.low_before = _NEVER
 
@@ -67,7 +70,7 @@ class Sums:
     def _whole(self, value: float) -> int:
         """The value in units of 2 ** -scale, which gets finer where it has to; 0 for what is only remembered."""
         if value - value != 0.0:
-            self.plain_from = self.number + 1
+            self.plain_from = max(self.plain_from, self.number + 1)
             if math.isnan(value):
                 self.nan, self.nan_before = self.number, self.nan
             elif value > 0:
@@ -84,9 +87,12 @@ class Sums:
             self.weighted[-1] <<= finer
             self.scale += finer
             self.eras.append((self.number, self.scale))
-            self.plain_from = self.number
             shift += finer
-            self.factor = 2.0**self.scale if self.scale < MAX_FACTOR_BITS else NAN
+            if self.scale < MAX_FACTOR_BITS:
+                self.plain_from = self.number
+                self.factor, self.unit = 2.0**self.scale, 2.0**-self.scale
+            else:
+                self.plain_from, self.factor = _NOWHERE, NAN
         return numerator << shift
 
     def drop(self, points: int) -> None:

@@ -7,21 +7,30 @@ from collections.abc import Mapping
 from typing import Any
 
 from contract.errors import ErrorCode
+from contract.names import Scope
 from functions.domain.api_keys import ApiKey, KeyReader, authenticate
 from functions.domain.errors import StorageUnavailable
+from functions.domain.ring_tokens import RingLease, RingLeaseReader, is_ring_token, job_of_token, opened
 
 logger = logging.getLogger("baton.api")
 
 
-def authorize(event: Mapping[str, Any], keys: KeyReader, now: int) -> dict[str, Any]:
+def authorize(
+    event: Mapping[str, Any], keys: KeyReader, now: int, leases: RingLeaseReader | None = None
+) -> dict[str, Any]:
     """Answer one HTTP API authorizer event (payload version 2.0) with a simple response.
 
     A refused key is let through with the reason in its context, and so is one that could not be looked up: the caller
     reads our error (dispatch.py gives it before any route is called) instead of the gateway's bare 403 or 500.
+
+    `leases`: of jobs whose processes may come with a token for rings instead of a key.
     """
     headers = {str(name).lower(): value for name, value in (event.get("headers") or {}).items()}
+    presented = str(headers.get("x-api-key", ""))
     try:
-        found = authenticate(keys, str(headers.get("x-api-key", "")), now)
+        if leases is not None and is_ring_token(presented):
+            return {"isAuthorized": True, "context": _of_job(opened(leases, presented, now), presented)}
+        found = authenticate(keys, presented, now)
     except StorageUnavailable:
         logger.exception("storage is unavailable", extra={"action": "authorize"})
         found = ErrorCode.UNAVAILABLE
@@ -29,3 +38,10 @@ def authorize(event: Mapping[str, Any], keys: KeyReader, now: int) -> dict[str, 
         known = {"tenant": found.tenant, "key_id": found.id, "scopes": ",".join(found.scopes)}
         return {"isAuthorized": True, "context": known}
     return {"isAuthorized": True, "context": {"auth_error": found.value}}
+
+
+def _of_job(found: RingLease | ErrorCode, presented: str) -> dict[str, str]:
+    if isinstance(found, ErrorCode):
+        return {"auth_error": found.value}
+    said = {"tenant": found.tenant, "key_id": f"job {job_of_token(presented)}", "scopes": Scope.RING.value}
+    return {**said, "rings": ",".join(found.rings)}

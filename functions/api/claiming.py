@@ -9,7 +9,7 @@ from contract.work import WorkQuery
 from functions.api.sweeping import tidy_queue
 from functions.domain import jobs as rules
 from functions.domain.change import OpenLease
-from functions.domain.claiming import SMALLEST_WINDOW, ClaimWindow, suitable
+from functions.domain.claiming import SMALLEST_WINDOW, ClaimWindow, suitable, with_rings
 from functions.domain.errors import FenceBroken, WriteConflict
 from functions.domain.ports import JobStore, LeaseStore, Randomness
 from functions.domain.records import Attempt, Job, Lease
@@ -66,6 +66,7 @@ def claim_next(
     tenant: str,
     key_id: str | None,
     token_sha256: str | None,
+    ring_token_sha256: str | None = None,
     shards: int,
     now: int,
     random: Randomness,
@@ -73,7 +74,8 @@ def claim_next(
 ) -> Claimed | None:
     """Claim the best job for this worker, by chance among equals; None if there is nothing for it.
 
-    `token_sha256`: digest of the lease token; None for a worker of the original orchestrator. When nothing is ready,
+    `token_sha256`: digest of the lease token; None for a worker of the original orchestrator. `ring_token_sha256`: of
+    the token for the rings that the job may name. When nothing is ready,
     jobs of the queue whose machine was lost or whose backoff is over are made ready first. Ranks are compared within a
     shard; the shard to begin with is drawn by chance.
     """
@@ -81,7 +83,15 @@ def claim_next(
 
     def from_any_shard() -> Claimed | None:
         for shard in _from_random(shards, random):
-            claimed = _claim_from(search, shard, key_id=key_id, token_sha256=token_sha256, random=random, window=window)
+            claimed = _claim_from(
+                search,
+                shard,
+                key_id=key_id,
+                token_sha256=token_sha256,
+                ring_token_sha256=ring_token_sha256,
+                random=random,
+                window=window,
+            )
             if claimed is not None:
                 return claimed
         return None
@@ -105,6 +115,7 @@ def _claim_from(
     *,
     key_id: str | None,
     token_sha256: str | None,
+    ring_token_sha256: str | None,
     random: Randomness,
     window: ClaimWindow,
 ) -> Claimed | None:
@@ -114,6 +125,7 @@ def _claim_from(
             return None
         job = window.choose(candidates, random)
         change = rules.claim(job, search.worker, token_sha256=token_sha256, key_id=key_id, now=search.now)
+        change = with_rings(change, ring_token_sha256)
         assert change.attempt is not None and isinstance(change.lease, OpenLease)
         try:
             search.jobs.apply(change)

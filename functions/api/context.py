@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from contract.errors import ErrorCode
 from contract.names import Scope
@@ -28,6 +28,9 @@ from functions.domain.ports import (
 )
 from functions.domain.records import Job
 
+if TYPE_CHECKING:
+    from functions.domain.rings import RingStore
+
 
 @dataclass(frozen=True, kw_only=True)
 class Context:
@@ -46,6 +49,8 @@ class Context:
     random: Randomness
     settings: Settings = field(default_factory=Settings)
     window: ClaimWindow = field(default_factory=ClaimWindow)
+    rings: RingStore | None = None
+    """Of the function that serves rings; the others load nothing for it."""
 
 
 @dataclass(frozen=True)
@@ -55,6 +60,8 @@ class Principal:
     tenant: str
     key_id: str
     scopes: frozenset[Scope]
+    rings: frozenset[str] | None = None
+    """The only rings that this one may use; None: no limit of this kind."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -14,7 +14,7 @@ from pydantic_core import from_json, to_json
 
 from contract.base import JOB_ID_PATTERN, MAX_STEP, path_problem
 from contract.errors import ErrorCode
-from contract.names import KEY_ID_PATTERN, Scope
+from contract.names import KEY_ID_PATTERN, RING_NAME_PATTERN, Scope
 from contract.recipes.calls import RECIPE_ID_PATTERN
 from functions.api.context import Call, Context, NoContent, Principal, Redirect, WithHeaders
 from functions.api.errors import error_response, refusal_of
@@ -34,6 +34,7 @@ _KEY_ID = re.compile(KEY_ID_PATTERN)
 _IDS = {"keys": (_KEY_ID, ErrorCode.KEY_NOT_FOUND), "webhooks": (_KEY_ID, ErrorCode.WEBHOOK_NOT_FOUND)}
 """What `{id}` is, and the refusal of what cannot be one, by the path's first part; of a job elsewhere."""
 _RECIPE_ID = re.compile(RECIPE_ID_PATTERN)
+_RING = re.compile(RING_NAME_PATTERN)
 _STEP = re.compile(r"[0-9]{1,13}")
 _HEADER_VALUE = re.compile(r"[\x21-\x7e]{1,255}")
 _QUIET = frozenset({"POST /heartbeat/{id}"})
@@ -100,7 +101,8 @@ def _principal(event: Event, route: Route) -> Principal:
     if not scopes & route.scopes:
         needed = " or ".join(sorted(route.scopes))
         raise Refusal(ErrorCode.WRONG_SCOPE, f"This call needs the scope {needed}.", field="x-api-key")
-    return Principal(tenant=str(found["tenant"]), key_id=str(found.get("key_id", "")), scopes=scopes)
+    rings = frozenset(str(found["rings"]).split(",")) if "rings" in found else None
+    return Principal(tenant=str(found["tenant"]), key_id=str(found.get("key_id", "")), scopes=scopes, rings=rings)
 
 
 def _path(given: Mapping[str, str], route: Route) -> dict[str, str]:
@@ -112,6 +114,8 @@ def _path(given: Mapping[str, str], route: Route) -> dict[str, str]:
             raise Refusal(unknown, "The id in the path is not one of ours.", field="id")
     if "recipe" in path and not _RECIPE_ID.fullmatch(path["recipe"]):
         raise Refusal(ErrorCode.RECIPE_NOT_FOUND, "A recipe is named like digits@1.", field="recipe")
+    if "ring" in path and not _RING.fullmatch(path["ring"]):
+        raise Refusal(ErrorCode.RING_NOT_FOUND, "A ring's name has small letters, digits and '-'.", field="ring")
     if "step" in path and not (_STEP.fullmatch(path["step"]) and int(path["step"]) <= MAX_STEP):
         raise Refusal(ErrorCode.INVALID_VALUE, f"The step must be a whole number up to {MAX_STEP}.", field="step")
     if "key" in path:

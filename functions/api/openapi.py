@@ -16,7 +16,7 @@ from pydantic_core import core_schema
 from contract.base import JOB_ID_PATTERN, MAX_KEY_BYTES, MAX_STEP
 from contract.error_body import ErrorBody
 from contract.errors import ErrorCode
-from contract.names import BUCKETS, KEY_ID_PATTERN
+from contract.names import BUCKETS, KEY_ID_PATTERN, RING_NAME_PATTERN
 from contract.recipes.calls import RECIPE_ID_PATTERN
 from functions.api.routes import ROUTES, Route
 from functions.api.settings import Settings
@@ -106,6 +106,7 @@ _PATH_SCHEMAS: dict[str, dict[str, Any]] = {
     "step": {"type": "integer", "minimum": 0, "maximum": MAX_STEP},
     "bucket": {"type": "string", "enum": list(BUCKETS)},
     "recipe": {"type": "string", "pattern": RECIPE_ID_PATTERN},
+    "ring": {"type": "string", "pattern": RING_NAME_PATTERN},
     "key": {"type": "string", "minLength": 1, "maxLength": MAX_KEY_BYTES, "pattern": _KEY_PATTERN},
 }
 _KEY_ID = {"type": "string", "pattern": KEY_ID_PATTERN}
@@ -114,6 +115,7 @@ _PATH_EXAMPLES: dict[str, Any] = {
     "step": 100,
     "bucket": "training-data",
     "recipe": "digits@1",
+    "ring": "shapes",
     "key": "digits/3/0001.png",
 }
 _KEY_ID_EXAMPLE = "k3f9a7c2"

@@ -106,6 +106,7 @@ class Resolver:
             policy=body.policy
             if patience_s is None or "no_progress_timeout_s" in said
             else body.policy.model_copy(update={"no_progress_timeout_s": patience_s}),
+            rings=_rings(recipe, body, flat=flat),
         )
 
     def _recipe(self, recipe_id: str) -> Recipe:
@@ -135,6 +136,18 @@ def _plan(recipe: Recipe, body: JobSubmit, *, flat: bool) -> RunPlan:
     return plan
 
 
+def _rings(recipe: Recipe, body: JobSubmit, *, flat: bool) -> list[str]:
+    """Those that the job names, and those that its recipe says that it uses."""
+    if not recipe.rings:
+        return body.rings
+    from contract.recipes.rendering import rings_of
+
+    names, faults = rings_of(recipe, body.parameters, [ref.into for ref in body.inputs])
+    if faults:
+        raise _refusal(faults, flat=flat)
+    return [*body.rings, *names]
+
+
 def _refusal(faults: Sequence[Fault], *, flat: bool) -> Refusal:
     first = faults[0]
     name = first.field.removeprefix(_PARAMETERS)
@@ -156,6 +169,7 @@ def _spec(
     environment: dict[str, str] | None = None,
     requirements: Requirements | None = None,
     policy: Policy | None = None,
+    rings: list[str] | None = None,
 ) -> Spec:
     return Spec(
         name=body.name,
@@ -170,6 +184,7 @@ def _spec(
         policy=policy or body.policy,
         tags=body.tags,
         webhook=body.webhook,
+        rings=list(dict.fromkeys(body.rings if rings is None else rings)),
     )
 
 

@@ -14,13 +14,14 @@ from contract.errors import ErrorCode as E
 from contract.names import Scope
 from functions.api.context import Call, Context
 
-Function = Literal["submitter", "worker", "transfer", "admin"]
+Function = Literal["submitter", "worker", "transfer", "admin", "rings"]
 """The privilege groups: each is one Lambda function with one role."""
 
 SUBMIT = frozenset({Scope.SUBMIT})
 WORKER = frozenset({Scope.WORKER})
 ADMIN = frozenset({Scope.ADMIN})
 BOTH = SUBMIT | WORKER
+RING = frozenset({Scope.RING})
 NOBODY: frozenset[Scope] = frozenset()
 
 

@@ -257,8 +257,9 @@ def _job_id(context: Context, call: Call, key: str | None) -> str:
 
 def _asked(body: JobSubmit, spec: Spec) -> list[Any]:
     """What two submissions must have in common to be the same."""
-    asked = [spec.model_dump(mode="json"), body.queue, body.priority]
-    # Without rules as it was before there were any: jobs of that time are still asked for.
+    # Without rules and rings as it was before there were any: jobs of that time are still asked for.
+    said = spec.model_dump(mode="json", exclude=None if spec.rings else {"rings"})
+    asked = [said, body.queue, body.priority]
     return [*asked, body.rules] if body.rules else asked
 
 

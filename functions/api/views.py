@@ -39,6 +39,7 @@ def job_view(job: Job, lease: Lease | None = None) -> JobView:
         policy=spec.policy,
         tags=spec.tags,
         webhook=spec.webhook,
+        rings=spec.rings,
         epoch=job.epoch,
         counters=job.counters,
         reason=job.reason,

@@ -11,7 +11,7 @@ from contract.datasets import is_manifest
 from contract.errors import ErrorCode
 from contract.goodput import Goodput
 from contract.jobs import JobState, Progress, Reason, ReasonCode
-from contract.names import CHECKPOINTS_BUCKET, DATA_BUCKET
+from contract.names import CHECKPOINTS_BUCKET, DATA_BUCKET, ring_secret
 from contract.work import (
     AGENT_CRASHED,
     CompleteRequest,
@@ -61,6 +61,7 @@ def get_work(context: Context, call: Call) -> list[WorkItem] | list[dict[str, An
         tenant=call.tenant,
         key_id=call.principal.key_id,
         token_sha256=token_digest(token) if token else None,
+        ring_token_sha256=token_digest(ring_secret(token)) if token else None,
         shards=context.settings.ready_shards,
         now=call.now,
         random=context.random,
@@ -340,6 +341,7 @@ def _work_item(context: Context, call: Call, claimed: Claimed, token: str) -> Wo
         runtime_s=job.counters.runtime_s,
         interruptions=job.counters.interruptions,
         control=control_of(context, job, call.now),
+        rings=job.spec.rings,
     )
 
 

@@ -7,9 +7,10 @@ about n / W of the claims meet a job that is just being taken.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from contract.work import WorkQuery
+from functions.domain.change import Change, OpenLease
 from functions.domain.matching import equals, mismatch
 from functions.domain.ports import Randomness
 from functions.domain.records import Job
@@ -42,6 +43,15 @@ class ClaimWindow:
         """One of the first `size` candidates that rank alike. There must be at least one."""
         leading = equals(candidates[: self.size])
         return leading[random.below(len(leading))] if len(leading) > 1 else leading[0]
+
+
+def with_rings(change: Change, ring_token_sha256: str | None) -> Change:
+    """A claim whose lease opens the rings that the job names; as it is where it names none."""
+    rings, lease = change.job.spec.rings, change.lease
+    if not rings or ring_token_sha256 is None or not isinstance(lease, OpenLease):
+        return change
+    opened = lease.lease.model_copy(update={"rings": rings, "ring_token_sha256": ring_token_sha256})
+    return replace(change, lease=OpenLease(lease=opened))
 
 
 def suitable(candidates: Sequence[Job], worker: WorkQuery, now: int) -> list[Job]:

@@ -47,6 +47,8 @@ class Spec(Record):
     tags: dict[str, str] = {}
     webhook: str | None = None
     """Is told of the job's events, though it is not told of every job's."""
+    rings: list[str] = []
+    """Rings that its processes may use."""
     dreambooth: dict[str, Any] | None = None
     """The original orchestrator's columns, when the job was submitted in its form."""
 
@@ -347,6 +349,9 @@ class Lease(Record):
     epoch: int
     token_sha256: str | None = None
     """None for an original client, which has no lease token."""
+    ring_token_sha256: str | None = None
+    """None where the job names no rings."""
+    rings: list[str] = []
     machine_id: str | None = None
     expires_at: int
     duration_s: int

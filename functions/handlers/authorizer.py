@@ -1,7 +1,7 @@
 """Lambda authorizer: says whose key the request carries. The routes decide what that key may do.
 
 The first call after a pause waits for this function and then for the route's, so it loads little: neither pydantic nor
-what the routes need. It reads one table, whose name is the only setting of it.
+what the routes need. It reads one item: of a key, or of the lease of a job whose processes come with a token for rings.
 """
 
 from __future__ import annotations
@@ -13,13 +13,15 @@ from functions.api.authorizing import authorize
 from functions.api.defaults import TABLE_PREFIX
 from functions.handlers.starting import ServerClock, start_logging
 from functions.storage.clients import dynamodb_client
-from functions.storage.dynamo_keys import DynamoKeyReader
+from functions.storage.dynamo_keys import DynamoKeyReader, DynamoRingLeaseReader
 
 start_logging()
 clock = ServerClock()
-keys = DynamoKeyReader(dynamodb_client(), os.environ.get("BATON_TABLE_PREFIX") or TABLE_PREFIX)
+_prefix = os.environ.get("BATON_TABLE_PREFIX") or TABLE_PREFIX
+_dynamodb = dynamodb_client()
+keys, leases = DynamoKeyReader(_dynamodb, _prefix), DynamoRingLeaseReader(_dynamodb, _prefix)
 
 
 def handler(event: dict[str, Any], lambda_context: object) -> dict[str, Any]:
     """Answer one HTTP API authorizer event (payload version 2.0, simple response)."""
-    return authorize(event, keys, clock.now())
+    return authorize(event, keys, clock.now(), leases)

@@ -7,14 +7,14 @@ import secrets
 import sys
 import uuid
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from functions.api.context import Context
 from functions.api.metrics import Metrics, ends_in
 from functions.api.settings import Settings
 from functions.domain.change import Change
 from functions.handlers.starting import ServerClock
-from functions.storage.clients import Clients
+from functions.storage.clients import Clients, dynamodb_client
 from functions.storage.dynamo_jobs import DynamoJobStore
 from functions.storage.dynamo_leases import DynamoLeaseStore
 from functions.storage.dynamo_packs import DynamoPackStore
@@ -24,6 +24,9 @@ from functions.storage.dynamo_tokens import DynamoTokenStore
 from functions.storage.dynamo_webhooks import DynamoWebhookStore
 from functions.storage.s3_objects import S3ObjectStore
 from functions.webhooks.lines import SqsLine
+
+if TYPE_CHECKING:
+    from functions.domain.rings import RingStore
 
 
 class SystemRandomness:
@@ -81,3 +84,11 @@ def build_context(environment: Mapping[str, str] = os.environ) -> Context:
         random=SystemRandomness(),
         settings=settings,
     )
+
+
+def build_rings(environment: Mapping[str, str] = os.environ) -> RingStore:
+    """The store that one function alone has; it loads with it."""
+    from functions.storage.dynamo_rings import DynamoRings
+
+    settings = Settings.from_environment(environment)
+    return DynamoRings(dynamodb_client(), settings.table_prefix)

@@ -62,10 +62,21 @@ class LocalStack(Running):
             line = _make_line(emulator)
             self._export(settings, emulator, line)
             # Only now: a handler reads its settings, and opens its clients, when it is imported.
-            from functions.handlers import admin, authorizer, deliverer, publisher, submitter, sweeper, transfer, worker
+            from functions.handlers import (
+                admin,
+                authorizer,
+                deliverer,
+                publisher,
+                rings,
+                submitter,
+                sweeper,
+                transfer,
+                worker,
+            )
 
             handlers = {
-                module.__name__.rpartition(".")[2]: module.handler for module in (submitter, worker, transfer, admin)
+                module.__name__.rpartition(".")[2]: module.handler
+                for module in (submitter, worker, transfer, admin, rings)
             }
             routes = [
                 FrontRoute(

@@ -1,9 +1,10 @@
-"""API keys as items, and reading one: all of the tokens table that the authorizer needs, quick to load."""
+"""API keys as items, and reading one or what of a lease opens rings: all that the authorizer needs, quick to load."""
 
 from __future__ import annotations
 
 import json
-from dataclasses import asdict
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from contract.names import Scope
@@ -11,7 +12,7 @@ from functions.domain.api_keys import ApiKey
 from functions.storage import keys
 from functions.storage.items import Item
 from functions.storage.reads import get_item
-from functions.storage.tables import TOKENS
+from functions.storage.tables import HEARTBEATS, TOKENS
 
 
 class DynamoKeyReader:
@@ -24,6 +25,38 @@ class DynamoKeyReader:
     def get_key(self, key_id: str) -> ApiKey | None:
         item = get_item(self._client, self._table, {"pk": {"S": keys.api_key_pk(key_id)}})
         return from_item(item) if item else None
+
+
+@dataclass(frozen=True)
+class LeaseOfRings:
+    """A RingLease, as it is stored."""
+
+    tenant: str
+    ring_token_sha256: str | None
+    rings: Sequence[str]
+    closed: str
+    expires_at: int
+
+
+class DynamoRingLeaseReader:
+    """RingLeaseReader over a low-level DynamoDB client."""
+
+    def __init__(self, client: Any, prefix: str) -> None:
+        self._client = client
+        self._table = HEARTBEATS.name(prefix)
+
+    def get(self, job_id: str) -> LeaseOfRings | None:
+        item = get_item(self._client, self._table, {"pk": {"S": job_id}})
+        if item is None:
+            return None
+        texts = {name: item[name]["S"] for name in ("ring_token_sha256", "rings", "closed") if name in item}
+        return LeaseOfRings(
+            item["tenant"]["S"],
+            texts.get("ring_token_sha256"),
+            texts["rings"].split(",") if "rings" in texts else [],
+            texts.get("closed", ""),
+            int(item["expires_at"]["N"]),
+        )
 
 
 def document(key: ApiKey) -> str:

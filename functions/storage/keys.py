@@ -1,4 +1,4 @@
-"""Every key of the five tables, in one place. The access patterns are listed in README.md."""
+"""Every key of the six tables, in one place. The access patterns are listed in README.md."""
 
 from __future__ import annotations
 
@@ -135,6 +135,16 @@ def recipes_pk(tenant: str) -> str:
 def recipe_sk(name: str, version: int) -> str:
     """Sort key of a recipe: versions of one name in order."""
     return f"{name}@{version:06d}"
+
+
+def rings_pk(tenant: str) -> str:
+    """Partition of a tenant's rings; its sort keys are their names."""
+    return f"TENANT#{tenant}"
+
+
+def ring_pk(tenant: str, name: str, ring_id: str) -> str:
+    """Partition of a ring's records; its sort keys are theirs. No other ring, of whatever name, ever has it."""
+    return f"RING#{tenant}#{name}#{ring_id}"
 
 
 def api_key_pk(key_id: str) -> str:

@@ -22,7 +22,7 @@ from functions.domain.records import Lease
 from functions.storage import keys
 from functions.storage.items import Item, number
 
-_TEXTS = ("token_sha256", "machine_id", "phase")
+_TEXTS = ("token_sha256", "ring_token_sha256", "machine_id", "phase")
 _COUNTS = ("rules_revision", "commands_seq", "rules_in_force", "rules_rejected")
 """Absent while 0."""
 
@@ -45,6 +45,8 @@ def to_item(lease: Lease) -> Item:
     for name in _TEXTS:
         if (value := getattr(lease, name)) is not None:
             item[name] = {"S": value}
+    if lease.rings:
+        item["rings"] = {"S": ",".join(lease.rings)}
     if lease.watched:
         item["watched"] = {"BOOL": True}
     for name in _COUNTS:
@@ -66,6 +68,8 @@ def from_item(item: Item) -> Lease:
             "tenant": item["tenant"]["S"],
             "epoch": int(item["epoch"]["N"]),
             "token_sha256": _text(item, "token_sha256"),
+            "ring_token_sha256": _text(item, "ring_token_sha256"),
+            "rings": rings_of(item),
             "machine_id": _text(item, "machine_id"),
             "expires_at": int(item["expires_at"]["N"]),
             "duration_s": int(item["duration_s"]["N"]),
@@ -206,6 +210,11 @@ def _update(table: str, job_id: str, update: str, condition: str, values: Item) 
             "ReturnValuesOnConditionCheckFailure": "ALL_OLD",
         }
     }
+
+
+def rings_of(item: Item) -> list[str]:
+    """The rings in a row."""
+    return item["rings"]["S"].split(",") if "rings" in item else []
 
 
 def _text(item: Item, name: str) -> str | None:

@@ -11,6 +11,7 @@ from functions.storage.memory_leases import MemoryLeaseStore
 from functions.storage.memory_objects import MemoryObjectStore
 from functions.storage.memory_packs import MemoryPackStore
 from functions.storage.memory_recipes import MemoryRecipeStore
+from functions.storage.memory_rings import MemoryRings
 from functions.storage.memory_sharing import MemorySharedStore
 from functions.storage.memory_state import MemoryState
 from functions.storage.memory_tokens import MemoryTokenStore
@@ -18,7 +19,7 @@ from functions.storage.memory_webhooks import MemoryWebhookStore
 
 
 class MemoryCloud:
-    """All eight stores over one state. `objects` has test hooks of its own."""
+    """All nine stores over one state. `objects` has test hooks of its own."""
 
     def __init__(self) -> None:
         self.state = MemoryState()
@@ -29,4 +30,5 @@ class MemoryCloud:
         self.tokens = MemoryTokenStore(self.state)
         self.webhooks = MemoryWebhookStore(self.state)
         self.recipes = MemoryRecipeStore(self.state)
+        self.rings = MemoryRings(self.state)
         self.objects = MemoryObjectStore()

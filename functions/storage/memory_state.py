@@ -10,6 +10,7 @@ from functions.domain.api_keys import ApiKey
 from functions.domain.recipes import StoredRecipe
 from functions.domain.reclaiming import Watch
 from functions.domain.records import Lease, PackRecord, TransferGrant
+from functions.domain.rings import RingRecord, StoredRing
 from functions.domain.sharing import SharedRecord
 from functions.domain.webhooks import Delivery, Webhook
 from functions.storage import keys
@@ -67,6 +68,9 @@ class MemoryState:
         self.grants: dict[str, TransferGrant] = {}
         self.webhooks: dict[tuple[str, str], Webhook] = {}
         self.recipes: dict[tuple[str, str], StoredRecipe] = {}
+        self.rings: dict[tuple[str, str], StoredRing] = {}
+        self.ring_records: dict[tuple[str, str, str], dict[str, RingRecord]] = {}
+        """By tenant, name and id of the ring."""
         self.deliveries: dict[str, dict[tuple[int, str, int], Delivery]] = {}
 
     def pack_version(self) -> str:

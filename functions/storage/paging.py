@@ -71,6 +71,16 @@ def recipes_list(tenant: str) -> PagedList:
     return PagedList(("recipes", tenant), (str, int))
 
 
+def rings_list(tenant: str) -> PagedList:
+    """A tenant's rings; position: name."""
+    return PagedList(("rings", tenant), (str,))
+
+
+def ring_keys_list(ring_id: str, prefix: str) -> PagedList:
+    """Records of a ring below a prefix; position: key."""
+    return PagedList(("ring", ring_id, prefix), (str,))
+
+
 def objects_list(tenant: str, bucket: str, prefix: str) -> PagedList:
     """Objects below a prefix; position: key."""
     return PagedList(("objects", tenant, bucket, prefix), (str,))

@@ -1,4 +1,4 @@
-"""The five tables as data: used by the local stack, the tests and the deployed stack alike."""
+"""The six tables as data: used by the local stack, the tests and the deployed stack alike."""
 
 from __future__ import annotations
 
@@ -113,7 +113,8 @@ TOKENS = Table(
 )
 WEBHOOKS = Table(suffix="webhooks", key=KeySchema(partition="pk", sort="sk"), ttl_attribute="ttl")
 RECIPES = Table(suffix="recipes", key=KeySchema(partition="pk", sort="sk"))
-TABLES = (JOBS, HEARTBEATS, TOKENS, WEBHOOKS, RECIPES)
+RINGS = Table(suffix="rings", key=KeySchema(partition="pk", sort="sk"))
+TABLES = (JOBS, HEARTBEATS, TOKENS, WEBHOOKS, RECIPES, RINGS)
 
 
 def create_tables(client: Any, prefix: str) -> None:

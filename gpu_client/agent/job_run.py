@@ -251,6 +251,7 @@ class JobRun:
             canceled=lambda: self._lost_outcome() is Outcome.CANCELED,
             leaving=self._leaving,
             steering=self._steering,
+            api_url=self._settings.api_url,
         )
         early = ArtifactShipper(
             directories.output,

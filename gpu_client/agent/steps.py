@@ -73,6 +73,8 @@ class Surroundings:
     canceled: Callable[[], bool]
     leaving: Callable[[], StopReason | None]
     steering: SteeringRelay
+    api_url: str = ""
+    """For processes of a job that names rings."""
 
     def interrupted(self) -> bool:
         """Nothing more is to be started."""
@@ -199,6 +201,7 @@ class Steps:
                 str(resume_from or ""),
                 own=order.environment,
                 use_arena=arena is not None,
+                api_url=self._around.api_url,
             )
             # Looked at before the trainer starts: it may remove what it resumed from at once.
             self._harvest.begin(resume_from)

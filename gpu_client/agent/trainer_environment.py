@@ -8,6 +8,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from contract.names import ring_token
 from contract.work import WorkItem
 from gpu_client.agent.workspace import JobDirectories
 
@@ -23,8 +24,11 @@ def trainer_environment(
     *,
     own: Mapping[str, str] | None = None,
     use_arena: bool = True,
+    api_url: str = "",
 ) -> dict[str, str]:
     """The agent's environment without its settings and secrets, `own` (the step's), the job's, the BATON_ variables.
+
+    Where the job names rings: also `api_url` and a token that opens these rings and nothing else.
 
     The agent's interpreter comes first in PATH, so that `python` in a command is the one that has our packages.
     """
@@ -42,6 +46,8 @@ def trainer_environment(
         "BATON_CHANNEL": channel,
         "BATON_ARENA": str(directories.arena or "") if use_arena else "",
     }
+    if item.rings and api_url:
+        ours |= {"BATON_API_URL": api_url, "BATON_RING_TOKEN": ring_token(item.id, item.lease_token)}
     filled = dict(zip(own, expanded(list(own.values()), ours), strict=True)) if own else {}
     return {
         **inherited,

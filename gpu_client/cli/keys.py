@@ -35,7 +35,9 @@ def create(
     name: Annotated[str, typer.Argument(metavar="NAME", help="Who or what uses it.", show_default=False)],
     scopes: Annotated[
         list[Scope],
-        typer.Option("--scope", metavar="SCOPE", help="What it may do: submit, worker or admin; may be repeated."),
+        typer.Option(
+            "--scope", metavar="SCOPE", help="What it may do: submit, worker, ring or admin; may be repeated."
+        ),
     ],
     expires_in: ExpiresIn = None,
     as_json: AsJson = False,

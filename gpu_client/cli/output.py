@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import Enum
@@ -13,6 +13,7 @@ from typing import Any
 
 from pydantic import BaseModel
 from rich.console import Console, RenderableType
+from rich.live import Live
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
 from rich.style import Style
 from rich.table import Table
@@ -147,6 +148,22 @@ class Screen:
         """Begin the terminal anew; does nothing elsewhere."""
         if self._out.is_terminal:
             self._out.clear()
+
+    @contextmanager
+    def redrawn(self) -> Iterator[Callable[[RenderableType], None]]:
+        """A part of the terminal that is drawn anew with each call; what was drawn last stays. Only where `live`."""
+        with Live(console=self.err, auto_refresh=False, vertical_overflow="crop") as area:
+            yield lambda content: area.update(content, refresh=True)
+
+    @property
+    def area(self) -> tuple[int, int]:
+        """Lines and columns of the terminal, on standard error."""
+        return self.err.height, self.err.width
+
+    @property
+    def knows_blocks(self) -> bool:
+        """Whether the terminal shows more than ASCII."""
+        return self.err.encoding.lower().startswith("utf")
 
     def fields(self, pairs: Iterable[tuple[str, str]]) -> None:
         """Names and values, one pair a line; empty values are left out."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
 from itertools import count as counting
@@ -21,13 +21,14 @@ if TYPE_CHECKING:
 
 ring_app = typer.Typer(no_args_is_help=True, help="A circular cache of generated samples.")
 
-Place = Annotated[
-    str, typer.Argument(metavar="RING", help="The directory that it is, or is to be.", show_default=False)
-]
+Place = Annotated[str, typer.Argument(metavar="RING", help="Its directory, or baton:NAME.", show_default=False)]
 
 
 def register(app: typer.Typer) -> None:
     """Add the group `ring` to the program."""
+    from gpu_client.cli import ring_places
+
+    ring_places.register(ring_app)
     app.add_typer(ring_app, name="ring")
 
 
@@ -44,7 +45,7 @@ def make(
 ) -> None:
     """Make a ring, or look whether the one that is there has these settings."""
     session = session_of(context)
-    with _told():
+    with told():
         from pydantic import ValidationError
 
         from gpu_client.ring.places import make_ring
@@ -67,7 +68,7 @@ def make(
 def status(context: typer.Context, place: Place, *, as_json: AsJson = False) -> None:
     """How full it is, how old, who writes and reads."""
     session = session_of(context)
-    with _told():
+    with told():
         from gpu_client.ring.places import open_ring
         from gpu_client.ring.status import status_of
 
@@ -87,46 +88,61 @@ def watch(
     looks: Annotated[int | None, typer.Option(min=1, help="End after so many; else with Ctrl-C.")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """The same again and again, with rates. --json: one line each."""
+    """The same again and again, with rates: a live view on a terminal. --json: one line each."""
     session = session_of(context)
-    with _told():
+    with told(), _shown(session.screen, place, as_json=as_json) as shown:
+        from gpu_client.ring.errors import RingError
         from gpu_client.ring.places import open_ring
         from gpu_client.ring.status import status_of
 
         ring = open_ring(place)
-        before: Status | None = None
+        shown(status_of(ring))
+        silent = False
         for look in counting(1):
-            found = status_of(ring)
-            rates = found.rates(before) if before is not None else None
-            if as_json:
-                put_per_s, get_per_s = rates or (None, None)
-                session.screen.json_line({**asdict(found), "put_per_s": put_per_s, "get_per_s": get_per_s})
-            else:
-                if session.screen.live and before is not None:
-                    session.screen.clear()
-                show(session.screen, found, rates)
-            before = found
             if look == looks or session.cancel.wait(every):
                 return
+            try:
+                shown(status_of(ring))
+                silent = False
+            except (RingError, OSError) as error:
+                if not silent:
+                    session.screen.say(f"{error}. Still trying; Ctrl-C ends the watching.")
+                silent = True
 
 
 @ring_app.command()
-def verify(context: typer.Context, place: Place, *, as_json: AsJson = False) -> None:
-    """Read all that can be read. Exit code 1 if anything is damaged."""
+def verify(
+    context: typer.Context,
+    place: Place,
+    *,
+    repair: Annotated[
+        bool, typer.Option("--repair", help="Point to the newest good manifest, and leave out what is damaged.")
+    ] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Read all that can be read. Exit code 1 if anything is damaged and stays so."""
     session = session_of(context)
-    with _told():
+    with told():
         from gpu_client.ring.places import open_ring
-        from gpu_client.ring.status import verified
+        from gpu_client.ring.repairing import examined, repaired
 
-        found = dict(verified(open_ring(place)))
-    damaged = {key: why for key, why in found.items() if why}
+        ring = open_ring(place)
+        found = repaired(ring) if repair else examined(ring)
+        newest = ring.newest() if repair else None
     if as_json:
-        session.screen.json({"objects": len(found), "damaged": damaged})
+        result = {"objects": found.read, "damaged": found.damaged}
+        session.screen.json(
+            result if newest is None else {**result, "manifest": newest.number, "readable": len(newest)}
+        )
     else:
-        for why in damaged.values():
-            session.screen.line(why)
-        session.screen.say(f"{count(len(found), 'object')} read, {len(damaged)} damaged")
-    if damaged:
+        for key, why in found.damaged.items():
+            session.screen.line(why if key in why else f"{key}: {why}")
+        session.screen.say(f"{count(found.read, 'object')} read, {len(found.damaged)} damaged")
+        if newest is not None and found.damaged:
+            session.screen.say(f"repaired: {count(len(newest), 'sample')} can be read, by manifest {newest.number}")
+        elif found.damaged:
+            session.screen.say("baton ring verify --repair leaves them out")
+    if found.damaged and not repair:
         raise typer.Exit(ExitCode.FAILED)
 
 
@@ -134,7 +150,7 @@ def verify(context: typer.Context, place: Place, *, as_json: AsJson = False) -> 
 def publish(context: typer.Context, place: Place, *, as_json: AsJson = False) -> None:
     """Make readable what waits, a whole generation or not."""
     session = session_of(context)
-    with _told():
+    with told():
         from gpu_client.ring.places import open_ring
 
         ring = open_ring(place)
@@ -161,7 +177,7 @@ def record_samples(
 ) -> None:
     """Make a data set that stays of what comes into a ring: shuffled, in shards."""
     session = session_of(context)
-    with _told():
+    with told():
         from gpu_client.ring.places import open_ring
         from gpu_client.ring.reader import RingReader
         from gpu_client.ring.recording import record
@@ -172,6 +188,31 @@ def record_samples(
         session.screen.json({"samples": samples, "damaged": damaged})
         return
     session.screen.say(f"{count(samples, 'sample')} recorded in {directory}, {damaged} damaged ones left out")
+
+
+@ring_app.command()
+def bench(
+    context: typer.Context,
+    place: Place,
+    *,
+    size: Annotated[float, typer.Option(min=0.001, max=4096, help="MiB of a sample.")] = 32.0,
+    samples: Annotated[int, typer.Option(min=1, help="In a round.")] = 6,
+    rounds: Annotated[int, typer.Option(min=1, help="After one that is not counted.")] = 5,
+    as_json: AsJson = False,
+) -> None:
+    """Put and read samples, in turns with the raw way. What it makes is beside the ring, and removed."""
+    session = session_of(context)
+    with told():
+        from gpu_client.cli import ring_bench
+        from gpu_client.ring.bench import bench, machine_limits
+
+        size_bytes = int(size * 1024 * 1024)
+        rates = bench(place, size_bytes=size_bytes, samples=samples, rounds=rounds)
+        limits = machine_limits(size_bytes)
+    if as_json:
+        session.screen.json(ring_bench.content(rates, limits))
+    else:
+        ring_bench.show(session.screen, rates, limits)
 
 
 def show(screen: Screen, found: Status, rates: tuple[float, float] | None) -> None:
@@ -202,7 +243,37 @@ def show(screen: Screen, found: Status, rates: tuple[float, float] | None) -> No
 
 
 @contextmanager
-def _told() -> Iterator[None]:
+def _shown(screen: Screen, place: str, *, as_json: bool) -> Iterator[Callable[[Status], None]]:
+    """What shows one look after the other: lines of JSON, a view on a terminal, or the same fields again."""
+    from gpu_client.cli.ring_view import view
+    from gpu_client.ring.trend import Trend
+
+    trend = Trend()
+    if screen.live and not as_json:
+        with screen.redrawn() as draw:
+
+            def drawn(found: Status) -> None:
+                trend.look(found)
+                lines, columns = screen.area
+                draw(view(place, found, trend, lines=lines, columns=columns, unicode=screen.knows_blocks))
+
+            yield drawn
+        return
+
+    def said(found: Status) -> None:
+        trend.look(found)
+        rates = trend.rates[-1] if trend.rates else None
+        if as_json:
+            put_per_s, get_per_s = rates or (None, None)
+            screen.json_line({**asdict(found), "put_per_s": put_per_s, "get_per_s": get_per_s})
+        else:
+            show(screen, found, rates)
+
+    yield said
+
+
+@contextmanager
+def told() -> Iterator[None]:
     """What is wrong with a ring, in the words of the command line."""
     try:
         from gpu_client.ring.errors import RingError

@@ -32,6 +32,7 @@ class Options:
     settings: Sequence[str] = ()
     inputs: Sequence[str] = ()
     tags: Sequence[str] = ()
+    rings: Sequence[str] = ()
 
 
 def read_document(text: str, name: str) -> dict[str, Any]:
@@ -65,7 +66,8 @@ def build_job(document: dict[str, Any], options: Options) -> JobSubmit:
         policy = {"checkpoint_every": every if every == "auto" else parse_duration(every)}
         wanted["policy"] = _joined(wanted.get("policy"), policy)
     settings, tags = dict(map(parse_setting, options.settings)), dict(map(_parse_tag, options.tags))
-    for name, added in (("parameters", settings), ("tags", tags), ("inputs", list(map(parse_input, options.inputs)))):
+    lists = (("inputs", list(map(parse_input, options.inputs))), ("rings", list(options.rings)))
+    for name, added in (("parameters", settings), ("tags", tags), *lists):
         if added:
             wanted[name] = _joined(wanted.get(name), added)
     try:

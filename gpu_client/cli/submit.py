@@ -51,6 +51,10 @@ def submit(
     ] = None,
     webhook: Annotated[str | None, typer.Option(help="Id of one that is told of this job's events too.")] = None,
     tags: Annotated[list[str] | None, typer.Option("--tag", metavar="NAME=VALUE", help="May be repeated.")] = None,
+    rings: Annotated[
+        list[str] | None,
+        typer.Option("--ring", metavar="NAME", help="A ring baton:NAME that the job uses; may be repeated."),
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Submit a job and print its id.
@@ -71,6 +75,7 @@ def submit(
         settings=settings or (),
         inputs=inputs or (),
         tags=tags or (),
+        rings=rings or (),
     )
     job = build_job(read_document(_read(file), file) if file is not None else {}, options)
     if job.rules:

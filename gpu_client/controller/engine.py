@@ -47,6 +47,8 @@ class Engine:
         self._names: dict[str, str] = {}
         self._canonical: set[tuple[str, ...]] = set()
         """Combinations of names that are the same in rules."""
+        self._usual: tuple[str, ...] = ()
+        """The one that came last."""
         self._seen = 0
         self._awaited: set[str] = set()
         """Metrics that rules read and that have not come yet."""
@@ -117,7 +119,7 @@ class Engine:
             if event == "step" and budget.passes_over(step, read):
                 return _NO_ORDERS
         measured = budget.is_due()
-        if measured and budget.every == 1:
+        if measured and budget.every == 1 and not all(type(value) is float for value in found.values()):
             # Ahead of it, for it may wait for the GPU: that is no fault of the rules.
             found = {**found, **self._read(found)}
         began = budget.clock() if measured else 0.0
@@ -149,7 +151,10 @@ class Engine:
     def renamed(self, metrics: Mapping[str, object]) -> Mapping[str, object]:
         """By their names in rules."""
         given = (*metrics,)
+        if given == self._usual:
+            return metrics
         if given in self._canonical:
+            self._usual = given
             return metrics
         names, found = self._names, {}
         for name, value in metrics.items():

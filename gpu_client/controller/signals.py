@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 
 from gpu_client.controller.performing import Offer, Source, said_of
 from gpu_client.controller.probing import Probe
+from gpu_client.controller.times import Times
 
 log = logging.getLogger("baton.rules")
 
@@ -95,7 +96,7 @@ class Signals:
         return found
 
     def at_step(
-        self, metrics: Mapping[str, object], *, step: int, reads: Set[str], wall: float, offer: Offer
+        self, metrics: Mapping[str, object], *, step: int, reads: Set[str], times: Times, offer: Offer
     ) -> dict[str, object]:
         """What the loop reported with this step, and everything else that rules read.
 
@@ -116,7 +117,7 @@ class Signals:
         if "ckpt.age" in reads:
             found["ckpt.age"] = now - self._saved_at
         if "wall" in reads:
-            found["wall"] = wall
+            found["wall"] = times.wall()
         if "lr" in reads and "lr" in offer.knobs and not metrics.keys() & {"lr", "learning_rate"}:
             found["lr"] = self._asked("lr", offer.knobs["lr"].read)
         for name, source in offer.metrics.items():

@@ -180,7 +180,7 @@ class Steering:
         found = metrics
         if event != "log":
             reads, offer = engine.reads, self._offer
-            found = self._signals.at_step(metrics, step=step, reads=reads, wall=self._times.wall(), offer=offer)
+            found = self._signals.at_step(metrics, step=step, reads=reads, times=self._times, offer=offer)
         if self._gathering is not None:
             if active:
                 self._gathering.hand_in(step, found, now=self._times.now(), logged=event != "step")
@@ -193,7 +193,8 @@ class Steering:
             self._carry_out(decided)
         if "epoch" in metrics:
             self._look_for_epoch(step, metrics)
-        self._tell_statuses()
+        if self._teller.hears:
+            self._tell_statuses()
 
     def happened(self, event: str, step: int, metrics: Mapping[str, object]) -> None:
         """Something else than a step: `evaluate`, `save`, `epoch`, `end`."""

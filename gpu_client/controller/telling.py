@@ -33,6 +33,11 @@ class Teller:
         self.send: Send | None = None
         """None: there is no agent."""
 
+    @property
+    def hears(self) -> bool:
+        """Whether there is anybody to be told."""
+        return self.send is not None and self._first
+
     def say(self, message: Mapping[str, Any]) -> None:
         """To the agent."""
         if self.send is not None and self._first:

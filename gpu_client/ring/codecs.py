@@ -17,7 +17,7 @@ from gpu_client.ring.tree import Leaf
 
 Codec = Literal["none", "zstd", "lz4", "uint8", "uint16"]
 LOSSY: dict[str, np.dtype[Any]] = {"uint8": np.dtype(np.uint8), "uint16": np.dtype(np.uint16)}
-_FLOATS = {
+FLOATS = {
     **{name: np.dtype(name) for name in ("float16", "float32", "float64")},
     **{f'"{np.dtype(name).str}"': np.dtype(name) for name in ("float16", "float32", "float64")},
 }
@@ -65,17 +65,22 @@ def decoded(codec: str, data: memoryview, dtype: str, size_bytes: int, scale: li
         found = lz4.frame.decompress(data)
     elif codec in LOSSY and scale is not None:
         grid = np.frombuffer(data, LOSSY[codec])
-        found = (grid * scale[1] + scale[0]).astype(_FLOATS[dtype]).view(np.uint8).data
+        found = (grid * scale[1] + scale[0]).astype(FLOATS[dtype]).view(np.uint8).data
     else:
         raise ValueError(f"there is no codec {codec[:20]!r}")
     # Writable, as mapped files are: torch has no tensors that cannot be written to.
     return found if isinstance(found, memoryview) else memoryview(bytearray(found))
 
 
-def _quantised(leaf: Leaf, codec: Codec) -> Stored:
-    if leaf.dtype not in _FLOATS:
+def require_quantisable(leaf: Leaf) -> None:
+    """Raises SampleRefused for an array that is none of floats."""
+    if leaf.dtype not in FLOATS:
         raise SampleRefused(f"{leaf.path} is {leaf.dtype}, and only floats are quantised", "Use none, zstd or lz4")
-    values: np.ndarray[Any, Any] = np.frombuffer(leaf.data, _FLOATS[leaf.dtype]).astype(np.float64)
+
+
+def _quantised(leaf: Leaf, codec: Codec) -> Stored:
+    require_quantisable(leaf)
+    values: np.ndarray[Any, Any] = np.frombuffer(leaf.data, FLOATS[leaf.dtype]).astype(np.float64)
     low, high = (float(values.min()), float(values.max())) if values.size else (0.0, 0.0)
     if not (math.isfinite(low) and math.isfinite(high)):
         raise SampleRefused(f"{leaf.path} has values that are not finite", "Quantise finite values only")

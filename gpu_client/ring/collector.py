@@ -2,27 +2,32 @@
 
 What is needed: everything in the newest `retain` manifests, and in those that living readers, or pins, name. An object
 goes when no such manifest lists it and its claim could not count any more (`Manifest.settled`). For a writer that has
-died, a later epoch is begun in its name: after that its claims do not count, whenever they arrive.
+died, a later epoch is ended in its name: after that its claims do not count, whenever they arrive.
 """
 
 from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
-from gpu_client.ring.leases import PINS, READERS, WRITERS, Watch, content_of
-from gpu_client.ring.manifest import MANIFESTS, SAMPLES, Claim, Manifest, ObjectId
+from gpu_client.ring.errors import ManifestMissing
+from gpu_client.ring.leases import DEAD_AFTER_LEASES, GROUPS, PINS, READERS, WRITERS, Watch, content_of
+from gpu_client.ring.manifest import ENDED, MANIFESTS, SAMPLES, Claim, Manifest, ObjectId
 from gpu_client.ring.ring import Ring
+from gpu_client.ring.store import Versioned
 
 logger = logging.getLogger("baton.ring")
 
+QUARANTINE = "quarantine/"
+"""Notes of damaged objects."""
 READ_BEFORE = "read"
 """A record: samples that were read by readers that have gone."""
 UNFINISHED_S = 60.0
 """What is being stored and has not grown for so long is left behind by a process that has died."""
-_ADDED = 5
+_NOTES = 1000
+"""Notes of damaged objects that are kept when the objects are gone."""
 
 
 class Collected(NamedTuple):
@@ -47,44 +52,77 @@ class Collector:
         """One round. Raises ManifestMissing, and OSError where the store cannot be reached."""
         # In this order: a reader that pins a manifest after its record was looked for here finds the pointer where it
         # is now, or further, and so only manifests that are kept here.
-        number, _ = self._ring.pointer()
-        last = self._ring.manifest(number)
+        last = self._ring.newest()
+        number = last.number
         readers = self._buried()
         fenced = self._fenced(last)
         kept = self._kept(number)
         needed = {slot.object for manifest in kept.values() for slot in manifest.slots}
         store = self._ring.store
-        objects = []
-        for key in store.keys(SAMPLES):
-            found = ObjectId.of_key(key)
-            if found is not None and found not in needed and last.settled(found):
-                objects.append(key)
+        stored = [one for one in map(ObjectId.of_key, store.keys(SAMPLES)) if one is not None and one not in needed]
+        forgotten = self._forgotten({one.writer for one in stored} - set(last.passed))
+        objects = [one.key for one in stored if last.settled(one) or one.writer in forgotten]
         store.delete(objects)
-        old = [key for key in store.keys(MANIFESTS) if _number(key) not in kept and _number(key) <= number]
+        old = [key for key in store.keys(MANIFESTS) if _number(key) not in kept and 0 < _number(key) <= number]
         store.delete(old)
+        notes = store.keys(QUARANTINE)
+        if len(notes) > _NOTES:
+            listed = {QUARANTINE + one.key.replace("/", ".") for one in needed}
+            store.delete([key for key in notes if key not in listed][: len(notes) - _NOTES])
         store.tidy(max(2 * self._ring.settings.lease_s, UNFINISHED_S))
         return Collected(len(objects), len(old), fenced, readers)
+
+    def _forgotten(self, writers: set[str]) -> set[str]:
+        """Those of these, of whom objects were found, that have ended so long ago that no manifest knows them.
+
+        A writer has a record before it has objects, and gives it up when all its claims are made; these lie in the
+        inbox until a manifest knows the writer. So it has been forgotten if it is found nowhere, looked for in this
+        order.
+        """
+        if not writers:
+            return writers
+        writers = writers - {key.removeprefix(WRITERS) for key in self._ring.store.keys(WRITERS)}
+        writers -= {claim.object.writer for claim in self._ring.claims()}
+        newest = self._ring.newest()
+        return writers - set(newest.passed) - {slot.object.writer for slot in newest.slots}
 
     def _kept(self, number: int) -> dict[int, Manifest]:
         wanted = set(range(max(number - self._ring.settings.retain + 1, 1), number + 1))
         for prefix in (READERS, PINS):
             for key in self._ring.store.keys(prefix):
                 wanted |= set(_numbers(content_of(self._ring.store.record(key)).get("manifests", ())))
-        there = {_number(key) for key in self._ring.store.keys(MANIFESTS)}
-        return {one: self._ring.manifest(one) for one in sorted(wanted & there)}
+        found = {}
+        for one in sorted(wanted & self._there()):
+            try:
+                found[one] = self._ring.manifest(one)
+            except ManifestMissing:
+                if one in self._there():
+                    raise
+        return found
 
-    def _dead(self, key: str, lease_s: float) -> bool:
-        return self._watch.unchanged_s(key, self._ring.store.record(key)) > 2 * lease_s
+    def _there(self) -> set[int]:
+        return {_number(key) for key in self._ring.store.keys(MANIFESTS)}
+
+    def _dead(self, key: str, record: Versioned, lease_s: float) -> bool:
+        return self._watch.unchanged_s(key, record) > DEAD_AFTER_LEASES * lease_s
+
+    def _records(self, prefix: str) -> Iterator[tuple[str, Versioned]]:
+        keys = self._ring.store.keys(prefix)
+        self._watch.only(prefix, set(keys))
+        for key in keys:
+            record = self._ring.store.record(key)
+            if record is not None:
+                yield key, record
 
     def _buried(self) -> int:
         """Readers that have died need nothing any more; what they have read counts on."""
         gone = 0
-        for key in self._ring.store.keys(READERS):
-            record = self._ring.store.record(key)
+        for key, record in self._records(READERS):
             content = content_of(record)
-            if record is None or not self._dead(key, float(content.get("lease_s", self._ring.settings.lease_s))):
+            if not self._dead(key, record, float(content.get("lease_s", self._ring.settings.lease_s))):
                 continue
-            # Emptied first: of several collectors one counts what it has read.
+            # Emptied first: of several collectors one counts what it has read. A reader that was not dead sees it, and
+            # goes on under another name.
             if self._ring.store.swap(key, json.dumps({**content, "read": 0}).encode(), record.version) is None:
                 continue
             logger.info("reader %s is dead", key.removeprefix(READERS))
@@ -92,40 +130,43 @@ class Collector:
             self._ring.store.delete([key])
             self._watch.forget(key)
             gone += 1
-        for key in self._ring.store.keys(PINS):
-            until_ms = int(content_of(self._ring.store.record(key)).get("until_ms", 0))
-            if until_ms < self._ring.clock() * 1000:
-                self._ring.store.delete([key])
+        for key, record in self._records(PINS):
+            # A training whose clock is wrong keeps its pins for as long as it goes on.
+            until_ms = int(content_of(record).get("until_ms", 0))
+            if until_ms < self._ring.clock() * 1000 and self._dead(key, record, self._ring.settings.lease_s):
+                group = key.removeprefix(PINS)
+                logger.info("nobody has resumed the training %s: what it has read is not kept any more", group)
+                self._ring.store.delete([*self._ring.store.keys(f"{GROUPS}{group}/"), key])
+                self._watch.forget(key)
         return gone
 
     def _fenced(self, last: Manifest) -> int:
-        """Begin another epoch for writers that have died, so that what they left can be forgotten."""
+        """End the epochs of writers that have died, so that what they left can be forgotten."""
         done = 0
-        for key in self._ring.store.keys(WRITERS):
-            if not self._dead(key, self._ring.settings.lease_s):
+        for key, record in self._records(WRITERS):
+            if not self._dead(key, record, self._ring.settings.lease_s):
                 continue
-            record = self._ring.store.record(key)
             content = content_of(record)
             writer, epoch = key.removeprefix(WRITERS), int(content.get("epoch", 0))
-            if record is None or not content.get("dead"):
+            if not content.get("dead"):
                 epoch += 1
                 taken = json.dumps({**content, "epoch": epoch, "dead": True}).encode()
-                if record is None or self._ring.store.swap(key, taken, record.version) is None:
+                if self._ring.store.swap(key, taken, record.version) is None:
                     continue
                 logger.info("writer %s is dead", writer)
                 done += 1
-            elif last.settled(ObjectId(writer, epoch, 0)):
+            elif last.settled(ObjectId(writer, epoch, ENDED)):
                 self._ring.store.delete([key])
                 self._watch.forget(key)
                 continue
             # Again, where whoever marked it died before this.
-            self._ring.store.create(Claim(ObjectId(writer, epoch, 0), 0, int(self._ring.clock() * 1000)).key, [])
+            self._ring.store.create(Claim.ending(writer, epoch, max(int(self._ring.clock() * 1000), 0)).key, [])
         return done
 
 
 def add_read(ring: Ring, samples: int) -> None:
-    """Remember what a reader has read that is going."""
-    for _ in range(_ADDED if samples else 0):
+    """Remember what a reader has read that is going. Each time that it is in vain, somebody else has remembered."""
+    while samples:
         record = ring.store.record(READ_BEFORE)
         total = int(content_of(record).get("samples", 0)) + samples
         data = json.dumps({"samples": total}).encode()
@@ -133,16 +174,36 @@ def add_read(ring: Ring, samples: int) -> None:
             return
 
 
+class Said(NamedTuple):
+    """What all readers say together."""
+
+    read: int
+    """Samples, those of readers that have gone among them."""
+    wanted: int
+    """The most that one takes at a time."""
+    starved: int
+    """How many wait since there is nothing that they may read."""
+
+
+def readers_say(ring: Ring) -> Said:
+    """Raises OSError where the store cannot be reached."""
+    there = [content_of(ring.store.record(key)) for key in ring.store.keys(READERS)]
+    before = content_of(ring.store.record(READ_BEFORE))
+    return Said(
+        int(before.get("samples", 0)) + sum(int(content.get("read", 0)) for content in there),
+        max((int(content.get("wanted", 0)) for content in there), default=0),
+        sum(bool(content.get("starved")) for content in there),
+    )
+
+
 def read_so_far(ring: Ring) -> int:
     """Samples that all readers have read."""
-    there = (content_of(ring.store.record(key)) for key in ring.store.keys(READERS))
-    before = content_of(ring.store.record(READ_BEFORE))
-    return int(before.get("samples", 0)) + sum(int(content.get("read", 0)) for content in there)
+    return readers_say(ring).read
 
 
 def _number(key: str) -> int:
     digits = key.removeprefix(MANIFESTS)
-    return int(digits) if digits.isdigit() else -1
+    return int(digits) if digits.isdigit() else 0
 
 
 def _numbers(found: object) -> Iterable[int]:

@@ -8,26 +8,44 @@ loader.state_dict()  # with it, a resumed training gets the batches that it woul
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+import os
+import re
+import signal
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset, default_collate, get_worker_info
 
+from gpu_client.ring.errors import RingMismatch
 from gpu_client.ring.keeper import Keeper
-from gpu_client.ring.manifest import Manifest
+from gpu_client.ring.leases import own_name, require_name
+from gpu_client.ring.manifest import Manifest, Slot
 from gpu_client.ring.places import open_ring
 from gpu_client.ring.plan import Policy, Shape
 from gpu_client.ring.reader import RingReader
 from gpu_client.ring.stream import Stream
 
+WORKER_GRACE_S = 30.0
+"""So long a worker outlives a SIGTERM: the loop needs it for its last steps."""
+_PATIENCE_S = 600.0
+_RUNS = (
+    ("BATON_JOB_ID", "BATON_EPOCH"),
+    ("TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT"),
+    ("SLURM_JOB_ID", "SLURM_RESTART_COUNT"),
+)
+"""What the processes of one training have in common and no other training has, by who has started it."""
+
 
 class RingDataset(Dataset[Any]):  # type: ignore[misc, unused-ignore]
     """The samples of one manifest, by index; `refresh` takes the newest. Takes lists of indices, too."""
 
-    def __init__(self, place: str, *, transform: Callable[[Any], Any] | None = None) -> None:
-        """`place`: as in `open_ring`. Waits until `min_size` samples can be read."""
-        self._place = place
+    def __init__(
+        self, place: str, *, transform: Callable[[Any], Any] | None = None, patience_s: float = _PATIENCE_S
+    ) -> None:
+        """`place`: as in `open_ring`. Waits until `min_size` samples can be read, or for so long."""
+        self._place, self._patience_s = place, patience_s
         self._transform = transform
         self._reader: RingReader | None = None
         self._manifest: Manifest | None = None
@@ -60,7 +78,7 @@ class RingDataset(Dataset[Any]):  # type: ignore[misc, unused-ignore]
             self._opened().soon(self.manifest.slots[one] for one in index)
             return [self[one] for one in index]
         reader = self._opened()
-        sample = reader.sample(self.manifest.slots[index])
+        sample, _ = reader.sample_or_another(self.manifest.slots[index], self.manifest)
         reader.took(1)
         return self._transform(sample) if self._transform else sample
 
@@ -81,7 +99,9 @@ class RingDataset(Dataset[Any]):  # type: ignore[misc, unused-ignore]
 
     def _opened(self) -> RingReader:
         if self._reader is None or not self._reader.is_own_process():
-            self._reader = RingReader(open_ring(self._place))
+            if get_worker_info() is not None:
+                require_shared(self._place)
+            self._reader = RingReader(open_ring(self._place), patience_s=self._patience_s)
             if self._manifest is not None:
                 self._reader.pin(self._manifest.number)
         return self._reader
@@ -99,21 +119,29 @@ class RingBatches(IterableDataset[Any]):  # type: ignore[misc, unused-ignore]
         group: str = "train",
         transform: Callable[[Any], Any] | None = None,
         collate: Callable[[list[Any]], Any] = default_collate,
+        patience_s: float = _PATIENCE_S,
     ) -> None:
         """`transform` is given each sample, `collate` a batch of what it has made."""
-        self.place, self._shape, self._rank, self._group = place, shape, rank, group
+        self.place, self.shape, self.rank, self.group = place, shape, rank, group
+        self.patience_s = patience_s
         self._transform, self._collate = transform, collate
         self.begin: dict[str, Any] | None = None
         """The state that iterating begins with."""
+        self.skipped = 0
+        """Batches that are passed over then."""
 
     def __iter__(self) -> Iterator[Any]:
         info = get_worker_info()
         worker, workers = (info.id, info.num_workers) if info is not None else (0, 1)
-        with RingReader(open_ring(self.place)) as reader:
+        if info is not None:
+            require_shared(self.place)
+        with RingReader(open_ring(self.place), patience_s=self.patience_s) as reader:
             # A worker is ahead of the loader, which has to go the same way.
-            stream = Stream(reader, self._shape, group=self._group, rank=self._rank, forgets=False)
+            stream = Stream(reader, self.shape, group=self.group, rank=self.rank, forgets=False)
             if self.begin is not None:
                 stream.load_state_dict(self.begin)
+            for _ in range(self.skipped):
+                stream.skip()
             number = 0
             while True:
                 if number % workers == worker:
@@ -123,6 +151,11 @@ class RingBatches(IterableDataset[Any]):  # type: ignore[misc, unused-ignore]
                 else:
                     stream.skip()
                 number += 1
+
+
+def _as_it_is(batch: Any) -> Any:
+    """`collate` has made what the training wants. Unless told, torch would make tensors of arrays once more."""
+    return batch
 
 
 class RingLoader:
@@ -138,58 +171,157 @@ class RingLoader:
         policy: Policy = "pass",
         rank: int | None = None,
         world_size: int | None = None,
-        group: str = "train",
+        group: str | None = None,
         prefetch: int = 2,
         pin_memory: bool = False,
         transform: Callable[[Any], Any] | None = None,
         collate: Callable[[list[Any]], Any] = default_collate,
         multiprocessing_context: str | None = None,
+        patience_s: float = _PATIENCE_S,
     ) -> None:
-        """`rank`, `world_size`: of torch.distributed unless given. `prefetch`: batches that each worker is ahead."""
+        """`rank`, `world_size`: of torch.distributed unless given. `prefetch`: batches that each worker is ahead.
+
+        `group`: a name that all processes of this training share, and no other training that reads from the ring;
+        unless given, a new one for a single process, and by the job's id for several. `patience_s`: for how long
+        samples are waited for. Raises RingMismatch, and RingError for what can never be read.
+        """
         spread = torch.distributed.is_available() and torch.distributed.is_initialized()
         self._rank = rank if rank is not None else torch.distributed.get_rank() if spread else 0
         world = world_size if world_size is not None else torch.distributed.get_world_size() if spread else 1
+        if workers:
+            require_shared(place)
         ring = open_ring(place)
         shape = Shape(batch_size, world, seed, policy, ring.settings.max_uses, ring.settings.max_age_s)
-        self._ring, self._group, self._shape = ring, group, shape
-        self._batches = RingBatches(place, shape, rank=self._rank, group=group, transform=transform, collate=collate)
+        shape.require_fits(ring.settings.cap)
+        self._ring, self._shape, self._given = ring, shape, group
+        self._batches = RingBatches(
+            place,
+            shape,
+            rank=self._rank,
+            group=require_name(group, "group") if group is not None else _group_of(world),
+            transform=transform,
+            collate=collate,
+            patience_s=patience_s,
+        )
         self._loader = DataLoader(
             self._batches,
             batch_size=None,
+            collate_fn=_as_it_is,
             num_workers=workers,
             prefetch_factor=prefetch if workers else None,
             pin_memory=pin_memory,
             multiprocessing_context=multiprocessing_context if workers else None,
+            worker_init_fn=_outlive_sigterm,
         )
         self._state: dict[str, Any] | None = None
         self._follower: Stream | None = None
+        self._skipped = 0
+        """Batches to be passed over when iterating begins."""
+        self._first_inserted: int | None = None
+        """Number of the oldest sample that this training could have read."""
+        self._metrics: dict[str, float] = {}
+        self._waited_s = 0.0
         self.ids: list[str] = []
 
     def __iter__(self) -> Iterator[Any]:
-        """Goes on where the last iteration, or the state, ended."""
-        self._batches.begin = self._state
-        with RingReader(open_ring(self._batches.place)) as reader, Keeper(self._ring, reader.name):
+        """Goes on where the last iteration, or the state, ended. One iteration at a time."""
+        if self._follower is not None:
+            raise RingMismatch("this loader is being iterated over already", "Make another loader, with its own group")
+        self._batches.begin, self._batches.skipped = self._state, self._skipped
+        # Workers are forked before there are threads.
+        batches = iter(self._loader)
+        place, patience_s = self._batches.place, self._batches.patience_s
+        with RingReader(open_ring(place), patience_s=patience_s) as reader, Keeper(self._ring, reader.name):
             # The keeper publishes what writers have left that are gone. The follower goes through the same plan behind
             # the workers, which are ahead by what they have prefetched.
-            follower = Stream(reader, self._shape, group=self._group, rank=self._rank)
+            follower = Stream(reader, self._shape, group=self._batches.group, rank=self._rank)
             if self._state is not None:
                 follower.load_state_dict(self._state)
             self._follower = follower
-            for ids, batch in self._loader:
-                follower.skip()
-                self.ids = ids
-                self._state = follower.state_dict()
-                yield batch
+            try:
+                for _ in range(self._skipped):
+                    follower.skip()
+                self._skipped = 0
+                while True:
+                    began = time.perf_counter()
+                    ids, batch = next(batches)  # they have no end
+                    slots = follower.skip()
+                    self.ids = ids
+                    self._note(follower, slots, time.perf_counter() - began)
+                    yield batch
+            finally:
+                if follower.plan.batch:
+                    self._state = follower.state_dict()
+                self._follower = None
+
+    @property
+    def waited_s(self) -> float:
+        """How long the loop has waited for batches so far."""
+        return self._waited_s
+
+    def data_metrics(self) -> dict[str, float]:
+        """Of the newest batch: seconds that it was waited for, times that a sample was read so far in the mean, age of
+        its samples in seconds, in the mean, by the clocks of those who made and read them."""
+        return self._metrics
+
+    def skip(self, batches: int) -> None:
+        """Pass over so many; the next iteration begins behind them."""
+        self._skipped += batches
 
     def state_dict(self) -> dict[str, Any]:
         """After the newest batch. Plain JSON."""
-        return {} if self._state is None else dict(self._state)
+        state = {} if self._state is None else self._state
+        if self._follower is not None and self._follower.plan.batch:
+            state = self._follower.state_dict()
+        first = {"first_inserted": self._first_inserted} if state else {}
+        return {**state, **first, **({"skipped": self._skipped} if self._skipped else {})}
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """The next iteration goes on from there."""
-        self._state = dict(state) or None
+        self._state = {name: value for name, value in state.items() if name != "skipped"} or None
+        self._skipped = int(state.get("skipped", 0))
+        self._first_inserted = state.get("first_inserted")
+        if self._state is not None and self._given is None and "group" in self._state:
+            self._batches.group = require_name(self._state["group"], "group")
 
-    def checkpointed(self) -> None:
-        """The newest state is in a checkpoint that is safe: what was read before is not kept for it any more."""
-        if self._follower is not None and self._state is not None:
-            self._follower.checkpointed(self._state)
+    def checkpointed(self, state: Mapping[str, Any] | None = None) -> None:
+        """A checkpoint with that state is safe, or with the newest one: what was read before is not kept any more; what
+        is read from there on is, until this is called again."""
+        state = state if state is not None else self.state_dict()
+        if self._follower is not None and "decided" in state:
+            self._follower.checkpointed(dict(state))
+
+    def _note(self, follower: Stream, slots: Sequence[Slot], waited_s: float) -> None:
+        """A batch was taken, of these samples of this rank's."""
+        manifest, now_ms = follower.manifest, self._ring.clock() * 1000
+        if self._first_inserted is None:
+            self._first_inserted = manifest.inserted - len(manifest)
+        self._waited_s += waited_s
+        read = follower.plan.batch * self._shape.global_size
+        ages_s = [max(now_ms - slot.at_ms, 0) / 1000 for slot in slots]
+        self._metrics = {
+            "data.wait": waited_s,
+            "data.reuse": read / max(manifest.inserted - self._first_inserted, 1),
+            "data.age": sum(ages_s) / max(len(ages_s), 1),
+        }
+
+
+def require_shared(place: str) -> None:
+    """Raises RingMismatch for a place that other processes do not see."""
+    if place.startswith("memory:"):
+        raise RingMismatch(f"{place} is in this process alone, and workers are others", "Use workers=0, or a directory")
+
+
+def _group_of(world: int) -> str:
+    if world == 1:
+        return own_name()
+    for names in _RUNS:
+        found = [os.environ[name] for name in names if os.environ.get(name)]
+        if names[0] in os.environ:
+            return re.sub(r"[^A-Za-z0-9_-]", "-", "-".join(found))[-64:] or "train"
+    return "train"
+
+
+def _outlive_sigterm(worker: int) -> None:
+    # SIGTERM is sent to every process of the machine. It is also how multiprocessing ends workers: so not for ever.
+    signal.signal(signal.SIGTERM, lambda number, frame: signal.setitimer(signal.ITIMER_REAL, WORKER_GRACE_S))

@@ -24,6 +24,10 @@ class Flow:
     read: int = 0
     """By all readers together."""
     readable: int = 0
+    wanted: int = 0
+    """The most that a reader takes at a time."""
+    starved: int = 0
+    """Readers that wait since nothing is readable that they may read: all is too old, or was used up."""
 
     def content(self) -> dict[str, Any]:
         """For a record."""
@@ -38,16 +42,16 @@ class Flow:
 def write_wait(flow: Flow, settings: RingSettings, slack: int) -> str:
     """Why a writer has to wait before it makes another sample; empty if it has not.
 
-    `slack`: samples that readers take at a time.
+    `slack`: samples that readers take at a time, at least.
     """
     if flow.finished >= settings.ahead:
         return f"{flow.finished} finished samples wait to become readable"
     ratio = settings.samples_per_insert
-    if ratio is None or flow.readable < settings.min_size:
+    if ratio is None or flow.readable < settings.min_size or flow.starved:
         return ""
     # A generation is published whole: it has to be made whole before anybody can read of it.
     unit = settings.cap if settings.mode == "generation" else settings.pack
-    if (flow.inserted + flow.finished - settings.min_size) * ratio - flow.read > max(slack, ratio * unit):
+    if (flow.inserted + flow.finished - settings.min_size) * ratio - flow.read > max(slack, flow.wanted, ratio * unit):
         return f"{flow.read} samples were read of {flow.inserted}; {ratio:g} times each is wanted"
     return ""
 

@@ -11,8 +11,7 @@ import threading
 import time
 from collections.abc import Callable
 
-from gpu_client.ring.collector import Collector, read_so_far
-from gpu_client.ring.errors import RingError
+from gpu_client.ring.collector import Collector, readers_say
 from gpu_client.ring.flow import Flow
 from gpu_client.ring.leases import PUBLISHER, Held, Watch, content_of
 from gpu_client.ring.manifest import Manifest
@@ -22,6 +21,9 @@ logger = logging.getLogger("baton.ring")
 
 TAKEN_OVER_AFTER_S = 1.0
 """At least; and four times the interval in which a publisher looks for something to do."""
+_TOLD_AGAIN_S = 60.0
+"""The same trouble is not logged more often."""
+COLLECTIONS_IN_A_LEASE = 6
 
 
 class Keeper:
@@ -43,6 +45,9 @@ class Keeper:
         """How often `flow` was told."""
         self.flow = Flow()
         """As the one who does the work has told it last."""
+        self.trouble = ""
+        """Why the last turn failed; empty if it did not."""
+        self._complained_at = -float("inf")
 
     def turn(self) -> bool:
         """Do the work if it is this one's to do; False if it is another's."""
@@ -50,6 +55,8 @@ class Keeper:
         after_s = max(TAKEN_OVER_AFTER_S, 4 * ring.settings.publish_interval_s)
         if self._held is None or self._held.lost:
             record = ring.store.record(PUBLISHER)
+            if content_of(record).get("busy"):
+                after_s += 2 * ring.settings.lease_s
             if record is not None and self._watch.unchanged_s(PUBLISHER, record) <= after_s:
                 self._noted(Flow.of_content(content_of(record)))
                 return False
@@ -57,18 +64,22 @@ class Keeper:
             if self._held.lost:
                 return False
         manifest = ring.publish() or ring.newest()
-        if self._clock() - self._collected_at >= ring.settings.lease_s / 4:
-            self._collector.collect()
-            self._collected_at = self._clock()
+        if self._clock() - self._collected_at >= ring.settings.lease_s / COLLECTIONS_IN_A_LEASE:
+            # It may take longer than another waits: nobody is to begin the same beside it.
+            self._held.renew(busy=True)
+            fenced = self._collector.collect().fenced
+            # What the dead have left can go as soon as it is published that they are: in the next turn.
+            self._collected_at = -float("inf") if fenced else self._clock()
         flow = self.measured(manifest)
-        self._held.renew(**flow.content())
+        self._held.renew(**flow.content(), busy=False)
         self._noted(flow)
         return True
 
     def measured(self, manifest: Manifest) -> Flow:
         """Counted anew."""
         finished = sum(claim.samples for claim in self._ring.claims() if not manifest.settled(claim.object))
-        return Flow(manifest.inserted, finished, read_so_far(self._ring), len(manifest))
+        said = readers_say(self._ring)
+        return Flow(manifest.inserted, finished, said.read, len(manifest), said.wanted, said.starved)
 
     def start(self) -> None:
         """Begin the thread."""
@@ -100,8 +111,16 @@ class Keeper:
         while not self._closing.wait(self._ring.settings.publish_interval_s):
             try:
                 self.turn()
-            except (RingError, OSError) as error:
-                logger.warning("the ring cannot be looked after now: %s", error)
+                self.trouble = ""
+            except Exception as error:  # noqa: BLE001 - a ring that nobody looks after stands still
+                self._complain(error)
+
+    def _complain(self, error: Exception) -> None:
+        said = f"{type(error).__name__}: {error}"
+        if said != self.trouble or self._clock() - self._complained_at > _TOLD_AGAIN_S:
+            logger.warning("the ring cannot be looked after now: %s", said, exc_info=not isinstance(error, OSError))
+            self._complained_at = self._clock()
+        self.trouble = said
 
     def _noted(self, flow: Flow) -> None:
         with self._turned:

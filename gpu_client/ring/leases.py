@@ -1,23 +1,46 @@
 """Who is alive: records that their holders keep changing, and watching whether they change.
 
 Nobody compares clocks. A holder counts its record up; who watches takes it for dead after not having seen a change for
-twice the lease, by its own clock. So a clock that is wrong harms nobody, and a watcher that has just begun waits.
+one and a half leases, by its own clock. So a clock that is wrong harms nobody, and a watcher that has just begun waits.
 """
 
 from __future__ import annotations
 
 import json
+import os
+import re
+import secrets
+import socket
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from typing import Any
 
+from gpu_client.ring.errors import RingMismatch
 from gpu_client.ring.store import RingStore, Versioned
 
 WRITERS = "writers/"
 READERS = "readers/"
 PINS = "pins/"
+GROUPS = "groups/"
 PUBLISHER = "publisher"
+DEAD_AFTER_LEASES = 1.5
+"""Records are renewed three times in a lease. What the dead have left is to be gone after two."""
+NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
+"""Of a writer, a reader or a group: it is a part of keys."""
+
+
+def require_name(name: str, what: str) -> str:
+    """The name, if it is one. Raises RingMismatch: a name that was changed could be another one's."""
+    if NAME.fullmatch(name) is None:
+        raise RingMismatch(f"{name!r} is no name of a {what}", "Use 1 to 64 letters, digits, - and _")
+    return name
+
+
+def own_name() -> str:
+    """A name that no other process has."""
+    host = re.sub(r"[^A-Za-z0-9_-]", "-", socket.gethostname().split(".")[0])[:32]
+    return f"{host or 'host'}-{os.getpid()}-{secrets.token_hex(3)}"
 
 
 def content_of(record: Versioned | None) -> dict[str, Any]:
@@ -52,6 +75,12 @@ class Watch:
         """It is gone."""
         self._seen.pop(key, None)
 
+    def only(self, prefix: str, keys: Container[str]) -> None:
+        """Of those with this prefix, no others are there."""
+        for key in [key for key in self._seen if key.startswith(prefix)]:
+            if key not in keys:
+                del self._seen[key]
+
 
 class Held:
     """A record of this process: written at once, then renewed by `renew` as often as its holder likes."""
@@ -60,9 +89,11 @@ class Held:
         """`seen`: what it replaces. `lost` afterwards, if somebody else was faster."""
         self.key = key
         self._store = store
-        self._content = content
+        # With a mark of its own, no two holders ever write the same.
+        self._content = {**content, "mark": secrets.token_hex(4)}
         self._count = int(content_of(seen).get("count", 0))
         self._version = seen.version if seen is not None else None
+        self._unsure: set[bytes] = set()
         self._lock = threading.Lock()
         self.lost = False
         self.renew()
@@ -75,21 +106,35 @@ class Held:
             self._content.update(changed)
             self._count += 1
             data = json.dumps({**self._content, "count": self._count}, separators=(",", ":")).encode()
+            # Where the store's answer gets lost it may be written all the same.
+            self._unsure.add(data)
             version = self._store.swap(self.key, data, self._version)
+            if version is None:
+                record = self._store.record(self.key)
+                if record is not None and record.data == data:
+                    version = record.version
+                elif record is not None and record.data in self._unsure:
+                    version = self._store.swap(self.key, data, record.version)
             self.lost = version is None
             self._version = version
+            self._unsure.clear()
             return not self.lost
 
     def is_own(self) -> bool:
         """Whether nobody else has taken it, asked of the store."""
         with self._lock:
-            record = None if self.lost else self._store.record(self.key)
-            self.lost = record is None or record.version != self._version
-            return not self.lost
+            return self._is_own()
 
     def release(self) -> None:
-        """Give it up: the record is gone."""
+        """Give it up: the record is gone, unless somebody else has taken it."""
         with self._lock:
-            if not self.lost:
+            if self._is_own():
                 self._store.delete([self.key])
                 self.lost = True
+
+    def _is_own(self) -> bool:
+        record = None if self.lost else self._store.record(self.key)
+        if record is not None and record.version != self._version and record.data in self._unsure:
+            self._version = record.version
+        self.lost = record is None or record.version != self._version
+        return not self.lost

@@ -2,28 +2,30 @@
 
 Pure: no store, no clock. A sample's object is durable before it is claimed, so a writer that dies leaves an object that
 nobody lists, never a list that names nothing. Claims of a writer count in their order; what is behind one that counted
-(`Manifest.passed`) never will, so objects up to there that no manifest lists can be forgotten.
+(`Manifest.passed`) never will, so objects up to there that no manifest lists can be forgotten. A writer that nothing is
+known of counts from where it begins: so those that have ended can be forgotten, and no clock decides what counts.
 """
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from gpu_client.ring.settings import RingSettings
 
-WRITER_NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
 _CLAIM = re.compile(r"([A-Za-z0-9_-]{1,64})\.([0-9]{8})\.([0-9]{10})\.([0-9]{1,6})\.([0-9]{1,16})")
 _OBJECT = re.compile(r"([A-Za-z0-9_-]{1,64})/([0-9]{8})-([0-9]{10})")
 
 INBOX = "inbox/"
 SAMPLES = "samples/"
 MANIFESTS = "manifests/"
-FORGOTTEN_AFTER_S = 86_400.0
-"""A writer's claim that is older than this does not count any more, so that dead writers need not be remembered."""
+ENDED = 9_999_999_999
+"""The number of a claim that says that a writer's epoch has ended: nothing of it comes behind."""
+REMEMBERED_S = 6 * 3600.0
+"""For so long a writer that has ended is known: time enough to remove what it left behind."""
 
 
 class ObjectId(NamedTuple):
@@ -46,13 +48,24 @@ class ObjectId(NamedTuple):
 
 
 class Claim(NamedTuple):
-    """A writer says that an object is stored. With seq 0 it says that it begins, and that older epochs have ended."""
+    """A writer says that an object is stored. With seq 0 it says that it begins, and that older epochs have ended; with
+    `ENDED`, that this one has."""
 
     object: ObjectId
     samples: int
     """How many are in it."""
     at_ms: int
     """When, by the writer's clock."""
+
+    @classmethod
+    def beginning(cls, writer: str, epoch: int, at_ms: int) -> Claim:
+        """From now on this epoch counts, and no earlier one."""
+        return cls(ObjectId(writer, epoch, 0), 0, at_ms)
+
+    @classmethod
+    def ending(cls, writer: str, epoch: int, at_ms: int) -> Claim:
+        """Nothing more comes of this epoch."""
+        return cls(ObjectId(writer, epoch, ENDED), 0, at_ms)
 
     @property
     def key(self) -> str:
@@ -93,6 +106,11 @@ class Passed(NamedTuple):
     epoch: int
     seq: int
     at_ms: int
+
+    @property
+    def ended(self) -> bool:
+        """Whether it has said that nothing more comes."""
+        return self.seq == ENDED
 
 
 @dataclass(frozen=True)
@@ -158,17 +176,35 @@ def manifest_key(number: int) -> str:
     return f"{MANIFESTS}{number:012d}"
 
 
-def waiting(last: Manifest, claims: Iterable[Claim], now_ms: int) -> list[Claim]:
-    """Claims that count, oldest first; each writer's in its order."""
-    horizon_ms = now_ms - int(FORGOTTEN_AFTER_S * 1000)
-    fresh = [one for one in claims if not last.settled(one.object) and one.at_ms >= horizon_ms]
+def waiting(last: Manifest, claims: Iterable[Claim]) -> list[Claim]:
+    """Claims that count, oldest first; each writer's in its order, each object once."""
     latest: dict[str, int] = {}
     found = []
-    for one in sorted(fresh, key=lambda claim: claim.object):
-        # Clocks may go back; a writer's claims may not change their order.
-        latest[one.object.writer] = max(latest.get(one.object.writer, 0), one.at_ms)
-        found.append((latest[one.object.writer], one.object, one))
+    before: ObjectId | None = None
+    for one in _counting(last, claims):
+        if one.object != before:
+            # Clocks may go back; a writer's claims may not change their order.
+            latest[one.object.writer] = max(latest.get(one.object.writer, 0), one.at_ms)
+            found.append((latest[one.object.writer], one.object, one))
+        before = one.object
     return [one for _, _, one in sorted(found, key=lambda entry: entry[:2])]
+
+
+def stray(last: Manifest, claims: Iterable[Claim]) -> list[Claim]:
+    """Claims that will never count: behind others that did, or of writers that have ended and were forgotten."""
+    claims = list(claims)
+    counting = set(_counting(last, claims))
+    return [one for one in claims if one not in counting]
+
+
+def _counting(last: Manifest, claims: Iterable[Claim]) -> Iterator[Claim]:
+    """In the order of writers, epochs and numbers. What nothing is known of counts from its beginning on."""
+    begun = set(last.passed)
+    for one in sorted(one for one in claims if not last.settled(one.object)):
+        if one.object.seq in (0, ENDED):
+            begun.add(one.object.writer)
+        if one.object.writer in begun:
+            yield one
 
 
 def doubtful(last: Manifest, claims: Iterable[Claim]) -> bool:
@@ -191,14 +227,14 @@ def advanced(
     wait. rolling: new ones replace the oldest; never more than a whole ring at once, so that every sample can be read.
     A manifest that only says that writers begin has the slots of the last one, and as many `inserted`.
     """
-    counted = waiting(last, claims, now_ms)
+    counted = waiting(last, claims)
     there = sum(one.samples for one in counted)
     if settings.mode == "generation" and there < settings.cap and not at_once:
         counted = _leading_beginnings(counted)
     if not counted:
         return None
     slots: list[Slot] = []
-    passed = _remembered(last.passed, now_ms)
+    passed = dict(last.passed)
     for one in counted:
         if slots and len(slots) + one.samples > settings.cap:
             break
@@ -206,12 +242,13 @@ def advanced(
         first = last.inserted + len(slots)
         slots += [Slot(one.object, number, first + number, one.at_ms) for number in range(one.samples)]
     kept = last.slots if settings.mode == "rolling" or not slots else ()
+    readable = (*kept, *slots)[-settings.cap :] if settings.mode == "rolling" else (*kept, *slots)
     return replace(
         last,
         number=last.number + 1,
-        slots=(*kept, *slots)[-settings.cap :] if settings.mode == "rolling" else (*kept, *slots),
+        slots=readable,
         inserted=last.inserted + len(slots),
-        passed=passed,
+        passed=_remembered(passed, readable, now_ms),
         at_ms=now_ms,
     )
 
@@ -228,6 +265,9 @@ def _leading_beginnings(counted: list[Claim]) -> list[Claim]:
     return found
 
 
-def _remembered(passed: Mapping[str, Passed], now_ms: int) -> dict[str, Passed]:
-    horizon_ms = now_ms - int(2 * FORGOTTEN_AFTER_S * 1000)
-    return {name: one for name, one in passed.items() if one.at_ms >= horizon_ms}
+def _remembered(passed: Mapping[str, Passed], slots: Iterable[Slot], now_ms: int) -> dict[str, Passed]:
+    """All but those that have ended and of whom nothing can be read any more."""
+    horizon_ms = now_ms - int(REMEMBERED_S * 1000)
+    ended = {name for name, one in passed.items() if one.ended and one.at_ms < horizon_ms}
+    ended -= {slot.object.writer for slot in slots} if ended else set()
+    return {name: one for name, one in passed.items() if name not in ended}

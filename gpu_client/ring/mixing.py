@@ -54,12 +54,23 @@ class MixedLoader:
             if name in state["sources"]:
                 source.load_state_dict(state["sources"][name])
 
-    def checkpointed(self) -> None:
+    def checkpointed(self, state: Mapping[str, Any] | None = None) -> None:
         """As of `RingLoader`, for all sources that have it."""
-        for source in self._sources.values():
-            tell: Callable[[], object] | None = getattr(source, "checkpointed", None)
-            if tell is not None:
-                tell()
+        states = {} if state is None else state["sources"]
+        for name, source in self._sources.items():
+            tell: Callable[[Any], object] | None = getattr(source, "checkpointed", None)
+            if tell is not None and (state is None or name in states):
+                tell(states.get(name))
+
+    @property
+    def waited_s(self) -> float:
+        """How long the loop has waited for batches of sources that measure it."""
+        return float(sum(getattr(source, "waited_s", 0.0) for source in self._sources.values()))
+
+    def data_metrics(self) -> dict[str, float]:
+        """Of the newest batch, where its source measures any."""
+        measured: Callable[[], dict[str, float]] | None = getattr(self._sources.get(self.name), "data_metrics", None)
+        return measured() if measured is not None else {}
 
     def _next(self, name: str, under_way: dict[str, Iterator[Any]]) -> Any:
         for _ in range(2):
@@ -70,7 +81,10 @@ class MixedLoader:
                 return next(iterator)
             except StopIteration:
                 del under_way[name]
-        raise RingError(f"the source {name} is empty", "Give it weight 0, or something to read")
+        raise RingError(
+            f"the source {name} is empty, or cannot be begun again",
+            "Give it weight 0, or something to read again and again",
+        )
 
     def _resumable(self) -> dict[str, Any]:
         return {name: source for name, source in self._sources.items() if hasattr(source, "state_dict")}

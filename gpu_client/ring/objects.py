@@ -71,7 +71,8 @@ def encode(
         arrays = []
         for leaf in sample.leaves:
             stored = encoded(leaf, (quantised or {}).get(leaf.path, codec))
-            digest = xxhash.xxh3_64_hexdigest(stored.data)
+            known = leaf.digest if stored.data is leaf.data else ""
+            digest = known or xxhash.xxh3_64_hexdigest(stored.data)
             entry = [leaf.form, leaf.dtype, leaf.shape, len(leaf.data), stored.codec, offset, len(stored.data), digest]
             arrays.append([*entry, stored.scale] if stored.scale else entry)
             gap = -len(stored.data) % _ALIGNED
@@ -103,6 +104,11 @@ class StoredSamples:
 
     def __len__(self) -> int:
         return len(self._samples)
+
+    @property
+    def size_bytes(self) -> int:
+        """Of the whole object."""
+        return len(self._data)
 
     def seed(self, number: int = 0) -> Any:
         """What the generator made that sample from."""

@@ -1,10 +1,12 @@
 """Where rings lie, in one text: a directory (`/mnt/ring`, `fs:/mnt/ring`), a part of a bucket (`s3://bucket/prefix`),
-or `memory:NAME` within this process."""
+`baton:NAME` with the control plane, or `memory:NAME` within this process."""
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
+from contract.names import RING_NAME_PATTERN
 from gpu_client.ring.errors import RingMismatch
 from gpu_client.ring.ring import Ring
 from gpu_client.ring.settings import RingSettings
@@ -27,7 +29,11 @@ def store_at(place: str, *, make: bool) -> RingStore:
         return BucketStore(rest.removeprefix("//"))
     if kind == "memory" and rest:
         return _in_memory.setdefault(rest, MemoryStore())
-    raise RingMismatch(f"{place!r} is no place of a ring", "Name a directory, s3://bucket/prefix, or memory:NAME")
+    if kind == "baton":
+        return _with_baton(rest)
+    raise RingMismatch(
+        f"{place!r} is no place of a ring", "Name a directory, s3://bucket/prefix, baton:NAME, or memory:NAME"
+    )
 
 
 def open_ring(place: str) -> Ring:
@@ -38,3 +44,13 @@ def open_ring(place: str) -> Ring:
 def make_ring(place: str, settings: RingSettings) -> Ring:
     """The ring that is there, or a new one. Raises RingMismatch where it has other settings."""
     return Ring.make(store_at(place, make=True), settings)
+
+
+def _with_baton(name: str) -> RingStore:
+    if not re.fullmatch(RING_NAME_PATTERN, name):
+        raise RingMismatch(f"{name!r} is no name of a ring", "Use small letters, digits and '-', up to 63 of them")
+    # Only here: a ring in a directory needs no network.
+    from gpu_client.ring.access import find_access
+    from gpu_client.ring.store_api import ApiStore
+
+    return ApiStore(name, find_access())

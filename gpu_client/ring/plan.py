@@ -13,10 +13,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
-from gpu_client.ring.manifest import Manifest, Slot
+from gpu_client.ring.errors import RingError
+from gpu_client.ring.manifest import Manifest, ObjectId, Slot
 
 Policy = Literal["latest", "pass"] | int
 """When the newest manifest is taken up: before every batch, when all samples were read, or after so many batches."""
+_TOGETHER = 32
+"""Packs of which samples are mixed at a time: a reader has so many open, and reads each of them about once a pass."""
 
 
 class Decision(NamedTuple):
@@ -38,6 +41,25 @@ class Shape:
     policy: Policy = "pass"
     max_uses: int | None = None
     max_age_s: float | None = None
+
+    def __post_init__(self) -> None:
+        """Raises RingError for numbers that mean nothing."""
+        if self.batch_size < 1 or self.world_size < 1:
+            raise RingError(
+                f"a batch of {self.batch_size} for {self.world_size} processes is none", "Both are at least 1"
+            )
+        named = isinstance(self.policy, str)
+        if (named and self.policy not in ("latest", "pass")) or (not named and int(self.policy) < 1):
+            raise RingError(f"there is no policy {self.policy!r}", "Use latest, pass, or a number of batches")
+
+    def require_fits(self, cap: int) -> None:
+        """Raises RingError where a ring of that size can never fill a batch."""
+        if self.global_size > cap:
+            raise RingError(
+                f"a batch of {self.batch_size} for each of {self.world_size} processes is more than the ring's {cap}"
+                " samples",
+                "Take smaller batches, or make a larger ring",
+            )
 
     @property
     def global_size(self) -> int:
@@ -61,7 +83,10 @@ class Plan:
     position: int = 0
     """Samples taken of this pass."""
     uses: dict[int, int] = field(default_factory=dict)
-    """How often each sample of the present manifest was taken before this pass, by its number of insertion."""
+    """How often each sample of the present manifest was taken before this pass, by its number of insertion.
+
+    Counted only where there is a limit to it.
+    """
     _order: list[Slot] | None = None
 
     def state_dict(self) -> dict[str, Any]:
@@ -116,6 +141,12 @@ class Plan:
         there = {slot.inserted for slot in manifest.slots}
         self.uses = {number: count for number, count in self.uses.items() if number in there}
 
+    def left(self) -> None:
+        """The present manifest is there no more: the next batch needs another decision."""
+        self.decision = None
+        self.taken = self.position = self.passes = 0
+        self._order = None
+
     def next_batch(self, manifest: Manifest) -> Sequence[Slot]:
         """The next global batch: rank r has the samples from r * batch_size on. Where a pass ends, the next begins."""
         if self.position + self.shape.global_size > len(self._ordered(manifest)):
@@ -146,11 +177,13 @@ class Plan:
             assert self.decision is not None
             self._order = self._eligible(manifest, self.decision.at_ms, self.uses)
             seed = f"{self.shape.seed}:{manifest.inserted}:{self.passes}"
-            random.Random(seed).shuffle(self._order)  # noqa: S311 - an order, not a secret
+            self._order = _shuffled(self._order, random.Random(seed))  # noqa: S311 - an order, not a secret
         return self._order
 
     def _used(self) -> dict[int, int]:
         """`uses`, with this pass."""
+        if self.shape.max_uses is None:
+            return {}
         found = dict(self.uses)
         for slot in (self._order or [])[: self.position]:
             found[slot.inserted] = found.get(slot.inserted, 0) + 1
@@ -160,3 +193,20 @@ class Plan:
         self.uses = self._used()
         self.position = 0
         self._order = None
+
+
+def _shuffled(slots: list[Slot], chance: random.Random) -> list[Slot]:
+    """In another order, in which samples of one pack are near to each other."""
+    objects: dict[ObjectId, list[Slot]] = {}
+    for slot in slots:
+        objects.setdefault(slot.object, []).append(slot)
+    packs = list(objects.values())
+    chance.shuffle(packs)
+    if len(packs) == len(slots):
+        return [slot for pack in packs for slot in pack]
+    found: list[Slot] = []
+    for begin in range(0, len(packs), _TOGETHER):
+        together = [slot for pack in packs[begin : begin + _TOGETHER] for slot in pack]
+        chance.shuffle(together)
+        found += together
+    return found

@@ -9,7 +9,11 @@ The index is written last: a directory without one is no data set yet.
 from __future__ import annotations
 
 import json
+import mmap
+import os
 import random
+from bisect import bisect_right
+from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from itertools import accumulate
 from pathlib import Path
@@ -17,7 +21,7 @@ from typing import Any
 
 import xxhash
 
-from gpu_client.ring.errors import ObjectDamaged, RingMismatch
+from gpu_client.ring.errors import ObjectDamaged, RingError, RingMismatch
 from gpu_client.ring.manifest import Manifest, Slot
 from gpu_client.ring.objects import Provenance, StoredSamples, encode
 from gpu_client.ring.reader import RingReader
@@ -26,6 +30,8 @@ from gpu_client.ring.tree import Taken, take_apart
 
 INDEX = "index.json"
 SHARDS = "shards/"
+_OPEN_SHARDS = 128
+"""Each takes a descriptor, of which a process has few."""
 
 
 def record(
@@ -41,10 +47,15 @@ def record(
     """Take each new sample of the ring once, until there are so many; how many damaged ones were left out.
 
     shard: samples in one. shuffle: so many are held in memory, from which the next one is taken at random. told: is
-    given how many were taken. Raises RingMismatch where something is already, WaitedTooLong, StoreFull.
+    given how many were taken. Raises RingMismatch where something is already, WaitedTooLong, StoreFull, RingError for
+    numbers that mean nothing.
     """
+    if samples < 1 or shard < 1 or shuffle < 0:
+        raise RingError(f"{samples} samples in shards of {shard} are none", "Both are at least 1, shuffle at least 0")
     if (directory / INDEX).exists():
         raise RingMismatch(f"{directory} has a data set already", "Name another directory")
+    if any((directory / SHARDS).glob("*")):
+        raise RingMismatch(f"{directory} has a part of a data set", "Remove it, or name another directory")
     store = DirectoryStore(directory)
     writer = _ShardWriter(store, shard, reader.name)
     chance = random.Random(seed)  # noqa: S311 - an order, not a secret
@@ -57,7 +68,8 @@ def record(
         except ObjectDamaged:
             damaged += 1
             continue
-        held.append((take_apart(sample), reader.provenance(slot)))
+        # Thousands are held, and each would keep its object open.
+        held.append((take_apart(sample).owned(), reader.provenance(slot)))
         reader.took(1)
         taken += 1
         told(taken)
@@ -85,7 +97,7 @@ class Recorded:
             raise RingMismatch(
                 f"{directory} has no recorded data set ({error})", "Make one with baton ring record"
             ) from error
-        self._open: dict[int, StoredSamples] = {}
+        self._open: OrderedDict[int, StoredSamples] = OrderedDict()
 
     def __len__(self) -> int:
         return self._ends[-1] if self._ends else 0
@@ -109,24 +121,24 @@ class Recorded:
                 raise ObjectDamaged(f"{one['name']} has {len(stored)} samples", f"The index says {one['samples']}")
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_open": {}}
+        return {**self.__dict__, "_open": OrderedDict()}
 
     def _at(self, index: int) -> tuple[StoredSamples, int]:
         if not -len(self) <= index < len(self):
             raise IndexError(f"there are {len(self)} samples, and no {index}")
         index %= len(self)
-        place = next(number for number, end in enumerate(self._ends) if index < end)
+        place = bisect_right(self._ends, index)
         begin = self._ends[place - 1] if place else 0
         return self._shard(place), index - begin
 
     def _shard(self, place: int) -> StoredSamples:
         found = self._open.get(place)
         if found is None:
-            name = self._shards[place]["name"]
-            data = DirectoryStore(self._directory, make=False).read(name)
-            if data is None:
-                raise ObjectDamaged(f"{self._directory / name} is not there", "Record it again")
-            found = self._open[place] = StoredSamples(str(self._directory / name), data)
+            path = self._directory / self._shards[place]["name"]
+            found = self._open[place] = StoredSamples(str(path), _mapped(path))
+            while len(self._open) > _OPEN_SHARDS:
+                self._open.popitem(last=False)
+        self._open.move_to_end(place)
         return found
 
 
@@ -144,7 +156,8 @@ class _ShardWriter:
     def finish(self, seed: int) -> None:
         self._flush()
         index = {"version": 1, "seed": seed, "shards": self._written}
-        self._store.create(INDEX, [memoryview(json.dumps(index, indent=1).encode())])
+        if not self._store.create(INDEX, [memoryview(json.dumps(index, indent=1).encode())]):
+            raise RingMismatch("somebody else has recorded there at the same time", "Name an empty directory")
 
     def _flush(self) -> None:
         if not self._held:
@@ -182,6 +195,17 @@ def _new_slots(reader: RingReader) -> Iterator[Slot]:
             if slot.inserted >= seen:
                 yield slot
         seen = manifest.inserted
+
+
+def _mapped(path: Path) -> memoryview:
+    """A file, from anywhere: data sets often lie where nobody may write. Raises ObjectDamaged if it is not there."""
+    try:
+        with path.open("rb") as file:
+            size_bytes = os.fstat(file.fileno()).st_size
+            # Private: arrays of it can be written to, and nobody else sees it.
+            return memoryview(mmap.mmap(file.fileno(), size_bytes, access=mmap.ACCESS_COPY) if size_bytes else b"")
+    except FileNotFoundError as error:
+        raise ObjectDamaged(f"{path} is not there", "Record it again") from error
 
 
 def _drawn(held: list[tuple[Taken, Any]], chance: random.Random) -> tuple[Taken, Any]:

@@ -12,6 +12,7 @@ writers/ readers/ pins/ publisher   who is alive, and what readers still need (`
 from __future__ import annotations
 
 import json
+import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable
@@ -19,7 +20,7 @@ from collections.abc import Callable
 from pydantic import ValidationError
 
 from gpu_client.ring.errors import ManifestMissing, RingMismatch, SampleRefused
-from gpu_client.ring.manifest import EMPTY, INBOX, Claim, Manifest, advanced, doubtful, manifest_key
+from gpu_client.ring.manifest import EMPTY, INBOX, Claim, Manifest, ObjectId, advanced, doubtful, manifest_key, stray
 from gpu_client.ring.settings import RingSettings
 from gpu_client.ring.store import RingStore
 
@@ -28,7 +29,11 @@ SCHEMA = "schema.json"
 POINTER = "pointer"
 _NO_VERSION = "0" * 32
 _KEPT = 8
-"""Manifests that a process remembers."""
+"""Manifests that a process remembers, if they are small."""
+_KEPT_SLOTS = 100_000
+"""Of all that it remembers, besides the newest: some 300 bytes each."""
+_TRIES = 100
+_FASTER = 10
 
 
 class Ring:
@@ -39,7 +44,9 @@ class Ring:
         self.settings = settings
         self.clock = clock
         self._manifests: OrderedDict[int, Manifest] = OrderedDict()
+        self._lock = threading.Lock()
         self._schema: str | None = None
+        self._pointed = 0
 
     @classmethod
     def make(cls, store: RingStore, settings: RingSettings, *, clock: Callable[[], float] = time.time) -> Ring:
@@ -63,46 +70,78 @@ class Ring:
         return cls(store, _settings(store), clock=clock)
 
     def pointer(self) -> tuple[int, str | None]:
-        """The newest manifest's number, 0 before there is any, and the pointer's version. Raises ManifestMissing."""
+        """The newest manifest's number, 0 before there is any, and the pointer's version.
+
+        Raises ManifestMissing for a pointer that cannot be read, RingMismatch where the ring was removed.
+        """
         record = self.store.record(POINTER)
         if record is None:
+            if self._pointed:
+                raise RingMismatch("the ring was removed while it was used", "Make it again, and begin anew")
             return 0, None
         try:
-            number = json.loads(record.data)["manifest"]
+            content = json.loads(record.data)
+            number = content["manifest"]
             if not isinstance(number, int) or number < 1:
                 raise ValueError(f"names {number!r}")
         except (ValueError, KeyError, TypeError) as error:
             raise ManifestMissing(
                 f"the pointer cannot be read ({error})", "baton ring verify --repair sets it anew"
             ) from error
+        with self._lock:
+            known = self._manifests.get(number)
+            if number < self._pointed or (known is not None and content.get("at_ms", known.at_ms) != known.at_ms):
+                # Repaired, or removed and made anew: what this process remembers may be of another manifest.
+                self._manifests.clear()
+            self._pointed = number
         return number, record.version
 
     def manifest(self, number: int) -> Manifest:
         """One that is retained. Raises ManifestMissing."""
         if number == 0:
             return EMPTY
-        found = self._manifests.get(number)
+        with self._lock:
+            found = self._manifests.get(number)
         if found is not None:
             return found
         data = self.store.read(manifest_key(number))
         if data is None:
             raise ManifestMissing(
-                f"manifest {number} is not there", "A newer one has replaced it, or the store lost it"
+                f"manifest {number} is not there",
+                "A newer one has replaced it, or it was lost: see baton ring verify --repair",
             )
         try:
             found = Manifest.from_bytes(data)
         except ValueError as error:
             raise ManifestMissing(
-                f"manifest {number} cannot be read ({error})", "baton ring verify shows what is left"
+                f"manifest {number} cannot be read ({error})", "baton ring verify --repair sets the ring anew"
             ) from error
-        self._manifests[number] = found
-        while len(self._manifests) > _KEPT:
-            self._manifests.popitem(last=False)
+        self._remember(found)
         return found
 
     def newest(self) -> Manifest:
-        """The manifest that the pointer names."""
-        return self.manifest(self.pointer()[0])
+        """The manifest that the pointer names. Raises ManifestMissing, RingMismatch."""
+        return self._pointed_at()[0]
+
+    def _pointed_at(self) -> tuple[Manifest, str | None]:
+        """The newest manifest and the pointer's version. Nobody keeps it for this process: it may be gone by now."""
+        number, version = self.pointer()
+        for _ in range(_TRIES):
+            try:
+                return self.manifest(number), version
+            except ManifestMissing:
+                before = version
+                number, version = self.pointer()
+                if version == before:
+                    raise
+        raise ManifestMissing("manifests are replaced faster than they can be read", "Raise retain, or lower cap")
+
+    def _remember(self, manifest: Manifest) -> None:
+        with self._lock:
+            self._manifests[manifest.number] = manifest
+            slots = sum(map(len, self._manifests.values())) - len(manifest)
+            while len(self._manifests) > _KEPT or (slots > _KEPT_SLOTS and len(self._manifests) > 1):
+                slots -= len(self._manifests.popitem(last=False)[1])
 
     def claims(self) -> list[Claim]:
         """What waits, and what was published but not cleared away yet."""
@@ -114,28 +153,49 @@ class Ring:
         Any process may call this at any time. The manifest is stored under its number, which only one of many can do;
         whoever finds it there points to it. So it does not matter where a publisher dies.
         """
-        number, version = self.pointer()
-        last = self.manifest(number)
+        last, version = self._pointed_at()
         claims = self._waiting(last)
         ahead = advanced(last, claims, self.settings, int(self.clock() * 1000), at_once=at_once)
         if ahead is None:
-            # Somebody may have died behind the pointer, and before this.
-            self.store.delete([claim.key for claim in claims if last.settled(claim.object)])
+            # Somebody may have died behind the pointer, and before this. If the pointer has not moved, nothing has
+            # become known that was not when the inbox was listed.
+            useless = stray(last, claims)
+            if useless and self.pointer()[1] == version:
+                self.store.delete([claim.key for claim in useless])
             return None
-        key = manifest_key(ahead.number)
-        if not self.store.create(key, [memoryview(ahead.to_bytes())]):
+        if not self.store.create(manifest_key(ahead.number), [memoryview(ahead.to_bytes())]):
             # Of one that died before pointing to it, or is just about to. It may be that it is pointed to already, and
             # forgotten: then the pointer has moved, and the swap below does not happen.
             try:
                 ahead = self.manifest(ahead.number)
             except ManifestMissing:
+                if self.pointer()[1] == version:
+                    raise
                 return None
         data = json.dumps({"manifest": ahead.number, "at_ms": ahead.at_ms, "inserted": ahead.inserted}).encode()
         if self.store.swap(POINTER, data, version) is None:
             return None
-        self._manifests[ahead.number] = ahead
-        self.store.delete([claim.key for claim in claims if ahead.settled(claim.object)])
+        self._remember(ahead)
+        useless = stray(ahead, claims)
+        if useless:
+            self.store.delete([claim.key for claim in useless])
         return ahead
+
+    def publish_all(self, own: ObjectId | None, *, at_once: bool = False) -> bool:
+        """Publish until that object's claim has counted, or nothing is due; whether it has. None: until nothing is due.
+
+        It ends, however fast others go on claiming.
+        """
+        in_vain = 0
+        for _ in range(_TRIES):
+            published = self.publish(at_once=at_once)
+            if own is not None and (published or self.newest()).settled(own):
+                return True
+            in_vain = 0 if published is not None else in_vain + 1
+            # At once there is something due until the claim counts: another publisher was faster.
+            if in_vain > (_FASTER if at_once and own is not None else 0):
+                break
+        return False
 
     def _waiting(self, last: Manifest) -> list[Claim]:
         """The inbox, and of each writer all claims that are older than its newest here.

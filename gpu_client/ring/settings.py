@@ -14,13 +14,13 @@ MAX_CAP = 1_000_000
 class RingSettings(BaseModel):
     """Immutable; stored as `ring.json`. All times are in seconds."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
     cap: int = Field(ge=1, le=MAX_CAP)
     """So many samples can be read at a time."""
     mode: Literal["generation", "rolling"] = "rolling"
     """generation: all of them are replaced when `cap` new ones are there. rolling: the oldest, every few moments."""
-    publish_interval_s: float = Field(default=0.25, gt=0, le=3600)
+    publish_interval_s: float = Field(default=0.25, ge=0.005, le=3600)
     """rolling: new samples wait no longer than this to be readable. How often is looked for them in both modes."""
     min_size: int = Field(default=1, ge=1, le=MAX_CAP)
     """Nothing is read before so many samples are there."""
@@ -29,13 +29,13 @@ class RingSettings(BaseModel):
     samples_per_insert: float | None = Field(default=None, gt=0, le=1e6)
     """How often a sample is read in the mean: writers or readers that are ahead of it wait. Unset: nobody does."""
     max_age_s: float | None = Field(default=None, gt=0)
-    """Older samples are not read."""
+    """Older samples are not read; by the clocks of who writes and who reads."""
     max_uses: int | None = Field(default=None, ge=1)
     """No reader takes a sample more often."""
     retain: int = Field(default=3, ge=2, le=1000)
     """So many of the newest manifests can be read, with all that they list."""
-    lease_s: float = Field(default=15.0, gt=0, le=3600)
-    """Who was not heard of for twice as long is taken for dead."""
+    lease_s: float = Field(default=15.0, ge=0.05, le=3600)
+    """Who was not heard of for half as long again is taken for dead; what it has left is gone after twice as long."""
     pack: int = Field(default=1, ge=1, le=100_000)
     """Samples in one object; a writer that dies loses at most so many."""
     codec: Codec = "none"
@@ -52,6 +52,10 @@ class RingSettings(BaseModel):
             raise ValueError(f"min_size is {self.min_size} and cap only {self.cap}: nothing would ever be read")
         if self.pack > self.cap:
             raise ValueError(f"pack is {self.pack} and cap only {self.cap}: one object would be more than the ring")
+        if self.mode == "generation" and self.max_ahead is not None and self.max_ahead < self.cap:
+            raise ValueError(
+                f"max_ahead is {self.max_ahead} and cap {self.cap}: writers would wait before a generation is complete"
+            )
         return self
 
     @property

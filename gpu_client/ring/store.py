@@ -55,3 +55,11 @@ class DistantStore(Protocol):
 
     def begin(self, keys: Sequence[str]) -> None:
         """These objects are read next: fetch them at the same time. What was begun before and not read is given up."""
+
+
+@runtime_checkable
+class ExpectingStore(Protocol):
+    """A store that is quicker if it knows what comes."""
+
+    def expect(self, keys: Sequence[str]) -> None:
+        """These objects are going to be read, in any order."""

@@ -13,7 +13,7 @@ import mmap
 import os
 import secrets
 import stat
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import xxhash
@@ -35,6 +35,8 @@ class DirectoryStore:
     def __init__(self, root: Path, *, make: bool = True) -> None:
         """Makes the directory, unless it has to be there. Raises RingMismatch where there is none that can be used."""
         self._root = root
+        self._path = f"{root}/"
+        """What keys are added to: paths as text take a fraction of the time that `Path` takes."""
         if not make and not root.is_dir():
             raise RingMismatch(
                 f"there is no directory {root}", "Make a ring with make_ring, or name the place where it is"
@@ -48,29 +50,31 @@ class DirectoryStore:
                 f"{root} cannot hold a ring: {error.strerror}", "Name a directory to write to"
             ) from error
 
+    @property
+    def root(self) -> Path:
+        """The directory."""
+        return self._root
+
     def create(self, key: str, pieces: Sequence[memoryview]) -> bool:
         """As in the protocol."""
-        path = self._root / key
+        path = self._path + key
+        if not any(pieces):
+            # Nothing to be written before it can be seen.
+            with self._told_when_full():
+                return self._made(path, lambda: os.close(_opened_new(path)))
         with self._written(pieces) as beside:
-            for _ in range(2):
-                try:
-                    os.link(beside, path)
-                    return True
-                except FileExistsError:
-                    # NFS tells this of one's own link, too: when the answer was lost, and it was asked again.
-                    return _is_one(beside, path)
-                except FileNotFoundError:
-                    path.parent.mkdir(parents=True, exist_ok=True)
-                except OSError as error:
-                    if error.errno in _WITHOUT_LINKS:
-                        return self._renamed(beside, path)
-                    raise
-        raise OSError(errno.ENOENT, "the directory is being removed", str(path.parent))
+            try:
+                # NFS tells of one's own link, too, that it is there: when the answer was lost, and it was asked again.
+                return self._made(path, lambda: os.link(beside, path)) or _is_one(Path(beside), Path(path))
+            except OSError as error:
+                if error.errno in _WITHOUT_LINKS:
+                    return self._renamed(beside, Path(path))
+                raise
 
     def read(self, key: str) -> memoryview | None:
         """As in the protocol."""
         try:
-            fd = os.open(self._root / key, os.O_RDONLY | os.O_CLOEXEC)
+            fd = os.open(self._path + key, os.O_RDONLY | os.O_CLOEXEC)
         except FileNotFoundError:
             return None
         try:
@@ -83,20 +87,20 @@ class DirectoryStore:
     def record(self, key: str) -> Versioned | None:
         """As in the protocol."""
         try:
-            data = (self._root / key).read_bytes()
+            with open(self._path + key, "rb", buffering=0) as file:  # noqa: PTH123 - see `_path`
+                data = file.readall()
         except FileNotFoundError:
             return None
         return Versioned(data, _version(data))
 
     def swap(self, key: str, data: bytes, seen: str | None) -> str | None:
         """As in the protocol."""
-        path = self._root / key
+        path = self._path + key
         with self._written([memoryview(data)]) as beside, self._locked():
             there = self.record(key)
             if (there.version if there else None) != seen:
                 return None
-            path.parent.mkdir(parents=True, exist_ok=True)
-            beside.replace(path)
+            self._made(path, lambda: os.replace(beside, path))  # noqa: PTH105 - see `_path`
         return _version(data)
 
     def keys(self, prefix: str) -> list[str]:
@@ -118,13 +122,13 @@ class DirectoryStore:
         """As in the protocol."""
         for key in keys:
             with contextlib.suppress(FileNotFoundError):
-                (self._root / key).unlink()
+                os.unlink(self._path + key)  # noqa: PTH108 - see `_path`
 
     def tidy(self, older_than_s: float) -> int:
         """As in the protocol. Compares with the time of the file system, which may be another machine's."""
         gone = 0
         with self._written([]) as fresh:
-            now = fresh.stat().st_mtime
+            now = os.stat(fresh).st_mtime  # noqa: PTH116 - see `_path`
             for entry in list(os.scandir(self._root / _BESIDE)):
                 with contextlib.suppress(FileNotFoundError):
                     info = entry.stat(follow_symlinks=False)
@@ -137,37 +141,55 @@ class DirectoryStore:
         """Nothing is held."""
 
     @contextlib.contextmanager
-    def _written(self, pieces: Sequence[memoryview]) -> Iterator[Path]:
+    def _written(self, pieces: Sequence[memoryview]) -> Iterator[str]:
         """A file with these bytes beside all others, removed at the end if it is still there."""
-        beside = self._root / _BESIDE / secrets.token_hex(12)
+        beside = f"{self._path}{_BESIDE}/{secrets.token_hex(12)}"
         try:
-            fd = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+            with self._told_when_full():
+                fd = _opened_new(beside)
+                try:
+                    _write_all(fd, pieces)
+                finally:
+                    os.close(fd)
+                yield beside
+        finally:
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(beside)  # noqa: PTH108 - see `_path`
+
+    def _made(self, path: str, make: Callable[[], object]) -> bool:
+        """False if it is there. Its directory is made when it is missed, which is seldom."""
+        for _ in range(2):
             try:
-                _write_all(fd, pieces)
-            finally:
-                os.close(fd)
-            yield beside
+                make()
+                return True
+            except FileExistsError:
+                return False
+            except FileNotFoundError:
+                Path(path).parent.mkdir(parents=True, exist_ok=True)
+        raise OSError(errno.ENOENT, "the directory is being removed", path)
+
+    @contextlib.contextmanager
+    def _told_when_full(self) -> Iterator[None]:
+        try:
+            yield
         except OSError as error:
             if error.errno in _FULL:
                 raise StoreFull(f"there is no room in {self._root}", "Free some, or lower the ring's cap") from error
             raise
-        finally:
-            with contextlib.suppress(FileNotFoundError):
-                beside.unlink()
 
-    def _renamed(self, beside: Path, path: Path) -> bool:
+    def _renamed(self, beside: str, path: Path) -> bool:
         """The same where files cannot be linked."""
         with self._locked():
             if path.exists():
                 return False
             path.parent.mkdir(parents=True, exist_ok=True)
-            beside.rename(path)
+            Path(beside).rename(path)
         return True
 
     @contextlib.contextmanager
     def _locked(self) -> Iterator[None]:
         # A file of its own: threads of one process that share a descriptor would share the lock.
-        fd = os.open(self._root / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        fd = os.open(self._path + _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
         try:
             fcntl.flock(fd, fcntl.LOCK_EX)
             yield
@@ -175,9 +197,13 @@ class DirectoryStore:
             os.close(fd)
 
 
-def _is_one(path: Path | str, other: Path | str) -> bool:
+def _opened_new(path: str) -> int:
+    return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+
+
+def _is_one(path: Path, other: Path) -> bool:
     try:
-        return Path(path).samefile(other)
+        return path.samefile(other)
     except FileNotFoundError:
         return False
 

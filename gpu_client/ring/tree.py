@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import numpy as np
@@ -23,7 +23,7 @@ MAX_DEPTH = 32
 MAX_ARRAYS = 4096
 
 
-@dataclass(frozen=True)
+@dataclass
 class Leaf:
     """One array on its way into an object. `data`: its bytes, as they lie in memory."""
 
@@ -34,6 +34,8 @@ class Leaf:
     path: str
     value: object
     """The array or tensor itself."""
+    digest: str = ""
+    """xxh3-64 of `data`, where somebody has come by it."""
 
 
 @dataclass(frozen=True)
@@ -47,6 +49,12 @@ class Taken:
         """Equal for samples of one kind; `shapes`: only if their shapes are the same."""
         arrays = [[leaf.form, leaf.dtype, list(leaf.shape) if shapes else len(leaf.shape)] for leaf in self.leaves]
         return json.dumps([_kind(self.structure), arrays], sort_keys=True, separators=(",", ":"))
+
+    def owned(self) -> Taken:
+        """The same with bytes of its own, whatever becomes of the arrays that it was taken from."""
+        return replace(
+            self, leaves=[replace(leaf, data=memoryview(bytes(leaf.data)), value=None) for leaf in self.leaves]
+        )
 
 
 def take_apart(sample: object) -> Taken:

@@ -6,26 +6,28 @@ lost that was claimed, and none is thrown away: a writer that is too far ahead w
 
 from __future__ import annotations
 
+import json
 import logging
+import math
 import os
-import secrets
-import socket
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
-from gpu_client.ring.codecs import check_codec
-from gpu_client.ring.errors import RingError, RingMismatch, SampleRefused, StoreFull, WaitedTooLong, WriterFenced
-from gpu_client.ring.flow import Flow, write_wait
+from gpu_client.ring.codecs import check_codec, require_quantisable
+from gpu_client.ring.errors import RingMismatch, SampleRefused, StoreFull, WaitedTooLong, WriterFenced
+from gpu_client.ring.finite import is_finite
+from gpu_client.ring.flow import write_wait
 from gpu_client.ring.keeper import Keeper
-from gpu_client.ring.leases import WRITERS, Held, content_of
-from gpu_client.ring.manifest import WRITER_NAME, Claim, ObjectId
+from gpu_client.ring.leases import WRITERS, Held, content_of, own_name, require_name
+from gpu_client.ring.manifest import Claim, ObjectId
 from gpu_client.ring.objects import Provenance, encode
 from gpu_client.ring.ring import Ring
-from gpu_client.ring.tree import Leaf, Taken, take_apart
+from gpu_client.ring.tree import Taken, take_apart
 
 logger = logging.getLogger("baton.ring")
 
@@ -49,22 +51,27 @@ class RingWriter:
         threads: bool = True,
         clock: Callable[[], float] = time.monotonic,
         pause: Callable[[float], object] = time.sleep,
+        gives_up: Callable[[], bool] = lambda: False,
     ) -> None:
         """`name`: who takes it up again fences whoever had it; new for each process unless given.
 
         `generator`, `version`: what makes the samples, for their header. `keeper`: looks after the ring; one of its own
-        thread unless given. `patience_s`: how long `put` waits for readers, or for room. Without `threads` the caller
-        calls `renew`, and the keeper's `turn`, every few moments. Raises RingMismatch.
+        thread unless given. `patience_s`: how long `put` waits for readers, or for room; `gives_up` is asked meanwhile,
+        and ends it earlier. Without `threads` the caller calls `renew`, and the keeper's `turn`, every few moments.
+        Raises RingMismatch for a name that is none.
         """
-        self.name = name or f"{socket.gethostname().split('.')[0][:32]}-{os.getpid()}-{secrets.token_hex(3)}"
-        self.name = "".join(char if WRITER_NAME.fullmatch(char) else "-" for char in self.name)[:64]
+        self.name = require_name(name, "writer") if name else own_name()
         check_codec(ring.settings.codec)
         self._ring = ring
         self._generator, self._version = generator, version
         self._patience_s, self._clock, self._pause = patience_s, clock, pause
+        self._gives_up = gives_up
         self._lock = threading.Lock()
         self._pack: list[tuple[Taken, object]] = []
         self._seq = 0
+        self._process = os.getpid()
+        self._closed = False
+        self._claimed: ObjectId | None = None
         self._unclaimed: Claim | None = None
         self._unseen = 0
         self._seen_turns = 0
@@ -86,18 +93,27 @@ class RingWriter:
     def put(self, sample: object, *, seed: object = None) -> None:
         """Store a sample, when there is room for it. `seed`: what it was made from, as JSON has it.
 
-        Raises SampleRefused (the ring goes on without it), WriterFenced, WaitedTooLong, StoreFull.
+        Its arrays may be used again when this returns. Raises SampleRefused (the ring goes on without it),
+        WriterFenced, WaitedTooLong; and StoreFull: then it is kept, and stored by the next call.
         """
+        self._require_usable()
         try:
+            seed = _plain(seed)
             taken = self._checked(sample)
         except SampleRefused:
-            self.refused += 1
+            with self._lock:
+                self.refused += 1
             raise
         with self._lock:
             self._wait_for_room()
             self._pack.append((taken, seed))
-            if len(self._pack) >= self._ring.settings.pack:
-                self._store()
+            try:
+                if len(self._pack) >= self._ring.settings.pack:
+                    self._store()
+            finally:
+                if self._pack:
+                    # It stays for later, and its arrays are the caller's.
+                    self._pack[-1] = (taken.owned(), seed)
 
     def run(self, generator: Iterable[object], *, seeds: bool = False) -> int:
         """Put everything that a generator makes; how many were taken. Refused samples are logged and left out.
@@ -115,6 +131,7 @@ class RingWriter:
 
     def flush(self) -> None:
         """Store a pack that is not full."""
+        self._require_usable()
         with self._lock:
             if self._pack:
                 self._store()
@@ -123,7 +140,7 @@ class RingWriter:
     def swap(self) -> None:
         """Make readable what there is, now."""
         self.flush()
-        self._ring.publish(at_once=True)
+        self._ring.publish_all(self._claimed, at_once=True)
 
     def renew(self) -> None:
         """Say that this writer is alive, and what it has done."""
@@ -136,18 +153,25 @@ class RingWriter:
         self._lease.renew(**told, at_ms=self._now_ms())
 
     def close(self) -> None:
-        """Store what is left, and leave. Its claims stay good."""
+        """Store what is left, and leave. Its claims stay good. A second time nothing happens."""
+        if self._closed or self._process != os.getpid():
+            return
         try:
             self.flush()
-            while self._ring.publish() is not None:
-                pass
+            self._ring.publish_all(self._claimed)
+            self._ended()
         finally:
+            self._closed = True
             self._closing.set()
             if self._renewing.is_alive():
                 self._renewing.join()
-            if self._own_keeper:
-                self._keeper.close()
-            self._lease.release()
+            try:
+                if self._own_keeper:
+                    self._keeper.close()
+            finally:
+                # With something left it is for others to find out that it is gone.
+                if not self._pack and self._unclaimed is None:
+                    self._lease.release()
 
     def __enter__(self) -> RingWriter:
         return self
@@ -160,15 +184,16 @@ class RingWriter:
         key = f"{WRITERS}{self.name}"
         for _ in range(_TRIES):
             record = self._ring.store.record(key)
-            last = self._ring.newest()
             known = [int(content_of(record).get("epoch", 0))]
+            # The inbox first: what leaves it is in the newest manifest by then.
             known += [claim.object.epoch for claim in self._ring.claims() if claim.object.writer == self.name]
+            last = self._ring.newest()
             known += [last.passed[self.name].epoch] if self.name in last.passed else []
+            known += [slot.object.epoch for slot in last.slots if slot.object.writer == self.name]
             epoch = max(known) + 1
             lease = Held(self._ring.store, key, {"epoch": epoch, "generator": self._generator}, record)
             if not lease.lost:
-                begin = Claim(ObjectId(self.name, epoch, 0), 0, self._now_ms())
-                self._ring.store.create(begin.key, [])
+                self._ring.store.create(Claim.beginning(self.name, epoch, self._now_ms()).key, [])
                 return epoch, lease
         raise RingMismatch(f"the writer's name {self.name} is taken again and again", "Give each process its own")
 
@@ -179,50 +204,74 @@ class RingWriter:
             raise SampleRefused("it has no array", "Put arrays or tensors, and what belongs to them")
         if settings.finite:
             for leaf in taken.leaves:
-                if not _finite(leaf):
+                if not is_finite(leaf):
                     raise SampleRefused(
                         f"{leaf.path} has values that are not finite", "Mend the generator, or set finite to false"
                     )
+            for path, value in _floats(taken.structure, "sample"):
+                if not math.isfinite(value):
+                    raise SampleRefused(f"{path} is {value}", "Mend the generator, or set finite to false")
         unknown = set(settings.quantise) - {leaf.path for leaf in taken.leaves}
         if unknown:
             raise SampleRefused(
                 f"it has no {min(unknown)}, which is to be quantised", "Name paths as in sample['image']"
             )
+        for leaf in taken.leaves:
+            if leaf.path in settings.quantise:
+                require_quantisable(leaf)
+                if not settings.finite and not is_finite(leaf):
+                    raise SampleRefused(f"{leaf.path} has values that are not finite", "Quantise finite values only")
         self._ring.require_schema(taken.schema(shapes=settings.shapes == "same"))
         return taken
 
     def _wait_for_room(self) -> None:
         began_at = self._clock()
-        while True:
-            if self._lease.lost:
-                raise self._fenced()
-            flow = self._keeper.flow
-            if self._keeper.turns != self._seen_turns:
-                self._seen_turns, self._unseen = self._keeper.turns, 0
-            ahead = Flow(flow.inserted, flow.finished + self._unseen, flow.read, flow.readable)
-            why = write_wait(ahead, self._ring.settings, READ_AT_ONCE)
-            if not why:
-                break
-            if self._clock() - began_at > self._patience_s:
-                raise WaitedTooLong(f"for {self._patience_s:g} s, {why}", "Read from the ring, or make it larger")
-            self._keeper.wait_turn(self._ring.settings.publish_interval_s * 2)
-        self.waited_s += self._clock() - began_at
+        settings = self._ring.settings
+        try:
+            while True:
+                if self._lease.lost:
+                    raise self._fenced()
+                flow = self._keeper.flow
+                if self._keeper.turns != self._seen_turns:
+                    self._seen_turns, self._unseen = self._keeper.turns, 0
+                ahead = replace(flow, finished=flow.finished + self._unseen)
+                why = write_wait(ahead, settings, READ_AT_ONCE)
+                if not why:
+                    return
+                left_s = self._patience_s - (self._clock() - began_at)
+                if left_s < 0 or self._gives_up():
+                    trouble = self._keeper.trouble
+                    raise WaitedTooLong(
+                        f"for {self._patience_s:g} s, {why}{f' ({trouble})' if trouble else ''}",
+                        "Read from the ring, or make it larger",
+                    )
+                # Not for as long as a slow publisher may take: somebody may have taken this writer for dead.
+                self._keeper.wait_turn(min(settings.publish_interval_s * 2, settings.lease_s / 3, left_s + 0.001))
+        finally:
+            self.waited_s += self._clock() - began_at
 
     def _store(self) -> None:
         """Store the pack, then claim it. What was stored and not claimed is claimed first by the next call."""
         self._claim()
-        # Counted up first: an object that was stored in part of a failure is left behind, and another made.
-        self._seq += 1
-        found = ObjectId(self.name, self._epoch, self._seq)
         settings = self._ring.settings
-        made = encode(
-            [taken for taken, _ in self._pack],
-            Provenance(*found, round(self._ring.clock(), 3), self._generator, self._version),
-            seeds=[seed for _, seed in self._pack],
-            codec=settings.codec,
-            quantised=dict(settings.quantise),
-        )
-        self._with_room(lambda: self._ring.store.create(found.key, made.pieces))
+        for _ in range(_TRIES):
+            # Counted up first: an object that was stored in part of a failure is left behind, and another made.
+            self._seq += 1
+            found = ObjectId(self.name, self._epoch, self._seq)
+            made = encode(
+                [taken for taken, _ in self._pack],
+                Provenance(*found, round(self._ring.clock(), 3), self._generator, self._version),
+                seeds=[seed for _, seed in self._pack],
+                codec=settings.codec,
+                quantised=dict(settings.quantise),
+            )
+            # One that is there may be of anybody: it is not claimed.
+            if self._with_room(lambda key=found.key, pieces=made.pieces: self._ring.store.create(key, pieces)):  # type: ignore[misc]
+                break
+        else:
+            raise RingMismatch(
+                f"there are objects of {self.name} already, of nobody knows what", "Give it another name"
+            )
         self._unclaimed = Claim(found, len(self._pack), self._now_ms())
         self._pack.clear()
         self.put_bytes += made.size_bytes
@@ -238,27 +287,41 @@ class RingWriter:
         if not self._lease.is_own():
             raise self._fenced()
         self._unclaimed = None
+        self._claimed = claim.object
         self.put_samples += claim.samples
         self._unseen += claim.samples
 
-    def _with_room(self, store: Callable[[], object]) -> None:
+    def _ended(self) -> None:
+        """Say that nothing more comes: then this writer need not be remembered for long."""
+        if self._lease.is_own():
+            self._ring.store.create(Claim.ending(self.name, self._epoch, self._now_ms()).key, [])
+
+    def _with_room(self, store: Callable[[], bool]) -> bool:
         began_at = self._clock()
+        told = False
         while True:
             try:
-                store()
-                return
+                return store()
             except StoreFull:
-                if self._clock() - began_at > self._patience_s:
+                if self._gives_up() or self._clock() - began_at > self._patience_s or self._closing.is_set():
                     raise
-                logger.warning("there is no room for a sample: it waits")
-                self._pause(self._ring.settings.publish_interval_s)
+                if not told:
+                    logger.warning("there is no room for a sample: it waits")
+                told = True
+                self._pause(min(self._ring.settings.publish_interval_s, 1.0))
 
     def _renew_often(self) -> None:
         while not self._closing.wait(self._ring.settings.lease_s / 3):
             try:
                 self.renew()
-            except (RingError, OSError) as error:
-                logger.warning("the writer's lease cannot be renewed now: %s", error)
+            except Exception as error:  # noqa: BLE001 - a writer that falls silent is taken for dead
+                logger.warning("the writer's lease cannot be renewed now: %r", error)
+
+    def _require_usable(self) -> None:
+        if self._process != os.getpid():
+            raise WriterFenced(f"{self.name} writes in another process", "Each process begins its own RingWriter")
+        if self._closed:
+            raise WriterFenced(f"{self.name} was closed", "Begin anew with RingWriter")
 
     def _fenced(self) -> WriterFenced:
         return WriterFenced(
@@ -266,22 +329,31 @@ class RingWriter:
         )
 
     def _now_ms(self) -> int:
-        return int(self._ring.clock() * 1000)
+        # Names of claims have no sign, and a clock may be anywhere.
+        return max(int(self._ring.clock() * 1000), 0)
 
 
-def _finite(leaf: Leaf) -> bool:
-    """Whether no value is NaN or infinite. A sum is enough, unless the sum itself is too large."""
-    if leaf.form == "torch":
-        import torch
+def _floats(node: dict[str, Any], path: str) -> Iterator[tuple[str, float]]:
+    """Plain numbers of a sample's structure, with where they are."""
+    match node:
+        case {"v": float(value)}:
+            yield path, value
+        case {"d": dict(items)}:
+            for name, item in items.items():
+                yield from _floats(item, f"{path}[{name!r}]")
+        case {"t": list(items)} | {"l": list(items)}:
+            for place, item in enumerate(items):
+                yield from _floats(item, f"{path}[{place}]")
 
-        value = leaf.value
-        assert isinstance(value, torch.Tensor)
-        if not (value.is_floating_point() or value.is_complex()) or value.numel() == 0:
-            return True
-        wide = value if value.element_size() > 1 else value.to(torch.float32)
-        return bool(torch.isfinite(wide.sum())) or bool(torch.isfinite(wide).all())
-    array: Any = leaf.value
-    if array is None or array.dtype.kind not in "fc" or array.size == 0:
-        return True
-    with np.errstate(all="ignore"):
-        return bool(np.isfinite(array.sum())) or bool(np.isfinite(array).all())
+
+def _plain(seed: object) -> object:
+    """A seed as JSON has it. Raises SampleRefused for what has no such form."""
+    if isinstance(seed, np.generic):
+        seed = seed.item()
+    try:
+        json.dumps(seed)
+    except (TypeError, ValueError) as error:
+        raise SampleRefused(
+            f"its seed cannot be noted ({error})", "Use numbers, texts, and lists or dicts of them"
+        ) from error
+    return seed

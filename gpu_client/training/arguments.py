@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from operator import index
+from pathlib import Path
 
-from gpu_client.training.errors import SessionError
+from gpu_client.training.errors import CheckpointMismatchError, SessionError
 
 STEERING = "steering"
 """Of a checkpoint's states the one that is the session's own: counters of rules, where there are any."""
@@ -22,6 +23,15 @@ def whole(name: str, value: int) -> int:
 def require_free(stateful: Mapping[str, object]) -> None:
     if STEERING in stateful:
         raise SessionError(f"the state {STEERING!r} is the session's own", "Choose another keyword for yours")
+
+
+def require_same(directory: Path, stored: Mapping[str, object], asked: Mapping[str, object]) -> None:
+    """Raises CheckpointMismatchError where a checkpoint has other states than are asked for."""
+    if stored.keys() != asked.keys():
+        raise CheckpointMismatchError(
+            f"{directory} holds {names(stored)}, but resume() asks for {names(asked)}",
+            "Name the same states in checkpoint() and resume(), or start a new job for the changed script",
+        )
 
 
 def names(named: Mapping[str, object]) -> str:

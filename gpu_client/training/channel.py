@@ -133,8 +133,8 @@ class Channel:
     ) -> None:
         """Offer progress. At most one report per `PROGRESS_INTERVAL_S` is sent; the last step always is.
 
-        new: the metrics that are of this step, where `metrics` has others too. What only a report had that is passed
-            over for a newer one travels with that one, under its own step.
+        total: 0 before it is known. new: the metrics that are of this step, where `metrics` has others too. What only a
+            report had that is passed over for a newer one travels with that one, under its own step.
         """
         if not self.connected:
             return
@@ -142,7 +142,7 @@ class Channel:
         if self._held is not None and not self._held[4].keys() <= fresh.keys():
             self._carried.add(self._held[0], self._held[4], but=fresh)
         now = self._clock()
-        if (step < total or phase) and now - self._reported_at < PROGRESS_INTERVAL_S:
+        if (step < total or phase or not total) and now - self._reported_at < PROGRESS_INTERVAL_S:
             self._held = (step, total, metrics, phase, fresh)
             return
         self._reported_at = now
@@ -264,9 +264,9 @@ class Channel:
         self._told = step, total, metrics, phase
         numbers = numbers_of(metrics, self._warn_once)
         carried = self._carried.take(self._warn_once)
-        body: dict[str, Any] = {"type": "progress", "step": step, "total": total}
+        body: dict[str, Any] = {"type": "progress", "step": step, "total": total or None}
         if phase:
-            body |= {"total": total or None, "phase": dict(zip(("name", "done", "total"), phase, strict=True))}
+            body |= {"phase": dict(zip(("name", "done", "total"), phase, strict=True))}
         body |= {"signals": measured} if (measured := self._signals(step)) else {}
         if carried or fresh is not metrics:
             if fresh is not metrics:

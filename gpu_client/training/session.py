@@ -28,7 +28,7 @@ from typing import Any, Self
 from gpu_client.controller.steering import Steering
 from gpu_client.training import commit, environment, states
 from gpu_client.training.arena import Arena
-from gpu_client.training.arguments import STEERING, names, require_free, whole
+from gpu_client.training.arguments import STEERING, require_free, require_same, whole
 from gpu_client.training.channel import Channel
 from gpu_client.training.directives import Directives
 from gpu_client.training.errors import CheckpointMismatchError, SessionError
@@ -36,6 +36,7 @@ from gpu_client.training.profiling import StepProfiler
 from gpu_client.training.protocol import Directive
 from gpu_client.training.random_state import capture_random, restore_random
 from gpu_client.training.ranks import Ranks
+from gpu_client.training.sources import Sources
 from gpu_client.training.writing import Writer
 
 KEEP_LAST = 2
@@ -75,6 +76,7 @@ class Session:
         self._ranks = ranks
         self._last_report: tuple[int, int, Mapping[str, object]] = (0, 0, {})
         self._last_committed: tuple[int, Path] | None = None
+        self._sources = Sources(keep_last)
         # Under an agent this directory dies with the machine: what counts is what the agent has stored elsewhere.
         self._durable = channel_path is None
         output_dir.mkdir(parents=True, exist_ok=True)
@@ -153,7 +155,7 @@ class Session:
         return self._data_dir
 
     def report(self, step: int, total: int, **metrics: object) -> None:
-        """Say how far training is: `step` of `total` done, with numbers (tensors of one element are welcome).
+        """Say how far training is: `step` of `total` (0: nobody knows) done, with numbers (or tensors of one).
 
         Cheap enough for every step: at most one report per 0.2 s is read and sent. Raises SessionError for a fraction.
         """
@@ -168,6 +170,7 @@ class Session:
         if type(step) is not int or type(total) is not int:
             step, total = whole("step", step), whole("total", total)
         self._last_report = (step, total, shown)
+        new, shown = self._sources.beside(new, shown)
         if self._writer.skipped_steps:
             shown = {"checkpoints_skipped": len(self._writer.skipped_steps), **shown}
         self._channel.report(step, total, shown, new=new)
@@ -296,6 +299,7 @@ class Session:
             self._directives.checkpoint_skipped()
             return None
         self._last_committed = step, path
+        self._sources.saved(stateful)
         self._directives.checkpoint_written()
         self.steering.happened("save", step, {})
         return path
@@ -335,6 +339,7 @@ class Session:
         """
         directory = self.resume_from
         if directory is None:
+            self._sources.follow(stateful)
             self.steering.resumed(0, stateful.values())
             return 0
         marker = commit.verify(directory)
@@ -346,15 +351,11 @@ class Session:
         require_free(stateful)
         if STEERING in marker.states:
             stateful[STEERING] = self.steering
-        missing, extra = stateful.keys() - marker.states.keys(), marker.states.keys() - stateful.keys()
-        if missing or extra:
-            raise CheckpointMismatchError(
-                f"{directory} holds {names(marker.states)}, but resume() asks for {names(stateful)}",
-                "Name the same states in checkpoint() and resume(), or start a new job for the changed script",
-            )
+        require_same(directory, marker.states, stateful)
         randoms = states.load_states(directory, marker.states, stateful)
         self._last_report = marker.step, 0, {}
         self.restore_randoms(randoms)
+        self._sources.follow(stateful)
         log.info("resumed from %s", directory)
         self.steering.resumed(marker.step, stateful.values())
         return marker.step

@@ -8,6 +8,7 @@ the environment are not used.
 from __future__ import annotations
 
 import http.client
+import re
 import select
 import socket
 import ssl
@@ -24,6 +25,8 @@ from gpu_client.transport.tls import shared_tls
 CONNECT_TIMEOUT_S = 10.0
 STALL_TIMEOUT_S = 60.0
 """A connection on which no byte moved for this long is given up; slow ones that move are not."""
+
+_ENCODED = re.compile(r"[\x21-\x7e]*")
 
 _Origin = tuple[str, str, int | None]
 SendBody = Callable[[socket.socket], None]
@@ -55,7 +58,7 @@ class Connections:
         max_idle: int = 16,
     ) -> None:
         self._connect_timeout_s = connect_timeout_s
-        self._stall_timeout_s = stall_timeout_s
+        self.stall_timeout_s = stall_timeout_s
         self._tls = tls
         self._max_idle = max_idle
         self._lock = threading.Lock()
@@ -123,7 +126,7 @@ class Connections:
             connection.close()
             timed_out = isinstance(error, TimeoutError)
             raise BrokenConnection(f"cannot connect to {without_query(url)}: {error}", timed_out=timed_out) from error
-        connection.sock.settimeout(self._stall_timeout_s)
+        connection.sock.settimeout(self.stall_timeout_s)
         return connection, False
 
     def _idle_one(self, origin: _Origin) -> http.client.HTTPConnection | None:
@@ -154,7 +157,7 @@ def _split(url: str) -> tuple[_Origin, str]:
         raise TransferError(f"not a URL: {url.partition('?')[0][:80]!r}") from None
     if parts.scheme not in ("http", "https") or not parts.hostname:
         raise TransferError(f"not an http(s) URL: {without_query(url)[:200]!r}")
-    if any(not "\x21" <= char <= "\x7e" for char in url):
+    if not _ENCODED.fullmatch(url):
         # http.client would say so too, quoting all of it
         raise TransferError(f"not a URL, for it has a character that is not encoded: {without_query(url)[:200]!r}")
     target = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")

@@ -39,8 +39,9 @@ class Lane:
         self.speed = Speed(clock=clock)
         self.cap = Bandwidth(cap_bytes_per_s, clock=clock) if cap_bytes_per_s is not None else None
         self._pause = pause
-        self._changed = threading.Condition()
-        self._queue: deque[object] = deque()
+        self._lock = threading.Lock()
+        self._queue: deque[threading.Condition] = deque()
+        """Who waits for a connection; only the first has to know that something has changed."""
 
     @contextmanager
     def slot(self, over: Callable[[], bool]) -> Iterator[None]:
@@ -50,13 +51,13 @@ class Lane:
             yield
         finally:
             if entered:
-                with self._changed:
+                with self._lock:
                     self.limit.leave()
-                    self._changed.notify_all()
+                    self._wake_first()
 
     def _enter(self, over: Callable[[], bool]) -> bool:
-        place = object()
-        with self._changed:
+        place = threading.Condition(self._lock)
+        with self._lock:
             self._queue.append(place)
             try:
                 while True:
@@ -65,10 +66,14 @@ class Lane:
                         return True
                     if over():
                         return False
-                    self._changed.wait(_POLL_S)
+                    place.wait(_POLL_S)
             finally:
                 self._queue.remove(place)
-                self._changed.notify_all()
+                self._wake_first()
+
+    def _wake_first(self) -> None:
+        if self._queue:
+            self._queue[0].notify()
 
     @contextmanager
     def attempt(self, flight: Flight, meter: Meter, stats: TransferStats, traffic: Traffic) -> Iterator[Flow]:

@@ -138,7 +138,7 @@ def _send_from_kernel(sock: socket.socket, segment: Segment, descriptor: int, pa
         if time.monotonic() - began > SENDFILE_S:
             step_bytes = max(SENDFILE_BYTES // 4, step_bytes // 2)
         elif sent == step_bytes:
-            step_bytes = min(MAX_SENDFILE_BYTES, step_bytes * 2)
+            step_bytes = min(MAX_SENDFILE_BYTES, step_bytes * 4)
     return None
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
@@ -12,8 +13,10 @@ import pytest
 
 from functions.local.emulator import Emulator
 from gpu_client.ring.collector import Collector
+from gpu_client.ring.errors import RingMismatch
 from gpu_client.ring.keeper import Keeper
 from gpu_client.ring.leases import Watch
+from gpu_client.ring.manifest import manifest_key
 from gpu_client.ring.objects import StoredSamples
 from gpu_client.ring.ring import Ring
 from gpu_client.ring.settings import RingSettings
@@ -54,13 +57,14 @@ def places(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Places]:
 class Scene:
     """One ring with some samples, of which some can be read; and a process that is about to die."""
 
-    def __init__(self, store: RingStore) -> None:
+    def __init__(self, store: RingStore, writer: str = "w", later_s: float = 0.0) -> None:
         self.clock = Clock()
+        self.clock.go_on(later_s)
         self.store = store
         self.mortal = MortalStore(store)
         self.settings = RingSettings(cap=3, retain=2, lease_s=LEASE_S, max_ahead=100)
         self.ring = Ring.make(store, self.settings, clock=self.clock)
-        self.writer = self.written_by("w", self.ring)
+        self.writer = self.written_by(writer, self.ring)
         self.put = [self.one() for _ in range(4)]
         self.publish_all()
         self.put += [self.one() for _ in range(2)]
@@ -221,3 +225,24 @@ def test_publishers_that_race_insert_everything_once(places: Places) -> None:
     assert [slot.inserted for slot in slots] == list(range(2 * each))
     for name in ("a", "b"):
         assert [slot.object.seq for slot in slots if slot.object.writer == name] == list(range(1, each + 1))
+
+
+def test_who_slept_while_a_ring_was_made_anew_leaves_nothing_in_the_new_one(places: Places) -> None:
+    scene = Scene(places.open("again"))
+    sleeper = Ring(scene.store, scene.settings, clock=scene.clock)
+    assert sleeper.publish() is not None
+    for prefix in ("inbox/", "manifests/", "samples/", "writers/"):
+        scene.store.delete(scene.store.keys(prefix))
+    scene.store.delete(["pointer", "ring.json"])
+    anew = Scene(scene.store, "another", later_s=60.0)
+    anew.written_by("third", anew.ring)
+    before = scene.store.keys("manifests/")
+    with suppress(RingMismatch):
+        sleeper.publish()
+    for key in set(scene.store.keys("manifests/")) - set(before):
+        assert key == manifest_key(anew.ring.newest().number), "only what comes next may have come"
+    anew.publish_all()
+    for _ in range(6):
+        anew.put.append(anew.one())
+        anew.publish_all()
+    finished(anew)

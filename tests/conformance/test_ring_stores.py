@@ -10,15 +10,33 @@ from pathlib import Path
 
 import pytest
 
+from functions.local.emulator import Emulator
 from gpu_client.ring.store import RingStore
 from gpu_client.ring.store_fs import DirectoryStore
 from gpu_client.ring.store_memory import MemoryStore
+from tests.emulator import unique
 from tests.ring_bucket import RingBucket
+from tests.served_api import ServedApi, served_api
 
 Opened = Callable[[], RingStore]
 
 
-@pytest.fixture(params=["memory", "fs", "fs without links", pytest.param("s3", marks=pytest.mark.emulator)])
+@pytest.fixture(scope="module")
+def served(emulator: Emulator) -> Iterator[ServedApi]:
+    """The control plane, over HTTP."""
+    with served_api(emulator) as running:
+        yield running
+
+
+@pytest.fixture(
+    params=[
+        "memory",
+        "fs",
+        "fs without links",
+        pytest.param("s3", marks=pytest.mark.emulator),
+        pytest.param("api", marks=pytest.mark.emulator),
+    ]
+)
 def opened(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Opened]:
     """Opens the same place anew, as another process would."""
     if request.param.startswith("fs"):
@@ -28,6 +46,11 @@ def opened(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.M
     elif request.param == "s3":
         with RingBucket.of(request.getfixturevalue("emulator")) as bucket:
             yield bucket.opened
+    elif request.param == "api":
+        served: ServedApi = request.getfixturevalue("served")
+        name = unique("ring")
+        assert served.store(name).create("ring.json", [memoryview(b"{}")])
+        yield lambda: served.store(name)
     else:
         store = MemoryStore()
         yield lambda: store

@@ -133,6 +133,8 @@ BEYOND_SCHEMA_MESSAGES = {
     "The manifest is for job": "the job is named in the path and in the body",
     "A checkpoint is named": "the name says the job and the step",
     "is needed without a lease": "what an original client sends depends on who asks",
+    "What lies under ": "some prefixes are those of objects",
+    "goes with its ring": "settings are no ordinary record",
     "The address ": "where a webhook may lead is no question of form",
     "webhooks already": "a tenant has a limited number",
     "does not name pack": "a checkpoint has the packs it has",

@@ -13,7 +13,7 @@ from blake3 import blake3
 
 import tests.api_harness as harness
 from cdk.access import ACCESS
-from contract.names import CHECKPOINTS_BUCKET, DATA_BUCKET
+from contract.names import CHECKPOINTS_BUCKET, DATA_BUCKET, ring_token
 from contract.steering import MAX_COMMANDS
 from functions.api.routes import ROUTES
 from functions.domain.retention import LATE_AFTER_S
@@ -312,6 +312,25 @@ def transfer(api: Api) -> None:
     assert held.heartbeat().status == 200
 
 
+def ring(api: Api) -> None:
+    """A ring made, written, read, listed and removed; and by the processes of a job."""
+    make = {"write": {"key": "ring.json", "data": "e30=", "version": "0123456789abcdef"}}
+    api.post("/rings/shapes/records", make).ok()
+    api.submit(rings=["shapes"], queue="ring")
+    held = api.claim(queue="ring")
+    key = ring_token(held.id, held.token)
+    write = {"key": "inbox/w.1", "data": "", "version": "1123456789abcdef"}
+    assert api.post("/rings/shapes/records", {"write": write, "read": ["inbox/w.1"]}, key=key).ok()["records"]
+    urls = api.post("/rings/shapes/urls", {"put": ["samples/w/1"], "get": ["samples/w/1"]}, key=key).ok()
+    assert api.send("PUT", urls["put"][0]["url"], urls["put"][0]["headers"], b"x").status == 200
+    assert api.send("GET", urls["get"][0]["url"]).status == 200
+    for prefix in ("inbox/", "samples/"):
+        assert len(api.get("/rings/shapes/keys", query={"prefix": prefix}, key=key).ok()["keys"]) == 1
+    api.post("/rings/shapes/delete", {"keys": ["inbox/w.1", "samples/w/1"]}, key=key).ok(204)
+    assert len(api.get("/rings").ok()["rings"]) == 1
+    assert api.call("DELETE", "/rings/shapes").ok()["done"]
+
+
 def administer(api: Api) -> None:
     """Keys made, listed, replaced, revoked."""
     first = api.post("/keys", {"name": "a", "scopes": ["submit"]}).ok()["id"]
@@ -364,7 +383,7 @@ def published(recorder: Recorder, emulator: Emulator, api: Api) -> None:
 def test_each_function_asks_for_what_its_role_allows(emulator: Emulator, monkeypatch: pytest.MonkeyPatch) -> None:
     recorder = Recorder()
     with listening(recorder, emulator, monkeypatch) as api:
-        for part in (steer, steer_training, describe, work, stopped, original, transfer, watch, administer, hook):
+        for part in (steer, steer_training, describe, work, stopped, original, transfer, watch, administer, hook, ring):
             part(api)
         published(recorder, emulator, api)
     assert recorder.calls == {route.route_key for route in ROUTES}

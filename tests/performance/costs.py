@@ -48,7 +48,7 @@ SWEPT_SHARE = 1 - 90 / DUE_BUCKET_S
 """Of the live leases, how many the index `due` shows to a sweep, with leases of 90 s."""
 SWEPT_READS = 0.5
 """Of each: eventually consistent."""
-ALARMS = 45
+ALARMS = 49
 """About: two for each function, table and index, and some more."""
 POLLS_AT_ONCE, POLL_LASTS_S = 5, 20
 """How Lambda asks an empty queue, all the time. Assumed."""

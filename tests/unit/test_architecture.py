@@ -60,8 +60,10 @@ MAY_IMPORT: dict[str, set[str]] = {
     "gpu_client.requirements": set(),
     # Looks at what trainings reported, wherever that was written down.
     "gpu_client.backtest": {"contract"},
+    # As a job it tells a session how far it is.
+    "gpu_client.ring.generate": {"gpu_client.ring", "gpu_client.training"},
     # Generators and trainings on any machine use it, with and without the rest.
-    "gpu_client.ring": {"gpu_client.transport"},
+    "gpu_client.ring": {"contract", "gpu_client.transport"},
     "gpu_client.cli": {
         "contract",
         "gpu_client.transport",
@@ -191,6 +193,8 @@ def test_imports_point_one_way(package: str) -> None:
         ("gpu_client.checkpoints.watch", "gpu_client.agent.loop", False),
         ("gpu_client.checkpoints.watch", "gpu_client.transport.http", True),
         ("gpu_client.training.session", "gpu_client.transport.http", False),
+        ("gpu_client.ring.generate", "gpu_client.training.Session", True),
+        ("gpu_client.ring.generating", "gpu_client.training.Session", False),
         ("contract.jobs", "functions.domain.jobs", False),
         ("contract.jobs", "contract.base", True),
         ("gpu_client", "gpu_client.agent", False),

@@ -19,6 +19,7 @@ from functions.api.routes import Function
 from functions.api.sweeping import sweep
 from functions.domain.api_keys import ApiKey, token_digest
 from functions.domain.records import TransferGrant
+from functions.domain.rings import StoredRing
 from functions.domain.webhooks import Target
 from functions.publishing.outbox import publish
 from functions.webhooks.delivering import deliver
@@ -79,6 +80,8 @@ def prepared_api(*, claimed: bool) -> Api:
         held: Held = api.claim()
         assert (held.id, held.token) == (JOB_ID, LEASE_TOKEN)
     api.put_object("training-data", ODD_KEY)
+    ring = StoredRing(tenant=TENANT, name="shapes", id="0123456789abcdef", settings=b"{}", created_at=NOW)
+    assert api.context.rings is not None and api.context.rings.make(ring)
     api.context.tokens.put_grant(
         TransferGrant(
             token_sha256=token_digest(DOWNLOAD_TOKEN),

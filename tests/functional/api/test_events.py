@@ -38,6 +38,8 @@ EXPECTED: dict[str, tuple[int, dict[str, Any]]] = {
     "worker/wrong-scope.json": (403, {"code": "wrong_scope"}),
     "transfer/download-odd-key.json": (302, {}),
     "transfer/upload-part.json": (401, {"code": "token_invalid", "field": "x-upload-token"}),
+    "rings/claim-sample.json": (200, {"written": True, "records": []}),
+    "rings/another-ring.json": (403, {"code": "wrong_scope", "field": "ring"}),
     "admin/create-key.json": (200, {"name": "laptop", "scopes": ["submit"]}),
     "admin/health.json": (200, {"status": "ok"}),
 }

@@ -135,6 +135,7 @@ def test_steering_idempotence_and_paging(api: Api) -> None:
         ("submitter", {"submit": 200, "submit-original": 200, "submit-malformed": 400, "revoked-key": 403}),
         ("worker", {"claim": 200, "heartbeat-original": 400, "heartbeat": 404, "wrong-scope": 403}),
         ("transfer", {"download-odd-key": 401, "upload-part": 401}),
+        ("rings", {"claim-sample": 404, "another-ring": 403}),
         ("admin", {"create-key": 200}),
         ("authorizer", {"known-key": None, "unknown-key": None}),
         ("sweeper", {"schedule": None}),

@@ -262,3 +262,23 @@ def test_the_dreambooth_recipes_ask_for_the_memory_that_they_need(api: Api, reci
         "inputs": [{"prefix": "t/", "into": "instance"}],
     }
     assert api.post("/job", body).ok()["requirements"]["min_vram_gib"] == vram_gib
+
+
+@pytest.mark.parametrize(
+    ("place", "named", "opened"),
+    [
+        ("baton:shapes", [], ["shapes"]),
+        ("baton:shapes", ["more", "shapes"], ["more", "shapes"]),
+        ("s3://bucket/shapes", ["more"], ["more"]),
+        ("/mnt/ring", [], []),
+    ],
+)
+def test_a_generator_may_use_the_ring_that_it_is_for(api: Api, place: str, named: list[str], opened: list[str]) -> None:
+    job = {"recipe": "generator@1", "parameters": {"function": "a:b", "ring": place}, "rings": named}
+    assert api.post("/job", job).ok()["rings"] == opened
+
+
+def test_a_ring_that_can_have_no_such_name_is_refused(api: Api) -> None:
+    job = {"recipe": "generator@1", "parameters": {"function": "a:b", "ring": "baton:No Ring"}}
+    error = api.post("/job", job).refused(ErrorCode.INVALID_VALUE, "parameters")
+    assert reasons(error) == {"parameters": "baton:No Ring is no place of a ring"}

@@ -1,7 +1,7 @@
 """The transfer engine against the machine's limits: raw copies and libcurl, through the same server, with 1 GiB.
 
-- Raw: as many threads as are fastest, a kept connection for each, objects of 32 MiB, nothing but sendfile up and
-  splice into the file down.
+- Raw: as many threads as are fastest, a connection for each that is kept as ours are, objects of 32 MiB, nothing but
+  sendfile up and splice into the file down.
 - Up, ours PUTs the same pieces of the same file by `Transfer.upload`. Down, both bring the bytes into a new file in
   memory, unverified: ours one object of 1 GiB by `Transfer.download`. Verifying is in the figures of resuming.
 - On TLS, `curl` sends files of 32 MiB one after the other over one connection, which costs it the least CPU time.
@@ -17,8 +17,9 @@ from pathlib import Path
 from gpu_client.transport.connections import Connections
 from gpu_client.transport.segments import Segment
 from gpu_client.transport.transfer import Download, Transfer, Upload
-from tests.performance.checkpoints import curl, raw
+from tests.performance.checkpoints import curl
 from tests.performance.checkpoints.measure import PACK_BYTES, against
+from tests.performance.checkpoints.raw import Part, Raw
 from tests.performance.checkpoints.server import running_sink, throwaway_certificate
 from tests.performance.checkpoints.subjects import WORKERS, Bench, store_client
 from tests.performance.checkpoints.timing import Cost, measured
@@ -39,10 +40,10 @@ def engine(bench: Bench, rounds: int) -> list[Figure]:
         return [*_plain(bench, rounds, source, parts), *_tls(bench, rounds, source, parts)]
 
 
-def _plain(bench: Bench, rounds: int, source: Path, parts: list[raw.Part]) -> list[Figure]:
+def _plain(bench: Bench, rounds: int, source: Path, parts: list[Part]) -> list[Figure]:
     size_bytes = source.stat().st_size
     ups, raw_ups, downs, raw_downs = [], [], [], []
-    transfer = Transfer(workers=WORKERS)  # the agent has one for as long as it runs
+    transfer, raw = Transfer(workers=WORKERS), Raw()  # the agent has one for as long as it runs
     for number in range(rounds + 1):
         url = f"{bench.url}/{bench.bucket()}"
         raw_up = measured(lambda url=url: raw.put(url, "raw", source, parts))[0]
@@ -60,6 +61,7 @@ def _plain(bench: Bench, rounds: int, source: Path, parts: list[raw.Part]) -> li
             for took, cost in ((raw_ups, raw_up), (ups, up), (raw_downs, raw_down), (downs, down)):
                 took.append(cost)
     transfer.close()
+    raw.close()
     return [
         against("upload, CPU", "s", _cpu(ups), "raw sendfile", _cpu(raw_ups), 1.3),
         against("upload", "s", _wall(ups), "raw copy", _wall(raw_ups), 1 / 0.8),
@@ -67,7 +69,7 @@ def _plain(bench: Bench, rounds: int, source: Path, parts: list[raw.Part]) -> li
     ]
 
 
-def _tls(bench: Bench, rounds: int, source: Path, parts: list[raw.Part]) -> list[Figure]:
+def _tls(bench: Bench, rounds: int, source: Path, parts: list[Part]) -> list[Figure]:
     if curl.CURL is None:
         print("upload over TLS: left out, there is no curl", file=sys.stderr)
         return []
@@ -95,7 +97,7 @@ def _tls(bench: Bench, rounds: int, source: Path, parts: list[raw.Part]) -> list
     return [against("upload on TLS, CPU", "s", _cpu(ups), "libcurl", _cpu(curls), 1.15)]
 
 
-def _uploads(url: str, source: Path, parts: list[raw.Part]) -> list[Upload]:
+def _uploads(url: str, source: Path, parts: list[Part]) -> list[Upload]:
     return [_upload(f"{url}/ours-{offset}", source, offset, size) for offset, size in parts]
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from gpu_client.checkpoints.known import Known
 from gpu_client.checkpoints.store import LocalStore
 from gpu_client.transport.transfer import Transfer
-from tests.performance.checkpoints import raw
+from tests.performance.checkpoints.raw import Part, Raw
 from tests.performance.checkpoints.subjects import WORKERS, Bench
 from tests.performance.checkpoints.timing import Cost, measured
 from tests.performance.figures import Figure
@@ -88,6 +88,7 @@ def _copied(bench: Bench, folder: Path) -> Cost:
     url = f"{bench.url}/{bench.bucket()}"
     files = [path for path in folder.rglob("*") if path.is_file() and path.stat().st_size]
     parts = {path: _parts(path.stat().st_size) for path in files}
+    raw = Raw()
     for number, path in enumerate(files):
         raw.put(url, f"raw-{number}", path, parts[path])
 
@@ -95,10 +96,12 @@ def _copied(bench: Bench, folder: Path) -> Cost:
         for number, path in enumerate(files):
             raw.get(url, f"raw-{number}", target / f"raw-{number}", parts[path])
 
-    return _fetched(bench, fetch)
+    cost = _fetched(bench, fetch)
+    raw.close()
+    return cost
 
 
-def _parts(size_bytes: int) -> list[raw.Part]:
+def _parts(size_bytes: int) -> list[Part]:
     return [(offset, min(PACK_BYTES, size_bytes - offset)) for offset in range(0, size_bytes, PACK_BYTES)]
 
 

@@ -22,57 +22,69 @@ Part = tuple[int, int]
 """Offset and size."""
 
 
-def put(url: str, name: str, source: Path, parts: Iterable[Part]) -> None:
-    """Send the parts of a file to objects of their own, each by one sendfile loop."""
-    with source.open("rb") as file:
+class Raw:
+    """Copies, by connections that are kept from one to the next, as `Transfer` keeps its own: on one that has been used
+    for a while the kernel has more under way, which takes more processor time."""
 
-        def send(sock: socket.socket, part: Part) -> None:
-            offset, size_bytes = part
-            sock.sendall(_request("PUT", url, f"{name}-{offset}", f"Content-Length: {size_bytes}\r\n"))
-            end = offset + size_bytes
-            while offset < end:
-                offset += os.sendfile(sock.fileno(), file.fileno(), offset, end - offset)
-            _require_success(sock)
+    def __init__(self) -> None:
+        self._idle: list[socket.socket] = []
 
-        _in_threads(url, parts, send)
+    def close(self) -> None:
+        """Close the connections."""
+        while self._idle:
+            self._idle.pop().close()
 
+    def put(self, url: str, name: str, source: Path, parts: Iterable[Part]) -> None:
+        """Send the parts of a file to objects of their own, each by one sendfile loop."""
+        with source.open("rb") as file:
 
-def get(url: str, name: str, target: Path, parts: Iterable[Part]) -> None:
-    """Bring the objects of the parts to their places in a new file, through pipes, so inside the kernel."""
-    parts = list(parts)
-    with target.open("xb") as file:
-        file.truncate(max(offset + size_bytes for offset, size_bytes in parts))
+            def send(sock: socket.socket, part: Part) -> None:
+                offset, size_bytes = part
+                sock.sendall(_request("PUT", url, f"{name}-{offset}", f"Content-Length: {size_bytes}\r\n"))
+                end = offset + size_bytes
+                while offset < end:
+                    offset += os.sendfile(sock.fileno(), file.fileno(), offset, end - offset)
+                _require_success(sock)
 
-        def receive(sock: socket.socket, part: Part) -> None:
-            offset, left = part
-            sock.sendall(_request("GET", url, f"{name}-{offset}"))
-            _require_success(sock)
-            into, out = os.pipe()
-            fcntl.fcntl(out, fcntl.F_SETPIPE_SZ, _PIPE_BYTES)
-            try:
-                while left:
-                    got = os.splice(sock.fileno(), out, min(left, _PIPE_BYTES))
-                    if not got:
-                        raise ConnectionError(f"{left} bytes are missing")
-                    left -= got
-                    while got:
-                        moved = os.splice(into, file.fileno(), got, offset_dst=offset)
-                        offset += moved
-                        got -= moved
-            finally:
-                os.close(into)
-                os.close(out)
+            self._in_threads(url, parts, send)
 
-        _in_threads(url, parts, receive)
+    def get(self, url: str, name: str, target: Path, parts: Iterable[Part]) -> None:
+        """Bring the objects of the parts to their places in a new file, through pipes, so inside the kernel."""
+        parts = list(parts)
+        with target.open("xb") as file:
+            file.truncate(max(offset + size_bytes for offset, size_bytes in parts))
 
+            def receive(sock: socket.socket, part: Part) -> None:
+                offset, left = part
+                sock.sendall(_request("GET", url, f"{name}-{offset}"))
+                _require_success(sock)
+                into, out = os.pipe()
+                fcntl.fcntl(out, fcntl.F_SETPIPE_SZ, _PIPE_BYTES)
+                try:
+                    while left:
+                        got = os.splice(sock.fileno(), out, min(left, _PIPE_BYTES))
+                        if not got:
+                            raise ConnectionError(f"{left} bytes are missing")
+                        left -= got
+                        while got:
+                            moved = os.splice(into, file.fileno(), got, offset_dst=offset)
+                            offset += moved
+                            got -= moved
+                finally:
+                    os.close(into)
+                    os.close(out)
 
-def _in_threads(url: str, parts: Iterable[Part], act: Callable[[socket.socket, Part], None]) -> None:
-    waiting, lock = iter(parts), threading.Lock()
+            self._in_threads(url, parts, receive)
 
-    def work(_: int) -> None:
+    def _in_threads(self, url: str, parts: Iterable[Part], act: Callable[[socket.socket, Part], None]) -> None:
+        waiting, lock = iter(parts), threading.Lock()
         place = urlsplit(url)
-        with socket.create_connection((str(place.hostname), int(place.port or 0))) as sock:
+        while len(self._idle) < THREADS:
+            sock = socket.create_connection((str(place.hostname), int(place.port or 0)))
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            self._idle.append(sock)
+
+        def work(sock: socket.socket) -> None:
             while True:
                 with lock:
                     part = next(waiting, None)
@@ -80,8 +92,8 @@ def _in_threads(url: str, parts: Iterable[Part], act: Callable[[socket.socket, P
                     return
                 act(sock, part)
 
-    with ThreadPoolExecutor(THREADS) as pool:
-        list(pool.map(work, range(THREADS)))
+        with ThreadPoolExecutor(THREADS) as pool:
+            list(pool.map(work, self._idle))
 
 
 def _request(method: str, url: str, name: str, headers: str = "") -> bytes:

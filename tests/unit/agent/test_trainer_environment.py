@@ -6,6 +6,7 @@ import os
 import sys
 from pathlib import Path
 
+from contract.names import ring_token
 from gpu_client.agent.trainer_environment import expanded, trainer_environment
 from gpu_client.agent.workspace import JobDirectories
 from tests.unit.agent.agent_kit import JOB_ID, make_item
@@ -43,6 +44,14 @@ def test_nothing_of_the_agent_s_settings_is_handed_on() -> None:
     }
     assert "baton_id_secret" not in str(found)
     assert (found["HOME"], found["CUDA_VISIBLE_DEVICES"]) == ("/root", "0")
+
+
+def test_a_job_that_names_rings_is_given_what_opens_them_and_not_the_lease() -> None:
+    item = make_item(rings=["shapes"], environment={"BATON_RING_TOKEN": "the user's"})
+    found = trainer_environment(item, DIRECTORIES, "", "", BASE, api_url="https://api.example")
+    assert found["BATON_API_URL"] == "https://api.example"
+    assert found["BATON_RING_TOKEN"] == ring_token(item.id, item.lease_token)
+    assert item.lease_token not in str(found) and "baton_id_secret" not in str(found)
 
 
 def test_the_recipe_is_told_by_name_and_version() -> None:

@@ -9,9 +9,14 @@ import numpy as np
 import pytest
 
 from gpu_client.cli.main import main
+from gpu_client.cli.output import Screen
 from gpu_client.cli.session import Session
-from gpu_client.ring.manifest import SAMPLES
-from gpu_client.ring.places import open_ring
+from gpu_client.ring.manifest import SAMPLES, Manifest, manifest_key
+from gpu_client.ring.places import make_ring, open_ring
+from gpu_client.ring.settings import RingSettings
+from gpu_client.ring.status import status_of
+from gpu_client.ring.store import Versioned
+from gpu_client.ring.store_fs import DirectoryStore
 from gpu_client.ring.writer import RingWriter
 
 
@@ -74,6 +79,81 @@ def test_what_is_damaged_is_found(command: Command, tmp_path: Path) -> None:
     assert said["objects"] == 3
     assert set(said["damaged"]) == {one, two}
     assert said["damaged"][two] == "it is not there"
+
+
+def test_what_is_damaged_is_repaired(command: Command, tmp_path: Path) -> None:
+    place = tmp_path / "ring"
+    command("make", place, "--set", "cap=3")
+    filled(place, 3)
+    (place / open_ring(str(place)).store.keys(SAMPLES)[0]).unlink()
+    (place / "pointer").write_bytes(b"")
+    code, _, err = command("status", place)
+    assert code == 1
+    assert "baton ring verify --repair" in err
+    code, out, err = command("verify", place)
+    assert code == 1
+    assert out.splitlines()[0].startswith("pointer: it cannot be read")
+    assert err.splitlines() == ["3 objects read, 2 damaged", "baton ring verify --repair leaves them out"]
+    code, _, err = command("verify", place, "--repair")
+    assert code == 0
+    assert err.splitlines()[-1].startswith("repaired: 2 samples can be read, by manifest ")
+    code, out, _ = command("verify", place, "--repair", "--json")
+    said = json.loads(out)
+    assert (code, said["objects"], said["damaged"], said["readable"]) == (0, 2, {}, 2)
+    assert command("verify", place)[0] == 0
+
+
+def test_a_terminal_is_drawn_anew_and_keeps_the_last_look(
+    command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place = tmp_path / "ring"
+    command("make", place, "--set", "cap=4")
+    filled(place, 3)
+    monkeypatch.setattr(Screen, "live", True)
+    code, out, err = command("watch", place, "--looks", "2", "--every", "0.1")
+    assert (code, out) == (0, "")
+    assert "75 %: 3 of 4 can be read" in err
+    assert "waits    readers unknown" in err
+    code, out, err = command("watch", place, "--looks", "1", "--json")
+    assert (len(out.splitlines()), err) == (1, "")
+
+
+def test_watching_goes_on_when_the_ring_blinks(
+    command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place = tmp_path / "ring"
+    command("make", place, "--set", "cap=4")
+    filled(place, 3)
+    record, asked = DirectoryStore.record, []
+
+    def blinking(store: DirectoryStore, key: str) -> Versioned | None:
+        if key == "pointer":
+            asked.append(key)
+            if len(asked) in (2, 3):
+                raise OSError(5, "Input/output error")
+        return record(store, key)
+
+    monkeypatch.setattr(DirectoryStore, "record", blinking)
+    code, out, err = command("watch", place, "--looks", "4", "--every", "0.1", "--json")
+    assert (code, len(out.splitlines())) == (0, 2)
+    assert err.splitlines() == ["[Errno 5] Input/output error. Still trying; Ctrl-C ends the watching."]
+
+
+def test_a_manifest_that_is_replaced_while_it_is_looked_at_is_no_error(tmp_path: Path) -> None:
+    ring = make_ring(str(tmp_path / "ring"), RingSettings(cap=4, retain=2))
+    filled(tmp_path / "ring", 3)
+    manifest, gone = ring.manifest, []
+
+    def late(number: int) -> Manifest:
+        if not gone:
+            gone.append(number)
+            filled(tmp_path / "ring", 5)
+            ring.store.delete([manifest_key(number)])
+        return manifest(number)
+
+    ring.manifest = late  # type: ignore[method-assign]
+    assert status_of(ring).inserted == 8
+    assert gone
 
 
 def test_a_generation_that_is_not_whole_is_published_when_asked(command: Command, tmp_path: Path) -> None:

@@ -18,13 +18,16 @@ from gpu_client.controller.knobs import Setting
 from gpu_client.controller.performing import Offer
 from gpu_client.controller.probing import Probe
 from gpu_client.controller.signals import Signals
+from gpu_client.controller.times import Times
 from tests.waiting import soon
 
 ALL = frozenset({"step.time", "data.wait", "ckpt.age", "wall", "lr"})
 
 
 def at(signals: Signals, step: int, *, reads: frozenset[str] = ALL, offer: Offer | None = None, **said: Any) -> Any:
-    return signals.at_step(said, step=step, reads=reads, wall=7.0, offer=offer or Offer())
+    times = Times(lambda: 0.0)
+    times.begin(7.0)
+    return signals.at_step(said, step=step, reads=reads, times=times, offer=offer or Offer())
 
 
 def test_times_of_a_step() -> None:

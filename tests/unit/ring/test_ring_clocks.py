@@ -8,7 +8,7 @@ import pytest
 from gpu_client.ring.collector import Collected, Collector
 from gpu_client.ring.errors import WriterFenced
 from gpu_client.ring.keeper import Keeper
-from gpu_client.ring.leases import PUBLISHER, Watch, content_of
+from gpu_client.ring.leases import DEAD_AFTER_LEASES, PUBLISHER, Watch, content_of
 from gpu_client.ring.reader import RingReader
 from gpu_client.ring.ring import Ring
 from gpu_client.ring.settings import RingSettings
@@ -65,10 +65,10 @@ def test_leases_run_out_by_the_time_that_passes_not_by_what_clocks_say(skew_s: f
         machines.ring(watcher_s).publish()
         return collector.collect()
 
-    for _ in range(5):
-        told = passes(LEASE_S / 4)
-        assert (told.fenced, told.readers) == (0, 0), "not while a lease that is late may still be renewed"
-    told = [passes(LEASE_S / 4) for _ in range(11)]
+    for _ in range(8):
+        early = passes(DEAD_AFTER_LEASES * LEASE_S / 8)
+        assert (early.fenced, early.readers) == (0, 0), "not before so many leases have passed"
+    told = [passes(2 * LEASE_S / 8) for _ in range(8)]
     assert sum(one.fenced for one in told) == 1
     assert sum(one.readers for one in told) == 1
     living.put(np.array([1]))

@@ -174,6 +174,20 @@ def test_what_dead_writers_have_left_is_published_by_who_reads(generator: Genera
         break
 
 
+@pytest.mark.parametrize("workers", [0, 1])
+def test_batches_come_as_collate_has_made_them(generator: Generator, workers: int) -> None:
+    generator.put(12)
+    loader = RingLoader(generator.place, batch_size=2, workers=workers, collate=_stacked)
+    for batch in loader:
+        assert isinstance(batch, np.ndarray)
+        assert batch.shape == (2, 3)
+        break
+
+
+def _stacked(samples: list[Any]) -> Any:
+    return np.stack([sample["x"].numpy() for sample in samples])
+
+
 def test_a_state_moves_between_numbers_of_workers(generator: Generator) -> None:
     generator.put(12)
 

@@ -15,6 +15,7 @@ from gpu_client.ring.flow import Flow, read_wait, write_wait
 from gpu_client.ring.keeper import Keeper
 from gpu_client.ring.leases import Watch
 from gpu_client.ring.manifest import SAMPLES
+from gpu_client.ring.reader import RingReader
 from gpu_client.ring.ring import Ring
 from gpu_client.ring.settings import RingSettings
 from gpu_client.ring.store_memory import MemoryStore
@@ -78,8 +79,10 @@ def test_a_generator_s_refused_samples_are_left_out() -> None:
 
 
 def test_a_writer_that_is_too_far_ahead_waits_and_what_it_made_is_kept() -> None:
-    scene = Scene(max_ahead=3, mode="generation")
+    scene = Scene(max_ahead=3)
     writer = scene.writer(patience_s=5.0)
+    publish = scene.ring.publish
+    scene.ring.publish = lambda **_: None  # type: ignore[method-assign, misc]
     turns: list[float] = []
 
     def turn(seconds: float) -> None:
@@ -94,6 +97,7 @@ def test_a_writer_that_is_too_far_ahead_waits_and_what_it_made_is_kept() -> None
     with pytest.raises(WaitedTooLong, match="3 finished samples wait"):
         writer.put(np.array([3]))
     assert sum(turns) > 5
+    scene.ring.publish = publish  # type: ignore[method-assign]
     writer.swap()
     writer.put(np.array([4]))
     assert [slot.object.seq for slot in scene.ring.newest().slots] == [1, 2, 3]
@@ -158,6 +162,19 @@ def test_a_full_store_makes_it_wait_and_loses_nothing() -> None:
     assert len(scene.ring.newest()) == 3
 
 
+def test_a_generator_may_fill_the_same_arrays_again_before_its_pack_is_stored() -> None:
+    scene = Scene(pack=3, finite=True)
+    writer = scene.writer()
+    array, tensor = np.zeros(3, "f4"), torch.zeros(2)
+    for number in range(3):
+        array[:], tensor[:] = number, number
+        writer.put({"x": array, "y": tensor})
+    scene.ring.publish()
+    reader = RingReader(scene.ring, threads=False)
+    found = [reader.sample(slot) for slot in scene.ring.newest().slots]
+    assert [(one["x"][0], one["y"][0]) for one in found] == [(0, 0), (1, 1), (2, 2)]
+
+
 def test_packs_are_stored_when_they_are_full_and_at_the_end() -> None:
     scene = Scene(pack=3, cap=6)
     writer = scene.writer()
@@ -195,7 +212,17 @@ def test_samples_are_read_as_often_as_is_wanted_whoever_is_faster(
 
 @pytest.mark.parametrize(
     ("more", "reason"),
-    [({"min_size": 9}, "min_size is 9"), ({"pack": 9}, "pack is 9"), ({"cap": 0}, "cap"), ({"mode": "x"}, "mode")],
+    [
+        ({"min_size": 9}, "min_size is 9"),
+        ({"pack": 9}, "pack is 9"),
+        ({"cap": 0}, "cap"),
+        ({"mode": "x"}, "mode"),
+        ({"mode": "generation", "max_ahead": 3}, "before a generation is complete"),
+        ({"publish_interval_s": 1e-9}, "publish_interval_s"),
+        ({"lease_s": 1e-9}, "lease_s"),
+        ({"max_age_s": float("inf")}, "max_age_s"),
+        ({"max_age_s": float("nan")}, "max_age_s"),
+    ],
 )
 def test_settings_that_contradict_themselves_are_refused(more: dict[str, Any], reason: str) -> None:
     with pytest.raises(ValueError, match=reason):

@@ -163,6 +163,7 @@ STORED_DEFAULTS: dict[str, dict[str, Any]] = {
         "requirements": {},
         "policy": {},
         "tags": {},
+        "rings": [],
     },
 }
 """What stored documents leave out. `{}` for a model: its own defaults."""

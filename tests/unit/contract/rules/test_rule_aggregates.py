@@ -15,9 +15,10 @@ from contract.rules.checking import check
 from contract.rules.compiling import Compiler
 from contract.rules.limits import LIMITS
 from contract.rules.metrics import Metric, Metrics
-from contract.rules.readers import Reader
+from contract.rules.readers import OF_MOMENTS, Reader
 from contract.rules.series import Clock
 from contract.rules.sums import SCALE_STEP
+from contract.rules.windows import Moments
 from tests.naive_rules import World
 from tests.properties.profiles import machine_settings
 
@@ -217,3 +218,28 @@ def test_sums_of_values_that_become_ever_smaller_are_exact_and_not_made_anew() -
     assert stream.readers["mean(x, 3)"]() == sum(last) / 3
     assert stream.readers["slope(x, 3)"]() == (last[2] - last[0]) / 2
     assert stream.readers["mean(x, 1000)"]() == 2.0 / 1000
+
+
+@machine_settings(runs=80, steps=1)
+@given(
+    values=st.lists(
+        st.one_of(
+            st.floats(-10, 10),
+            st.floats(allow_nan=False, allow_infinity=False),
+            st.sampled_from([math.nan, math.inf, 1e308, -1e308, 5e-324, 1e-300, 0.0]),
+        ),
+        max_size=30,
+    )
+)
+def test_the_quick_way_gives_the_same_float_as_the_windows_own(values: list[float]) -> None:
+    series = Compiler(Clock())
+    found: list[tuple[str, Moments, Reader]] = []
+    for function in OF_MOMENTS:
+        window = Moments(series._series("x"), Clock(), 4, 0.0, int(function == "zscore"))
+        window.sums.with_squares = window.sums.weighs = True
+        found.append((function, window, OF_MOMENTS[function](window)))
+    for value in values:
+        series.series["x"].push(value, 0.0)
+        for function, window, read in found:
+            if (quick := read()) is not None:
+                assert same(quick, getattr(window, function)()), function

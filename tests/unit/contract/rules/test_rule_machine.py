@@ -310,3 +310,17 @@ def due(rule: Rule, metrics: dict[str, Any], event: str) -> bool:
     if rule.on:
         return event in rule.on
     return rule.moves_by_itself or bool(set(rule.metrics) & set(metrics))
+
+
+def test_checks_that_come_to_nothing_are_counted_whatever_they_come_with() -> None:
+    evaluator = evaluator_of({"when": "loss > 1"}, {"when": "x > 1", "for": "2 checks"}, {"when": "y > 1"})
+    seen = []
+    for step in range(60):
+        metrics = {"loss": 0.0, "x": float(step in {19, 20, 41}) * 2} if step % 3 else {"loss": 0.0}
+        seen += [(one.rule, str(one.state), step) for one in evaluator.observe(metrics, step=step, now=0.0)]
+        if step % 7 and step != 59:
+            continue
+        saved = evaluator.state_dict()["rules"]
+        assert [saved[f"rule-{number}"]["checks"] for number in range(3)] == [step + 1, step - step // 3, 0]
+    assert seen == [("rule-1", "fired", 20), ("rule-1", "cleared", 22)]
+    assert evaluator.unknown() == {"rule-2"}

@@ -1,0 +1,122 @@
+"""The training: `python -m demo.ring.train WHENCE FILE HELD_OUT SECONDS [PLACE]`.
+
+WHENCE is `ring`, or `coupled`: then the same number of processes draw the pictures inside its DataLoader, each picture
+for one batch. Everything else is the same. Tells each step, and how well it does, as a line of JSON in FILE.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, IterableDataset, get_worker_info
+
+from demo.ring.shapes import NAMES, NICE, held_out, render
+from gpu_client.ring.datasets import RingLoader
+
+GENERATORS = 4
+BATCH_SIZE = 32
+EVALUATED_EVERY_S = 2.0
+COUPLED_SEED = 1000
+"""From here on: seeds that no generator of the ring uses."""
+
+
+class Drawn(IterableDataset[Any]):  # type: ignore[misc, unused-ignore]
+    """Pictures drawn where they are needed."""
+
+    def __iter__(self) -> Iterator[Any]:
+        info = get_worker_info()
+        assert info is not None
+        for number in count():
+            yield render([COUPLED_SEED + info.id, number])
+
+
+def batches(whence: str, place: str) -> Iterator[Any]:
+    """Images and labels, without end."""
+    if whence == "ring":
+        return iter(RingLoader(place, batch_size=BATCH_SIZE, workers=2, collate=_stacked))
+    return iter(
+        DataLoader(
+            Drawn(),
+            batch_size=BATCH_SIZE,
+            num_workers=GENERATORS,
+            collate_fn=_stacked,
+            worker_init_fn=lambda _: os.nice(NICE),
+        )
+    )
+
+
+def _stacked(samples: Sequence[Any]) -> tuple[Any, Any]:
+    # Arrays: small batches come faster through a pipe than tensors through shared memory.
+    images, labels = zip(*samples, strict=True)
+    return np.stack(images), np.array(labels)
+
+
+def network() -> nn.Module:
+    """Small, and some tens of milliseconds a step."""
+    return nn.Sequential(
+        *_halved(1, 16, 5), *_halved(16, 32, 3), *_halved(32, 64, 3), nn.Flatten(), nn.Linear(64 * 16, len(NAMES))
+    )
+
+
+def _halved(channels_in: int, channels_out: int, width: int) -> list[nn.Module]:
+    return [
+        nn.Conv2d(channels_in, channels_out, width, padding=width // 2, bias=False),
+        nn.BatchNorm2d(channels_out),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+    ]
+
+
+def main(whence: str, file: str, held_out_file: str, seconds: str, place: str = "") -> None:
+    """Train for so long, from the first batch on."""
+    # One core for the training, whatever the generators do.
+    torch.set_num_threads(1)
+    torch.manual_seed(1)
+    images, labels = (torch.from_numpy(array) for array in held_out(Path(held_out_file)))
+    model = network()
+    optimizer = torch.optim.Adam(model.parameters(), lr=2e-3)
+    source = batches(whence, place)
+    clock = time.monotonic
+    with Path(file).open("w", encoding="utf-8", buffering=1) as told:
+        began_at, evaluated_at = 0.0, -EVALUATED_EVERY_S
+        while True:
+            asked_at = clock()
+            batch_images, batch_labels = next(source)
+            got_at = clock()
+            began_at = began_at or got_at
+            optimizer.zero_grad()
+            loss = nn.functional.cross_entropy(model(torch.from_numpy(batch_images)), torch.from_numpy(batch_labels))
+            loss.backward()
+            optimizer.step()
+            done_at = clock()
+            step = {"at": done_at, "wait_s": got_at - asked_at, "step_s": done_at - got_at, "loss": loss.item()}
+            told.write(json.dumps(step) + "\n")
+            last = done_at - began_at >= float(seconds)
+            if last or done_at - evaluated_at >= EVALUATED_EVERY_S:
+                evaluated_at = done_at
+                told.write(json.dumps({"at": done_at, **_evaluated(model, images, labels)}) + "\n")
+            if last:
+                return
+
+
+def _evaluated(model: nn.Module, images: torch.Tensor, labels: torch.Tensor) -> dict[str, float]:
+    model.eval()
+    with torch.no_grad():
+        found = model(images)
+    model.train()
+    right = (found.argmax(dim=1) == labels).float().mean()
+    return {"held_out_loss": nn.functional.cross_entropy(found, labels).item(), "accuracy": right.item()}
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,21 @@
+"""Lambda entry point of the rings privilege group: records, URLs of samples, removing."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+from typing import Any
+
+from functions.api.dispatch import dispatch
+from functions.api.route import routes_of
+from functions.handlers.starting import start_logging
+from functions.handlers.wiring import build_context, build_rings
+
+start_logging()
+routes_of("rings")  # loaded here, not with the first event
+context = replace(build_context(), rings=build_rings(os.environ))
+
+
+def handler(event: dict[str, Any], lambda_context: object) -> dict[str, Any]:
+    """Answer one API Gateway event."""
+    return dispatch(event, context, "rings")

@@ -1,0 +1,45 @@
+"""Where the control plane is, and what lets this process in: for rings at `baton:NAME`."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from typing import NamedTuple
+
+from gpu_client.ring.errors import RingMismatch
+
+URL = "BATON_API_URL"
+TOKEN = "BATON_RING_TOKEN"
+"""A job's processes have it where the job names rings: it is good for these, as long as the attempt lives."""
+KEY = "BATON_API_KEY"
+
+
+class Access(NamedTuple):
+    """An address, and an API key or a token in its place."""
+
+    url: str
+    key: str
+
+    def __repr__(self) -> str:
+        return f"Access({self.url!r})"
+
+
+_elsewhere: list[Callable[[], tuple[str, str]]] = []
+
+
+def look_elsewhere(find: Callable[[], tuple[str, str]]) -> None:
+    """Where to find address and key in this process if the environment says nothing: a command line knows profiles."""
+    _elsewhere[:] = [find]
+
+
+def find_access(environ: Mapping[str, str] = os.environ) -> Access:
+    """As the environment says. Raises RingMismatch if nobody says it, and whatever a command line raises."""
+    url, key = environ.get(URL, ""), environ.get(TOKEN) or environ.get(KEY, "")
+    if url and key:
+        return Access(url, key)
+    if _elsewhere:
+        return Access(*_elsewhere[0]())
+    raise RingMismatch(
+        f"nothing says where the control plane is, or lets this process in: {URL} and {KEY} are not both set",
+        f"Set them; in a job, name the ring in its field 'rings', and they are there as {URL} and {TOKEN}",
+    )

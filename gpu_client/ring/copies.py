@@ -1,0 +1,97 @@
+"""Several generators on one machine, each a process of its own: where one does not keep the GPU, or a core, busy.
+
+Whoever starts them watches over them: what they have put is reported together; when one fails, all end.
+"""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Mapping, Sequence
+
+from gpu_client.ring.generating import TELL_EVERY_S, Progress, Standing, put_under
+from gpu_client.ring.keeper import Keeper
+from gpu_client.ring.leases import WRITERS, content_of
+from gpu_client.ring.ring import Ring
+
+POLL_S = 0.1
+GRACE_S = 600.0
+"""For so long a copy may finish its sample after having been told to stop; whoever waits less kills the group."""
+
+
+def shares(count: int | None, copies: int) -> list[int | None]:
+    """How many samples each copy makes; together `count`. Copies that would make none are left out."""
+    if count is None:
+        return [None] * copies
+    each, more = divmod(count, copies)
+    return [share for number in range(copies) if (share := each + (number < more))]
+
+
+class Copies:
+    """Processes by the names of their writers."""
+
+    def __init__(
+        self,
+        ring: Ring,
+        commands: Mapping[str, Sequence[str]],
+        environment: Mapping[str, str],
+        progress: Progress,
+        *,
+        count: int | None = None,
+        clock: Callable[[], float] = time.monotonic,
+        pause: Callable[[float], object] = time.sleep,
+    ) -> None:
+        """`commands`: of each the program and its arguments. `count`: of all together, for the report."""
+        self._ring, self._commands, self._environment = ring, commands, environment
+        self._progress, self._count = progress, count
+        self._clock, self._pause = clock, pause
+        self._standing = Standing(ring.settings.cap, clock)
+        self._keeper = Keeper(ring, "copies")
+        self._told_at = -float("inf")
+
+    def run(self) -> int:
+        """Until all have ended, told to or of themselves; the first exit code that is not 0."""
+        processes = [subprocess.Popen(command, env=dict(self._environment)) for command in self._commands.values()]
+        try:
+            with self._keeper:
+                return self._watched(processes)
+        finally:
+            for process in processes:
+                process.kill()
+                process.wait()
+            self._tell(at_once=True)
+
+    def _watched(self, processes: Sequence[subprocess.Popen[bytes]]) -> int:
+        told_at: float | None = None
+        while any(process.poll() is None for process in processes):
+            failed = self._code(processes, told=told_at is not None)
+            if told_at is None and (failed or self._progress.should_stop):
+                told_at = self._clock()
+                for process in processes:
+                    process.terminate()
+            if told_at is not None and self._clock() - told_at > GRACE_S:
+                break
+            self._tell()
+            self._pause(POLL_S)
+        return self._code(processes, told=told_at is not None)
+
+    def _code(self, processes: Sequence[subprocess.Popen[bytes]], *, told: bool) -> int:
+        """The first exit code that says that something is wrong; 0 if there is none."""
+        # SIGTERM is what they were told with: it ends one that has only just begun, or is past its end.
+        stopping = told or self._progress.should_stop
+        codes = [one.returncode for one in processes if one.returncode]
+        return next((code for code in codes if not (stopping and code == -signal.SIGTERM)), 0)
+
+    def _tell(self, *, at_once: bool = False) -> None:
+        now = self._clock()
+        if not at_once and now - self._told_at < TELL_EVERY_S:
+            return
+        self._told_at = now
+        store = self._ring.store
+        writers = [content_of(store.record(f"{WRITERS}{name}")) for name in self._commands]
+        put = sum(put_under(store, name) for name in self._commands)
+        waited_s = sum(float(writer.get("waited_s", 0)) for writer in writers) / len(writers)
+        refused = sum(int(writer.get("refused", 0)) for writer in writers)
+        found = self._standing.at(self._keeper.flow, waited_s)
+        self._progress.report(put, self._count or 0, **found, refused=refused)

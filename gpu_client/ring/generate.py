@@ -1,0 +1,235 @@
+"""Generators as jobs, or as programs of which one starts as many copies as one likes:
+
+    python -m gpu_client.ring.generate --function shapes:make --ring /mnt/ring --count 1000 --settings cap=500
+
+Under Baton (recipe `generator@1`) progress goes out with the job's heartbeats, and the writer is called after the job:
+another machine that gets the job goes on where this one ended, and this one, should it wake up, is refused. In an array
+of SLURM jobs it is called after its task. SIGTERM ends it cleanly. What `generating.py` says of generators holds here.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import json
+import logging
+import os
+import signal
+import socket
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from types import FrameType
+from typing import TYPE_CHECKING, Any
+
+from pydantic import ValidationError
+
+from gpu_client.ring.copies import Copies, shares
+from gpu_client.ring.errors import RingError, RingMismatch
+from gpu_client.ring.generating import Generation, GeneratorFault, Progress, Samples, samples_of
+from gpu_client.ring.leases import NAME
+from gpu_client.ring.places import make_ring, open_ring
+from gpu_client.ring.ring import Ring
+from gpu_client.ring.settings import RingSettings
+
+if TYPE_CHECKING:
+    from gpu_client.training import Session
+
+logger = logging.getLogger("baton.ring")
+
+BAD_INPUT_EXIT_CODE = 65
+"""As `gpu_client/training/protocol.py` has it: the parameters are at fault, not the program."""
+SAY_EVERY_S = 10.0
+_OF_SESSION = ("BATON_JOB_ID", "BATON_CHANNEL", "BATON_ARENA", "BATON_CONTROL", "BATON_RESUME_FROM")
+
+
+class BadInput(Exception):  # noqa: N818
+    """What was asked for cannot be generated; the text is for whoever asked."""
+
+
+class Alone:
+    """Without Baton: progress is logged, SIGTERM and SIGINT end it cleanly, a second SIGINT at once."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic, parent: int | None = None) -> None:
+        """`parent`: the process that this one ends with, however that one ends."""
+        self._asked = False
+        self._parent = parent
+        self._clock = clock
+        self._said_at = -float("inf")
+        signal.signal(signal.SIGTERM, self._stop)
+        self._at_sigint = signal.signal(signal.SIGINT, self._stop)
+
+    @property
+    def should_stop(self) -> bool:
+        """Whether it was asked to, or has been left alone."""
+        return self._asked or (self._parent is not None and os.getppid() != self._parent)
+
+    def report(self, step: int, total: int, **metrics: object) -> None:
+        """`step` samples were put."""
+        now = self._clock()
+        if now - self._said_at >= SAY_EVERY_S or (total and step == total) or self._asked:
+            self._said_at = now
+            of = f" of {total:,}" if total else ""
+            logger.info("%s%s samples put", f"{step:,}", of)
+
+    def phase(self, name: str, done: int, total: int) -> None:
+        """It waits."""
+        if done and done % SAY_EVERY_S == 0:
+            logger.info("%s: %d", name.replace("_", " "), done)
+
+    def _stop(self, number: int, frame: FrameType | None) -> None:
+        self._asked = True
+        if number == signal.SIGINT:
+            signal.signal(number, self._at_sigint)
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """The command line. With BAD_INPUT_EXIT_CODE and one line ends what cannot be generated."""
+    parser = argparse.ArgumentParser(prog="generate", description="Put samples into a ring.")
+    parser.add_argument("--function", required=True, metavar="MODULE:NAME", help="what makes samples of seeds")
+    parser.add_argument("--ring", required=True, help="where the ring is")
+    parser.add_argument("--count", type=int, help="so many samples; endless unless given")
+    parser.add_argument("--first-seed", type=int, default=0, help="none is less")
+    parser.add_argument("--name", default="", help="the writer's; who takes it up again goes on with its count")
+    parser.add_argument("--processes", type=int, default=1, help="so many generators, which share the count")
+    parser.add_argument("--version", default="", help="of the generator, for the samples' headers")
+    parser.add_argument("--options", nargs="*", default=[], metavar="NAME=VALUE", help="for the function; JSON or text")
+    parser.add_argument(
+        "--settings", nargs="*", default=[], metavar="NAME=VALUE", help="with them the ring is made if it is not there"
+    )
+    parser.add_argument("--parent", type=int, help=argparse.SUPPRESS)
+    options = parser.parse_args(arguments)
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s")
+    session = _session()
+    try:
+        _generate(options, session or Alone(parent=options.parent))
+    except (BadInput, RingMismatch, GeneratorFault) as error:
+        sys.stderr.write(f"error: {' '.join(str(error).split())}\n")
+        sys.exit(BAD_INPUT_EXIT_CODE)
+    except RingError as error:
+        sys.stderr.write(f"error: {' '.join(str(error).split())}\n")
+        sys.exit(1)
+    finally:
+        if session is not None:
+            session.close()
+
+
+def writer_name(environment: Mapping[str, str]) -> str:
+    """What this process is called for as long as it is begun again: after its job; empty where nobody says."""
+    if job := environment.get("BATON_JOB_ID"):
+        return f"job-{job}"
+    if job := environment.get("SLURM_ARRAY_JOB_ID") or environment.get("SLURM_JOB_ID"):
+        # SLURM numbers the tasks of an array, and the processes that srun starts in each.
+        parts = (environment.get("SLURM_ARRAY_TASK_ID", "0"), environment.get("SLURM_PROCID", "0"))
+        return "-".join(("slurm", job, *parts))
+    return ""
+
+
+def _generate(options: argparse.Namespace, progress: Progress) -> None:
+    if options.count is not None and options.count < 1:
+        raise BadInput(f"count is {options.count}: it is at least 1, or left out")
+    if options.first_seed < 0:
+        raise BadInput(f"the first seed is {options.first_seed}: it is at least 0")
+    if options.processes < 1:
+        raise BadInput(f"{options.processes} processes are none: there is at least 1")
+    name = options.name or writer_name(os.environ)
+    if name and not NAME.fullmatch(f"{name}-{options.processes}"):
+        raise BadInput(f"{name!r} is no name of a writer: letters, digits, - and _, and not much more than 50 of them")
+    ring = _ring(options.ring, dict(map(_pair, options.settings)))
+    if options.processes > 1:
+        _generate_in_copies(options, name, ring, progress)
+        return
+    samples = _samples(options.function, {name: _value(text) for name, text in map(_pair, options.options)})
+    generation = Generation(
+        ring,
+        samples,
+        progress,
+        name=name,
+        count=options.count,
+        first_seed=options.first_seed,
+        generator=options.function,
+        version=options.version,
+    )
+    made = generation.run()
+    logger.info(
+        "%d samples put, %d refused, %d not made, %.1f s waited", made.put, made.refused, made.failed, made.waited_s
+    )
+
+
+def _generate_in_copies(options: argparse.Namespace, name: str, ring: Ring, progress: Progress) -> None:
+    name = name or f"{socket.gethostname().split('.')[0][:32]}-{os.getpid()}"
+    commands: dict[str, list[str]] = {}
+    for number, share in enumerate(shares(options.count, options.processes)):
+        commands[f"{name}-{number}"] = [
+            *(sys.executable, "-m", "gpu_client.ring.generate"),
+            *(f"--function={options.function}", f"--ring={options.ring}", f"--name={name}-{number}"),
+            *([] if share is None else [f"--count={share}"]),
+            *(f"--first-seed={options.first_seed}", f"--version={options.version}", f"--parent={os.getpid()}"),
+            *("--options", *options.options),
+        ]
+    # The session is this process's; the others log what they do.
+    environment = {name: value for name, value in os.environ.items() if name not in _OF_SESSION}
+    code = Copies(ring, commands, environment, progress, count=options.count).run()
+    if code:
+        sys.exit(code if code > 0 else 1)
+
+
+def _session() -> Session | None:
+    """The session of a job; None without Baton, where neither it nor torch is needed."""
+    if not os.environ.get("BATON_JOB_ID"):
+        return None
+    from gpu_client.training import Session
+
+    return Session.start()
+
+
+def _ring(place: str, settings: Mapping[str, str]) -> Ring:
+    if not settings:
+        return open_ring(place)
+    try:
+        return make_ring(place, RingSettings.model_validate_strings(settings))
+    except ValidationError as error:
+        said = "; ".join(f"{'.'.join(map(str, one['loc'])) or 'settings'}: {one['msg']}" for one in error.errors())
+        raise BadInput(f"these are no settings of a ring: {said}") from error
+
+
+def _samples(name: str, options: Mapping[str, Any]) -> Samples:
+    """What is called so, in a module of the job's inputs, this directory, or one that is installed."""
+    module_name, colon, attribute = name.partition(":")
+    if not colon or not module_name or not attribute:
+        raise BadInput(f"{name!r} names no function. Write it as in shapes:make")
+    for folder in (os.getcwd(), os.environ.get("BATON_DATA_DIR", "")):  # noqa: PTH109 - as sys.path has them
+        if folder and folder not in sys.path:
+            sys.path.insert(0, folder)
+    try:
+        found: Any = importlib.import_module(module_name)
+    except ModuleNotFoundError as error:
+        if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
+            raise  # there is such a module, which needs another one
+        raise BadInput(f"there is no module {error.name}. Give the job its code as an input, or install it") from error
+    for part in attribute.split("."):
+        found = getattr(found, part, None)
+    if not callable(found):
+        raise BadInput(f"{module_name} has no function {attribute}")
+    try:
+        return samples_of(found, options)
+    except TypeError as error:
+        raise BadInput(f"{name} cannot be called with {', '.join(options) or 'a seed alone'}: {error}") from error
+
+
+def _pair(text: str) -> tuple[str, str]:
+    name, equals, value = text.partition("=")
+    if not equals or not name.strip():
+        raise BadInput(f"{text!r} is not NAME=VALUE")
+    return name.strip(), value.strip()
+
+
+def _value(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,357 @@
+"""Generating as a program does it: seeds in, samples out, until there are enough or it is told to stop.
+
+A generator is a function of a seed (`make(seed)` gives a sample), a class whose instances are such functions (what is
+dear, as a model, is loaded once), or a generator function that is given an iterator of seeds and yields a sample for
+each, in their order, as many at a time as it likes.
+
+What was put stays: a kill costs the sample in the making, and those of a pack that is not full. Under a name that is
+kept (a job's) the next process counts on from there.
+"""
+
+from __future__ import annotations
+
+import inspect
+import json
+import logging
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, NamedTuple, Protocol, TypeVar
+
+from gpu_client.ring.errors import RingError, SampleRefused, StoreFull, WaitedTooLong, WriterFenced
+from gpu_client.ring.flow import Flow
+from gpu_client.ring.keeper import Keeper
+from gpu_client.ring.leases import WRITERS, content_of
+from gpu_client.ring.ring import Ring
+from gpu_client.ring.seeds import Seeds
+from gpu_client.ring.store import RingStore
+from gpu_client.ring.writer import RingWriter
+
+logger = logging.getLogger("baton.ring")
+
+T = TypeVar("T")
+
+GENERATORS = "generators/"
+"""Records: how many samples were put under each name that is kept."""
+TELL_EVERY_S = 0.5
+RATES_OVER_S = 2.0
+MOST_FAILURES = 10
+"""Samples in a row that could not be made, or were refused: then it is no accident."""
+STORE_PATIENCE_S = 600.0
+"""For so long a place that cannot be reached is tried again."""
+
+Samples = Callable[[Iterator[int]], Iterator[object]]
+"""From seeds to samples, one for each."""
+
+
+class GeneratorFault(Exception):  # noqa: N818 - said of the user's code
+    """The generator does not do what one does."""
+
+
+class Progress(Protocol):
+    """Who is told how far it is, and says when to stop: a training session, or a program of its own."""
+
+    @property
+    def should_stop(self) -> bool: ...
+
+    def report(self, step: int, total: int, **metrics: object) -> None:
+        """`step` samples of `total` were put, of 0 where there is no end."""
+
+    def phase(self, name: str, done: int, total: int) -> None:
+        """It waits."""
+
+
+class Made(NamedTuple):
+    """What a generation has come to. `put`: under its name, in all its processes."""
+
+    put: int
+    refused: int
+    failed: int
+    waited_s: float
+
+
+def samples_of(generator: Callable[..., Any], options: Mapping[str, Any]) -> Samples:
+    """Any form of generator as a function from seeds to samples. Raises TypeError for options that it does not take."""
+    if inspect.isgeneratorfunction(generator):
+        inspect.signature(generator).bind(iter(()), **options)
+        return lambda seeds: generator(seeds, **options)
+    made: Any = generator(**options) if inspect.isclass(generator) else generator
+    if inspect.isgeneratorfunction(made) or inspect.isgeneratorfunction(getattr(made, "__call__", None)):  # noqa: B004
+        whole: Samples = made
+        return whole
+    given = {} if inspect.isclass(generator) else options
+    _bind(made, given)
+    return lambda seeds: (made(seed, **given) for seed in seeds)
+
+
+def _bind(function: Callable[..., Any], options: Mapping[str, Any]) -> None:
+    try:
+        signature = inspect.signature(function)
+    except ValueError:  # written in C, without one
+        return
+    signature.bind(0, **options)
+
+
+class Generation:
+    """One process that generates into a ring. Made by a program; `run` is all of it."""
+
+    def __init__(
+        self,
+        ring: Ring,
+        samples: Samples,
+        progress: Progress,
+        *,
+        name: str = "",
+        count: int | None = None,
+        first_seed: int = 0,
+        generator: str = "",
+        version: str = "",
+        keeper: Keeper | None = None,
+        threads: bool = True,
+        clock: Callable[[], float] = time.monotonic,
+        pause: Callable[[float], object] = time.sleep,
+    ) -> None:
+        """`name`: of the writer; one that is given is kept: whoever has it goes on where the last one ended.
+
+        `count`: samples under that name; endless unless given. `first_seed`: none is less. `generator`, `version`:
+        for the samples' headers. Raises RingMismatch.
+        """
+        self._ring, self._samples, self._progress = ring, samples, progress
+        self._count = count
+        self._clock, self._pause = clock, pause
+        self._seeds = Seeds(ring.store, first_seed, clock=clock)
+        self._keeper = keeper or Keeper(ring, name or "generator")
+        self._threads = threads
+
+        def begun(under: str) -> RingWriter:
+            return RingWriter(
+                ring,
+                under,
+                generator=generator,
+                version=version,
+                keeper=self._keeper,
+                patience_s=float("inf"),
+                threads=threads,
+                clock=clock,
+                pause=pause,
+                gives_up=self._waits,
+            )
+
+        self._begun = begun
+        self._writer = begun(name)
+        self._tally = _Tally(ring.store, f"{GENERATORS}{self._writer.name}") if name else None
+        self._before = self._tally.put if self._tally else 0
+        """Put by processes, or writers, before this one."""
+        self._taken = self._before
+        self._refused = self._failed = self._in_a_row = 0
+        self._waited_s = 0.0
+        self._told_at = -float("inf")
+        self._asked_at = clock()
+        self._ticks = 0
+        self._standing = Standing(ring.settings.cap, clock)
+
+    def run(self) -> Made:
+        """Until there are `count`, or it is told to stop. Raises GeneratorFault, or what the generator raised last."""
+        if self._threads:
+            self._keeper.start()
+        try:
+            self._tell(at_once=True)
+            while not self._over():
+                self._some()
+        finally:
+            self._end()
+        return Made(self._put, self._refused, self._failed, self._waited_s + self._writer.waited_s)
+
+    @property
+    def _put(self) -> int:
+        return self._before + self._writer.put_samples
+
+    def _over(self) -> bool:
+        return self._progress.should_stop or (self._count is not None and self._taken >= self._count)
+
+    def _some(self) -> None:
+        """Until the generator ends, of itself or by an error: then it is begun again."""
+        given: deque[int] = deque()
+        began = self._taken + self._refused
+        made = self._samples(self._wanted(given))
+        while not self._over():
+            try:
+                sample = next(made)
+            except StopIteration:
+                break
+            except (RingError, GeneratorFault):
+                raise
+            except Exception as error:
+                self._failed += 1
+                self._in_a_row += 1
+                if self._in_a_row >= MOST_FAILURES:
+                    raise
+                logger.warning("no sample of seed %s: %r", given[0] if given else None, error, exc_info=True)
+                return
+            if not given:
+                raise GeneratorFault("the generator yields a sample without having taken a seed for it")
+            self._store(sample, given.popleft())
+        if self._taken + self._refused == began and not self._over():
+            raise GeneratorFault("the generator ends without a sample, though there are seeds")
+
+    def _wanted(self, given: deque[int]) -> Iterator[int]:
+        """Seeds for the samples that are still to be made; `given` has those that none came for yet."""
+        while not self._over() and (self._count is None or self._taken + len(given) < self._count):
+            seed = self._patiently(lambda: next(self._seeds))
+            if seed is None:
+                return
+            given.append(seed)
+            yield seed
+
+    def _store(self, sample: object, seed: int) -> None:
+        while True:
+            self._asked_at = self._clock()
+            try:
+                self._writer.put(sample, seed=seed)
+            except SampleRefused as error:
+                self._refused += 1
+                self._in_a_row += 1
+                if self._in_a_row >= MOST_FAILURES:
+                    raise GeneratorFault(
+                        f"{self._in_a_row} samples in a row were refused or not made; the last one: {error}"
+                    ) from error
+                logger.warning("the sample of seed %d was refused: %s", seed, error)
+            except (WaitedTooLong, StoreFull):
+                if not self._progress.should_stop:
+                    raise
+                return  # told to stop while it waited
+            except WriterFenced:
+                self._begin_again()
+                continue
+            except OSError as error:
+                logger.warning("the ring cannot be reached now: %s", error)
+                # What is in the pack is stored when it can be.
+                self._patiently(self._writer.flush)
+                self._taken = self._put
+                self._in_a_row = 0
+            else:
+                self._taken += 1
+                self._in_a_row = 0
+            break
+        self._tell()
+
+    def _begin_again(self) -> None:
+        """After having been taken for dead. Raises WriterFenced where another process has the name."""
+        name = self._writer.name
+        holder = content_of(self._ring.store.record(f"{WRITERS}{name}"))
+        if holder and not holder.get("dead"):
+            raise WriterFenced(f"another process generates as {name}", "Give each a name of its own")
+        logger.warning("%s was taken for dead: it begins again", name)
+        self._before += self._writer.put_samples
+        self._taken = self._before
+        self._waited_s += self._writer.waited_s
+        self._leave_writer()
+        self._writer = self._begun(name)
+
+    def _patiently(self, action: Callable[[], T]) -> T | None:
+        """What it gives, tried again while the store cannot be reached; None when told to stop meanwhile."""
+        began_at, wait_s = self._clock(), TELL_EVERY_S
+        while True:
+            try:
+                return action()
+            except OSError as error:
+                if self._clock() - began_at > STORE_PATIENCE_S:
+                    raise
+                logger.warning("the ring cannot be reached now: %s", error)
+            if self._progress.should_stop:
+                return None
+            self._pause(wait_s)
+            wait_s = min(wait_s * 2, 10.0)
+
+    def _waits(self) -> bool:
+        """Asked again and again while a sample waits for readers, or for room: whether to give up."""
+        now = self._clock()
+        if now - self._told_at >= TELL_EVERY_S:
+            waiting_s = now - self._asked_at
+            self._ticks += 1
+            if self._ticks % 2:
+                # To a watch over jobs that do nothing: there is nothing wrong with this one.
+                self._told_at = now
+                self._progress.phase("waiting_for_readers_s", int(waiting_s), int(waiting_s))
+            else:
+                self._tell(waiting_s=waiting_s)
+        return self._progress.should_stop
+
+    def _tell(self, *, at_once: bool = False, waiting_s: float = 0.0) -> None:
+        now = self._clock()
+        if not at_once and now - self._told_at < TELL_EVERY_S:
+            return
+        self._told_at = now
+        if self._tally is not None:
+            self._tally.note(self._put)
+        found = self._standing.at(self._keeper.flow, self._waited_s + self._writer.waited_s + waiting_s)
+        counts = {"refused": self._refused, "failed": self._failed}
+        self._progress.report(self._put, self._count or 0, **found, **counts)
+
+    def _end(self) -> None:
+        self._leave_writer()
+        self._keeper.close()
+        self._tell(at_once=True)
+
+    def _leave_writer(self) -> None:
+        try:
+            self._writer.close()
+        except (RingError, OSError) as error:
+            # Whatever ends this process is no worse for it: these samples were not counted.
+            logger.warning("samples of a pack are lost: %s", error)
+
+
+class _Tally:
+    """How many samples were put under a name, by all processes that have had it one after the other."""
+
+    def __init__(self, store: RingStore, key: str) -> None:
+        self._store, self._key = store, key
+        record = store.record(key)
+        self._version = record.version if record is not None else None
+        self._is_own = True
+        self.put = int(content_of(record).get("put", 0))
+
+    def note(self, put: int) -> None:
+        """So many now. Left to whoever has taken the name, if somebody has."""
+        if not self._is_own or (put == self.put and self._version is not None):
+            return
+        try:
+            self._version = self._store.swap(self._key, json.dumps({"put": put}).encode(), self._version)
+        except OSError as error:
+            logger.warning("how many samples were put cannot be noted now: %s", error)
+            return
+        self._is_own = self._version is not None
+        self.put = put
+
+
+class Standing:
+    """How the ring stands, in metrics for reports: of all who use it, but for `ring.idle`."""
+
+    def __init__(self, cap: int, clock: Callable[[], float]) -> None:
+        self._cap = cap
+        self._clock = clock
+        self._before: tuple[float, Flow, float] | None = None
+        self._rates: dict[str, float] = {}
+
+    def at(self, flow: Flow, waited_s: float) -> dict[str, float]:
+        """`waited_s`: how long this generator has waited so far; `ring.idle` is the share of time, in percent."""
+        now = self._clock()
+        if self._before is None:
+            self._before = now, flow, waited_s
+        at, before, waited_before_s = self._before
+        seconds = now - at
+        if seconds >= RATES_OVER_S:
+            self._before = now, flow, waited_s
+            self._rates = {
+                "ring.put_rate": max(flow.inserted - before.inserted, 0) / seconds,
+                "ring.get_rate": max(flow.read - before.read, 0) / seconds,
+                "ring.idle": 100 * min(max(waited_s - waited_before_s, 0) / seconds, 1.0),
+            }
+        if not flow.inserted:
+            return self._rates
+        return {"ring.fill": 100 * flow.readable / self._cap, "data.reuse": flow.read / flow.inserted, **self._rates}
+
+
+def put_under(store: RingStore, name: str) -> int:
+    """How many samples were put under that name so far."""
+    return int(content_of(store.record(f"{GENERATORS}{name}")).get("put", 0))

@@ -1,0 +1,195 @@
+"""Whether a ring is whole, and making it so again: its pointer, its manifests, and all that the newest one lists.
+
+What was lost stays lost; everything else can be read again, and goes on. Writers and readers may be at work meanwhile.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+from gpu_client.ring.collector import QUARANTINE
+from gpu_client.ring.errors import ManifestMissing, ObjectDamaged
+from gpu_client.ring.leases import WRITERS
+from gpu_client.ring.manifest import EMPTY, MANIFESTS, SAMPLES, Manifest, ObjectId, Passed, Slot, manifest_key
+from gpu_client.ring.objects import StoredSamples
+from gpu_client.ring.ring import POINTER, Ring
+from gpu_client.ring.status import verified
+from gpu_client.ring.store import Versioned
+
+_TRIES = 100
+"""Publishers are at work, too; each of their turns takes longer than one of these."""
+
+
+@dataclass(frozen=True)
+class Examined:
+    """What was found. Keys of what is damaged, and why."""
+
+    pointer: str = ""
+    """What is wrong with it; empty if nothing is."""
+    manifests: Mapping[str, str] = field(default_factory=dict)
+    objects: Mapping[str, str] = field(default_factory=dict)
+    """Of those that the newest good manifest lists."""
+    read: int = 0
+    """So many objects were looked at."""
+
+    @property
+    def damaged(self) -> dict[str, str]:
+        """All of it."""
+        return {**({POINTER: self.pointer} if self.pointer else {}), **self.manifests, **self.objects}
+
+
+@dataclass(frozen=True)
+class _Stored:
+    """The pointer, and the manifests that are there."""
+
+    named: int
+    """By the pointer; 0 if it names none."""
+    inserted: int
+    """As the pointer says."""
+    version: str | None
+    wrong: str
+    """With the pointer; empty if nothing is."""
+    good: Mapping[int, Manifest]
+    bad: Mapping[str, str]
+
+    @property
+    def newest(self) -> Manifest:
+        """That can be read: the pointer's own, or else the highest."""
+        if not self.wrong:
+            return self.good.get(self.named, EMPTY)
+        return self.good[max(self.good)] if self.good else EMPTY
+
+    @property
+    def highest(self) -> int:
+        """Number that there was. Later ones are new to everybody."""
+        return max(self.named, *self.good, *map(_number, self.bad), 0)
+
+
+def examined(ring: Ring) -> Examined:
+    """Read everything that can be read. Raises ManifestMissing where manifests are replaced faster than they can be
+    read, and OSError where the store cannot be reached."""
+    stored = _stored(ring)
+    objects = dict(verified(ring, stored.newest))
+    damaged = {key: why for key, why in objects.items() if why}
+    if damaged:
+        # What was replaced and removed meanwhile is missed by nobody.
+        listed = {slot.object.key for slot in _stored(ring).newest.slots}
+        damaged = {key: why for key, why in damaged.items() if key in listed}
+    return Examined(stored.wrong, stored.bad, damaged, len(objects))
+
+
+def repaired(ring: Ring) -> Examined:
+    """Set the pointer to the newest good manifest, without what is damaged, which is noted as quarantined.
+
+    What was found, as of before. Samples that only a lost manifest has listed are listed again, and one that cannot be
+    read is removed: it would stop publishing, or collecting. Raises ManifestMissing if others are faster again and
+    again, and OSError where the store cannot be reached.
+    """
+    found = examined(ring)
+    for key, why in found.objects.items():
+        ring.store.create(QUARANTINE + key.replace("/", "."), [memoryview(why.encode())])
+    for _ in range(_TRIES):
+        stored = _stored(ring)
+        newest = stored.newest
+        lost = bool(stored.wrong) and newest.number < stored.highest
+        whole = all(slot.object.key not in found.objects for slot in newest.slots)
+        if not stored.wrong and whole:
+            ring.store.delete(list(stored.bad))
+            return found
+        ahead = newest
+        if lost or not whole:
+            slots = tuple(slot for slot in newest.slots if slot.object.key not in found.objects)
+            # A number that never was: somebody may remember what another one had.
+            ahead = replace(newest, number=stored.highest + 1, slots=slots, at_ms=int(ring.clock() * 1000))
+            ahead = _with_unlisted(ring, ahead, stored.inserted) if lost else ahead
+            if not ring.store.create(manifest_key(ahead.number), [memoryview(ahead.to_bytes())]):
+                continue
+        data = json.dumps({"manifest": ahead.number, "at_ms": ahead.at_ms, "inserted": ahead.inserted}).encode()
+        ring.store.swap(POINTER, data, stored.version)
+    raise _in_a_hurry()
+
+
+def _stored(ring: Ring) -> _Stored:
+    """As it was at one moment: the pointer stayed where it was while manifests were read."""
+    for _ in range(_TRIES):
+        record = ring.store.record(POINTER)
+        good: dict[int, Manifest] = {}
+        bad: dict[str, str] = {}
+        for key in ring.store.keys(MANIFESTS):
+            data = ring.store.read(key)
+            if data is None:
+                continue  # collected since
+            try:
+                found = Manifest.from_bytes(data)
+                if manifest_key(found.number) != key:
+                    raise ValueError(f"it is manifest {found.number}")
+                good[found.number] = found
+            except ValueError as error:
+                bad[key] = f"it cannot be read ({error})"
+        after = ring.store.record(POINTER)
+        if (after.version if after else None) == (record.version if record else None):
+            return _as_found(record, good, bad)
+    raise _in_a_hurry()
+
+
+def _in_a_hurry() -> ManifestMissing:
+    return ManifestMissing("others publish all the time", "Try again, or end the writers meanwhile")
+
+
+def _as_found(record: Versioned | None, good: Mapping[int, Manifest], bad: Mapping[str, str]) -> _Stored:
+    version = record.version if record else None
+    if record is None:
+        # The first manifest is there before it is pointed to.
+        gone = max([*good, *map(_number, bad), 0]) > 1
+        return _Stored(0, 0, version, "it is not there, and manifests are" if gone else "", good, bad)
+    try:
+        content = json.loads(record.data)
+        named, inserted = int(content["manifest"]), int(content.get("inserted", 0))
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        return _Stored(0, 0, version, f"it cannot be read ({error})", good, bad)
+    wrong = "" if named in good else f"it names manifest {named}, which is not there or cannot be read"
+    return _Stored(named, inserted, version, wrong, good, bad)
+
+
+def _with_unlisted(ring: Ring, manifest: Manifest, inserted: int) -> Manifest:
+    """With the samples behind it that count, but wait nowhere: the manifests that listed them are lost.
+
+    Those count whose writer has gone on, or gone: its claim of them was made, and was cleared away as counted.
+    """
+    # In this order: whoever has stored the next one has claimed this one before.
+    objects = sorted(found for found in map(ObjectId.of_key, ring.store.keys(SAMPLES)) if found is not None)
+    waiting = {claim.object for claim in ring.claims()}
+    at_work = {key.removeprefix(WRITERS) for key in ring.store.keys(WRITERS)}
+    last: dict[str, ObjectId] = {}
+    for one in (*objects, *waiting):
+        last[one.writer] = max(last.get(one.writer, one), one)
+    passed = dict(manifest.passed)
+    there: list[tuple[int, ObjectId, int]] = []
+    blocked = {one.writer: one for one in sorted(waiting, reverse=True) if not manifest.settled(one)}
+    for one in objects:
+        follows = one.writer in blocked and one > blocked[one.writer]
+        if manifest.settled(one) or one in waiting or follows or (one == last[one.writer] and one.writer in at_work):
+            continue
+        data = ring.store.read(one.key)
+        try:
+            stored = StoredSamples(one.key, data if data is not None else memoryview(b""))
+            stored.verify()
+        except ObjectDamaged:
+            continue
+        there.append((int(stored.provenance.made_at * 1000), one, len(stored)))
+        passed[one.writer] = Passed(one.epoch, one.seq, manifest.at_ms)
+    slots = [Slot(one, number, 0, at_ms) for at_ms, one, samples in sorted(there) for number in range(samples)]
+    slots = [slot._replace(inserted=manifest.inserted + place) for place, slot in enumerate(slots)]
+    return replace(
+        manifest,
+        slots=(*manifest.slots, *slots)[-ring.settings.cap :],
+        inserted=max(inserted, manifest.inserted + len(slots)),
+        passed=passed,
+    )
+
+
+def _number(key: str) -> int:
+    digits = key.removeprefix(MANIFESTS)
+    return int(digits) if digits.isdigit() else 0

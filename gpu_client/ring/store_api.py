@@ -1,0 +1,260 @@
+"""A ring that lies with Baton's control plane: records there, samples and manifests in its bucket by presigned URL.
+
+No credential of the bucket is needed here, so that machines of strangers can generate. A put is one call of the API:
+URLs are asked for many at a time, and what a writer looks at after a claim comes with the claim's answer.
+"""
+
+from __future__ import annotations
+
+import base64
+import errno
+import os
+import re
+import secrets
+import threading
+import time
+import weakref
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import TypeVar
+
+from pydantic import ValidationError
+
+from contract.names import RING_SETTINGS
+from contract.rings import (
+    MAX_DELETED,
+    MAX_RECORD_BYTES,
+    VERSION_PATTERN,
+    DeleteRequest,
+    RecordsAnswer,
+    RecordsRequest,
+    RecordWrite,
+    RingKeysQuery,
+    UrlsRequest,
+    is_object,
+)
+from gpu_client.ring.access import Access
+from gpu_client.ring.errors import RingMismatch
+from gpu_client.ring.leases import WRITERS
+from gpu_client.ring.manifest import INBOX, MANIFESTS
+from gpu_client.ring.presigned import PresignedObjects, Url, Urls, numbered_after
+from gpu_client.ring.store import Versioned
+from gpu_client.transport.errors import ApiError, BatonError, NotFound, UrlExpired
+from gpu_client.transport.http import HttpClient
+from gpu_client.transport.retry import RetryPolicy
+from gpu_client.transport.rings import RingCalls
+
+T = TypeVar("T")
+
+_PUT_AHEAD, _GET_AHEAD = 64, 256
+_ALONG_S = 0.5
+"""What came with an answer is taken only right behind it."""
+
+
+class _Line:
+    """What this process has open. A forked one opens its own."""
+
+    def __init__(self, access: Access, policy: RetryPolicy | None) -> None:
+        self.process = os.getpid()
+        try:
+            self.http = HttpClient(access.url, access.key, policy=policy)
+        except ValueError as error:
+            raise RingMismatch(str(error), "Set BATON_API_URL and BATON_API_KEY to what they should be") from error
+        self.calls = RingCalls(self.http)
+        self.objects = PresignedObjects(policy=policy)
+
+    def close(self) -> None:
+        if self.process == os.getpid():
+            self.http.close()
+            self.objects.close()
+
+
+class ApiStore:
+    """One ring of a tenant, by name. Threads may share it, and processes that are forked."""
+
+    def __init__(
+        self,
+        name: str,
+        access: Access,
+        *,
+        policy: RetryPolicy | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """`policy`: how often a call or a transfer is tried. Nothing is asked yet."""
+        self.name = name
+        self._access, self._policy, self._clock = access, policy, clock
+        self._of: str | None = None
+        self._line: _Line | None = None
+        self._lock = threading.Lock()
+        self._along = threading.local()
+        self._expected: dict[str, int] = {}
+        self._order: list[str] = []
+        self._puts = Urls(self._ask_put, numbered_after, most_ahead=_PUT_AHEAD, clock=clock)
+        self._gets = Urls(self._ask_get, self._read_after, most_ahead=_GET_AHEAD, clock=clock)
+
+    def create(self, key: str, pieces: Sequence[memoryview]) -> bool:
+        """As in the protocol."""
+        if not is_object(key):
+            return self._written(key, b"".join(pieces), None, along=_looked_at_after(key)) is not None
+        done = self._with_url(self._puts, key, lambda url: self._opened().objects.put(key, url, pieces))
+        self._puts.forget(key)
+        return done
+
+    def read(self, key: str) -> memoryview | None:
+        """As in the protocol."""
+        if not is_object(key):
+            found = self.record(key)
+            return None if found is None else memoryview(bytearray(found.data))
+        return self._with_url(self._gets, key, lambda url: self._opened().objects.get(key, url))
+
+    def record(self, key: str) -> Versioned | None:
+        """As in the protocol."""
+        kept = getattr(self._along, "kept", None)
+        self._along.kept = None
+        if kept is not None and kept[0] == key and self._clock() - kept[2] < _ALONG_S:
+            found: Versioned | None = kept[1]
+            return found
+        with self._said():
+            answer = self._opened().calls.ring_records(self.name, RecordsRequest(of=self._of, read=[key]))
+        return self._kept(answer).get(key)
+
+    def swap(self, key: str, data: bytes, seen: str | None) -> str | None:
+        """As in the protocol."""
+        return self._written(key, data, seen)
+
+    def keys(self, prefix: str) -> list[str]:
+        """As in the protocol."""
+        found: list[str] = []
+        cursor: str | None = None
+        while True:
+            with self._said():
+                query = RingKeysQuery(prefix=prefix, of=self._of, cursor=cursor)
+                page = self._opened().calls.ring_keys(self.name, query)
+            found += page.keys
+            cursor = page.next_cursor
+            if cursor is None:
+                return found
+
+    def delete(self, keys: Sequence[str]) -> None:
+        """As in the protocol."""
+        for first in range(0, len(keys), MAX_DELETED):
+            with self._said():
+                request = DeleteRequest(of=self._of, keys=list(keys[first : first + MAX_DELETED]))
+                self._opened().calls.ring_delete(self.name, request)
+
+    def tidy(self, older_than_s: float) -> int:
+        """Nothing is there in part."""
+        return 0
+
+    def expect(self, keys: Sequence[str]) -> None:
+        """These objects are going to be read: their URLs are asked for together."""
+        order = list(dict.fromkeys(keys))
+        self._expected, self._order = {key: place for place, key in enumerate(order)}, order
+
+    def remove(self) -> int:
+        """Remove the whole ring; how many records and objects were in it. Raises RingMismatch if there is none."""
+        removed = 0
+        while True:
+            with self._said():
+                answer = self._opened().calls.remove_ring(self.name)
+            removed += answer.removed
+            if answer.done:
+                self._of = None
+                return removed
+
+    def close(self) -> None:
+        """As in the protocol."""
+        with self._lock:
+            line, self._line = self._line, None
+        if line is not None:
+            line.close()
+
+    def _opened(self) -> _Line:
+        with self._lock:
+            if self._line is None or self._line.process != os.getpid():
+                self._line = _Line(self._access, self._policy)
+                # Rings are opened all over, and not closed: what nobody uses any more gives its connections back.
+                weakref.finalize(self, self._line.close)
+            return self._line
+
+    def _written(self, key: str, data: bytes, seen: str | None, *, along: str = "") -> str | None:
+        if len(data) > MAX_RECORD_BYTES:
+            raise RingMismatch(
+                f"{key} has {len(data)} bytes, and the control plane keeps records of up to {MAX_RECORD_BYTES}",
+                "Keep the ring in a bucket or a directory, or pin fewer manifests",
+            )
+        if seen is not None and not re.fullmatch(VERSION_PATTERN, seen):
+            return None
+        version, of = secrets.token_hex(8), None if key == RING_SETTINGS else self._of
+        with self._said():
+            write = RecordWrite(key=key, data=base64.b64encode(data).decode(), version=version, seen=seen)
+            # What is read along is as it was after the write, and before whatever this thread asks next.
+            request = RecordsRequest(of=of, write=write, read=[along] if along else [])
+            answer = self._opened().calls.ring_records(self.name, request)
+        self._along.kept = (along, self._kept(answer).get(along), self._clock()) if along else None
+        if not answer.written:
+            return None
+        if key == RING_SETTINGS:
+            self._of = version
+        return version
+
+    def _kept(self, answer: RecordsAnswer) -> dict[str, Versioned]:
+        found = {one.key: Versioned(base64.b64decode(one.data), one.version) for one in answer.records}
+        if self._of is None and RING_SETTINGS in found:
+            self._of = found[RING_SETTINGS].version
+        return found
+
+    def _with_url(self, urls: Urls, key: str, use: Callable[[Url], T]) -> T:
+        try:
+            return use(urls.of(key))
+        except UrlExpired:
+            urls.forget(key)
+        try:
+            return use(urls.of(key))
+        except UrlExpired as error:
+            raise OSError(errno.EACCES, str(error)) from error
+
+    def _ask_put(self, keys: Sequence[str]) -> Mapping[str, Url]:
+        asked_at = self._clock()
+        with self._said():
+            answer = self._opened().calls.ring_urls(self.name, UrlsRequest(of=self._of, put=list(keys)))
+        return {one.key: Url(one.url, one.headers, asked_at + answer.life_s) for one in answer.put}
+
+    def _ask_get(self, keys: Sequence[str]) -> Mapping[str, Url]:
+        asked_at = self._clock()
+        with self._said():
+            answer = self._opened().calls.ring_urls(self.name, UrlsRequest(of=self._of, get=list(keys)))
+        return {one.key: Url(one.url, {}, asked_at + answer.life_s) for one in answer.get}
+
+    def _read_after(self, key: str, count: int) -> Sequence[str]:
+        if key.startswith(MANIFESTS):
+            return numbered_after(key, min(count, _PUT_AHEAD))
+        order, place = self._order, self._expected.get(key)
+        return [] if place is None else [*order[place + 1 :], *order[:place]][:count]
+
+    @contextmanager
+    def _said(self) -> Iterator[None]:
+        """What the control plane says, in the words of rings."""
+        try:
+            yield
+        except NotFound as error:
+            raise RingMismatch(f"baton:{self.name} cannot be used: {error}", "Make it, or name another") from error
+        except ApiError as error:
+            if error.status >= 500 or error.foreign or error.status in (409, 429):
+                raise OSError(errno.EIO, str(error)) from error
+            raise RingMismatch(
+                f"baton:{self.name} cannot be used: {error}", "See gpu_client/ring/README.md for what lets one in"
+            ) from error
+        except BatonError as error:
+            raise OSError(errno.EIO, str(error)) from error
+        except ValidationError as error:
+            said = error.errors()[0]
+            raise RingMismatch(
+                f"baton:{self.name} cannot keep {said['input']!r:.80}: {said['msg']}",
+                "Name writers, readers and groups with letters, digits and '-_.' alone",
+            ) from error
+
+
+def _looked_at_after(key: str) -> str:
+    """What a writer looks at when it has claimed: its own lease."""
+    return f"{WRITERS}{key.removeprefix(INBOX).split('.')[0]}" if key.startswith(INBOX) else ""

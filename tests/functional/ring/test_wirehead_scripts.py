@@ -1,0 +1,103 @@
+"""Wirehead's unit example and its way with SLURM, as processes: one import changed, and what is read was put."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import yaml
+
+from gpu_client.ring.manifest import SAMPLES
+from gpu_client.ring.places import open_ring
+from gpu_client.ring.reader import RingReader
+from tests.waiting import until
+
+pytestmark = pytest.mark.processes
+
+SCRIPTS = Path(__file__).with_name("wirehead_scripts.py")
+UNIT = {
+    "MONGOHOST": "localhost", "DBNAME": "unit-test", "SWAP_CAP": 100, "SAMPLE": ["data", "label"],
+    "WRITE_COLLECTION": "write", "READ_COLLECTION": "read", "TEMP_COLLECTION": "temp", "COUNTER_COLLECTION": "counter",
+    "CHUNKSIZE": 10,
+}  # fmt: skip
+
+
+class Started:
+    """Processes of one test; none is left."""
+
+    def __init__(self, folder: Path, **changed: object) -> None:
+        self.config = folder / "config.yaml"
+        self.config.write_text(yaml.safe_dump({**UNIT, **changed}))
+        self.processes: list[subprocess.Popen[str]] = []
+
+    def __call__(self, role: str, **environment: str) -> subprocess.Popen[str]:
+        process = subprocess.Popen(
+            [sys.executable, str(SCRIPTS), role, str(self.config)],
+            env={**os.environ, **environment},
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        self.processes.append(process)
+        return process
+
+
+@pytest.fixture
+def started(tmp_path: Path) -> Iterator[Started]:
+    found = Started(tmp_path)
+    yield found
+    for process in found.processes:
+        process.kill()
+        process.wait(10)
+        assert process.stdout is not None
+        process.stdout.close()
+
+
+def said(process: subprocess.Popen[str], code: int = 0) -> str:
+    out, _ = process.communicate(timeout=90)
+    assert process.returncode == code
+    return out
+
+
+def test_its_unit_example_reads_what_was_put_though_the_loader_was_started_first(started: Started) -> None:
+    loader = started("loader")
+    started("manager")
+    generator = started("generator")
+    assert said(loader) == "unit example passed, 100 samples\n"
+    assert generator.poll() is None, "it goes on"
+
+
+def test_an_array_of_jobs_that_just_start_more_copies(started: Started) -> None:
+    """A third one is started later, killed, and started again by SLURM; the trainer reads whole generations."""
+    started.config.write_text(yaml.safe_dump({**UNIT, "SWAP_CAP": 20}))
+    trainer = started("trainer")
+    tasks = {number: started("task", SLURM_ARRAY_TASK_ID=str(number), SAMPLES="60") for number in (0, 1)}
+    place = started.config.parent / "unit-test.ring"
+    until((place / "ring.json").exists, 60, what="the ring")
+    ring = open_ring(str(place))
+    until(lambda: ring.newest().inserted >= 20, 60, what="the first generation")
+    tasks[2] = started("task", SLURM_ARRAY_TASK_ID="2", SAMPLES="100000")
+    pid = tasks[2].pid
+    until(lambda: any(f"-{pid}-" in key for key in ring.store.keys(SAMPLES)), 60, what="samples of the third")
+    tasks[2].send_signal(signal.SIGKILL)
+    tasks[2].wait(10)
+    tasks[2] = started("task", SLURM_ARRAY_TASK_ID="2", SAMPLES="60")
+    for number, process in tasks.items():
+        assert said(process) == f"task {number}: 60\n", "none was thrown away"
+    started.config.with_name("config.yaml.enough").touch()
+    assert int(said(trainer).split()[0]) >= 1
+    while ring.publish() is not None:
+        pass
+    newest = ring.newest()
+    waiting = sum(claim.samples for claim in ring.claims() if not newest.settled(claim.object))
+    assert newest.inserted % 20 == 0 and 0 <= waiting < 20
+    assert newest.inserted + waiting >= 180
+    with RingReader(ring, threads=False) as reader:
+        slots = reader.newest().slots
+        found = [reader.sample(slot) for slot in slots]
+    assert len({slot.id for slot in slots}) == 20, "each sample once"
+    assert {int(one["data"][0]) for one in found} <= {0, 1, 2}

@@ -1,0 +1,1 @@
+"""What a ring costs and holds, beside the machine's raw limits and Wirehead: `make bench-ring`."""

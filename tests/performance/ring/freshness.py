@@ -1,0 +1,145 @@
+"""How soon a sample can be read (target 5), and what a swap costs (target 6)."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from statistics import quantiles
+from typing import Any
+
+import numpy as np
+
+from gpu_client.ring.manifest import Slot
+from gpu_client.ring.places import make_ring
+from gpu_client.ring.ring import Ring
+from gpu_client.ring.settings import RingSettings
+from gpu_client.ring.store import RingStore, Versioned
+from gpu_client.ring.store_memory import MemoryStore
+from gpu_client.ring.writer import RingWriter
+from tests.performance.figures import Figure
+
+READABLE_S = 1.0
+SWAP_MS = 5.0
+REQUESTS = 4
+_LOOK_S = 0.002
+
+
+def put_to_readable(scratch: Path, *, rounds: int, samples: int) -> list[Figure]:
+    """From the beginning of `put` until a manifest that can be found lists the sample: the 95th percentile."""
+    rows, medians = [], []
+    for number in range(rounds):
+        waits = _waits_s(scratch / f"readable-{number}", samples)
+        cuts = quantiles(waits, n=20)
+        rows.append(cuts[-1])
+        medians.append(round(cuts[9], 4))
+    details = {"samples": samples, "medians_s": medians, "publish_interval_s": RingSettings(cap=1).publish_interval_s}
+    return [Figure(name="put to readable, p95 (directory)", unit="s", rounds=rows, at_most=READABLE_S, details=details)]
+
+
+def _waits_s(scratch: Path, samples: int) -> list[float]:
+    ring = make_ring(str(scratch), RingSettings(cap=64))
+    begun: list[float] = []
+    seen: dict[int, float] = {}
+
+    def put() -> None:
+        with RingWriter(ring) as writer:
+            for number in range(samples):
+                begun.append(time.perf_counter())
+                writer.put({"x": np.full(1 << 17, number)})
+                time.sleep(0.03)
+            # What is left is published by whoever leaves: that would be sooner.
+            while len(seen) < samples:
+                time.sleep(_LOOK_S)
+
+    writing = threading.Thread(target=put)
+    writing.start()
+    while len(seen) < samples:
+        newest = ring.newest()
+        for inserted in {slot.inserted for slot in newest.slots} - seen.keys():
+            seen[inserted] = time.perf_counter()
+        time.sleep(_LOOK_S)
+    writing.join()
+    return [seen[number] - begun[number] for number in range(samples)]
+
+
+def swap_cost(scratch: Path, *, rounds: int, large_bytes: int) -> list[Figure]:
+    """One publication of 10 samples into 100 slots; large samples against small ones."""
+    small, large = [], []
+    for number in range(rounds):
+        small.append(1e3 * _publication_s(scratch / f"small-{number}", 1024))
+        large.append(1e3 * _publication_s(scratch / f"large-{number}", large_bytes))
+    return [
+        Figure(name="swap, 100 slots of 1 KiB", unit="ms", rounds=small, at_most=SWAP_MS),
+        Figure(
+            name=f"swap, 100 slots of {large_bytes >> 20} MiB",
+            unit="ms",
+            rounds=large,
+            baseline_name="1 KiB",
+            baseline=small,
+            details={"at_most_ms": SWAP_MS},
+        ),
+        Figure(
+            name="swap, in requests to an object store",
+            unit="",
+            rounds=[_requests(publications=20)],
+            at_most=REQUESTS,
+            counted=True,
+        ),
+    ]
+
+
+def _publication_s(scratch: Path, size_bytes: int) -> float:
+    """The fastest of ten."""
+    ring = make_ring(str(scratch), RingSettings(cap=100, max_ahead=1000))
+    best = float("inf")
+    array = np.zeros(size_bytes, np.uint8)
+    with RingWriter(ring, threads=False) as writer:
+        for turn in range(20):
+            for _ in range(10):
+                writer.put({"x": array})
+            began_at = time.perf_counter()
+            ring.publish()
+            if turn >= 10:
+                best = min(best, time.perf_counter() - began_at)
+            slots: Sequence[Slot] = ring.newest().slots
+            assert len(slots) == min(10 * (turn + 1), 100)
+    return best
+
+
+class CountingStore:
+    """Each operation is one request, as an object store would see it."""
+
+    def __init__(self, store: RingStore) -> None:
+        self._store = store
+        self.operations: list[str] = []
+
+    def __getattr__(self, name: str) -> Any:
+        operation = getattr(self._store, name)
+
+        def counted(*arguments: Any) -> Any:
+            self.operations.append(name)
+            return operation(*arguments)
+
+        return counted
+
+    # Named in the protocol, so that it is one.
+    def record(self, key: str) -> Versioned | None:
+        self.operations.append("record")
+        return self._store.record(key)
+
+
+def _requests(publications: int) -> int:
+    """The most of any publication but the first."""
+    store = CountingStore(MemoryStore())
+    ring = Ring.make(store, RingSettings(cap=100, max_ahead=1000))  # type: ignore[arg-type]
+    worst = 0
+    with RingWriter(ring, threads=False) as writer:
+        for number in range(publications):
+            for _ in range(10):
+                writer.put({"x": np.zeros(10)})
+            store.operations.clear()
+            ring.publish()
+            worst = max(worst, len(store.operations) if number else 0)
+    return worst

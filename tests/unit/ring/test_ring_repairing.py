@@ -1,0 +1,218 @@
+"""What is damaged is found and left out; what is lost takes nothing else with it; the ring goes on."""
+
+from __future__ import annotations
+
+import json
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from gpu_client.ring.collector import Collector
+from gpu_client.ring.errors import ManifestMissing
+from gpu_client.ring.leases import Watch
+from gpu_client.ring.manifest import SAMPLES, manifest_key
+from gpu_client.ring.places import make_ring, open_ring
+from gpu_client.ring.reader import RingReader, quarantined
+from gpu_client.ring.repairing import examined, repaired
+from gpu_client.ring.ring import POINTER, Ring
+from gpu_client.ring.settings import RingSettings
+from gpu_client.ring.writer import RingWriter
+
+
+class Rig:
+    """A ring in a directory, one publication for each sample, and its files."""
+
+    def __init__(self, place: Path, **settings: Any) -> None:
+        self.place = place
+        make_ring(str(place), RingSettings(**{"cap": 8, "retain": 3, "max_ahead": 100, **settings}))
+        self.writer = RingWriter(self.ring, "w", threads=False)
+        self.next = 0
+
+    @property
+    def ring(self) -> Ring:
+        """As a process opens it that remembers nothing."""
+        return open_ring(str(self.place))
+
+    def put(self, count: int) -> None:
+        for _ in range(count):
+            self.next += 1
+            self.writer.put({"x": np.full(20, self.next - 1)}, seed=self.next - 1)
+            while self.ring.publish() is not None:
+                pass
+
+    def alter(self, key: str) -> None:
+        path = self.place / key
+        data = bytearray(path.read_bytes())
+        data[len(data) // 2] ^= 0x10
+        path.write_bytes(data[: len(data) - 5])
+
+    def readable(self) -> list[int]:
+        """Every sample of the newest manifest, as a reader gets it."""
+        with RingReader(self.ring, threads=False) as reader:
+            return [int(reader.sample(slot)["x"][0]) for slot in reader.newest().slots]
+
+
+@pytest.fixture
+def rig(tmp_path: Path) -> Rig:
+    return Rig(tmp_path / "ring")
+
+
+def test_nothing_is_done_to_a_ring_that_is_whole(rig: Rig) -> None:
+    rig.put(5)
+    before = {path: path.read_bytes() for path in rig.place.rglob("*") if path.is_file()}
+    assert examined(rig.ring).damaged == repaired(rig.ring).damaged == {}
+    assert {path: path.read_bytes() for path in rig.place.rglob("*") if path.is_file()} == before
+
+
+def test_a_ring_without_any_sample_is_whole(rig: Rig) -> None:
+    assert repaired(rig.ring).damaged == {}
+
+
+@pytest.mark.parametrize("content", [None, b"", b"{", b"[]", b"null", b'{"manifest": "x"}', b'{"manifest": 0}'])
+def test_a_pointer_that_is_lost_is_set_to_the_newest_manifest(rig: Rig, content: bytes | None) -> None:
+    rig.put(5)
+    newest = rig.ring.newest()
+    (rig.place / POINTER).unlink() if content is None else (rig.place / POINTER).write_bytes(content)
+    assert list(examined(rig.ring).damaged) == [POINTER]
+    repaired(rig.ring)
+    assert rig.ring.newest() == newest
+    assert examined(rig.ring).damaged == {}
+    rig.put(2)
+    assert rig.readable() == list(range(7))
+
+
+@pytest.mark.parametrize("gone", [True, False])
+def test_a_pointer_to_a_lost_manifest_goes_back_to_the_last_good_one(rig: Rig, gone: bool) -> None:
+    rig.put(5)
+    lost = rig.ring.newest()
+    key = manifest_key(lost.number)
+    (rig.place / key).unlink() if gone else rig.alter(key)
+    with pytest.raises(ManifestMissing, match="baton ring verify --repair"):
+        rig.ring.newest()
+    found = examined(rig.ring)
+    assert f"it names manifest {lost.number}, which" in found.damaged[POINTER]
+    assert list(found.manifests) == ([] if gone else [key])
+    repaired(rig.ring)
+    newest = rig.ring.newest()
+    assert newest.number == lost.number + 1, "a number that nobody remembers"
+    assert newest.inserted == lost.inserted
+    assert examined(rig.ring).damaged == {}
+    assert rig.readable() == [0, 1, 2, 3], "the writer may be about to claim its last one"
+    rig.put(2)
+    assert rig.readable() == [0, 1, 2, 3, 5, 6]
+    assert len({slot.inserted for slot in rig.ring.newest().slots}) == 6
+
+
+def test_what_only_lost_manifests_listed_can_be_read_again(rig: Rig) -> None:
+    rig.put(6)
+    rig.writer.close()
+    other = RingWriter(rig.ring, "other", threads=False)
+    for number in (100, 101):
+        other.put({"x": np.full(20, number)})
+    newest = rig.ring.newest().number
+    for number in range(newest - 2, newest + 1):
+        (rig.place / manifest_key(number)).unlink(missing_ok=True)
+    repaired(rig.ring)
+    assert rig.readable() == list(range(6)), "the writer has left: all that it has stored counts"
+    while rig.ring.publish() is not None:
+        pass
+    assert rig.readable() == [*range(6), 100, 101], "what waited still waits its turn, and comes once"
+    assert len({slot.object for slot in rig.ring.newest().slots}) == 8
+
+
+def test_the_stored_samples_that_are_not_listed_again_are_collected(rig: Rig) -> None:
+    rig.put(5)
+    (rig.place / manifest_key(rig.ring.newest().number)).unlink()
+    repaired(rig.ring)
+    rig.put(10)
+    Collector(rig.ring, Watch()).collect()
+    kept = {slot.object for number in range(3) for slot in rig.ring.manifest(rig.ring.newest().number - number).slots}
+    assert len(rig.ring.store.keys(SAMPLES)) == len(kept) == 10
+
+
+def test_damaged_objects_are_left_out_and_noted(rig: Rig) -> None:
+    rig.put(5)
+    keys = rig.ring.store.keys(SAMPLES)
+    rig.alter(keys[1])
+    (rig.place / keys[3]).unlink()
+    found = repaired(rig.ring)
+    assert set(found.objects) == {keys[1], keys[3]}
+    assert set(quarantined(rig.ring)) == {keys[1].replace("/", "."), keys[3].replace("/", ".")}
+    assert rig.readable() == [0, 2, 4]
+    assert examined(rig.ring).damaged == {}
+    rig.put(1)
+    assert rig.readable() == [0, 2, 4, 5]
+
+
+def test_a_damaged_manifest_ahead_of_the_pointer_stops_nobody(rig: Rig) -> None:
+    rig.put(3)
+    ahead = manifest_key(rig.ring.newest().number + 1)
+    (rig.place / ahead).write_bytes(b"rot")
+    with suppress(ManifestMissing):
+        rig.put(1)
+    assert rig.readable() == [0, 1, 2], "it stands in the way"
+    assert list(examined(rig.ring).damaged) == [ahead]
+    repaired(rig.ring)
+    rig.put(1)
+    assert rig.readable() == [0, 1, 2, 3, 4]
+
+
+def test_a_damaged_manifest_that_is_retained_stops_no_collecting(rig: Rig) -> None:
+    rig.put(4)
+    older = manifest_key(rig.ring.newest().number - 1)
+    rig.alter(older)
+    with pytest.raises(ManifestMissing):
+        Collector(rig.ring, Watch()).collect()
+    assert list(repaired(rig.ring).damaged) == [older]
+    Collector(rig.ring, Watch()).collect()
+    assert rig.readable() == [0, 1, 2, 3]
+
+
+def test_a_publisher_that_is_faster_is_not_undone(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    rig.put(3)
+    rig.alter(rig.ring.store.keys(SAMPLES)[0])
+    ring = rig.ring
+    create, raced = ring.store.create, []
+
+    def racing(key: str, pieces: Any) -> bool:
+        if key.startswith("manifests/") and not raced:
+            raced.append(key)
+            rig.put(1)
+        return create(key, pieces)
+
+    monkeypatch.setattr(ring.store, "create", racing)
+    repaired(ring)
+    assert raced
+    assert rig.readable() == [1, 2, 3]
+
+
+def test_a_whole_generation_that_is_lost_comes_back(tmp_path: Path) -> None:
+    rig = Rig(tmp_path / "ring", mode="generation", cap=4)
+    rig.put(8)
+    rig.writer.close()
+    newest = rig.ring.newest()
+    assert rig.readable() == [4, 5, 6, 7]
+    (rig.place / manifest_key(newest.number)).unlink()
+    (rig.place / POINTER).write_bytes(json.dumps({"manifest": newest.number}).encode())
+    repaired(rig.ring)
+    assert rig.readable() == [4, 5, 6, 7]
+    assert rig.ring.newest().inserted == 8
+
+
+def test_what_is_replaced_while_it_is_looked_at_is_not_told_as_lost(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    rig.put(8)
+    ring = rig.ring
+    read = ring.store.read
+
+    def slow(key: str) -> memoryview | None:
+        if key.startswith(SAMPLES) and rig.next == 8:
+            rig.put(20)
+            Collector(rig.ring, Watch()).collect()
+        return read(key)
+
+    monkeypatch.setattr(ring.store, "read", slow)
+    assert examined(ring).damaged == {}
+    assert rig.readable() == list(range(20, 28))

@@ -1,0 +1,503 @@
+"""Writers used wrongly, or whose store, clock or process does what it should not: nothing is lost or altered."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+
+from gpu_client.ring.collector import Collector
+from gpu_client.ring.errors import ManifestMissing, RingMismatch, SampleRefused, StoreFull, WriterFenced
+from gpu_client.ring.keeper import Keeper
+from gpu_client.ring.leases import READERS, WRITERS, Held, Watch
+from gpu_client.ring.manifest import ENDED, INBOX, REMEMBERED_S, SAMPLES, ObjectId, manifest_key
+from gpu_client.ring.objects import StoredSamples
+from gpu_client.ring.ring import Ring
+from gpu_client.ring.settings import RingSettings
+from gpu_client.ring.store_memory import MemoryStore
+from gpu_client.ring.writer import RingWriter
+from tests.unit.ring.ring_kit import Clock
+
+DAY_S = 86_400.0
+
+
+class Scene:
+    """One ring, one clock, no threads."""
+
+    def __init__(self, **settings: Any) -> None:
+        self.clock = Clock()
+        self.store = MemoryStore()
+        self.ring = Ring.make(self.store, RingSettings(**{"cap": 4, **settings}), clock=self.clock)
+        self.keeper = Keeper(self.ring, "k", clock=self.clock)
+        self.collector = Collector(self.ring, Watch(self.clock))
+        self.keeper.wait_turn = self.waited  # type: ignore[method-assign, assignment]
+
+    def waited(self, seconds: float) -> None:
+        """What a writer does that has to wait."""
+        self.clock.go_on(seconds)
+        self.keeper.turn()
+
+    def writer(self, name: str = "w", *, clock: Callable[[], float] | None = None, **more: Any) -> RingWriter:
+        ring = Ring(self.store, self.ring.settings, clock=clock) if clock is not None else self.ring
+        return RingWriter(ring, name, keeper=self.keeper, threads=False, clock=self.clock, **more)
+
+    def publish(self) -> None:
+        while self.ring.publish() is not None:
+            pass
+
+    def values(self) -> list[Any]:
+        """Of all samples that can be read, in their order."""
+        found = []
+        for slot in self.ring.newest().slots:
+            data = self.store.read(slot.object.key)
+            assert data is not None
+            found.append(StoredSamples("", data).sample(slot.number))
+        return found
+
+    def bury(self, *living: RingWriter) -> None:
+        """Long enough that whoever is silent is taken for dead, and what it left removed."""
+        for _ in range(8):
+            self.clock.go_on(self.ring.settings.lease_s)
+            for writer in living:
+                writer.renew()
+            self.publish()
+            self.collector.collect()
+
+
+@pytest.mark.parametrize("wrong_s", [-1.8e9, -30 * DAY_S, 30 * DAY_S])
+def test_a_writer_whose_clock_is_wrong_is_read_like_any_other(wrong_s: float) -> None:
+    scene = Scene()
+    writer = scene.writer("wrong", clock=lambda: scene.clock() + wrong_s)
+    for number in range(3):
+        writer.put(np.array([number]))
+    scene.publish()
+    assert [int(value[0]) for value in scene.values()] == [0, 1, 2]
+    assert scene.store.keys(INBOX) == []
+
+
+def test_what_waited_for_a_generation_over_a_weekend_is_read_on_monday() -> None:
+    scene = Scene(mode="generation", max_ahead=4, lease_s=10.0)
+    friday = scene.writer("friday")
+    for number in range(3):
+        friday.put(np.array([number]))
+    scene.publish()
+    scene.bury()
+    scene.clock.go_on(3 * DAY_S)
+    monday = scene.writer("monday")
+    scene.keeper.turn()
+    monday.put(np.array([3]))
+    scene.publish()
+    assert [int(value[0]) for value in scene.values()] == [0, 1, 2, 3]
+    scene.bury(monday)
+    assert scene.store.keys(INBOX) == []
+
+
+def test_writers_that_have_gone_are_not_remembered_for_ever() -> None:
+    scene = Scene(lease_s=10.0)
+    for number in range(50):
+        with scene.writer(f"short-{number}") as writer:
+            writer.put(np.array([number]))
+    scene.writer("dies").put(np.array([50]))
+    stays = scene.writer("stays")
+    scene.bury(stays)
+    assert len(scene.ring.newest().passed) == 52
+    scene.clock.go_on(REMEMBERED_S + 1)
+    stays.renew()
+    for number in range(10):
+        stays.put(np.array([number]))
+        scene.publish()
+    scene.collector.collect()
+    assert set(scene.ring.newest().passed) == {"stays"}
+    assert {key.split("/")[1] for key in scene.store.keys(SAMPLES)} == {"stays"}
+
+
+def test_one_that_has_put_nothing_for_days_still_counts() -> None:
+    scene = Scene()
+    slow, quick = scene.writer("slow"), scene.writer("quick")
+    scene.publish()
+    for _ in range(10):
+        scene.clock.go_on(DAY_S)
+        slow.renew()
+        quick.renew()
+        quick.put(np.array([1]))
+        scene.publish()
+    slow.put(np.array([7]))
+    scene.publish()
+    assert int(scene.values()[-1][0]) == 7
+
+
+def test_what_a_forgotten_writer_leaves_late_is_removed() -> None:
+    scene = Scene(lease_s=10.0)
+    with scene.writer("late") as late:
+        late.put(np.array([1]))
+    stays = scene.writer("stays")
+    scene.clock.go_on(REMEMBERED_S + 1)
+    for number in range(5):
+        stays.put(np.array([number]))
+        scene.publish()
+    late_one = ObjectId("late", 1, 9)
+    scene.store.create(late_one.key, [memoryview(b"late")])
+    scene.store.create(f"{INBOX}late.00000001.0000000009.1.1", [])
+    scene.publish()
+    assert scene.store.keys(INBOX) == []
+    scene.collector.collect()
+    assert scene.store.read(late_one.key) is None
+    assert len(scene.values()) == 4
+
+
+def test_the_collector_leaves_what_a_writer_that_has_just_begun_has_stored() -> None:
+    scene = Scene()
+    writer = scene.writer("new")
+    keys = scene.store.keys
+
+    def before_its_claim_counts(prefix: str) -> list[str]:
+        found = keys(prefix)
+        if prefix == SAMPLES and not found:
+            writer.put(np.array([1]))
+            found = keys(prefix)
+        return found
+
+    scene.store.keys = before_its_claim_counts  # type: ignore[method-assign]
+    assert scene.collector.collect().objects == 0
+    scene.publish()
+    assert len(scene.values()) == 1
+
+
+def test_arrays_may_be_used_again_when_put_returns() -> None:
+    scene = Scene(pack=3, cap=6)
+    image = np.zeros(4)
+    with scene.writer() as writer:
+        for number in range(5):
+            image[:] = number
+            writer.put({"image": image})
+    assert [int(value["image"][0]) for value in scene.values()] == [0, 1, 2, 3, 4]
+
+
+def test_arrays_may_be_used_again_though_there_was_no_room_for_them() -> None:
+    scene = Scene()
+    writer = scene.writer(patience_s=0.5)
+    create = scene.store.create
+    full = True
+
+    def refuse(key: str, pieces: Sequence[memoryview]) -> bool:
+        if full and key.startswith(SAMPLES):
+            scene.clock.go_on(1.0)
+            raise StoreFull("there is no room", "Free some")
+        return create(key, pieces)
+
+    scene.store.create = refuse  # type: ignore[method-assign]
+    image = np.ones(4)
+    with pytest.raises(StoreFull):
+        writer.put(image)
+    image[:] = 2
+    full = False
+    writer.close()
+    assert [int(value[0]) for value in scene.values()] == [1]
+
+
+@pytest.mark.parametrize(
+    ("settings", "sample", "seed", "reason"),
+    [
+        ({"quantise": {"sample['x']": "uint8"}}, {"x": np.arange(3)}, None, "only floats are quantised"),
+        (
+            {"quantise": {"sample['x']": "uint8"}, "finite": False},
+            {"x": np.array([np.inf])},
+            None,
+            "values that are not finite",
+        ),
+        ({}, {"x": np.ones(1)}, object(), "its seed cannot be noted"),
+        ({}, {"x": np.ones(1), "loss": float("nan")}, None, r"sample\['loss'\] is nan"),
+        ({}, {"x": np.ones(1), "deep": [(1.0, float("inf"))]}, None, r"sample\['deep'\]\[0\]\[1\] is inf"),
+    ],
+)
+def test_a_sample_that_cannot_be_stored_does_not_hold_up_those_behind_it(
+    settings: dict[str, Any], sample: dict[str, Any], seed: object, reason: str
+) -> None:
+    scene = Scene(pack=2, **settings)
+    good = {"x": np.array([0.0, 1.0])}
+    with scene.writer() as writer:
+        with pytest.raises(SampleRefused, match=reason):
+            writer.put(sample, seed=seed)
+        writer.put(good)
+        writer.put(good)
+        assert (writer.refused, writer.put_samples) == (1, 2)
+    assert len(scene.values()) == 2
+
+
+def test_seeds_of_numpy_are_noted_as_numbers() -> None:
+    scene = Scene()
+    with scene.writer() as writer:
+        writer.put(np.ones(1), seed=np.int64(7))
+    data = scene.store.read(scene.store.keys(SAMPLES)[0])
+    assert data is not None
+    assert StoredSamples("", data).seed() == 7
+
+
+@pytest.mark.parametrize("name", ["a/b", "../up", "ünder", "x" * 65, "a b"])
+def test_names_that_could_become_another_s_are_refused(name: str) -> None:
+    with pytest.raises(RingMismatch, match="no name of a writer"):
+        Scene().writer(name)
+
+
+def test_an_object_that_is_there_already_is_never_claimed() -> None:
+    scene = Scene()
+    writer = scene.writer()
+    scene.store.create(ObjectId("w", 1, 1).key, [memoryview(b"of another")])
+    writer.put(np.array([5]))
+    scene.publish()
+    assert [slot.object.seq for slot in scene.ring.newest().slots] == [2]
+    assert int(scene.values()[0][0]) == 5
+
+
+def test_a_claim_that_is_made_twice_counts_once() -> None:
+    scene = Scene()
+    writer = scene.writer()
+    writer.put(np.array([5]))
+    scene.store.create(f"{INBOX}w.00000001.0000000001.1.17", [])
+    scene.publish()
+    assert [slot.id for slot in scene.ring.newest().slots] == ["w-1-1"]
+    assert scene.store.keys(INBOX) == []
+
+
+def test_a_forked_process_cannot_go_on_in_its_parent_s_name() -> None:
+    scene = Scene()
+    writer = scene.writer()
+    writer.put(np.array([1]))
+    child = os.fork()
+    if child == 0:
+        code = 1
+        try:
+            writer.put(np.array([2]))
+        except WriterFenced:
+            writer.close()  # of its parent's it closes nothing
+            code = 0 if scene.store.keys(WRITERS) else 2
+        os._exit(code)
+    assert os.waitpid(child, 0)[1] == 0
+    writer.put(np.array([3]))
+
+
+def test_a_writer_that_was_closed_says_so() -> None:
+    writer = Scene().writer()
+    writer.close()
+    writer.close()
+    with pytest.raises(WriterFenced, match="was closed"):
+        writer.put(np.array([1]))
+
+
+def test_one_that_leaves_late_does_not_take_the_lease_of_its_successor() -> None:
+    scene = Scene()
+    old = scene.writer("same")
+    new = scene.writer("same")
+    old.close()
+    new.put(np.array([1]))
+    scene.publish()
+    assert [slot.object.epoch for slot in scene.ring.newest().slots] == [2]
+
+
+def test_closing_ends_though_others_go_on_claiming() -> None:
+    scene = Scene(cap=4, max_ahead=10_000)
+    other, leaving = scene.writer("other"), scene.writer("leaving")
+    leaving.put(np.array([1]))
+    publish, published = scene.ring.publish, []
+
+    def with_more_behind_it(*, at_once: bool = False) -> Any:
+        other.put(np.array([2]))
+        published.append(publish(at_once=at_once))
+        assert len(published) < 1000, "it would never end"
+        return published[-1]
+
+    scene.ring.publish = with_more_behind_it  # type: ignore[method-assign]
+    leaving.close()
+    assert scene.ring.newest().settled(ObjectId("leaving", 1, 1))
+
+
+def test_swap_makes_readable_what_was_put_though_another_publisher_is_faster() -> None:
+    scene = Scene(mode="generation")
+    writer = scene.writer()
+    writer.put(np.array([1]))
+    swap, lost = scene.store.swap, [3]
+
+    def lose(key: str, data: bytes, seen: str | None) -> str | None:
+        if key == "pointer" and lost[0]:
+            lost[0] -= 1
+            return None
+        return swap(key, data, seen)
+
+    scene.store.swap = lose  # type: ignore[method-assign]
+    writer.swap()
+    assert len(scene.values()) == 1
+
+
+def test_an_answer_that_was_lost_costs_nobody_the_lease() -> None:
+    store = MemoryStore()
+    swap = store.swap
+    lose = True
+
+    def lost(key: str, data: bytes, seen: str | None) -> str | None:
+        found = swap(key, data, seen)
+        if lose and found is not None:
+            raise OSError("the answer was lost")
+        return found
+
+    held = Held(store, "writers/a", {}, None)
+    store.swap = lost  # type: ignore[method-assign]
+    for _ in range(3):
+        with pytest.raises(OSError, match="lost"):
+            held.renew()
+    assert held.is_own()
+    lose = False
+    assert held.renew(put=1)
+    assert held.is_own()
+    other = Held(store, "writers/a", {}, store.record("writers/a"))
+    assert not held.renew(put=2)
+    assert other.is_own()
+
+
+def test_an_answer_that_the_store_itself_tried_to_get_again_costs_nobody_the_lease() -> None:
+    store = MemoryStore()
+    held = Held(store, "writers/a", {}, None)
+    swap = store.swap
+
+    def tried_again(key: str, data: bytes, seen: str | None) -> str | None:
+        swap(key, data, seen)
+        return swap(key, data, seen)
+
+    store.swap = tried_again  # type: ignore[method-assign]
+    assert held.renew()
+    assert held.renew()
+
+
+def test_an_epoch_is_not_given_twice_though_it_is_published_in_between() -> None:
+    scene = Scene()
+    with scene.writer("same") as first:
+        first.put(np.array([1]))
+        newest = scene.ring.newest
+
+        def and_then_published() -> Any:
+            found = newest()
+            scene.ring.newest = newest  # type: ignore[method-assign]
+            scene.publish()
+            return found
+
+        first._lease.release()
+        scene.ring.newest = and_then_published  # type: ignore[method-assign]
+        assert scene.writer("same")._epoch == 2
+
+
+def test_a_manifest_that_is_there_and_cannot_be_read_is_told_not_waited_for() -> None:
+    scene = Scene()
+    writer = scene.writer()
+    writer.put(np.array([1]))
+    scene.store.create(manifest_key(1), [memoryview(b"{")])
+    with pytest.raises(ManifestMissing, match="manifest 1 cannot be read"):
+        scene.ring.publish()
+
+
+class Faulty(MemoryStore):
+    """Raises what no store should when publishers list the inbox."""
+
+    broken = False
+
+    def keys(self, prefix: str) -> list[str]:
+        if self.broken and prefix == INBOX:
+            raise ValueError("the inbox has gone mad")
+        return super().keys(prefix)
+
+
+@pytest.mark.filterwarnings("error")
+def test_trouble_that_a_keeper_has_does_not_end_it_and_is_told_to_who_waits() -> None:
+    store = Faulty()
+    ring = Ring.make(store, RingSettings(cap=4, publish_interval_s=0.01))
+    keeper = Keeper(ring, "k")
+    store.broken = True
+    turned = threading.Event()
+    turn = keeper.turn
+
+    def noted() -> bool:
+        try:
+            return turn()
+        finally:
+            if keeper.trouble:
+                turned.set()
+
+    keeper.turn = noted  # type: ignore[method-assign]
+    with keeper:
+        assert turned.wait(20), "it goes on turning behind its first trouble"
+        assert keeper.trouble == "ValueError: the inbox has gone mad"
+        store.broken = False
+        keeper.wait_turn(20)
+        assert keeper.turns > 0
+
+
+def test_nobody_takes_over_from_a_keeper_that_is_removing() -> None:
+    scene = Scene(lease_s=10.0)
+    other = Keeper(scene.ring, "other", clock=scene.clock)
+    collect = scene.keeper._collector.collect
+    seen = []
+
+    def slow() -> Any:
+        other.turn()
+        scene.clock.go_on(15.0)
+        seen.append(other.turn())
+        return collect()
+
+    scene.keeper._collector.collect = slow  # type: ignore[method-assign]
+    assert scene.keeper.turn()
+    assert seen == [False]
+    scene.clock.go_on(0.1)
+    assert scene.keeper.turn()
+
+
+def test_a_writer_that_comes_back_in_time_is_not_fenced_for_what_was_seen_before() -> None:
+    scene = Scene(lease_s=10.0)
+    writer = scene.writer()
+    scene.collector.collect()
+    scene.clock.go_on(21.0)
+    record = scene.store.record
+    asked: list[str] = []
+
+    def renewed_in_between(key: str) -> Any:
+        found = record(key)
+        if key == f"{WRITERS}w" and not asked:
+            asked.append(key)
+            writer.renew()
+        return found
+
+    scene.store.record = renewed_in_between  # type: ignore[method-assign]
+    assert scene.collector.collect().fenced == 0
+    writer.put(np.array([1]))
+
+
+def test_what_is_watched_does_not_grow_with_all_that_ever_were_there() -> None:
+    scene = Scene()
+    for number in range(20):
+        with scene.writer(f"w{number}"):
+            scene.collector.collect()
+    scene.collector.collect()
+    assert [key for key in scene.collector._watch._seen if key.startswith((WRITERS, READERS))] == []
+
+
+def test_files_of_others_beside_manifests_are_left_alone() -> None:
+    scene = Scene()
+    scene.store.create("manifests/.nfs0001", [])
+    with scene.writer() as writer:
+        writer.put(np.array([1]))
+    scene.collector.collect()
+    assert scene.store.read("manifests/.nfs0001") is not None
+
+
+def test_an_ending_counts_and_nothing_behind_it() -> None:
+    scene = Scene()
+    with scene.writer() as writer:
+        writer.put(np.array([1]))
+    scene.publish()
+    passed = scene.ring.newest().passed["w"]
+    assert (passed.epoch, passed.seq) == (1, ENDED)
+    scene.store.create(f"{INBOX}w.00000001.0000000002.1.1", [])
+    scene.publish()
+    assert len(scene.ring.newest()) == 1
+    assert scene.writer()._epoch == 2
