@@ -25,13 +25,15 @@ import numpy as np
 import xxhash
 
 from gpu_client.ring.collector import Collector
+from gpu_client.ring.manifest import ObjectId
 from gpu_client.ring.places import make_ring, store_at
 from gpu_client.ring.reader import RingReader
-from gpu_client.ring.removing import emptied
+from gpu_client.ring.removing import RemovingStore, emptied
 from gpu_client.ring.settings import RingSettings
 from gpu_client.ring.writer import RingWriter
 
 Array = np.ndarray[Any, np.dtype[Any]]
+_WRITER, _RAW_EPOCH = "bench", 99_999_999
 _LOOPBACK_PIECE_BYTES = 1024 * 1024
 
 
@@ -84,19 +86,28 @@ class PlaceBench:
         """`samples`: how many a round has. Raises RingMismatch where there can be no ring."""
         self.sample, self.samples = sample, samples
         self.size_bytes = sum(array.nbytes for array in sample.values())
-        self._place = _beside(place)
-        self._directory = _directory_of(self._place)
+        self.place = _beside(place)
+        self._directory = _directory_of(self.place)
         self._made = [] if self._directory is None else [one for one in self._directory.parents if not one.exists()]
-        self._store = store_at(self._place, make=True)
+        self._store = store_at(self.place, make=True)
         # Nobody waits for readers, and nothing is replaced before it was read.
         self._settings = settings or RingSettings(cap=4 * samples)
-        self.ring = make_ring(self._place, self._settings)
-        self._writer = RingWriter(self.ring, "bench")
+        self.ring = make_ring(self.place, self._settings)
+        self._writer = RingWriter(self.ring, _WRITER)
         self._raw_first = False
+        self._raws: list[str] = []
+        self._rounds = 0
 
     def round(self) -> list[Turn]:
         """Put so many samples and read them, each once beside the raw way."""
-        raws = [f"raw/{secrets.token_hex(8)}" for _ in range(self.samples)]
+        # Named as objects are, which stores may keep elsewhere than all the rest: of an epoch that the writer never
+        # reaches, for what no living writer could claim may be collected.
+        raws = [ObjectId(_WRITER, _RAW_EPOCH, self._rounds * self.samples + at).key for at in range(self.samples)]
+        self._rounds += 1
+        if self._directory is not None:
+            for key in raws:
+                (self._directory / key).parent.mkdir(parents=True, exist_ok=True)
+        self._raws += raws
         pieces = [array.reshape(-1).view(np.uint8).data for array in self.sample.values()]
         turns = []
         first = self._writer.put_samples
@@ -112,6 +123,7 @@ class PlaceBench:
             for turn, key, slot in zip(turns, raws, slots, strict=True):
                 turn.raw_get_s, turn.get_s = self._in_turn(partial(self._raw_get, key), partial(reader.sample, slot))
         self._store.delete(raws)
+        self._raws.clear()
         Collector(self.ring).collect()
         return turns
 
@@ -136,8 +148,11 @@ class PlaceBench:
             for parent in self._made:
                 parent.rmdir()
             return
-        self._store.delete(self._store.keys("raw/"))
-        emptied(self._store)
+        self._store.delete(self._raws)
+        if isinstance(self._store, RemovingStore):
+            self._store.remove()
+        else:
+            emptied(self._store)
         self._store.close()
 
     def _in_turn(self, raw: Callable[[], object], ours: Callable[[], object]) -> tuple[float, float]:
@@ -175,7 +190,6 @@ def bench(place: str, *, size_bytes: int, samples: int, rounds: int) -> Rates:
 
 def new_file(path: Path, pieces: Sequence[memoryview]) -> None:
     """The raw limit of putting: these bytes in a new file, and nothing else."""
-    path.parent.mkdir(parents=True, exist_ok=True)
     fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
     try:
         for piece in pieces:

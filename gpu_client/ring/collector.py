@@ -13,15 +13,13 @@ from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 from gpu_client.ring.errors import ManifestMissing
-from gpu_client.ring.leases import DEAD_AFTER_LEASES, GROUPS, PINS, READERS, WRITERS, Watch, content_of
+from gpu_client.ring.leases import DEAD_AFTER_LEASES, GROUPS, PINS, QUARANTINE, READERS, WRITERS, Watch, content_of
 from gpu_client.ring.manifest import ENDED, MANIFESTS, SAMPLES, Claim, Manifest, ObjectId
 from gpu_client.ring.ring import Ring
 from gpu_client.ring.store import Versioned
 
 logger = logging.getLogger("baton.ring")
 
-QUARANTINE = "quarantine/"
-"""Notes of damaged objects."""
 READ_BEFORE = "read"
 """A record: samples that were read by readers that have gone."""
 UNFINISHED_S = 60.0

@@ -12,7 +12,8 @@ import os
 import re
 import signal
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import weakref
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -221,12 +222,19 @@ class RingLoader:
         """Number of the oldest sample that this training could have read."""
         self._metrics: dict[str, float] = {}
         self._waited_s = 0.0
+        self._under_way: weakref.ref[_Iteration] | None = None
         self.ids: list[str] = []
 
     def __iter__(self) -> Iterator[Any]:
-        """Goes on where the last iteration, or the state, ended. One iteration at a time."""
-        if self._follower is not None:
-            raise RingMismatch("this loader is being iterated over already", "Make another loader, with its own group")
+        """Goes on where the last iteration, or the state, ended. It ends an iteration that is under way."""
+        before = self._under_way() if self._under_way is not None else None
+        if before is not None:
+            before.end()
+        found = _Iteration(self._iterate())
+        self._under_way = weakref.ref(found)
+        return found
+
+    def _iterate(self) -> Generator[Any, None, None]:
         self._batches.begin, self._batches.skipped = self._state, self._skipped
         # Workers are forked before there are threads.
         batches = iter(self._loader)
@@ -304,6 +312,24 @@ class RingLoader:
             "data.reuse": read / max(manifest.inserted - self._first_inserted, 1),
             "data.age": sum(ages_s) / max(len(ages_s), 1),
         }
+
+
+class _Iteration(Iterator[Any]):
+    """Of a `RingLoader`, which has one position, and so one iteration."""
+
+    def __init__(self, batches: Generator[Any, None, None]) -> None:
+        self._batches = batches
+        self._ended = False
+
+    def __next__(self) -> Any:
+        if self._ended:
+            raise RingMismatch("this loader is iterated over by somebody else by now", "Make a loader for each")
+        return next(self._batches)
+
+    def end(self) -> None:
+        """Another one goes on from here. What holds this one may be no more than an old traceback."""
+        self._ended = True
+        self._batches.close()
 
 
 def require_shared(place: str) -> None:

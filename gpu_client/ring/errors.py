@@ -8,10 +8,14 @@ class RingError(Exception):
 
     code = "ring_error"
 
-    def __init__(self, problem: str, remedy: str) -> None:
-        super().__init__(f"{problem}. {remedy}")
+    def __init__(self, problem: str, remedy: str = "") -> None:
+        """With the text alone, too: so loaders of torch raise anew what a worker has raised."""
+        super().__init__(f"{problem}. {remedy}" if remedy else problem)
         self.problem = problem
         self.remedy = remedy
+
+    def __reduce__(self) -> tuple[type[RingError], tuple[str, str]]:
+        return type(self), (self.problem, self.remedy)
 
 
 class SampleRefused(RingError):  # noqa: N818 - said of the sample, not of the ring

@@ -27,7 +27,7 @@ from pydantic import ValidationError
 from gpu_client.ring.copies import Copies, shares
 from gpu_client.ring.errors import RingError, RingMismatch
 from gpu_client.ring.generating import Generation, GeneratorFault, Progress, Samples, samples_of
-from gpu_client.ring.leases import NAME
+from gpu_client.ring.manifest import WRITER_NAME
 from gpu_client.ring.places import make_ring, open_ring
 from gpu_client.ring.ring import Ring
 from gpu_client.ring.settings import RingSettings
@@ -133,7 +133,7 @@ def _generate(options: argparse.Namespace, progress: Progress) -> None:
     if options.processes < 1:
         raise BadInput(f"{options.processes} processes are none: there is at least 1")
     name = options.name or writer_name(os.environ)
-    if name and not NAME.fullmatch(f"{name}-{options.processes}"):
+    if name and not WRITER_NAME.fullmatch(f"{name}-{options.processes}"):
         raise BadInput(f"{name!r} is no name of a writer: letters, digits, - and _, and not much more than 50 of them")
     ring = _ring(options.ring, dict(map(_pair, options.settings)))
     if options.processes > 1:

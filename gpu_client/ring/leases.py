@@ -23,17 +23,19 @@ WRITERS = "writers/"
 READERS = "readers/"
 PINS = "pins/"
 GROUPS = "groups/"
+QUARANTINE = "quarantine/"
+"""Notes of damaged objects."""
 PUBLISHER = "publisher"
 DEAD_AFTER_LEASES = 1.5
 """Records are renewed three times in a lease. What the dead have left is to be gone after two."""
-NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
-"""Of a writer, a reader or a group: it is a part of keys."""
+_NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9_.-]{0,63}")
 
 
-def require_name(name: str, what: str) -> str:
-    """The name, if it is one. Raises RingMismatch: a name that was changed could be another one's."""
-    if NAME.fullmatch(name) is None:
-        raise RingMismatch(f"{name!r} is no name of a {what}", "Use 1 to 64 letters, digits, - and _")
+def require_name(name: str, what: str, pattern: re.Pattern[str] = _NAME) -> str:
+    """The name, if it can be a part of keys. Raises RingMismatch: a name that was changed could be another one's."""
+    if pattern.fullmatch(name) is None:
+        dots = "" if pattern.fullmatch("a.b") is None else ", and behind these dots"
+        raise RingMismatch(f"{name!r} is no name of a {what}", f"Use 1 to 64 letters, digits, - and _{dots}")
     return name
 
 

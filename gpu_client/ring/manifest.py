@@ -16,6 +16,7 @@ from typing import NamedTuple
 
 from gpu_client.ring.settings import RingSettings
 
+WRITER_NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
 _CLAIM = re.compile(r"([A-Za-z0-9_-]{1,64})\.([0-9]{8})\.([0-9]{10})\.([0-9]{1,6})\.([0-9]{1,16})")
 _OBJECT = re.compile(r"([A-Za-z0-9_-]{1,64})/([0-9]{8})-([0-9]{10})")
 

@@ -142,9 +142,9 @@ class Plan:
         self.uses = {number: count for number, count in self.uses.items() if number in there}
 
     def left(self) -> None:
-        """The present manifest is there no more: the next batch needs another decision."""
+        """The present manifest is there no more, and what was decided: decisions begin anew."""
         self.decision = None
-        self.taken = self.position = self.passes = 0
+        self.decided = self.taken = self.position = self.passes = 0
         self._order = None
 
     def next_batch(self, manifest: Manifest) -> Sequence[Slot]:

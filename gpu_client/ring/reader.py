@@ -11,9 +11,9 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from gpu_client.ring.collector import QUARANTINE, add_read
+from gpu_client.ring.collector import add_read
 from gpu_client.ring.errors import ManifestMissing, ObjectDamaged, RingError, WaitedTooLong
-from gpu_client.ring.leases import READERS, Held, content_of, own_name, require_name
+from gpu_client.ring.leases import QUARANTINE, READERS, Held, content_of, own_name, require_name
 from gpu_client.ring.manifest import Manifest, Slot
 from gpu_client.ring.objects import StoredSamples
 from gpu_client.ring.ring import Ring
@@ -66,7 +66,7 @@ class RingReader:
         """Samples that are taken at a time: writers do not wait for fewer to be read."""
         self.group = ""
         """The training that it reads for, if it has a plan with others; and how far it is in it."""
-        self.decided = 0
+        self.run = self.decided = 0
         self._starved = False
         self.quarantined: dict[str, str] = {}
         """Damaged objects that this reader has met: why, by their key."""
@@ -210,6 +210,11 @@ class RingReader:
                 self._lease = self._begun(f"{READERS}{self.name[:55]}-{secrets.token_hex(4)}")
             self._told_at = self._clock()
 
+    def others(self) -> list[dict[str, Any]]:
+        """What other readers say of themselves, that are alive or have died only just now."""
+        own = self._lease.key.removeprefix(READERS)
+        return [said for name, said in readers_of(self.ring).items() if name != own]
+
     def is_own_process(self) -> bool:
         """False in a process that was forked from the one that made it."""
         return self._process == os.getpid()
@@ -254,6 +259,7 @@ class RingReader:
             "wanted": self.wanted,
             "starved": self._starved,
             "group": self.group,
+            "run": self.run,
             "decided": self.decided,
         }
 

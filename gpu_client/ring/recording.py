@@ -69,7 +69,7 @@ def record(
             damaged += 1
             continue
         # Thousands are held, and each would keep its object open.
-        held.append((take_apart(sample).owned(), reader.provenance(slot)))
+        held.append((take_apart(sample).copied(), reader.provenance(slot)))
         reader.took(1)
         taken += 1
         told(taken)

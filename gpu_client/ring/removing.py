@@ -6,16 +6,18 @@ import contextlib
 from pathlib import Path
 from typing import Protocol, runtime_checkable
 
-from gpu_client.ring.collector import QUARANTINE, READ_BEFORE
+from gpu_client.ring.collector import READ_BEFORE
 from gpu_client.ring.errors import RingMismatch
-from gpu_client.ring.leases import GROUPS, PINS, PUBLISHER, READERS, WRITERS
+from gpu_client.ring.generating import GENERATORS
+from gpu_client.ring.leases import GROUPS, PINS, PUBLISHER, QUARANTINE, READERS, WRITERS
 from gpu_client.ring.manifest import INBOX, MANIFESTS, SAMPLES
 from gpu_client.ring.places import store_at
 from gpu_client.ring.ring import POINTER, SCHEMA, SETTINGS
+from gpu_client.ring.seeds import SEEDS
 from gpu_client.ring.store import RingStore
 from gpu_client.ring.store_fs import DirectoryStore
 
-_PREFIXES = (INBOX, MANIFESTS, SAMPLES, WRITERS, READERS, PINS, GROUPS, QUARANTINE)
+_PREFIXES = (INBOX, MANIFESTS, SAMPLES, WRITERS, READERS, PINS, GROUPS, QUARANTINE, GENERATORS)
 
 
 @runtime_checkable
@@ -54,7 +56,7 @@ def emptied(store: RingStore) -> int:
         keys = store.keys(prefix)
         store.delete(keys)
         removed += len(keys)
-    store.delete([SCHEMA, PUBLISHER, READ_BEFORE])
+    store.delete([SCHEMA, PUBLISHER, READ_BEFORE, SEEDS])
     store.delete([SETTINGS])
     return removed
 

@@ -9,10 +9,9 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
-from gpu_client.ring.collector import QUARANTINE
 from gpu_client.ring.errors import ManifestMissing, ObjectDamaged
-from gpu_client.ring.leases import WRITERS
-from gpu_client.ring.manifest import EMPTY, MANIFESTS, SAMPLES, Manifest, ObjectId, Passed, Slot, manifest_key
+from gpu_client.ring.leases import QUARANTINE, WRITERS, content_of
+from gpu_client.ring.manifest import EMPTY, ENDED, MANIFESTS, SAMPLES, Manifest, ObjectId, Passed, Slot, manifest_key
 from gpu_client.ring.objects import StoredSamples
 from gpu_client.ring.ring import POINTER, Ring
 from gpu_client.ring.status import verified
@@ -20,6 +19,8 @@ from gpu_client.ring.store import Versioned
 
 _TRIES = 100
 """Publishers are at work, too; each of their turns takes longer than one of these."""
+_NOT_KNOWN_OF = 1000
+"""More manifests than can have been lost together with the pointer."""
 
 
 @dataclass(frozen=True)
@@ -63,8 +64,13 @@ class _Stored:
 
     @property
     def highest(self) -> int:
-        """Number that there was. Later ones are new to everybody."""
+        """Number of a manifest that is known of."""
         return max(self.named, *self.good, *map(_number, self.bad), 0)
+
+    @property
+    def unused(self) -> int:
+        """A number that never was: somebody may remember what another one had."""
+        return self.highest + (1 if self.named or not self.wrong else _NOT_KNOWN_OF)
 
 
 def examined(ring: Ring) -> Examined:
@@ -93,19 +99,18 @@ def repaired(ring: Ring) -> Examined:
     for _ in range(_TRIES):
         stored = _stored(ring)
         newest = stored.newest
-        lost = bool(stored.wrong) and newest.number < stored.highest
         whole = all(slot.object.key not in found.objects for slot in newest.slots)
         if not stored.wrong and whole:
             ring.store.delete(list(stored.bad))
             return found
-        ahead = newest
-        if lost or not whole:
-            slots = tuple(slot for slot in newest.slots if slot.object.key not in found.objects)
-            # A number that never was: somebody may remember what another one had.
-            ahead = replace(newest, number=stored.highest + 1, slots=slots, at_ms=int(ring.clock() * 1000))
-            ahead = _with_unlisted(ring, ahead, stored.inserted) if lost else ahead
-            if not ring.store.create(manifest_key(ahead.number), [memoryview(ahead.to_bytes())]):
-                continue
+        kept = tuple(slot for slot in newest.slots if slot.object.key not in found.objects)
+        ahead = replace(newest, number=stored.unused, slots=kept, at_ms=int(ring.clock() * 1000))
+        if stored.wrong:
+            ahead = _with_unlisted(ring, ahead, stored.inserted)
+        if ahead.slots == newest.slots and newest.number == stored.highest > 0:
+            ahead = newest
+        elif not ring.store.create(manifest_key(ahead.number), [memoryview(ahead.to_bytes())]):
+            continue
         data = json.dumps({"manifest": ahead.number, "at_ms": ahead.at_ms, "inserted": ahead.inserted}).encode()
         ring.store.swap(POINTER, data, stored.version)
     raise _in_a_hurry()
@@ -161,7 +166,8 @@ def _with_unlisted(ring: Ring, manifest: Manifest, inserted: int) -> Manifest:
     # In this order: whoever has stored the next one has claimed this one before.
     objects = sorted(found for found in map(ObjectId.of_key, ring.store.keys(SAMPLES)) if found is not None)
     waiting = {claim.object for claim in ring.claims()}
-    at_work = {key.removeprefix(WRITERS) for key in ring.store.keys(WRITERS)}
+    records = {key.removeprefix(WRITERS): ring.store.record(key) for key in ring.store.keys(WRITERS)}
+    at_work = {name: int(content_of(record).get("epoch", 1)) for name, record in records.items()}
     last: dict[str, ObjectId] = {}
     for one in (*objects, *waiting):
         last[one.writer] = max(last.get(one.writer, one), one)
@@ -181,6 +187,13 @@ def _with_unlisted(ring: Ring, manifest: Manifest, inserted: int) -> Manifest:
         there.append((int(stored.provenance.made_at * 1000), one, len(stored)))
         passed[one.writer] = Passed(one.epoch, one.seq, manifest.at_ms)
     slots = [Slot(one, number, 0, at_ms) for at_ms, one, samples in sorted(there) for number in range(samples)]
+    for name in {*last, *at_work} - set(passed):
+        # That it has begun may have been said in a lost manifest alone, and what it claims next has to count.
+        epochs = [one.epoch for one in (*objects, *waiting) if one.writer == name] or [at_work[name]]
+        passed[name] = Passed(min(epochs), 0, manifest.at_ms)
+    for name in set(passed) - set(at_work) - {one.writer for one in waiting}:
+        # So was that it has ended: it has gone, and need not be remembered for ever.
+        passed[name] = Passed(passed[name].epoch, ENDED, manifest.at_ms)
     slots = [slot._replace(inserted=manifest.inserted + place) for place, slot in enumerate(slots)]
     return replace(
         manifest,

@@ -192,8 +192,9 @@ class Ring:
             if own is not None and (published or self.newest()).settled(own):
                 return True
             in_vain = 0 if published is not None else in_vain + 1
-            # At once there is something due until the claim counts: another publisher was faster.
-            if in_vain > (_FASTER if at_once and own is not None else 0):
+            # At once, or rolling, there is something due until the claim counts: another publisher was faster.
+            due = own is not None and (at_once or self.settings.mode == "rolling")
+            if in_vain > (_FASTER if due else 0):
                 break
         return False
 

@@ -50,11 +50,10 @@ class Taken:
         arrays = [[leaf.form, leaf.dtype, list(leaf.shape) if shapes else len(leaf.shape)] for leaf in self.leaves]
         return json.dumps([_kind(self.structure), arrays], sort_keys=True, separators=(",", ":"))
 
-    def owned(self) -> Taken:
-        """The same with bytes of its own, whatever becomes of the arrays that it was taken from."""
-        return replace(
-            self, leaves=[replace(leaf, data=memoryview(bytes(leaf.data)), value=None) for leaf in self.leaves]
-        )
+    def copied(self) -> Taken:
+        """With arrays of its own, whatever becomes of those that were given."""
+        leaves = [replace(leaf, data=memoryview(bytearray(leaf.data)), value=None) for leaf in self.leaves]
+        return replace(self, leaves=leaves)
 
 
 def take_apart(sample: object) -> Taken:

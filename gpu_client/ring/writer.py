@@ -13,18 +13,19 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from gpu_client.ring.codecs import check_codec, require_quantisable
-from gpu_client.ring.errors import RingMismatch, SampleRefused, StoreFull, WaitedTooLong, WriterFenced
+from gpu_client.ring.errors import RingError, RingMismatch, SampleRefused, StoreFull, WaitedTooLong, WriterFenced
 from gpu_client.ring.finite import is_finite
 from gpu_client.ring.flow import write_wait
 from gpu_client.ring.keeper import Keeper
 from gpu_client.ring.leases import WRITERS, Held, content_of, own_name, require_name
-from gpu_client.ring.manifest import Claim, ObjectId
+from gpu_client.ring.manifest import WRITER_NAME, Claim, ObjectId
 from gpu_client.ring.objects import Provenance, encode
 from gpu_client.ring.ring import Ring
 from gpu_client.ring.tree import Taken, take_apart
@@ -60,13 +61,14 @@ class RingWriter:
         and ends it earlier. Without `threads` the caller calls `renew`, and the keeper's `turn`, every few moments.
         Raises RingMismatch for a name that is none.
         """
-        self.name = require_name(name, "writer") if name else own_name()
+        self.name = require_name(name, "writer", WRITER_NAME) if name else own_name()
         check_codec(ring.settings.codec)
         self._ring = ring
         self._generator, self._version = generator, version
         self._patience_s, self._clock, self._pause = patience_s, clock, pause
         self._gives_up = gives_up
         self._lock = threading.Lock()
+        self._inside = 0
         self._pack: list[tuple[Taken, object]] = []
         self._seq = 0
         self._process = os.getpid()
@@ -104,7 +106,7 @@ class RingWriter:
             with self._lock:
                 self.refused += 1
             raise
-        with self._lock:
+        with self._alone():
             self._wait_for_room()
             self._pack.append((taken, seed))
             try:
@@ -113,7 +115,7 @@ class RingWriter:
             finally:
                 if self._pack:
                     # It stays for later, and its arrays are the caller's.
-                    self._pack[-1] = (taken.owned(), seed)
+                    self._pack[-1] = (taken.copied(), seed)
 
     def run(self, generator: Iterable[object], *, seeds: bool = False) -> int:
         """Put everything that a generator makes; how many were taken. Refused samples are logged and left out.
@@ -132,7 +134,7 @@ class RingWriter:
     def flush(self) -> None:
         """Store a pack that is not full."""
         self._require_usable()
-        with self._lock:
+        with self._alone():
             if self._pack:
                 self._store()
             self._claim()
@@ -156,10 +158,10 @@ class RingWriter:
         """Store what is left, and leave. Its claims stay good. A second time nothing happens."""
         if self._closed or self._process != os.getpid():
             return
+        self._require_outside()
         try:
             self.flush()
-            self._ring.publish_all(self._claimed)
-            self._ended()
+            self._ring.publish_all(self._ended())
         finally:
             self._closed = True
             self._closing.set()
@@ -272,8 +274,8 @@ class RingWriter:
             raise RingMismatch(
                 f"there are objects of {self.name} already, of nobody knows what", "Give it another name"
             )
-        self._unclaimed = Claim(found, len(self._pack), self._now_ms())
-        self._pack.clear()
+        # Together: an interrupt in between would have it stored again.
+        self._unclaimed, self._pack = Claim(found, len(self._pack), self._now_ms()), []
         self.put_bytes += made.size_bytes
         self._claim()
 
@@ -291,10 +293,13 @@ class RingWriter:
         self.put_samples += claim.samples
         self._unseen += claim.samples
 
-    def _ended(self) -> None:
-        """Say that nothing more comes: then this writer need not be remembered for long."""
-        if self._lease.is_own():
-            self._ring.store.create(Claim.ending(self.name, self._epoch, self._now_ms()).key, [])
+    def _ended(self) -> ObjectId | None:
+        """Say that nothing more comes: then this writer need not be remembered for long. None if it cannot say so."""
+        if not self._lease.is_own():
+            return None
+        ending = Claim.ending(self.name, self._epoch, self._now_ms())
+        self._ring.store.create(ending.key, [])
+        return ending.object
 
     def _with_room(self, store: Callable[[], bool]) -> bool:
         began_at = self._clock()
@@ -316,6 +321,24 @@ class RingWriter:
                 self.renew()
             except Exception as error:  # noqa: BLE001 - a writer that falls silent is taken for dead
                 logger.warning("the writer's lease cannot be renewed now: %r", error)
+
+    @contextmanager
+    def _alone(self) -> Iterator[None]:
+        """One thread at a time. Raises RingError where it would wait for itself: in a handler of a signal."""
+        self._require_outside()
+        with self._lock:
+            self._inside = threading.get_ident()
+            try:
+                yield
+            finally:
+                self._inside = 0
+
+    def _require_outside(self) -> None:
+        if self._inside == threading.get_ident():
+            raise RingError(
+                f"{self.name} is putting a sample, and was interrupted for this",
+                "Let handlers of signals set a flag, and close the writer behind the loop",
+            )
 
     def _require_usable(self) -> None:
         if self._process != os.getpid():

@@ -13,7 +13,7 @@ import pytest
 from gpu_client.ring.settings import RingSettings
 from tests.stack import clean_environment
 
-ROOT = Path(__file__).resolve().parents[3]
+ROOT = Path(__file__).resolve().parents[2]
 PAGE = (ROOT / "docs" / "ring.md").read_text(encoding="utf-8")
 COMMANDS = re.findall(r"^```sh\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
 

@@ -46,4 +46,4 @@ def test_wherever_a_publisher_is_killed_the_next_one_goes_on(tmp_path: Path, beh
                 break
     assert died >= 5, "a publication lists, makes a manifest, points to it and clears away"
     assert numbers == sorted(set(numbers))
-    assert ring.claims() == []
+    assert [claim for claim in ring.claims() if claim.samples] == []

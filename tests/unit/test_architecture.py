@@ -8,6 +8,7 @@ Every import counts, also those inside functions and under TYPE_CHECKING.
 from __future__ import annotations
 
 import ast
+import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -240,6 +241,25 @@ def test_recipes_cost_those_nothing_who_read_none() -> None:
         check=True,
     ).stdout
     assert told.split() == ["set()", "set()"]
+
+
+def test_rings_cost_those_nothing_who_have_none() -> None:
+    """Only the function that serves them loads their store, their calls and their models."""
+    program = (
+        "import sys, functions.handlers.wiring as wiring, functions.api.routes_worker, functions.api.routes_transfer; "
+        "context = wiring.build_context({}); "
+        "print(context.rings, [name for name in sys.modules if name.endswith('rings')]); "
+        "import gpu_client.agent.steps, gpu_client.ring.places; "
+        "print([name for name in sys.modules if name.startswith('gpu_client.ring.store_')])"
+    )
+    told = subprocess.run(
+        [sys.executable, "-c", program],
+        capture_output=True,
+        text=True,
+        check=True,
+        env={**os.environ, "AWS_DEFAULT_REGION": "us-east-1"},
+    ).stdout
+    assert told.splitlines() == ["None []", "['gpu_client.ring.store_fs', 'gpu_client.ring.store_memory']"]
 
 
 def test_rules_cost_a_training_process_nothing_but_themselves() -> None:

@@ -216,22 +216,22 @@ def leave_an_orphan(place: str, name: str) -> None:
             writer.put(sample_of(0, 0))
 
 
-def consume(place: str, per_s: float, batch_size: int, stop: Event) -> None:
-    """Take batches at a rate, at most; wait for them as the ring wants it."""
+def consume(place: str, per_s: float, batch_size: int) -> None:
+    """Take batches at a rate, at most, until killed; wait for them as the ring wants it."""
     with RingReader(open_ring(place)) as reader:
         stream = Stream(reader, Shape(batch_size, policy="latest"))
         due_at = time.monotonic()
-        while not stop.is_set():
+        while True:
             stream.next_batch()
             due_at = max(due_at + batch_size / per_s, time.monotonic() - 1.0)
             time.sleep(max(due_at - time.monotonic(), 0.0))
 
 
-def produce(place: str, per_s: float, waited: Counters, stop: Event) -> None:
-    """Put samples at a rate, at most."""
+def produce(place: str, per_s: float, waited: Counters) -> None:
+    """Put samples at a rate, at most, until killed."""
     with RingWriter(open_ring(place)) as writer:
         due_at = time.monotonic()
-        while not stop.is_set():
+        while True:
             waited.add("made", 0)
             writer.put({"x": np.zeros(16)})
             waited.add("put", 0)

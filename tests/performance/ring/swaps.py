@@ -22,6 +22,8 @@ from tests.performance.ring.population import CONTEXT, Counters, begun, populati
 SWAPS = 10_000
 WRITERS, READERS_THERE = 8, 4
 KILL_EVERY_S = 2.0
+WRITES_EVERY_S, READS_EVERY_S, DIES_EVERY_S = 0.02, 0.05, 0.05
+"""Each writer, each reader, and publishers, at most: two processors are to be left time for swaps."""
 STEPS = 12
 """More operations than a publication has; those behind its end are not reached, which is told."""
 ORPHANS = 4
@@ -35,8 +37,8 @@ def swaps(scratch: Path, *, wanted: int) -> list[Figure]:
     written, read = Counters(roles.WRITES, WRITERS), Counters(roles.READS, READERS_THERE)
     stop = CONTEXT.Event()
     chance, kills, died_in = random.Random(3), 0, set[tuple[int, bool]]()
-    writing = [(place, number, written, 0.01) for number in range(WRITERS)]
-    reading = [(place, number, read, 0.02, stop) for number in range(READERS_THERE)]
+    writing = [(place, number, written, WRITES_EVERY_S) for number in range(WRITERS)]
+    reading = [(place, number, read, READS_EVERY_S, stop) for number in range(READERS_THERE)]
     began_at = killed_at = time.monotonic()
     with (
         population(roles.write_for_ever, writing) as writers,
@@ -47,6 +49,7 @@ def swaps(scratch: Path, *, wanted: int) -> list[Figure]:
         while ring.pointer()[0] < wanted:
             if time.monotonic() - began_at > TIMEOUT_S:
                 raise TimeoutError(f"{ring.pointer()[0]} swaps of {wanted} after {TIMEOUT_S:g} s")
+            time.sleep(DIES_EVERY_S)
             step, behind = deaths[0]
             deaths = deaths[1:] + deaths[:1]
             reached = CONTEXT.Event()

@@ -59,7 +59,7 @@ def test_other_places_are_measured_through_their_store() -> None:
         store = bench.ring.store
     assert len(turns) == 2
     assert all(min(turn.raw_put_s, turn.put_s, turn.raw_get_s, turn.get_s) > 0 for turn in turns)
-    assert [store.keys(f"{name}/") for name in ("samples", "inbox", "manifests", "raw", "writers")] == [[]] * 5
+    assert [store.keys(f"{name}/") for name in ("samples", "inbox", "manifests", "readers", "writers")] == [[]] * 5
     assert store.record("pointer") is None
 
 

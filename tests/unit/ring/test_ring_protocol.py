@@ -1,4 +1,5 @@
-"""Writers, publishers, collectors and readers that die anywhere, in any order: what was put is read, once."""
+"""Writers, publishers, collectors and readers that die anywhere, in any order, whatever their clocks say: what was put
+is read, once."""
 
 from __future__ import annotations
 
@@ -24,6 +25,7 @@ from tests.unit.ring.ring_kit import Clock, Died, MortalStore
 
 LEASE_S = 10.0
 deaths = st.none() | st.tuples(st.integers(0, 12), st.booleans())
+skews = st.sampled_from([0.0, -5000.0, 5000.0, -1e9, 1e9])
 
 
 class RingMachine(RuleBasedStateMachine):
@@ -31,6 +33,8 @@ class RingMachine(RuleBasedStateMachine):
 
     @initialize(mode=st.sampled_from(["rolling", "generation"]), cap=st.integers(2, 6), pack=st.integers(1, 2))
     def begin(self, mode: str, cap: int, pack: int) -> None:
+        self.patch = pytest.MonkeyPatch()
+        self.patch.setattr("gpu_client.ring.manifest.REMEMBERED_S", 3 * LEASE_S)
         self.clock = Clock()
         self.store = MemoryStore()
         self.settings = RingSettings(cap=cap, mode=mode, pack=pack, retain=2, lease_s=LEASE_S, max_ahead=10_000)
@@ -44,9 +48,10 @@ class RingMachine(RuleBasedStateMachine):
         self.values: dict[str, int] = {}
         self.number = 0
 
-    def own(self) -> tuple[MortalStore, Ring]:
+    def own(self, skew_s: float = 0.0) -> tuple[MortalStore, Ring]:
+        """`skew_s`: by how much that process's clock is wrong."""
         store = MortalStore(self.store)
-        return store, Ring(store, self.settings, clock=self.clock)
+        return store, Ring(store, self.settings, clock=lambda: self.clock() + skew_s)
 
     def note(self) -> None:
         """What can be read now: each sample has one number of insertion, and each number one sample."""
@@ -58,9 +63,9 @@ class RingMachine(RuleBasedStateMachine):
         assert len(set(self.seen.values())) == len(self.seen)
         assert [slot.inserted for slot in newest.slots] == list(range(newest.inserted - len(newest), newest.inserted))
 
-    @rule(name=st.sampled_from("ab"), death=deaths)
-    def begin_writer(self, name: str, death: tuple[int, bool] | None) -> None:
-        store, ring = self.own()
+    @rule(name=st.sampled_from("ab"), death=deaths, skew_s=skews)
+    def begin_writer(self, name: str, death: tuple[int, bool] | None, skew_s: float) -> None:
+        store, ring = self.own(skew_s)
         kill(store, death)
         try:
             keeper = Keeper(ring, name, clock=self.clock)
@@ -96,9 +101,19 @@ class RingMachine(RuleBasedStateMachine):
         if self.writers:
             self.writers[which % len(self.writers)][1].renew()
 
-    @rule(death=deaths, at_once=st.booleans())
-    def publish(self, death: tuple[int, bool] | None, at_once: bool) -> None:
-        store, ring = self.own()
+    @rule(which=st.integers(0, 99), death=deaths)
+    def close_writer(self, which: int, death: tuple[int, bool] | None) -> None:
+        if not self.writers:
+            return
+        store, writer = self.writers.pop(which % len(self.writers))
+        kill(store, death)
+        with suppress(Died, WriterFenced):
+            writer.close()
+        self.note()
+
+    @rule(death=deaths, at_once=st.booleans(), skew_s=skews)
+    def publish(self, death: tuple[int, bool] | None, at_once: bool, skew_s: float) -> None:
+        store, ring = self.own(skew_s)
         kill(store, death)
         with suppress(Died):
             ring.publish(at_once=at_once)
@@ -172,6 +187,7 @@ class RingMachine(RuleBasedStateMachine):
         """Nothing that was put is lost: published to the end, every one of them has been in a manifest, once."""
         if not hasattr(self, "store"):
             return
+        self.patch.undo()
         ring = Ring(self.store, self.settings, clock=self.clock)
         while ring.publish(at_once=True) is not None:
             self.note()

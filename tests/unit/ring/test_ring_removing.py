@@ -8,12 +8,14 @@ import numpy as np
 import pytest
 
 from gpu_client.ring.errors import RingMismatch
+from gpu_client.ring.generating import GENERATORS
 from gpu_client.ring.keeper import Keeper
 from gpu_client.ring.leases import PINS
 from gpu_client.ring.places import make_ring, open_ring
 from gpu_client.ring.reader import RingReader
 from gpu_client.ring.removing import remove_ring
 from gpu_client.ring.ring import SETTINGS
+from gpu_client.ring.seeds import Seeds
 from gpu_client.ring.settings import RingSettings
 from gpu_client.ring.store_fs import DirectoryStore
 from gpu_client.ring.writer import RingWriter
@@ -31,7 +33,10 @@ def filled(place: str) -> None:
         reader.newest()
     ring.store.swap(f"{PINS}train", b"{}", None)
     ring.store.create("groups/train/0000000001", [memoryview(b"[1, 2]")])
+    ring.store.swap("generators/name", b"{}", None)
     ring.store.create("quarantine/samples.w.1", [memoryview(b"why")])
+    assert next(Seeds(ring.store)) == 0
+    ring.store.swap(f"{GENERATORS}job-1", b'{"put": 6}', None)
 
 
 @pytest.mark.parametrize("kind", ["fs", "memory"])

@@ -9,6 +9,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from gpu_client.ring.collector import Collector
 from gpu_client.ring.errors import ManifestMissing
@@ -19,6 +21,7 @@ from gpu_client.ring.reader import RingReader, quarantined
 from gpu_client.ring.repairing import examined, repaired
 from gpu_client.ring.ring import POINTER, Ring
 from gpu_client.ring.settings import RingSettings
+from gpu_client.ring.store_memory import MemoryStore
 from gpu_client.ring.writer import RingWriter
 
 
@@ -121,6 +124,20 @@ def test_what_only_lost_manifests_listed_can_be_read_again(rig: Rig) -> None:
         pass
     assert rig.readable() == [*range(6), 100, 101], "what waited still waits its turn, and comes once"
     assert len({slot.object for slot in rig.ring.newest().slots}) == 8
+    assert {name: one.ended for name, one in rig.ring.newest().passed.items()} == {"w": True, "other": False}
+
+
+def test_a_writer_whose_end_only_a_lost_manifest_has_told_need_not_be_remembered(rig: Rig) -> None:
+    rig.put(3)
+    rig.writer.close()
+    assert rig.ring.publish() is not None
+    newest = rig.ring.newest()
+    assert newest.passed["w"].ended
+    for number in range(newest.number - 1, newest.number + 1):
+        (rig.place / manifest_key(number)).unlink()
+    repaired(rig.ring)
+    assert rig.ring.newest().passed["w"].ended
+    assert rig.readable() == [0, 1, 2]
 
 
 def test_the_stored_samples_that_are_not_listed_again_are_collected(rig: Rig) -> None:
@@ -216,3 +233,50 @@ def test_what_is_replaced_while_it_is_looked_at_is_not_told_as_lost(rig: Rig, mo
     monkeypatch.setattr(ring.store, "read", slow)
     assert examined(ring).damaged == {}
     assert rig.readable() == list(range(20, 28))
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    acts=st.lists(st.sampled_from(["put a", "put b", "publish", "close a"]), min_size=1, max_size=25),
+    pointer=st.sampled_from(["kept", "lost", "rubbish"]),
+    lost=st.integers(0, 4),
+)
+def test_whatever_was_lost_takes_nothing_else_with_it(acts: list[str], pointer: str, lost: int) -> None:
+    store = MemoryStore()
+    ring = Ring.make(store, RingSettings(cap=1000, max_ahead=1000))
+    writers = {name: RingWriter(ring, name, threads=False) for name in ("a", "b")}
+    put: dict[str, int] = {"a": 0, "b": 0}
+    for act in acts:
+        word, _, name = act.partition(" ")
+        if word == "publish":
+            ring.publish()
+        elif word == "close" and name in writers:
+            writers.pop(name).close()
+        elif name in writers:
+            writers[name].put(np.array([put[name]]))
+            put[name] += 1
+    highest = ring.newest().number
+    store.delete([manifest_key(number) for number in range(highest - lost + 1, highest + 1)])
+    if pointer != "kept":
+        store.delete([POINTER])
+    if pointer == "rubbish":
+        store.swap(POINTER, b"?", None)
+    repaired(Ring.open(store))
+    ring = Ring.open(store)
+    assert examined(ring).damaged == {}
+    for name, writer in writers.items():
+        writer.put(np.array([put[name]]))
+        put[name] += 1
+    while ring.publish() is not None:
+        pass
+    newest = ring.newest()
+    # Without its pointer and all but the first manifest, a ring is like one that is just beginning.
+    told = pointer != "lost" or highest - lost > 1
+    assert newest.number >= highest - (lost if pointer != "kept" else 0) or not told
+    objects = [slot.object for slot in newest.slots]
+    numbers = [slot.inserted for slot in newest.slots]
+    assert len(set(objects)) == len(objects) and len(set(numbers)) == len(numbers)
+    assert all(store.read(found.key) is not None for found in objects)
+    for name, samples in put.items() if told else ():
+        there = sum(found.writer == name for found in objects)
+        assert there >= samples - (name in writers), "at most the one that might have been about to be claimed"

@@ -3,69 +3,19 @@
 from __future__ import annotations
 
 import os
-import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import pytest
 
-from gpu_client.ring.collector import Collector
-from gpu_client.ring.errors import ManifestMissing, RingMismatch, SampleRefused, StoreFull, WriterFenced
-from gpu_client.ring.keeper import Keeper
-from gpu_client.ring.leases import READERS, WRITERS, Held, Watch
-from gpu_client.ring.manifest import ENDED, INBOX, REMEMBERED_S, SAMPLES, ObjectId, manifest_key
+from gpu_client.ring.errors import RingError, RingMismatch, SampleRefused, StoreFull, WriterFenced
+from gpu_client.ring.leases import WRITERS
+from gpu_client.ring.manifest import INBOX, REMEMBERED_S, SAMPLES, ObjectId
 from gpu_client.ring.objects import StoredSamples
-from gpu_client.ring.ring import Ring
-from gpu_client.ring.settings import RingSettings
-from gpu_client.ring.store_memory import MemoryStore
-from gpu_client.ring.writer import RingWriter
-from tests.unit.ring.ring_kit import Clock
+from tests.unit.ring.ring_scene import Scene
 
 DAY_S = 86_400.0
-
-
-class Scene:
-    """One ring, one clock, no threads."""
-
-    def __init__(self, **settings: Any) -> None:
-        self.clock = Clock()
-        self.store = MemoryStore()
-        self.ring = Ring.make(self.store, RingSettings(**{"cap": 4, **settings}), clock=self.clock)
-        self.keeper = Keeper(self.ring, "k", clock=self.clock)
-        self.collector = Collector(self.ring, Watch(self.clock))
-        self.keeper.wait_turn = self.waited  # type: ignore[method-assign, assignment]
-
-    def waited(self, seconds: float) -> None:
-        """What a writer does that has to wait."""
-        self.clock.go_on(seconds)
-        self.keeper.turn()
-
-    def writer(self, name: str = "w", *, clock: Callable[[], float] | None = None, **more: Any) -> RingWriter:
-        ring = Ring(self.store, self.ring.settings, clock=clock) if clock is not None else self.ring
-        return RingWriter(ring, name, keeper=self.keeper, threads=False, clock=self.clock, **more)
-
-    def publish(self) -> None:
-        while self.ring.publish() is not None:
-            pass
-
-    def values(self) -> list[Any]:
-        """Of all samples that can be read, in their order."""
-        found = []
-        for slot in self.ring.newest().slots:
-            data = self.store.read(slot.object.key)
-            assert data is not None
-            found.append(StoredSamples("", data).sample(slot.number))
-        return found
-
-    def bury(self, *living: RingWriter) -> None:
-        """Long enough that whoever is silent is taken for dead, and what it left removed."""
-        for _ in range(8):
-            self.clock.go_on(self.ring.settings.lease_s)
-            for writer in living:
-                writer.renew()
-            self.publish()
-            self.collector.collect()
 
 
 @pytest.mark.parametrize("wrong_s", [-1.8e9, -30 * DAY_S, 30 * DAY_S])
@@ -332,172 +282,21 @@ def test_swap_makes_readable_what_was_put_though_another_publisher_is_faster() -
     assert len(scene.values()) == 1
 
 
-def test_an_answer_that_was_lost_costs_nobody_the_lease() -> None:
-    store = MemoryStore()
-    swap = store.swap
-    lose = True
-
-    def lost(key: str, data: bytes, seen: str | None) -> str | None:
-        found = swap(key, data, seen)
-        if lose and found is not None:
-            raise OSError("the answer was lost")
-        return found
-
-    held = Held(store, "writers/a", {}, None)
-    store.swap = lost  # type: ignore[method-assign]
-    for _ in range(3):
-        with pytest.raises(OSError, match="lost"):
-            held.renew()
-    assert held.is_own()
-    lose = False
-    assert held.renew(put=1)
-    assert held.is_own()
-    other = Held(store, "writers/a", {}, store.record("writers/a"))
-    assert not held.renew(put=2)
-    assert other.is_own()
-
-
-def test_an_answer_that_the_store_itself_tried_to_get_again_costs_nobody_the_lease() -> None:
-    store = MemoryStore()
-    held = Held(store, "writers/a", {}, None)
-    swap = store.swap
-
-    def tried_again(key: str, data: bytes, seen: str | None) -> str | None:
-        swap(key, data, seen)
-        return swap(key, data, seen)
-
-    store.swap = tried_again  # type: ignore[method-assign]
-    assert held.renew()
-    assert held.renew()
-
-
-def test_an_epoch_is_not_given_twice_though_it_is_published_in_between() -> None:
-    scene = Scene()
-    with scene.writer("same") as first:
-        first.put(np.array([1]))
-        newest = scene.ring.newest
-
-        def and_then_published() -> Any:
-            found = newest()
-            scene.ring.newest = newest  # type: ignore[method-assign]
-            scene.publish()
-            return found
-
-        first._lease.release()
-        scene.ring.newest = and_then_published  # type: ignore[method-assign]
-        assert scene.writer("same")._epoch == 2
-
-
-def test_a_manifest_that_is_there_and_cannot_be_read_is_told_not_waited_for() -> None:
+def test_a_handler_that_interrupts_a_put_is_refused_instead_of_waiting_for_ever() -> None:
     scene = Scene()
     writer = scene.writer()
+    create, told = scene.store.create, []
+
+    def interrupted(key: str, pieces: Sequence[memoryview]) -> bool:
+        if key.startswith(SAMPLES):
+            with pytest.raises(RingError, match="set a flag"):
+                writer.close()
+            told.append(key)
+        return create(key, pieces)
+
+    scene.store.create = interrupted  # type: ignore[method-assign]
     writer.put(np.array([1]))
-    scene.store.create(manifest_key(1), [memoryview(b"{")])
-    with pytest.raises(ManifestMissing, match="manifest 1 cannot be read"):
-        scene.ring.publish()
-
-
-class Faulty(MemoryStore):
-    """Raises what no store should when publishers list the inbox."""
-
-    broken = False
-
-    def keys(self, prefix: str) -> list[str]:
-        if self.broken and prefix == INBOX:
-            raise ValueError("the inbox has gone mad")
-        return super().keys(prefix)
-
-
-@pytest.mark.filterwarnings("error")
-def test_trouble_that_a_keeper_has_does_not_end_it_and_is_told_to_who_waits() -> None:
-    store = Faulty()
-    ring = Ring.make(store, RingSettings(cap=4, publish_interval_s=0.01))
-    keeper = Keeper(ring, "k")
-    store.broken = True
-    turned = threading.Event()
-    turn = keeper.turn
-
-    def noted() -> bool:
-        try:
-            return turn()
-        finally:
-            if keeper.trouble:
-                turned.set()
-
-    keeper.turn = noted  # type: ignore[method-assign]
-    with keeper:
-        assert turned.wait(20), "it goes on turning behind its first trouble"
-        assert keeper.trouble == "ValueError: the inbox has gone mad"
-        store.broken = False
-        keeper.wait_turn(20)
-        assert keeper.turns > 0
-
-
-def test_nobody_takes_over_from_a_keeper_that_is_removing() -> None:
-    scene = Scene(lease_s=10.0)
-    other = Keeper(scene.ring, "other", clock=scene.clock)
-    collect = scene.keeper._collector.collect
-    seen = []
-
-    def slow() -> Any:
-        other.turn()
-        scene.clock.go_on(15.0)
-        seen.append(other.turn())
-        return collect()
-
-    scene.keeper._collector.collect = slow  # type: ignore[method-assign]
-    assert scene.keeper.turn()
-    assert seen == [False]
-    scene.clock.go_on(0.1)
-    assert scene.keeper.turn()
-
-
-def test_a_writer_that_comes_back_in_time_is_not_fenced_for_what_was_seen_before() -> None:
-    scene = Scene(lease_s=10.0)
-    writer = scene.writer()
-    scene.collector.collect()
-    scene.clock.go_on(21.0)
-    record = scene.store.record
-    asked: list[str] = []
-
-    def renewed_in_between(key: str) -> Any:
-        found = record(key)
-        if key == f"{WRITERS}w" and not asked:
-            asked.append(key)
-            writer.renew()
-        return found
-
-    scene.store.record = renewed_in_between  # type: ignore[method-assign]
-    assert scene.collector.collect().fenced == 0
-    writer.put(np.array([1]))
-
-
-def test_what_is_watched_does_not_grow_with_all_that_ever_were_there() -> None:
-    scene = Scene()
-    for number in range(20):
-        with scene.writer(f"w{number}"):
-            scene.collector.collect()
-    scene.collector.collect()
-    assert [key for key in scene.collector._watch._seen if key.startswith((WRITERS, READERS))] == []
-
-
-def test_files_of_others_beside_manifests_are_left_alone() -> None:
-    scene = Scene()
-    scene.store.create("manifests/.nfs0001", [])
-    with scene.writer() as writer:
-        writer.put(np.array([1]))
-    scene.collector.collect()
-    assert scene.store.read("manifests/.nfs0001") is not None
-
-
-def test_an_ending_counts_and_nothing_behind_it() -> None:
-    scene = Scene()
-    with scene.writer() as writer:
-        writer.put(np.array([1]))
-    scene.publish()
-    passed = scene.ring.newest().passed["w"]
-    assert (passed.epoch, passed.seq) == (1, ENDED)
-    scene.store.create(f"{INBOX}w.00000001.0000000002.1.1", [])
-    scene.publish()
-    assert len(scene.ring.newest()) == 1
-    assert scene.writer()._epoch == 2
+    writer.put(np.array([2]))
+    assert len(told) == 2
+    writer.close()
+    assert len(scene.values()) == 2

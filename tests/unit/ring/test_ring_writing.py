@@ -82,7 +82,7 @@ def test_a_writer_that_is_too_far_ahead_waits_and_what_it_made_is_kept() -> None
     scene = Scene(max_ahead=3)
     writer = scene.writer(patience_s=5.0)
     publish = scene.ring.publish
-    scene.ring.publish = lambda **_: None  # type: ignore[method-assign, misc]
+    scene.ring.publish = lambda **_: None  # type: ignore[method-assign]
     turns: list[float] = []
 
     def turn(seconds: float) -> None:
@@ -254,3 +254,23 @@ def test_clocks_that_differ_put_nobody_s_samples_out_of_order() -> None:
 
 def _shifted(clock: Callable[[], float], seconds: float) -> Callable[[], float]:
     return lambda: clock() + seconds
+
+
+def test_who_leaves_publishes_its_last_samples_although_others_are_faster(monkeypatch: pytest.MonkeyPatch) -> None:
+    store = MemoryStore()
+    ring = Ring.make(store, RingSettings(cap=10))
+    writer = RingWriter(ring, "w", threads=False)
+    for number in range(3):
+        writer.put(np.array([number]))
+    swap, lost = store.swap, []
+
+    def overtaken(key: str, data: bytes, seen: str | None) -> str | None:
+        if key == "pointer" and len(lost) < 3:
+            lost.append(key)
+            return None
+        return swap(key, data, seen)
+
+    monkeypatch.setattr(store, "swap", overtaken)
+    writer.close()
+    assert len(lost) == 3
+    assert ring.newest().inserted == 3

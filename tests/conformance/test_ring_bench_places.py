@@ -1,0 +1,41 @@
+"""`baton ring bench` measures any place, and leaves nothing there."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from gpu_client.ring import access
+from gpu_client.ring.bench import PlaceBench, sample_of
+from gpu_client.ring.errors import RingMismatch
+from gpu_client.ring.places import make_ring, open_ring
+from gpu_client.ring.settings import RingSettings
+from tests.emulator import unique
+from tests.ring_places import KINDS, place_of
+from tests.served_api import served_api
+
+
+@pytest.fixture(params=[*KINDS, pytest.param("api", marks=pytest.mark.emulator)])
+def place(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    if request.param == "api":
+        with served_api(request.getfixturevalue("emulator")) as served:
+            monkeypatch.setattr(access, "find_access", served.access)
+            yield f"baton:{unique('ring')}"
+        return
+    for found in place_of(request.param, request, tmp_path):
+        yield found.text
+
+
+def test_a_place_is_measured_and_left_as_it_was(place: str) -> None:
+    ring = make_ring(place, RingSettings(cap=1))
+    with PlaceBench(place, sample_of(100_000), 3) as bench:
+        turns = [turn for _ in range(2) for turn in bench.round()]
+        assert bench.ring.store.keys("samples/") != []
+    assert len(turns) == 6
+    assert all(min(turn.raw_put_s, turn.put_s, turn.raw_get_s, turn.get_s) > 0 for turn in turns)
+    with pytest.raises(RingMismatch):
+        open_ring(bench.place)
+    assert ring.store.keys("samples/") == []
+    assert ring.newest().number == 0

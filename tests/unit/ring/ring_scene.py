@@ -1,0 +1,59 @@
+"""A ring without threads, whose clock moves when told to."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from gpu_client.ring.collector import Collector
+from gpu_client.ring.keeper import Keeper
+from gpu_client.ring.leases import Watch
+from gpu_client.ring.objects import StoredSamples
+from gpu_client.ring.ring import Ring
+from gpu_client.ring.settings import RingSettings
+from gpu_client.ring.store_memory import MemoryStore
+from gpu_client.ring.writer import RingWriter
+from tests.unit.ring.ring_kit import Clock
+
+
+class Scene:
+    """One ring, one clock, no threads."""
+
+    def __init__(self, **settings: Any) -> None:
+        self.clock = Clock()
+        self.store = MemoryStore()
+        self.ring = Ring.make(self.store, RingSettings(**{"cap": 4, **settings}), clock=self.clock)
+        self.keeper = Keeper(self.ring, "k", clock=self.clock)
+        self.collector = Collector(self.ring, Watch(self.clock))
+        self.keeper.wait_turn = self.waited  # type: ignore[method-assign, assignment]
+
+    def waited(self, seconds: float) -> None:
+        """What a writer does that has to wait."""
+        self.clock.go_on(seconds)
+        self.keeper.turn()
+
+    def writer(self, name: str = "w", *, clock: Callable[[], float] | None = None, **more: Any) -> RingWriter:
+        ring = Ring(self.store, self.ring.settings, clock=clock) if clock is not None else self.ring
+        return RingWriter(ring, name, keeper=self.keeper, threads=False, clock=self.clock, **more)
+
+    def publish(self) -> None:
+        while self.ring.publish() is not None:
+            pass
+
+    def values(self) -> list[Any]:
+        """Of all samples that can be read, in their order."""
+        found = []
+        for slot in self.ring.newest().slots:
+            data = self.store.read(slot.object.key)
+            assert data is not None
+            found.append(StoredSamples("", data).sample(slot.number))
+        return found
+
+    def bury(self, *living: RingWriter) -> None:
+        """Long enough that whoever is silent is taken for dead, and what it left removed."""
+        for _ in range(8):
+            self.clock.go_on(self.ring.settings.lease_s)
+            for writer in living:
+                writer.renew()
+            self.publish()
+            self.collector.collect()

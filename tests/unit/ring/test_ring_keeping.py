@@ -1,0 +1,189 @@
+"""Leases whose answers get lost, publishers and collectors in trouble, records that others have changed."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import numpy as np
+import pytest
+
+from gpu_client.ring.errors import ManifestMissing
+from gpu_client.ring.keeper import Keeper
+from gpu_client.ring.leases import READERS, WRITERS, Held
+from gpu_client.ring.manifest import ENDED, INBOX, manifest_key
+from gpu_client.ring.ring import Ring
+from gpu_client.ring.settings import RingSettings
+from gpu_client.ring.store_memory import MemoryStore
+from tests.unit.ring.ring_scene import Scene
+
+
+def test_an_answer_that_was_lost_costs_nobody_the_lease() -> None:
+    store = MemoryStore()
+    swap = store.swap
+    lose = True
+
+    def lost(key: str, data: bytes, seen: str | None) -> str | None:
+        found = swap(key, data, seen)
+        if lose and found is not None:
+            raise OSError("the answer was lost")
+        return found
+
+    held = Held(store, "writers/a", {}, None)
+    store.swap = lost  # type: ignore[method-assign]
+    for _ in range(3):
+        with pytest.raises(OSError, match="lost"):
+            held.renew()
+    assert held.is_own()
+    lose = False
+    assert held.renew(put=1)
+    assert held.is_own()
+    other = Held(store, "writers/a", {}, store.record("writers/a"))
+    assert not held.renew(put=2)
+    assert other.is_own()
+
+
+def test_an_answer_that_the_store_itself_tried_to_get_again_costs_nobody_the_lease() -> None:
+    store = MemoryStore()
+    held = Held(store, "writers/a", {}, None)
+    swap = store.swap
+
+    def tried_again(key: str, data: bytes, seen: str | None) -> str | None:
+        swap(key, data, seen)
+        return swap(key, data, seen)
+
+    store.swap = tried_again  # type: ignore[method-assign]
+    assert held.renew()
+    assert held.renew()
+
+
+def test_an_epoch_is_not_given_twice_though_it_is_published_in_between() -> None:
+    scene = Scene()
+    with scene.writer("same") as first:
+        first.put(np.array([1]))
+        newest = scene.ring.newest
+
+        def and_then_published() -> Any:
+            found = newest()
+            scene.ring.newest = newest  # type: ignore[method-assign]
+            scene.publish()
+            return found
+
+        first._lease.release()
+        scene.ring.newest = and_then_published  # type: ignore[method-assign]
+        assert scene.writer("same")._epoch == 2
+
+
+def test_a_manifest_that_is_there_and_cannot_be_read_is_told_not_waited_for() -> None:
+    scene = Scene()
+    writer = scene.writer()
+    writer.put(np.array([1]))
+    scene.store.create(manifest_key(1), [memoryview(b"{")])
+    with pytest.raises(ManifestMissing, match="manifest 1 cannot be read"):
+        scene.ring.publish()
+
+
+class Faulty(MemoryStore):
+    """Raises what no store should when publishers list the inbox."""
+
+    broken = False
+
+    def keys(self, prefix: str) -> list[str]:
+        if self.broken and prefix == INBOX:
+            raise ValueError("the inbox has gone mad")
+        return super().keys(prefix)
+
+
+@pytest.mark.filterwarnings("error")
+def test_trouble_that_a_keeper_has_does_not_end_it_and_is_told_to_who_waits() -> None:
+    store = Faulty()
+    ring = Ring.make(store, RingSettings(cap=4, publish_interval_s=0.01))
+    keeper = Keeper(ring, "k")
+    store.broken = True
+    turned = threading.Event()
+    turn = keeper.turn
+
+    def noted() -> bool:
+        try:
+            return turn()
+        finally:
+            if keeper.trouble:
+                turned.set()
+
+    keeper.turn = noted  # type: ignore[method-assign]
+    with keeper:
+        assert turned.wait(20), "it goes on turning behind its first trouble"
+        assert keeper.trouble == "ValueError: the inbox has gone mad"
+        store.broken = False
+        keeper.wait_turn(20)
+        assert keeper.turns > 0
+
+
+def test_nobody_takes_over_from_a_keeper_that_is_removing() -> None:
+    scene = Scene(lease_s=10.0)
+    other = Keeper(scene.ring, "other", clock=scene.clock)
+    collect = scene.keeper._collector.collect
+    seen = []
+
+    def slow() -> Any:
+        other.turn()
+        scene.clock.go_on(15.0)
+        seen.append(other.turn())
+        return collect()
+
+    scene.keeper._collector.collect = slow  # type: ignore[method-assign]
+    assert scene.keeper.turn()
+    assert seen == [False]
+    scene.clock.go_on(0.1)
+    assert scene.keeper.turn()
+
+
+def test_a_writer_that_comes_back_in_time_is_not_fenced_for_what_was_seen_before() -> None:
+    scene = Scene(lease_s=10.0)
+    writer = scene.writer()
+    scene.collector.collect()
+    scene.clock.go_on(21.0)
+    record = scene.store.record
+    asked: list[str] = []
+
+    def renewed_in_between(key: str) -> Any:
+        found = record(key)
+        if key == f"{WRITERS}w" and not asked:
+            asked.append(key)
+            writer.renew()
+        return found
+
+    scene.store.record = renewed_in_between  # type: ignore[method-assign]
+    assert scene.collector.collect().fenced == 0
+    writer.put(np.array([1]))
+
+
+def test_what_is_watched_does_not_grow_with_all_that_ever_were_there() -> None:
+    scene = Scene()
+    for number in range(20):
+        with scene.writer(f"w{number}"):
+            scene.collector.collect()
+    scene.collector.collect()
+    assert [key for key in scene.collector._watch._seen if key.startswith((WRITERS, READERS))] == []
+
+
+def test_files_of_others_beside_manifests_are_left_alone() -> None:
+    scene = Scene()
+    scene.store.create("manifests/.nfs0001", [])
+    with scene.writer() as writer:
+        writer.put(np.array([1]))
+    scene.collector.collect()
+    assert scene.store.read("manifests/.nfs0001") is not None
+
+
+def test_an_ending_counts_and_nothing_behind_it() -> None:
+    scene = Scene()
+    with scene.writer() as writer:
+        writer.put(np.array([1]))
+    scene.publish()
+    passed = scene.ring.newest().passed["w"]
+    assert (passed.epoch, passed.seq) == (1, ENDED)
+    scene.store.create(f"{INBOX}w.00000001.0000000002.1.1", [])
+    scene.publish()
+    assert len(scene.ring.newest()) == 1
+    assert scene.writer()._epoch == 2
