@@ -11,7 +11,6 @@ writers/ readers/ pins/ publisher   who is alive, and what readers still need (`
 
 from __future__ import annotations
 
-import contextlib
 import json
 import threading
 import time
@@ -37,10 +36,6 @@ _TRIES = 100
 _FASTER = 10
 
 
-class _Overtaken(Exception):  # noqa: N818 - a normal outcome
-    """Another process has published meanwhile."""
-
-
 class Ring:
     """What writers, readers, publishers and collectors share. Threads may share it."""
 
@@ -50,8 +45,6 @@ class Ring:
         self.clock = clock
         self._manifests: OrderedDict[int, Manifest] = OrderedDict()
         self._lock = threading.Lock()
-        self._seen: tuple[int, str | None] | None = None
-        """The newest manifest's number and the pointer's version, when this process looked last."""
         self._schema: str | None = None
         self._pointed = 0
 
@@ -82,7 +75,6 @@ class Ring:
         Raises ManifestMissing for a pointer that cannot be read, RingMismatch where the ring was removed.
         """
         record = self.store.record(POINTER)
-        self._seen = None
         if record is None:
             if self._pointed:
                 raise RingMismatch("the ring was removed while it was used", "Make it again, and begin anew")
@@ -102,8 +94,7 @@ class Ring:
                 # Repaired, or removed and made anew: what this process remembers may be of another manifest.
                 self._manifests.clear()
             self._pointed = number
-        self._seen = (number, record.version)
-        return self._seen
+        return number, record.version
 
     def manifest(self, number: int) -> Manifest:
         """One that is retained. Raises ManifestMissing."""
@@ -162,19 +153,7 @@ class Ring:
         Any process may call this at any time. The manifest is stored under its number, which only one of many can do;
         whoever finds it there points to it. So it does not matter where a publisher dies.
         """
-        # Where the pointer was seen last it mostly still is, and it need not be asked for: in a bucket, each request
-        # takes its time and its money. If it has moved, the swap does not happen.
-        seen = self._seen
-        if seen is not None:
-            with contextlib.suppress(ManifestMissing, _Overtaken):
-                return self._published(self.manifest(seen[0]), seen[1], at_once)
-        try:
-            return self._published(*self._pointed_at(), at_once)
-        except _Overtaken:
-            return None
-
-    def _published(self, last: Manifest, version: str | None, at_once: bool) -> Manifest | None:
-        """The same, behind a manifest that the pointer names in that version. Raises _Overtaken if it has moved."""
+        last, version = self._pointed_at()
         claims = self._waiting(last)
         ahead = advanced(last, claims, self.settings, int(self.clock() * 1000), at_once=at_once)
         if ahead is None:
@@ -192,12 +171,10 @@ class Ring:
             except ManifestMissing:
                 if self.pointer()[1] == version:
                     raise
-                raise _Overtaken from None
+                return None
         data = json.dumps({"manifest": ahead.number, "at_ms": ahead.at_ms, "inserted": ahead.inserted}).encode()
-        version = self.store.swap(POINTER, data, version)
-        if version is None:
-            raise _Overtaken
-        self._seen = (ahead.number, version)
+        if self.store.swap(POINTER, data, version) is None:
+            return None
         self._remember(ahead)
         useless = stray(ahead, claims)
         if useless:

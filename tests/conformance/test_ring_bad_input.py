@@ -151,7 +151,7 @@ def test_the_schema_stays_for_every_writer_and_after_every_restart(place: Place)
 
 
 def test_a_reader_that_is_slower_than_the_retention_keeps_what_it_reads(place: Place) -> None:
-    ring = filled(place, retain=2, lease_s=0.001)
+    ring = filled(place, retain=2)
     keeper_ring = open_ring(place.text)
     with RingReader(open_ring(place.text), "slow", threads=False) as reader:
         old = reader.newest()
@@ -215,7 +215,7 @@ def test_a_reader_that_is_overtaken_while_it_pins_tries_again(place: Place, monk
 
 def test_records_that_are_no_records_harm_nobody(place: Place) -> None:
     """Leases are small texts that somebody may have spoiled: they count as if they said nothing."""
-    ring = filled(place, lease_s=0.001)
+    ring = filled(place)
     with RingReader(open_ring(place.text), "r", threads=False):
         for prefix, data in (("readers/", b"\xff"), ("writers/", b"[]"), ("pins/", b"{")):
             ring.store.swap(f"{prefix}spoiled", data, None)

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import pytest
 
 from functions.local.emulator import Emulator
 from gpu_client.ring.collector import Collector
+from gpu_client.ring.errors import RingMismatch
 from gpu_client.ring.keeper import Keeper
 from gpu_client.ring.leases import Watch
+from gpu_client.ring.manifest import manifest_key
 from gpu_client.ring.objects import StoredSamples
 from gpu_client.ring.ring import Ring
 from gpu_client.ring.settings import RingSettings
@@ -24,36 +28,43 @@ from gpu_client.ring.writer import RingWriter
 from tests.ring_bucket import RingBucket
 from tests.unit.ring.ring_kit import Clock, Died, MortalStore
 
-New = Callable[[str], RingStore]
+
+class Places(NamedTuple):
+    """`open` opens the place of that name. `stride`: of so many steps one is tried, where each takes long."""
+
+    open: Callable[[str], RingStore]
+    stride: int = 1
+
+
 LEASE_S = 10.0
 KINDS = ["memory", "fs", pytest.param("s3", marks=pytest.mark.emulator)]
 
 
 @pytest.fixture(params=KINDS)
-def new(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[New]:
-    """Opens the place of that name."""
+def places(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Places]:
     if request.param == "s3":
         emulator: Emulator = request.getfixturevalue("emulator")
         with RingBucket.of(emulator) as bucket:
             one = bucket.opened()
-            yield lambda name: BucketStore(f"{bucket.name}/rings/{name}", one.bucket)
+            yield Places(lambda name: BucketStore(f"{bucket.name}/rings/{name}", one.bucket), stride=3)
     elif request.param == "fs":
-        yield lambda name: DirectoryStore(tmp_path / name)
+        yield Places(lambda name: DirectoryStore(tmp_path / name))
     else:
-        places: dict[str, MemoryStore] = {}
-        yield lambda name: places.setdefault(name, MemoryStore())
+        stores: dict[str, MemoryStore] = {}
+        yield Places(lambda name: stores.setdefault(name, MemoryStore()))
 
 
 class Scene:
     """One ring with some samples, of which some can be read; and a process that is about to die."""
 
-    def __init__(self, store: RingStore) -> None:
+    def __init__(self, store: RingStore, writer: str = "w", later_s: float = 0.0) -> None:
         self.clock = Clock()
+        self.clock.go_on(later_s)
         self.store = store
         self.mortal = MortalStore(store)
         self.settings = RingSettings(cap=3, retain=2, lease_s=LEASE_S, max_ahead=100)
         self.ring = Ring.make(store, self.settings, clock=self.clock)
-        self.writer = self.written_by("w", self.ring)
+        self.writer = self.written_by(writer, self.ring)
         self.put = [self.one() for _ in range(4)]
         self.publish_all()
         self.put += [self.one() for _ in range(2)]
@@ -109,9 +120,9 @@ def dies(scene: Scene, step: int, done_first: bool, act: Callable[[], object]) -
 
 
 @pytest.mark.parametrize("done_first", [False, True], ids=["before", "behind"])
-def test_a_publisher_may_die_at_any_step(new: New, done_first: bool) -> None:
-    for step in range(20):
-        scene = Scene(new(f"{step}"))
+def test_a_publisher_may_die_at_any_step(places: Places, done_first: bool) -> None:
+    for step in range(0, 20, places.stride):
+        scene = Scene(places.open(f"{step}"))
         before = scene.ring.newest().inserted
         died = dies(scene, step, done_first, lambda scene=scene: scene.own.publish())  # type: ignore[misc]
         assert scene.ring.newest().inserted in (before, before + 2), "all of it, or nothing"
@@ -138,9 +149,9 @@ def finished(scene: Scene) -> None:
 
 
 @pytest.mark.parametrize("done_first", [False, True], ids=["before", "behind"])
-def test_a_writer_may_die_at_any_step_and_costs_its_last_sample_at_most(new: New, done_first: bool) -> None:
-    for step in range(20):
-        scene = Scene(new(f"{step}"))
+def test_a_writer_may_die_at_any_step_and_costs_its_last_sample_at_most(places: Places, done_first: bool) -> None:
+    for step in range(0, 20, places.stride):
+        scene = Scene(places.open(f"{step}"))
         dying = scene.written_by("dying", scene.own)
         died = dies(scene, step, done_first, lambda dying=dying: dying.put(np.array([1000])))  # type: ignore[misc]
         values = scene.read_to_the_end()
@@ -161,9 +172,9 @@ def test_a_writer_may_die_at_any_step_and_costs_its_last_sample_at_most(new: New
 
 
 @pytest.mark.parametrize("done_first", [False, True], ids=["before", "behind"])
-def test_a_collector_may_die_at_any_step(new: New, done_first: bool) -> None:
-    for step in range(60):
-        scene = Scene(new(f"{step}"))
+def test_a_collector_may_die_at_any_step(places: Places, done_first: bool) -> None:
+    for step in range(0, 60, places.stride):
+        scene = Scene(places.open(f"{step}"))
         scene.put += [scene.one() for _ in range(3)]
         scene.publish_all()
         scene.put += [scene.one() for _ in range(3)]
@@ -177,13 +188,13 @@ def test_a_collector_may_die_at_any_step(new: New, done_first: bool) -> None:
     raise AssertionError("there is no end to a collection's steps")
 
 
-def test_publishers_that_race_insert_everything_once(new: New) -> None:
+def test_publishers_that_race_insert_everything_once(places: Places) -> None:
     settings = RingSettings(cap=1000, max_ahead=1000)
-    Ring.make(new("race"), settings)
+    Ring.make(places.open("race"), settings)
     each, done, wrong = 15, threading.Event(), []
 
     def publish() -> None:
-        ring = Ring.open(new("race"))
+        ring = Ring.open(places.open("race"))
         try:
             while not done.is_set():
                 ring.publish()
@@ -191,7 +202,7 @@ def test_publishers_that_race_insert_everything_once(new: New) -> None:
             wrong.append(error)
 
     def write(name: str) -> None:
-        ring = Ring.open(new("race"))
+        ring = Ring.open(places.open("race"))
         with RingWriter(ring, name, threads=False) as writer:
             for number in range(each):
                 writer.put(np.array([number]))
@@ -207,10 +218,31 @@ def test_publishers_that_race_insert_everything_once(new: New) -> None:
     for thread in publishers:
         thread.join()
     assert wrong == []
-    ring = Ring.open(new("race"))
+    ring = Ring.open(places.open("race"))
     while ring.publish() is not None:
         pass
     slots = ring.newest().slots
     assert [slot.inserted for slot in slots] == list(range(2 * each))
     for name in ("a", "b"):
         assert [slot.object.seq for slot in slots if slot.object.writer == name] == list(range(1, each + 1))
+
+
+def test_who_slept_while_a_ring_was_made_anew_leaves_nothing_in_the_new_one(places: Places) -> None:
+    scene = Scene(places.open("again"))
+    sleeper = Ring(scene.store, scene.settings, clock=scene.clock)
+    assert sleeper.publish() is not None
+    for prefix in ("inbox/", "manifests/", "samples/", "writers/"):
+        scene.store.delete(scene.store.keys(prefix))
+    scene.store.delete(["pointer", "ring.json"])
+    anew = Scene(scene.store, "another", later_s=60.0)
+    anew.written_by("third", anew.ring)
+    before = scene.store.keys("manifests/")
+    with suppress(RingMismatch):
+        sleeper.publish()
+    for key in set(scene.store.keys("manifests/")) - set(before):
+        assert key == manifest_key(anew.ring.newest().number), "only what comes next may have come"
+    anew.publish_all()
+    for _ in range(6):
+        anew.put.append(anew.one())
+        anew.publish_all()
+    finished(anew)
