@@ -19,6 +19,7 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset, default_collate, get_worker_info
 
+from gpu_client.ring.ahead import POLL_S, Ahead
 from gpu_client.ring.errors import RingMismatch
 from gpu_client.ring.keeper import Keeper
 from gpu_client.ring.leases import own_name, require_name
@@ -210,6 +211,7 @@ class RingLoader:
             collate_fn=_as_it_is,
             num_workers=workers,
             prefetch_factor=prefetch if workers else None,
+            timeout=POLL_S if workers else 0,
             pin_memory=pin_memory,
             multiprocessing_context=multiprocessing_context if workers else None,
             worker_init_fn=_outlive_sigterm,
@@ -237,7 +239,8 @@ class RingLoader:
     def _iterate(self) -> Generator[Any, None, None]:
         self._batches.begin, self._batches.skipped = self._state, self._skipped
         # Workers are forked before there are threads.
-        batches = iter(self._loader)
+        workers = iter(self._loader)
+        batches = Ahead(workers) if self._loader.num_workers else workers
         place, patience_s = self._batches.place, self._batches.patience_s
         with RingReader(open_ring(place), patience_s=patience_s) as reader, Keeper(self._ring, reader.name):
             # The keeper publishes what writers have left that are gone. The follower goes through the same plan behind
@@ -261,6 +264,8 @@ class RingLoader:
                 if follower.plan.batch:
                     self._state = follower.state_dict()
                 self._follower = None
+                if isinstance(batches, Ahead):
+                    batches.close()
 
     @property
     def waited_s(self) -> float:
