@@ -231,7 +231,7 @@ class RingLoader:
         """Goes on where the last iteration, or the state, ended. It ends an iteration that is under way."""
         before = self._under_way() if self._under_way is not None else None
         if before is not None:
-            before.end()
+            before.close()
         found = _Iteration(self._iterate())
         self._under_way = weakref.ref(found)
         return found
@@ -331,8 +331,8 @@ class _Iteration(Iterator[Any]):
             raise RingMismatch("this loader is iterated over by somebody else by now", "Make a loader for each")
         return next(self._batches)
 
-    def end(self) -> None:
-        """Another one goes on from here. What holds this one may be no more than an old traceback."""
+    def close(self) -> None:
+        """Another one goes on from here, whoever still holds this one: it may be an old traceback."""
         self._ended = True
         self._batches.close()
 
