@@ -30,7 +30,7 @@ from contract.base import (
     depth_of,
 )
 from contract.goodput import Goodput
-from contract.names import RING_NAME_PATTERN
+from contract.names import MAX_RINGS, RING_NAME_PATTERN
 from contract.recipes.plan import RunPlan
 from contract.steering import EndedBy, RulesText
 
@@ -220,7 +220,7 @@ class JobSubmit(WireModel):
     tags: Tags = {}
     webhook: Annotated[str, Field(pattern=r"^[a-z0-9]{8,32}$")] | None = None
     """Id of a webhook that is told of this job, besides those that are told of every job."""
-    rings: Annotated[list[Annotated[str, Field(pattern=RING_NAME_PATTERN)]], Field(max_length=16)] = []
+    rings: Annotated[list[Annotated[str, Field(pattern=RING_NAME_PATTERN)]], Field(max_length=MAX_RINGS)] = []
     """Rings of the control plane that the job's processes may use, without a key of their own."""
     rules: RulesText | None = None
     """What watches and steers the training (docs/rules.md): the first revision of the job's rules."""

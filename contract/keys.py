@@ -17,7 +17,7 @@ class KeyCreate(WireModel):
     """
 
     name: Annotated[str, Field(min_length=1, max_length=64)]
-    scopes: Annotated[list[Scope], Field(min_length=1, max_length=3)]
+    scopes: Annotated[list[Scope], Field(min_length=1, max_length=len(Scope))]
     expires_in_s: Annotated[int, Field(ge=60, le=10 * 365 * 86_400)] | None = None
     replaces: Annotated[str, Field(pattern=KEY_ID_PATTERN)] | None = None
     overlap_s: Annotated[int, Field(ge=0, le=30 * 86_400)] = 3600

@@ -22,8 +22,12 @@ KEY_PREFIX = "baton"
 KEY_ID_PATTERN = r"^[a-z0-9]{8,32}$"
 """An API key is `<prefix>_<id>_<secret>`."""
 
+RING_TOKEN_VARIABLE = "BATON_RING_TOKEN"
+"""Where a job's processes find it."""
 RING_TOKEN_PREFIX = "batonring"
 RING_NAME_PATTERN = r"^[a-z0-9][a-z0-9-]{0,62}$"
+MAX_RINGS = 16
+"""Of one job."""
 RING_PLACE = "baton:"
 """Begins the place of a ring that lies with the control plane."""
 RING_SETTINGS = "ring.json"

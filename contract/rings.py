@@ -15,8 +15,6 @@ MAX_READ = 10
 """Records that one call reads: they fit into an answer, however large they are."""
 MAX_URLS = 500
 MAX_DELETED = 1000
-MAX_RINGS = 16
-"""Of one job."""
 
 _OBJECTS = ("samples/", "manifests/")
 _SEGMENT = r"[A-Za-z0-9_-][A-Za-z0-9_.-]*"

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from contract.errors import ErrorCode, Fault
 from contract.jobs import JobSubmit, Policy, Requirements
+from contract.names import MAX_RINGS
 from contract.recipes.calls import RecipePage, RecipePush, RecipeQuery, RecipeSummary, RecipeView
 from contract.recipes.plan import RunPlan
 from functions.api.context import Call, Context
@@ -143,6 +144,8 @@ def _rings(recipe: Recipe, body: JobSubmit, *, flat: bool) -> list[str]:
     from contract.recipes.rendering import rings_of
 
     names, faults = rings_of(recipe, body.parameters, [ref.into for ref in body.inputs])
+    if not faults and len({*body.rings, *names}) > MAX_RINGS:
+        faults = [Fault("rings", f"are more than {MAX_RINGS} with those of the recipe", "Use fewer in one job.")]
     if faults:
         raise _refusal(faults, flat=flat)
     return [*body.rings, *names]

@@ -46,7 +46,7 @@ class RingStore(Protocol):
     """Rings and their records. Reads are strongly consistent. Every call may raise StorageUnavailable."""
 
     def make(self, ring: StoredRing) -> bool:
-        """Store a new ring; False if its tenant has one of that name. Again with the same id is fine."""
+        """Store a new ring; False if its tenant has another of that name. Again with the same id changes nothing."""
 
     def get(self, tenant: str, name: str) -> StoredRing | None: ...
 
@@ -57,7 +57,7 @@ class RingStore(Protocol):
         """Mark it, if it is still there: from then on nobody is let in."""
 
     def forget(self, ring: StoredRing) -> None:
-        """Remove the ring itself, last of all. Another one of its name is left alone."""
+        """Remove the ring itself, last of all, if it is marked. Another one of its name is left alone."""
 
     def write(self, ring: StoredRing, key: str, data: bytes, *, version: str, seen: str | None) -> bool:
         """Write a record if its version is `seen` (None: there is none); False if it is not.

@@ -8,7 +8,8 @@ from typing import Any
 
 from botocore.exceptions import ClientError
 
-from functions.domain.errors import StorageUnavailable
+from contract.errors import ErrorCode
+from functions.domain.errors import Refusal, StorageUnavailable
 from functions.domain.ports import Page
 from functions.domain.rings import RingRecord, StoredRing
 from functions.storage import keys as names
@@ -29,8 +30,17 @@ class DynamoRings:
         self._table = RINGS.name(prefix)
 
     def make(self, ring: StoredRing) -> bool:
-        more = {"created_at": number(ring.created_at)}
-        return self._put(_ring_key(ring.tenant, ring.name), ring.settings, ring.id, None, more)
+        item = {
+            **_ring_key(ring.tenant, ring.name),
+            **({"data": {"B": ring.settings}} if ring.settings else {}),
+            "version": {"S": ring.id},
+            "created_at": number(ring.created_at),
+        }
+        if self._done(self._client.put_item, Item=item, ConditionExpression="attribute_not_exists(pk)"):
+            return True
+        # Its own, from before: nothing is written over, whatever it says now.
+        there = self.get(ring.tenant, ring.name)
+        return there is not None and there.id == ring.id
 
     def get(self, tenant: str, name: str) -> StoredRing | None:
         item = get_item(self._client, self._table, _ring_key(tenant, name))
@@ -63,8 +73,8 @@ class DynamoRings:
         self._done(
             self._client.delete_item,
             Key=_ring_key(ring.tenant, ring.name),
-            ConditionExpression="version = :id",
-            ExpressionAttributeValues={":id": {"S": ring.id}},
+            ConditionExpression="version = :id AND removing = :yes",
+            ExpressionAttributeValues={":id": {"S": ring.id}, ":yes": {"BOOL": True}},
         )
 
     def write(self, ring: StoredRing, key: str, data: bytes, *, version: str, seen: str | None) -> bool:
@@ -77,6 +87,8 @@ class DynamoRings:
     def keys(self, ring: StoredRing, prefix: str, *, limit: int, cursor: str | None = None) -> Page[str]:
         listed = ring_keys_list(ring.id, prefix)
         position = listed.position(cursor)
+        if position is not None and not str(position[0]).startswith(prefix):
+            raise Refusal(ErrorCode.INVALID_CURSOR, field="cursor")
         condition, values = "pk = :pk", {":pk": _key(ring, "")["pk"]}
         if prefix:
             condition, values = f"{condition} AND begins_with(sk, :prefix)", {**values, ":prefix": {"S": prefix}}
@@ -105,8 +117,8 @@ class DynamoRings:
             if fruitless == MAX_ROUNDS:
                 raise StorageUnavailable(f"BatchWriteItem on {self._table}: items left unprocessed")
 
-    def _put(self, key: Item, data: bytes, version: str, seen: str | None, more: Item | None = None) -> bool:
-        item = {**key, **({"data": {"B": data}} if data else {}), "version": {"S": version}, **(more or {})}
+    def _put(self, key: Item, data: bytes, version: str, seen: str | None) -> bool:
+        item = {**key, **({"data": {"B": data}} if data else {}), "version": {"S": version}}
         values = {":version": {"S": version}}
         condition = "attribute_not_exists(pk) OR version = :version"
         if seen is not None:

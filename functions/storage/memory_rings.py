@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+from contract.errors import ErrorCode
+from functions.domain.errors import Refusal
 from functions.domain.ports import Page
 from functions.domain.rings import RingRecord, StoredRing
 from functions.storage.memory_state import MemoryState
@@ -20,8 +22,8 @@ class MemoryRings:
     def make(self, ring: StoredRing) -> bool:
         with self._state.lock:
             there = self._state.rings.get((ring.tenant, ring.name))
-            if there is not None and there.id != ring.id:
-                return False
+            if there is not None:
+                return there.id == ring.id
             self._state.rings[ring.tenant, ring.name] = ring
             return True
 
@@ -52,7 +54,7 @@ class MemoryRings:
     def forget(self, ring: StoredRing) -> None:
         with self._state.lock:
             there = self._state.rings.get((ring.tenant, ring.name))
-            if there is not None and there.id == ring.id:
+            if there is not None and there.id == ring.id and there.removing:
                 del self._state.rings[ring.tenant, ring.name]
 
     def write(self, ring: StoredRing, key: str, data: bytes, *, version: str, seen: str | None) -> bool:
@@ -73,6 +75,8 @@ class MemoryRings:
         listed = ring_keys_list(ring.id, prefix)
         position = listed.position(cursor)
         after = "" if position is None else str(position[0])
+        if position is not None and not after.startswith(prefix):
+            raise Refusal(ErrorCode.INVALID_CURSOR, field="cursor")
         with self._state.lock:
             found = sorted(key for key in self._of(ring) if key.startswith(prefix) and key > after)
         return page(found[: limit + 1], limit, listed, lambda key: (key,))

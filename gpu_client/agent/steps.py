@@ -340,7 +340,9 @@ class Steps:
         self, order: CommandOrder, limit_s: float, enough: Callable[[], bool], output: TrainerOutput
     ) -> str | None:
         """Run a command beside the steps; what went wrong, None if nothing did."""
-        environment = trainer_environment(self._item, self._directories, "", "", own=order.environment)
+        environment = trainer_environment(
+            self._item, self._directories, "", "", own=order.environment, api_url=self._around.api_url
+        )
         try:
             process = self._around.start(
                 expanded(order.command, environment), environment, self._directories.root, output

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from contract.names import ring_token
+from contract.names import RING_TOKEN_VARIABLE, ring_token
 from contract.work import WorkItem
 from gpu_client.agent.workspace import JobDirectories
 
@@ -47,7 +47,7 @@ def trainer_environment(
         "BATON_ARENA": str(directories.arena or "") if use_arena else "",
     }
     if item.rings and api_url:
-        ours |= {"BATON_API_URL": api_url, "BATON_RING_TOKEN": ring_token(item.id, item.lease_token)}
+        ours |= {"BATON_API_URL": api_url, RING_TOKEN_VARIABLE: ring_token(item.id, item.lease_token)}
     filled = dict(zip(own, expanded(list(own.values()), ours), strict=True)) if own else {}
     return {
         **inherited,
@@ -62,7 +62,9 @@ def trainer_environment(
 
 
 def expanded(command: Sequence[str], environment: Mapping[str, str]) -> list[str]:
-    """The command with `$BATON_...` and `${BATON_...}` replaced; no shell is involved, nothing else is touched."""
-    return [
-        _VARIABLE.sub(lambda found: environment.get(found[1] or found[2], found[0]), argument) for argument in command
-    ]
+    """The command with `$BATON_...` and `${BATON_...}` replaced; no shell is involved, nothing else is touched.
+
+    The token for rings is not: everybody on a machine can read arguments.
+    """
+    shown = {name: value for name, value in environment.items() if name != RING_TOKEN_VARIABLE}
+    return [_VARIABLE.sub(lambda found: shown.get(found[1] or found[2], found[0]), argument) for argument in command]

@@ -21,7 +21,9 @@ if TYPE_CHECKING:
 
 ring_app = typer.Typer(no_args_is_help=True, help="A circular cache of generated samples.")
 
-Place = Annotated[str, typer.Argument(metavar="RING", help="Its directory, s3://BUCKET/PREFIX, or baton:NAME.", show_default=False)]
+Place = Annotated[
+    str, typer.Argument(metavar="RING", help="Its directory, s3://BUCKET/PREFIX, or baton:NAME.", show_default=False)
+]
 
 
 def register(app: typer.Typer) -> None:

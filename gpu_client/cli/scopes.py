@@ -6,9 +6,10 @@ from collections.abc import Callable
 
 from contract.errors import ErrorCode
 from contract.names import Scope
+from contract.rings import RecordsRequest
 from contract.work import WorkQuery
 from gpu_client.transport.api import BatonClient
-from gpu_client.transport.errors import Unauthorized
+from gpu_client.transport.errors import NotFound, Unauthorized
 
 
 def scopes_of(client: BatonClient) -> frozenset[Scope]:
@@ -18,7 +19,9 @@ def scopes_of(client: BatonClient) -> frozenset[Scope]:
         Scope.WORKER: lambda: client.peek(WorkQuery()),
         Scope.ADMIN: lambda: client.list_keys(limit=1),
     }
-    return frozenset(scope for scope, ask in asked.items() if _allowed(ask))
+    found = frozenset(scope for scope, ask in asked.items() if _allowed(ask))
+    # Who may do nothing of that may have a key for rings alone.
+    return found or frozenset({Scope.RING} if _allowed(lambda: client.ring_records("any", RecordsRequest())) else ())
 
 
 def _allowed(ask: Callable[[], object]) -> bool:
@@ -28,4 +31,6 @@ def _allowed(ask: Callable[[], object]) -> bool:
         if error.code != ErrorCode.WRONG_SCOPE:
             raise
         return False
+    except NotFound as error:
+        return not error.foreign  # there is no such thing, which only those learn who may ask
     return True

@@ -6,10 +6,11 @@ import os
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
+from contract.names import RING_TOKEN_VARIABLE
 from gpu_client.ring.errors import RingMismatch
 
 URL = "BATON_API_URL"
-TOKEN = "BATON_RING_TOKEN"
+TOKEN = RING_TOKEN_VARIABLE
 """A job's processes have it where the job names rings: it is good for these, as long as the attempt lives."""
 KEY = "BATON_API_KEY"
 
@@ -24,21 +25,22 @@ class Access(NamedTuple):
         return f"Access({self.url!r})"
 
 
-_elsewhere: list[Callable[[], tuple[str, str]]] = []
+_elsewhere: list[Callable[[], tuple[str, str] | None]] = []
 
 
-def look_elsewhere(find: Callable[[], tuple[str, str]]) -> None:
-    """Where to find address and key in this process if the environment says nothing: a command line knows profiles."""
+def look_elsewhere(find: Callable[[], tuple[str, str] | None]) -> None:
+    """Where to look first for address and key in this process: a command line knows profiles. None: not there."""
     _elsewhere[:] = [find]
 
 
 def find_access(environ: Mapping[str, str] = os.environ) -> Access:
-    """As the environment says. Raises RingMismatch if nobody says it, and whatever a command line raises."""
+    """As a command line says, else the environment. Raises RingMismatch, and what a command line raises."""
+    found = _elsewhere[0]() if _elsewhere else None
+    if found is not None:
+        return Access(*found)
     url, key = environ.get(URL, ""), environ.get(TOKEN) or environ.get(KEY, "")
     if url and key:
         return Access(url, key)
-    if _elsewhere:
-        return Access(*_elsewhere[0]())
     raise RingMismatch(
         f"nothing says where the control plane is, or lets this process in: {URL} and {KEY} are not both set",
         f"Set them; in a job, name the ring in its field 'rings', and they are there as {URL} and {TOKEN}",

@@ -27,7 +27,7 @@ T = TypeVar("T")
 
 MARGIN_S = 120.0
 """A URL that runs out sooner is not used any more: an upload takes time."""
-_MOST_KEPT = 4096
+MOST_KEPT = 4096
 _NUMBERED = re.compile(r"(.*?)([0-9]+)")
 
 
@@ -71,7 +71,7 @@ class Urls:
             for one, url in made.items():
                 self._kept[one] = url
                 self._kept.move_to_end(one)
-            while len(self._kept) > _MOST_KEPT:
+            while len(self._kept) > MOST_KEPT:
                 self._kept.popitem(last=False)
         return made[key]
 

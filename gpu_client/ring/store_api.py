@@ -29,6 +29,7 @@ from contract.rings import (
     RecordsAnswer,
     RecordsRequest,
     RecordWrite,
+    RemovalAnswer,
     RingKeysQuery,
     UrlsRequest,
     is_object,
@@ -37,7 +38,7 @@ from gpu_client.ring.access import Access
 from gpu_client.ring.errors import RingMismatch
 from gpu_client.ring.leases import WRITERS
 from gpu_client.ring.manifest import INBOX, MANIFESTS
-from gpu_client.ring.presigned import PresignedObjects, Url, Urls, numbered_after
+from gpu_client.ring.presigned import MOST_KEPT, PresignedObjects, Url, Urls, numbered_after
 from gpu_client.ring.store import Versioned
 from gpu_client.transport.errors import ApiError, BatonError, NotFound, UrlExpired
 from gpu_client.transport.http import HttpClient
@@ -153,10 +154,17 @@ class ApiStore:
 
     def remove(self) -> int:
         """Remove the whole ring; how many records and objects were in it. Raises RingMismatch if there is none."""
-        removed = 0
+        removed, begun = 0, False
         while True:
             with self._said():
-                answer = self._opened().calls.remove_ring(self.name)
+                try:
+                    answer = self._opened().calls.remove_ring(self.name)
+                except NotFound as error:
+                    if error.foreign or not (begun or error.after_retry):
+                        raise
+                    # By an earlier call whose answer was lost, or by somebody who removes it too.
+                    answer = RemovalAnswer(removed=0, done=True)
+            begun = True
             removed += answer.removed
             if answer.done:
                 self._of = None
@@ -230,6 +238,8 @@ class ApiStore:
         if key.startswith(MANIFESTS):
             return numbered_after(key, min(count, _PUT_AHEAD))
         order, place = self._order, self._expected.get(key)
+        if len(order) > MOST_KEPT:
+            return []  # which of so many are read next is not known, and their URLs would not be kept
         return [] if place is None else [*order[place + 1 :], *order[:place]][:count]
 
     @contextmanager
@@ -238,6 +248,8 @@ class ApiStore:
         try:
             yield
         except NotFound as error:
+            if error.foreign:  # a gateway that is being changed, say
+                raise OSError(errno.EIO, str(error)) from error
             raise RingMismatch(f"baton:{self.name} cannot be used: {error}", "Make it, or name another") from error
         except ApiError as error:
             if error.status >= 500 or error.foreign or error.status in (409, 429):

@@ -69,6 +69,21 @@ def test_a_ring_is_made_once_and_its_settings_stay(api: Api) -> None:
     assert api.get("/rings").ok() == {"rings": [view], "next_cursor": None}
 
 
+def test_who_made_a_ring_cannot_change_its_settings_or_bring_it_back(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its id is known to all who use it."""
+    make(api)
+    other = {"key": "ring.json", "data": base64.b64encode(b"{}").decode(), "version": ID}
+    assert api.post("/rings/shapes/records", {"write": other}).ok()["written"] is True, "it is there already"
+    assert read(api, "ring.json") == {"ring.json": (SETTINGS, ID)}
+    put(api, "samples/w/1", b"x")
+    put(api, "samples/w/2", b"x")
+    monkeypatch.setattr(rings, "_LISTED", 1)
+    assert api.call("DELETE", "/rings/shapes").ok()["done"] is False
+    make(api).refused(ErrorCode.RING_NOT_FOUND, "ring")
+    api.post("/rings/shapes/records", {"read": ["pointer"]}).refused(ErrorCode.RING_NOT_FOUND, "ring")
+    assert api.call("DELETE", "/rings/shapes").ok()["done"] is True
+
+
 def test_a_record_is_written_over_what_was_seen_and_nothing_else(api: Api) -> None:
     make(api)
     assert write(api, "pointer", b"1", 1).ok()["written"] is True
@@ -289,3 +304,34 @@ def test_jobs_that_differ_in_their_rings_are_not_the_same_submission(api: Api) -
         ErrorCode.IDEMPOTENCY_MISMATCH, "idempotency-key"
     )
     api.post("/job", {"command": ["train"], "rings": ["No Ring"]}).refused(ErrorCode.INVALID_VALUE, "rings.0")
+
+
+@pytest.mark.parametrize("key", ["worker", "submit"])
+def test_samples_of_rings_are_not_written_by_other_calls(api: Api, key: str) -> None:
+    make(api)
+    put(api, "samples/w/1", b"as it was")
+    place = {"bucket": DATA_BUCKET, "key": f"rings/shapes/{ID}/samples/w/1"}
+    with api.unchanged():
+        api.get("/upload/token", query=place, key=key).refused(ErrorCode.INVALID_KEY, "key")
+        download = api.get("/download/token", query=place, key=key) if key == "worker" else None
+        if download is not None:
+            download.refused(ErrorCode.WRONG_SCOPE, "key")
+
+
+@pytest.mark.parametrize(("prefix", "paths"), [("", ["rings/notes.txt", "train.py"]), ("rings/shapes/", ["samples"])])
+def test_an_input_that_has_rings_below_it_means_the_files_beside_them(api: Api, prefix: str, paths: list[str]) -> None:
+    make(api)
+    put(api, "samples/w/1", b"x")
+    for name in ("train.py", "rings/notes.txt"):
+        api.put_object(DATA_BUCKET, name, b"y")
+    api.submit(inputs=[{"prefix": prefix}])
+    held = api.claim()
+    found = [one["path"] for one in api.get(f"/job/{held.id}/inputs", headers=held.headers).ok()["inputs"]]
+    assert sorted(path.split(f"{ID}/")[-1].split("/w/")[0] for path in found) == paths
+
+
+def test_a_job_uses_so_many_rings_at_most_whoever_names_them(api: Api) -> None:
+    job = {"recipe": "generator@1", "parameters": {"function": "a:b", "ring": "baton:one-more"}}
+    named = [f"ring-{number}" for number in range(16)]
+    api.post("/job", {**job, "rings": named}).refused(ErrorCode.INVALID_VALUE, "rings")
+    assert len(api.post("/job", {**job, "rings": [*named[:15], "one-more"]}).ok()["rings"]) == 16

@@ -39,7 +39,7 @@ def test_versions(ours: str, theirs: str, verdict: Verdict) -> None:
 
 
 def test_scopes() -> None:
-    assert judge_scopes(frozenset(Scope)).said == "valid; may: submit, worker, admin"
+    assert judge_scopes(frozenset(Scope)).said == "valid; may: submit, worker, admin, ring"
     assert judge_scopes(frozenset({Scope.WORKER})).verdict is Verdict.WARN
     assert judge_scopes(frozenset()).verdict is Verdict.FAIL
 

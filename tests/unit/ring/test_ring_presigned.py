@@ -79,4 +79,6 @@ def test_access_is_a_token_before_a_key_and_never_shown(monkeypatch: pytest.Monk
             find_access(said)
     look_elsewhere(lambda: ("https://profile", "its key"))
     assert find_access({}) == Access("https://profile", "its key")
+    assert find_access(both) == Access("https://profile", "its key"), "a profile that was asked for comes first"
+    look_elsewhere(lambda: None)
     assert find_access(both) == Access("https://a", "token")
