@@ -74,7 +74,8 @@ def _damage(name: str) -> Iterator[None]:
 
 
 def _checked_entries(archive: zipfile.ZipFile, *, max_bytes: int, max_entries: int) -> list[zipfile.ZipInfo]:
-    entries = [entry for entry in archive.infolist() if not entry.is_dir()]
+    # `is_dir` fails for a name of no letter, which is refused below.
+    entries = [entry for entry in archive.infolist() if not entry.filename or not entry.is_dir()]
     if not 1 <= len(entries) <= max_entries:
         raise BadZip(f"has {len(entries)} files; 1 to {max_entries} are allowed")
     total_bytes = sum(entry.file_size for entry in entries)

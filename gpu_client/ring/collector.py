@@ -148,8 +148,8 @@ class Collector:
             writer, epoch = key.removeprefix(WRITERS), int(content.get("epoch", 0))
             if not content.get("dead"):
                 epoch += 1
-                taken = json.dumps({**content, "epoch": epoch, "dead": True}).encode()
-                if self._ring.store.swap(key, taken, record.version) is None:
+                content = {**content, "epoch": epoch, "dead": True, "ended_ms": max(int(self._ring.clock() * 1000), 0)}
+                if self._ring.store.swap(key, json.dumps(content).encode(), record.version) is None:
                     continue
                 logger.info("writer %s is dead", writer)
                 done += 1
@@ -157,8 +157,8 @@ class Collector:
                 self._ring.store.delete([key])
                 self._watch.forget(key)
                 continue
-            # Again, where whoever marked it died before this.
-            self._ring.store.create(Claim.ending(writer, epoch, max(int(self._ring.clock() * 1000), 0)).key, [])
+            # Again, where whoever marked it died before this; under the same name, which is there once.
+            self._ring.store.create(Claim.ending(writer, epoch, int(content.get("ended_ms", 0))).key, [])
         return done
 
 

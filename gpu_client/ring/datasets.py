@@ -14,6 +14,7 @@ import signal
 import time
 import weakref
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from typing import Any
 
 import torch
@@ -21,6 +22,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, default_colla
 
 from gpu_client.ring.ahead import POLL_S, Ahead
 from gpu_client.ring.errors import RingMismatch
+from gpu_client.ring.group import forget
 from gpu_client.ring.keeper import Keeper
 from gpu_client.ring.leases import own_name, require_name
 from gpu_client.ring.manifest import Manifest, Slot
@@ -229,12 +231,15 @@ class RingLoader:
 
     def __iter__(self) -> Iterator[Any]:
         """Goes on where the last iteration, or the state, ended. It ends an iteration that is under way."""
-        before = self._under_way() if self._under_way is not None else None
-        if before is not None:
-            before.close()
+        self._end_iteration()
         found = _Iteration(self._iterate())
         self._under_way = weakref.ref(found)
         return found
+
+    def _end_iteration(self) -> None:
+        before = self._under_way() if self._under_way is not None else None
+        if before is not None:
+            before.close()
 
     def _iterate(self) -> Generator[Any, None, None]:
         self._batches.begin, self._batches.skipped = self._state, self._skipped
@@ -242,7 +247,11 @@ class RingLoader:
         workers = iter(self._loader)
         batches = Ahead(workers) if self._loader.num_workers else workers
         place, patience_s = self._batches.place, self._batches.patience_s
-        with RingReader(open_ring(place), patience_s=patience_s) as reader, Keeper(self._ring, reader.name):
+        with ExitStack() as stack:
+            if isinstance(batches, Ahead):
+                stack.callback(batches.close)
+            reader = stack.enter_context(RingReader(open_ring(place), patience_s=patience_s))
+            stack.enter_context(Keeper(self._ring, reader.name))
             # The keeper publishes what writers have left that are gone. The follower goes through the same plan behind
             # the workers, which are ahead by what they have prefetched.
             follower = Stream(reader, self._shape, group=self._batches.group, rank=self._rank)
@@ -264,8 +273,6 @@ class RingLoader:
                 if follower.plan.batch:
                     self._state = follower.state_dict()
                 self._follower = None
-                if isinstance(batches, Ahead):
-                    batches.close()
 
     @property
     def waited_s(self) -> float:
@@ -290,7 +297,8 @@ class RingLoader:
         return {**state, **first, **({"skipped": self._skipped} if self._skipped else {})}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """The next iteration goes on from there."""
+        """The next iteration goes on from there; one that is under way ends."""
+        self._end_iteration()
         self._state = {name: value for name, value in state.items() if name != "skipped"} or None
         self._skipped = int(state.get("skipped", 0))
         self._first_inserted = state.get("first_inserted")
@@ -301,8 +309,12 @@ class RingLoader:
         """A checkpoint with that state is safe, or with the newest one: what was read before is not kept any more; what
         is read from there on is, until this is called again."""
         state = state if state is not None else self.state_dict()
-        if self._follower is not None and "decided" in state:
+        if not state.get("decided"):
+            return
+        if self._follower is not None:
             self._follower.checkpointed(dict(state))
+        else:
+            forget(self._ring, str(state["group"]), int(state["run"]), int(state["decided"]))
 
     def _note(self, follower: Stream, slots: Sequence[Slot], waited_s: float) -> None:
         """A batch was taken, of these samples of this rank's."""

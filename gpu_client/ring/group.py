@@ -15,6 +15,7 @@ from collections.abc import Callable
 from gpu_client.ring.leases import GROUPS, PINS, content_of, require_name
 from gpu_client.ring.plan import Decision
 from gpu_client.ring.reader import RingReader
+from gpu_client.ring.ring import Ring
 from gpu_client.ring.store import Versioned
 
 logger = logging.getLogger("baton.ring")
@@ -97,8 +98,7 @@ class Group:
 
     def prune(self, before: int) -> None:
         """Decisions before that one, and their manifests, are not needed any more."""
-        self._change_pins(lambda pins: {number: one for number, one in pins.items() if int(number) >= before})
-        self._store.delete([key for key in self._store.keys(self._prefix) if self._number(key) < (self.run, before)])
+        forget(self._reader.ring, self.name, self.run, before)
 
     def _change_pins(self, change: Callable[[_Pins], _Pins | None]) -> bool:
         """False, and nothing is written, where the change is None, or the group has begun another run."""
@@ -114,13 +114,7 @@ class Group:
                 return True
 
     def _written(self, seen: Versioned | None, run: int, pins: _Pins) -> bool:
-        content = {
-            "run": run,
-            "decisions": pins,
-            "manifests": sorted({one for manifests in pins.values() for one in manifests}),
-            "until_ms": int((self._reader.ring.clock() + PINNED_S) * 1000),
-        }
-        return self._store.swap(self._key, json.dumps(content).encode(), seen.version if seen else None) is not None
+        return _pinned(self._reader.ring, self._key, seen, run, pins)
 
     def _tell(self, run: int) -> None:
         self.run = run
@@ -131,5 +125,34 @@ class Group:
         return f"{self._prefix}{self.run:06d}.{number:010d}"
 
     def _number(self, key: str) -> tuple[int, int]:
-        run, _, number = key.removeprefix(self._prefix).partition(".")
-        return int(run), int(number)
+        return _number(key.removeprefix(self._prefix))
+
+
+def forget(ring: Ring, name: str, run: int, before: int) -> None:
+    """What the group has decided before that decision of that run, and its manifests, are not needed any more."""
+    key, prefix = f"{PINS}{name}", f"{GROUPS}{name}/"
+    while True:
+        record = ring.store.record(key)
+        content = content_of(record)
+        if record is None or content.get("run") != run:
+            break
+        pins = content.get("decisions", {})
+        left = {number: one for number, one in pins.items() if int(number) >= before}
+        if _pinned(ring, key, record, run, left):  # with as many, too: they are wanted for longer
+            break
+    ring.store.delete([one for one in ring.store.keys(prefix) if _number(one.removeprefix(prefix)) < (run, before)])
+
+
+def _pinned(ring: Ring, key: str, seen: Versioned | None, run: int, pins: _Pins) -> bool:
+    content = {
+        "run": run,
+        "decisions": pins,
+        "manifests": sorted({one for manifests in pins.values() for one in manifests}),
+        "until_ms": int((ring.clock() + PINNED_S) * 1000),
+    }
+    return ring.store.swap(key, json.dumps(content).encode(), seen.version if seen else None) is not None
+
+
+def _number(name: str) -> tuple[int, int]:
+    run, _, number = name.partition(".")
+    return int(run), int(number)

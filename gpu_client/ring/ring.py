@@ -20,7 +20,18 @@ from collections.abc import Callable
 from pydantic import ValidationError
 
 from gpu_client.ring.errors import ManifestMissing, RingMismatch, SampleRefused
-from gpu_client.ring.manifest import EMPTY, INBOX, Claim, Manifest, ObjectId, advanced, doubtful, manifest_key, stray
+from gpu_client.ring.manifest import (
+    EMPTY,
+    INBOX,
+    MANIFESTS,
+    Claim,
+    Manifest,
+    ObjectId,
+    advanced,
+    doubtful,
+    manifest_key,
+    stray,
+)
 from gpu_client.ring.settings import RingSettings
 from gpu_client.ring.store import RingStore
 
@@ -74,11 +85,16 @@ class Ring:
 
         Raises ManifestMissing for a pointer that cannot be read, RingMismatch where the ring was removed.
         """
+        pointed = self._pointed  # before it is looked: another thread may publish meanwhile
         record = self.store.record(POINTER)
         if record is None:
-            if self._pointed:
+            if pointed:
                 raise RingMismatch("the ring was removed while it was used", "Make it again, and begin anew")
-            return 0, None
+            if not self._has_begun():
+                return 0, None
+            record = self.store.record(POINTER)  # made since
+            if record is None:
+                raise ManifestMissing("the pointer is not there", "baton ring verify --repair sets it anew")
         try:
             content = json.loads(record.data)
             number = content["manifest"]
@@ -95,6 +111,10 @@ class Ring:
                 self._manifests.clear()
             self._pointed = number
         return number, record.version
+
+    def _has_begun(self) -> bool:
+        """Whether something was pointed to: the first manifest may be of one that died before it could."""
+        return any(key > manifest_key(1) for key in self.store.keys(MANIFESTS))
 
     def manifest(self, number: int) -> Manifest:
         """One that is retained. Raises ManifestMissing."""

@@ -36,6 +36,9 @@ _BODIES: dict[str, Any] = {
         "bucket": "training-data",
         "files": [{name: FILE[name] for name in ("size_bytes", "crc64nvme")} | {"key": "a.bin"}],
     },
+    "POST /rings/{ring}/records": {"read": ["pointer"]},
+    "POST /rings/{ring}/urls": {"get": ["samples/w/1"]},
+    "POST /rings/{ring}/delete": {"keys": ["pointer"]},
     "POST /keys": {"name": "k", "scopes": ["submit"]},
     "POST /webhooks": {"url": "https://hooks.example.com/baton"},
     "POST /webhooks/{id}/replay": {},
@@ -68,9 +71,12 @@ def valid_call(route: Route, job_id: str) -> ValidCall:
     target = (
         target.replace("{recipe}", "digits@1")
         .replace("{step}", "100")
+        .replace("{ring}", "shapes")
         .replace("{bucket}", "training-data")
         .replace("{key+}", "a.bin")
     )
+    if key == "GET /rings/{ring}/keys":
+        target += "?prefix=inbox/"
     if route.path.endswith("/token"):
         target += "?bucket=training-data&key=a.bin"
     if route.path.startswith("/upload/{"):

@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.performance.checkpoints import curl, raw
+from tests.performance.checkpoints import curl
 from tests.performance.checkpoints.kelpie_mirror import KelpieProcess, MirrorRival
+from tests.performance.checkpoints.raw import Raw
 from tests.performance.checkpoints.server import running_sink, throwaway_certificate
 from tests.performance.checkpoints.subjects import Bench, store_client
 
@@ -80,11 +81,13 @@ def test_a_mirror_that_fails_says_why(bench: Bench, tmp_path: Path) -> None:
 def test_raw_copies(bench: Bench, source: Path, tmp_path: Path) -> None:
     url = f"{bench.url}/{bench.bucket()}"
     parts = [(offset, min(2**20, SIZE_BYTES - offset)) for offset in range(0, SIZE_BYTES, 2**20)]
-    raw.put(url, "raw", source / "weights.bin", parts)
-    raw.get(url, "raw", tmp_path / "target", parts)
+    copies = Raw()
+    copies.put(url, "raw", source / "weights.bin", parts)
+    copies.get(url, "raw", tmp_path / "target", parts)
     assert (tmp_path / "target").read_bytes() == (source / "weights.bin").read_bytes()
     with pytest.raises(RuntimeError, match="404"):
-        raw.get(url, "other", tmp_path / "absent", parts)
+        copies.get(url, "other", tmp_path / "absent", parts)
+    copies.close()
 
 
 @pytest.mark.skipif(curl.CURL is None, reason="there is no curl")

@@ -196,6 +196,16 @@ def test_a_bug_of_ours_is_not_taken_for_damage(archive: Path, out: Path, monkeyp
         unpack(archive, out)
 
 
+def test_an_entry_without_a_name_is_damage(tmp_path: Path) -> None:
+    write(tmp_path / "z", ("b", b"x"))
+    packed = (tmp_path / "z").read_bytes()
+    at = packed.rindex(b"PK\x01\x02")
+    # The name has the first letter NUL: Python's reader cuts names there.
+    (tmp_path / "z").write_bytes(packed[: at + 46] + b"\0" + packed[at + 47 :])
+    with pytest.raises(BadZip):
+        unpack(tmp_path / "z", tmp_path / "out")
+
+
 @given(
     st.lists(st.tuples(st.integers(0, 10**6), st.integers(0, 255)), min_size=1, max_size=5), st.sampled_from(METHODS)
 )

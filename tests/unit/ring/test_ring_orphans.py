@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from gpu_client.ring.keeper import Keeper
-from gpu_client.ring.manifest import SAMPLES
+from gpu_client.ring.manifest import INBOX, SAMPLES
 from gpu_client.ring.ring import Ring
 from gpu_client.ring.settings import RingSettings
 from gpu_client.ring.store_memory import MemoryStore
@@ -59,3 +59,15 @@ def test_who_renews_as_it_should_is_never_taken_for_dead() -> None:
     writer.put(np.zeros(2))
     keeper.turn()
     assert len(ring.newest()) == 1
+
+
+def test_the_end_of_a_dead_writer_is_said_once_however_long_a_generation_takes() -> None:
+    clock, store = Clock(), MemoryStore()
+    ring = Ring.make(store, RingSettings(cap=4, mode="generation", lease_s=LEASE_S), clock=clock)
+    keeper = Keeper(ring, "k", clock=clock)
+    writer = RingWriter(ring, "dies", keeper=keeper, threads=False, clock=clock, pause=clock.go_on)
+    writer.put(np.zeros(2))
+    for _ in range(int(600 / TURN_S)):
+        clock.go_on(TURN_S)
+        keeper.turn()
+    assert len(store.keys(INBOX)) <= 3, "its beginning, its sample, its end"

@@ -3,6 +3,7 @@ is read, once."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import suppress
 
 import numpy as np
@@ -19,6 +20,7 @@ from gpu_client.ring.manifest import Manifest
 from gpu_client.ring.reader import RingReader
 from gpu_client.ring.ring import Ring
 from gpu_client.ring.settings import RingSettings
+from gpu_client.ring.store import Versioned
 from gpu_client.ring.store_memory import MemoryStore
 from gpu_client.ring.writer import RingWriter
 from tests.unit.ring.ring_kit import Clock, Died, MortalStore
@@ -225,3 +227,26 @@ def test_a_pointer_to_a_missing_manifest_is_told() -> None:
     store.swap("pointer", b'{"manifest": 7}', None)
     with pytest.raises(ManifestMissing, match="manifest 7"):
         ring.newest()
+
+
+class Overtaken(MemoryStore):
+    """While its reader looks for the pointer, somebody publishes."""
+
+    meanwhile: Callable[[], object] | None = None
+
+    def record(self, key: str) -> Versioned | None:
+        found = super().record(key)
+        if key == "pointer" and self.meanwhile is not None:
+            meanwhile, self.meanwhile = self.meanwhile, None
+            meanwhile()
+        return found
+
+
+def test_a_ring_that_a_thread_has_just_begun_was_not_removed() -> None:
+    store = Overtaken()
+    ring = Ring.make(store, RingSettings(cap=4))
+    with RingWriter(ring, "w", threads=False) as writer:
+        writer.put(np.zeros(2))
+        store.meanwhile = lambda: (ring.publish(), ring.newest())
+        assert ring.pointer()[0] in (0, 1)
+        assert len(ring.newest()) == 1

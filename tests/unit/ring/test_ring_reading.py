@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import threading
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -11,12 +13,14 @@ import pytest
 import torch
 from torch.utils.data import DataLoader
 
+from gpu_client.ring import datasets
 from gpu_client.ring.datasets import RingDataset, RingLoader
-from gpu_client.ring.errors import ObjectDamaged, WaitedTooLong
+from gpu_client.ring.errors import ManifestMissing, ObjectDamaged, RingMismatch, WaitedTooLong
 from gpu_client.ring.manifest import SAMPLES
 from gpu_client.ring.places import make_ring, open_ring
 from gpu_client.ring.plan import Shape
 from gpu_client.ring.reader import RingReader, quarantined
+from gpu_client.ring.repairing import repaired
 from gpu_client.ring.settings import RingSettings
 from gpu_client.ring.stream import Stream
 from gpu_client.ring.writer import RingWriter
@@ -223,3 +227,56 @@ def test_arrays_belong_to_their_reader(generator: Generator) -> None:
         reader.sample(slot)["x"].zero_()
     with RingReader(open_ring(generator.place), threads=False) as reader:
         assert np.array_equal(reader.sample(slot)["x"], [1, 1, 1])
+
+
+def test_a_pointer_that_was_lost_is_told_to_everybody_who_comes(generator: Generator) -> None:
+    generator.put(3)
+    generator.put(3)
+    (Path(generator.place) / "pointer").unlink()
+    with pytest.raises(ManifestMissing, match="the pointer is not there"):
+        open_ring(generator.place).publish()
+    with pytest.raises(ManifestMissing, match="the pointer is not there"):
+        RingWriter(open_ring(generator.place), "late", threads=False)
+    assert list((Path(generator.place) / "inbox").iterdir()) == []
+    repaired(open_ring(generator.place))
+    assert len(open_ring(generator.place).newest()) == 6
+
+
+def test_checkpoints_between_iterations_let_go_of_what_came_before(generator: Generator) -> None:
+    generator.put(12)
+    loader = RingLoader(generator.place, batch_size=3, policy="latest")
+    for _ in range(6):
+        for _batch in islice(loader, 2):
+            generator.put(1)
+        loader.checkpointed()
+    groups = [path.name for path in Path(generator.place).glob("groups/*/*")]
+    assert len(groups) == 1, "the decision that the state is at"
+
+
+def test_a_state_that_is_loaded_while_an_iteration_is_under_way_counts(generator: Generator) -> None:
+    generator.put(12)
+    loader = RingLoader(generator.place, batch_size=3)
+    batches = iter(loader)
+    next(batches)
+    state = loader.state_dict()
+    next(batches)
+    expected = loader.ids
+    next(batches)
+    loader.load_state_dict(state)
+    next(iter(loader))
+    assert loader.ids == expected
+    with pytest.raises(RingMismatch):
+        next(batches)
+
+
+def test_workers_of_a_loader_that_cannot_begin_are_ended(generator: Generator, monkeypatch: pytest.MonkeyPatch) -> None:
+    generator.put(12)
+    loader = RingLoader(generator.place, batch_size=3, workers=1)
+
+    def refused(*_: object, **__: object) -> None:
+        raise OSError("cannot be reached")
+
+    monkeypatch.setattr(datasets, "Stream", refused)
+    with pytest.raises(OSError, match="cannot be reached"):
+        next(iter(loader))
+    assert "ring-ahead" not in [thread.name for thread in threading.enumerate()]

@@ -130,7 +130,7 @@ def test_what_only_lost_manifests_listed_can_be_read_again(rig: Rig) -> None:
 def test_a_writer_whose_end_only_a_lost_manifest_has_told_need_not_be_remembered(rig: Rig) -> None:
     rig.put(3)
     rig.writer.close()
-    assert rig.ring.publish() is not None
+    rig.ring.publish()
     newest = rig.ring.newest()
     assert newest.passed["w"].ended
     for number in range(newest.number - 1, newest.number + 1):
