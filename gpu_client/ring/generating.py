@@ -221,8 +221,12 @@ class Generation:
                     raise
                 return  # told to stop while it waited
             except WriterFenced:
+                # What was claimed may count all the same: rather lost than there twice.
+                claimed = self._writer.unsure
                 self._begin_again()
-                continue
+                if not claimed:
+                    continue
+                logger.warning("the sample of seed %d was claimed too late: it may be lost", seed)
             except OSError as error:
                 logger.warning("the ring cannot be reached now: %s", error)
                 # What is in the pack is stored when it can be.

@@ -144,6 +144,11 @@ class RingWriter:
         self.flush()
         self._ring.publish_all(self._claimed, at_once=True)
 
+    @property
+    def unsure(self) -> bool:
+        """Whether samples were stored, and perhaps claimed, of which this writer cannot say that they count."""
+        return self._unclaimed is not None
+
     def renew(self) -> None:
         """Say that this writer is alive, and what it has done."""
         told = {

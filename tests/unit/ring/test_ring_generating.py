@@ -277,6 +277,52 @@ def test_taken_for_dead_it_begins_again_and_taken_over_it_leaves() -> None:
         scene.run(overtaken, count=20, name="w")
 
 
+@pytest.mark.parametrize("mode", ["rolling", "generation"])
+@pytest.mark.parametrize("pack", [1, 2])
+@pytest.mark.parametrize("published", [False, True])
+def test_a_sample_that_was_claimed_by_one_taken_for_dead_is_not_put_again(
+    mode: str, pack: int, published: bool
+) -> None:
+    """Its claim may still count: until it is published that its epoch has ended, or for a whole generation."""
+    scene = Scene(lease_s=1.0, mode=mode, pack=pack)
+    collector = Collector(scene.ring, Watch(scene.clock))
+
+    def suspended(seed: int) -> Any:
+        if seed == 3:
+            collector.collect()
+            scene.clock.go_on(3)
+            assert collector.collect().fenced
+            if published:
+                scene.publish()
+        return one(seed)
+
+    made = scene.run(suspended, count=11, name="w")
+    seeds = [seed for _, seed in scene.readable()]
+    assert len(set(seeds)) == len(seeds), "a seed came twice"
+    assert made.put == 11
+    if mode == "rolling":
+        assert scene.ring.newest().slots[-1].object.epoch > 1
+        assert set(range(12)) - set(seeds) <= {3, 4 - pack}, "none but those of one pack is lost"
+
+
+def test_a_sample_that_was_not_claimed_is_put_again() -> None:
+    """It is known before the sample is stored that the writer was taken for dead."""
+    scene = Scene(lease_s=1.0)
+    collector = Collector(scene.ring, Watch(scene.clock))
+
+    def suspended(seed: int) -> Any:
+        if seed == 3:
+            collector.collect()
+            scene.clock.go_on(3)
+            assert collector.collect().fenced
+            generation._writer.renew()
+        return one(seed)
+
+    generation = scene.generation(suspended, count=6, name="w")
+    assert generation.run().put == 6
+    assert [seed for _, seed in scene.readable()] == list(range(6))
+
+
 class Flaky(MortalStore):
     """Each third operation fails, once it has begun to."""
 
