@@ -207,7 +207,7 @@ class Generation:
         while True:
             self._asked_at = self._clock()
             try:
-                self._writer.put(sample, seed=seed)
+                self._put_patiently(sample, seed)
             except SampleRefused as error:
                 self._refused += 1
                 self._in_a_row += 1
@@ -223,34 +223,49 @@ class Generation:
             except WriterFenced:
                 # What was claimed may count all the same: rather lost than there twice.
                 claimed = self._writer.unsure
-                self._begin_again()
-                if not claimed:
+                if self._begin_again() and not claimed:
                     continue
-                logger.warning("the sample of seed %d was claimed too late: it may be lost", seed)
-            except OSError as error:
-                logger.warning("the ring cannot be reached now: %s", error)
-                # What is in the pack is stored when it can be.
-                self._patiently(self._writer.flush)
-                self._taken = self._put
-                self._in_a_row = 0
+                logger.warning("the sample of seed %d came too late: it may be lost", seed)
             else:
-                self._taken += 1
                 self._in_a_row = 0
             break
         self._tell()
 
-    def _begin_again(self) -> None:
-        """After having been taken for dead. Raises WriterFenced where another process has the name."""
+    def _put_patiently(self, sample: object, seed: int) -> None:
+        try:
+            self._writer.put(sample, seed=seed)
+        except OSError as error:
+            logger.warning("the ring cannot be reached now: %s", error)
+            # What is in the pack is stored when it can be.
+            self._patiently(self._writer.flush)
+            self._taken = self._put
+        else:
+            self._taken += 1
+
+    def _begin_again(self) -> bool:
+        """After having been taken for dead; False when told to stop before it could. Raises WriterFenced where another
+        process has the name."""
         name = self._writer.name
-        holder = content_of(self._ring.store.record(f"{WRITERS}{name}"))
-        if holder and not holder.get("dead"):
-            raise WriterFenced(f"another process generates as {name}", "Give each a name of its own")
+        tries = 0
+
+        def begun() -> RingWriter:
+            nonlocal tries
+            tries += 1
+            holder = content_of(self._ring.store.record(f"{WRITERS}{name}"))
+            # One that has put nothing yet may be of the last try, of which the store's answer was lost.
+            if holder and not holder.get("dead") and (tries == 1 or "put" in holder):
+                raise WriterFenced(f"another process generates as {name}", "Give each a name of its own")
+            return self._begun(name)
+
+        writer = self._patiently(begun)
+        if writer is None:
+            return False
         logger.warning("%s was taken for dead: it begins again", name)
-        self._before += self._writer.put_samples
-        self._taken = self._before
+        self._before = self._taken = self._put
         self._waited_s += self._writer.waited_s
         self._leave_writer()
-        self._writer = self._begun(name)
+        self._writer = writer
+        return True
 
     def _patiently(self, action: Callable[[], T]) -> T | None:
         """What it gives, tried again while the store cannot be reached; None when told to stop meanwhile."""

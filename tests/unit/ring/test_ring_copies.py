@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-from gpu_client.ring import copies
 from gpu_client.ring.copies import Copies
 from gpu_client.ring.leases import PUBLISHER
 from gpu_client.ring.ring import Ring
@@ -74,7 +73,7 @@ class Unreachable(MortalStore):
 def processes(monkeypatch: pytest.MonkeyPatch) -> list[Process]:
     made: list[Process] = []
     monkeypatch.setattr(Process, "made", made, raising=False)
-    monkeypatch.setattr(copies.subprocess, "Popen", Process)
+    monkeypatch.setattr("gpu_client.ring.copies.subprocess.Popen", Process)
     return made
 
 

@@ -345,6 +345,84 @@ def test_a_place_that_cannot_be_reached_for_a_while_costs_nothing() -> None:
     assert made.put == 20 == len(seeds) == len(set(seeds))
 
 
+class Outage(MortalStore):
+    """Cannot be reached for a while; behind it one more operation fails, before it is done or after."""
+
+    cut_off = False
+    fails_after = -1
+    fails_done = False
+
+    def _do(self, operation: Callable[[], Any]) -> Any:
+        if self.cut_off:
+            raise OSError("no route")
+        self.fails_after -= 1
+        if self.fails_after == 0:
+            if self.fails_done:
+                operation()
+            raise OSError("reset by peer")
+        return operation()
+
+
+def outage(scene: Scene, pack: int, fails_after: int, fails_done: bool, told: Told | None = None) -> Generation:
+    """A generation that cannot reach its ring from seed 3 on for so long that it is taken for dead."""
+    store = Outage(scene.store)
+    collector = Collector(scene.ring, Watch(scene.clock))
+
+    def cut_off(seed: int) -> Any:
+        if seed == 3:
+            store.cut_off = True
+        return one(seed)
+
+    def pause(seconds: float) -> None:
+        scene.clock.go_on(seconds)
+        if store.cut_off and collector.collect().fenced:
+            store.cut_off, store.fails_after, store.fails_done = False, fails_after, fails_done
+
+    generation = scene.generation(cut_off, told, store=store, count=8, name="w")
+    generation._pause = pause
+    return generation
+
+
+@pytest.mark.parametrize("pack", [1, 2])
+@pytest.mark.parametrize("fails_done", [False, True])
+def test_an_outage_in_which_it_is_taken_for_dead_ends_no_generator(pack: int, fails_done: bool) -> None:
+    for fails_after in range(40):
+        scene = Scene(lease_s=1.0, pack=pack)
+        made = outage(scene, pack, fails_after, fails_done).run()
+        seeds = [seed for _, seed in scene.readable()]
+        assert len(set(seeds)) == len(seeds), (fails_after, seeds)
+        assert made.put == 8 <= len(seeds) <= 8 + pack, (fails_after, seeds)
+        assert scene.ring.newest().slots[-1].object.epoch > 1
+
+
+def test_taken_over_in_an_outage_it_leaves() -> None:
+    scene = Scene(lease_s=1.0)
+    generation = outage(scene, 1, 0, False)
+    pause = generation._pause
+
+    def taken_over(seconds: float) -> None:
+        pause(seconds)
+        if not generation._ring.store.cut_off:  # type: ignore[attr-defined]
+            scene.generation(name="w")
+
+    generation._pause = taken_over
+    with pytest.raises(WriterFenced, match="another process generates as w"):
+        generation.run()
+
+
+def test_told_to_stop_while_it_cannot_begin_again_it_ends() -> None:
+    scene, told = Scene(lease_s=1.0), Told()
+    generation = outage(scene, 1, 0, False, told)
+    store, fenced = generation._ring.store, generation._begin_again
+
+    def cut_off_again() -> Any:
+        store.cut_off = told.should_stop = True  # type: ignore[attr-defined]
+        return fenced()
+
+    generation._begin_again = cut_off_again  # type: ignore[method-assign]
+    assert generation.run().put == 3
+
+
 def test_what_is_told_says_how_the_ring_stands() -> None:
     scene, told = Scene(), Told()
     generation = scene.generation(Slow(scene.clock), told, count=8, name="w")
