@@ -11,7 +11,6 @@ kept (a job's) the next process counts on from there.
 from __future__ import annotations
 
 import inspect
-import json
 import logging
 import time
 from collections import deque
@@ -25,6 +24,7 @@ from gpu_client.ring.leases import WRITERS, content_of
 from gpu_client.ring.ring import Ring
 from gpu_client.ring.seeds import Seeds
 from gpu_client.ring.store import RingStore
+from gpu_client.ring.tally import Tally, put_of
 from gpu_client.ring.writer import RingWriter
 
 logger = logging.getLogger("baton.ring")
@@ -139,8 +139,10 @@ class Generation:
 
         self._begun = begun
         self._writer = begun(name)
-        self._tally = _Tally(ring.store, f"{GENERATORS}{self._writer.name}") if name else None
-        self._before = self._tally.put if self._tally else 0
+        # The writer may be another one by the time it is asked.
+        holds_name = lambda: self._writer.holds_name()  # noqa: E731, PLW0108
+        self._tally = Tally(ring.store, f"{GENERATORS}{name}", holds_name) if name else None
+        self._before = self._tally.take() if self._tally else 0
         """Put by processes, or writers, before this one."""
         self._taken = self._before
         self._refused = self._failed = self._in_a_row = 0
@@ -261,7 +263,11 @@ class Generation:
         if writer is None:
             return False
         logger.warning("%s was taken for dead: it begins again", name)
-        self._before = self._taken = self._put
+        put = self._put
+        # Others may have had the name meanwhile. Told to stop before the count is taken it is not noted any more.
+        tally = self._tally
+        counted = self._patiently(lambda: tally.take(put)) if tally is not None else put
+        self._before = self._taken = put if counted is None else counted
         self._waited_s += self._writer.waited_s
         self._leave_writer()
         self._writer = writer
@@ -302,12 +308,17 @@ class Generation:
             return
         self._told_at = now
         if self._tally is not None:
-            self._tally.note(self._put)
+            try:
+                self._tally.note(self._put)
+            except OSError as error:
+                logger.warning("how many samples were put cannot be noted now: %s", error)
         found = self._standing.at(self._keeper.flow, self._waited_s + self._writer.waited_s + waiting_s)
         counts = {"refused": self._refused, "failed": self._failed}
         self._progress.report(self._put, self._count or 0, **found, **counts)
 
     def _end(self) -> None:
+        # As long as the name is held: behind it the count is the next one's.
+        self._tell(at_once=True)
         self._leave_writer()
         self._keeper.close()
         self._tell(at_once=True)
@@ -318,29 +329,6 @@ class Generation:
         except (RingError, OSError) as error:
             # Whatever ends this process is no worse for it: these samples were not counted.
             logger.warning("samples of a pack are lost: %s", error)
-
-
-class _Tally:
-    """How many samples were put under a name, by all processes that have had it one after the other."""
-
-    def __init__(self, store: RingStore, key: str) -> None:
-        self._store, self._key = store, key
-        record = store.record(key)
-        self._version = record.version if record is not None else None
-        self._is_own = True
-        self.put = int(content_of(record).get("put", 0))
-
-    def note(self, put: int) -> None:
-        """So many now. Left to whoever has taken the name, if somebody has."""
-        if not self._is_own or (put == self.put and self._version is not None):
-            return
-        try:
-            self._version = self._store.swap(self._key, json.dumps({"put": put}).encode(), self._version)
-        except OSError as error:
-            logger.warning("how many samples were put cannot be noted now: %s", error)
-            return
-        self._is_own = self._version is not None
-        self.put = put
 
 
 class Standing:
@@ -373,4 +361,4 @@ class Standing:
 
 def put_under(store: RingStore, name: str) -> int:
     """How many samples were put under that name so far."""
-    return int(content_of(store.record(f"{GENERATORS}{name}")).get("put", 0))
+    return put_of(store.record(f"{GENERATORS}{name}"))

@@ -10,7 +10,7 @@ import pytest
 
 from gpu_client.ring.collector import Collector
 from gpu_client.ring.errors import RingMismatch, WriterFenced
-from gpu_client.ring.generating import MOST_FAILURES, Generation, GeneratorFault, Made, samples_of
+from gpu_client.ring.generating import MOST_FAILURES, Generation, GeneratorFault, Made, put_under, samples_of
 from gpu_client.ring.keeper import Keeper
 from gpu_client.ring.leases import Watch
 from gpu_client.ring.objects import StoredSamples
@@ -421,6 +421,68 @@ def test_told_to_stop_while_it_cannot_begin_again_it_ends() -> None:
 
     generation._begin_again = cut_off_again  # type: ignore[method-assign]
     assert generation.run().put == 3
+
+
+def leaves_late(scene: Scene) -> Generation:
+    """It has put some samples that are not noted; another one of its name is begun before it ends."""
+    told = Told()
+
+    def stopping(seed: int) -> Any:
+        told.should_stop = seed == 2
+        return one(seed)
+
+    generation = scene.generation(stopping, told, count=20, name="w")
+    while not generation._over():
+        generation._some()
+    assert generation._put == 3 and put_under(scene.store, "w") == 1
+    return generation
+
+
+def test_one_that_was_taken_over_notes_no_count_any_more() -> None:
+    scene = Scene()
+    before = leaves_late(scene)
+    after = scene.generation(name="w", count=5)
+    before._end()
+    assert after.run().put == 5 == put_under(scene.store, "w")
+    assert scene.run(name="w", count=7).put == 7 == put_under(scene.store, "w")
+    assert len(scene.readable()) == 2 + 7, "those that were not noted, and no more"
+
+
+def test_a_count_that_was_taken_by_one_that_is_fenced_is_taken_back() -> None:
+    """It had begun before, but came to its count only after the next one."""
+    scene = Scene()
+    before = leaves_late(scene)
+    after = scene.generation(name="w", count=5)
+    assert before._tally is not None
+    before._tally.take(before._put)
+    before._end()
+    assert after.run().put == 5 == put_under(scene.store, "w")
+
+
+def test_begun_again_it_counts_on_from_what_others_of_its_name_have_put() -> None:
+    scene = Scene(lease_s=1.0)
+    collector = Collector(scene.ring, Watch(scene.clock))
+
+    def overtaken(seed: int) -> Any:
+        if seed == 3:
+            collector.collect()
+            scene.clock.go_on(3)
+            assert collector.collect().fenced
+            assert scene.run(name="w", count=8).put == 8
+        return one(seed)
+
+    assert scene.run(overtaken, name="w", count=10).put == 10 == put_under(scene.store, "w")
+    assert len(scene.readable()) == 3 + 10, "the first ones were not noted, and no more were made"
+
+
+@pytest.mark.parametrize("fails_done", [False, True])
+def test_a_count_of_which_the_answer_was_lost_is_noted_all_the_same(fails_done: bool) -> None:
+    for fails_after in range(60):
+        scene = Scene()
+        store = Outage(scene.store)
+        generation = scene.generation(Slow(scene.clock), store=store, count=8, name="w")
+        store.fails_after, store.fails_done = fails_after, fails_done
+        assert generation.run().put == 8 == put_under(scene.store, "w"), fails_after
 
 
 def test_what_is_told_says_how_the_ring_stands() -> None:
