@@ -39,6 +39,8 @@ MOST_FAILURES = 10
 """Samples in a row that could not be made, or were refused: then it is no accident."""
 STORE_PATIENCE_S = 600.0
 """For so long a place that cannot be reached is tried again."""
+STOPPING_PATIENCE_S = 30.0
+"""For so long when told to stop: whoever says so does not wait for ever."""
 
 Samples = Callable[[Iterator[int]], Iterator[object]]
 """From seeds to samples, one for each."""
@@ -153,12 +155,13 @@ class Generation:
         self._standing = Standing(ring.settings.cap, clock)
 
     def run(self) -> Made:
-        """Until there are `count`, or it is told to stop. Raises GeneratorFault, or what the generator raised last."""
+        """Until there are `count`, or it is told to stop. Raises GeneratorFault, or what the generator raised last; and
+        RingError where samples were lost."""
         if self._threads:
             self._keeper.start()
         try:
             self._tell(at_once=True)
-            while not self._over():
+            while not self._done():
                 self._some()
         finally:
             self._end()
@@ -170,6 +173,25 @@ class Generation:
 
     def _over(self) -> bool:
         return self._progress.should_stop or (self._count is not None and self._taken >= self._count)
+
+    def _done(self) -> bool:
+        """Whether it is over, with all that was put stored and noted."""
+        if not self._over():
+            return False
+        tally = self._tally
+        try:
+            self._patiently(self._writer.flush, to_the_end=True)
+            if tally is not None:
+                self._patiently(lambda: tally.note(self._put), to_the_end=True)
+        except WriterFenced:
+            if self._progress.should_stop or not self._begin_again():
+                raise
+            logger.warning("samples of a pack came too late: others are made")
+        except OSError as error:
+            raise RingError(
+                f"what was put last could not be stored: {error}", "Start it again, to make more"
+            ) from error
+        return self._over()
 
     def _some(self) -> None:
         """Until the generator ends, of itself or by an error: then it is begun again."""
@@ -273,18 +295,20 @@ class Generation:
         self._writer = writer
         return True
 
-    def _patiently(self, action: Callable[[], T]) -> T | None:
-        """What it gives, tried again while the store cannot be reached; None when told to stop meanwhile."""
+    def _patiently(self, action: Callable[[], T], *, to_the_end: bool = False) -> T | None:
+        """What it gives, tried again while the store cannot be reached; None when told to stop meanwhile, but
+        `to_the_end`."""
         began_at, wait_s = self._clock(), TELL_EVERY_S
         while True:
             try:
                 return action()
             except OSError as error:
-                if self._clock() - began_at > STORE_PATIENCE_S:
+                stopping = self._progress.should_stop
+                if stopping and not to_the_end:
+                    return None
+                if self._clock() - began_at > (STOPPING_PATIENCE_S if stopping else STORE_PATIENCE_S):
                     raise
                 logger.warning("the ring cannot be reached now: %s", error)
-            if self._progress.should_stop:
-                return None
             self._pause(wait_s)
             wait_s = min(wait_s * 2, 10.0)
 
@@ -320,15 +344,18 @@ class Generation:
         # As long as the name is held: behind it the count is the next one's.
         self._tell(at_once=True)
         self._leave_writer()
-        self._keeper.close()
+        try:
+            self._keeper.close()
+        except OSError as error:
+            logger.warning("the ring cannot be left to others now: %s", error)
         self._tell(at_once=True)
 
     def _leave_writer(self) -> None:
         try:
             self._writer.close()
         except (RingError, OSError) as error:
-            # Whatever ends this process is no worse for it: these samples were not counted.
-            logger.warning("samples of a pack are lost: %s", error)
+            # Of one that is fenced, or ends by another error; or all is stored, and others find out that it is gone.
+            logger.warning("the writer cannot be closed as it should: %s", error)
 
 
 class Standing:

@@ -9,8 +9,17 @@ import numpy as np
 import pytest
 
 from gpu_client.ring.collector import Collector
-from gpu_client.ring.errors import RingMismatch, WriterFenced
-from gpu_client.ring.generating import MOST_FAILURES, Generation, GeneratorFault, Made, put_under, samples_of
+from gpu_client.ring.errors import RingError, RingMismatch, WriterFenced
+from gpu_client.ring.generating import (
+    MOST_FAILURES,
+    STOPPING_PATIENCE_S,
+    STORE_PATIENCE_S,
+    Generation,
+    GeneratorFault,
+    Made,
+    put_under,
+    samples_of,
+)
 from gpu_client.ring.keeper import Keeper
 from gpu_client.ring.leases import Watch
 from gpu_client.ring.objects import StoredSamples
@@ -420,7 +429,84 @@ def test_told_to_stop_while_it_cannot_begin_again_it_ends() -> None:
         return fenced()
 
     generation._begin_again = cut_off_again  # type: ignore[method-assign]
-    assert generation.run().put == 3
+    with pytest.raises(RingError, match="could not be stored"):
+        generation.run()
+    seeds = [seed for _, seed in scene.readable()]
+    assert seeds[:3] == [0, 1, 2] and len(set(seeds)) == len(seeds) <= 4
+
+
+def ending(scene: Scene, told: Told, stops: bool, lasts_s: float) -> Generation:
+    """One whose last pack is not full, and whose store cannot be reached as it ends."""
+    store = Outage(scene.store)
+    began_at = scene.clock()
+
+    def last(seed: int) -> Any:
+        if seed == 4:
+            store.cut_off = True
+            told.should_stop = stops
+        return one(seed)
+
+    def pause(seconds: float) -> None:
+        scene.clock.go_on(seconds)
+        store.cut_off = scene.clock() - began_at < lasts_s
+
+    generation = scene.generation(last, told, store=store, count=None if stops else 5, name="w")
+    generation._pause = pause
+    return generation
+
+
+@pytest.mark.parametrize(("stops", "lasts_s"), [(False, STORE_PATIENCE_S - 20), (True, STOPPING_PATIENCE_S - 5)])
+def test_the_last_pack_is_stored_when_the_store_is_back(stops: bool, lasts_s: float) -> None:
+    scene = Scene(pack=4)
+    assert ending(scene, Told(), stops, lasts_s).run().put == 5 == put_under(scene.store, "w")
+    assert [seed for _, seed in scene.readable()] == list(range(5))
+
+
+@pytest.mark.parametrize("stops", [False, True])
+def test_a_last_pack_that_cannot_be_stored_is_an_error(stops: bool) -> None:
+    scene = Scene(pack=4)
+    began_at = scene.clock()
+    with pytest.raises(RingError, match="what was put last could not be stored: no route"):
+        ending(scene, Told(), stops, 1e9).run()
+    patience_s = STOPPING_PATIENCE_S if stops else STORE_PATIENCE_S
+    assert patience_s < scene.clock() - began_at < patience_s + 20
+    assert len(scene.readable()) == 4
+
+
+def test_told_to_stop_late_in_an_outage_it_tries_its_last_pack_once_more_for_a_while() -> None:
+    scene, told = Scene(), Told()
+    store = Outage(scene.store)
+    began_at = scene.clock()
+
+    def cut_off(seed: int) -> Any:
+        store.cut_off = seed == 1
+        return one(seed)
+
+    def pause(seconds: float) -> None:
+        scene.clock.go_on(seconds)
+        told.should_stop = scene.clock() - began_at > 100
+        store.cut_off = scene.clock() - began_at < 120
+
+    generation = scene.generation(cut_off, told, store=store, count=9, name="w")
+    generation._pause = pause
+    assert generation.run().put == 2 == put_under(scene.store, "w")
+    assert [seed for _, seed in scene.readable()] == [0, 1]
+
+
+def test_fenced_before_its_last_pack_it_makes_others() -> None:
+    scene = Scene(pack=4, lease_s=1.0)
+    collector = Collector(scene.ring, Watch(scene.clock))
+
+    def suspended(seed: int) -> Any:
+        if seed == 4:
+            collector.collect()
+            scene.clock.go_on(3)
+            assert collector.collect().fenced
+            scene.publish()
+        return one(seed)
+
+    assert scene.run(suspended, count=5, name="w").put == 5 == put_under(scene.store, "w")
+    assert [seed for _, seed in scene.readable()] == [0, 1, 2, 3, 5]
 
 
 def leaves_late(scene: Scene) -> Generation:
