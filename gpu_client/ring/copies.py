@@ -5,6 +5,7 @@ Whoever starts them watches over them: what they have put is reported together; 
 
 from __future__ import annotations
 
+import logging
 import signal
 import subprocess
 import time
@@ -14,6 +15,8 @@ from gpu_client.ring.generating import TELL_EVERY_S, Progress, Standing, put_und
 from gpu_client.ring.keeper import Keeper
 from gpu_client.ring.leases import WRITERS, content_of
 from gpu_client.ring.ring import Ring
+
+logger = logging.getLogger("baton.ring")
 
 POLL_S = 0.1
 GRACE_S = 600.0
@@ -52,14 +55,20 @@ class Copies:
 
     def run(self) -> int:
         """Until all have ended, told to or of themselves; the first exit code that is not 0."""
-        processes = [subprocess.Popen(command, env=dict(self._environment)) for command in self._commands.values()]
+        processes: list[subprocess.Popen[bytes]] = []
         try:
-            with self._keeper:
-                return self._watched(processes)
+            self._keeper.start()
+            for command in self._commands.values():
+                processes.append(subprocess.Popen(command, env=dict(self._environment)))
+            return self._watched(processes)
         finally:
             for process in processes:
                 process.kill()
                 process.wait()
+            try:
+                self._keeper.close()
+            except OSError as error:
+                logger.warning("the ring cannot be left to others now: %s", error)
             self._tell(at_once=True)
 
     def _watched(self, processes: Sequence[subprocess.Popen[bytes]]) -> int:
@@ -88,10 +97,19 @@ class Copies:
         if not at_once and now - self._told_at < TELL_EVERY_S:
             return
         self._told_at = now
+        try:
+            put, found, refused = self._found()
+        except OSError as error:
+            # The copies wait for the store themselves, and for longer.
+            logger.warning("what the copies have put cannot be seen now: %s", error)
+            return
+        self._progress.report(put, self._count or 0, **found, refused=refused)
+
+    def _found(self) -> tuple[int, dict[str, float], int]:
+        """What all have put, how the ring stands, and what was refused."""
         store = self._ring.store
         writers = [content_of(store.record(f"{WRITERS}{name}")) for name in self._commands]
         put = sum(put_under(store, name) for name in self._commands)
         waited_s = sum(float(writer.get("waited_s", 0)) for writer in writers) / len(writers)
         refused = sum(int(writer.get("refused", 0)) for writer in writers)
-        found = self._standing.at(self._keeper.flow, waited_s)
-        self._progress.report(put, self._count or 0, **found, refused=refused)
+        return put, self._standing.at(self._keeper.flow, waited_s), refused

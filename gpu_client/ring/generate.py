@@ -15,7 +15,6 @@ import json
 import logging
 import os
 import signal
-import socket
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -27,6 +26,7 @@ from pydantic import ValidationError
 from gpu_client.ring.copies import Copies, shares
 from gpu_client.ring.errors import RingError, RingMismatch
 from gpu_client.ring.generating import Generation, GeneratorFault, Progress, Samples, samples_of
+from gpu_client.ring.leases import own_name
 from gpu_client.ring.manifest import WRITER_NAME
 from gpu_client.ring.places import make_ring, open_ring
 from gpu_client.ring.ring import Ring
@@ -157,7 +157,7 @@ def _generate(options: argparse.Namespace, progress: Progress) -> None:
 
 
 def _generate_in_copies(options: argparse.Namespace, name: str, ring: Ring, progress: Progress) -> None:
-    name = name or f"{socket.gethostname().split('.')[0][:32]}-{os.getpid()}"
+    name = name or own_name()
     commands: dict[str, list[str]] = {}
     for number, share in enumerate(shares(options.count, options.processes)):
         commands[f"{name}-{number}"] = [

@@ -11,7 +11,6 @@ kept (a job's) the next process counts on from there.
 from __future__ import annotations
 
 import inspect
-import json
 import logging
 import time
 from collections import deque
@@ -25,6 +24,7 @@ from gpu_client.ring.leases import WRITERS, content_of
 from gpu_client.ring.ring import Ring
 from gpu_client.ring.seeds import Seeds
 from gpu_client.ring.store import RingStore
+from gpu_client.ring.tally import Tally, put_of
 from gpu_client.ring.writer import RingWriter
 
 logger = logging.getLogger("baton.ring")
@@ -39,6 +39,8 @@ MOST_FAILURES = 10
 """Samples in a row that could not be made, or were refused: then it is no accident."""
 STORE_PATIENCE_S = 600.0
 """For so long a place that cannot be reached is tried again."""
+STOPPING_PATIENCE_S = 30.0
+"""For so long when told to stop: whoever says so does not wait for ever."""
 
 Samples = Callable[[Iterator[int]], Iterator[object]]
 """From seeds to samples, one for each."""
@@ -139,8 +141,10 @@ class Generation:
 
         self._begun = begun
         self._writer = begun(name)
-        self._tally = _Tally(ring.store, f"{GENERATORS}{self._writer.name}") if name else None
-        self._before = self._tally.put if self._tally else 0
+        # The writer may be another one by the time it is asked.
+        holds_name = lambda: self._writer.holds_name()  # noqa: E731, PLW0108
+        self._tally = Tally(ring.store, f"{GENERATORS}{name}", holds_name) if name else None
+        self._before = self._tally.take() if self._tally else 0
         """Put by processes, or writers, before this one."""
         self._taken = self._before
         self._refused = self._failed = self._in_a_row = 0
@@ -151,12 +155,13 @@ class Generation:
         self._standing = Standing(ring.settings.cap, clock)
 
     def run(self) -> Made:
-        """Until there are `count`, or it is told to stop. Raises GeneratorFault, or what the generator raised last."""
+        """Until there are `count`, or it is told to stop. Raises GeneratorFault, or what the generator raised last; and
+        RingError where samples were lost."""
         if self._threads:
             self._keeper.start()
         try:
             self._tell(at_once=True)
-            while not self._over():
+            while not self._done():
                 self._some()
         finally:
             self._end()
@@ -168,6 +173,25 @@ class Generation:
 
     def _over(self) -> bool:
         return self._progress.should_stop or (self._count is not None and self._taken >= self._count)
+
+    def _done(self) -> bool:
+        """Whether it is over, with all that was put stored and noted."""
+        if not self._over():
+            return False
+        tally = self._tally
+        try:
+            self._patiently(self._writer.flush, to_the_end=True)
+            if tally is not None:
+                self._patiently(lambda: tally.note(self._put), to_the_end=True)
+        except WriterFenced:
+            if self._progress.should_stop or not self._begin_again():
+                raise
+            logger.warning("samples of a pack came too late: others are made")
+        except OSError as error:
+            raise RingError(
+                f"what was put last could not be stored: {error}", "Start it again, to make more"
+            ) from error
+        return self._over()
 
     def _some(self) -> None:
         """Until the generator ends, of itself or by an error: then it is begun again."""
@@ -207,7 +231,7 @@ class Generation:
         while True:
             self._asked_at = self._clock()
             try:
-                self._writer.put(sample, seed=seed)
+                self._put_patiently(sample, seed)
             except SampleRefused as error:
                 self._refused += 1
                 self._in_a_row += 1
@@ -221,45 +245,70 @@ class Generation:
                     raise
                 return  # told to stop while it waited
             except WriterFenced:
-                self._begin_again()
-                continue
-            except OSError as error:
-                logger.warning("the ring cannot be reached now: %s", error)
-                # What is in the pack is stored when it can be.
-                self._patiently(self._writer.flush)
-                self._taken = self._put
-                self._in_a_row = 0
+                # What was claimed may count all the same: rather lost than there twice.
+                claimed = self._writer.unsure
+                if self._begin_again() and not claimed:
+                    continue
+                logger.warning("the sample of seed %d came too late: it may be lost", seed)
             else:
-                self._taken += 1
                 self._in_a_row = 0
             break
         self._tell()
 
-    def _begin_again(self) -> None:
-        """After having been taken for dead. Raises WriterFenced where another process has the name."""
+    def _put_patiently(self, sample: object, seed: int) -> None:
+        try:
+            self._writer.put(sample, seed=seed)
+        except OSError as error:
+            logger.warning("the ring cannot be reached now: %s", error)
+            # What is in the pack is stored when it can be.
+            self._patiently(self._writer.flush)
+            self._taken = self._put
+        else:
+            self._taken += 1
+
+    def _begin_again(self) -> bool:
+        """After having been taken for dead; False when told to stop before it could. Raises WriterFenced where another
+        process has the name."""
         name = self._writer.name
-        holder = content_of(self._ring.store.record(f"{WRITERS}{name}"))
-        if holder and not holder.get("dead"):
-            raise WriterFenced(f"another process generates as {name}", "Give each a name of its own")
+        tries = 0
+
+        def begun() -> RingWriter:
+            nonlocal tries
+            tries += 1
+            holder = content_of(self._ring.store.record(f"{WRITERS}{name}"))
+            # One that has put nothing yet may be of the last try, of which the store's answer was lost.
+            if holder and not holder.get("dead") and (tries == 1 or "put" in holder):
+                raise WriterFenced(f"another process generates as {name}", "Give each a name of its own")
+            return self._begun(name)
+
+        writer = self._patiently(begun)
+        if writer is None:
+            return False
         logger.warning("%s was taken for dead: it begins again", name)
-        self._before += self._writer.put_samples
-        self._taken = self._before
+        put = self._put
+        # Others may have had the name meanwhile. Told to stop before the count is taken it is not noted any more.
+        tally = self._tally
+        counted = self._patiently(lambda: tally.take(put)) if tally is not None else put
+        self._before = self._taken = put if counted is None else counted
         self._waited_s += self._writer.waited_s
         self._leave_writer()
-        self._writer = self._begun(name)
+        self._writer = writer
+        return True
 
-    def _patiently(self, action: Callable[[], T]) -> T | None:
-        """What it gives, tried again while the store cannot be reached; None when told to stop meanwhile."""
+    def _patiently(self, action: Callable[[], T], *, to_the_end: bool = False) -> T | None:
+        """What it gives, tried again while the store cannot be reached; None when told to stop meanwhile, but
+        `to_the_end`."""
         began_at, wait_s = self._clock(), TELL_EVERY_S
         while True:
             try:
                 return action()
             except OSError as error:
-                if self._clock() - began_at > STORE_PATIENCE_S:
+                stopping = self._progress.should_stop
+                if stopping and not to_the_end:
+                    return None
+                if self._clock() - began_at > (STOPPING_PATIENCE_S if stopping else STORE_PATIENCE_S):
                     raise
                 logger.warning("the ring cannot be reached now: %s", error)
-            if self._progress.should_stop:
-                return None
             self._pause(wait_s)
             wait_s = min(wait_s * 2, 10.0)
 
@@ -283,45 +332,30 @@ class Generation:
             return
         self._told_at = now
         if self._tally is not None:
-            self._tally.note(self._put)
+            try:
+                self._tally.note(self._put)
+            except OSError as error:
+                logger.warning("how many samples were put cannot be noted now: %s", error)
         found = self._standing.at(self._keeper.flow, self._waited_s + self._writer.waited_s + waiting_s)
         counts = {"refused": self._refused, "failed": self._failed}
         self._progress.report(self._put, self._count or 0, **found, **counts)
 
     def _end(self) -> None:
+        # As long as the name is held: behind it the count is the next one's.
+        self._tell(at_once=True)
         self._leave_writer()
-        self._keeper.close()
+        try:
+            self._keeper.close()
+        except OSError as error:
+            logger.warning("the ring cannot be left to others now: %s", error)
         self._tell(at_once=True)
 
     def _leave_writer(self) -> None:
         try:
             self._writer.close()
         except (RingError, OSError) as error:
-            # Whatever ends this process is no worse for it: these samples were not counted.
-            logger.warning("samples of a pack are lost: %s", error)
-
-
-class _Tally:
-    """How many samples were put under a name, by all processes that have had it one after the other."""
-
-    def __init__(self, store: RingStore, key: str) -> None:
-        self._store, self._key = store, key
-        record = store.record(key)
-        self._version = record.version if record is not None else None
-        self._is_own = True
-        self.put = int(content_of(record).get("put", 0))
-
-    def note(self, put: int) -> None:
-        """So many now. Left to whoever has taken the name, if somebody has."""
-        if not self._is_own or (put == self.put and self._version is not None):
-            return
-        try:
-            self._version = self._store.swap(self._key, json.dumps({"put": put}).encode(), self._version)
-        except OSError as error:
-            logger.warning("how many samples were put cannot be noted now: %s", error)
-            return
-        self._is_own = self._version is not None
-        self.put = put
+            # Of one that is fenced, or ends by another error; or all is stored, and others find out that it is gone.
+            logger.warning("the writer cannot be closed as it should: %s", error)
 
 
 class Standing:
@@ -354,4 +388,4 @@ class Standing:
 
 def put_under(store: RingStore, name: str) -> int:
     """How many samples were put under that name so far."""
-    return int(content_of(store.record(f"{GENERATORS}{name}")).get("put", 0))
+    return put_of(store.record(f"{GENERATORS}{name}"))

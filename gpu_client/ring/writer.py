@@ -144,6 +144,15 @@ class RingWriter:
         self.flush()
         self._ring.publish_all(self._claimed, at_once=True)
 
+    @property
+    def unsure(self) -> bool:
+        """Whether samples were stored, and perhaps claimed, of which this writer cannot say that they count."""
+        return self._unclaimed is not None
+
+    def holds_name(self) -> bool:
+        """Whether nobody else has taken its name, asked of the store."""
+        return self._lease.is_own()
+
     def renew(self) -> None:
         """Say that this writer is alive, and what it has done."""
         told = {

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from gpu_client.ring.generate import Alone, main, writer_name
-from gpu_client.ring.manifest import SAMPLES
+from gpu_client.ring.manifest import SAMPLES, WRITER_NAME
 from gpu_client.ring.places import make_ring, open_ring
 from gpu_client.ring.reader import RingReader
 from gpu_client.ring.settings import RingSettings
@@ -106,6 +106,26 @@ def test_writers_are_called_after_their_job_or_task() -> None:
     assert writer_name({**task, "SLURM_PROCID": "2"}) == "slurm-7-3-2"
     assert writer_name({"SLURM_JOB_ID": "9"}) == "slurm-9-0-0"
     assert writer_name({}) == ""
+
+
+def test_unnamed_copies_have_names_that_never_come_again(workplace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In a container that is begun anew the host and the number of the process are those of before."""
+    make_ring(str(workplace / "ring"), RingSettings(cap=4))
+    named: list[str] = []
+
+    class Noted:
+        def __init__(self, ring: object, commands: dict[str, list[str]], *more: object, **options: object) -> None:
+            named.extend(commands)
+
+        def run(self) -> int:
+            return 0
+
+    monkeypatch.setattr("gpu_client.ring.generate.Copies", Noted)
+    monkeypatch.setattr("socket.gethostname", lambda: "gpu node_7!.local")
+    for _ in range(2):
+        generate("--count=4", "--processes=2")
+    assert len(set(named)) == 4
+    assert all(WRITER_NAME.fullmatch(name) for name in named), named
 
 
 def test_alone_signals_ask_it_to_stop() -> None:

@@ -10,91 +10,16 @@ import pytest
 
 from gpu_client.ring.collector import Collector
 from gpu_client.ring.errors import RingMismatch, WriterFenced
-from gpu_client.ring.generating import MOST_FAILURES, Generation, GeneratorFault, Made, samples_of
-from gpu_client.ring.keeper import Keeper
+from gpu_client.ring.generating import (
+    MOST_FAILURES,
+    GeneratorFault,
+    samples_of,
+)
 from gpu_client.ring.leases import Watch
-from gpu_client.ring.objects import StoredSamples
-from gpu_client.ring.ring import Ring
 from gpu_client.ring.seeds import SEEDS, Seeds
-from gpu_client.ring.settings import RingSettings
-from gpu_client.ring.store import RingStore
 from gpu_client.ring.store_memory import MemoryStore
+from tests.unit.ring.generating_kit import Scene, Slow, Told, one
 from tests.unit.ring.ring_kit import Clock, Died, MortalStore
-
-
-def one(seed: int) -> np.ndarray[Any, Any]:
-    return np.array([seed])
-
-
-class Told:
-    """Who is told; wants to stop when a test says so."""
-
-    def __init__(self) -> None:
-        self.should_stop = False
-        self.reports: list[tuple[int, int, dict[str, Any]]] = []
-        self.phases: list[tuple[str, int]] = []
-        self.stops_in_phase = 0
-
-    def report(self, step: int, total: int, **metrics: object) -> None:
-        self.reports.append((step, total, metrics))
-
-    def phase(self, name: str, done: int, total: int) -> None:
-        self.phases.append((name, done))
-        if len(self.phases) == self.stops_in_phase:
-            self.should_stop = True
-
-
-class Scene:
-    """One ring on one clock, without threads: who waits lets the keeper have its turn."""
-
-    def __init__(self, **settings: Any) -> None:
-        self.clock = Clock()
-        self.store = MemoryStore()
-        self.settings = RingSettings(**{"cap": 8, "max_ahead": 1000, "retain": 1000, **settings})
-        self.ring = Ring.make(self.store, self.settings, clock=self.clock)
-
-    def generation(
-        self, generator: Callable[..., Any] = one, told: Told | None = None, store: RingStore | None = None, **more: Any
-    ) -> Generation:
-        options = more.pop("options", {})
-        ring = Ring(store or self.store, self.settings, clock=self.clock)
-        keeper = Keeper(ring, "k", clock=self.clock)
-
-        def turn(seconds: float) -> None:
-            self.clock.go_on(seconds)
-            keeper.turn()
-
-        keeper.wait_turn = turn  # type: ignore[method-assign]
-        return Generation(
-            ring,
-            samples_of(generator, options),
-            told or Told(),
-            keeper=keeper,
-            threads=False,
-            clock=self.clock,
-            pause=self.clock.go_on,
-            **more,
-        )
-
-    def run(self, generator: Callable[..., Any] = one, told: Told | None = None, **more: Any) -> Made:
-        return self.generation(generator, told, **more).run()
-
-    def publish(self) -> None:
-        while self.ring.publish() is not None:
-            pass
-
-    def readable(self) -> list[tuple[str, int]]:
-        """Writer and seed of each sample that has ever become readable; its value is what its seed makes."""
-        self.publish()
-        found = {}
-        for number in range(1, self.ring.pointer()[0] + 1):
-            for slot in self.ring.manifest(number).slots:
-                data = self.store.read(slot.object.key)
-                assert data is not None
-                stored = StoredSamples(slot.object.key, data)
-                assert stored.sample(slot.number)[0] == stored.seed(slot.number)
-                found[slot.inserted] = (slot.object.writer, stored.seed(slot.number))
-        return [found[inserted] for inserted in sorted(found)]
 
 
 def test_so_many_samples_are_put_each_from_a_seed_of_its_own() -> None:
@@ -136,17 +61,6 @@ def test_killed_at_any_operation_it_goes_on_with_its_count_and_no_seed_comes_twi
         if not kills and dies_after > 1:
             break
     assert kills > 40
-
-
-class Slow:
-    """A generator whose samples take a second each."""
-
-    def __init__(self, clock: Clock) -> None:
-        self.clock = clock
-
-    def __call__(self, seed: int) -> np.ndarray[Any, Any]:
-        self.clock.go_on(1.0)
-        return one(seed)
 
 
 def test_a_sample_that_is_refused_or_cannot_be_made_is_left_out_and_counted() -> None:

@@ -1,0 +1,133 @@
+"""Copies of a generator, watched over by whoever has started them: a store that cannot be reached ends none of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+
+from gpu_client.ring.copies import Copies
+from gpu_client.ring.leases import PUBLISHER
+from gpu_client.ring.ring import Ring
+from gpu_client.ring.settings import RingSettings
+from gpu_client.ring.store_memory import MemoryStore
+from tests.unit.ring.ring_kit import Clock, MortalStore
+
+
+class Told:
+    """Who is told."""
+
+    should_stop = False
+
+    def __init__(self) -> None:
+        self.reports: list[tuple[int, int]] = []
+
+    def report(self, step: int, total: int, **metrics: object) -> None:
+        self.reports.append((step, total))
+
+    def phase(self, name: str, done: int, total: int) -> None: ...
+
+
+class Process:
+    """Ends of itself when it was looked at often enough."""
+
+    made: list[Process]
+
+    def __init__(self, command: Sequence[str], env: dict[str, str]) -> None:
+        if command[0] == "missing":
+            raise FileNotFoundError(command[0])
+        self.looks_left = 5
+        self.returncode: int | None = None
+        self.killed = self.waited = False
+        self.made.append(self)
+
+    def poll(self) -> int | None:
+        self.looks_left -= 1
+        if self.looks_left <= 0 and self.returncode is None:
+            self.returncode = 0
+        return self.returncode
+
+    def kill(self) -> None:
+        self.killed = self.returncode is None
+        self.returncode = self.returncode if self.returncode is not None else -9
+
+    def terminate(self) -> None: ...
+
+    def wait(self) -> None:
+        self.waited = True
+
+
+class Unreachable(MortalStore):
+    """Cannot be reached any more, once it is cut off."""
+
+    cut_off = False
+
+    def _do(self, operation: Callable[[], Any]) -> Any:
+        if self.cut_off:
+            raise OSError("no route")
+        return operation()
+
+
+@pytest.fixture(autouse=True)
+def processes(monkeypatch: pytest.MonkeyPatch) -> list[Process]:
+    made: list[Process] = []
+    monkeypatch.setattr(Process, "made", made, raising=False)
+    monkeypatch.setattr("gpu_client.ring.copies.subprocess.Popen", Process)
+    return made
+
+
+def watched(store: Unreachable, told: Told, *programs: str) -> Copies:
+    clock = Clock()
+    ring = Ring.make(store, RingSettings(cap=8), clock=clock)
+    found = Copies(
+        ring,
+        {f"w-{number}": [program] for number, program in enumerate(programs)},
+        {},
+        told,
+        count=4,
+        clock=clock,
+        pause=lambda seconds: clock.go_on(1.0),
+    )
+    # Without a thread; it holds the publisher's record, which it gives up at the end.
+    found._keeper.start = lambda: None  # type: ignore[method-assign]
+    assert found._keeper.turn()
+    return found
+
+
+def test_a_store_that_cannot_be_reached_is_passed_over_until_the_copies_end(processes: list[Process]) -> None:
+    store, told = Unreachable(MemoryStore()), Told()
+    found = watched(store, told, "a", "b")
+    assert store.store.record(PUBLISHER) is not None
+    store.cut_off = True
+    assert found.run() == 0
+    assert [one.returncode for one in processes] == [0, 0]
+    assert not any(one.killed for one in processes)
+    assert told.reports == []
+
+
+def test_what_was_put_is_told_again_once_the_store_is_back(processes: list[Process]) -> None:
+    store, told = Unreachable(MemoryStore()), Told()
+    found = watched(store, told, "a", "b")
+    store.swap("generators/w-0", b'{"put": 3}', None)
+    store.cut_off = True
+    poll = Process.poll
+
+    def back(one: Process) -> int | None:
+        store.cut_off = one.looks_left > 2
+        return poll(one)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Process, "poll", back)
+        assert found.run() == 0
+    assert told.reports[-1] == (3, 4)
+    assert not any(one.killed for one in processes)
+    assert store.record(PUBLISHER) is None, "left to others at once"
+
+
+def test_one_that_cannot_be_started_leaves_no_other_one_behind(processes: list[Process]) -> None:
+    store = Unreachable(MemoryStore())
+    with pytest.raises(FileNotFoundError, match="missing"):
+        watched(store, Told(), "a", "missing", "b").run()
+    [only] = processes
+    assert only.killed and only.waited
