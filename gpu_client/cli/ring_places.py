@@ -26,6 +26,7 @@ def _with_profile(context: typer.Context) -> None:
 
     session = session_of(context)
     look_elsewhere(lambda: _access(session))
+    context.call_on_close(lambda: look_elsewhere(None))  # of this command alone, whatever the process does next
 
 
 def list_rings(context: typer.Context, as_json: AsJson = False) -> None:

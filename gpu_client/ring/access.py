@@ -28,9 +28,10 @@ class Access(NamedTuple):
 _elsewhere: list[Callable[[], tuple[str, str] | None]] = []
 
 
-def look_elsewhere(find: Callable[[], tuple[str, str] | None]) -> None:
-    """Where to look first for address and key in this process: a command line knows profiles. None: not there."""
-    _elsewhere[:] = [find]
+def look_elsewhere(find: Callable[[], tuple[str, str] | None] | None) -> None:
+    """Where to look first for address and key in this process: a command line knows profiles. It answers None where it
+    knows of none. `find` None: nowhere else any more."""
+    _elsewhere[:] = [] if find is None else [find]
 
 
 def find_access(environ: Mapping[str, str] = os.environ) -> Access:
