@@ -20,6 +20,9 @@ class Access:
 
     tables: Mapping[str, tuple[str, ...]]
     buckets: Mapping[str, tuple[str, ...]]
+    objects: str = "*"
+    """Which objects of its buckets the actions on objects are for, as IAM writes it. Those on a bucket itself are for
+    all of it: to who may list only a part, S3 answers 403 for whatever is not there."""
     streams: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     """DynamoDB actions on the stream of a table, by its suffix."""
     bus: tuple[str, ...] = ()
@@ -58,6 +61,8 @@ ACCESS: Mapping[str, Access] = {
             "jobs": ("BatchGetItem", "DeleteItem", "GetItem", "PutItem", "Query", "UpdateItem"),
             "jobs/ready": ("Query",),
             "jobs/timers": ("Query",),
+            # Of a group that a rule scales, its jobs.
+            "jobs/by_state": ("Query",),
             "heartbeats": (*_LEASE_SWEEP, "ConditionCheckItem"),
             "heartbeats/due": ("Query",),
         },
@@ -83,6 +88,7 @@ ACCESS: Mapping[str, Access] = {
             )
         },
         buckets={DATA: ("DeleteObject", "GetObject", "ListBucket", "PutObject")},
+        objects="*/rings/*",
     ),
     "admin": Access(
         tables={
@@ -99,6 +105,7 @@ ACCESS: Mapping[str, Access] = {
             # All but the first two and the bucket: what jobs that ended without a worker's call do not keep.
             "jobs": ("GetItem", "PutItem", "BatchGetItem", "DeleteItem", "Query", "UpdateItem"),
             "jobs/timers": ("Query",),
+            "jobs/by_state": ("Query",),
             # Of what waits, how long: the index has nothing else.
             "jobs/ready": ("Scan",),
             "heartbeats": _LEASE_SWEEP,

@@ -80,8 +80,13 @@ def _grant(role: iam.Role, access: Access, tables: Tables, buckets: Buckets) -> 
             continue
         actions = access.buckets[bucket_name]
         _allow(role, "s3", [action for action in actions if action in OF_BUCKET], bucket.bucket_arn)
-        _allow(role, "s3", [action for action in actions if action not in OF_BUCKET], bucket.arn_for_objects("*"))
-        acknowledge_wildcard(role, bucket, "/*", OBJECTS)
+        _allow(
+            role,
+            "s3",
+            [action for action in actions if action not in OF_BUCKET],
+            bucket.arn_for_objects(access.objects),
+        )
+        acknowledge_wildcard(role, bucket, f"/{access.objects}", OBJECTS)
 
 
 def _own_store(stage: Stage) -> dict[str, str]:

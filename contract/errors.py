@@ -216,7 +216,9 @@ ERRORS: dict[ErrorCode, ErrorInfo] = {
         "Create one with action=mpu-create; it may have been completed or aborted.",
     ),
     ErrorCode.RECIPE_EXISTS: ErrorInfo(
-        409, "This name and version mean something else already.", "A version never changes: push it as the next one."
+        409,
+        "This name and version mean something else already.",
+        "A version never changes: push it as the next one, or a built-in one's changed copy under another name.",
     ),
     ErrorCode.ROLLBACK_BUDGET_SPENT: ErrorInfo(
         409,

@@ -91,6 +91,7 @@ class ReasonCode(StrEnum):
     LEASE_EXPIRED = "lease_expired"
     NOT_HANDED_OUT = "not_handed_out"
     CANCELED_BY_USER = "canceled_by_user"
+    CANCELED_BY_RULE = "canceled_by_rule"
     PAUSED_BY_USER = "paused_by_user"
     DEADLINE = "deadline"
     MAX_RUNTIME = "max_runtime"
@@ -346,6 +347,8 @@ class JobView(AnswerModel):
     webhook: str | None = None
     """Id of the webhook that the job names."""
     rings: list[str] = []
+    copy_of: JobId | None = None
+    """The job that a rule has copied to make this one; its event `job.submitted` says which rule."""
     epoch: Epoch
     counters: JobCounters
     reason: Reason | None = None

@@ -22,9 +22,10 @@ KEY_PREFIX = "baton"
 KEY_ID_PATTERN = r"^[a-z0-9]{8,32}$"
 """An API key is `<prefix>_<id>_<secret>`."""
 
-RING_TOKEN_VARIABLE = "BATON_RING_TOKEN"
-"""Where a job's processes find it."""
 RING_TOKEN_PREFIX = "batonring"
+"""A token for rings (`ring_token`) is `<prefix>_<job>_<secret>`."""
+RING_TOKEN_VARIABLE = "BATON_RING_TOKEN"
+"""Where a job's processes find theirs."""
 RING_NAME_PATTERN = r"^[a-z0-9][a-z0-9-]{0,62}$"
 MAX_RINGS = 16
 """Of one job."""
@@ -40,7 +41,7 @@ def ring_secret(lease_token: str) -> str:
 
 
 def ring_token(job_id: str, lease_token: str) -> str:
-    """The same as it is sent, in place of an API key."""
+    """That secret as it is sent, in place of an API key."""
     return f"{RING_TOKEN_PREFIX}_{job_id}_{ring_secret(lease_token)}"
 
 

@@ -89,12 +89,20 @@ class Requeue:
     exclude_host: bool = True
 
 
+MOST_JOBS = 16
+"""Of a group that a rule adds to, unless it says more: nobody wants to be surprised by a bill."""
+
+
 @dataclass(frozen=True, slots=True)
 class Scale:
-    """More or fewer workers of a group."""
+    """More or fewer jobs of a group: copies of its newest one, or its newest ones taken out."""
 
     group: str
     delta: int
+    least: int = 0
+    """Jobs that are left by a delta below 0."""
+    most: int = MOST_JOBS
+    """Jobs that have not ended, behind a delta above 0."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from contract.documents import Document, Location
-from contract.rules.actions import NAMES, Hook, Profile, Rollback, SkipBatch
+from contract.rules.actions import NAMES, Hook, Profile, Rollback, Scale, SkipBatch
 from contract.rules.faults import Code
 from contract.rules.groups import GroupValue
 from contract.rules.metrics import Metrics
@@ -15,6 +15,9 @@ from contract.rules.typed import Aggregate, Grouped, Typed, walk
 
 TRAINING_ONLY = (Rollback, SkipBatch, Profile, Hook)
 """Actions that nobody but the training can do, between two of its steps."""
+
+CONTROL_PLANE_ONLY = (Scale,)
+"""Actions that need what the control plane knows of other jobs."""
 
 
 class Placed(NamedTuple):
@@ -25,7 +28,7 @@ class Placed(NamedTuple):
 
 
 def split(rules: RuleSet) -> Placed:
-    """A rule is the control plane's if it reads what only that knows, or names one of its events."""
+    """A rule is the control plane's if it reads or does what only that can, or names one of its events."""
     metrics = rules.metrics()
     mine = tuple(is_control_planes(rule, metrics) for rule in rules.rules)
     pairs = list(zip(rules.rules, mine, strict=True))
@@ -38,6 +41,8 @@ def split(rules: RuleSet) -> Placed:
 def is_control_planes(rule: Rule, metrics: Metrics) -> bool:
     """Whether the control plane evaluates it. `metrics`: those of its document."""
     if rule.on & CONTROL_PLANE_EVENTS or any(isinstance(part, Grouped) for part in _parts(rule)):
+        return True
+    if any(isinstance(action, CONTROL_PLANE_ONLY) for action in rule.actions):
         return True
     return any(metrics[name].control_plane for name in rule.metrics if name in metrics)
 

@@ -15,7 +15,12 @@ from contract.rules.messages import Message, MessageError, message_of
 from contract.rules.metrics import Metrics
 
 _TAG = re.compile(r"[a-z0-9][a-z0-9-]{0,62}")
+_GROUP = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,255}")
+"""What a tag may be that is easily written."""
 _KNOB = re.compile(r"[A-Za-z_][A-Za-z0-9_.]{0,63}")
+
+MAX_GROUP_JOBS = 100
+"""Whatever a rule says: its jobs are paid for."""
 
 
 class Field(NamedTuple):
@@ -71,7 +76,12 @@ _FIELDS: Mapping[str, Mapping[str, Field]] = {
     "pause": {},
     "profile": {"steps": Field("whole", 1, 100)},
     "requeue": {"exclude_host": Field("flag")},
-    "scale": {"group": Field("name", pattern=_TAG), "delta": Field("whole", -100, 100)},
+    "scale": {
+        "group": Field("name", pattern=_GROUP),
+        "delta": Field("whole", -MAX_GROUP_JOBS, MAX_GROUP_JOBS),
+        "least": Field("whole", 0, MAX_GROUP_JOBS),
+        "most": Field("whole", 1, MAX_GROUP_JOBS),
+    },
     "hook": {"name": Field("name")},
 }
 _MAIN = {"stop": "outcome", "save": "tag", "log": "text", "alert": "text", "profile": "steps", "hook": "name"}
@@ -160,3 +170,6 @@ def _look_at(document: Document, place: Location, name: str, taken: dict[str, An
             document.fault(place, "the value is out of its bounds", "Change one of them.", code=Code.CONFLICT)
     elif name == "scale" and taken["delta"] == 0:
         document.fault(place, "a delta of 0 changes nothing", "Write 1 or -1.", code=Code.INVALID_VALUE)
+    elif name == "scale" and taken.get("least", 0) > taken.get("most", MAX_GROUP_JOBS):
+        # Of a rule that says but one of them, the other one's usual value bounds nothing: the delta has one sign.
+        document.fault(place, "least is more than most", "Exchange them.", code=Code.CONFLICT)

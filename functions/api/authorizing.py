@@ -15,9 +15,7 @@ from functions.domain.ring_tokens import RingLease, RingLeaseReader, is_ring_tok
 logger = logging.getLogger("baton.api")
 
 
-def authorize(
-    event: Mapping[str, Any], keys: KeyReader, now: int, leases: RingLeaseReader | None = None
-) -> dict[str, Any]:
+def authorize(event: Mapping[str, Any], keys: KeyReader, now: int, leases: RingLeaseReader) -> dict[str, Any]:
     """Answer one HTTP API authorizer event (payload version 2.0) with a simple response.
 
     A refused key is let through with the reason in its context, and so is one that could not be looked up: the caller
@@ -28,7 +26,7 @@ def authorize(
     headers = {str(name).lower(): value for name, value in (event.get("headers") or {}).items()}
     presented = str(headers.get("x-api-key", ""))
     try:
-        if leases is not None and is_ring_token(presented):
+        if is_ring_token(presented):
             return {"isAuthorized": True, "context": _of_job(opened(leases, presented, now), presented)}
         found = authenticate(keys, presented, now)
     except StorageUnavailable:

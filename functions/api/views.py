@@ -40,6 +40,7 @@ def job_view(job: Job, lease: Lease | None = None) -> JobView:
         tags=spec.tags,
         webhook=spec.webhook,
         rings=spec.rings,
+        copy_of=job.copy_of,
         epoch=job.epoch,
         counters=job.counters,
         reason=job.reason,

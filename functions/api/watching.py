@@ -30,7 +30,7 @@ TURN_S = 20.0
 """How long such a turn may take: taking lost machines' jobs back comes behind it, in the same function."""
 SLOW_S = 1.0
 """A look that computes for longer counts as one in vain: three of them, and the rules are switched off. Waiting for
-storage is not counted."""
+storage is not counted, nor is what it takes to read the tenant's jobs for a group: that is no rule's fault."""
 
 GROUP_TAG = "group"
 """The tag that names a job's group."""
@@ -118,10 +118,15 @@ def _looked(
     # Here: a function that starts cold and looks at no rules does without the language.
     from functions.domain import watching
 
+    carried_out = False
+    if standing is not None and standing.orders:
+        before, standing = standing, _scaled(jobs, job, standing, occasion=occasion, now=now)
+        carried_out = standing is not before
+        job = jobs.get(job_id) or job
     if watching.is_off(job, standing):
-        if standing is not None and standing.next_at is not None:
+        if standing is not None and standing.next_at is not None and not standing.orders:
             jobs.stand(job_id, watching.left_alone(standing))
-        return False
+        return carried_out
     attempt = None
     if job.state is JobState.RUNNING:
         attempt = jobs.attempt(job_id, job.epoch)
@@ -135,7 +140,26 @@ def _looked(
     member = looked.standing.member
     if members is not None and member.values and members.get(job_id) != member:
         _join(jobs, job, member)
-    return looked.change is not None
+    if looked.change is not None and looked.standing.orders:
+        try:
+            _scaled(jobs, looked.change.job, looked.standing, occasion=occasion, now=now)
+        except WriteConflict:
+            logger.info("a group is scaled by the next look", extra={"job_id": job_id})
+    return looked.change is not None or carried_out
+
+
+def _scaled(jobs: JobStore, job: Job, standing: StandingRecord, *, occasion: Occasion, now: int) -> StandingRecord:
+    """Do what rules have decided on groups, less of it where somebody waits for an answer."""
+    from functions.api.scaling import AT_ONCE, IN_A_TURN, Carrying
+
+    try:
+        return Carrying(jobs, job, now).out(standing, limit=IN_A_TURN if occasion == "timer" else AT_ONCE)
+    except WriteConflict:
+        raise
+    except Exception:  # the boundary between what one rule wants of other jobs, and all the job's rules
+        # It stands there: the next look, of the sweeper at the latest, goes on.
+        logger.exception("a group is not scaled yet", extra={"job_id": job.id})
+        return standing
 
 
 def _join(jobs: JobStore, job: Job, member: MemberRecord) -> None:
@@ -159,17 +183,25 @@ def _members(jobs: JobStore, job: Job, rules: RuleSet, now: int) -> Members | No
 
 def _decided(jobs: JobStore, seen: Seen, occasion: Occasion, now: int) -> tuple[Looked, Members | None]:
     """What a look decides, or that it came to nothing; and what was read of the job's group."""
+    from functions.api.scaling import GroupReader
     from functions.domain import watching
 
     job = seen.job
+    groups = GroupReader(jobs, job, now)
     try:
         rules = _rules(jobs, job.id, job.rules_revision)
         members = _members(jobs, job, rules, now)
         began_s = time.thread_time()
         looked = watching.look(
-            seen, rules, event=occasion, now=now, kept=lambda: jobs.commands(job.id), members=members
+            seen,
+            rules,
+            event=occasion,
+            now=now,
+            kept=lambda: jobs.commands(job.id),
+            members=members,
+            groups=groups,
         )
-        took_s = time.thread_time() - began_s
+        took_s = time.thread_time() - began_s - groups.took_s
     except StorageUnavailable:
         raise
     except Exception as error:  # the boundary between a job's rules and everything else

@@ -21,26 +21,24 @@ from functions.domain import retry as retry_policy
 from functions.domain import steering
 from functions.domain.change import Change, DirectLease, changed
 from functions.domain.ending import by_whom, counted, requeued, stopped
-from functions.domain.errors import Refusal
+from functions.domain.errors import NotDoneError, Refusal
 from functions.domain.leaving import named
 from functions.domain.records import Attempt, CommandRecord, Event, Job, Lease
+from functions.domain.scale_records import ScaleOrder
+from functions.domain.scaling import MAX_ORDERS, MAX_TOLD_CHARS, STOP_KEPT_S, Decision, GroupJobs, decide
 
 PLACE = "control_plane"
 MAX_OPERANDS = 32
-MAX_TOLD_CHARS = 1000
 MAX_COMMANDS_AT_ONCE = 10
 """Given by one look: they are written in one transaction."""
-STOP_KEPT_S = 366 * 86_400
-"""A stop that a rule has decided waits for a training so long: the rule does not say it again, and without it the job
-would go on for ever."""
 ALIVE_INTERVALS = 2
 """A worker that was heard of within so many heartbeats is asked to hand the job back; from another it is taken."""
 
 _EVENTS = {State.FIRED: "rule.fired", State.CLEARED: "rule.cleared", State.ERROR: "rule.error"}
 
 
-class NotDoneError(Exception):
-    """It cannot be done here; the text says why."""
+def _no_groups(name: str) -> GroupJobs:
+    raise NotDoneError(f"group {name!r} cannot be read here")
 
 
 class Acting:
@@ -55,8 +53,14 @@ class Acting:
         step: int,
         now: int,
         kept: Callable[[], Sequence[CommandRecord]],
+        groups: Callable[[str], GroupJobs] = _no_groups,
+        look: int = 0,
+        pending: Sequence[ScaleOrder] = (),
     ) -> None:
-        """`attempt` and `lease`: of the attempt that holds the job. `kept` reads the job's commands."""
+        """`attempt` and `lease`: of the attempt that holds the job. `kept` reads the job's commands, `groups` a group.
+
+        `look`: a number that no other look at the job has. `pending`: orders that are not carried out yet.
+        """
         self._read = job
         self._job = job
         """As it was read, with all that was decided in it, and not yet written."""
@@ -69,6 +73,13 @@ class Acting:
         self._events: list[Event] = []
         self._commands: list[CommandRecord] = []
         self._dropped: list[int] = []
+        self._read_group, self._look = groups, look
+        self._groups: dict[str, GroupJobs] = {}
+        self._ordered: list[str] = []
+        """Groups of which something was decided."""
+        self._pending = len(pending)
+        self.orders: list[ScaleOrder] = list(pending)
+        """All that are to be carried out."""
         self._end: Change | None = None
         """What moves the job: there is one move in a change."""
 
@@ -89,7 +100,9 @@ class Acting:
         operands = {one.text: encoded(one.value) for one in verdict.operands[:MAX_OPERANDS]}
         common = {"rule": verdict.rule, "severity": verdict.severity, "dry_run": dry_run}
         names = [NAMES[type(action)] for action in verdict.actions]
-        self.tell(_EVENTS[verdict.state], **common, operands=operands, actions=names, message=verdict.reason)
+        would = [self._would(action, verdict) for action in verdict.actions if isinstance(action, Scale) and dry_run]
+        said = "; ".join(text for text in (verdict.reason, *would) if text)[:MAX_TOLD_CHARS]
+        self.tell(_EVENTS[verdict.state], **common, operands=operands, actions=names, message=said)
         if dry_run:
             return
         became: dict[str, list[tuple[str, str]]] = {"action.applied": [], "action.rejected": []}
@@ -126,7 +139,8 @@ class Acting:
         return steering.steered(change) if self._commands else change
 
     def _given(self) -> dict[str, Any]:
-        return {"commands": tuple(self._commands), "dropped_commands": tuple(self._dropped)}
+        scalings = tuple(self._groups[name].record for name in self._ordered)
+        return {"commands": tuple(self._commands), "dropped_commands": tuple(self._dropped), "scalings": scalings}
 
     def _perform(self, action: Action, verdict: Verdict, values: Mapping[str, float | None]) -> str:
         """Do it, and say what was done. Raises NotDoneError or Refusal."""
@@ -149,8 +163,36 @@ class Acting:
                 bounds = {name: bound for name, bound in (("min", least), ("max", most)) if bound is not None}
                 return self._command(verdict, bounds, kind=CommandKind.SET, knob=knob, value=value, factor=factor)
             case Scale():
-                raise NotDoneError("there are no groups of machines to scale here yet")
+                decision = self._scaled(action, verdict)
+                self.orders.append(decision.order)
+                self._groups[action.group] = decision.group
+                if action.group not in self._ordered:
+                    self._ordered.append(action.group)
+                return decision.said
         raise NotDoneError("only a training can do this, between two of its steps")
+
+    def _scaled(self, action: Scale, verdict: Verdict) -> Decision:
+        """What is to be done with the group. Raises NotDoneError."""
+        if self._job.copy_of is not None:
+            raise NotDoneError(f"this job is a copy, made by a rule: its own rules do not scale {action.group!r}")
+        if len(self.orders) >= MAX_ORDERS:
+            raise NotDoneError(f"{MAX_ORDERS} others are to be carried out first")
+        if action.group not in self._groups:
+            self._groups[action.group] = self._read_group(action.group)
+        order = ScaleOrder(
+            number=f"{self._look}.{len(self.orders) - self._pending}",
+            rule=verdict.rule,
+            revision=self._job.rules_revision,
+            step=self._step,
+            group=action.group,
+        )
+        return decide(self._groups[action.group], action, order, job_id=self._job.id, now=self._now)
+
+    def _would(self, action: Scale, verdict: Verdict) -> str:
+        try:
+            return f"would be applied: {self._scaled(action, verdict).said}"
+        except NotDoneError as error:
+            return f"would be rejected: {error}"
 
     def _command(self, verdict: Verdict, bounds: Mapping[str, float] | None = None, **asked: Any) -> str:
         """Tell the training."""

@@ -18,6 +18,7 @@ from functions.domain.records import (
     RulesRecord,
     StandingRecord,
 )
+from functions.domain.scale_records import ScalingRecord
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -110,6 +111,8 @@ class Change:
     control: ControlRecord | None = None
     standing: StandingRecord | None = None
     """Only if the stored one has the version before."""
+    scalings: tuple[ScalingRecord, ...] = ()
+    """Of different groups; the same of each."""
     lease: LeaseWrite | None = None
 
     def with_event(self, type_: EventType, now: int, **data: Any) -> Change:

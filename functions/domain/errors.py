@@ -12,6 +12,10 @@ if TYPE_CHECKING:
     from functions.domain.records import Lease
 
 
+class NotDoneError(Exception):
+    """A rule's action cannot be done here; the text says why."""
+
+
 class Refusal(Exception):  # noqa: N818 - a refusal is a normal outcome, not a fault
     """The request cannot be granted in the present state; nothing was changed."""
 

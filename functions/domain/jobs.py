@@ -339,6 +339,7 @@ def retry(
         canceled_at=None,
         retention_at=None,
         pause_requested=False,
+        leaving=False,
         commands_void=job.commands_seq,
         ended_by=None,
         checkpoint_step=place[0],

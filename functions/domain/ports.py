@@ -28,6 +28,7 @@ from functions.domain.records import (
     StandingRecord,
     TransferGrant,
 )
+from functions.domain.scale_records import ScalingRecord
 from functions.domain.sharing import SharedRecord
 from functions.domain.webhooks import Delivery, Webhook
 
@@ -131,6 +132,9 @@ class JobStore(Protocol):
 
     def join(self, tenant: str, group: str, job_id: str, member: MemberRecord) -> None:
         """Write that down for one of them."""
+
+    def scaling(self, tenant: str, group: str) -> ScalingRecord | None:
+        """What rules have decided on a group."""
 
     def protect_checkpoint(self, job_id: str, step: int, until: int) -> CheckpointRecord | None:
         """Keep a checkpoint from retention at least until then; None if it does not exist."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from functions.domain.records import Record
+from functions.domain.stored import Record
 
 
 class RecipeEntry(Record):

@@ -7,7 +7,8 @@ one lease duration to prove its lease again.
 
 from __future__ import annotations
 
-from functions.domain.records import Lease, Record
+from functions.domain.records import Lease
+from functions.domain.stored import Record
 
 OUTAGE_S = 180
 """A watch not kept for this long means that the control plane was down: three runs of the sweeper missed."""

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict
-
 from contract.history import EventType
 from contract.jobs import (
     Artifact,
@@ -22,12 +20,8 @@ from contract.jobs import (
 from contract.recipes.plan import RunPlan
 from contract.steering import CommandKind, EndedBy, RolledBack, RuleStatus
 from contract.work import Directive
-
-
-class Record(BaseModel):
-    """Base of stored values."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, defer_build=True)
+from functions.domain.scale_records import ScaleOrder
+from functions.domain.stored import Record
 
 
 class Spec(Record):
@@ -115,6 +109,14 @@ class Job(Record):
     """How often a rule or command has ended an attempt, as it was reported."""
     ended_by: EndedBy | None = None
     idempotency_digest: str | None = None
+    copy_of: str | None = None
+    """The job that a rule has copied to make this one."""
+    leaving: bool = False
+    """A rule has told its training to stop, to take the job out of its group."""
+    left_epoch: int | None = None
+    """The attempt that was told so. A later one may know nothing of it."""
+    left_by: str | None = None
+    """The last order that took it out: it does so once, also if the job is retried meanwhile."""
     created_at: int
     updated_at: int
     started_at: int | None = None
@@ -318,6 +320,8 @@ class StandingRecord(Record):
     """How often these rules could not be checked."""
     member: MemberRecord = MemberRecord()
     """What the job's group is to know of it."""
+    orders: list[ScaleOrder] = []
+    """What rules have decided on groups and nobody has carried out to the end yet."""
 
 
 class PackRecord(Record):

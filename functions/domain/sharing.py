@@ -6,7 +6,8 @@ from __future__ import annotations
 from contract.jobs import JobState
 from contract.names import CHECKPOINTS_BUCKET, SHARED_PARTS
 from functions.domain.checkpoints import artifact_key, artifacts_prefix
-from functions.domain.records import Job, Record
+from functions.domain.records import Job
+from functions.domain.stored import Record
 
 
 class SharedRecord(Record):

@@ -134,6 +134,11 @@ def _waits(job: Job, command: CommandRecord, now: int) -> bool:
     return command.status == "waiting" and live
 
 
+def waits_to_stop(job: Job, kept: Iterable[CommandRecord], now: int) -> bool:
+    """Whether a training will be told to stop, by a rule: the one that runs, or the next one."""
+    return any(one.kind is CommandKind.STOP and one.rule is not None and _waits(job, one, now) for one in kept)
+
+
 def _done_again(command: CommandRecord) -> bool:
     return command.kind is CommandKind.SET and command.status == "applied"
 

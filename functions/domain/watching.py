@@ -31,6 +31,7 @@ from functions.domain.change import Change
 from functions.domain.ending import cost_usd
 from functions.domain.grouping import Group, own_values, values_in_rules
 from functions.domain.records import Attempt, CommandRecord, Job, Lease, MemberRecord, StandingRecord
+from functions.domain.scaling import GroupJobs
 
 MAX_RULES = 20
 """Of a document: what they decide in one look is written in one transaction."""
@@ -103,8 +104,10 @@ def look(
     now: int,
     kept: Callable[[], Sequence[CommandRecord]],
     members: Mapping[str, MemberRecord] | None = None,
+    groups: Callable[[str], GroupJobs] | None = None,
 ) -> Looked:
-    """Evaluate a job's rules at `now`. `event`: `heartbeat`, `timer` or `state`. `kept` reads the job's commands.
+    """Evaluate a job's rules at `now`. `event`: `heartbeat`, `timer` or `state`. `kept` reads the job's commands,
+    `groups` the jobs of a group that a rule scales.
 
     `members`: what is known of the job's group, where rules ask for it and it is in one.
     """
@@ -117,7 +120,12 @@ def look(
     group = Group(job.id, member, members) if needed else None
     known = progress is None and before is not None and before.epoch == job.epoch
     step = before.step if known and before is not None else _step(seen)
-    acting = Acting(seen.job, seen.attempt, seen.lease, step=step, now=now, kept=kept)
+    version = 1 if before is None else before.version + 1
+    more: dict[str, Any] = {} if groups is None else {"groups": groups}
+    pending = before.orders if before is not None else []
+    acting = Acting(
+        seen.job, seen.attempt, seen.lease, step=step, now=now, kept=kept, look=version, pending=pending, **more
+    )
     evaluator, told = _restored(rules, group, before, job.rules_revision)
     if told:
         acting.tell("rule.updated", severity="info", message=told)
@@ -126,15 +134,16 @@ def look(
     for verdict in evaluator.observe(observed, step=step, now=float(now), event=event):
         acting.take(verdict, values())
     after = StandingRecord(
-        version=1 if before is None else before.version + 1,
+        version=version,
         revision=job.rules_revision,
         state=packed(evaluator.state_dict()),
         at=now,
-        next_at=_next_at(before, now),
+        next_at=now if acting.orders else _next_at(before, now),
         epoch=job.epoch,
         step=step,
         seen_at=(progress.reported_at or now) if progress else before.seen_at if before else 0,
         member=member,
+        orders=acting.orders,
     )
     return _looked(acting, after)
 
@@ -160,7 +169,7 @@ def failed(seen: Seen, error: str, *, now: int, severity: str = "error") -> Look
             "state": None if anew else before.state,
             "errors": errors,
             "at": now,
-            "next_at": None if errors >= MAX_ERRORS else _next_at(before, now),
+            "next_at": None if errors >= MAX_ERRORS and not before.orders else _next_at(before, now),
         }
     )
     return _looked(acting, after)
@@ -292,6 +301,6 @@ def _looked(acting: Acting, after: StandingRecord) -> Looked:
     change = acting.change()
     if change is None:
         return Looked(standing=after)
-    if change.job.state.terminal:
+    if change.job.state.terminal and not after.orders:
         after = after.model_copy(update={"next_at": None})
     return Looked(standing=after, change=replace(change, standing=after))

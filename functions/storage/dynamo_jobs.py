@@ -22,10 +22,11 @@ from functions.domain.records import (
     Event,
     Job,
     MemberRecord,
-    Record,
     RulesRecord,
     StandingRecord,
 )
+from functions.domain.scale_records import ScalingRecord
+from functions.domain.stored import Record
 from functions.storage import job_items, keys, lease_items
 from functions.storage.documents import load
 from functions.storage.failures import RETRYABLE_CODES, error_code, failures_translated
@@ -80,6 +81,7 @@ class DynamoJobStore:
             actions.append(job_items.put(self._table, job_items.control(change.job.id, change.control)))
         if change.standing is not None:
             actions.append(job_items.put_standing(self._table, change.job.id, change.standing))
+        actions += [job_items.put_scaling(self._table, one) for one in change.scalings]
         if change.lease is not None:
             actions.append(lease_items.transact_item(change.lease, change, self._leases_table))
         self._transact(actions, leased=change.lease is not None)
@@ -263,6 +265,10 @@ class DynamoJobStore:
     def join(self, tenant: str, group: str, job_id: str, member: MemberRecord) -> None:
         with failures_translated():
             self._client.put_item(TableName=self._table, Item=job_items.member(tenant, group, job_id, member))
+
+    def scaling(self, tenant: str, group: str) -> ScalingRecord | None:
+        item = get_item(self._client, self._table, job_items.scaling_key(tenant, group))
+        return load(ScalingRecord, item["doc"]["S"]) if item else None
 
     def protect_checkpoint(self, job_id: str, step: int, until: int) -> CheckpointRecord | None:
         try:

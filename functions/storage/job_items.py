@@ -16,6 +16,7 @@ from functions.domain.records import (
     RulesRecord,
     StandingRecord,
 )
+from functions.domain.scale_records import ScalingRecord
 from functions.storage import keys
 from functions.storage.documents import dump, load
 from functions.storage.items import Item, number
@@ -122,12 +123,30 @@ def member(tenant: str, group: str, job_id: str, record: MemberRecord) -> Item:
 
 def put_standing(table: str, job_id: str, record: StandingRecord) -> Item:
     """Its write as an action of a transaction: only in place of the version before."""
-    action = put(table, standing(job_id, record))
-    if record.version == 1:
+    return _next_version(put(table, standing(job_id, record)), record.version)
+
+
+def scaling_key(tenant: str, group: str) -> Item:
+    """Where it is stored what rules have decided on a group."""
+    return {"pk": {"S": keys.scaling_pk(tenant, group)}, "sk": {"S": keys.SCALING}}
+
+
+def put_scaling(table: str, record: ScalingRecord) -> Item:
+    """Its write as an action of a transaction: only in place of the version before."""
+    item = scaling_key(record.tenant, record.group) | {
+        "doc": {"S": dump(record)},
+        "version": number(record.version),
+        "ttl": number(record.expires_at),
+    }
+    return _next_version(put(table, item), record.version)
+
+
+def _next_version(action: Item, version: int) -> Item:
+    if version == 1:
         action["Put"]["ConditionExpression"] = "attribute_not_exists(pk)"
     else:
         action["Put"]["ConditionExpression"] = "version = :seen"
-        action["Put"]["ExpressionAttributeValues"] = {":seen": number(record.version - 1)}
+        action["Put"]["ExpressionAttributeValues"] = {":seen": number(version - 1)}
     return action
 
 

@@ -14,6 +14,7 @@ CONTROL = "CONTROL"
 """What a worker said last of the job's rules."""
 STANDING = "STANDING"
 """How the rules stand that are evaluated here."""
+SCALING = "SCALING"
 PACK = "PACK"
 SHARED = "SHARED"
 TIMER = "TIMER"
@@ -75,6 +76,11 @@ def command_sk(seq: int) -> str:
 def group_pk(tenant: str, group: str) -> str:
     """Partition of what is known of the jobs of a group; its sort keys are their ids."""
     return f"GROUP#{tenant}#{group}"
+
+
+def scaling_pk(tenant: str, group: str) -> str:
+    """Partition of what rules have decided on a group; its one sort key is `SCALING`."""
+    return f"SCALING#{tenant}#{group}"
 
 
 def pack_pk(tenant: str, blake3: str) -> str:

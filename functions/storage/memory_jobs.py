@@ -19,10 +19,11 @@ from functions.domain.records import (
     Event,
     Job,
     MemberRecord,
-    Record,
     RulesRecord,
     StandingRecord,
 )
+from functions.domain.scale_records import ScalingRecord
+from functions.domain.stored import Record
 from functions.storage import keys
 from functions.storage.documents import dump, load
 from functions.storage.memory_leases import lease_after, noted
@@ -60,14 +61,14 @@ class MemoryJobStore:
         state, job = self._state, change.job
         document = dump(job)
         put = [(kind, number, dump(record)) for kind, number, record in _parts(change)]
+        scalings = {(one.tenant, one.group): dump(one) for one in change.scalings}
         standing = change.standing
         with state.lock:
             stored = state.jobs.get(job.id)
             if (stored.rev if stored else None) != change.seen_rev:
                 raise WriteConflict
             forgotten = [one.record.step for one in change.forgotten if self._forgettable(job.id, one)]
-            if standing is not None:
-                self._require_next(job.id, standing)
+            self._require_versions(change)
             lease = None
             if change.lease is not None:
                 lease = lease_after(change.lease, state.leases, change)
@@ -77,6 +78,7 @@ class MemoryJobStore:
                 state.numbered(job.id, kind).put(number, text)
             if standing is not None:
                 self._note_timer(job.id, standing)
+            state.scalings |= scalings
             for step in forgotten:
                 state.numbered(job.id, keys.CHECKPOINT).remove(step)
             for seq in change.dropped_commands:
@@ -227,6 +229,19 @@ class MemoryJobStore:
     def join(self, tenant: str, group: str, job_id: str, member: MemberRecord) -> None:
         with self._state.lock:
             self._state.groups.setdefault((tenant, group), {})[job_id] = dump(member)
+
+    def scaling(self, tenant: str, group: str) -> ScalingRecord | None:
+        with self._state.lock:
+            text = self._state.scalings.get((tenant, group))
+        return load(ScalingRecord, text) if text else None
+
+    def _require_versions(self, change: Change) -> None:
+        if change.standing is not None:
+            self._require_next(change.job.id, change.standing)
+        for scaling in change.scalings:
+            stored = self.scaling(scaling.tenant, scaling.group)
+            if (stored.version if stored else 0) != scaling.version - 1:
+                raise WriteConflict
 
     def _require_next(self, job_id: str, standing: StandingRecord) -> None:
         stored = self.standing(job_id)

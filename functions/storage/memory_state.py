@@ -52,6 +52,8 @@ class MemoryState:
         self.history: dict[tuple[str, str], Numbered] = {}
         self.groups: dict[tuple[str, str], dict[str, str]] = {}
         """What is known of the jobs of a group, by tenant and group, then by job."""
+        self.scalings: dict[tuple[str, str], str] = {}
+        """What rules have decided on a group, by tenant and group."""
         self.packs: dict[tuple[str, str], PackRecord] = {}
         self._pack_writes = 0
         self.shared: dict[tuple[str, str], SharedRecord] = {}

@@ -12,6 +12,7 @@ from functions.domain import jobs as rules
 from functions.domain.change import DirectLease, SteerLease, changed
 from functions.domain.errors import FenceBroken, Refusal, WriteConflict
 from functions.domain.records import MemberRecord, MemberValue, RulesRecord, StandingRecord
+from functions.domain.scale_records import ScalingRecord
 from functions.storage.documents import MAX_DOCUMENT_BYTES
 from tests.clouds import Cloud
 from tests.conformance.store_kit import NOW, TENANT, claim, submission, submit
@@ -160,3 +161,33 @@ def test_a_machine_s_price_is_kept_with_its_attempt(cloud: Cloud) -> None:
     assert cloud.jobs.attempt(job.id, 1) == priced
     found = cloud.jobs.get(job.id)
     assert found is not None and (found.cost_usd, found.priced_s) == (1 / 3, 7)
+
+
+def test_what_rules_decide_on_a_group_is_written_with_their_job_and_only_upon_what_was_seen(cloud: Cloud) -> None:
+    job = submit(cloud)
+    group = f"sweep {job.id} #é"
+    assert cloud.jobs.scaling(TENANT, group) is None
+
+    def record(version: int, *copies: str, name: str = group) -> ScalingRecord:
+        return ScalingRecord(version=version, tenant=TENANT, group=name, copies=list(copies), expires_at=NOW + 9)
+
+    def write(*records: ScalingRecord) -> None:
+        nonlocal job
+        change = replace(changed(job, NOW), scalings=records).with_event(EventType.RULE_FIRED, NOW, rule="a")
+        cloud.jobs.apply(change)
+        job = change.job
+
+    with pytest.raises(WriteConflict):
+        write(record(2))
+    write(record(1, "a"), record(1, "b", name=f"{group}2"))
+    assert cloud.jobs.scaling(TENANT, group) == record(1, "a")
+    assert cloud.jobs.scaling(TENANT, f"{group}2") == record(1, "b", name=f"{group}2")
+    assert cloud.jobs.scaling("other", group) is None
+    assert cloud.jobs.members(TENANT, group) == {}, "it is no job of the group"
+    for late in (1, 3):
+        with pytest.raises(WriteConflict):
+            write(record(2, "c", name=f"{group}2"), record(late, "c"))
+    assert cloud.jobs.get(job.id) == job, "nothing of that is written"
+    assert cloud.jobs.scaling(TENANT, f"{group}2") == record(1, "b", name=f"{group}2")
+    write(record(2))
+    assert cloud.jobs.scaling(TENANT, group) == record(2)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fnmatch
 import json
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -64,6 +65,8 @@ class Recorder:
         self.calls: set[str] = set()
         self.tables: dict[str, dict[str, set[str]]] = defaultdict(lambda: defaultdict(set))
         self.buckets: dict[str, dict[str, set[str]]] = defaultdict(lambda: defaultdict(set))
+        self.keys: dict[str, set[str]] = defaultdict(set)
+        """Of objects, that each function has named."""
         self.others: dict[str, set[str]] = defaultdict(set)
         """Actions of other services, each as `<service>:<action>`."""
 
@@ -74,6 +77,9 @@ class Recorder:
         if model.service_model.service_name == "s3":
             name = params["Bucket"].partition("-")[2]
             self.buckets[self.function][name].update(S3_RIGHTS[model.name])
+            self.keys[self.function].update(
+                one["Key"] for one in params.get("Delete", {}).get("Objects", [params]) if "Key" in one
+            )
             return
         if model.service_model.service_name != "dynamodb":
             self.others[self.function].add(f"{model.service_model.service_name}:{model.name}")
@@ -193,6 +199,24 @@ def watch(api: Api) -> None:
         api.sweep()
     assert api.job(silent.id)["ended_by"]["rule"] == "broken"
     api.post(f"/job/{silent.id}/retry").ok()
+
+
+def scale(api: Api) -> None:
+    """A group that rules scale, up and down, with each function's looks."""
+    api.submit(queue="scaled", tags={"group": "scaled"}, policy={"heartbeat_interval_s": 60})
+    for name, delta, occasion in (("up", 2, "heartbeat"), ("down", -2, "timer")):
+        do = f"{{scale: {{group: scaled, delta: {delta}}}}}"
+        rules = f"rules: [{{name: {name}, when: wall > 1m, on: {occasion}, do: {do}}}]"
+        api.submit(queue=f"scale-{name}", rules=rules, policy={"heartbeat_interval_s": 600})
+    api.claim(queue="scaled", machine_id="s-0")
+    up, down = (api.claim(queue=f"scale-{name}", machine_id=f"s-{name}") for name in ("up", "down"))
+    api.clock.advance(70)
+    up.heartbeat().ok()
+    assert len([job for job in api.get("/jobs").ok() if job["tags"].get("group") == "scaled"]) == 3
+    api.sweep()
+    left = [job for job in api.get("/jobs").ok() if job["tags"].get("group") == "scaled"]
+    assert sorted(job["state"] for job in left) == ["canceled", "canceled", "running"]
+    down.heartbeat().ok()
 
 
 def describe(api: Api) -> None:
@@ -383,13 +407,28 @@ def published(recorder: Recorder, emulator: Emulator, api: Api) -> None:
 def test_each_function_asks_for_what_its_role_allows(emulator: Emulator, monkeypatch: pytest.MonkeyPatch) -> None:
     recorder = Recorder()
     with listening(recorder, emulator, monkeypatch) as api:
-        for part in (steer, steer_training, describe, work, stopped, original, transfer, watch, administer, hook, ring):
+        for part in (
+            steer,
+            steer_training,
+            describe,
+            work,
+            stopped,
+            original,
+            transfer,
+            watch,
+            scale,
+            administer,
+            hook,
+            ring,
+        ):
             part(api)
         published(recorder, emulator, api)
     assert recorder.calls == {route.route_key for route in ROUTES}
     for name, access in ACCESS.items():
         needed = rights(recorder.tables[name]) | rights(recorder.buckets[name])
         assert needed == rights(access.tables) | rights(access.buckets), name
+        assert fnmatch.filter(recorder.keys[name], access.objects) == list(recorder.keys[name]), name
+        assert bool(recorder.keys[name]) == bool(access.buckets), name
         queues = {*access.dead_letters, *access.line} - LAMBDAS_OWN
         allowed = {f"events:{action}" for action in access.bus} | {f"sqs:{action}" for action in queues}
         assert recorder.others[name] == allowed, name

@@ -76,7 +76,8 @@ def test_a_function_may_do_what_the_table_says_and_nothing_else(template: Json, 
     for bucket, actions in ACCESS[name].buckets.items():
         title = "".join(word.capitalize() for word in bucket.split("-"))
         arn = f"<{_logical_id(template, 'AWS::S3::Bucket', f'Buckets{title}')}>"
-        expected |= {(f"s3:{action}", arn if action in OF_BUCKET else f"{arn}/*") for action in actions}
+        objects = f"{arn}/{'*/rings/*' if name == 'rings' else '*'}"
+        expected |= {(f"s3:{action}", arn if action in OF_BUCKET else objects) for action in actions}
     for suffix, actions in ACCESS[name].streams.items():
         arn = f"<{_logical_id(template, 'AWS::DynamoDB::Table', f'Tables{suffix.capitalize()}')}>.StreamArn"
         expected |= {(f"dynamodb:{action}", arn) for action in actions}

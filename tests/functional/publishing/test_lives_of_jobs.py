@@ -56,7 +56,7 @@ def live(api: Api) -> list[str]:
     late = api.submit(queue="b", policy={"deadline_at": api.clock.now() + 100})["id"]
     api.clock.advance(200)
     api.sweep()
-    return [job, late, *steered(api)]
+    return [job, late, *steered(api), *scaled(api)]
 
 
 def steered(api: Api) -> list[str]:
@@ -75,6 +75,23 @@ def steered(api: Api) -> list[str]:
     api.claim(queue="d").fail(failure_class="stopped_by_rule", ended_by=by).ok()
     api.claim(queue="e").release(by_rule={"kind": "pause", "ended_by": by}).ok()
     return jobs
+
+
+def scaled(api: Api) -> list[str]:
+    """A job that a rule has copied, its copy, which another rule cancels, and the jobs whose rules those are."""
+    source = api.submit(queue="f", tags={"group": "generators"})["id"]
+    api.claim(queue="f")
+    api.clock.advance(1)
+    whose = []
+    for queue, delta in (("g", 1), ("h", -1)):
+        do = f"{{scale: {{group: generators, delta: {delta}}}}}"
+        rules = f"rules: [{{name: grow, when: 'step >= 5', on: [heartbeat], do: {do}}}]"
+        whose.append(api.submit(queue=queue, rules=rules)["id"])
+        held = api.claim(queue=queue)
+        held.heartbeat(step=5).ok()
+        held.complete({}).ok()
+    (copy,) = [one["id"] for one in api.get("/jobs").ok() if one["copy_of"] == source]
+    return [source, copy, *whose]
 
 
 def test_every_type_is_documented() -> None:

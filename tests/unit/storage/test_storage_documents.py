@@ -25,6 +25,7 @@ from functions.domain.records import (
     StandingRecord,
     TransferGrant,
 )
+from functions.domain.scale_records import ScalingRecord
 from functions.domain.sharing import SharedRecord
 from functions.storage.documents import MAX_DOCUMENT_BYTES, dump, load
 
@@ -39,7 +40,7 @@ def models_within(annotation: Any) -> set[type[BaseModel]]:
 def all_models() -> set[type[BaseModel]]:
     found: set[type[BaseModel]] = set()
     pending: set[type[BaseModel]] = {Attempt, CheckpointRecord, Event, Job, SharedRecord, TransferGrant, Progress}
-    pending |= {RulesRecord, CommandRecord, ControlRecord, StandingRecord}
+    pending |= {RulesRecord, CommandRecord, ControlRecord, StandingRecord, ScalingRecord}
     while pending:
         model = pending.pop()
         found.add(model)
@@ -110,11 +111,14 @@ STORED_DEFAULTS: dict[str, dict[str, Any]] = {
         "decided": 0,
         "rollbacks": [],
         "watched": False,
+        "leaving": False,
         "cost_usd": 0.0,
         "priced_s": 0,
         "ends": 0,
     },
-    "StandingRecord": {"revision": 0, "epoch": 0, "step": 0, "seen_at": 0, "errors": 0, "member": {}},
+    "StandingRecord": {"revision": 0, "epoch": 0, "step": 0, "seen_at": 0, "errors": 0, "member": {}, "orders": []},
+    "ScaleOrder": {"copies": 0, "leaving": []},
+    "ScalingRecord": {"copies": [], "leaving": [], "expires_at": 0},
     "MemberRecord": {"values": [], "expires_at": 0},
     "CommandRecord": {"arguments": {}, "status": "waiting", "message": "", "revision": 0},
     "ControlRecord": {"reason": "", "statuses": []},

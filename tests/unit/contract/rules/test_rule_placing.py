@@ -114,6 +114,17 @@ def test_what_the_control_plane_can_order_is_taken(action: Any) -> None:
     assert faults_of({"rules": [rule("cost > 5", do=action)]}) == []
 
 
+def test_a_rule_that_scales_is_the_control_plane_s_whatever_it_reads() -> None:
+    scale = {"scale": {"group": "g", "delta": 1}}
+    loaded = load_values({"rules": [rule("loss > 2", "a", do=["save", scale]), rule("loss > 2", "b", do="save")]})
+    assert loaded.rules is not None
+    placed = split(loaded.rules)
+    assert [one.name for one in placed.control_plane.rules] == ["a"]
+    assert [one.name for one in placed.training.rules] == ["b"]
+    (fault,) = faults_of({"rules": [rule("loss > 2", do=[scale, "rollback"])]})
+    assert (fault.code, fault.field) == (Code.MISPLACED, "rules.0.do.1")
+
+
 def test_windows_over_what_comes_with_heartbeats_are_warned_of_once() -> None:
     rules = [rule("mean(loss, 50) > 5", f"r{number}", on="heartbeat") for number in range(3)]
     (warning,) = warnings_of(*rules)

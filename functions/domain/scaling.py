@@ -1,0 +1,252 @@
+"""Scaling a group of jobs: how many copies a rule gets, which jobs it takes out, and what either writes.
+
+What is decided is an order, written with the rule's firing and with what its group has to know of it. Carrying it out
+comes behind that, and can be begun anew by anybody: the same order always means the same jobs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
+
+from contract.errors import ErrorCode
+from contract.history import EventType
+from contract.jobs import JobState, Reason, ReasonCode
+from contract.rules.actions import Scale
+from contract.steering import CommandKind, CommandRequest, EndedBy
+from functions.domain import jobs as transitions
+from functions.domain import steering
+from functions.domain.change import Change
+from functions.domain.errors import NotDoneError, Refusal
+from functions.domain.records import CommandRecord, Job, RulesRecord
+from functions.domain.scale_records import ScaleOrder, ScalingRecord
+
+GROUP_TAG = "group"
+"""The tag that names a job's group."""
+MAX_TOLD_CHARS = 1000
+MAX_ORDERS = 5
+"""Of one job at a time: what stands of its rules is one item, and each order one more in its transaction."""
+KEPT_S = 30 * 86_400
+"""How long a group's record outlives its last decision."""
+STOP_KEPT_S = 366 * 86_400
+"""A stop that a rule has decided waits for a training so long: the rule does not say it again, and without it the job
+would go on for ever."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class GroupJobs:
+    """A group as it is, with everything that is decided on it already."""
+
+    tenant: str
+    name: str
+    jobs: tuple[Job, ...]
+    """Those that have not ended, newest first."""
+    unborn: frozenset[str]
+    """Copies that are decided, and not written yet."""
+    leaving: frozenset[str]
+    """Jobs that are being taken out."""
+    record: ScalingRecord
+
+    @property
+    def count(self) -> int:
+        """Jobs that have not ended, and those that are to come."""
+        return len(self.jobs) + len(self.unborn)
+
+
+class Decision(NamedTuple):
+    """What is to be done, in words too, and the group with it. `order.number` says whose and which it is."""
+
+    order: ScaleOrder
+    said: str
+    group: GroupJobs
+
+
+def group_of(tenant: str, name: str, found: Iterable[Job], record: ScalingRecord | None) -> GroupJobs:
+    """`found`: whatever was read; those that the record names must be among it, if they exist."""
+    before = record or ScalingRecord(version=0, tenant=tenant, group=name)
+    known = {job.id: job for job in found}
+    live = [job for job in known.values() if not job.state.terminal and job.spec.tags.get(GROUP_TAG) == name]
+    alive = {job.id for job in live}
+    unborn = [one for one in before.copies if one not in known]
+    copies = [one for one in before.copies if one in alive or one not in known]
+    leaving = [one for one in before.leaving if one in alive]
+    return GroupJobs(
+        tenant=tenant,
+        name=name,
+        jobs=tuple(sorted(live, key=lambda job: (job.created_at, job.id), reverse=True)),
+        unborn=frozenset(unborn),
+        leaving=frozenset((*leaving, *(job.id for job in live if job.leaving))),
+        record=before.model_copy(update={"version": before.version + 1, "copies": copies, "leaving": leaving}),
+    )
+
+
+def decide(group: GroupJobs, action: Scale, order: ScaleOrder, *, job_id: str, now: int) -> Decision:
+    """Fill in an order that names its rule. `job_id`: whose rule it is.
+
+    Raises NotDoneError, with the reason, where nothing can be done.
+    """
+    if not group.jobs:
+        raise NotDoneError(f"group {group.name!r} has no job that has not ended")
+    if not any(_goes_on(job) for job in group.jobs):
+        raise NotDoneError(f"all jobs of group {group.name!r} that have not ended are paused")
+    decided = _copied(group, action, order) if action.delta > 0 else _taken_out(group, action, order, job_id)
+    born, leaving = decided.order.copy_ids(job_id), decided.order.leaving
+    record = group.record.model_copy(
+        update={
+            "copies": [*group.record.copies, *born],
+            "leaving": [*group.record.leaving, *leaving],
+            "expires_at": now + KEPT_S,
+        }
+    )
+    after = replace(group, record=record, unborn=group.unborn.union(born), leaving=group.leaving.union(leaving))
+    return decided._replace(group=after)
+
+
+def _copied(group: GroupJobs, action: Scale, order: ScaleOrder) -> Decision:
+    room = action.most - group.count
+    if room <= 0:
+        raise NotDoneError(f"group {group.name!r} has {_jobs(group.count)}, and the rule allows {action.most} at most")
+    going = [job for job in group.jobs if _goes_on(job)]
+    source = next((job for job in going if job.id not in group.leaving), going[0])
+    number = min(action.delta, room)
+    cut = f" of {action.delta}: the rule allows {action.most} jobs at most" if number < action.delta else ""
+    copies = "1 copy" if number == 1 else f"{number} copies"
+    said = f"group {group.name!r} has {_jobs(group.count)}: {copies} of job {source.id}{cut}"
+    return Decision(order.model_copy(update={"source": source.id, "copies": number}), said, group)
+
+
+def _taken_out(group: GroupJobs, action: Scale, order: ScaleOrder, job_id: str) -> Decision:
+    staying = [job for job in group.jobs if _goes_on(job) and job.id not in group.leaving]
+    stay = len(staying) + len(group.unborn)
+    if stay <= action.least:
+        raise NotDoneError(
+            f"of group {group.name!r} {_jobs(stay)} would go on, and the rule wants {action.least} at least"
+            if action.least
+            else f"all jobs of group {group.name!r} are being taken out already"
+        )
+    # Newest first they are already: what waits costs nothing to end, and who decides ends last.
+    staying.sort(key=lambda job: (job.id == job_id, job.state is JobState.RUNNING))
+    chosen = staying[: min(-action.delta, stay - action.least)]
+    if not chosen:
+        raise NotDoneError(f"the jobs of group {group.name!r} are not there yet: they are being submitted")
+    bound = f": the rule wants {_jobs(action.least)} at least" if action.least else ""
+    cut = f" of {-action.delta}{bound}" if len(chosen) < -action.delta else ""
+    names = ", ".join(job.id for job in chosen)
+    said = f"group {group.name!r} has {_jobs(group.count)}: {len(chosen)} taken out{cut}: {names}"
+    return Decision(order.model_copy(update={"leaving": [job.id for job in chosen]}), said, group)
+
+
+def _goes_on(job: Job) -> bool:
+    """Whether it is not held by somebody: what is paused comes back when that person wants it."""
+    return job.state is not JobState.PAUSED and not job.pause_requested
+
+
+def _jobs(number: int) -> str:
+    return "1 job" if number == 1 else f"{number} jobs"
+
+
+def copy(source: Job, rules: RulesRecord | None, order: ScaleOrder, *, job_id: str, by_job: str, now: int) -> Change:
+    """One more job like `source`, under an id of the order. Refused where nobody could submit it now."""
+    first = None
+    if rules is not None and rules.text.strip():
+        first = RulesRecord(revision=1, text=rules.text, created_at=now, created_by=rules.created_by)
+    change = transitions.submit(
+        job_id=job_id,
+        tenant=source.tenant,
+        spec=source.spec,
+        queue=source.queue,
+        shard=source.shard,
+        priority=source.priority,
+        now=now,
+        rules=first,
+        watched=source.watched and first is not None,
+    )
+    (event,) = change.events
+    told = event.model_copy(update={"data": {**event.data, "copy_of": source.id, **_whose(order, by_job)}})
+    return replace(change, job=change.job.model_copy(update={"copy_of": source.id}), events=(told,))
+
+
+def take_out(job: Job, kept: Sequence[CommandRecord], order: ScaleOrder, *, by_job: str, now: int) -> Change | None:
+    """Cancel a job, or tell the training of one that runs to stop; None if it ends already. Refused for one that has
+    been paused.
+
+    `kept`: the commands of one that runs. No worker that knows none has it: such workers are given only jobs in the
+    original's form, which have no tags.
+    """
+    if ends(job, order, by_job):
+        return None
+    if not _goes_on(job):
+        # It was not when that was decided, and whoever has done it meant it to stay.
+        raise Refusal(ErrorCode.ILLEGAL_TRANSITION, f"Job {job.id} has been paused meanwhile: it is left as it is.")
+    message = f"rule {order.rule} of job {by_job} takes it out of group {order.group}"
+    if job.state is not JobState.RUNNING:
+        return _canceled(job, message, order, by_job=by_job, now=now)
+    left = {"left_by": _name(order, by_job)}
+    asked = CommandRequest(kind=CommandKind.STOP, outcome="complete", save=True)
+    more = {"rule": order.rule, "expires_at": now + STOP_KEPT_S}
+    change = steering.add_command(job, kept, asked, key_sha256=None, now=now, more=more)
+    change = replace(change, job=change.job.model_copy(update={"leaving": True, "left_epoch": job.epoch, **left}))
+    said = f"{message}: command {change.commands[0].seq}, stop"
+    return change.with_event(
+        EventType.ACTION_APPLIED, now, **_place(job), actions=["scale"], message=said, **_whose(order, by_job)
+    )
+
+
+def ends(job: Job, order: ScaleOrder, by_job: str) -> bool:
+    """Whether nothing is left to be done to take it out."""
+    return job.state.terminal or job.left_by == _name(order, by_job)
+
+
+def may_have_forgotten(job: Job) -> bool:
+    """Whether it was told to leave, and its commands say whether it still will: the attempt that was told is over."""
+    return job.leaving and not (job.state is JobState.RUNNING and job.epoch == job.left_epoch)
+
+
+def as_it_goes_on(job: Job, kept: Sequence[CommandRecord], now: int) -> Job:
+    """A job that `may_have_forgotten`, as its group is to count it: if the attempt that was told to stop was lost
+    behind its answer, nobody tells the next one. `kept`: its commands."""
+    return job.model_copy(update={"leaving": steering.waits_to_stop(job, kept, now)})
+
+
+def _name(order: ScaleOrder, by_job: str) -> str:
+    return f"{by_job} {order.number}"
+
+
+def _canceled(job: Job, message: str, order: ScaleOrder, *, by_job: str, now: int) -> Change:
+    change = transitions.cancel(job, None, message=message, now=now)
+    (event,) = change.events
+    told = event.model_copy(update={"data": {**event.data, **_whose(order, by_job)}})
+    reason = Reason(code=ReasonCode.CANCELED_BY_RULE, message=message)
+    ended_by = EndedBy(rule=order.rule, step=_place(job)["step"], message=message)
+    updates = {"reason": reason, "ended_by": ended_by, "left_by": _name(order, by_job)}
+    return replace(change, job=change.job.model_copy(update=updates), events=(told,))
+
+
+def _place(job: Job) -> dict[str, Any]:
+    return {"place": "control_plane", "step": job.progress.step if job.progress is not None else 0}
+
+
+def _whose(order: ScaleOrder, by_job: str) -> dict[str, Any]:
+    return {"rule": order.rule, "by_job": by_job, "group": order.group}
+
+
+def settled(record: ScalingRecord, orders: Iterable[ScaleOrder], lost: Iterable[str]) -> ScalingRecord:
+    """What a group has to know of it, once orders on it are carried out. `lost`: copies that will never be."""
+    gone = {one for order in orders if order.group == record.group for one in order.leaving}
+    never = set(lost)
+    return record.model_copy(
+        update={
+            "version": record.version + 1,
+            "copies": [one for one in record.copies if one not in never],
+            "leaving": [one for one in record.leaving if one not in gone],
+        }
+    )
+
+
+def told_of_failure(change: Change, order: ScaleOrder, why: str, *, now: int) -> Change:
+    """The change of the rule's job, with word that an order came to nothing, or not to all that was decided."""
+    told = {"revision": order.revision, "at": now, "rule": order.rule, "severity": "error", "dry_run": False}
+    said = f"group {order.group!r}: {why}"[:MAX_TOLD_CHARS]
+    place = {"place": "control_plane", "step": order.step}
+    return change.with_event(EventType.ACTION_FAILED, now, **place, **told, actions=["scale"], message=said)
