@@ -6,8 +6,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-from contract.base import AnswerModel, Cursor, EpochSeconds, PageLimit, WireModel
-from contract.names import RING_NAME_PATTERN
+from contract.base import AnswerModel, Crc64, Cursor, EpochSeconds, PageLimit, SizeBytes, WireModel
 
 MAX_RECORD_BYTES = 390_000
 """DynamoDB allows 400 KB an item; the keys need some of it."""
@@ -22,7 +21,6 @@ KEY_PATTERN = rf"^{_SEGMENT}(/{_SEGMENT}){{0,4}}$"
 VERSION_PATTERN = r"^[0-9a-f]{16,32}$"
 _BASE64_PATTERN = r"^([A-Za-z0-9+/]{4})*([A-Za-z0-9+/]{2}==|[A-Za-z0-9+/]{3}=)?$"
 
-RingName = Annotated[str, Field(pattern=RING_NAME_PATTERN, description="Name of a ring", examples=["shapes"])]
 RingKey = Annotated[str, Field(pattern=KEY_PATTERN, max_length=300, description="Key within a ring")]
 Version = Annotated[
     str,
@@ -83,14 +81,28 @@ class RecordsAnswer(AnswerModel):
     records: list[RecordView] = []
 
 
+class DeclaredObject(WireModel):
+    """An object whose bytes are known: the store takes no others.
+
+    Example: `{"key": "samples/w/00000001-0000000007", "size_bytes": 33554432, "crc64nvme": "UvieJR3alJI="}`
+    """
+
+    key: RingKey
+    size_bytes: SizeBytes
+    crc64nvme: Crc64
+
+
 class UrlsRequest(WireModel):
     """URLs to store objects that are not there yet, and to fetch objects: keys below `samples/` and `manifests/`.
+
+    `put`: of any bytes; `declared`: of these.
 
     Example: `{"put": ["samples/w/00000001-0000000007"], "get": ["manifests/000000000002"]}`
     """
 
     of: RingId | None = None
     put: Annotated[list[RingKey], Field(max_length=MAX_URLS)] = []
+    declared: Annotated[list[DeclaredObject], Field(max_length=MAX_URLS)] = []
     get: Annotated[list[RingKey], Field(max_length=MAX_URLS)] = []
 
 

@@ -63,7 +63,7 @@ def records(context: Context, call: Call) -> RecordsAnswer:
 def urls(context: Context, call: Call) -> UrlsAnswer:
     """Presigned URLs for objects: to store those that are not there, and to fetch. Nobody looks whether they are."""
     body: UrlsRequest = call.body
-    for key in (*body.put, *body.get):
+    for key in (*body.put, *body.get, *(one.key for one in body.declared)):
         _require_kind(key, of_object=True)
     ring = _ring(context, call, body.of)
     life_s = context.settings.url_life_s
@@ -73,6 +73,17 @@ def urls(context: Context, call: Call) -> UrlsAnswer:
             call.tenant, DATA_BUCKET, ring.object_key(key), expires_s=life_s, create_only=True
         )
         put.append(PutUrl(key=key, url=signed.url, headers=dict(signed.headers)))
+    for one in body.declared:
+        signed = context.objects.presign_put(
+            call.tenant,
+            DATA_BUCKET,
+            ring.object_key(one.key),
+            expires_s=life_s,
+            size_bytes=one.size_bytes,
+            crc64nvme=one.crc64nvme,
+            create_only=True,
+        )
+        put.append(PutUrl(key=one.key, url=signed.url, headers=dict(signed.headers)))
     for key in dict.fromkeys(body.get):
         url = context.objects.presign_get(call.tenant, DATA_BUCKET, ring.object_key(key), expires_s=life_s)
         get.append(GetUrl(key=key, url=url))

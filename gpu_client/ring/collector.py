@@ -13,8 +13,19 @@ from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 from gpu_client.ring.errors import ManifestMissing
-from gpu_client.ring.leases import DEAD_AFTER_LEASES, GROUPS, PINS, QUARANTINE, READERS, WRITERS, Watch, content_of
-from gpu_client.ring.manifest import ENDED, MANIFESTS, SAMPLES, Claim, Manifest, ObjectId
+from gpu_client.ring.leases import (
+    COPIES,
+    DEAD_AFTER_LEASES,
+    GROUPS,
+    PINS,
+    QUARANTINE,
+    READERS,
+    WRITERS,
+    Watch,
+    content_of,
+    quarantine_key,
+)
+from gpu_client.ring.manifest import ENDED, MANIFESTS, SAMPLES, Claim, Manifest, ObjectId, manifest_number
 from gpu_client.ring.ring import Ring
 from gpu_client.ring.store import Versioned
 
@@ -26,6 +37,8 @@ UNFINISHED_S = 60.0
 """What is being stored and has not grown for so long is left behind by a process that has died."""
 _NOTES = 1000
 """Notes of damaged objects that are kept when the objects are gone."""
+_LOOK = "look at copies"
+"""To the watch: when it was last looked for those of copies."""
 
 
 class Collected(NamedTuple):
@@ -61,14 +74,34 @@ class Collector:
         forgotten = self._forgotten({one.writer for one in stored} - set(last.passed))
         objects = [one.key for one in stored if last.settled(one) or one.writer in forgotten]
         store.delete(objects)
-        old = [key for key in store.keys(MANIFESTS) if _number(key) not in kept and 0 < _number(key) <= number]
+        numbered = [(manifest_number(key), key) for key in store.keys(MANIFESTS)]
+        old = [key for one, key in numbered if one not in kept and 0 < one <= number]
         store.delete(old)
         notes = store.keys(QUARANTINE)
         if len(notes) > _NOTES:
-            listed = {QUARANTINE + one.key.replace("/", ".") for one in needed}
+            listed = {quarantine_key(one.key) for one in needed}
             store.delete([key for key in notes if key not in listed][: len(notes) - _NOTES])
+        self._forget_copies()
         store.tidy(max(2 * self._ring.settings.lease_s, UNFINISHED_S))
         return Collected(len(objects), len(old), fenced, readers)
+
+    def _forget_copies(self) -> None:
+        """What was counted for copies of generators that have died, or ended, goes: nobody takes up their names."""
+        lease_s = self._ring.settings.lease_s
+        if 0 < self._watch.unchanged_s(_LOOK, None) < lease_s:
+            return  # to list is a request
+        self._watch.forget(_LOOK)
+        self._watch.unchanged_s(_LOOK, None)
+        copies = self._ring.store.keys(COPIES)
+        self._watch.only(COPIES, set(copies))
+        there = set(self._ring.store.keys(WRITERS)) if copies else set()
+        dead = []
+        for key in copies:
+            if f"{WRITERS}{key.removeprefix(COPIES)}" in there:
+                self._watch.forget(key)
+            elif self._watch.unchanged_s(key, None) > DEAD_AFTER_LEASES * lease_s:
+                dead.append(key)
+        self._ring.store.delete(dead)
 
     def _forgotten(self, writers: set[str]) -> set[str]:
         """Those of these, of whom objects were found, that have ended so long ago that no manifest knows them.
@@ -99,7 +132,7 @@ class Collector:
         return found
 
     def _there(self) -> set[int]:
-        return {_number(key) for key in self._ring.store.keys(MANIFESTS)}
+        return {manifest_number(key) for key in self._ring.store.keys(MANIFESTS)}
 
     def _dead(self, key: str, record: Versioned, lease_s: float) -> bool:
         return self._watch.unchanged_s(key, record) > DEAD_AFTER_LEASES * lease_s
@@ -197,11 +230,6 @@ def readers_say(ring: Ring) -> Said:
 def read_so_far(ring: Ring) -> int:
     """Samples that all readers have read."""
     return readers_say(ring).read
-
-
-def _number(key: str) -> int:
-    digits = key.removeprefix(MANIFESTS)
-    return int(digits) if digits.isdigit() else 0
 
 
 def _numbers(found: object) -> Iterable[int]:

@@ -11,7 +11,7 @@ import subprocess
 import time
 from collections.abc import Callable, Mapping, Sequence
 
-from gpu_client.ring.generating import TELL_EVERY_S, Progress, Standing, put_under
+from gpu_client.ring.generating import TELL_EVERY_S, Progress, Standing, put_under, tally_key
 from gpu_client.ring.keeper import Keeper
 from gpu_client.ring.leases import WRITERS, content_of
 from gpu_client.ring.ring import Ring
@@ -42,16 +42,21 @@ class Copies:
         progress: Progress,
         *,
         count: int | None = None,
+        again: bool = True,
         clock: Callable[[], float] = time.monotonic,
         pause: Callable[[float], object] = time.sleep,
     ) -> None:
-        """`commands`: of each the program and its arguments. `count`: of all together, for the report."""
+        """`commands`: of each the program and its arguments. `count`: of all together, for the report. `again`: whether
+        anybody may come to have their names; what is noted under those that never come again goes at the end."""
         self._ring, self._commands, self._environment = ring, commands, environment
         self._progress, self._count = progress, count
         self._clock, self._pause = clock, pause
         self._standing = Standing(ring.settings.cap, clock)
         self._keeper = Keeper(ring, "copies")
         self._told_at = -float("inf")
+        self._again = again
+        self._put = dict.fromkeys(commands, 0)
+        """As was seen last: of one that has ended it may be forgotten before the others have."""
 
     def run(self) -> int:
         """Until all have ended, told to or of themselves; the first exit code that is not 0."""
@@ -70,6 +75,7 @@ class Copies:
             except OSError as error:
                 logger.warning("the ring cannot be left to others now: %s", error)
             self._tell(at_once=True)
+            self._forget()
 
     def _watched(self, processes: Sequence[subprocess.Popen[bytes]]) -> int:
         told_at: float | None = None
@@ -109,7 +115,16 @@ class Copies:
         """What all have put, how the ring stands, and what was refused."""
         store = self._ring.store
         writers = [content_of(store.record(f"{WRITERS}{name}")) for name in self._commands]
-        put = sum(put_under(store, name) for name in self._commands)
+        for name, before in self._put.items():
+            self._put[name] = max(before, put_under(store, name, again=self._again))
         waited_s = sum(float(writer.get("waited_s", 0)) for writer in writers) / len(writers)
         refused = sum(int(writer.get("refused", 0)) for writer in writers)
-        return put, self._standing.at(self._keeper.flow, waited_s), refused
+        return sum(self._put.values()), self._standing.at(self._keeper.flow, waited_s), refused
+
+    def _forget(self) -> None:
+        if self._again:
+            return
+        try:
+            self._ring.store.delete([tally_key(name, again=False) for name in self._commands])
+        except OSError as error:
+            logger.warning("what was noted of the copies is left to others: %s", error)

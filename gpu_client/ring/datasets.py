@@ -8,6 +8,7 @@ loader.state_dict()  # with it, a resumed training gets the batches that it woul
 
 from __future__ import annotations
 
+import inspect
 import os
 import re
 import signal
@@ -297,8 +298,10 @@ class RingLoader:
         return {**state, **first, **({"skipped": self._skipped} if self._skipped else {})}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """The next iteration goes on from there; one that is under way ends."""
-        self._end_iteration()
+        """The next iteration goes on from there, as does one that has not begun; one that is under way ends."""
+        before = self._under_way() if self._under_way is not None else None
+        if before is not None and before.begun:
+            self._end_iteration()
         self._state = {name: value for name, value in state.items() if name != "skipped"} or None
         self._skipped = int(state.get("skipped", 0))
         self._first_inserted = state.get("first_inserted")
@@ -337,6 +340,11 @@ class _Iteration(Iterator[Any]):
     def __init__(self, batches: Generator[Any, None, None]) -> None:
         self._batches = batches
         self._ended = False
+
+    @property
+    def begun(self) -> bool:
+        """Whether it has looked at where it is to begin."""
+        return inspect.getgeneratorstate(self._batches) != inspect.GEN_CREATED
 
     def __next__(self) -> Any:
         if self._ended:

@@ -98,6 +98,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         "--settings", nargs="*", default=[], metavar="NAME=VALUE", help="with them the ring is made if it is not there"
     )
     parser.add_argument("--parent", type=int, help=argparse.SUPPRESS)
+    parser.add_argument("--once", action="store_true", help=argparse.SUPPRESS)  # nobody has its name again
     options = parser.parse_args(arguments)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s")
     session = _session()
@@ -145,6 +146,7 @@ def _generate(options: argparse.Namespace, progress: Progress) -> None:
         samples,
         progress,
         name=name,
+        again=not options.once,
         count=options.count,
         first_seed=options.first_seed,
         generator=options.function,
@@ -157,6 +159,7 @@ def _generate(options: argparse.Namespace, progress: Progress) -> None:
 
 
 def _generate_in_copies(options: argparse.Namespace, name: str, ring: Ring, progress: Progress) -> None:
+    again = bool(name)
     name = name or own_name()
     commands: dict[str, list[str]] = {}
     for number, share in enumerate(shares(options.count, options.processes)):
@@ -164,12 +167,13 @@ def _generate_in_copies(options: argparse.Namespace, name: str, ring: Ring, prog
             *(sys.executable, "-m", "gpu_client.ring.generate"),
             *(f"--function={options.function}", f"--ring={options.ring}", f"--name={name}-{number}"),
             *([] if share is None else [f"--count={share}"]),
+            *([] if again else ["--once"]),
             *(f"--first-seed={options.first_seed}", f"--version={options.version}", f"--parent={os.getpid()}"),
             *("--options", *options.options),
         ]
     # The session is this process's; the others log what they do.
     environment = {name: value for name, value in os.environ.items() if name not in _OF_SESSION}
-    code = Copies(ring, commands, environment, progress, count=options.count).run()
+    code = Copies(ring, commands, environment, progress, count=options.count, again=again).run()
     if code:
         sys.exit(code if code > 0 else 1)
 

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple, Protocol, TypeVar
 from gpu_client.ring.errors import RingError, SampleRefused, StoreFull, WaitedTooLong, WriterFenced
 from gpu_client.ring.flow import Flow
 from gpu_client.ring.keeper import Keeper
-from gpu_client.ring.leases import WRITERS, content_of
+from gpu_client.ring.leases import COPIES, WRITERS, content_of
 from gpu_client.ring.ring import Ring
 from gpu_client.ring.seeds import Seeds
 from gpu_client.ring.store import RingStore
@@ -104,6 +104,7 @@ class Generation:
         progress: Progress,
         *,
         name: str = "",
+        again: bool = True,
         count: int | None = None,
         first_seed: int = 0,
         generator: str = "",
@@ -113,7 +114,8 @@ class Generation:
         clock: Callable[[], float] = time.monotonic,
         pause: Callable[[float], object] = time.sleep,
     ) -> None:
-        """`name`: of the writer; one that is given is kept: whoever has it goes on where the last one ended.
+        """`name`: of the writer; one that is given is kept: whoever has it goes on where the last one ended. `again`:
+        whether anybody may come to have it; what was put under one that never comes again is forgotten with its writer.
 
         `count`: samples under that name; endless unless given. `first_seed`: none is less. `generator`, `version`:
         for the samples' headers. Raises RingMismatch.
@@ -143,7 +145,7 @@ class Generation:
         self._writer = begun(name)
         # The writer may be another one by the time it is asked.
         holds_name = lambda: self._writer.holds_name()  # noqa: E731, PLW0108
-        self._tally = Tally(ring.store, f"{GENERATORS}{name}", holds_name) if name else None
+        self._tally = Tally(ring.store, tally_key(name, again=again), holds_name) if name else None
         self._before = self._tally.take() if self._tally else 0
         """Put by processes, or writers, before this one."""
         self._taken = self._before
@@ -386,6 +388,11 @@ class Standing:
         return {"ring.fill": 100 * flow.readable / self._cap, "data.reuse": flow.read / flow.inserted, **self._rates}
 
 
-def put_under(store: RingStore, name: str) -> int:
+def tally_key(name: str, *, again: bool = True) -> str:
+    """Where it is noted how many samples were put under a name."""
+    return f"{GENERATORS if again else COPIES}{name}"
+
+
+def put_under(store: RingStore, name: str, *, again: bool = True) -> int:
     """How many samples were put under that name so far."""
-    return put_of(store.record(f"{GENERATORS}{name}"))
+    return put_of(store.record(tally_key(name, again=again)))

@@ -46,14 +46,21 @@ class Keeper:
         self.flow = Flow()
         """As the one who does the work has told it last."""
         self.trouble = ""
-        """Why the last turn failed; empty if it did not."""
+        """Why the last turn, or the last collection, failed; empty if it did not."""
+        self._uncollected: Exception | None = None
+        """Why the last collection failed."""
         self._complained_at = -float("inf")
 
     def turn(self) -> bool:
-        """Do the work if it is this one's to do; False if it is another's."""
+        """Do the work if it is this one's to do; False if it is another's.
+
+        What publishing raises is raised at once. What collecting raises is raised last: nobody waits for what is not
+        removed, but many for the flow.
+        """
         ring = self._ring
         after_s = max(TAKEN_OVER_AFTER_S, 4 * ring.settings.publish_interval_s)
         if self._held is None or self._held.lost:
+            self._uncollected = None
             record = ring.store.record(PUBLISHER)
             if content_of(record).get("busy"):
                 after_s += 2 * ring.settings.lease_s
@@ -64,16 +71,26 @@ class Keeper:
             if self._held.lost:
                 return False
         manifest = ring.publish() or ring.newest()
-        if self._clock() - self._collected_at >= ring.settings.lease_s / COLLECTIONS_IN_A_LEASE:
+        collecting = self._clock() - self._collected_at >= ring.settings.lease_s / COLLECTIONS_IN_A_LEASE
+        if collecting:
             # It may take longer than another waits: nobody is to begin the same beside it.
             self._held.renew(busy=True)
-            fenced = self._collector.collect().fenced
-            # What the dead have left can go as soon as it is published that they are: in the next turn.
-            self._collected_at = -float("inf") if fenced else self._clock()
+            self._collect()
         flow = self.measured(manifest)
         self._held.renew(**flow.content(), busy=False)
         self._noted(flow)
+        if collecting and self._uncollected is not None:
+            raise self._uncollected
         return True
+
+    def _collect(self) -> None:
+        fenced, self._uncollected = 0, None
+        try:
+            fenced = self._collector.collect().fenced
+        except Exception as error:  # noqa: BLE001 - raised behind the flow
+            self._uncollected = error
+        # What the dead have left can go as soon as it is published that they are: in the next turn.
+        self._collected_at = -float("inf") if fenced else self._clock()
 
     def measured(self, manifest: Manifest) -> Flow:
         """Counted anew."""
@@ -111,7 +128,8 @@ class Keeper:
         while not self._closing.wait(self._ring.settings.publish_interval_s):
             try:
                 self.turn()
-                self.trouble = ""
+                if self._uncollected is None:
+                    self.trouble = ""
             except Exception as error:  # noqa: BLE001 - a ring that nobody looks after stands still
                 self._complain(error)
 

@@ -23,12 +23,24 @@ WRITERS = "writers/"
 READERS = "readers/"
 PINS = "pins/"
 GROUPS = "groups/"
+COPIES = "copies/"
+"""Records: how many samples were put by each copy of a generator whose name comes never again."""
 QUARANTINE = "quarantine/"
 """Notes of damaged objects."""
 PUBLISHER = "publisher"
 DEAD_AFTER_LEASES = 1.5
 """Records are renewed three times in a lease. What the dead have left is to be gone after two."""
 _NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9_.-]{0,63}")
+
+
+def quarantine_key(key: str) -> str:
+    """Where it is noted that the object of this key is damaged."""
+    return QUARANTINE + key.replace("/", ".")
+
+
+def quarantined_key(note: str) -> str:
+    """The key of the object that such a note is about: writers' names have no dots."""
+    return note.removeprefix(QUARANTINE).replace(".", "/")
 
 
 def require_name(name: str, what: str, pattern: re.Pattern[str] = _NAME) -> str:

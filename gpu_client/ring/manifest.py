@@ -177,6 +177,12 @@ def manifest_key(number: int) -> str:
     return f"{MANIFESTS}{number:012d}"
 
 
+def manifest_number(key: str) -> int:
+    """The manifest that lies there; 0 for none's key."""
+    digits = key.removeprefix(MANIFESTS)
+    return int(digits) if digits.isdigit() else 0
+
+
 def waiting(last: Manifest, claims: Iterable[Claim]) -> list[Claim]:
     """Claims that count, oldest first; each writer's in its order, each object once."""
     latest: dict[str, int] = {}

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import json
 import struct
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,6 +25,7 @@ import xxhash
 
 from gpu_client.ring.codecs import Codec, decoded, encoded
 from gpu_client.ring.errors import ObjectDamaged
+from gpu_client.ring.store import HeadLast
 from gpu_client.ring.tree import Taken, array_of, put_together
 
 MAGIC = b"BATON\x00RG"
@@ -32,6 +33,12 @@ VERSION = 1
 _PREFIX = struct.Struct("<8sIIQQ")
 _ALIGNED = 64
 _MAX_HEADER_BYTES = 64 * 1024 * 1024
+_DIGEST, _NO_DIGEST = 7, "?" * 16
+"""Its place in an array's entry, and what is there before it is known."""
+_PART_BYTES = 512 * 1024
+"""What is still in a processor's cache when it was written, and is hashed from there."""
+_LARGE_BYTES = 2 * _PART_BYTES
+"""Smaller arrays are hashed before, and written several at a time."""
 
 
 @dataclass(frozen=True)
@@ -47,12 +54,79 @@ class Provenance:
     version: str = ""
 
 
-@dataclass(frozen=True)
-class Encoded:
-    """An object ready to be stored: the pieces one after the other."""
+class Encoded(HeadLast):
+    """An object ready to be stored: the header with what is before it, then arrays, and gaps between them."""
 
-    pieces: list[memoryview]
-    size_bytes: int
+    def __init__(self, header: dict[str, Any], body: list[memoryview], undigested: dict[int, list[Any]]) -> None:
+        """`undigested`: entries of the header that have no digest yet, by where their bytes are in the body."""
+        self._header, self._body, self._undigested = header, body, undigested
+        self._body_bytes = sum(map(len, body))
+        self._head = self._head_now()
+
+    @property
+    def size_bytes(self) -> int:
+        """Of the whole object."""
+        return len(self._head) + self._body_bytes
+
+    @property
+    def head_is_known(self) -> bool:
+        """As in the protocol."""
+        return not self._undigested
+
+    @property
+    def head_bytes(self) -> int:
+        """As in the protocol."""
+        return len(self._head)
+
+    def behind_head(self) -> Iterator[list[memoryview]]:
+        """As in the protocol: an array is hashed part by part, each while it is in the cache."""
+        end = len(self._head)
+        waiting: list[memoryview] = []
+        for place, piece in enumerate(self._body):
+            entry = self._undigested.get(place)
+            if entry is None:
+                waiting.append(piece)
+                end += len(piece)
+                continue
+            digest, begin = xxhash.xxh3_64(), 0
+            while begin < len(piece):
+                # To where a multiple of the length is in the file: other parts take the kernel a tenth longer.
+                part = piece[begin : begin + _PART_BYTES - end % _PART_BYTES]
+                yield [*waiting, part]
+                digest.update(part)
+                waiting = []
+                begin, end = begin + len(part), end + len(part)
+            entry[_DIGEST] = digest.hexdigest()
+        yield waiting
+        if self._undigested:
+            self._undigested = {}
+            self._head = self._head_now()
+
+    def head(self) -> memoryview:
+        """As in the protocol."""
+        if self._undigested:
+            for _ in self.behind_head():
+                pass
+        return self._head
+
+    def __len__(self) -> int:
+        return 1 + len(self._body)
+
+    def __getitem__(self, at: Any) -> Any:
+        return [self.head(), *self._body][at]
+
+    def __iter__(self) -> Iterator[memoryview]:
+        return iter([self.head(), *self._body])
+
+    def _head_now(self) -> memoryview:
+        """As long as it is going to be, even where digests are missing."""
+        header = json.dumps(self._header, separators=(",", ":")).encode()
+        end = _PREFIX.size + len(header)
+        gap = -end % _ALIGNED
+        digest = xxhash.xxh3_64_intdigest(header)
+        return memoryview(
+            _PREFIX.pack(MAGIC, VERSION, len(header), digest, end + gap + self._body_bytes) + header + bytes(gap)
+        )
 
 
 def encode(
@@ -65,26 +139,28 @@ def encode(
 ) -> Encoded:
     """`seeds`: one for each sample, as JSON has them. `quantised`: a lossy codec for the arrays of some paths."""
     body: list[memoryview] = []
+    undigested: dict[int, list[Any]] = {}
     entries: list[dict[str, Any]] = []
     offset = 0
     for number, sample in enumerate(samples):
         arrays = []
         for leaf in sample.leaves:
             stored = encoded(leaf, (quantised or {}).get(leaf.path, codec))
-            known = leaf.digest if stored.data is leaf.data else ""
-            digest = known or xxhash.xxh3_64_hexdigest(stored.data)
+            digest = (stored.data is leaf.data and leaf.digest) or _NO_DIGEST
             entry = [leaf.form, leaf.dtype, leaf.shape, len(leaf.data), stored.codec, offset, len(stored.data), digest]
-            arrays.append([*entry, stored.scale] if stored.scale else entry)
+            if digest == _NO_DIGEST and len(stored.data) >= _LARGE_BYTES:
+                undigested[len(body)] = entry
+            elif digest == _NO_DIGEST:
+                entry[_DIGEST] = xxhash.xxh3_64_hexdigest(stored.data)
+            if stored.scale:
+                entry.append(stored.scale)
+            arrays.append(entry)
             gap = -len(stored.data) % _ALIGNED
             body += [stored.data, memoryview(bytes(gap))] if gap else [stored.data]
             offset += len(stored.data) + gap
         seed = seeds[number] if number < len(seeds) else None
         entries.append({"structure": sample.structure, "arrays": arrays, "seed": seed})
-    header = json.dumps({**vars(provenance), "samples": entries}, separators=(",", ":")).encode()
-    gap = -(_PREFIX.size + len(header)) % _ALIGNED
-    size_bytes = _PREFIX.size + len(header) + gap + offset
-    prefix = _PREFIX.pack(MAGIC, VERSION, len(header), xxhash.xxh3_64_intdigest(header), size_bytes)
-    return Encoded([memoryview(prefix + header + bytes(gap)), *body], size_bytes)
+    return Encoded({**vars(provenance), "samples": entries}, body, undigested)
 
 
 class StoredSamples:

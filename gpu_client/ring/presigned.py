@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import logging
+import os
 import random
 import re
 import socket
@@ -16,8 +17,8 @@ from typing import NamedTuple, TypeVar
 
 from gpu_client.transport.answers import read_to_end, require_success
 from gpu_client.transport.cancel import Flight
-from gpu_client.transport.connections import BrokenConnection, Connections
-from gpu_client.transport.errors import ObjectMissing, TransferError, UrlExpired
+from gpu_client.transport.connections import BrokenConnection, Connections, send_whole
+from gpu_client.transport.errors import ChecksumMismatch, ObjectMissing, TransferError, UrlExpired
 from gpu_client.transport.retry import Failure, RetryPolicy, retry_delay_s
 from gpu_client.transport.tries import NotNow
 
@@ -54,36 +55,57 @@ class Urls:
         """`following`: which keys are likely to be needed after one, at most so many."""
         self._ask, self._following, self._most_ahead, self._clock = ask, following, most_ahead, clock
         self._ahead = 4
-        self._lock = threading.Lock()
         self._kept: OrderedDict[str, Url] = OrderedDict()
+        self._failures: tuple[int, str] = (0, "")
+        """Calls that were not answered, and why the last one was not."""
+        self._process = 0
+        self._own_locks()
 
     def of(self, key: str) -> Url:
         """One that is good for a while."""
-        with self._lock:
-            found = self._kept.get(key)
-        if found is not None and found.good_until_s - MARGIN_S > self._clock():
+        self._own_locks()
+        found = self._good(key)
+        if found is not None:
             return found
-        with self._lock:
+        failures_before, _ = self._failures
+        with self._asking:
+            # Whoever was here before has asked for what its neighbours need.
+            found = self._good(key)
+            if found is not None:
+                return found
+            failures, why = self._failures
+            if failures > failures_before:  # meanwhile, after all tries: another call would have to wait as long
+                raise OSError(errno.EIO, why)
             ahead, self._ahead = self._ahead, min(2 * self._ahead, self._most_ahead)
-        wanted = [key, *(one for one in self._following(key, ahead) if not self._has(one))]
-        made = self._ask(wanted)
-        with self._lock:
-            for one, url in made.items():
-                self._kept[one] = url
-                self._kept.move_to_end(one)
-            while len(self._kept) > MOST_KEPT:
-                self._kept.popitem(last=False)
+            wanted = [key, *(one for one in self._following(key, ahead) if self._good(one) is None)]
+            try:
+                made = self._ask(wanted)
+            except OSError as error:
+                self._failures = failures + 1, error.strerror or str(error)
+                raise
+            with self._lock:
+                for one, url in made.items():
+                    self._kept[one] = url
+                    self._kept.move_to_end(one)
+                while len(self._kept) > MOST_KEPT:
+                    self._kept.popitem(last=False)
         return made[key]
 
     def forget(self, key: str) -> None:
         """It was used, or is refused."""
+        self._own_locks()
         with self._lock:
             self._kept.pop(key, None)
 
-    def _has(self, key: str) -> bool:
+    def _good(self, key: str) -> Url | None:
         with self._lock:
             found = self._kept.get(key)
-        return found is not None and found.good_until_s - MARGIN_S > self._clock()
+        return found if found is not None and found.good_until_s - MARGIN_S > self._clock() else None
+
+    def _own_locks(self) -> None:
+        """A thread that held them when this process was forked is not here."""
+        if self._process != os.getpid():
+            self._lock, self._asking, self._process = threading.Lock(), threading.Lock(), os.getpid()
 
 
 def numbered_after(key: str, count: int) -> list[str]:
@@ -112,11 +134,12 @@ class PresignedObjects:
     def put(self, name: str, url: Url, pieces: Sequence[memoryview]) -> bool:
         """False if there is an object already."""
         size_bytes = sum(piece.nbytes for piece in pieces)
-        headers = {**url.headers, "Content-Length": str(size_bytes)}
+        signed = {header: value for header, value in url.headers.items() if header.lower() != "content-length"}
+        headers = {**signed, "Content-Length": str(size_bytes)}
 
         def send_body(sock: socket.socket) -> None:
             for piece in pieces:
-                sock.sendall(piece)
+                send_whole(sock, piece)
 
         def once() -> bool:
             with self._connections.exchange("PUT", url.url, headers, Flight(), send_body) as response:
@@ -160,6 +183,8 @@ class PresignedObjects:
                 failure = error.failure
             except (ObjectMissing, UrlExpired):
                 raise
+            except ChecksumMismatch as error:  # damaged on its way
+                failure = Failure(reason=str(error))
             except TransferError as error:
                 raise OSError(errno.EIO, str(error)) from error
             delay_s = retry_delay_s(self._policy, failure, tries=tries, elapsed_s=waited_s, draw=self._draw())

@@ -13,7 +13,16 @@ from typing import Any
 
 from gpu_client.ring.collector import add_read
 from gpu_client.ring.errors import ManifestMissing, ObjectDamaged, RingError, WaitedTooLong
-from gpu_client.ring.leases import QUARANTINE, READERS, Held, content_of, own_name, require_name
+from gpu_client.ring.leases import (
+    QUARANTINE,
+    READERS,
+    Held,
+    content_of,
+    own_name,
+    quarantine_key,
+    quarantined_key,
+    require_name,
+)
 from gpu_client.ring.manifest import Manifest, Slot
 from gpu_client.ring.objects import StoredSamples
 from gpu_client.ring.ring import Ring
@@ -222,6 +231,7 @@ class RingReader:
     def close(self) -> None:
         """Leave; what was read counts on. Where the store cannot be reached, others notice that it is gone."""
         self._closing.set()
+        self.soon(())  # what nobody reads any more is given up: else the process would wait for it at its end
         if self._renewing.is_alive():
             self._renewing.join()
         try:
@@ -306,7 +316,7 @@ class RingReader:
             logger.error("%s", why)
             self.quarantined[key] = why
             try:
-                self.ring.store.create(QUARANTINE + key.replace("/", "."), [memoryview(why.encode())])
+                self.ring.store.create(quarantine_key(key), [memoryview(why.encode())])
             except (RingError, OSError) as error:
                 logger.warning("the damage cannot be noted in the ring: %s", error)
         return ObjectDamaged(why.removesuffix(". It is left out; its generator makes another one"), "It is left out")
@@ -333,7 +343,7 @@ def quarantined(ring: Ring) -> dict[str, str]:
     found = {}
     for key in ring.store.keys(QUARANTINE):
         said = ring.store.read(key)
-        found[key.removeprefix(QUARANTINE)] = bytes(said).decode() if said is not None else ""
+        found[quarantined_key(key)] = bytes(said).decode() if said is not None else ""
     return found
 
 

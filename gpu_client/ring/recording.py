@@ -169,10 +169,10 @@ class _ShardWriter:
             Provenance(self._name, 1, number, 0.0, "recorded"),
             seeds=[provenance for _, provenance in self._held],
         )
-        if not self._store.create(name, made.pieces):
+        if not self._store.create(name, made):
             raise RingMismatch(f"{name} is there already", "Name an empty directory")
         digest = xxhash.xxh3_64()
-        for piece in made.pieces:
+        for piece in made:
             digest.update(piece)
         self._written.append(
             {"name": name, "samples": len(self._held), "size_bytes": made.size_bytes, "xxh3": digest.hexdigest()}

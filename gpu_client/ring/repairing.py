@@ -10,10 +10,21 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from gpu_client.ring.errors import ManifestMissing, ObjectDamaged
-from gpu_client.ring.leases import QUARANTINE, WRITERS, content_of
-from gpu_client.ring.manifest import EMPTY, ENDED, MANIFESTS, SAMPLES, Manifest, ObjectId, Passed, Slot, manifest_key
+from gpu_client.ring.leases import WRITERS, content_of, quarantine_key
+from gpu_client.ring.manifest import (
+    EMPTY,
+    ENDED,
+    MANIFESTS,
+    SAMPLES,
+    Manifest,
+    ObjectId,
+    Passed,
+    Slot,
+    manifest_key,
+    manifest_number,
+)
 from gpu_client.ring.objects import StoredSamples
-from gpu_client.ring.ring import POINTER, Ring
+from gpu_client.ring.ring import POINTER, Ring, pointer_to
 from gpu_client.ring.status import verified
 from gpu_client.ring.store import Versioned
 
@@ -65,7 +76,7 @@ class _Stored:
     @property
     def highest(self) -> int:
         """Number of a manifest that is known of."""
-        return max(self.named, *self.good, *map(_number, self.bad), 0)
+        return max(self.named, *self.good, *map(manifest_number, self.bad), 0)
 
     @property
     def unused(self) -> int:
@@ -95,7 +106,7 @@ def repaired(ring: Ring) -> Examined:
     """
     found = examined(ring)
     for key, why in found.objects.items():
-        ring.store.create(QUARANTINE + key.replace("/", "."), [memoryview(why.encode())])
+        ring.store.create(quarantine_key(key), [memoryview(why.encode())])
     for _ in range(_TRIES):
         stored = _stored(ring)
         newest = stored.newest
@@ -111,8 +122,7 @@ def repaired(ring: Ring) -> Examined:
             ahead = newest
         elif not ring.store.create(manifest_key(ahead.number), [memoryview(ahead.to_bytes())]):
             continue
-        data = json.dumps({"manifest": ahead.number, "at_ms": ahead.at_ms, "inserted": ahead.inserted}).encode()
-        ring.store.swap(POINTER, data, stored.version)
+        ring.store.swap(POINTER, pointer_to(ahead), stored.version)
     raise _in_a_hurry()
 
 
@@ -147,7 +157,7 @@ def _as_found(record: Versioned | None, good: Mapping[int, Manifest], bad: Mappi
     version = record.version if record else None
     if record is None:
         # The first manifest is there before it is pointed to.
-        gone = max([*good, *map(_number, bad), 0]) > 1
+        gone = max([*good, *map(manifest_number, bad), 0]) > 1
         return _Stored(0, 0, version, "it is not there, and manifests are" if gone else "", good, bad)
     try:
         content = json.loads(record.data)
@@ -201,8 +211,3 @@ def _with_unlisted(ring: Ring, manifest: Manifest, inserted: int) -> Manifest:
         inserted=max(inserted, manifest.inserted + len(slots)),
         passed=passed,
     )
-
-
-def _number(key: str) -> int:
-    digits = key.removeprefix(MANIFESTS)
-    return int(digits) if digits.isdigit() else 0

@@ -6,7 +6,9 @@ samples/<writer>/... objects (`objects.py`)
 inbox/...            claims: objects that are to become readable (`manifest.py`)
 manifests/<number>   which samples can be read
 pointer              the newest manifest's number
-writers/ readers/ pins/ publisher   who is alive, and what readers still need (`leases.py`)
+writers/ readers/ pins/ groups/ publisher   who is alive, and what readers still need (`leases.py`, `group.py`)
+quarantine/          notes of damaged objects; `read`: what readers that have gone have read (`collector.py`)
+generators/ copies/  what generators have counted (`tally.py`, `copies.py`); `seeds`: which come next (`seeds.py`)
 """
 
 from __future__ import annotations
@@ -192,8 +194,7 @@ class Ring:
                 if self.pointer()[1] == version:
                     raise
                 return None
-        data = json.dumps({"manifest": ahead.number, "at_ms": ahead.at_ms, "inserted": ahead.inserted}).encode()
-        if self.store.swap(POINTER, data, version) is None:
+        if self.store.swap(POINTER, pointer_to(ahead), version) is None:
             return None
         self._remember(ahead)
         useless = stray(ahead, claims)
@@ -243,6 +244,11 @@ class Ring:
                 f"it is {_said(schema)}, and the ring's samples are {_said(self._schema)}",
                 "Change the generator, or make another ring",
             )
+
+
+def pointer_to(manifest: Manifest) -> bytes:
+    """The content of the pointer that makes it the newest."""
+    return json.dumps({"manifest": manifest.number, "at_ms": manifest.at_ms, "inserted": manifest.inserted}).encode()
 
 
 def _require_promises(store: RingStore, settings: bytes) -> None:

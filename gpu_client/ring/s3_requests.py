@@ -26,7 +26,7 @@ from urllib.parse import quote
 from gpu_client.ring.errors import RingMismatch, StoreFull
 from gpu_client.ring.s3_signing import Endpoint, Signer, region_of
 from gpu_client.transport.cancel import Flight
-from gpu_client.transport.connections import BrokenConnection, Connections
+from gpu_client.transport.connections import BrokenConnection, Connections, send_whole
 from gpu_client.transport.retry import RETRIED_STATUSES, Failure, RetryPolicy, parse_retry_after, retry_delay_s
 
 logger = logging.getLogger("baton.ring")
@@ -35,7 +35,7 @@ POLICY = RetryPolicy(max_tries=12, budget_s=90.0, first_delay_s=0.1, max_delay_s
 _TOLD_FROM_TRY = 4
 """So often is tried in silence, as it were."""
 THREADS = 8
-"""Objects, and parts of them, that are read at a time."""
+"""Parts of objects that are read at a time."""
 _JOINED_BYTES = 256 * 1024
 """Smaller pieces are sent together."""
 _MAX_ERROR_BYTES = 64 * 1024
@@ -107,29 +107,23 @@ class Bucket:
         weakref.finalize(self, self._connections.close)
         self._signer = Signer(self._region, clock=self._clock)
         self._endpoint = Endpoint.of_bucket(self.name, self._region, self._environment)
-        self._threads: dict[str, ThreadPoolExecutor] = {}
+        self._threads: ThreadPoolExecutor | None = None
 
     def part_threads(self) -> ThreadPoolExecutor:
-        """For parts of one object."""
-        return self._threads_of("parts")
-
-    def object_threads(self) -> ThreadPoolExecutor:
-        """For several objects. Others than those for parts: who waits for a part must not keep it from being read."""
-        return self._threads_of("objects")
-
-    def _threads_of(self, name: str) -> ThreadPoolExecutor:
+        """For parts of one object. Others than those for objects: who waits for a part must not keep it from being
+        read."""
         self._check_process()
         with self._lock:
-            if name not in self._threads:
-                self._threads[name] = ThreadPoolExecutor(THREADS, thread_name_prefix=f"ring-s3-{name}")
-            return self._threads[name]
+            if self._threads is None:
+                self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="ring-s3-parts")
+            return self._threads
 
     def close(self) -> None:
         """End what this process holds."""
         if self._process == os.getpid():
-            for threads in self._threads.values():
-                threads.shutdown(cancel_futures=True)
-            self._threads = {}
+            if self._threads is not None:
+                self._threads.shutdown(cancel_futures=True)
+            self._threads = None
             self._connections.close()
 
     def send(self, request: Request) -> Reply:
@@ -256,12 +250,12 @@ def _sender(body: Sequence[memoryview]) -> Callable[[socket.socket], None]:
             if len(piece) < _JOINED_BYTES:
                 joined += piece
             if len(joined) >= _JOINED_BYTES or (joined and len(piece) >= _JOINED_BYTES):
-                sock.sendall(joined)
+                send_whole(sock, memoryview(joined))
                 joined = bytearray()
             if len(piece) >= _JOINED_BYTES:
-                sock.sendall(piece)
+                send_whole(sock, piece)
         if joined:
-            sock.sendall(joined)
+            send_whole(sock, memoryview(joined))
 
     return send
 

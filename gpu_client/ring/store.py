@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from abc import abstractmethod
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple, Protocol, runtime_checkable
 
 
@@ -11,6 +12,31 @@ class Versioned(NamedTuple):
 
     data: bytes
     version: str
+
+
+class HeadLast(Sequence[memoryview]):
+    """The pieces of an object whose first one, the head, tells what the others are.
+
+    A store that can write it last has the others looked at while it writes them: they come from memory once.
+    """
+
+    @property
+    @abstractmethod
+    def head_is_known(self) -> bool:
+        """Whether all can as well be written in their order."""
+
+    @property
+    @abstractmethod
+    def head_bytes(self) -> int:
+        """How long the head is going to be."""
+
+    @abstractmethod
+    def behind_head(self) -> Iterator[list[memoryview]]:
+        """All others, a few at a time, which are to be written before the next are asked for. It may begin anew."""
+
+    @abstractmethod
+    def head(self) -> memoryview:
+        """The first piece. It is known when all others were asked for, and made now if not."""
 
 
 class RingStore(Protocol):

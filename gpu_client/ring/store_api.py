@@ -1,7 +1,8 @@
 """A ring that lies with Baton's control plane: records there, samples and manifests in its bucket by presigned URL.
 
 No credential of the bucket is needed here, so that machines of strangers can generate. A put is one call of the API:
-URLs are asked for many at a time, and what a writer looks at after a claim comes with the claim's answer.
+URLs are asked for many at a time, and what a writer looks at after a claim comes with the claim's answer. Only large
+objects take a second call, for a URL that is good for nothing but their bytes.
 """
 
 from __future__ import annotations
@@ -16,15 +17,18 @@ import time
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import TypeVar
+from typing import Any, TypeVar
 
+from awscrt import checksums
 from pydantic import ValidationError
 
 from contract.names import RING_SETTINGS
 from contract.rings import (
     MAX_DELETED,
     MAX_RECORD_BYTES,
+    MAX_URLS,
     VERSION_PATTERN,
+    DeclaredObject,
     DeleteRequest,
     RecordsAnswer,
     RecordsRequest,
@@ -36,6 +40,7 @@ from contract.rings import (
 )
 from gpu_client.ring.access import Access
 from gpu_client.ring.errors import RingMismatch
+from gpu_client.ring.fetching import Fetching
 from gpu_client.ring.leases import WRITERS
 from gpu_client.ring.manifest import INBOX, MANIFESTS
 from gpu_client.ring.presigned import MOST_KEPT, PresignedObjects, Url, Urls, numbered_after
@@ -47,7 +52,11 @@ from gpu_client.transport.rings import RingCalls
 
 T = TypeVar("T")
 
+DECLARED_BYTES = 1024 * 1024
+"""Objects of so many bytes get a URL each, with their checksum in it: next to their way the call is nothing."""
 _PUT_AHEAD, _GET_AHEAD = 64, 256
+_BEGUN_AHEAD = MAX_URLS - 1 - _GET_AHEAD
+"""Of what is begun together, those whose URLs come with the first one's."""
 _ALONG_S = 0.5
 """What came with an answer is taken only right behind it."""
 
@@ -86,10 +95,10 @@ class ApiStore:
         self._access, self._policy, self._clock = access, policy, clock
         self._of: str | None = None
         self._line: _Line | None = None
-        self._lock = threading.Lock()
+        self._lock, self._process = threading.Lock(), os.getpid()
         self._along = threading.local()
-        self._expected: dict[str, int] = {}
-        self._order: list[str] = []
+        self._expected = self._begun = _Order(())
+        self._fetching = Fetching("ring-api-objects")
         self._puts = Urls(self._ask_put, numbered_after, most_ahead=_PUT_AHEAD, clock=clock)
         self._gets = Urls(self._ask_get, self._read_after, most_ahead=_GET_AHEAD, clock=clock)
 
@@ -97,8 +106,11 @@ class ApiStore:
         """As in the protocol."""
         if not is_object(key):
             return self._written(key, b"".join(pieces), None, along=_looked_at_after(key)) is not None
-        done = self._with_url(self._puts, key, lambda url: self._opened().objects.put(key, url, pieces))
-        self._puts.forget(key)
+        pieces = list(pieces)  # made once, where they are made on demand
+        size_bytes = sum(piece.nbytes for piece in pieces)
+        urls = self._puts if size_bytes < DECLARED_BYTES else self._declared(key, size_bytes, pieces)
+        done = self._with_url(urls, key, lambda url: self._opened().objects.put(key, url, pieces))
+        urls.forget(key)
         return done
 
     def read(self, key: str) -> memoryview | None:
@@ -106,6 +118,14 @@ class ApiStore:
         if not is_object(key):
             found = self.record(key)
             return None if found is None else memoryview(bytearray(found.data))
+        return self._fetching.read(key, self._read)
+
+    def begin(self, keys: Sequence[str]) -> None:
+        """As in the protocol. Their URLs come with one call."""
+        self._begun = _Order(keys)
+        self._fetching.begin(keys, self._read)
+
+    def _read(self, key: str) -> memoryview | None:
         return self._with_url(self._gets, key, lambda url: self._opened().objects.get(key, url))
 
     def record(self, key: str) -> Versioned | None:
@@ -149,8 +169,7 @@ class ApiStore:
 
     def expect(self, keys: Sequence[str]) -> None:
         """These objects are going to be read: their URLs are asked for together."""
-        order = list(dict.fromkeys(keys))
-        self._expected, self._order = {key: place for place, key in enumerate(order)}, order
+        self._expected = _Order(keys)
 
     def remove(self) -> int:
         """Remove the whole ring; how many records and objects were in it. Raises RingMismatch if there is none."""
@@ -172,12 +191,15 @@ class ApiStore:
 
     def close(self) -> None:
         """As in the protocol."""
+        self._fetching.close()
         with self._lock:
             line, self._line = self._line, None
         if line is not None:
             line.close()
 
     def _opened(self) -> _Line:
+        if self._process != os.getpid():  # a thread that held the lock when this process was forked is not here
+            self._lock, self._process = threading.Lock(), os.getpid()
         with self._lock:
             if self._line is None or self._line.process != os.getpid():
                 self._line = _Line(self._access, self._policy)
@@ -222,10 +244,22 @@ class ApiStore:
         except UrlExpired as error:
             raise OSError(errno.EACCES, str(error)) from error
 
+    def _declared(self, key: str, size_bytes: int, pieces: Sequence[memoryview]) -> Urls:
+        """Of one object, good for exactly these bytes."""
+        checksum = 0
+        for piece in pieces:
+            checksum = checksums.crc64nvme(piece, checksum)
+        crc64nvme = base64.b64encode(checksum.to_bytes(8, "big")).decode()
+        declared = DeclaredObject(key=key, size_bytes=size_bytes, crc64nvme=crc64nvme)
+        return Urls(lambda _: self._put_urls(declared=[declared]), lambda *_: [], most_ahead=0, clock=self._clock)
+
     def _ask_put(self, keys: Sequence[str]) -> Mapping[str, Url]:
+        return self._put_urls(put=list(keys))
+
+    def _put_urls(self, **wanted: Any) -> Mapping[str, Url]:
         asked_at = self._clock()
         with self._said():
-            answer = self._opened().calls.ring_urls(self.name, UrlsRequest(of=self._of, put=list(keys)))
+            answer = self._opened().calls.ring_urls(self.name, UrlsRequest(of=self._of, **wanted))
         return {one.key: Url(one.url, one.headers, asked_at + answer.life_s) for one in answer.put}
 
     def _ask_get(self, keys: Sequence[str]) -> Mapping[str, Url]:
@@ -237,10 +271,10 @@ class ApiStore:
     def _read_after(self, key: str, count: int) -> Sequence[str]:
         if key.startswith(MANIFESTS):
             return numbered_after(key, min(count, _PUT_AHEAD))
-        order, place = self._order, self._expected.get(key)
-        if len(order) > MOST_KEPT:
-            return []  # which of so many are read next is not known, and their URLs would not be kept
-        return [] if place is None else [*order[place + 1 :], *order[:place]][:count]
+        begun = self._begun.behind(key, _BEGUN_AHEAD)
+        # Which of very many are read next is not known, and their URLs would not be kept.
+        expected = self._expected.behind(key, count) if len(self._expected) <= MOST_KEPT else []
+        return list(dict.fromkeys([*begun, *expected]))
 
     @contextmanager
     def _said(self) -> Iterator[None]:
@@ -265,6 +299,22 @@ class ApiStore:
                 f"baton:{self.name} cannot keep {said['input']!r:.80}: {said['msg']}",
                 "Name writers, readers and groups with letters, digits and '-_.' alone",
             ) from error
+
+
+class _Order:
+    """In which keys are read, as far as is known: behind the last one comes the first."""
+
+    def __init__(self, keys: Sequence[str]) -> None:
+        self._keys = list(dict.fromkeys(keys))
+        self._places = {key: place for place, key in enumerate(self._keys)}
+
+    def __len__(self) -> int:
+        return len(self._keys)
+
+    def behind(self, key: str, count: int) -> Sequence[str]:
+        """So many that come after one; none if that is not among them."""
+        place = self._places.get(key)
+        return [] if place is None else [*self._keys[place + 1 :], *self._keys[:place]][:count]
 
 
 def _looked_at_after(key: str) -> str:

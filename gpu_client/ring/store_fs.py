@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
-import mmap
 import os
 import secrets
 import stat
@@ -19,7 +18,8 @@ from pathlib import Path
 import xxhash
 
 from gpu_client.ring.errors import RingMismatch, StoreFull
-from gpu_client.ring.store import Versioned
+from gpu_client.ring.mapping import mapped
+from gpu_client.ring.store import HeadLast, Versioned
 
 _BESIDE = "tmp"
 _LOCK = "lock"
@@ -58,7 +58,7 @@ class DirectoryStore:
     def create(self, key: str, pieces: Sequence[memoryview]) -> bool:
         """As in the protocol."""
         path = self._path + key
-        if not any(pieces):
+        if not isinstance(pieces, HeadLast) and not any(pieces):
             # Nothing to be written before it can be seen.
             with self._told_when_full():
                 return self._made(path, lambda: os.close(_opened_new(path)))
@@ -78,9 +78,7 @@ class DirectoryStore:
         except FileNotFoundError:
             return None
         try:
-            size_bytes = os.fstat(fd).st_size
-            # Private: arrays of it can be written to, and nobody else sees it.
-            return memoryview(mmap.mmap(fd, size_bytes, access=mmap.ACCESS_COPY)) if size_bytes else memoryview(b"")
+            return mapped(fd, os.fstat(fd).st_size)
         finally:
             os.close(fd)
 
@@ -148,7 +146,7 @@ class DirectoryStore:
             with self._told_when_full():
                 fd = _opened_new(beside)
                 try:
-                    _write_all(fd, pieces)
+                    _write_object(fd, pieces)
                 finally:
                     os.close(fd)
                 yield beside
@@ -210,6 +208,17 @@ def _is_one(path: Path, other: Path) -> bool:
 
 def _version(data: bytes) -> str:
     return xxhash.xxh3_128_hexdigest(data)
+
+
+def _write_object(fd: int, pieces: Sequence[memoryview]) -> None:
+    """Into a file that is new, and that nobody sees before it has a name."""
+    if isinstance(pieces, HeadLast) and not pieces.head_is_known:
+        os.lseek(fd, pieces.head_bytes, os.SEEK_SET)
+        for some in pieces.behind_head():
+            _write_all(fd, some)
+        os.lseek(fd, 0, os.SEEK_SET)
+        pieces = [pieces.head()]
+    _write_all(fd, pieces)
 
 
 def _write_all(fd: int, pieces: Sequence[memoryview]) -> None:

@@ -9,12 +9,10 @@ from __future__ import annotations
 import base64
 import hashlib
 import html
-import os
 import re
 import secrets
-import threading
 from collections.abc import Mapping, Sequence
-from concurrent.futures import Future, wait
+from concurrent.futures import wait
 from http.client import HTTPResponse
 from typing import NamedTuple
 
@@ -22,6 +20,7 @@ import numpy as np
 from awscrt import checksums
 
 from gpu_client.ring.errors import ObjectDamaged, RingMismatch
+from gpu_client.ring.fetching import Fetching
 from gpu_client.ring.s3_requests import Bucket, Reply, Request
 from gpu_client.ring.store import Versioned
 from gpu_client.transport.connections import BrokenConnection
@@ -55,9 +54,7 @@ class BucketStore:
             )
         self.bucket = bucket or Bucket(name)
         self._prefix = f"{prefix}/"
-        self._lock = threading.Lock()
-        self._begun: dict[str, Future[memoryview | None]] = {}
-        self._process = os.getpid()
+        self._fetching = Fetching("ring-s3-objects")
 
     def create(self, key: str, pieces: Sequence[memoryview]) -> bool:
         """As in the protocol."""
@@ -66,26 +63,11 @@ class BucketStore:
 
     def read(self, key: str) -> memoryview | None:
         """As in the protocol. Parts of a large object are fetched at once."""
-        with self._own_lock():
-            begun = self._begun.pop(key, None)
-        if begun is not None and not begun.cancel():
-            return begun.result()
-        return self._read(key)
+        return self._fetching.read(key, self._read)
 
     def begin(self, keys: Sequence[str]) -> None:
         """As in the protocol."""
-        with self._own_lock():
-            for key in self._begun.keys() - set(keys):
-                self._begun.pop(key).cancel()
-            if len(keys) > 1:
-                threads = self.bucket.object_threads()
-                self._begun.update({key: threads.submit(self._read, key) for key in keys if key not in self._begun})
-
-    def _own_lock(self) -> threading.Lock:
-        """What was begun before a fork is not this process's, and nor is the lock."""
-        if self._process != os.getpid():
-            self._process, self._lock, self._begun = os.getpid(), threading.Lock(), {}
-        return self._lock
+        self._fetching.begin(keys, self._read)
 
     def _read(self, key: str) -> memoryview | None:
         reply = self._get_part(key, 0, PART_BYTES, {})
@@ -149,6 +131,7 @@ class BucketStore:
 
     def close(self) -> None:
         """Close connections, end threads."""
+        self._fetching.close()
         self.bucket.close()
 
     def _put(self, key: str, pieces: Sequence[memoryview], condition: Mapping[str, str]) -> tuple[Reply, str]:

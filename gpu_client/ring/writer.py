@@ -277,7 +277,7 @@ class RingWriter:
                 quantised=dict(settings.quantise),
             )
             # One that is there may be of anybody: it is not claimed.
-            if self._with_room(lambda key=found.key, pieces=made.pieces: self._ring.store.create(key, pieces)):  # type: ignore[misc]
+            if self._with_room(lambda key=found.key, pieces=made: self._ring.store.create(key, pieces)):  # type: ignore[misc]
                 break
         else:
             raise RingMismatch(

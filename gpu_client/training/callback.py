@@ -11,6 +11,9 @@ The Trainer writes `checkpoint-<step>/` itself, with its optimizer, scheduler an
 marks the directory complete and tells the agent. Rules hear what is logged and evaluated; they and commands can stop,
 save, evaluate (if the Trainer has something to evaluate on) and turn the learning rate. Whether a rule ended the
 training as complete says `session.finishing`, after `trainer.train`.
+
+A loader that knows where its data come from, as that of a ring does, is resumed exactly: give it as the Trainer's
+`get_train_dataloader`, with `max_steps` and `ignore_data_skip=True`, since it goes on by itself.
 """
 
 from __future__ import annotations
@@ -24,12 +27,15 @@ from transformers import TrainerCallback, TrainerControl, TrainerState, Training
 from transformers.trainer_utils import has_length
 
 from gpu_client.controller.knobs import LearningRate
-from gpu_client.training import commit
+from gpu_client.training import commit, states
 from gpu_client.training.errors import SessionError
 from gpu_client.training.session import Session
+from gpu_client.training.sources import has_source
 
 STEERING_FILE = "steering.json"
 """Counters of rules, in a checkpoint that the Trainer writes."""
+LOADER = "train"
+"""Under this name the states of a checkpoint that the Trainer writes have where the loader is, if it says so."""
 EVALUATED = "eval_"
 
 log = logging.getLogger("baton.training")
@@ -43,6 +49,8 @@ class BatonCallback(TrainerCallback):  # type: ignore[misc]  # transformers is n
         self._logged: dict[str, float] = {}
         self._predicted = 0
         """Batches of the evaluation under way."""
+        self._loaders: dict[str, Any] = {}
+        """That of the training, if it has a state of its own and is told of checkpoints."""
 
     @property
     def resume_from(self) -> str | None:
@@ -71,10 +79,11 @@ class BatonCallback(TrainerCallback):  # type: ignore[misc]  # transformers is n
             schedulers = [one for one in (more.get("lr_scheduler"),) if one is not None]
             steering.offer(knobs={"lr": LearningRate(more["optimizer"], *schedulers)})
         steering.offer(evaluate=bool(args.do_eval) or args.eval_strategy != "no")
-        directory = self._session.resume_from
-        if directory is not None and state.global_step and (directory / STEERING_FILE).exists():
+        directory = self._session.resume_from if state.global_step else None
+        if directory is not None and (directory / STEERING_FILE).exists():
             steering.load_state_dict(json.loads((directory / STEERING_FILE).read_text(encoding="utf-8")))
         steering.resumed(state.global_step, ())
+        self._follow(args, more.get("train_dataloader"), directory)
         self._show_losses(args)
         return control
 
@@ -138,9 +147,13 @@ class BatonCallback(TrainerCallback):  # type: ignore[misc]  # transformers is n
         metrics = _numbers(logged) if logged.get("step") == state.global_step else {}
         steering = self._session.steering
         directory = commit.checkpoint_path(self._session.output_dir, state.global_step)
-        if state.is_world_process_zero and steering.has_state and directory.is_dir():
-            (directory / STEERING_FILE).write_text(json.dumps(steering.state_dict()), encoding="utf-8")
+        if state.is_world_process_zero and directory.is_dir():
+            if steering.has_state:
+                (directory / STEERING_FILE).write_text(json.dumps(steering.state_dict()), encoding="utf-8")
+            if self._loaders:
+                states.save_states(directory, states.collect(self._loaders), [])
         self._session.mark_complete(state.global_step, metrics)
+        self._session.sources.saved(self._loaders)
         return control
 
     def _obey(self, state: TrainerState, control: TrainerControl) -> TrainerControl:
@@ -155,6 +168,23 @@ class BatonCallback(TrainerCallback):  # type: ignore[misc]  # transformers is n
     def _obey_alone(self, state: TrainerState, control: TrainerControl) -> TrainerControl:
         """At once, within the same step. Several processes agree once a step: a script may log on one of them only."""
         return self._obey(state, control) if self._session.alone and state.global_step else control
+
+    def _follow(self, args: TrainingArguments, loader: Any, directory: Path | None) -> None:
+        """Go on where the loader was in that checkpoint, if it can say where it is."""
+        if not has_source(loader):
+            return
+        if directory is not None:
+            if not args.ignore_data_skip:
+                raise SessionError(
+                    f"the Trainer would pass over batches of a {type(loader).__name__}, which goes on by itself",
+                    "Use TrainingArguments(ignore_data_skip=True)",
+                )
+            if (directory / states.BUNDLE).exists():
+                states.load_states(directory, {LOADER: "tensors"}, {LOADER: loader})
+            else:
+                log.warning("%s does not say where the loader was: it begins anew", directory)
+        self._loaders = {LOADER: loader}
+        self._session.sources.follow(self._loaders)
 
     def _show_losses(self, args: TrainingArguments) -> None:
         """By default the Trainer logs a loss that is NaN or infinite as if it had not been."""

@@ -11,13 +11,15 @@
 
 A checkpoint is what `trainer.save_checkpoint` writes (model, optimizers, schedulers, loops, callbacks) with the random
 states of all processes and the counters of rules in it. Between two batches of an epoch a training can be continued
-exactly only if its loader has a state, as `ResumableLoader` (with `limit_train_batches=`) and torchdata's have. Rules
-know the loss of `training_step` as `loss`, raw, and what is logged by its name; what a validation logs as `val_loss` is
-`eval.loss`. Rules and commands can stop, save, validate and turn the learning rate. A step is one of the optimizer.
+exactly only if its loader has a state, as `ResumableLoader` and the loader of a ring (both with `limit_train_batches=`)
+and torchdata's have. Rules know the loss of `training_step` as `loss`, raw, and what is logged by its name; what a
+validation logs as `val_loss` is `eval.loss`. Rules and commands can stop, save, validate and turn the learning rate. A
+step is one of the optimizer.
 """
 
 from __future__ import annotations
 
+import logging
 import math
 import re
 import shutil
@@ -33,6 +35,10 @@ from gpu_client.controller.knobs import LearningRate
 from gpu_client.training import commit
 from gpu_client.training.sampler import ResumableLoader
 from gpu_client.training.session import Session
+from gpu_client.training.sources import has_source
+from gpu_client.training.states import is_same_state
+
+log = logging.getLogger("baton.training")
 
 FILE = "lightning.ckpt"
 """In a checkpoint's directory."""
@@ -60,6 +66,8 @@ class BatonCallback(Callback):  # type: ignore[misc]  # lightning is not followe
         self._loaded: dict[str, Any] = {}
         self._handler: Any = None
         self._due = False
+        self._sources: dict[str, Any] = {}
+        """Loaders that are told of checkpoints."""
         self._asked: tuple[Any, Any] | None = None
         """When validations run by themselves, while one is asked for."""
 
@@ -106,7 +114,13 @@ class BatonCallback(Callback):  # type: ignore[misc]  # lightning is not followe
             # They drew nothing of it; whatever the script drew to make them is undone.
             self._restore_random()
         for loader, state in zip(_endless(loaders), self._loaded.get("endless", ()), strict=False):
-            loader.load_state_dict(state)
+            # Lightning has given it to a loader whose epoch is under way.
+            if not is_same_state(loader.state_dict(), state):
+                loader.load_state_dict(state)
+        self._sources = {str(number): loader for number, loader in enumerate(loaders) if has_source(loader)}
+        if self._sources and math.isinf(trainer.num_training_batches):
+            log.warning("Lightning takes a batch ahead: to be resumed exactly, give the Trainer limit_train_batches")
+        self._session.sources.follow(self._sources)
         if self._step and self._loaded.get("steering"):
             steering.load_state_dict(self._loaded["steering"])
         self._loaded = {}
@@ -234,6 +248,7 @@ class BatonCallback(Callback):  # type: ignore[misc]  # lightning is not followe
         finally:
             self._saving = None
         session.mark_complete(step, self._shown, staged=staged)
+        session.sources.saved(self._sources)
 
     def _restore_random(self) -> None:
         randoms = self._loaded.get("random")
@@ -266,8 +281,8 @@ def _flat(loaders: Any) -> list[Any]:
     return [one for part in loaders for one in _flat(part)] if isinstance(loaders, list | tuple) else [loaders]
 
 
-def _endless(loaders: Iterable[Any]) -> list[ResumableLoader]:
-    return [one for one in loaders if isinstance(one, ResumableLoader)]
+def _endless(loaders: Iterable[Any]) -> list[Any]:
+    return [one for one in loaders if isinstance(one, ResumableLoader) or has_source(one)]
 
 
 def _has_state(loader: Any) -> bool:

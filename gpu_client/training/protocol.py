@@ -43,7 +43,8 @@ report that was passed over alone had others. `signals`: what the session has me
 since the message before, in seconds. Unknown message types are ignored, so that either side may learn new words first.
 
 A trainer that cannot train with what the job gives it prints one line that says why, and exits with
-`BAD_INPUT_EXIT_CODE`: the attempt fails as `bad_input` with that line.
+`BAD_INPUT_EXIT_CODE`: the attempt fails as `bad_input` with that line. One that needs something from elsewhere which
+cannot be had now, though the job is right, exits with `UNAVAILABLE_EXIT_CODE`: it fails as `transfer_failed`.
 """
 
 from __future__ import annotations
@@ -61,6 +62,8 @@ ARENA_CHECKPOINT = "checkpoint"
 """The directory in the arena in which a checkpoint lies."""
 BAD_INPUT_EXIT_CODE = 65
 """EX_DATAERR of sysexits.h: the parameters or the data are at fault, not the program."""
+UNAVAILABLE_EXIT_CODE = 75
+"""EX_TEMPFAIL of sysexits.h: neither the job nor the program is at fault, and another attempt may do better."""
 STOP_REASONS = ("cancel", "pause", "release", "lease_lost", "rule")
 STEERING_TYPES = ("rules", "command")
 """Messages of the agent that are the controller's business."""

@@ -76,7 +76,7 @@ class Session:
         self._ranks = ranks
         self._last_report: tuple[int, int, Mapping[str, object]] = (0, 0, {})
         self._last_committed: tuple[int, Path] | None = None
-        self._sources = Sources(keep_last)
+        self.sources = Sources(keep_last)
         # Under an agent this directory dies with the machine: what counts is what the agent has stored elsewhere.
         self._durable = channel_path is None
         output_dir.mkdir(parents=True, exist_ok=True)
@@ -170,7 +170,7 @@ class Session:
         if type(step) is not int or type(total) is not int:
             step, total = whole("step", step), whole("total", total)
         self._last_report = (step, total, shown)
-        new, shown = self._sources.beside(new, shown)
+        new, shown = self.sources.beside(new, shown)
         if self._writer.skipped_steps:
             shown = {"checkpoints_skipped": len(self._writer.skipped_steps), **shown}
         self._channel.report(step, total, shown, new=new)
@@ -299,7 +299,7 @@ class Session:
             self._directives.checkpoint_skipped()
             return None
         self._last_committed = step, path
-        self._sources.saved(stateful)
+        self.sources.saved(stateful)
         self._directives.checkpoint_written()
         self.steering.happened("save", step, {})
         return path
@@ -339,7 +339,7 @@ class Session:
         """
         directory = self.resume_from
         if directory is None:
-            self._sources.follow(stateful)
+            self.sources.follow(stateful)
             self.steering.resumed(0, stateful.values())
             return 0
         marker = commit.verify(directory)
@@ -355,7 +355,7 @@ class Session:
         randoms = states.load_states(directory, marker.states, stateful)
         self._last_report = marker.step, 0, {}
         self.restore_randoms(randoms)
-        self._sources.follow(stateful)
+        self.sources.follow(stateful)
         log.info("resumed from %s", directory)
         self.steering.resumed(marker.step, stateful.values())
         return marker.step

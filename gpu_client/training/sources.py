@@ -15,7 +15,7 @@ from typing import Any
 
 
 class Sources:
-    """Those of one session."""
+    """Those of one session. Where another library holds the loaders, its callback names them here."""
 
     def __init__(self, keep_last: int) -> None:
         """What checkpoints need that the session keeps itself, the newest `keep_last`, is kept; two at least: the
@@ -53,6 +53,11 @@ class Sources:
         states = {name: one.state_dict() for name, one in stateful.items() if _has(one, "checkpointed")}
         if any(states.values()):  # what has read nothing yet has none
             self._states.append(states)
+
+
+def has_source(loader: object) -> bool:
+    """Whether a loader is one that is told of checkpoints: endless, with a state."""
+    return _has(loader, "checkpointed")
 
 
 def _having(name: str, states: Iterable[object]) -> Iterable[object]:

@@ -149,6 +149,22 @@ def load_states(directory: Path, forms: Mapping[str, str], states: Mapping[str, 
     return randoms
 
 
+def is_same_state(one: object, other: object) -> bool:
+    """Whether two states are equal. Tensors in them have no truth of their own."""
+    if isinstance(one, torch.Tensor) or isinstance(other, torch.Tensor):
+        return (
+            isinstance(one, torch.Tensor)
+            and isinstance(other, torch.Tensor)
+            and one.dtype == other.dtype
+            and torch.equal(one.cpu(), other.cpu())
+        )
+    if isinstance(one, Mapping) and isinstance(other, Mapping):
+        return one.keys() == other.keys() and all(is_same_state(one[key], other[key]) for key in one)
+    if isinstance(one, (list, tuple)) and isinstance(other, (list, tuple)):
+        return len(one) == len(other) and all(map(is_same_state, one, other))
+    return bool(one == other)
+
+
 # --- pieces ----------------------------------------------------------------------------------------------------------
 
 

@@ -223,13 +223,13 @@ def test_what_was_begun_and_is_not_read_is_given_up(bucket: RingBucket, proxy: F
         store.create(key, [view(key.encode())])
     store.begin(keys)
     store.begin(keys[2:])
-    assert store._begun.keys() == set(keys[2:])
+    assert store._fetching.begun.keys() == set(keys[2:])
     for key in keys:
         found = store.read(key)
         assert found is not None
         assert bytes(found) == key.encode()
     store.begin(keys[:1])
-    assert store._begun == {}, "one alone is read when it is wanted"
+    assert store._fetching.begun == {}, "one alone is read when it is wanted"
     store.delete(keys)
     store.begin(keys)
     assert [store.read(key) for key in keys] == [None] * 4

@@ -8,12 +8,15 @@ import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from functions.local.emulator import Emulator
+from gpu_client.ring.objects import Provenance, StoredSamples, encode
 from gpu_client.ring.store import RingStore
 from gpu_client.ring.store_fs import DirectoryStore
 from gpu_client.ring.store_memory import MemoryStore
+from gpu_client.ring.tree import take_apart
 from tests.emulator import unique
 from tests.ring_bucket import RingBucket
 from tests.served_api import ServedApi, served_api
@@ -74,6 +77,20 @@ def test_an_object_is_made_once(opened: Opened) -> None:
     assert found is not None
     assert bytes(found) == b"onetwo"
     assert store.keys("samples/") == ["samples/w/1"]
+
+
+def test_a_large_sample_comes_back_bit_by_bit(opened: Opened) -> None:
+    """It is hashed while it is stored, where the store can do that."""
+    sample = {"image": np.random.default_rng(1).integers(0, 256, (5, 1024, 1024), np.uint8), "label": np.arange(9)}
+    made = encode([take_apart(sample)], Provenance("w", 1, 1, 0.0), seeds=[17])
+    assert opened().create("samples/w/00000001-0000000001", made)
+    assert not opened().create("samples/w/00000001-0000000001", made)
+    data = opened().read("samples/w/00000001-0000000001")
+    assert data is not None
+    assert len(data) == made.size_bytes
+    found = StoredSamples("samples/w/1", data)
+    assert found.seed() == 17
+    assert all(np.array_equal(found.sample()[name], sample[name]) for name in sample)
 
 
 def test_what_is_read_may_be_altered_by_its_reader(opened: Opened) -> None:

@@ -2,34 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
-from typing import TypeVar
 
 from contract.rings import MAX_RECORD_BYTES
-from functions.domain.ports import Page
 from functions.domain.rings import RingRecord, StoredRing
 from tests.clouds import Cloud
 from tests.conformance.store_kit import NOW
-
-T = TypeVar("T")
+from tests.paging import all_pages
 
 A, B, C = "a" * 16, "b" * 16, "c" * 16
 
 
 def ring(name: str = "shapes", tenant: str = "acme", ring_id: str = A) -> StoredRing:
     return StoredRing(tenant=tenant, name=name, id=ring_id, settings=b"{\x00\xff}", created_at=NOW)
-
-
-def everything(fetch: Callable[[str | None], Page[T]]) -> list[T]:
-    found: list[T] = []
-    cursor: str | None = None
-    while True:
-        page = fetch(cursor)
-        found += page.items
-        cursor = page.cursor
-        if cursor is None:
-            return found
 
 
 def test_a_ring_is_made_once_and_only_its_tenant_has_it(cloud: Cloud) -> None:
@@ -48,7 +33,7 @@ def test_rings_are_listed_by_name(cloud: Cloud) -> None:
     for name in ("c", "a", "d", "b"):
         store.make(ring(name))
     store.make(ring("aa", tenant="rival"))
-    found = everything(lambda cursor: store.list("acme", limit=3, cursor=cursor))
+    found = all_pages(lambda cursor: store.list("acme", limit=3, cursor=cursor))
     assert [one.name for one in found] == ["a", "b", "c", "d"]
 
 
@@ -82,8 +67,8 @@ def test_keys_are_those_of_one_ring_in_order(cloud: Cloud) -> None:
         store.write(one, key, b"", version=A, seen=None)
     for other in others:
         store.write(other, "inbox/theirs", b"", version=A, seen=None)
-    assert everything(lambda cursor: store.keys(one, "inbox/", limit=7, cursor=cursor)) == wanted
-    assert len(everything(lambda cursor: store.keys(one, "", limit=50, cursor=cursor))) == 63
+    assert all_pages(lambda cursor: store.keys(one, "inbox/", limit=7, cursor=cursor)) == wanted
+    assert len(all_pages(lambda cursor: store.keys(one, "", limit=50, cursor=cursor))) == 63
     store.delete(one, wanted)
     assert store.keys(one, "inbox/", limit=10).items == []
     assert store.keys(one, "", limit=10).items == ["inbox.x", "inboxes/y", "pointer"]

@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 
+import psutil
 import pytest
 
-from contract.jobs import AttemptEnd, JobState, JobSubmit, Policy
+from contract.jobs import AttemptEnd, InputRef, JobState, JobSubmit, Policy
 from gpu_client.ring.access import Access
 from gpu_client.ring.errors import RingMismatch
+from gpu_client.ring.generating import put_under
 from gpu_client.ring.reader import RingReader
 from gpu_client.ring.ring import Ring
 from gpu_client.ring.settings import RingSettings
 from gpu_client.ring.status import verified
 from gpu_client.ring.store_api import ApiStore
 from tests.control_plane import TRAINERS
+from tests.stack import Stack
 from tests.waiting import until
 from tests.workshop import Workshop
 
@@ -62,3 +66,73 @@ def test_a_killed_generator_costs_at_most_a_sample_and_its_token_ends_with_it(sh
     for agent in shop.agents:
         assert "batonring_" not in agent.log(), "the token is in the agent's log"
     assert ApiStore(name, access).remove() > SAMPLES
+
+
+def environment_of(process: psutil.Process) -> dict[str, str]:
+    """As it was started with."""
+    parts = Path(f"/proc/{process.pid}/environ").read_bytes().decode().split("\0")
+    return dict(part.split("=", 1) for part in parts if "=" in part)
+
+
+def test_generators_by_recipe_need_no_credentials_and_who_gets_a_killed_one_s_job_goes_on(
+    shop: Workshop, stack: Stack
+) -> None:
+    """Two jobs of `generator@1` whose code is their input; the samples go to the bucket by presigned URL."""
+    name, access = shop.queue, Access(stack.url, stack.keys["admin"])
+    ring = Ring.make(ApiStore(name, access), RingSettings(cap=100, publish_interval_s=0.2, lease_s=10))
+    stack.write(f"{name}/shapes_of_ring.py", (TRAINERS / "shapes_of_ring.py").read_bytes(), "training-data")
+    repository = TRAINERS.parents[2]
+    jobs = [
+        stack.client.submit(
+            JobSubmit(
+                recipe="generator@1",
+                parameters={
+                    "function": "shapes_of_ring:make",
+                    "ring": f"baton:{name}",
+                    "count": count,
+                    "processes": processes,
+                    "options": ["cost_s=0.2"],
+                },
+                inputs=[InputRef(prefix=f"{name}/")],
+                queue=name,
+                environment={"PYTHONPATH": str(repository)},
+                policy=Policy(heartbeat_interval_s=1, backoff_s=0, avoid_machine_s=0, stop_grace_s=20, max_failures=1),
+            )
+        )
+        for count, processes in ((25, 1), (30, 2))
+    ]
+    assert [stack.job(job.id).rings for job in jobs] == [[name], [name]]
+    nothing = {variable: "" for variable in os.environ if variable.startswith("AWS_")}
+    agents = [
+        shop.agent(f"w{number}", workspace=shop.tmp_path / f"w{number}", environment=nothing) for number in (1, 2)
+    ]
+    for job in jobs:
+        stack.wait_for_step(job.id, 5)
+    generators = [one for one in shop.trainers() if one.cmdline()[1:3] == ["-m", "gpu_client.ring.generate"]]
+    assert len(generators) == 4, "one, and two with the one that watches over them"
+    for generator in generators:
+        had = environment_of(generator)
+        assert had["BATON_RING_TOKEN"] and "BATON_API_KEY" not in had
+        assert not [variable for variable, value in had.items() if variable.startswith("AWS_") and value]
+    agents[0].kill_group()
+    shop.agent("w3", workspace=shop.tmp_path / "w3", environment=nothing)
+    ended = [stack.wait_for(job.id, JobState.COMPLETE, JobState.FAILED, timeout_s=120) for job in jobs]
+    assert [job.state for job in ended] == [JobState.COMPLETE] * 2, [job.reason for job in ended]
+    assert sorted(job.counters.interruptions for job in ended) == [0, 1]
+    while ring.publish() is not None:
+        pass
+    newest = ring.newest()
+    # Noted twice a second: of what was put since then the next attempt knows nothing, and makes as much again.
+    assert 55 <= len(newest) <= 55 + 8
+    assert len({slot.id for slot in newest.slots}) == len(newest)
+    writers = [f"job-{jobs[0].id}", f"job-{jobs[1].id}-0", f"job-{jobs[1].id}-1"]
+    assert {slot.object.writer for slot in newest.slots} == set(writers)
+    assert [put_under(ring.store, writer) for writer in writers] == [25, 15, 15]
+    assert set(dict(verified(ring)).values()) == {""}
+    with RingReader(ring, threads=False) as reader:
+        found = [(reader.provenance(slot)["seed"], reader.sample(slot)["x"][0]) for slot in newest.slots]
+    assert all(seed == value for seed, value in found)
+    assert len({seed for seed, _ in found}) == len(found), "no seed comes twice"
+    stored = [one for one in stack.s3.requests("^PUT ") if f"/rings/{name}/" in one and "/samples/" in one]
+    assert len(stored) >= len(newest)
+    assert ApiStore(name, access).remove() > len(newest)

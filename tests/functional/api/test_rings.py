@@ -119,6 +119,24 @@ def test_objects_are_stored_once_and_fetched_by_url(api: Api) -> None:
     assert api.objects(DATA_BUCKET) == {f"rings/shapes/{ID}/samples/w/1": b"bytes"}
 
 
+def test_an_object_that_is_declared_is_stored_with_its_very_bytes_or_not_at_all(api: Api) -> None:
+    make(api)
+    declared = {"key": "samples/w/1", "size_bytes": 1, "crc64nvme": "jC+ERbTL/Dw="}  # of b"a"
+    (target,) = api.post("/rings/shapes/urls", {"declared": [declared]}).ok()["put"]
+    assert target["key"] == "samples/w/1"
+    for wrong in (b"b", b"aa", b""):
+        headers = {**target["headers"], "content-length": str(len(wrong))}
+        assert api.send("PUT", target["url"], headers, wrong).status in (400, 403)
+    assert api.objects(DATA_BUCKET) == {}
+    assert api.send("PUT", target["url"], target["headers"], b"a").status == 200
+    assert api.send("PUT", target["url"], target["headers"], b"a").status == 412
+    assert api.objects(DATA_BUCKET) == {f"rings/shapes/{ID}/samples/w/1": b"a"}
+    record = {"declared": [{**declared, "key": "inbox/w.1"}]}
+    api.post("/rings/shapes/urls", record).refused(ErrorCode.INVALID_KEY, "key")
+    huge = {"declared": [{**declared, "size_bytes": 10**15}]}
+    assert api.post("/rings/shapes/urls", huge).status == 422
+
+
 def test_keys_are_listed_in_order_page_by_page(api: Api) -> None:
     make(api)
     wanted = [f"inbox/w.{number}" for number in range(7)]

@@ -113,6 +113,7 @@ def test_told_to_stop_all_of_them_end_cleanly_and_nothing_is_lost(program: Progr
     ring = program.ring()
     assert ring.newest().inserted == len(seeds_in(ring)), "all that is stored can be read"
     assert ring.store.keys("writers/") == [], "they have left"
+    assert ring.store.keys("generators/") + ring.store.keys("copies/") == [], "names that never come again"
 
 
 def test_they_end_with_the_one_that_started_them(program: Program) -> None:

@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import json
+import multiprocessing
+import os
 import subprocess
 import sys
+import threading
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
+from contract.rings import UrlsAnswer, UrlsRequest
 from contract.work import WorkItem
 from functions.local.emulator import Emulator
 from gpu_client.agent.trainer_environment import trainer_environment
@@ -20,14 +26,20 @@ from gpu_client.ring.datasets import RingLoader
 from gpu_client.ring.errors import RingMismatch, WriterFenced
 from gpu_client.ring.keeper import Keeper
 from gpu_client.ring.leases import Held
+from gpu_client.ring.plan import Shape
 from gpu_client.ring.presigned import PresignedObjects, Url
 from gpu_client.ring.reader import RingReader
 from gpu_client.ring.removing import remove_ring
 from gpu_client.ring.ring import Ring
 from gpu_client.ring.settings import RingSettings
 from gpu_client.ring.status import status_of, verified
+from gpu_client.ring.store import DistantStore, RingStore
+from gpu_client.ring.store_api import DECLARED_BYTES
+from gpu_client.ring.stream import Stream
 from gpu_client.ring.writer import RingWriter
+from gpu_client.transport.connections import Connections
 from gpu_client.transport.errors import UrlExpired
+from gpu_client.transport.rings import RingCalls
 from tests.emulator import unique
 from tests.served_api import ServedApi, served_api
 
@@ -108,6 +120,38 @@ def test_a_put_is_one_call_and_urls_come_many_at_a_time(served: ServedApi, name:
         assert Counter(served.calls)[URLS] <= 6
 
 
+def test_a_large_object_that_is_damaged_on_its_way_is_refused_and_sent_again(
+    served: ServedApi, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The store had taken whatever came: the damage was found by the first who read it."""
+    ring = made(served, name)
+    data = np.random.default_rng(1).bytes(DECLARED_BYTES)
+    exchange, sent = Connections.exchange, list[str]()
+
+    @contextmanager
+    def damaging(self: Connections, method: str, url: str, headers: Any, flight: Any, send_body: Any = None) -> Any:
+        def damaged(sock: Any) -> None:
+            sock.sendall(b"?" + data[1:])
+
+        if method == "PUT":
+            sent.append(url)
+        body = damaged if method == "PUT" and len(sent) == 1 else send_body
+        with exchange(self, method, url, headers, flight, body) as response:
+            yield response
+
+    monkeypatch.setattr(Connections, "exchange", damaging)
+    served.calls.clear()
+    assert ring.store.create("samples/w/1", [memoryview(data)[:5], memoryview(data)[5:]])
+    assert served.calls == [URLS] and len(sent) == 2
+    assert bytes(ring.store.read("samples/w/1") or b"") == data
+    sent.clear()
+    assert not ring.store.create("samples/w/1", [memoryview(b"?" * DECLARED_BYTES)])
+    monkeypatch.setattr("gpu_client.ring.store_api.checksums.crc64nvme", lambda piece, before: 1)
+    with pytest.raises(OSError, match=r"samples/w/2: not moved after 3 tries .*other bytes than declared"):
+        ring.store.create("samples/w/2", [memoryview(data)])
+    assert ring.store.keys("samples/") == ["samples/w/1"]
+
+
 def test_an_answer_that_is_lost_loses_nothing(served: ServedApi, name: str) -> None:
     ring = made(served, name)
     held = Held(ring.store, "writers/w", {"epoch": 1}, None)
@@ -154,6 +198,88 @@ def test_a_url_that_has_run_out_is_asked_for_again(
     monkeypatch.setattr(PresignedObjects, "get", lambda *_: (_ for _ in ()).throw(UrlExpired("again and again")))
     with pytest.raises(OSError, match="again and again"):
         store.read("samples/w/1")
+
+
+def test_the_samples_of_a_batch_are_fetched_at_the_same_time_with_one_call_for_their_urls(
+    served: ServedApi, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ring = made(served, name, cap=64, max_ahead=1000)
+    writer = writer_of(ring)
+    for number in range(64):
+        writer.put({"x": np.full(1000, number)})
+    writer.swap()
+    whole, together, fetched = PresignedObjects.get, threading.Barrier(8, timeout=30), list[str]()
+
+    def get(self: PresignedObjects, key: str, url: Url) -> memoryview | None:
+        if key.startswith("samples/"):
+            fetched.append(key)
+            together.wait()  # for the others of the batch, all of which have to be on their way
+        return whole(self, key, url)
+
+    monkeypatch.setattr(PresignedObjects, "get", get)
+    with RingReader(Ring.open(served.store(name)), "r", threads=False) as reader:
+        stream = Stream(reader, Shape(8))
+        seen = []
+        for batch in range(1, 9):
+            served.calls.clear()
+            seen += [int(sample["x"][0]) for sample in stream.next_batch()[1]]
+            assert Counter(served.calls)[URLS] <= (2 if batch == 1 else 1), "the first needs one for its manifest"
+    assert sorted(seen) == list(range(64)) and len(fetched) == len(set(fetched)) == 64
+
+
+def test_what_was_begun_is_read_as_it_is_and_ends_with_the_store(served: ServedApi, name: str) -> None:
+    made(served, name)
+    store = Ring.open(served.store(name)).store
+    assert isinstance(store, DistantStore)
+    keys = [f"samples/w/{number}" for number in range(300)]
+    for key in keys[:4]:
+        store.create(key, [memoryview(key.encode())])
+    served.calls.clear()
+    others = set(threading.enumerate())  # of stores that other tests have left to the garbage collector
+    store.begin(keys)
+    found = [store.read(key) for key in keys]
+    assert [bytes(one).decode() for one in found if one is not None] == keys[:4]
+    assert served.calls == [URLS, URLS], "no call asks for more than the contract allows"
+    store.begin(keys[:2])
+    store.begin(keys[2:4])
+    store.close()
+    assert [one.name for one in set(threading.enumerate()) - others if one.name.startswith("ring-api")] == []
+    assert bytes(store.read(keys[3]) or b"").decode() == keys[3], "it opens anew"
+    store.close()
+
+
+def test_a_process_that_is_forked_while_others_fetch_fetches_too(
+    served: ServedApi, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made(served, name)
+    store = Ring.open(served.store(name)).store
+    store.create("samples/w/1", [memoryview(b"bytes")])
+    ask, forked, code = RingCalls.ring_urls, threading.Event(), list[int]()
+
+    def slow(self: RingCalls, ring: str, request: UrlsRequest) -> UrlsAnswer:
+        asking.set()
+        assert forked.wait(30)
+        return ask(self, ring, request)
+
+    asking = threading.Event()
+    monkeypatch.setattr(RingCalls, "ring_urls", slow)
+    assert isinstance(store, DistantStore)
+    store.begin(["samples/w/1", "samples/w/2"])
+    assert asking.wait(30)
+    child = multiprocessing.get_context("fork").Process(target=lambda: _read_in_child(store, ask))
+    child.start()
+    child.join(30)
+    code.append(child.exitcode if child.exitcode is not None else -1)
+    child.kill()
+    forked.set()
+    assert code == [0]
+    assert bytes(store.read("samples/w/1") or b"") == b"bytes"
+    store.close()
+
+
+def _read_in_child(store: RingStore, ask: Callable[[RingCalls, str, UrlsRequest], UrlsAnswer]) -> None:
+    RingCalls.ring_urls = ask  # type: ignore[method-assign]
+    os._exit(0 if bytes(store.read("samples/w/1") or b"") == b"bytes" else 3)
 
 
 def test_a_loader_with_workers_reads_and_resumes(served: ServedApi, name: str, monkeypatch: pytest.MonkeyPatch) -> None:

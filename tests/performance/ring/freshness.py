@@ -24,6 +24,8 @@ READABLE_S = 1.0
 SWAP_MS = 5.0
 REQUESTS = 4
 _LOOK_S = 0.002
+_PATIENCE_S = 60.0
+"""For each sample: then it is said that it cannot be read, instead of waiting for ever."""
 
 
 def put_to_readable(scratch: Path, *, rounds: int, samples: int) -> list[Figure]:
@@ -50,7 +52,7 @@ def _waits_s(scratch: Path, samples: int) -> list[float]:
                 writer.put({"x": np.full(1 << 17, number)})
                 time.sleep(0.03)
             # What is left is published by whoever leaves: that would be sooner.
-            while len(seen) < samples:
+            while len(seen) < samples and time.perf_counter() - begun[-1] < _PATIENCE_S:
                 time.sleep(_LOOK_S)
 
     writing = threading.Thread(target=put)
@@ -59,6 +61,8 @@ def _waits_s(scratch: Path, samples: int) -> list[float]:
         newest = ring.newest()
         for inserted in {slot.inserted for slot in newest.slots} - seen.keys():
             seen[inserted] = time.perf_counter()
+        if not writing.is_alive():
+            raise TimeoutError(f"{len(seen)} of {samples} samples could be read")
         time.sleep(_LOOK_S)
     writing.join()
     return [seen[number] - begun[number] for number in range(samples)]

@@ -7,12 +7,10 @@ from typing import Any
 
 import numpy as np
 
-from gpu_client.ring.generating import (
-    Generation,
-    Made,
-    samples_of,
-)
+from gpu_client.ring.collector import Collector
+from gpu_client.ring.generating import Generation, Made, samples_of
 from gpu_client.ring.keeper import Keeper
+from gpu_client.ring.leases import Watch
 from gpu_client.ring.objects import StoredSamples
 from gpu_client.ring.ring import Ring
 from gpu_client.ring.settings import RingSettings
@@ -23,6 +21,17 @@ from tests.unit.ring.ring_kit import Clock
 
 def one(seed: int) -> np.ndarray[Any, Any]:
     return np.array([seed])
+
+
+def but_at(seed: int, do: Callable[[], object]) -> Callable[[int], Any]:
+    """Makes samples as `one` does; before that of this seed, something happens."""
+
+    def make(given: int) -> Any:
+        if given == seed:
+            do()
+        return one(given)
+
+    return make
 
 
 class Told:
@@ -77,6 +86,13 @@ class Scene:
 
     def run(self, generator: Callable[..., Any] = one, told: Told | None = None, **more: Any) -> Made:
         return self.generation(generator, told, **more).run()
+
+    def bury(self) -> None:
+        """Whoever generates is silent for so long that it is taken for dead."""
+        collector = Collector(self.ring, Watch(self.clock))
+        collector.collect()
+        self.clock.go_on(3 * self.settings.lease_s)
+        assert collector.collect().fenced
 
     def publish(self) -> None:
         while self.ring.publish() is not None:

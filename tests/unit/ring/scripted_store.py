@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import Self
+
+from tests.listening import Listening, QuietHandler
 
 
 @dataclass
@@ -42,17 +41,15 @@ class Asked:
         return self.headers["authorization"].partition("Credential=")[2].partition(",")[0]
 
 
-class ScriptedStore:
-    """Listens from construction to `close`."""
+class ScriptedStore(Listening):
+    """Answers what comes by its script, and keeps it."""
 
     def __init__(self, *script: Scripted) -> None:
         self.script = list(script)
         self.asked: list[Asked] = []
         store = self
 
-        class Handler(BaseHTTPRequestHandler):
-            protocol_version = "HTTP/1.1"
-
+        class Handler(QuietHandler):
             def do_GET(self) -> None:
                 body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
                 headers = {name.lower(): value for name, value in self.headers.items()}
@@ -67,23 +64,4 @@ class ScriptedStore:
 
             do_PUT = do_POST = do_HEAD = do_GET  # noqa: N815 - the base class looks for these names
 
-            def log_message(self, format: str, *args: object) -> None:
-                """Quiet."""
-
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self._server.daemon_threads = True
-        self.url = f"http://127.0.0.1:{self._server.server_address[1]}"
-        self._thread = threading.Thread(target=self._server.serve_forever, args=(0.02,), daemon=True)
-        self._thread.start()
-
-    def close(self) -> None:
-        """Stop listening."""
-        self._server.shutdown()
-        self._server.server_close()
-        self._thread.join()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_exception: object) -> None:
-        self.close()
+        super().__init__(Handler)

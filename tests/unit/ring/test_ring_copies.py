@@ -13,6 +13,7 @@ from gpu_client.ring.ring import Ring
 from gpu_client.ring.settings import RingSettings
 from gpu_client.ring.store_memory import MemoryStore
 from tests.unit.ring.ring_kit import Clock, MortalStore
+from tests.unit.ring.ring_scene import Scene
 
 
 class Told:
@@ -77,15 +78,20 @@ def processes(monkeypatch: pytest.MonkeyPatch) -> list[Process]:
     return made
 
 
-def watched(store: Unreachable, told: Told, *programs: str) -> Copies:
+def watched(store: Unreachable, told: Told, *programs: str, again: bool = True) -> Copies:
     clock = Clock()
-    ring = Ring.make(store, RingSettings(cap=8), clock=clock)
+    ring = (
+        Ring.open(store, clock=clock)
+        if store.record("ring.json")
+        else Ring.make(store, RingSettings(cap=8), clock=clock)
+    )
     found = Copies(
         ring,
         {f"w-{number}": [program] for number, program in enumerate(programs)},
         {},
         told,
         count=4,
+        again=again,
         clock=clock,
         pause=lambda seconds: clock.go_on(1.0),
     )
@@ -131,3 +137,56 @@ def test_one_that_cannot_be_started_leaves_no_other_one_behind(processes: list[P
         watched(store, Told(), "a", "missing", "b").run()
     [only] = processes
     assert only.killed and only.waited
+
+
+@pytest.mark.parametrize("again", [True, False])
+def test_what_was_counted_under_names_that_never_come_again_goes_at_the_end(
+    processes: list[Process], again: bool
+) -> None:
+    """It stayed for ever, two records for each start of a program with two processes."""
+    store, told = Unreachable(MemoryStore()), Told()
+    found = watched(store, told, "a", "b", again=again)
+    folder = "generators/" if again else "copies/"
+    store.swap(f"{folder}w-0", b'{"put": 3}', None)
+    store.swap(f"{folder}w-1", b'{"put": 1}', None)
+    store.swap("generators/job-1", b'{"put": 9}', None)
+    poll = Process.poll
+
+    def forgotten(one: Process) -> int | None:
+        if one.looks_left == 2 and not again:
+            store.delete(["copies/w-0"])  # by a collector: it has ended
+        return poll(one)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Process, "poll", forgotten)
+        assert found.run() == 0
+    assert told.reports[-1] == (4, 4)
+    assert store.keys("copies/") == []
+    kept = ["generators/job-1", *(["generators/w-0", "generators/w-1"] if again else [])]
+    assert store.keys("generators/") == kept
+
+
+def test_where_the_store_cannot_be_reached_at_the_end_a_collector_forgets_them(
+    processes: list[Process], caplog: pytest.LogCaptureFixture
+) -> None:
+    scene = Scene(lease_s=10.0)
+    store = Unreachable(scene.store)
+    found = watched(store, Told(), "a", "b", again=False)
+    for name in ("w-0", "w-1", "alive"):
+        store.swap(f"copies/{name}", b'{"put": 3}', None)
+    store.swap("generators/job-1", b'{"put": 9}', None)
+    alive = scene.writer("alive")
+    store.cut_off = True
+    assert found.run() == 0
+    assert "left to others" in caplog.text
+    scene.collector.collect()
+    scene.clock.go_on(10.0)
+    alive.renew()
+    scene.collector.collect()
+    assert len(scene.store.keys("copies/")) == 3, "whoever has only just gone may come back"
+    scene.bury(alive)
+    assert scene.store.keys("copies/") == ["copies/alive"]
+    assert scene.store.keys("generators/") == ["generators/job-1"]
+    alive.close()
+    scene.bury()
+    assert scene.store.keys("copies/") == []

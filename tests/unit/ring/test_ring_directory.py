@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import random
 import resource
 import tempfile
 from collections.abc import Iterator
@@ -13,11 +14,13 @@ import numpy as np
 import pytest
 
 from gpu_client.ring.errors import RingMismatch, StoreFull
+from gpu_client.ring.objects import _LARGE_BYTES, _NO_DIGEST, Encoded
 from gpu_client.ring.places import make_ring, open_ring
 from gpu_client.ring.reader import RingReader
 from gpu_client.ring.settings import RingSettings
 from gpu_client.ring.store_fs import DirectoryStore
 from gpu_client.ring.writer import RingWriter
+from tests.unit.ring.ring_kit import Died
 
 NOBODY = 65534
 """A user who owns nothing."""
@@ -46,6 +49,13 @@ def as_nobody() -> Iterator[None]:
         os.seteuid(mine)
 
 
+def large_object(kind: type[Encoded] = Encoded) -> Encoded:
+    """One that is hashed while it is written."""
+    data = memoryview(random.Random(1).randbytes(_LARGE_BYTES))
+    entry = ["bytes", "", [len(data)], len(data), "none", 0, len(data), _NO_DIGEST]
+    return kind({"samples": [{"structure": {"a": 0}, "arrays": [entry], "seed": None}]}, [data], {0: entry})
+
+
 @pytest.fixture
 def others_directory() -> Iterator[Path]:
     """May be looked into by everybody, and written to by nobody who is not its owner, or root."""
@@ -68,6 +78,36 @@ def test_a_disk_that_is_full_in_the_middle_of_an_object_leaves_nothing_of_it(tmp
     found = store.read("samples/w/1")
     assert found is not None
     assert len(found) == 120_000
+
+
+def test_a_large_object_that_did_not_fit_is_stored_when_there_is_room(tmp_path: Path) -> None:
+    store = DirectoryStore(tmp_path / "ring")
+    made, expected = (large_object() for _ in range(2))
+    with largest_file(made.size_bytes - 100), pytest.raises(StoreFull):
+        store.create("samples/w/1", made)
+    assert list((tmp_path / "ring/tmp").iterdir()) == []
+    assert store.create("samples/w/1", made)
+    found = store.read("samples/w/1")
+    assert found is not None
+    assert bytes(found) == b"".join(expected)
+
+
+def test_an_object_without_its_head_is_seen_by_nobody(tmp_path: Path) -> None:
+    store = DirectoryStore(tmp_path / "ring")
+    sizes = []
+
+    class Dying(Encoded):
+        def head(self) -> memoryview:
+            (beside,) = (tmp_path / "ring/tmp").iterdir()
+            sizes.append(beside.stat().st_size)
+            assert store.keys("samples/") == []
+            raise Died
+
+    made = large_object(Dying)
+    with pytest.raises(Died):
+        store.create("samples/w/1", made)
+    assert sizes == [made.size_bytes]
+    assert store.read("samples/w/1") is None
 
 
 def test_a_full_disk_leaves_records_as_they_were(tmp_path: Path) -> None:

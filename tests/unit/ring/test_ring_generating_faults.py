@@ -9,14 +9,9 @@ import pytest
 
 from gpu_client.ring.collector import Collector
 from gpu_client.ring.errors import RingError, WriterFenced
-from gpu_client.ring.generating import (
-    STOPPING_PATIENCE_S,
-    STORE_PATIENCE_S,
-    Generation,
-    put_under,
-)
+from gpu_client.ring.generating import STOPPING_PATIENCE_S, STORE_PATIENCE_S, Generation, put_under
 from gpu_client.ring.leases import Watch
-from tests.unit.ring.generating_kit import Scene, Slow, Told, one
+from tests.unit.ring.generating_kit import Scene, Slow, Told, but_at
 from tests.unit.ring.ring_kit import MortalStore
 
 
@@ -28,18 +23,13 @@ def test_a_sample_that_was_claimed_by_one_taken_for_dead_is_not_put_again(
 ) -> None:
     """Its claim may still count: until it is published that its epoch has ended, or for a whole generation."""
     scene = Scene(lease_s=1.0, mode=mode, pack=pack)
-    collector = Collector(scene.ring, Watch(scene.clock))
 
-    def suspended(seed: int) -> Any:
-        if seed == 3:
-            collector.collect()
-            scene.clock.go_on(3)
-            assert collector.collect().fenced
-            if published:
-                scene.publish()
-        return one(seed)
+    def suspended() -> None:
+        scene.bury()
+        if published:
+            scene.publish()
 
-    made = scene.run(suspended, count=11, name="w")
+    made = scene.run(but_at(3, suspended), count=11, name="w")
     seeds = [seed for _, seed in scene.readable()]
     assert len(set(seeds)) == len(seeds), "a seed came twice"
     assert made.put == 11
@@ -51,17 +41,12 @@ def test_a_sample_that_was_claimed_by_one_taken_for_dead_is_not_put_again(
 def test_a_sample_that_was_not_claimed_is_put_again() -> None:
     """It is known before the sample is stored that the writer was taken for dead."""
     scene = Scene(lease_s=1.0)
-    collector = Collector(scene.ring, Watch(scene.clock))
 
-    def suspended(seed: int) -> Any:
-        if seed == 3:
-            collector.collect()
-            scene.clock.go_on(3)
-            assert collector.collect().fenced
-            generation._writer.renew()
-        return one(seed)
+    def suspended() -> None:
+        scene.bury()
+        generation._writer.renew()
 
-    generation = scene.generation(suspended, count=6, name="w")
+    generation = scene.generation(but_at(3, suspended), count=6, name="w")
     assert generation.run().put == 6
     assert [seed for _, seed in scene.readable()] == list(range(6))
 
@@ -89,17 +74,15 @@ def outage(scene: Scene, pack: int, fails_after: int, fails_done: bool, told: To
     store = Outage(scene.store)
     collector = Collector(scene.ring, Watch(scene.clock))
 
-    def cut_off(seed: int) -> Any:
-        if seed == 3:
-            store.cut_off = True
-        return one(seed)
+    def cut_off() -> None:
+        store.cut_off = True
 
     def pause(seconds: float) -> None:
         scene.clock.go_on(seconds)
         if store.cut_off and collector.collect().fenced:
             store.cut_off, store.fails_after, store.fails_done = False, fails_after, fails_done
 
-    generation = scene.generation(cut_off, told, store=store, count=8, name="w")
+    generation = scene.generation(but_at(3, cut_off), told, store=store, count=8, name="w")
     generation._pause = pause
     return generation
 
@@ -152,17 +135,15 @@ def ending(scene: Scene, told: Told, stops: bool, lasts_s: float) -> Generation:
     store = Outage(scene.store)
     began_at = scene.clock()
 
-    def last(seed: int) -> Any:
-        if seed == 4:
-            store.cut_off = True
-            told.should_stop = stops
-        return one(seed)
+    def last() -> None:
+        store.cut_off = True
+        told.should_stop = stops
 
     def pause(seconds: float) -> None:
         scene.clock.go_on(seconds)
         store.cut_off = scene.clock() - began_at < lasts_s
 
-    generation = scene.generation(last, told, store=store, count=None if stops else 5, name="w")
+    generation = scene.generation(but_at(4, last), told, store=store, count=None if stops else 5, name="w")
     generation._pause = pause
     return generation
 
@@ -190,16 +171,15 @@ def test_told_to_stop_late_in_an_outage_it_tries_its_last_pack_once_more_for_a_w
     store = Outage(scene.store)
     began_at = scene.clock()
 
-    def cut_off(seed: int) -> Any:
-        store.cut_off = seed == 1
-        return one(seed)
+    def cut_off() -> None:
+        store.cut_off = True
 
     def pause(seconds: float) -> None:
         scene.clock.go_on(seconds)
         told.should_stop = scene.clock() - began_at > 100
         store.cut_off = scene.clock() - began_at < 120
 
-    generation = scene.generation(cut_off, told, store=store, count=9, name="w")
+    generation = scene.generation(but_at(1, cut_off), told, store=store, count=9, name="w")
     generation._pause = pause
     assert generation.run().put == 2 == put_under(scene.store, "w")
     assert [seed for _, seed in scene.readable()] == [0, 1]
@@ -207,17 +187,12 @@ def test_told_to_stop_late_in_an_outage_it_tries_its_last_pack_once_more_for_a_w
 
 def test_fenced_before_its_last_pack_it_makes_others() -> None:
     scene = Scene(pack=4, lease_s=1.0)
-    collector = Collector(scene.ring, Watch(scene.clock))
 
-    def suspended(seed: int) -> Any:
-        if seed == 4:
-            collector.collect()
-            scene.clock.go_on(3)
-            assert collector.collect().fenced
-            scene.publish()
-        return one(seed)
+    def suspended() -> None:
+        scene.bury()
+        scene.publish()
 
-    assert scene.run(suspended, count=5, name="w").put == 5 == put_under(scene.store, "w")
+    assert scene.run(but_at(4, suspended), count=5, name="w").put == 5 == put_under(scene.store, "w")
     assert [seed for _, seed in scene.readable()] == [0, 1, 2, 3, 5]
 
 
@@ -225,11 +200,10 @@ def leaves_late(scene: Scene) -> Generation:
     """It has put some samples that are not noted; another one of its name is begun before it ends."""
     told = Told()
 
-    def stopping(seed: int) -> Any:
-        told.should_stop = seed == 2
-        return one(seed)
+    def stopping() -> None:
+        told.should_stop = True
 
-    generation = scene.generation(stopping, told, count=20, name="w")
+    generation = scene.generation(but_at(2, stopping), told, count=20, name="w")
     while not generation._over():
         generation._some()
     assert generation._put == 3 and put_under(scene.store, "w") == 1
@@ -259,17 +233,12 @@ def test_a_count_that_was_taken_by_one_that_is_fenced_is_taken_back() -> None:
 
 def test_begun_again_it_counts_on_from_what_others_of_its_name_have_put() -> None:
     scene = Scene(lease_s=1.0)
-    collector = Collector(scene.ring, Watch(scene.clock))
 
-    def overtaken(seed: int) -> Any:
-        if seed == 3:
-            collector.collect()
-            scene.clock.go_on(3)
-            assert collector.collect().fenced
-            assert scene.run(name="w", count=8).put == 8
-        return one(seed)
+    def overtaken() -> None:
+        scene.bury()
+        assert scene.run(name="w", count=8).put == 8
 
-    assert scene.run(overtaken, name="w", count=10).put == 10 == put_under(scene.store, "w")
+    assert scene.run(but_at(3, overtaken), name="w", count=10).put == 10 == put_under(scene.store, "w")
     assert len(scene.readable()) == 3 + 10, "the first ones were not noted, and no more were made"
 
 

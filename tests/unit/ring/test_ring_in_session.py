@@ -16,36 +16,11 @@ from gpu_client.ring.datasets import RingLoader
 from gpu_client.ring.leases import GROUPS, PINS
 from gpu_client.ring.manifest import MANIFESTS, SAMPLES
 from gpu_client.ring.mixing import MixedLoader
-from gpu_client.ring.places import make_ring
-from gpu_client.ring.settings import RingSettings
-from gpu_client.ring.writer import RingWriter
 from gpu_client.training import Session
 from gpu_client.training.sources import Sources
+from tests.unit.ring.training_kit import Generator
 
 EVERY = 4
-
-
-class Generator:
-    """Puts numbered samples into a ring in a directory, when told to."""
-
-    def __init__(self, place: Path, **settings: Any) -> None:
-        self.place = str(place)
-        self.ring = make_ring(self.place, RingSettings(**{"cap": 8, "retain": 2, "max_ahead": 10_000, **settings}))
-        self.writer = RingWriter(self.ring, "w", threads=False)
-        self.next = 0
-
-    def put(self, count: int) -> None:
-        for number in range(self.next, self.next + count):
-            self.writer.put({"x": torch.full((3,), float(number))}, seed=number)
-        self.next += count
-        while self.ring.publish() is not None:
-            pass
-
-    def replace_all(self) -> None:
-        """Everything that is not pinned goes."""
-        for _ in range(4):
-            self.put(8)
-        Collector(self.ring).collect()
 
 
 @pytest.fixture

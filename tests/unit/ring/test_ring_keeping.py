@@ -119,6 +119,56 @@ def test_trouble_that_a_keeper_has_does_not_end_it_and_is_told_to_who_waits() ->
         assert keeper.turns > 0
 
 
+def damaged(scene: Scene, error: Exception) -> None:
+    """Whatever is collected from now on ends like this."""
+
+    def collect() -> Any:
+        raise error
+
+    scene.keeper._collector.collect = collect  # type: ignore[method-assign]
+
+
+@pytest.mark.parametrize("error", [ManifestMissing("manifest 7 cannot be read", "Look"), OSError("no route")])
+def test_what_cannot_be_removed_holds_up_neither_writers_nor_whoever_follows_another_keeper(error: Exception) -> None:
+    """The flow was told behind the collection: a writer that was `max_ahead` waited until its patience ended."""
+    scene = Scene(max_ahead=2)
+    other = Keeper(scene.ring, "other", clock=scene.clock)
+    damaged(scene, error)
+    writer = scene.writer()
+    for number in (1, 2):
+        writer.put(np.array([number]))
+    for turn in (1, 2):
+        with pytest.raises(type(error), match=str(error.args[0])):
+            scene.keeper.turn()
+        assert (scene.keeper.turns, scene.keeper.flow.inserted, scene.keeper.flow.finished) == (turn, 2, 0)
+        scene.clock.go_on(scene.ring.settings.lease_s)
+        assert not other.turn(), "it is looked after, and not busy"
+        assert other.flow == scene.keeper.flow
+    for number in (3, 4):
+        writer.put(np.array([number]))
+    assert writer.waited_s == 0.0
+
+
+def test_what_cannot_be_removed_is_told_until_it_can(caplog: pytest.LogCaptureFixture) -> None:
+    ring = Ring.make(MemoryStore(), RingSettings(cap=4, publish_interval_s=0.01))
+    keeper = Keeper(ring, "k")
+    collect = keeper._collector.collect
+
+    def broken() -> Any:
+        raise PermissionError("nothing may be deleted here")
+
+    keeper._collector.collect = broken  # type: ignore[method-assign]
+    with keeper:
+        for _ in range(4):  # it is collected in the first of these turns alone
+            keeper.wait_turn(20)
+        assert keeper.trouble == "PermissionError: nothing may be deleted here"
+        keeper._collector.collect = collect  # type: ignore[method-assign]
+        keeper._collected_at = -float("inf")
+        while keeper.trouble:
+            keeper.wait_turn(20)
+    assert caplog.text.count("nothing may be deleted here") == 1
+
+
 def test_nobody_takes_over_from_a_keeper_that_is_removing() -> None:
     scene = Scene(lease_s=10.0)
     other = Keeper(scene.ring, "other", clock=scene.clock)

@@ -13,7 +13,7 @@ import torch
 
 from gpu_client.ring.codecs import Codec
 from gpu_client.ring.errors import ObjectDamaged, SampleRefused
-from gpu_client.ring.objects import Provenance, StoredSamples, encode
+from gpu_client.ring.objects import _ALIGNED, _LARGE_BYTES, _PART_BYTES, Provenance, StoredSamples, encode
 from gpu_client.ring.tree import MAX_DEPTH, take_apart
 
 FROM = Provenance("w-1", 3, 7, 1_790_000_000.25, "shapes:make", "2")
@@ -34,7 +34,7 @@ SHAPES = [(), (1,), (0,), (7,), (3, 5), (2, 0, 3), (2, 3, 4), (1, 2, 3, 4), (2, 
 
 def stored(*samples: object, codec: Codec = "none", seeds: Sequence[object] = (), **more: Any) -> StoredSamples:
     made = encode([take_apart(sample) for sample in samples], FROM, codec=codec, seeds=seeds, **more)
-    data = bytearray(b"".join(made.pieces))
+    data = bytearray(b"".join(made))
     assert len(data) == made.size_bytes
     return StoredSamples("samples/x", memoryview(data))
 
@@ -121,7 +121,7 @@ def test_a_pack_has_its_samples_and_their_seeds() -> None:
 def test_any_flipped_bit_is_noticed(codec: Codec) -> None:
     sample = {"a": np.arange(60, dtype="u1"), "b": torch.arange(5.0)}
     made = encode([take_apart(sample)] * 2, FROM, codec=codec)
-    data = b"".join(made.pieces)
+    data = b"".join(made)
     for place in range(len(data)):
         altered = bytearray(data)
         altered[place] ^= 1 << (place % 8)
@@ -130,7 +130,7 @@ def test_any_flipped_bit_is_noticed(codec: Codec) -> None:
 
 
 def test_anything_cut_off_or_added_is_noticed() -> None:
-    data = b"".join(encode([take_apart(np.arange(100))], FROM).pieces)
+    data = b"".join(encode([take_apart(np.arange(100))], FROM))
     for length in [*range(0, len(data), 7), len(data) - 1]:
         with pytest.raises(ObjectDamaged):
             StoredSamples("samples/x", memoryview(bytearray(data[:length]))).verify()
@@ -138,8 +138,43 @@ def test_anything_cut_off_or_added_is_noticed() -> None:
         StoredSamples("samples/x", memoryview(bytearray(data + b"\0"))).verify()
 
 
+def test_a_large_object_is_hashed_while_it_is_written() -> None:
+    large = np.frombuffer(random_bytes(_LARGE_BYTES), np.uint8)
+    sample = {"before": np.arange(7.0), "large": large, "small": large[:9], "again": large.reshape(2, -1)}
+    expected = b"".join(encode([take_apart(sample)], FROM))
+    made = encode([take_apart(sample)], FROM)
+    head_bytes = made.head_bytes
+    known = [made.head_is_known]
+    next(made.behind_head())  # and then the disk was full
+    known.append(made.head_is_known)
+    behind = b"".join(piece for some in made.behind_head() for piece in some)
+    assert (len(made.head()), bytes(made.head()) + behind) == (head_bytes, expected)
+    assert [*known, made.head_is_known] == [False, False, True]
+    assert b"".join(piece for some in made.behind_head() for piece in some) == behind
+    assert [bytes(piece) for piece in made] == [bytes(made[place]) for place in range(len(made))]
+    found = StoredSamples("samples/x", memoryview(bytearray(expected))).sample()
+    assert all(np.array_equal(found[name], array) for name, array in sample.items())
+    for place in (0, head_bytes - _ALIGNED, head_bytes, len(expected) // 2, len(expected) - 1):
+        altered = bytearray(expected)
+        altered[place] ^= 1
+        with pytest.raises(ObjectDamaged):
+            StoredSamples("samples/x", memoryview(altered)).verify()
+
+
+def test_parts_of_large_arrays_end_where_pages_of_files_do() -> None:
+    arrays = [np.zeros(size, np.uint8) for size in (_LARGE_BYTES + 100, 5, 2 * _LARGE_BYTES - 1)]
+    made = encode([take_apart(arrays)], FROM)
+    ends, end = [], made.head_bytes
+    for some in made.behind_head():
+        end += sum(map(len, some))
+        ends.append(end)
+    in_between = made.head_bytes + _LARGE_BYTES + 100
+    assert [one for one in ends if one % _PART_BYTES] == [in_between, made.size_bytes - 1, made.size_bytes]
+    assert ends == sorted(set(ends))
+
+
 def test_a_sample_is_verified_when_it_is_first_read() -> None:
-    data = bytearray(b"".join(encode([take_apart(np.arange(100)), take_apart(np.arange(100))], FROM).pieces))
+    data = bytearray(b"".join(encode([take_apart(np.arange(100)), take_apart(np.arange(100))], FROM)))
     data[-1] ^= 1
     found = StoredSamples("samples/x", memoryview(data))
     assert np.array_equal(found.sample(0), np.arange(100))

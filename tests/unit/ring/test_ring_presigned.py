@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from gpu_client.ring.access import Access, find_access, look_elsewhere
 from gpu_client.ring.errors import RingMismatch
-from gpu_client.ring.presigned import MARGIN_S, Url, Urls, numbered_after
+from gpu_client.ring.presigned import MARGIN_S, PresignedObjects, Url, Urls, numbered_after
+from gpu_client.ring.s3_requests import Bucket, Request
+from gpu_client.transport.connections import SENT_BYTES, Connections
 
 LIFE_S = 600.0
 
@@ -58,6 +64,50 @@ def test_what_was_used_or_refused_is_asked_for_again() -> None:
     assert not set(asked.batches[0][1:]) & set(asked.batches[1][1:]), "the others are at hand"
 
 
+class Watched:
+    """A lock that tells who comes to it."""
+
+    def __init__(self, told: Callable[[], object]) -> None:
+        self._lock, self._told = threading.Lock(), told
+
+    def __enter__(self) -> None:
+        self._told()
+        self._lock.acquire()
+
+    def __exit__(self, *_: object) -> None:
+        self._lock.release()
+
+
+def test_who_waits_for_what_cannot_be_had_does_not_ask_once_more() -> None:
+    """Each of a batch's samples had waited out all tries, one after the other: a process could not end for hours."""
+    kept: Urls
+    asked: list[str] = []
+    failures: list[OSError] = []
+    waiting = threading.Event()
+    behind = threading.Thread(target=lambda: fail("b1"))
+
+    def ask(keys: Sequence[str]) -> Mapping[str, Url]:
+        asked.append(keys[0])
+        if keys[0] == "a1":
+            waiting.clear()
+            behind.start()
+            assert waiting.wait(30)
+        raise ConnectionError("nobody answers")
+
+    def fail(key: str) -> None:
+        with pytest.raises(OSError, match="nobody answers") as told:
+            kept.of(key)
+        failures.append(told.value)
+
+    kept = Urls(ask, numbered_after, most_ahead=16)
+    kept._asking = Watched(waiting.set)  # type: ignore[assignment]
+    fail("a1")
+    behind.join(30)
+    assert len(failures) == 2 and asked == ["a1"]
+    fail("c1")
+    assert asked == ["a1", "c1"], "who comes later asks"
+
+
 def test_what_comes_next_is_counted_up_within_its_width() -> None:
     assert numbered_after("samples/w/00000001-0000000009", 2) == [
         "samples/w/00000001-0000000010",
@@ -82,3 +132,41 @@ def test_access_is_a_token_before_a_key_and_never_shown(monkeypatch: pytest.Monk
     assert find_access(both) == Access("https://profile", "its key"), "a profile that was asked for comes first"
     look_elsewhere(lambda: None)
     assert find_access(both) == Access("https://a", "token")
+
+
+class SlowSocket:
+    """Takes what it is given, and notes how much of it at a time."""
+
+    def __init__(self) -> None:
+        self.sizes: list[int] = []
+        self.received = b""
+
+    def sendall(self, data: memoryview) -> None:
+        self.sizes.append(len(data))
+        self.received += data
+
+
+@pytest.mark.parametrize("kind", ["presigned", "bucket"])
+def test_a_large_array_that_moves_slowly_is_not_given_up(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`sendall` counts the timeout over all that it is given: an array of 33 MB in one call had to be there in a
+    minute, or was sent anew until the sample was lost."""
+    sock = SlowSocket()
+
+    @contextmanager
+    def exchange(
+        self: Connections, method: str, url: str, headers: Any, flight: Any, send_body: Callable[[Any], None]
+    ) -> Iterator[Any]:
+        send_body(sock)
+        yield SimpleNamespace(status=200, length=0, getheaders=list, read=lambda *_: b"")
+
+    monkeypatch.setattr(Connections, "exchange", exchange)
+    pieces = [memoryview(bytes([number]) * size) for number, size in enumerate((100, 3 * SENT_BYTES + 7, 0, 64))]
+    if kind == "presigned":
+        assert PresignedObjects().put("a", Url("http://a/b", {}, 0.0), pieces)
+    else:
+        environment = {
+            "AWS_REGION": "x", "AWS_ENDPOINT_URL": "http://a", "AWS_ACCESS_KEY_ID": "i", "AWS_SECRET_ACCESS_KEY": "k"
+        }  # fmt: skip
+        Bucket("bucket", environment=environment).send(Request(method="PUT", key="a", body=pieces))
+    assert sock.received == b"".join(pieces)
+    assert max(sock.sizes) <= SENT_BYTES

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, Dataset
 
 from gpu_client.ring.datasets import RingLoader
 from gpu_client.ring.errors import ObjectDamaged, RingError, RingMismatch, WaitedTooLong
@@ -109,6 +109,41 @@ def test_sources_come_by_their_weights_and_a_resumed_training_gets_the_same(tmp_
     assert again == names[40:]
     assert more == live[-len(more) :]
     resumed.checkpointed()
+
+
+class Folder(Dataset[Any]):
+    """Files of one's own, as users read them."""
+
+    def __init__(self, path: Path) -> None:
+        self.files = sorted(path.glob("*.npy"))
+
+    def __len__(self) -> int:
+        return len(self.files)
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        return {"number": np.load(self.files[index])}
+
+
+def test_live_recorded_and_folder_are_mixed_and_what_has_an_end_begins_again(tmp_path: Path) -> None:
+    place = filled(tmp_path / "ring", 20)
+    recorded(place, tmp_path / "set", 20)
+    (tmp_path / "own").mkdir()
+    for number in (1000, 1001, 1002):
+        np.save(tmp_path / "own" / f"{number}.npy", number)
+    loader = MixedLoader(
+        {
+            "live": (RingLoader(place, batch_size=2), 1.0),
+            "recorded": (DataLoader(Recorded(tmp_path / "set"), batch_size=2), 1.0),
+            "own": (DataLoader(Folder(tmp_path / "own"), batch_size=2), 2.0),
+            "never": (DataLoader(Folder(tmp_path / "own"), batch_size=2), 0.0),
+        }
+    )
+    found: dict[str, list[int]] = {"live": [], "recorded": [], "own": []}
+    for batch in islice(loader, 80):
+        found[loader.name] += batch["number"].tolist()
+    assert set(found["own"]) == {1000, 1001, 1002} and 45 < len(found["own"]) < 80, "begun again and again"
+    assert set(found["live"]) <= set(range(20)) and set(found["recorded"]) == set(range(20))
+    loader.checkpointed(loader.state_dict())
 
 
 @pytest.mark.parametrize("weights", [{}, {"a": -1.0}, {"a": 0.0}, {"a": float("inf")}, {"a": float("nan")}])

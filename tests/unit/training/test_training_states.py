@@ -248,3 +248,21 @@ def test_unreadable_files_are_damage_and_change_nothing(tmp_path: Path, name: st
     with pytest.raises(CheckpointDamagedError):
         states.load_states(tmp_path, forms, {"model": model})
     assert torch.equal(model.weight, before)
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "same"),
+    [
+        ({"a": torch.arange(3), "b": [1, (2.0, None)]}, {"a": torch.arange(3), "b": [1, (2.0, None)]}, True),
+        ({"a": torch.arange(3)}, {"a": torch.arange(1, 4)}, False),
+        ({"a": torch.arange(3)}, {"a": torch.arange(4)}, False),
+        ({"a": torch.zeros(2)}, {"a": torch.zeros(2, dtype=torch.float64)}, False),
+        ({"a": torch.zeros(2)}, {"a": [0.0, 0.0]}, False),
+        ({"a": 1}, {"a": 1, "b": 2}, False),
+        ([1, 2], [1], False),
+        ({"a": 1}, [1], False),
+        ("x", "y", False),
+    ],
+)
+def test_states_are_compared_with_the_tensors_in_them(one: object, other: object, same: bool) -> None:
+    assert states.is_same_state(one, other) is states.is_same_state(other, one) is same

@@ -1,0 +1,59 @@
+"""A ring in memory with one writer, from which tests read, on a clock of its own."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from gpu_client.ring.collector import Collector
+from gpu_client.ring.keeper import Keeper
+from gpu_client.ring.leases import Watch
+from gpu_client.ring.manifest import MANIFESTS
+from gpu_client.ring.reader import RingReader
+from gpu_client.ring.ring import Ring
+from gpu_client.ring.settings import RingSettings
+from gpu_client.ring.store_memory import MemoryStore
+from gpu_client.ring.stream import Stream
+from gpu_client.ring.writer import RingWriter
+from tests.unit.ring.ring_kit import Clock
+
+
+class Scene:
+    """One ring in memory, one clock, no threads."""
+
+    def __init__(self, **settings: Any) -> None:
+        self.clock = Clock()
+        self.store = MemoryStore()
+        self.settings = RingSettings(**{"cap": 4, "retain": 2, "lease_s": 10.0, "max_ahead": 10_000, **settings})
+        self.ring = Ring.make(self.store, self.settings, clock=self.clock)
+        self.keeper = Keeper(self.ring, "k", clock=self.clock)
+        self.collector = Collector(self.ring, Watch(self.clock))
+        self.writer = RingWriter(self.ring, "w", keeper=self.keeper, threads=False, clock=self.clock)
+        self.next = 0
+
+    def put(self, count: int) -> None:
+        """So many samples, each readable before the next."""
+        for _ in range(count):
+            self.writer.put(np.array([self.next]))
+            self.next += 1
+            self.ring.publish()
+
+    def reader(self, name: str = "", **more: Any) -> RingReader:
+        ring = Ring(self.store, self.settings, clock=self.clock)
+        return RingReader(ring, name, threads=False, clock=self.clock, pause=self.clock.go_on, **more)
+
+    def bury(self, *living: RingReader) -> None:
+        for _ in range(6):
+            self.clock.go_on(6.0)
+            self.writer.renew()
+            for reader in living:
+                reader.tell()
+            self.collector.collect()
+
+    def manifests(self) -> int:
+        return len(self.store.keys(MANIFESTS))
+
+
+def batch(stream: Stream) -> list[int]:
+    return sorted(int(sample[0]) for sample in stream.next_batch()[1])
