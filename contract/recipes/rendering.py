@@ -33,6 +33,9 @@ NAMES = ("parameters", "given", "inputs", "dirs", "job")
 """What expressions can read."""
 
 _BELOW = re.compile(r"\$(?:\{(BATON_[A-Z_]+)\}|(BATON_[A-Z_]+))((?:/[^\s:;,=]*)?)")
+_BETWEEN_PATHS = re.compile(r"[=:]")
+_NO_PATH = re.compile(r"\s|\{\{")
+"""Prose, or what is not rendered yet."""
 _NEXT = re.compile(r"[${]")
 """Another variable, or an expression that is not rendered yet and may become several folders."""
 T = TypeVar("T")
@@ -142,7 +145,11 @@ def escape_of(text: str) -> str | None:
         whole = _NEXT.split(text[found.start(3) :], maxsplit=1)[0]
         if text[: found.start()][-1:] in ("", "=") and whole.startswith("/") and _leads_out(whole):
             return text[found.start() : found.start(3)] + whole
-    return None
+    if ".." not in text or _NO_PATH.search(text):
+        return None
+    # Programs start in the job's directory. Where others begin is not known.
+    relative = (path for path in _BETWEEN_PATHS.split(text) if not path.startswith(("/", "~")) and "$" not in path)
+    return next((path for path in relative if _leads_out(path)), None)
 
 
 def _leads_out(path: str) -> bool:

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from contract.jobs import FailureClass
-from gpu_client.training.protocol import BAD_INPUT_EXIT_CODE
+from gpu_client.training.protocol import BAD_INPUT_EXIT_CODE, UNAVAILABLE_EXIT_CODE
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,6 +180,8 @@ def _by_exit_code(evidence: Failure | None, exit_status: ExitStatus, last_lines:
         return evidence
     if exit_status.code == BAD_INPUT_EXIT_CODE:
         return _failure(FailureClass.BAD_INPUT, _refusal(last_lines))
+    if exit_status.code == UNAVAILABLE_EXIT_CODE:
+        return _failure(FailureClass.TRANSFER_FAILED, _refusal(last_lines))
     if exit_status.code in (126, 127):
         what = "not found" if exit_status.code == 127 else "not executable"
         return _failure(

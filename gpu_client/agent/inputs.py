@@ -96,6 +96,8 @@ class _Pushed:
 
     def __init__(self) -> None:
         self._files: dict[str, DatasetFile] = {}
+        self._places: dict[str, int] = {}
+        """How long the path is of the folder whose manifest says it."""
         self._verified: set[str] = set()
 
     def __bool__(self) -> bool:
@@ -111,7 +113,11 @@ class _Pushed:
                 f"{found.key} is no manifest of a data set ({error.error_count()} faults): push the folder again"
             ) from error
         place = found.path.removesuffix(DATASET_MANIFEST)
-        self._files |= {place + file.path: file for file in manifest.files}
+        for file in manifest.files:
+            path = place + file.path
+            # Of a folder that was pushed by itself as well, the manifest in it is never the older one.
+            if len(place) >= self._places.get(path, 0):
+                self._files[path], self._places[path] = file, len(place)
 
     def digest(self, found: InputObject) -> str | None:
         """The BLAKE3 that the input must have; None if nobody has said. Raises InputsDiffer if its size is another."""

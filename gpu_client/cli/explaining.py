@@ -57,6 +57,8 @@ def explain(facts: Facts) -> Explanation:
         JobState.CANCELED: _canceled,
     }
     answer, advice = answers[facts.job.state](facts)
+    if facts.job.copy_of is not None:
+        answer += f" A rule made it, as a copy of job {facts.job.copy_of}."
     advice = [*advice, *advice_on(facts.attempts, facts.job.policy.checkpoint_every)]
     return Explanation(answer, [_moved(one) for one in facts.attempts], _budgets(facts), advice, _alerts(facts))
 
@@ -198,6 +200,8 @@ def _failed(facts: Facts) -> tuple[str, list[str]]:
 
 def _canceled(facts: Facts) -> tuple[str, list[str]]:
     message = facts.job.reason.message if facts.job.reason else ""
+    if facts.job.reason is not None and facts.job.reason.code == ReasonCode.CANCELED_BY_RULE:
+        return f"It was canceled: {message}.", ["To run it again: baton retry ID"]
     return f"It was stopped by a user{f' ({message})' if message else ''}.", ["To run it again: baton retry ID"]
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
-from contract.datasets import DATASET_MANIFEST, MAX_DATASET_FILES, DatasetFile, DatasetManifest
+from contract.datasets import DATASET_MANIFEST, MAX_DATASET_FILES, DatasetFile, DatasetManifest, is_manifest
 from contract.names import DATA_BUCKET
 from contract.transfers import ObjectView
 from gpu_client.cli.errors import CliError
@@ -29,31 +29,48 @@ def write_manifest(
     sent: Mapping[str, FileDigest],
     stored: Mapping[str, ObjectView],
     cancel: CancelEvent,
-) -> bool:
-    """Say what lies below `folder` (PREFIX/) now; false if the manifest there says so already.
+) -> None:
+    """Say what lies below `folder` (PREFIX/) now, where the manifest there does not say so already.
 
     `files` are all of this push, by key, `sent` what was uploaded of them, `stored` what was listed before. What
-    earlier pushes put beside them stays in it while it is stored. Raises what transfers raise.
+    earlier pushes put beside them stays in it while it is stored. Folders in it that were pushed by themselves before
+    have manifests of their own: these are told the same, and first. Raises what transfers raise.
     """
+    entries = _entries(files, sent, cancel)
+    inner = sorted(key.removesuffix(DATASET_MANIFEST) for key in stored if is_manifest(key))
+    for place in (*(place for place in inner if place != folder), folder):
+        below = {name: file for name, file in entries.items() if name.startswith(place)}
+        if below:
+            _write(client, place, below, stored, cancel)
+
+
+def _write(
+    client: BatonClient,
+    folder: str,
+    entries: dict[str, DatasetFile],
+    stored: Mapping[str, ObjectView],
+    cancel: CancelEvent,
+) -> None:
+    """One manifest. `entries`: by key; the others that it has and that are stored stay in it."""
     key = folder + DATASET_MANIFEST
-    entries = _entries(folder, files, sent, cancel)
-    data = _bytes(entries)
+    data = _bytes(folder, entries)
     if key in stored:
         if stored[key].etag.strip('"') == hashlib.md5(data, usedforsecurity=False).hexdigest():
-            return False
-        before = _read(client, key, cancel)
-        for name, file in ((folder + file.path, file) for file in before):
-            if name not in files and name in stored and stored[name].size_bytes == file.size_bytes:
-                entries[name] = file
-        require_room(len(entries))
-        data = _bytes(entries)
-        if data == _bytes({folder + file.path: file for file in before}):
-            return False
+            return
+        before = {folder + file.path: file for file in _read(client, key, cancel)}
+        kept = {
+            name: file
+            for name, file in before.items()
+            if name not in entries and name in stored and stored[name].size_bytes == file.size_bytes
+        }
+        require_room(len(entries) + len(kept))
+        data = _bytes(folder, entries | kept)
+        if data == _bytes(folder, before):
+            return
     with tempfile.TemporaryDirectory(prefix="baton-") as place:
         path = Path(place, "dataset.json")
         path.write_bytes(data)
         client.upload_files(DATA_BUCKET, {key: path}, cancel=cancel)
-    return True
 
 
 def require_room(files: int) -> None:
@@ -65,21 +82,21 @@ def require_room(files: int) -> None:
         )
 
 
-def _entries(
-    folder: str, files: Mapping[str, Path], sent: Mapping[str, FileDigest], cancel: CancelEvent
-) -> dict[str, DatasetFile]:
+def _entries(files: Mapping[str, Path], sent: Mapping[str, FileDigest], cancel: CancelEvent) -> dict[str, DatasetFile]:
+    """By key, with the key as their path."""
     left = [name for name in files if name not in sent]
     with ThreadPoolExecutor(_HASHERS, thread_name_prefix="hash") as pool:
         hashed = dict(zip(left, pool.map(lambda name: hash_file(files[name], cancel=cancel), left), strict=True))
     return {
-        name: DatasetFile(path=name.removeprefix(folder), size_bytes=digest.size_bytes, blake3=digest.blake3)
+        name: DatasetFile(path=name, size_bytes=digest.size_bytes, blake3=digest.blake3)
         for name, digest in (hashed | dict(sent)).items()
     }
 
 
-def _bytes(entries: Mapping[str, DatasetFile]) -> bytes:
-    """The manifest; the same for the same files."""
-    return DatasetManifest(files=[entries[name] for name in sorted(entries)]).model_dump_json().encode()
+def _bytes(folder: str, entries: Mapping[str, DatasetFile]) -> bytes:
+    """The manifest of a folder, from entries by key; the same for the same files."""
+    files = [entries[name].model_copy(update={"path": name.removeprefix(folder)}) for name in sorted(entries)]
+    return DatasetManifest(files=files).model_dump_json().encode()
 
 
 def _read(client: BatonClient, key: str, cancel: CancelEvent) -> list[DatasetFile]:

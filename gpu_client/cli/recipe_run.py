@@ -20,6 +20,7 @@ from contract.jobs import InputRef, JobState, JobSubmit, JobView, Policy, Requir
 from contract.names import DATA_BUCKET
 from contract.recipes.model import Recipe
 from contract.recipes.rendering import parameter_faults
+from gpu_client.cli.built_in import built_in_document
 from gpu_client.cli.data import local_files
 from gpu_client.cli.errors import CliError, ExitCode
 from gpu_client.cli.fetch import fetch_outputs
@@ -80,7 +81,8 @@ class LocalRun:
             url, keys = str(stack["url"]), stack["keys"]
             assert isinstance(keys, dict)
             with BatonClient(url, keys["admin"], policy=PATIENCE) as client:
-                client.push_recipe(self._document)
+                if built_in_document(self._recipe.id) != self._document:  # that one is there
+                    client.push_recipe(self._document)
                 if self._files:
                     client.upload_files(DATA_BUCKET, self._files, cancel=self._session.cancel)
                 job = client.submit(self._job())

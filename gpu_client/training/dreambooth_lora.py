@@ -30,14 +30,14 @@ from gpu_client.training.dreambooth.class_images import ClassImages
 from gpu_client.training.dreambooth.config import DreamboothConfig, read_config_file
 from gpu_client.training.dreambooth.data import read_class_pictures, read_instance_pictures
 from gpu_client.training.dreambooth.encoding import Encoder
-from gpu_client.training.dreambooth.errors import DataError, DreamboothError
+from gpu_client.training.dreambooth.errors import DataError, DreamboothError, HubError
 from gpu_client.training.dreambooth.lora import WEIGHTS_FILE, Lora
 from gpu_client.training.dreambooth.machine import check_machine, make_reproducible, training_device
 from gpu_client.training.dreambooth.models import Models, check_base_model, load_models
 from gpu_client.training.dreambooth.optimization import Optimization
 from gpu_client.training.dreambooth.progress import ProgressLines
 from gpu_client.training.dreambooth.validation import ValidationPictures
-from gpu_client.training.protocol import BAD_INPUT_EXIT_CODE
+from gpu_client.training.protocol import BAD_INPUT_EXIT_CODE, UNAVAILABLE_EXIT_CODE
 
 log = logging.getLogger("baton.training")
 
@@ -199,10 +199,17 @@ def _check_images_are_named(config: DreamboothConfig) -> None:
         )
 
 
+def _exit_code(error: SessionError) -> int:
+    if isinstance(error, (DreamboothError, CheckpointMismatchError)):
+        return BAD_INPUT_EXIT_CODE
+    return UNAVAILABLE_EXIT_CODE if isinstance(error, HubError) else 1
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
     """The command line. For a job that cannot be trained it ends before training, with one line that says why.
 
-    The exit code is BAD_INPUT_EXIT_CODE where the parameters, the data or the checkpoint do not fit, else 1.
+    The exit code is BAD_INPUT_EXIT_CODE where the parameters, the data or the checkpoint do not fit,
+    UNAVAILABLE_EXIT_CODE where the hub cannot be reached, else 1.
     """
     parser = argparse.ArgumentParser(prog="dreambooth_lora", description=__doc__.partition("\n")[0])
     parser.add_argument("--config", type=Path, help="YAML or JSON file with parameters; under Baton they are the job's")
@@ -223,7 +230,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
                 log.info("%s is written", session.output_dir / WEIGHTS_FILE)
     except SessionError as error:
         sys.stderr.write(f"error: {' '.join(str(error).split())}\n")
-        sys.exit(BAD_INPUT_EXIT_CODE if isinstance(error, (DreamboothError, CheckpointMismatchError)) else 1)
+        sys.exit(_exit_code(error))
 
 
 if __name__ == "__main__":

@@ -109,6 +109,8 @@ class PictureBatches:
         """Continue where `state` was taken. Raises CheckpointMismatchError when the pictures or settings are others."""
         epoch, stored = int(state["epoch"]), dict(state["order"])
         here = self._order_facts(epoch)
+        if "captions" not in stored:  # checkpoints of older versions do not say
+            here.pop("captions", None)
         different = [
             f"{name} was {stored.get(name)}, is {here[name]}" for name in here if stored.get(name) != here[name]
         ]
@@ -145,9 +147,11 @@ class PictureBatches:
 
     def _order_facts(self, epoch: int) -> dict[str, Any]:
         content = ":".join(picture.digest for picture in self.pictures)
+        captions = "\n".join(picture.prompt for picture in self.pictures)
         return {
             "count": len(self.pictures),
             "content": f"{derived_seed(content):016x}",
+            **({"captions": f"{derived_seed(captions):016x}"} if self._config.use_captions else {}),
             "batch_size": self._config.train_batch_size,
             # Also notices a torch whose permutations differ, which would silently repeat and skip pictures.
             "order": f"{derived_seed(self._batches(epoch)):016x}",

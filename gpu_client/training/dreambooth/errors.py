@@ -25,3 +25,7 @@ class DataError(DreamboothError):
 
 class ModelError(DreamboothError):
     """The base model or VAE is missing or of a kind that this script does not train."""
+
+
+class HubError(SessionError):
+    """The hub that has the base model cannot be reached now. No fault of the job's: elsewhere or later it can be."""

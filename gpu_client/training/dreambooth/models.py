@@ -18,13 +18,13 @@ from diffusers import (
 )
 from diffusers.utils import logging as diffusers_logging
 from huggingface_hub import try_to_load_from_cache
-from huggingface_hub.errors import LocalEntryNotFoundError
 from torch import nn
 from transformers.utils import logging as transformers_logging
 
 from gpu_client.training.dreambooth.config import DreamboothConfig
 from gpu_client.training.dreambooth.data import Picture, Placement
-from gpu_client.training.dreambooth.errors import ModelError
+from gpu_client.training.dreambooth.errors import HubError, ModelError
+from gpu_client.training.dreambooth.hub import LOADING_ERRORS, is_unreachable
 from gpu_client.training.dreambooth.machine import WEIGHT_DTYPES
 
 PIPELINES = {"sd": StableDiffusionPipeline, "sdxl": StableDiffusionXLPipeline}
@@ -149,7 +149,7 @@ class Models:
 
 
 def load_models(config: DreamboothConfig, device: torch.device, data_dir: Path) -> Models:
-    """The base model on `device`, in the precision that `config` asks for. Raises ModelError."""
+    """The base model on `device`, in the precision that `config` asks for. Raises ModelError, HubError."""
     diffusers_logging.disable_progress_bar()
     transformers_logging.disable_progress_bar()
     dtype = WEIGHT_DTYPES[config.mixed_precision]
@@ -171,7 +171,7 @@ def load_models(config: DreamboothConfig, device: torch.device, data_dir: Path) 
         parts |= {"add_watermarker": False}
     try:
         pipeline = PIPELINES[kind].from_pretrained(str(base), variant=config.variant, **options, **parts)
-    except (OSError, ValueError, TypeError, RuntimeError) as error:
+    except LOADING_ERRORS as error:
         raise _unloadable("base model", base, error) from error
     models = Models(kind, pipeline, device, dtype, fingerprint)
     _check_trainable(models, base)
@@ -179,7 +179,7 @@ def load_models(config: DreamboothConfig, device: torch.device, data_dir: Path) 
 
 
 def check_base_model(config: DreamboothConfig, data_dir: Path) -> None:
-    """The cheap part of `load_models`: it is there, and of the right kind. Raises ModelError."""
+    """The cheap part of `load_models`: it is there, and of the right kind. Raises ModelError, HubError."""
     _kind_of(_place("pretrained_model_name_or_path", config.pretrained_model_name_or_path, data_dir), config)
     if config.pretrained_vae_model_name_or_path is not None:
         _place("pretrained_vae_model_name_or_path", config.pretrained_vae_model_name_or_path, data_dir)
@@ -201,7 +201,7 @@ def _place(field: str, name: str, data_dir: Path) -> Path | str:
 def _kind_of(base: Path | str, config: DreamboothConfig) -> str:
     try:
         index = DiffusionPipeline.load_config(str(base), revision=config.revision)
-    except (OSError, ValueError) as error:
+    except LOADING_ERRORS as error:
         raise _unloadable("base model", base, error) from error
     found = str(index.get("_class_name"))
     kind = _KINDS.get(found)
@@ -221,7 +221,7 @@ def _load_vae(vae: Path | str, dtype: torch.dtype, **options: str | None) -> Any
         # SDXL's own VAE overflows in fp16 and says so; one that was mended does not.
         upcast = bool(config.get("force_upcast", True)) and dtype == torch.float16
         return AutoencoderKL.from_pretrained(str(vae), dtype=torch.float32 if upcast else dtype, **where)
-    except (OSError, ValueError, TypeError, RuntimeError) as error:
+    except LOADING_ERRORS as error:
         raise _unloadable("VAE", vae, error) from error
 
 
@@ -248,12 +248,14 @@ def _check_trainable(models: Models, base: Path | str) -> None:
         raise ModelError(f"{base} predicts {prediction!r}", "Models that predict epsilon or v can be trained")
 
 
-def _unloadable(what: str, place: Path | str, error: Exception) -> ModelError:
-    cause = error.__cause__ or error.__context__
-    reason = " ".join(str(error).split())
-    if isinstance(cause, LocalEntryNotFoundError):
+def _unloadable(what: str, place: Path | str, error: Exception) -> ModelError | HubError:
+    if isinstance(place, str) and is_unreachable(error):
         # diffusers says that the model lacks the file
-        reason = "the hub cannot be reached, and this machine's cache does not have it"
+        return HubError(
+            f"the {what} {place} cannot be fetched: the hub cannot be reached, and this machine's cache has not got it",
+            "Wait, or name a directory in the format of diffusers that the machine has, or that is among the inputs",
+        )
+    reason = " ".join(str(error).split())
     return ModelError(
         f"the {what} {place} cannot be loaded ({reason})",
         "Name a complete directory in the format of diffusers, or a model on the hub that this machine can fetch",

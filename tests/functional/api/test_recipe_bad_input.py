@@ -159,6 +159,7 @@ def test_all_of_it_at_once(api: Api, recipe: str) -> None:
     [
         ("{{ dirs.output }}/{{ parameters.to }}", "{{ dirs.output }}/../x", "steps.0.run.1", 8),
         ("{{ dirs.output }}/{{ parameters.to }}", "--to=${BATON_DATA_DIR}/a/../../x", "steps.0.run.1", 8),
+        ("{{ dirs.output }}/{{ parameters.to }}", "--to=../../x", "steps.0.run.1", 8),
         ("run:", 'environment: {TO: "$BATON_OUTPUT_DIR/.."}\n    run:', "steps.0.environment.TO", 8),
         ("{path: a}", "{path: ../a}", "outputs.0.path", 10),
         ("{path: a}", "{path: /etc/passwd}", "outputs.0.path", 10),

@@ -191,6 +191,19 @@ def test_a_recipe_runs_on_this_machine_and_leaves_its_outputs(baton: Baton, file
 
 
 @pytest.mark.processes
+def test_a_built_in_recipe_runs_from_its_document_and_a_changed_copy_under_another_name(
+    baton: Baton, tmp_path: Path
+) -> None:
+    """Its name is taken, also on this machine."""
+    file = tmp_path / "mine.yaml"
+    file.write_text(baton("recipes", "show", "command").ok().out)
+    run = ("recipes", "run", "--local", file, "--set", 'command=["python", "-c", "print(6 * 7)"]')
+    assert "42" in baton(*run).ok().out.splitlines()
+    file.write_text(file.read_text() + "# mine\n")
+    baton(*run).failed(3, "recipe_exists", "'command' is the name of a built-in recipe", "under another name")
+
+
+@pytest.mark.processes
 def test_a_run_that_fails_says_so(baton: Baton, tmp_path: Path) -> None:
     file = tmp_path / "bad.yaml"
     file.write_text(

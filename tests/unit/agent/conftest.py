@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from tests.unit.agent.job_kit import Stage
+from tests.unit.agent.preset_kit import Training
 
 
 @pytest.fixture
@@ -15,3 +16,8 @@ def stage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Stage]:
     assert all(trainer.status for trainer in stage.trainers), "no trainer outlives its attempt"
     assert not (stage.workspace.slot / "agent-state.json").exists(), "nothing is left to recover from"
     stage.workspace.close()
+
+
+@pytest.fixture
+def training() -> Training:
+    return Training()

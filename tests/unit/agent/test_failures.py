@@ -6,7 +6,7 @@ import pytest
 
 from contract.jobs import FailureClass
 from gpu_client.agent.failures import MAX_REASON_CHARS, ExitStatus, classify
-from gpu_client.training.protocol import BAD_INPUT_EXIT_CODE
+from gpu_client.training.protocol import BAD_INPUT_EXIT_CODE, UNAVAILABLE_EXIT_CODE
 
 
 def exited(code: int | None = 1, number: int | None = None, **more: object) -> ExitStatus:
@@ -246,6 +246,13 @@ def test_the_reason_is_the_last_exception_not_the_source_line() -> None:
 )
 def test_the_reason_for_bad_input_is_what_the_script_calls_an_error(log: str, reason: str) -> None:
     assert classify(exited(BAD_INPUT_EXIT_CODE), log.splitlines()).reason == reason
+
+
+def test_what_cannot_be_had_now_is_no_fault_of_the_job() -> None:
+    log = ["loading", "error: the base model a/b cannot be fetched: the hub cannot be reached", "bye"]
+    failure = classify(exited(UNAVAILABLE_EXIT_CODE), log)
+    assert failure.failure_class is FailureClass.TRANSFER_FAILED and failure.failure_class.node_fault
+    assert failure.reason == "the base model a/b cannot be fetched: the hub cannot be reached"
 
 
 def test_the_reason_is_bounded() -> None:

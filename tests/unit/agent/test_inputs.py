@@ -267,6 +267,21 @@ class TestPushed:
         with pytest.raises(InputsDiffer, match="2 of 3 files that were pushed are not stored any more, b00 among them"):
             fetch(api, transfer, tmp_path)
 
+    @pytest.mark.parametrize("first", ["inner", "outer"])
+    def test_the_manifest_of_the_inner_folder_counts(self, tmp_path: Path, first: str) -> None:
+        """It was pushed by itself later: a push from above tells it, one of its own does not tell the one above."""
+        manifests = {"inner": "!a/.baton/dataset.json", "outer": ".baton/dataset.json"}
+        order = sorted(manifests, key=lambda name: name != first)
+        api, transfer = self.scene(*(manifests[name] for name in order), "!a/1", files={"!a/1": b"older"})
+        now = DatasetFile(path="1", size_bytes=10, blake3=digest_bytes(b"0123456789").blake3)
+        transfer.contents["digits/!a/.baton/dataset.json"] = DatasetManifest(files=[now]).model_dump_json()
+        transfer.contents["digits/!a/1"] = "0123456789"
+        (tmp_path / "!a").mkdir()
+        assert fetch(api, transfer, tmp_path) == 1
+        transfer.contents["digits/!a/1"] = "9876543210"
+        with pytest.raises(InputsDiffer, match="push the folder again"):
+            fetch(api, transfer, tmp_path)
+
     def test_files_that_nobody_pushed_are_welcome(self, tmp_path: Path) -> None:
         api, transfer = self.scene(".baton/dataset.json", "a00", "extra", files={"a00": b"digits/a00"})
         assert fetch(api, transfer, tmp_path) == 2

@@ -180,6 +180,19 @@ def test_canceled() -> None:
     assert explained(job).answer == "It was stopped by a user (wrong prompt)."
 
 
+def test_canceled_by_a_rule() -> None:
+    message = "rule shrink of job 1 takes it out of group g"
+    job = a_job(JobState.CANCELED, reason={"code": "canceled_by_rule", "message": message})
+    assert explained(job).answer == f"It was canceled: {message}."
+
+
+def test_a_copy_says_where_it_comes_from() -> None:
+    source = "00000000-0000-4000-8000-000000000001"
+    assert explained(a_job(JobState.CANCELED, copy_of=source)).answer.endswith(
+        f" A rule made it, as a copy of job {source}."
+    )
+
+
 def test_death_by_signal_is_told() -> None:
     killed = an_attempt(1, AttemptEnd.FAILED, signal=9, reason={"code": "out_of_memory", "message": "killed"})
     assert "(out_of_memory: killed), by signal 9" in explained(a_job(), attempts=[killed]).history[0]

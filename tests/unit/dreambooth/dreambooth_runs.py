@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from contract.jobs import FailureClass
-from gpu_client.agent.failures import ExitStatus, classify
+from gpu_client.agent.failures import ExitStatus, Failure, classify
 from gpu_client.training import Session, dreambooth_lora
 from gpu_client.training.dreambooth import class_images, validation
 from gpu_client.training.dreambooth.config import DreamboothConfig
@@ -71,6 +71,15 @@ def train_in(
 
 def refusal(output: Path, data_dir: Path, parameters: Mapping[str, Any], capsys: pytest.CaptureFixture[str]) -> str:
     """What a job ends with whose trainer refuses it: the reason of its failure, which must be `bad_input`."""
+    failure = failure_of(output, data_dir, parameters, capsys)
+    assert failure.failure_class is FailureClass.BAD_INPUT
+    return failure.reason
+
+
+def failure_of(
+    output: Path, data_dir: Path, parameters: Mapping[str, Any], capsys: pytest.CaptureFixture[str]
+) -> Failure:
+    """What the agent makes of a trainer that ends before it trains, with one line that says why."""
     job = output.with_suffix(".json")
     job.write_text(json.dumps(parameters))
     capsys.readouterr()
@@ -79,9 +88,7 @@ def refusal(output: Path, data_dir: Path, parameters: Mapping[str, Any], capsys:
     printed = capsys.readouterr().err.splitlines()
     assert [line for line in printed if line.startswith("error: ")] == printed[-1:]
     assert isinstance(left.value.code, int)
-    failure = classify(ExitStatus(left.value.code, None, oom_suspected=False, stopped_by_us=False), printed)
-    assert failure.failure_class is FailureClass.BAD_INPUT
-    return failure.reason
+    return classify(ExitStatus(left.value.code, None, oom_suspected=False, stopped_by_us=False), printed)
 
 
 class PowerCutError(Exception):

@@ -36,13 +36,6 @@ def test_a_base_model_path_that_does_not_exist(run: Run, tmp_path: Path) -> None
         run(pretrained_vae_model_name_or_path="/none")
 
 
-@pytest.mark.filterwarnings("ignore:The `local_dir_use_symlinks` argument is deprecated:UserWarning")
-def test_a_model_on_the_hub_that_cannot_be_fetched(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
-    with pytest.raises(ModelError, match=r"the base model nobody/nothing cannot be loaded \(the hub cannot be reached"):
-        run(pretrained_model_name_or_path="nobody/nothing")
-
-
 def test_a_directory_that_is_no_pipeline(run: Run, tmp_path: Path, tiny_sd: Path) -> None:
     (tmp_path / "empty").mkdir()
     with pytest.raises(ModelError, match=r"the base model .*empty cannot be loaded"):

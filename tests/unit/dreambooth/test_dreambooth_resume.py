@@ -14,6 +14,9 @@ from PIL import Image
 
 from gpu_client.training import CheckpointMismatchError, dreambooth_lora
 from gpu_client.training.dreambooth import class_images
+from gpu_client.training.dreambooth.batches import PictureBatches
+from gpu_client.training.dreambooth.config import DreamboothConfig
+from gpu_client.training.dreambooth.data import read_instance_pictures
 from gpu_client.training.dreambooth.lora import WEIGHTS_FILE
 from tests.photographs import save_crops
 
@@ -202,6 +205,34 @@ def test_a_checkpoint_of_other_images_is_refused(run: Run, cut_off: Path, tmp_pa
     save_crops(data_dir / "instance", "rocket", 1)
     with pytest.raises(CheckpointMismatchError, match="count was 5, is 6"):
         run("out", **EVERYTHING)
+
+
+def test_a_checkpoint_of_other_captions_is_refused(run: Run, data_dir: Path) -> None:
+    """A caption that was changed between two attempts would be learned in one half of the training."""
+    captions = {path.with_suffix(".txt") for path in (data_dir / "instance").glob("*.png")}
+    for number, path in enumerate(sorted(captions)):
+        path.write_text(f"sks cat, view {number}", encoding="utf-8")
+    with power_cut(10, "loss"):
+        run("out", **EVERYTHING, use_captions=True)
+    first = min(captions)
+    first.write_text("sks cat, seen from above", encoding="utf-8")
+    with pytest.raises(CheckpointMismatchError, match="the instance images are not those of the checkpoint: captions"):
+        run("out", **EVERYTHING, use_captions=True)
+    first.write_text("sks  cat, view 0\n", encoding="utf-8")  # the same words
+    assert (run("out", **EVERYTHING, use_captions=True) / WEIGHTS_FILE).is_file()
+
+
+def test_a_checkpoint_from_before_captions_were_noted_is_taken(data_dir: Path) -> None:
+    for path in (data_dir / "instance").glob("*.png"):
+        path.with_suffix(".txt").write_text(f"sks cat {path.stem}", encoding="utf-8")
+    config = DreamboothConfig.of(short_training(Path("none")) | {"use_captions": True})
+    batches = PictureBatches(read_instance_pictures(config, data_dir), config, purpose="instance")
+    batches.skip(3)
+    state = batches.state_dict()
+    del state["order"]["captions"]
+    batches.skip(1)
+    batches.load_state_dict(state)
+    assert batches.position == 3
 
 
 def test_a_lora_of_another_base_model_is_refused(run: Run, cut_off: Path, tmp_path: Path, tiny_sdxl: Path) -> None:

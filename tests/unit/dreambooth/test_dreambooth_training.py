@@ -153,11 +153,29 @@ def test_options_change_what_is_learned(options: dict[str, Any], run: Run, plain
 
 @pytest.mark.parametrize("model", ["tiny_sd", "tiny_sdxl"])
 def test_gradient_checkpointing_saves_memory_and_changes_nothing(
-    model: str, run: Run, request: pytest.FixtureRequest
+    model: str, run: Run, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     base = str(request.getfixturevalue(model))
+    kept_bytes: list[int] = []
+    loss_of = dreambooth_lora.denoising_loss
+
+    def weighed(*arguments: Any) -> torch.Tensor:
+        kept: dict[int, int] = {}
+
+        def keep(tensor: torch.Tensor) -> torch.Tensor:
+            kept[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
+            return tensor
+
+        with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+            loss = loss_of(*arguments)
+        kept_bytes.append(sum(kept.values()))
+        return loss
+
+    monkeypatch.setattr(dreambooth_lora, "denoising_loss", weighed)
     plain = weights_of(run("plain", pretrained_model_name_or_path=base))
+    without, _ = max(kept_bytes), kept_bytes.clear()
     saving = weights_of(run("saving", pretrained_model_name_or_path=base, gradient_checkpointing=True))
+    assert max(kept_bytes) < 0.6 * without, "of what the backward pass remembers"
     for name, tensor in plain.items():
         torch.testing.assert_close(saving[name], tensor, rtol=1e-4, atol=1e-6)
 
