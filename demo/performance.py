@@ -3,11 +3,13 @@ when something is wrong."""
 
 from __future__ import annotations
 
+import argparse
 import logging
 import os
 import shutil
 import tempfile
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
@@ -34,6 +36,29 @@ class Told(Protocol):
 
 Story = Callable[[Steps, Screen, Path], Told]
 """It leaves its pictures and numbers in the directory. Raises DemoError or BatonError."""
+
+
+@dataclass(frozen=True)
+class Demo:
+    """A story as a program, `python -m program`."""
+
+    program: str
+    description: str
+    title: str
+    story: Story
+    report: str
+    """The directory for what it leaves, unless another one is named."""
+    files: tuple[str, ...]
+    """What it leaves there, besides logs."""
+
+    def main(self, arguments: Sequence[str] | None = None) -> int:
+        """Run it. Returns the exit code."""
+        parser = argparse.ArgumentParser(prog=f"python -m {self.program}", description=self.description)
+        parser.add_argument(
+            "--report", type=Path, default=Path(self.report), help="where pictures and numbers go (replaced)"
+        )
+        report: Path = parser.parse_args(arguments).report
+        return perform(f"[bold]Baton demo:[/] {self.title}\n", report, self.files, self.story)
 
 
 def perform(title: str, report: Path, files: Sequence[str], story: Story) -> int:

@@ -9,6 +9,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
+from matplotlib.layout_engine import ConstrainedLayoutEngine, LayoutEngine
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
 from demo.follow import Point, equal_losses
@@ -21,6 +22,7 @@ FAINT = "#6f7680"
 UNDISTURBED = "#c9ced6"
 ATTEMPTS = ("#2f6fb3", "#d9822b")
 KILL = "#c0392b"
+GREEN = "#2e8b57"
 BAND = "#f6ead9"
 ACTIVITIES = {
     "productive_s": ("new steps", "#2f6fb3"),
@@ -75,7 +77,7 @@ def draw_loss(points: Sequence[Point], undisturbed: Sequence[Point], cut: Interr
         where = f"all {common}" if equal == common else f"only {equal} of {common}"
         explanation += f" At {where} steps that both runs reported, the losses are exactly equal."
     title(axes, "Killed, resumed on another machine, and back on the same curve", explanation)
-    _save(figure, path)
+    figure.savefig(path)
 
 
 def draw_time(saving: Saving, path: Path) -> None:
@@ -96,14 +98,13 @@ def draw_time(saving: Saving, path: Path) -> None:
     axes.set_xlabel("seconds, as the worker last reported them", color=INK)
     axes.legend(loc="upper center", bbox_to_anchor=(0.45, -0.22), ncols=len(ACTIVITIES), frameon=False, labelcolor=INK)
     title(axes, "Where the time went", f"Behind each bar: goodput, the share of new steps. {saving.checkpoints_text}")
-    _save(figure, path)
+    figure.savefig(path)
 
 
 def draw_predictions(readings: Readings, path: Path, *, columns: int = 12, rows: int = 6) -> None:
     """A grid of held-out digits with what the model read; the misread ones first and framed."""
     shown = choose(readings, columns * rows)
-    figure = Figure(figsize=(columns * 0.82, rows * 1.04 + 0.95), dpi=DPI, facecolor="white")
-    FigureCanvasAgg(figure)
+    figure = sheet(columns * 0.82, rows * 1.04 + 0.95)
     grid = figure.subplots(rows, columns, squeeze=False, gridspec_kw={"wspace": 0.25, "hspace": 0.42})
     figure.subplots_adjust(left=0.03, right=0.97, bottom=0.04, top=1 - 0.95 / figure.get_figheight())
     wrong = set(readings.wrong.tolist())
@@ -117,7 +118,7 @@ def draw_predictions(readings: Readings, path: Path, *, columns: int = 12, rows:
         f"({100 * readings.accuracy:.1f} %)", color=INK, fontsize=14, fontweight="bold", va="top",
     )  # fmt: skip
     figure.text(0.03, 0.965 - 0.30 / figure.get_figheight(), _legend(len(wrong), len(shown)), color=FAINT, va="top")
-    _save(figure, path)
+    figure.savefig(path)
 
 
 def choose(readings: Readings, places: int) -> list[int]:
@@ -151,9 +152,15 @@ def _digit(axes: Axes, readings: Readings, index: int, *, misread: bool) -> None
     axes.set_xlabel(label, color=KILL if misread else INK, fontsize=10, labelpad=3)
 
 
-def _figure(width_in: float, height_in: float) -> tuple[Figure, Axes]:
-    figure = Figure(figsize=(width_in, height_in), dpi=DPI, facecolor="white", layout="constrained")
+def sheet(width_in: float, height_in: float, layout: LayoutEngine | None = None) -> Figure:
+    """An empty picture, of a size in inches."""
+    figure = Figure(figsize=(width_in, height_in), dpi=DPI, facecolor="white", layout=layout)
     FigureCanvasAgg(figure)
+    return figure
+
+
+def _figure(width_in: float, height_in: float) -> tuple[Figure, Axes]:
+    figure = sheet(width_in, height_in, ConstrainedLayoutEngine())
     axes = figure.subplots()
     style(axes)
     return figure, axes
@@ -177,7 +184,3 @@ def title(axes: Axes, text: str, explanation: str) -> None:
         explanation, (0, 1), xycoords="axes fraction", xytext=(0, 14), textcoords="offset points",
         color=FAINT, fontsize=10,
     )  # fmt: skip
-
-
-def _save(figure: Figure, path: Path) -> None:
-    figure.savefig(path)

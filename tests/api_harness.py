@@ -35,10 +35,10 @@ from functions.local.events import (
     function_event,
     http_response,
 )
-from functions.storage.crc64 import crc64nvme
 from functions.storage.memory import MemoryCloud
 from tests.clouds import Cloud, MinistackClients, memory_cloud
 from tests.fakes import FakeClock, FakeLine, SeededRandomness
+from tests.stored_files import described, in_packs
 
 NOW = 1_790_000_000
 TENANT = "acme"
@@ -312,34 +312,13 @@ class Held:
         return self.post(f"/heartbeat/{self.id}", body or None)
 
     def manifest(self, step: int, files: Mapping[str, bytes], **more: Any) -> dict[str, Any]:
-        """Of version 2: each file's bytes are one chunk, which is a pack of its own; equal ones are stored once."""
-        stored = {blake3(data).hexdigest(): data for data in files.values() if data}
-        index = {digest: number for number, digest in enumerate(stored)}
-        return {
-            "version": 2,
-            "job_id": self.id,
-            "step": step,
-            "epoch": self.epoch,
-            "packs": [pack_of(data) for data in stored.values()],
-            "chunks": [
-                {"blake3": digest, "size_bytes": len(data), "pack": index[digest]} for digest, data in stored.items()
-            ],
-            "files": [
-                {"path": path, "size_bytes": len(data), "chunks": [index[blake3(data).hexdigest()]] if data else []}
-                for path, data in files.items()
-            ],
-            **more,
-        }
+        """Of version 2."""
+        return {"version": 2, "job_id": self.id, "step": step, "epoch": self.epoch, **in_packs(files), **more}
 
     def manifest_v1(self, step: int, files: Mapping[str, bytes], **more: Any) -> dict[str, Any]:
         """As older workers send it: without saying its version."""
-        return {
-            "job_id": self.id,
-            "step": step,
-            "epoch": self.epoch,
-            "files": [described(path, data) for path, data in files.items()],
-            **more,
-        }
+        named = [described(path, data) for path, data in files.items()]
+        return {"job_id": self.id, "step": step, "epoch": self.epoch, "files": named, **more}
 
     def upload_missing(self, answer: Answer, blobs: Mapping[str, bytes]) -> None:
         """PUT what a commit or a declaration still misses; `blobs` by digest or by path."""
@@ -381,21 +360,6 @@ def _route_of(method: str, path: str) -> tuple[Route, dict[str, str]] | None:
         if route.method == method and (parameters := pattern.match(path)) is not None:
             return route, parameters
     return None
-
-
-def described(path: str, data: bytes) -> dict[str, Any]:
-    """A file as manifests and declarations name it."""
-    return {
-        "path": path,
-        "size_bytes": len(data),
-        "blake3": blake3(data).hexdigest(),
-        "crc64nvme": crc64nvme(data),
-    }
-
-
-def pack_of(data: bytes) -> dict[str, Any]:
-    """A pack as manifests declare it."""
-    return {"blake3": blake3(data).hexdigest(), "size_bytes": len(data), "crc64nvme": crc64nvme(data)}
 
 
 def quoted(key: str) -> str:

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import json
-import threading
 from datetime import UTC, datetime, timedelta
 from email.utils import format_datetime
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import Self
+
+from tests.listening import Listening, QuietHandler
 
 
-class MetadataService:
-    """Use as a context manager. Tokens are asked for as version 2 of the service demands.
+class MetadataService(Listening):
+    """Tokens are asked for as version 2 of the service demands.
 
     `date` None: the service's clock is right.
     """
@@ -23,7 +22,7 @@ class MetadataService:
         self.asked: list[str] = []
         service = self
 
-        class Handler(BaseHTTPRequestHandler):
+        class Handler(QuietHandler):
             def do_PUT(self) -> None:
                 service.asked.append("token")
                 fine = self.path == "/latest/api/token" and self.headers["X-aws-ec2-metadata-token-ttl-seconds"]
@@ -42,23 +41,10 @@ class MetadataService:
                 self.end_headers()
                 self.wfile.write(body.encode())
 
-            def log_message(self, *_: object) -> None: ...
-
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self._thread = threading.Thread(target=self._server.serve_forever, kwargs={"poll_interval": 0.01})
-        self.url = f"http://127.0.0.1:{self._server.server_port}"
+        super().__init__(Handler)
 
     def announce(self, within_s: float) -> None:
         """The machine is terminated after so many seconds."""
         at = datetime.now(UTC) + timedelta(seconds=within_s)
         self.body = json.dumps({"action": "terminate", "time": at.strftime("%Y-%m-%dT%H:%M:%SZ")})
         self.status = 200
-
-    def __enter__(self) -> Self:
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_exception: object) -> None:
-        self._server.shutdown()
-        self._thread.join()
-        self._server.server_close()

@@ -9,9 +9,8 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import Self
 
+from tests.listening import Listening, QuietHandler
 from tests.waiting import until
 
 _HOP_BY_HOP = {"connection", "keep-alive", "transfer-encoding", "content-length"}
@@ -44,8 +43,8 @@ class Trouble:
         until(lambda: self.met >= times, timeout_s, what=f"{times} requests like {self.pattern.pattern}")
 
 
-class FaultyProxy:
-    """Listens from construction to `close`. `upstream` may be set later than that."""
+class FaultyProxy(Listening):
+    """`upstream` may be set later than when it begins to listen."""
 
     def __init__(self, upstream: tuple[str, int] | None = None) -> None:
         self.upstream = upstream
@@ -57,22 +56,7 @@ class FaultyProxy:
         class Handler(_Handler):
             owner = proxy
 
-        self._server = _Server(("127.0.0.1", 0), Handler)
-        self.url = f"http://127.0.0.1:{self._server.server_address[1]}"
-        self._thread = threading.Thread(target=self._server.serve_forever, args=(0.05,), daemon=True)
-        self._thread.start()
-
-    def close(self) -> None:
-        """Stop listening."""
-        self._server.shutdown()
-        self._server.server_close()
-        self._thread.join()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_exception: object) -> None:
-        self.close()
+        super().__init__(Handler)
 
     def requests(self, pattern: str = "") -> list[str]:
         """The requests so far that match, as "METHOD /path", in order."""
@@ -134,16 +118,8 @@ class FaultyProxy:
             return found
 
 
-class _Server(ThreadingHTTPServer):
-    daemon_threads = True
-
-    def handle_error(self, request: object, client_address: object) -> None:
-        """Clients are killed here all the time."""
-
-
-class _Handler(BaseHTTPRequestHandler):
+class _Handler(QuietHandler):
     owner: FaultyProxy
-    protocol_version = "HTTP/1.1"
     timeout = 30
 
     def _relay(self) -> None:
@@ -191,6 +167,3 @@ class _Handler(BaseHTTPRequestHandler):
         self._relay()
 
     do_PUT = do_POST = do_DELETE = do_HEAD = do_GET  # noqa: N815 - the base class looks for these names
-
-    def log_message(self, format: str, *args: object) -> None:
-        """Quiet."""

@@ -2,29 +2,19 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 from matplotlib.axes import Axes
-from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 
-from demo.pictures import ATTEMPTS, BAND, DPI, FAINT, INK, KILL, UNDISTURBED, style, title
+from demo.pictures import ATTEMPTS, BAND, FAINT, GREEN, INK, KILL, UNDISTURBED, sheet, style, title
 from demo.ring.summary import Result, Trained, nobody
 
-GREEN = "#2e8b57"
 SIZE_IN = (10.0, 14.0)
-
-
-def draw(result: Result, path: Path) -> None:
-    """Write it as PNG."""
-    figure_of(result).savefig(path)
 
 
 def figure_of(result: Result) -> Figure:
     """One below the other, over the same seconds: fill, reuse, age, loss."""
-    figure = Figure(figsize=SIZE_IN, dpi=DPI, facecolor="white", layout=ConstrainedLayoutEngine(h_pad=0.14))
-    FigureCanvasAgg(figure)
+    figure = sheet(*SIZE_IN, ConstrainedLayoutEngine(h_pad=0.14))
     every = figure.subplots(4, 1, sharex=True, gridspec_kw={"height_ratios": [1.1, 0.8, 0.9, 1.4]})
     fill, reuse, age, loss = every
     zero = result.fed.began_at

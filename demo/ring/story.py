@@ -84,7 +84,7 @@ def _told(steps: Steps, screen: Screen, report: Path) -> Result:
     if wrong := result.wrong():
         raise DemoError(wrong, child.log)
     with screen.phase("draw", "Draw the picture") as phase:
-        pictures.draw(result, report / "ring.png")
+        pictures.figure_of(result).savefig(report / "ring.png")
         phase.ends_with("ring.png")
     result = Result(coupled, fed, looks, crew.events, proof, SETTINGS.cap, dict(screen.durations_s))
     (report / "summary.json").write_text(json.dumps(result.as_dict(), indent=1) + "\n", encoding="utf-8")

@@ -4,32 +4,23 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from pathlib import Path
 
 from matplotlib.axes import Axes
-from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter
 
-from demo.pictures import ATTEMPTS, BAND, DPI, INK, KILL, UNDISTURBED, style, title
+from demo.pictures import ATTEMPTS, BAND, GREEN, INK, KILL, UNDISTURBED, sheet, style, title
 from demo.rules.account import Trained
 from demo.rules.summary import Diverged, Live, Result, Spiked
 
-GREEN = "#2e8b57"
 VIOLET = "#7b4fa3"
 SIZE_IN = (10.0, 13.0)
 
 
-def draw(result: Result, path: Path) -> None:
-    """Write it as PNG."""
-    figure_of(result).savefig(path)
-
-
 def figure_of(result: Result) -> Figure:
     """One below the other: stopped, rolled back, steered."""
-    figure = Figure(figsize=SIZE_IN, dpi=DPI, facecolor="white", layout=ConstrainedLayoutEngine(h_pad=0.16))
-    FigureCanvasAgg(figure)
+    figure = sheet(*SIZE_IN, ConstrainedLayoutEngine(h_pad=0.16))
     stopped, rolled_back, steered = figure.subplots(3, 1)
     for axes in (stopped, rolled_back, steered):
         style(axes)

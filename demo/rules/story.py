@@ -55,7 +55,7 @@ def tell(steps: Steps, screen: Screen, report: Path) -> Result:
         live = _live(steps, screen, user, worker, data)
     result = Result(diverged, spiked, live, {**screen.durations_s, "total": round(screen.elapsed_s, 2)})
     with screen.phase("draw", "Draw the picture") as phase:
-        pictures.draw(result, report / "rules.png")
+        pictures.figure_of(result).savefig(report / "rules.png")
         phase.ends_with("rules.png")
     (report / "summary.json").write_text(json.dumps(result.as_dict(), indent=1) + "\n", encoding="utf-8")
     return result

@@ -24,7 +24,6 @@ PIECE_BYTES = 4 * 1024 * 1024
 LARGE_BYTES = 64 * 1024 * 1024
 """Chunks larger than this are decoded one at a time."""
 
-WRITE_BYTES = 256 * 1024
 MAX_OPEN_FILES = 128
 _ZEROS = bytes(PIECE_BYTES)
 
@@ -281,7 +280,7 @@ class _Files:
     def write(self, path: Path, offset: int, raw: memoryview) -> None:
         with self._opened(path) as opened, opened.writing, local_errors(f"writing {path}"):
             while raw:
-                written = os.pwrite(opened.descriptor, raw[:WRITE_BYTES], offset)
+                written = os.pwrite(opened.descriptor, raw, offset)
                 raw, offset = raw[written:], offset + written
 
     def read(self, path: Path, offset: int, size_bytes: int) -> bytes:

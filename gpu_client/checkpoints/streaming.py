@@ -11,9 +11,9 @@ from contract.manifest import Chunk
 from gpu_client.checkpoints.assembly import Assembly
 from gpu_client.checkpoints.reading import Part, Range
 
-PIECE_BYTES = 1024 * 1024
-"""Received, hashed and written while they are in the processor's cache; and others are received meanwhile. Smaller ones
-cost more calls than they save."""
+PIECE_BYTES = 4 * 1024 * 1024
+"""Received, hashed and written in turn. Smaller ones would stay in the processor's cache, but threads that take turns
+at the interpreter more often lose more by that."""
 
 
 def can_stream(found: Range, chunks: Sequence[Chunk]) -> bool:

@@ -26,6 +26,9 @@ CONNECT_TIMEOUT_S = 10.0
 STALL_TIMEOUT_S = 60.0
 """A connection on which no byte moved for this long is given up; slow ones that move are not."""
 
+SENT_BYTES = 256 * 1024
+"""At most so many in one call: what is sent in one has to be gone within the timeout."""
+
 _ENCODED = re.compile(r"[\x21-\x7e]*")
 
 _Origin = tuple[str, str, int | None]
@@ -141,6 +144,13 @@ class Connections:
                 return False
             idle.append(connection)
             return True
+
+
+def send_whole(sock: socket.socket, piece: memoryview) -> None:
+    """All of it, however long it takes as long as it moves. TimeoutError if it does not."""
+    whole = piece.cast("B") if piece.nbytes else piece
+    for begin in range(0, piece.nbytes, SENT_BYTES):
+        sock.sendall(whole[begin : begin + SENT_BYTES])
 
 
 def _is_readable(sock: socket.socket) -> bool:

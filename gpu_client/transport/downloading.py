@@ -27,7 +27,7 @@ logger = logging.getLogger(__name__)
 
 _TRAFFIC: Traffic = "data"
 
-MAX_READ_BYTES = 1024 * 1024
+MAX_READ_BYTES = 4 * 1024 * 1024
 READ_S = 0.05
 """Of a range as much is read at once as comes in about so long: progress is told behind it, and each read costs."""
 
@@ -121,7 +121,7 @@ class Downloads:
                 raise BrokenConnection(f"ended {part.end - part.reached} bytes too early")
 
     def _splice(self, response: HTTPResponse, file: PartedFile, part: Part, flow: Flow) -> None:
-        """The whole body, unless the file system cannot: then what is left of it is still to be read."""
+        """The body up to the connection's end. Where the kernel cannot, what is left of it is still to be read."""
         first = read_ahead(response)
         flow.moved(len(first))
         file.write(part, memoryview(first))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import os
 import select
@@ -26,7 +27,10 @@ class Pipe:
             fcntl.fcntl(end, fcntl.F_SETPIPE_SZ, PIPE_BYTES)
 
     def fill(self, response: HTTPResponse, wanted_bytes: int, stall_s: float) -> int:
-        """Take the body's next bytes, at most so many; 0 at the end of the connection. TimeoutError if none come."""
+        """Take the body's next bytes, at most so many. TimeoutError if none come.
+
+        0 at the end of the connection, and where the kernel takes none from such a socket.
+        """
         while True:
             try:
                 got = os.splice(response.fileno(), self._end, min(wanted_bytes, PIPE_BYTES))
@@ -35,6 +39,10 @@ class Pipe:
                 poller.register(response.fileno(), select.POLLIN)
                 if not poller.poll(stall_s * 1000):
                     raise TimeoutError(f"no byte came for {stall_s:g} s") from None
+            except OSError as error:
+                if error.errno in (errno.EINVAL, errno.ENOSYS):
+                    return 0
+                raise
             else:
                 response.length = (response.length or 0) - got
                 return got

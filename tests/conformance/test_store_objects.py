@@ -13,13 +13,14 @@ from awscrt.checksums import crc64nvme
 
 from contract.errors import ErrorCode
 from functions.domain.errors import Refusal
-from functions.domain.ports import Presigned, StoredObject
+from functions.domain.ports import Presigned
 from functions.storage.clients import s3_client
 from functions.storage.memory_objects import MemoryObjectStore
 from functions.storage.s3_objects import S3ObjectStore
 from tests.clouds import Cloud, memory_cloud, moto_cloud
 from tests.conformance.store_kit import TENANT
 from tests.emulator import CREDENTIALS
+from tests.paging import all_pages
 from tests.second_store import SecondStore
 
 DATA = "training-data"
@@ -193,15 +194,7 @@ def test_pages_of_objects_join_to_the_whole(cloud: Cloud, limit: int) -> None:
     keys = ["d/a.x", "d/a b", "d/a/x", "d/b", "d/\u00fc", "d/\U0001f600"]
     for key in [*keys, "c", "d.x", "e/f"]:
         cloud.objects.create(TENANT, DATA, key, b"1")
-    found: list[StoredObject] = []
-    cursor = None
-    while True:
-        page = cloud.objects.list(TENANT, DATA, "d/", limit=limit, cursor=cursor)
-        found += page.items
-        cursor = page.cursor
-        if cursor is None:
-            break
-        assert len(page.items) == limit
+    found = all_pages(lambda cursor: cloud.objects.list(TENANT, DATA, "d/", limit=limit, cursor=cursor), full=limit)
     assert [stored.key for stored in found] == sorted(keys)
     assert all(stored.crc64nvme is None and stored.size_bytes == 1 for stored in found)
 

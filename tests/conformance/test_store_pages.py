@@ -17,6 +17,7 @@ from functions.domain.ports import Page
 from functions.domain.records import Job
 from tests.clouds import Cloud
 from tests.conformance.store_kit import NOW, TENANT, claim, commit, submit
+from tests.paging import all_pages
 
 
 def with_history(cloud: Cloud) -> str:
@@ -34,16 +35,7 @@ def with_history(cloud: Cloud) -> str:
 
 def paged(read: Any, limit: int) -> list[Any]:
     """All items over pages of `limit`; each page but the last must be full."""
-    items: list[Any] = []
-    cursor = None
-    while True:
-        page = read(limit=limit, cursor=cursor)
-        items += page.items
-        cursor = page.cursor
-        if cursor is None:
-            assert len(page.items) <= limit
-            return items
-        assert len(page.items) == limit
+    return all_pages(lambda cursor: read(limit=limit, cursor=cursor), full=limit)
 
 
 @pytest.mark.parametrize("limit", [1, 3, 7, 100])

@@ -6,9 +6,10 @@ import pytest
 
 from contract.errors import ErrorCode
 from functions.domain.errors import Refusal
-from functions.domain.recipes import RecipeEntry, StoredRecipe
+from functions.domain.recipes import StoredRecipe
 from tests.clouds import Cloud
 from tests.conformance.store_kit import NOW
+from tests.paging import all_pages
 
 
 def recipe(name: str = "train", version: int = 1, tenant: str = "acme", document: str = "name: train") -> StoredRecipe:
@@ -39,15 +40,7 @@ def test_recipes_are_listed_in_pages_by_name_and_version(cloud: Cloud) -> None:
     for name, version in names:
         cloud.recipes.add(recipe(name, version))
     cloud.recipes.add(recipe("a", 1, tenant="rival"))
-    found: list[RecipeEntry] = []
-    cursor = None
-    while True:
-        page = cloud.recipes.list("acme", limit=2, cursor=cursor)
-        assert len(page.items) == 2
-        found += page.items
-        cursor = page.cursor
-        if cursor is None:
-            break
+    found = all_pages(lambda cursor: cloud.recipes.list("acme", limit=2, cursor=cursor), full=2)
     assert [one.id for one in found] == ["a-b@1", "a@9", "a@10", "ab@1", "b@1", "b@2"]
     assert found[1] == recipe("a", 9).entry
     assert list(cloud.recipes.list("nobody", limit=5).items) == []

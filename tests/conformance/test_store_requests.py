@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from botocore.awsrequest import AWSPreparedRequest, AWSResponse
 
+from contract.names import CHECKPOINTS_BUCKET
 from contract.work import WorkQuery
 from functions.api.claiming import Claimed, claim_next
 from functions.domain import jobs as rules
@@ -75,6 +76,26 @@ def test_redeeming_is_one_delete(ministack: Cloud) -> None:
     with counted_requests(ministack.dynamodb) as sent:
         ministack.tokens.redeem("unknown", NOW)
     assert sent == ["DeleteItem"]
+
+
+def test_objects_are_listed_and_deleted_by_the_thousand(ministack: Cloud) -> None:
+    """S3 takes no more in one request: it cuts a list off there, and refuses to delete."""
+    names = [f"blobs/{number:04}" for number in range(2001)]
+    for number in (0, 999, 1000, 1999, 2000):
+        ministack.objects.create(TENANT, CHECKPOINTS_BUCKET, names[number], b"x")
+    with counted_requests(ministack.s3) as sent:
+        ministack.objects.delete_many(TENANT, CHECKPOINTS_BUCKET, names)
+    assert sent == ["DeleteObjects"] * 3
+    assert not ministack.objects.list(TENANT, CHECKPOINTS_BUCKET, "blobs/", limit=10).items
+
+    for name in names[:1003]:
+        ministack.objects.create(TENANT, CHECKPOINTS_BUCKET, name, b"x")
+    with counted_requests(ministack.s3) as sent:
+        page = ministack.objects.list(TENANT, CHECKPOINTS_BUCKET, "blobs/", limit=1002)
+    assert sent == ["ListObjectsV2"] * 2
+    assert [item.key for item in page.items] == names[:1002] and page.cursor is not None
+    rest = ministack.objects.list(TENANT, CHECKPOINTS_BUCKET, "blobs/", limit=1002, cursor=page.cursor)
+    assert [item.key for item in rest.items] == names[1002:1003] and rest.cursor is None
 
 
 class LostAnswers:

@@ -14,6 +14,7 @@ from functions.domain.records import TransferGrant
 from functions.storage.dynamo_tokens import GRANT_KEPT_S, KEY_KEPT_S
 from tests.clouds import Cloud
 from tests.conformance.store_kit import NOW, TENANT
+from tests.paging import all_pages
 
 
 def key(key_id: str = "k1", **more: Any) -> ApiKey:
@@ -79,16 +80,7 @@ def test_a_tenants_keys_are_listed_oldest_first(cloud: Cloud, limit: int) -> Non
         cloud.tokens.put_key(one)
     cloud.tokens.put_key(key("foreign", tenant="other"))
     cloud.tokens.put_grant(grant())
-    found: list[ApiKey] = []
-    cursor = None
-    while True:
-        page = cloud.tokens.list_keys(TENANT, limit=limit, cursor=cursor)
-        found += page.items
-        cursor = page.cursor
-        if cursor is None:
-            break
-        assert len(page.items) == limit
-    assert found == keys
+    assert all_pages(lambda cursor: cloud.tokens.list_keys(TENANT, limit=limit, cursor=cursor), full=limit) == keys
 
 
 def test_a_cursor_of_another_tenants_keys_is_refused(cloud: Cloud) -> None:

@@ -11,6 +11,7 @@ from functions.domain.webhooks import Delivery
 from tests.clouds import Cloud
 from tests.conformance.store_kit import NOW
 from tests.hooks import HOOK_ID, make_webhook
+from tests.paging import all_pages
 from tests.publishing import JOB_ID, OTHER_JOB
 
 
@@ -54,14 +55,7 @@ def test_deliveries_are_paged_newest_event_first(cloud: Cloud) -> None:
     noted = [delivery(seq, NOW + seq // 2, job_id=job) for seq in range(1, 6) for job in (JOB_ID, OTHER_JOB)]
     for one in noted:
         cloud.webhooks.record(one)
-    found: list[Delivery] = []
-    cursor = None
-    while True:
-        page = cloud.webhooks.deliveries(HOOK_ID, limit=3, cursor=cursor)
-        found += page.items
-        cursor = page.cursor
-        if cursor is None:
-            break
+    found = all_pages(lambda cursor: cloud.webhooks.deliveries(HOOK_ID, limit=3, cursor=cursor), full=3)
     assert found == sorted(noted, key=lambda one: one.place, reverse=True)
     with pytest.raises(Refusal) as caught:
         cloud.webhooks.deliveries("d" * 20, limit=3, cursor=cloud.webhooks.deliveries(HOOK_ID, limit=3).cursor)

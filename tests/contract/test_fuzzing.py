@@ -34,7 +34,8 @@ def _front_route(route: Route) -> FrontRoute:
 
 
 _front = build_front(
-    [_front_route(route) for route in ROUTES], lambda event, _: authorize(event, api.context.tokens, api.clock.now())
+    [_front_route(route) for route in ROUTES],
+    lambda event, _: authorize(event, api.context.tokens, api.clock.now(), api.context.leases),
 )
 _description = json.dumps(describe()).encode()
 

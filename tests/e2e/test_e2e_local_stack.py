@@ -8,9 +8,8 @@ import signal
 import socket
 import stat
 import subprocess
-import threading
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -23,6 +22,7 @@ from contract.jobs import JobState, JobSubmit, Policy
 from contract.work import Directive, HeartbeatRequest, WorkItem, WorkQuery
 from functions.domain.webhooks import signature
 from gpu_client.transport.api import BatonClient
+from tests.listening import Listening
 from tests.stack import ROOT, clean_environment, leashed
 from tests.waiting import until
 
@@ -184,16 +184,13 @@ class Listener(BaseHTTPRequestHandler):
 def test_webhooks_are_told_in_order_signed_and_again_when_they_did_not_answer(
     tmp_path: Path, runs: list[LocalRun]
 ) -> None:
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Listener)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    origin = f"http://127.0.0.1:{server.server_port}"
-    try:
-        runs.append(run := LocalRun(tmp_path / "state", BATON_WEBHOOK_TEST_ORIGIN=origin, BATON_LOG_LEVEL="ERROR"))
+    with Listening(Listener) as server:
+        runs.append(run := LocalRun(tmp_path / "state", BATON_WEBHOOK_TEST_ORIGIN=server.url, BATON_LOG_LEVEL="ERROR"))
         admin = {"x-api-key": run.keys["admin"]}
 
         def make(path: str, **more: Any) -> dict[str, Any]:
             answer = requests.post(
-                f"{run.url}/webhooks", json={"url": origin + path, **more}, headers=admin, timeout=30
+                f"{run.url}/webhooks", json={"url": server.url + path, **more}, headers=admin, timeout=30
             )
             assert answer.status_code == 200, answer.text
             made: dict[str, Any] = answer.json()
@@ -231,9 +228,6 @@ def test_webhooks_are_told_in_order_signed_and_again_when_they_did_not_answer(
         assert requests.post(again, json={"job_id": job.id}, headers=admin, timeout=30).json()["queued"] == 1
         until(lambda: len(Listener.received) == 8, 20, what="the event once more")
         assert run.end(signal.SIGINT)[2] == ""
-    finally:
-        server.shutdown()
-        server.server_close()
 
 
 def test_a_port_that_is_taken_is_said_without_a_traceback(tmp_path: Path) -> None:

@@ -11,23 +11,21 @@ from functions.storage.tables import HEARTBEATS, JOBS
 from tests.emulator import unique
 from tests.infrastructure.conftest import of_type
 from tests.performance import call_costs, prices
-from tests.performance.costs import (
+from tests.performance.cost_model import (
     ALARMS,
     BOUND_CONTROL,
     BOUND_KELPIE,
     BOUND_ORIGINAL,
     DURATION_MS,
     FLEET,
-    PAGE,
     Costs,
     K,
     kelpie_usd,
     most_packs,
     original_usd,
-    page,
-    recorded,
     smallest_fleet,
 )
+from tests.performance.costs import PAGE, page, recorded
 from tests.performance.plane import Plane
 from tests.performance.units import index_units, item_bytes, write_units
 

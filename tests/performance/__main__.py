@@ -6,18 +6,13 @@ trying out the bench itself; its numbers mean nothing.
 
 from __future__ import annotations
 
-import argparse
-import json
 import logging
 import os
 import sys
 import tempfile
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
 
 from functions.local.emulator import Emulator
 from tests.performance import (
@@ -27,7 +22,6 @@ from tests.performance import (
     cold_start,
     contenders,
     dreambooth,
-    environment,
     latencies,
     overhead,
     request_counts,
@@ -36,9 +30,10 @@ from tests.performance import (
     rule_training,
     rules,
 )
-from tests.performance.figures import Figure, table
+from tests.performance.figures import Figure
 from tests.performance.local_stack import RunningStack, running_stack
 from tests.performance.plane import Plane
+from tests.performance.reporting import parser_of, reporting
 
 REPORT = Path("bench-report/bench.json")
 
@@ -56,11 +51,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "rules": _rules,
         "backtest": _backtest,
     }
-    parser = argparse.ArgumentParser(prog="python -m tests.performance", description="Cost and speed, measured.")
-    parser.add_argument("--only", choices=sections, action="append", help="may be repeated; default: everything")
-    parser.add_argument("--rounds", type=int, help="default: 5, of the digits' overhead 7")
-    parser.add_argument("--quick", action="store_true", help="little of everything, to try out the bench itself")
-    parser.add_argument("--output", type=Path, default=REPORT)
+    parser = parser_of("python -m tests.performance", "Cost and speed, measured.", sections, REPORT)
     options = parser.parse_args(arguments)
     # Refused commits, lost races and the like are part of what is measured; only trouble is shown.
     logging.basicConfig(level=logging.ERROR, format="%(levelname)s %(name)s: %(message)s")
@@ -70,49 +61,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         # The overhead is the smallest difference of all that is looked for here.
         return 1 if options.quick else options.rounds or (7 if name == "overhead" else 5)
 
-    report: dict[str, Any] = {
-        "measured_at": datetime.now(UTC).isoformat(timespec="seconds"),
-        "quick": options.quick,
-        "environment": environment.describe(),
-        "sections": {},
-    }
-    figures: list[Figure] = []
-    try:
+    with reporting(options.output, quick=options.quick) as report:
         for name in options.only or sections:
-            figures += _section(name, lambda name=name: sections[name](rounds_of(name), options.quick), report)
-    finally:
-        # What was measured before something failed is not lost.
-        report["figures"] = [figure.as_dict() for figure in figures]
-        options.output.parent.mkdir(parents=True, exist_ok=True)
-        options.output.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
-        _tell(report, figures, options.output)
+            report.section(name, lambda name=name: sections[name](rounds_of(name), options.quick))
     return 0
-
-
-def _section(name: str, measure: Callable[[], list[Figure]], report: dict[str, Any]) -> list[Figure]:
-    """Run one part; note how long it took and how busy the machine was."""
-    print(f"{name} ...", file=sys.stderr, flush=True)
-    load_before, began = environment.load(), time.perf_counter()
-    found = measure()
-    took_s = round(time.perf_counter() - began, 1)
-    report["sections"][name] = {"seconds": took_s, "load_before": load_before, "load_after": environment.load()}
-    print(f"{name}: {took_s} s", file=sys.stderr, flush=True)
-    return found
-
-
-def _tell(report: dict[str, Any], figures: Sequence[Figure], output: Path) -> None:
-    where = report["environment"]
-    print(table(figures))
-    loads = [section["load_after"][0] for section in report["sections"].values()]
-    print(
-        f"\n{where['usable_cores']} cores ({where['processor']}), Python {where['python']}; load during the sections: "
-        f"{', '.join(f'{load:g}' for load in loads)}. Medians; ratios within each round. Details: {output}"
-    )
-    missed = [figure.name for figure in figures if figure.met is False]
-    if missed:
-        print(f"TARGETS MISSED: {'; '.join(missed)}")
-    if report["quick"]:
-        print("This was a quick try: the numbers mean nothing.")
 
 
 def _requests(rounds: int, quick: bool) -> list[Figure]:

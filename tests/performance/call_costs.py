@@ -31,12 +31,12 @@ from functions.webhooks.lines import Waiting
 from functions.webhooks.posting import Outcome
 from gpu_client.checkpoints.upload import commit_checkpoint
 from gpu_client.transport.transfer import Transfer
-from tests.api_harness import pack_of
 from tests.emulator import CREDENTIALS
 from tests.hooks import make_event, make_webhook
 from tests.performance.plane import TENANT, Plane
 from tests.performance.request_counts import FILES
 from tests.performance.units import Meter
+from tests.stored_files import pack_of
 
 RECORDED = Path(__file__).with_suffix(".json")
 WAITING = 20
@@ -97,7 +97,7 @@ class _Recording:
             context.random, tenant=TENANT, name="bench", scopes=[Scope.WORKER], now=context.clock.now(), expires_at=None
         )
         context.tokens.put_key(key)
-        return lambda: authorize({"headers": {"x-api-key": whole}}, context.tokens, context.clock.now())
+        return lambda: authorize({"headers": {"x-api-key": whole}}, context.tokens, context.clock.now(), context.leases)
 
     def _delivery(self) -> Callable[[], object]:
         """To a webhook that takes what it is told."""

@@ -7,8 +7,9 @@ from hypothesis.stateful import invariant
 from contract.jobs import JobState
 from functions.domain import checkpoints
 from functions.domain.records import Job
+from tests.paging import all_pages
 from tests.properties.ledger import place_of
-from tests.properties.serving import Serving, all_pages
+from tests.properties.serving import Serving
 
 DAY_S = 86_400
 

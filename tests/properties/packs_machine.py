@@ -22,7 +22,8 @@ from functions.domain.packs import DEAD_AFTER_S, FUNCTION_TIMEOUT_S, SWEEPER_TIM
 from functions.domain.records import CheckpointRecord
 from functions.domain.retention import LATE_AFTER_S
 from tests.api_harness import TENANT, Answer, Api, Held
-from tests.properties.serving import all_pages, pick
+from tests.paging import all_pages
+from tests.properties.serving import pick
 from tests.properties.stalling import StalledCall, stalled_sweep
 
 PACKS = {blake3(data).hexdigest(): data for data in (b"pack %d" % number for number in range(4))}

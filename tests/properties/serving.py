@@ -29,9 +29,10 @@ from functions.domain.change import Change
 from functions.domain.errors import FenceBroken, Refusal, WriteConflict
 from functions.domain.leases import Fence
 from functions.domain.leaving import leave
-from functions.domain.ports import JobStore, LeaseStore, Page, TokenStore
+from functions.domain.ports import JobStore, LeaseStore, TokenStore
 from functions.domain.records import Attempt, CheckpointRecord, Job
 from tests.factories import NOW, make_manifest, make_record
+from tests.paging import all_pages
 from tests.properties.ledger import Account, Worker, check_transition, place_of
 
 T = TypeVar("T")
@@ -314,14 +315,3 @@ class Serving(RuleBasedStateMachine):
 def pick(items: Sequence[T], which: int) -> T:
     """The newest for 0, older ones for more: what is simplest to hypothesis is the most usual."""
     return items[-1 - which % len(items)]
-
-
-def all_pages(page_of: Callable[[str | None], Page[T]]) -> list[T]:
-    found: list[T] = []
-    cursor: str | None = None
-    while True:
-        page = page_of(cursor)
-        found += page.items
-        cursor = page.cursor
-        if cursor is None:
-            return found

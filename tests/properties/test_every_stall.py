@@ -15,8 +15,9 @@ from blake3 import blake3
 from contract.errors import ErrorCode
 from contract.manifest import Pack, parse_manifest
 from functions.domain.packs import DEAD_AFTER_S, CondemnPack
-from tests.api_harness import TENANT, Answer, Api, Held, memory_api, pack_of
+from tests.api_harness import TENANT, Answer, Api, Held, memory_api
 from tests.properties.stalling import StalledCall
+from tests.stored_files import pack_of
 
 P, Q, R, S = (f"pack {name}".encode() for name in "pqrs")
 DIGESTS = {blake3(data).hexdigest(): data for data in (P, Q, R, S)}

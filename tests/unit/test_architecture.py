@@ -227,6 +227,13 @@ def test_rooms_that_take_little_from_outside(room: str) -> None:
     assert taken == []
 
 
+def printed_by(program: str, **environment: str) -> list[str]:
+    """The lines of a program in a process of its own."""
+    line = [sys.executable, "-c", program]
+    found = subprocess.run(line, capture_output=True, text=True, check=True, env={**os.environ, **environment})
+    return found.stdout.splitlines()
+
+
 def test_recipes_cost_those_nothing_who_read_none() -> None:
     """Neither a cold start nor a GPU machine that runs a plan loads the template engine or YAML."""
     program = (
@@ -234,13 +241,7 @@ def test_recipes_cost_those_nothing_who_read_none() -> None:
         "print({'jinja2', 'yaml', 'contract.recipes.model'} & set(sys.modules)); "
         "import contract.recipes.rendering, contract.recipes.lint; print({'jinja2', 'yaml'} & set(sys.modules))"
     )
-    told = subprocess.run(
-        [sys.executable, "-c", program],
-        capture_output=True,
-        text=True,
-        check=True,
-    ).stdout
-    assert told.split() == ["set()", "set()"]
+    assert printed_by(program) == ["set()", "set()"]
 
 
 def test_rings_cost_those_nothing_who_have_none() -> None:
@@ -252,14 +253,8 @@ def test_rings_cost_those_nothing_who_have_none() -> None:
         "import gpu_client.agent.steps, gpu_client.ring.places; "
         "print([name for name in sys.modules if name.startswith('gpu_client.ring.store_')])"
     )
-    told = subprocess.run(
-        [sys.executable, "-c", program],
-        capture_output=True,
-        text=True,
-        check=True,
-        env={**os.environ, "AWS_DEFAULT_REGION": "us-east-1"},
-    ).stdout
-    assert told.splitlines() == ["None []", "['gpu_client.ring.store_fs', 'gpu_client.ring.store_memory']"]
+    told = printed_by(program, AWS_DEFAULT_REGION="us-east-1")
+    assert told == ["None []", "['gpu_client.ring.store_fs', 'gpu_client.ring.store_memory']"]
 
 
 def test_rules_cost_a_training_process_nothing_but_themselves() -> None:
@@ -271,8 +266,7 @@ def test_rules_cost_a_training_process_nothing_but_themselves() -> None:
         "import contract.rules.document; contract.rules.document.load('rules: []'); "
         "print(sorted({'pydantic', 'numpy', 'torch', 'jinja2', 'yaml'} & set(sys.modules)))"
     )
-    told = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout
-    assert told.splitlines() == ["['contract'] False", "['yaml']"]
+    assert printed_by(program) == ["['contract'] False", "['yaml']"]
 
 
 @pytest.mark.parametrize("room", FORBIDDEN)

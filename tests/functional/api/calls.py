@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from functions.api.routes import ROUTES, Route
-from tests.api_harness import described
+from tests.stored_files import described
 
 FILE = described("model.bin", b"weights")
 _STEP = {"step": "100"}

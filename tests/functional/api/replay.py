@@ -100,7 +100,7 @@ def replay(path: Path, api: Api) -> dict[str, Any]:
     event = json.loads(path.read_text())
     handler = path.parent.name
     if handler == "authorizer":
-        return authorize(event, api.context.tokens, api.clock.now())
+        return authorize(event, api.context.tokens, api.clock.now(), api.context.leases)
     if handler == "publisher":
         bus, letters = FakeBus(), FakeDeadLetters()
         answer = publish(event["Records"], bus, letters, lambda _: None)

@@ -8,7 +8,8 @@ import pytest
 
 from contract.errors import ErrorCode
 from contract.names import CHECKPOINTS_BUCKET
-from tests.api_harness import NOW, TENANT, Api, Held, described
+from tests.api_harness import NOW, TENANT, Api, Held
+from tests.stored_files import described
 
 MODEL = b"trained weights"
 

@@ -9,7 +9,8 @@ import pytest
 from contract.errors import ErrorCode
 from contract.work import Directive
 from functions.domain.leases import REPROOF_WINDOW_S
-from tests.api_harness import NOW, Answer, Api, Held, described
+from tests.api_harness import NOW, Answer, Api, Held
+from tests.stored_files import described
 
 FILE = described("model.bin", b"weights")
 Write = Callable[[Held], Answer]

@@ -13,6 +13,7 @@ from blake3 import blake3
 
 from contract.errors import ErrorCode
 from contract.names import Scope
+from functions.api.scaling import AT_ONCE
 from functions.local.emulator import Emulator
 from tests.api_harness import TENANT, Api, emulated_api
 from tests.functional.api.replay import EVENTS, KEY_ID, events_key
@@ -109,6 +110,40 @@ def test_a_completed_multipart_upload_completes_again(api: Api) -> None:
     query = {"action": "mpu-complete", "uploadId": upload_id}
     etags = {api.post(target, body, headers=headers, query=query).headers["etag"] for _ in range(2)}
     assert len(etags) == 1
+
+
+def test_a_rule_scales_a_group_up_and_down_and_once(api: Api) -> None:
+    group = "emulated"
+    api.submit(queue=group, tags={"group": group})
+    held = api.claim(queue=group)
+    text = "rules: [{name: %s, when: step >= %d, on: heartbeat, do: {scale: {group: emulated, delta: %d, most: 60}}}]"
+    api.submit(queue="scaling", rules=text % ("grow", 5, 45))
+    training = api.claim(queue="scaling")
+
+    def jobs() -> list[dict[str, Any]]:
+        return [job for job in api.get("/jobs").ok() if job["tags"].get("group") == group]
+
+    training.heartbeat(step=5).ok()
+    assert len(jobs()) == 1 + AT_ONCE
+    ordered = api.context.jobs.standing(training.id)
+    assert ordered is not None and [order.copies for order in ordered.orders] == [45]
+    api.sweep()
+    assert len(jobs()) == 46
+    done = api.context.jobs.standing(training.id)
+    assert done is not None and done.orders == []
+    # As if whoever took the order away had died before that.
+    api.context.jobs.stand(training.id, done.model_copy(update={"version": done.version + 1, "orders": ordered.orders}))
+    api.sweep()
+    assert len(jobs()) == 46
+    api.call("PUT", f"/job/{training.id}/rules", {"text": text % ("shrink", 6, -100)}).ok()
+    training.heartbeat(step=6).ok()
+    api.sweep()
+    states = [job["state"] for job in jobs()]
+    assert (states.count("canceled"), states.count("running")) == (45, 1)
+    assert [one["kind"] for one in held.report().ok()["commands"]] == ["stop"]
+    stored = api.context.jobs.scaling(TENANT, group)
+    assert stored is not None and stored.leaving == []
+    assert [kind for kind in api.events(training.id) if kind.startswith("action.")] == ["action.applied"] * 2
 
 
 def test_steering_idempotence_and_paging(api: Api) -> None:

@@ -8,7 +8,8 @@ import pytest
 
 from contract.errors import ErrorCode
 from contract.names import Scope
-from tests.api_harness import NO_JOB, TENANT, Answer, Api, described, quoted
+from tests.api_harness import NO_JOB, TENANT, Answer, Api, quoted
+from tests.stored_files import described
 
 DATA = "training-data"
 CHECKPOINTS = "training-checkpoints"

@@ -19,7 +19,7 @@ from botocore.exceptions import ClientError
 
 from gpu_client.transport.segments import Segment
 from gpu_client.transport.transfer import Download, RangeDownload, Transfer, Upload
-from tests.performance.checkpoints.server import throwaway_certificate
+from tests.certificates import throwaway_certificate
 from tests.performance.checkpoints.subjects import store_client
 from tests.performance.sink import Sink
 from tests.waiting import until

@@ -8,10 +8,11 @@ from pathlib import Path
 
 import pytest
 
+from tests.certificates import throwaway_certificate
 from tests.performance.checkpoints import curl
 from tests.performance.checkpoints.kelpie_mirror import KelpieProcess, MirrorRival
 from tests.performance.checkpoints.raw import Raw
-from tests.performance.checkpoints.server import running_sink, throwaway_certificate
+from tests.performance.checkpoints.server import running_sink
 from tests.performance.checkpoints.subjects import Bench, store_client
 
 pytestmark = pytest.mark.processes

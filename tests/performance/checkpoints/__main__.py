@@ -5,31 +5,28 @@ A missed target is told, not raised. `--quick` is for trying out the bench itsel
 
 from __future__ import annotations
 
-import argparse
-import json
 import os
 import shutil
 import sys
 import tempfile
-import time
 from collections.abc import Callable
-from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
 
 import psutil
 
-from tests.performance import contenders, environment, overhead
+from tests.performance import contenders, overhead
 from tests.performance.checkpoints import measure, server
 from tests.performance.checkpoints.engine import engine
 from tests.performance.checkpoints.subjects import Bench
-from tests.performance.figures import Figure, table
+from tests.performance.figures import Figure
 from tests.performance.local_stack import running_stack
+from tests.performance.reporting import parser_of, reporting
 
 MEMORY = Path("/dev/shm")
 SCRATCH_BYTES = 12e9
 """What states, their copies, the server's objects and the processes take at most."""
 REPORT = Path("bench-report/bench-checkpoint.json")
+ROUNDS = 5
 DIGITS_EVERY = 20
 DIGITS_RATIO = 1.02
 
@@ -44,49 +41,25 @@ def main() -> int:
         "engine": engine,
         "digits": _digits,
     }
-    parser = argparse.ArgumentParser(prog="python -m tests.performance.checkpoints", description=__doc__)
-    parser.add_argument("--only", choices=sections, action="append", help="may be repeated; default: everything")
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--quick", action="store_true", help="little of everything, to try out the bench itself")
-    parser.add_argument("--output", type=Path, default=REPORT)
+    parser = parser_of("python -m tests.performance.checkpoints", __doc__, sections, REPORT)
     options = parser.parse_args()
     os.environ["AWS_EC2_METADATA_DISABLED"] = "true"
-    rounds = 1 if options.quick else options.rounds
-    figures: list[Figure] = []
-    scratch_root = _scratch_root()
-    report: dict[str, Any] = {
-        "measured_at": datetime.now(UTC).isoformat(timespec="seconds"),
-        "quick": options.quick,
-        "environment": environment.describe(),
-        "server": server.NAME,
-        "scratch": str(scratch_root),
-        "sections": {},
-    }
-    try:
-        with tempfile.TemporaryDirectory(prefix="baton-bench-", dir=scratch_root) as folder:
-            for name in options.only or sections:
-                print(f"{name} ...", file=sys.stderr, flush=True)
-                began = time.perf_counter()
-                scratch = Path(folder, name)
-                scratch.mkdir()
-                with Bench(scratch, quick=options.quick) as bench:
-                    figures += sections[name](bench, rounds)
-                shutil.rmtree(scratch)
-                report["sections"][name] = {
-                    "seconds": round(time.perf_counter() - began, 1),
-                    "load_after": environment.load(),
-                }
-    finally:
-        report["figures"] = [figure.as_dict() for figure in figures]
-        options.output.parent.mkdir(parents=True, exist_ok=True)
-        options.output.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
-        if figures:
-            print(table(figures))
-        missed = [figure.name for figure in figures if figure.met is False]
-        if missed:
-            print(f"TARGETS MISSED: {'; '.join(missed)}")
-        if options.quick:
-            print("This was a quick try: the numbers mean nothing.")
+    rounds = 1 if options.quick else options.rounds or ROUNDS
+    root = _scratch_root()
+
+    def measured(name: str, scratch: Path) -> list[Figure]:
+        scratch.mkdir()
+        with Bench(scratch, quick=options.quick) as bench:
+            figures = sections[name](bench, rounds)
+        shutil.rmtree(scratch)
+        return figures
+
+    with (
+        reporting(options.output, quick=options.quick, server=server.NAME, scratch=str(root)) as report,
+        tempfile.TemporaryDirectory(prefix="baton-bench-", dir=root) as folder,
+    ):
+        for name in options.only or sections:
+            report.section(name, lambda name=name: measured(name, Path(folder, name)))
     return 0
 
 

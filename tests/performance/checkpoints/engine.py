@@ -17,10 +17,11 @@ from pathlib import Path
 from gpu_client.transport.connections import Connections
 from gpu_client.transport.segments import Segment
 from gpu_client.transport.transfer import Download, Transfer, Upload
+from tests.certificates import throwaway_certificate
 from tests.performance.checkpoints import curl
 from tests.performance.checkpoints.measure import PACK_BYTES, against
 from tests.performance.checkpoints.raw import Part, Raw
-from tests.performance.checkpoints.server import running_sink, throwaway_certificate
+from tests.performance.checkpoints.server import running_sink
 from tests.performance.checkpoints.subjects import WORKERS, Bench, store_client
 from tests.performance.checkpoints.timing import Cost, measured
 from tests.performance.figures import Figure

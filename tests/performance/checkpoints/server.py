@@ -1,4 +1,4 @@
-"""The sink as a process, and a throwaway certificate for it."""
+"""The sink as a process."""
 
 from __future__ import annotations
 
@@ -6,15 +6,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from datetime import UTC, datetime, timedelta
-from ipaddress import IPv4Address
 from pathlib import Path
-
-from cryptography import x509
-from cryptography.hazmat.primitives import hashes
-from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
-from cryptography.x509.oid import NameOID
 
 NAME = "tests/performance/sink.py (S3 on loopback, bytes moved by splice and sendfile, files in memory)"
 
@@ -32,24 +24,3 @@ def running_sink(directory: Path, *, tls: Path | None = None) -> Iterator[str]:
             yield f"{scheme}://127.0.0.1:{int(process.stdout.readline())}"
         finally:
             process.communicate()
-
-
-def throwaway_certificate(path: Path) -> Path:
-    """Key and certificate of 127.0.0.1 for a day, in one file."""
-    key = ec.generate_private_key(ec.SECP256R1())
-    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "sink")])
-    now = datetime.now(UTC)
-    certificate = (
-        x509.CertificateBuilder()
-        .subject_name(name)
-        .issuer_name(name)
-        .public_key(key.public_key())
-        .serial_number(x509.random_serial_number())
-        .not_valid_before(now - timedelta(days=1))
-        .not_valid_after(now + timedelta(days=1))
-        .add_extension(x509.SubjectAlternativeName([x509.IPAddress(IPv4Address("127.0.0.1"))]), critical=False)
-        .sign(key, hashes.SHA256())
-    )
-    private = key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
-    path.write_bytes(private + certificate.public_bytes(Encoding.PEM))
-    return path

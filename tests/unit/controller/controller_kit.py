@@ -152,3 +152,44 @@ class Rank:
         board[self.number] = value
         self._together.wait()
         return json.loads(json.dumps(board[0]))
+
+
+class Rate:
+    """A learning rate."""
+
+    def __init__(self, value: float = 1.0) -> None:
+        self.value = value
+
+    def read(self) -> float:
+        return self.value
+
+    def write(self, value: float) -> None:
+        self.value = value
+
+    def scale(self, factor: float) -> None:
+        self.value *= factor
+
+
+def run_together(size: int, text: str, losses: dict[int, list[float]], **more: Any) -> list[Setup]:
+    """Ranks that report and agree in turn, as session.report and checkpoint_due do."""
+    together = Together(size)
+    setups = [Setup(text, peers=together.rank(number), **more) for number in range(size)]
+    for step in range(1, len(losses[0]) + 1):
+        for number, setup in enumerate(setups):
+            value = losses.get(number, losses[0])[step - 1]
+            setup.clock.now += 1
+            if setup.steering.live:
+                setup.steering.reported(step, {"loss": value}, last=step == len(losses[0]))
+        agree(setups)
+    return setups
+
+
+def agree(setups: list[Setup]) -> None:
+    for setup in reversed(setups):
+        setup.steering.gather()
+    if any(setup.steering.news for setup in setups):
+        threads = [threading.Thread(target=setup.steering.share) for setup in setups]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(20)

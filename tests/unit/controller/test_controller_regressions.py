@@ -9,12 +9,11 @@ from collections.abc import Callable
 import numpy
 import pytest
 import torch
-from controller_kit import Setup, Together, command, rule
+from controller_kit import Setup, Together, command, rule, run_together
 
 from contract.rules.rule import REPORT
 from gpu_client.controller.reducing import Gathering, Observed
 from gpu_client.controller.telling import STATUS_EVERY_S
-from tests.unit.controller.test_controller_steering import run_together
 
 SECRET = "hf_QdXVnWoeverysecret"
 TAKEN = ("state", "args", "control", "action", "log_level", "event_name", "control_name", "logs", "model")

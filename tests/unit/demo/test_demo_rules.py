@@ -151,7 +151,7 @@ def test_the_picture_names_every_event_on_its_curve(tmp_path: Path) -> None:
 def test_a_loss_that_is_no_number_can_be_drawn(tmp_path: Path) -> None:
     whole = result()
     burst = account([*steps(1, 9), Trained(1, 10, float("nan"), 0.1, 10)], fired("diverging", 10, loss="nan"))
-    pictures.draw(replace(whole, diverged=replace(whole.diverged, account=burst)), tmp_path / "rules.png")
+    pictures.figure_of(replace(whole, diverged=replace(whole.diverged, account=burst))).savefig(tmp_path / "rules.png")
     assert (tmp_path / "rules.png").stat().st_size > 10_000
     summary = replace(whole, diverged=replace(whole.diverged, account=burst)).as_dict()
     assert summary["diverging"]["final_loss"] == "nan"

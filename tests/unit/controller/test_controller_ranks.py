@@ -1,0 +1,133 @@
+"""The controllers of several processes: they decide as one."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from controller_kit import Alone, Rate, Setup, Together, agree, command, rule, run_together
+
+from gpu_client.controller import orders
+
+SPIKES = [1.0, 1.0, 5.0, 1.0, 5.0, 5.0, 1.0, 1.0]
+
+
+@pytest.mark.parametrize("size", [2, 4])
+def test_several_processes_decide_as_one(size: int) -> None:
+    text = rule("spike", "zscore(loss, 3) > 1 or loss > 4", '{"log": "x"}', **{"for": "2 of 3"})
+    alone = Setup(text)
+    for step, loss in enumerate(SPIKES, 1):
+        alone.report(step, loss=loss)
+    setups = run_together(size, text, {0: SPIKES})
+    assert setups[0].agent.fired() == alone.agent.fired() != []
+    assert all(setup.agent.heard == [] for setup in setups[1:]), "the first one speaks for all"
+
+
+def test_one_process_with_a_nan_is_enough_and_all_stop() -> None:
+    nan = [1.0, 1.0, float("nan"), 1.0, 1.0]
+    setups = run_together(4, rule("nan", "not isfinite(loss)", "stop"), {0: [1.0] * 5, 2: nan})
+    assert setups[0].agent.fired() == [("nan", 3)]
+    assert [setup.loop.stops for setup in setups] == [[("rule", True)]] * 4
+    assert all(setup.steering.finishing for setup in setups)
+
+
+def test_what_comes_with_the_last_step_is_looked_at() -> None:
+    """It was read at the next step, which a training never came to after its last."""
+    setups = run_together(2, rule("nan", "not isfinite(loss)", "stop"), {0: [1.0, 1.0, float("nan")]})
+    assert setups[0].agent.fired() == [("nan", 3)]
+
+
+def test_processes_may_report_differently_twice_or_not_at_all() -> None:
+    together = Together(3)
+    text = rule("r", "loss > 2 and mine > 0")
+    setups = [Setup(text, peers=together.rank(number)) for number in range(3)]
+    for step in range(1, 5):
+        setups[0].report(step, loss=1.0)
+        setups[0].report(step, loss=3.0)
+        if step % 2:
+            setups[1].report(step, mine=1.0)
+        agree(setups)
+    assert setups[0].agent.fired() == [("r", 1)]
+
+
+def test_live_rules_and_commands_reach_all_at_the_same_step() -> None:
+    together = Together(3)
+    setups = [Setup(peers=together.rank(number)) for number in range(3)]
+    rates = [Rate() for _ in setups]
+    for setup, rate in zip(setups, rates, strict=True):
+        setup.steering.offer(knobs={"lr": rate})
+    agree(setups)
+    setups[0].steering.receive({"type": "rules", "revision": 1, "text": rule("r", "loss > 1")})
+    setups[0].steering.receive(command(1, "set", knob="lr", factor=0.5))
+    for setup in setups:
+        setup.report(1, loss=2.0)
+    assert [rate.value for rate in rates] == [1.0] * 3
+    agree(setups)
+    assert [rate.value for rate in rates] == [0.5] * 3
+    assert [setup.steering.engine.revision for setup in setups] == [1] * 3
+    for step in (2, 3):
+        for setup in setups:
+            setup.report(step, loss=2.0)
+        agree(setups)
+    assert setups[0].agent.fired() == [("r", 2)]
+
+
+def test_a_command_of_before_is_done_again_by_all_at_its_step() -> None:
+    """Nobody asked the first process whether one was due: it never was."""
+    commands = [{**command(1, "set", knob="lr", factor=0.5), "status": "applied", "step": 3}]
+    together = Together(2)
+    setups = [Setup(peers=together.rank(number), commands=commands) for number in range(2)]
+    rates = [Rate(), Rate()]
+    for setup, rate in zip(setups, rates, strict=True):
+        setup.steering.offer(knobs={"lr": rate})
+        setup.steering.resumed(1, [])
+    seen = []
+    for step in range(2, 6):
+        for setup in setups:
+            setup.report(step, loss=1.0)
+        agree(setups)
+        seen.append([rate.value for rate in rates])
+    assert seen == [[1.0, 1.0], [0.5, 0.5], [0.5, 0.5], [0.5, 0.5]]
+
+
+@pytest.mark.parametrize("killed_after", range(1, 8))
+@pytest.mark.parametrize("sizes", [(2, 2), (2, 1), (4, 2), (1, 2)])
+def test_killed_after_any_step_several_processes_decide_as_if_they_had_not_been(
+    killed_after: int, sizes: tuple[int, int]
+) -> None:
+    """What was being gathered when the checkpoint was taken was looked at by nobody."""
+    text = rule("spike", "mean(loss, 2) > 2", '{"log": "x"}', **{"for": "2 checks", "cooldown": "1 checks"})
+    losses = [1.0, 5.0, 5.0, 5.0, 1.0, 5.0, 5.0, 5.0]
+    expected = run_together(sizes[0], text, {0: losses})[0].agent.fired()
+    assert len(expected) >= 2
+    fired: list[tuple[str, int]] = []
+    state: Any = None
+    for size, steps in zip(sizes, (range(1, killed_after + 1), range(killed_after + 1, 9)), strict=True):
+        together = Together(size)
+        setups = [Setup(text, peers=together.rank(number) if size > 1 else Alone()) for number in range(size)]
+        for setup in setups:
+            if state is not None:
+                setup.steering.load_state_dict(state)
+                setup.steering.resumed(steps[0] - 1, [])
+        for step in steps:
+            for setup in setups:
+                setup.clock.now += 1
+                setup.steering.reported(step, {"loss": losses[step - 1]}, last=step == len(losses))
+            if size > 1:
+                agree(setups)
+        state = json.loads(json.dumps(setups[0].steering.state_dict()))
+        fired += setups[0].agent.fired()
+    assert fired == expected
+
+
+def test_orders_that_nobody_can_share_do_not_pile_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(orders, "MAX_WAITING_ORDERS", 5)
+    together = Together(2)
+    setups = [Setup(rule("r", "loss > 1", cooldown="1 steps"), peers=together.rank(number)) for number in range(2)]
+    for step in range(1, 20):
+        for setup in setups:
+            setup.report(step, loss=2.0)
+        for setup in setups:
+            setup.steering.gather()
+    assert len(setups[0].steering._waiting) == 5
