@@ -336,9 +336,21 @@ class InputObject(AnswerModel):
     """True for what an earlier job, or attempt at this one, has left: to be done without if it cannot be fetched."""
 
 
+class PushManifest(AnswerModel):
+    """What says which bytes were pushed to a folder, and where to GET it until `expires_at` of the page.
+
+    Example: `{"key": "digits/.baton/dataset.json", "url": "https://..."}`
+    """
+
+    key: str
+    url: str
+
+
 class InputPage(AnswerModel):
     """One page of a job's inputs. Example: `{"inputs": [], "next_cursor": null, "expires_at": 1790000900}`"""
 
     inputs: list[InputObject]
+    manifests: list[PushManifest] = []
+    """Of pushed folders of which an input is only a part; on its first page. Others are among the inputs."""
     next_cursor: str | None = None
     expires_at: EpochSeconds

@@ -9,6 +9,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from contract.base import WireModel
+from contract.datasets import DATASET_MANIFEST
 from contract.errors import ErrorCode
 from contract.names import BUCKETS, CHECKPOINTS_BUCKET, DATA_BUCKET, Scope
 from contract.transfers import (
@@ -23,7 +24,7 @@ from contract.transfers import (
     UploadTarget,
     UploadTargets,
 )
-from contract.work import InputObject, InputPage, StatusAnswer
+from contract.work import InputObject, InputPage, PushManifest, StatusAnswer
 from functions.api.context import Call, Context, NoContent, Redirect, WithHeaders, job_of
 from functions.api.leasing import require_lease
 from functions.api.original import zip_step
@@ -240,7 +241,23 @@ def list_inputs(context: Context, call: Call) -> InputPage:
     next_cursor = f"{job.id[:8]}.{number}.{page.cursor}" if page.cursor else following
     if next_cursor is None:
         inputs += given(context, call, job)
-    return InputPage(inputs=inputs, next_cursor=next_cursor, expires_at=expires_at)
+    manifests = _manifests_around(context, call, ref.prefix) if cursor is None else []
+    return InputPage(inputs=inputs, manifests=manifests, next_cursor=next_cursor, expires_at=expires_at)
+
+
+def _manifests_around(context: Context, call: Call, prefix: str) -> list[PushManifest]:
+    """Those of pushed folders that hold more than the prefix, outermost first: no listing below it has them."""
+    folders = (prefix[: at + 1] for at, character in enumerate(prefix) if character == "/")
+    keys = [folder + DATASET_MANIFEST for folder in folders if folder != prefix]
+    stored = context.objects.head_many(call.tenant, DATA_BUCKET, keys) if keys else {}
+    return [
+        PushManifest(
+            key=key,
+            url=context.objects.presign_get(call.tenant, DATA_BUCKET, key, expires_s=context.settings.url_life_s),
+        )
+        for key in keys
+        if key in stored
+    ]
 
 
 def _inputs_position(job: Job, given: str | None) -> tuple[int, str | None]:

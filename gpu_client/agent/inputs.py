@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
 
@@ -58,18 +58,21 @@ def fetch_inputs(
     Raises ObjectMissing if there is nothing below the inputs' prefixes, UnsafePath if two inputs claim one path,
     InputsDiffer if there are other files than were pushed, or some of them are lacking.
     """
-    seen: set[str] = set()
-    pushed = _Pushed()
+    seen: dict[str, str] = {}
+    """The key of each path."""
+    pushed = _Pushed([ref.prefix for ref in item.inputs])
     for cursor, page in _pages(client, item):
         own = [found for found in page.inputs if not found.shared]
+        for around in page.manifests:
+            pushed.learn(around.key, around.url, transfer, cancel)
         for found in own:
             if is_manifest(found.path):
-                pushed.learn(found, transfer, cancel)
+                pushed.learn(found.key, found.url, transfer, cancel)
         inputs = [found for found in own if not is_manifest(found.path)]
         for found in inputs:
             if found.path in seen:
                 raise UnsafePath(f"two inputs would be stored as {found.path}: give them different 'into' directories")
-            seen.add(found.path)
+            seen[found.path] = found.key
         require_free(sum(found.size_bytes for found in inputs))
         _fetch_page(client, transfer, item, data_dir, cursor=cursor, inputs=inputs, pushed=pushed, cancel=cancel)
         for found in page.inputs:
@@ -92,61 +95,65 @@ def fetch_inputs(
 
 
 class _Pushed:
-    """What the manifests of data sets say, by path below the data directory."""
+    """What the manifests of pushed folders say of the inputs, by key."""
 
-    def __init__(self) -> None:
+    def __init__(self, prefixes: Sequence[str]) -> None:
+        self._prefixes = tuple(prefixes)
         self._files: dict[str, DatasetFile] = {}
-        self._places: dict[str, int] = {}
-        """How long the path is of the folder whose manifest says it."""
+        self._folders: dict[str, str] = {}
+        """Whose manifest says it."""
         self._verified: set[str] = set()
+        """Paths below the data directory: two inputs may hold one object."""
 
     def __bool__(self) -> bool:
         return bool(self._files)
 
-    def learn(self, found: InputObject, transfer: Transfer, cancel: CancelEvent) -> None:
+    def learn(self, manifest_key: str, url: str, transfer: Transfer, cancel: CancelEvent) -> None:
         """Read one. Raises InputsDiffer if it is none, what a download raises."""
-        data = transfer.read(found.url, name=found.key, max_bytes=MAX_DATASET_MANIFEST_BYTES, cancel=cancel)
+        folder = manifest_key.removesuffix(DATASET_MANIFEST)
+        data = transfer.read(url, name=manifest_key, max_bytes=MAX_DATASET_MANIFEST_BYTES, cancel=cancel)
         try:
             manifest = DatasetManifest.model_validate_json(data)
         except ValidationError as error:
             raise InputsDiffer(
-                f"{found.key} is no manifest of a data set ({error.error_count()} faults): push the folder again"
+                f"{manifest_key} is no manifest of a data set ({error.error_count()} faults): push {folder} again"
             ) from error
-        place = found.path.removesuffix(DATASET_MANIFEST)
         for file in manifest.files:
-            path = place + file.path
+            key = folder + file.path
             # Of a folder that was pushed by itself as well, the manifest in it is never the older one.
-            if len(place) >= self._places.get(path, 0):
-                self._files[path], self._places[path] = file, len(place)
+            if key.startswith(self._prefixes) and len(folder) >= len(self._folders.get(key, "")):
+                self._files[key], self._folders[key] = file, folder
 
     def digest(self, found: InputObject) -> str | None:
         """The BLAKE3 that the input must have; None if nobody has said. Raises InputsDiffer if its size is another."""
-        file = self._files.get(found.path)
+        file = self._files.get(found.key)
         if file is None:
             return None
         if file.size_bytes != found.size_bytes:
             raise InputsDiffer(
                 f"input {found.key} has {found.size_bytes} bytes, and was pushed with {file.size_bytes}:"
-                " push the folder again"
+                f" push {self._folders[found.key]} again"
             )
         self._verified.add(found.path)
         return file.blake3
 
-    def require_all(self, data_dir: Path, seen: set[str], cancel: CancelEvent) -> None:
-        """Nothing that was pushed is lacking, and what arrived before its manifest is verified too."""
-        lacking = sorted(self._files.keys() - seen)
+    def require_all(self, data_dir: Path, seen: Mapping[str, str], cancel: CancelEvent) -> None:
+        """Nothing that was pushed is lacking, and what arrived before its manifest is verified too.
+
+        `seen`: the key of each path below the data directory.
+        """
+        lacking = sorted(self._files.keys() - set(seen.values()))
         if lacking:
             raise InputsDiffer(
                 f"{len(lacking)} of {len(self._files)} files that were pushed are not stored any more,"
-                f" {lacking[0]} among them: push the folder again"
+                f" {lacking[0]} among them: push {self._folders[lacking[0]]} again"
             )
-        for path in sorted(self._files.keys() - self._verified):
-            if hash_file(data_dir / path, cancel=cancel).blake3 != self._files[path].blake3:
-                raise _differs(path)
-
-
-def _differs(path: str) -> InputsDiffer:
-    return InputsDiffer(f"input {path} has other bytes than were pushed: push the folder again")
+        for path in sorted(seen.keys() - self._verified):
+            file = self._files.get(seen[path])
+            if file is not None and hash_file(data_dir / path, cancel=cancel).blake3 != file.blake3:
+                raise InputsDiffer(
+                    f"input {seen[path]} has other bytes than were pushed: push {self._folders[seen[path]]} again"
+                )
 
 
 def _pages(client: InputsApi, item: WorkItem) -> Iterator[tuple[str | None, InputPage]]:

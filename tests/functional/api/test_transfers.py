@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from contract.datasets import DATASET_MANIFEST
 from contract.errors import ErrorCode
 from contract.names import Scope
 from tests.api_harness import NO_JOB, TENANT, Answer, Api, quoted
@@ -288,6 +289,27 @@ def test_a_job_s_inputs_have_paths_and_urls(api: Api) -> None:
         ("digits/1/b.png", "digits/1/b.png"),
         ("digitsmore/c.png", "digitsmore/c.png"),
     ]
+
+
+def test_an_input_that_is_a_part_of_pushed_folders_comes_with_their_manifests(api: Api) -> None:
+    """Those around it, once, outermost first; what lies below the input is listed with its files."""
+    for folder in ("sets/", "sets/dogs/", "sets/dogs/small/", "sets/cats/"):
+        api.put_object(DATA, folder + DATASET_MANIFEST, folder.encode())
+    for number in range(501):
+        api.put_object(DATA, f"sets/dogs/small/{number:03}", b"x")
+    api.submit(inputs=[{"prefix": "sets/dogs/small/"}, {"prefix": "sets/dogs/sm", "into": "again"}, {"prefix": "sets"}])
+    held = api.claim()
+    pages = []
+    cursor = None
+    while cursor is not None or not pages:
+        query = {"cursor": cursor} if cursor else None
+        pages.append(api.get(f"/job/{held.id}/inputs", headers=held.headers, query=query).ok())
+        cursor = pages[-1]["next_cursor"]
+    around = ["sets/" + DATASET_MANIFEST, "sets/dogs/" + DATASET_MANIFEST]
+    assert [[found["key"] for found in page["manifests"]] for page in pages] == [around, [], around, [], [], []]
+    for found in pages[0]["manifests"]:
+        assert api.send("GET", found["url"]).text == found["key"].removesuffix(DATASET_MANIFEST)
+    assert "sets/dogs/small/" + DATASET_MANIFEST in {found["key"] for found in pages[0]["inputs"]}
 
 
 def test_one_key_with_both_scopes_does_everything(api: Api) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from contract.datasets import DATASET_MANIFEST
-from gpu_client.agent.inputs import fetch_inputs
+from gpu_client.agent.inputs import InputsDiffer, fetch_inputs
 from tests.emulator import unique
 from tests.functional.cli.people import Baton, Labour, submit
 from tests.stack import Stack
@@ -85,3 +85,34 @@ def test_a_folder_that_was_pushed_by_itself_before_and_then_with_what_is_above_i
         cancel=threading.Event(),
     )
     assert files_below(tmp_path / "data") == files_below(place)
+
+
+def test_a_part_of_a_pushed_folder_is_verified_as_the_whole_is(
+    baton: Baton, labour: Labour, stack: Stack, tmp_path: Path
+) -> None:
+    """What says what was pushed lies above the input, where no list of it looks."""
+    prefix = unique("set")
+    place = write_files(tmp_path / "set", {"dogs/1.jpg": b"one", "dogs/2.jpg": b"two", "cats/1.jpg": b"cat"})
+    baton("data", "push", "--no-check", place, f"sets/{prefix}").ok()
+
+    def fetched(number: int, data: Path) -> int:
+        submit(baton, labour, tmp_path, inputs=[{"prefix": f"sets/{prefix}/dogs/"}])
+        return fetch_inputs(
+            stack.client,
+            stack.client.transfer,
+            labour.claim(f"part-{number}"),
+            data,
+            require_free=lambda _: None,
+            cancel=threading.Event(),
+        )
+
+    assert fetched(0, tmp_path / "whole") == 2
+    assert files_below(tmp_path / "whole") == files_below(place / "dogs")
+    stack.write(f"sets/{prefix}/dogs/2.jpg", b"owt", bucket="training-data")
+    with pytest.raises(InputsDiffer, match="other bytes than were pushed"):
+        fetched(1, tmp_path / "altered")
+    stack.write(f"sets/{prefix}/dogs/2.jpg", b"longer", bucket="training-data")
+    with pytest.raises(InputsDiffer, match=f"has 6 bytes, and was pushed with 3: push sets/{prefix}/ again"):
+        fetched(2, tmp_path / "longer")
+    baton("data", "push", "--no-check", place, f"sets/{prefix}").ok()
+    assert fetched(3, tmp_path / "mended") == 2

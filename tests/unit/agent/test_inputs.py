@@ -10,7 +10,7 @@ import pytest
 
 from contract.datasets import DatasetFile, DatasetManifest
 from contract.jobs import FailureClass, InputRef
-from contract.work import InputObject, InputPage
+from contract.work import InputObject, InputPage, PushManifest, WorkItem
 from gpu_client.agent.attempt_errors import failure_of
 from gpu_client.agent.inputs import MAX_EXPIRED_ROUNDS, InputsDiffer, fetch_inputs
 from gpu_client.agent.workspace import DiskFullError
@@ -35,6 +35,10 @@ class Api:
     def __init__(self, *paths: str) -> None:
         self.pages = [list(paths[start : start + 2]) for start in range(0, len(paths), 2)] or [[]]
         self.asked: list[str | None] = []
+        self.manifests: list[PushManifest] = []
+        self.place = "digits/"
+        self.keys: dict[str, str] = {}
+        """Of paths that are not named as their objects are."""
 
     def inputs_page(self, job_id: str, lease_token: str, *, cursor: str | None = None) -> InputPage:
         assert (job_id, lease_token) == (JOB_ID, TOKEN)
@@ -42,9 +46,16 @@ class Api:
         number = int(cursor or 0)
         return InputPage(
             inputs=[
-                InputObject(key=f"digits/{path}", path=path, size_bytes=10, etag="e", url=f"{path}?{len(self.asked)}")
+                InputObject(
+                    key=self.keys.get(path, self.place + path),
+                    path=path,
+                    size_bytes=10,
+                    etag="e",
+                    url=f"{path}?{len(self.asked)}",
+                )
                 for path in self.pages[number]
             ],
+            manifests=self.manifests if cursor is None else [],
             next_cursor=str(number + 1) if number + 1 < len(self.pages) else None,
             expires_at=1_790_000_900,
         )
@@ -58,6 +69,8 @@ class Transfer:
         self.urls: list[str] = []
         self.contents: dict[str, str] = {}
         """By key; of all others it is the key."""
+        self.alter_copy = False
+        """Whether the second copy of an object arrives with other bytes."""
 
     def download(self, items: Sequence[Download], *, cancel: object) -> None:
         limit = self.expire.pop(0) if self.expire else None
@@ -68,14 +81,22 @@ class Transfer:
             content = self.contents.get(item.name, item.name).encode()
             if item.blake3 is not None and digest_bytes(content).blake3 != item.blake3:
                 raise ChecksumMismatch(f"{item.name}: BLAKE3 is another")
+            if self.alter_copy and item.name in {other.name for other in items[:number]}:
+                content = content[::-1]
             (item.root / item.path).write_bytes(content)
 
     def read(self, url: str, *, name: str, max_bytes: int, cancel: object) -> bytes:
         return self.contents[name].encode()
 
 
-def fetch(api: Api, transfer: Transfer, data: Path, require_free: Callable[[int], None] = lambda _bytes: None) -> int:
-    return fetch_inputs(api, transfer, ITEM, data, require_free=require_free, cancel=threading.Event())  # type: ignore[arg-type]
+def fetch(
+    api: Api,
+    transfer: Transfer,
+    data: Path,
+    require_free: Callable[[int], None] = lambda _bytes: None,
+    item: WorkItem = ITEM,
+) -> int:
+    return fetch_inputs(api, transfer, item, data, require_free=require_free, cancel=threading.Event())  # type: ignore[arg-type]
 
 
 def test_every_page_is_fetched(tmp_path: Path) -> None:
@@ -251,7 +272,7 @@ class TestPushed:
         pushed = {"!00": b"digits/!00", "a00": b"digits/a00"}
         api, transfer = self.scene("!00", "!01", ".baton/dataset.json", "a00", files=pushed)
         transfer.contents[f"digits/{path}"] = "0123456789"
-        with pytest.raises(InputsDiffer, match=f"{path}.*push the folder again") as caught:
+        with pytest.raises(InputsDiffer, match=f"{path}.*push (digits/|the folder) again") as caught:
             fetch(api, transfer, tmp_path)
         assert failure_of(caught.value).failure_class is FailureClass.BAD_INPUT
 
@@ -264,7 +285,9 @@ class TestPushed:
     def test_files_that_are_lacking_are_counted_and_one_is_named(self, tmp_path: Path) -> None:
         pushed = {"a00": b"digits/a00", "b00": b"digits/b00", "c00": b"digits/c00"}
         api, transfer = self.scene(".baton/dataset.json", "a00", files=pushed)
-        with pytest.raises(InputsDiffer, match="2 of 3 files that were pushed are not stored any more, b00 among them"):
+        with pytest.raises(
+            InputsDiffer, match="2 of 3 files that were pushed are not stored any more, digits/b00 among them"
+        ):
             fetch(api, transfer, tmp_path)
 
     @pytest.mark.parametrize("first", ["inner", "outer"])
@@ -280,6 +303,41 @@ class TestPushed:
         assert fetch(api, transfer, tmp_path) == 1
         transfer.contents["digits/!a/1"] = "9876543210"
         with pytest.raises(InputsDiffer, match="push the folder again"):
+            fetch(api, transfer, tmp_path)
+
+    def around(self, *paths: str, files: dict[str, bytes]) -> tuple[Api, Transfer]:
+        """The input digits/ is a part of what was pushed: the manifest lies above it."""
+        api, transfer = self.scene(*paths, files=files)
+        transfer.contents[".baton/dataset.json"] = transfer.contents.pop(self.MANIFEST)
+        api.manifests = [PushManifest(key=".baton/dataset.json", url="manifest")]
+        return api, transfer
+
+    def test_a_part_of_what_was_pushed_is_verified_as_well(self, tmp_path: Path) -> None:
+        api, transfer = self.around("a00", files={"digits/a00": b"digits/a00", "others/b00": b"not asked for"})
+        assert fetch(api, transfer, tmp_path) == 1
+        transfer.contents["digits/a00"] = "0123456789"
+        with pytest.raises(InputsDiffer, match="input has other bytes than were pushed: digits/a00"):
+            fetch(api, transfer, tmp_path)
+
+    def test_what_is_lacking_of_that_part_is_told_with_the_folder_that_has_it(self, tmp_path: Path) -> None:
+        pushed = {"digits/a00": b"digits/a00", "digits/b00": b"digits/b00", "others/b00": b"not asked for"}
+        api, transfer = self.around("a00", files=pushed)
+        transfer.contents["sets/.baton/dataset.json"] = transfer.contents.pop(".baton/dataset.json")
+        api.manifests = [PushManifest(key="sets/.baton/dataset.json", url="manifest")]
+        item = make_item(inputs=[InputRef(prefix="sets/digits/")])
+        api.place = "sets/digits/"
+        transfer.contents["sets/digits/a00"] = "digits/a00"
+        match = "1 of 2 files .* not stored any more, sets/digits/b00 among them: push sets/ again"
+        with pytest.raises(InputsDiffer, match=match):
+            fetch(api, transfer, tmp_path, item=item)
+
+    def test_one_file_in_two_places_is_verified_in_both(self, tmp_path: Path) -> None:
+        """The second is fetched behind the first, and both before their manifest."""
+        api, transfer = self.scene("!00", "!01", ".baton/dataset.json", files={"!00": b"digits/!00"})
+        api.keys["!01"] = "digits/!00"
+        assert fetch(api, transfer, tmp_path) == 2
+        transfer.alter_copy = True
+        with pytest.raises(InputsDiffer, match="digits/!00 has other bytes than were pushed: push digits/ again"):
             fetch(api, transfer, tmp_path)
 
     def test_files_that_nobody_pushed_are_welcome(self, tmp_path: Path) -> None:
