@@ -1,7 +1,8 @@
 """Who has to wait: writers that are too far ahead, readers that would read the same too often. Pure.
 
 As in Reverb's rate limiter, what counts is the difference between samples read and `samples_per_insert` times samples
-inserted; it may go to either side by what both can do at a time, so that they never wait for each other.
+inserted; it may go to either side by what both can do at a time, so that they never wait for each other. Of a pair,
+writers keep to the first number and readers to the second.
 """
 
 from __future__ import annotations
@@ -46,13 +47,14 @@ def write_wait(flow: Flow, settings: RingSettings, slack: int) -> str:
     """
     if flow.finished >= settings.ahead:
         return f"{flow.finished} finished samples wait to become readable"
-    ratio = settings.samples_per_insert
-    if ratio is None or flow.readable < settings.min_size or flow.starved:
+    bounds = settings.reads_per_insert
+    if bounds is None or flow.readable < settings.min_size or flow.starved:
         return ""
+    least = bounds[0]
     # A generation is published whole: it has to be made whole before anybody can read of it.
     unit = settings.cap if settings.mode == "generation" else settings.pack
-    if (flow.inserted + flow.finished - settings.min_size) * ratio - flow.read > max(slack, flow.wanted, ratio * unit):
-        return f"{flow.read} samples were read of {flow.inserted}; {ratio:g} times each is wanted"
+    if (flow.inserted + flow.finished - settings.min_size) * least - flow.read > max(slack, flow.wanted, least * unit):
+        return f"{flow.read} samples were read of {flow.inserted}; {least:g} times each is wanted"
     return ""
 
 
@@ -60,7 +62,7 @@ def read_wait(flow: Flow, settings: RingSettings, wanted: int) -> str:
     """Why a reader has to wait before it takes `wanted` more samples; empty if it has not."""
     if flow.readable < settings.min_size:
         return f"{flow.readable} samples are readable; {settings.min_size} are wanted before the first is read"
-    ratio = settings.samples_per_insert
-    if ratio is not None and flow.read + wanted > flow.inserted * ratio:
-        return f"{flow.read} samples were read of {flow.inserted}; not more than {ratio:g} times each is wanted"
+    bounds = settings.reads_per_insert
+    if bounds is not None and flow.read + wanted > flow.inserted * bounds[1]:
+        return f"{flow.read} samples were read of {flow.inserted}; not more than {bounds[1]:g} times each is wanted"
     return ""

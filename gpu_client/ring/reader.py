@@ -324,7 +324,7 @@ class RingReader:
     def _renew_often(self) -> None:
         settings = self.ring.settings
         # Where writers wait for what is read, they have to be told soon.
-        told_s = settings.publish_interval_s if settings.samples_per_insert else _TOLD_EVERY_S
+        told_s = settings.publish_interval_s if settings.reads_per_insert else _TOLD_EVERY_S
         trouble = ""
         while not self._closing.wait(min(told_s, settings.lease_s / 3)):
             if self._content() == self._told and self._clock() - self._told_at < settings.lease_s / 3:

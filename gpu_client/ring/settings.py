@@ -2,13 +2,35 @@
 
 from __future__ import annotations
 
-from typing import Literal, Self
+import math
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
 from gpu_client.ring.codecs import Codec
 
 MAX_CAP = 1_000_000
+_MAX_PER_INSERT = 1e6
+
+
+def _per_insert(given: Any) -> Any:
+    """A number, or a pair of them; as text `4` or `2,8`. Two equal ones are one."""
+    parts = given.split(",") if isinstance(given, str) else given
+    if parts is None:
+        return None
+    if not isinstance(parts, list | tuple):
+        parts = [parts]
+    try:
+        numbers = [float(part) for part in parts if not isinstance(part, bool)]
+    except (TypeError, ValueError):
+        numbers = []
+    # Nobody may wait for ever: a reader may read something, and not less than writers wait for.
+    low, high = (numbers[0], numbers[-1]) if numbers else (0.0, 0.0)
+    if len(numbers) != len(parts) or len(parts) > 2 or not (0 <= low <= high <= _MAX_PER_INSERT and high > 0):
+        raise ValueError(
+            f"{given!r} is neither a number nor a pair MIN,MAX (0 <= MIN <= MAX <= {_MAX_PER_INSERT:g}, MAX > 0)"
+        )
+    return high if math.isclose(low, high) else (low, high)
 
 
 class RingSettings(BaseModel):
@@ -26,8 +48,9 @@ class RingSettings(BaseModel):
     """Nothing is read before so many samples are there."""
     max_ahead: int | None = Field(default=None, ge=1, le=MAX_CAP)
     """Writers wait while so many finished samples are not readable yet; unset: one cap of them."""
-    samples_per_insert: float | None = Field(default=None, gt=0, le=1e6)
-    """How often a sample is read in the mean: writers or readers that are ahead of it wait. Unset: nobody does."""
+    samples_per_insert: Annotated[float | tuple[float, float] | None, BeforeValidator(_per_insert)] = None
+    """How often a sample is read in the mean: writers or readers that are ahead of it wait. Of a pair, writers wait
+    below the first, readers above the second, and nobody in between. Unset: nobody does."""
     max_age_s: float | None = Field(default=None, gt=0)
     """Older samples are not read; by the clocks of who writes and who reads."""
     max_uses: int | None = Field(default=None, ge=1)
@@ -62,3 +85,9 @@ class RingSettings(BaseModel):
     def ahead(self) -> int:
         """Finished samples that may wait to become readable."""
         return max(self.max_ahead or self.cap, self.pack)
+
+    @property
+    def reads_per_insert(self) -> tuple[float, float] | None:
+        """How often a sample is to be read in the mean, at least and at most."""
+        given = self.samples_per_insert
+        return (given, given) if isinstance(given, float) else given

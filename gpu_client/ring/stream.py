@@ -115,8 +115,7 @@ class Stream:
             self._decide()
 
     def _wait_for_flow(self) -> None:
-        ratio = self._ring.settings.samples_per_insert
-        if ratio is None:
+        if self._ring.settings.reads_per_insert is None:
             return
 
         def ready() -> bool:

@@ -11,7 +11,6 @@ import torch
 
 from gpu_client.ring.collector import Collector
 from gpu_client.ring.errors import RingMismatch, SampleRefused, StoreFull, WaitedTooLong, WriterFenced
-from gpu_client.ring.flow import Flow, read_wait, write_wait
 from gpu_client.ring.keeper import Keeper
 from gpu_client.ring.leases import Watch
 from gpu_client.ring.manifest import SAMPLES
@@ -184,30 +183,6 @@ def test_packs_are_stored_when_they_are_full_and_at_the_end() -> None:
     writer.close()
     assert len(scene.store.keys(SAMPLES)) == 2
     assert [(slot.object.seq, slot.number) for slot in scene.ring.newest().slots] == [(1, 0), (1, 1), (1, 2), (2, 0)]
-
-
-@pytest.mark.parametrize("mode", ["rolling", "generation"])
-@pytest.mark.parametrize("pack", [1, 4])
-@pytest.mark.parametrize("speed", [0.1, 0.5, 1.0, 2.0, 10.0])
-@pytest.mark.parametrize("ratio", [0.5, 1.0, 4.0])
-def test_samples_are_read_as_often_as_is_wanted_whoever_is_faster(
-    ratio: float, speed: float, pack: int, mode: Any
-) -> None:
-    settings = RingSettings(cap=20, mode=mode, pack=pack, samples_per_insert=ratio, min_size=5)
-    inserted = finished = read = 0
-    batch, credit = 4, 0.0
-    for _ in range(10_000):
-        credit += speed
-        while credit >= 1:
-            credit -= 1
-            if not write_wait(Flow(inserted, finished, read, min(inserted, 20)), settings, batch):
-                finished += pack
-        if mode == "rolling" or finished >= 20:
-            inserted, finished = inserted + finished, 0
-        if not read_wait(Flow(inserted, finished, read, min(inserted, 20)), settings, batch):
-            read += batch
-    assert inserted > 300, "both go on"
-    assert read / inserted == pytest.approx(ratio, rel=0.05)
 
 
 @pytest.mark.parametrize(
