@@ -38,6 +38,8 @@ OF_BUCKET = ("ListBucket", "ListBucketMultipartUploads")
 STORE_SECRET = ("GetSecretValue",)
 """Where the stage has an object store of its own, its functions may read that store's one secret, instead of what
 `buckets` says here: what its credentials may do is decided there. Functions without `buckets` may not even do that."""
+TAGGING = ("PutObjectTagging",)
+"""Where the stage lets samples of rings expire, who signs the URLs to store them may tag them."""
 
 _PARTS = ("ListBucketMultipartUploads", "ListMultipartUploadParts")
 _UPLOADS = ("AbortMultipartUpload", "DeleteObject", "GetObject", "ListBucket", "PutObject", *_PARTS)

@@ -9,6 +9,7 @@ from constructs import Construct
 
 from cdk.acknowledged import ACCESS_LOGS, acknowledge
 from cdk.stage import Stage
+from functions.storage.objects import EXPIRING_TAG
 from functions.storage.tables import TABLES, KeySchema
 
 DATA, CHECKPOINTS = "training-data", "training-checkpoints"
@@ -78,11 +79,22 @@ class Buckets(Construct):
                 s3.LifecycleRule(
                     id="abandoned-uploads",
                     abort_incomplete_multipart_upload_after=Duration.days(ABANDONED_UPLOAD_DAYS),
-                )
+                ),
+                *_sample_expiry(name, stage),
             ],
         )
         acknowledge(bucket, "S1", ACCESS_LOGS)
         return bucket
+
+
+def _sample_expiry(name: str, stage: Stage) -> list[s3.LifecycleRule]:
+    """For what rings leave behind when nobody that looks after them lives any more."""
+    if name != DATA or not stage.ring_sample_days:
+        return []
+    key, value = EXPIRING_TAG
+    return [
+        s3.LifecycleRule(id="ring-samples", expiration=Duration.days(stage.ring_sample_days), tag_filters={key: value})
+    ]
 
 
 def _keys(schema: KeySchema) -> tuple[dynamodb.Attribute, dynamodb.Attribute | None]:

@@ -10,7 +10,7 @@ from aws_cdk import aws_iam as iam
 from aws_cdk import aws_lambda as lambda_
 from constructs import Construct
 
-from cdk.access import ACCESS, OF_BUCKET, STORE_SECRET, Access
+from cdk.access import ACCESS, OF_BUCKET, STORE_SECRET, TAGGING, Access
 from cdk.acknowledged import OBJECTS, RUNTIME, acknowledge, acknowledge_wildcard
 from cdk.bundling import PYTHON_VERSION, code
 from cdk.data import CHECKPOINTS, DATA, Buckets, Tables
@@ -37,6 +37,7 @@ class Functions(Construct):
             "BATON_CHECKPOINTS_BUCKET": buckets.physical_names[CHECKPOINTS],
             **_own_store(stage),
             **({} if stage.s3_multipart else {"BATON_MULTIPART": "false"}),
+            **({"BATON_SAMPLES_EXPIRE": "true"} if stage.ring_sample_days else {}),
         }
         self.by_name: dict[str, lambda_.Function] = {}
         for name, access in ACCESS.items():
@@ -44,6 +45,8 @@ class Functions(Construct):
             role = iam.Role(self, f"{name.capitalize()}Role", assumed_by=iam.ServicePrincipal("lambda.amazonaws.com"))
             log.grant_write(role)
             _grant(role, access, tables, buckets)
+            if name == "rings" and stage.ring_sample_days:
+                _allow(role, "s3", TAGGING, buckets.by_name[DATA].arn_for_objects(access.objects))
             if stage.has_own_store and access.buckets:
                 _allow(role, "secretsmanager", STORE_SECRET, _secret_arn(self, stage.s3_secret))
             self.by_name[name] = lambda_.Function(

@@ -32,6 +32,8 @@ class Stage:
     log_retention_days: int = 30
     alarm_email: str = ""
     """Where alarms go. Amazon asks that address for confirmation. Without one the alarms only show."""
+    ring_sample_days: int = 0
+    """S3 deletes samples of rings after so many days, whoever still lists them; 0 leaves that to the rings."""
     max_requests_per_s: int = 500
     """The whole API answers 429 beyond it: the limit of a surprise bill."""
     target: Target = "lambda"
@@ -60,6 +62,10 @@ class Stage:
             raise StageError(f"log_retention_days: {self.log_retention_days} is not one of {allowed}.")
         if not 1 <= self.max_requests_per_s <= 10_000:
             raise StageError(f"max_requests_per_s: {self.max_requests_per_s} is not within 1 to 10000.")
+        if self.ring_sample_days > 3650:
+            raise StageError(f"ring_sample_days: {self.ring_sample_days} is not within 0 to 3650.")
+        if self.ring_sample_days and self.has_own_store:
+            raise StageError("ring_sample_days: is for buckets made here. Give your own store's bucket such a rule.")
         if self.alarm_email and "@" not in self.alarm_email:
             raise StageError(f"alarm_email: {self.alarm_email!r} is no address.")
         _check_store(self)

@@ -15,7 +15,8 @@ MAX_READ = 10
 MAX_URLS = 500
 MAX_DELETED = 1000
 
-_OBJECTS = ("samples/", "manifests/")
+_SAMPLES = "samples/"
+_OBJECTS = (_SAMPLES, "manifests/")
 _SEGMENT = r"[A-Za-z0-9_-][A-Za-z0-9_.-]*"
 KEY_PATTERN = rf"^{_SEGMENT}(/{_SEGMENT}){{0,4}}$"
 VERSION_PATTERN = r"^[0-9a-f]{16,32}$"
@@ -35,6 +36,11 @@ RingId = Annotated[Version, Field(description="The ring that is meant: another o
 def is_object(key: str) -> bool:
     """Whether what lies under a key is an object, and not a record."""
     return key.startswith(_OBJECTS)
+
+
+def is_sample(key: str) -> bool:
+    """Whether what lies under a key are samples."""
+    return key.startswith(_SAMPLES)
 
 
 class RecordWrite(WireModel):

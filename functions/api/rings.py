@@ -25,6 +25,7 @@ from contract.rings import (
     UrlsAnswer,
     UrlsRequest,
     is_object,
+    is_sample,
 )
 from functions.api.context import Call, Context, NoContent
 from functions.domain.errors import Refusal
@@ -68,22 +69,23 @@ def urls(context: Context, call: Call) -> UrlsAnswer:
     ring = _ring(context, call, body.of)
     life_s = context.settings.url_life_s
     put, get = [], []
-    for key in dict.fromkeys(body.put):
-        signed = context.objects.presign_put(
-            call.tenant, DATA_BUCKET, ring.object_key(key), expires_s=life_s, create_only=True
-        )
-        put.append(PutUrl(key=key, url=signed.url, headers=dict(signed.headers)))
-    for one in body.declared:
+    plain: list[tuple[str, int | None, str | None]] = [(key, None, None) for key in dict.fromkeys(body.put)]
+    for key, size_bytes, crc64nvme in (
+        *plain,
+        *((one.key, one.size_bytes, one.crc64nvme) for one in body.declared),
+    ):
         signed = context.objects.presign_put(
             call.tenant,
             DATA_BUCKET,
-            ring.object_key(one.key),
+            ring.object_key(key),
             expires_s=life_s,
-            size_bytes=one.size_bytes,
-            crc64nvme=one.crc64nvme,
+            size_bytes=size_bytes,
+            crc64nvme=crc64nvme,
             create_only=True,
+            # Of manifests the newest is needed however long its ring rests.
+            expiring=context.settings.samples_expire and is_sample(key),
         )
-        put.append(PutUrl(key=one.key, url=signed.url, headers=dict(signed.headers)))
+        put.append(PutUrl(key=key, url=signed.url, headers=dict(signed.headers)))
     for key in dict.fromkeys(body.get):
         url = context.objects.presign_get(call.tenant, DATA_BUCKET, ring.object_key(key), expires_s=life_s)
         get.append(GetUrl(key=key, url=url))

@@ -15,7 +15,7 @@ from functions.domain.retention import LONGEST_URL_LIFE_S
 class Settings(BaseModel):
     """What a deployment decides. Each field is the environment variable `BATON_<NAME>`; a bad value fails at start.
 
-    There is no value whose absence changes what is deleted: retention is part of each job's policy.
+    There is no value whose absence lets anything be deleted: retention is part of each job's policy.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -42,6 +42,8 @@ class Settings(BaseModel):
     multipart: bool = True
     """False for a store that cannot take uploads in parts as they are needed (store_check.py): each large file is then
     one PUT too."""
+    samples_expire: bool = False
+    """True where the bucket's lifecycle deletes samples of rings some day: they are stored with the tag it goes by."""
     event_bus: str = "baton-local"
     """Name of the EventBridge bus that jobs' events are published on."""
     dead_letters: str | None = None

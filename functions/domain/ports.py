@@ -323,7 +323,9 @@ class ObjectStore(Protocol):
         crc64nvme: str | None = None,
         create_only: bool = False,
         replace_etag: str | None = None,
-    ) -> Presigned: ...
+        expiring: bool = False,
+    ) -> Presigned:
+        """`expiring`: stored with the tag by which a bucket's lifecycle may delete it some day."""
 
     def create_multipart(self, tenant: str, bucket: str, key: str, *, checksummed: bool = False) -> str:
         """The upload's id. `checksummed`: every part is sent with its CRC-64/NVME, and the object will have one."""

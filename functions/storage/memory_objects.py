@@ -183,8 +183,9 @@ class MemoryObjectStore:
         crc64nvme: str | None = None,
         create_only: bool = False,
         replace_etag: str | None = None,
+        expiring: bool = False,
     ) -> Presigned:
-        headers = put_headers(size_bytes, crc64nvme, create_only, replace_etag)
+        headers = put_headers(size_bytes, crc64nvme, create_only, replace_etag, expiring)
         url = self._sign(_Signed("PUT", bucket, keys.object_key(tenant, key), headers), expires_s)
         return Presigned(url, headers)
 

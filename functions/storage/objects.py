@@ -8,10 +8,14 @@ from contract.errors import ErrorCode
 from functions.domain.errors import Refusal
 
 CHECKSUM_HEADER = "x-amz-checksum-crc64nvme"
+EXPIRING_TAG = ("baton-expiring", "ring-sample")
+"""Key and value of the tag that a bucket's lifecycle looks for."""
+EXPIRING_TAGGING = "=".join(EXPIRING_TAG)
+"""As S3 wants it of who stores an object."""
 
 
 def put_headers(
-    size_bytes: int | None, crc64nvme: str | None, create_only: bool, replace_etag: str | None
+    size_bytes: int | None, crc64nvme: str | None, create_only: bool, replace_etag: str | None, expiring: bool = False
 ) -> dict[str, str]:
     """The headers that are part of a presigned PUT."""
     headers = {}
@@ -23,6 +27,8 @@ def put_headers(
         headers["if-none-match"] = "*"
     if replace_etag is not None:
         headers["if-match"] = quoted(replace_etag)
+    if expiring:
+        headers["x-amz-tagging"] = EXPIRING_TAGGING
     return headers
 
 

@@ -13,7 +13,15 @@ from functions.domain.errors import StorageUnavailable
 from functions.domain.ports import Page, Presigned, StoredObject, StoredPart
 from functions.storage.failures import error_code, failures_translated, http_status
 from functions.storage.keys import object_key
-from functions.storage.objects import check_parts, other_bytes, parts_refused, put_headers, quoted, unknown_bucket
+from functions.storage.objects import (
+    EXPIRING_TAGGING,
+    check_parts,
+    other_bytes,
+    parts_refused,
+    put_headers,
+    quoted,
+    unknown_bucket,
+)
 from functions.storage.paging import objects_list, page
 
 MAX_KEYS_PER_CALL = 1000
@@ -140,6 +148,7 @@ class S3ObjectStore:
         crc64nvme: str | None = None,
         create_only: bool = False,
         replace_etag: str | None = None,
+        expiring: bool = False,
     ) -> Presigned:
         request: dict[str, Any] = self._place(tenant, bucket, key)
         if size_bytes is not None:
@@ -150,9 +159,11 @@ class S3ObjectStore:
             request["IfNoneMatch"] = "*"
         if replace_etag is not None:
             request["IfMatch"] = quoted(replace_etag)
+        if expiring:
+            request["Tagging"] = EXPIRING_TAGGING
         return Presigned(
             self._presigned("put_object", request, expires_s),
-            put_headers(size_bytes, crc64nvme, create_only, replace_etag),
+            put_headers(size_bytes, crc64nvme, create_only, replace_etag, expiring),
         )
 
     def create_multipart(self, tenant: str, bucket: str, key: str, *, checksummed: bool = False) -> str:

@@ -15,7 +15,9 @@ from contract.errors import ErrorCode
 from functions.domain.errors import Refusal
 from functions.domain.ports import Presigned
 from functions.storage.clients import s3_client
+from functions.storage.keys import object_key
 from functions.storage.memory_objects import MemoryObjectStore
+from functions.storage.objects import EXPIRING_TAG
 from functions.storage.s3_objects import S3ObjectStore
 from tests.clouds import Cloud, memory_cloud, moto_cloud
 from tests.conformance.store_kit import TENANT
@@ -276,6 +278,20 @@ def test_a_signed_header_cannot_be_left_out_or_changed(enforcing: Cloud, left_ou
     other = {**presigned.headers, left_out: checksum(b"else") if left_out.startswith("x") else '"etag"'}
     assert request(enforcing, "PUT", presigned.url, other, b"data")[0] == 403
     assert enforcing.objects.head(TENANT, DATA, "k") is None
+
+
+def test_what_may_expire_is_stored_with_the_tag_that_a_lifecycle_goes_by(enforcing: Cloud) -> None:
+    kept, expiring = presigned_put(enforcing, "kept", b"data"), presigned_put(enforcing, "gone", b"data", expiring=True)
+    tag = dict([EXPIRING_TAG])
+    assert set(expiring.headers.items()) - set(kept.headers.items()) == {("x-amz-tagging", "=".join(EXPIRING_TAG))}
+    # It is part of the signature: who stores the object cannot leave it out.
+    assert request(enforcing, "PUT", expiring.url, kept.headers, b"data")[0] in (400, 403)
+    for name, presigned, tags in (("kept", kept, {}), ("gone", expiring, tag)):
+        assert request(enforcing, "PUT", presigned.url, presigned.headers, b"data")[0] == 200
+        if enforcing.kind == "ministack":
+            stored = {"Bucket": enforcing.buckets[DATA], "Key": object_key(TENANT, name)}
+            found = enforcing.s3.get_object_tagging(**stored)["TagSet"]
+            assert {one["Key"]: one["Value"] for one in found} == tags
 
 
 def test_a_second_create_is_refused_by_the_store(enforcing: Cloud) -> None:

@@ -16,6 +16,7 @@ from functions.api.metrics import DIMENSION, NAMESPACE, UNITS
 from functions.api.routes import ROUTES
 from functions.api.settings import Settings
 from functions.domain.webhooks import GIVE_UP_AFTER_S, backoff_s
+from functions.storage.objects import EXPIRING_TAG
 from functions.storage.stream import FILTER
 from functions.storage.tables import STREAM, TABLES
 from functions.webhooks.posting import RESOLVE_TIMEOUT_S, TOTAL_TIMEOUT_S
@@ -149,6 +150,30 @@ def test_buckets_are_private_encrypted_and_swept(template: Json) -> None:
         denied = [statement["Condition"] for statement in policies[name] if statement["Effect"] == "Deny"]
         assert {"Bool": {"aws:SecureTransport": "false"}} in denied
         assert {"NumericLessThan": {"s3:TlsVersion": 1.2}} in denied
+
+
+def test_samples_of_rings_expire_where_the_stage_says_so(template: Json) -> None:
+    """Only what has the tag, only in the bucket that has rings; and only who signs for rings may give it."""
+    expiring = template_of(ring_sample_days="30")
+    rules = {
+        name: [rule for rule in bucket["Properties"]["LifecycleConfiguration"]["Rules"] if "ExpirationInDays" in rule]
+        for name, bucket in of_type(expiring, "AWS::S3::Bucket").items()
+    }
+    data = _logical_id(expiring, "AWS::S3::Bucket", "BucketsTrainingData")
+    assert [name for name, found in rules.items() if found] == [data]
+    (rule,) = rules[data]
+    key, value = EXPIRING_TAG
+    assert rule == {
+        "Id": "ring-samples",
+        "Status": "Enabled",
+        "ExpirationInDays": 30,
+        "TagFilters": [{"Key": key, "Value": value}],
+    }
+    for name in ACCESS:
+        more = {("s3:PutObjectTagging", f"<{data}>/*/rings/*")} if name == "rings" else set()
+        assert allowed(expiring, name) - allowed(template, name) == more
+        assert functions(expiring)[name]["Environment"]["Variables"]["BATON_SAMPLES_EXPIRE"] == "true"
+        assert "BATON_SAMPLES_EXPIRE" not in functions(template)[name]["Environment"]["Variables"]
 
 
 def test_a_disposable_stage_leaves_nothing_behind() -> None:

@@ -206,7 +206,14 @@ def test_settings_come_from_the_context_as_what_they_are() -> None:
     stage = Stage.from_context({"stage": "prod", "disposable": "true", "max_requests_per_s": "50", "alarm_email": None})
     assert stage == Stage(name="prod", disposable=True, max_requests_per_s=50)
     assert stage.prefix == "baton-prod-"
-    for wrong in ({"disposable": "yes"}, {"max_requests_per_s": "many"}, {"max_requests_per_s": "0"}):
+    own_store = {"s3_endpoint": "https://s", "s3_secret": "s", "data_bucket": "one", "checkpoints_bucket": "two"}
+    for wrong in (
+        {"disposable": "yes"},
+        {"max_requests_per_s": "many"},
+        {"max_requests_per_s": "0"},
+        {"ring_sample_days": "3651"},
+        {"ring_sample_days": "30", **own_store},
+    ):
         with pytest.raises(StageError, match=next(iter(wrong))):
             Stage.from_context(wrong)
 

@@ -11,6 +11,8 @@ from contract.errors import ErrorCode
 from contract.names import DATA_BUCKET, Scope, ring_token
 from contract.rings import MAX_RECORD_BYTES
 from functions.api import rings
+from functions.api.settings import Settings
+from functions.storage.objects import EXPIRING_TAGGING
 from tests.api_harness import NOW, TENANT, Answer, Api, Held, memory_api
 
 SETTINGS = b'{"cap": 10}'
@@ -117,6 +119,20 @@ def test_objects_are_stored_once_and_fetched_by_url(api: Api) -> None:
     found = [api.send("GET", one["url"]) for one in answer["get"]]
     assert [(one.status, one.text) for one in found] == [(200, "bytes"), (404, "NoSuchKey")]
     assert api.objects(DATA_BUCKET) == {f"rings/shapes/{ID}/samples/w/1": b"bytes"}
+
+
+def test_samples_may_expire_where_the_bucket_is_told_so_and_manifests_never() -> None:
+    api = memory_api(settings=Settings(samples_expire=True))
+    make(api)
+    declared = {"key": "samples/w/2", "size_bytes": 1, "crc64nvme": "jC+ERbTL/Dw="}
+    body = {"put": ["samples/w/1", "manifests/1"], "declared": [declared]}
+    found = {one["key"]: one["headers"] for one in api.post("/rings/shapes/urls", body).ok()["put"]}
+    assert {key: headers.get("x-amz-tagging") for key, headers in found.items()} == {
+        "samples/w/1": EXPIRING_TAGGING,
+        "samples/w/2": EXPIRING_TAGGING,
+        "manifests/1": None,
+    }
+    assert put(api, "samples/w/1", b"bytes") == 200
 
 
 def test_an_object_that_is_declared_is_stored_with_its_very_bytes_or_not_at_all(api: Api) -> None:
