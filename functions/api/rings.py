@@ -32,6 +32,7 @@ from functions.domain.errors import Refusal
 from functions.domain.rings import RingRecord, RingStore, StoredRing
 
 _LISTED = 1000
+"""Objects that one call removes: what S3 lists, and deletes, at a time."""
 
 
 def list_rings(context: Context, call: Call) -> RingsPage:
@@ -126,6 +127,7 @@ def remove(context: Context, call: Call) -> RemovalAnswer:
         raise _unknown(call)
     objects = context.objects.list(call.tenant, DATA_BUCKET, ring.objects_prefix, limit=_LISTED)
     context.objects.delete_many(call.tenant, DATA_BUCKET, [item.key for item in objects.items])
+    # DynamoDB deletes 25 at a time: more would not be done within the call's time.
     found = store.keys(ring, "", limit=MAX_DELETED // 2)
     store.delete(ring, found.items)
     done = objects.cursor is None and found.cursor is None

@@ -36,11 +36,9 @@ from functions.domain.errors import Refusal
 from functions.domain.jobs import require_running
 from functions.domain.ports import Presigned, StoredObject
 from functions.domain.records import Job, TransferGrant
+from functions.domain.rings import RINGS, in_a_ring
 
 _JOB_KEY = re.compile(r"^jobs/([0-9a-f-]{36})/([^/]+)")
-_RING_OBJECT = re.compile(r"^rings/[a-z0-9][a-z0-9-]{0,62}/[0-9a-f]{16,32}/")
-"""What lies in a ring: only the calls for rings write there, and only who may use it reads there."""
-_RINGS = "rings/"
 _OURS = ("manifests", "artifacts", "logs")
 _INPUTS_PER_PAGE = 500
 _INPUTS_CURSOR = re.compile(r"([0-9a-f]{8})\.([0-9]{1,4})\.(.*)", re.DOTALL)
@@ -67,7 +65,7 @@ def download_token(context: Context, call: Call) -> TokenAnswer:
     """A token that downloads one object, once."""
     query: TokenQuery = call.query
     _known_bucket(query.bucket)
-    if _in_a_ring(query.bucket, query.key) and Scope.SUBMIT not in call.principal.scopes:
+    if query.bucket == DATA_BUCKET and in_a_ring(query.key) and Scope.SUBMIT not in call.principal.scopes:
         raise Refusal(ErrorCode.WRONG_SCOPE, f"{query.key} lies in a ring, which this key does not open.", field="key")
     if context.objects.head(call.tenant, query.bucket, query.key) is None:
         raise Refusal(ErrorCode.OBJECT_NOT_FOUND, f"No object {query.key} in {query.bucket}.", field="key")
@@ -235,7 +233,7 @@ def list_inputs(context: Context, call: Call) -> InputPage:
         )
         for item in page.items
         # A prefix that happens to have rings below it means the files beside them.
-        if ref.prefix.startswith(_RINGS) or not _in_a_ring(DATA_BUCKET, item.key)
+        if ref.prefix.startswith(RINGS) or not in_a_ring(item.key)
     ]
     following = f"{job.id[:8]}.{number + 1}." if number + 1 < len(refs) else None
     next_cursor = f"{job.id[:8]}.{number}.{page.cursor}" if page.cursor else following
@@ -345,15 +343,11 @@ def _job_of_key(bucket: str, key: str) -> re.Match[str] | None:
     return _JOB_KEY.match(key) if bucket == CHECKPOINTS_BUCKET else None
 
 
-def _in_a_ring(bucket: str, key: str) -> bool:
-    return bucket == DATA_BUCKET and _RING_OBJECT.match(key) is not None
-
-
 def _writable(context: Context, call: Call, bucket: str, key: str) -> None:
     """Refuse keys that only commits may write, what a job has committed, and keys of jobs that are not running."""
     if bucket == CHECKPOINTS_BUCKET and key.startswith(PACKS):
         raise Refusal(ErrorCode.INVALID_KEY, f"{key}: only commits write to {PACKS}.", field="key")
-    if _in_a_ring(bucket, key):
+    if bucket == DATA_BUCKET and in_a_ring(key):
         raise Refusal(ErrorCode.INVALID_KEY, f"{key}: only the calls for rings write to a ring.", field="key")
     found = _job_of_key(bucket, key)
     if found is None:

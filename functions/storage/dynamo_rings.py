@@ -78,7 +78,14 @@ class DynamoRings:
         )
 
     def write(self, ring: StoredRing, key: str, data: bytes, *, version: str, seen: str | None) -> bool:
-        return self._put(_key(ring, key), data, version, seen)
+        item = {**_key(ring, key), **({"data": {"B": data}} if data else {}), "version": {"S": version}}
+        values = {":version": {"S": version}}
+        condition = "attribute_not_exists(pk) OR version = :version"
+        if seen is not None:
+            condition, values = "version = :seen OR version = :version", {**values, ":seen": {"S": seen}}
+        return self._done(
+            self._client.put_item, Item=item, ConditionExpression=condition, ExpressionAttributeValues=values
+        )
 
     def read(self, ring: StoredRing, keys: Sequence[str]) -> dict[str, RingRecord]:
         items = get_items(self._client, self._table, [_key(ring, key) for key in dict.fromkeys(keys)])
@@ -116,16 +123,6 @@ class DynamoRings:
             fruitless = fruitless + 1 if len(left) == len(batch) else 0
             if fruitless == MAX_ROUNDS:
                 raise StorageUnavailable(f"BatchWriteItem on {self._table}: items left unprocessed")
-
-    def _put(self, key: Item, data: bytes, version: str, seen: str | None) -> bool:
-        item = {**key, **({"data": {"B": data}} if data else {}), "version": {"S": version}}
-        values = {":version": {"S": version}}
-        condition = "attribute_not_exists(pk) OR version = :version"
-        if seen is not None:
-            condition, values = "version = :seen OR version = :version", {**values, ":seen": {"S": seen}}
-        return self._done(
-            self._client.put_item, Item=item, ConditionExpression=condition, ExpressionAttributeValues=values
-        )
 
     def _done(self, operation: Any, **request: Any) -> bool:
         try:

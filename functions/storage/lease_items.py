@@ -69,7 +69,7 @@ def from_item(item: Item) -> Lease:
             "epoch": int(item["epoch"]["N"]),
             "token_sha256": _text(item, "token_sha256"),
             "ring_token_sha256": _text(item, "ring_token_sha256"),
-            "rings": rings_of(item),
+            "rings": _rings_of(item),
             "machine_id": _text(item, "machine_id"),
             "expires_at": int(item["expires_at"]["N"]),
             "duration_s": int(item["duration_s"]["N"]),
@@ -212,7 +212,7 @@ def _update(table: str, job_id: str, update: str, condition: str, values: Item) 
     }
 
 
-def rings_of(item: Item) -> list[str]:
+def _rings_of(item: Item) -> list[str]:
     """The rings in a row."""
     return item["rings"]["S"].split(",") if "rings" in item else []
 

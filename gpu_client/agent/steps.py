@@ -73,7 +73,7 @@ class Surroundings:
     canceled: Callable[[], bool]
     leaving: Callable[[], StopReason | None]
     steering: SteeringRelay
-    api_url: str = ""
+    api_url: str
     """For processes of a job that names rings."""
 
     def interrupted(self) -> bool:

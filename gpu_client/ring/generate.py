@@ -104,12 +104,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     session = _session()
     try:
         _generate(options, session or Alone(parent=options.parent))
-    except (BadInput, RingMismatch, GeneratorFault) as error:
+    except (BadInput, GeneratorFault, RingError) as error:
         sys.stderr.write(f"error: {' '.join(str(error).split())}\n")
-        sys.exit(BAD_INPUT_EXIT_CODE)
-    except RingError as error:
-        sys.stderr.write(f"error: {' '.join(str(error).split())}\n")
-        sys.exit(1)
+        passes = isinstance(error, RingError) and not isinstance(error, RingMismatch)
+        sys.exit(1 if passes else BAD_INPUT_EXIT_CODE)
     finally:
         if session is not None:
             session.close()

@@ -13,6 +13,8 @@ import os
 
 _FIXED = 0x10
 """MAP_FIXED, which Linux, macOS and the BSDs have alike."""
+_LARGE_PAGE_BYTES = 2 * 1024 * 1024
+"""Where a file's bytes lie in memory at multiples of this, as in the file, the system maps so many at a time."""
 _FAILED = ctypes.c_void_p(-1).value
 
 _map = ctypes.CDLL(None, use_errno=True).mmap
@@ -28,16 +30,18 @@ def mapped(fd: int, size_bytes: int) -> memoryview:
     private, may = mmap.MAP_PRIVATE, mmap.PROT_READ | mmap.PROT_WRITE
     try:
         # Python's own mapping of no file is what gives the memory back. The file is mapped over it.
-        memory = mmap.mmap(-1, size_bytes, flags=private | mmap.MAP_ANONYMOUS, prot=may)
+        room_bytes = size_bytes + (_LARGE_PAGE_BYTES if size_bytes >= _LARGE_PAGE_BYTES else 0)
+        memory = mmap.mmap(-1, room_bytes, flags=private | mmap.MAP_ANONYMOUS, prot=may)
         address = ctypes.addressof(ctypes.c_char.from_buffer(memory))
-        if _map(address, size_bytes, may, private | _FIXED, fd, 0) == _FAILED:
+        skipped_bytes = -address % _LARGE_PAGE_BYTES if room_bytes > size_bytes else 0
+        if _map(address + skipped_bytes, size_bytes, may, private | _FIXED, fd, 0) == _FAILED:
             code = ctypes.get_errno()
             raise OSError(code, os.strerror(code))
     except OSError as error:
         if error.errno != errno.ENOMEM:
             raise
         return _copied(fd, size_bytes)
-    return memoryview(memory)
+    return memoryview(memory)[skipped_bytes : skipped_bytes + size_bytes]
 
 
 def _copied(fd: int, size_bytes: int) -> memoryview:

@@ -7,14 +7,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from gpu_client.ring.collector import read_so_far
-from gpu_client.ring.errors import ManifestMissing, ObjectDamaged
+from gpu_client.ring.errors import ObjectDamaged
 from gpu_client.ring.leases import WRITERS, content_of
 from gpu_client.ring.manifest import SAMPLES, Manifest, ObjectId
 from gpu_client.ring.objects import StoredSamples
 from gpu_client.ring.reader import quarantined, readers_of
 from gpu_client.ring.ring import Ring
-
-_TRIES = 20
 
 
 @dataclass(frozen=True)
@@ -86,7 +84,7 @@ class Status:
 def status_of(ring: Ring) -> Status:
     """Raises ManifestMissing, and OSError where the store cannot be reached."""
     now = ring.clock()
-    newest = _newest(ring)
+    newest = ring.newest()
     listed = {slot.object for slot in newest.slots}
     objects = [found for found in map(ObjectId.of_key, ring.store.keys(SAMPLES)) if found is not None]
     ages_s = [now - slot.at_ms / 1000 for slot in newest.slots]
@@ -111,7 +109,7 @@ def status_of(ring: Ring) -> Status:
 
 def verified(ring: Ring, manifest: Manifest | None = None) -> Iterator[tuple[str, str]]:
     """Read every object that a manifest, or else the newest, lists: its key, and what is wrong with it, or nothing."""
-    for found in dict.fromkeys(slot.object for slot in (_newest(ring) if manifest is None else manifest).slots):
+    for found in dict.fromkeys(slot.object for slot in (ring.newest() if manifest is None else manifest).slots):
         data = ring.store.read(found.key)
         if data is None:
             yield found.key, "it is not there"
@@ -122,18 +120,6 @@ def verified(ring: Ring, manifest: Manifest | None = None) -> Iterator[tuple[str
             yield found.key, error.problem
         else:
             yield found.key, ""
-
-
-def _newest(ring: Ring) -> Manifest:
-    """Nothing is pinned for who only looks: the pointer may move on, and the manifest be removed, in between."""
-    for _ in range(_TRIES):
-        number, _ = ring.pointer()
-        try:
-            return ring.manifest(number)
-        except ManifestMissing:
-            if ring.pointer()[0] == number:
-                raise
-    return ring.newest()
 
 
 def _writers(ring: Ring) -> Iterator[tuple[str, dict[str, Any]]]:

@@ -40,7 +40,7 @@ def test_a_killed_generator_costs_at_most_a_sample_and_its_token_ends_with_it(sh
             rings=[name],
             outputs=["model.bin"],
             parameters={"ring": name, "samples": SAMPLES, "sample_s": 0.3},
-            policy=Policy(heartbeat_interval_s=2, backoff_s=0, avoid_machine_s=0),
+            policy=Policy(heartbeat_interval_s=3, backoff_s=0, avoid_machine_s=0),
         )
     )
     first = shop.agent("w1")
@@ -52,12 +52,16 @@ def test_a_killed_generator_costs_at_most_a_sample_and_its_token_ends_with_it(sh
     shop.agent("w2")
     stack.wait_for(job.id, JobState.COMPLETE)
     attempts = stack.attempts(job.id)
-    assert (attempts[0].end, attempts[-1].end) == (AttemptEnd.INTERRUPTED, AttemptEnd.COMPLETE)
+    # On a machine that stands still for seconds, the second one may lose its lease as well.
+    assert {one.end for one in attempts[:-1]} == {AttemptEnd.INTERRUPTED}, [one.reason for one in attempts]
+    assert attempts[-1].end is AttemptEnd.COMPLETE
     while ring.publish() is not None:
         pass
     newest = ring.newest()
     assert len({slot.id for slot in newest.slots}) == len(newest) == SAMPLES
-    assert {slot.object.writer for slot in newest.slots} >= {"epoch-1", f"epoch-{attempts[-1].epoch}"}
+    writers = {slot.object.writer for slot in newest.slots}
+    assert "epoch-1" in writers and len(writers) > 1
+    assert writers <= {f"epoch-{one.epoch}" for one in attempts}
     assert set(dict(verified(ring)).values()) == {""}
     with RingReader(ring, threads=False) as reader:
         assert all(reader.provenance(slot)["seed"] == reader.sample(slot)["x"][0] for slot in reader.newest().slots)
@@ -96,7 +100,7 @@ def test_generators_by_recipe_need_no_credentials_and_who_gets_a_killed_one_s_jo
                 inputs=[InputRef(prefix=f"{name}/")],
                 queue=name,
                 environment={"PYTHONPATH": str(repository)},
-                policy=Policy(heartbeat_interval_s=1, backoff_s=0, avoid_machine_s=0, stop_grace_s=20, max_failures=1),
+                policy=Policy(heartbeat_interval_s=3, backoff_s=0, avoid_machine_s=0, stop_grace_s=20, max_failures=1),
             )
         )
         for count, processes in ((25, 1), (30, 2))

@@ -67,6 +67,22 @@ def test_what_is_mapped_is_this_process_s_own_and_is_given_back(tmp_path: Path, 
     assert mappings_of(file) == 0
 
 
+@pytest.mark.parametrize(("size_bytes", "is_aligned"), [(2 * 1024 * 1024, True), (3_000_000, True), (4097, False)])
+def test_large_files_lie_where_the_system_maps_large_pages(tmp_path: Path, size_bytes: int, is_aligned: bool) -> None:
+    """Reading a file for the first time took twice as long where they did not. Small ones need no room for it."""
+    file = tmp_path / "file"
+    file.write_bytes(content := os.urandom(size_bytes))
+    fd = os.open(file, os.O_RDONLY)
+    views = [mapped(fd, size_bytes) for _ in range(3)]
+    os.close(fd)
+    assert all(view == content for view in views)
+    if is_aligned:
+        assert [np.frombuffer(view, np.uint8).ctypes.data % (2 * 1024 * 1024) for view in views] == [0, 0, 0]
+    del views
+    gc.collect()
+    assert mappings_of(file) == 0
+
+
 def test_nothing_is_mapped_of_an_empty_file_and_what_cannot_be_mapped_is_told(tmp_path: Path) -> None:
     assert bytes(mapped(-1, 0)) == b""
     directory = os.open(tmp_path, os.O_RDONLY)
