@@ -115,9 +115,6 @@ class PlaceBench:
             turns.append(
                 Turn(*self._in_turn(partial(self._raw_put, key, pieces), partial(self._writer.put, self.sample)))
             )
-            if self._directory is not None:
-                # Where a disk is behind, the system holds up who writes: one of the two, and always the same one.
-                os.sync()
         self._writer.flush()
         while self.ring.publish(at_once=True) is not None:
             pass
