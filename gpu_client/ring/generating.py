@@ -151,6 +151,7 @@ class Generation:
         self._taken = self._before
         self._refused = self._failed = self._in_a_row = 0
         self._waited_s = 0.0
+        self._put_bytes = 0
         self._told_at = -float("inf")
         self._asked_at = clock()
         self._ticks = 0
@@ -293,6 +294,7 @@ class Generation:
         counted = self._patiently(lambda: tally.take(put)) if tally is not None else put
         self._before = self._taken = put if counted is None else counted
         self._waited_s += self._writer.waited_s
+        self._put_bytes += self._writer.put_bytes
         self._leave_writer()
         self._writer = writer
         return True
@@ -339,7 +341,8 @@ class Generation:
             except OSError as error:
                 logger.warning("how many samples were put cannot be noted now: %s", error)
         found = self._standing.at(self._keeper.flow, self._waited_s + self._writer.waited_s + waiting_s)
-        counts = {"refused": self._refused, "failed": self._failed}
+        put_bytes = self._put_bytes + self._writer.put_bytes
+        counts = {"refused": self._refused, "failed": self._failed, "put_bytes": put_bytes}
         self._progress.report(self._put, self._count or 0, **found, **counts)
 
     def _end(self) -> None:
