@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 import re
@@ -73,7 +74,11 @@ def load(
     if document.faults:
         return Loaded(None, _coded(document.faults, Code.UNREADABLE), [])
     reach = Reach(max_steps, max_silence_s=max_silence_s)
-    return _Reader(document, reported, reach, limits, () if presets else PRESETS).loaded()
+    loaded = _Reader(document, reported, reach, limits, () if presets else PRESETS).loaded()
+    if loaded.rules is None:
+        return loaded
+    digest = hashlib.sha256(text.encode(errors="replace")).hexdigest()[:16]
+    return loaded._replace(rules=loaded.rules._replace(digest=digest))
 
 
 def load_values(
