@@ -353,7 +353,7 @@ class Evaluator:
             raise ValueError("step or time is damaged")
         self._clock.now, self._step = now, step
         self._looked = step if now > -math.inf else None
-        revised = state.get("document", self.rules.digest) != self.rules.digest
+        other = state.get("document", self.rules.digest) != self.rules.digest
         for name, series in self._series.items():
             if name not in state["metrics"]:
                 continue
@@ -370,24 +370,10 @@ class Evaluator:
                 told.append(Carried(name, False, "its condition, 'for', 'on' or 'every' has changed"))
             else:
                 machine.restore(saved)
-                reason = self._armed(machine, saved.get("deeds"), revised=revised)
+                reason = machine.revised(saved.get("deeds"), elsewhere=other)
                 told.append(Carried(name, not reason, reason))
         new = {machine.rule.name for machine in self._machines}
         return told + [Carried(name, False, "the rule is gone") for name in state["rules"] if name not in new]
-
-    @staticmethod
-    def _armed(machine: Machine, deeds: object, *, revised: bool) -> str:
-        """Why it is armed anew, if it is. `deeds`: what it did before; None in states that did not have it yet."""
-        reason = ""
-        if deeds not in (None, machine.rule.deeds):
-            reason = "its 'do' or 'mode' has changed: it is armed anew"
-        elif revised and machine.disabled:
-            reason = "it was disabled by errors: it is armed anew"
-        if reason:
-            machine.arm()
-        elif revised:
-            machine.errors = 0
-        return reason
 
 
 def _value(reader: Reader) -> float | bool | None:

@@ -149,6 +149,23 @@ class Machine:
         self.active = self.lasts = False
         self.inert = None
 
+    def revised(self, deeds: object, *, elsewhere: bool) -> str:
+        """Why it is armed anew by a revision, if it is.
+
+        `deeds`: what it did before; None in states that did not have it yet. `elsewhere`: something of the document
+        has changed.
+        """
+        reason = ""
+        if deeds not in (None, self.rule.deeds):
+            reason = "its 'do' or 'mode' has changed: it is armed anew"
+        elif elsewhere and self.disabled:
+            reason = "it was disabled by errors: it is armed anew"
+        if reason:
+            self.arm()
+        elif elsewhere:
+            self.errors = 0
+        return reason
+
     def _warms_up(self, step: int, now: float) -> bool:
         """Whether the warm-up is over."""
         if self.began is None:
