@@ -37,6 +37,7 @@ class Code(StrEnum):
     NEVER_FIRES = "never_fires"
     ALWAYS_TRUE = "always_true"
     NEVER_CLEARS = "never_clears"
+    ALWAYS_CLEARS = "always_clears"
     DOUBTFUL_NAME = "doubtful_name"
     HEARTBEAT_PACE = "heartbeat_pace"
     # A fault of an action, a warning of a text

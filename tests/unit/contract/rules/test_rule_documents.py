@@ -294,6 +294,16 @@ def test_metrics_that_a_training_is_known_to_report() -> None:
         ({"every": "1001 steps"}, Code.NEVER_FIRES, "1,001 steps"),
         ({"for": "600 steps", "warmup": "600 steps"}, Code.NEVER_FIRES, "1,200 steps"),
         ({"when": "eval.los > 1"}, Code.DOUBTFUL_NAME, "Did you mean eval.loss?"),
+        ({"when": "loss > 5", "clear": "loss > 3"}, Code.ALWAYS_CLEARS, "whenever the condition is"),
+        ({"when": "loss > 5 and x > 1", "clear": "2 < loss and loss >= 5"}, Code.ALWAYS_CLEARS, "fires again"),
+        ({"when": "mean(x, 5) < 1", "clear": "mean(x, 5) < 1"}, Code.ALWAYS_CLEARS, "fires again"),
+        ({"when": "isnan(loss)", "clear": "isnan(loss)"}, Code.ALWAYS_CLEARS, "fires again"),
+        ({"when": "loss > 5", "clear": "true"}, Code.ALWAYS_CLEARS, "fires again"),
+        ({"when": "eval.loss > 3", "on": ["start"]}, Code.NEVER_FIRES, "nothing is known but its step"),
+        ({"when": "missing(x) and mean(loss, 5) > 3", "on": "start"}, Code.NEVER_FIRES, "nothing is known"),
+        ({"when": "not (missing(x) or step > 3)", "on": "start"}, Code.NEVER_FIRES, "nothing is known"),
+        ({"do": ["stop", {"alert": "ends"}, "rollback"]}, Code.NEVER_FIRES, "this rollback is never done"),
+        ({"do": ["stop", {"stop": "failed"}]}, Code.NEVER_FIRES, "this stop is never done"),
         ({"when": "cots > 5"}, Code.DOUBTFUL_NAME, "Did you mean cost?"),
         ({"when": "los > 5"}, Code.DOUBTFUL_NAME, "Did you mean loss?"),
         ({"when": "faluires > 5"}, Code.DOUBTFUL_NAME, "Did you mean failures?"),
@@ -407,6 +417,36 @@ def test_holds(text: str, expected: Hold | None) -> None:
     found = hold_of(text)
     assert found == expected
     assert found is None or hold_of(str(found)) == found
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"when": "loss > 5", "clear": "loss < 3"},
+        {"when": "loss > 5", "clear": "loss > 7"},
+        {"when": "loss > 5", "clear": "loss != 5"},
+        {"when": "loss > 5 or x > 1", "clear": "loss > 3"},
+        {"when": "loss > 5", "clear": "loss > 3 and x < 1"},
+        {"when": "loss > 5", "clear": "mean(loss, 5) > 3"},
+        {"when": "isnan(loss)", "clear": "isfinite(loss)"},
+        {"when": "eval.loss > 3", "on": ["start", "evaluate"]},
+        {"when": "missing(eval.loss)", "on": "start"},
+        {"when": "coalesce(eval.loss, 9) > 3 and step < 10", "on": "start"},
+        {"when": "count(loss) < 3", "on": "start"},
+        {"when": "eval.loss > 3", "on": "end"},
+        # where nobody can take the job back, the rollback is rejected and the stop is done
+        {"do": ["rollback", "stop"]},
+        {"do": ["requeue", "stop"]},
+        {"do": ["stop", "save"]},
+        {"do": ["save", {"alert": "ends"}, "stop"]},
+        # the control plane rejects the first of them while there is nothing to complete
+        {"when": "wall > 1h and cost >= 0", "do": ["stop", {"stop": "failed"}]},
+    ],
+    ids=str,
+)
+def test_nothing_is_warned_of_that_may_come(change: dict[str, Any]) -> None:
+    loaded = load_values({"rules": [{"name": "a", "when": "loss > 1", "do": "stop", **change}]})
+    assert (loaded.faults, loaded.warnings) == ([], [])
 
 
 def test_a_slip_of_a_declared_name_is_warned_of_and_what_is_reported_is_not() -> None:
