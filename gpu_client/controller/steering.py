@@ -55,6 +55,8 @@ class Steering:
         self._inbox: deque[Mapping[str, Any]] = deque()
         self._teller = Teller(peers.first, clock)
         self._commands = Commands(clock, self._result)
+        self._heard = False
+        """What the first process has said: whether it has an agent, without which some ends are for nothing."""
         self._waiting: list[Order] = []
         """Decided by the first of several processes, and not shared yet."""
         self._unseen: list[Observed] = []
@@ -242,9 +244,11 @@ class Steering:
             mine = {
                 "orders": [order.as_values() for order in self._waiting],
                 "rules": self._shared_rules,
+                "heard": self._teller.hears,
             }
             self._waiting, self._shared_rules = [], None
         shared = self._peers.share(mine)
+        self._heard = shared["heard"]
         if not self._peers.first and shared["rules"]:
             self._install(shared["rules"])
         self._carry_out([Order.of_values(values) for values in shared["orders"]])
@@ -386,10 +390,10 @@ class Steering:
     def _leave(self, order: Order) -> bool:
         """Tell the agent how the training ends."""
         self._teller.leaving(order)
-        if self._teller.send is None:
-            return False
-        self._ending.announce(order)
-        return True
+        heard = self._heard or self._teller.hears
+        if heard:
+            self._ending.announce(order)
+        return heard
 
     def _result(self, seq: int, status: str, message: str) -> None:
         self._teller.result(seq, status, message, step=self._step)
