@@ -62,6 +62,8 @@ class Engine:
         self.revision = 0
         self.reads: frozenset[str] = frozenset()
         """The metrics that rules read, in conditions and in texts."""
+        self.presets_off: frozenset[str] = frozenset()
+        """Those that the document switches off; the agent evaluates them."""
         self.reducers: Mapping[str, Reduce] = {}
         """How the values of several processes become one, of those that rules read."""
 
@@ -91,6 +93,7 @@ class Engine:
         if old is not None and evaluator is not None:
             told += _carried(evaluator, old.state_dict())[1]
         self.revision = revision
+        self.presets_off = loaded.rules.presets_off if loaded is not None and loaded.rules else frozenset()
         here = evaluator.rules.rules if evaluator is not None else ()
         self.reads = frozenset(name for rule in here for name in (*rule.metrics, *rule.told))
         known = evaluator.rules.metrics() if evaluator is not None else BUILT_IN

@@ -37,6 +37,8 @@ STEERING_FILE = "steering.json"
 LOADER = "train"
 """Under this name the states of a checkpoint that the Trainer writes have where the loader is, if it says so."""
 EVALUATED = "eval_"
+PRESET = "preset-nonfinite"
+"""On for every job unless its rules switch it off."""
 
 log = logging.getLogger("baton.training")
 
@@ -187,10 +189,17 @@ class BatonCallback(TrainerCallback):  # type: ignore[misc]  # transformers is n
         self._session.sources.follow(self._loaders)
 
     def _show_losses(self, args: TrainingArguments) -> None:
-        """By default the Trainer logs a loss that is NaN or infinite as if it had not been."""
-        if args.logging_nan_inf_filter and "loss" in self._session.steering.engine.reads:
+        """By default the Trainer logs a loss that is NaN or infinite as if it had not been.
+
+        All ranks decide alike, by what the job's environment and its rules say: each filters what it adds to the mean.
+        """
+        engine = self._session.steering.engine
+        told = bool(self._session.job_id) and PRESET not in engine.presets_off
+        if args.logging_nan_inf_filter and (told or "loss" in engine.reads):
             args.logging_nan_inf_filter = False
-            log.info("logging_nan_inf_filter is off: rules read the loss, and have to see when it is no number")
+            log.info(
+                "logging_nan_inf_filter is off: rules or presets read the loss, also when it is no number"
+            )
 
 
 def _numbers(logs: dict[str, Any] | None) -> dict[str, float]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -52,14 +54,21 @@ class Losses(torch.utils.data.Dataset):  # type: ignore[type-arg]
 class Trained:
     """A Trainer's run under rules, and what was decided in it."""
 
-    def __init__(self, tmp_path: Path, rules: str, losses: list[float], *, resume: bool = False, **more: Any) -> None:
+    def __init__(
+        self, tmp_path: Path, rules: str, losses: list[float], *, resume: bool = False, job: bool = False, **more: Any
+    ) -> None:
         file = tmp_path / "rules.yaml"
         file.write_text(rules)
+        variables: dict[str, str] = {}
+        if job:
+            control = tmp_path / "control.json"
+            control.write_text(json.dumps({"rules": {"revision": 1, "text": rules} if rules else None}))
+            variables = {"BATON_JOB_ID": "j1", "BATON_CONTROL": str(control)}
         from gpu_client.training import BatonCallback
 
         self.decisions: list[tuple[str, str, int]] = []
         self.logged: list[dict[str, float]] = []
-        with Session.start(output_dir=tmp_path / "output", rules=file, resume=resume, variables={}) as session:
+        with Session.start(output_dir=tmp_path / "output", rules=file, resume=resume, variables=variables) as session:
             tell = session.steering.engine._tell
 
             def told(decision: dict[str, Any]) -> None:
@@ -113,9 +122,26 @@ def test_a_nan_is_seen_at_its_step_though_the_trainer_would_filter_it(tmp_path: 
     assert (tmp_path / "output" / "checkpoint-3" / "baton.json").is_file()
 
 
-def test_without_a_rule_on_the_loss_the_filter_stays(tmp_path: Path) -> None:
+def test_without_a_job_and_a_rule_on_the_loss_the_filter_stays(tmp_path: Path) -> None:
     trained = Trained(tmp_path, "rules: [{name: r, when: step >= 2, do: stop}]", [1.0] * 5)
     assert trained.arguments.logging_nan_inf_filter and trained.finishing and trained.step == 2
+
+
+@pytest.mark.parametrize(
+    "rules", ["", "rules: [{name: r, when: step >= 9, do: stop}]", "{presets: {preset-stuck: off}, rules: []}"]
+)
+def test_in_a_job_the_filter_is_off_for_the_sake_of_the_preset(tmp_path: Path, rules: str) -> None:
+    """On for every job, `preset-nonfinite` was told 0.0 for each loss that was NaN."""
+    trained = Trained(tmp_path, rules, [1.0, float("nan"), 1.0], job=True)
+    assert not trained.arguments.logging_nan_inf_filter
+    losses = [one["loss"] for one in trained.logged if "loss" in one]
+    assert [math.isnan(loss) for loss in losses] == [False, True, True]
+
+
+@pytest.mark.parametrize("off", ["off", "{preset-nonfinite: off}"])
+def test_where_that_preset_is_off_the_filter_stays(tmp_path: Path, off: str) -> None:
+    trained = Trained(tmp_path, f"{{presets: {off}, rules: []}}", [1.0, float("nan"), 1.0], job=True)
+    assert trained.arguments.logging_nan_inf_filter
 
 
 def test_a_logged_value_counts_once(tmp_path: Path) -> None:
