@@ -197,9 +197,7 @@ class BatonCallback(TrainerCallback):  # type: ignore[misc]  # transformers is n
         told = bool(self._session.job_id) and PRESET not in engine.presets_off
         if args.logging_nan_inf_filter and (told or "loss" in engine.reads):
             args.logging_nan_inf_filter = False
-            log.info(
-                "logging_nan_inf_filter is off: rules or presets read the loss, also when it is no number"
-            )
+            log.info("logging_nan_inf_filter is off: rules or presets read the loss, also when it is no number")
 
 
 def _numbers(logs: dict[str, Any] | None) -> dict[str, float]:
