@@ -217,6 +217,9 @@ class Pynvml(SimpleNamespace):
     def nvmlInit(self) -> None:
         pass
 
+    def nvmlDeviceGetCount(self) -> int:
+        return int(self.devices)
+
     def nvmlDeviceGetHandleByIndex(self, index: int) -> int:
         if index >= self.devices:
             raise RuntimeError("Not Found")
