@@ -8,7 +8,6 @@ agree anyway, so that all do it after the same step, and no step waits for rules
 from __future__ import annotations
 
 import logging
-import math
 import os
 import time
 from collections import deque
@@ -21,6 +20,7 @@ from contract.rules.rule import REPORT
 from gpu_client.controller.commands import Commands
 from gpu_client.controller.ending import Ending
 from gpu_client.controller.engine import Engine
+from gpu_client.controller.epochs import Ended, Epochs
 from gpu_client.controller.knobs import Knob
 from gpu_client.controller.orders import Order, wait_for_others
 from gpu_client.controller.performing import Hook, Loop, Offer, Performer, Profiler, Source
@@ -51,9 +51,9 @@ class Steering:
         self._started = False
         self._step = 0
         self._last = False
-        self._epoch: int | None = None
+        self._epochs = Epochs()
         self._inbox: deque[Mapping[str, Any]] = deque()
-        self._teller = Teller(peers.first, clock)
+        self._teller = Teller(peers.first, clock, self._epochs.at)
         self._commands = Commands(clock, self._result)
         self._heard = False
         """What the first process has said: whether it has an agent, without which some ends are for nothing."""
@@ -178,6 +178,8 @@ class Steering:
         if not self._started:
             self._started = True
             self.happened("start", max(0, step - 1), {})
+        if "epoch" in metrics:
+            self._ended(self._epochs.before(step, metrics))
         engine, active = self.engine, self.engine.active
         found = metrics
         if event != "log":
@@ -194,7 +196,7 @@ class Steering:
         elif decided := engine.observe(found, step=step, now=self._times.now(), event=event):
             self._carry_out(decided)
         if "epoch" in metrics:
-            self._look_for_epoch(step, metrics)
+            self._ended(self._epochs.after(step, metrics, last=last))
         if self._teller.hears:
             self._tell_statuses()
 
@@ -210,13 +212,9 @@ class Steering:
         else:
             self._gathering.note(observed)
 
-    def _look_for_epoch(self, step: int, metrics: Mapping[str, object]) -> None:
-        epoch = metrics["epoch"]
-        if not isinstance(epoch, int | float) or not abs(epoch) < 1e12:
-            return
-        before, self._epoch = self._epoch, math.floor(epoch)
-        if before is not None and before != self._epoch:
-            self.happened("epoch", step, {"epoch": epoch})
+    def _ended(self, ended: Ended | None) -> None:
+        if ended is not None:
+            self.happened("epoch", ended.step, {"epoch": ended.epoch})
 
     # Several processes
 
@@ -241,11 +239,8 @@ class Steering:
         mine = None
         if self._peers.first:
             self._waiting += self._arrived(self._step)
-            mine = {
-                "orders": [order.as_values() for order in self._waiting],
-                "rules": self._shared_rules,
-                "heard": self._teller.hears,
-            }
+            orders = [order.as_values() for order in self._waiting]
+            mine = {"orders": orders, "rules": self._shared_rules, "heard": self._teller.hears}
             self._waiting, self._shared_rules = [], None
         shared = self._peers.share(mine)
         self._heard = shared["heard"]
@@ -274,7 +269,7 @@ class Steering:
             "engine": self.engine.state_dict(),
             **self._times.state(),
             "started": self._started,
-            "epoch": self._epoch,
+            **self._epochs.state(),
             "sets_seq": self._commands.sets_seq,
             "rollbacks": self._rollbacks.done,
             "waiting": [order.as_values() for order in self._waiting],
@@ -286,7 +281,7 @@ class Steering:
         """Go on where that was saved."""
         self._times.load_state(state)
         self._started = bool(state.get("started", True))
-        self._epoch = state.get("epoch")
+        self._epochs.load_state(state)
         self._commands.sets_seq = int(state.get("sets_seq", 0))
         self._rollbacks.done = int(state.get("rollbacks", 0))
         self.engine.load_state_dict(state.get("engine", {}), step=self._step)
