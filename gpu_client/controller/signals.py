@@ -50,6 +50,7 @@ class Signals:
         self._waited_s = 0.0
         self._waited_before_s = 0.0
         """Before the newest step."""
+        self._awaiting_since: float | None = None
         self._waits = False
         self._loaders: list[_Loader] = []
         """Those that measure by themselves how long they were waited for."""
@@ -77,6 +78,19 @@ class Signals:
         """So long the loop waited for data."""
         self._waited_s += seconds
         self._waits = True
+
+    def awaiting(self) -> None:
+        """As far as is known the loop does nothing from now on but wait for data.
+
+        For libraries that hold their loaders themselves, and tell when something is done: the newest call counts.
+        """
+        self._awaiting_since = self._clock()
+
+    def arrived(self) -> None:
+        """It has them."""
+        if self._awaiting_since is not None:
+            self.waited(self._clock() - self._awaiting_since)
+            self._awaiting_since = None
 
     def timed(self, batches: Iterable[T]) -> Iterator[T]:
         """The batches; how long each was waited for is noted, by themselves if they can (`waited_s`)."""

@@ -72,7 +72,7 @@ class Steering:
             loop, self._offer, self._leave, lambda *came_of: self._teller.outcome(*came_of, step=self._step)
         )
         self._gathering = Gathering(peers) if peers.size > 1 else None
-        self._signals = Signals(clock)
+        self.signals = Signals(clock)
         self.live = False
         """Whether there is anything to do at a step: asked at every one."""
 
@@ -151,11 +151,11 @@ class Steering:
 
     def measured(self, step: int) -> dict[str, float]:
         """What the agent is told beside a report: mean times of the steps since the report before it."""
-        return self._signals.since_told(step)
+        return self.signals.since_told(step)
 
     def timed(self, batches: Iterable[T]) -> Iterator[T]:
         """The batches; how long each was waited for is the metric `data.wait`. A `ResumableLoader` needs no timing."""
-        return self._signals.timed(batches)
+        return self.signals.timed(batches)
 
     # What arrives
 
@@ -184,7 +184,7 @@ class Steering:
         found = metrics
         if event != "log":
             reads, offer = engine.reads, self._offer
-            found = self._signals.at_step(metrics, step=step, reads=reads, times=self._times, offer=offer)
+            found = self.signals.at_step(metrics, step=step, reads=reads, times=self._times, offer=offer)
         if self._gathering is not None:
             if active:
                 self._gathering.hand_in(step, found, now=self._times.now(), logged=event != "step")
@@ -203,7 +203,7 @@ class Steering:
     def happened(self, event: str, step: int, metrics: Mapping[str, object]) -> None:
         """Something else than a step: `evaluate`, `save`, `epoch`, `end`."""
         if event == "save":
-            self._signals.saved()
+            self.signals.saved()
         if not self.engine.active or not self._peers.first:
             return
         observed = Observed(event, step, self._times.now(), {**metrics, "step": step})
@@ -301,7 +301,7 @@ class Steering:
         """The training goes on after `step`: what was decided later than its checkpoint is applied to it."""
         self._step = step
         states = list(states)
-        self._signals.follow_loaders(states)
+        self.signals.follow_loaders(states)
         for told in self._rollbacks.made_up_for(self._offer.knobs, states):
             self._teller.decided({**told, "revision": self.engine.revision, "step": step})
         if self._gathering is None:
@@ -327,7 +327,7 @@ class Steering:
             self._tell_statuses(at_once=True)
         if self._offer.profiler is not None:
             self._offer.profiler.close()
-        self._signals.close()
+        self.signals.close()
 
     # Inside
 
@@ -363,7 +363,7 @@ class Steering:
         if self._gathering is not None and not self.engine.active:
             self._gathering.forget()
         reason = self.engine.install(revision, text, step=self._step)
-        self._signals.follow(self.engine.reads)
+        self.signals.follow(self.engine.reads)
         if reason:
             self._teller.in_force(self.engine.revision, self._step, rejected=revision, reason=reason)
             return False

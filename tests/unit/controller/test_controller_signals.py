@@ -44,6 +44,19 @@ def test_times_of_a_step() -> None:
     assert at(signals, 3) == {"step.time": 1.0, "data.wait": 0.0, "ckpt.age": 1.0, "wall": 7.0}
 
 
+def test_of_what_a_library_says_the_newest_begins_a_wait() -> None:
+    clock = Clock()
+    signals = Signals(clock)
+    signals.arrived()
+    assert "data.wait" not in at(signals, 1), "nobody said when it began"
+    for passed_s in (3, 2, 1):
+        signals.awaiting()
+        clock.now += passed_s
+    signals.arrived()
+    signals.arrived()
+    assert at(signals, 2)["data.wait"] == 1.0
+
+
 def test_a_step_that_is_reported_again_has_no_new_times() -> None:
     """A report of an evaluation made every second step take no time at all."""
     clock = Clock()
