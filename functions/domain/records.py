@@ -264,6 +264,8 @@ class CommandRecord(Record):
     key_sha256: str | None = None
     """Of the Idempotency-Key that it was given with."""
     status: Literal["waiting", "applied", "rejected", "expired"] = "waiting"
+    epoch: int = 0
+    """The attempt that dealt with it."""
     step: int | None = None
     message: str = ""
     rule: str | None = None
