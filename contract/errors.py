@@ -80,6 +80,7 @@ class ErrorCode(StrEnum):
     UPLOAD_NOT_FOUND = "upload_not_found"
     RECIPE_EXISTS = "recipe_exists"
     ROLLBACK_BUDGET_SPENT = "rollback_budget_spent"
+    ROLLBACK_NOT_KEPT = "rollback_not_kept"
     CONFLICT = "conflict"
     # The service
     TOO_MANY_REQUESTS = "too_many_requests"
@@ -224,6 +225,11 @@ ERRORS: dict[ErrorCode, ErrorInfo] = {
         409,
         "The rule has rolled this job back as often as it may.",
         "Look at what it fires on, or give its rollback a larger 'budget'.",
+    ),
+    ErrorCode.ROLLBACK_NOT_KEPT: ErrorInfo(
+        409,
+        "The checkpoints from before the rule's trouble are not kept any more.",
+        "Keep more of them ('keep_last' of the retention), or let the rule wait for less ('for').",
     ),
     ErrorCode.CONFLICT: ErrorInfo(
         409, "Somebody else changed this at the same moment.", "Repeat the call; it is safe to do so."

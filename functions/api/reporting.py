@@ -132,6 +132,15 @@ def leave_by_rule(
         # Read behind the job: whatever forgets a checkpoint, or finds it damaged, raises the job's `rev`.
         found = [] if wish.rollback is None else sound_checkpoints(context, job, below=wish.rollback.before_step)
         needed = 1 if wish.rollback is not None and wish.rollback.to == "last" else None
-        return leave(job, attempt, fence, wish, resumable=list(islice(found, needed)), progress=progress, now=call.now)
+        return leave(
+            job,
+            attempt,
+            fence,
+            wish,
+            resumable=list(islice(found, needed)),
+            kept=sound_checkpoints(context, job),
+            progress=progress,
+            now=call.now,
+        )
 
     return end_as_bearer(context, call, fence, body.control, decision)

@@ -67,7 +67,7 @@ ROUTES: tuple[Route, ...] = (
         working.release,
         body=(ReleaseRequest,),
         answer=TransitionAnswer,
-        refuses=(*LEASE, E.ROLLBACK_BUDGET_SPENT),
+        refuses=(*LEASE, E.ROLLBACK_BUDGET_SPENT, E.ROLLBACK_NOT_KEPT),
     ),
     _bearer(
         "POST",

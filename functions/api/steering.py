@@ -23,7 +23,7 @@ from contract.steering import Command, CommandList, CommandRequest, RulesText
 from functions.api.context import Call, Context, job_of
 from functions.api.leasing import WRITE_TRIES
 from functions.api.paging import fitting
-from functions.api.watching import look, standing_of
+from functions.api.watching import look, members_of, standing_of
 from functions.domain import steering as rules
 from functions.domain.change import Change
 from functions.domain.errors import FenceBroken, Refusal, WriteConflict
@@ -72,13 +72,13 @@ def put_rules(context: Context, call: Call) -> RulesView:
     newest = _written(context, call, decide)
     if watched:
         look(context.jobs, context.leases, call.path["id"], "state", call.now)
-    return _view(context, job_of(context, call, call.path["id"]), newest)
+    return _view(context, job_of(context, call, call.path["id"]), newest, call.now)
 
 
 def show_rules(context: Context, call: Call) -> RulesView:
     """A job's newest rules, and what its worker said last of them."""
     job = job_of(context, call, call.path["id"])
-    return _view(context, job, _newest(context, job))
+    return _view(context, job, _newest(context, job), call.now)
 
 
 def list_rules(context: Context, call: Call) -> RulesHistory:
@@ -202,7 +202,7 @@ def _newest(context: Context, job: Job) -> RulesRecord | None:
     return context.jobs.rules(job.id, job.rules_revision) if job.rules_revision else None
 
 
-def _view(context: Context, job: Job, newest: RulesRecord | None) -> RulesView:
+def _view(context: Context, job: Job, newest: RulesRecord | None, now: int) -> RulesView:
     if newest is None:
         return RulesView()
     said = context.jobs.control(job.id)
@@ -211,11 +211,11 @@ def _view(context: Context, job: Job, newest: RulesRecord | None) -> RulesView:
         newest=_revision(newest),
         warnings=_shown(_checked(newest.text, silence_s)[1]),
         acknowledged=Acknowledged.model_validate(said.model_dump()) if said is not None else None,
-        control_plane=_control_planes(context, job),
+        control_plane=_control_planes(context, job, now),
     )
 
 
-def _control_planes(context: Context, job: Job) -> ControlPlaneRules | None:
+def _control_planes(context: Context, job: Job, now: int) -> ControlPlaneRules | None:
     found = standing_of(context.jobs, job)
     if found is None:
         return None
@@ -226,7 +226,7 @@ def _control_planes(context: Context, job: Job) -> ControlPlaneRules | None:
         revision=standing.revision,
         at=standing.at,
         next_check_at=standing.next_at,
-        statuses=list(statuses(rules_here, standing)),
+        statuses=list(statuses(rules_here, standing, job.id, members_of(context.jobs, job, rules_here, now))),
     )
 
 

@@ -171,7 +171,7 @@ def _join(jobs: JobStore, job: Job, member: MemberRecord) -> None:
         logger.warning("a job's group was not told", extra={"job_id": job.id}, exc_info=True)
 
 
-def _members(jobs: JobStore, job: Job, rules: RuleSet, now: int) -> Members | None:
+def members_of(jobs: JobStore, job: Job, rules: RuleSet, now: int) -> Members | None:
     """What is known of the job's group; None, and no read, if its rules do not ask or it is in none."""
     from functions.domain.watching import asks_for_group
 
@@ -190,7 +190,7 @@ def _decided(jobs: JobStore, seen: Seen, occasion: Occasion, now: int) -> tuple[
     groups = GroupReader(jobs, job, now)
     try:
         rules = _rules(jobs, job.id, job.rules_revision)
-        members = _members(jobs, job, rules, now)
+        members = members_of(jobs, job, rules, now)
         began_s = time.thread_time()
         looked = watching.look(
             seen,

@@ -115,18 +115,20 @@ def commit(job: Job, fence: Fence | None, record: CheckpointRecord, *, now: int)
         )
     require_newer(job, record.step)
     total = job.progress.total_steps if job.progress else None
+    first_step = record.step if job.checkpoint_step is None else job.first_step
     progress = Progress(step=record.step, total_steps=total, metrics=record.metrics, reported_at=now)
     change = changed(
         job,
         now,
         checkpoint_step=record.step,
         checkpoint_epoch=record.epoch,
+        first_step=first_step,
         fruitless_interruptions=0,
         progress=progress,
     )
     change = replace(
         change,
-        checkpoint=record.model_copy(update={"branches": job.branches}),
+        checkpoint=record.model_copy(update={"branches": job.branches, "first_step": first_step}),
         lease=CheckLease(fence=fence) if fence is not None else None,
     )
     return change.with_event(

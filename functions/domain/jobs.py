@@ -329,6 +329,7 @@ def retry(
         state=JobState.PENDING,
         counters=counters,
         branches=job.branches if place == current else job.branches_from(chosen),
+        first_step=job.first_step if place == current or chosen is None else chosen.first_step,
         fruitless_interruptions=0,
         reason=None,
         not_before=None,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from contract.errors import ErrorCode
@@ -34,12 +34,14 @@ def leave(
     wish: LeaveByRule,
     *,
     resumable: Sequence[CheckpointRecord],
+    kept: Iterable[CheckpointRecord] = (),
     progress: Progress | None,
     now: int,
 ) -> Change:
     """End the attempt as the rule wants it. It is nobody's failure, and costs no waiting.
 
-    `resumable`: what the job may resume from; a rollback chooses among it.
+    `resumable`: what the job may resume from; a rollback chooses among it. `kept`: all of that, newest first; read
+    only to say why a rollback is refused.
     """
     require_running(job)
     by = wish.ended_by
@@ -49,6 +51,8 @@ def leave(
     if wish.rollback is not None:
         chosen = choose(resumable, wish.rollback, job.spec.policy.retention)
         done = _rolled_back(job, wish.rollback, by, chosen)
+        if chosen is None:
+            _require_nothing_lost(job, wish.rollback, by, kept)
         place = (chosen.step, chosen.epoch) if chosen else (None, None)
         updates |= {"rollbacks": [*job.rollbacks, done], "checkpoint_step": place[0], "checkpoint_epoch": place[1]}
         if place != (job.checkpoint_step, job.checkpoint_epoch):
@@ -96,6 +100,23 @@ def _rolled_back(job: Job, wish: Rollback, by: EndedBy, chosen: CheckpointRecord
         skip=wish.skip,
         lr_factor=wish.lr_factor,
         commands_seq=job.commands_seq,
+    )
+
+
+def _require_nothing_lost(job: Job, wish: Rollback, by: EndedBy, kept: Iterable[CheckpointRecord]) -> None:
+    """Refuse to begin anew where the job had come further than that before the trouble began.
+
+    It had not if its first checkpoint is younger than the trouble. Of what earlier versions began that is not known.
+    """
+    if job.checkpoint_step is None or (job.first_step is not None and job.first_step >= wish.before_step):
+        return
+    steps = [one.step for one in kept]
+    oldest = f"the oldest kept checkpoint is of step {steps[-1]}" if steps else "no checkpoint is kept"
+    raise Refusal(
+        ErrorCode.ROLLBACK_NOT_KEPT,
+        f"Rule {by.rule} wants job {job.id} back before step {wish.before_step}; {oldest}, and older ones are gone. "
+        "A greater keep_last of the retention keeps them, a shorter 'for' of the rule needs less.",
+        field="by_rule.rollback.before_step",
     )
 
 

@@ -80,6 +80,9 @@ class Job(Record):
     """Machine id -> instant until which it is not given this job."""
     checkpoint_step: int | None = None
     checkpoint_epoch: int | None = None
+    first_step: int | None = None
+    """Of the first checkpoint of the history that the job continues, kept or not; None where none was committed, or an
+    earlier version did."""
     lapsed_step: int | None = None
     """Highest step that the present attempt had committed before that turned out damaged; None if none did."""
     branches: list[Branch] = []
@@ -231,6 +234,8 @@ class CheckpointRecord(Record):
     legacy_key: str | None = None
     branches: list[Branch] = []
     """The job's when this was committed: with step and epoch they say which checkpoints are its history."""
+    first_step: int | None = None
+    """The job's when this was committed."""
     pinned: bool = False
     damaged: bool = False
     protected_until: int = 0
@@ -259,6 +264,8 @@ class CommandRecord(Record):
     key_sha256: str | None = None
     """Of the Idempotency-Key that it was given with."""
     status: Literal["waiting", "applied", "rejected", "expired"] = "waiting"
+    epoch: int = 0
+    """The attempt that dealt with it."""
     step: int | None = None
     message: str = ""
     rule: str | None = None

@@ -24,6 +24,8 @@ from functions.domain.errors import Refusal
 from functions.domain.leases import Fence
 from functions.domain.records import CommandRecord, ControlRecord, Event, Job, Lease, RulesRecord, StandingRecord
 
+_AS_GIVEN = {"status": "waiting", "step": None, "message": ""}
+
 
 def require_steerable(job: Job) -> None:
     """Refuse for a job that has ended: nobody would ever hear of it."""
@@ -146,7 +148,7 @@ def _done_again(command: CommandRecord) -> bool:
 def command_view(job: Job, command: CommandRecord, now: int) -> Command:
     """A command as it stands: one that waits for nothing any more has expired."""
     expired = command.status == "waiting" and not _waits(job, command, now)
-    values = command.model_dump(exclude={"key_sha256", "revision"})
+    values = command.model_dump(exclude={"key_sha256", "revision", "epoch"})
     return Command.model_validate({**values, "status": "expired"} if expired else values)
 
 
@@ -156,9 +158,18 @@ def waiting_after(job: Job, commands: Iterable[CommandRecord], seq: int, now: in
 
 
 def handed_out(job: Job, commands: Iterable[CommandRecord], now: int) -> list[Command]:
-    """What an attempt begins with, oldest first: what waits, and every `set` that was applied and not undone."""
-    again = [one for one in commands if _waits(job, one, now) or (_done_again(one) and not _undone(job, one))]
+    """What an attempt begins with, oldest first: what waits, every `set` that was applied and not undone, and every
+    `save` whose checkpoint was lost with its machine."""
+    found = [one.model_copy(update=_AS_GIVEN) if _unsaved(job, one) else one for one in commands]
+    again = [one for one in found if _waits(job, one, now) or (_done_again(one) and not _undone(job, one))]
     return [command_view(job, one, now) for one in again]
+
+
+def _unsaved(job: Job, command: CommandRecord) -> bool:
+    """Whether an earlier attempt ended between taking a checkpoint and committing it, or a newer one."""
+    if command.kind is not CommandKind.SAVE or command.status != "applied" or command.step is None:
+        return False
+    return (job.checkpoint_step is None or job.checkpoint_step < command.step) and not _undone(job, command)
 
 
 def _undone(job: Job, command: CommandRecord) -> bool:
@@ -195,9 +206,9 @@ def told(
     events = tuple(_event(job, first + place, one, now) for place, one in enumerate(decisions))
     results = {result.seq: result for result in reversed(report.results)}
     dealt_with = tuple(
-        one.model_copy(update=results[one.seq].model_dump(exclude={"seq"}))
+        one.model_copy(update={**results[one.seq].model_dump(exclude={"seq"}), "epoch": job.epoch})
         for one in commands
-        if one.status == "waiting" and one.seq in results
+        if one.seq in results and (one.status == "waiting" or (one.epoch < job.epoch and _unsaved(job, one)))
     )
     after = _control(job.epoch, report, control, now)
     updates = {"event_seq": job.event_seq + len(events), "decided": decisions[-1].number if decisions else job.decided}

@@ -187,9 +187,12 @@ def left_alone(standing: StandingRecord) -> StandingRecord:
     return standing.model_copy(update={"version": standing.version + 1, "next_at": None})
 
 
-def statuses(rules: RuleSet, standing: StandingRecord) -> Iterator[RuleStatus]:
-    """How each rule stands, in words."""
-    evaluator, _ = _restored(rules, None, standing, standing.revision)
+def statuses(
+    rules: RuleSet, standing: StandingRecord, job_id: str, members: Mapping[str, MemberRecord] | None
+) -> Iterator[RuleStatus]:
+    """How each rule stands, in words; `members` as for `look`: what is said of a group is as of now."""
+    group = Group(job_id, standing.member, members) if needed_group_values(rules) else None
+    evaluator, _ = _restored(rules, group, standing, standing.revision)
     for one in evaluator.statuses():
         yield RuleStatus(rule=one.rule, state=str(one.state), said=one.describe()[:MAX_STATUS_CHARS], fires=one.fires)
 

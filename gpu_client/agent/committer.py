@@ -7,7 +7,7 @@ import shutil
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from pathlib import Path
 
@@ -112,7 +112,7 @@ class Committer:
         """Hand over a checkpoint; one that is still waiting is passed over for it."""
         with self._changed:
             if self._waiting is not None:
-                self._drop(self._waiting, "a newer one")
+                staged = self._instead_of(self._waiting, staged)
             self._waiting = staged
             self._tries = 0
             self._changed.notify_all()
@@ -147,7 +147,7 @@ class Committer:
                     self.committed_steps.append(staged.step)
                     _clear(staged)
                 elif self._waiting is not None:
-                    self._drop(staged, "a newer one")
+                    self._waiting = self._instead_of(staged, self._waiting)
                 elif verdict is _Verdict.GIVEN_UP or self._cancel.is_set():
                     self._drop(staged, "good")
                 else:
@@ -203,6 +203,11 @@ class Committer:
         self.last_error = error
         logger.warning("checkpoint of step %d is not committed: %s", staged.step, error)
         return verdict
+
+    def _instead_of(self, staged: Staged, newer: Staged) -> Staged:
+        """The newer one is kept by the tag of the one that is passed over for it, unless it has its own."""
+        self._drop(staged, "a newer one")
+        return replace(newer, tag=newer.tag or staged.tag)
 
     def _drop(self, staged: Staged, instead: str) -> None:
         self.skipped_steps.append(staged.step)

@@ -7,6 +7,7 @@ from enum import StrEnum
 from typing import TypeVar
 
 from contract.goodput import Goodput
+from contract.jobs import FailureClass
 from contract.steering import EndedBy
 from contract.work import CompleteRequest, DeclaredArtifact, FailRequest, ReleaseRequest, SaladIdentity, WorkItem
 from gpu_client.agent.channel_messages import Progress
@@ -81,7 +82,7 @@ class LastWord:
             message=_text(failure.reason, MAX_MESSAGE_CHARS),
             log_tail=[_text(line, MAX_LOG_LINE_CHARS) for line in tail[-MAX_LOG_LINES:]],
             goodput=goodput,
-            **self._ended_by(),
+            **self._ended_by(failure.failure_class is FailureClass.STOPPED_BY_RULE),
         )
         token = self._item.lease_token
         self._calls.insist("fail", lambda client: (self._before(), client.fail(token, self._steered(request))))
@@ -98,7 +99,7 @@ class LastWord:
         self._hand_back(request)
 
     def leave(self, by_rule: Leaving, goodput: Goodput | None = None) -> None:
-        """The job goes back because a rule wants it. RollbackRefused if it may not once more."""
+        """The job goes back because a rule wants it. RollbackRefused if it may not, or not so far back."""
         request = ReleaseRequest(
             **self._identity,
             job_id=self._item.id,
@@ -115,9 +116,10 @@ class LastWord:
 
     # What is not set is not sent: a control plane that knows nothing of rules would refuse it.
 
-    def _ended_by(self) -> dict[str, EndedBy]:
+    def _ended_by(self, stopped: bool = False) -> dict[str, EndedBy]:
+        """`stopped`: the job ends by the rule, also if that wanted it to go on: a rollback that may not be."""
         leaving = self._steering.leaving
-        known = self._steering.spoken_of and leaving is not None and leaving.kind == "stop"
+        known = self._steering.spoken_of and leaving is not None and (stopped or leaving.kind == "stop")
         return {"ended_by": leaving.ended_by} if leaving is not None and known else {}
 
     def _steered(self, request: _Request) -> _Request:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 from contract.history import EventType, EventView
@@ -9,10 +10,11 @@ from contract.jobs import JobState
 from contract.rules import presets
 from gpu_client.cli.session import Session
 from gpu_client.transport.api import BatonClient
-from gpu_client.transport.calls import pages
 from gpu_client.transport.errors import Unreachable
 
 LOOK_EVERY_S = 10.0
+MAX_EVENTS = 1000
+"""In one answer."""
 _SHOWN = frozenset(
     {
         EventType.RULE_FIRED,
@@ -27,7 +29,7 @@ _SHOWN = frozenset(
 
 
 class Firings:
-    """Shows each once, from the first look on."""
+    """Shows each once, from the first look on; `last` says in short what fired last."""
 
     def __init__(self, session: Session, client: BatonClient, *, as_json: bool, look_every_s: float) -> None:
         """`look_every_s`: how often `look` will be called."""
@@ -37,7 +39,10 @@ class Firings:
         self._pause = max(1, round(LOOK_EVERY_S / look_every_s))
         self._looks = 0
         self._cursor: str | None = None
+        self._unpassed = 0
+        """Events that were seen and lie behind the cursor: where the newest one ends no answer says."""
         self._seen = 0
+        self.last = ""
         self._state: JobState | None = None
 
     def look(self, job_id: str, state: JobState) -> None:
@@ -48,13 +53,27 @@ class Firings:
         if not due:
             return
         try:
-            for page in pages(lambda cursor: self._client.events(job_id, limit=1000, cursor=cursor)):
-                for event in page.events:
-                    if event.seq > self._seen and _is_shown(event):
-                        self._show(job_id, event)
-                    self._seen = max(self._seen, event.seq)
+            for event in self._new(job_id):
+                if event.type is EventType.RULE_FIRED:
+                    self.last = _in_short(event)
+                if _is_shown(event):
+                    self._show(job_id, event)
         except Unreachable:
             self._state = None  # the next look asks again, and the watching itself says that it cannot
+
+    def _new(self, job_id: str) -> Iterator[EventView]:
+        """What has come since the last look, of which one event is read again, whatever the history's length."""
+        limit = self._unpassed - 1 if self._unpassed > 1 else MAX_EVENTS
+        while True:
+            page = self._client.events(job_id, limit=limit, cursor=self._cursor)
+            for event in page.events:
+                if event.seq > self._seen:
+                    self._seen = event.seq
+                    yield event
+            if page.next_cursor is None:
+                self._unpassed = len(page.events)
+                return
+            self._cursor, self._unpassed, limit = page.next_cursor, 0, MAX_EVENTS
 
     def _show(self, job_id: str, event: EventView) -> None:
         if self._as_json:
@@ -71,6 +90,13 @@ def is_of_preset(event: EventView) -> bool:
 def preset_line(event: EventView) -> str:
     """`preset-stuck: no step for 14 min, usual 0.4 s`."""
     return f"{event.data['rule']}: {event.data.get('message') or 'is over'}"
+
+
+def _in_short(event: EventView) -> str:
+    """`spike fired at step 120: rollback`."""
+    dry = " (dry run)" if event.data.get("dry_run") else ""
+    actions = ", ".join(event.data.get("actions") or [])
+    return f"{event.data.get('rule')} fired at step {event.data.get('step')}{dry}" + (f": {actions}" if actions else "")
 
 
 def _is_shown(event: EventView) -> bool:

@@ -39,6 +39,8 @@ class Summary:
     """The rule or command that ended the training."""
     goodput: Goodput | None = None
     """Of all attempts."""
+    fired: str = ""
+    """What rule fired last, where somebody has looked."""
 
     @property
     def share(self) -> float | None:
@@ -144,6 +146,8 @@ def headline(summary: Summary) -> str:
         parts.append(f"cost {summary.cost:.2f}")
     if goodput := percent(share_of(summary.goodput)):
         parts.append(f"goodput {goodput}")
+    if summary.fired and not summary.state.terminal:
+        parts.append(summary.fired)
     if summary.reason and summary.state is not JobState.COMPLETE:
         parts.append(summary.reason)
     elif summary.ended_by and summary.state.terminal:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Annotated
 
 import typer
@@ -55,11 +56,16 @@ def watch(
         watcher = _Watcher(client, full_id(client, job_id), price)
         first = watcher.look()
         with display(session, as_json) as show:
-            beside = (
-                Pictures(session, client, as_json=as_json, look_every_s=pause_s),
-                Firings(session, client, as_json=as_json, look_every_s=pause_s),
-            )
-            last = _until_the_end(session, watcher, first, show=show, beside=beside, every_s=pause_s)
+            pictures = Pictures(session, client, as_json=as_json, look_every_s=pause_s)
+            firings = Firings(session, client, as_json=as_json, look_every_s=pause_s)
+
+            def show_all(now: Summary) -> None:
+                # First: whoever reads JSON may stop at the line that says the end.
+                pictures.look(now.id, now.state)
+                firings.look(now.id, now.state)
+                show(replace(now, fired=firings.last))
+
+            last = _until_the_end(session, watcher, first, show=show_all, every_s=pause_s)
     if not as_json:
         session.screen.line(f"{last.id[:SHOWN_ID_CHARACTERS]} {headline(last)}")
         session.screen.fields(goodput_lines(last.goodput, price))
@@ -106,15 +112,11 @@ def _until_the_end(
     first: Summary,
     *,
     show: Callable[[Summary], None],
-    beside: Sequence[Pictures | Firings],
     every_s: float,
 ) -> Summary:
     """The last look. Once it has been reached, the control plane may blink: that is said once, and waited for."""
     now, silent = first, False
     while True:
-        # First: whoever reads JSON may stop at the line that says the end.
-        for one in beside:
-            one.look(now.id, now.state)
         show(now)
         if now.state.terminal:
             return now

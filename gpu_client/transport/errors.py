@@ -11,7 +11,7 @@
     │   ├── NotStoredYet          a declared object is not stored: upload it, then repeat
     │   ├── DigestMismatch        a stored object has other bytes than declared
     │   ├── StepNotNewer          this or a later step is committed already
-    │   ├── RollbackRefused       the rule has rolled this job back as often as it may
+    │   ├── RollbackRefused       as often as it may already, or further than checkpoints are kept
     │   └── Conflict              any other clash with the state of the job
     ├── Unreachable               no usable answer after all retries: connection, timeout, 429, 5xx. Try again later
     ├── UnexpectedAnswer          an answer that this version does not understand
@@ -105,7 +105,7 @@ class NotStoredYet(ApiError):  # noqa: N818
 
 
 class RollbackRefused(ApiError):  # noqa: N818
-    """A rule has rolled the job back as often as it may."""
+    """A rule has rolled the job back as often as it may, or further back than checkpoints are kept."""
 
 
 class DigestMismatch(ApiError):  # noqa: N818
@@ -178,6 +178,7 @@ _BY_CODE: dict[str, type[ApiError]] = {
     ErrorCode.DIGEST_MISMATCH: DigestMismatch,
     ErrorCode.STEP_NOT_NEWER: StepNotNewer,
     ErrorCode.ROLLBACK_BUDGET_SPENT: RollbackRefused,
+    ErrorCode.ROLLBACK_NOT_KEPT: RollbackRefused,
 }
 _BY_STATUS: dict[int, type[ApiError]] = {
     400: InvalidRequest,

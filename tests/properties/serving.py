@@ -75,7 +75,7 @@ ALLOWED: dict[str, set[ErrorCode]] = {
     "fail": set(),
     "release": set(),
     "report": set(),
-    "rollback": {ErrorCode.ROLLBACK_BUDGET_SPENT},
+    "rollback": {ErrorCode.ROLLBACK_BUDGET_SPENT, ErrorCode.ROLLBACK_NOT_KEPT},
     "leave": set(),
 }
 """What a worker that holds the job may still be refused with. LEASE_LOST: an original client of the same machine."""

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from contract.errors import ErrorCode
+from contract.jobs import LEASE_INTERVALS
 from contract.steering import MAX_COMMANDS
 from tests.api_harness import NOW, Answer, Api, Held
 
@@ -103,6 +104,74 @@ def test_what_waits_is_handed_to_the_next_attempt_with_every_set_that_was_applie
     found = [(one["seq"], one["kind"], one["status"], one["step"]) for one in control["commands"]]
     assert found == [(1, "set", "applied", 3), (3, "save", "waiting", None)]
     assert control["commands_seq"] == 4
+
+
+def saved(held: Held, step: int) -> None:
+    held.report(seq=1, results=[result(1, step=step, message="a checkpoint is due: best")]).ok()
+
+
+def next_attempt(api: Api, held: Held) -> tuple[Held, list[dict[str, Any]]]:
+    """Behind a machine that was lost."""
+    api.clock.advance(LEASE_INTERVALS * held.item["heartbeat_interval_s"] + 1)
+    api.sweep()
+    again = api.claim()
+    return again, again.item["control"]["commands"]
+
+
+def test_a_save_whose_checkpoint_was_lost_is_handed_out_again(api: Api) -> None:
+    held = running(api)
+    given = give(api, held.id, tag="best").ok()
+    held.commit(100).ok()
+    saved(held, 120)
+    again, commands = next_attempt(api, held)
+    assert commands == [given], "as it was given"
+    assert kept(api, held.id)[0]["status"] == "applied", "until something is heard of it"
+    again.commit(110, tag="best").ok()
+    saved(again, 110)
+    saved(again, 115)
+    (shown,) = kept(api, held.id)
+    assert (shown["status"], shown["step"]) == ("applied", 110), "written once by each attempt"
+    last, commands = next_attempt(api, again)
+    assert commands == []
+    with api.unchanged():
+        saved(last, 130)
+
+
+@pytest.mark.parametrize("step", [120, 150])
+def test_a_save_is_done_once_a_checkpoint_from_then_on_is_committed(api: Api, step: int) -> None:
+    held = running(api)
+    give(api, held.id, tag="best").ok()
+    saved(held, 120)
+    held.commit(step).ok()
+    assert next_attempt(api, held)[1] == []
+
+
+def test_a_save_that_was_lost_is_not_done_too_late_nor_by_another_run(api: Api) -> None:
+    held = running(api)
+    give(api, held.id, tag="best", expires_in_s=60).ok()
+    saved(held, 120)
+    api.clock.advance(60)
+    held.release().ok()
+    again = api.claim()
+    assert again.item["control"]["commands"] == []
+    again.complete().ok()
+    held = running(api)
+    give(api, held.id, expires_in_s=86_400).ok()
+    saved(held, 120)
+    held.fail(failure_class="stopped_by_rule").ok()
+    api.post(f"/job/{held.id}/retry").ok()
+    assert api.claim().item["control"]["commands"] == []
+
+
+def test_a_save_that_a_rollback_went_back_behind_is_not_done_again(api: Api) -> None:
+    held = running(api)
+    give(api, held.id, tag="best").ok()
+    held.commit(100).ok()
+    saved(held, 120)
+    held.commit(120, tag="best").ok()
+    wish = {"kind": "rollback", "ended_by": {"rule": "spike", "step": 125}, "rollback": {"before_step": 110}}
+    held.release(reason="rule", by_rule=wish).ok()
+    assert api.claim().item["control"]["commands"] == []
 
 
 @pytest.mark.parametrize("when", ["heartbeat", "claim"])

@@ -55,6 +55,25 @@ def test_exactly_the_worst_half_is_stopped_whatever_the_order(api: Api, seed: in
         assert fired == (state == "failed")
 
 
+def test_how_a_rule_stands_says_what_is_known_of_the_group(api: Api) -> None:
+    jobs = started(api, LIKELY.replace("stop: failed", "alert: x"), 3)
+    api.submit(rules=LIKELY)
+    alone = api.claim(machine_id="m-9")
+
+    def said(held: Held) -> str:
+        (status,) = api.get(f"/job/{held.id}/rules").ok()["control_plane"]["statuses"]
+        return str(status["said"])
+
+    for held, loss in ((jobs[0], 3.0), (jobs[1], 2.0), (jobs[2], 1.0), (alone, 1.0)):
+        held.heartbeat(step=500, metrics={"loss": loss}).ok()
+        api.clock.advance(1)
+    jobs[0].heartbeat(step=501, metrics={"loss": 0.0}).ok()
+    with api.unchanged():
+        assert "group_count(loss, 500) = 3, group_rank(loss, 500) = 0.6667" in said(jobs[0])
+        assert "group_rank(loss, 500) = 0" in said(jobs[2])
+        assert "group_count(loss, 500) = unknown" in said(alone), "it is in no group"
+
+
 def test_who_was_stopped_stays_in_the_statistics(api: Api) -> None:
     jobs = started(api, LIKELY, 6)
     for number, held in enumerate(jobs[:4]):

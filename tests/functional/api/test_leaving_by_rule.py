@@ -95,6 +95,47 @@ def test_without_a_checkpoint_before_it_all_begins_anew(api: Api) -> None:
     assert [one["number"] for one in last.item["control"]["rollbacks"]] == [1, 2]
 
 
+def not_kept(held: Held, oldest: str, **rollback: Any) -> None:
+    with held.api.unchanged():
+        error = roll_back(held, **rollback).refused(ErrorCode.ROLLBACK_NOT_KEPT, "by_rule.rollback.before_step")
+    for text in ("spike", f"step {rollback.get('before_step', 250)}", oldest, "keep_last", "'for'"):
+        assert text in error["message"]
+
+
+@pytest.mark.parametrize("to", ["last", "best"])
+def test_a_run_does_not_begin_anew_because_older_checkpoints_were_let_go(api: Api, to: str) -> None:
+    held = trained(api, {step: {} for step in (200, 250, 300, 350)}, retention={"keep_last": 3})
+    not_kept(held, "oldest kept checkpoint is of step 250", to=to)
+    assert api.job(held.id)["checkpoint_step"] == 350
+    assert held.heartbeat().ok()["directive"] == "continue", "its worker says what becomes of it"
+    held.fail(failure_class="stopped_by_rule", message="too far", ended_by=BY).ok()
+    job = api.job(held.id)
+    assert (job["state"], job["ended_by"], job["checkpoint_step"]) == ("failed", SHOWN, 350)
+    kept = api.get(f"/job/{held.id}/checkpoints").ok()["checkpoints"]
+    assert [one["step"] for one in kept] == [350, 300, 250]
+    api.post(f"/job/{held.id}/retry").ok()
+    again = api.claim()
+    assert resumed(again) == [350, 300, 250]
+    not_kept(again, "step 250")
+
+
+def test_what_was_committed_first_is_that_of_the_history_that_the_job_continues(api: Api) -> None:
+    held = trained(api, {100: {}, 300: {}, 400: {}}, retention={"keep_last": 2})
+    roll_back(held, before_step=100).ok()
+    again = api.claim()
+    assert resumed(again) == [], "the first one was younger"
+    again.commit(310).ok()
+    roll_back(again, by={**BY, "rule": "nan"}).ok()
+    last = api.claim()
+    assert resumed(last) == [], "what the first history had before it leads nowhere any more"
+    for step in (320, 330, 340):
+        last.commit(step).ok()
+    not_kept(last, "step 330", before_step=325)
+    api.post(f"/job/{held.id}/stop").ok()
+    api.post(f"/job/{held.id}/retry", {"from_step": 330}).ok()
+    not_kept(api.claim(), "step 330", before_step=325)
+
+
 def test_a_damaged_checkpoint_is_not_gone_back_to(api: Api) -> None:
     held = trained(api, {100: {}, 200: {}})
     held.post(f"/job/{held.id}/checkpoints/200/damaged", {"epoch": 1}).ok()

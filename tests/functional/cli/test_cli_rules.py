@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -106,6 +107,8 @@ def test_watch_tells_what_rules_do(baton: Baton, labour: Labour, tmp_path: Path)
     labour.complete({})
     said = baton("watch", job).ok()
     assert "step 44: rule spike fired: loss = 9.5" in said.err
+    last = baton("watch", job, "--json").ok().out.splitlines()[-1]
+    assert json.loads(last)["fired"] == "spike fired at step 44: stop", "with the progress, too"
 
 
 WAITS = (

@@ -35,6 +35,7 @@ class Bench:
         self.tmp_path = tmp_path
         self.outcomes: list[Exception | Callable[[], object] | None] = [None]
         self.tried: list[int] = []
+        self.tags: list[str] = []
         self.proofs: list[bool] = []
         self.lost: list[LeaseLost] = []
         self.over = threading.Event()
@@ -48,6 +49,7 @@ class Bench:
 
     def _commit(self, staged: Staged, cancel: CancelEvent) -> None:
         self.tried.append(staged.step)
+        self.tags.append(staged.tag)
         self.started.release()
         while not self.gate.wait(0.005):
             if cancel.is_set():
@@ -59,10 +61,10 @@ class Bench:
         if outcome is not None:
             outcome()
 
-    def offer(self, step: int) -> Path:
+    def offer(self, step: int, tag: str = "") -> Path:
         path = self.tmp_path / f"staged-{step}"
         path.mkdir()
-        self.committer.offer(Staged(step, path, {}, "session"))
+        self.committer.offer(Staged(step, path, {}, "session", tag=tag))
         return path
 
     def under_way(self) -> None:
@@ -191,6 +193,28 @@ def test_a_newer_one_takes_the_place_of_one_that_keeps_failing(bench: Bench) -> 
     assert bench.committer.drain()
     assert bench.committer.committed_steps == [6]
     assert bench.committer.skipped_steps == [5]
+
+
+def test_what_takes_the_place_of_one_that_was_wanted_is_kept_by_its_tag(bench: Bench) -> None:
+    bench.outcomes = [Unreachable("down"), None]
+    bench.gate.clear()
+    bench.offer(1, tag="best")
+    bench.under_way()
+    for step in (2, 3):
+        bench.offer(step)
+    bench.gate.set()
+    assert bench.committer.drain()
+    assert (bench.tried, bench.tags) == ([1, 3], ["best", "best"])
+    bench.gate.clear()
+    bench.offer(4)
+    for step, tag in ((5, "best"), (6, "other"), (7, "")):
+        bench.offer(step, tag)
+    bench.gate.set()
+    assert bench.committer.drain()
+    assert bench.tags[-1] == "other", "of two the newer one"
+    bench.offer(8)
+    assert bench.committer.drain()
+    assert (bench.tried[-1], bench.tags[-1]) == (8, ""), "once"
 
 
 def test_a_lost_lease_is_passed_on(bench: Bench) -> None:

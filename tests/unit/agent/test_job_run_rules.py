@@ -74,12 +74,14 @@ def test_what_goes_on_otherwise_is_handed_back(stage: Stage, kind: str) -> None:
         assert request.by_rule.rollback.before_step == 6 and request.by_rule.rollback.skip == 3
 
 
-def test_a_rollback_that_may_not_be_any_more_fails_the_job(stage: Stage) -> None:
-    stage.client.trouble["release"] = [refusal("rollback_budget_spent")]
+@pytest.mark.parametrize("code", ["rollback_budget_spent", "rollback_not_kept"])
+def test_a_rollback_that_may_not_be_fails_the_job_and_says_by_whom(stage: Stage, code: str) -> None:
+    stage.client.trouble["release"] = [refusal(code)]
     stage.act = says(leaving("rollback"))
     assert stage.run(control=CONTROL) is Outcome.FAILED
     request = stage.last_word()
     assert request.failure_class is FailureClass.STOPPED_BY_RULE and "spike" in request.message
+    assert request.ended_by is not None and (request.ended_by.rule, request.ended_by.step) == ("spike", 7)
 
 
 @pytest.mark.parametrize("code", ["lease_lost", "job_canceled"])

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 from contract.jobs import AttemptEnd, JobState
 from gpu_client.cli.summary import headline, summarize
 from tests.unit.cli.cli_kit import NOW, a_job, an_attempt
@@ -55,8 +57,11 @@ def test_the_headline() -> None:
     assert (
         headline(found) == "running, step 150/500 (30%), 23 min 20 s left, loss 0.3123, 2 attempts, ran 1 h, cost 0.25"
     )
+    fired = replace(found, fired="spike fired at step 120: rollback")
+    assert headline(fired) == f"{headline(found)}, spike fired at step 120: rollback"
     parked = a_job(JobState.FAILED, reason={"code": "failure_cap", "message": "failed 3 times"})
-    assert headline(summarize(parked, None, None)) == "failed, failure_cap: failed 3 times"
+    ended = replace(summarize(parked, None, None), fired="spike fired at step 120: rollback")
+    assert headline(ended) == "failed, failure_cap: failed 3 times"
 
 
 def test_it_is_plain_data() -> None:

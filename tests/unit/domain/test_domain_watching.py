@@ -189,7 +189,7 @@ def test_a_newer_look_s_report_is_not_replaced_by_an_older_one() -> None:
     looked = decided(again, rules, event="heartbeat", now=NOW + 9)
     assert looked.change is None
     assert (looked.standing.step, looked.standing.seen_at) == (9, NOW + 9)
-    (status,) = statuses(rules_of(rules), looked.standing)
+    (status,) = statuses(rules_of(rules), looked.standing, again.job.id, None)
     assert status.said == "armed, last value 1"
 
 
@@ -197,7 +197,7 @@ def test_a_group_that_a_job_is_not_in_is_not_known() -> None:
     text = "rules: [{name: here, when: group_count(loss) >= 0, do: stop}]"
     seen = running(progress=Progress(step=1, metrics={"loss": 1.0}, reported_at=NOW))
     alone = look(seen, rules_of(text), event="heartbeat", now=NOW, kept=list, members=None)
-    (status,) = statuses(rules_of(text), alone.standing)
+    (status,) = statuses(rules_of(text), alone.standing, seen.job.id, None)
     assert status.state == "unknown" and alone.standing.member == MemberRecord()
 
 
