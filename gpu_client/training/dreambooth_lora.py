@@ -36,6 +36,7 @@ from gpu_client.training.dreambooth.machine import check_machine, make_reproduci
 from gpu_client.training.dreambooth.models import Models, check_base_model, load_models
 from gpu_client.training.dreambooth.optimization import Optimization
 from gpu_client.training.dreambooth.progress import ProgressLines
+from gpu_client.training.dreambooth.settings import Noted, Settings
 from gpu_client.training.dreambooth.validation import ValidationPictures
 from gpu_client.training.protocol import BAD_INPUT_EXIT_CODE, UNAVAILABLE_EXIT_CODE
 
@@ -67,7 +68,8 @@ def train(session: Session, config: DreamboothConfig) -> bool:
     epochs = total * config.gradient_accumulation_steps // instance.batches_per_epoch
     shown = ValidationPictures(config, models, encoder, lora, optimization, epochs=epochs)
 
-    state = {"lora": lora, **optimization.states, "instance": instance, "shown": shown, "cache": encoder.cache}
+    order = Noted(instance, Settings(config, total), session.resume_from)
+    state = {"lora": lora, **optimization.states, "instance": order, "shown": shown, "cache": encoder.cache}
     state |= {"prior": prior} if prior is not None else {}
     session.steering.offer(knobs={"lr": LearningRate(optimization.optimizer, optimization.scheduler)})
     done = session.resume(**state)

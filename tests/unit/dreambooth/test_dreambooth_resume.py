@@ -31,10 +31,11 @@ def whole(tiny_sd: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, 
 
 @pytest.fixture(scope="module")
 def cut_off(tiny_sd: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What EVERYTHING leaves behind if it is cut off in its third step."""
+    """What EVERYTHING leaves behind if it is cut off in its third step, by a version that noted no settings."""
     place = tmp_path_factory.mktemp("cut")
     save_crops(place / "data" / "instance", "cat", 5)
-    with power_cut(10, "loss"):
+    with pytest.MonkeyPatch.context() as patch, power_cut(10, "loss"):
+        patch.setattr("gpu_client.training.dreambooth.settings.Settings.noted", lambda _: None)
         train_in(place / "out", place / "data", {**short_training(tiny_sd), **EVERYTHING})
     return place / "out"
 
@@ -184,12 +185,19 @@ def test_killed_after_the_last_step_only_the_outputs_are_made(
     ],
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
 )
-def test_a_checkpoint_of_other_settings_is_refused(
+def test_a_checkpoint_that_notes_no_settings_is_refused_where_it_does_not_fit(
     changed: dict[str, Any], complaint: str, run: Run, cut_off: Path, tmp_path: Path
 ) -> None:
     shutil.copytree(cut_off, tmp_path / "out")
     with pytest.raises(CheckpointMismatchError, match=complaint):
         run("out", **{**EVERYTHING, **changed})
+
+
+def test_a_checkpoint_that_notes_no_settings_is_resumed(
+    run: Run, cut_off: Path, whole: dict[str, bytes], tmp_path: Path
+) -> None:
+    shutil.copytree(cut_off, tmp_path / "out")
+    assert outputs(run("out", **EVERYTHING)) == whole
 
 
 def test_a_job_whose_lora_does_not_fit_at_resume_fails_as_bad_input(
