@@ -129,6 +129,28 @@ def test_an_attempt_on_another_machine_needs_only_the_checkpoint(
     assert len(generated) == 4
 
 
+@pytest.mark.parametrize("prior", [True, False])
+def test_caches_are_kept_as_soon_as_there_is_a_step(
+    prior: bool, run: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    options = {**CACHED, "with_prior_preservation": prior, "center_crop": True, "checkpointing_steps": 100}
+    losses_of_a_step = 4 if prior else 2
+    with power_cut(losses_of_a_step + 1, "loss"):
+        run("out", **options)
+    kept = {path.name for path in (tmp_path / "out").glob("checkpoint-*")}
+    assert kept == ({"checkpoint-0", "checkpoint-1"} if prior else {"checkpoint-1"})
+
+    def no_work(*arguments: Any) -> Any:
+        raise AssertionError("what is cached is not made again")
+
+    monkeypatch.setattr("gpu_client.training.dreambooth.models.Models.encode_pixels", no_work)
+    monkeypatch.setattr("gpu_client.training.dreambooth.models.Models.encode_prompts", no_work)
+    with power_cut(2 * losses_of_a_step, "loss"):
+        run("out", **options)
+    kept_later = {path.name for path in (tmp_path / "out").glob("checkpoint-*")}
+    assert kept_later == kept, "what was found is not committed anew"
+
+
 def test_a_stop_leaves_a_checkpoint_of_that_step(
     run: Run, whole: dict[str, bytes], monkeypatch: pytest.MonkeyPatch
 ) -> None:
