@@ -173,7 +173,11 @@ class _Store:
         self._folder: Path | None = None
         place = config.cache_dir if config.cache_dir is not None else "~/.cache/baton/dreambooth"
         if place:
-            self._folder = Path(place).expanduser() / "class-images" / key
+            try:
+                self._folder = Path(place).expanduser() / "class-images" / key
+            except RuntimeError as error:  # in containers: a user without a home, or without a name
+                log.warning("class images are not kept on this machine: %s leads nowhere (%s)", place, error)
+                return
             self._make_room(self._folder)
 
     def read(self, number: int) -> bytes | None:

@@ -32,6 +32,7 @@ from gpu_client.training.dreambooth.machine import WEIGHT_DTYPES
 PIPELINES = {"sd": StableDiffusionPipeline, "sdxl": StableDiffusionXLPipeline}
 _KINDS = {"StableDiffusionPipeline": "sd", "StableDiffusionXLPipeline": "sdxl"}
 _LATENT_CHANNELS = 4
+_NAME_A_MODEL = "Name a directory in the format of diffusers, or a model on the hub as owner/name"
 _LOGVAR_RANGE = (-30.0, 20.0)
 
 
@@ -194,14 +195,15 @@ def check_base_model(config: DreamboothConfig, data_dir: Path) -> None:
 
 def _place(field: str, name: str, data_dir: Path) -> Path | str:
     """A directory, or a name on the hub. Raises ModelError for a path that leads nowhere."""
-    for path in (Path(name).expanduser(), data_dir / name):
+    try:
+        here = Path(name).expanduser()
+    except RuntimeError as error:  # nobody of that name, or a user without a home
+        raise ModelError(f"{field}: {name} leads nowhere ({error})", _NAME_A_MODEL) from error
+    for path in (here, data_dir / name):
         if path.is_dir():
             return path.absolute()
     if name.startswith((".", "/", "~")) or name.count("/") != 1:
-        raise ModelError(
-            f"{field}: {name} is no directory, neither here nor in {data_dir}",
-            "Name a directory in the format of diffusers, or a model on the hub as owner/name",
-        )
+        raise ModelError(f"{field}: {name} is no directory, neither here nor in {data_dir}", _NAME_A_MODEL)
     return name
 
 
@@ -259,7 +261,8 @@ def _unloadable(what: str, place: Path | str, error: Exception) -> ModelError | 
     if isinstance(place, str) and is_unreachable(error):
         # diffusers says that the model lacks the file
         return HubError(
-            f"the {what} {place} cannot be fetched: the hub cannot be reached, and this machine's cache has not got it",
+            f"the {what} {place} cannot be fetched: the hub cannot be reached, this machine's cache has not got it, "
+            "and there is no directory of that name, here or among the inputs",
             "Wait, or name a directory in the format of diffusers that the machine has, or that is among the inputs",
         )
     reason = " ".join(str(error).split())

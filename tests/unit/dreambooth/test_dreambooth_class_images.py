@@ -227,6 +227,22 @@ def test_a_cache_that_cannot_be_written_costs_nothing_but_itself(run: Run, made:
     assert (output / WEIGHTS_FILE).is_file()
 
 
+@pytest.mark.parametrize("cache_dir", ["~no-such-user/cache", None])
+def test_without_a_home_nothing_is_kept(
+    cache_dir: str | None, run: Run, made: Made, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Containers that run as a user whom nobody has entered anywhere."""
+
+    def unknown(_: int) -> Any:
+        raise KeyError("getpwuid(): uid not found")
+
+    monkeypatch.delenv("HOME")
+    monkeypatch.setattr("pwd.getpwuid", unknown)
+    output = run(**PRIOR, cache_dir=cache_dir)
+    assert made() == [2, 1]
+    assert (output / WEIGHTS_FILE).is_file()
+
+
 def test_only_the_newest_sets_stay(run: Run, tmp_path: Path) -> None:
     sets = tmp_path / "cache" / "class-images"
     for number in range(KEPT_SETS + 3):
