@@ -13,7 +13,7 @@ from typing import Literal
 import numpy as np
 
 from gpu_client.datasets.captions import read_captions
-from gpu_client.datasets.images import HASH_BITS, MASK_SUFFIX, BadImage, Looked, is_image, look
+from gpu_client.datasets.images import HASH_BITS, MASK_SUFFIX, BadImage, Looked, is_image, look, mask_fault
 
 Severity = Literal["fault", "warning"]
 CaptionsWanted = Literal["required", "optional"]
@@ -186,7 +186,7 @@ def _like(image: Looked, code: str, message: str) -> Finding:
 
 
 def _masks(directory: Path, images: Sequence[Looked]) -> Iterable[Finding]:
-    """What is wrong with masks: each must decode, and have the size of the image beside it."""
+    """What is wrong with masks: each must be one to train with for the image beside it."""
     masked = {str(PurePosixPath(image.path).with_suffix("")): image for image in images}
     for place in sorted(place for place in files_of(directory) if place.name.endswith(MASK_SUFFIX)):
         path = place.relative_to(directory).as_posix()
@@ -194,12 +194,14 @@ def _masks(directory: Path, images: Sequence[Looked]) -> Iterable[Finding]:
         try:
             mask = look(place, path)
         except BadImage as error:
-            why = str(error)
+            why: str | None = str(error)
         else:
-            if image is None or (mask.width, mask.height) == (image.width, image.height):
-                continue
-            why = f"has {mask.width} x {mask.height} pixels, its image {image.width} x {image.height}"
-        yield Finding(severity="fault", code="bad_mask", path=path, message=why, remedy="Make it anew, or remove it.")
+            size = mask.width, mask.height
+            # Beside no image it is none's mask, but may be meant for one that is still to come.
+            why = mask_fault(size, size if image is None else (image.width, image.height), black=mask.black)
+        if why is not None:
+            remedy = "Make it anew, or remove it."
+            yield Finding(severity="fault", code="bad_mask", path=path, message=why, remedy=remedy)
 
 
 def _uncaptioned(images: Sequence[Looked], captions: Mapping[str, str], wanted: CaptionsWanted) -> list[Finding]:

@@ -42,6 +42,8 @@ class Looked:
     looks: int | None
     """64 bits that hardly differ between images that look alike; None for one of a single colour."""
     thumbnail: Image.Image
+    black: bool
+    """Everywhere."""
 
     @property
     def short_side(self) -> int:
@@ -80,6 +82,7 @@ def look(file: Path, path: str) -> Looked:
                 image = ImageOps.exif_transpose(opened)
                 grey = image.convert("L").resize((_HASH + 1, _HASH), Image.Resampling.BOX)
                 thumbnail = image.convert("RGB")
+                black = is_black(thumbnail)
                 thumbnail.thumbnail((THUMBNAIL, THUMBNAIL))
     except UnidentifiedImageError as error:
         raise BadImage("is no image, whatever its name says") from error
@@ -96,7 +99,20 @@ def look(file: Path, path: str) -> Looked:
         blake3=blake3(data).hexdigest(),
         looks=_looks(grey),
         thumbnail=thumbnail,
+        black=black,
     )
+
+
+def is_black(image: Image.Image) -> bool:
+    """Whether no pixel of an image in RGB, read as a mask, counts."""
+    return image.convert("L").getextrema()[1] == 0
+
+
+def mask_fault(size: tuple[int, int], of: tuple[int, int], *, black: bool) -> str | None:
+    """What is wrong with a mask of this width and height for an image of that; None for one to train with."""
+    if size != of:
+        return f"has {size[0]} x {size[1]} pixels, its image {of[0]} x {of[1]}"
+    return "is black everywhere: nothing of its image would count" if black else None
 
 
 def _looks(grey: Image.Image) -> int | None:

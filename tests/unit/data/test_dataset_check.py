@@ -224,6 +224,30 @@ def test_masks_are_no_images_and_must_fit_theirs(folder: Path) -> None:
     assert "has 240 x 239 pixels, its image 240 x 240" in {finding.message for finding in report.findings}
 
 
+def test_a_mask_that_is_black_everywhere_is_refused_as_by_the_training(folder: Path) -> None:
+    Image.new("L", (240, 240), 0).save(folder / "temple0.mask.png")
+    almost = Image.new("L", (240, 240), 0)
+    almost.putpixel((0, 0), 255)
+    almost.save(folder / "temple1.mask.png")
+    report = check(folder, min_side=200)
+    assert found(report) == {("bad_mask", "temple0.mask.png")}
+    assert report.faults == 1
+    assert [finding.message for finding in report.findings] == ["is black everywhere: nothing of its image would count"]
+
+
+def test_what_is_null_in_a_list_is_as_if_it_were_absent(folder: Path) -> None:
+    lines = [
+        {"file_name": "temple0.png", "text": None, "caption": "a temple"},
+        {"file_name": "temple1.png", "text": "stairs", "caption": None},
+        {"file_name": "temple2.png", "text": None},
+    ]
+    (folder / "metadata.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines), "utf-8")
+    report = check(folder, min_side=200)
+    assert report.captions == {"temple0.png": "a temple", "temple1.png": "stairs"}
+    bad = [(one.path, one.line) for one in report.findings if one.code == "bad_caption"]
+    assert bad == [("metadata.jsonl", 3)]
+
+
 def test_hidden_files_are_left_alone(folder: Path) -> None:
     (folder / ".cache").mkdir()
     (folder / ".cache" / "captions.jsonl").write_text('{"file_name": "temple0.png", "text": "an editor\'s copy"}\n')
