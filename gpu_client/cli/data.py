@@ -20,7 +20,7 @@ from contract.transfers import ObjectView
 from gpu_client.cli.errors import CliError
 from gpu_client.cli.formats import count, moment, size
 from gpu_client.cli.output import FOLDED, Column
-from gpu_client.cli.pushed import require_room, write_manifest
+from gpu_client.cli.pushed import Manifests, require_room
 from gpu_client.cli.session import AsJson, session_of
 from gpu_client.cli.validate import named_as_image, require_sound, validate
 from gpu_client.transport.api import BatonClient
@@ -68,7 +68,8 @@ def push(
     """Upload what is new or changed below DIR.
 
     New images are looked at first, as `baton data validate` does: with a fault nothing is sent. Interrupted, the same
-    command sends the rest. Workers verify what they fetch by the digests that it writes last.
+    command sends the rest; until then workers refuse the folder. They verify what they fetch by the digests that it
+    writes last.
     """
     session = session_of(context)
     files = local_files(directory, prefix)
@@ -79,11 +80,13 @@ def push(
         if check and any(named_as_image(path) for path in plan.send.values()):
             require_sound(session.screen, directory)
         if not dry_run:
+            manifests = Manifests(client, _folder(prefix), files, stored=stored, removed=(), cancel=session.cancel)
             sent: dict[str, FileDigest] = {}
+            manifests.begin(plan.send)
             if plan.send:
                 with session.screen.bytes_bar("uploading", plan.send_bytes) as moved:
                     sent = client.upload_files(DATA_BUCKET, plan.send, cancel=session.cancel, progress=moved)
-            write_manifest(client, _folder(prefix), files, sent=sent, stored=stored, cancel=session.cancel)
+            manifests.finish(sent)
     if as_json:
         session.screen.json(
             {
