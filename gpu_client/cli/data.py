@@ -62,14 +62,18 @@ def push(
     prefix: Annotated[str, typer.Argument(metavar="PREFIX", help="Where to: PREFIX/...", show_default=False)],
     *,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be sent, and send nothing.")] = False,
-    check: Annotated[bool, typer.Option(help="Look at new images before they are sent.")] = True,
+    check: Annotated[
+        bool, typer.Option(help="Look at new images and masks, and all captions, before anything is sent.")
+    ] = True,
     as_json: AsJson = False,
 ) -> None:
     """Upload what is new or changed below DIR.
 
-    New images are looked at first, as `baton data validate` does: with a fault nothing is sent. Interrupted, the same
-    command sends the rest; until then workers refuse the folder. They verify what they fetch by the digests that it
-    writes last.
+    Where there are images, those that are new or changed are looked at first, and masks, and all captions, as
+    `baton data validate` does: with a fault nothing is sent. Copies are sought among the new ones only.
+
+    Interrupted, the same command sends the rest; until then workers refuse the folder. They verify what they fetch by
+    the digests that it writes last.
     """
     session = session_of(context)
     files = local_files(directory, prefix)
@@ -77,8 +81,8 @@ def push(
     with session.client() as client:
         stored = _listed(client, DATA_BUCKET, _folder(prefix))
         plan = plan_push(files, stored, lambda path, parts: etag_of(path, parts, session.cancel))
-        if check and any(named_as_image(path) for path in plan.send.values()):
-            require_sound(session.screen, directory)
+        if check and plan.send and any(map(named_as_image, files.values())):
+            require_sound(session.screen, directory, plan.send.values())
         if not dry_run:
             manifests = Manifests(client, _folder(prefix), files, stored=stored, removed=(), cancel=session.cancel)
             sent: dict[str, FileDigest] = {}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
@@ -79,13 +79,22 @@ def check(
     *,
     captions: CaptionsWanted = "optional",
     min_side: int | None = None,
+    only: Collection[str] | None = None,
     progress: Callable[[int], None] = lambda _: None,
 ) -> Report:
     """Look at every image below `directory`. `min_side`: shorter sides are faults; None warns below USUAL_SIDE.
 
-    `progress` is told of images as they are done. Raises OSError if the folder cannot be listed.
+    `only`: at these images and masks alone (paths below it), each with the mask or image beside it; captions are read
+    all the same. `progress` is told of images as they are done. Raises OSError if the folder cannot be listed.
     """
-    paths = sorted(place.relative_to(directory).as_posix() for place in files_of(directory) if is_image(place))
+    files = sorted(files_of(directory))
+    everything = sorted(place.relative_to(directory).as_posix() for place in files if is_image(place))
+    masks = [place.relative_to(directory).as_posix() for place in files if place.name.endswith(MASK_SUFFIX)]
+    paths = everything
+    if only is not None:
+        paths = [path for path in everything if path in only or _stem(path) + MASK_SUFFIX in only]
+        beside = {_stem(path) + MASK_SUFFIX for path in paths}
+        masks = [path for path in masks if path in only or path in beside]
     images: list[Looked] = []
     findings: list[Finding] = []
     with ThreadPoolExecutor(min(WORKERS, os.cpu_count() or 1), thread_name_prefix="look") as pool:
@@ -99,7 +108,7 @@ def check(
                         severity="fault", code="undecodable", path=path, message=found, remedy="Replace or remove it."
                     )
                 )
-    if not images:
+    if not images and len(paths) == len(everything):
         findings.append(
             Finding(
                 severity="fault",
@@ -109,7 +118,7 @@ def check(
                 remedy="Put images (JPEG, PNG, WebP, ...) into the folder.",
             )
         )
-    said = read_captions(directory, frozenset(paths))
+    said = read_captions(directory, frozenset(everything))
     findings += [
         Finding(
             severity="fault", code="bad_caption", path=one.path, line=one.line, message=one.message, remedy=one.remedy
@@ -119,7 +128,7 @@ def check(
     findings += _small(images, min_side)
     findings += _same(images)
     findings += _uncaptioned(images, said.texts, captions)
-    findings += _masks(directory, images)
+    findings += _masks(directory, masks, images)
     order = {"fault": 0, "warning": 1}
     findings.sort(key=lambda finding: (order[finding.severity], finding.code, finding.path, finding.line or 0))
     return Report(images, said.texts, findings)
@@ -185,14 +194,17 @@ def _like(image: Looked, code: str, message: str) -> Finding:
     return Finding(severity="warning", code=code, path=image.path, message=message, remedy=remedy)
 
 
-def _masks(directory: Path, images: Sequence[Looked]) -> Iterable[Finding]:
+def _stem(path: str) -> str:
+    return str(PurePosixPath(path).with_suffix(""))
+
+
+def _masks(directory: Path, paths: Iterable[str], images: Sequence[Looked]) -> Iterable[Finding]:
     """What is wrong with masks: each must decode, and have the size of the image beside it."""
-    masked = {str(PurePosixPath(image.path).with_suffix("")): image for image in images}
-    for place in sorted(place for place in files_of(directory) if place.name.endswith(MASK_SUFFIX)):
-        path = place.relative_to(directory).as_posix()
+    masked = {_stem(image.path): image for image in images}
+    for path in paths:
         image = masked.get(path.removesuffix(MASK_SUFFIX))
         try:
-            mask = look(place, path)
+            mask = look(directory / path, path)
         except BadImage as error:
             why = str(error)
         else:

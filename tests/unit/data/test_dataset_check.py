@@ -224,6 +224,29 @@ def test_masks_are_no_images_and_must_fit_theirs(folder: Path) -> None:
     assert "has 240 x 239 pixels, its image 240 x 240" in {finding.message for finding in report.findings}
 
 
+def test_only_some_images_are_looked_at_with_the_masks_beside_them(folder: Path) -> None:
+    for number in range(3):
+        Image.new("L", (240, 239), 255).save(folder / f"temple{number}.mask.png")
+    (folder / "broken.png").write_text("no image")
+    (folder / "captions.jsonl").write_text('{"file_name": "temple2.png", "text": "x"}\n{bad\n')
+    report = check(folder, min_side=200, only={"temple0.png", "temple1.mask.png"})
+    assert [image.path for image in report.images] == ["temple0.png", "temple1.png"]
+    faults = {(one.code, one.path) for one in report.findings if one.severity == "fault"}
+    masks = {("bad_mask", "temple0.mask.png"), ("bad_mask", "temple1.mask.png")}
+    assert faults == masks | {("bad_caption", "captions.jsonl")}
+    nothing = check(folder, min_side=200, only={"notes.txt"})
+    assert (list(nothing.images), found(nothing)) == ([], {("bad_caption", "captions.jsonl")})
+    assert ("no_images", ".") in found(check(tmp_folder_of(folder, "broken.png"), only={"broken.png"}))
+
+
+def tmp_folder_of(folder: Path, name: str) -> Path:
+    """Another folder, with one of its files."""
+    place = folder.with_name("other")
+    place.mkdir()
+    (place / name).write_bytes((folder / name).read_bytes())
+    return place
+
+
 def test_hidden_files_are_left_alone(folder: Path) -> None:
     (folder / ".cache").mkdir()
     (folder / ".cache" / "captions.jsonl").write_text('{"file_name": "temple0.png", "text": "an editor\'s copy"}\n')
