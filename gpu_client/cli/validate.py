@@ -40,7 +40,7 @@ def validate(
     judge.
     """
     session = session_of(context)
-    report = checked(directory, captions=captions, min_side=min_side)
+    report = checked(directory, captions=captions, min_side=min_side, for_sheet=sheet is not None)
     if sheet is not None:
         # Late, like the check itself: Pillow takes longer to load than most commands run.
         from gpu_client.datasets.sheet import draw_sheet
@@ -59,15 +59,27 @@ def validate(
 
 
 def checked(
-    directory: Path, *, captions: bool = False, min_side: int | None = None, only: Collection[str] | None = None
+    directory: Path,
+    *,
+    captions: bool = False,
+    min_side: int | None = None,
+    only: Collection[str] | None = None,
+    for_sheet: bool = False,
 ) -> Report:
     """The report on a folder, or on some of its files. Raises CliError if it is none."""
     from gpu_client.datasets.check import check
+    from gpu_client.datasets.sheet import shown_of
 
     if not directory.is_dir():
         raise CliError(f"{directory} is not a directory")
     try:
-        return check(directory, captions="required" if captions else "optional", min_side=min_side, only=only)
+        return check(
+            directory,
+            captions="required" if captions else "optional",
+            min_side=min_side,
+            only=only,
+            thumbnails=shown_of if for_sheet else lambda _: (),
+        )
     except OSError as error:
         raise CliError(f"{directory} cannot be read: {error.strerror or error}") from error
 

@@ -41,7 +41,8 @@ class Looked:
     blake3: str
     looks: int | None
     """64 bits that hardly differ between images that look alike; None for one of a single colour."""
-    thumbnail: Image.Image
+    thumbnail: Image.Image | None
+    """Where one is wanted: 50 kB of memory."""
 
     @property
     def short_side(self) -> int:
@@ -54,7 +55,7 @@ def is_image(path: Path) -> bool:
     return path.suffix.lower() in SUFFIXES and not path.name.endswith(MASK_SUFFIX)
 
 
-def look(file: Path, path: str) -> Looked:
+def look(file: Path, path: str, *, thumbnail: bool = False) -> Looked:
     """Decode all of `file`; `path` is its name in the report. Raises BadImage."""
     try:
         data = file.read_bytes()
@@ -79,8 +80,7 @@ def look(file: Path, path: str) -> Looked:
                     opened.info.pop(name, None)
                 image = ImageOps.exif_transpose(opened)
                 grey = image.convert("L").resize((_HASH + 1, _HASH), Image.Resampling.BOX)
-                thumbnail = image.convert("RGB")
-                thumbnail.thumbnail((THUMBNAIL, THUMBNAIL))
+                small = _thumbnail(image) if thumbnail else None
     except UnidentifiedImageError as error:
         raise BadImage("is no image, whatever its name says") from error
     except Image.DecompressionBombError as error:
@@ -95,8 +95,14 @@ def look(file: Path, path: str) -> Looked:
         height=image.height,
         blake3=blake3(data).hexdigest(),
         looks=_looks(grey),
-        thumbnail=thumbnail,
+        thumbnail=small,
     )
+
+
+def _thumbnail(image: Image.Image) -> Image.Image:
+    small = image.convert("RGB")
+    small.thumbnail((THUMBNAIL, THUMBNAIL))
+    return small
 
 
 def _looks(grey: Image.Image) -> int | None:
