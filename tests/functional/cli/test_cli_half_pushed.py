@@ -112,6 +112,59 @@ def test_folders_with_manifests_of_their_own_are_told_where_they_change(
     assert stack.read(f"{prefix}/cats/{DATASET_MANIFEST}", "training-data") == cats
 
 
+def test_what_was_removed_here_stays_and_is_told_until_delete_says_otherwise(
+    baton: Baton, stack: Stack, tmp_path: Path, fetched: Fetched
+) -> None:
+    prefix = unique("set")
+    place = write_files(tmp_path / "set", {**numbered("a/"), "b/1": b"1", "b/2": b"2", "c": b"c"})
+    baton("data", "push", place / "b", f"{prefix}/b").ok()
+    baton("data", "push", place, prefix).ok()
+    beside = write_files(tmp_path / "beside", {"x": b"x"})
+    baton("data", "push", beside, f"{prefix}-other").ok()
+    everything = keys(stack, prefix)
+    for gone in ("a/00", "a/01", "a/02", "b/2"):
+        (place / gone).unlink()
+    extra = [f"{prefix}/{gone}" for gone in ("a/00", "a/01", "a/02", "b/2")]
+    said = baton("data", "push", place, prefix).ok()
+    assert f"4 stored files below {prefix}/ stay in the data set" in said.err
+    assert "a/00, a/01, a/02, ...; --delete" in said.err
+    told = baton("data", "push", place, prefix, "--json").ok().json
+    assert (told["not_in_dir"], told["deleted"]) == (extra, [])
+    said = baton("data", "push", place, prefix, "--delete", "--dry-run").ok()
+    assert f"4 stored files below {prefix}/ not in {place} would be deleted: a/00" in said.err
+    assert keys(stack, prefix) == everything
+    told = baton("data", "push", place, prefix, "--delete", "--json").ok().json
+    assert (told["not_in_dir"], told["deleted"]) == (extra, extra)
+    assert keys(stack, prefix) == everything - set(extra)
+    assert keys(stack, f"{prefix}-other") == {f"{prefix}-other/x"}
+    assert {file.path for file in manifest(stack, f"{prefix}/").files} == files_below(place).keys()
+    assert [file.path for file in manifest(stack, f"{prefix}/b/").files] == ["1"]
+    assert fetched(f"{prefix}/") == files_below(place)
+    assert fetched(f"{prefix}/b/") == {"1": b"1"}
+    again = baton("data", "push", place, prefix, "--delete").ok()
+    assert "stored file" not in again.err
+
+
+def test_a_deletion_that_was_killed_is_finished_by_a_repeat(
+    baton: Baton, stack: Stack, tmp_path: Path, fetched: Fetched
+) -> None:
+    prefix = unique("set")
+    place = write_files(tmp_path / "set", {"a": b"a", "b": b"b"})
+    baton("data", "push", place, prefix).ok()
+    (place / "a").unlink()
+    whole = manifest(stack, f"{prefix}/")
+    stack.write(
+        f"{prefix}/{DATASET_MANIFEST}",
+        whole.model_copy(update={"unfinished": True}).model_dump_json().encode(),
+        bucket="training-data",
+    )
+    with pytest.raises(InputsDiffer, match="was not finished"):
+        fetched(f"{prefix}/")
+    baton("data", "push", place, prefix, "--delete").ok()
+    assert fetched(f"{prefix}/") == {"b": b"b"}
+    assert [file.path for file in manifest(stack, f"{prefix}/").files] == ["b"]
+
+
 def test_all_files_sent_and_no_manifest_is_finished_by_a_repeat_that_sends_nothing(
     baton: Baton, stack: Stack, tmp_path: Path, fetched: Fetched
 ) -> None:
