@@ -31,6 +31,8 @@ MAX_RINGS = 16
 """Of one job."""
 RING_PLACE = "baton:"
 """Begins the place of a ring that lies with the control plane."""
+RINGS_PREFIX = "rings/"
+"""Below it lie the objects of rings in the data bucket: the calls for rings alone write and remove them."""
 RING_SETTINGS = "ring.json"
 """The record that a ring begins with: its version is the ring's id."""
 

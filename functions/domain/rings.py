@@ -10,11 +10,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
+from contract.names import RINGS_PREFIX
+
 if TYPE_CHECKING:
     from functions.domain.ports import Page
 
 
-RINGS = "rings/"
+RINGS = RINGS_PREFIX
 """Below it lie all objects of rings, in the tenant's part of the data bucket."""
 _OBJECT = re.compile(rf"{RINGS}[a-z0-9][a-z0-9-]{{0,62}}/[0-9a-f]{{16,32}}/")
 
