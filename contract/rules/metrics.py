@@ -157,7 +157,11 @@ def is_name(text: str) -> bool:
     return fits and not any(part.startswith("__") for part in text.split("."))
 
 
-ALIASES: Mapping[str, str] = {"learning_rate": "lr", "eval_loss": "eval.loss"}
+ALIASES: Mapping[str, str] = {
+    "learning_rate": "lr",
+    "eval_loss": "eval.loss",
+    "num_input_tokens_seen": "tokens",
+}
 """Names that training loops use for what rules call otherwise."""
 
 
