@@ -298,6 +298,7 @@ class Evaluator:
             fires=machine.fires,
             next_step=_next_step(rule.every, step),
             next_at=machine.due_at,
+            left=machine.left(state, step, now),
             actions=actions,
             severity=rule.severity,
             mode=rule.mode,

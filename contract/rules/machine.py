@@ -245,6 +245,17 @@ class Machine:
         at = step if self.hold_period.measure == "steps" else now
         return 0.0 if self.since is None else float(at - self.since)
 
+    def left(self, state: State, step: int, now: float) -> Period | None:
+        """After how much more it counts again, if it warms up or cools down."""
+        period = {State.WARMUP: self.rule.warmup, State.COOLDOWN: self.cooldown}.get(state)
+        if period is None:
+            return None
+        if state is State.COOLDOWN:
+            gone = self._gone(period, step, now)
+        else:
+            gone = {"steps": step, "seconds": now - (self.began or 0), "checks": self.checks - 1}[period.measure]
+        return period._replace(amount=max(0.0, float(period.amount - gone)))
+
     def state(self, step: int, now: float) -> State:
         """How the rule stands."""
         if self.disabled:

@@ -7,7 +7,7 @@ from enum import StrEnum
 from typing import NamedTuple
 
 from contract.rules.actions import Action
-from contract.rules.periods import OF_ALL, Measure
+from contract.rules.periods import OF_ALL, Measure, Period
 from contract.rules.rule import Mode, Severity
 
 
@@ -61,6 +61,8 @@ class Verdict(NamedTuple):
     """When it is checked next, if that is a matter of steps."""
     next_at: float | None = None
     """The same, if it is a matter of time."""
+    left: Period | None = None
+    """Of a warm-up or cooldown: after how much more a check counts again."""
     actions: tuple[Action, ...] = ()
     """What is to be done now: only when it fired (or failed, and says that the training ends then)."""
     severity: Severity = "warning"
@@ -77,6 +79,11 @@ class Verdict(NamedTuple):
             within = f" (of the last {self.of})" if self.of else "" if self.measure == "checks" else f" {self.measure}"
             within = " (of all)" if self.of == OF_ALL else within
             parts.append(f"{_said(self.done)} of {_said(self.needed)}{within}")
+        if self.left is not None:
+            steps = self.left.measure == "steps"
+            parts.append(
+                f"counts from step {_said(self.step + self.left.amount)}" if steps else f"counts in {self.left}"
+            )
         if len(self.operands) == 1:
             parts.append(f"last value {_said(self.operands[0].value)}")
         elif self.operands:

@@ -178,11 +178,33 @@ def test_what_is_told_of_a_rule() -> None:
         "unknown, loss = 2.31, x = unknown",
         "armed, 0 of 3 (of the last 5), last value unknown",
         "spent, last value 2.31",
-        "cooldown, last value 2.31",
+        "cooldown, counts in 2900s, last value 2.31",
     ]
     first = next(one for one in fired if one.rule == "rule-0")
     assert (first.step, first.severity, first.mode, first.actions) == (800, "error", "dry_run", (Save(),))
     assert first.operands == (Operand("mean(loss, 2)", 2.31),)
+
+
+WAITING = [
+    ({"warmup": "200 steps"}, {150: "warmup, counts from step 200"}, 200),
+    ({"warmup": "10m"}, {10: "warmup, counts in 600s", 40: "warmup, counts in 300s"}, 70),
+    ({"warmup": "3 checks"}, {10: "warmup, counts in 3 checks", 30: "warmup, counts in 1 check"}, 40),
+    ({"cooldown": "25 steps"}, {10: "cooldown, counts from step 35", 30: "cooldown, counts from step 35"}, 40),
+    ({"cooldown": "5m"}, {10: "cooldown, counts in 300s", 30: "cooldown, counts in 100s"}, 40),
+    ({"cooldown": "3 checks"}, {10: "cooldown, counts in 3 checks", 30: "cooldown, counts in 1 check"}, 40),
+]
+
+
+@pytest.mark.parametrize(("rule", "said", "fires_at"), WAITING)
+def test_it_is_told_when_a_rule_counts_again(rule: dict[str, str], said: dict[int, str], fires_at: int) -> None:
+    evaluator = evaluator_of({"when": "loss > 1", **rule})
+    fired: list[int] = []
+    for step in range(10, 210, 10):
+        fired += [one.step for one in evaluator.observe({"loss": 2.0}, step=step, now=step * 10.0)]
+        if step in said:
+            assert evaluator.statuses()[0].describe() == f"{said[step]}, last value 2"
+    later = [step for step in fired if step > 10]
+    assert later[0] == fires_at, "then, and not before"
 
 
 def test_a_metric_that_comes_late_or_never() -> None:
