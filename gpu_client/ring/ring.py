@@ -14,13 +14,13 @@ generators/ copies/  what generators have counted (`tally.py`, `copies.py`); `se
 from __future__ import annotations
 
 import json
-import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable
 
 from pydantic import ValidationError
 
+from gpu_client.ring import forking
 from gpu_client.ring.errors import ManifestMissing, RingMismatch, SampleRefused
 from gpu_client.ring.manifest import (
     EMPTY,
@@ -57,7 +57,7 @@ class Ring:
         self.settings = settings
         self.clock = clock
         self._manifests: OrderedDict[int, Manifest] = OrderedDict()
-        self._lock = threading.Lock()
+        self._lock = forking.lock()
         self._schema: str | None = None
         self._pointed = 0
 
