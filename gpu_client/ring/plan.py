@@ -52,12 +52,12 @@ class Shape:
         if (named and self.policy not in ("latest", "pass")) or (not named and int(self.policy) < 1):
             raise RingError(f"there is no policy {self.policy!r}", "Use latest, pass, or a number of batches")
 
-    def require_fits(self, cap: int) -> None:
-        """Raises RingError where a ring of that size can never fill a batch."""
-        if self.global_size > cap:
+    def require_fits(self, readable: int) -> None:
+        """Raises RingError where a ring of which so many can be read at a time can never fill a batch."""
+        if self.global_size > readable:
             raise RingError(
-                f"a batch of {self.batch_size} for each of {self.world_size} processes is more than the ring's {cap}"
-                " samples",
+                f"a batch of {self.batch_size} for each of {self.world_size} processes is more than the ring's"
+                f" {readable} samples",
                 "Take smaller batches, or make a larger ring",
             )
 

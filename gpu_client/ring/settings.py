@@ -75,11 +75,21 @@ class RingSettings(BaseModel):
             raise ValueError(f"min_size is {self.min_size} and cap only {self.cap}: nothing would ever be read")
         if self.pack > self.cap:
             raise ValueError(f"pack is {self.pack} and cap only {self.cap}: one object would be more than the ring")
+        if self.min_size > self.most_readable:
+            raise ValueError(
+                f"min_size is {self.min_size}, and in whole packs of {self.pack} a generation has only"
+                f" {self.most_readable} samples: nothing would ever be read"
+            )
         if self.mode == "generation" and self.max_ahead is not None and self.max_ahead < self.cap:
             raise ValueError(
                 f"max_ahead is {self.max_ahead} and cap {self.cap}: writers would wait before a generation is complete"
             )
         return self
+
+    @property
+    def most_readable(self) -> int:
+        """Samples that are readable at a time at most, all packs being full: a generation has whole packs only."""
+        return self.cap - self.cap % self.pack if self.mode == "generation" else self.cap
 
     @property
     def ahead(self) -> int:
