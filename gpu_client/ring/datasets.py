@@ -298,7 +298,11 @@ class RingLoader:
         return {**state, **first, **({"skipped": self._skipped} if self._skipped else {})}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """The next iteration goes on from there, as does one that has not begun; one that is under way ends."""
+        """The next iteration goes on from there, as does one that has not begun; one that is under way ends.
+
+        Raises RingMismatch for a state that was made with another seed, or with larger or smaller global batches.
+        """
+        self._shape.require_same(state)
         before = self._under_way() if self._under_way is not None else None
         if before is not None and before.begun:
             self._end_iteration()

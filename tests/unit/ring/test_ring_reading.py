@@ -280,3 +280,40 @@ def test_workers_of_a_loader_that_cannot_begin_are_ended(generator: Generator, m
     with pytest.raises(OSError, match="cannot be reached"):
         next(iter(loader))
     assert "ring-ahead" not in [thread.name for thread in threading.enumerate()]
+
+
+@pytest.mark.parametrize(
+    ("other", "said"),
+    [
+        ({"seed": 2}, "made with seed 1, and this has seed 2"),
+        ({"batch_size": 4}, "batches of 3 for each of 1 processes, and this has batches of 4 for each of 1"),
+        ({"world_size": 2, "rank": 1}, "batches of 3 for each of 1 processes, and this has batches of 3 for each of 2"),
+    ],
+)
+def test_a_state_is_not_gone_on_with_in_another_order(generator: Generator, other: dict[str, Any], said: str) -> None:
+    generator.put(12)
+    loader = RingLoader(generator.place, batch_size=3, seed=1)
+    next(iter(loader))
+    state = loader.state_dict()
+    resumed = RingLoader(generator.place, **{"batch_size": 3, "seed": 1, **other})
+    before = resumed.state_dict()
+    with pytest.raises(RingMismatch, match=said):
+        resumed.load_state_dict(state)
+    assert resumed.state_dict() == before
+    # States had none of this once.
+    old = {name: value for name, value in state.items() if name not in ("seed", "batch_size", "world_size")}
+    resumed.load_state_dict(old)
+    assert resumed.state_dict() == old
+
+
+def test_ranks_may_share_out_the_same_batches_in_another_way(generator: Generator) -> None:
+    generator.put(12)
+    loader = RingLoader(generator.place, batch_size=4, seed=1)
+    batches = iter(loader)
+    next(batches)
+    state = loader.state_dict()
+    next(batches)
+    resumed = RingLoader(generator.place, batch_size=2, seed=1, rank=1, world_size=2)
+    resumed.load_state_dict(state)
+    next(iter(resumed))
+    assert resumed.ids == loader.ids[2:]
