@@ -11,8 +11,9 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from gpu_client.ring.collector import add_read
+from gpu_client.ring.collector import add_read, read_so_far
 from gpu_client.ring.errors import ManifestMissing, ObjectDamaged, RingError, WaitedTooLong
+from gpu_client.ring.flow import Flow, read_wait
 from gpu_client.ring.leases import (
     QUARANTINE,
     READERS,
@@ -204,6 +205,20 @@ class RingReader:
         """So many were handed to the training."""
         with self._telling:
             self.read_samples += samples
+
+    def wait_for_flow(self, wanted: int) -> None:
+        """Until so many samples more may be read, where a sample is not to be read too often in the mean."""
+        settings = self.ring.settings
+        if settings.reads_per_insert is None:
+            return
+
+        def ready() -> bool:
+            self.tell()
+            newest = self.ring.newest()
+            flow = Flow(newest.inserted, 0, read_so_far(self.ring), len(newest))
+            return not read_wait(flow, settings, wanted)
+
+        self.wait(ready, "samples were read as often as they may be", starving=False)
 
     def tell(self) -> None:
         """Say now what is otherwise said every few moments."""

@@ -52,9 +52,9 @@ class RingSettings(BaseModel):
     """How often a sample is read in the mean: writers or readers that are ahead of it wait. Of a pair, writers wait
     below the first, readers above the second, and nobody in between. Unset: nobody does."""
     max_age_s: float | None = Field(default=None, gt=0)
-    """Older samples are not read; by the clocks of who writes and who reads."""
+    """Older samples are not read; by the clocks of who writes and who reads. `RingDataset` refuses such a ring."""
     max_uses: int | None = Field(default=None, ge=1)
-    """No reader takes a sample more often."""
+    """No training takes a sample more often. `RingDataset`, where each process reads by index, refuses such a ring."""
     retain: int = Field(default=3, ge=2, le=1000)
     """So many of the newest manifests can be read, with all that they list."""
     lease_s: float = Field(default=15.0, ge=0.05, le=3600)

@@ -14,8 +14,10 @@ import torch
 from torch.utils.data import DataLoader
 
 from gpu_client.ring import datasets
+from gpu_client.ring.collector import read_so_far
 from gpu_client.ring.datasets import RingDataset, RingLoader
 from gpu_client.ring.errors import ManifestMissing, ObjectDamaged, RingMismatch, WaitedTooLong
+from gpu_client.ring.leases import READERS
 from gpu_client.ring.manifest import SAMPLES
 from gpu_client.ring.places import make_ring, open_ring
 from gpu_client.ring.plan import Shape
@@ -75,6 +77,42 @@ def test_a_stock_data_loader_reads_it_with_workers(generator: Generator) -> None
     assert sorted(int(one) for batch in batches for one in batch["number"]) == list(range(12))
     assert batches[0]["x"].shape == (4, 3)
     dataset.close()
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
+def test_what_workers_of_a_stock_loader_read_is_counted(generator: Generator, method: str) -> None:
+    """They end without closing anything: what was not told by then was lost in each epoch."""
+    generator.put(12)
+    dataset = RingDataset(generator.place)
+    list(DataLoader(dataset, batch_size=4, num_workers=2, multiprocessing_context=method))
+    assert read_so_far(generator.ring) == 12
+    assert len(generator.ring.store.keys(READERS)) == 1, "the workers have left"
+    dataset.close()
+    assert generator.ring.store.keys(READERS) == []
+
+
+@pytest.mark.parametrize(("name", "value"), [("max_uses", 2), ("max_age_s", 60.0)])
+def test_a_ring_whose_limits_cannot_be_kept_to_by_index_is_refused(tmp_path: Path, name: str, value: Any) -> None:
+    generator = Generator(tmp_path / "limited", **{name: value})
+    generator.put(2)
+    with pytest.raises(RingMismatch, match=f"has {name}, and samples .* Use RingLoader"):
+        RingDataset(generator.place)
+    assert generator.ring.store.keys(READERS) == []
+
+
+def test_a_data_set_is_not_read_more_often_than_is_wanted(tmp_path: Path) -> None:
+    generator = Generator(tmp_path / "slow", samples_per_insert=(1, 2))
+    generator.put(4)
+    dataset = RingDataset(generator.place, patience_s=0.05)
+    assert [one["number"] for one in dataset[[0, 1, 2, 3]]] == [0, 1, 2, 3]
+    assert dataset[3]["number"] == 3
+    with pytest.raises(WaitedTooLong, match="as often as they may be"):
+        dataset[[0, 1, 2, 3]]
+    generator.put(1)
+    assert [one["number"] for one in dataset[[0, 1, 2, 3]]] == [0, 1, 2, 3]
+    dataset.close()
+    assert read_so_far(generator.ring) == 9
 
 
 def test_damage_is_met_once_told_and_another_sample_read_for_it(generator: Generator) -> None:
