@@ -251,8 +251,9 @@ class RingReader:
             self._renewing.join()
         try:
             with self._telling:
-                if self._lease.renew(manifests=[], read=0, starved=False):
-                    add_read(self.ring, self.read_samples)
+                if self._lease.renew(manifests=[], read=self.read_samples, starved=False):
+                    # Before the record goes: at no time does it look to others as if less had been read.
+                    add_read(self.ring, self.read_samples, self._lease.mark)
                 self._lease.release()
         except (RingError, OSError) as error:
             logger.warning("the reader cannot say that it leaves: %s", error)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
+from collections.abc import Sequence
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,7 @@ from gpu_client.ring.repairing import repaired
 from gpu_client.ring.settings import RingSettings
 from gpu_client.ring.stream import Stream
 from gpu_client.ring.writer import RingWriter
+from tests.unit.ring.reading_scene import Scene
 
 
 class Generator:
@@ -256,6 +258,64 @@ def test_what_was_read_counts_on_when_a_reader_leaves(generator: Generator) -> N
             Stream(reader, Shape(4), group=reader.name).next_batch()
     said = json.loads(generator.ring.store.record("read").data)  # type: ignore[union-attr]
     assert said["samples"] == 8
+
+
+@pytest.mark.parametrize("dies", [False, True])
+def test_what_was_read_is_counted_once_at_every_step_of_leaving(dies: bool) -> None:
+    scene = Scene()
+    scene.put(4)
+    reader = scene.reader("r")
+    reader.took(7)
+    reader.tell()
+    counts: list[int] = []
+    swap, delete = scene.store.swap, scene.store.delete
+
+    def swapped(key: str, data: bytes, seen: str | None) -> str | None:
+        found = swap(key, data, seen)
+        counts.append(read_so_far(scene.ring))
+        return found
+
+    def deleted(keys: Sequence[str]) -> None:
+        if dies and "readers/r" in keys:
+            raise OSError("it has died")
+        delete(keys)
+        counts.append(read_so_far(scene.ring))
+
+    scene.store.swap, scene.store.delete = swapped, deleted  # type: ignore[method-assign]
+    reader.close()
+    dies = False
+    scene.bury()
+    assert scene.store.keys(READERS) == []
+    assert read_so_far(scene.ring) == 7
+    assert set(counts) == {7}
+
+
+def test_readers_of_a_generation_keep_to_the_greater_one_of_a_pair() -> None:
+    scene = Scene(mode="generation", samples_per_insert=(2, 3))
+    scene.put(4)
+    with scene.reader(patience_s=5.0) as reader:
+        stream = Stream(reader, Shape(4), group=reader.name)
+        for _ in range(3):
+            stream.next_batch()
+        with pytest.raises(WaitedTooLong, match="as often as they may be"):
+            stream.next_batch()
+        assert read_so_far(scene.ring) == 12
+
+
+@pytest.mark.parametrize("pin", [False, True])
+def test_memory_is_pinned_where_it_is_asked_for(
+    generator: Generator, monkeypatch: pytest.MonkeyPatch, pin: bool
+) -> None:
+    generator.put(4)
+    asked: list[bool] = []
+
+    def made(*args: Any, pin_memory: bool = False, **more: Any) -> Any:
+        asked.append(pin_memory)
+        return DataLoader(*args, **more)
+
+    monkeypatch.setattr(datasets, "DataLoader", made)
+    RingLoader(generator.place, batch_size=2, pin_memory=pin)
+    assert asked == [pin]
 
 
 def test_arrays_belong_to_their_reader(generator: Generator) -> None:
