@@ -11,10 +11,11 @@ import subprocess
 import time
 from collections.abc import Callable, Mapping, Sequence
 
-from gpu_client.ring.generating import TELL_EVERY_S, Progress, Standing, put_under, tally_key
+from gpu_client.ring.generating import TELL_EVERY_S, Progress, Standing
 from gpu_client.ring.keeper import Keeper
 from gpu_client.ring.leases import WRITERS, content_of
 from gpu_client.ring.ring import Ring
+from gpu_client.ring.tally import put_under, tally_key
 
 logger = logging.getLogger("baton.ring")
 

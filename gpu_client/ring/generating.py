@@ -20,18 +20,16 @@ from typing import Any, NamedTuple, Protocol, TypeVar
 from gpu_client.ring.errors import RingError, SampleRefused, StoreFull, WaitedTooLong, WriterFenced
 from gpu_client.ring.flow import Flow
 from gpu_client.ring.keeper import Keeper
-from gpu_client.ring.leases import COPIES, WRITERS, content_of
+from gpu_client.ring.leases import WRITERS, content_of
 from gpu_client.ring.ring import Ring
 from gpu_client.ring.seeds import Seeds
-from gpu_client.ring.store import RingStore
-from gpu_client.ring.tally import Tally, put_of
+from gpu_client.ring.tally import Tally, tally_key
 from gpu_client.ring.writer import RingWriter
 
 logger = logging.getLogger("baton.ring")
 
 T = TypeVar("T")
 
-GENERATORS = "generators/"
 """Records: how many samples were put under each name that is kept."""
 TELL_EVERY_S = 0.5
 RATES_OVER_S = 2.0
@@ -389,13 +387,3 @@ class Standing:
         if not flow.inserted:
             return self._rates
         return {"ring.fill": 100 * flow.readable / self._cap, "data.reuse": flow.read / flow.inserted, **self._rates}
-
-
-def tally_key(name: str, *, again: bool = True) -> str:
-    """Where it is noted how many samples were put under a name."""
-    return f"{GENERATORS if again else COPIES}{name}"
-
-
-def put_under(store: RingStore, name: str, *, again: bool = True) -> int:
-    """How many samples were put under that name so far."""
-    return put_of(store.record(tally_key(name, again=again)))
