@@ -9,8 +9,6 @@ loader.state_dict()  # with it, a resumed training gets the batches that it woul
 from __future__ import annotations
 
 import inspect
-import os
-import re
 import signal
 import time
 import weakref
@@ -24,9 +22,9 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, default_colla
 
 from gpu_client.ring.ahead import POLL_S, Ahead
 from gpu_client.ring.errors import RingMismatch
-from gpu_client.ring.group import forget
+from gpu_client.ring.group import forget, group_of
 from gpu_client.ring.keeper import Keeper
-from gpu_client.ring.leases import own_name, require_name
+from gpu_client.ring.leases import require_name
 from gpu_client.ring.manifest import Manifest, Slot
 from gpu_client.ring.places import open_ring
 from gpu_client.ring.plan import Policy, Shape
@@ -37,12 +35,6 @@ from gpu_client.ring.stream import Stream
 WORKER_GRACE_S = 30.0
 """So long a worker outlives a SIGTERM: the loop needs it for its last steps."""
 _PATIENCE_S = 600.0
-_RUNS = (
-    ("BATON_JOB_ID", "BATON_EPOCH"),
-    ("TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT"),
-    ("SLURM_JOB_ID", "SLURM_RESTART_COUNT"),
-)
-"""What the processes of one training have in common and no other training has, by who has started it."""
 
 
 class RingDataset(Dataset[Any]):  # type: ignore[misc, unused-ignore]
@@ -221,7 +213,7 @@ class RingLoader:
             place,
             shape,
             rank=self._rank,
-            group=require_name(group, "group") if group is not None else _group_of(world),
+            group=require_name(group, "group") if group is not None else group_of(world),
             transform=transform,
             collate=collate,
             patience_s=patience_s,
@@ -392,16 +384,6 @@ def require_shared(place: str) -> None:
     """Raises RingMismatch for a place that other processes do not see."""
     if place.startswith("memory:"):
         raise RingMismatch(f"{place} is in this process alone, and workers are others", "Use workers=0, or a directory")
-
-
-def _group_of(world: int) -> str:
-    if world == 1:
-        return own_name()
-    for names in _RUNS:
-        found = [os.environ[name] for name in names if os.environ.get(name)]
-        if names[0] in os.environ:
-            return re.sub(r"[^A-Za-z0-9_-]", "-", "-".join(found))[-64:] or "train"
-    return "train"
 
 
 def _outlive_sigterm(worker: int) -> None:
