@@ -5,7 +5,6 @@ What was lost stays lost; everything else can be read again, and goes on. Writer
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
@@ -24,7 +23,7 @@ from gpu_client.ring.manifest import (
     manifest_number,
 )
 from gpu_client.ring.objects import StoredSamples
-from gpu_client.ring.ring import POINTER, Ring, pointer_to
+from gpu_client.ring.ring import POINTER, Pointed, Ring, pointer_to
 from gpu_client.ring.status import verified
 from gpu_client.ring.store import Versioned
 
@@ -137,10 +136,8 @@ def _stored(ring: Ring) -> _Stored:
             if data is None:
                 continue  # collected since
             try:
-                found = Manifest.from_bytes(data)
-                if manifest_key(found.number) != key:
-                    raise ValueError(f"it is manifest {found.number}")
-                good[found.number] = found
+                number = manifest_number(key)
+                good[number] = Manifest.from_bytes(data, number)
             except ValueError as error:
                 bad[key] = f"it cannot be read ({error})"
         after = ring.store.record(POINTER)
@@ -160,9 +157,8 @@ def _as_found(record: Versioned | None, good: Mapping[int, Manifest], bad: Mappi
         gone = max([*good, *map(manifest_number, bad), 0]) > 1
         return _Stored(0, 0, version, "it is not there, and manifests are" if gone else "", good, bad)
     try:
-        content = json.loads(record.data)
-        named, inserted = int(content["manifest"]), int(content.get("inserted", 0))
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        named, _, inserted = Pointed.from_bytes(record.data)
+    except ValueError as error:
         return _Stored(0, 0, version, f"it cannot be read ({error})", good, bad)
     wrong = "" if named in good else f"it names manifest {named}, which is not there or cannot be read"
     return _Stored(named, inserted, version, wrong, good, bad)
