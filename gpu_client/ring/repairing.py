@@ -23,7 +23,7 @@ from gpu_client.ring.manifest import (
     manifest_number,
 )
 from gpu_client.ring.objects import StoredSamples
-from gpu_client.ring.ring import POINTER, Pointed, Ring, pointer_to
+from gpu_client.ring.ring import POINTER, SCHEMA, Pointed, Ring, pointer_to, schema_document, stored_schema
 from gpu_client.ring.status import verified
 from gpu_client.ring.store import Versioned
 
@@ -42,13 +42,16 @@ class Examined:
     manifests: Mapping[str, str] = field(default_factory=dict)
     objects: Mapping[str, str] = field(default_factory=dict)
     """Of those that the newest good manifest lists."""
+    schema: str = ""
+    """What is wrong with it; empty if nothing is."""
     read: int = 0
     """So many objects were looked at."""
 
     @property
     def damaged(self) -> dict[str, str]:
         """All of it."""
-        return {**({POINTER: self.pointer} if self.pointer else {}), **self.manifests, **self.objects}
+        alone = {POINTER: self.pointer, SCHEMA: self.schema}
+        return {**{key: why for key, why in alone.items() if why}, **self.manifests, **self.objects}
 
 
 @dataclass(frozen=True)
@@ -93,17 +96,23 @@ def examined(ring: Ring) -> Examined:
         # What was replaced and removed meanwhile is missed by nobody.
         listed = {slot.object.key for slot in _stored(ring).newest.slots}
         damaged = {key: why for key, why in damaged.items() if key in listed}
-    return Examined(stored.wrong, stored.bad, damaged, len(objects))
+    return Examined(stored.wrong, stored.bad, damaged, _wrong_schema(ring, stored.newest), len(objects))
 
 
 def repaired(ring: Ring) -> Examined:
     """Set the pointer to the newest good manifest, without what is damaged, which is noted as quarantined.
 
     What was found, as of before. Samples that only a lost manifest has listed are listed again, and one that cannot be
-    read is removed: it would stop publishing, or collecting. Raises ManifestMissing if others are faster again and
-    again, and OSError where the store cannot be reached.
+    read is removed: it would stop publishing, or collecting. A damaged schema is set to that of a sample that verifies;
+    where there is none, it is the next one's. Raises ManifestMissing if others are faster again and again, and OSError
+    where the store cannot be reached.
     """
     found = examined(ring)
+    if found.schema:
+        told = _told_schema(ring, _stored(ring).newest)
+        ring.store.delete([SCHEMA])
+        if told is not None:
+            ring.store.create(SCHEMA, [memoryview(schema_document(told))])
     for key, why in found.objects.items():
         ring.store.create(quarantine_key(key), [memoryview(why.encode())])
     for _ in range(_TRIES):
@@ -123,6 +132,34 @@ def repaired(ring: Ring) -> Examined:
             continue
         ring.store.swap(POINTER, pointer_to(ahead), stored.version)
     raise _in_a_hurry()
+
+
+def _wrong_schema(ring: Ring, newest: Manifest) -> str:
+    data = ring.store.read(SCHEMA)
+    if data is None:
+        return "it is not there, and samples are" if newest.slots else ""
+    try:
+        schema = stored_schema(data)
+    except ValueError as error:
+        return f"it is damaged: {error}"
+    # Without a digest it may have been altered to another one.
+    told = _told_schema(ring, newest) if bytes(data[:1]) == b"[" else None
+    return "" if told in (None, schema) else "it is damaged: it is not that of the ring's samples"
+
+
+def _told_schema(ring: Ring, newest: Manifest) -> str | None:
+    """By a sample that verifies, one that is listed if there is any."""
+    listed = [slot.object.key for slot in reversed(newest.slots)]
+    for key in dict.fromkeys([*listed, *ring.store.keys(SAMPLES)]):
+        data = ring.store.read(key)
+        try:
+            stored = StoredSamples(key, data if data is not None else memoryview(b""))
+            stored.verify()
+        except ObjectDamaged:
+            continue
+        if len(stored):
+            return stored.schema(shapes=ring.settings.shapes == "same")
+    return None
 
 
 def _stored(ring: Ring) -> _Stored:

@@ -22,7 +22,7 @@ from typing import NamedTuple
 from pydantic import ValidationError
 
 from gpu_client.ring import forking
-from gpu_client.ring.errors import ManifestMissing, RingMismatch, SampleRefused
+from gpu_client.ring.errors import ManifestMissing, ObjectDamaged, RingMismatch, SampleRefused
 from gpu_client.ring.manifest import (
     EMPTY,
     INBOX,
@@ -234,11 +234,16 @@ class Ring:
         return list({one.object: one for one in [*older, *found] if one.object.writer in newest}.values())
 
     def require_schema(self, schema: str) -> None:
-        """The first sample's schema is the ring's. Raises SampleRefused for any other."""
+        """The first sample's schema is the ring's. Raises SampleRefused for any other, and ObjectDamaged."""
         if self._schema is None:
-            self.store.create(SCHEMA, [memoryview(schema.encode())])
+            self.store.create(SCHEMA, [memoryview(schema_document(schema))])
             there = self.store.read(SCHEMA)
-            self._schema = bytes(there).decode() if there is not None else schema
+            try:
+                self._schema = schema if there is None else stored_schema(there)
+            except ValueError as error:
+                raise ObjectDamaged(
+                    f"{SCHEMA} is damaged: {error}", "baton ring verify --repair sets it anew"
+                ) from error
         if schema != self._schema:
             raise SampleRefused(
                 f"it is {_said(schema)}, and the ring's samples are {_said(self._schema)}",
@@ -269,6 +274,24 @@ class Pointed(NamedTuple):
 def pointer_to(manifest: Manifest) -> bytes:
     """The content of the pointer that makes it the newest."""
     return sealed(Pointed(manifest.number, manifest.at_ms, manifest.inserted)._asdict())
+
+
+def schema_document(schema: str) -> bytes:
+    """How it is stored."""
+    return sealed({"schema": json.loads(schema)})
+
+
+def stored_schema(data: memoryview) -> str:
+    """Raises ValueError for what is none. One without a digest was stored as it is."""
+    there = bytes(data)
+    if there.startswith(b"["):
+        said, text = json.loads(there), there.decode()
+    else:
+        said = unsealed(there, frozenset()).get("schema")
+        text = json.dumps(said, sort_keys=True, separators=(",", ":"))
+    if not isinstance(said, list) or len(said) != 2 or not isinstance(said[1], list):
+        raise ValueError("it is no schema")
+    return text
 
 
 def _require_promises(store: RingStore, settings: bytes) -> None:
