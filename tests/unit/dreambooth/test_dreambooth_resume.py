@@ -5,10 +5,12 @@ from __future__ import annotations
 import os
 import shutil
 import signal
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from dreambooth_runs import CACHED, EVERYTHING, Run, outputs, power_cut, refusal, short_training, train_in
 from PIL import Image
 
@@ -18,6 +20,7 @@ from gpu_client.training.dreambooth.batches import PictureBatches
 from gpu_client.training.dreambooth.config import DreamboothConfig
 from gpu_client.training.dreambooth.data import read_instance_pictures
 from gpu_client.training.dreambooth.lora import WEIGHTS_FILE
+from gpu_client.training.dreambooth.optimization import Optimization
 from tests.photographs import save_crops
 
 
@@ -99,6 +102,32 @@ def test_interrupted_equals_uninterrupted(
             run("cut", **options)
     assert outputs(run("cut", **options)) == uninterrupted
     assert sum(generated) == 3
+
+
+def test_the_scale_of_the_loss_goes_on_where_it_was(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In fp16 it falls where gradients overflow, and such a step changes nothing; after two that went well it rises."""
+    scaler, update, scales = torch.amp.GradScaler, Optimization.update, list[float]()
+
+    def noted(self: Optimization) -> torch.Tensor:
+        norm = update(self)
+        scales.append(self.scaler.get_scale())
+        return norm
+
+    def quickly_changing(*arguments: Any, **keywords: Any) -> torch.amp.GradScaler:
+        return scaler(*arguments, **keywords, init_scale=2.0**24, growth_interval=2)
+
+    monkeypatch.setattr(torch.amp, "GradScaler", quickly_changing)
+    monkeypatch.setattr(Optimization, "update", noted)
+    options = {"mixed_precision": "fp16", "max_train_steps": 7, "checkpointing_steps": 3, "train_batch_size": 2}
+    uninterrupted = outputs(run("uninterrupted", **options))
+    whole = list(scales)
+    assert {one < other for one, other in pairwise(whole) if one != other} == {True, False}, "it rises and falls"
+
+    with power_cut(7, "loss"):
+        run("cut", **options)
+    scales.clear()
+    assert outputs(run("cut", **options)) == uninterrupted
+    assert scales == whole[3:]
 
 
 def test_class_images_that_were_cut_off_come_out_the_same(run: Run, whole: dict[str, bytes]) -> None:
