@@ -97,6 +97,9 @@ class RingDataset(Dataset[Any]):  # type: ignore[misc, unused-ignore]
         found: list[Any] = self[indices]
         return found
 
+    get = __getitems__
+    """The third of the verbs that a ring has: put, swap, get."""
+
     def close(self) -> None:
         """Give up the manifest."""
         if self._at_end is not None:
