@@ -1,4 +1,4 @@
-"""What a pushed folder consists of: an object beside its files, written when all of them are stored."""
+"""What a pushed folder consists of: an object beside its files, which says too whether all of them are stored."""
 
 from __future__ import annotations
 
@@ -30,12 +30,14 @@ class DatasetFile(WireModel):
 class DatasetManifest(WireModel):
     """All files that pushes to one prefix have stored.
 
+    `unfinished`: a push has begun to change them, and these are the files of before; not written where it is false.
     Example: `{"version": 1, "files": [{"path": "dogs/1.jpg", "size_bytes": 1024,
     "blake3": "af1349b9f5f9a1a6a0404dea36dcc9499bcb25c9adc112b7cc9a93cae41f3262"}]}`
     """
 
     version: Literal[1] = 1
     files: Annotated[list[DatasetFile], Field(max_length=MAX_DATASET_FILES)]
+    unfinished: bool = False
 
     @model_validator(mode="after")
     def _each_once(self) -> Self:

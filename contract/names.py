@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import hmac
+import re
 from enum import StrEnum
 
 DATA_BUCKET = "training-data"
@@ -31,8 +32,16 @@ MAX_RINGS = 16
 """Of one job."""
 RING_PLACE = "baton:"
 """Begins the place of a ring that lies with the control plane."""
+RINGS_PREFIX = "rings/"
+"""Below it lie the objects of rings in the data bucket: the calls for rings alone write and remove them."""
+_RING_OBJECT = re.compile(rf"{RINGS_PREFIX}[a-z0-9][a-z0-9-]{{0,62}}/[0-9a-f]{{16,32}}/")
 RING_SETTINGS = "ring.json"
 """The record that a ring begins with: its version is the ring's id."""
+
+
+def in_a_ring(key: str) -> bool:
+    """Whether an object of the data bucket lies in a ring. Who may use the ring may read it."""
+    return _RING_OBJECT.match(key) is not None
 
 
 def ring_secret(lease_token: str) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from difflib import get_close_matches
 from typing import Any, NamedTuple
 
@@ -12,8 +12,17 @@ from pydantic import ValidationError
 from contract.documents import Document, Location, read_document
 from contract.errors import Fault
 from contract.recipes.model import Parameter, Recipe
-from contract.recipes.rendering import DIRECTORIES, NAMES, escape_of, plan_of
-from contract.recipes.templates import TemplateError, check, references
+from contract.recipes.rendering import DIRECTORIES, NAMES, escape_of, plan_of, variables_of
+from contract.recipes.samples import samples_of
+from contract.recipes.templates import (
+    TemplateError,
+    TemplateTypeError,
+    arguments,
+    check,
+    is_true,
+    references,
+    render,
+)
 
 _MEMBERS: dict[str, Collection[str]] = {"dirs": frozenset(DIRECTORIES), "job": frozenset(("id",))}
 
@@ -54,6 +63,8 @@ def lint(text: str) -> Linted:
         _look_at_text(one, document)
     if recipe is not None and not document.faults:
         _try(recipe, document)
+    if recipe is not None and not document.faults:
+        _try_types(recipe, document)
     return Linted(None if document.faults else recipe, _ordered(document.faults))
 
 
@@ -137,6 +148,56 @@ def _try(recipe: Recipe, document: Document) -> None:
     for fault in plan_of(recipe, {}, [one.into for one in recipe.inputs])[1]:
         location = tuple(int(part) if part.isdigit() else part for part in fault.field.split("."))
         document.fault(location, f"with the defaults: {fault.reason}", fault.remedy)
+
+
+def _try_types(recipe: Recipe, document: Document) -> None:
+    """What has values of the wrong kind with all samples of parameters for which it is rendered has so with any."""
+    rules = [rule.require for rule in recipe.rules]
+    left: dict[_Text, str] = dict.fromkeys(_texts(document.value), "")
+    for sample in samples_of(recipe):
+        variables = variables_of(recipe, sample.given, sample.inputs)
+        # What breaks a rule is refused before anything else is rendered.
+        allowed = all(_holds(rule, variables) for rule in rules)
+        runs = [allowed and (step.when is None or _holds(step.when, variables)) for step in recipe.steps]
+        for one in list(left):
+            section, number = one.location[0], one.location[1]
+            is_rendered = allowed or section == "rules"
+            if section == "steps" and one.location[2] != "when":
+                is_rendered = isinstance(number, int) and runs[number]
+            if not is_rendered:
+                continue
+            reason = _wrong_type(one, variables)
+            if reason is None:
+                del left[one]
+            else:
+                left[one] = reason
+    for one, reason in left.items():
+        if reason:
+            remedy = "Make them fit; docs/recipes.md says what expressions can do."
+            document.fault(one.location, f"with parameters of these types: {reason}", remedy)
+
+
+def _holds(condition: str, variables: Mapping[str, Any]) -> bool:
+    try:
+        return is_true(condition, variables)
+    except TemplateError:
+        return False
+
+
+def _wrong_type(one: _Text, variables: Mapping[str, Any]) -> str | None:
+    """Why it cannot be rendered whatever the values are; None if it can be, or others might do."""
+    try:
+        if one.bare:
+            is_true(one.text, variables)
+        elif "environment" in one.location:
+            render(one.text, variables)
+        else:
+            arguments(one.text, variables)
+    except TemplateTypeError as error:
+        return str(error)
+    except TemplateError:
+        return None
+    return None
 
 
 def _members_of(value: Any, name: str) -> dict[str, Any]:

@@ -42,6 +42,10 @@ class TemplateError(Exception):
     """The text is no template, or cannot be rendered with these parameters. The message says why."""
 
 
+class TemplateTypeError(TemplateError):
+    """A value is of a kind that cannot be used so, whichever of that kind it is."""
+
+
 class Reference(NamedTuple):
     """A name that an expression reads: `parameters.steps` is ("parameters", "steps")."""
 
@@ -83,7 +87,7 @@ def is_true(expression: str, variables: Mapping[str, Any]) -> bool:
     """Whether the condition holds. Raises TemplateError, also if its value is neither true nor false."""
     value = evaluate(expression, variables)
     if not isinstance(value, bool):
-        raise TemplateError("it is neither true nor false: compare with something")
+        raise TemplateTypeError("it is neither true nor false: compare with something")
     return value
 
 
@@ -202,7 +206,9 @@ def _evaluated(work: Callable[[], Any]) -> Any:
         raise TemplateError(str(error).rstrip(".") or type(error).__name__) from None
     except RecursionError:
         raise TemplateError("it is nested too deeply") from None
-    except (TypeError, ValueError, ArithmeticError, LookupError, SyntaxError, MemoryError) as error:
+    except TypeError as error:
+        raise TemplateTypeError(str(error).rstrip(".") or type(error).__name__) from None
+    except (ValueError, ArithmeticError, LookupError, SyntaxError, MemoryError) as error:
         raise TemplateError(str(error).rstrip(".") or type(error).__name__) from None
 
 
@@ -222,18 +228,25 @@ def _said(value: Any) -> str:
         return str(value)
     if type(value) is _environment().undefined:
         str(value)  # raises: it names what is not there
-    raise TemplateError("a list cannot be part of a text; join it, or let it stand alone")
+    raise TemplateTypeError("a list cannot be part of a text; join it, or let it stand alone")
+
+
+def _of_wrong_type(value: Any, reason: str) -> TemplateError:
+    """The error to raise. Of what is not there, an item of a short list say, the type is not known."""
+    return TemplateError(reason) if type(value) is _environment().undefined else TemplateTypeError(reason)
 
 
 def _number(value: Any) -> Any:
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not -MAX_NUMBER <= value <= MAX_NUMBER:
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        raise _of_wrong_type(value, "only numbers, and none beyond 2**63, can be calculated with")
+    if not -MAX_NUMBER <= value <= MAX_NUMBER:
         raise TemplateError("only numbers, and none beyond 2**63, can be calculated with")
     return value
 
 
 def _joined(value: Any, separator: str = "") -> str:
     if not isinstance(value, list) or not isinstance(separator, str):
-        raise TemplateError("'join' takes a list and the text between its items")
+        raise _of_wrong_type(value, "'join' takes a list and the text between its items")
     items = [_said(item) for item in value]
     if sum(map(len, items)) + len(separator) * len(items) > MAX_RESULT_CHARS:
         raise TemplateError("the joined text is too long")
@@ -242,7 +255,7 @@ def _joined(value: Any, separator: str = "") -> str:
 
 def _text(value: Any) -> str:
     if not isinstance(value, str):
-        raise TemplateError("this filter takes text")
+        raise _of_wrong_type(value, "this filter takes text")
     return value
 
 
@@ -255,7 +268,7 @@ def _rounded(value: Any, digits: int = 0) -> Any:
 
 def _length(value: Any) -> int:
     if not isinstance(value, (str, list)):
-        raise TemplateError("'length' takes text or a list")
+        raise _of_wrong_type(value, "'length' takes text or a list")
     return len(value)
 
 

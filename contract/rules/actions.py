@@ -45,7 +45,10 @@ class Alert:
 
 @dataclass(frozen=True, slots=True)
 class Set:
-    """Change a knob that the training registered: to a value, or by a factor and then into the bounds."""
+    """Change a knob that the training registered: to a value, or by a factor, and then into the bounds.
+
+    A factor turns it one way only: a knob beyond a bound already is not turned back to it.
+    """
 
     knob: str
     value: float | None = None

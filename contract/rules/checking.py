@@ -6,11 +6,11 @@ import math
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from contract.rules.faults import Code, ExpressionError, did_you_mean, nearest
+from contract.rules.faults import Code, ExpressionError, did_you_mean
 from contract.rules.folding import folded
 from contract.rules.functions import GROUPS, NAMES, PLAIN, SUMMARIES, Function, usage_of
 from contract.rules.limits import LIMITS, MAX_STEP, Limits
-from contract.rules.metrics import SIGNALS, UNITS, Kind, Metric, Metrics, is_name
+from contract.rules.metrics import SIGNALS, UNITS, Kind, Metric, Metrics, doubt_of, is_name
 from contract.rules.parser import parse
 from contract.rules.tree import Binary, Call, Comparison, Logic, Name, Node, Number, Truth, Unary, number_text, text_of
 from contract.rules.typed import Aggregate, Chain, Constant, Grouped, Operation, Reading, Summary, Typed, Window
@@ -126,12 +126,8 @@ class _Checker:
             reason = f"the metric {name} never appears"
             self._fault(Code.UNKNOWN_METRIC, reason, did_you_mean(name, self._metrics), node.offset)
         else:
-            close = nearest(name, self._metrics, cutoff=0.86)
-            if close or name.startswith(SIGNALS):
-                what = "signal of this document" if name.startswith(SIGNALS) else "built-in metric"
-                reason = f"{name} is no {what}; it is taken for one of the training's own"
-                remedy = f"Did you mean {close}?" if close else "Add its text to 'signals' if lines are to be counted."
-                self.doubts.append(ExpressionError(Code.DOUBTFUL_NAME, reason, remedy, node.offset))
+            if doubt := doubt_of(name, self._metrics):
+                self.doubts.append(ExpressionError(Code.DOUBTFUL_NAME, *doubt, node.offset))
             return Metric(name)
         return None
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 import re
@@ -13,7 +14,7 @@ from contract.errors import Fault
 from contract.rules.checking import Checked, check_condition
 from contract.rules.faults import Code, did_you_mean
 from contract.rules.limits import LIMITS, Limits
-from contract.rules.metrics import BUILT_IN, REDUCES, Kind, Metric, Metrics, is_name
+from contract.rules.metrics import BUILT_IN, REDUCES, Kind, Metric, Metrics, doubt_of, is_name
 from contract.rules.periods import MAX_CHECKS_OF, ONE_CHECK, Measure, Period, hold_of, period_of
 from contract.rules.placing import look_at_place, needed_group_values
 from contract.rules.presets import NAMES as PRESETS
@@ -73,7 +74,11 @@ def load(
     if document.faults:
         return Loaded(None, _coded(document.faults, Code.UNREADABLE), [])
     reach = Reach(max_steps, max_silence_s=max_silence_s)
-    return _Reader(document, reported, reach, limits, () if presets else PRESETS).loaded()
+    loaded = _Reader(document, reported, reach, limits, () if presets else PRESETS).loaded()
+    if loaded.rules is None:
+        return loaded
+    digest = hashlib.sha256(text.encode(errors="replace")).hexdigest()[:16]
+    return loaded._replace(rules=loaded.rules._replace(digest=digest))
 
 
 def load_values(
@@ -230,6 +235,9 @@ class _Reader:
         more["description"] = said.get("description", "")[:500]
         rule = Rule(name, when, clear, on=on, every=every, **more)
         look_for_what_never_happens(rule, self._reach, location, self._warnings)
+        for told in rule.told:
+            if told not in self._metrics and (doubt := doubt_of(told, self._metrics)):
+                self._warnings.fault((*location, "do"), *doubt, code=Code.DOUBTFUL_NAME)
         look_at_place(rule, self._metrics, location, self._document, self._warnings)
         return rule
 

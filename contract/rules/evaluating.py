@@ -73,6 +73,7 @@ class Carried(NamedTuple):
 
     rule: str
     kept: bool
+    """It goes on as it stood."""
     reason: str = ""
 
 
@@ -117,6 +118,8 @@ class Evaluator:
         self._changes = 0
         """Of what is expected of rules."""
         self._step = 0
+        self._looked: int | None = None
+        """The step at which rules with `every` were looked at before."""
 
     def _subscribe(self, machine: Machine, clocks: set[str]) -> None:
         rule = machine.rule
@@ -246,6 +249,7 @@ class Evaluator:
     def _with_periodic(self, due: list[Machine], step: int, now: float) -> list[Machine]:
         """Besides them, the rules whose `every` is over."""
         found: list[Machine] = []
+        before, self._looked = self._looked, step
         for machine in self._periodic:
             every = machine.rule.every
             if every is None or machine.errors >= MAX_ERRORS:
@@ -253,7 +257,14 @@ class Evaluator:
             if every.measure == "steps":
                 # multiples of the period, wherever the training was resumed
                 number = step // every.amount
-                if number > (machine.due_step or 0):
+                if machine.due_step is not None:
+                    is_due = number > machine.due_step
+                elif before is not None:
+                    is_due = number > before // every.amount
+                else:
+                    # what lies behind when a rule comes into force is not made up for
+                    is_due = number > 0 and step % every.amount == 0
+                if is_due:
                     found.append(machine)
                 machine.due_step = number
             elif machine.due_at is None or now >= machine.due_at:
@@ -309,6 +320,7 @@ class Evaluator:
         self._settle()
         return {
             "version": STATE_VERSION,
+            "document": self.rules.digest,
             "step": self._step,
             "now": encoded(self._clock.now),
             "metrics": {name: series.state() for name, series in self._series.items()},
@@ -323,7 +335,9 @@ class Evaluator:
         """Go on where that was saved, with these rules or others.
 
         A rule keeps its counters if its name, its expressions, `for`, `on` and `every` are the same; the others begin
-        anew, and are told with the reason. Raises StateError if the state is damaged or of another version.
+        anew, and are told with the reason. One whose mode or actions are others can fire again, with its windows and
+        what counts towards `for`; so can one that was disabled, if this is another document. Raises StateError if the
+        state is damaged or of another version.
         """
         try:
             if state["version"] != STATE_VERSION:
@@ -339,6 +353,8 @@ class Evaluator:
         if now is None or math.isnan(now) or type(step) is not int:
             raise ValueError("step or time is damaged")
         self._clock.now, self._step = now, step
+        self._looked = step if now > -math.inf else None
+        other = state.get("document", self.rules.digest) != self.rules.digest
         for name, series in self._series.items():
             if name not in state["metrics"]:
                 continue
@@ -355,7 +371,8 @@ class Evaluator:
                 told.append(Carried(name, False, "its condition, 'for', 'on' or 'every' has changed"))
             else:
                 machine.restore(saved)
-                told.append(Carried(name, True))
+                reason = machine.revised(saved.get("deeds"), elsewhere=other)
+                told.append(Carried(name, not reason, reason))
         new = {machine.rule.name for machine in self._machines}
         return told + [Carried(name, False, "the rule is gone") for name in state["rules"] if name not in new]
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from difflib import get_close_matches
 from enum import StrEnum
+from itertools import islice
 
 
 class Code(StrEnum):
@@ -36,6 +37,7 @@ class Code(StrEnum):
     NEVER_FIRES = "never_fires"
     ALWAYS_TRUE = "always_true"
     NEVER_CLEARS = "never_clears"
+    ALWAYS_CLEARS = "always_clears"
     DOUBTFUL_NAME = "doubtful_name"
     HEARTBEAT_PACE = "heartbeat_pace"
     # A fault of an action, a warning of a text
@@ -67,6 +69,48 @@ def nearest(name: str, known: Iterable[str], *, cutoff: float = 0.6) -> str | No
     # `eval.f1` for `eval.f1_macro`, `f1_macro` for `eval.f1_macro`
     inside = [one for one in candidates if len(name) > 1 and (one.startswith(name) or one.endswith(f".{name}"))]
     return min(inside, key=len, default=None)
+
+
+_MAX_OFF = 2
+_LEAST_CHARS = {1: 4, 2: 6}
+"""Of known names that others are taken for a slip of: `kl` is no `lr`."""
+_MAX_CHARS = 40
+_MAX_COMPARED = 200
+"""Names of nearly the same length: a document may declare thousands."""
+
+
+def slip_of(name: str, known: Iterable[str]) -> str | None:
+    """The known name that `name` is one letter off, or two of a long one; two that changed places are one."""
+    if len(name) > _MAX_CHARS:
+        return None
+    alike = (one for one in known if abs(len(one) - len(name)) <= _MAX_OFF)
+    found: list[tuple[int, str]] = []
+    for one in islice(alike, _MAX_COMPARED):
+        off = _letters_off(name.lower(), one)
+        if not 0 < off <= _MAX_OFF or len(one) < _LEAST_CHARS[off]:
+            continue
+        # a part more is another name: `g.loss`
+        if off == 1 or (len(name) >= _LEAST_CHARS[off] and one.count(".") == name.count(".")):
+            found.append((off, one))
+    return min(found)[1] if found else None
+
+
+def _letters_off(left: str, right: str) -> int:
+    """Letters to be left out, put in, replaced, or exchanged with the next one; many where it is more than two."""
+    many = _MAX_OFF + 1
+    two_ago, before = [many] * (len(right) + 1), list(range(len(right) + 1))
+    for row, letter in enumerate(left, 1):
+        now = [row, *([many] * len(right))]
+        for column in range(max(1, row - _MAX_OFF), min(len(right), row + _MAX_OFF) + 1):
+            other = right[column - 1]
+            off = min(before[column] + 1, now[column - 1] + 1, before[column - 1] + (letter != other))
+            if row > 1 and column > 1 and letter == right[column - 2] and left[row - 2] == other:
+                off = min(off, two_ago[column - 2] + 1)
+            now[column] = off
+        if min(now) > _MAX_OFF and min(before) > _MAX_OFF:
+            return many
+        two_ago, before = before, now
+    return before[-1]
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:

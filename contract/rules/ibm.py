@@ -135,7 +135,11 @@ class _Importer:
         for offset, reason in found.differs:
             remedy = "Compare the length with the window's size."
             self._notes.text_fault(place, offset, reason, remedy, code=Code.DIFFERS)
-        self._final = self._final or found.final
+        if found.final:
+            self._final = True
+            reason = f"is_final becomes {FINAL_SAVE}, which no adapter hands in: it stays false"
+            remedy = "Use on_train_end with another rule, or hand it in with each save from a loop of your own."
+            self._notes.fault(place, reason, remedy, code=Code.DIFFERS)
         return found.text
 
     def _action(

@@ -29,6 +29,8 @@ _REFUSED_EVENTS: Mapping[str, tuple[str, str]] = {
     "on_step_begin": ("sees the metrics of the step before", "Write on_step_end."),
     "on_substep_end": ("never comes without gradient accumulation", "Write on_step_end."),
     "on_optimizer_step": ("sees the metrics of the step before", "Write on_step_end."),
+    "on_pre_optimizer_step": ("is no trigger of the original, and comes in the midst of a step", "Write on_step_end."),
+    "on_push_begin": ("is no trigger of the original, and comes in the midst of a save", "Write on_save."),
     "on_epoch_begin": ("sees what on_epoch_end saw", "Write on_epoch_end."),
     "on_predict": ("comes after the training", "Write on_train_end."),
     "on_prediction_step": ("comes in the midst of an evaluation", "Write on_evaluate."),

@@ -2,7 +2,8 @@
 
 A condition that is not known neither counts nor resets. While a rule warms up, cools down, or waits to be cleared,
 nothing is counted. A rule without `clear` is cleared by its condition being false; one with a `cooldown` and without
-`clear` may fire again while the condition stays true.
+`clear` may fire again while the condition stays true. One that has fired as often as it may goes on
+counting, for the moment when a revision lets it fire again.
 """
 
 from __future__ import annotations
@@ -24,13 +25,15 @@ _NUMBERS = ("began", "since", "fired_step", "fired_at", "due_step", "due_at")
 _STEPS = ("onset", "fired_onset")
 """Not in states that were saved before they were counted."""
 _FLAGS = ("warm", "active")
+_LASTS = "lasts"
+"""Not in states that were saved before it was kept."""
 
 
 class Machine:
     """The counters of one rule."""
 
     __slots__ = (
-        *_COUNTERS, *_NUMBERS, *_STEPS, *_FLAGS, "condition", "cooldown", "hold_of", "hold_period",
+        *_COUNTERS, *_NUMBERS, *_STEPS, *_FLAGS, _LASTS, "condition", "cooldown", "hold_of", "hold_period",
         "index", "inert", "needed", "reads", "release", "result_steps", "results", "rule",  "timed", "truth",
     )  # fmt: skip
 
@@ -62,6 +65,8 @@ class Machine:
         self.warm = self.rule.warmup is None
         self.active = False
         """It has fired, and was not cleared since."""
+        self.lasts = False
+        """It is active, and its condition was not false since it fired."""
         self.onset: int | None = None
         """The step at which what is being counted began to be true."""
         self.fired_onset: int | None = None
@@ -90,24 +95,26 @@ class Machine:
         self.truth = truth
         if not self.warm and not self._warms_up(step, now):
             return None
+        if truth is False:
+            self.lasts = False
         if self.active and self._is_released(truth):
-            self.active = False
+            self.active = self.lasts = False
             if self.hold_of == OF_ALL:
                 self.inert = None if self.run else False
             else:
                 self._forget()
             return State.CLEARED
-        if self.spent or self._is_held(step, now):
+        if self._is_held(step, now):
             if self.cooldown is not None:
                 self.inert = None
             else:
                 self.inert = (True if self.release is None else None) if self.active else False
             return None
-        if not self._count(truth, step, now):
+        if not self._count(truth, step, now) or self.spent:
             self.inert = None if self.active or self.since is not None or self.run else False
             return None
         self.fires += 1
-        self.active = True
+        self.active = self.lasts = True
         self.fired_step, self.fired_at, self.fired_checks = step, now, self.checks
         self.fired_onset = step if self.onset is None else self.onset
         self._forget()
@@ -119,6 +126,45 @@ class Machine:
         self.checks += 1
         self.errors += 1
         return State.ERROR
+
+    def arm(self) -> None:
+        """Let it fire again, as if it never had: at the next check that is true, if its condition held since it fired.
+
+        Whatever else counts towards `for` is kept.
+        """
+        if self.lasts:
+            all_but_one = int(self.needed) - 1
+            begun = self.fired_step if self.fired_onset is None else self.fired_onset
+            self.onset = int(begun or 0)
+            if self.timed:
+                fired = self.fired_step if self.hold_period.measure == "steps" else self.fired_at
+                self.since = (fired or 0) - self.needed
+            else:
+                self.run = all_but_one
+            if self.hold_of > 0:
+                self.results = deque([True] * all_but_one, maxlen=self.hold_of)
+                self.result_steps = deque([self.onset] * all_but_one, maxlen=self.hold_of)
+        self.fires = self.fired_checks = self.errors = 0
+        self.fired_step = self.fired_at = self.fired_onset = None
+        self.active = self.lasts = False
+        self.inert = None
+
+    def revised(self, deeds: object, *, elsewhere: bool) -> str:
+        """Why it is armed anew by a revision, if it is.
+
+        `deeds`: what it did before; None in states that did not have it yet. `elsewhere`: something of the document
+        has changed.
+        """
+        reason = ""
+        if deeds not in (None, self.rule.deeds):
+            reason = "its 'do' or 'mode' has changed: it is armed anew"
+        elif elsewhere and self.disabled:
+            reason = "it was disabled by errors: it is armed anew"
+        if reason:
+            self.arm()
+        elif elsewhere:
+            self.errors = 0
+        return reason
 
     def _warms_up(self, step: int, now: float) -> bool:
         """Whether the warm-up is over."""
@@ -230,7 +276,8 @@ class Machine:
         """As plain values."""
         return {
             "identity": self.rule.identity,
-            **{name: getattr(self, name) for name in (*_COUNTERS, *_FLAGS)},
+            "deeds": self.rule.deeds,
+            **{name: getattr(self, name) for name in (*_COUNTERS, *_FLAGS, _LASTS)},
             **{name: encoded(getattr(self, name)) for name in _NUMBERS},
             **{name: getattr(self, name) for name in _STEPS},
             "results": list(self.results),
@@ -247,7 +294,8 @@ class Machine:
         result_steps = state.get("result_steps", [state["fired_step"] or 0] * len(results))
         if any(type(value) is not int or value < 0 for value in counters):
             raise ValueError("a counter is damaged")
-        if any(type(value) is not bool for value in (*flags, *results)) or truth not in (True, False, None):
+        lasts = state.get(_LASTS, state["active"] and self.release is None)
+        if any(type(value) is not bool for value in (*flags, *results, lasts)) or truth not in (True, False, None):
             raise ValueError("a flag is damaged")
         if any(type(step) not in (int, type(None)) for step in steps.values()) or len(result_steps) != len(results):
             raise ValueError("a step is damaged")
@@ -259,7 +307,7 @@ class Machine:
             setattr(self, name, at)
         self.results = deque(results, maxlen=max(self.hold_of, 1))
         self.result_steps = deque((int(at) for at in result_steps), maxlen=max(self.hold_of, 1))
-        self.truth = truth
+        self.truth, self.lasts = truth, lasts
         # a rule may have lost or got a warm-up since
         self.warm = self.warm or self.rule.warmup is None
         # the next check finds out

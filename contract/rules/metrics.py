@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from enum import StrEnum
 from typing import Literal, NamedTuple
 
+from contract.rules.faults import nearest, slip_of
 from contract.rules.limits import MAX_NAME_CHARS
 
 Goal = Literal["min", "max"]
@@ -100,7 +101,7 @@ _BUILT_IN = (
     _number("ring.put_rate", "1/s", goal="max", low=0, meaning="samples that become readable in a ring, per second"),
     _number("ring.get_rate", "1/s", goal="max", low=0, meaning="samples that all trainings read from it, per second"),
     _number("ring.idle", "%", goal="min", low=0, high=100, meaning="share of its time that a generator waits for them"),
-    Metric("ckpt.age", Kind.DURATION, "s", "min", 0, clock=True, meaning="time since the newest checkpoint"),
+    Metric("ckpt.age", Kind.DURATION, "s", "min", 0, clock=True, meaning="time since the newest checkpoint was taken"),
     Metric("wall", Kind.DURATION, "s", None, 0, clock=True, meaning="time that the job has run, all attempts together"),
     _number("cost", "USD", low=0, clock=True, meaning="what the job has cost so far", control_plane=True),
     Metric(
@@ -156,13 +157,29 @@ def is_name(text: str) -> bool:
     return fits and not any(part.startswith("__") for part in text.split("."))
 
 
-ALIASES: Mapping[str, str] = {"learning_rate": "lr", "eval_loss": "eval.loss"}
+ALIASES: Mapping[str, str] = {
+    "learning_rate": "lr",
+    "eval_loss": "eval.loss",
+    "num_input_tokens_seen": "tokens",
+}
 """Names that training loops use for what rules call otherwise."""
 
 
 def name_in_rules(reported: str) -> str:
     """`canonical_name`, for what training loops call otherwise too."""
     return canonical_name(ALIASES.get(reported, reported))
+
+
+def doubt_of(name: str, metrics: Metrics) -> tuple[str, str] | None:
+    """Why a name that is not among them is hardly one of the training's own, and the remedy; None if it may be."""
+    if name in ALIASES:
+        return f"what a training reports as {name} is called {ALIASES[name]} in rules", f"Write {ALIASES[name]}."
+    close = slip_of(name, metrics) or nearest(name, metrics, cutoff=0.86)
+    if close is None and not name.startswith(SIGNALS):
+        return None
+    what = "signal of this document" if name.startswith(SIGNALS) else "built-in metric"
+    reason = f"{name} is no {what}; it is taken for one of the training's own"
+    return reason, f"Did you mean {close}?" if close else "Add its text to 'signals' if lines are to be counted."
 
 
 def canonical_name(reported: str) -> str:

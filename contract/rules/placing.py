@@ -6,15 +6,18 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from contract.documents import Document, Location
-from contract.rules.actions import NAMES, Hook, Profile, Rollback, Scale, SkipBatch
+from contract.rules.actions import NAMES, Hook, Pause, Profile, Requeue, Rollback, Scale, SkipBatch, Stop
 from contract.rules.faults import Code
 from contract.rules.groups import GroupValue
 from contract.rules.metrics import Metrics
+from contract.rules.reachability import outcomes
 from contract.rules.rule import CONTROL_PLANE_EVENTS, Rule, RuleSet
 from contract.rules.typed import Aggregate, Grouped, Typed, walk
 
 TRAINING_ONLY = (Rollback, SkipBatch, Profile, Hook)
 """Actions that nobody but the training can do, between two of its steps."""
+
+_ENDS = (Stop, Rollback, Pause, Requeue)
 
 CONTROL_PLANE_ONLY = (Scale,)
 """Actions that need what the control plane knows of other jobs."""
@@ -57,6 +60,8 @@ def look_at_place(rule: Rule, metrics: Metrics, location: Location, document: Do
     """Note what cannot be done, or is otherwise than it may seem, where that rule is evaluated."""
     if not is_control_planes(rule, metrics):
         _look_at_texts(rule, metrics, location, warnings)
+        _look_at_start(rule, location, warnings)
+        _look_behind_stop(rule, location, warnings)
         return
     for number, action in enumerate(rule.actions):
         if isinstance(action, TRAINING_ONLY):
@@ -86,6 +91,24 @@ def _look_at_texts(rule: Rule, metrics: Metrics, location: Location, warnings: D
             reason = f"{{{name}}} is not known in the training, where this rule is evaluated"
             remedy = "Leave it out, or read it in the condition too: then the control plane evaluates the rule."
             warnings.fault((*location, "do"), reason, remedy, code=Code.MISPLACED)
+
+
+def _look_at_start(rule: Rule, location: Location, warnings: Document) -> None:
+    """When a training starts it has reported nothing yet."""
+    if rule.on == {"start"} and True not in outcomes(rule.when, {"step"}):
+        reason = "at the start of a training nothing is known but its step: the condition is never true then"
+        remedy = "Check it when its metrics come: leave 'on' out, or write evaluate, log or step."
+        warnings.fault((*location, "on"), reason, remedy, code=Code.NEVER_FIRES)
+
+
+def _look_behind_stop(rule: Rule, location: Location, warnings: Document) -> None:
+    """A training ends once. What hands it back can be rejected, a stop cannot: another end behind it never comes."""
+    stops = [number for number, action in enumerate(rule.actions) if isinstance(action, Stop)]
+    for number in range(stops[0] + 1, len(rule.actions)) if stops else ():
+        if isinstance(rule.actions[number], _ENDS):
+            name = NAMES[type(rule.actions[number])]
+            reason = f"this {name} is never done: the stop before it ends the training"
+            warnings.fault((*location, "do", number), reason, "Leave one of them out.", code=Code.NEVER_FIRES)
 
 
 def _parts(rule: Rule) -> Iterator[Typed]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from typing import NamedTuple
 
 from contract.documents import Document, Location
@@ -15,6 +15,8 @@ from contract.rules.typed import Aggregate, Chain, Constant, Operation, Reading,
 
 _MIRRORED = {"<": ">", "<=": ">=", ">": "<", ">=": "<=", "==": "==", "!=": "!="}
 _SILENCE = "heartbeat.age"
+_OPPOSITE = {"<": ">=", "<=": ">", ">": "<=", ">=": "<"}
+_ANY: frozenset[bool | None] = frozenset((True, False, None))
 _WITHIN_RANGE = frozenset(("mean", "min", "max", "median", "ema", "best", "lag", "at"))
 
 
@@ -71,6 +73,10 @@ def look_for_what_never_happens(rule: Rule, reach: Reach, location: Location, wa
         never_true(rule.clear, reach.metrics) or (isinstance(rule.clear, Constant) and not rule.clear.value)
     ):
         _note(warnings, (*location, "clear"), "the rule is never cleared: it fires once", Code.NEVER_CLEARS)
+    elif rule.clear is not None and _implies(rule.when, rule.clear):
+        reason = "is true whenever the condition is: the rule is cleared at the next check, and fires again"
+        remedy = "Write what shall be reached first, like 'clear: loss < 3' for 'when: loss > 5', or leave it out."
+        warnings.fault((*location, "clear"), reason, remedy, code=Code.ALWAYS_CLEARS)
     if reach.max_steps is None:
         return
     warmup = _steps(rule.warmup)
@@ -98,6 +104,61 @@ def never_true(typed: Typed, metrics: Mapping[str, Metric] | None = None) -> boo
             known = ranges.get(operand.text) or _natural(operand, metrics or Metrics())
             ranges[operand.text] = known.cut(operator, bound)
     return any(found.is_empty for found in ranges.values())
+
+
+def _implies(condition: Typed, other: Typed) -> bool:
+    """Whether it can be seen that the other is true whenever the condition is."""
+    ranges: dict[str, Range] = {}
+    for part in _conjuncts(condition):
+        for operand, operator, bound in _bounds(part):
+            ranges[operand.text] = ranges.get(operand.text, Range()).cut(operator, bound)
+    said = {part.text for part in _conjuncts(condition)}
+    return all(part.text in said or _follows(part, ranges) for part in _conjuncts(other))
+
+
+def _follows(part: Typed, ranges: Mapping[str, Range]) -> bool:
+    if isinstance(part, Constant):
+        return part.value is True
+    bounds = _bounds(part)
+    if not isinstance(part, Chain) or len(bounds) < len(part.operators):
+        return False
+    return all(
+        operator in _OPPOSITE
+        and operand.text in ranges
+        and ranges[operand.text].cut(_OPPOSITE[operator], bound).is_empty
+        for operand, operator, bound in bounds
+    )
+
+
+def outcomes(condition: Typed, known: Set[str]) -> Set[bool | None]:
+    """What can become of a condition while no metric but these has ever come; None for unknown."""
+    if isinstance(condition, Constant):
+        return {bool(condition.value)}
+    if isinstance(condition, Operation) and condition.name in ("and", "or"):
+        decisive = condition.name == "or"
+        each = [outcomes(one, known) for one in condition.operands]
+        found = {one for one in (decisive, None) if any(one in possible for possible in each)}
+        return found | ({not decisive} if all((not decisive) in possible for possible in each) else set())
+    if isinstance(condition, Operation) and condition.name == "not":
+        return {None if one is None else not one for one in outcomes(condition.operands[0], known)}
+    if isinstance(condition, Operation) and condition.name == "missing":
+        return {True} if _never_known(condition.operands[0], known) else {True, False}
+    return {None} if _never_known(condition, known) else _ANY
+
+
+def _never_known(typed: Typed, known: Set[str]) -> bool:
+    match typed:
+        case Reading(metric):
+            return metric not in known
+        case Aggregate(summary):
+            return summary.function != "count" and summary.metric not in known
+        case Operation("and" | "or" | "not" | "missing"):
+            return outcomes(typed, known) == {None}
+        case Operation("coalesce", operands):
+            return all(_never_known(one, known) for one in operands)
+        case Operation(_, operands) | Chain(_, operands):
+            return any(_never_known(one, known) for one in operands)
+    return False
 
 
 def _conjuncts(typed: Typed) -> list[Typed]:

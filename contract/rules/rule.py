@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, fields
 from typing import Literal, NamedTuple
 
-from contract.rules.actions import Action, Alert, Log
+from contract.rules.actions import NAMES, Action, Alert, Log
 from contract.rules.limits import LIMITS, Limits
 from contract.rules.metrics import SIGNALS, Metric, Metrics
 from contract.rules.periods import ONE_CHECK, Hold, Period
-from contract.rules.typed import Typed, metrics_of, moves_by_itself
+from contract.rules.typed import Aggregate, Grouped, Typed, metrics_of, moves_by_itself, walk
 
 EVENTS = ("start", "step", "log", "evaluate", "save", "epoch", "end", "heartbeat", "timer", "state")
 """What an observation can be: of the training, then of the control plane."""
@@ -64,8 +64,33 @@ class Rule:
         """The same for two rules whose counters mean the same."""
         cleared = self.clear.text if self.clear is not None else ""
         checked = ",".join(sorted(self.on)) or str(self.every or "")
-        said = "\n".join((self.when.text, cleared, str(self.hold), checked))
-        return hashlib.sha256(said.encode()).hexdigest()[:16]
+        return _digest(self.when.text, cleared, str(self.hold), checked, *self._goals())
+
+    def _goals(self) -> list[str]:
+        """Which values are better, where its expressions ask for that: a metric's declaration may say so alone."""
+        parts = [part for one in (self.when, self.clear) if one is not None for part in walk(one)]
+        asked = {
+            part.text: part.summary.goal if isinstance(part, Aggregate) else part.goal
+            for part in parts
+            if isinstance(part, (Aggregate, Grouped))
+        }
+        return [f"{text} {goal}" for text, goal in asked.items() if goal is not None]
+
+    @property
+    def deeds(self) -> str:
+        """The same for two rules that do the same when they fire."""
+        return _digest(self.mode, *map(_said, self.actions))
+
+
+def _said(action: Action) -> str:
+    """With what is not as if left out: a parameter that only later versions know changes nothing here."""
+    values = asdict(action)
+    given = [(one.name, values[one.name]) for one in fields(action) if values[one.name] != one.default]
+    return f"{NAMES[type(action)]} {given}"
+
+
+def _digest(*said: str) -> str:
+    return hashlib.sha256("\n".join(said).encode()).hexdigest()[:16]
 
 
 class Signal(NamedTuple):
@@ -90,6 +115,8 @@ class RuleSet(NamedTuple):
     signals: tuple[Signal, ...] = ()
     presets_off: frozenset[str] = frozenset()
     """Those that are not to tell anything."""
+    digest: str = ""
+    """Of the document's text: another revision has another."""
 
     def metrics(self) -> Metrics:
         """What its rules may name."""

@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterator
 
 from contract.names import CHECKPOINTS_BUCKET, SHARED_DIR
 from contract.work import InputObject
 from functions.api.context import Call, Context
 from functions.domain.checkpoints import artifacts_prefix
 from functions.domain.errors import StorageUnavailable
+from functions.domain.ports import StoredObject
 from functions.domain.records import Job
-from functions.domain.sharing import may_have_parts, offered, part_path, replaces
+from functions.domain.sharing import may_have_parts, offered, part_of, replaces
 
 MAX_PARTS = 500
 """Each has a URL, which may take 2 KB: an answer holds so many."""
+_KEYS_PER_PAGE = 999
+"""One more is asked for, and S3 lists no more than 1,000 at once."""
+_MAX_PAGES = 10
+"""A worker waits for them. No job shows so much before its first checkpoint, unless it shows files without end."""
 
 logger = logging.getLogger("baton.sharing")
 
@@ -66,14 +72,19 @@ def given(context: Context, call: Call, job: Job) -> list[InputObject]:
 
 
 def _parts(context: Context, call: Call, job: Job) -> list[InputObject]:
-    """One list in the store, and only where there may be any. Without a checkpoint a job has shown little else."""
+    """Those of the newest attempts: each is given what there is, so what it has shown is none of that.
+
+    Listed only where there may be any. Without a checkpoint a job has shown little else: one page, as a rule.
+    """
     if not may_have_parts(job):
         return []
-    listed = context.objects.list(call.tenant, CHECKPOINTS_BUCKET, artifacts_prefix(job.id), limit=MAX_PARTS)
+    found = [(part, one) for one in _artifacts(context, call, job) if (part := part_of(job, one.key)) is not None]
+    # In the order of their keys attempt 10 comes before attempt 2.
+    found.sort(key=lambda part_and_object: -part_and_object[0].epoch)
     return [
         InputObject(
             key=one.key,
-            path=f"{SHARED_DIR}/{path}",
+            path=f"{SHARED_DIR}/{part.path}",
             size_bytes=one.size_bytes,
             etag=one.etag,
             url=context.objects.presign_get(
@@ -81,6 +92,19 @@ def _parts(context: Context, call: Call, job: Job) -> list[InputObject]:
             ),
             shared=True,
         )
-        for one in listed.items
-        if (path := part_path(job, one.key)) is not None
+        for part, one in found[:MAX_PARTS]
     ]
+
+
+def _artifacts(context: Context, call: Call, job: Job) -> Iterator[StoredObject]:
+    """What attempts at the job have stored of outputs."""
+    cursor: str | None = None
+    for _ in range(_MAX_PAGES):
+        page = context.objects.list(
+            call.tenant, CHECKPOINTS_BUCKET, artifacts_prefix(job.id), limit=_KEYS_PER_PAGE, cursor=cursor
+        )
+        yield from page.items
+        cursor = page.cursor
+        if cursor is None:
+            return
+    logger.warning("not all that the job has shown is looked at for its parts", extra={"job_id": job.id})

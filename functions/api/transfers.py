@@ -11,7 +11,7 @@ from pydantic import Field
 from contract.base import WireModel
 from contract.datasets import DATASET_MANIFEST
 from contract.errors import ErrorCode
-from contract.names import BUCKETS, CHECKPOINTS_BUCKET, DATA_BUCKET, Scope
+from contract.names import BUCKETS, CHECKPOINTS_BUCKET, DATA_BUCKET, RINGS_PREFIX, Scope, in_a_ring
 from contract.transfers import (
     MultipartComplete,
     MultipartCreated,
@@ -36,7 +36,6 @@ from functions.domain.errors import Refusal
 from functions.domain.jobs import require_running
 from functions.domain.ports import Presigned, StoredObject
 from functions.domain.records import Job, TransferGrant
-from functions.domain.rings import RINGS, in_a_ring
 
 _JOB_KEY = re.compile(r"^jobs/([0-9a-f-]{36})/([^/]+)")
 _OURS = ("manifests", "artifacts", "logs")
@@ -233,7 +232,7 @@ def list_inputs(context: Context, call: Call) -> InputPage:
         )
         for item in page.items
         # A prefix that happens to have rings below it means the files beside them.
-        if ref.prefix.startswith(RINGS) or not in_a_ring(item.key)
+        if ref.prefix.startswith(RINGS_PREFIX) or not in_a_ring(item.key)
     ]
     following = f"{job.id[:8]}.{number + 1}." if number + 1 < len(refs) else None
     next_cursor = f"{job.id[:8]}.{number}.{page.cursor}" if page.cursor else following

@@ -5,24 +5,14 @@ Small to load: only the function that serves rings has such a store, and all oth
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
+from contract.names import RINGS_PREFIX
+
 if TYPE_CHECKING:
     from functions.domain.ports import Page
-
-
-RINGS = "rings/"
-"""Below it lie all objects of rings, in the tenant's part of the data bucket."""
-_OBJECT = re.compile(rf"{RINGS}[a-z0-9][a-z0-9-]{{0,62}}/[0-9a-f]{{16,32}}/")
-
-
-def in_a_ring(key: str) -> bool:
-    """Whether an object of the data bucket lies in a ring: only the calls for rings write there, and only who may use
-    it reads there."""
-    return _OBJECT.match(key) is not None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,7 +33,7 @@ class StoredRing:
     @property
     def objects_prefix(self) -> str:
         """Where all of them lie."""
-        return f"{RINGS}{self.name}/{self.id}/"
+        return f"{RINGS_PREFIX}{self.name}/{self.id}/"
 
 
 @dataclass(frozen=True)

@@ -3,6 +3,8 @@ attempt at its job has finished."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from contract.jobs import JobState
 from contract.names import CHECKPOINTS_BUCKET, SHARED_PARTS
 from functions.domain.checkpoints import artifact_key, artifacts_prefix
@@ -22,6 +24,15 @@ class SharedRecord(Record):
     crc64nvme: str
     blake3: str
     offered_at: int
+
+
+@dataclass(frozen=True)
+class Part:
+    """A part of a shared file, made by the attempt `epoch`; `path` is where the present one finds it, below the
+    directory of what is shared."""
+
+    epoch: int
+    path: str
 
 
 def offered(job: Job, now: int) -> list[SharedRecord]:
@@ -67,14 +78,14 @@ def may_have_parts(job: Job) -> bool:
     return shares and job.epoch > 1 and job.checkpoint_step is None
 
 
-def part_path(job: Job, key: str) -> str | None:
-    """Where the present attempt finds this artifact, below the directory of what is shared; None if it is no part of
-    an earlier attempt's."""
-    epoch, _, path = key.removeprefix(artifacts_prefix(job.id)).partition("/")
-    if job.spec.plan is None or int(epoch) >= job.epoch:
+def part_of(job: Job, key: str) -> Part | None:
+    """What this artifact is to the present attempt; None if it is no part of an earlier attempt's."""
+    number, _, path = key.removeprefix(artifacts_prefix(job.id)).partition("/")
+    epoch = int(number)
+    if job.spec.plan is None or epoch >= job.epoch:
         return None
     for shared in job.spec.plan.shared:
         parts = f"{shared.path}{SHARED_PARTS}/"
         if path.startswith(parts):
-            return f"{parts}{epoch}/{path.removeprefix(parts)}"
+            return Part(epoch, f"{parts}{epoch}/{path.removeprefix(parts)}")
     return None

@@ -56,7 +56,7 @@ def fetch_inputs(
     What other jobs and earlier attempts have shared is fetched too if that can be, and not counted.
 
     Raises ObjectMissing if there is nothing below the inputs' prefixes, UnsafePath if two inputs claim one path,
-    InputsDiffer if there are other files than were pushed, or some of them are lacking.
+    InputsDiffer if there are other files than were pushed, some of them are lacking, or the push was not finished.
     """
     seen: dict[str, str] = {}
     """The key of each path."""
@@ -109,7 +109,7 @@ class _Pushed:
         return bool(self._files)
 
     def learn(self, manifest_key: str, url: str, transfer: Transfer, cancel: CancelEvent) -> None:
-        """Read one. Raises InputsDiffer if it is none, what a download raises."""
+        """Read one. Raises InputsDiffer if it is none or its push was not finished, what a download raises."""
         folder = manifest_key.removesuffix(DATASET_MANIFEST)
         data = transfer.read(url, name=manifest_key, max_bytes=MAX_DATASET_MANIFEST_BYTES, cancel=cancel)
         try:
@@ -118,6 +118,8 @@ class _Pushed:
             raise InputsDiffer(
                 f"{manifest_key} is no manifest of a data set ({error.error_count()} faults): push {folder} again"
             ) from error
+        if manifest.unfinished:
+            raise InputsDiffer(f"a push to {folder} was not finished: repeat it")
         for file in manifest.files:
             key = folder + file.path
             # Of a folder that was pushed by itself as well, the manifest in it is never the older one.

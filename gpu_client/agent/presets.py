@@ -165,6 +165,7 @@ class PresetWatch:
     def _tell(self, what: str, verdict: Verdict, training: _Training, **more: Any) -> None:
         operands = {one.text: encoded(one.value) for one in verdict.operands}
         said = {"rule": verdict.rule, "step": training.step, "severity": verdict.severity, "operands": operands}
+        said |= {} if training.epoch is None else {"training_epoch": training.epoch}
         self._decide({"type": "decision", "decision": what, **said, **more})
 
 
@@ -196,6 +197,8 @@ class _Training:
         self._gaps: deque[float] = deque(maxlen=USUAL_OF)
         self._names: dict[str, str] = {}
         self.step = base
+        self.epoch: float | None = None
+        """Pass over the data, if the training says so."""
         self._step: int | None = None
         self._stepped_at = 0.0
         self._moved_at = 0.0
@@ -209,7 +212,12 @@ class _Training:
         for at, report in self._channel.take_reports():
             if isinstance(report, CheckpointNotice):
                 self._moved_at = max(self._moved_at, at)
-            elif metrics := self._news(report, at):
+                continue
+            for point in report.points:
+                # Also NaN is a number there, and in a decision it is none.
+                if math.isfinite(epoch := float(point.metrics.get("epoch", math.nan))):
+                    self.epoch = epoch
+            if metrics := self._news(report, at):
                 yield from self._evaluator.observe(metrics, step=self.step, now=at)
         now = self._clock()
         if now - self._ticked_at >= TICK_S:

@@ -183,10 +183,13 @@ class _Group:
         return due
 
     def _by_steps(self, amount: int, block: Block) -> Flags:
-        numbers = self._history.steps[max(block.low - 1, 0) : block.high] // amount
-        before = numbers[:-1] if block.low else np.concatenate(([0], numbers[:-1]))
-        due: Flags = numbers[1 if block.low else 0 :] > before
-        return due
+        steps = self._history.steps[max(block.low - 1, 0) : block.high]
+        numbers = steps // amount
+        due: Flags = numbers[1:] > numbers[:-1]
+        if block.low:
+            return due
+        # what lies behind the first row is not made up for
+        return np.concatenate((numbers[:1] * (steps[:1] % amount == 0) > 0, due))
 
     def _by_time(self, amount: float, block: Block, kept: _Kept) -> Flags:
         due = np.zeros(block.rows, bool)

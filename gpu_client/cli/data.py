@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,13 +14,13 @@ import typer
 
 from contract.base import path_problem
 from contract.datasets import is_manifest
-from contract.names import DATA_BUCKET
+from contract.names import DATA_BUCKET, RINGS_PREFIX
 from contract.parts import MAX_PARTED_BYTES, count_parts, part_bytes_of
 from contract.transfers import ObjectView
 from gpu_client.cli.errors import CliError
 from gpu_client.cli.formats import count, moment, size
 from gpu_client.cli.output import FOLDED, Column
-from gpu_client.cli.pushed import require_room, write_manifest
+from gpu_client.cli.pushed import Manifests, require_room
 from gpu_client.cli.session import AsJson, session_of
 from gpu_client.cli.validate import named_as_image, require_sound, validate
 from gpu_client.transport.api import BatonClient
@@ -36,6 +36,8 @@ if TYPE_CHECKING:
 
 _READ_BYTES = 1024 * 1024
 _HASHERS = 4
+_NAMED = 3
+"""Of the files that are stored and not in the directory so many are told by name."""
 
 data = typer.Typer(help="Files that jobs read.", no_args_is_help=True)
 
@@ -62,13 +64,24 @@ def push(
     prefix: Annotated[str, typer.Argument(metavar="PREFIX", help="Where to: PREFIX/...", show_default=False)],
     *,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be sent, and send nothing.")] = False,
-    check: Annotated[bool, typer.Option(help="Look at new images before they are sent.")] = True,
+    check: Annotated[
+        bool, typer.Option(help="Look at new images and masks, and all captions, before anything is sent.")
+    ] = True,
+    delete: Annotated[
+        bool, typer.Option("--delete", help="Delete what is stored below PREFIX/ and is not in DIR, too.")
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Upload what is new or changed below DIR.
 
-    New images are looked at first, as `baton data validate` does: with a fault nothing is sent. Interrupted, the same
-    command sends the rest. Workers verify what they fetch by the digests that it writes last.
+    Where there are images, those that are new or changed are looked at first, and masks, and all captions, as
+    `baton data validate` does: with a fault nothing is sent. Copies are sought among the new ones only.
+
+    What is stored below PREFIX/ and is no file of DIR stays there, and in the data set, unless --delete says otherwise:
+    it is told how many files that are.
+
+    Interrupted, the same command sends the rest; until then workers refuse the folder. They verify what they fetch by
+    the digests that it writes last.
     """
     session = session_of(context)
     files = local_files(directory, prefix)
@@ -76,14 +89,19 @@ def push(
     with session.client() as client:
         stored = _listed(client, DATA_BUCKET, _folder(prefix))
         plan = plan_push(files, stored, lambda path, parts: etag_of(path, parts, session.cancel))
-        if check and any(named_as_image(path) for path in plan.send.values()):
-            require_sound(session.screen, directory)
+        extra = not_among(files, stored)
+        if check and plan.send and any(map(named_as_image, files.values())):
+            require_sound(session.screen, directory, plan.send.values())
         if not dry_run:
+            removed = extra if delete else []
+            manifests = Manifests(client, _folder(prefix), files, stored=stored, removed=removed, cancel=session.cancel)
             sent: dict[str, FileDigest] = {}
+            manifests.begin(plan.send)
             if plan.send:
                 with session.screen.bytes_bar("uploading", plan.send_bytes) as moved:
                     sent = client.upload_files(DATA_BUCKET, plan.send, cancel=session.cancel, progress=moved)
-            write_manifest(client, _folder(prefix), files, sent=sent, stored=stored, cancel=session.cancel)
+            client.delete_objects(DATA_BUCKET, removed, cancel=session.cancel)
+            manifests.finish(sent)
     if as_json:
         session.screen.json(
             {
@@ -92,6 +110,8 @@ def push(
                 "to_send": sorted(plan.send) if dry_run else [],
                 "bytes": plan.send_bytes,
                 "unchanged": plan.unchanged,
+                "not_in_dir": extra,
+                "deleted": extra if delete and not dry_run else [],
             }
         )
     else:
@@ -100,6 +120,25 @@ def push(
             f"{count(len(plan.send), 'file')} ({size(plan.send_bytes)}) {verb} to {_folder(prefix)}, "
             f"{count(plan.unchanged, 'file')} there already"
         )
+    if extra:
+        session.screen.say(_told(extra, directory, prefix, delete=delete, dry_run=dry_run))
+
+
+def not_among(files: Mapping[str, Path], stored: Mapping[str, ObjectView]) -> list[str]:
+    """Keys of what is stored beside the files of a push. Manifests are no files, and what rings store is theirs."""
+    return sorted(
+        key for key in stored if key not in files and not is_manifest(key) and not key.startswith(RINGS_PREFIX)
+    )
+
+
+def _told(extra: Sequence[str], directory: Path, prefix: str, *, delete: bool, dry_run: bool) -> str:
+    """What became of the files that are stored and not in the directory."""
+    first = [key.removeprefix(_folder(prefix)) for key in extra[:_NAMED]]
+    named = ", ".join(first) + (", ..." if len(extra) > _NAMED else "")
+    what = f"{count(len(extra), 'stored file')} below {_folder(prefix)}"
+    if delete:
+        return f"{what} not in {directory} {'would be' if dry_run else 'were'} deleted: {named}"
+    return f"{what} stay in the data set though they are not in {directory}: {named}; --delete removes them"
 
 
 @data.command("ls")

@@ -1,10 +1,10 @@
-"""The manifest of a pushed folder: written last, so that a worker can tell a whole push from half of one."""
+"""The manifest of a pushed folder: written first and last, so that a worker can tell a whole push from half of one."""
 
 from __future__ import annotations
 
 import hashlib
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -21,56 +21,100 @@ from gpu_client.transport.digests import FileDigest, hash_file
 _HASHERS = 4
 
 
-def write_manifest(
-    client: BatonClient,
-    folder: str,
-    files: Mapping[str, Path],
-    *,
-    sent: Mapping[str, FileDigest],
-    stored: Mapping[str, ObjectView],
-    cancel: CancelEvent,
-) -> None:
-    """Say what lies below `folder` (PREFIX/) now, where the manifest there does not say so already.
+class Manifests:
+    """What is said of a pushed folder: by its manifest, and by those of folders in it that were pushed by themselves
+    before. These are told the same, and first.
 
-    `files` are all of this push, by key, `sent` what was uploaded of them, `stored` what was listed before. What
-    earlier pushes put beside them stays in it while it is stored. Folders in it that were pushed by themselves before
-    have manifests of their own: these are told the same, and first. Raises what transfers raise.
+    `folder`: PREFIX/. `files` are all of this push, by key; `stored` is what was listed before it, and `removed` what
+    of that is to be deleted. What earlier pushes put beside its files stays in the manifests while it is stored.
+    Methods raise what transfers raise.
     """
-    entries = _entries(files, sent, cancel)
-    inner = sorted(key.removesuffix(DATASET_MANIFEST) for key in stored if is_manifest(key))
-    for place in (*(place for place in inner if place != folder), folder):
-        below = {name: file for name, file in entries.items() if name.startswith(place)}
-        if below:
-            _write(client, place, below, stored, cancel)
 
+    def __init__(
+        self,
+        client: BatonClient,
+        folder: str,
+        files: Mapping[str, Path],
+        *,
+        stored: Mapping[str, ObjectView],
+        removed: Collection[str],
+        cancel: CancelEvent,
+    ) -> None:
+        self._client = client
+        self._folder = folder
+        self._files = files
+        self._stored = stored
+        self._removed = frozenset(removed)
+        self._cancel = cancel
+        inner = sorted(key.removesuffix(DATASET_MANIFEST) for key in stored if is_manifest(key))
+        self._places = [*(place for place in inner if place != folder), folder]
+        self._begun: dict[str, DatasetManifest] = {}
+        """What was there before, by place."""
 
-def _write(
-    client: BatonClient,
-    folder: str,
-    entries: dict[str, DatasetFile],
-    stored: Mapping[str, ObjectView],
-    cancel: CancelEvent,
-) -> None:
-    """One manifest. `entries`: by key; the others that it has and that are stored stay in it."""
-    key = folder + DATASET_MANIFEST
-    data = _bytes(folder, entries)
-    if key in stored:
-        if stored[key].etag.strip('"') == hashlib.md5(data, usedforsecurity=False).hexdigest():
+    def begin(self, send: Collection[str]) -> None:
+        """Say that not all is there, before the first of these keys is stored or a removed one deleted.
+
+        Whoever reads the folder from now on is told so, until `finish`. Raises CliError if no manifest could name all.
+        """
+        for place in self._places:
+            if any(key.startswith(place) for key in (*send, *self._removed)):
+                before = self._read(place)
+                require_room(sum(name.startswith(place) for name in self._files) + len(self._kept(place, before)))
+                if not before.unfinished:
+                    self._store(place, before.model_copy(update={"unfinished": True}))
+                self._begun[place] = before
+
+    def finish(self, sent: Mapping[str, FileDigest]) -> None:
+        """Say what lies there now, where a manifest does not say so already. `sent`: what was uploaded of the files."""
+        entries = _entries(self._files, sent, self._cancel)
+        for place in self._places:
+            below = {name: file for name, file in entries.items() if name.startswith(place)}
+            if below or place in self._begun:
+                self._finish(place, below)
+
+    def _finish(self, place: str, entries: dict[str, DatasetFile]) -> None:
+        begun = place in self._begun
+        listed = self._stored.get(place + DATASET_MANIFEST)
+        manifest = _manifest(place, entries)
+        if listed is not None and not begun and listed.etag.strip('"') == _md5(manifest):
             return
-        before = {folder + file.path: file for file in _read(client, key, cancel)}
-        kept = {
-            name: file
-            for name, file in before.items()
-            if name not in entries and name in stored and stored[name].size_bytes == file.size_bytes
-        }
+        before = self._begun.get(place) or self._read(place)
+        kept = self._kept(place, before)
         require_room(len(entries) + len(kept))
-        data = _bytes(folder, entries | kept)
-        if data == _bytes(folder, before):
-            return
-    with tempfile.TemporaryDirectory(prefix="baton-") as place:
-        path = Path(place, "dataset.json")
-        path.write_bytes(data)
-        client.upload_files(DATA_BUCKET, {key: path}, cancel=cancel)
+        manifest = _manifest(place, entries | kept)
+        if begun or listed is None or manifest != before:
+            self._store(place, manifest)
+
+    def _kept(self, place: str, before: DatasetManifest) -> dict[str, DatasetFile]:
+        """What the manifest names beside the files of this push, and is stored as it says, by key."""
+        named = {place + file.path: file for file in before.files}
+        return {
+            name: file.model_copy(update={"path": name})
+            for name, file in named.items()
+            if name not in self._files
+            and name not in self._removed
+            and name in self._stored
+            and self._stored[name].size_bytes == file.size_bytes
+        }
+
+    def _read(self, place: str) -> DatasetManifest:
+        """The stored one; an empty one if there is none, or what is stored is none and is to be written anew."""
+        key = place + DATASET_MANIFEST
+        if key not in self._stored:
+            return DatasetManifest(files=[])
+        with tempfile.TemporaryDirectory(prefix="baton-") as folder:
+            path = Path(folder, "dataset.json")
+            self._client.download(DATA_BUCKET, key, path, cancel=self._cancel)
+            try:
+                return DatasetManifest.model_validate_json(path.read_bytes())
+            except ValidationError:
+                return DatasetManifest(files=[])
+
+    def _store(self, place: str, manifest: DatasetManifest) -> None:
+        with tempfile.TemporaryDirectory(prefix="baton-") as folder:
+            path = Path(folder, "dataset.json")
+            path.write_bytes(_bytes(manifest))
+            self._client.upload_files(DATA_BUCKET, {place + DATASET_MANIFEST: path}, cancel=self._cancel)
 
 
 def require_room(files: int) -> None:
@@ -93,18 +137,16 @@ def _entries(files: Mapping[str, Path], sent: Mapping[str, FileDigest], cancel: 
     }
 
 
-def _bytes(folder: str, entries: Mapping[str, DatasetFile]) -> bytes:
-    """The manifest of a folder, from entries by key; the same for the same files."""
-    files = [entries[name].model_copy(update={"path": name.removeprefix(folder)}) for name in sorted(entries)]
-    return DatasetManifest(files=files).model_dump_json().encode()
+def _manifest(place: str, entries: Mapping[str, DatasetFile]) -> DatasetManifest:
+    """Of a folder, from entries by key; the same for the same files."""
+    files = [entries[name].model_copy(update={"path": name.removeprefix(place)}) for name in sorted(entries)]
+    return DatasetManifest(files=files)
 
 
-def _read(client: BatonClient, key: str, cancel: CancelEvent) -> list[DatasetFile]:
-    """What the stored manifest names; nothing if it is none, and is to be written anew."""
-    with tempfile.TemporaryDirectory(prefix="baton-") as place:
-        path = Path(place, "dataset.json")
-        client.download(DATA_BUCKET, key, path, cancel=cancel)
-        try:
-            return DatasetManifest.model_validate_json(path.read_bytes()).files
-        except ValidationError:
-            return []
+def _bytes(manifest: DatasetManifest) -> bytes:
+    # Left out where it is false: agents that do not know it read manifests of finished pushes.
+    return manifest.model_dump_json(exclude=None if manifest.unfinished else {"unfinished"}).encode()
+
+
+def _md5(manifest: DatasetManifest) -> str:
+    return hashlib.md5(_bytes(manifest), usedforsecurity=False).hexdigest()

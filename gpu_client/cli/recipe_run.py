@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import NoReturn
@@ -19,7 +19,7 @@ from contract.errors import Fault
 from contract.jobs import InputRef, JobState, JobSubmit, JobView, Policy, Requirements
 from contract.names import DATA_BUCKET
 from contract.recipes.model import Recipe
-from contract.recipes.rendering import parameter_faults
+from contract.recipes.rendering import parameter_faults, plan_of
 from gpu_client.cli.built_in import built_in_document
 from gpu_client.cli.data import local_files
 from gpu_client.cli.errors import CliError, ExitCode
@@ -48,12 +48,14 @@ class LocalRun:
         settings: Sequence[str],
         inputs: Sequence[str],
         out: Path | None,
+        force: bool,
     ) -> None:
         require_local_stack()
         self._session = session
         self._recipe = recipe
         self._document = document
         self._out = out or Path(f"{recipe.name}-output")
+        self._force = force
         self._parameters = dict(map(parse_setting, settings))
         self._inputs: list[InputRef] = []
         self._files: dict[str, Path] = {}
@@ -74,6 +76,22 @@ class LocalRun:
         ]
         if problems:
             _refuse(problems)
+        self._require_room(given)
+
+    def _require_room(self, given: Collection[str]) -> None:
+        """What would lie where an output goes is told before hours are spent on it. Raises CliError."""
+        if self._out.exists() and not self._out.is_dir():
+            raise CliError(f"{self._out} is not a directory", "Name another one with --out.")
+        plan, _ = plan_of(self._recipe, self._parameters, given)
+        if plan is None or self._force:
+            return  # what is wrong with the plan the control plane tells
+        paths = [one.path for one in (*plan.outputs, *plan.optional_outputs)] + [one.path for one in plan.shared]
+        there = sorted({path for path in paths if _occupied(self._out, path)})
+        if there:
+            raise CliError(
+                f"{', '.join(there[:3])}{', ...' if len(there) > 3 else ''} in {self._out} would be overwritten",
+                "Choose another directory with --out, or replace them with --force.",
+            )
 
     def run(self, *, say: Callable[[str], None], line: Callable[[str], None]) -> JobView:
         """Do it; `say` tells what happens, `line` what the job prints. The job as it ended."""
@@ -91,7 +109,7 @@ class LocalRun:
                     job = self._followed(client, job.id, agent, line)
                 say(f"the job is {job.state.value}{f': {job.reason.message}' if job.reason else ''}")
                 if job.state is JobState.COMPLETE and job.artifacts:
-                    fetched = fetch_outputs(client, job, self._out, self._session.cancel, force=True)
+                    fetched = fetch_outputs(client, job, self._out, self._session.cancel, force=self._force)
                     say(f"{len(fetched.missing)} outputs are in {self._out}")
         return job
 
@@ -128,6 +146,15 @@ class LocalRun:
                     exit_code=ExitCode.FAILED,
                 )
             self._session.sleep(POLL_S)
+
+
+def _occupied(directory: Path, path: str) -> bool:
+    """Whether there is something in the place of an output, or a file in that of a folder that it goes to."""
+    place = directory / path
+    if place.is_dir():
+        return any(found.is_file() for found in place.rglob("*"))
+    folders = place.relative_to(directory).parents
+    return os.path.lexists(place) or any((directory / folder).is_file() for folder in folders)
 
 
 def _refuse(problems: list[str]) -> NoReturn:

@@ -139,11 +139,13 @@ def run(
     out: Annotated[
         Path | None, typer.Option(metavar="DIR", help="Where the outputs go. Default: NAME-output", show_default=False)
     ] = None,
+    force: Annotated[bool, typer.Option("--force", help="Replace what lies where the outputs go.")] = False,
     as_json: AsJson = False,
 ) -> None:
     """Run a recipe on this machine against the local stack, and fetch its outputs.
 
-    Its requirements are not asked of this machine. Nothing but the outputs is kept.
+    Its requirements are not asked of this machine. Nothing but the outputs is kept. Where something lies in their place
+    already nothing is run, unless --force says so.
     """
     session = session_of(context)
     text = _text(file)
@@ -152,7 +154,7 @@ def run(
         raise CliError(
             "run works on this machine only", f"Say --local; or baton recipes push {file}, then baton submit."
         )
-    ran = LocalRun(session, recipe, text, settings=settings or (), inputs=inputs or (), out=out)
+    ran = LocalRun(session, recipe, text, settings=settings or (), inputs=inputs or (), out=out, force=force)
     job = ran.run(say=session.screen.say, line=session.screen.say if as_json else session.screen.line)
     if as_json:
         session.screen.json(job)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -34,12 +34,13 @@ def validate(
     sheet: Annotated[Path | None, typer.Option(help="Write a contact sheet (PNG) to this file.")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Check a folder of training images: do they decode, are they large enough, are there copies, captions.
+    """Check a folder of training images: do they decode, are they large enough, are there copies, captions, masks.
 
-    Exit code 1 if there is a fault. Warnings are for you to judge.
+    Every image is decoded, and compared with all others. Exit code 1 if there is a fault. Warnings are for you to
+    judge.
     """
     session = session_of(context)
-    report = checked(session.screen, directory, captions=captions, min_side=min_side)
+    report = checked(directory, captions=captions, min_side=min_side, for_sheet=sheet is not None)
     if sheet is not None:
         # Late, like the check itself: Pillow takes longer to load than most commands run.
         from gpu_client.datasets.sheet import draw_sheet
@@ -57,28 +58,42 @@ def validate(
         raise typer.Exit(EXIT_FAULTS)
 
 
-def checked(screen: Screen, directory: Path, *, captions: bool, min_side: int | None) -> Report:
-    """The report on a folder. Raises CliError if it is none."""
+def checked(
+    directory: Path,
+    *,
+    captions: bool = False,
+    min_side: int | None = None,
+    only: Collection[str] | None = None,
+    for_sheet: bool = False,
+) -> Report:
+    """The report on a folder, or on some of its files. Raises CliError if it is none."""
     from gpu_client.datasets.check import check
+    from gpu_client.datasets.sheet import shown_of
 
     if not directory.is_dir():
         raise CliError(f"{directory} is not a directory")
     try:
-        return check(directory, captions="required" if captions else "optional", min_side=min_side)
+        return check(
+            directory,
+            captions="required" if captions else "optional",
+            min_side=min_side,
+            only=only,
+            thumbnails=shown_of if for_sheet else lambda _: (),
+        )
     except OSError as error:
         raise CliError(f"{directory} cannot be read: {error.strerror or error}") from error
 
 
 def named_as_image(path: Path) -> bool:
-    """Whether a push should have it looked at."""
+    """Whether a push of it should be looked at."""
     from gpu_client.datasets.images import is_image
 
     return is_image(path)
 
 
-def require_sound(screen: Screen, directory: Path) -> None:
-    """Before a push: warnings are told in one line. Raises CliError for the first fault."""
-    report = checked(screen, directory, captions=False, min_side=None)
+def require_sound(screen: Screen, directory: Path, send: Iterable[Path]) -> None:
+    """Before a push of some of its files: warnings are told in one line. Raises CliError for the first fault."""
+    report = checked(directory, only={path.relative_to(directory).as_posix() for path in send})
     faults = [one for one in report.findings if one.severity == "fault"]
     if faults:
         more = f", and {count(len(faults) - 1, 'other fault')}" if faults[1:] else ""

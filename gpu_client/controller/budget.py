@@ -13,6 +13,8 @@ MEASURE_EVERY = 8
 SAMPLES = 32
 """After so many measurements it is judged: one that was interrupted says nothing."""
 MAX_EVERY = 64
+MAX_KINDS = 64
+"""Of reports, by what they have."""
 
 
 class Budget:
@@ -26,10 +28,20 @@ class Budget:
         self._seen = 0
         self._spent_s = 0.0
         self._samples = 0
+        self.looked: dict[frozenset[str], int] = {}
+        """The newest step that was looked at, by what it had of what rules read."""
 
     def passes_over(self, step: int, metrics: Mapping[str, object]) -> bool:
-        """Whether this step is left out. Never one with a value that is not finite: it may be the only one."""
-        if step % self.every == 0:
+        """Whether this step is left out. Never one with a value that is not finite: it may be the only one.
+
+        Of so many steps in a row the first that has these metrics is looked at: a loop may report them seldom.
+        """
+        names = frozenset(metrics)
+        if len(self.looked) >= MAX_KINDS:
+            self.looked.clear()
+        before = self.looked.setdefault(names, step if step % self.every else -1)
+        if before == -1 or before // self.every != step // self.every:
+            self.looked[names] = step
             return False
         return all(
             value is None or (isinstance(value, int | float) and math.isfinite(value)) for value in metrics.values()

@@ -13,6 +13,7 @@ from contract.rules.evaluating import Evaluator, StateError
 from contract.rules.metrics import BUILT_IN, Reduce, name_in_rules
 from contract.rules.numbers import encoded
 from contract.rules.placing import split
+from contract.rules.rule import REPORT
 from contract.rules.verdicts import State, Verdict
 from gpu_client.controller.budget import Budget
 from gpu_client.controller.orders import Order, orders_of
@@ -29,6 +30,8 @@ MAX_NAMES = 4096
 MAX_COMBINATIONS = 256
 
 _EVENTS = {State.FIRED: "rule.fired", State.CLEARED: "rule.cleared", State.ERROR: "rule.error"}
+_PASSED_OVER = frozenset({"step", REPORT})
+"""At some steps, where rules take too long."""
 _NO_ORDERS: tuple[Order, ...] = ()
 
 Tell = Callable[[dict[str, Any]], object]
@@ -59,6 +62,8 @@ class Engine:
         self.revision = 0
         self.reads: frozenset[str] = frozenset()
         """The metrics that rules read, in conditions and in texts."""
+        self.presets_off: frozenset[str] = frozenset()
+        """Those that the document switches off; the agent evaluates them."""
         self.reducers: Mapping[str, Reduce] = {}
         """How the values of several processes become one, of those that rules read."""
 
@@ -88,6 +93,7 @@ class Engine:
         if old is not None and evaluator is not None:
             told += _carried(evaluator, old.state_dict())[1]
         self.revision = revision
+        self.presets_off = loaded.rules.presets_off if loaded is not None and loaded.rules else frozenset()
         here = evaluator.rules.rules if evaluator is not None else ()
         self.reads = frozenset(name for rule in here for name in (*rule.metrics, *rule.told))
         known = evaluator.rules.metrics() if evaluator is not None else BUILT_IN
@@ -116,7 +122,7 @@ class Engine:
         budget = self._budget
         if budget.every > 1:
             found = {**found, **(read := self._read(found))}
-            if event == "step" and budget.passes_over(step, read):
+            if event in _PASSED_OVER and budget.passes_over(step, read):
                 return _NO_ORDERS
         measured = budget.is_due()
         if measured and budget.every == 1 and not all(type(value) is float for value in found.values()):
@@ -190,6 +196,7 @@ class Engine:
             "rules": self._evaluator.state_dict() if self._evaluator else None,
             "seen": self._seen,
             "every": self._budget.every,
+            "looked": [[sorted(names), looked] for names, looked in self._budget.looked.items()],
             "unseen_told": sorted(self._unseen_told),
         }
 
@@ -202,6 +209,7 @@ class Engine:
         if state.get("version") == STATE_VERSION:
             self._anew, told = _carried(self._evaluator, saved)
             self._budget.every = int(state.get("every", 1))
+            self._budget.looked = {frozenset(names): int(looked) for names, looked in state.get("looked", ())}
             self._seen, self._unseen_told = int(state.get("seen", 0)), set(state.get("unseen_told", ()))
             self._awaited = self._not_come()
         else:

@@ -150,6 +150,9 @@ class Performer:
         low, high = arguments.get("min"), arguments.get("max")
         wanted = wanted if high is None else min(wanted, float(high))
         wanted = wanted if low is None else max(wanted, float(low))
+        if factor is not None and float(factor) != 1:
+            # A bound that is passed already does not turn the knob the other way.
+            wanted = min(wanted, before) if (float(factor) < 1) == (before >= 0) else max(wanted, before)
         if not math.isfinite(wanted):
             raise NotOfferedError(f"{name} cannot be {wanted}")
         knob.write(wanted)

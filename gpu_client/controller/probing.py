@@ -5,8 +5,10 @@ from __future__ import annotations
 import contextlib
 import importlib
 import logging
+import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 log = logging.getLogger("baton.rules")
@@ -75,37 +77,105 @@ def _host() -> Callable[[], dict[str, float]] | None:
     return read
 
 
-def _devices(*, most: int) -> tuple[Any, list[Any]] | None:
-    """The driver's library and handles of the first GPUs."""
+def _library() -> Any:
+    """The driver's, ready; None where there is none."""
     try:
         nvml: Any = importlib.import_module("pynvml")
         nvml.nvmlInit()
-        number = 1 if most == 1 else min(most, nvml.nvmlDeviceGetCount())
-        return nvml, [nvml.nvmlDeviceGetHandleByIndex(index) for index in range(number)]
-    except Exception as error:  # noqa: BLE001 - no module, no driver, no device: each says so in its own way
+    except Exception as error:  # noqa: BLE001 - no module, no driver: each says so in its own way
         log.info("gpu.* is not measured: %s", error)
         return None
+    return nvml
+
+
+def _devices(nvml: Any, variables: Mapping[str, str]) -> list[Any]:
+    """Handles of the GPUs that a process with these variables sees, in its order; None for one that cannot be had.
+
+    CUDA numbers them as the driver does where all are of one kind, or CUDA_DEVICE_ORDER is PCI_BUS_ID.
+    """
+    try:
+        count = int(nvml.nvmlDeviceGetCount())
+    except Exception as error:  # noqa: BLE001 - as above
+        log.info("gpu.* is not measured: %s", error)
+        return []
+    visible = variables.get("CUDA_VISIBLE_DEVICES")
+    names = [str(index) for index in range(count)] if visible is None else _names(visible, count)
+    if not names:
+        log.info("gpu.* is not measured: there is no GPU")
+    return [_handle(nvml, name, count) for name in names[:MAX_GPUS]]
+
+
+def _names(visible: str, count: int) -> list[str]:
+    """Indices and UUIDs, up to the first that is none, as CUDA reads them."""
+    names: list[str] = []
+    for name in map(str.strip, visible.split(",")):
+        if not name or name.startswith("-") or (_is_number(name) and int(name) >= count):
+            break
+        names.append(name)
+    return names
+
+
+def _handle(nvml: Any, name: str, count: int) -> Any:
+    """By its index, its UUID or the beginning of that."""
+    try:
+        if _is_number(name):
+            return nvml.nvmlDeviceGetHandleByIndex(int(name))
+        with contextlib.suppress(Exception):
+            return nvml.nvmlDeviceGetHandleByUUID(name)
+        handles = [nvml.nvmlDeviceGetHandleByIndex(index) for index in range(count)]
+        return next((one for one in handles if _text(nvml.nvmlDeviceGetUUID(one)).startswith(name)), None)
+    except Exception as error:  # noqa: BLE001 - as above
+        log.info("gpu.* of %s is not measured: %s", name, error)
+        return None
+
+
+def _is_number(name: str) -> bool:
+    return name.isascii() and name.isdigit() and len(name) < 10
+
+
+def _text(name: str | bytes) -> str:
+    return name.decode(errors="replace") if isinstance(name, bytes) else name
 
 
 def _gpus() -> Callable[[], dict[str, float]] | None:
-    found = _devices(most=MAX_GPUS)
-    if found is None or not found[1]:
+    """The busiest of all."""
+    nvml = _library()
+    devices = [one for one in _devices(nvml, os.environ) if one is not None] if nvml is not None else []
+    if not devices:
         return None
-    nvml, devices = found
-    return lambda: {"gpu.util": max(float(nvml.nvmlDeviceGetUtilizationRates(device).gpu) for device in devices)}
+
+    measures = [partial(_util, nvml, device) for device in devices]
+
+    def read() -> dict[str, float]:
+        shares = [share for measure in measures if (share := _asked(measure)) is not None]
+        return {"gpu.util": max(shares)} if shares else {}
+
+    return read
 
 
 def _gpu() -> Callable[[], dict[str, float]] | None:
-    found = _devices(most=1)
-    if found is None:
+    """The one of this process: where launchers show each its own, that, else the one of its number."""
+    nvml = _library()
+    devices = _devices(nvml, os.environ) if nvml is not None else []
+    local = os.environ.get("LOCAL_RANK", "")
+    device = devices[int(local) % len(devices) if _is_number(local) else 0] if devices else None
+    if device is None:
         return None
-    nvml, (device,) = found
+    measures: dict[str, Callable[[], float]] = {
+        "gpu.util": lambda: _util(nvml, device),
+        "gpu.mem": lambda: float(nvml.nvmlDeviceGetMemoryInfo(device).used),
+        "gpu.temp": lambda: float(nvml.nvmlDeviceGetTemperature(device, 0)),
+    }
+    return lambda: {name: value for name, measure in measures.items() if (value := _asked(measure)) is not None}
 
-    def read() -> dict[str, float]:
-        return {
-            "gpu.util": float(nvml.nvmlDeviceGetUtilizationRates(device).gpu),
-            "gpu.mem": float(nvml.nvmlDeviceGetMemoryInfo(device).used),
-            "gpu.temp": float(nvml.nvmlDeviceGetTemperature(device, 0)),
-        }
 
-    return read
+def _util(nvml: Any, device: Any) -> float:
+    return float(nvml.nvmlDeviceGetUtilizationRates(device).gpu)
+
+
+def _asked(measure: Callable[[], float]) -> float | None:
+    """None where this device does not know it, or not now: what else it knows is not lost with that."""
+    try:
+        return measure()
+    except Exception:  # noqa: BLE001 - as above
+        return None

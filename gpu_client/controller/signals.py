@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Set
 from typing import Any, TypeVar
 
@@ -18,6 +19,26 @@ _HOST = frozenset({"host.cpu", "host.mem"})
 _GPU = frozenset({"gpu.util", "gpu.mem", "gpu.temp"})
 
 
+class _Loader:
+    """One that measures by itself how long it was waited for, in seconds."""
+
+    def __init__(self, of: Any) -> None:
+        self.of = of
+        self.seconds = 0.0
+        """As it last said."""
+
+    def read(self) -> float | None:
+        """What it says now; None where that is no number, or cannot be had."""
+        try:
+            seconds = float(self.of.waited_s)
+        except Exception:  # noqa: BLE001 - the user's code: the training goes on
+            return None
+        if not math.isfinite(seconds):
+            return None
+        self.seconds = seconds
+        return seconds
+
+
 class Signals:
     """The measures of one process. `clock`: monotonic seconds."""
 
@@ -29,8 +50,9 @@ class Signals:
         self._waited_s = 0.0
         self._waited_before_s = 0.0
         """Before the newest step."""
+        self._awaiting_since: float | None = None
         self._waits = False
-        self._loaders: list[Any] = []
+        self._loaders: list[_Loader] = []
         """Those that measure by themselves how long they were waited for."""
         self._told: tuple[int, float, float] | None = None
         """When the agent was last told: step, time, seconds waited so far."""
@@ -57,10 +79,22 @@ class Signals:
         self._waited_s += seconds
         self._waits = True
 
+    def awaiting(self) -> None:
+        """As far as is known the loop does nothing from now on but wait for data.
+
+        For libraries that hold their loaders themselves, and tell when something is done: the newest call counts.
+        """
+        self._awaiting_since = self._clock()
+
+    def arrived(self) -> None:
+        """It has them."""
+        if self._awaiting_since is not None:
+            self.waited(self._clock() - self._awaiting_since)
+            self._awaiting_since = None
+
     def timed(self, batches: Iterable[T]) -> Iterator[T]:
         """The batches; how long each was waited for is noted, by themselves if they can (`waited_s`)."""
-        if hasattr(type(batches), "waited_s"):
-            self.follow_loaders([batches])
+        if self._follows(batches):
             yield from batches
             return
         iterator = iter(batches)
@@ -76,12 +110,25 @@ class Signals:
     def follow_loaders(self, states: Iterable[object]) -> None:
         """Those among them that measure by themselves how long they were waited for (`waited_s`)."""
         for state in states:
-            if hasattr(type(state), "waited_s") and all(one is not state for one in self._loaders):
-                self._loaders.append(state)
-                self._waits = True
+            self._follows(state)
+
+    def _follows(self, state: object) -> bool:
+        """Whether it is one of them: any object may have something else by that name."""
+        if any(one.of is state for one in self._loaders):
+            return True
+        if not hasattr(type(state), "waited_s"):
+            return False
+        loader = _Loader(state)
+        if loader.read() is None:
+            return False
+        self._loaders.append(loader)
+        self._waits = True
+        return True
 
     def _waited(self) -> float:
-        return self._waited_s + sum(float(loader.waited_s) for loader in self._loaders)
+        for loader in self._loaders:
+            loader.read()
+        return self._waited_s + sum(loader.seconds for loader in self._loaders)
 
     def since_told(self, step: int) -> dict[str, float]:
         """The mean times of the steps since this was last asked; nothing where there was none."""

@@ -8,7 +8,6 @@ agree anyway, so that all do it after the same step, and no step waits for rules
 from __future__ import annotations
 
 import logging
-import math
 import os
 import time
 from collections import deque
@@ -21,6 +20,7 @@ from contract.rules.rule import REPORT
 from gpu_client.controller.commands import Commands
 from gpu_client.controller.ending import Ending
 from gpu_client.controller.engine import Engine
+from gpu_client.controller.epochs import Ended, Epochs
 from gpu_client.controller.knobs import Knob
 from gpu_client.controller.orders import Order, wait_for_others
 from gpu_client.controller.performing import Hook, Loop, Offer, Performer, Profiler, Source
@@ -51,10 +51,12 @@ class Steering:
         self._started = False
         self._step = 0
         self._last = False
-        self._epoch: int | None = None
+        self._epochs = Epochs()
         self._inbox: deque[Mapping[str, Any]] = deque()
-        self._teller = Teller(peers.first, clock)
+        self._teller = Teller(peers.first, clock, self._epochs.at)
         self._commands = Commands(clock, self._result)
+        self._heard = False
+        """What the first process has said: whether it has an agent, without which some ends are for nothing."""
         self._waiting: list[Order] = []
         """Decided by the first of several processes, and not shared yet."""
         self._unseen: list[Observed] = []
@@ -70,7 +72,7 @@ class Steering:
             loop, self._offer, self._leave, lambda *came_of: self._teller.outcome(*came_of, step=self._step)
         )
         self._gathering = Gathering(peers) if peers.size > 1 else None
-        self._signals = Signals(clock)
+        self.signals = Signals(clock)
         self.live = False
         """Whether there is anything to do at a step: asked at every one."""
 
@@ -149,11 +151,11 @@ class Steering:
 
     def measured(self, step: int) -> dict[str, float]:
         """What the agent is told beside a report: mean times of the steps since the report before it."""
-        return self._signals.since_told(step)
+        return self.signals.since_told(step)
 
     def timed(self, batches: Iterable[T]) -> Iterator[T]:
         """The batches; how long each was waited for is the metric `data.wait`. A `ResumableLoader` needs no timing."""
-        return self._signals.timed(batches)
+        return self.signals.timed(batches)
 
     # What arrives
 
@@ -176,11 +178,13 @@ class Steering:
         if not self._started:
             self._started = True
             self.happened("start", max(0, step - 1), {})
+        if "epoch" in metrics:
+            self._ended(self._epochs.before(step, metrics))
         engine, active = self.engine, self.engine.active
         found = metrics
         if event != "log":
             reads, offer = engine.reads, self._offer
-            found = self._signals.at_step(metrics, step=step, reads=reads, times=self._times, offer=offer)
+            found = self.signals.at_step(metrics, step=step, reads=reads, times=self._times, offer=offer)
         if self._gathering is not None:
             if active:
                 self._gathering.hand_in(step, found, now=self._times.now(), logged=event != "step")
@@ -192,14 +196,14 @@ class Steering:
         elif decided := engine.observe(found, step=step, now=self._times.now(), event=event):
             self._carry_out(decided)
         if "epoch" in metrics:
-            self._look_for_epoch(step, metrics)
+            self._ended(self._epochs.after(step, metrics, last=last))
         if self._teller.hears:
             self._tell_statuses()
 
     def happened(self, event: str, step: int, metrics: Mapping[str, object]) -> None:
         """Something else than a step: `evaluate`, `save`, `epoch`, `end`."""
         if event == "save":
-            self._signals.saved()
+            self.signals.saved()
         if not self.engine.active or not self._peers.first:
             return
         observed = Observed(event, step, self._times.now(), {**metrics, "step": step})
@@ -208,13 +212,9 @@ class Steering:
         else:
             self._gathering.note(observed)
 
-    def _look_for_epoch(self, step: int, metrics: Mapping[str, object]) -> None:
-        epoch = metrics["epoch"]
-        if not isinstance(epoch, int | float) or not abs(epoch) < 1e12:
-            return
-        before, self._epoch = self._epoch, math.floor(epoch)
-        if before is not None and before != self._epoch:
-            self.happened("epoch", step, {"epoch": epoch})
+    def _ended(self, ended: Ended | None) -> None:
+        if ended is not None:
+            self.happened("epoch", ended.step, {"epoch": ended.epoch})
 
     # Several processes
 
@@ -239,12 +239,11 @@ class Steering:
         mine = None
         if self._peers.first:
             self._waiting += self._arrived(self._step)
-            mine = {
-                "orders": [order.as_values() for order in self._waiting],
-                "rules": self._shared_rules,
-            }
+            orders = [order.as_values() for order in self._waiting]
+            mine = {"orders": orders, "rules": self._shared_rules, "heard": self._teller.hears}
             self._waiting, self._shared_rules = [], None
         shared = self._peers.share(mine)
+        self._heard = shared["heard"]
         if not self._peers.first and shared["rules"]:
             self._install(shared["rules"])
         self._carry_out([Order.of_values(values) for values in shared["orders"]])
@@ -270,7 +269,7 @@ class Steering:
             "engine": self.engine.state_dict(),
             **self._times.state(),
             "started": self._started,
-            "epoch": self._epoch,
+            **self._epochs.state(),
             "sets_seq": self._commands.sets_seq,
             "rollbacks": self._rollbacks.done,
             "waiting": [order.as_values() for order in self._waiting],
@@ -282,7 +281,7 @@ class Steering:
         """Go on where that was saved."""
         self._times.load_state(state)
         self._started = bool(state.get("started", True))
-        self._epoch = state.get("epoch")
+        self._epochs.load_state(state)
         self._commands.sets_seq = int(state.get("sets_seq", 0))
         self._rollbacks.done = int(state.get("rollbacks", 0))
         self.engine.load_state_dict(state.get("engine", {}), step=self._step)
@@ -302,7 +301,7 @@ class Steering:
         """The training goes on after `step`: what was decided later than its checkpoint is applied to it."""
         self._step = step
         states = list(states)
-        self._signals.follow_loaders(states)
+        self.signals.follow_loaders(states)
         for told in self._rollbacks.made_up_for(self._offer.knobs, states):
             self._teller.decided({**told, "revision": self.engine.revision, "step": step})
         if self._gathering is None:
@@ -328,7 +327,7 @@ class Steering:
             self._tell_statuses(at_once=True)
         if self._offer.profiler is not None:
             self._offer.profiler.close()
-        self._signals.close()
+        self.signals.close()
 
     # Inside
 
@@ -364,7 +363,7 @@ class Steering:
         if self._gathering is not None and not self.engine.active:
             self._gathering.forget()
         reason = self.engine.install(revision, text, step=self._step)
-        self._signals.follow(self.engine.reads)
+        self.signals.follow(self.engine.reads)
         if reason:
             self._teller.in_force(self.engine.revision, self._step, rejected=revision, reason=reason)
             return False
@@ -386,10 +385,10 @@ class Steering:
     def _leave(self, order: Order) -> bool:
         """Tell the agent how the training ends."""
         self._teller.leaving(order)
-        if self._teller.send is None:
-            return False
-        self._ending.announce(order)
-        return True
+        heard = self._heard or self._teller.hears
+        if heard:
+            self._ending.announce(order)
+        return heard
 
     def _result(self, seq: int, status: str, message: str) -> None:
         self._teller.result(seq, status, message, step=self._step)

@@ -25,9 +25,12 @@ Send = Callable[[Mapping[str, Any]], object]
 class Teller:
     """Of one process. Those that are not the first say nothing: they decide nothing."""
 
-    def __init__(self, first: bool, clock: Callable[[], float]) -> None:
-        """`clock`: monotonic seconds."""
+    def __init__(
+        self, first: bool, clock: Callable[[], float], epoch_at: Callable[[int], float | None] = lambda step: None
+    ) -> None:
+        """`clock`: monotonic seconds. `epoch_at`: in which pass over the data a step was."""
         self._first = first
+        self._epoch_at = epoch_at
         self._clock = clock
         self._said_at = -math.inf
         self.send: Send | None = None
@@ -49,6 +52,8 @@ class Teller:
             return
         decision["operands"] = dict(list(decision.get("operands", {}).items())[:MAX_OPERANDS])
         decision["message"] = str(decision.get("message", ""))[:MAX_TOLD_CHARS]
+        if (epoch := self._epoch_at(decision["step"])) is not None:
+            decision["training_epoch"] = epoch
         level = logging.INFO if decision.get("severity") == "info" else logging.WARNING
         log.log(level, "%s", _line(decision))
         self.say({**decision, "type": "decision", "decision": decision["type"]})

@@ -9,7 +9,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 LISTS = ("captions.jsonl", "metadata.jsonl")
-"""One JSON object a line: `file_name`, relative to the list's folder, and `text` (or `caption`)."""
+"""One JSON object a line: `file_name`, relative to the list's folder, and `text` (or `caption`). Null is as absent."""
 
 _TEXTS = ("text", "caption")
 
@@ -121,7 +121,7 @@ def _entry(entry: Any, path: str, images: frozenset[str]) -> tuple[str, str, str
     """Raises ValueError with what is wrong."""
     if not isinstance(entry, dict) or not isinstance(entry.get("file_name"), str):
         raise ValueError("has no 'file_name'")
-    text = next((entry[name] for name in _TEXTS if name in entry), None)
+    text = next((entry[name] for name in _TEXTS if entry.get(name) is not None), None)
     if not isinstance(text, str) or not text.strip():
         raise ValueError("has no 'text'")
     image = (PurePosixPath(path).parent / entry["file_name"]).as_posix()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
@@ -13,7 +13,7 @@ from typing import Literal
 import numpy as np
 
 from gpu_client.datasets.captions import read_captions
-from gpu_client.datasets.images import HASH_BITS, MASK_SUFFIX, BadImage, Looked, is_image, look
+from gpu_client.datasets.images import HASH_BITS, MASK_SUFFIX, BadImage, Looked, is_image, look, mask_fault
 
 Severity = Literal["fault", "warning"]
 CaptionsWanted = Literal["required", "optional"]
@@ -23,6 +23,8 @@ USUAL_SIDE = 512
 ALIKE_BITS = 4
 """Of 64: images whose looks differ in no more look the same to a person."""
 WORKERS = 8
+_ROWS = 256
+"""Of so many images at a time the looks are compared with all others: 100 MB for 100,000."""
 
 _RATIOS = {
     "1:2": 1 / 2, "9:16": 9 / 16, "2:3": 2 / 3, "3:4": 3 / 4, "4:5": 4 / 5, "1:1": 1.0,
@@ -79,17 +81,29 @@ def check(
     *,
     captions: CaptionsWanted = "optional",
     min_side: int | None = None,
+    only: Collection[str] | None = None,
+    thumbnails: Callable[[Sequence[str]], Iterable[str]] = lambda _: (),
     progress: Callable[[int], None] = lambda _: None,
 ) -> Report:
     """Look at every image below `directory`. `min_side`: shorter sides are faults; None warns below USUAL_SIDE.
 
-    `progress` is told of images as they are done. Raises OSError if the folder cannot be listed.
+    `only`: at these images and masks alone (paths below it), each with the mask or image beside it; captions are read
+    all the same. `thumbnails`: of which of these paths one is kept. `progress` is told of images as they are done.
+    Raises OSError if the folder cannot be listed.
     """
-    paths = sorted(place.relative_to(directory).as_posix() for place in files_of(directory) if is_image(place))
+    files = sorted(files_of(directory))
+    everything = sorted(place.relative_to(directory).as_posix() for place in files if is_image(place))
+    masks = [place.relative_to(directory).as_posix() for place in files if place.name.endswith(MASK_SUFFIX)]
+    paths = everything
+    if only is not None:
+        paths = [path for path in everything if path in only or _stem(path) + MASK_SUFFIX in only]
+        beside = {_stem(path) + MASK_SUFFIX for path in paths}
+        masks = [path for path in masks if path in only or path in beside]
+    shown = frozenset(thumbnails(paths))
     images: list[Looked] = []
     findings: list[Finding] = []
     with ThreadPoolExecutor(min(WORKERS, os.cpu_count() or 1), thread_name_prefix="look") as pool:
-        for path, found in zip(paths, pool.map(lambda path: _look(directory, path), paths), strict=True):
+        for path, found in zip(paths, pool.map(lambda path: _look(directory, path, path in shown), paths), strict=True):
             progress(1)
             if isinstance(found, Looked):
                 images.append(found)
@@ -99,7 +113,7 @@ def check(
                         severity="fault", code="undecodable", path=path, message=found, remedy="Replace or remove it."
                     )
                 )
-    if not images:
+    if not images and len(paths) == len(everything):
         findings.append(
             Finding(
                 severity="fault",
@@ -109,7 +123,7 @@ def check(
                 remedy="Put images (JPEG, PNG, WebP, ...) into the folder.",
             )
         )
-    said = read_captions(directory, frozenset(paths))
+    said = read_captions(directory, frozenset(everything))
     findings += [
         Finding(
             severity="fault", code="bad_caption", path=one.path, line=one.line, message=one.message, remedy=one.remedy
@@ -119,7 +133,7 @@ def check(
     findings += _small(images, min_side)
     findings += _same(images)
     findings += _uncaptioned(images, said.texts, captions)
-    findings += _masks(directory, images)
+    findings += _masks(directory, masks, images)
     order = {"fault": 0, "warning": 1}
     findings.sort(key=lambda finding: (order[finding.severity], finding.code, finding.path, finding.line or 0))
     return Report(images, said.texts, findings)
@@ -135,9 +149,9 @@ def files_of(directory: Path) -> Iterable[Path]:
                 yield place
 
 
-def _look(directory: Path, path: str) -> Looked | str:
+def _look(directory: Path, path: str, thumbnail: bool) -> Looked | str:
     try:
-        return look(directory / path, path)
+        return look(directory / path, path, thumbnail=thumbnail)
     except BadImage as error:
         return str(error)
 
@@ -165,19 +179,29 @@ def _same(images: Sequence[Looked]) -> list[Finding]:
         known = first.setdefault(image.blake3, image)
         if known is not image:
             findings.append(_like(image, "duplicate", f"has the same bytes as {known.path}"))
-    unique = [image for image in first.values() if image.looks is not None]
-    # Of vectors of 1 and -1 the product tells how many places differ, and is fast.
-    signs = np.array([_signs(image.looks or 0) for image in unique], dtype=np.float32).reshape(len(unique), HASH_BITS)
-    for number, image in enumerate(unique):
-        differing = (HASH_BITS - signs[:number] @ signs[number]) / 2
-        near = np.flatnonzero(differing <= ALIKE_BITS)
-        if near.size:
-            findings.append(_like(image, "near_duplicate", f"looks like {unique[int(near[0])].path}"))
+    unique = [(image, image.looks) for image in first.values() if image.looks is not None]
+    having: dict[int, Looked] = {}
+    for image, looks in unique:
+        having.setdefault(looks, image)
+    alike = dict(zip(having, _first_alike(list(having)), strict=True))
+    for image, looks in unique:
+        known = having[alike[looks]]
+        if known is not image:
+            findings.append(_like(image, "near_duplicate", f"looks like {known.path}"))
     return findings
 
 
-def _signs(looks: int) -> list[int]:
-    return [1 if looks >> bit & 1 else -1 for bit in range(HASH_BITS)]
+def _first_alike(looks: Sequence[int]) -> list[int]:
+    """For each of these, all different, the first that it is like: itself, if it is like none before it."""
+    bits = np.unpackbits(np.array(looks, dtype=">u8").view(np.uint8).reshape(-1, HASH_BITS // 8), axis=1)
+    # Of vectors of 1 and -1 the product tells how many places differ, exactly, and is fast for many at once.
+    signs = bits.astype(np.float32) * 2 - 1
+    found: list[int] = []
+    for start in range(0, len(looks), _ROWS):
+        rows = signs[start : start + _ROWS]
+        alike = rows @ signs[: start + len(rows)].T >= HASH_BITS - 2 * ALIKE_BITS
+        found += [looks[index] for index in alike.argmax(axis=1).tolist()]
+    return found
 
 
 def _like(image: Looked, code: str, message: str) -> Finding:
@@ -185,21 +209,26 @@ def _like(image: Looked, code: str, message: str) -> Finding:
     return Finding(severity="warning", code=code, path=image.path, message=message, remedy=remedy)
 
 
-def _masks(directory: Path, images: Sequence[Looked]) -> Iterable[Finding]:
-    """What is wrong with masks: each must decode, and have the size of the image beside it."""
-    masked = {str(PurePosixPath(image.path).with_suffix("")): image for image in images}
-    for place in sorted(place for place in files_of(directory) if place.name.endswith(MASK_SUFFIX)):
-        path = place.relative_to(directory).as_posix()
+def _stem(path: str) -> str:
+    return str(PurePosixPath(path).with_suffix(""))
+
+
+def _masks(directory: Path, paths: Iterable[str], images: Sequence[Looked]) -> Iterable[Finding]:
+    """What is wrong with masks: each must be one to train with for the image beside it."""
+    masked = {_stem(image.path): image for image in images}
+    for path in paths:
         image = masked.get(path.removesuffix(MASK_SUFFIX))
         try:
-            mask = look(place, path)
+            mask = look(directory / path, path)
         except BadImage as error:
-            why = str(error)
+            why: str | None = str(error)
         else:
-            if image is None or (mask.width, mask.height) == (image.width, image.height):
-                continue
-            why = f"has {mask.width} x {mask.height} pixels, its image {image.width} x {image.height}"
-        yield Finding(severity="fault", code="bad_mask", path=path, message=why, remedy="Make it anew, or remove it.")
+            size = mask.width, mask.height
+            # Beside no image it is none's mask, but may be meant for one that is still to come.
+            why = mask_fault(size, size if image is None else (image.width, image.height), black=mask.black)
+        if why is not None:
+            remedy = "Make it anew, or remove it."
+            yield Finding(severity="fault", code="bad_mask", path=path, message=why, remedy=remedy)
 
 
 def _uncaptioned(images: Sequence[Looked], captions: Mapping[str, str], wanted: CaptionsWanted) -> list[Finding]:

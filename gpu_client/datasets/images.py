@@ -41,7 +41,10 @@ class Looked:
     blake3: str
     looks: int | None
     """64 bits that hardly differ between images that look alike; None for one of a single colour."""
-    thumbnail: Image.Image
+    thumbnail: Image.Image | None
+    """Where one is wanted: 50 kB of memory."""
+    black: bool
+    """Everywhere."""
 
     @property
     def short_side(self) -> int:
@@ -54,7 +57,7 @@ def is_image(path: Path) -> bool:
     return path.suffix.lower() in SUFFIXES and not path.name.endswith(MASK_SUFFIX)
 
 
-def look(file: Path, path: str) -> Looked:
+def look(file: Path, path: str, *, thumbnail: bool = False) -> Looked:
     """Decode all of `file`; `path` is its name in the report. Raises BadImage."""
     try:
         data = file.read_bytes()
@@ -79,8 +82,8 @@ def look(file: Path, path: str) -> Looked:
                     opened.info.pop(name, None)
                 image = ImageOps.exif_transpose(opened)
                 grey = image.convert("L").resize((_HASH + 1, _HASH), Image.Resampling.BOX)
-                thumbnail = image.convert("RGB")
-                thumbnail.thumbnail((THUMBNAIL, THUMBNAIL))
+                coloured = image.convert("RGB")
+                small = _thumbnail(coloured) if thumbnail else None
     except UnidentifiedImageError as error:
         raise BadImage("is no image, whatever its name says") from error
     except Image.DecompressionBombError as error:
@@ -95,8 +98,27 @@ def look(file: Path, path: str) -> Looked:
         height=image.height,
         blake3=blake3(data).hexdigest(),
         looks=_looks(grey),
-        thumbnail=thumbnail,
+        thumbnail=small,
+        black=is_black(coloured),
     )
+
+
+def is_black(image: Image.Image) -> bool:
+    """Whether no pixel of an image in RGB, read as a mask, counts."""
+    return image.convert("L").getextrema()[1] == 0
+
+
+def mask_fault(size: tuple[int, int], of: tuple[int, int], *, black: bool) -> str | None:
+    """What is wrong with a mask of this width and height for an image of that; None for one to train with."""
+    if size != of:
+        return f"has {size[0]} x {size[1]} pixels, its image {of[0]} x {of[1]}"
+    return "is black everywhere: nothing of its image would count" if black else None
+
+
+def _thumbnail(coloured: Image.Image) -> Image.Image:
+    small = coloured.copy()
+    small.thumbnail((THUMBNAIL, THUMBNAIL))
+    return small
 
 
 def _looks(grey: Image.Image) -> int | None:

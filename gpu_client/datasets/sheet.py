@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import TypeVar
 
 from PIL import Image, ImageDraw, ImageFont
 
 from gpu_client.datasets.check import Report, Severity
 from gpu_client.datasets.images import THUMBNAIL, Looked
 
+T = TypeVar("T")
 MAX_SHOWN = 400
 COLUMNS = 8
 _GAP = 12
@@ -18,10 +20,18 @@ _HEAD = 44
 _COLOURS: Mapping[Severity | None, str] = {"fault": "#d03030", "warning": "#e09020", None: "#c8c8c8"}
 
 
+def shown_of(images: Sequence[T]) -> Sequence[T]:
+    """Those of all images, in the order of their paths, that a sheet has room for: some from everywhere."""
+    return images[:: max(1, -(-len(images) // MAX_SHOWN))]
+
+
 def draw_sheet(report: Report, target: Path) -> int:
-    """Write a PNG; how many images it shows: of more than MAX_SHOWN, some from everywhere. Raises OSError."""
+    """Write a PNG; how many images it shows: of more than MAX_SHOWN, some from everywhere. Raises OSError.
+
+    The check must have kept the thumbnails of `shown_of`.
+    """
     everything = _cells(report)
-    shown = everything[:: max(1, -(-len(everything) // MAX_SHOWN))]
+    shown = shown_of(everything)
     columns = max(1, min(COLUMNS, len(shown)))
     rows = -(-len(shown) // columns)
     cell = (THUMBNAIL + _GAP, THUMBNAIL + _TEXT + _GAP)
@@ -50,6 +60,7 @@ def _draw_one(
     sheet: Image.Image, draw: ImageDraw.ImageDraw, image: Looked, place: tuple[int, int], colour: str
 ) -> None:
     left, top = place
+    assert image.thumbnail is not None
     width, height = image.thumbnail.size
     left, top = left + (THUMBNAIL - width) // 2, top + (THUMBNAIL - height) // 2
     sheet.paste(image.thumbnail, (left, top))

@@ -85,6 +85,8 @@ def _quantised(leaf: Leaf, codec: Codec) -> Stored:
     if not (math.isfinite(low) and math.isfinite(high)):
         raise SampleRefused(f"{leaf.path} has values that are not finite", "Quantise finite values only")
     kind = LOSSY[codec]
+    if not math.isfinite(high - low):
+        raise SampleRefused(f"{leaf.path} has values from {low:g} to {high:g}", "Quantise what lies closer together")
     step = (high - low) / np.iinfo(kind).max or 1.0
     grid = np.rint((values - low) / step).astype(kind)
     return Stored(codec, grid.view(np.uint8).data, (low, step))

@@ -33,6 +33,8 @@ logger = logging.getLogger("baton.ring")
 
 READ_BEFORE = "read"
 """A record: samples that were read by readers that have gone."""
+_LEAVING = 100
+"""Readers that have left, of whom it is known that they were counted: their records are gone in a moment."""
 UNFINISHED_S = 60.0
 """What is being stored and has not grown for so long is left behind by a process that has died."""
 _NOTES = 1000
@@ -152,12 +154,11 @@ class Collector:
             content = content_of(record)
             if not self._dead(key, record, float(content.get("lease_s", self._ring.settings.lease_s))):
                 continue
-            # Emptied first: of several collectors one counts what it has read. A reader that was not dead sees it, and
-            # goes on under another name.
-            if self._ring.store.swap(key, json.dumps({**content, "read": 0}).encode(), record.version) is None:
+            # Changed first: a reader that was not dead sees it, and goes on under another name.
+            if self._ring.store.swap(key, json.dumps({**content, "dead": True}).encode(), record.version) is None:
                 continue
             logger.info("reader %s is dead", key.removeprefix(READERS))
-            add_read(self._ring, int(content.get("read", 0)))
+            add_read(self._ring, int(content.get("read", 0)), str(content.get("mark", "")))
             self._ring.store.delete([key])
             self._watch.forget(key)
             gone += 1
@@ -195,12 +196,20 @@ class Collector:
         return done
 
 
-def add_read(ring: Ring, samples: int) -> None:
-    """Remember what a reader has read that is going. Each time that it is in vain, somebody else has remembered."""
+def add_read(ring: Ring, samples: int, mark: str) -> None:
+    """Remember what a reader has read that is going; `mark`: its record's, which counts no more from then on.
+
+    So it is counted once, at any time, whoever dies in between and however often this is done.
+    """
     while samples:
         record = ring.store.record(READ_BEFORE)
-        total = int(content_of(record).get("samples", 0)) + samples
-        data = json.dumps({"samples": total}).encode()
+        content = content_of(record)
+        left = content.get("left", {})
+        more = max(samples - int(left.get(mark, 0)), 0)
+        if not more:
+            return
+        kept = dict([*((one, count) for one, count in left.items() if one != mark), (mark, samples)][-_LEAVING:])
+        data = json.dumps({"samples": int(content.get("samples", 0)) + more, "left": kept}).encode()
         if ring.store.swap(READ_BEFORE, data, record.version if record else None) is not None:
             return
 
@@ -219,9 +228,12 @@ class Said(NamedTuple):
 def readers_say(ring: Ring) -> Said:
     """Raises OSError where the store cannot be reached."""
     there = [content_of(ring.store.record(key)) for key in ring.store.keys(READERS)]
+    # Behind the readers: what one of them has read is in one of both at any time.
     before = content_of(ring.store.record(READ_BEFORE))
+    left = before.get("left", {})
+    still = (int(content.get("read", 0)) - int(left.get(content.get("mark", ""), 0)) for content in there)
     return Said(
-        int(before.get("samples", 0)) + sum(int(content.get("read", 0)) for content in there),
+        int(before.get("samples", 0)) + sum(max(one, 0) for one in still),
         max((int(content.get("wanted", 0)) for content in there), default=0),
         sum(bool(content.get("starved")) for content in there),
     )

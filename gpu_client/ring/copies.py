@@ -11,10 +11,11 @@ import subprocess
 import time
 from collections.abc import Callable, Mapping, Sequence
 
-from gpu_client.ring.generating import TELL_EVERY_S, Progress, Standing, put_under, tally_key
+from gpu_client.ring.generating import TELL_EVERY_S, Progress, Standing
 from gpu_client.ring.keeper import Keeper
 from gpu_client.ring.leases import WRITERS, content_of
 from gpu_client.ring.ring import Ring
+from gpu_client.ring.tally import put_under, tally_key
 
 logger = logging.getLogger("baton.ring")
 
@@ -104,22 +105,25 @@ class Copies:
             return
         self._told_at = now
         try:
-            put, found, refused = self._found()
+            put, found = self._found()
         except OSError as error:
             # The copies wait for the store themselves, and for longer.
             logger.warning("what the copies have put cannot be seen now: %s", error)
             return
-        self._progress.report(put, self._count or 0, **found, refused=refused)
+        self._progress.report(put, self._count or 0, **found)
 
-    def _found(self) -> tuple[int, dict[str, float], int]:
-        """What all have put, how the ring stands, and what was refused."""
+    def _found(self) -> tuple[int, dict[str, float]]:
+        """What all have put, and metrics: how the ring stands, what was refused, and bytes."""
         store = self._ring.store
         writers = [content_of(store.record(f"{WRITERS}{name}")) for name in self._commands]
         for name, before in self._put.items():
             self._put[name] = max(before, put_under(store, name, again=self._again))
         waited_s = sum(float(writer.get("waited_s", 0)) for writer in writers) / len(writers)
-        refused = sum(int(writer.get("refused", 0)) for writer in writers)
-        return sum(self._put.values()), self._standing.at(self._keeper.flow, waited_s), refused
+        counts = {
+            "refused": sum(int(writer.get("refused", 0)) for writer in writers),
+            "put_bytes": sum(int(writer.get("bytes", 0)) for writer in writers),
+        }
+        return sum(self._put.values()), {**self._standing.at(self._keeper.flow, waited_s), **counts}
 
     def _forget(self) -> None:
         if self._again:

@@ -9,13 +9,12 @@ loader.state_dict()  # with it, a resumed training gets the batches that it woul
 from __future__ import annotations
 
 import inspect
-import os
-import re
 import signal
 import time
 import weakref
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import ExitStack
+from multiprocessing.util import Finalize
 from typing import Any
 
 import torch
@@ -23,24 +22,19 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, default_colla
 
 from gpu_client.ring.ahead import POLL_S, Ahead
 from gpu_client.ring.errors import RingMismatch
-from gpu_client.ring.group import forget
+from gpu_client.ring.group import forget, group_of
 from gpu_client.ring.keeper import Keeper
-from gpu_client.ring.leases import own_name, require_name
+from gpu_client.ring.leases import require_name
 from gpu_client.ring.manifest import Manifest, Slot
 from gpu_client.ring.places import open_ring
 from gpu_client.ring.plan import Policy, Shape
 from gpu_client.ring.reader import RingReader
+from gpu_client.ring.ring import Ring
 from gpu_client.ring.stream import Stream
 
 WORKER_GRACE_S = 30.0
 """So long a worker outlives a SIGTERM: the loop needs it for its last steps."""
 _PATIENCE_S = 600.0
-_RUNS = (
-    ("BATON_JOB_ID", "BATON_EPOCH"),
-    ("TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT"),
-    ("SLURM_JOB_ID", "SLURM_RESTART_COUNT"),
-)
-"""What the processes of one training have in common and no other training has, by who has started it."""
 
 
 class RingDataset(Dataset[Any]):  # type: ignore[misc, unused-ignore]
@@ -49,10 +43,15 @@ class RingDataset(Dataset[Any]):  # type: ignore[misc, unused-ignore]
     def __init__(
         self, place: str, *, transform: Callable[[Any], Any] | None = None, patience_s: float = _PATIENCE_S
     ) -> None:
-        """`place`: as in `open_ring`. Waits until `min_size` samples can be read, or for so long."""
+        """`place`: as in `open_ring`. Waits until `min_size` samples can be read, or for so long.
+
+        Raises RingMismatch for a ring with `max_uses` or `max_age_s`: whoever asks for an index decides what is read.
+        """
+        _require_by_index(open_ring(place), place)
         self._place, self._patience_s = place, patience_s
         self._transform = transform
         self._reader: RingReader | None = None
+        self._at_end: Finalize | None = None  # type: ignore[type-arg, unused-ignore]
         self._manifest: Manifest | None = None
         self.refresh()
 
@@ -79,11 +78,17 @@ class RingDataset(Dataset[Any]):  # type: ignore[misc, unused-ignore]
         return len(self.manifest)
 
     def __getitem__(self, index: int | Sequence[int]) -> Any:
-        if isinstance(index, Sequence):
-            self._opened().soon(self.manifest.slots[one] for one in index)
-            return [self[one] for one in index]
         reader = self._opened()
-        sample, _ = reader.sample_or_another(self.manifest.slots[index], self.manifest)
+        indices = index if isinstance(index, Sequence) else [index]
+        reader.wanted = max(reader.wanted, len(indices))
+        slots = [self.manifest.slots[one] for one in indices]
+        reader.wait_for_flow(len(slots))
+        reader.soon(slots)
+        found = [self._read(reader, slot) for slot in slots]
+        return found if isinstance(index, Sequence) else found[0]
+
+    def _read(self, reader: RingReader, slot: Slot) -> Any:
+        sample, _ = reader.sample_or_another(slot, self.manifest)
         reader.took(1)
         return self._transform(sample) if self._transform else sample
 
@@ -94,19 +99,24 @@ class RingDataset(Dataset[Any]):  # type: ignore[misc, unused-ignore]
 
     def close(self) -> None:
         """Give up the manifest."""
+        if self._at_end is not None:
+            self._at_end.cancel()
+            self._at_end = None
         if self._reader is not None:
             self._reader.close()
             self._reader = None
 
     def __getstate__(self) -> dict[str, Any]:
         # A worker of a DataLoader has its own lease. Its parent's keeps the manifest until then.
-        return {**self.__dict__, "_reader": None}
+        return {**self.__dict__, "_reader": None, "_at_end": None}
 
     def _opened(self) -> RingReader:
         if self._reader is None or not self._reader.is_own_process():
             if get_worker_info() is not None:
                 require_shared(self._place)
             self._reader = RingReader(open_ring(self._place), patience_s=self._patience_s)
+            # Nobody closes it in a worker, which ends without atexit: what it has read would not be counted.
+            self._at_end = Finalize(None, self._reader.close, exitpriority=0)
             if self._manifest is not None:
                 self._reader.pin(self._manifest.number)
         return self._reader
@@ -197,13 +207,13 @@ class RingLoader:
             require_shared(place)
         ring = open_ring(place)
         shape = Shape(batch_size, world, seed, policy, ring.settings.max_uses, ring.settings.max_age_s)
-        shape.require_fits(ring.settings.cap)
+        shape.require_fits(ring.settings.most_readable)
         self._ring, self._shape, self._given = ring, shape, group
         self._batches = RingBatches(
             place,
             shape,
             rank=self._rank,
-            group=require_name(group, "group") if group is not None else _group_of(world),
+            group=require_name(group, "group") if group is not None else group_of(world),
             transform=transform,
             collate=collate,
             patience_s=patience_s,
@@ -298,7 +308,11 @@ class RingLoader:
         return {**state, **first, **({"skipped": self._skipped} if self._skipped else {})}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """The next iteration goes on from there, as does one that has not begun; one that is under way ends."""
+        """The next iteration goes on from there, as does one that has not begun; one that is under way ends.
+
+        Raises RingMismatch for a state that was made with another seed, or with larger or smaller global batches.
+        """
+        self._shape.require_same(state)
         before = self._under_way() if self._under_way is not None else None
         if before is not None and before.begun:
             self._end_iteration()
@@ -357,20 +371,19 @@ class _Iteration(Iterator[Any]):
         self._batches.close()
 
 
+def _require_by_index(ring: Ring, place: str) -> None:
+    for name in ("max_uses", "max_age_s"):
+        if getattr(ring.settings, name) is not None:
+            raise RingMismatch(
+                f"{place} has {name}, and samples that are asked for by index are read however often, and however old",
+                "Use RingLoader, or a ring without it",
+            )
+
+
 def require_shared(place: str) -> None:
     """Raises RingMismatch for a place that other processes do not see."""
     if place.startswith("memory:"):
         raise RingMismatch(f"{place} is in this process alone, and workers are others", "Use workers=0, or a directory")
-
-
-def _group_of(world: int) -> str:
-    if world == 1:
-        return own_name()
-    for names in _RUNS:
-        found = [os.environ[name] for name in names if os.environ.get(name)]
-        if names[0] in os.environ:
-            return re.sub(r"[^A-Za-z0-9_-]", "-", "-".join(found))[-64:] or "train"
-    return "train"
 
 
 def _outlive_sigterm(worker: int) -> None:

@@ -1,8 +1,8 @@
 """Who has to wait: writers that are too far ahead, readers that would read the same too often. Pure.
 
 As in Reverb's rate limiter, what counts is the difference between samples read and `samples_per_insert` times samples
-inserted; it may go to either side by what both can do at a time, so that they never wait for each other. Of a pair,
-writers keep to the first number and readers to the second.
+inserted; it may go to the writers' side by what readers take and what writers make readable at a time, so that they
+never wait for each other. Of a pair, writers keep to the first number and readers to the second.
 """
 
 from __future__ import annotations
@@ -51,9 +51,11 @@ def write_wait(flow: Flow, settings: RingSettings, slack: int) -> str:
     if bounds is None or flow.readable < settings.min_size or flow.starved:
         return ""
     least = bounds[0]
-    # A generation is published whole: it has to be made whole before anybody can read of it.
-    unit = settings.cap if settings.mode == "generation" else settings.pack
-    if (flow.inserted + flow.finished - settings.min_size) * least - flow.read > max(slack, flow.wanted, least * unit):
+    # Readers who wait may leave almost as many reads open as they take at a time. A generation is published whole: all
+    # that it takes to make it whole comes on top, or nobody would end the other's waiting.
+    taken = max(slack, flow.wanted)
+    allowed = taken + least * settings.cap if settings.mode == "generation" else max(taken, least * settings.pack)
+    if (flow.inserted + flow.finished - settings.min_size) * least - flow.read > allowed:
         return f"{flow.read} samples were read of {flow.inserted}; {least:g} times each is wanted"
     return ""
 

@@ -20,18 +20,16 @@ from typing import Any, NamedTuple, Protocol, TypeVar
 from gpu_client.ring.errors import RingError, SampleRefused, StoreFull, WaitedTooLong, WriterFenced
 from gpu_client.ring.flow import Flow
 from gpu_client.ring.keeper import Keeper
-from gpu_client.ring.leases import COPIES, WRITERS, content_of
+from gpu_client.ring.leases import WRITERS, content_of
 from gpu_client.ring.ring import Ring
 from gpu_client.ring.seeds import Seeds
-from gpu_client.ring.store import RingStore
-from gpu_client.ring.tally import Tally, put_of
+from gpu_client.ring.tally import Tally, tally_key
 from gpu_client.ring.writer import RingWriter
 
 logger = logging.getLogger("baton.ring")
 
 T = TypeVar("T")
 
-GENERATORS = "generators/"
 """Records: how many samples were put under each name that is kept."""
 TELL_EVERY_S = 0.5
 RATES_OVER_S = 2.0
@@ -151,6 +149,7 @@ class Generation:
         self._taken = self._before
         self._refused = self._failed = self._in_a_row = 0
         self._waited_s = 0.0
+        self._put_bytes = 0
         self._told_at = -float("inf")
         self._asked_at = clock()
         self._ticks = 0
@@ -293,6 +292,7 @@ class Generation:
         counted = self._patiently(lambda: tally.take(put)) if tally is not None else put
         self._before = self._taken = put if counted is None else counted
         self._waited_s += self._writer.waited_s
+        self._put_bytes += self._writer.put_bytes
         self._leave_writer()
         self._writer = writer
         return True
@@ -339,7 +339,8 @@ class Generation:
             except OSError as error:
                 logger.warning("how many samples were put cannot be noted now: %s", error)
         found = self._standing.at(self._keeper.flow, self._waited_s + self._writer.waited_s + waiting_s)
-        counts = {"refused": self._refused, "failed": self._failed}
+        put_bytes = self._put_bytes + self._writer.put_bytes
+        counts = {"refused": self._refused, "failed": self._failed, "put_bytes": put_bytes}
         self._progress.report(self._put, self._count or 0, **found, **counts)
 
     def _end(self) -> None:
@@ -386,13 +387,3 @@ class Standing:
         if not flow.inserted:
             return self._rates
         return {"ring.fill": 100 * flow.readable / self._cap, "data.reuse": flow.read / flow.inserted, **self._rates}
-
-
-def tally_key(name: str, *, again: bool = True) -> str:
-    """Where it is noted how many samples were put under a name."""
-    return f"{GENERATORS if again else COPIES}{name}"
-
-
-def put_under(store: RingStore, name: str, *, again: bool = True) -> int:
-    """How many samples were put under that name so far."""
-    return put_of(store.record(tally_key(name, again=again)))

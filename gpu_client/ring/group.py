@@ -10,9 +10,11 @@ from __future__ import annotations
 
 import json
 import logging
+import os
+import re
 from collections.abc import Callable
 
-from gpu_client.ring.leases import GROUPS, PINS, content_of, require_name
+from gpu_client.ring.leases import GROUPS, PINS, content_of, own_name, require_name
 from gpu_client.ring.plan import Decision
 from gpu_client.ring.reader import RingReader
 from gpu_client.ring.ring import Ring
@@ -22,6 +24,12 @@ logger = logging.getLogger("baton.ring")
 
 PINNED_S = 24 * 3600.0
 """For how long an interrupted training finds again what it has read since its last checkpoint."""
+_RUNS = (
+    ("BATON_JOB_ID", "BATON_EPOCH"),
+    ("TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT"),
+    ("SLURM_JOB_ID", "SLURM_RESTART_COUNT"),
+)
+"""What the processes of one training have in common and no other training has, by who has started it."""
 _Pins = dict[str, list[int]]
 """Manifests that are kept for each decision, by its number."""
 
@@ -156,3 +164,14 @@ def _pinned(ring: Ring, key: str, seen: Versioned | None, run: int, pins: _Pins)
 def _number(name: str) -> tuple[int, int]:
     run, _, number = name.partition(".")
     return int(run), int(number)
+
+
+def group_of(world: int) -> str:
+    """The name that the processes of this training have in common, of which there are so many."""
+    if world == 1:
+        return own_name()
+    for names in _RUNS:
+        found = [os.environ[name] for name in names if os.environ.get(name)]
+        if names[0] in os.environ:
+            return re.sub(r"[^A-Za-z0-9_-]", "-", "-".join(found))[-64:] or "train"
+    return "train"

@@ -9,7 +9,8 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import Any
 
 from gpu_client.ring.collector import Collector, readers_say
 from gpu_client.ring.flow import Flow
@@ -42,9 +43,11 @@ class Keeper:
         self._thread: threading.Thread | None = None
         self._turned = threading.Condition()
         self.turns = 0
-        """How often `flow` was told."""
+        """How often `flow` was told anew."""
         self.flow = Flow()
         """As the one who does the work has told it last."""
+        self._measured = 0
+        """How often it was measured by then, by all who have done the work one after the other."""
         self.trouble = ""
         """Why the last turn, or the last collection, failed; empty if it did not."""
         self._uncollected: Exception | None = None
@@ -62,12 +65,13 @@ class Keeper:
         if self._held is None or self._held.lost:
             self._uncollected = None
             record = ring.store.record(PUBLISHER)
+            self._hear(content_of(record))
             if content_of(record).get("busy"):
                 after_s += 2 * ring.settings.lease_s
             if record is not None and self._watch.unchanged_s(PUBLISHER, record) <= after_s:
-                self._noted(Flow.of_content(content_of(record)))
                 return False
-            self._held = Held(ring.store, PUBLISHER, {"holder": self._name}, record)
+            # Until it has measured, what was told before holds: its first collection may take long.
+            self._held = Held(ring.store, PUBLISHER, {"holder": self._name, **self._known()}, record)
             if self._held.lost:
                 return False
         manifest = ring.publish() or ring.newest()
@@ -77,8 +81,8 @@ class Keeper:
             self._held.renew(busy=True)
             self._collect()
         flow = self.measured(manifest)
-        self._held.renew(**flow.content(), busy=False)
-        self._noted(flow)
+        self._held.renew(**flow.content(), measured=self._measured + 1, busy=False)
+        self._noted(flow, self._measured + 1)
         if collecting and self._uncollected is not None:
             raise self._uncollected
         return True
@@ -140,8 +144,17 @@ class Keeper:
             self._complained_at = self._clock()
         self.trouble = said
 
-    def _noted(self, flow: Flow) -> None:
+    def _hear(self, content: Mapping[str, Any]) -> None:
+        """What the record says, if it is news: a writer counts what it has put since the newest measurement."""
+        measured = content.get("measured")
+        if isinstance(measured, int) and measured != self._measured:
+            self._noted(Flow.of_content(content), measured)
+
+    def _known(self) -> dict[str, Any]:
+        return {**self.flow.content(), "measured": self._measured} if self._measured else {}
+
+    def _noted(self, flow: Flow, measured: int) -> None:
         with self._turned:
-            self.flow = flow
+            self.flow, self._measured = flow, measured
             self.turns += 1
             self._turned.notify_all()

@@ -104,7 +104,8 @@ class Held:
         self.key = key
         self._store = store
         # With a mark of its own, no two holders ever write the same.
-        self._content = {**content, "mark": secrets.token_hex(4)}
+        self.mark = secrets.token_hex(4)
+        self._content = {**content, "mark": self.mark}
         self._count = int(content_of(seen).get("count", 0))
         self._version = seen.version if seen is not None else None
         self._unsure: set[bytes] = set()

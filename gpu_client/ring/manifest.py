@@ -8,12 +8,12 @@ known of counts from where it begins: so those that have ended can be forgotten,
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
+from gpu_client.ring.sealing import sealed, unsealed
 from gpu_client.ring.settings import RingSettings
 
 WRITER_NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
@@ -25,6 +25,7 @@ SAMPLES = "samples/"
 MANIFESTS = "manifests/"
 ENDED = 9_999_999_999
 """The number of a claim that says that a writer's epoch has ended: nothing of it comes behind."""
+_FIELDS = frozenset({"version", "number", "inserted", "at_ms", "writers", "slots", "passed"})
 REMEMBERED_S = 6 * 3600.0
 """For so long a writer that has ended is known: time enough to remove what it left behind."""
 
@@ -134,7 +135,7 @@ class Manifest:
         return passed is not None and (found.epoch, found.seq) <= (passed.epoch, passed.seq)
 
     def to_bytes(self) -> bytes:
-        """JSON; slots by object, since those of one share everything."""
+        """JSON with a digest; slots by object, since those of one share everything."""
         writers = sorted({slot.object.writer for slot in self.slots})
         index = {name: place for place, name in enumerate(writers)}
         rows = [
@@ -149,13 +150,13 @@ class Manifest:
             "slots": rows,
             "passed": {name: list(passed) for name, passed in sorted(self.passed.items())},
         }
-        return json.dumps(content, separators=(",", ":")).encode()
+        return sealed(content)
 
     @classmethod
-    def from_bytes(cls, data: bytes | memoryview) -> Manifest:
-        """Raises ValueError for what is none."""
+    def from_bytes(cls, data: bytes | memoryview, number: int) -> Manifest:
+        """The one of that number. Raises ValueError for anything else."""
         try:
-            content = json.loads(bytes(data))
+            content = unsealed(data, _FIELDS)
             if content["version"] != 1:
                 raise ValueError(f"its format has version {content['version']}")
             writers = content["writers"]
@@ -164,9 +165,12 @@ class Manifest:
                 for writer, epoch, seq, number, inserted, at_ms in content["slots"]
             )
             passed = {name: Passed(*values) for name, values in content["passed"].items()}
-            return cls(content["number"], slots, content["inserted"], passed, content["at_ms"])
+            found = cls(content["number"], slots, content["inserted"], passed, content["at_ms"])
         except (KeyError, TypeError, IndexError, AttributeError) as error:
             raise ValueError(f"is no manifest: {error!r}") from error
+        if found.number != number:
+            raise ValueError(f"it is manifest {found.number}")
+        return found
 
 
 EMPTY = Manifest(0, (), 0, {}, 0)

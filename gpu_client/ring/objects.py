@@ -26,7 +26,7 @@ import xxhash
 from gpu_client.ring.codecs import Codec, decoded, encoded
 from gpu_client.ring.errors import ObjectDamaged
 from gpu_client.ring.store import HeadLast
-from gpu_client.ring.tree import Taken, array_of, put_together
+from gpu_client.ring.tree import Taken, array_of, put_together, schema_of
 
 MAGIC = b"BATON\x00RG"
 VERSION = 1
@@ -203,6 +203,12 @@ class StoredSamples:
             raise self._damaged(f"sample {number} cannot be read ({error})") from error
         self._verified.add(number)
         return found
+
+    def schema(self, number: int = 0, *, shapes: bool) -> str:
+        """As that sample had it when it was put."""
+        entry = self._samples[number]
+        arrays = [(form, dtype, shape) for form, dtype, shape, *_ in entry["arrays"]]
+        return schema_of(entry["structure"], arrays, shapes=shapes)
 
     def verify(self) -> None:
         """Read everything. Raises ObjectDamaged."""

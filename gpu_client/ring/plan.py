@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
-from gpu_client.ring.errors import RingError
+from gpu_client.ring.errors import RingError, RingMismatch
 from gpu_client.ring.manifest import Manifest, ObjectId, Slot
 
 Policy = Literal["latest", "pass"] | int
@@ -52,13 +52,36 @@ class Shape:
         if (named and self.policy not in ("latest", "pass")) or (not named and int(self.policy) < 1):
             raise RingError(f"there is no policy {self.policy!r}", "Use latest, pass, or a number of batches")
 
-    def require_fits(self, cap: int) -> None:
-        """Raises RingError where a ring of that size can never fill a batch."""
-        if self.global_size > cap:
+    def require_fits(self, readable: int) -> None:
+        """Raises RingError where a ring of which so many can be read at a time can never fill a batch."""
+        if self.global_size > readable:
             raise RingError(
-                f"a batch of {self.batch_size} for each of {self.world_size} processes is more than the ring's {cap}"
-                " samples",
+                f"a batch of {self.batch_size} for each of {self.world_size} processes is more than the ring's"
+                f" {readable} samples",
                 "Take smaller batches, or make a larger ring",
+            )
+
+    def state_dict(self) -> dict[str, Any]:
+        """What the order of samples comes from, besides the ring."""
+        return {"seed": self.seed, "batch_size": self.batch_size, "world_size": self.world_size}
+
+    def require_same(self, state: Mapping[str, Any]) -> None:
+        """Raises RingMismatch for a state of which others would come: samples twice in a pass, or never.
+
+        The ranks may share out the same global batches in another way. States once had none of this.
+        """
+        seed = state.get("seed", self.seed)
+        if seed != self.seed:
+            raise RingMismatch(
+                f"the state was made with seed {seed}, and this has seed {self.seed}",
+                "Resume with the same seed, or begin without the state",
+            )
+        batch, world = state.get("batch_size", self.batch_size), state.get("world_size", self.world_size)
+        if batch * world != self.global_size:
+            raise RingMismatch(
+                f"the state was made with batches of {batch} for each of {world} processes, and this has batches of"
+                f" {self.batch_size} for each of {self.world_size}",
+                "Resume with as many samples for all together, or begin without the state",
             )
 
     @property
@@ -93,6 +116,7 @@ class Plan:
         """Plain JSON. With it and the stored decisions, a resumed training takes the same samples."""
         return {
             "version": 1,
+            **self.shape.state_dict(),
             "batch": self.batch,
             "decided": self.decided,
             "decision": list(self.decision) if self.decision else None,
@@ -103,9 +127,10 @@ class Plan:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Raises ValueError, KeyError or TypeError for what is no state."""
+        """Raises ValueError, KeyError or TypeError for what is no state, RingMismatch for one of another shape."""
         if state["version"] != 1:
             raise ValueError(f"the state has version {state['version']}")
+        self.shape.require_same(state)
         self.batch, self.decided = state["batch"], state["decided"]
         self.decision = Decision(*state["decision"]) if state["decision"] else None
         self.passes, self.taken, self.position = state["passes"], state["taken"], state["position"]

@@ -11,8 +11,9 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from gpu_client.ring.collector import add_read
+from gpu_client.ring.collector import add_read, read_so_far
 from gpu_client.ring.errors import ManifestMissing, ObjectDamaged, RingError, WaitedTooLong
+from gpu_client.ring.flow import Flow, read_wait
 from gpu_client.ring.leases import (
     QUARANTINE,
     READERS,
@@ -205,6 +206,20 @@ class RingReader:
         with self._telling:
             self.read_samples += samples
 
+    def wait_for_flow(self, wanted: int) -> None:
+        """Until so many samples more may be read, where a sample is not to be read too often in the mean."""
+        settings = self.ring.settings
+        if settings.reads_per_insert is None:
+            return
+
+        def ready() -> bool:
+            self.tell()
+            newest = self.ring.newest()
+            flow = Flow(newest.inserted, 0, read_so_far(self.ring), len(newest))
+            return not read_wait(flow, settings, wanted)
+
+        self.wait(ready, "samples were read as often as they may be", starving=False)
+
     def tell(self) -> None:
         """Say now what is otherwise said every few moments."""
         with self._telling:
@@ -236,8 +251,9 @@ class RingReader:
             self._renewing.join()
         try:
             with self._telling:
-                if self._lease.renew(manifests=[], read=0, starved=False):
-                    add_read(self.ring, self.read_samples)
+                if self._lease.renew(manifests=[], read=self.read_samples, starved=False):
+                    # Before the record goes: at no time does it look to others as if less had been read.
+                    add_read(self.ring, self.read_samples, self._lease.mark)
                 self._lease.release()
         except (RingError, OSError) as error:
             logger.warning("the reader cannot say that it leaves: %s", error)

@@ -1,6 +1,6 @@
 """From a ring to a data set that stays: shuffled, in shards, with where each sample came from.
 
-    <directory>/index.json       {"version": 1, "shards": [{"name", "samples", "size_bytes", "xxh3"}], "schema", "seed"}
+    <directory>/index.json       {"version": 1, "shards": [{"name", "samples", "size_bytes", "xxh3"}], "seed", "xxh3"}
     <directory>/shards/00000     an object as rings store them (`objects.py`), with many samples
 
 The index is written last: a directory without one is no data set yet.
@@ -93,6 +93,8 @@ class Recorded:
             index = json.loads((self._directory / INDEX).read_text(encoding="utf-8"))
             self._shards: list[dict[str, Any]] = index["shards"]
             self._ends = list(accumulate(int(one["samples"]) for one in self._shards))
+            if "xxh3" in index and index.pop("xxh3") != _digest_of(index):
+                raise ValueError(f"{INDEX} was altered")
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise RingMismatch(
                 f"{directory} has no recorded data set ({error})", "Make one with baton ring record"
@@ -117,6 +119,8 @@ class Recorded:
         for place, one in enumerate(self._shards):
             stored = self._shard(place)
             stored.verify()
+            if xxhash.xxh3_64_hexdigest(_mapped(self._directory / one["name"])) != one["xxh3"]:
+                raise ObjectDamaged(f"{one['name']} is another one than was recorded", "Record it again")
             if len(stored) != one["samples"]:
                 raise ObjectDamaged(f"{one['name']} has {len(stored)} samples", f"The index says {one['samples']}")
 
@@ -155,7 +159,8 @@ class _ShardWriter:
 
     def finish(self, seed: int) -> None:
         self._flush()
-        index = {"version": 1, "seed": seed, "shards": self._written}
+        index: dict[str, Any] = {"version": 1, "seed": seed, "shards": self._written}
+        index["xxh3"] = _digest_of(index)
         if not self._store.create(INDEX, [memoryview(json.dumps(index, indent=1).encode())]):
             raise RingMismatch("somebody else has recorded there at the same time", "Name an empty directory")
 
@@ -195,6 +200,11 @@ def _new_slots(reader: RingReader) -> Iterator[Slot]:
             if slot.inserted >= seen:
                 yield slot
         seen = manifest.inserted
+
+
+def _digest_of(index: dict[str, Any]) -> str:
+    """Of an index without its digest."""
+    return xxhash.xxh3_64_hexdigest(json.dumps(index, sort_keys=True).encode())
 
 
 def _mapped(path: Path) -> memoryview:

@@ -8,7 +8,6 @@ from typing import Protocol, runtime_checkable
 
 from gpu_client.ring.collector import READ_BEFORE
 from gpu_client.ring.errors import RingMismatch
-from gpu_client.ring.generating import GENERATORS
 from gpu_client.ring.leases import COPIES, GROUPS, PINS, PUBLISHER, QUARANTINE, READERS, WRITERS
 from gpu_client.ring.manifest import INBOX, MANIFESTS, SAMPLES
 from gpu_client.ring.places import store_at
@@ -16,6 +15,7 @@ from gpu_client.ring.ring import POINTER, SCHEMA, SETTINGS
 from gpu_client.ring.seeds import SEEDS
 from gpu_client.ring.store import RingStore
 from gpu_client.ring.store_fs import DirectoryStore
+from gpu_client.ring.tally import GENERATORS
 
 _PREFIXES = (INBOX, MANIFESTS, SAMPLES, WRITERS, READERS, PINS, GROUPS, QUARANTINE, GENERATORS, COPIES)
 

@@ -5,7 +5,6 @@ What was lost stays lost; everything else can be read again, and goes on. Writer
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
@@ -24,7 +23,7 @@ from gpu_client.ring.manifest import (
     manifest_number,
 )
 from gpu_client.ring.objects import StoredSamples
-from gpu_client.ring.ring import POINTER, Ring, pointer_to
+from gpu_client.ring.ring import POINTER, SCHEMA, Pointed, Ring, pointer_to, schema_document, stored_schema
 from gpu_client.ring.status import verified
 from gpu_client.ring.store import Versioned
 
@@ -43,13 +42,16 @@ class Examined:
     manifests: Mapping[str, str] = field(default_factory=dict)
     objects: Mapping[str, str] = field(default_factory=dict)
     """Of those that the newest good manifest lists."""
+    schema: str = ""
+    """What is wrong with it; empty if nothing is."""
     read: int = 0
     """So many objects were looked at."""
 
     @property
     def damaged(self) -> dict[str, str]:
         """All of it."""
-        return {**({POINTER: self.pointer} if self.pointer else {}), **self.manifests, **self.objects}
+        alone = {POINTER: self.pointer, SCHEMA: self.schema}
+        return {**{key: why for key, why in alone.items() if why}, **self.manifests, **self.objects}
 
 
 @dataclass(frozen=True)
@@ -94,17 +96,23 @@ def examined(ring: Ring) -> Examined:
         # What was replaced and removed meanwhile is missed by nobody.
         listed = {slot.object.key for slot in _stored(ring).newest.slots}
         damaged = {key: why for key, why in damaged.items() if key in listed}
-    return Examined(stored.wrong, stored.bad, damaged, len(objects))
+    return Examined(stored.wrong, stored.bad, damaged, _wrong_schema(ring, stored.newest), len(objects))
 
 
 def repaired(ring: Ring) -> Examined:
     """Set the pointer to the newest good manifest, without what is damaged, which is noted as quarantined.
 
     What was found, as of before. Samples that only a lost manifest has listed are listed again, and one that cannot be
-    read is removed: it would stop publishing, or collecting. Raises ManifestMissing if others are faster again and
-    again, and OSError where the store cannot be reached.
+    read is removed: it would stop publishing, or collecting. A damaged schema is set to that of a sample that verifies;
+    where there is none, it is the next one's. Raises ManifestMissing if others are faster again and again, and OSError
+    where the store cannot be reached.
     """
     found = examined(ring)
+    if found.schema:
+        told = _told_schema(ring, _stored(ring).newest)
+        ring.store.delete([SCHEMA])
+        if told is not None:
+            ring.store.create(SCHEMA, [memoryview(schema_document(told))])
     for key, why in found.objects.items():
         ring.store.create(quarantine_key(key), [memoryview(why.encode())])
     for _ in range(_TRIES):
@@ -126,6 +134,34 @@ def repaired(ring: Ring) -> Examined:
     raise _in_a_hurry()
 
 
+def _wrong_schema(ring: Ring, newest: Manifest) -> str:
+    data = ring.store.read(SCHEMA)
+    if data is None:
+        return "it is not there, and samples are" if newest.slots else ""
+    try:
+        schema = stored_schema(data)
+    except ValueError as error:
+        return f"it is damaged: {error}"
+    # Without a digest it may have been altered to another one.
+    told = _told_schema(ring, newest) if bytes(data[:1]) == b"[" else None
+    return "" if told in (None, schema) else "it is damaged: it is not that of the ring's samples"
+
+
+def _told_schema(ring: Ring, newest: Manifest) -> str | None:
+    """By a sample that verifies, one that is listed if there is any."""
+    listed = [slot.object.key for slot in reversed(newest.slots)]
+    for key in dict.fromkeys([*listed, *ring.store.keys(SAMPLES)]):
+        data = ring.store.read(key)
+        try:
+            stored = StoredSamples(key, data if data is not None else memoryview(b""))
+            stored.verify()
+        except ObjectDamaged:
+            continue
+        if len(stored):
+            return stored.schema(shapes=ring.settings.shapes == "same")
+    return None
+
+
 def _stored(ring: Ring) -> _Stored:
     """As it was at one moment: the pointer stayed where it was while manifests were read."""
     for _ in range(_TRIES):
@@ -137,10 +173,8 @@ def _stored(ring: Ring) -> _Stored:
             if data is None:
                 continue  # collected since
             try:
-                found = Manifest.from_bytes(data)
-                if manifest_key(found.number) != key:
-                    raise ValueError(f"it is manifest {found.number}")
-                good[found.number] = found
+                number = manifest_number(key)
+                good[number] = Manifest.from_bytes(data, number)
             except ValueError as error:
                 bad[key] = f"it cannot be read ({error})"
         after = ring.store.record(POINTER)
@@ -160,9 +194,8 @@ def _as_found(record: Versioned | None, good: Mapping[int, Manifest], bad: Mappi
         gone = max([*good, *map(manifest_number, bad), 0]) > 1
         return _Stored(0, 0, version, "it is not there, and manifests are" if gone else "", good, bad)
     try:
-        content = json.loads(record.data)
-        named, inserted = int(content["manifest"]), int(content.get("inserted", 0))
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        named, _, inserted = Pointed.from_bytes(record.data)
+    except ValueError as error:
         return _Stored(0, 0, version, f"it cannot be read ({error})", good, bad)
     wrong = "" if named in good else f"it names manifest {named}, which is not there or cannot be read"
     return _Stored(named, inserted, version, wrong, good, bad)

@@ -14,14 +14,15 @@ generators/ copies/  what generators have counted (`tally.py`, `copies.py`); `se
 from __future__ import annotations
 
 import json
-import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable
+from typing import NamedTuple
 
 from pydantic import ValidationError
 
-from gpu_client.ring.errors import ManifestMissing, RingMismatch, SampleRefused
+from gpu_client.ring import forking
+from gpu_client.ring.errors import ManifestMissing, ObjectDamaged, RingMismatch, SampleRefused
 from gpu_client.ring.manifest import (
     EMPTY,
     INBOX,
@@ -34,6 +35,7 @@ from gpu_client.ring.manifest import (
     manifest_key,
     stray,
 )
+from gpu_client.ring.sealing import sealed, unsealed
 from gpu_client.ring.settings import RingSettings
 from gpu_client.ring.store import RingStore
 
@@ -57,14 +59,14 @@ class Ring:
         self.settings = settings
         self.clock = clock
         self._manifests: OrderedDict[int, Manifest] = OrderedDict()
-        self._lock = threading.Lock()
+        self._lock = forking.lock()
         self._schema: str | None = None
         self._pointed = 0
 
     @classmethod
     def make(cls, store: RingStore, settings: RingSettings, *, clock: Callable[[], float] = time.time) -> Ring:
         """Open the ring that is there, or make it. Raises RingMismatch where there is one with other settings."""
-        data = settings.model_dump_json().encode()
+        data = sealed(settings.model_dump(mode="json"))
         if store.create(SETTINGS, [memoryview(data)]):
             _require_promises(store, data)
         else:
@@ -98,17 +100,15 @@ class Ring:
             if record is None:
                 raise ManifestMissing("the pointer is not there", "baton ring verify --repair sets it anew")
         try:
-            content = json.loads(record.data)
-            number = content["manifest"]
-            if not isinstance(number, int) or number < 1:
-                raise ValueError(f"names {number!r}")
-        except (ValueError, KeyError, TypeError) as error:
+            pointed_to = Pointed.from_bytes(record.data)
+        except ValueError as error:
             raise ManifestMissing(
                 f"the pointer cannot be read ({error})", "baton ring verify --repair sets it anew"
             ) from error
+        number, at_ms = pointed_to.manifest, pointed_to.at_ms
         with self._lock:
             known = self._manifests.get(number)
-            if number < self._pointed or (known is not None and content.get("at_ms", known.at_ms) != known.at_ms):
+            if number < self._pointed or (known is not None and at_ms not in (None, known.at_ms)):
                 # Repaired, or removed and made anew: what this process remembers may be of another manifest.
                 self._manifests.clear()
             self._pointed = number
@@ -133,7 +133,7 @@ class Ring:
                 "A newer one has replaced it, or it was lost: see baton ring verify --repair",
             )
         try:
-            found = Manifest.from_bytes(data)
+            found = Manifest.from_bytes(data, number)
         except ValueError as error:
             raise ManifestMissing(
                 f"manifest {number} cannot be read ({error})", "baton ring verify --repair sets the ring anew"
@@ -234,11 +234,16 @@ class Ring:
         return list({one.object: one for one in [*older, *found] if one.object.writer in newest}.values())
 
     def require_schema(self, schema: str) -> None:
-        """The first sample's schema is the ring's. Raises SampleRefused for any other."""
+        """The first sample's schema is the ring's. Raises SampleRefused for any other, and ObjectDamaged."""
         if self._schema is None:
-            self.store.create(SCHEMA, [memoryview(schema.encode())])
+            self.store.create(SCHEMA, [memoryview(schema_document(schema))])
             there = self.store.read(SCHEMA)
-            self._schema = bytes(there).decode() if there is not None else schema
+            try:
+                self._schema = schema if there is None else stored_schema(there)
+            except ValueError as error:
+                raise ObjectDamaged(
+                    f"{SCHEMA} is damaged: {error}", "baton ring verify --repair sets it anew"
+                ) from error
         if schema != self._schema:
             raise SampleRefused(
                 f"it is {_said(schema)}, and the ring's samples are {_said(self._schema)}",
@@ -246,9 +251,47 @@ class Ring:
             )
 
 
+class Pointed(NamedTuple):
+    """What the pointer says."""
+
+    manifest: int
+    """The newest one's number."""
+    at_ms: int | None
+    """When that was made."""
+    inserted: int
+    """As it says itself."""
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> Pointed:
+        """Raises ValueError for what is no pointer."""
+        content = unsealed(data, frozenset(cls._fields))
+        number, inserted = content.get("manifest"), content.get("inserted", 0)
+        if not isinstance(number, int) or number < 1 or not isinstance(inserted, int):
+            raise ValueError(f"it names {number!r}")
+        return cls(number, content.get("at_ms"), inserted)
+
+
 def pointer_to(manifest: Manifest) -> bytes:
     """The content of the pointer that makes it the newest."""
-    return json.dumps({"manifest": manifest.number, "at_ms": manifest.at_ms, "inserted": manifest.inserted}).encode()
+    return sealed(Pointed(manifest.number, manifest.at_ms, manifest.inserted)._asdict())
+
+
+def schema_document(schema: str) -> bytes:
+    """How it is stored."""
+    return sealed({"schema": json.loads(schema)})
+
+
+def stored_schema(data: memoryview) -> str:
+    """Raises ValueError for what is none. One without a digest was stored as it is."""
+    there = bytes(data)
+    if there.startswith(b"["):
+        said, text = json.loads(there), there.decode()
+    else:
+        said = unsealed(there, frozenset()).get("schema")
+        text = json.dumps(said, sort_keys=True, separators=(",", ":"))
+    if not isinstance(said, list) or len(said) != 2 or not isinstance(said[1], list):
+        raise ValueError("it is no schema")
+    return text
 
 
 def _require_promises(store: RingStore, settings: bytes) -> None:
@@ -266,10 +309,15 @@ def _settings(store: RingStore) -> RingSettings:
     if data is None:
         raise RingMismatch("there is no ring here", "Make one with Ring.make, or name the place where it is")
     try:
-        return RingSettings.model_validate_json(bytes(data))
+        return RingSettings.model_validate(unsealed(data, RingSettings.model_fields.keys()))
     except ValidationError as error:
         raise RingMismatch(
             f"{SETTINGS} cannot be read: {error.errors()[0]['msg']}", "Use the version that made it"
+        ) from error
+    except ValueError as error:
+        raise RingMismatch(
+            f"{SETTINGS} cannot be read: {error}",
+            "Delete it, and make the ring again with the settings that it had: its samples stay",
         ) from error
 
 

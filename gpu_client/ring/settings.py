@@ -52,9 +52,9 @@ class RingSettings(BaseModel):
     """How often a sample is read in the mean: writers or readers that are ahead of it wait. Of a pair, writers wait
     below the first, readers above the second, and nobody in between. Unset: nobody does."""
     max_age_s: float | None = Field(default=None, gt=0)
-    """Older samples are not read; by the clocks of who writes and who reads."""
+    """Older samples are not read; by the clocks of who writes and who reads. `RingDataset` refuses such a ring."""
     max_uses: int | None = Field(default=None, ge=1)
-    """No reader takes a sample more often."""
+    """No training takes a sample more often. `RingDataset`, where each process reads by index, refuses such a ring."""
     retain: int = Field(default=3, ge=2, le=1000)
     """So many of the newest manifests can be read, with all that they list."""
     lease_s: float = Field(default=15.0, ge=0.05, le=3600)
@@ -75,11 +75,21 @@ class RingSettings(BaseModel):
             raise ValueError(f"min_size is {self.min_size} and cap only {self.cap}: nothing would ever be read")
         if self.pack > self.cap:
             raise ValueError(f"pack is {self.pack} and cap only {self.cap}: one object would be more than the ring")
+        if self.min_size > self.most_readable:
+            raise ValueError(
+                f"min_size is {self.min_size}, and in whole packs of {self.pack} a generation has only"
+                f" {self.most_readable} samples: nothing would ever be read"
+            )
         if self.mode == "generation" and self.max_ahead is not None and self.max_ahead < self.cap:
             raise ValueError(
                 f"max_ahead is {self.max_ahead} and cap {self.cap}: writers would wait before a generation is complete"
             )
         return self
+
+    @property
+    def most_readable(self) -> int:
+        """Samples that are readable at a time at most, all packs being full: a generation has whole packs only."""
+        return self.cap - self.cap % self.pack if self.mode == "generation" else self.cap
 
     @property
     def ahead(self) -> int:

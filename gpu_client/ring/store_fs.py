@@ -27,6 +27,8 @@ _WITHOUT_LINKS = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK)
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _MAX_PIECES = 512
 """In one call of the system, which takes 1024."""
+_lock_fds: set[int] = set()
+"""Of this process: what it has open to hold locks, or to wait for them."""
 
 
 class DirectoryStore:
@@ -187,12 +189,28 @@ class DirectoryStore:
     @contextlib.contextmanager
     def _locked(self) -> Iterator[None]:
         # A file of its own: threads of one process that share a descriptor would share the lock.
+        process = os.getpid()
         fd = os.open(self._path + _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        _lock_fds.add(fd)
         try:
             fcntl.flock(fd, fcntl.LOCK_EX)
             yield
         finally:
-            os.close(fd)
+            if os.getpid() == process:  # not one that was forked in here
+                # To close it is not enough: a process that was forked meanwhile may have it open, too.
+                with contextlib.suppress(OSError):
+                    fcntl.flock(fd, fcntl.LOCK_UN)
+                _lock_fds.discard(fd)
+                os.close(fd)
+
+
+def _close_inherited() -> None:
+    """The lock is the parent's: if that one dies, a child that had it open would keep it."""
+    while _lock_fds:
+        os.close(_lock_fds.pop())
+
+
+os.register_at_fork(after_in_child=_close_inherited)
 
 
 def _opened_new(path: str) -> int:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Sequence
 
+from gpu_client.ring import forking
 from gpu_client.ring.store import Versioned
 
 
@@ -15,7 +15,7 @@ class MemoryStore:
         self._objects: dict[str, bytes] = {}
         self._versions: dict[str, int] = {}
         self._count = 0
-        self._lock = threading.Lock()
+        self._lock = forking.lock()
 
     def create(self, key: str, pieces: Sequence[memoryview]) -> bool:
         """As in the protocol."""

@@ -6,9 +6,7 @@ import logging
 from collections.abc import Sequence
 from typing import Any
 
-from gpu_client.ring.collector import read_so_far
 from gpu_client.ring.errors import ManifestMissing, RingError, RingMismatch
-from gpu_client.ring.flow import Flow, read_wait
 from gpu_client.ring.group import Group
 from gpu_client.ring.manifest import Manifest, Slot
 from gpu_client.ring.plan import Decision, Plan, Shape
@@ -32,7 +30,7 @@ class Stream:
 
         Raises RingMismatch for a name of a group that is none, RingError for a shape that does not fit.
         """
-        shape.require_fits(reader.ring.settings.cap)
+        shape.require_fits(reader.ring.settings.most_readable)
         if not 0 <= rank < shape.world_size:
             raise RingError(f"there is no rank {rank} of {shape.world_size}", "Ranks begin with 0")
         reader.wanted = shape.batch_size
@@ -108,23 +106,11 @@ class Stream:
                 self._decide()
             assert self._manifest is not None
             if count:
-                self._wait_for_flow()
+                self._reader.wait_for_flow(plan.shape.batch_size)
             found = plan.next_batch(self._manifest)
             if found:
                 return found
             self._decide()
-
-    def _wait_for_flow(self) -> None:
-        if self._ring.settings.reads_per_insert is None:
-            return
-
-        def ready() -> bool:
-            self._reader.tell()
-            newest = self._ring.newest()
-            flow = Flow(newest.inserted, 0, read_so_far(self._ring), len(newest))
-            return not read_wait(flow, self._ring.settings, self.plan.shape.batch_size)
-
-        self._reader.wait(ready, "samples were read as often as they may be", starving=False)
 
     def _decide(self) -> None:
         """Take up the next decision; make it, if nobody has."""

@@ -6,8 +6,10 @@ import json
 import secrets
 from collections.abc import Callable
 
-from gpu_client.ring.leases import content_of
+from gpu_client.ring.leases import COPIES, content_of
 from gpu_client.ring.store import RingStore, Versioned
+
+GENERATORS = "generators/"
 
 
 class Tally:
@@ -55,3 +57,13 @@ class Tally:
 def put_of(record: Versioned | None) -> int:
     """How many samples such a record says were put; 0 for none."""
     return int(content_of(record).get("put", 0))
+
+
+def tally_key(name: str, *, again: bool = True) -> str:
+    """Where it is noted how many samples were put under a name."""
+    return f"{GENERATORS if again else COPIES}{name}"
+
+
+def put_under(store: RingStore, name: str, *, again: bool = True) -> int:
+    """How many samples were put under that name so far."""
+    return put_of(store.record(tally_key(name, again=again)))

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -47,13 +47,18 @@ class Taken:
 
     def schema(self, *, shapes: bool) -> str:
         """Equal for samples of one kind; `shapes`: only if their shapes are the same."""
-        arrays = [[leaf.form, leaf.dtype, list(leaf.shape) if shapes else len(leaf.shape)] for leaf in self.leaves]
-        return json.dumps([_kind(self.structure), arrays], sort_keys=True, separators=(",", ":"))
+        return schema_of(self.structure, [(leaf.form, leaf.dtype, leaf.shape) for leaf in self.leaves], shapes=shapes)
 
     def copied(self) -> Taken:
         """With arrays of its own, whatever becomes of those that were given."""
         leaves = [replace(leaf, data=memoryview(bytearray(leaf.data)), value=None) for leaf in self.leaves]
         return replace(self, leaves=leaves)
+
+
+def schema_of(structure: Node, arrays: Iterable[tuple[str, str, Sequence[int]]], *, shapes: bool) -> str:
+    """Of a sample with these arrays: the form, dtype and shape of each."""
+    said = [[form, dtype, list(shape) if shapes else len(shape)] for form, dtype, shape in arrays]
+    return json.dumps([_kind(structure), said], sort_keys=True, separators=(",", ":"))
 
 
 def take_apart(sample: object) -> Taken:
@@ -125,6 +130,10 @@ def _leaf(value: object, path: str) -> Leaf:
 
 
 def _of_numpy(value: np.ndarray[Any, Any] | np.generic, path: str) -> Leaf:
+    if isinstance(value, np.ma.MaskedArray):
+        raise SampleRefused(
+            f"{path} is a masked array, whose mask would be lost", "Put its data and its mask as two arrays"
+        )
     array = np.asarray(value)
     plain = array.dtype.names is not None or array.dtype.kind != "V" or array.dtype.type is np.void
     if array.dtype.hasobject or not plain:

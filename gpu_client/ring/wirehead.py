@@ -20,7 +20,7 @@ import torch
 import yaml
 from torch.utils.data import Dataset
 
-from gpu_client.ring.errors import RingMismatch
+from gpu_client.ring.errors import RingMismatch, SampleRefused
 from gpu_client.ring.keeper import Keeper
 from gpu_client.ring.places import make_ring, open_ring
 from gpu_client.ring.reader import RingReader
@@ -36,6 +36,8 @@ _OF_MONGODB = (
     "LOCK_COLLECTION",
 )  # fmt: skip
 _PATIENCE_S = 600.0
+_OLD_S = 3600.0
+"""A generation of this age may be what an earlier run has left."""
 
 
 class Config(NamedTuple):
@@ -56,7 +58,8 @@ class Config(NamedTuple):
             raise RingMismatch(f"{path} is no Wirehead configuration", "It has keys like SWAP_CAP and DBNAME")
         ignored = [key for key in _OF_MONGODB if key in content]
         if ignored:
-            logger.info("%s: there is no MongoDB here, so these are ignored: %s", path, ", ".join(ignored))
+            # A warning: of a script that sets up no logging nothing less is shown.
+            logger.warning("%s: there is no MongoDB here, so these are ignored: %s", path, ", ".join(ignored))
         unknown = [str(key) for key in content if key not in (*_USED, *_OF_MONGODB)]
         if unknown:
             logger.warning("%s: not known, and ignored: %s", path, ", ".join(unknown))
@@ -71,7 +74,7 @@ class Config(NamedTuple):
 
     def ring(self) -> Ring:
         """The ring, made if it is not there."""
-        return make_ring(self.place, RingSettings(cap=self.cap, mode="generation", finite=False))
+        return make_ring(self.place, RingSettings(cap=self.cap, mode="generation", shapes="any", finite=False))
 
 
 class WireheadGenerator:
@@ -94,10 +97,15 @@ class WireheadGenerator:
         self._writer.swap()
 
     def run(self, verbose: bool = False) -> int:
-        """Until the generator ends, or `n_samples` were made; how many were put."""
+        """Until the generator ends, or `n_samples` were made; how many were put. What is refused is logged and passed
+        over, so that it costs a sample and not the run."""
         try:
             for sample in islice(self._generator, self._n_samples):
-                self.put(sample)
+                try:
+                    self.put(sample)
+                except SampleRefused as error:
+                    logger.warning("a sample was refused: %s", error)
+                    continue
                 if verbose:
                     logger.info("%d samples put", self._writer.put_samples)
         finally:
@@ -130,7 +138,8 @@ class MongoheadDataset(Dataset[Any]):  # type: ignore[misc, unused-ignore]
     """Samples of the newest generation, by index or by lists of indices.
 
     A list gives `{index: {"input", "label"}}`, the first array as floats, as it always did; an index gives one of
-    these. Waits for the first generation.
+    these. Waits for the first generation. `generation` is the number of the one that was read last: in another one
+    the same index means another sample. Where a part of a generation was swapped, indices behind its end begin anew.
     """
 
     def __init__(
@@ -143,14 +152,23 @@ class MongoheadDataset(Dataset[Any]):  # type: ignore[misc, unused-ignore]
     ) -> None:
         """`normalize` is given the first array. `collection`, `transform`, `id` and `keeptrying` were MongoDB's."""
         if ignored:
-            logger.info("ignored, since there is no MongoDB here: %s", ", ".join(ignored))
+            logger.warning("ignored, since there is no MongoDB here: %s", ", ".join(ignored))
         self._config = Config.read(config_path)
         self._kinds = tuple(sample) if sample is not None else self._config.kinds[:2]
         self._normalize = normalize
         self._timeout_s = timeout
         self._config.ring()
         self._reader: RingReader | None = None
-        self._length = len(self._newest())
+        self.generation = 0
+        newest = self._newest()
+        self._length = len(newest)
+        age_s = (self._opened().ring.clock() * 1000 - newest.at_ms) / 1000
+        if age_s > _OLD_S:
+            logger.warning(
+                "the newest generation was made %.1f hours ago: if that was another run, remove %s to begin anew",
+                age_s / 3600,
+                self._config.place,
+            )
 
     def __len__(self) -> int:
         return self._length
@@ -160,18 +178,24 @@ class MongoheadDataset(Dataset[Any]):  # type: ignore[misc, unused-ignore]
             return self._fetched([index])[index]
         return self._fetched(index)
 
+    def get(self, indices: Sequence[int]) -> Any:
+        """As the dataset gives them for a list."""
+        return self[list(indices)]
+
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_reader": None}
 
     def _fetched(self, indices: Sequence[int]) -> dict[int, dict[str, Any]]:
         """All of them of one generation: the one that is newest now."""
-        slots = self._newest().slots
+        newest = self._newest()
+        self.generation = newest.number
         reader = self._opened()
         found = {}
         for index in indices:
-            if not -len(slots) <= index < len(slots):
-                raise IndexError(f"there are {len(slots)} samples, and no {index}")
-            sample = reader.sample(slots[index])
+            if not -self._length <= index < self._length:
+                raise IndexError(f"there are {self._length} samples, and no {index}")
+            # For a damaged one another is read, which is logged.
+            sample, _ = reader.sample_or_another(newest.slots[index % self._length % len(newest)], newest)
             first = torch.as_tensor(sample[self._kinds[0]]).float()
             found[index] = {"input": self._normalize(first) if self._normalize else first}
             if len(self._kinds) > 1:

@@ -37,6 +37,8 @@ STEERING_FILE = "steering.json"
 LOADER = "train"
 """Under this name the states of a checkpoint that the Trainer writes have where the loader is, if it says so."""
 EVALUATED = "eval_"
+PRESET = "preset-nonfinite"
+"""On for every job unless its rules switch it off."""
 
 log = logging.getLogger("baton.training")
 
@@ -87,6 +89,20 @@ class BatonCallback(TrainerCallback):  # type: ignore[misc]  # transformers is n
         self._show_losses(args)
         return control
 
+    def on_epoch_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
+    ) -> TrainerControl:
+        """The Trainer goes for its first batch."""
+        self._session.steering.signals.awaiting()
+        return control
+
+    def on_step_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
+    ) -> TrainerControl:
+        """It has the batches of a step: since whatever it did last it was waiting for them."""
+        self._session.steering.signals.arrived()
+        return control
+
     def on_step_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
     ) -> TrainerControl:
@@ -94,7 +110,9 @@ class BatonCallback(TrainerCallback):  # type: ignore[misc]  # transformers is n
         new = {} if state.epoch is None else {"epoch": state.epoch}
         self._session.report_new(state.global_step, state.max_steps, new, shown=self._logged, event="step")
         self._show_losses(args)
-        return self._obey(state, control)
+        self._obey(state, control)
+        self._session.steering.signals.awaiting()
+        return control
 
     def on_log(
         self,
@@ -110,7 +128,9 @@ class BatonCallback(TrainerCallback):  # type: ignore[misc]  # transformers is n
         # An evaluation is an event of its own: rules hear of it in on_evaluate.
         new, event = ({}, "none") if any(name.startswith(EVALUATED) for name in numbers) else (numbers, "log")
         self._session.report_new(state.global_step, state.max_steps, new, shown=self._logged, event=event)
-        return self._obey_alone(state, control)
+        self._obey_alone(state, control)
+        self._session.steering.signals.awaiting()
+        return control
 
     def on_prediction_step(
         self,
@@ -137,7 +157,9 @@ class BatonCallback(TrainerCallback):  # type: ignore[misc]  # transformers is n
         """An evaluation is done: `eval_loss` is `eval.loss` in rules, and `eval_val_loss` is `eval.val_loss`."""
         found = {name.removeprefix(EVALUATED): value for name, value in _numbers(metrics).items()}
         self._session.steering.evaluated(state.global_step, found)
-        return self._obey_alone(state, control)
+        self._obey_alone(state, control)
+        self._session.steering.signals.awaiting()
+        return control
 
     def on_save(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
@@ -154,20 +176,21 @@ class BatonCallback(TrainerCallback):  # type: ignore[misc]  # transformers is n
                 states.save_states(directory, states.collect(self._loaders), [])
         self._session.mark_complete(state.global_step, metrics)
         self._session.sources.saved(self._loaders)
+        steering.signals.awaiting()
         return control
 
-    def _obey(self, state: TrainerState, control: TrainerControl) -> TrainerControl:
+    def _obey(self, state: TrainerState, control: TrainerControl) -> None:
         if self._session.checkpoint_due(state.global_step):
             control.should_save = True
         if self._session.steering.evaluation_due:
             control.should_evaluate = True
         if self._session.should_stop:
             control.should_training_stop = True
-        return control
 
-    def _obey_alone(self, state: TrainerState, control: TrainerControl) -> TrainerControl:
+    def _obey_alone(self, state: TrainerState, control: TrainerControl) -> None:
         """At once, within the same step. Several processes agree once a step: a script may log on one of them only."""
-        return self._obey(state, control) if self._session.alone and state.global_step else control
+        if self._session.alone and state.global_step:
+            self._obey(state, control)
 
     def _follow(self, args: TrainingArguments, loader: Any, directory: Path | None) -> None:
         """Go on where the loader was in that checkpoint, if it can say where it is."""
@@ -187,10 +210,15 @@ class BatonCallback(TrainerCallback):  # type: ignore[misc]  # transformers is n
         self._session.sources.follow(self._loaders)
 
     def _show_losses(self, args: TrainingArguments) -> None:
-        """By default the Trainer logs a loss that is NaN or infinite as if it had not been."""
-        if args.logging_nan_inf_filter and "loss" in self._session.steering.engine.reads:
+        """By default the Trainer logs a loss that is NaN or infinite as if it had not been.
+
+        All ranks decide alike, by what the job's environment and its rules say: each filters what it adds to the mean.
+        """
+        engine = self._session.steering.engine
+        told = bool(self._session.job_id) and PRESET not in engine.presets_off
+        if args.logging_nan_inf_filter and (told or "loss" in engine.reads):
             args.logging_nan_inf_filter = False
-            log.info("logging_nan_inf_filter is off: rules read the loss, and have to see when it is no number")
+            log.info("logging_nan_inf_filter is off: rules or presets read the loss, also when it is no number")
 
 
 def _numbers(logs: dict[str, Any] | None) -> dict[str, float]:

@@ -92,7 +92,7 @@ def write_marker(
         if path.is_file() and path.name != MARKER:
             name = path.relative_to(directory).as_posix()
             if digests:
-                size_bytes, digest = _digest(path, sync=durable)
+                size_bytes, digest = digest_of(path, sync=durable)
                 files[name] = {"size_bytes": size_bytes, "blake3": digest}
             else:
                 files[name] = {"size_bytes": path.stat().st_size}
@@ -161,7 +161,7 @@ def verify(directory: Path) -> Marker:
     for name, (size_bytes, digest) in marker.files.items():
         try:
             if digest:
-                found_bytes, found_digest = _digest(directory / name, sync=False)
+                found_bytes, found_digest = digest_of(directory / name, sync=False)
             else:
                 found_bytes, found_digest = (directory / name).stat().st_size, ""
         except OSError as error:
@@ -220,7 +220,7 @@ def clear_leftovers(output_dir: Path) -> None:
             shutil.rmtree(path)
 
 
-def _digest(path: Path, *, sync: bool) -> tuple[int, str]:
+def digest_of(path: Path, *, sync: bool = False) -> tuple[int, str]:
     """Size in bytes and BLAKE3 of a file; with `sync` its bytes are on disk when this returns."""
     with path.open("rb") as stream:
         size_bytes = os.fstat(stream.fileno()).st_size

@@ -36,6 +36,7 @@ from gpu_client.training.dreambooth.machine import check_machine, make_reproduci
 from gpu_client.training.dreambooth.models import Models, check_base_model, load_models
 from gpu_client.training.dreambooth.optimization import Optimization
 from gpu_client.training.dreambooth.progress import ProgressLines
+from gpu_client.training.dreambooth.settings import Noted, Settings
 from gpu_client.training.dreambooth.validation import ValidationPictures
 from gpu_client.training.protocol import BAD_INPUT_EXIT_CODE, UNAVAILABLE_EXIT_CODE
 
@@ -67,7 +68,8 @@ def train(session: Session, config: DreamboothConfig) -> bool:
     epochs = total * config.gradient_accumulation_steps // instance.batches_per_epoch
     shown = ValidationPictures(config, models, encoder, lora, optimization, epochs=epochs)
 
-    state = {"lora": lora, **optimization.states, "instance": instance, "shown": shown, "cache": encoder.cache}
+    order = Noted(instance, Settings(config, total), session.resume_from)
+    state = {"lora": lora, **optimization.states, "instance": order, "shown": shown, "cache": encoder.cache}
     state |= {"prior": prior} if prior is not None else {}
     session.steering.offer(knobs={"lr": LearningRate(optimization.optimizer, optimization.scheduler)})
     done = session.resume(**state)
@@ -88,13 +90,14 @@ def train(session: Session, config: DreamboothConfig) -> bool:
         if shown.due(instance.epoch):
             shown.make(step - 1, instance.epoch, session)
         loss = accumulate(loss_of, instance, prior, optimization, config)
-        learning_rate = optimization.learning_rate
-        norm = optimization.update()
+        learning_rate, norm = optimization.learning_rate, optimization.update()
 
         session.report(step, total, loss=loss, learning_rate=learning_rate, epoch=instance.epoch, grad_norm=norm)
         if lines is not None:
             lines.after(step, loss)
-        if session.checkpoint_due(step, every=config.checkpointing_steps) or step == total:
+        # What was cached just now is kept with the first step: that of step 0, if any, was committed before.
+        newly_cached = step == done + 1 and encoder.cache.made > 0
+        if session.checkpoint_due(step, every=1 if newly_cached else config.checkpointing_steps) or step == total:
             # Pictures of the average put other weights into the parameters for a while: no copy may go on meanwhile.
             session.checkpoint(step, overlap=not config.use_ema, **state)
         if session.should_stop and step < total:

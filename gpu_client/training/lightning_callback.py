@@ -129,38 +129,21 @@ class BatonCallback(Callback):  # type: ignore[misc]  # lightning is not followe
             # Lightning would leave at once, without the checkpoint that the session asks for.
             signal.signal(signal.SIGTERM, self._handler)
 
+    def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Lightning goes for its first batch."""
+        self._session.steering.signals.awaiting()
+
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
-        """A validation that was asked for has been."""
+        """Since whatever it did last Lightning waited for this batch; a validation that was asked for has been."""
+        self._session.steering.signals.arrived()
         self._restore_pace(trainer)
 
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         """Report the step, if this batch ends one; pass on what the session, a rule or a command wants."""
-        loss = outputs.get("loss") if isinstance(outputs, Mapping) else outputs
-        if isinstance(loss, torch.Tensor):
-            # Lightning has divided it, for gradients that are accumulated.
-            parts = trainer.accumulate_grad_batches if pl_module.automatic_optimization else 1
-            self._losses.append(loss.detach() * parts if parts > 1 else loss.detach())
-        self._new |= self._logged(trainer)
-        if trainer.global_step == self._step:
-            return
-        self._step = trainer.global_step
-        new, self._new = self._new, {}
-        if self._losses:
-            new["loss"] = self._losses[0] if len(self._losses) == 1 else torch.stack(self._losses).mean()
-            self._losses = []
-        batches = trainer.num_training_batches
-        if batches and math.isfinite(batches):
-            new["epoch"] = trainer.current_epoch + (batch_idx + 1) / batches
-        self._report(new)
-        self._due = self._session.checkpoint_due(self._step, self._every)
-        if self._session.should_stop and not self._session.finishing:
-            trainer.limit_val_batches = 0  # the machine is wanted: no validation before it is left
-        # Between the last batch and the end of its epoch Lightning's loops cannot be taken up again, and a validation
-        # that is due would not be made up for.
-        if not (trainer.is_last_batch or _validates_next(trainer)):
-            self._settle(trainer)
+        self._batch_done(trainer, pl_module, outputs, batch_idx)
+        self._session.steering.signals.awaiting()
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """What was put off at the last batch."""
@@ -192,8 +175,35 @@ class BatonCallback(Callback):  # type: ignore[misc]  # lightning is not followe
             self._due = self._session.checkpoint_due(self._step) or self._due
         if not trainer.is_last_batch:
             self._settle(trainer)
+        self._session.steering.signals.awaiting()
 
     # Inside
+
+    def _batch_done(self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch_idx: int) -> None:
+        loss = outputs.get("loss") if isinstance(outputs, Mapping) else outputs
+        if isinstance(loss, torch.Tensor):
+            # Lightning has divided it, for gradients that are accumulated.
+            parts = trainer.accumulate_grad_batches if pl_module.automatic_optimization else 1
+            self._losses.append(loss.detach() * parts if parts > 1 else loss.detach())
+        self._new |= self._logged(trainer)
+        if trainer.global_step == self._step:
+            return
+        self._step = trainer.global_step
+        new, self._new = self._new, {}
+        if self._losses:
+            new["loss"] = self._losses[0] if len(self._losses) == 1 else torch.stack(self._losses).mean()
+            self._losses = []
+        batches = trainer.num_training_batches
+        if batches and math.isfinite(batches):
+            new["epoch"] = trainer.current_epoch + (batch_idx + 1) / batches
+        self._report(new)
+        self._due = self._session.checkpoint_due(self._step, self._every)
+        if self._session.should_stop and not self._session.finishing:
+            trainer.limit_val_batches = 0  # the machine is wanted: no validation before it is left
+        # Between the last batch and the end of its epoch Lightning's loops cannot be taken up again, and a validation
+        # that is due would not be made up for.
+        if not (trainer.is_last_batch or _validates_next(trainer)):
+            self._settle(trainer)
 
     def _report(self, new: Mapping[str, object], event: str = "") -> None:
         self._shown |= new

@@ -149,6 +149,17 @@ def load_states(directory: Path, forms: Mapping[str, str], states: Mapping[str, 
     return randoms
 
 
+def stored_structure(directory: Path, name: str) -> Any | None:
+    """What one state of a checkpoint consists of beside its tensors, before anything is restored or verified.
+
+    None where it has no such state, or cannot be read: `load_states` says so.
+    """
+    try:
+        return torch.load(directory / BUNDLE, map_location="cpu", weights_only=True)["states"].get(name)
+    except (*_READ_ERRORS, TypeError, AttributeError):
+        return None
+
+
 def is_same_state(one: object, other: object) -> bool:
     """Whether two states are equal. Tensors in them have no truth of their own."""
     if isinstance(one, torch.Tensor) or isinstance(other, torch.Tensor):

@@ -169,6 +169,10 @@ class ObjectCalls(ApiCalls):
             else:
                 return
 
+    def delete_objects(self, bucket: str, keys: Sequence[str], *, cancel: CancelEvent | None = None) -> None:
+        """Remove several at once; the first failure stops the others, and repeating is safe."""
+        run_batch(keys, lambda key, _: self.delete_object(bucket, key), workers=DEFAULT_WORKERS, cancel=cancel)
+
     def delete_object(self, bucket: str, key: str) -> None:
         """Remove one object; one that is not there is no error."""
         answer = self._send("upload_token", "GET", "/upload/token", query=TokenQuery(bucket=bucket, key=key))

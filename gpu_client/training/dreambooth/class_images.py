@@ -49,6 +49,8 @@ class ClassImages:
         self._config = config
         self._provided = list(provided)[: config.num_class_images]
         self._encoded: list[bytes] = []
+        self._key: str | None = None
+        """Of those that were made; None of an older checkpoint's."""
         self._batches: PictureBatches | None = None
         self._shared = 0
         """How many of them another job has shared."""
@@ -75,12 +77,12 @@ class ClassImages:
     def state_dict(self) -> dict[str, Any]:
         """The generated images as files, and the position in their order; only when none is missing."""
         images = [torch.frombuffer(bytearray(encoded), dtype=torch.uint8) for encoded in self._encoded]
-        return {"images": images, "shared": self._shared, "batches": self.batches.state_dict()}
+        return {"images": images, "shared": self._shared, "key": self._key, "batches": self.batches.state_dict()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Take over the images of an earlier attempt."""
         self._encoded = [image.numpy().tobytes() for image in state["images"]]
-        self._shared = state.get("shared", 0)  # older checkpoints have none
+        self._shared, self._key = state.get("shared", 0), state.get("key")  # older checkpoints have none
         if self.missing > 0:
             raise CheckpointMismatchError(
                 f"the checkpoint was written with {self.missing} fewer class images",
@@ -94,7 +96,7 @@ class ClassImages:
 
         The LoRA changes nothing yet: it has not been trained.
         """
-        key = class_images_key(self._config, models)
+        key = self._key = class_images_key(self._config, models)
         shared, earlier = of_other_jobs(session.data_dir, key), EarlierImages(session.data_dir, key)
         store, parts = _Store(self._config, key), ImageParts(session, key)
         while self.missing and not session.should_stop:
@@ -143,7 +145,8 @@ class ClassImages:
         for name, encoded in images:
             (output_dir / OUTPUT_DIR / name).write_bytes(encoded)
         if len(images) > self._shared:
-            write_shared(output_dir, class_images_key(self._config, models), images)
+            # They may have been made days ago: what lies in the model's place now need not be what made them.
+            write_shared(output_dir, self._key or class_images_key(self._config, models), images)
 
     def _prepare(self) -> None:
         if self.missing > 0:
@@ -170,7 +173,11 @@ class _Store:
         self._folder: Path | None = None
         place = config.cache_dir if config.cache_dir is not None else "~/.cache/baton/dreambooth"
         if place:
-            self._folder = Path(place).expanduser() / "class-images" / key
+            try:
+                self._folder = Path(place).expanduser() / "class-images" / key
+            except RuntimeError as error:  # in containers: a user without a home, or without a name
+                log.warning("class images are not kept on this machine: %s leads nowhere (%s)", place, error)
+                return
             self._make_room(self._folder)
 
     def read(self, number: int) -> bytes | None:

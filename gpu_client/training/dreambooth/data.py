@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from PIL import Image, ImageOps, UnidentifiedImageError
 
+from gpu_client.datasets.images import is_black, mask_fault
 from gpu_client.training.dreambooth.config import PIXELS_PER_LATENT, DreamboothConfig
 from gpu_client.training.dreambooth.errors import DataError
 
@@ -237,7 +238,8 @@ def _listed_captions(folder: Path) -> Iterator[tuple[Path, str]]:
                 continue
             try:
                 entry = json.loads(line)
-                name, text = entry["file_name"], entry.get("text", entry.get("caption"))
+                name, said = entry["file_name"], entry.get("text")
+                text = said if said is not None else entry.get("caption")  # null is as if it were absent
             except (ValueError, KeyError, TypeError, AttributeError) as error:
                 raise DataError(f"{file}, line {number}: {error!r}", _CAPTION_LINE) from error
             if not isinstance(name, str) or not isinstance(text, str):
@@ -261,11 +263,10 @@ def _masks(folder: Path, paths: Sequence[Path]) -> dict[Path, Path]:
 
 
 def _check_mask(mask: Path, image: Image.Image) -> None:
-    found = _decode(mask).convert("L")
-    if found.size != image.size:
-        raise ValueError(f"its mask is {found.width}x{found.height} pixels, the image {image.width}x{image.height}")
-    if found.getextrema()[1] == 0:
-        raise ValueError("its mask is black everywhere")
+    found = _decode(mask)
+    fault = mask_fault(found.size, image.size, black=is_black(found))
+    if fault is not None:
+        raise ValueError(f"its mask {fault}")
 
 
 def _some(names: Sequence[str]) -> str:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from huggingface_hub import try_to_load_from_cache
 from torch import nn
 from transformers.utils import logging as transformers_logging
 
+from gpu_client.training.commit import digest_of
 from gpu_client.training.dreambooth.config import DreamboothConfig
 from gpu_client.training.dreambooth.data import Picture, Placement
 from gpu_client.training.dreambooth.errors import HubError, ModelError
@@ -30,7 +32,7 @@ from gpu_client.training.dreambooth.machine import WEIGHT_DTYPES
 PIPELINES = {"sd": StableDiffusionPipeline, "sdxl": StableDiffusionXLPipeline}
 _KINDS = {"StableDiffusionPipeline": "sd", "StableDiffusionXLPipeline": "sdxl"}
 _LATENT_CHANNELS = 4
-_HASHED_WHOLE_BYTES = 2**20
+_NAME_A_MODEL = "Name a directory in the format of diffusers, or a model on the hub as owner/name"
 _LOGVAR_RANGE = (-30.0, 20.0)
 
 
@@ -47,13 +49,14 @@ class Conditioning:
 class Models:
     """The parts of one base model on one device. Nothing in it is trained but what `Lora` adds."""
 
-    def __init__(self, kind: str, pipeline: Any, device: torch.device, dtype: torch.dtype, fingerprint: str) -> None:
+    def __init__(
+        self, kind: str, pipeline: Any, device: torch.device, dtype: torch.dtype, fingerprint: Callable[[], str]
+    ) -> None:
         """Prefer `load_models`."""
         self.kind = kind
         self.device = device
         self.dtype = dtype
-        self.fingerprint = fingerprint
-        """Tells base models (with their VAE) apart."""
+        self._fingerprint = fingerprint
         self.unet: Any = pipeline.unet
         self.vae: Any = pipeline.vae
         names = ["", "_2"] if kind == "sdxl" else [""]
@@ -66,6 +69,11 @@ class Models:
             module.requires_grad_(False)
             module.eval()
             module.to(device)
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """Tells base models (with their VAE) apart. Reads every byte of them: ask only where it is needed."""
+        return self._fingerprint()
 
     def modules(self) -> dict[str, nn.Module]:
         """All of them by the names that pipelines use."""
@@ -156,13 +164,13 @@ def load_models(config: DreamboothConfig, device: torch.device, data_dir: Path) 
     base = _place("pretrained_model_name_or_path", config.pretrained_model_name_or_path, data_dir)
     kind = _kind_of(base, config)
     options: dict[str, Any] = {"dtype": dtype, "revision": config.revision}
-    fingerprint = _fingerprint(base, config.revision)
+    places: list[tuple[Path | str, str | None]] = [(base, config.revision)]
     parts: dict[str, Any] = {}
     if config.pretrained_vae_model_name_or_path is not None:
         vae = _place("pretrained_vae_model_name_or_path", config.pretrained_vae_model_name_or_path, data_dir)
         inside = isinstance(vae, Path) and not (vae / "config.json").exists()
         parts["vae"] = _load_vae(vae, dtype, subfolder="vae" if inside else None)
-        fingerprint += _fingerprint(vae, None)
+        places.append((vae, None))
     else:
         parts["vae"] = _load_vae(base, dtype, subfolder="vae", revision=config.revision, variant=config.variant)
     if kind == "sd":
@@ -173,7 +181,7 @@ def load_models(config: DreamboothConfig, device: torch.device, data_dir: Path) 
         pipeline = PIPELINES[kind].from_pretrained(str(base), variant=config.variant, **options, **parts)
     except LOADING_ERRORS as error:
         raise _unloadable("base model", base, error) from error
-    models = Models(kind, pipeline, device, dtype, fingerprint)
+    models = Models(kind, pipeline, device, dtype, lambda: "".join(_fingerprint(*place) for place in places))
     _check_trainable(models, base)
     return models
 
@@ -187,14 +195,15 @@ def check_base_model(config: DreamboothConfig, data_dir: Path) -> None:
 
 def _place(field: str, name: str, data_dir: Path) -> Path | str:
     """A directory, or a name on the hub. Raises ModelError for a path that leads nowhere."""
-    for path in (Path(name).expanduser(), data_dir / name):
+    try:
+        here = Path(name).expanduser()
+    except RuntimeError as error:  # nobody of that name, or a user without a home
+        raise ModelError(f"{field}: {name} leads nowhere ({error})", _NAME_A_MODEL) from error
+    for path in (here, data_dir / name):
         if path.is_dir():
             return path.absolute()
     if name.startswith((".", "/", "~")) or name.count("/") != 1:
-        raise ModelError(
-            f"{field}: {name} is no directory, neither here nor in {data_dir}",
-            "Name a directory in the format of diffusers, or a model on the hub as owner/name",
-        )
+        raise ModelError(f"{field}: {name} is no directory, neither here nor in {data_dir}", _NAME_A_MODEL)
     return name
 
 
@@ -252,7 +261,8 @@ def _unloadable(what: str, place: Path | str, error: Exception) -> ModelError | 
     if isinstance(place, str) and is_unreachable(error):
         # diffusers says that the model lacks the file
         return HubError(
-            f"the {what} {place} cannot be fetched: the hub cannot be reached, and this machine's cache has not got it",
+            f"the {what} {place} cannot be fetched: the hub cannot be reached, this machine's cache has not got it, "
+            "and there is no directory of that name, here or among the inputs",
             "Wait, or name a directory in the format of diffusers that the machine has, or that is among the inputs",
         )
     reason = " ".join(str(error).split())
@@ -269,19 +279,15 @@ def _uses_mask(encoder: Any) -> bool:
 def _fingerprint(place: Path | str, revision: str | None) -> str:
     """Of a model on the hub its commit, once some of it was fetched: a branch moves on.
 
-    Of a directory small files count whole, large ones by size, beginning and end: weights trained further differ there.
+    Of a directory all bytes: weights that a LoRA was added to differ in the middle of their file only.
     """
     hasher = hashlib.blake2b(digest_size=16)
     if isinstance(place, str):
         hasher.update(f"{place}@{_commit_of(place, revision) or revision}".encode())
         return hasher.hexdigest()
     for file in sorted(path for path in place.rglob("*") if path.is_file()):
-        size_bytes = file.stat().st_size
-        hasher.update(f"\0{file.relative_to(place).as_posix()}\0{size_bytes}\0".encode())
-        with file.open("rb") as stream:
-            hasher.update(stream.read(_HASHED_WHOLE_BYTES))
-            stream.seek(max(_HASHED_WHOLE_BYTES, size_bytes - _HASHED_WHOLE_BYTES))
-            hasher.update(stream.read())
+        size_bytes, digest = digest_of(file)
+        hasher.update(f"\0{file.relative_to(place).as_posix()}\0{size_bytes}\0{digest}".encode())
     return hasher.hexdigest()
 
 

@@ -15,12 +15,15 @@ EVERY_S = 30.0
 
 
 class ProgressLines:
-    """Says step, loss and time left after the first step of this run, then now and then, and after the last."""
+    """Says step, loss and time left after the first step of this run, then now and then, and after the last; and
+    where no step is left, that it is so."""
 
     def __init__(self, done: int, total: int, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._done, self._total, self._clock = done, total, clock
         self._began_at = clock()
         self._said_at: float | None = None
+        if done >= total:
+            log.info("all %d steps are trained already: the training is complete, its files are written again", done)
 
     def after(self, step: int, loss: torch.Tensor) -> None:
         """To be called after every step."""

@@ -54,7 +54,8 @@ def train(rank: int, size: int, port: int, folder: str, how: dict[str, Any]) -> 
     variables = {"RANK": str(rank), "WORLD_SIZE": str(size), "BATON_OUTPUT_DIR": f"{folder}/output"}
     session = Session.start(rules=rules if how.get("rules", True) else None, variables=variables)
     agent, rate = Agent(), Rate()
-    session.steering._teller.send = agent
+    if rank == 0 and how.get("agent", True):
+        session.steering._teller.send = agent
     session.steering.offer(knobs={"lr": rate})
     seen, ended_at = [], 0
     for step in range(1, STEPS + 1):
@@ -84,7 +85,7 @@ def train(rank: int, size: int, port: int, folder: str, how: dict[str, Any]) -> 
 def run(folder: Path, size: int, **how: Any) -> list[dict[str, Any]]:
     """What each process saw; fails if one of them does not come to its end."""
     folder.mkdir()
-    (folder / "rules.json").write_text(json.dumps(RULES))
+    (folder / "rules.json").write_text(json.dumps(how.get("document", RULES)))
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
@@ -122,6 +123,15 @@ def test_one_process_with_a_nan_stops_all_after_the_same_step(tmp_path: Path, si
     assert ["nan", 5] in ranks[0]["fired"]
     assert [one["ended_at"] for one in ranks] == [6] * size
     assert all(one["finishing"] for one in ranks)
+
+
+@pytest.mark.parametrize("agent", [True, False], ids=["with an agent", "alone"])
+def test_all_leave_alike_though_only_the_first_has_an_agent(tmp_path: Path, agent: bool) -> None:
+    """One took the job for handed back, the other for complete: the next thing they did together never ended."""
+    document = {"rules": [{"name": do, "when": "loss > 2", "do": do} for do in ("pause", "stop")]}
+    ranks = run(tmp_path / "ends", 2, document=document, agent=agent)
+    assert [one["ended_at"] for one in ranks] == [3, 3]
+    assert [one["finishing"] for one in ranks] == [not agent] * 2
 
 
 def test_a_trainer_of_two_processes_goes_by_rules_alike_and_sees_the_nan_of_one(tmp_path: Path) -> None:

@@ -99,6 +99,32 @@ def test_there_is_a_limit(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
     assert sorted(parts(next_attempt(api, first))) == ["1/00000.zip", "1/00001.zip"]
 
 
+def test_beyond_the_limit_the_newest_attempts_parts_are_given(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Attempt 10 comes before attempt 2 in the order of keys, and all of attempt 1 before both."""
+    monkeypatch.setattr(sharing, "MAX_PARTS", 3)
+    monkeypatch.setattr(sharing, "_KEYS_PER_PAGE", 3)
+    held = claimed(api)
+    for number in range(11):
+        held.store_artifacts({f"{PARTS}/{number:03}{half}.zip": b"x" for half in "ab"})
+        held.release(reason="shutdown").ok()
+        held = next_attempt(api, held)
+    listed = count_lists(api, monkeypatch)
+    assert sorted(parts(held)) == ["10/009a.zip", "11/010a.zip", "11/010b.zip"]
+    assert len(listed) == 8
+
+
+def test_of_files_without_end_not_all_are_looked_at(
+    api: Api, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(sharing, "_KEYS_PER_PAGE", 2)
+    monkeypatch.setattr(sharing, "_MAX_PAGES", 2)
+    first = claimed(api)
+    first.store_artifacts({f"{PARTS}/0000{number}.zip": b"x" for number in range(5)})
+    lose(api)
+    assert sorted(parts(next_attempt(api, first))) == [f"1/0000{number}.zip" for number in range(4)]
+    assert "not all that the job has shown" in caplog.text
+
+
 def test_names_that_only_look_like_parts_are_none(api: Api) -> None:
     first = claimed(api)
     first.store_artifacts({f"{PATH}.parts-of-mine/1.zip": b"x", f"other/{PARTS}/1.zip": b"x", PARTS: b"a file"})

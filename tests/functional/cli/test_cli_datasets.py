@@ -90,6 +90,25 @@ def test_push_looks_at_new_images_first(baton: Baton, stack: Stack, folder: Path
     assert "warnings" not in said.err, "no image is new"
 
 
+def test_push_looks_at_captions_and_masks_though_no_image_is_new(baton: Baton, stack: Stack, folder: Path) -> None:
+    prefix = unique("set")
+    captions, mask = folder / "captions.jsonl", folder / "00.mask.png"
+    captions.write_text('{"file_name": "00.png", "text": "a temple"}\n')
+    baton("data", "push", folder, prefix).ok()
+    before = stack.keys_below(prefix + "/", "training-data")
+    captions.write_text("{bad\n")
+    baton("data", "push", folder, prefix).failed(2, "captions.jsonl:1 is no JSON", "nothing was sent")
+    captions.write_text('{"file_name": "00.png", "text": "a roof"}\n')
+    mask.write_text("no image")
+    baton("data", "push", folder, prefix).failed(2, "00.mask.png is no image", "nothing was sent")
+    Image.new("L", (250, 249), 255).save(mask)
+    baton("data", "push", folder, prefix).failed(2, "00.mask.png has 250 x 249 pixels, its image 250 x 250")
+    assert stack.keys_below(prefix + "/", "training-data") == before
+    Image.new("L", (250, 250), 255).save(mask)
+    sent = baton("data", "push", folder, prefix, "--json").ok().json["sent"]
+    assert sent == [f"{prefix}/00.mask.png", f"{prefix}/captions.jsonl"]
+
+
 def test_push_sends_what_does_not_decode_if_told_so(baton: Baton, stack: Stack, folder: Path) -> None:
     prefix = unique("set")
     (folder / "03.png").write_text("")

@@ -6,6 +6,7 @@ import os
 import random
 import re
 import subprocess
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -77,13 +78,18 @@ def test_a_push_that_stopped_before_its_manifest_is_finished_by_a_repeat(
 ) -> None:
     prefix = unique("set")
     place = write_files(tmp_path / "set", {"a.txt": b"a"})
-    with stack.s3.holding(rf"PUT /.*{prefix}/\.baton/", drop=True) as held:
+    with ExitStack() as sending:
+        file = sending.enter_context(stack.s3.holding(rf"PUT /.*{prefix}/a\.txt"))
         running = baton.started("data", "push", place, prefix)
-        held.wait()
-        running.kill()
+        file.wait()
+        with stack.s3.holding(rf"PUT /.*{prefix}/\.baton/", drop=True) as held:
+            sending.close()
+            held.wait()
+            running.kill()
     assert stored(stack, prefix) == {"a.txt": b"a"}
     assert baton("data", "push", place, prefix, "--json").ok().json["unchanged"] == 1
     assert named(stack, prefix) == {"a.txt": blake3(b"a").hexdigest()}
+    assert b"unfinished" not in stack.read(f"{prefix}/{DATASET_MANIFEST}", "training-data")
 
 
 def test_ls(baton: Baton, tmp_path: Path) -> None:

@@ -187,6 +187,17 @@ def test_a_recipe_runs_on_this_machine_and_leaves_its_outputs(baton: Baton, file
     said = baton(*common, "--set", "word=hello", "--set", "times=3").ok()
     assert "hello world" in said.out and "step copy (2 of 2)" in said.out
     assert (out / "copied").read_text() == "helloworld" * 3
+    (out / "copied").write_text("mine")
+    (out / "notes").write_text("mine too")
+    again = (*common, "--set", "word=bye")
+    refused = baton(*again)
+    refused.failed(2, f"copied in {out} would be overwritten", "--force")
+    assert (out / "copied").read_text() == "mine"
+    baton(*again, "--force").ok()
+    assert (out / "copied").read_text() == "byeworld" * 2
+    assert (out / "notes").read_text() == "mine too"
+    (tmp_path / "file").touch()
+    baton(*common[:-1], tmp_path / "file", "--set", "word=bye").failed(2, "file is not a directory")
     baton("recipes", "run", file).failed(2, "--local")
 
 

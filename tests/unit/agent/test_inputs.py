@@ -352,6 +352,25 @@ class TestPushed:
             fetch(api, transfer, tmp_path)
         assert transfer.urls == []
 
+    def test_a_push_that_was_not_finished_is_bad_input(self, tmp_path: Path) -> None:
+        """Also if the files that it had stored until then are all those that its manifest names."""
+        api, transfer = self.scene(".baton/dataset.json", "a00", files={"a00": b"digits/a00"})
+        finished = DatasetManifest.model_validate_json(transfer.contents[self.MANIFEST])
+        transfer.contents[self.MANIFEST] = finished.model_copy(update={"unfinished": True}).model_dump_json()
+        with pytest.raises(InputsDiffer, match="a push to digits/ was not finished: repeat it") as caught:
+            fetch(api, transfer, tmp_path)
+        assert failure_of(caught.value).failure_class is FailureClass.BAD_INPUT
+        assert transfer.urls == []
+
+    def test_a_part_of_a_push_that_was_not_finished_is_bad_input(self, tmp_path: Path) -> None:
+        api, transfer = self.around("a00", files={"digits/a00": b"digits/a00"})
+        transfer.contents[".baton/dataset.json"] = DatasetManifest(files=[], unfinished=True).model_dump_json()
+        transfer.contents["sets/.baton/dataset.json"] = transfer.contents.pop(".baton/dataset.json")
+        api.manifests = [PushManifest(key="sets/.baton/dataset.json", url="manifest")]
+        with pytest.raises(InputsDiffer, match="a push to sets/ was not finished"):
+            fetch(api, transfer, tmp_path)
+        assert transfer.urls == []
+
     def test_without_a_manifest_a_mismatch_is_the_machines(self, tmp_path: Path) -> None:
         class Altering(Transfer):
             def download(self, items: Sequence[Download], *, cancel: object) -> None:

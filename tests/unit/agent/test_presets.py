@@ -47,6 +47,14 @@ def test_it_is_over_with_the_next_number_and_told_three_times_at_most(training: 
     assert len(training.told()) == MAX_TOLD and len(training.told("rule.cleared")) == MAX_TOLD
 
 
+@pytest.mark.parametrize(("epoch", "said"), [(0.25, 0.25), (2, 2.0), (math.nan, None), (None, None)])
+def test_it_says_in_which_pass_over_the_data_that_was(
+    training: Training, epoch: float | None, said: float | None
+) -> None:
+    training.report(6, {"loss": math.nan, **({} if epoch is None else {"epoch": epoch})})
+    assert [one.get("training_epoch") for one in training.decided] == [said]
+
+
 @pytest.mark.parametrize("metrics", [{"grad_norm": math.inf}, {"grad_norm": math.nan}, {"accuracy": math.nan}])
 def test_what_mixed_precision_makes_infinite_now_and_then_is_no_loss(
     training: Training, metrics: dict[str, float]

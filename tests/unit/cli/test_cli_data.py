@@ -10,7 +10,7 @@ import pytest
 
 from contract.parts import MAX_PARTED_BYTES, PARTS_FROM_BYTES, part_bytes_of
 from contract.transfers import ObjectView
-from gpu_client.cli.data import etag_of, local_files, plan_push
+from gpu_client.cli.data import etag_of, local_files, not_among, plan_push
 from gpu_client.cli.errors import CliError
 from gpu_client.transport.errors import TransferCanceled
 
@@ -49,6 +49,13 @@ def test_only_what_is_new_is_sent(files: dict[str, Path], there: dict[str, Objec
     assert plan.send == (files if sent else {})
     assert plan.send_bytes == (5 if sent else 0)
     assert plan.unchanged == (0 if sent else 1)
+
+
+def test_what_is_stored_beside_the_files_of_a_push(files: dict[str, Path]) -> None:
+    """Neither manifests nor what rings store: `--delete` deletes all of them."""
+    keys = ("set/hello.txt", "set/old.txt", "set/.baton/dataset.json", "set/in/.baton/dataset.json", "rings/a/0f/1")
+    there = {key: view for name in keys for key, view in stored(name, 5, HELLO_MD5).items()}
+    assert not_among(files, there) == ["set/old.txt"]
 
 
 def test_what_was_uploaded_in_parts_is_known_by_its_etag(tmp_path: Path) -> None:

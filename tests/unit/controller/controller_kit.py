@@ -170,10 +170,15 @@ class Rate:
         self.value *= factor
 
 
+def ranks(size: int, text: str = "", *, agent: bool = True, **start: Any) -> list[Setup]:
+    """As they are in a job: the first one alone has an agent."""
+    together = Together(size)
+    return [Setup(text, peers=together.rank(number), agent=agent and number == 0, **start) for number in range(size)]
+
+
 def run_together(size: int, text: str, losses: dict[int, list[float]], **more: Any) -> list[Setup]:
     """Ranks that report and agree in turn, as session.report and checkpoint_due do."""
-    together = Together(size)
-    setups = [Setup(text, peers=together.rank(number), **more) for number in range(size)]
+    setups = ranks(size, text, **more)
     for step in range(1, len(losses[0]) + 1):
         for number, setup in enumerate(setups):
             value = losses.get(number, losses[0])[step - 1]

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
 from controller_kit import rule
 
+from contract.rules.rule import REPORT
 from gpu_client.controller.budget import BUDGET_S, MAX_EVERY, MEASURE_EVERY, SAMPLES, Budget
 from gpu_client.controller.engine import Engine
 
@@ -54,14 +56,51 @@ def test_within_its_budget_nothing_is_left_out_and_nothing_said() -> None:
     assert scene.run(3 * JUDGED) == 3 * JUDGED and scene.told == []
 
 
-def test_what_takes_three_times_as_long_is_checked_at_each_third_step_and_that_is_said() -> None:
+@pytest.mark.parametrize("event", ["step", REPORT])
+def test_what_takes_three_times_as_long_is_checked_at_each_third_step_and_that_is_said(event: str) -> None:
+    """Of a loop that reports numbers with each step none was left out, though it was told so."""
     scene = Scene()
     scene.cost_s = BUDGET_S * 2.6
-    assert scene.run(JUDGED) == JUDGED
+    assert scene.run(JUDGED, event=event) == JUDGED
     assert scene.told == [
         ("rule.updated", JUDGED, "rules take 520 us (budget 200): checked at every 3 steps from now on")
     ]
-    assert scene.run(300) == 100 and len(scene.told) == 1
+    assert scene.run(300, event=event) == 100 and len(scene.told) == 1
+
+
+@pytest.mark.parametrize("reported_at", [4, 7])
+def test_what_a_loop_reports_seldom_is_looked_at_however_its_steps_fall(reported_at: int) -> None:
+    """Each 10 steps, from the fourth or the seventh on: few of them are multiples of 4, or none."""
+    scene = Scene()
+    scene.cost_s = BUDGET_S * 3.5
+    scene.run(JUDGED)
+    before, seen = JUDGED, []
+    evaluator = scene.engine._evaluator
+    assert evaluator is not None
+    for step in range(before + 1, before + 251):
+        loss = {"loss": 1.0} if step % 10 == reported_at else {}
+        scene.engine.observe(loss, step=step, now=float(step), event=REPORT if loss else "step")
+        if loss and evaluator._step == step:
+            seen.append(step)
+    assert scene.engine._budget.every == 4 and len(seen) >= 24
+
+
+def test_a_resumed_training_leaves_out_the_same_steps() -> None:
+    def fired(killed_after: int | None) -> list[int]:
+        scene = Scene("loss > 5")
+        scene.cost_s = BUDGET_S * 2.6
+        scene.run(JUDGED)
+        for step in range(1, 40):
+            scene.run(1, float(step), REPORT)
+            if step == killed_after:
+                again = Scene("loss > 5")
+                again.cost_s, again.step, again.told = scene.cost_s, scene.step, scene.told
+                again.engine.load_state_dict(json.loads(json.dumps(scene.engine.state_dict())), step=scene.step)
+                scene = again
+        return [step for kind, step, _ in scene.told if kind == "rule.fired"]
+
+    expected = fired(None)
+    assert len(expected) > 5 and all(fired(step) == expected for step in range(1, 40))
 
 
 def test_one_long_step_changes_nothing() -> None:

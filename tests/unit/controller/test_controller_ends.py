@@ -7,7 +7,7 @@ import threading
 from typing import Any
 
 import pytest
-from controller_kit import Setup, Together, command, rule
+from controller_kit import Setup, command, ranks, rule
 
 SPIKE = "loss > 5"
 ENDS = {"stop": '{"stop": "failed"}', "finish": "stop", "pause": "pause", "rollback": '{"rollback": {}}'}
@@ -110,20 +110,19 @@ def test_a_command_that_ends_it_does_so_once_however_often_it_is_handed_out(kind
 
 def test_ranks_end_together_after_the_step_at_which_they_next_agree() -> None:
     state = ending("pause").steering.state_dict()
-    together = Together(2)
-    ranks = [Setup(rule("spike", SPIKE, "pause"), peers=together.rank(number), ends=0) for number in range(2)]
-    for setup in ranks:
+    both = ranks(2, rule("spike", SPIKE, "pause"), ends=0)
+    for setup in both:
         setup.steering.load_state_dict(json.loads(json.dumps(state)))
         setup.steering.resumed(2, [])
         assert setup.loop.stops == []
-    assert [setup.steering.news for setup in ranks] == [True, False]
-    threads = [threading.Thread(target=setup.steering.share) for setup in ranks]
+    assert [setup.steering.news for setup in both] == [True, False]
+    threads = [threading.Thread(target=setup.steering.share) for setup in both]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join(20)
-    assert [setup.loop.stops for setup in ranks] == [[("rule", True)]] * 2
-    assert len(ranks[0].agent.of("leaving")) == 1
+    assert [setup.loop.stops for setup in both] == [[("rule", True)]] * 2
+    assert len(both[0].agent.of("leaving")) == 1
 
 
 def test_the_step_of_a_resumed_training_is_said() -> None:

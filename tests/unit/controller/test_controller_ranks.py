@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 import pytest
-from controller_kit import Alone, Rate, Setup, Together, agree, command, rule, run_together
+from controller_kit import Alone, Rate, Setup, Together, agree, command, ranks, rule, run_together
 
 from gpu_client.controller import orders
 
@@ -39,9 +39,7 @@ def test_what_comes_with_the_last_step_is_looked_at() -> None:
 
 
 def test_processes_may_report_differently_twice_or_not_at_all() -> None:
-    together = Together(3)
-    text = rule("r", "loss > 2 and mine > 0")
-    setups = [Setup(text, peers=together.rank(number)) for number in range(3)]
+    setups = ranks(3, rule("r", "loss > 2 and mine > 0"))
     for step in range(1, 5):
         setups[0].report(step, loss=1.0)
         setups[0].report(step, loss=3.0)
@@ -52,8 +50,7 @@ def test_processes_may_report_differently_twice_or_not_at_all() -> None:
 
 
 def test_live_rules_and_commands_reach_all_at_the_same_step() -> None:
-    together = Together(3)
-    setups = [Setup(peers=together.rank(number)) for number in range(3)]
+    setups = ranks(3)
     rates = [Rate() for _ in setups]
     for setup, rate in zip(setups, rates, strict=True):
         setup.steering.offer(knobs={"lr": rate})
@@ -76,8 +73,7 @@ def test_live_rules_and_commands_reach_all_at_the_same_step() -> None:
 def test_a_command_of_before_is_done_again_by_all_at_its_step() -> None:
     """Nobody asked the first process whether one was due: it never was."""
     commands = [{**command(1, "set", knob="lr", factor=0.5), "status": "applied", "step": 3}]
-    together = Together(2)
-    setups = [Setup(peers=together.rank(number), commands=commands) for number in range(2)]
+    setups = ranks(2, commands=commands)
     rates = [Rate(), Rate()]
     for setup, rate in zip(setups, rates, strict=True):
         setup.steering.offer(knobs={"lr": rate})
@@ -121,10 +117,35 @@ def test_killed_after_any_step_several_processes_decide_as_if_they_had_not_been(
     assert fired == expected
 
 
+@pytest.mark.parametrize("do", ["rollback", "pause", "requeue"])
+@pytest.mark.parametrize("agent", [True, False], ids=["with an agent", "alone"])
+def test_all_end_alike_though_only_the_first_has_an_agent(do: str, agent: bool) -> None:
+    """The others refused what hands the job back, took the stop behind it, and waited for the first one for ever."""
+    both = [{"name": do, "when": "loss > 5", "do": do}, {"name": "stop", "when": "loss > 5", "do": "stop"}]
+    setups = run_together(3, json.dumps({"rules": both}), {0: [1.0, 9.0, 1.0, 1.0]}, agent=agent, ends=0)
+    saves = do != "rollback" or not agent
+    assert [setup.loop.stops for setup in setups] == [[("rule", saves)]] * 3
+    assert [setup.steering.finishing for setup in setups] == [not agent] * 3
+    assert len({setup.steering.has_state for setup in setups}) == 1, "or one of them has a state to save, others none"
+    assert [one["kind"] for one in setups[0].agent.of("leaving")] == [do] * agent
+
+
+def test_a_command_ends_all_of_them_alike() -> None:
+    setups = ranks(2, ends=0)
+    setups[0].steering.receive(command(1, "pause"))
+    setups[0].steering.receive(command(2, "stop"))
+    for setup in setups:
+        setup.report(1, loss=1.0)
+    agree(setups)
+    assert setups[0].agent.results() == [(1, "applied"), (2, "rejected")]
+    assert [setup.loop.stops for setup in setups] == [[("rule", True)]] * 2
+    assert [setup.steering.finishing for setup in setups] == [False, False]
+    assert [setup.steering.has_state for setup in setups] == [True, True]
+
+
 def test_orders_that_nobody_can_share_do_not_pile_up(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(orders, "MAX_WAITING_ORDERS", 5)
-    together = Together(2)
-    setups = [Setup(rule("r", "loss > 1", cooldown="1 steps"), peers=together.rank(number)) for number in range(2)]
+    setups = ranks(2, rule("r", "loss > 1", cooldown="1 steps"))
     for step in range(1, 20):
         for setup in setups:
             setup.report(step, loss=2.0)

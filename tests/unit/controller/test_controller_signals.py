@@ -44,6 +44,19 @@ def test_times_of_a_step() -> None:
     assert at(signals, 3) == {"step.time": 1.0, "data.wait": 0.0, "ckpt.age": 1.0, "wall": 7.0}
 
 
+def test_of_what_a_library_says_the_newest_begins_a_wait() -> None:
+    clock = Clock()
+    signals = Signals(clock)
+    signals.arrived()
+    assert "data.wait" not in at(signals, 1), "nobody said when it began"
+    for passed_s in (3, 2, 1):
+        signals.awaiting()
+        clock.now += passed_s
+    signals.arrived()
+    signals.arrived()
+    assert at(signals, 2)["data.wait"] == 1.0
+
+
 def test_a_step_that_is_reported_again_has_no_new_times() -> None:
     """A report of an evaluation made every second step take no time at all."""
     clock = Clock()
@@ -115,6 +128,62 @@ def test_loaders_that_measure_by_themselves_are_asked_and_counted_once() -> None
     assert at(signals, 3)["data.wait"] == 0.0
 
 
+class Method:
+    """Something else by that name."""
+
+    def waited_s(self) -> float:
+        return 1.0
+
+    def __iter__(self) -> Iterator[int]:
+        return iter([1, 2])
+
+
+class Raising(Method):
+    @property
+    def waited_s(self) -> float:  # type: ignore[override]
+        raise OSError("closed")
+
+
+class Text(Method):
+    waited_s = "much"  # type: ignore[assignment]
+
+
+@pytest.mark.parametrize("state", [Method(), Raising(), Text()], ids=["method", "raises", "text"])
+def test_a_state_that_has_something_else_by_that_name_is_passed_over(state: Any) -> None:
+    """float() of a method went through session.report into the loop."""
+    clock = Clock()
+    signals = Signals(clock)
+    signals.follow_loaders([state])
+    assert "data.wait" not in at(signals, 1) and signals.since_told(1) == {}
+    for batch in signals.timed(state):
+        clock.now += 1
+        found = at(signals, 1 + batch)
+    assert found["data.wait"] == 0.0, "it is timed like any other"
+
+
+@pytest.mark.parametrize("broken", [OSError("closed"), "much", float("nan")], ids=["raises", "text", "nan"])
+def test_a_loader_that_breaks_counts_as_it_last_said(broken: Any) -> None:
+    class Breaking(Loader):
+        broken: Any = None
+
+        @property
+        def waited_s(self) -> Any:
+            if isinstance(self.broken, Exception):
+                raise self.broken
+            return self.seconds if self.broken is None else self.broken
+
+    clock, loader = Clock(), Breaking()
+    signals = Signals(clock)
+    signals.follow_loaders([loader])
+    at(signals, 1)
+    loader.seconds, clock.now = 0.5, clock.now + 1
+    assert at(signals, 2)["data.wait"] == 0.5
+    loader.broken = broken
+    assert at(signals, 3)["data.wait"] == 0.0
+    loader.broken, loader.seconds = None, 0.75
+    assert at(signals, 4)["data.wait"] == 0.25
+
+
 @pytest.mark.parametrize(("utils", "busiest"), [([0, 97, 3], 97.0), ([0, 0], 0.0)])
 def test_of_all_gpus_the_busiest_counts_for_the_agent(
     monkeypatch: pytest.MonkeyPatch, utils: list[int], busiest: float
@@ -160,6 +229,9 @@ class Pynvml(SimpleNamespace):
 
     def nvmlInit(self) -> None:
         pass
+
+    def nvmlDeviceGetCount(self) -> int:
+        return int(self.devices)
 
     def nvmlDeviceGetHandleByIndex(self, index: int) -> int:
         if index >= self.devices:

@@ -12,9 +12,10 @@ from hypothesis import strategies as st
 from PIL import Image
 from sklearn.datasets import load_sample_images
 
+from gpu_client.datasets import check as check_module
 from gpu_client.datasets.check import ALIKE_BITS, Finding, Report, aspect_ratio, check
-from gpu_client.datasets.images import MAX_PIXELS, BadImage, look
-from gpu_client.datasets.sheet import MAX_SHOWN, draw_sheet
+from gpu_client.datasets.images import MAX_PIXELS, BadImage, Looked, look
+from gpu_client.datasets.sheet import MAX_SHOWN, draw_sheet, shown_of
 from tests.photographs import ODD_EXIF
 
 PHOTOS: list[Image.Image] = [Image.fromarray(pixels) for pixels in load_sample_images().images]
@@ -124,22 +125,46 @@ def test_copies_and_what_looks_the_same(folder: Path) -> None:
     }
 
 
-def test_looks_are_compared_as_counting_bits_would(tmp_path: Path) -> None:
+def test_looks_are_compared_as_counting_bits_would(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each is told of the first that it is like, in whatever portions they are compared."""
+    monkeypatch.setattr(check_module, "_ROWS", 7)
     chance = np.random.default_rng(3)
-    for number in range(0, 60, 2):
+    for number in range(0, 60, 3):
         levels = chance.integers(0, 40, (8, 9))
-        for more, pixels in enumerate((levels, levels ^ (chance.random((8, 9)) < 0.05))):
+        others = [levels ^ (chance.random((8, 9)) < 0.05) for _ in range(2)]
+        for more, pixels in enumerate((levels, *others)):
             Image.fromarray(pixels.astype(np.uint8)).save(tmp_path / f"{number + more:02}.png")
+    Image.open(tmp_path / "04.png").save(tmp_path / "same-looks.png", compress_level=1)
     report = check(tmp_path, min_side=8)
     images = sorted(report.images, key=lambda image: image.path)
-    expected = set()
+    expected = {}
     for number, image in enumerate(images):
-        before = images[:number]
-        alike = [one for one in before if ((one.looks or 0) ^ (image.looks or 0)).bit_count() <= ALIKE_BITS]
+        alike = [one for one in images[:number] if ((one.looks or 0) ^ (image.looks or 0)).bit_count() <= ALIKE_BITS]
         if alike and image.looks is not None:
-            expected.add(image.path)
-    assert {finding.path for finding in report.findings if finding.code == "near_duplicate"} == expected
-    assert expected
+            expected[image.path] = f"looks like {alike[0].path}"
+    told = {one.path: one.message for one in report.findings if one.code == "near_duplicate"}
+    assert told == expected
+    assert "same-looks.png" in expected and len(expected) > 3
+
+
+def test_very_many_images_are_compared(tmp_path: Path) -> None:
+    """20,000 take seconds, these less: all the others differ in 32 bits or so."""
+    looks = np.random.default_rng(5).integers(0, 2**64, 6_000, dtype=np.uint64).tolist()
+    images = [
+        Looked(
+            path=f"{number:04}",
+            size_bytes=1,
+            width=1,
+            height=1,
+            blake3=str(number),
+            looks=value,
+            thumbnail=None,
+            black=False,
+        )
+        for number, value in enumerate([*looks, looks[7] ^ 0b1111, looks[8] ^ 0b11111])
+    ]
+    (one,) = check_module._same(images)
+    assert (one.path, one.message) == ("6000", "looks like 0007")
 
 
 def test_captions_beside_and_in_lists(folder: Path) -> None:
@@ -224,6 +249,53 @@ def test_masks_are_no_images_and_must_fit_theirs(folder: Path) -> None:
     assert "has 240 x 239 pixels, its image 240 x 240" in {finding.message for finding in report.findings}
 
 
+def test_a_mask_that_is_black_everywhere_is_refused_as_by_the_training(folder: Path) -> None:
+    Image.new("L", (240, 240), 0).save(folder / "temple0.mask.png")
+    almost = Image.new("L", (240, 240), 0)
+    almost.putpixel((0, 0), 255)
+    almost.save(folder / "temple1.mask.png")
+    report = check(folder, min_side=200)
+    assert found(report) == {("bad_mask", "temple0.mask.png")}
+    assert report.faults == 1
+    assert [finding.message for finding in report.findings] == ["is black everywhere: nothing of its image would count"]
+
+
+def test_what_is_null_in_a_list_is_as_if_it_were_absent(folder: Path) -> None:
+    lines = [
+        {"file_name": "temple0.png", "text": None, "caption": "a temple"},
+        {"file_name": "temple1.png", "text": "stairs", "caption": None},
+        {"file_name": "temple2.png", "text": None},
+    ]
+    (folder / "metadata.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines), "utf-8")
+    report = check(folder, min_side=200)
+    assert report.captions == {"temple0.png": "a temple", "temple1.png": "stairs"}
+    bad = [(one.path, one.line) for one in report.findings if one.code == "bad_caption"]
+    assert bad == [("metadata.jsonl", 3)]
+
+
+def test_only_some_images_are_looked_at_with_the_masks_beside_them(folder: Path) -> None:
+    for number in range(3):
+        Image.new("L", (240, 239), 255).save(folder / f"temple{number}.mask.png")
+    (folder / "broken.png").write_text("no image")
+    (folder / "captions.jsonl").write_text('{"file_name": "temple2.png", "text": "x"}\n{bad\n')
+    report = check(folder, min_side=200, only={"temple0.png", "temple1.mask.png"})
+    assert [image.path for image in report.images] == ["temple0.png", "temple1.png"]
+    faults = {(one.code, one.path) for one in report.findings if one.severity == "fault"}
+    masks = {("bad_mask", "temple0.mask.png"), ("bad_mask", "temple1.mask.png")}
+    assert faults == masks | {("bad_caption", "captions.jsonl")}
+    nothing = check(folder, min_side=200, only={"notes.txt"})
+    assert (list(nothing.images), found(nothing)) == ([], {("bad_caption", "captions.jsonl")})
+    assert ("no_images", ".") in found(check(tmp_folder_of(folder, "broken.png"), only={"broken.png"}))
+
+
+def tmp_folder_of(folder: Path, name: str) -> Path:
+    """Another folder, with one of its files."""
+    place = folder.with_name("other")
+    place.mkdir()
+    (place / name).write_bytes((folder / name).read_bytes())
+    return place
+
+
 def test_hidden_files_are_left_alone(folder: Path) -> None:
     (folder / ".cache").mkdir()
     (folder / ".cache" / "captions.jsonl").write_text('{"file_name": "temple0.png", "text": "an editor\'s copy"}\n')
@@ -251,7 +323,7 @@ class TestSheet:
     def test_it_shows_every_image_with_its_colour(self, folder: Path, tmp_path: Path) -> None:
         (folder / "bad.png").write_text("")
         Image.new("RGB", (240, 240), "lime").save(folder / "plain.png")
-        report = check(folder, min_side=200)
+        report = check(folder, min_side=200, thumbnails=shown_of)
         assert draw_sheet(report, tmp_path / "sheet.png") == 5
         with Image.open(tmp_path / "sheet.png") as sheet:
             sheet.load()
@@ -260,10 +332,16 @@ class TestSheet:
 
     def test_of_very_many_it_shows_some_from_everywhere(self, tmp_path: Path) -> None:
         Image.new("RGB", (10, 10), "teal").save(tmp_path / "a.png")
-        one = look(tmp_path / "a.png", "a.png")
+        one = look(tmp_path / "a.png", "a.png", thumbnail=True)
         images = [one.__class__(**{**_fields(one), "path": f"{number:04}.png"}) for number in range(MAX_SHOWN + 1)]
         shown = draw_sheet(Report(images, {}), tmp_path / "sheet.png")
         assert MAX_SHOWN / 2 <= shown <= MAX_SHOWN
+
+    def test_thumbnails_are_kept_of_those_that_it_shows(self, folder: Path) -> None:
+        (folder / "bad.png").write_text("")
+        assert {image.thumbnail for image in check(folder, min_side=200).images} == {None}
+        kept = check(folder, min_side=200, thumbnails=lambda paths: paths[1:3])
+        assert [image.path for image in kept.images if image.thumbnail] == ["temple0.png", "temple1.png"]
 
     def test_an_empty_folder_has_a_sheet_too(self, tmp_path: Path) -> None:
         fault = Finding(severity="fault", code="no_images", path=".", message="m", remedy="r")

@@ -36,6 +36,14 @@ def test_a_base_model_path_that_does_not_exist(run: Run, tmp_path: Path) -> None
         run(pretrained_vae_model_name_or_path="/none")
 
 
+@pytest.mark.parametrize("field", ["pretrained_model_name_or_path", "pretrained_vae_model_name_or_path"])
+def test_a_home_that_nobody_has(
+    field: str, parameters: dict[str, Any], data_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    reason = refusal(tmp_path / "out", data_dir, parameters | {field: "~no-such-user/model"}, capsys)
+    assert f"{field}: ~no-such-user/model leads nowhere" in reason
+
+
 def test_a_directory_that_is_no_pipeline(run: Run, tmp_path: Path, tiny_sd: Path) -> None:
     (tmp_path / "empty").mkdir()
     with pytest.raises(ModelError, match=r"the base model .*empty cannot be loaded"):

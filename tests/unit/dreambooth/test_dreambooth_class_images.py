@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shutil
+import zipfile
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -10,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from dreambooth_runs import Run
+from dreambooth_runs import Run, power_cut
 from PIL import Image
 from safetensors.torch import load_file
 
@@ -147,6 +149,43 @@ def test_images_of_another_model_are_not_shared(run: Run, made: Made, tmp_path: 
     assert made() == [1, 1]
 
 
+def test_a_model_is_another_when_any_byte_of_it_is(tmp_path: Path) -> None:
+    """A LoRA that is fused into the attention layers changes neither the beginning nor the end of a UNet's file."""
+    weights = tmp_path / "unet" / "diffusion_pytorch_model.safetensors"
+    weights.parent.mkdir()
+    content = bytearray(5 * 2**20)
+    weights.write_bytes(content)
+    first = _fingerprint(tmp_path, None)
+    assert _fingerprint(tmp_path, None) == first
+    content[len(content) // 2] = 1
+    weights.write_bytes(content)
+    second = _fingerprint(tmp_path, None)
+    assert second != first
+    weights.rename(weights.with_name("diffusion_pytorch_model.fp16.safetensors"))
+    assert _fingerprint(tmp_path, None) not in (first, second)
+
+
+def test_a_model_saved_over_another_ones_place_makes_images_of_its_own(
+    run: Run, made: Made, tmp_path: Path, tiny_sd: Path
+) -> None:
+    place = shutil.copytree(tiny_sd, tmp_path / "model")
+    shared = {**PRIOR, "cache_dir": str(tmp_path / "cache"), "pretrained_model_name_or_path": str(place)}
+    with power_cut(2, "loss"):
+        run("first", **shared)
+    assert made() == [2, 1]
+    (key,) = (path.name for path in (tmp_path / "cache" / "class-images").iterdir())
+    weights = place / "unet" / "diffusion_pytorch_model.safetensors"
+    content = bytearray(weights.read_bytes())
+    content[-4] ^= 1
+    weights.write_bytes(content)
+    first = run("first", **shared)
+    assert made() == []
+    with zipfile.ZipFile(first / "class_images.zip") as archive:
+        assert archive.comment.decode() == key, "of the model that made them, not of the one that is there in the end"
+    run("second", **shared)
+    assert made() == [2, 1]
+
+
 def test_a_model_on_the_hub_is_another_when_its_branch_has_moved_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -184,6 +223,22 @@ def test_a_damaged_image_is_made_again(run: Run, made: Made, tmp_path: Path) -> 
 def test_a_cache_that_cannot_be_written_costs_nothing_but_itself(run: Run, made: Made, tmp_path: Path) -> None:
     (tmp_path / "cache").write_text("a file where a directory should be")
     output = run(**PRIOR, cache_dir=str(tmp_path / "cache"))
+    assert made() == [2, 1]
+    assert (output / WEIGHTS_FILE).is_file()
+
+
+@pytest.mark.parametrize("cache_dir", ["~no-such-user/cache", None])
+def test_without_a_home_nothing_is_kept(
+    cache_dir: str | None, run: Run, made: Made, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Containers that run as a user whom nobody has entered anywhere."""
+
+    def unknown(_: int) -> Any:
+        raise KeyError("getpwuid(): uid not found")
+
+    monkeypatch.delenv("HOME")
+    monkeypatch.setattr("pwd.getpwuid", unknown)
+    output = run(**PRIOR, cache_dir=cache_dir)
     assert made() == [2, 1]
     assert (output / WEIGHTS_FILE).is_file()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -135,6 +136,17 @@ def test_images_of_the_class_are_looked_at_where_they_are_wanted(data_dir: Path)
         read_class_pictures(config_with(class_prompt="a cat", with_prior_preservation=True), data_dir)
 
 
+def test_what_is_null_in_a_list_is_as_if_it_were_absent(data_dir: Path, folder: Path) -> None:
+    """Programs that export tables write every column."""
+    for path in folder.glob("*.txt"):
+        path.unlink()
+    lines = [{"file_name": f"cat-0{n}.png", "text": None, "caption": f"view {n}"} for n in range(4)]
+    lines.append({"file_name": "cat-04.png", "text": "view 4", "caption": None})
+    (folder / "metadata.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    pictures = read_instance_pictures(config_with(use_captions=True), data_dir)
+    assert [picture.prompt for picture in pictures] == [f"view {n}" for n in range(5)]
+
+
 def test_images_without_captions_are_named(data_dir: Path, folder: Path) -> None:
     for number in range(4):
         (folder / f"cat-0{number}.txt").write_text("a cat")
@@ -165,7 +177,9 @@ def test_masks_that_are_missing_or_do_not_fit(data_dir: Path, folder: Path) -> N
     assert len(read_instance_pictures(config_with(use_masks=True), data_dir)) == 5
     Image.new("L", (96, 64), 255).save(folder / "cat-01.mask.png")
     Image.new("L", (96, 96), 0).save(folder / "cat-02.mask.png")
-    with pytest.raises(DataError, match=r"its mask is 96x64 pixels, the image 96x96.*its mask is black everywhere"):
+    with pytest.raises(
+        DataError, match=r"its mask has 96 x 64 pixels, its image 96 x 96.*its mask is black everywhere"
+    ):
         read_instance_pictures(config_with(use_masks=True), data_dir)
 
 

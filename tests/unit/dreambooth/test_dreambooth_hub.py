@@ -97,8 +97,12 @@ def test_a_hub_that_cannot_be_reached(
     hub: Hub, parameters: dict[str, Any], data_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     hub.close()
-    changed = parameters | {"pretrained_model_name_or_path": MODEL}
-    assert failure_of(tmp_path / "out", data_dir, changed, capsys).failure_class is FailureClass.TRANSFER_FAILED
+    changed = parameters | {"pretrained_model_name_or_path": "models/base"}
+    failure = failure_of(tmp_path / "out", data_dir, changed, capsys)
+    assert failure.failure_class is FailureClass.TRANSFER_FAILED
+    # It may have been meant as a path.
+    assert "models/base cannot be fetched: the hub cannot be reached" in failure.reason
+    assert "there is no directory of that name, here or among the inputs" in failure.reason
 
 
 def test_a_machine_that_must_not_ask_the_hub(

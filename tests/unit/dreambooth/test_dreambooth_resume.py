@@ -5,10 +5,12 @@ from __future__ import annotations
 import os
 import shutil
 import signal
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from dreambooth_runs import CACHED, EVERYTHING, Run, outputs, power_cut, refusal, short_training, train_in
 from PIL import Image
 
@@ -18,6 +20,7 @@ from gpu_client.training.dreambooth.batches import PictureBatches
 from gpu_client.training.dreambooth.config import DreamboothConfig
 from gpu_client.training.dreambooth.data import read_instance_pictures
 from gpu_client.training.dreambooth.lora import WEIGHTS_FILE
+from gpu_client.training.dreambooth.optimization import Optimization
 from tests.photographs import save_crops
 
 
@@ -31,10 +34,11 @@ def whole(tiny_sd: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, 
 
 @pytest.fixture(scope="module")
 def cut_off(tiny_sd: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What EVERYTHING leaves behind if it is cut off in its third step."""
+    """What EVERYTHING leaves behind if it is cut off in its third step, by a version that noted no settings."""
     place = tmp_path_factory.mktemp("cut")
     save_crops(place / "data" / "instance", "cat", 5)
-    with power_cut(10, "loss"):
+    with pytest.MonkeyPatch.context() as patch, power_cut(10, "loss"):
+        patch.setattr("gpu_client.training.dreambooth.settings.Settings.noted", lambda _: None)
         train_in(place / "out", place / "data", {**short_training(tiny_sd), **EVERYTHING})
     return place / "out"
 
@@ -100,6 +104,32 @@ def test_interrupted_equals_uninterrupted(
     assert sum(generated) == 3
 
 
+def test_the_scale_of_the_loss_goes_on_where_it_was(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In fp16 it falls where gradients overflow, and such a step changes nothing; after two that went well it rises."""
+    scaler, update, scales = torch.amp.GradScaler, Optimization.update, list[float]()
+
+    def noted(self: Optimization) -> torch.Tensor:
+        norm = update(self)
+        scales.append(self.scaler.get_scale())
+        return norm
+
+    def quickly_changing(*arguments: Any, **keywords: Any) -> torch.amp.GradScaler:
+        return scaler(*arguments, **keywords, init_scale=2.0**24, growth_interval=2)
+
+    monkeypatch.setattr(torch.amp, "GradScaler", quickly_changing)
+    monkeypatch.setattr(Optimization, "update", noted)
+    options = {"mixed_precision": "fp16", "max_train_steps": 7, "checkpointing_steps": 3, "train_batch_size": 2}
+    uninterrupted = outputs(run("uninterrupted", **options))
+    whole = list(scales)
+    assert {one < other for one, other in pairwise(whole) if one != other} == {True, False}, "it rises and falls"
+
+    with power_cut(7, "loss"):
+        run("cut", **options)
+    scales.clear()
+    assert outputs(run("cut", **options)) == uninterrupted
+    assert scales == whole[3:]
+
+
 def test_class_images_that_were_cut_off_come_out_the_same(run: Run, whole: dict[str, bytes]) -> None:
     with power_cut(1, "class images"):
         run("cut", **EVERYTHING)
@@ -126,6 +156,28 @@ def test_an_attempt_on_another_machine_needs_only_the_checkpoint(
     monkeypatch.setattr("gpu_client.training.dreambooth.models.Models.encode_prompts", no_work)
     assert outputs(run("second", **options)) == uninterrupted
     assert len(generated) == 4
+
+
+@pytest.mark.parametrize("prior", [True, False])
+def test_caches_are_kept_as_soon_as_there_is_a_step(
+    prior: bool, run: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    options = {**CACHED, "with_prior_preservation": prior, "center_crop": True, "checkpointing_steps": 100}
+    losses_of_a_step = 4 if prior else 2
+    with power_cut(losses_of_a_step + 1, "loss"):
+        run("out", **options)
+    kept = {path.name for path in (tmp_path / "out").glob("checkpoint-*")}
+    assert kept == ({"checkpoint-0", "checkpoint-1"} if prior else {"checkpoint-1"})
+
+    def no_work(*arguments: Any) -> Any:
+        raise AssertionError("what is cached is not made again")
+
+    monkeypatch.setattr("gpu_client.training.dreambooth.models.Models.encode_pixels", no_work)
+    monkeypatch.setattr("gpu_client.training.dreambooth.models.Models.encode_prompts", no_work)
+    with power_cut(2 * losses_of_a_step, "loss"):
+        run("out", **options)
+    kept_later = {path.name for path in (tmp_path / "out").glob("checkpoint-*")}
+    assert kept_later == kept, "what was found is not committed anew"
 
 
 def test_a_stop_leaves_a_checkpoint_of_that_step(
@@ -184,12 +236,19 @@ def test_killed_after_the_last_step_only_the_outputs_are_made(
     ],
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
 )
-def test_a_checkpoint_of_other_settings_is_refused(
+def test_a_checkpoint_that_notes_no_settings_is_refused_where_it_does_not_fit(
     changed: dict[str, Any], complaint: str, run: Run, cut_off: Path, tmp_path: Path
 ) -> None:
     shutil.copytree(cut_off, tmp_path / "out")
     with pytest.raises(CheckpointMismatchError, match=complaint):
         run("out", **{**EVERYTHING, **changed})
+
+
+def test_a_checkpoint_that_notes_no_settings_is_resumed(
+    run: Run, cut_off: Path, whole: dict[str, bytes], tmp_path: Path
+) -> None:
+    shutil.copytree(cut_off, tmp_path / "out")
+    assert outputs(run("out", **EVERYTHING)) == whole
 
 
 def test_a_job_whose_lora_does_not_fit_at_resume_fails_as_bad_input(

@@ -5,8 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import settings as checked
+from hypothesis import strategies as st
 
+from gpu_client.ring.errors import RingError
 from gpu_client.ring.flow import Flow, read_wait, write_wait
+from gpu_client.ring.plan import Shape
 from gpu_client.ring.settings import RingSettings
 
 CAP, BATCH = 20, 4
@@ -87,3 +92,117 @@ def test_what_is_neither_is_refused(given: Any) -> None:
     with pytest.raises(ValueError, match="neither a number nor a pair MIN,MAX") as caught:
         RingSettings(cap=CAP, samples_per_insert=given)
     assert "samples_per_insert" in str(caught.value)
+
+
+class Sides:
+    """Writers and readers of one ring, each of whom does as much as it may whenever it is its turn."""
+
+    def __init__(self, settings: RingSettings, batches: list[int], *, told: bool = True) -> None:
+        """`told`: whether readers have said how much they take at a time; else writers have to allow for it."""
+        self.settings, self.batches = settings, batches
+        self.wanted, self.slack = (max(batches), 1) if told else (0, max(batches))
+        self.inserted = self.finished = self.read = self.readable = self.made = 0
+
+    def flow(self) -> Flow:
+        return Flow(self.inserted, self.finished, self.read, self.readable, self.wanted)
+
+    def write(self) -> bool:
+        """Make one sample; whole packs are finished."""
+        if write_wait(self.flow(), self.settings, self.slack):
+            return False
+        self.made += 1
+        if self.made == self.settings.pack:
+            self.finished, self.made = self.finished + self.made, 0
+        return True
+
+    def publish(self) -> bool:
+        settings = self.settings
+        if self.finished < (settings.cap if settings.mode == "generation" else 1):
+            return False
+        taken = min(self.finished, settings.cap) // settings.pack * settings.pack
+        self.inserted, self.finished = self.inserted + taken, self.finished - taken
+        self.readable = taken if settings.mode == "generation" else min(self.readable + taken, settings.cap)
+        return True
+
+    def take(self, batch: int) -> bool:
+        if read_wait(self.flow(), self.settings, batch):
+            return False
+        self.read += batch
+        return True
+
+    def round(self, writes: int, reads: int) -> bool:
+        """Whether anybody has got on."""
+        got_on = False
+        for _ in range(writes):
+            got_on |= self.write()
+        got_on |= self.publish()
+        for _ in range(reads):
+            for batch in self.batches:
+                got_on |= self.take(batch)
+        return got_on
+
+
+@st.composite
+def rings(draw: st.DrawFn) -> RingSettings:
+    cap = draw(st.integers(1, 400))
+    pack = draw(st.integers(1, cap))
+    mode = draw(st.sampled_from(["generation", "rolling"]))
+    most = cap - cap % pack if mode == "generation" else cap
+    low = draw(st.one_of(st.sampled_from([0.0, 1.0, 2.0]), st.floats(0.0, 20.0)))
+    high = draw(st.one_of(st.just(low), st.floats(low, low * 1.1), st.floats(low, 30.0)))
+    ratio = (low, max(high, 0.02))
+    return RingSettings(
+        cap=cap,
+        mode=mode,
+        pack=pack,
+        min_size=draw(st.integers(1, most)),
+        samples_per_insert=ratio,  # type: ignore[arg-type]
+    )
+
+
+@pytest.mark.parametrize("told", [True, False], ids=["readers say what they take", "writers assume it"])
+@checked(max_examples=150, deadline=None, derandomize=True)
+@given(
+    settings=rings(),
+    parts=st.lists(st.floats(0.0, 1.0), min_size=1, max_size=3),
+    writes=st.integers(0, 40),
+    reads=st.integers(0, 3),
+)
+def test_whatever_the_numbers_are_one_side_can_always_go_on(
+    told: bool, settings: RingSettings, parts: list[float], writes: int, reads: int
+) -> None:
+    batches = [max(1, round(part * settings.most_readable)) for part in parts]
+    sides = Sides(settings, batches, told=told)
+    low, high = settings.reads_per_insert or (0.0, 0.0)
+    unit = settings.cap if settings.mode == "generation" else settings.pack
+    for _ in range(40):
+        # Whoever is slow: at last both do all that they may, and somebody may do something.
+        sides.round(writes, reads)
+        assert sides.round(1, 1) or sides.round(settings.pack, 1), vars(sides)
+        assert sides.read <= high * sides.inserted, "readers wait"
+        put = sides.inserted + sides.finished - settings.pack  # all but the newest pack
+        before = settings.min_size + settings.ahead  # put before anything may be read
+        assert (put - before) * low - sides.read <= max(batches) + unit * low, "writers wait"
+
+
+@pytest.mark.parametrize(
+    ("cap", "batch", "ratio"),
+    [(300, 32, 1.0), (100, 64, 4.0), (1000, 64, 1.0), (1000, 48, 2.0), (1000, 64, (1, 1.02)), (500, 32, (2, 4))],
+)
+def test_a_batch_that_is_no_part_of_a_generation_stops_nobody(cap: int, batch: int, ratio: Any) -> None:
+    settings = RingSettings(cap=cap, mode="generation", samples_per_insert=ratio)
+    sides = Sides(settings, [batch])
+    while sides.inserted < 40 * cap:
+        assert sides.round(1, 1)
+    low, high = settings.reads_per_insert or (0.0, 0.0)
+    assert low * 0.9 <= sides.read / sides.inserted <= high
+
+
+def test_a_generation_of_packs_has_to_have_as_many_as_are_wanted() -> None:
+    """Of 100 and packs of 64 one pack is published: readers waited for ever for 65, and for a batch of 80."""
+    with pytest.raises(ValueError, match="has only 64 samples: nothing would ever be read"):
+        RingSettings(cap=100, mode="generation", pack=64, min_size=65)
+    settings = RingSettings(cap=100, mode="generation", pack=64, min_size=64)
+    with pytest.raises(RingError, match="more than the ring's 64"):
+        Shape(80).require_fits(settings.most_readable)
+    assert RingSettings(cap=100, pack=64, min_size=65).most_readable == 100

@@ -9,8 +9,9 @@ import pytest
 
 from gpu_client.ring.collector import Collector
 from gpu_client.ring.errors import RingError, WriterFenced
-from gpu_client.ring.generating import STOPPING_PATIENCE_S, STORE_PATIENCE_S, Generation, put_under
+from gpu_client.ring.generating import STOPPING_PATIENCE_S, STORE_PATIENCE_S, Generation
 from gpu_client.ring.leases import Watch
+from gpu_client.ring.tally import put_under
 from tests.unit.ring.generating_kit import Scene, Slow, Told, but_at
 from tests.unit.ring.ring_kit import MortalStore
 

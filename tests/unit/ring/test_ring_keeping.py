@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
 
-from gpu_client.ring.errors import ManifestMissing
+from gpu_client.ring.errors import ManifestMissing, WaitedTooLong
 from gpu_client.ring.keeper import Keeper
 from gpu_client.ring.leases import READERS, WRITERS, Held
 from gpu_client.ring.manifest import ENDED, INBOX, manifest_key
 from gpu_client.ring.ring import Ring
 from gpu_client.ring.settings import RingSettings
 from gpu_client.ring.store_memory import MemoryStore
+from gpu_client.ring.writer import RingWriter
 from tests.unit.ring.ring_scene import Scene
 
 
@@ -186,6 +188,92 @@ def test_nobody_takes_over_from_a_keeper_that_is_removing() -> None:
     assert seen == [False]
     scene.clock.go_on(0.1)
     assert scene.keeper.turn()
+
+
+def collecting(keeper: Keeper, meanwhile: Callable[[], object]) -> None:
+    """Its next collection takes so long that this happens meanwhile."""
+    collect = keeper._collector.collect
+
+    def slow() -> Any:
+        keeper._collector.collect = collect  # type: ignore[method-assign]
+        meanwhile()
+        return collect()
+
+    keeper._collector.collect = slow  # type: ignore[method-assign]
+
+
+@pytest.mark.parametrize("closed", [False, True], ids=["died", "closed"])
+def test_who_follows_a_publisher_tells_the_flow_that_was_known_until_it_has_measured(closed: bool) -> None:
+    """It told zeros until its first collection ended: writers put without end."""
+    scene = Scene(max_ahead=4, mode="generation")
+    others = Keeper(scene.ring, "others", clock=scene.clock)
+    follower = Keeper(scene.ring, "follower", clock=scene.clock)
+    first, second = (
+        scene.writer("first"),
+        RingWriter(scene.ring, "second", keeper=others, threads=False, clock=scene.clock, patience_s=-1.0),
+    )
+    scene.keeper.turn()
+    for number in range(3):
+        first.put(np.array([number]))
+    scene.keeper.turn()
+    assert not others.turn()
+    assert not follower.turn()
+    if closed:
+        scene.keeper.close()
+    scene.clock.go_on(3.0)
+    put: list[int] = []
+
+    def many() -> None:
+        for number in range(20):
+            assert not others.turn(), "the follower is busy"
+            assert others.flow.finished == 3
+            try:
+                second.put(np.array([number]))
+            except WaitedTooLong:
+                continue
+            put.append(number)
+
+    collecting(follower, many)
+    assert follower.turn()
+    assert put == [0], "four wait to become readable by then"
+    assert sum(claim.samples for claim in scene.ring.claims()) == 4
+    assert not others.turn()
+    assert (others.turns, others.flow.finished) == (2, 4)
+
+
+def test_a_publisher_that_nothing_was_told_yet_tells_nothing_until_it_has_measured() -> None:
+    scene = Scene()
+    others, follower = (Keeper(scene.ring, name, clock=scene.clock) for name in ("others", "follower"))
+    collecting(scene.keeper, others.turn)
+    scene.keeper.turn()
+    assert others.turns == 0
+    writer = scene.writer()
+    writer.put(np.array([1]))
+    scene.keeper.turn()
+    assert not others.turn()
+    assert others.turns == 1
+    assert others.flow.inserted == 1
+    scene.keeper.close()
+    # It has heard nothing, and the record is gone.
+    collecting(follower, others.turn)
+    assert follower.turn()
+    assert others.turns == 1
+    assert others.flow.inserted == 1, "the last one that was told"
+    assert not others.turn()
+    assert others.turns == 2, "measured for the first time by who follows: news all the same"
+
+
+def test_a_writer_counts_what_it_has_put_since_the_flow_was_measured_not_since_it_was_looked_at() -> None:
+    scene = Scene(max_ahead=4, mode="generation")
+    others = Keeper(scene.ring, "others", clock=scene.clock)
+    writer = RingWriter(scene.ring, "w", keeper=others, threads=False, clock=scene.clock, patience_s=-1.0)
+    scene.keeper.turn()
+    for number in range(4):
+        others.turn()
+        writer.put(np.array([number]))
+    others.turn()
+    with pytest.raises(WaitedTooLong, match="4 finished samples wait"):
+        writer.put(np.array([4]))
 
 
 def test_a_writer_that_comes_back_in_time_is_not_fenced_for_what_was_seen_before() -> None:

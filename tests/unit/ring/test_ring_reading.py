@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
+from collections.abc import Sequence
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -14,8 +15,10 @@ import torch
 from torch.utils.data import DataLoader
 
 from gpu_client.ring import datasets
+from gpu_client.ring.collector import read_so_far
 from gpu_client.ring.datasets import RingDataset, RingLoader
 from gpu_client.ring.errors import ManifestMissing, ObjectDamaged, RingMismatch, WaitedTooLong
+from gpu_client.ring.leases import READERS
 from gpu_client.ring.manifest import SAMPLES
 from gpu_client.ring.places import make_ring, open_ring
 from gpu_client.ring.plan import Shape
@@ -24,6 +27,7 @@ from gpu_client.ring.repairing import repaired
 from gpu_client.ring.settings import RingSettings
 from gpu_client.ring.stream import Stream
 from gpu_client.ring.writer import RingWriter
+from tests.unit.ring.reading_scene import Scene
 
 
 class Generator:
@@ -75,6 +79,42 @@ def test_a_stock_data_loader_reads_it_with_workers(generator: Generator) -> None
     assert sorted(int(one) for batch in batches for one in batch["number"]) == list(range(12))
     assert batches[0]["x"].shape == (4, 3)
     dataset.close()
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
+def test_what_workers_of_a_stock_loader_read_is_counted(generator: Generator, method: str) -> None:
+    """They end without closing anything: what was not told by then was lost in each epoch."""
+    generator.put(12)
+    dataset = RingDataset(generator.place)
+    list(DataLoader(dataset, batch_size=4, num_workers=2, multiprocessing_context=method))
+    assert read_so_far(generator.ring) == 12
+    assert len(generator.ring.store.keys(READERS)) == 1, "the workers have left"
+    dataset.close()
+    assert generator.ring.store.keys(READERS) == []
+
+
+@pytest.mark.parametrize(("name", "value"), [("max_uses", 2), ("max_age_s", 60.0)])
+def test_a_ring_whose_limits_cannot_be_kept_to_by_index_is_refused(tmp_path: Path, name: str, value: Any) -> None:
+    generator = Generator(tmp_path / "limited", **{name: value})
+    generator.put(2)
+    with pytest.raises(RingMismatch, match=f"has {name}, and samples .* Use RingLoader"):
+        RingDataset(generator.place)
+    assert generator.ring.store.keys(READERS) == []
+
+
+def test_a_data_set_is_not_read_more_often_than_is_wanted(tmp_path: Path) -> None:
+    generator = Generator(tmp_path / "slow", samples_per_insert=(1, 2))
+    generator.put(4)
+    dataset = RingDataset(generator.place, patience_s=0.05)
+    assert [one["number"] for one in dataset[[0, 1, 2, 3]]] == [0, 1, 2, 3]
+    assert dataset[3]["number"] == 3
+    with pytest.raises(WaitedTooLong, match="as often as they may be"):
+        dataset[[0, 1, 2, 3]]
+    generator.put(1)
+    assert [one["number"] for one in dataset[[0, 1, 2, 3]]] == [0, 1, 2, 3]
+    dataset.close()
+    assert read_so_far(generator.ring) == 9
 
 
 def test_damage_is_met_once_told_and_another_sample_read_for_it(generator: Generator) -> None:
@@ -220,6 +260,64 @@ def test_what_was_read_counts_on_when_a_reader_leaves(generator: Generator) -> N
     assert said["samples"] == 8
 
 
+@pytest.mark.parametrize("dies", [False, True])
+def test_what_was_read_is_counted_once_at_every_step_of_leaving(dies: bool) -> None:
+    scene = Scene()
+    scene.put(4)
+    reader = scene.reader("r")
+    reader.took(7)
+    reader.tell()
+    counts: list[int] = []
+    swap, delete = scene.store.swap, scene.store.delete
+
+    def swapped(key: str, data: bytes, seen: str | None) -> str | None:
+        found = swap(key, data, seen)
+        counts.append(read_so_far(scene.ring))
+        return found
+
+    def deleted(keys: Sequence[str]) -> None:
+        if dies and "readers/r" in keys:
+            raise OSError("it has died")
+        delete(keys)
+        counts.append(read_so_far(scene.ring))
+
+    scene.store.swap, scene.store.delete = swapped, deleted  # type: ignore[method-assign]
+    reader.close()
+    dies = False
+    scene.bury()
+    assert scene.store.keys(READERS) == []
+    assert read_so_far(scene.ring) == 7
+    assert set(counts) == {7}
+
+
+def test_readers_of_a_generation_keep_to_the_greater_one_of_a_pair() -> None:
+    scene = Scene(mode="generation", samples_per_insert=(2, 3))
+    scene.put(4)
+    with scene.reader(patience_s=5.0) as reader:
+        stream = Stream(reader, Shape(4), group=reader.name)
+        for _ in range(3):
+            stream.next_batch()
+        with pytest.raises(WaitedTooLong, match="as often as they may be"):
+            stream.next_batch()
+        assert read_so_far(scene.ring) == 12
+
+
+@pytest.mark.parametrize("pin", [False, True])
+def test_memory_is_pinned_where_it_is_asked_for(
+    generator: Generator, monkeypatch: pytest.MonkeyPatch, pin: bool
+) -> None:
+    generator.put(4)
+    asked: list[bool] = []
+
+    def made(*args: Any, pin_memory: bool = False, **more: Any) -> Any:
+        asked.append(pin_memory)
+        return DataLoader(*args, **more)
+
+    monkeypatch.setattr(datasets, "DataLoader", made)
+    RingLoader(generator.place, batch_size=2, pin_memory=pin)
+    assert asked == [pin]
+
+
 def test_arrays_belong_to_their_reader(generator: Generator) -> None:
     generator.put(2)
     with RingReader(open_ring(generator.place), threads=False) as reader:
@@ -280,3 +378,40 @@ def test_workers_of_a_loader_that_cannot_begin_are_ended(generator: Generator, m
     with pytest.raises(OSError, match="cannot be reached"):
         next(iter(loader))
     assert "ring-ahead" not in [thread.name for thread in threading.enumerate()]
+
+
+@pytest.mark.parametrize(
+    ("other", "said"),
+    [
+        ({"seed": 2}, "made with seed 1, and this has seed 2"),
+        ({"batch_size": 4}, "batches of 3 for each of 1 processes, and this has batches of 4 for each of 1"),
+        ({"world_size": 2, "rank": 1}, "batches of 3 for each of 1 processes, and this has batches of 3 for each of 2"),
+    ],
+)
+def test_a_state_is_not_gone_on_with_in_another_order(generator: Generator, other: dict[str, Any], said: str) -> None:
+    generator.put(12)
+    loader = RingLoader(generator.place, batch_size=3, seed=1)
+    next(iter(loader))
+    state = loader.state_dict()
+    resumed = RingLoader(generator.place, **{"batch_size": 3, "seed": 1, **other})
+    before = resumed.state_dict()
+    with pytest.raises(RingMismatch, match=said):
+        resumed.load_state_dict(state)
+    assert resumed.state_dict() == before
+    # States had none of this once.
+    old = {name: value for name, value in state.items() if name not in ("seed", "batch_size", "world_size")}
+    resumed.load_state_dict(old)
+    assert resumed.state_dict() == old
+
+
+def test_ranks_may_share_out_the_same_batches_in_another_way(generator: Generator) -> None:
+    generator.put(12)
+    loader = RingLoader(generator.place, batch_size=4, seed=1)
+    batches = iter(loader)
+    next(batches)
+    state = loader.state_dict()
+    next(batches)
+    resumed = RingLoader(generator.place, batch_size=2, seed=1, rank=1, world_size=2)
+    resumed.load_state_dict(state)
+    next(iter(resumed))
+    assert resumed.ids == loader.ids[2:]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from itertools import islice
 from pathlib import Path
@@ -79,6 +80,38 @@ def test_an_altered_shard_is_noticed(tmp_path: Path) -> None:
         Recorded(tmp_path / "set")[0]
     with pytest.raises(IndexError):
         Recorded(tmp_path / "set")[6]
+
+
+def test_a_shard_that_is_whole_but_another_one_is_noticed(tmp_path: Path) -> None:
+    for name in ("set", "other"):
+        recorded(filled(tmp_path / f"ring of {name}", 6), tmp_path / name, 6, seed=len(name))
+    (tmp_path / "set/shards/00000").write_bytes((tmp_path / "other/shards/00000").read_bytes())
+    with pytest.raises(ObjectDamaged, match="another one than was recorded"):
+        Recorded(tmp_path / "set").verify()
+
+
+def test_any_altered_bit_of_the_index_is_noticed(tmp_path: Path) -> None:
+    recorded(filled(tmp_path / "ring", 6), tmp_path / "set", 6, shard=3)
+    path = tmp_path / "set/index.json"
+    whole = path.read_bytes()
+    kept = json.loads(whole)
+    for bit in range(8 * len(whole)):
+        altered = bytearray(whole)
+        altered[bit // 8] ^= 1 << bit % 8
+        path.write_bytes(altered)
+        try:
+            Recorded(tmp_path / "set")
+        except RingMismatch:
+            continue
+        # Space between the words is no content, nor is a digest under another name one.
+        assert {**json.loads(altered), "xxh3": kept["xxh3"]}.items() >= kept.items()
+
+
+def test_a_data_set_of_before_there_was_a_digest_is_read(tmp_path: Path) -> None:
+    recorded(filled(tmp_path / "ring", 6), tmp_path / "set", 6)
+    path = tmp_path / "set/index.json"
+    path.write_text(json.dumps({name: said for name, said in json.loads(path.read_bytes()).items() if name != "xxh3"}))
+    assert len(Recorded(tmp_path / "set")) == 6
 
 
 def mixture(place: str, found: Recorded) -> MixedLoader:

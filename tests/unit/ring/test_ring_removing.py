@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 
 from gpu_client.ring.errors import RingMismatch
-from gpu_client.ring.generating import GENERATORS
 from gpu_client.ring.keeper import Keeper
 from gpu_client.ring.leases import PINS
 from gpu_client.ring.places import make_ring, open_ring
@@ -18,6 +17,7 @@ from gpu_client.ring.ring import SETTINGS
 from gpu_client.ring.seeds import Seeds
 from gpu_client.ring.settings import RingSettings
 from gpu_client.ring.store_fs import DirectoryStore
+from gpu_client.ring.tally import GENERATORS
 from gpu_client.ring.writer import RingWriter
 
 

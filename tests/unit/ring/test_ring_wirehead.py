@@ -107,3 +107,60 @@ def test_a_wrong_file_is_refused(tmp_path: Path, changed: dict[str, Any], reason
         WireheadGenerator(iter(()), config(tmp_path, **changed))
     with pytest.raises(RingMismatch, match="cannot be read"):
         MongoheadDataset(str(tmp_path / "none.yaml"))
+
+
+def test_a_volume_of_another_shape_is_a_sample_like_any_other(tmp_path: Path) -> None:
+    path = config(tmp_path, SWAP_CAP=3)
+    volumes = ((np.full(size, float(size)), np.zeros(size, np.uint8)) for size in (2, 3, 4))
+    assert WireheadGenerator(volumes, path).run() == 3
+    assert [len(one["input"]) for one in MongoheadDataset(path).get([0, 1, 2]).values()] == [2, 3, 4]
+
+
+def test_a_sample_that_is_refused_does_not_end_the_run(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    path = config(tmp_path, SWAP_CAP=2)
+    volumes = iter([(np.zeros(2), np.zeros(2)), (object(), np.zeros(2)), (np.ones(2), np.ones(2))])
+    assert WireheadGenerator(volumes, path).run() == 2
+    assert "a sample was refused" in caplog.text
+    assert len(MongoheadDataset(path)) == 2
+
+
+def test_for_a_damaged_sample_another_is_read(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    path = config(tmp_path)
+    WireheadGenerator(generator=numbered(), config_path=path, n_samples=10).run()
+    dataset = MongoheadDataset(path)
+    objects = sorted(one for one in (tmp_path / "unit-test.ring/samples").rglob("*") if one.is_file())
+    whole = bytearray(objects[4].read_bytes())
+    whole[-200] ^= 1
+    objects[4].write_bytes(whole)
+    assert float(dataset[4]["input"][0]) == 5.5
+    assert "is read for it" in caplog.text
+
+
+def test_indices_behind_the_end_of_a_part_of_a_generation_begin_anew(tmp_path: Path) -> None:
+    path = config(tmp_path)
+    generator = WireheadGenerator(generator=numbered(), config_path=path, n_samples=10)
+    generator.run()
+    dataset = MongoheadDataset(path)
+    assert float(dataset[9]["input"][0]) == 9.5
+    first = dataset.generation
+    more = WireheadGenerator(iter(()), path)
+    for number in (100, 101, 102):
+        more.put((np.full(3, float(number)), torch.zeros(3, dtype=torch.int16)))
+    more.swap()
+    assert [float(dataset[index]["input"][0]) for index in (0, 2, 3, 9)] == [100, 102, 100, 100]
+    assert dataset.generation > first
+    with pytest.raises(IndexError):
+        dataset[10]
+    more.run()
+
+
+def test_a_generation_of_long_ago_is_told_of(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = config(tmp_path)
+    WireheadGenerator(generator=numbered(), config_path=path, n_samples=10).run()
+    MongoheadDataset(path)
+    assert "hours ago" not in caplog.text
+    monkeypatch.setattr("gpu_client.ring.wirehead._OLD_S", -1.0)
+    MongoheadDataset(path)
+    assert "the newest generation was made 0.0 hours ago" in caplog.text

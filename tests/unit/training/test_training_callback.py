@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import json
+import math
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+from gpu_client.controller.signals import Signals
+from gpu_client.controller.steering import Steering
 from gpu_client.training import Session
+from gpu_client.training import session as session_module
+from tests.unit.controller.controller_kit import Clock
 
 transformers = pytest.importorskip("transformers")
 
@@ -52,14 +59,21 @@ class Losses(torch.utils.data.Dataset):  # type: ignore[type-arg]
 class Trained:
     """A Trainer's run under rules, and what was decided in it."""
 
-    def __init__(self, tmp_path: Path, rules: str, losses: list[float], *, resume: bool = False, **more: Any) -> None:
+    def __init__(
+        self, tmp_path: Path, rules: str, losses: list[float], *, resume: bool = False, job: bool = False, **more: Any
+    ) -> None:
         file = tmp_path / "rules.yaml"
         file.write_text(rules)
+        variables: dict[str, str] = {}
+        if job:
+            control = tmp_path / "control.json"
+            control.write_text(json.dumps({"rules": {"revision": 1, "text": rules} if rules else None}))
+            variables = {"BATON_JOB_ID": "j1", "BATON_CONTROL": str(control)}
         from gpu_client.training import BatonCallback
 
         self.decisions: list[tuple[str, str, int]] = []
         self.logged: list[dict[str, float]] = []
-        with Session.start(output_dir=tmp_path / "output", rules=file, resume=resume, variables={}) as session:
+        with Session.start(output_dir=tmp_path / "output", rules=file, resume=resume, variables=variables) as session:
             tell = session.steering.engine._tell
 
             def told(decision: dict[str, Any]) -> None:
@@ -68,7 +82,7 @@ class Trained:
 
             session.steering.engine._tell = told
             callback = BatonCallback(session)
-            evaluated = more.pop("eval_dataset", None)
+            evaluated, others = more.pop("eval_dataset", None), more.pop("callbacks", [])
             seen = self
 
             class Look(transformers.TrainerCallback):  # type: ignore[misc]
@@ -79,14 +93,19 @@ class Trained:
                 def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
                     seen.logged.append(dict(logs))
 
-            options = {name: value for name, value in more.items() if name != "kill_at"}
+            dataset = more.get("dataset", Losses)
+            options = {name: value for name, value in more.items() if name not in ("kill_at", "dataset")}
             arguments = transformers.TrainingArguments(
                 str(session.output_dir), per_device_train_batch_size=1, learning_rate=0.1, max_steps=len(losses),
                 report_to=[], use_cpu=True, disable_tqdm=True,
                 **{"logging_steps": 1, "save_strategy": "no", "lr_scheduler_type": "linear", **options},
             )  # fmt: skip
             trainer = Ordered(
-                Model(), arguments, train_dataset=Losses(losses), eval_dataset=evaluated, callbacks=[callback, Look()]
+                Model(),
+                arguments,
+                train_dataset=dataset(losses),
+                eval_dataset=evaluated,
+                callbacks=[callback, Look(), *others],
             )
             trainer.train(resume_from_checkpoint=callback.resume_from)
             self.step = trainer.state.global_step
@@ -113,9 +132,59 @@ def test_a_nan_is_seen_at_its_step_though_the_trainer_would_filter_it(tmp_path: 
     assert (tmp_path / "output" / "checkpoint-3" / "baton.json").is_file()
 
 
-def test_without_a_rule_on_the_loss_the_filter_stays(tmp_path: Path) -> None:
+def test_without_a_job_and_a_rule_on_the_loss_the_filter_stays(tmp_path: Path) -> None:
     trained = Trained(tmp_path, "rules: [{name: r, when: step >= 2, do: stop}]", [1.0] * 5)
     assert trained.arguments.logging_nan_inf_filter and trained.finishing and trained.step == 2
+
+
+@pytest.mark.parametrize(
+    "rules", ["", "rules: [{name: r, when: step >= 9, do: stop}]", "{presets: {preset-stuck: off}, rules: []}"]
+)
+def test_in_a_job_the_filter_is_off_for_the_sake_of_the_preset(tmp_path: Path, rules: str) -> None:
+    """On for every job, `preset-nonfinite` was told 0.0 for each loss that was NaN."""
+    trained = Trained(tmp_path, rules, [1.0, float("nan"), 1.0], job=True)
+    assert not trained.arguments.logging_nan_inf_filter
+    losses = [one["loss"] for one in trained.logged if "loss" in one]
+    assert [math.isnan(loss) for loss in losses] == [False, True, True]
+
+
+@pytest.mark.parametrize("off", ["off", "{preset-nonfinite: off}"])
+def test_where_that_preset_is_off_the_filter_stays(tmp_path: Path, off: str) -> None:
+    trained = Trained(tmp_path, f"{{presets: {off}, rules: []}}", [1.0, float("nan"), 1.0], job=True)
+    assert trained.arguments.logging_nan_inf_filter
+
+
+def test_how_long_the_trainers_own_loader_was_waited_for_is_known(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`data.wait` never was, and a preset that reads it was silent. What else takes time is none of it."""
+    clock = Clock()
+    monkeypatch.setattr(session_module, "Steering", partial(Steering, clock=clock))
+
+    class Slow(Losses):
+        def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
+            clock.now += 2
+            return super().__getitem__(index)
+
+    class Busy(transformers.TrainerCallback):  # type: ignore[misc]
+        def on_pre_optimizer_step(self, *_: Any, **__: Any) -> None:
+            clock.now += 8
+
+    waits: list[float] = []
+    at_step = Signals.at_step
+
+    def looked(self: Signals, *given: Any, **more: Any) -> dict[str, object]:
+        found = at_step(self, *given, **more)
+        waits.extend(value for name, value in found.items() if name == "data.wait" and isinstance(value, float))
+        return found
+
+    monkeypatch.setattr(Signals, "at_step", looked)
+    rules = "rules: [{name: r, when: data.wait > 5 * step.time, do: stop}]"
+    between = {"eval_dataset": Slow([5.0] * 3), "eval_strategy": "steps", "eval_steps": 2, "callbacks": [Busy()]}
+    saved = {"save_strategy": "steps", "save_steps": 3, "gradient_accumulation_steps": 2}
+    trained = Trained(tmp_path, rules, [3.0] * 4, dataset=lambda losses: Slow(losses * 2), **between, **saved)
+    assert trained.step == 4
+    assert waits == [6.0, 4.0, 4.0, 2.0], "two batches for each step, and accelerate takes one ahead"
 
 
 def test_a_logged_value_counts_once(tmp_path: Path) -> None:

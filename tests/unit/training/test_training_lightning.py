@@ -6,7 +6,8 @@ import json
 import logging
 import os
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +16,12 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader
 
+from gpu_client.controller.signals import Signals
+from gpu_client.controller.steering import Steering
 from gpu_client.training import BatchSampler, ResumableLoader, Session
+from gpu_client.training import session as session_module
 from gpu_client.training.commit import read_marker, verify
+from tests.unit.controller.controller_kit import Clock
 
 lightning = pytest.importorskip("lightning.pytorch")
 pytestmark = pytest.mark.filterwarnings(
@@ -117,6 +122,7 @@ class Trained:
         kill_at: int | None = None,
         signal_at: int | None = None,
         plain: bool = False,
+        samples: Callable[[Any], Any] = list,
         **options: Any,
     ) -> None:
         folder.mkdir(exist_ok=True)
@@ -133,9 +139,9 @@ class Trained:
             self.look = Look(folder / "output", kill_at, signal_at)
             self.module = Module(losses)
             data = torch.linspace(-1, 1, 96).reshape(24, 4)
-            train: Any = ResumableLoader(list(data), BatchSampler(24, 3, seed=1))
+            train: Any = ResumableLoader(samples(data), BatchSampler(24, 3, seed=1))
             if plain:
-                train = DataLoader(list(data[:12]), batch_size=3, shuffle=True)  # type: ignore[arg-type]
+                train = DataLoader(samples(data[:12]), batch_size=3, shuffle=True)  # type: ignore[arg-type]
             self.trainer = lightning.Trainer(
                 **{"max_epochs": EPOCHS, "limit_train_batches": BATCHES, "num_sanity_val_steps": 1, **options},
                 accelerator="cpu", logger=False, enable_checkpointing=False, enable_progress_bar=False,
@@ -143,7 +149,7 @@ class Trained:
             )  # fmt: skip
             resume_from = callback.resume_from
             try:
-                self.trainer.fit(self.module, train, DataLoader(list(data[:4]), batch_size=2), ckpt_path=resume_from)  # type: ignore[arg-type]
+                self.trainer.fit(self.module, train, DataLoader(samples(data[:4]), batch_size=2), ckpt_path=resume_from)  # type: ignore[arg-type]
             except KilledError:
                 session.steering._closed = True
             self.finishing, self.stopped = session.finishing, session.should_stop
@@ -235,6 +241,39 @@ def test_what_is_logged_is_reported_once_and_with_its_step(tmp_path: Path) -> No
         (step, 2 * (step - 1.0)) for step in range(2, STEPS + 1, 2)
     ]
     assert [new["epoch"] for _, new in found] == [step / BATCHES for step in range(1, STEPS + 1)]
+
+
+@pytest.mark.parametrize("plain", [True, False], ids=["plain", "resumable"])
+def test_how_long_lightning_waited_for_batches_is_known(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, plain: bool
+) -> None:
+    """`data.wait` never was, whatever the loader measured. What else takes time is none of it."""
+    clock = Clock()
+    monkeypatch.setattr(session_module, "Steering", partial(Steering, clock=clock))
+
+    class Slow(list[Any]):
+        def __getitem__(self, index: Any) -> Any:
+            clock.now += 1
+            return super().__getitem__(index)
+
+    waits: list[float] = []
+    at_step, step = Signals.at_step, Module.training_step
+
+    def looked(self: Signals, *given: Any, **more: Any) -> dict[str, object]:
+        found = at_step(self, *given, **more)
+        waits.extend(value for name, value in found.items() if name == "data.wait" and isinstance(value, float))
+        return found
+
+    def busy(self: Module, batch: torch.Tensor, index: int) -> torch.Tensor:
+        clock.now += 8
+        return step(self, batch, index)
+
+    monkeypatch.setattr(Signals, "at_step", looked)
+    monkeypatch.setattr(Module, "training_step", busy)
+    rules = "rules: [{name: r, when: data.wait > 100 * step.time, do: stop}]"
+    trained = Trained(tmp_path, rules=rules, plain=plain, samples=Slow, val_check_interval=2)
+    assert trained.step == STEPS and sum(waits) <= 3 * (STEPS + EPOCHS)
+    assert len(waits) == STEPS and waits.count(3.0) >= STEPS - 2 * EPOCHS
 
 
 def test_a_loss_is_the_mean_of_the_batches_of_its_step(tmp_path: Path) -> None:

@@ -7,7 +7,9 @@ import math
 
 import pytest
 
+from contract.rules.evaluating import Evaluator
 from contract.rules.ibm import import_ibm
+from contract.rules.metrics import name_in_rules
 from tests.ibm_original import Moment
 from tests.unit.contract.rules.test_ibm_decisions import LINE, by_the_import, by_the_original, config_of, stream
 
@@ -113,3 +115,22 @@ def test_a_line_with_two_triggers_names_both() -> None:
     imported = import_ibm(json.dumps(config))
     assert imported.rules is not None, imported.faults
     assert imported.rules.rules[0].actions[0].text.text == "at on_log or on_save"  # type: ignore[union-attr]
+
+
+def test_a_final_save_is_noted_to_be_handed_in_by_nobody() -> None:
+    imported = import_ibm(json.dumps(config_of('state["is_final"] == True', "on_save")))
+    assert imported.rules is not None
+    assert [(note.code, note.reason) for note in imported.notes] == [
+        ("differs", "is_final becomes save.final, which no adapter hands in: it stays false")
+    ]
+
+
+def test_tokens_that_a_trainer_logs_are_those_of_rules() -> None:
+    imported = import_ibm(json.dumps(config_of('state["num_input_tokens_seen"] > 100', "on_log")))
+    assert imported.rules is not None
+    evaluator = Evaluator(imported.rules)
+    found = []
+    for step, seen in enumerate([50, 90, 140], 1):
+        logged = {name_in_rules(name): float(value) for name, value in {"num_input_tokens_seen": seen}.items()}
+        found += [one.step for one in evaluator.observe(logged, step=step, now=float(step), event="log")]
+    assert found == [3]

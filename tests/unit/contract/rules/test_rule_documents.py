@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from typing import Any
 
 import pytest
@@ -25,7 +26,7 @@ from contract.rules.actions import (
     Stop,
 )  # fmt: skip
 from contract.rules.document import Loaded, load, load_values
-from contract.rules.faults import Code
+from contract.rules.faults import Code, slip_of
 from contract.rules.limits import Limits
 from contract.rules.messages import MessageError, message_of
 from contract.rules.metrics import Kind, Metric
@@ -102,7 +103,9 @@ def test_json_reads_as_yaml_does() -> None:
         json.dumps(value, indent="\t", ensure_ascii=False),
         json.dumps(value, indent=2, ensure_ascii=False),
     ):
-        assert load(text).rules == plain.rules
+        read = load(text).rules
+        assert read is not None
+        assert read._replace(digest=plain.rules.digest) == plain.rules
 
 
 @pytest.mark.parametrize(
@@ -291,6 +294,22 @@ def test_metrics_that_a_training_is_known_to_report() -> None:
         ({"every": "1001 steps"}, Code.NEVER_FIRES, "1,001 steps"),
         ({"for": "600 steps", "warmup": "600 steps"}, Code.NEVER_FIRES, "1,200 steps"),
         ({"when": "eval.los > 1"}, Code.DOUBTFUL_NAME, "Did you mean eval.loss?"),
+        ({"when": "loss > 5", "clear": "loss > 3"}, Code.ALWAYS_CLEARS, "whenever the condition is"),
+        ({"when": "loss > 5 and x > 1", "clear": "2 < loss and loss >= 5"}, Code.ALWAYS_CLEARS, "fires again"),
+        ({"when": "mean(x, 5) < 1", "clear": "mean(x, 5) < 1"}, Code.ALWAYS_CLEARS, "fires again"),
+        ({"when": "isnan(loss)", "clear": "isnan(loss)"}, Code.ALWAYS_CLEARS, "fires again"),
+        ({"when": "loss > 5", "clear": "true"}, Code.ALWAYS_CLEARS, "fires again"),
+        ({"when": "eval.loss > 3", "on": ["start"]}, Code.NEVER_FIRES, "nothing is known but its step"),
+        ({"when": "missing(x) and mean(loss, 5) > 3", "on": "start"}, Code.NEVER_FIRES, "nothing is known"),
+        ({"when": "not (missing(x) or step > 3)", "on": "start"}, Code.NEVER_FIRES, "nothing is known"),
+        ({"do": ["stop", {"alert": "ends"}, "rollback"]}, Code.NEVER_FIRES, "this rollback is never done"),
+        ({"do": ["stop", {"stop": "failed"}]}, Code.NEVER_FIRES, "this stop is never done"),
+        ({"when": "cots > 5"}, Code.DOUBTFUL_NAME, "Did you mean cost?"),
+        ({"when": "los > 5"}, Code.DOUBTFUL_NAME, "Did you mean loss?"),
+        ({"when": "faluires > 5"}, Code.DOUBTFUL_NAME, "Did you mean failures?"),
+        ({"when": "mean(gpu.utlis, 5) < 5"}, Code.DOUBTFUL_NAME, "Did you mean gpu.util?"),
+        ({"when": "learning_rate > 5"}, Code.DOUBTFUL_NAME, "Write lr."),
+        ({"do": {"alert": "{cots} USD at {step:d}, {eval.f1}"}}, Code.DOUBTFUL_NAME, "Did you mean cost?"),
     ],
 )
 def test_warnings(change: dict[str, Any], code: Code, says: str) -> None:
@@ -304,6 +323,8 @@ def test_warnings(change: dict[str, Any], code: Code, says: str) -> None:
     "when",
     ["loss > 1 and loss < 2", "loss >= 1 and loss <= 1", "loss < 1 or loss > 2", "x < 1 and y > 2",
      "loss != 1 and loss < 2", "min(x, 5) < 1 and max(x, 5) > 2",
+     "kl > 1", "acc > 1", "lr0 > 1", "g.loss > 1", "loss_g > 1", "train.loss > 1", "ppl > 1", "eval.f1 > 1", "bleu > 1",
+     "eval.acc > 1", "train_loss > 1", "mse > 1",
      "step % 100 == 0", "not (loss < 1 and loss > 2)", "isnan(loss) and loss < 1"],
 )  # fmt: skip
 def test_no_warning_without_a_reason(when: str) -> None:
@@ -396,3 +417,53 @@ def test_holds(text: str, expected: Hold | None) -> None:
     found = hold_of(text)
     assert found == expected
     assert found is None or hold_of(str(found)) == found
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"when": "loss > 5", "clear": "loss < 3"},
+        {"when": "loss > 5", "clear": "loss > 7"},
+        {"when": "loss > 5", "clear": "loss != 5"},
+        {"when": "loss > 5 or x > 1", "clear": "loss > 3"},
+        {"when": "loss > 5", "clear": "loss > 3 and x < 1"},
+        {"when": "loss > 5", "clear": "mean(loss, 5) > 3"},
+        {"when": "isnan(loss)", "clear": "isfinite(loss)"},
+        {"when": "eval.loss > 3", "on": ["start", "evaluate"]},
+        {"when": "missing(eval.loss)", "on": "start"},
+        {"when": "coalesce(eval.loss, 9) > 3 and step < 10", "on": "start"},
+        {"when": "count(loss) < 3", "on": "start"},
+        {"when": "eval.loss > 3", "on": "end"},
+        # where nobody can take the job back, the rollback is rejected and the stop is done
+        {"do": ["rollback", "stop"]},
+        {"do": ["requeue", "stop"]},
+        {"do": ["stop", "save"]},
+        {"do": ["save", {"alert": "ends"}, "stop"]},
+        # the control plane rejects the first of them while there is nothing to complete
+        {"when": "wall > 1h and cost >= 0", "do": ["stop", {"stop": "failed"}]},
+    ],
+    ids=str,
+)
+def test_nothing_is_warned_of_that_may_come(change: dict[str, Any]) -> None:
+    loaded = load_values({"rules": [{"name": "a", "when": "loss > 1", "do": "stop", **change}]})
+    assert (loaded.faults, loaded.warnings) == ([], [])
+
+
+def test_a_slip_of_a_declared_name_is_warned_of_and_what_is_reported_is_not() -> None:
+    document = """
+metrics: {reader.stalls: {goal: min}}
+signals: {ecc: uncorrectable}
+rules: [{name: a, when: reader.stall > 1 or log.eccc > 0 or cots > 1, do: stop}]
+"""
+    assert [one.remedy for one in load(document).warnings] == [
+        "Did you mean reader.stalls?", "Did you mean log.ecc?", "Did you mean cost?",
+    ]  # fmt: skip
+    assert load(document, reported=["reader.stall", "log.eccc", "cots"]).warnings == []
+
+
+def test_a_slip_is_looked_for_quickly_among_many_names() -> None:
+    known = [f"{'a' * 35}.{number:03d}" for number in range(4000)]
+    began = time.process_time()
+    assert [slip_of(f"{'a' * 33}bb.x{number:02d}", known) for number in range(20)] == [None] * 20
+    assert slip_of("a" * 4000, known) is None
+    assert time.process_time() - began < 3

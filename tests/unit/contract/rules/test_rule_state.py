@@ -106,7 +106,6 @@ def test_a_revision_keeps_what_means_the_same() -> None:
             {
                 **same,
                 "when": "mean( loss,3 )>1.0",
-                "do": "stop",
                 "severity": "error",
                 "cooldown": "10m",
                 "max_fires": 3,
@@ -126,6 +125,161 @@ def test_a_revision_keeps_what_means_the_same() -> None:
     # the mean goes on in the middle of its window: four checks of five were made
     found = [[one.rule for one in second.observe({"loss": 2.0}, step=step, now=float(step))] for step in range(6, 12)]
     assert found == [["rule-0"], ["rule-2"], [], ["new"], ["rule-1"], []]
+
+
+HIGH = {"when": "loss > 5"}
+
+
+def revised(
+    before: dict[str, Any], after: dict[str, Any], *, at: int, steps: int = 30, losses: dict[int, float] | None = None
+) -> tuple[list[Carried], list[tuple[int, str]]]:
+    """One rule, replaced by another before step `at`; what becomes of its counters, and what both tell."""
+    evaluator, carried = Evaluator(rules_of(before)), []
+    told = []
+    for step in range(1, steps):
+        if step == at:
+            state = saved(evaluator)
+            evaluator = Evaluator(rules_of(after))
+            carried = evaluator.load_state_dict(state)
+        loss = (losses or {}).get(step, 9.0)
+        found = evaluator.observe({"loss": loss}, step=step, now=step * 10.0)
+        told += [(step, f"{one.mode} {one.state}") for one in found]
+    return carried, told
+
+
+@pytest.mark.parametrize("hold", ["1 check", "3 checks", "2 of 3", "2 of all", "2 steps", "20s"])
+@pytest.mark.parametrize(
+    "more",
+    [{}, {"once": True}, {"cooldown": "10h"}, {"clear": "loss < 2"}, {"cooldown": "500 steps", "clear": "loss < 2"}],
+    ids=str,
+)
+def test_a_rule_that_was_tried_acts_as_soon_as_it_may(hold: str, more: dict[str, Any]) -> None:
+    rule = {**HIGH, **more, "for": hold}
+    carried, told = revised({**rule, "mode": "dry_run"}, rule, at=12)
+    assert carried == [Carried("rule-0", False, "its 'do' or 'mode' has changed: it is armed anew")]
+    assert [one for one in told if one[0] >= 12] == [(12, "enforce fired")]
+    assert len(told) == 2
+
+
+def test_so_does_one_that_alerted() -> None:
+    rule = {**HIGH, "for": "3 checks"}
+    _, told = revised({**rule, "do": {"alert": "loss is {loss}"}}, {**rule, "do": {"stop": "failed"}}, at=12)
+    assert told == [(3, "enforce fired"), (12, "enforce fired")]
+    _, told = revised({**rule, "do": {"stop": "complete"}}, {**rule, "do": {"stop": "failed"}}, at=12)
+    assert told == [(3, "enforce fired"), (12, "enforce fired")]
+
+
+def test_what_counts_towards_for_is_kept_when_a_rule_is_armed_anew() -> None:
+    rule = {**HIGH, "for": "5 checks"}
+    assert revised({**rule, "mode": "dry_run"}, rule, at=4)[1] == [(5, "enforce fired")]
+    # its condition does not hold any more, or was false in between: that is not made up
+    tried = {**rule, "mode": "dry_run", "clear": "loss < 2"}
+    assert revised(tried, {**rule, "clear": "loss < 2"}, at=12, losses={10: 4.0})[1] == [
+        (5, "dry_run fired"),
+        (16, "enforce fired"),
+    ]
+    assert revised({**rule, "mode": "dry_run"}, rule, at=12, losses={12: 1.0, 13: 1.0})[1] == [
+        (5, "dry_run fired"),
+        (18, "enforce fired"),
+    ]
+
+
+def test_one_that_is_spent_goes_on_counting() -> None:
+    rule = {**HIGH, "for": "5 checks", "once": True}
+    _, told = revised({**rule, "mode": "dry_run"}, rule, at=20, losses={8: 1.0})
+    assert told == [(5, "dry_run fired"), (8, "dry_run cleared"), (20, "enforce fired")]
+
+
+def test_a_rule_that_does_the_same_stays_as_it_was() -> None:
+    rule = {**HIGH, "do": {"stop": {"outcome": "complete", "save": True}}}
+    carried, told = revised(rule, {**rule, "do": "stop", "severity": "error", "description": "as before"}, at=12)
+    assert carried == [Carried("rule-0", True)]
+    assert told == [(1, "enforce fired")]
+
+
+def test_a_state_of_an_earlier_version_arms_nothing() -> None:
+    first = Evaluator(rules_of({**HIGH, "mode": "dry_run"}))
+    for step in range(5):
+        first.observe({"loss": 9.0}, step=step, now=0.0)
+    state = saved(first)
+    del state["document"], state["rules"]["rule-0"]["deeds"], state["rules"]["rule-0"]["lasts"]
+    again = Evaluator(rules_of(HIGH))
+    assert again.load_state_dict(state) == [Carried("rule-0", True)]
+    assert again.observe({"loss": 9.0}, step=5, now=0.0) == ()
+    # and it is known that the condition has held: another revision acts at once
+    later = Evaluator(rules_of({**HIGH, "do": "stop"}))
+    later.load_state_dict(saved(again))
+    assert [one.rule for one in later.observe({"loss": 9.0}, step=6, now=0.0)] == ["rule-0"]
+
+
+def test_another_revision_arms_a_rule_that_errors_disabled() -> None:
+    first = Evaluator(rules_of(HIGH))
+    for step in range(4):
+        first.observe({"loss": [9.0]}, step=step, now=0.0)
+    state = saved(first)
+    same = Evaluator(rules_of(HIGH))
+    assert same.load_state_dict(state) == [Carried("rule-0", True)]
+    assert str(same.statuses()[0].state) == "disabled"
+    assert same.observe({"loss": 9.0}, step=4, now=0.0) == ()
+    other = Evaluator(rules_of({**HIGH, "description": "looked at"}))
+    assert other.load_state_dict(state) == [
+        Carried("rule-0", False, "it was disabled by errors: it is armed anew"),
+    ]
+    assert [str(one.state) for one in other.observe({"loss": 9.0}, step=4, now=0.0)] == ["fired"]
+
+
+def test_another_revision_forgets_errors() -> None:
+    first = Evaluator(rules_of(HIGH))
+    for step in range(2):
+        first.observe({"loss": [9.0]}, step=step, now=0.0)
+    other = Evaluator(rules_of({**HIGH, "severity": "error"}))
+    assert other.load_state_dict(saved(first)) == [Carried("rule-0", True)]
+    other.observe({"loss": [9.0]}, step=2, now=0.0)
+    assert [str(one.state) for one in other.observe({"loss": 9.0}, step=3, now=0.0)] == ["fired"]
+
+
+def test_a_metric_that_is_to_rise_instead_of_to_fall_is_another_condition() -> None:
+    def declared(goal: str) -> RuleSet:
+        rule = {"name": "stuck", "when": "since_best(eval.f1) >= 3", "do": "save"}
+        loaded = load_values({"metrics": {"eval.f1": {"goal": goal}}, "rules": [rule]})
+        assert loaded.rules is not None, loaded.faults
+        return loaded.rules
+
+    first = Evaluator(declared("min"))
+    fired = [step for step in range(5) for _ in first.observe({"eval.f1": 1.0 + step}, step=step, now=0.0)]
+    assert fired == [3]
+    second = Evaluator(declared("max"))
+    (carried,) = second.load_state_dict(saved(first))
+    assert not carried.kept
+    assert str(second.statuses()[0].state) != "fired"
+    values = [5.0, 4.0, 3.0, 2.0]
+    fired = [step for step in range(4) for _ in second.observe({"eval.f1": values[step]}, step=5 + step, now=0.0)]
+    assert fired == [3]
+
+
+@pytest.mark.parametrize("known", [True, False], ids=["other rules before", "no rules before"])
+def test_every_so_many_steps_is_at_their_multiples_whenever_a_rule_comes(known: bool) -> None:
+    second = Evaluator(rules_of({**HIGH, "every": "1000 steps"}))
+    if known:
+        first = Evaluator(rules_of({"name": "other", "when": "loss > 100"}))
+        for step in range(1045, 1050):
+            first.observe({"loss": 9.0}, step=step, now=0.0)
+        second.load_state_dict(saved(first))
+    found = [step for step in range(1050, 2100) for _ in second.observe({"loss": 9.0}, step=step, now=0.0)]
+    assert found == [2000]
+
+
+def test_a_multiple_that_falls_between_two_steps_is_not_missed() -> None:
+    first = Evaluator(rules_of({"name": "other", "when": "loss > 100"}))
+    first.observe({"loss": 9.0}, step=995, now=0.0)
+    second = Evaluator(rules_of({**HIGH, "every": "1000 steps"}))
+    second.load_state_dict(saved(first))
+    assert [one.step for one in second.observe({"loss": 9.0}, step=1005, now=0.0)] == [1005]
+    third = Evaluator(rules_of({**HIGH, "every": "1000 steps", "cooldown": "1 check"}))
+    assert [one.step for step in (1000, 1500, 2010) for one in third.observe({"loss": 9.0}, step=step, now=0.0)] == [
+        1000,
+        2010,
+    ]
 
 
 def test_a_rule_under_another_order_or_with_more_windows_is_kept() -> None:

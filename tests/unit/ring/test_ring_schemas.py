@@ -1,0 +1,118 @@
+"""The record of what a ring's samples are: damaged it is told as such, and set anew from what is there."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from gpu_client.ring.errors import ObjectDamaged, SampleRefused
+from gpu_client.ring.repairing import examined, repaired
+from gpu_client.ring.ring import SCHEMA, Ring, stored_schema
+from gpu_client.ring.tree import take_apart
+from gpu_client.ring.writer import RingWriter
+from tests.unit.ring.reading_scene import Scene
+
+
+def document(scene: Scene) -> bytes:
+    return bytes(scene.store.read(SCHEMA) or b"")
+
+
+def newcomer(scene: Scene, name: str = "new") -> RingWriter:
+    """A process that remembers nothing."""
+    ring = Ring.open(scene.store, clock=scene.clock)
+    return RingWriter(ring, name, keeper=scene.keeper, threads=False, clock=scene.clock)
+
+
+DAMAGES: dict[str, Callable[[bytes], bytes]] = {
+    "no JSON": lambda data: b"\x7f" + data[1:],
+    "no text": lambda data: b"\xff" + data[1:],
+    "dtype": lambda data: data.replace(b"<i8", b"<i0"),
+    "empty": lambda _: b"",
+    "another": lambda _: b"{}",
+    "list": lambda _: b"[]",
+}
+
+
+def test_every_altered_bit_of_a_schema_is_noticed() -> None:
+    scene = Scene()
+    scene.put(1)
+    data = document(scene)
+    assert stored_schema(memoryview(data)) == take_apart(np.array([1])).schema(shapes=True)
+    for bit in range(8 * len(data)):
+        altered = bytearray(data)
+        altered[bit // 8] ^= 1 << bit % 8
+        with pytest.raises(ValueError):
+            stored_schema(memoryview(altered))
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+@pytest.mark.parametrize("shapes", ["same", "any"])
+def test_a_damaged_schema_is_told_and_set_anew_from_a_sample(damage: str, shapes: str) -> None:
+    scene = Scene(shapes=shapes)
+    scene.put(3)
+    good = document(scene)
+    scene.store._objects[SCHEMA] = DAMAGES[damage](good)
+    scene.store._objects[scene.ring.newest().slots[-1].object.key] = b"rot"
+    writer = newcomer(scene)
+    with pytest.raises(ObjectDamaged, match=r"schema\.json is damaged: .*baton ring verify --repair sets it anew"):
+        writer.put(np.array([3]))
+    assert (writer.put_samples, writer.refused) == (0, 0)
+    assert SCHEMA in examined(scene.ring).damaged
+    repaired(scene.ring)
+    assert document(scene) == good
+    assert examined(scene.ring).damaged == {}
+    writer.put(np.array([3]))
+    with pytest.raises(SampleRefused):
+        writer.put(np.array([3.0]))
+
+
+def test_a_damaged_schema_of_a_ring_without_samples_is_the_next_sample_s() -> None:
+    scene = Scene()
+    scene.ring.require_schema(take_apart(np.array([1])).schema(shapes=True))
+    scene.store._objects[SCHEMA] = b"rot"
+    assert list(repaired(scene.ring).damaged) == [SCHEMA]
+    assert scene.store.read(SCHEMA) is None
+    newcomer(scene).put(np.array([1.0]))
+    assert stored_schema(memoryview(document(scene))) == take_apart(np.array([1.0])).schema(shapes=True)
+
+
+def test_a_schema_that_was_lost_is_that_of_the_samples() -> None:
+    scene = Scene()
+    scene.put(2)
+    good = document(scene)
+    scene.store.delete([SCHEMA])
+    assert repaired(scene.ring).damaged == {SCHEMA: "it is not there, and samples are"}
+    assert document(scene) == good
+
+
+@pytest.mark.parametrize("altered", [False, True])
+def test_a_schema_that_was_stored_without_a_digest_is_read_and_compared(altered: bool) -> None:
+    scene = Scene()
+    scene.put(2)
+    good = document(scene)
+    old = take_apart(np.array([1])).schema(shapes=True).encode()
+    scene.store._objects[SCHEMA] = old.replace(b"<i8", b"<i0") if altered else old
+    assert list(examined(scene.ring).damaged) == ([SCHEMA] if altered else [])
+    repaired(scene.ring)
+    assert document(scene) == (good if altered else old)
+    newcomer(scene).put(np.array([1]))
+
+
+@pytest.mark.parametrize(
+    "sample",
+    [
+        {"x": np.zeros((2, 3), np.float16), "y": (1, "text", [None, True]), "z": np.float32(1)},
+        (b"bytes", np.zeros(2, [("a", "<i4"), ("b", "<f8", (2,))])),
+    ],
+)
+def test_stored_samples_say_their_schema_as_it_was_put(sample: Any) -> None:
+    scene = Scene()
+    newcomer(scene).put(sample)
+    good = document(scene)
+    scene.store.delete([SCHEMA])
+    scene.ring.publish()
+    repaired(scene.ring)
+    assert document(scene) == good

@@ -1,0 +1,147 @@
+"""Every altered bit of what a ring is run by is noticed, and mended as what cannot be read."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from gpu_client.ring.errors import ManifestMissing, RingError, RingMismatch
+from gpu_client.ring.manifest import Manifest, manifest_key
+from gpu_client.ring.places import make_ring, open_ring
+from gpu_client.ring.reader import RingReader
+from gpu_client.ring.repairing import examined, repaired
+from gpu_client.ring.ring import POINTER, SETTINGS, Pointed, Ring
+from gpu_client.ring.sealing import sealed, unsealed
+from gpu_client.ring.settings import RingSettings
+from gpu_client.ring.store_memory import MemoryStore
+from gpu_client.ring.writer import RingWriter
+from tests.unit.ring.reading_scene import Scene
+
+
+def flips(data: bytes) -> Iterator[bytes]:
+    """With each of its bits altered."""
+    for bit in range(8 * len(data)):
+        altered = bytearray(data)
+        altered[bit // 8] ^= 1 << bit % 8
+        yield bytes(altered)
+
+
+def set_anew(store: MemoryStore, key: str, data: bytes) -> None:
+    store._objects[key] = data
+
+
+def without_digest(data: bytes) -> bytes:
+    content = json.loads(data)
+    del content["digest"]
+    return json.dumps(content).encode()
+
+
+def test_every_altered_bit_of_a_stored_manifest_is_noticed() -> None:
+    scene = Scene()
+    scene.put(6)
+    newest = scene.ring.newest()
+    key = manifest_key(newest.number)
+    data = bytes(scene.store.read(key) or b"")
+    assert Manifest.from_bytes(data, newest.number) == newest
+    for altered in flips(data):
+        with pytest.raises(ValueError):
+            Manifest.from_bytes(altered, newest.number)
+    assert scene.store.read(key) == data
+
+
+@pytest.mark.parametrize("key", [POINTER, SETTINGS])
+def test_every_altered_bit_of_the_pointer_and_of_the_settings_is_noticed(key: str) -> None:
+    scene = Scene(samples_per_insert=(1, 4), quantise={"sample['image']": "uint8"})
+    scene.store._objects.pop("writers/w")
+    Ring(scene.store, RingSettings(cap=4)).publish()
+    data = bytes(scene.store.read(key) or b"")
+    assert Ring.open(scene.store).settings == scene.settings
+    for altered in flips(data):
+        set_anew(scene.store, key, altered)
+        with pytest.raises(RingError, match="cannot be read"):
+            Ring.open(scene.store).newest()
+
+
+def test_a_manifest_in_the_place_of_another_is_noticed() -> None:
+    scene = Scene()
+    scene.put(3)
+    newest = scene.ring.newest().number
+    set_anew(scene.store, manifest_key(newest), bytes(scene.store.read(manifest_key(newest - 1)) or b""))
+    with pytest.raises(ManifestMissing, match=f"manifest {newest} cannot be read .it is manifest {newest - 1}"):
+        Ring.open(scene.store).newest()
+
+
+def test_what_was_stored_without_a_digest_is_read() -> None:
+    scene = Scene()
+    scene.put(3)
+    newest = scene.ring.newest()
+    for key in (manifest_key(newest.number), POINTER, SETTINGS):
+        set_anew(scene.store, key, without_digest(bytes(scene.store.read(key) or b"")))
+    ring = Ring.open(scene.store, clock=scene.clock)
+    assert (ring.settings, ring.newest()) == (scene.settings, newest)
+    assert Ring.make(scene.store, scene.settings).newest() == newest
+    assert examined(ring).damaged == {}
+    scene.put(1)
+    assert ring.newest().number == newest.number + 1
+    assert b'"digest"' in bytes(scene.store.read(manifest_key(newest.number + 1)) or b"")
+
+
+def test_nothing_goes_on_with_an_altered_manifest_until_it_is_mended(tmp_path: Path) -> None:
+    """One bit more in how far a writer's claims have counted, and what it puts next would have been thrown away."""
+    place = tmp_path / "ring"
+    ring = make_ring(str(place), RingSettings(cap=20, max_ahead=100, retain=2))
+    writer = RingWriter(ring, "w", threads=False)
+    for number in range(3):
+        writer.put(np.array([number]))
+        ring.publish()
+    path = place / manifest_key(ring.newest().number)
+    data = path.read_bytes()
+    altered = data.replace(b'"w":[1,3,', b'"w":[1,7,')
+    assert sum((one ^ other).bit_count() for one, other in zip(data, altered, strict=True)) == 1
+    path.write_bytes(altered)
+    with pytest.raises(ManifestMissing, match=r"cannot be read \(it was altered\). baton ring verify --repair"):
+        open_ring(str(place)).publish()
+    assert set(examined(open_ring(str(place))).damaged) == {POINTER, path.relative_to(place).as_posix()}
+    repaired(open_ring(str(place)))
+    again = open_ring(str(place))
+    assert examined(again).damaged == {}
+    writer = RingWriter(again, "w", threads=False)
+    for number in range(3, 7):
+        writer.put(np.array([number]))
+    writer.close()
+    with RingReader(again, threads=False) as reader:
+        there = [int(reader.sample(slot)[0]) for slot in reader.newest().slots]
+    assert there == [0, 1, 3, 4, 5, 6], "its writer might have been about to claim the last one that it had listed"
+
+
+def test_settings_that_were_altered_are_written_anew_by_making_the_ring_again(tmp_path: Path) -> None:
+    place = str(tmp_path / "ring")
+    settings = RingSettings(cap=8)
+    with RingWriter(make_ring(place, settings), "w", threads=False) as writer:
+        writer.put(np.array([1]))
+    path = tmp_path / "ring" / SETTINGS
+    path.write_bytes(path.read_bytes().replace(b'"cap":8', b'"cap":9'))
+    for use in (lambda: open_ring(place), lambda: make_ring(place, settings)):
+        with pytest.raises(RingMismatch, match=r"cannot be read: it was altered\. Delete it, and make the ring again"):
+            use()
+    path.unlink()
+    assert make_ring(place, settings).newest().inserted == 1
+    assert len(open_ring(place).newest()) == 1
+
+
+@pytest.mark.parametrize("data", [b"", b"{", b"[]", b"null", b'"text"', b"\xff", b'{"other":1}', b"7" * 100])
+def test_what_is_no_document_is_told(data: bytes) -> None:
+    with pytest.raises(ValueError):
+        unsealed(data, frozenset({"known"}))
+    with pytest.raises(ValueError):
+        Pointed.from_bytes(data)
+
+
+def test_a_document_is_as_it_was() -> None:
+    content = {"a": [1, {"digest": "x"}], "b": None, "c": 'text"}', "digest of": 0.1}
+    assert unsealed(sealed(content), frozenset()) == content
+    assert unsealed(memoryview(sealed(content)), frozenset()) == content
