@@ -74,7 +74,7 @@ class Checked(Serving):
         assert [one.revision for one in revisions] == list(range(job.rules_revision, 0, -1))
         commands = jobs.commands(job.id)
         assert [one.seq for one in commands] == list(range(1, job.commands_seq + 1))
-        assert {one.seq: one.status for one in commands if one.status != "waiting"} == account.results
+        assert {one.seq: one for one in commands if one.status != "waiting"} == account.results
         assert [one.number for one in job.rollbacks] == list(range(1, account.rollbacks + 1))
         events = all_pages(lambda cursor: jobs.events(job.id, limit=100, cursor=cursor))
         decided = [(event.epoch, event.data["number"]) for event in events if event.type == "rule.fired"]

@@ -5,9 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from contract.jobs import FailureClass, JobCounters
+from contract.steering import CommandKind
 from functions.domain.change import Change, CheckLease, CloseLease, OpenLease
 from functions.domain.leases import REPROOF_WINDOW_S
-from functions.domain.records import Attempt, CheckpointRecord, Job, Lease
+from functions.domain.records import Attempt, CheckpointRecord, CommandRecord, Job, Lease
 from functions.domain.retention import LATE_AFTER_S
 
 Place = tuple[int, int]
@@ -62,8 +63,8 @@ class Account:
     counters: JobCounters = field(default_factory=JobCounters)
     parents: dict[Place, Place | None] = field(default_factory=dict)
     """The checkpoint that each one continues."""
-    results: dict[int, str] = field(default_factory=dict)
-    """What the first worker said that was told what became of a command."""
+    results: dict[int, CommandRecord] = field(default_factory=dict)
+    """What the first worker said of a command; of a `save` whose checkpoint was lost with it, a later one."""
     rollbacks: int = 0
 
     def enter(self, change: Change, now: int, *, lease: Lease | None) -> None:
@@ -85,10 +86,18 @@ class Account:
                 self.parents[record.step, record.epoch] = place_of(self.job)
         for command in change.commands:
             if command.status != "waiting":
-                assert command.seq not in self.results, "what became of a command is told once"
-                self.results[command.seq] = command.status
+                assert self._is_lost(self.results.get(command.seq)), "what became of a command is told once"
+                assert command.epoch == change.job.epoch
+                self.results[command.seq] = command
         self.rollbacks += len(change.job.rollbacks) - len(self.job.rollbacks)
         self.job = change.job
+
+    def _is_lost(self, earlier: CommandRecord | None) -> bool:
+        """Whether nothing is there of what was said before: an earlier attempt committed nothing from that step on."""
+        if earlier is None:
+            return True
+        saved = earlier.kind is CommandKind.SAVE and earlier.status == "applied" and earlier.epoch < self.job.epoch
+        return saved and (self.job.checkpoint_step or -1) < (earlier.step or 0)
 
     def forget_mishaps(self) -> None:
         """A retry from a clean slate."""
