@@ -27,7 +27,6 @@ class EventType(StrEnum):
     CHECKPOINT_COMMITTED = "checkpoint.committed"
     CHECKPOINT_DAMAGED = "checkpoint.damaged"
     ROLLED_BACK = "job.rolled_back"
-    RULE_ARMED = "rule.armed"
     RULE_FIRED = "rule.fired"
     RULE_CLEARED = "rule.cleared"
     RULE_ERROR = "rule.error"

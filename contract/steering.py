@@ -187,7 +187,6 @@ class Decision(WireModel):
     number: Annotated[int, Field(ge=1, le=10**9)]
     """Within the attempt, without a gap."""
     type: Literal[
-        "rule.armed",
         "rule.fired",
         "rule.cleared",
         "rule.error",
