@@ -24,12 +24,18 @@ class Loop(Protocol):
     def ask_to_save(self, tag: str = "") -> None: ...
 
 
-Hook = Callable[[Order], None]
-"""An action of the user's own: called between two steps; what it raises is told, and goes no further."""
+class Hook(Protocol):
+    """An action of the user's own, called between two steps. What it raises is told, and goes no further."""
+
+    def __call__(self, order: Order, /) -> object:
+        """`order` has the rule, the step, the name it was called by, and in `why` the values that led to it."""
 
 
-Source = Callable[[], float | None]
-"""A metric of the user's own: asked at each step if a rule reads it."""
+class Source(Protocol):
+    """A metric of the user's own, asked at each step if a rule reads it."""
+
+    def __call__(self) -> float | None:
+        """None where it is not known."""
 
 
 class Profiler(Protocol):
