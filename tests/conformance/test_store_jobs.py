@@ -250,9 +250,9 @@ def test_a_jobs_lists_are_oldest_first_and_by_state(cloud: Cloud) -> None:
 def test_protection_only_grows(cloud: Cloud) -> None:
     held = commit(cloud, claim(cloud, submit(cloud)), 7)
     stored = cloud.jobs.checkpoint(held.job.id, 7)
-    assert stored == record(7)
+    assert stored == record(7, first_step=7)
     protected = cloud.jobs.protect_checkpoint(held.job.id, 7, LATER)
-    assert protected == record(7, protected_until=LATER)
+    assert protected == record(7, first_step=7, protected_until=LATER)
     assert cloud.jobs.protect_checkpoint(held.job.id, 7, LATER - 5) == protected
     assert cloud.jobs.checkpoint(held.job.id, 7) == protected
     assert list(cloud.jobs.checkpoints(held.job.id, limit=5).items) == [protected]
@@ -304,7 +304,7 @@ def test_a_damaged_checkpoint_is_replaced_by_a_later_attempts(cloud: Cloud) -> N
     left = rules.release(change.job, held.attempt, held.fence(), reason=Reason(code="sigterm"), progress=None, now=NOW)
     cloud.jobs.apply(left)
     commit(cloud, claim(cloud, left.job), 7)
-    assert cloud.jobs.checkpoint(job_id, 7) == record(7, epoch=2)
+    assert cloud.jobs.checkpoint(job_id, 7) == record(7, epoch=2, first_step=5)
 
 
 def test_a_checkpoint_keeps_the_branches_that_it_came_by(cloud: Cloud) -> None:
@@ -320,7 +320,7 @@ def test_a_checkpoint_keeps_the_branches_that_it_came_by(cloud: Cloud) -> None:
     came_by = [Branch(step=5, epoch=1, before=2)]
     assert [job.branches for job in cloud.jobs.get_many([held.job.id])] == [came_by]
     seen = cloud.jobs.protect_checkpoint(held.job.id, 9, LATER)
-    assert seen == record(9, epoch=2, branches=came_by, protected_until=LATER)
+    assert seen == record(9, epoch=2, branches=came_by, first_step=5, protected_until=LATER)
     assert [one.branches for one in cloud.jobs.checkpoints(held.job.id, limit=5).items] == [came_by, [], []]
     assert seen is not None
     cloud.jobs.apply(checkpoint_rules.damaged(held.job, held.fence(), seen, None, message="", now=NOW))
