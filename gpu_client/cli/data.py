@@ -137,8 +137,8 @@ def _told(extra: Sequence[str], directory: Path, prefix: str, *, delete: bool, d
     named = ", ".join(first) + (", ..." if len(extra) > _NAMED else "")
     what = f"{count(len(extra), 'stored file')} below {_folder(prefix)}"
     if delete:
-        return f"{what} not in {directory} {'would be' if dry_run else 'were'} deleted: {named}"
-    return f"{what} stay in the data set though they are not in {directory}: {named}; --delete removes them"
+        return f"{'Would delete' if dry_run else 'Deleted'} {what}, not in {directory}: {named}"
+    return f"{what}, not in {directory} but still of the data set: {named}; --delete removes what is not there"
 
 
 @data.command("ls")

@@ -126,12 +126,12 @@ def test_what_was_removed_here_stays_and_is_told_until_delete_says_otherwise(
         (place / gone).unlink()
     extra = [f"{prefix}/{gone}" for gone in ("a/00", "a/01", "a/02", "b/2")]
     said = baton("data", "push", place, prefix).ok()
-    assert f"4 stored files below {prefix}/ stay in the data set" in said.err
+    assert f"4 stored files below {prefix}/, not in {place} but still of the data set" in said.err
     assert "a/00, a/01, a/02, ...; --delete" in said.err
     told = baton("data", "push", place, prefix, "--json").ok().json
     assert (told["not_in_dir"], told["deleted"]) == (extra, [])
     said = baton("data", "push", place, prefix, "--delete", "--dry-run").ok()
-    assert f"4 stored files below {prefix}/ not in {place} would be deleted: a/00" in said.err
+    assert f"Would delete 4 stored files below {prefix}/, not in {place}: a/00" in said.err
     assert keys(stack, prefix) == everything
     told = baton("data", "push", place, prefix, "--delete", "--json").ok().json
     assert (told["not_in_dir"], told["deleted"]) == (extra, extra)
