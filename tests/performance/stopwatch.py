@@ -118,6 +118,7 @@ class NoSession:
     job_id = ""
     should_stop = False
     finishing = False
+    resume_from = None
     steering = NoSteering()
 
     def __init__(self, variables: Mapping[str, str]) -> None:

@@ -120,7 +120,7 @@ STORED_DEFAULTS: dict[str, dict[str, Any]] = {
     "ScaleOrder": {"copies": 0, "leaving": []},
     "ScalingRecord": {"copies": [], "leaving": [], "expires_at": 0},
     "MemberRecord": {"values": [], "expires_at": 0},
-    "CommandRecord": {"arguments": {}, "status": "waiting", "message": "", "revision": 0},
+    "CommandRecord": {"arguments": {}, "status": "waiting", "epoch": 0, "message": "", "revision": 0},
     "ControlRecord": {"reason": "", "statuses": []},
     "RuleStatus": {"said": "", "fires": 0},
     "RolledBack": {"skip": 0, "lr_factor": 1.0, "commands_seq": 0},
