@@ -5,12 +5,14 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from statistics import quantiles
 from typing import Any
 
 import numpy as np
 
+from functions.local.emulator import Emulator
 from gpu_client.ring.manifest import Slot
 from gpu_client.ring.places import make_ring
 from gpu_client.ring.ring import Ring
@@ -19,8 +21,11 @@ from gpu_client.ring.store import RingStore, Versioned
 from gpu_client.ring.store_memory import MemoryStore
 from gpu_client.ring.writer import RingWriter
 from tests.performance.figures import Figure
+from tests.ring_bucket import RingBucket
 
 READABLE_S = 1.0
+IN_A_BUCKET_S = 2.0
+_CREDENTIALS = {"AWS_ACCESS_KEY_ID": "test", "AWS_SECRET_ACCESS_KEY": "test"}
 SWAP_MS = 5.0
 OF_SMALL = 2.0
 """What is 8,000 times as large may take no longer, but for noise."""
@@ -32,18 +37,32 @@ _PATIENCE_S = 60.0
 
 def put_to_readable(scratch: Path, *, rounds: int, samples: int) -> list[Figure]:
     """From the beginning of `put` until a manifest that can be found lists the sample: the 95th percentile."""
+    rings = [make_ring(str(scratch / f"readable-{number}"), RingSettings(cap=64)) for number in range(rounds)]
+    return [_freshness("directory", rings, samples, look_s=_LOOK_S, at_most=READABLE_S)]
+
+
+def put_to_readable_in_a_bucket(*, rounds: int, samples: int) -> list[Figure]:
+    """The same with requests, to the emulated S3, and the interval that the page tells for them."""
+    with Emulator() as emulator, ExitStack() as opened:
+        rings = []
+        for _ in range(rounds):
+            bucket = opened.enter_context(RingBucket(emulator.client("s3"), emulator.endpoint_url, _CREDENTIALS))
+            rings.append(Ring.make(bucket.opened(time.sleep), RingSettings(cap=64, publish_interval_s=1)))
+        return [_freshness("bucket of the emulated S3", rings, samples, look_s=0.05, at_most=IN_A_BUCKET_S)]
+
+
+def _freshness(where: str, rings: Sequence[Ring], samples: int, *, look_s: float, at_most: float) -> Figure:
     rows, medians = [], []
-    for number in range(rounds):
-        waits = _waits_s(scratch / f"readable-{number}", samples)
-        cuts = quantiles(waits, n=20)
+    for ring in rings:
+        cuts = quantiles(_waits_s(ring, samples, look_s), n=20)
         rows.append(cuts[-1])
         medians.append(round(cuts[9], 4))
-    details = {"samples": samples, "medians_s": medians, "publish_interval_s": RingSettings(cap=1).publish_interval_s}
-    return [Figure(name="put to readable, p95 (directory)", unit="s", rounds=rows, at_most=READABLE_S, details=details)]
+    interval_s = rings[0].settings.publish_interval_s
+    details = {"samples": samples, "medians_s": medians, "publish_interval_s": interval_s}
+    return Figure(name=f"put to readable, p95 ({where})", unit="s", rounds=rows, at_most=at_most, details=details)
 
 
-def _waits_s(scratch: Path, samples: int) -> list[float]:
-    ring = make_ring(str(scratch), RingSettings(cap=64))
+def _waits_s(ring: Ring, samples: int, look_s: float) -> list[float]:
     begun: list[float] = []
     seen: dict[int, float] = {}
 
@@ -55,7 +74,7 @@ def _waits_s(scratch: Path, samples: int) -> list[float]:
                 time.sleep(0.03)
             # What is left is published by whoever leaves: that would be sooner.
             while len(seen) < samples and time.perf_counter() - begun[-1] < _PATIENCE_S:
-                time.sleep(_LOOK_S)
+                time.sleep(look_s)
 
     writing = threading.Thread(target=put)
     writing.start()
@@ -65,7 +84,7 @@ def _waits_s(scratch: Path, samples: int) -> list[float]:
             seen[inserted] = time.perf_counter()
         if not writing.is_alive():
             raise TimeoutError(f"{len(seen)} of {samples} samples could be read")
-        time.sleep(_LOOK_S)
+        time.sleep(look_s)
     writing.join()
     return [seen[number] - begun[number] for number in range(samples)]
 

@@ -52,6 +52,12 @@ SECTIONS: dict[str, list[tuple[str, Measure]]] = {
             ),
         ),
         (
+            "5",
+            lambda scratch, extent: freshness.put_to_readable_in_a_bucket(
+                rounds=min(extent.rounds, 2), samples=extent.of(200, 30)
+            ),
+        ),
+        (
             "6",
             lambda scratch, extent: freshness.swap_cost(
                 scratch, rounds=extent.rounds, large_bytes=extent.of(8, 1) << 20
