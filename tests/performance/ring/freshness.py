@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from collections.abc import Sequence
@@ -9,6 +10,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from statistics import quantiles
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 
@@ -43,10 +45,10 @@ def put_to_readable(scratch: Path, *, rounds: int, samples: int) -> list[Figure]
 
 def put_to_readable_in_a_bucket(*, rounds: int, samples: int) -> list[Figure]:
     """The same with requests, to the emulated S3, and the interval that the page tells for them."""
-    with Emulator() as emulator, ExitStack() as opened:
+    with Emulator() as emulator, patch.dict(os.environ, _CREDENTIALS), ExitStack() as opened:
         rings = []
         for _ in range(rounds):
-            bucket = opened.enter_context(RingBucket(emulator.client("s3"), emulator.endpoint_url, _CREDENTIALS))
+            bucket = opened.enter_context(RingBucket.of(emulator))
             rings.append(Ring.make(bucket.opened(time.sleep), RingSettings(cap=64, publish_interval_s=1)))
         return [_freshness("bucket of the emulated S3", rings, samples, look_s=0.05, at_most=IN_A_BUCKET_S)]
 
