@@ -35,9 +35,10 @@ _ALIGNED = 64
 _MAX_HEADER_BYTES = 64 * 1024 * 1024
 _DIGEST, _NO_DIGEST = 7, "?" * 16
 """Its place in an array's entry, and what is there before it is known."""
-_PART_BYTES = 512 * 1024
-"""What is still in a processor's cache when it was written, and is hashed from there."""
-_LARGE_BYTES = 2 * _PART_BYTES
+_PART_BYTES = 2 * 1024 * 1024
+"""Written at a time, then hashed from the processor's cache. So much lies together in the page cache, too, and is
+mapped as one page when it is read."""
+_LARGE_BYTES = 1024 * 1024
 """Smaller arrays are hashed before, and written several at a time."""
 
 
