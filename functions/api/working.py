@@ -7,10 +7,9 @@ from itertools import islice
 from typing import Any
 
 from contract.checkpoints import CheckpointRef
-from contract.datasets import is_manifest
 from contract.errors import ErrorCode
 from contract.goodput import Goodput
-from contract.jobs import JobState, Progress, Reason, ReasonCode
+from contract.jobs import FailureClass, JobState, Progress, Reason, ReasonCode
 from contract.names import CHECKPOINTS_BUCKET, DATA_BUCKET, ring_secret
 from contract.work import (
     AGENT_CRASHED,
@@ -30,7 +29,7 @@ from functions.api.claiming import Claimed, claim_next, peek_next
 from functions.api.context import Call, Context, job_of
 from functions.api.leasing import apply_as_bearer
 from functions.api.letting_go import Retention
-from functions.api.paging import every_item
+from functions.api.original_inputs import TooManyNames, input_keys
 from functions.api.reporting import by_whom, control_of, end_as_bearer, leave_by_rule, news_for, write_down
 from functions.api.sharing import offer
 from functions.api.sweeping import end_overdue
@@ -47,8 +46,6 @@ logger = logging.getLogger("baton.work")
 
 RESUME_CHOICES = 10
 """How many committed checkpoints a claim names: the newest and what to fall back on."""
-MAX_ORIGINAL_KEYS_BYTES = 3_000_000
-"""Of the key lists in an original client's answer. Lambda's answers end at 6 MB."""
 
 
 def get_work(context: Context, call: Call) -> list[WorkItem] | list[dict[str, Any]]:
@@ -75,6 +72,9 @@ def get_work(context: Context, call: Call) -> list[WorkItem] | list[dict[str, An
         if token is None:
             return [_original_work(context, call, claimed.job, claimed.lease)]
         return [_work_item(context, call, claimed, token)]
+    except TooManyNames as reason:
+        _fail_unheard(context, call, claimed, str(reason))
+        return []
     except StorageUnavailable:
         _hand_back(context, call, claimed)
         raise
@@ -94,7 +94,10 @@ def peek_work(context: Context, call: Call) -> list[dict[str, Any]]:
         return []
     if call.lease_aware:
         return [{"id": job.id, "status": job.state.value, "queue": job.queue, "priority": job.priority}]
-    return [_original_work(context, call, job, None)]
+    try:
+        return [_original_work(context, call, job, None)]
+    except TooManyNames:
+        return []  # neither would the claim give it
 
 
 def heartbeat(context: Context, call: Call) -> HeartbeatAnswer:
@@ -294,22 +297,37 @@ def _release_for_pause(context: Context, call: Call, fence: Fence, lease: Lease)
 
 def _hand_back(context: Context, call: Call, claimed: Claimed) -> None:
     """Undo a claim whose answer cannot be given: nobody would train, and a lost machine would be counted."""
-    lease = claimed.lease
-    fence = Fence(
-        job_id=lease.job_id,
-        tenant=lease.tenant,
-        now=call.now,
-        epoch=lease.epoch,
-        token_sha256=lease.token_sha256,
-        machine_id=lease.machine_id,
-    )
+    fence = _fence_of(claimed.lease, call.now)
     reason = Reason(code=ReasonCode.NOT_HANDED_OUT, message="the storage failed while the claim was answered")
     try:
         context.jobs.apply(
             rules.release(claimed.job, claimed.attempt, fence, reason=reason, progress=None, now=call.now)
         )
     except (StorageUnavailable, WriteConflict, FenceBroken):
-        logger.warning("a claim without an answer is left to the sweeper", extra={"job_id": lease.job_id})
+        logger.warning("a claim without an answer is left to the sweeper", extra={"job_id": fence.job_id})
+
+
+def _fail_unheard(context: Context, call: Call, claimed: Claimed, message: str) -> None:
+    """End an attempt that this worker cannot be given; another one may be able to."""
+    fence = _fence_of(claimed.lease, call.now)
+    report = FailRequest(job_id=fence.job_id, failure_class=FailureClass.BAD_INPUT, message=message)
+    try:
+        change = rules.fail(claimed.job, claimed.attempt, fence, report, progress=None, now=call.now)
+        context.jobs.apply(change)
+    except (WriteConflict, FenceBroken):
+        return  # somebody has ended the attempt already: a user's command
+    _moved(context, call, change.job)
+
+
+def _fence_of(lease: Lease, now: int) -> Fence:
+    return Fence(
+        job_id=lease.job_id,
+        tenant=lease.tenant,
+        now=now,
+        epoch=lease.epoch,
+        token_sha256=lease.token_sha256,
+        machine_id=lease.machine_id,
+    )
 
 
 def _work_item(context: Context, call: Call, claimed: Claimed, token: str) -> WorkItem:
@@ -366,26 +384,6 @@ def _resume_choices(context: Context, call: Call, job: Job) -> list[CheckpointRe
 
 
 def _original_work(context: Context, call: Call, job: Job, lease: Lease | None) -> dict[str, Any]:
-    room_bytes = MAX_ORIGINAL_KEYS_BYTES
-    keys: dict[str, list[str]] = {}
-    for ref in job.spec.inputs:
-        keys[ref.into] = _all_keys(context, call, ref.prefix, room_bytes)
-        room_bytes -= sum(len(key.encode()) for key in keys[ref.into])
+    """Raises TooManyNames."""
     zips = (record.legacy_key for record in sound_checkpoints(context, job) if record.legacy_key)
-    return original.work_item(job, lease, keys, next(zips, None))
-
-
-def _all_keys(context: Context, call: Call, prefix: str, room_bytes: int) -> list[str]:
-    """The keys below the prefix, up to what an answer can hold."""
-    keys: list[str] = []
-    for entry in every_item(
-        lambda cursor: context.objects.list(call.tenant, DATA_BUCKET, prefix, limit=1000, cursor=cursor)
-    ):
-        if is_manifest(entry.key):
-            continue  # they would take it for an image
-        room_bytes -= len(entry.key.encode())
-        if room_bytes < 0:
-            logger.warning("the list of inputs is cut: no answer could hold it", extra={"reason": prefix})
-            break
-        keys.append(entry.key)
-    return keys
+    return original.work_item(job, lease, input_keys(context, call, job), next(zips, None))

@@ -8,6 +8,8 @@ from typing import Any
 import pytest
 
 from contract.errors import ErrorCode
+from contract.names import DATA_BUCKET, Scope
+from functions.api.original_inputs import MAX_KEYS_BYTES
 from functions.storage import cursors
 from tests.api_harness import TENANT, Api
 from tests.stored_files import described
@@ -89,3 +91,29 @@ def test_an_output_with_the_longest_path_can_be_fetched(api: Api) -> None:
     held.complete({"/".join(["d" * 99] * 8): b"trained"}).ok()
     artifact = api.job(held.id)["artifacts"][0]
     api.get("/download/token", query={"bucket": artifact["bucket"], "key": artifact["key"]}, key="submit").ok()
+
+
+@pytest.mark.parametrize("letter", ["a", "\u72ac"], ids=["ascii", "another script"])
+def test_a_client_of_the_original_is_told_every_name_or_is_not_given_the_job(api: Api, letter: str) -> None:
+    """A part of the list would be trained on as if it were the whole."""
+    name = letter * (900 // len(letter.encode()))
+    fit = MAX_KEYS_BYTES // (as_lambda_sends(json.dumps(f"dog/0000-{name}")))
+    for number in range(fit):
+        api.put_object(DATA_BUCKET, f"dog/{number:04d}-{name}")
+    job_id = api.submit(instance_prompt="dog", instance_data_prefix="dog/")["id"]
+    key = api.issue(TENANT, Scope.SUBMIT, Scope.WORKER)
+    answer = api.get("/work", key=key)
+    assert as_lambda_sends(answer.text) < LAMBDA_ANSWER_BYTES
+    assert len(answer.ok()[0]["instance_data_keys"]) == fit
+    api.post("/fail", {"job_id": job_id, "bucket_name": "", "key": ""}, key=key).ok()
+
+    for number in range(fit, fit + 20):
+        api.put_object(DATA_BUCKET, f"dog/{number:04d}-{name}")
+    api.clock.advance(3600)
+    assert api.get("/work/peek", key=key).ok() == []
+    assert api.get("/work", key=key).ok() == []
+    job = api.job(job_id)
+    assert (job["state"], job["reason"]["code"], job["counters"]["failures"]) == ("pending", "bad_input", 2)
+    assert "dog/" in job["reason"]["message"] and "baton worker" in job["reason"]["message"]
+    api.clock.advance(3600)
+    assert api.claim().id == job_id, "a worker of ours lists them itself"
