@@ -12,7 +12,6 @@ from contract.rules.numbers import decoded, encoded
 from contract.rules.rule import REPORT
 from gpu_client.controller.engine import Engine
 
-Gathered = list[list[float]]
 _STEPS = ("step", REPORT)
 
 
@@ -23,9 +22,6 @@ class Peers(Protocol):
 
     @property
     def first(self) -> bool: ...
-
-    def start_gather(self, values: Sequence[float]) -> Callable[[], Gathered]:
-        """Begin to gather the values of all, as many from each; the answer waits for the end of it."""
 
     def share(self, value: Any) -> Any:
         """The first one's value, on all of them."""
@@ -53,16 +49,17 @@ class Observed(NamedTuple):
 
 
 class Gathering:
-    """Gathers at one step what is read at the next one: no step waits for another process because of rules.
+    """What this process hands in for a step, and what all of them together handed in.
 
+    Their numbers travel with the vote in which processes agree after every step, so rules add no message between them.
     The order of steps and events is that in which the first process told them.
     """
 
-    def __init__(self, peers: Peers) -> None:
-        self._peers = peers
+    def __init__(self) -> None:
         self._mine: list[Observed] = []
-        """Since the last exchange: at most one of them is a step."""
-        self._under_way: Callable[[], list[Observed]] | None = None
+        """Since the last vote: at most one of them is a step."""
+        self._names: Sequence[str] = ()
+        """Of the numbers that were contributed last."""
 
     def hand_in(self, step: int, metrics: Mapping[str, object], *, now: float, logged: bool = False) -> None:
         """What this process reports, once or more often, or not at all: processes need not do alike.
@@ -81,69 +78,52 @@ class Gathering:
         """Something else than a step; the first process alone says so."""
         self._mine.append(event)
 
-    def exchange(self, engine: Engine) -> list[Observed]:
-        """Begin to gather what was handed in since the last call, and give what was gathered then.
+    def contribution(self, engine: Engine) -> list[float]:
+        """The numbers of this process: of each metric that rules read whether it is known, and its value.
 
-        Every process calls this at the same moments, under the same rules.
+        Every process asks this at the same moments, under the same rules, and contributes as many.
         """
-        before = self.finish()
-        names = sorted(engine.reads)
-        mine, self._mine = self._mine, []
-        renamed = engine.renamed(next((one.metrics for one in mine if one.event in _STEPS), {}))
+        self._names = sorted(engine.reads)
+        renamed = engine.renamed(next((one.metrics for one in self._mine if one.event in _STEPS), {}))
         values: list[float] = []
-        for name in names:
+        for name in self._names:
             number = _number(renamed.get(name))
             values += (0.0, 0.0) if number is None else (1.0, number)
-        wait, reducers = self._peers.start_gather(values), engine.reducers
+        return values
 
-        def finish() -> list[Observed]:
-            found = _reduced(names, wait(), reducers)
-            return [one._replace(metrics=found) if one.event in _STEPS else one for one in mine]
-
-        self._under_way = finish
-        return before
-
-    @property
-    def under_way(self) -> bool:
-        """Whether other processes are still to be heard."""
-        return self._under_way is not None
-
-    def finish(self) -> list[Observed]:
-        """What is being gathered, waiting for it."""
-        under_way, self._under_way = self._under_way, None
-        return under_way() if under_way is not None else []
+    def heard(self, rows: Sequence[Sequence[float]], engine: Engine) -> list[Observed]:
+        """What was contributed by all, as this process' step and events since the vote before."""
+        mine, self._mine = self._mine, []
+        found = _reduced(self._names, rows, engine.reducers)
+        return [one._replace(metrics=found) if one.event in _STEPS else one for one in mine]
 
     def rest(self) -> list[Observed]:
-        """What this process said since the last exchange, and no exchange comes any more."""
+        """What this process said since the last vote, and no vote comes any more."""
         mine, self._mine = self._mine, []
         return mine
 
     def forget(self) -> None:
-        """Rules begin anew: what was gathered or handed in before is none of theirs."""
-        self._under_way, self._mine = None, []
+        """Rules begin anew: what was handed in before is none of theirs."""
+        self._mine = []
 
-    def state(self, engine: Engine) -> dict[str, Any]:
-        """What nobody has looked at yet, as plain JSON, waiting for it; it goes on afterwards."""
-        gathered, reads = self.finish(), engine.reads
-        self._under_way = (lambda: gathered) if gathered else None
-        return {
-            "gathered": [one.as_values() for one in gathered],
-            "mine": [
-                one._replace(
-                    metrics={name: value for name, value in engine.renamed(one.metrics).items() if name in reads}
-                ).as_values()
-                for one in self._mine
-            ],
-        }
+    def state(self, engine: Engine) -> list[dict[str, Any]]:
+        """What nobody has looked at yet, as plain JSON; it goes on afterwards."""
+        reads = engine.reads
+        return [
+            one._replace(
+                metrics={name: value for name, value in engine.renamed(one.metrics).items() if name in reads}
+            ).as_values()
+            for one in self._mine
+        ]
 
-    def load_state(self, state: Mapping[str, Any]) -> None:
+    def load_state(self, state: Sequence[Mapping[str, Any]]) -> None:
         """Go on with that. Raises KeyError, TypeError or ValueError."""
-        gathered = [Observed.of_values(one) for one in state["gathered"]]
-        self._under_way = (lambda: gathered) if gathered else None
-        self._mine = [Observed.of_values(one) for one in state["mine"]]
+        self._mine = [Observed.of_values(one) for one in state]
 
 
-def _reduced(names: Sequence[str], rows: Gathered, reducers: Mapping[str, Reduce]) -> dict[str, object]:
+def _reduced(
+    names: Sequence[str], rows: Sequence[Sequence[float]], reducers: Mapping[str, Reduce]
+) -> dict[str, object]:
     """A value that is no number on one process is none on all, however it is reduced."""
     found: dict[str, object] = {}
     for column, name in enumerate(names):

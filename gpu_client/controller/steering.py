@@ -1,8 +1,8 @@
 """What a session has of rules and commands: they arrive at any moment, and act between two steps.
 
 Alone, a process evaluates and acts within `reported`. With several processes the first one evaluates what all of them
-reported, gathered behind the training and read one step later; what is to be done is shared at the call at which ranks
-agree anyway, so that all do it after the same step, and no step waits for rules.
+reported, which travels with the vote in which ranks agree after each step anyway; what is to be done is shared at the
+next vote, so that all do it after the same step, and rules add no message that a step waits for.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import logging
 import os
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, TypeVar
 
@@ -71,7 +71,7 @@ class Steering:
         self._performer = Performer(
             loop, self._offer, self._leave, lambda *came_of: self._teller.outcome(*came_of, step=self._step)
         )
-        self._gathering = Gathering(peers) if peers.size > 1 else None
+        self._gathering = Gathering() if peers.size > 1 else None
         self.signals = Signals(clock)
         self.live = False
         """Whether there is anything to do at a step: asked at every one."""
@@ -218,14 +218,15 @@ class Steering:
 
     # Several processes
 
-    def gather(self) -> None:
-        """Every rank calls this at the same moments, before it is asked for news."""
+    def contribution(self) -> list[float]:
+        """What this rank adds to a vote: as many numbers on every rank, none where there are no rules."""
+        return self._gathering.contribution(self.engine) if self._gathering is not None and self.engine.active else []
+
+    def heard(self, rows: Sequence[Sequence[float]]) -> None:
+        """What each of the ranks added, in their order; every rank is told at the same vote."""
         if self._gathering is None or not self.engine.active:
             return
-        found = self._gathering.exchange(self.engine)
-        if self._last and self._peers.first:
-            # There is no next step at which it would be read.
-            found += self._gathering.finish()
+        found = self._gathering.heard(rows, self.engine)
         if self._peers.first:
             wait_for_others(self._waiting, self._observe(found))
 
@@ -274,7 +275,7 @@ class Steering:
             "rollbacks": self._rollbacks.done,
             "waiting": [order.as_values() for order in self._waiting],
             "ending": self._ending.state(),
-            "gathering": self._gathering.state(self.engine) if self._gathering is not None else None,
+            "unseen": self._gathering.state(self.engine) if self._gathering is not None else [],
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -290,11 +291,11 @@ class Steering:
             if (left := self._ending.left_over(state.get("ending"), self.engine.wants)) is not None:
                 self._commands.done_again = left.command
                 self._waiting.append(left)
-            gathering = state.get("gathering")
-            if gathering is not None and self._gathering is not None:
-                self._gathering.load_state(gathering)
-            elif gathering is not None:
-                self._unseen = [Observed.of_values(one) for one in (*gathering["gathered"], *gathering["mine"])]
+            unseen = state.get("unseen", ())
+            if self._gathering is not None:
+                self._gathering.load_state(unseen)
+            else:
+                self._unseen = [Observed.of_values(one) for one in unseen]
         self._saved_here = True
 
     def resumed(self, step: int, states: Iterable[object]) -> None:
@@ -322,7 +323,7 @@ class Steering:
         self._closed = True
         if self.engine.active:
             self.happened("end", self._step, {})
-            if self._gathering is not None and not self._gathering.under_way:
+            if self._gathering is not None:
                 self._carry_out(self._observe(self._gathering.rest()))
             self._tell_statuses(at_once=True)
         if self._offer.profiler is not None:

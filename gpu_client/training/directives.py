@@ -12,7 +12,7 @@ import logging
 import os
 import signal
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from types import FrameType
 from typing import Any, Protocol
@@ -38,8 +38,11 @@ class _Stop:
 class Sharing(Protocol):
     """Something that one rank tells all of them."""
 
-    def gather(self) -> None:
-        """Hear all ranks, which call this at the same moment, ahead of being asked for news."""
+    def contribution(self) -> Sequence[float]:
+        """What this rank adds to the vote after a step: as many numbers on every rank."""
+
+    def heard(self, rows: Sequence[Sequence[float]]) -> None:
+        """What each rank added, in their order."""
 
     @property
     def news(self) -> bool:
@@ -96,9 +99,7 @@ class Directives:
         While `busy` (asked only if it matters) it is put off, unless it is the last one before a stop.
         """
         self._uses_due = True
-        if self._sharing is not None and self._ranks.size > 1:
-            self._sharing.gather()
-        asked, stop, wait, news = self._agree(on_interval, busy)
+        asked, stop, wait, news = self._agree(on_interval, busy, self._sharing)
         if news and self._sharing is not None:
             self._sharing.share()
             asked, stop, wait, _ = self._agree(on_interval, busy)
@@ -150,17 +151,28 @@ class Directives:
         self.tag = tag or self.tag
         self.receive(Directive("checkpoint"))
 
-    def _agree(self, on_interval: bool, busy: Callable[[], bool]) -> tuple[bool, _Stop | None, bool, bool]:
-        """What all ranks together are asked for: a checkpoint, a stop, to wait; and whether one of them has news."""
+    def _agree(
+        self, on_interval: bool, busy: Callable[[], bool], sharing: Sharing | None = None
+    ) -> tuple[bool, _Stop | None, bool, bool]:
+        """What all ranks together are asked for: a checkpoint, a stop, to wait; and whether one of them has news.
+
+        What `sharing` is to hear of the others comes with the votes: a second message would cost as much again.
+        """
         asked, stop = self._checkpoint_asked, self._stop
         wait = (on_interval or asked or self.put_off) and busy()
         if self._ranks.size == 1:
             return asked, stop, wait, False
         reason = 0 if stop is None else 1 + _REASONS.index(stop.reason if stop.reason in _REASONS else "other")
         refuses = stop is not None and not stop.checkpoint
-        news = self._sharing is not None and self._sharing.news
-        votes = self._ranks.agree(int(asked), reason, int(refuses), int(wait), int(news))
-        any_asked, reason, refused, any_wait, any_news = votes
+        news = sharing is not None and sharing.news
+        votes = (int(asked), reason, int(refuses), int(wait), int(news))
+        if sharing is None:
+            highest = self._ranks.agree(*votes)
+        else:
+            rows = self._ranks.gather_numbers([*votes, *sharing.contribution()])
+            highest = [int(max(column)) for column in zip(*(row[: len(votes)] for row in rows), strict=True)]
+            sharing.heard([row[len(votes) :] for row in rows])
+        any_asked, reason, refused, any_wait, any_news = highest
         agreed = _Stop(_REASONS[reason - 1], not refused) if reason else None
         return bool(any_asked), agreed, bool(any_wait), bool(any_news)
 

@@ -6,7 +6,7 @@ others wait for it for ever. So directives become visible to all ranks together,
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -53,17 +53,14 @@ class Ranks:
         dist.gather_object(value, gathered, dst=0, group=group)
         return gathered
 
-    def start_gather(self, values: Sequence[float]) -> Callable[[], list[list[float]]]:
-        """Begin to gather the values of all ranks, as many from each; the answer waits for the end of it."""
+    def gather_numbers(self, values: Sequence[float]) -> list[list[float]]:
+        """The numbers of all ranks in rank order, as many from each. Every rank must call this as often."""
         mine = torch.tensor(values, dtype=torch.float64)
+        if self.size == 1:
+            return [mine.tolist()]
         rows = [torch.empty_like(mine) for _ in range(self.size)]
-        work = dist.all_gather(rows, mine, group=self._ready_group(), async_op=True)
-
-        def finish() -> list[list[float]]:
-            work.wait()
-            return [row.tolist() for row in rows]
-
-        return finish
+        dist.all_gather(rows, mine, group=self._ready_group())
+        return [row.tolist() for row in rows]
 
     def share(self, value: Any) -> Any:
         """The first rank's value (plain JSON), on all of them."""

@@ -26,6 +26,7 @@ from tests.performance import (
     overhead,
     request_counts,
     rule_edits,
+    rule_ranks,
     rule_safety,
     rule_training,
     rules,
@@ -104,6 +105,7 @@ def _rules(rounds: int, quick: bool) -> list[Figure]:
         found += rule_safety.measure(rounds=rounds, fuzzed=200, full=2_000)
     else:
         found = [*rules.measure(rounds=rounds), *rule_safety.measure(rounds=rounds)]
+    found += rule_ranks.measure(rounds=rounds)
     with _stack_beside_the_trainer() as (stack, scratch):
         # An edit takes a heartbeat, however many there are: two rounds are forty of them.
         found += rule_edits.measure(stack, scratch, rounds=min(rounds, 2), edits=2 if quick else rule_edits.EDITS)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from gpu_client.controller.steering import Steering
@@ -42,9 +42,6 @@ class Alone:
 
     size = 1
     first = True
-
-    def start_gather(self, values: Sequence[float]) -> Callable[[], list[list[float]]]:
-        raise AssertionError("there is nobody to gather from")
 
     def share(self, value: Any) -> Any:
         raise AssertionError("there is nobody to share with")
@@ -136,17 +133,6 @@ class Rank:
         turn = self._turns[kind] = self._turns.get(kind, 0) + 1
         return self._together.board(kind, turn)
 
-    def start_gather(self, values: Sequence[float]) -> Callable[[], list[list[float]]]:
-        board = self._next("gather")
-        board[self.number] = list(values)
-
-        def finish() -> list[list[float]]:
-            assert len(board) == self.size, "read before the others have begun"
-            assert len({len(row) for row in board.values()}) == 1, "ranks gather different metrics"
-            return [board[number] for number in range(self.size)]
-
-        return finish
-
     def share(self, value: Any) -> Any:
         board = self._next("share")
         board[self.number] = value
@@ -190,9 +176,13 @@ def run_together(size: int, text: str, losses: dict[int, list[float]], **more: A
 
 
 def agree(setups: list[Setup]) -> None:
+    """As the vote after a step: whoever has news says so in it, with what it contributes."""
+    news = any(setup.steering.news for setup in setups)
+    rows = [setup.steering.contribution() for setup in setups]
+    assert len({len(row) for row in rows}) == 1, "ranks contribute different metrics"
     for setup in reversed(setups):
-        setup.steering.gather()
-    if any(setup.steering.news for setup in setups):
+        setup.steering.heard(rows)
+    if news:
         threads = [threading.Thread(target=setup.steering.share) for setup in setups]
         for thread in threads:
             thread.start()

@@ -149,6 +149,7 @@ def test_orders_that_nobody_can_share_do_not_pile_up(monkeypatch: pytest.MonkeyP
     for step in range(1, 20):
         for setup in setups:
             setup.report(step, loss=2.0)
+        rows = [setup.steering.contribution() for setup in setups]
         for setup in setups:
-            setup.steering.gather()
+            setup.steering.heard(rows)
     assert len(setups[0].steering._waiting) == 5

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
-from controller_kit import Together, rule
+from controller_kit import rule
 
 from gpu_client.controller.engine import Engine
 from gpu_client.controller.reducing import Gathering, Observed
@@ -20,12 +21,15 @@ def engine_of(when: str) -> Engine:
 
 def reduced(when: str, *reports: dict[str, Any]) -> dict[str, object]:
     """What the first of so many processes gets to see."""
-    together, engine = Together(len(reports)), engine_of(when)
-    gatherings = [Gathering(together.rank(number)) for number in range(len(reports))]
+    return observed(engine_of(when), reports)
+
+
+def observed(engine: Engine, reports: Sequence[dict[str, Any]]) -> dict[str, object]:
+    gatherings = [Gathering() for _ in reports]
     for gathering, report in zip(gatherings, reports, strict=True):
         gathering.hand_in(1, report, now=0.0)
-        assert gathering.exchange(engine) == []
-    (found,) = gatherings[0].finish()
+    rows = [gathering.contribution(engine) for gathering in gatherings]
+    (found,) = gatherings[0].heard(rows, engine)
     return dict(found.metrics)
 
 
@@ -75,45 +79,37 @@ def test_a_declared_metric_is_reduced_as_it_says(about: str, values: list[Any], 
     engine = Engine(lambda decision: None)
     text = f"metrics: {{own.x: {about}}}\nrules: [{{name: r, when: {when}, do: save}}]"
     assert engine.install(1, text, step=0) == ""
-    together = Together(len(values))
-    gatherings = [Gathering(together.rank(number)) for number in range(len(values))]
-    for gathering, value in zip(gatherings, values, strict=True):
-        gathering.hand_in(1, {"own/x": value}, now=0.0)
-        gathering.exchange(engine)
-    (found,) = gatherings[0].finish()
-    assert found.metrics["own.x"] == expected or (math.isnan(expected) and math.isnan(found.metrics["own.x"]))  # type: ignore[arg-type]
+    found = observed(engine, [{"own/x": value} for value in values])["own.x"]
+    assert found == expected or (math.isnan(expected) and math.isnan(found))  # type: ignore[arg-type]
 
 
 def test_steps_and_events_come_in_the_order_in_which_they_were_told() -> None:
-    together, engine = Together(2), engine_of("loss > 1")
-    first, second = (Gathering(together.rank(number)) for number in range(2))
+    engine, first = engine_of("loss > 1"), Gathering()
     first.note(Observed("evaluate", 1, 0.5, {"eval.loss": 1.0}))
     first.hand_in(2, {"loss": 1.0}, now=1.0)
     first.hand_in(2, {"grad_norm": 1.0}, now=1.5)
     first.note(Observed("epoch", 2, 2.0, {}))
-    for gathering in (first, second):
-        assert gathering.exchange(engine) == []
+    rows = [first.contribution(engine), Gathering().contribution(engine)]
+    assert [one.event for one in first.heard(rows, engine)] == ["evaluate", "step", "epoch"]
     first.note(Observed("save", 2, 2.5, {}))
-    assert [one.event for one in first.exchange(engine)] == ["evaluate", "step", "epoch"]
-    second.exchange(engine)
-    assert [one.event for one in first.exchange(engine)] == ["save"]
+    rows = [first.contribution(engine), Gathering().contribution(engine)]
+    assert [one.event for one in first.heard(rows, engine)] == ["save"]
 
 
-def test_what_is_under_way_can_be_saved_and_goes_on_all_the_same() -> None:
-    together, engine = Together(2), engine_of("loss > 1")
-    first, second = (Gathering(together.rank(number)) for number in range(2))
-    for gathering, loss in ((first, 1.0), (second, math.nan)):
-        gathering.hand_in(3, {"loss": loss, "other": object()}, now=4.0)
-        gathering.exchange(engine)
+def test_what_nobody_has_looked_at_can_be_saved_and_goes_on_all_the_same() -> None:
+    engine, first = engine_of("loss > 1"), Gathering()
+    first.note(Observed("save", 3, 4.0, {"step": 3}))
     first.hand_in(4, {"loss": 7.0, "other": object()}, now=5.0)
     state = first.state(engine)
-    assert state == {
-        "gathered": [{"event": "step", "step": 3, "now": 4.0, "metrics": {"loss": "nan"}}],
-        "mine": [{"event": "step", "step": 4, "now": 5.0, "metrics": {"loss": 7.0}}],
-    }
-    resumed = Gathering(Together(1).rank(0))
+    assert state == [
+        {"event": "save", "step": 3, "now": 4.0, "metrics": {}},
+        {"event": "step", "step": 4, "now": 5.0, "metrics": {"loss": 7.0}},
+    ]
+    resumed = Gathering()
     resumed.load_state(state)
     for gathering in (first, resumed):
-        (found,) = gathering.exchange(engine)
-        assert (found.step, found.now) == (3, 4.0) and math.isnan(found.metrics["loss"])  # type: ignore[arg-type]
-    assert [(one.step, one.metrics) for one in resumed.finish()] == [(4, {"loss": 7.0})]
+        rows = [gathering.contribution(engine), [1.0, math.nan]]
+        saved, found = gathering.heard(rows, engine)
+        assert (saved.event, found.step, found.now) == ("save", 4, 5.0)
+        assert math.isnan(found.metrics["loss"])  # type: ignore[arg-type]
+    assert resumed.rest() == []

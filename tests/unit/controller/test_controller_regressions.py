@@ -9,7 +9,7 @@ from collections.abc import Callable
 import numpy
 import pytest
 import torch
-from controller_kit import Setup, Together, command, rule, run_together
+from controller_kit import Setup, command, rule, run_together
 
 from contract.rules.rule import REPORT
 from gpu_client.controller.reducing import Gathering, Observed
@@ -93,7 +93,7 @@ def test_a_step_and_its_log_are_two_events_for_one_process_and_for_several(size:
 
 @pytest.mark.parametrize("order", [(False, True), (True, False)])
 def test_a_step_of_several_processes_is_a_log_if_anything_of_it_was_logged(order: tuple[bool, bool]) -> None:
-    gathering = Gathering(Together(2).rank(0))
+    gathering = Gathering()
     for number, logged in enumerate(order):
         gathering.hand_in(1, {f"m{number}": 1.0}, now=1.0, logged=logged)
     assert gathering.rest() == [Observed(REPORT, 1, 1.0, {"m0": 1.0, "m1": 1.0})]

@@ -305,7 +305,7 @@ def test_a_state_of_the_users_own_cannot_be_called_as_the_sessions(tmp_path: Pat
 def test_without_rules_a_step_costs_one_look(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with begun(tmp_path) as session:
         calls: list[str] = []
-        for name in ("reported", "happened", "gather", "share", "_arrived", "_tell_statuses"):
+        for name in ("reported", "happened", "contribution", "heard", "share", "_arrived", "_tell_statuses"):
             monkeypatch.setattr(session.steering, name, lambda *_, name=name, **__: calls.append(name))
         for step in range(1, 100):
             session.report(step, 100, loss=1.0)

@@ -1,0 +1,105 @@
+"""What 20 rules add to the vote in which the processes of a training agree after every step: two of them, over gloo."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import socket
+import subprocess
+import sys
+import time
+from statistics import median
+
+import torch
+import torch.distributed as dist
+
+from gpu_client.controller.steering import Steering
+from gpu_client.training.directives import Directives
+from gpu_client.training.ranks import Ranks
+from tests.performance.figures import Figure
+from tests.performance.rules import CONDITIONS, document
+
+RANKS = 2
+VOTES = 400
+"""Of each kind in a round, taking turns."""
+TARGET_US = 200.0
+"""A thousandth of a step of 0.2 s, which is short where several GPUs train one model."""
+VALUES = {"loss": 1.0, "grad_norm": 1.0, "lr": 1e-4, "step.time": 0.1, "data.wait": 0.01}
+
+
+def measure(*, rounds: int) -> list[Figure]:
+    """The median vote of the first process, with what it contributes and hears of metrics, and the rules on them."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    command = [sys.executable, "-m", __name__, str(port), str(rounds)]
+    processes = [
+        subprocess.Popen(
+            command,
+            stdout=subprocess.PIPE,
+            text=True,
+            env={**os.environ, "RANK": str(rank), "WORLD_SIZE": str(RANKS)},
+        )
+        for rank in range(RANKS)
+    ]
+    told = [process.communicate(timeout=120)[0] for process in processes]
+    for process in processes:
+        if process.returncode:
+            raise RuntimeError(f"a process of the vote ended with {process.returncode}")
+    ruled, alone = json.loads(told[0])
+    details = {"rules": len(CONDITIONS), "votes": VOTES}
+    return [
+        Figure(
+            name=f"the vote of {RANKS} processes with 20 rules",
+            unit="us",
+            rounds=ruled,
+            baseline_name="no rules",
+            baseline=alone,
+            details=details,
+        ),
+        Figure(
+            name="what 20 rules add to that vote",
+            unit="us",
+            rounds=[with_rules - without for with_rules, without in zip(ruled, alone, strict=True)],
+            at_most=TARGET_US,
+            details=details,
+        ),
+    ]
+
+
+def main(port: str, rounds: str) -> None:
+    """One of the processes; the first one prints the medians, in microseconds, of each round."""
+    torch.set_num_threads(1)
+    logging.getLogger("baton").setLevel(logging.ERROR)  # rules that fire say so
+    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=port)
+    dist.init_process_group("gloo", rank=int(os.environ["RANK"]), world_size=RANKS)
+    ranks = Ranks(os.environ)
+    pairs: list[tuple[Steering, Directives]] = []
+    for control in ({"rules": {"revision": 1, "text": document(mode="dry_run")}}, {}):
+        directives = Directives(ranks)
+        steering = Steering(directives, ranks)
+        directives.share_with(steering)
+        steering.begin(control, None)
+        pairs.append((steering, directives))
+    found: tuple[list[float], list[float]] = ([], [])
+    step = 0
+    for _ in range(int(rounds)):
+        took: tuple[list[float], list[float]] = ([], [])
+        for _ in range(VOTES):
+            step += 1
+            for (steering, directives), times in zip(pairs, took, strict=True):
+                steering.reported(step, VALUES)
+                ranks.agree(0)  # both begin at once: waiting for the other one's step is no cost of a vote
+                began = time.perf_counter()
+                directives.due(step, on_interval=False)
+                times.append(time.perf_counter() - began)
+        for medians, times in zip(found, took, strict=True):
+            medians.append(1e6 * median(times))
+    if ranks.first:
+        sys.stdout.write(json.dumps(found))
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
