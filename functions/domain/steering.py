@@ -159,15 +159,16 @@ def waiting_after(job: Job, commands: Iterable[CommandRecord], seq: int, now: in
 
 def handed_out(job: Job, commands: Iterable[CommandRecord], now: int) -> list[Command]:
     """What an attempt begins with, oldest first: what waits, every `set` that was applied and not undone, and every
-    `save` whose checkpoint was lost with its machine."""
-    found = [one.model_copy(update=_AS_GIVEN) if _unsaved(job, one) else one for one in commands]
+    `save` and `evaluate` that was lost with its machine."""
+    found = [one.model_copy(update=_AS_GIVEN) if _lost(job, one) else one for one in commands]
     again = [one for one in found if _waits(job, one, now) or (_done_again(one) and not _undone(job, one))]
     return [command_view(job, one, now) for one in again]
 
 
-def _unsaved(job: Job, command: CommandRecord) -> bool:
-    """Whether an earlier attempt ended between taking a checkpoint and committing it, or a newer one."""
-    if command.kind is not CommandKind.SAVE or command.status != "applied" or command.step is None:
+def _lost(job: Job, command: CommandRecord) -> bool:
+    """Whether it belongs to steps that are trained again: no checkpoint from its step on was committed."""
+    repeated = command.kind in (CommandKind.SAVE, CommandKind.EVALUATE)
+    if not repeated or command.status != "applied" or command.step is None:
         return False
     return (job.checkpoint_step is None or job.checkpoint_step < command.step) and not _undone(job, command)
 
@@ -208,7 +209,7 @@ def told(
     dealt_with = tuple(
         one.model_copy(update={**results[one.seq].model_dump(exclude={"seq"}), "epoch": job.epoch})
         for one in commands
-        if one.seq in results and (one.status == "waiting" or (one.epoch < job.epoch and _unsaved(job, one)))
+        if one.seq in results and (one.status == "waiting" or (one.epoch < job.epoch and _lost(job, one)))
     )
     after = _control(job.epoch, report, control, now)
     updates = {"event_seq": job.event_seq + len(events), "decided": decisions[-1].number if decisions else job.decided}

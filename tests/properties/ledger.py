@@ -64,7 +64,7 @@ class Account:
     parents: dict[Place, Place | None] = field(default_factory=dict)
     """The checkpoint that each one continues."""
     results: dict[int, CommandRecord] = field(default_factory=dict)
-    """What the first worker said of a command; of a `save` whose checkpoint was lost with it, a later one."""
+    """What the first worker said of a command; of a `save` or `evaluate` that was lost with it, a later one."""
     rollbacks: int = 0
 
     def enter(self, change: Change, now: int, *, lease: Lease | None) -> None:
@@ -96,8 +96,9 @@ class Account:
         """Whether nothing is there of what was said before: an earlier attempt committed nothing from that step on."""
         if earlier is None:
             return True
-        saved = earlier.kind is CommandKind.SAVE and earlier.status == "applied" and earlier.epoch < self.job.epoch
-        return saved and (self.job.checkpoint_step or -1) < (earlier.step or 0)
+        repeated = earlier.kind in (CommandKind.SAVE, CommandKind.EVALUATE)
+        applied = earlier.status == "applied" and earlier.epoch < self.job.epoch
+        return repeated and applied and (self.job.checkpoint_step or -1) < (earlier.step or 0)
 
     def forget_mishaps(self) -> None:
         """A retry from a clean slate."""

@@ -137,6 +137,21 @@ def test_a_save_whose_checkpoint_was_lost_is_handed_out_again(api: Api) -> None:
         saved(last, 130)
 
 
+def test_an_evaluation_that_was_lost_with_its_machine_is_handed_out_again(api: Api) -> None:
+    """It was of steps that are trained again; its answer may never have come."""
+    held = running(api)
+    given = give(api, held.id, "evaluate").ok()
+    held.commit(100).ok()
+    saved(held, 120)
+    again, commands = next_attempt(api, held)
+    assert commands == [given], "as it was given"
+    saved(again, 101)
+    again.commit(150).ok()
+    assert next_attempt(api, again)[1] == []
+    (shown,) = kept(api, held.id)
+    assert (shown["kind"], shown["status"], shown["step"]) == ("evaluate", "applied", 101)
+
+
 @pytest.mark.parametrize("step", [120, 150])
 def test_a_save_is_done_once_a_checkpoint_from_then_on_is_committed(api: Api, step: int) -> None:
     held = running(api)
