@@ -7,7 +7,6 @@ died, a later epoch is ended in its name: after that its claims do not count, wh
 
 from __future__ import annotations
 
-import json
 import logging
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
@@ -27,6 +26,7 @@ from gpu_client.ring.leases import (
 )
 from gpu_client.ring.manifest import ENDED, MANIFESTS, SAMPLES, Claim, Manifest, ObjectId, manifest_number
 from gpu_client.ring.ring import Ring
+from gpu_client.ring.sealing import sealed
 from gpu_client.ring.store import Versioned
 
 logger = logging.getLogger("baton.ring")
@@ -155,7 +155,7 @@ class Collector:
             if not self._dead(key, record, float(content.get("lease_s", self._ring.settings.lease_s))):
                 continue
             # Changed first: a reader that was not dead sees it, and goes on under another name.
-            if self._ring.store.swap(key, json.dumps({**content, "dead": True}).encode(), record.version) is None:
+            if self._ring.store.swap(key, sealed({**content, "dead": True}), record.version) is None:
                 continue
             logger.info("reader %s is dead", key.removeprefix(READERS))
             add_read(self._ring, int(content.get("read", 0)), str(content.get("mark", "")))
@@ -183,7 +183,7 @@ class Collector:
             if not content.get("dead"):
                 epoch += 1
                 content = {**content, "epoch": epoch, "dead": True, "ended_ms": max(int(self._ring.clock() * 1000), 0)}
-                if self._ring.store.swap(key, json.dumps(content).encode(), record.version) is None:
+                if self._ring.store.swap(key, sealed(content), record.version) is None:
                     continue
                 logger.info("writer %s is dead", writer)
                 done += 1
@@ -209,7 +209,7 @@ def add_read(ring: Ring, samples: int, mark: str) -> None:
         if not more:
             return
         kept = dict([*((one, count) for one, count in left.items() if one != mark), (mark, samples)][-_LEAVING:])
-        data = json.dumps({"samples": int(content.get("samples", 0)) + more, "left": kept}).encode()
+        data = sealed({"samples": int(content.get("samples", 0)) + more, "left": kept})
         if ring.store.swap(READ_BEFORE, data, record.version if record else None) is not None:
             return
 

@@ -14,10 +14,12 @@ import os
 import re
 from collections.abc import Callable
 
+from gpu_client.ring.errors import ObjectDamaged
 from gpu_client.ring.leases import GROUPS, PINS, content_of, own_name, require_name
 from gpu_client.ring.plan import Decision
 from gpu_client.ring.reader import RingReader
 from gpu_client.ring.ring import Ring
+from gpu_client.ring.sealing import sealed, unsealed
 from gpu_client.ring.store import Versioned
 
 logger = logging.getLogger("baton.ring")
@@ -83,9 +85,15 @@ class Group:
         return True
 
     def decision(self, number: int) -> Decision | None:
-        """One that somebody has made."""
-        data = self._store.read(self._decision_key(number))
-        return None if data is None else Decision(*json.loads(bytes(data)))
+        """One that somebody has made. Raises ObjectDamaged for one that was altered: ranks would read other samples."""
+        key = self._decision_key(number)
+        data = self._store.read(key)
+        try:
+            return None if data is None else _decision_of(bytes(data))
+        except (ValueError, TypeError) as error:
+            raise ObjectDamaged(
+                f"{key} cannot be read: {error}", "Begin without the state, or give the training another group"
+            ) from error
 
     def decide(self, number: int, decision: Decision) -> Decision | None:
         """Make one, or find the one that another was faster to make; None if others have forgotten it already."""
@@ -97,7 +105,7 @@ class Group:
             return {**pins, str(number): sorted({*pins.get(str(number), []), decision.number})}
 
         if self._change_pins(pinned):
-            self._store.create(self._decision_key(number), [memoryview(json.dumps(decision).encode())])
+            self._store.create(self._decision_key(number), [memoryview(sealed(decision._asdict()))])
         return self.decision(number)
 
     def took_up(self, number: int) -> None:
@@ -158,7 +166,12 @@ def _pinned(ring: Ring, key: str, seen: Versioned | None, run: int, pins: _Pins)
         "manifests": sorted({one for manifests in pins.values() for one in manifests}),
         "until_ms": int((ring.clock() + PINNED_S) * 1000),
     }
-    return ring.store.swap(key, json.dumps(content).encode(), seen.version if seen else None) is not None
+    return ring.store.swap(key, sealed(content), seen.version if seen else None) is not None
+
+
+def _decision_of(data: bytes) -> Decision:
+    """Raises ValueError or TypeError. One without a digest was stored as a list."""
+    return Decision(*json.loads(data)) if data.startswith(b"[") else Decision(**unsealed(data, frozenset()))
 
 
 def _number(name: str) -> tuple[int, int]:

@@ -6,7 +6,6 @@ one and a half leases, by its own clock. So a clock that is wrong harms nobody, 
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import secrets
@@ -17,6 +16,7 @@ from collections.abc import Callable, Container
 from typing import Any
 
 from gpu_client.ring.errors import RingMismatch
+from gpu_client.ring.sealing import sealed, unsealed
 from gpu_client.ring.store import RingStore, Versioned
 
 WRITERS = "writers/"
@@ -58,14 +58,13 @@ def own_name() -> str:
 
 
 def content_of(record: Versioned | None) -> dict[str, Any]:
-    """What a record says; nothing of one that is not there or cannot be read."""
+    """What a record says; nothing of one that is not there, cannot be read or was altered."""
     if record is None:
         return {}
     try:
-        found = json.loads(record.data)
+        return unsealed(record.data)
     except ValueError:
         return {}
-    return found if isinstance(found, dict) else {}
 
 
 class Watch:
@@ -120,7 +119,7 @@ class Held:
                 return False
             self._content.update(changed)
             self._count += 1
-            data = json.dumps({**self._content, "count": self._count}, separators=(",", ":")).encode()
+            data = sealed({**self._content, "count": self._count})
             # Where the store's answer gets lost it may be written all the same.
             self._unsure.add(data)
             version = self._store.swap(self.key, data, self._version)

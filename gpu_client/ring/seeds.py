@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Callable
 from typing import Self
 
 from gpu_client.ring.errors import RingMismatch
+from gpu_client.ring.sealing import sealed, unsealed
 from gpu_client.ring.store import RingStore, Versioned
 
 SEEDS = "seeds"
@@ -48,7 +48,7 @@ class Seeds:
         while True:
             record = self._store.record(SEEDS)
             begin = max(_next_of(record), self._first)
-            data = json.dumps({"next": begin + self._size}).encode()
+            data = sealed({"next": begin + self._size})
             if self._store.swap(SEEDS, data, record.version if record else None) is not None:
                 self._next, self._end = begin, begin + self._size
                 return
@@ -58,7 +58,7 @@ def _next_of(record: Versioned | None) -> int:
     if record is None:
         return 0
     try:
-        found = json.loads(record.data)["next"]
+        found = unsealed(record.data)["next"]
     except (ValueError, KeyError, TypeError):
         found = None
     if not isinstance(found, int) or isinstance(found, bool) or found < 0:

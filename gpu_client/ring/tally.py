@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import secrets
 from collections.abc import Callable
 
 from gpu_client.ring.leases import COPIES, content_of
+from gpu_client.ring.sealing import sealed
 from gpu_client.ring.store import RingStore, Versioned
 
 GENERATORS = "generators/"
@@ -48,7 +48,7 @@ class Tally:
             self._noted = put
 
     def _swapped(self, put: int, seen: str | None) -> bool:
-        version = self._store.swap(self._key, json.dumps({"put": put, "mark": self._mark}).encode(), seen)
+        version = self._store.swap(self._key, sealed({"put": put, "mark": self._mark}), seen)
         if version is not None:
             self._version = version
         return version is not None

@@ -9,15 +9,21 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from gpu_client.ring.errors import ManifestMissing, RingError, RingMismatch
+from gpu_client.ring.errors import ManifestMissing, ObjectDamaged, RingError, RingMismatch
+from gpu_client.ring.group import Group
+from gpu_client.ring.leases import content_of
 from gpu_client.ring.manifest import Manifest, manifest_key
 from gpu_client.ring.places import make_ring, open_ring
+from gpu_client.ring.plan import Shape
 from gpu_client.ring.reader import RingReader
 from gpu_client.ring.repairing import examined, repaired
 from gpu_client.ring.ring import POINTER, SETTINGS, Pointed, Ring
 from gpu_client.ring.sealing import sealed, unsealed
+from gpu_client.ring.seeds import SEEDS, Seeds
 from gpu_client.ring.settings import RingSettings
 from gpu_client.ring.store_memory import MemoryStore
+from gpu_client.ring.stream import Stream
+from gpu_client.ring.tally import Tally
 from gpu_client.ring.writer import RingWriter
 from tests.unit.ring.reading_scene import Scene
 
@@ -131,6 +137,70 @@ def test_settings_that_were_altered_are_written_anew_by_making_the_ring_again(tm
     path.unlink()
     assert make_ring(place, settings).newest().inserted == 1
     assert len(open_ring(place).newest()) == 1
+
+
+def run_ring(store: MemoryStore) -> Ring:
+    """With everything that writers, readers and trainings leave behind in it."""
+    ring = Ring.make(store, RingSettings(cap=8))
+    with RingWriter(ring, "w", threads=False) as writer:
+        seeds = Seeds(store)
+        for _ in range(8):
+            writer.put(np.array([next(seeds)]), seed=0)
+    ring.publish()
+    for _ in range(2):
+        with RingReader(ring, name="r", threads=False) as reader:
+            stream = Stream(reader, Shape(4), group="training")
+            stream.next_batch()
+            stream.state_dict()
+    Tally(store, "generators/g", lambda: True).take(5)
+    RingWriter(ring, "left", threads=False)
+    return ring
+
+
+@pytest.mark.parametrize("prefix", ["writers/", "readers/", "pins/", "generators/", "read"])
+def test_every_altered_bit_of_a_record_is_noticed(prefix: str) -> None:
+    """A bit more in a pinned manifest's number, and what a training is to resume with would have been collected."""
+    store = MemoryStore()
+    RingReader(run_ring(store), name="alive", threads=False).tell()
+    (key, *_) = (key for key in store._objects if key.startswith(prefix))
+    record = store.record(key)
+    assert record is not None and content_of(record)
+    for altered in flips(bytes(record.data)):
+        assert content_of(record._replace(data=altered)) == {}
+    assert content_of(record._replace(data=without_digest(record.data))) == content_of(record)
+
+
+def test_every_altered_bit_of_the_seeds_is_told() -> None:
+    """Seeds given out twice are the same sample twice."""
+    store = MemoryStore()
+    run_ring(store)
+    data = bytes(store.read(SEEDS) or b"")
+    for altered in flips(data):
+        set_anew(store, SEEDS, altered)
+        with pytest.raises(RingMismatch, match="record of seeds cannot be read"):
+            next(Seeds(store))
+    set_anew(store, SEEDS, without_digest(data))
+    assert next(Seeds(store)) >= 8
+
+
+def test_every_altered_bit_of_a_decision_is_told() -> None:
+    """Ranks that read it at different times would train on different samples."""
+    store = MemoryStore()
+    ring = run_ring(store)
+    (key, *_) = (key for key in store.keys("groups/"))
+    data = bytes(store.read(key) or b"")
+    run, number = (int(part) for part in key.rpartition("/")[2].split("."))
+    with RingReader(ring, name="again", threads=False) as reader:
+        group = Group(reader, "training")
+        assert group.resume(run)
+        decision = group.decision(number)
+        assert decision is not None
+        for altered in flips(data):
+            set_anew(store, key, altered)
+            with pytest.raises(ObjectDamaged, match="cannot be read"):
+                group.decision(number)
+        set_anew(store, key, json.dumps(decision).encode())
+        assert group.decision(number) == decision, "as it was stored before there were digests"
 
 
 @pytest.mark.parametrize("data", [b"", b"{", b"[]", b"null", b'"text"', b"\xff", b'{"other":1}', b"7" * 100])
