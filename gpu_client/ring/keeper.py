@@ -9,13 +9,13 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from gpu_client.ring.collector import Collector, readers_say
 from gpu_client.ring.flow import Flow
 from gpu_client.ring.leases import PUBLISHER, Held, Watch, content_of
-from gpu_client.ring.manifest import Manifest
+from gpu_client.ring.manifest import Claim, Manifest, ObjectId
 from gpu_client.ring.ring import Ring
 
 logger = logging.getLogger("baton.ring")
@@ -52,6 +52,10 @@ class Keeper:
         """Why the last turn, or the last collection, failed; empty if it did not."""
         self._uncollected: Exception | None = None
         """Why the last collection failed."""
+        self._left: frozenset[ObjectId] | None = None
+        """What the newest collection has left, until it was counted which of it are orphans."""
+        self._unclaimed: frozenset[ObjectId] | None = None
+        """Of what the collection before has left, what nobody had claimed."""
         self._complained_at = -float("inf")
 
     def turn(self) -> bool:
@@ -90,7 +94,8 @@ class Keeper:
     def _collect(self) -> None:
         fenced, self._uncollected = 0, None
         try:
-            fenced = self._collector.collect().fenced
+            found = self._collector.collect()
+            fenced, self._left = found.fenced, found.left
         except Exception as error:  # noqa: BLE001 - raised behind the flow
             self._uncollected = error
         # What the dead have left can go as soon as it is published that they are: in the next turn.
@@ -98,9 +103,20 @@ class Keeper:
 
     def measured(self, manifest: Manifest) -> Flow:
         """Counted anew."""
-        finished = sum(claim.samples for claim in self._ring.claims() if not manifest.settled(claim.object))
+        claims = self._ring.claims()
+        finished = sum(claim.samples for claim in claims if not manifest.settled(claim.object))
         said = readers_say(self._ring)
-        return Flow(manifest.inserted, finished, said.read, len(manifest), said.wanted, said.starved)
+        orphans = self._orphans(claims)
+        return Flow(manifest.inserted, finished, said.read, len(manifest), said.wanted, said.starved, orphans)
+
+    def _orphans(self, claims: Iterable[Claim]) -> int:
+        """As of the newest collection: nothing is listed for it. `claims`: listed behind that one."""
+        if self._left is None:
+            return self.flow.orphans
+        # What a living writer has stored is claimed in a moment: only what stays so for two collections is left behind.
+        unclaimed = self._left - {claim.object for claim in claims}
+        before, self._unclaimed, self._left = self._unclaimed, unclaimed, None
+        return min(len(unclaimed), self.flow.orphans) if before is None else len(unclaimed & before)
 
     def start(self) -> None:
         """Begin the thread."""
