@@ -10,6 +10,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 from typing import Any
 
 from gpu_client.ring.collector import Collector, readers_say
@@ -100,6 +101,18 @@ class Keeper:
             self._uncollected = error
         # What the dead have left can go as soon as it is published that they are: in the next turn.
         self._collected_at = -float("inf") if fenced else self._clock()
+
+    def publish_from(self, samples: int) -> None:
+        """Publish if so many samples wait, whoever does the rest of the work. What fails is left to the next turn."""
+        try:
+            found = self._ring.publish_from(samples)
+        except Exception as error:  # noqa: BLE001 - what was put stays put
+            self._complain(error)
+            return
+        with self._turned:
+            newest = found.newest
+            told = replace(self.flow, inserted=newest.inserted, finished=found.waiting, readable=len(newest))
+            self._noted(told, self._measured)
 
     def measured(self, manifest: Manifest) -> Flow:
         """Counted anew."""
