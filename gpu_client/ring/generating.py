@@ -385,8 +385,8 @@ class Standing:
                 "ring.idle": 100 * min(max(waited_s - waited_before_s, 0) / seconds, 1.0),
             }
         found = dict(self._rates)
-        if keeper.turns:
+        if keeper.knows:
             found["ring.orphans"] = flow.orphans
-        if flow.inserted:
+        if keeper.knows and flow.inserted:
             found |= {"ring.fill": 100 * flow.readable / self._cap, "data.reuse": flow.read / flow.inserted}
         return found

@@ -7,6 +7,7 @@ no harm: everything is decided by the store.
 from __future__ import annotations
 
 import logging
+import math
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
@@ -18,6 +19,7 @@ from gpu_client.ring.flow import Flow
 from gpu_client.ring.leases import PUBLISHER, Held, Watch, content_of
 from gpu_client.ring.manifest import Claim, Manifest, ObjectId
 from gpu_client.ring.ring import Ring
+from gpu_client.ring.settings import RingSettings
 
 logger = logging.getLogger("baton.ring")
 
@@ -40,6 +42,9 @@ class Keeper:
         self._collector = Collector(ring, Watch(clock))
         self._held: Held | None = None
         self._collected_at = -float("inf")
+        self._published_at = clock()
+        self.interval_s = turned_every_s(ring.settings)
+        """Between two turns."""
         self._closing = threading.Event()
         self._thread: threading.Thread | None = None
         self._turned = threading.Condition()
@@ -59,6 +64,11 @@ class Keeper:
         """Of what the collection before has left, what nobody had claimed."""
         self._complained_at = -float("inf")
 
+    @property
+    def knows(self) -> bool:
+        """Whether all of `flow` was measured, by anybody."""
+        return self._measured > 0
+
     def turn(self) -> bool:
         """Do the work if it is this one's to do; False if it is another's.
 
@@ -66,7 +76,7 @@ class Keeper:
         removed, but many for the flow.
         """
         ring = self._ring
-        after_s = max(TAKEN_OVER_AFTER_S, 4 * ring.settings.publish_interval_s)
+        after_s = max(TAKEN_OVER_AFTER_S, 4 * self.interval_s)
         if self._held is None or self._held.lost:
             self._uncollected = None
             record = ring.store.record(PUBLISHER)
@@ -79,7 +89,7 @@ class Keeper:
             self._held = Held(ring.store, PUBLISHER, {"holder": self._name, **self._known()}, record)
             if self._held.lost:
                 return False
-        manifest = ring.publish() or ring.newest()
+        manifest = self._due() or ring.newest()
         collecting = self._clock() - self._collected_at >= ring.settings.lease_s / COLLECTIONS_IN_A_LEASE
         if collecting:
             # It may take longer than another waits: nobody is to begin the same beside it.
@@ -91,6 +101,16 @@ class Keeper:
         if collecting and self._uncollected is not None:
             raise self._uncollected
         return True
+
+    def _due(self) -> Manifest | None:
+        """Publish, if it is time."""
+        interval_s = self._ring.settings.publish_interval_s
+        now = self._clock()
+        if self.interval_s < interval_s and now - self._published_at < interval_s - self.interval_s / 2:
+            return None
+        published = self._ring.publish()
+        self._published_at = now
+        return published
 
     def _collect(self) -> None:
         fenced, self._uncollected = 0, None
@@ -158,7 +178,7 @@ class Keeper:
         self.close()
 
     def _run(self) -> None:
-        while not self._closing.wait(self._ring.settings.publish_interval_s):
+        while not self._closing.wait(self.interval_s):
             try:
                 self.turn()
                 if self._uncollected is None:
@@ -187,3 +207,11 @@ class Keeper:
             self.flow, self._measured = flow, measured
             self.turns += 1
             self._turned.notify_all()
+
+
+def turned_every_s(settings: RingSettings) -> float:
+    """A whole part of `publish_interval_s`: where writers publish in between, what they replace is to go in between."""
+    interval_s = settings.publish_interval_s
+    if settings.publish_every_samples is None:
+        return interval_s
+    return interval_s / math.ceil(interval_s * COLLECTIONS_IN_A_LEASE / settings.lease_s)

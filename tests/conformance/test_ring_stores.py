@@ -24,6 +24,7 @@ from gpu_client.ring.writer import RingWriter
 from tests.emulator import unique
 from tests.ring_bucket import RingBucket
 from tests.served_api import ServedApi, served_api
+from tests.unit.ring.ring_kit import Clock
 
 Opened = Callable[[], RingStore]
 
@@ -218,5 +219,8 @@ def test_as_many_samples_as_are_published_at_a_time_are_readable_at_once(opened:
     assert readable == [0, 0, 0, 4, 4, 4, 4, 8, 8]
     assert [slot.inserted for slot in rings[2].newest().slots] == list(range(2, 8))
     assert sum(claim.samples for claim in rings[2].claims()) == 1, "the ninth, which waits"
-    assert Keeper(rings[2], "k").turn()
+    clock = Clock()
+    keeper = Keeper(rings[2], "k", clock=clock)
+    clock.go_on(3600)
+    assert keeper.turn()
     assert rings[2].newest().inserted == 9, "or after the interval, when a keeper looks"

@@ -8,8 +8,9 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from gpu_client.ring.keeper import Keeper
-from gpu_client.ring.manifest import INBOX
+from gpu_client.ring.generating import Standing
+from gpu_client.ring.keeper import COLLECTIONS_IN_A_LEASE, Keeper
+from gpu_client.ring.manifest import INBOX, SAMPLES
 from gpu_client.ring.ring import SETTINGS, Ring
 from gpu_client.ring.sealing import sealed
 from gpu_client.ring.settings import RingSettings
@@ -46,12 +47,52 @@ def test_so_many_are_readable_at_once_and_fewer_after_the_interval() -> None:
         found.append(scene.ring.newest().inserted)
     assert found == [0, 0, 3, 3, 3, 6, 6, 6]
     began_at = scene.clock()
-    look_for(scene.keeper, scene.clock, INTERVAL_S - 1)
+    look_for(scene.keeper, scene.clock, INTERVAL_S - 0.1)
     assert scene.ring.newest().inserted == 6, "two are fewer, and have not waited for so long"
     scene.clock.now_s = began_at
     look_for(scene.keeper, scene.clock, INTERVAL_S)
     assert scene.ring.newest().inserted == 8
     assert scene.values() == [[number] for number in range(8)]
+
+
+def test_who_is_overtaken_publishes_all_the_same() -> None:
+    scene = Scene(cap=100, publish_every_samples=2, publish_interval_s=INTERVAL_S)
+    writer = scene.writer()
+    swap, lost = scene.store.swap, []
+
+    def overtaken(key: str, data: bytes, seen: str | None) -> str | None:
+        if key == "pointer" and len(lost) < 3:
+            lost.append(key)
+            return None
+        return swap(key, data, seen)
+
+    scene.store.swap = overtaken  # type: ignore[method-assign]
+    for number in range(2):
+        writer.put(np.array([number]))
+    assert (len(lost), scene.ring.newest().inserted) == (3, 2)
+
+
+@pytest.mark.parametrize("lease_s", [0.6, 6.0, 7.3, 60.0])
+def test_what_is_replaced_goes_however_long_the_interval_is(lease_s: float) -> None:
+    """Otherwise all that is put in an hour would be stored at a time."""
+    scene = Scene(cap=4, retain=2, publish_every_samples=2, publish_interval_s=3600, lease_s=lease_s)
+    writer = scene.writer()
+    for _ in range(10):
+        for number in range(20):
+            writer.put(np.array([number]))
+        writer.renew()
+        look_for(scene.keeper, scene.clock, 2 * lease_s / COLLECTIONS_IN_A_LEASE)
+        assert len(scene.store.keys(SAMPLES)) <= 4 + 2
+    assert scene.ring.newest().inserted == 200
+
+
+def test_nothing_is_said_of_what_nobody_has_measured_yet() -> None:
+    scene = Scene(cap=4, publish_every_samples=1, publish_interval_s=INTERVAL_S)
+    scene.writer().put(np.array([1]))
+    standing = Standing(4, scene.clock)
+    assert (scene.keeper.flow.inserted, standing.at(scene.keeper, 0.0)) == (1, {})
+    scene.keeper.turn()
+    assert standing.at(scene.keeper, 0.0) == {"ring.orphans": 0, "ring.fill": 25.0, "data.reuse": 0.0}
 
 
 def test_whose_samples_they_are_does_not_matter() -> None:
@@ -115,6 +156,7 @@ def test_what_cannot_be_published_now_stays_put(fails: str) -> None:
     assert scene.ring.newest().inserted == (3 if fails == "once" else 0)
     assert "no route" in scene.keeper.trouble
     broken = False
+    scene.clock.go_on(INTERVAL_S)
     scene.keeper.turn()
     assert scene.values() == [[0], [1], [2]]
 
