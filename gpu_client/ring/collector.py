@@ -52,6 +52,8 @@ class Collected(NamedTuple):
     """Writers that were taken for dead."""
     readers: int = 0
     """Readers that were taken for dead."""
+    left: frozenset[ObjectId] = frozenset()
+    """Objects that nobody can read and that were not removed: they wait to become readable, or their writer died."""
 
 
 class Collector:
@@ -74,8 +76,8 @@ class Collector:
         store = self._ring.store
         stored = [one for one in map(ObjectId.of_key, store.keys(SAMPLES)) if one is not None and one not in needed]
         forgotten = self._forgotten({one.writer for one in stored} - set(last.passed))
-        objects = [one.key for one in stored if last.settled(one) or one.writer in forgotten]
-        store.delete(objects)
+        gone = {one for one in stored if last.settled(one) or one.writer in forgotten}
+        store.delete([one.key for one in stored if one in gone])
         numbered = [(manifest_number(key), key) for key in store.keys(MANIFESTS)]
         old = [key for one, key in numbered if one not in kept and 0 < one <= number]
         store.delete(old)
@@ -85,7 +87,7 @@ class Collector:
             store.delete([key for key in notes if key not in listed][: len(notes) - _NOTES])
         self._forget_copies()
         store.tidy(max(2 * self._ring.settings.lease_s, UNFINISHED_S))
-        return Collected(len(objects), len(old), fenced, readers)
+        return Collected(len(gone), len(old), fenced, readers, frozenset(stored) - gone)
 
     def _forget_copies(self) -> None:
         """What was counted for copies of generators that have died, or ended, goes: nobody takes up their names."""

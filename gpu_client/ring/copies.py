@@ -123,7 +123,7 @@ class Copies:
             "refused": sum(int(writer.get("refused", 0)) for writer in writers),
             "put_bytes": sum(int(writer.get("bytes", 0)) for writer in writers),
         }
-        return sum(self._put.values()), {**self._standing.at(self._keeper.flow, waited_s), **counts}
+        return sum(self._put.values()), {**self._standing.at(self._keeper, waited_s), **counts}
 
     def _forget(self) -> None:
         if self._again:

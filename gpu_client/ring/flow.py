@@ -29,6 +29,8 @@ class Flow:
     """The most that a reader takes at a time."""
     starved: int = 0
     """Readers that wait since nothing is readable that they may read: all is too old, or was used up."""
+    orphans: int = 0
+    """Objects that were stored and never claimed, and are not removed yet: a writer that has died left them behind."""
 
     def content(self) -> dict[str, Any]:
         """For a record."""

@@ -338,7 +338,7 @@ class Generation:
                 self._tally.note(self._put)
             except OSError as error:
                 logger.warning("how many samples were put cannot be noted now: %s", error)
-        found = self._standing.at(self._keeper.flow, self._waited_s + self._writer.waited_s + waiting_s)
+        found = self._standing.at(self._keeper, self._waited_s + self._writer.waited_s + waiting_s)
         put_bytes = self._put_bytes + self._writer.put_bytes
         counts = {"refused": self._refused, "failed": self._failed, "put_bytes": put_bytes}
         self._progress.report(self._put, self._count or 0, **found, **counts)
@@ -370,9 +370,9 @@ class Standing:
         self._before: tuple[float, Flow, float] | None = None
         self._rates: dict[str, float] = {}
 
-    def at(self, flow: Flow, waited_s: float) -> dict[str, float]:
+    def at(self, keeper: Keeper, waited_s: float) -> dict[str, float]:
         """`waited_s`: how long this generator has waited so far; `ring.idle` is the share of time, in percent."""
-        now = self._clock()
+        now, flow = self._clock(), keeper.flow
         if self._before is None:
             self._before = now, flow, waited_s
         at, before, waited_before_s = self._before
@@ -384,6 +384,9 @@ class Standing:
                 "ring.get_rate": max(flow.read - before.read, 0) / seconds,
                 "ring.idle": 100 * min(max(waited_s - waited_before_s, 0) / seconds, 1.0),
             }
-        if not flow.inserted:
-            return self._rates
-        return {"ring.fill": 100 * flow.readable / self._cap, "data.reuse": flow.read / flow.inserted, **self._rates}
+        found = dict(self._rates)
+        if keeper.knows:
+            found["ring.orphans"] = flow.orphans
+        if keeper.knows and flow.inserted:
+            found |= {"ring.fill": 100 * flow.readable / self._cap, "data.reuse": flow.read / flow.inserted}
+        return found

@@ -7,16 +7,19 @@ no harm: everything is decided by the store.
 from __future__ import annotations
 
 import logging
+import math
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 from typing import Any
 
 from gpu_client.ring.collector import Collector, readers_say
 from gpu_client.ring.flow import Flow
 from gpu_client.ring.leases import PUBLISHER, Held, Watch, content_of
-from gpu_client.ring.manifest import Manifest
+from gpu_client.ring.manifest import Claim, Manifest, ObjectId
 from gpu_client.ring.ring import Ring
+from gpu_client.ring.settings import RingSettings
 
 logger = logging.getLogger("baton.ring")
 
@@ -39,6 +42,9 @@ class Keeper:
         self._collector = Collector(ring, Watch(clock))
         self._held: Held | None = None
         self._collected_at = -float("inf")
+        self._published_at = clock()
+        self.interval_s = turned_every_s(ring.settings)
+        """Between two turns."""
         self._closing = threading.Event()
         self._thread: threading.Thread | None = None
         self._turned = threading.Condition()
@@ -52,7 +58,16 @@ class Keeper:
         """Why the last turn, or the last collection, failed; empty if it did not."""
         self._uncollected: Exception | None = None
         """Why the last collection failed."""
+        self._left: frozenset[ObjectId] | None = None
+        """What the newest collection has left, until it was counted which of it are orphans."""
+        self._unclaimed: frozenset[ObjectId] | None = None
+        """Of what the collection before has left, what nobody had claimed."""
         self._complained_at = -float("inf")
+
+    @property
+    def knows(self) -> bool:
+        """Whether all of `flow` was measured, by anybody."""
+        return self._measured > 0
 
     def turn(self) -> bool:
         """Do the work if it is this one's to do; False if it is another's.
@@ -61,7 +76,7 @@ class Keeper:
         removed, but many for the flow.
         """
         ring = self._ring
-        after_s = max(TAKEN_OVER_AFTER_S, 4 * ring.settings.publish_interval_s)
+        after_s = max(TAKEN_OVER_AFTER_S, 4 * self.interval_s)
         if self._held is None or self._held.lost:
             self._uncollected = None
             record = ring.store.record(PUBLISHER)
@@ -74,7 +89,7 @@ class Keeper:
             self._held = Held(ring.store, PUBLISHER, {"holder": self._name, **self._known()}, record)
             if self._held.lost:
                 return False
-        manifest = ring.publish() or ring.newest()
+        manifest = self._due() or ring.newest()
         collecting = self._clock() - self._collected_at >= ring.settings.lease_s / COLLECTIONS_IN_A_LEASE
         if collecting:
             # It may take longer than another waits: nobody is to begin the same beside it.
@@ -87,20 +102,54 @@ class Keeper:
             raise self._uncollected
         return True
 
+    def _due(self) -> Manifest | None:
+        """Publish, if it is time."""
+        interval_s = self._ring.settings.publish_interval_s
+        now = self._clock()
+        if self.interval_s < interval_s and now - self._published_at < interval_s - self.interval_s / 2:
+            return None
+        published = self._ring.publish()
+        self._published_at = now
+        return published
+
     def _collect(self) -> None:
         fenced, self._uncollected = 0, None
         try:
-            fenced = self._collector.collect().fenced
+            found = self._collector.collect()
+            fenced, self._left = found.fenced, found.left
         except Exception as error:  # noqa: BLE001 - raised behind the flow
             self._uncollected = error
         # What the dead have left can go as soon as it is published that they are: in the next turn.
         self._collected_at = -float("inf") if fenced else self._clock()
 
+    def publish_from(self, samples: int) -> None:
+        """Publish if so many samples wait, whoever does the rest of the work. What fails is left to the next turn."""
+        try:
+            found = self._ring.publish_from(samples)
+        except Exception as error:  # noqa: BLE001 - what was put stays put
+            self._complain(error)
+            return
+        with self._turned:
+            newest = found.newest
+            told = replace(self.flow, inserted=newest.inserted, finished=found.waiting, readable=len(newest))
+            self._noted(told, self._measured)
+
     def measured(self, manifest: Manifest) -> Flow:
         """Counted anew."""
-        finished = sum(claim.samples for claim in self._ring.claims() if not manifest.settled(claim.object))
+        claims = self._ring.claims()
+        finished = sum(claim.samples for claim in claims if not manifest.settled(claim.object))
         said = readers_say(self._ring)
-        return Flow(manifest.inserted, finished, said.read, len(manifest), said.wanted, said.starved)
+        orphans = self._orphans(claims)
+        return Flow(manifest.inserted, finished, said.read, len(manifest), said.wanted, said.starved, orphans)
+
+    def _orphans(self, claims: Iterable[Claim]) -> int:
+        """As of the newest collection: nothing is listed for it. `claims`: listed behind that one."""
+        if self._left is None:
+            return self.flow.orphans
+        # What a living writer has stored is claimed in a moment: only what stays so for two collections is left behind.
+        unclaimed = self._left - {claim.object for claim in claims}
+        before, self._unclaimed, self._left = self._unclaimed, unclaimed, None
+        return min(len(unclaimed), self.flow.orphans) if before is None else len(unclaimed & before)
 
     def start(self) -> None:
         """Begin the thread."""
@@ -129,7 +178,7 @@ class Keeper:
         self.close()
 
     def _run(self) -> None:
-        while not self._closing.wait(self._ring.settings.publish_interval_s):
+        while not self._closing.wait(self.interval_s):
             try:
                 self.turn()
                 if self._uncollected is None:
@@ -158,3 +207,11 @@ class Keeper:
             self.flow, self._measured = flow, measured
             self.turns += 1
             self._turned.notify_all()
+
+
+def turned_every_s(settings: RingSettings) -> float:
+    """A whole part of `publish_interval_s`: where writers publish in between, what they replace is to go in between."""
+    interval_s = settings.publish_interval_s
+    if settings.publish_every_samples is None:
+        return interval_s
+    return interval_s / math.ceil(interval_s * COLLECTIONS_IN_A_LEASE / settings.lease_s)

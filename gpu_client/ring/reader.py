@@ -109,7 +109,7 @@ class RingReader:
                     continue
             return self._upcoming(self.ring.manifest(number))
         raise ManifestMissing(
-            "manifests are replaced faster than they can be read", "Raise retain, or publish_interval_s"
+            "manifests are replaced faster than they can be read", "Raise retain, or publish less often"
         )
 
     def keep_only(self, numbers: Iterable[int]) -> None:

@@ -34,6 +34,7 @@ from gpu_client.ring.manifest import (
     doubtful,
     manifest_key,
     stray,
+    waiting,
 )
 from gpu_client.ring.sealing import sealed, unsealed
 from gpu_client.ring.settings import RingSettings
@@ -66,7 +67,8 @@ class Ring:
     @classmethod
     def make(cls, store: RingStore, settings: RingSettings, *, clock: Callable[[], float] = time.time) -> Ring:
         """Open the ring that is there, or make it. Raises RingMismatch where there is one with other settings."""
-        data = sealed(settings.model_dump(mode="json"))
+        # What is not set is left out: who does not know of it yet can open the ring.
+        data = sealed(settings.model_dump(mode="json", exclude_none=True))
         if store.create(SETTINGS, [memoryview(data)]):
             _require_promises(store, data)
         else:
@@ -176,7 +178,25 @@ class Ring:
         whoever finds it there points to it. So it does not matter where a publisher dies.
         """
         last, version = self._pointed_at()
-        claims = self._waiting(last)
+        return self._published(last, version, self._waiting(last), at_once=at_once)
+
+    def publish_from(self, samples: int) -> Looked:
+        """Publish if at least so many samples wait. Any process may call this at any time, too."""
+        for _ in range(_FASTER):
+            last, version = self._pointed_at()
+            claims = self._waiting(last)
+            there = sum(one.samples for one in waiting(last, claims))
+            # Another that was faster may have published without what was claimed since.
+            newest = (self._published(last, version, claims) if there >= samples else None) or last
+            there = max(there - (newest.inserted - last.inserted), 0)
+            if there < samples:
+                break
+        return Looked(newest, there)
+
+    def _published(
+        self, last: Manifest, version: str | None, claims: list[Claim], *, at_once: bool = False
+    ) -> Manifest | None:
+        """The manifest behind `last`, of which the pointer had that version."""
         ahead = advanced(last, claims, self.settings, int(self.clock() * 1000), at_once=at_once)
         if ahead is None:
             # Somebody may have died behind the pointer, and before this. If the pointer has not moved, nothing has
@@ -249,6 +269,14 @@ class Ring:
                 f"it is {_said(schema)}, and the ring's samples are {_said(self._schema)}",
                 "Change the generator, or make another ring",
             )
+
+
+class Looked(NamedTuple):
+    """What there is behind a look for samples that are due."""
+
+    newest: Manifest
+    waiting: int
+    """Samples that are not readable yet."""
 
 
 class Pointed(NamedTuple):

@@ -44,6 +44,9 @@ class RingSettings(BaseModel):
     """generation: all of them are replaced when `cap` new ones are there. rolling: the oldest, every few moments."""
     publish_interval_s: float = Field(default=0.25, ge=0.005, le=3600)
     """rolling: new samples wait no longer than this to be readable. How often is looked for them in both modes."""
+    publish_every_samples: int | None = Field(default=None, ge=1, le=MAX_CAP)
+    """rolling: as soon as so many new samples wait they are readable, whatever the interval is. Each writer looks
+    for it behind each object that it puts."""
     min_size: int = Field(default=1, ge=1, le=MAX_CAP)
     """Nothing is read before so many samples are there."""
     max_ahead: int | None = Field(default=None, ge=1, le=MAX_CAP)
@@ -83,6 +86,19 @@ class RingSettings(BaseModel):
         if self.mode == "generation" and self.max_ahead is not None and self.max_ahead < self.cap:
             raise ValueError(
                 f"max_ahead is {self.max_ahead} and cap {self.cap}: writers would wait before a generation is complete"
+            )
+        every = self.publish_every_samples
+        if every is not None and self.mode == "generation":
+            raise ValueError(
+                f"publish_every_samples is {every} and mode generation: each is published when it is complete"
+            )
+        if every is not None and every > self.cap:
+            raise ValueError(
+                f"publish_every_samples is {every} and cap only {self.cap}: it would be more than the ring"
+            )
+        if every is not None and every > self.ahead:
+            raise ValueError(
+                f"max_ahead is {self.max_ahead} and publish_every_samples {every}: writers would wait before so many do"
             )
         return self
 

@@ -301,6 +301,8 @@ class RingWriter:
         self._claimed = claim.object
         self.put_samples += claim.samples
         self._unseen += claim.samples
+        if self._ring.settings.publish_every_samples is not None:
+            self._keeper.publish_from(self._ring.settings.publish_every_samples)
 
     def _ended(self) -> ObjectId | None:
         """Say that nothing more comes: then this writer need not be remembered for long. None if it cannot say so."""

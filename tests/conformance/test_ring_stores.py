@@ -12,14 +12,19 @@ import numpy as np
 import pytest
 
 from functions.local.emulator import Emulator
+from gpu_client.ring.keeper import Keeper
 from gpu_client.ring.objects import Provenance, StoredSamples, encode
+from gpu_client.ring.ring import Ring
+from gpu_client.ring.settings import RingSettings
 from gpu_client.ring.store import RingStore
 from gpu_client.ring.store_fs import DirectoryStore
 from gpu_client.ring.store_memory import MemoryStore
 from gpu_client.ring.tree import take_apart
+from gpu_client.ring.writer import RingWriter
 from tests.emulator import unique
 from tests.ring_bucket import RingBucket
 from tests.served_api import ServedApi, served_api
+from tests.unit.ring.ring_kit import Clock
 
 Opened = Callable[[], RingStore]
 
@@ -200,3 +205,22 @@ def test_what_a_dead_process_was_storing_is_removed_and_nothing_else(tmp_path: P
     assert store.tidy(60.0) == 1
     assert [path.name for path in (tmp_path / "ring/tmp").iterdir()] == ["4567"]
     assert store.keys("samples/") == ["samples/w/1"]
+
+
+def test_as_many_samples_as_are_published_at_a_time_are_readable_at_once(opened: Opened) -> None:
+    """Whoever puts the one that makes them so many publishes, and they wait for nobody else."""
+    settings = RingSettings(cap=6, publish_every_samples=4, publish_interval_s=3600)
+    rings = [Ring(opened(), settings) for _ in range(3)]
+    writers = [RingWriter(ring, name, threads=False) for ring, name in zip(rings, ("one", "two"), strict=False)]
+    readable = []
+    for number in range(9):
+        writers[number % 2].put(np.array([number]))
+        readable.append(rings[2].newest().inserted)
+    assert readable == [0, 0, 0, 4, 4, 4, 4, 8, 8]
+    assert [slot.inserted for slot in rings[2].newest().slots] == list(range(2, 8))
+    assert sum(claim.samples for claim in rings[2].claims()) == 1, "the ninth, which waits"
+    clock = Clock()
+    keeper = Keeper(rings[2], "k", clock=clock)
+    clock.go_on(3600)
+    assert keeper.turn()
+    assert rings[2].newest().inserted == 9, "or after the interval, when a keeper looks"

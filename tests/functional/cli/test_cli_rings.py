@@ -18,7 +18,8 @@ from tests.stack import Stack
 def test_a_ring_from_its_making_to_its_end(baton: Baton, stack: Stack) -> None:
     name = unique("ring")
     place = f"baton:{name}"
-    baton("ring", "make", place, "--set", "cap=4", "--set", "publish_interval_s=0.1").ok()
+    settings = ("--set", "publish_interval_s=0.1", "--set", "publish_every_samples=3")
+    baton("ring", "make", place, "--set", "cap=4", *settings).ok()
     assert name in [ring["name"] for ring in baton("ring", "list", "--json").ok().json["rings"]]
     ring = Ring.open(ApiStore(name, Access(stack.url, stack.keys["submit"])))
     with RingWriter(ring, "w") as writer:

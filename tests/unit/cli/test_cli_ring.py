@@ -173,6 +173,7 @@ def test_a_generation_that_is_not_whole_is_published_when_asked(command: Command
         (["make", "r", "--set", "cap"], 2, "'cap' is no setting"),
         (["make", "r", "--set", "cap=3", "--set", "capp=3"], 2, "these are no settings of a ring"),
         (["make", "r", "--set", "cap=3", "--set", "min_size=4"], 2, "these are no settings of a ring"),
+        (["make", "r", "--set", "cap=3", "--set", "publish_every_samples=4"], 2, "these are no settings of a ring"),
         (["make", "a file/r", "--set", "cap=3"], 1, "a file/r cannot hold a ring: Not a directory"),
         (["status", "empty"], 1, "there is no ring here"),
     ],

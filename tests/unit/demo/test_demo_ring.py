@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 
 from demo.ring import pictures
@@ -25,6 +26,7 @@ from demo.ring.summary import (
     nobody,
     trained_of,
 )
+from demo.ring.train import network
 
 
 def trained(steps: int, wait_s: float, *, began_at: float = 100.0) -> Trained:
@@ -53,6 +55,15 @@ def test_a_picture_is_made_from_its_seed_alone() -> None:
     other, _ = render([3, 1, 8])
     assert (image.shape, image.dtype, label) == ((1, SIDE, SIDE), np.float32, same)
     assert image.tobytes() == again.tobytes() != other.tobytes()
+
+
+def test_what_is_measured_is_the_network_that_is_trained() -> None:
+    """Normalised by batches it was another one while it was measured: the loss leapt by more than a nat, and back."""
+    torch.manual_seed(1)
+    model, images = network(), torch.rand(8, 1, SIDE, SIDE)
+    trained = model.train()(images)
+    assert torch.equal(trained, model.eval()(images))
+    assert torch.allclose(trained[:1], model(images[:1]), atol=1e-5), "whatever else is in the batch"
 
 
 def test_pictures_show_their_shape(tmp_path: Path) -> None:
