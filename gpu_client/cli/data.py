@@ -22,7 +22,7 @@ from gpu_client.cli.formats import count, moment, size
 from gpu_client.cli.output import FOLDED, Column
 from gpu_client.cli.pushed import Manifests, require_room
 from gpu_client.cli.session import AsJson, session_of
-from gpu_client.cli.validate import named_as_image, require_sound, validate
+from gpu_client.cli.validate import Captions, MinSide, named_as_image, require_sound, validate
 from gpu_client.transport.api import BatonClient
 from gpu_client.transport.calls import pages
 from gpu_client.transport.cancel import CancelEvent, stop_if_set
@@ -67,6 +67,8 @@ def push(
     check: Annotated[
         bool, typer.Option(help="Look at new images and masks, and all captions, before anything is sent.")
     ] = True,
+    captions: Captions = False,
+    min_side: MinSide = None,
     delete: Annotated[
         bool, typer.Option("--delete", help="Delete what is stored below PREFIX/ and is not in DIR, too.")
     ] = False,
@@ -83,6 +85,8 @@ def push(
     Interrupted, the same command sends the rest; until then workers refuse the folder. They verify what they fetch by
     the digests that it writes last.
     """
+    if not check and (captions or min_side is not None):
+        raise CliError("--no-check looks at nothing, and --captions and --min-side ask for a look", "Leave one out.")
     session = session_of(context)
     files = local_files(directory, prefix)
     require_room(len(files))
@@ -91,7 +95,7 @@ def push(
         plan = plan_push(files, stored, lambda path, parts: etag_of(path, parts, session.cancel))
         extra = not_among(files, stored)
         if check and plan.send and any(map(named_as_image, files.values())):
-            require_sound(session.screen, directory, plan.send.values())
+            require_sound(session.screen, directory, plan.send.values(), captions=captions, min_side=min_side)
         if not dry_run:
             removed = extra if delete else []
             manifests = Manifests(client, _folder(prefix), files, stored=stored, removed=removed, cancel=session.cancel)

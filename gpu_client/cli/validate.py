@@ -22,15 +22,19 @@ EXIT_FAULTS = 1
 SHOWN_OF_A_KIND = 10
 
 
+Captions = Annotated[bool, typer.Option("--captions", help="Every image must have a caption.")]
+MinSide = Annotated[
+    int | None,
+    typer.Option(min=8, help="Shorter sides are faults, in pixels. Default: below 512 is a warning."),
+]
+
+
 def validate(
     context: typer.Context,
     directory: Annotated[Path, typer.Argument(metavar="DIR", help="All images below it.", show_default=False)],
     *,
-    captions: Annotated[bool, typer.Option("--captions", help="Every image must have a caption.")] = False,
-    min_side: Annotated[
-        int | None,
-        typer.Option(min=8, help="Shorter sides are faults, in pixels. Default: below 512 is a warning."),
-    ] = None,
+    captions: Captions = False,
+    min_side: MinSide = None,
     sheet: Annotated[Path | None, typer.Option(help="Write a contact sheet (PNG) to this file.")] = None,
     as_json: AsJson = False,
 ) -> None:
@@ -91,9 +95,12 @@ def named_as_image(path: Path) -> bool:
     return is_image(path)
 
 
-def require_sound(screen: Screen, directory: Path, send: Iterable[Path]) -> None:
+def require_sound(
+    screen: Screen, directory: Path, send: Iterable[Path], *, captions: bool = False, min_side: int | None = None
+) -> None:
     """Before a push of some of its files: warnings are told in one line. Raises CliError for the first fault."""
-    report = checked(directory, only={path.relative_to(directory).as_posix() for path in send})
+    only = {path.relative_to(directory).as_posix() for path in send}
+    report = checked(directory, captions=captions, min_side=min_side, only=only)
     faults = [one for one in report.findings if one.severity == "fault"]
     if faults:
         more = f", and {count(len(faults) - 1, 'other fault')}" if faults[1:] else ""

@@ -90,6 +90,19 @@ def test_push_looks_at_new_images_first(baton: Baton, stack: Stack, folder: Path
     assert "warnings" not in said.err, "no image is new"
 
 
+def test_push_asks_for_what_validate_can_ask_for(baton: Baton, stack: Stack, folder: Path) -> None:
+    prefix = unique("set")
+    (folder / "captions.jsonl").write_text('{"file_name": "00.png", "text": "a temple"}\n')
+    baton("data", "push", folder, prefix, "--captions").failed(2, "has no caption", "nothing was sent")
+    baton("data", "push", folder, prefix, "--min-side", "251").failed(2, "250 x 250", "nothing was sent")
+    baton("data", "push", folder, prefix, "--captions", "--no-check").failed(2, "looks at nothing")
+    assert stack.keys_below(prefix + "/", "training-data") == {}
+    baton("data", "push", folder, prefix, "--min-side", "250").ok()
+    (folder / "13.png").write_bytes((folder / "03.png").read_bytes())
+    baton("data", "push", folder, prefix, "--captions").failed(2, "13.png has no caption")
+    assert len(stack.keys_below(prefix + "/", "training-data")) == 14
+
+
 def test_push_looks_at_captions_and_masks_though_no_image_is_new(baton: Baton, stack: Stack, folder: Path) -> None:
     prefix = unique("set")
     captions, mask = folder / "captions.jsonl", folder / "00.mask.png"
