@@ -10,6 +10,7 @@ import socket
 import ssl
 import struct
 import threading
+import time
 from collections import defaultdict, deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -76,6 +77,15 @@ class ScriptedServer:
         with self.lock:
             queue = self._script[(method, path)]
             return queue.popleft() if queue else self.routes.get((method, path))
+
+    def settle(self) -> None:
+        """Until nothing is under way: the last bytes of a client that gave up may still be on their way."""
+        until, quiet = time.monotonic() + 30, 0
+        while quiet < 5:
+            assert time.monotonic() < until, "requests are under way for 30 s"
+            time.sleep(0.02)
+            with self.lock:
+                quiet = quiet + 1 if self.at_once == 0 else 0
 
     def paths(self, method: str) -> list[str]:
         return [request.path for request in self.seen if request.method == method]

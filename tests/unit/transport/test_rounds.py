@@ -328,6 +328,7 @@ def test_stopped_in_the_middle_it_goes_on_with_what_is_missing(
     plane.store.script("PUT", part_path("big", 4), stop)
     with pytest.raises(TransferCanceled):
         upload(plane, transfer, cancel=cancel)
+    plane.store.settle()
     assert "/big" not in plane.store.objects
     there = set(plane.store.objects)
     plane.store.seen.clear()
