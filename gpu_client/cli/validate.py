@@ -100,16 +100,18 @@ def require_sound(
 ) -> None:
     """Before a push of some of its files: warnings are told in one line. Raises CliError for the first fault."""
     only = {path.relative_to(directory).as_posix() for path in send}
+    asked = (" --captions" if captions else "") + (f" --min-side {min_side}" if min_side is not None else "")
+    command = f"baton data validate {directory}{asked}"
     report = checked(directory, captions=captions, min_side=min_side, only=only)
     faults = [one for one in report.findings if one.severity == "fault"]
     if faults:
         more = f", and {count(len(faults) - 1, 'other fault')}" if faults[1:] else ""
         raise CliError(
             f"{_place(faults[0])} {faults[0].message}{more}: nothing was sent",
-            f"baton data validate {directory} tells all; --no-check sends it as it is.",
+            f"{command} tells all; --no-check sends it as it is.",
         )
     if report.findings:
-        screen.say(f"{count(len(report.findings), 'warning')} about the images: baton data validate {directory}")
+        screen.say(f"{count(len(report.findings), 'warning')} about the images: {command}")
 
 
 def as_document(report: Report) -> dict[str, Any]:

@@ -94,7 +94,7 @@ def test_push_asks_for_what_validate_can_ask_for(baton: Baton, stack: Stack, fol
     prefix = unique("set")
     (folder / "captions.jsonl").write_text('{"file_name": "00.png", "text": "a temple"}\n')
     baton("data", "push", folder, prefix, "--captions").failed(2, "has no caption", "nothing was sent")
-    baton("data", "push", folder, prefix, "--min-side", "251").failed(2, "250 x 250", "nothing was sent")
+    baton("data", "push", folder, prefix, "--min-side", "251").failed(2, "250 x 250", "--min-side 251 tells all")
     baton("data", "push", folder, prefix, "--captions", "--no-check").failed(2, "looks at nothing")
     assert stack.keys_below(prefix + "/", "training-data") == {}
     baton("data", "push", folder, prefix, "--min-side", "250").ok()
