@@ -21,7 +21,8 @@ class TooManyNames(Exception):  # noqa: N818 - no error of ours: the job is none
     def __init__(self, prefix: str) -> None:
         super().__init__(
             f"the names of its inputs, as below {prefix[:200]}, take more than the {MAX_KEYS_BYTES:,} bytes that a "
-            "client of the original orchestrator can be told at once: let baton worker take this job, or split the data"
+            "client of the original orchestrator can be told at once: let Baton's agent (python -m gpu_client.agent) "
+            "take this job, or split the data"
         )
 
 

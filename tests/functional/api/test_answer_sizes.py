@@ -9,6 +9,7 @@ import pytest
 
 from contract.errors import ErrorCode
 from contract.names import DATA_BUCKET, Scope
+from functions.api import original_inputs
 from functions.api.original_inputs import MAX_KEYS_BYTES
 from functions.storage import cursors
 from tests.api_harness import TENANT, Api
@@ -114,6 +115,24 @@ def test_a_client_of_the_original_is_told_every_name_or_is_not_given_the_job(api
     assert api.get("/work", key=key).ok() == []
     job = api.job(job_id)
     assert (job["state"], job["reason"]["code"], job["counters"]["failures"]) == ("pending", "bad_input", 2)
-    assert "dog/" in job["reason"]["message"] and "baton worker" in job["reason"]["message"]
+    assert "dog/" in job["reason"]["message"] and "gpu_client.agent" in job["reason"]["message"]
     api.clock.advance(3600)
     assert api.claim().id == job_id, "a worker of ours lists them itself"
+
+
+def test_a_cancel_while_the_names_are_listed_is_what_counts(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(original_inputs, "MAX_KEYS_BYTES", 20)
+    for number in range(3):
+        api.put_object(DATA_BUCKET, f"dog/{number:04d}.jpg")
+    job_id = api.submit(instance_prompt="dog", instance_data_prefix="dog/")["id"]
+    key = api.issue(TENANT, Scope.SUBMIT, Scope.WORKER)
+    listed, objects = api.context.objects.list, api.context.objects
+
+    def cancel_first(*arguments: Any, **more: Any) -> Any:
+        api.post(f"/job/{job_id}/stop").ok()
+        return listed(*arguments, **more)
+
+    monkeypatch.setattr(objects, "list", cancel_first)
+    assert api.get("/work", key=key).ok() == []
+    job = api.job(job_id)
+    assert (job["state"], job["counters"]["failures"]) == ("canceled", 0)
