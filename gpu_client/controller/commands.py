@@ -33,10 +33,6 @@ class Commands:
         """Whether some are due at a later step."""
         return bool(self._again)
 
-    def is_due(self, step: int) -> bool:
-        """Whether one of them is due at this step."""
-        return any(order.step <= step for order in self._again)
-
     def stamped(self, message: Mapping[str, Any]) -> Mapping[str, Any]:
         """A message with the moment at which it is too late for it."""
         life_s = message.get("expires_in_s")

@@ -81,13 +81,61 @@ def order_of_command(message: Mapping[str, Any], step: int) -> Order:
     return Order(kind, dict(arguments), command=seq, step=step, onset=step, why=f"command {seq}")
 
 
-def wait_for_others(waiting: list[Order], orders: Iterable[Order]) -> None:
-    """Add what is to be done once several processes agree; what is too much is left out, and that is told."""
-    for order in orders:
-        if len(waiting) >= MAX_WAITING_ORDERS:
-            log.warning("%s of %s is left out: checkpoint_due is never asked", order.action, order.rule)
-            return
-        waiting.append(order)
+class Waiting:
+    """What the first of several processes decided, until all of them do it.
+
+    A vote tells the others that there is something, and after the next step they do what there was at that vote: what
+    was decided since waits for the next one. So a training that is interrupted does each thing after the same step.
+    """
+
+    def __init__(self) -> None:
+        self._orders: list[Order] = []
+        self._offered = 0
+        """So many of them a vote has told of."""
+
+    def __len__(self) -> int:
+        return len(self._orders)
+
+    def add(self, orders: Iterable[Order]) -> None:
+        """What is too much is left out, and that is told."""
+        for order in orders:
+            if len(self._orders) >= MAX_WAITING_ORDERS:
+                log.warning("%s of %s is left out: checkpoint_due is never asked", order.action, order.rule)
+                return
+            self._orders.append(order)
+
+    def add_first(self, order: Order) -> None:
+        """To be done at the very next occasion."""
+        self._orders.insert(0, order)
+        self._offered += 1
+
+    def offer(self) -> None:
+        """A vote goes out."""
+        self._offered = len(self._orders)
+
+    @property
+    def offered(self) -> bool:
+        """Whether it told of any."""
+        return self._offered > 0
+
+    def take(self) -> list[Order]:
+        """Those it told of; they wait no longer."""
+        taken, self._orders, self._offered = self._orders[: self._offered], self._orders[self._offered :], 0
+        return taken
+
+    def take_all(self) -> list[Order]:
+        """There is nobody else any more."""
+        self.offer()
+        return self.take()
+
+    def state(self) -> dict[str, Any]:
+        """Plain JSON."""
+        return {"waiting": [order.as_values() for order in self._orders], "offered": self._offered}
+
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        """Go on with that."""
+        self._orders = [Order.of_values(values) for values in state.get("waiting", ())]
+        self._offered = int(state.get("offered", len(self._orders)))
 
 
 def _said(value: float | bool | None) -> str:

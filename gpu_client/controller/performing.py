@@ -23,6 +23,9 @@ class Loop(Protocol):
 
     def ask_to_save(self, tag: str = "") -> None: ...
 
+    def settle(self) -> None:
+        """Have what all of several processes reported after the last step, if that is still to be heard."""
+
 
 class Hook(Protocol):
     """An action of the user's own, called between two steps. What it raises is told, and goes no further."""

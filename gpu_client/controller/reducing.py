@@ -51,13 +51,15 @@ class Observed(NamedTuple):
 class Gathering:
     """What this process hands in for a step, and what all of them together handed in.
 
-    Their numbers travel with the vote in which processes agree after every step, so rules add no message between them.
+    Their numbers travel with the vote that processes send each other after every step, so rules add no message.
     The order of steps and events is that in which the first process told them.
     """
 
     def __init__(self) -> None:
         self._mine: list[Observed] = []
         """Since the last vote: at most one of them is a step."""
+        self._sent: list[Observed] = []
+        """What came with the last vote, until that is heard."""
         self._names: Sequence[str] = ()
         """Of the numbers that were contributed last."""
 
@@ -84,7 +86,8 @@ class Gathering:
         Every process asks this at the same moments, under the same rules, and contributes as many.
         """
         self._names = sorted(engine.reads)
-        renamed = engine.renamed(next((one.metrics for one in self._mine if one.event in _STEPS), {}))
+        self._sent, self._mine = self._mine, []
+        renamed = engine.renamed(next((one.metrics for one in self._sent if one.event in _STEPS), {}))
         values: list[float] = []
         for name in self._names:
             number = _number(renamed.get(name))
@@ -92,22 +95,22 @@ class Gathering:
         return values
 
     def heard(self, rows: Sequence[Sequence[float]], engine: Engine) -> list[Observed]:
-        """What was contributed by all, as this process' step and events since the vote before."""
-        mine, self._mine = self._mine, []
+        """What was contributed by all, as the step and events with which this process came to that vote."""
+        sent, self._sent = self._sent, []
         found = _reduced(self._names, rows, engine.reducers)
-        return [one._replace(metrics=found) if one.event in _STEPS else one for one in mine]
+        return [one._replace(metrics=found) if one.event in _STEPS else one for one in sent]
 
     def rest(self) -> list[Observed]:
-        """What this process said since the last vote, and no vote comes any more."""
-        mine, self._mine = self._mine, []
-        return mine
+        """What this process said, and no vote tells of any more."""
+        rest, self._sent, self._mine = [*self._sent, *self._mine], [], []
+        return rest
 
     def forget(self) -> None:
         """Rules begin anew: what was handed in before is none of theirs."""
-        self._mine = []
+        self._sent, self._mine = [], []
 
     def state(self, engine: Engine) -> list[dict[str, Any]]:
-        """What nobody has looked at yet, as plain JSON; it goes on afterwards."""
+        """What came after the last vote, as plain JSON; it goes on afterwards."""
         reads = engine.reads
         return [
             one._replace(

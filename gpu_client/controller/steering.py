@@ -1,8 +1,8 @@
 """What a session has of rules and commands: they arrive at any moment, and act between two steps.
 
 Alone, a process evaluates and acts within `reported`. With several processes the first one evaluates what all of them
-reported, which travels with the vote in which ranks agree after each step anyway; what is to be done is shared at the
-next vote, so that all do it after the same step, and rules add no message that a step waits for.
+reported after step n once their votes of that step are heard, behind step n+1; that there is something to be done is in
+its next vote, so that all do it after step n+2. No step waits for any of it but the one that has something to do.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from gpu_client.controller.ending import Ending
 from gpu_client.controller.engine import Engine
 from gpu_client.controller.epochs import Ended, Epochs
 from gpu_client.controller.knobs import Knob
-from gpu_client.controller.orders import Order, wait_for_others
+from gpu_client.controller.orders import Order, Waiting
 from gpu_client.controller.performing import Hook, Loop, Offer, Performer, Profiler, Source
 from gpu_client.controller.reducing import Gathering, Observed, Peers
 from gpu_client.controller.rolling_back import Rollbacks
@@ -34,6 +34,8 @@ log = logging.getLogger("baton.rules")
 
 _ON_FIRST = frozenset({"log", "alert"})
 """Said once, not by every process."""
+_AT_THE_END = _ON_FIRST | {"stop", "rollback", "pause", "requeue"}
+"""What the first process can still do after the last step."""
 
 T = TypeVar("T")
 Note = Callable[[int, Mapping[str, object]], None]
@@ -44,6 +46,7 @@ class Steering:
 
     def __init__(self, loop: Loop, peers: Peers, *, clock: Callable[[], float] = time.monotonic) -> None:
         """Nothing is in force before `begin`; what is received before it is not lost."""
+        self._loop = loop
         self._peers = peers
         self._pid = os.getpid()
         self._closed = False
@@ -57,8 +60,7 @@ class Steering:
         self._commands = Commands(clock, self._result)
         self._heard = False
         """What the first process has said: whether it has an agent, without which some ends are for nothing."""
-        self._waiting: list[Order] = []
-        """Decided by the first of several processes, and not shared yet."""
+        self._waiting = Waiting()
         self._unseen: list[Observed] = []
         """What several processes had reported when the checkpoint was taken, where there is only one now."""
         self._shared_rules: Mapping[str, Any] | None = None
@@ -220,6 +222,7 @@ class Steering:
 
     def contribution(self) -> list[float]:
         """What this rank adds to a vote: as many numbers on every rank, none where there are no rules."""
+        self._waiting.offer()
         return self._gathering.contribution(self.engine) if self._gathering is not None and self.engine.active else []
 
     def heard(self, rows: Sequence[Sequence[float]]) -> None:
@@ -228,21 +231,23 @@ class Steering:
             return
         found = self._gathering.heard(rows, self.engine)
         if self._peers.first:
-            wait_for_others(self._waiting, self._observe(found))
+            self._waiting.add(self._observe(found))
 
     @property
     def news(self) -> bool:
-        """Whether the first process has something for all; False on the others."""
-        return bool(self._waiting or self._inbox or self._commands.is_due(self._step))
+        """Whether the first process has something for all; False on the others.
+
+        While commands are to be done again after some later step it has: which step comes next only the loop knows.
+        """
+        return bool(self._waiting.offered or self._inbox or self._commands.waiting)
 
     def share(self) -> None:
         """Every rank calls this at the same moment: what the first one has is done by all of them."""
         mine = None
         if self._peers.first:
-            self._waiting += self._arrived(self._step)
-            orders = [order.as_values() for order in self._waiting]
+            orders = [order.as_values() for order in [*self._waiting.take(), *self._arrived(self._step)]]
             mine = {"orders": orders, "rules": self._shared_rules, "heard": self._teller.hears}
-            self._waiting, self._shared_rules = [], None
+            self._shared_rules = None
         shared = self._peers.share(mine)
         self._heard = shared["heard"]
         if not self._peers.first and shared["rules"]:
@@ -266,6 +271,7 @@ class Steering:
 
     def state_dict(self) -> dict[str, Any]:
         """Counters, and what of commands and rollbacks the training's state has in it. Plain JSON."""
+        self._loop.settle()
         return {
             "engine": self.engine.state_dict(),
             **self._times.state(),
@@ -273,7 +279,7 @@ class Steering:
             **self._epochs.state(),
             "sets_seq": self._commands.sets_seq,
             "rollbacks": self._rollbacks.done,
-            "waiting": [order.as_values() for order in self._waiting],
+            **self._waiting.state(),
             "ending": self._ending.state(),
             "unseen": self._gathering.state(self.engine) if self._gathering is not None else [],
         }
@@ -287,10 +293,10 @@ class Steering:
         self._rollbacks.done = int(state.get("rollbacks", 0))
         self.engine.load_state_dict(state.get("engine", {}), step=self._step)
         if self._peers.first:
-            self._waiting = [Order.of_values(values) for values in state.get("waiting", ())]
+            self._waiting.load_state(state)
             if (left := self._ending.left_over(state.get("ending"), self.engine.wants)) is not None:
                 self._commands.done_again = left.command
-                self._waiting.append(left)
+                self._waiting.add_first(left)
             unseen = state.get("unseen", ())
             if self._gathering is not None:
                 self._gathering.load_state(unseen)
@@ -307,8 +313,7 @@ class Steering:
             self._teller.decided({**told, "revision": self.engine.revision, "step": step})
         if self._gathering is None:
             # If several processes wrote the checkpoint: what they had not come to.
-            orders, self._waiting = [*self._waiting, *self._observe(self._unseen)], []
-            self._unseen = []
+            orders, self._unseen = [*self._waiting.take_all(), *self._observe(self._unseen)], []
             self._carry_out(orders)
         if self._saved_here:
             # The state was taken before rules could hear that it was saved.
@@ -324,13 +329,21 @@ class Steering:
         if self.engine.active:
             self.happened("end", self._step, {})
             if self._gathering is not None:
-                self._carry_out(self._observe(self._gathering.rest()))
+                self._carry_out([*self._too_late(), *self._observe(self._gathering.rest())])
             self._tell_statuses(at_once=True)
         if self._offer.profiler is not None:
             self._offer.profiler.close()
         self.signals.close()
 
     # Inside
+
+    def _too_late(self) -> list[Order]:
+        """Of what rules decided at the last two steps, which all processes do only after later ones: what is not."""
+        found = self._waiting.take_all() if self._last else []
+        for order in found:
+            if order.action not in _AT_THE_END:
+                self._teller.outcome(order, "rejected", "the training was over before all could do it", step=self._step)
+        return [order for order in found if order.action in _AT_THE_END]
 
     def _refresh(self) -> None:
         profiling = self._offer.profiler is not None and self._offer.profiler.active

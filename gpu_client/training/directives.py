@@ -12,13 +12,15 @@ import logging
 import os
 import signal
 import threading
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from types import FrameType
-from typing import Any, Protocol
+from typing import Any
 
 from gpu_client.training.protocol import STOP_REASONS, Directive
 from gpu_client.training.ranks import Ranks
+from gpu_client.training.voting import Sharing, Votes, Voting
 
 SIGNAL_REASON = "signal"
 # The higher of two wins where ranks were told different things.
@@ -35,29 +37,17 @@ class _Stop:
     checkpoint: bool
 
 
-class Sharing(Protocol):
-    """Something that one rank tells all of them."""
-
-    def contribution(self) -> Sequence[float]:
-        """What this rank adds to the vote after a step: as many numbers on every rank."""
-
-    def heard(self, rows: Sequence[Sequence[float]]) -> None:
-        """What each rank added, in their order."""
-
-    @property
-    def news(self) -> bool:
-        """Whether this rank has something for all."""
-
-    def share(self) -> None:
-        """Tell it; every rank calls this at the same moment."""
+def _stop_of(votes: Votes) -> _Stop | None:
+    return _Stop(_REASONS[votes.stop - 1], not votes.refuses) if votes.stop else None
 
 
 class Directives:
     """The pending wishes. `receive` and the signal handler write them, the training thread reads them."""
 
-    def __init__(self, ranks: Ranks) -> None:
+    def __init__(self, ranks: Ranks, *, clock: Callable[[], float] = time.monotonic) -> None:
+        """`clock`: seconds, for the processes of one training among themselves."""
         self._ranks = ranks
-        self._sharing: Sharing | None = None
+        self._voting = Voting(ranks, clock=clock)
         self._pid = os.getpid()
         self._checkpoint_asked = False
         self._stop: _Stop | None = None  # what is wished, as of now
@@ -73,7 +63,15 @@ class Directives:
 
     def share_with(self, sharing: Sharing) -> None:
         """Whoever has something for all ranks: they call it in the same call of `due`."""
-        self._sharing = sharing
+        self._voting.sharing = sharing
+
+    def settle(self) -> None:
+        """Have what all ranks reported after the last step, which is otherwise heard after the next one."""
+        self._voting.settle()
+
+    def close(self) -> None:
+        """The loop is over: what others reported after its last step is heard still."""
+        self._voting.close()
 
     @property
     def should_stop(self) -> bool:
@@ -93,20 +91,30 @@ class Directives:
         stop = self._stop or self._agreed  # the own one knows more than what ranks can tell each other
         return stop.reason if stop is not None else None
 
-    def due(self, step: int, on_interval: bool, busy: Callable[[], bool] = lambda: False) -> bool:
+    def due(
+        self, step: int, on_interval: bool, busy: Callable[[], bool] = lambda: False, *, last: bool = False
+    ) -> bool:
         """Whether a checkpoint is to be written after `step`. The point at which ranks agree.
 
-        While `busy` (asked only if it matters) it is put off, unless it is the last one before a stop.
+        While `busy` (asked only if it matters) it is put off, unless it is the last one before a stop. last: as far as
+        is known no step comes after this one.
         """
         self._uses_due = True
-        asked, stop, wait, news = self._agree(on_interval, busy, self._sharing)
-        if news and self._sharing is not None:
-            self._sharing.share()
-            asked, stop, wait, _ = self._agree(on_interval, busy)
+        alone = self._ranks.size == 1
+        votes = self._votes() if alone else self._voting.hear(self._votes)
+        asked, stop = bool(votes.asked), self._stop if alone else _stop_of(votes)
+        wanted = on_interval or asked or self.put_off
+        if stop is None and wanted:
+            # Everybody knows that one is due, so they may ask each other: beside a checkpoint that is nothing.
+            (self.put_off,) = map(bool, self._ranks.agree(int(busy())))
+        if not alone:
+            # What all know by now is not wished once more: it is on its way, or put off.
+            mine = self._votes()
+            self._voting.send(mine._replace(asked=0) if wanted else mine)
+            if last:
+                self._voting.settle()
         if stop is None:
-            wanted = on_interval or asked or self.put_off
-            self.put_off = wanted and wait
-            return wanted and not wait
+            return wanted and not self.put_off
         if self._agreed is None:
             log.warning("stopping after step %d (%s)", step, stop.reason)
         self._agreed = stop
@@ -151,30 +159,13 @@ class Directives:
         self.tag = tag or self.tag
         self.receive(Directive("checkpoint"))
 
-    def _agree(
-        self, on_interval: bool, busy: Callable[[], bool], sharing: Sharing | None = None
-    ) -> tuple[bool, _Stop | None, bool, bool]:
-        """What all ranks together are asked for: a checkpoint, a stop, to wait; and whether one of them has news.
-
-        What `sharing` is to hear of the others comes with the votes: a second message would cost as much again.
-        """
+    def _votes(self) -> Votes:
+        """What this process is asked for."""
         asked, stop = self._checkpoint_asked, self._stop
-        wait = (on_interval or asked or self.put_off) and busy()
-        if self._ranks.size == 1:
-            return asked, stop, wait, False
-        reason = 0 if stop is None else 1 + _REASONS.index(stop.reason if stop.reason in _REASONS else "other")
-        refuses = stop is not None and not stop.checkpoint
-        news = sharing is not None and sharing.news
-        votes = (int(asked), reason, int(refuses), int(wait), int(news))
-        if sharing is None:
-            highest = self._ranks.agree(*votes)
-        else:
-            rows = self._ranks.gather_numbers([*votes, *sharing.contribution()])
-            highest = [int(max(column)) for column in zip(*(row[: len(votes)] for row in rows), strict=True)]
-            sharing.heard([row[len(votes) :] for row in rows])
-        any_asked, reason, refused, any_wait, any_news = highest
-        agreed = _Stop(_REASONS[reason - 1], not refused) if reason else None
-        return bool(any_asked), agreed, bool(any_wait), bool(any_news)
+        if stop is None:
+            return Votes(int(asked))
+        reason = 1 + _REASONS.index(stop.reason if stop.reason in _REASONS else "other")
+        return Votes(int(asked), reason, int(not stop.checkpoint))
 
     # --- SIGTERM: hosts that take a machine back send it to every process ---------------------------------------------
 

@@ -6,13 +6,48 @@ others wait for it for ever. So directives become visible to all ranks together,
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from datetime import timedelta
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
 from gpu_client.training.errors import SessionError
+
+
+class _Board:
+    """Room for as many numbers of each rank: made once, since memory that is new is slow at every step."""
+
+    def __init__(self, size: int, width: int) -> None:
+        self.width = width
+        self.mine = torch.zeros(width, dtype=torch.float64)
+        self.values = self.mine.numpy()
+        self.table = torch.zeros(size, width, dtype=torch.float64)
+        self.rows = list(self.table)
+
+
+class Underway:
+    """Numbers of all ranks that are on their way."""
+
+    def __init__(self, work: Any, board: _Board, arrived: Callable[[_Board], object]) -> None:
+        """`work` is torch's handle; it fills the board, which `arrived` gets back."""
+        self._work = work
+        self._board = board
+        self._arrived = arrived
+
+    def rows(self, timeout_s: float | None = None) -> list[list[float]]:
+        """What each rank sent, in their order, once all of them have. To be asked once.
+
+        Raises RuntimeError when one of them is gone, or has not sent in that time (None: torch's own limit).
+        """
+        if timeout_s is None:
+            self._work.wait()
+        else:
+            self._work.wait(timedelta(seconds=timeout_s))
+        rows: list[list[float]] = self._board.table.tolist()
+        self._arrived(self._board)
+        return rows
 
 
 class Ranks:
@@ -29,6 +64,8 @@ class Ranks:
                 "RANK and WORLD_SIZE must be whole numbers", "Start with torchrun or accelerate launch"
             ) from error
         self._group: Any = None
+        self._board: _Board | None = None
+        """Of the last gathering, once that has arrived."""
 
     @property
     def first(self) -> bool:
@@ -53,14 +90,18 @@ class Ranks:
         dist.gather_object(value, gathered, dst=0, group=group)
         return gathered
 
-    def gather_numbers(self, values: Sequence[float]) -> list[list[float]]:
-        """The numbers of all ranks in rank order, as many from each. Every rank must call this as often."""
-        mine = torch.tensor(values, dtype=torch.float64)
-        if self.size == 1:
-            return [mine.tolist()]
-        rows = [torch.empty_like(mine) for _ in range(self.size)]
-        dist.all_gather(rows, mine, group=self._ready_group())
-        return [row.tolist() for row in rows]
+    def begin_gathering(self, values: Sequence[float]) -> Underway:
+        """Send these numbers to all ranks, as many from each. Waits for nobody; every rank must call this as often."""
+        group = self._ready_group()
+        board, self._board = self._board, None
+        if board is None or board.width != len(values):
+            board = _Board(self.size, len(values))
+        board.values[:] = values
+        # Not dist.all_gather: what that does besides takes twice as long as all the rest.
+        return Underway(group.allgather([board.rows], [board.mine]), board, self._keep)
+
+    def _keep(self, board: _Board) -> None:
+        self._board = board
 
     def share(self, value: Any) -> Any:
         """The first rank's value (plain JSON), on all of them."""

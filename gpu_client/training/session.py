@@ -242,7 +242,8 @@ class Session:
         if every is not None and every < 1:
             raise SessionError(f"a checkpoint every {every} steps is not possible", "every is at least 1, or None")
         on_interval = every is not None and step % every == 0
-        due = self._directives.due(step, on_interval, lambda: self._writer.busy() and not self._is_last(step))
+        last = self._is_last(step)
+        due = self._directives.due(step, on_interval, lambda: self._writer.busy() and not last, last=last)
         if on_interval and self._directives.put_off:
             self._writer.skip(step)
         return due
@@ -385,6 +386,7 @@ class Session:
         Happens by itself at exit; may be called twice.
         """
         self._writer.settle()
+        self._directives.close()
         self.steering.close()
         self._channel.close()
         self._ranks.close()

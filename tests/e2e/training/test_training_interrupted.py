@@ -101,9 +101,11 @@ def test_a_disk_that_takes_no_more_is_reported_and_leaves_the_older_checkpoint(t
 def test_accelerate_on_two_processes_stops_together_and_resumes_exactly(tmp_path: Path) -> None:
     through, stopped = tmp_path / "through", tmp_path / "stopped"
     run_ranks("accelerated", through)
-    printed = run_ranks("accelerated", stopped, stop_at=13)  # the signal reaches the last rank only
-    assert ["left after step 13: signal" in text for text in printed] == [True, True]
-    assert only_complete(stopped) == [10, 13]
+    printed = run_ranks(
+        "accelerated", stopped, stop_at=13
+    )  # the signal reaches the last rank only; all know one step later
+    assert ["left after step 14: signal" in text for text in printed] == [True, True]
+    assert only_complete(stopped) == [10, 14]
     run_ranks("accelerated", stopped)
     assert same_bytes(through, stopped, "model.safetensors")
 

@@ -19,10 +19,12 @@ def whole(path: Path) -> Any:
 def test_stopped_and_resumed_it_ends_with_the_same_bits_and_any_number_of_processes_can_resume(tmp_path: Path) -> None:
     through, stopped = tmp_path / "through", tmp_path / "stopped"
     run_ranks("sharded", through)
-    printed = run_ranks("sharded", stopped, stop_at=13)  # the signal reaches the last rank only
-    assert ["left after step 13: signal" in text for text in printed] == [True, True]
-    assert only_complete(stopped) == [10, 13]
-    assert sorted(path.name for path in (stopped / "checkpoint-13").iterdir()) == [
+    printed = run_ranks(
+        "sharded", stopped, stop_at=13
+    )  # the signal reaches the last rank only; all know one step later
+    assert ["left after step 14: signal" in text for text in printed] == [True, True]
+    assert only_complete(stopped) == [10, 14]
+    assert sorted(path.name for path in (stopped / "checkpoint-14").iterdir()) == [
         "baton.json",
         "model.rank0of2.safetensors",
         "model.rank1of2.safetensors",

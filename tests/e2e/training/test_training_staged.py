@@ -55,7 +55,7 @@ def test_several_processes_stage_their_pieces_side_by_side(tmp_path: Path) -> No
         place = str(agent.arena / "checkpoint")
         # Nobody takes the first one while they run: the one before the stop has to go to disk.
         assert [f"rank {rank} at 10: {place}" in text for rank, text in enumerate(printed)] == [True, True]
-        assert ["checkpoint-13" in text for text in printed] == [True, True]
+        assert ["checkpoint-14" in text for text in printed] == [True, True]
         agent.finish()
         assert agent.committer.committed_steps == [10]
     last = {"BATON_JOB_ID": "job-1", "BATON_RESUME_FROM": str(stored / "10")}

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import threading
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any
 
 from gpu_client.controller.steering import Steering
 from gpu_client.training.protocol import MAX_LINE_BYTES, encode
+from gpu_client.training.voting import Votes, Voting
 
 
 class Clock:
@@ -28,6 +33,7 @@ class Loop:
         self.stops: list[tuple[str, bool]] = []
         self.saves = 0
         self.tags: list[str] = []
+        self.voting: Voting | None = None
 
     def ask_to_stop(self, reason: str, *, checkpoint: bool) -> None:
         self.stops.append((reason, checkpoint))
@@ -35,6 +41,10 @@ class Loop:
     def ask_to_save(self, tag: str = "") -> None:
         self.saves += 1
         self.tags.append(tag)
+
+    def settle(self) -> None:
+        if self.voting is not None:
+            self.voting.settle()
 
 
 class Alone:
@@ -80,6 +90,9 @@ class Setup:
     def __init__(self, rules: str = "", *, peers: Any = None, agent: bool = True, **start: Any) -> None:
         self.clock, self.loop, self.agent = Clock(), Loop(), Agent()
         self.steering = Steering(self.loop, peers or Alone(), clock=self.clock)
+        if isinstance(peers, Rank):
+            self.loop.voting = Voting(peers, clock=lambda: 0.0)
+            self.loop.voting.sharing = self.steering
         control = {**({"rules": {"revision": 1, "text": rules}} if rules else {}), **start}
         self.steering.begin(control, self.agent if agent else None)
 
@@ -88,6 +101,12 @@ class Setup:
         self.clock.now += after_s
         if self.steering.live:
             self.steering.reported(step, metrics)
+
+    def close(self) -> None:
+        """As a session does."""
+        if self.loop.voting is not None:
+            self.loop.voting.close()
+        self.steering.close()
 
 
 def command(seq: int, kind: str, *, expires_in_s: float | None = 600, **arguments: Any) -> dict[str, Any]:
@@ -120,6 +139,24 @@ class Together:
     def wait(self) -> None:
         self._barrier.wait()
 
+    def missing(self, board: dict[int, Any]) -> bool:
+        return len(board) < self.size
+
+
+class Sent:
+    """Numbers under way."""
+
+    def __init__(self, together: Together, board: dict[int, Any]) -> None:
+        self._together, self._board = together, board
+
+    def rows(self, timeout_s: float | None = None) -> list[list[float]]:
+        until = time.monotonic() + (20 if timeout_s is None else timeout_s)
+        while self._together.missing(self._board):
+            if time.monotonic() > until:
+                raise RuntimeError("a process is gone")
+            time.sleep(0.001)
+        return [self._board[number] for number in range(self._together.size)]
+
 
 class Rank:
     """One of them."""
@@ -139,6 +176,18 @@ class Rank:
         self._together.wait()
         return json.loads(json.dumps(board[0]))
 
+    def agree(self, *values: int) -> list[int]:
+        board = self._next("agree")
+        board[self.number] = values
+        self._together.wait()
+        return [max(column) for column in zip(*board.values(), strict=True)]
+
+    def begin_gathering(self, values: Sequence[float]) -> Sent:
+        board = self._next("gather")
+        board[self.number] = list(values)
+        assert len({len(row) for row in list(board.values())}) == 1, "ranks contribute different metrics"
+        return Sent(self._together, board)
+
 
 class Rate:
     """A learning rate."""
@@ -156,14 +205,19 @@ class Rate:
         self.value *= factor
 
 
-def ranks(size: int, text: str = "", *, agent: bool = True, **start: Any) -> list[Setup]:
-    """As they are in a job: the first one alone has an agent."""
+def ranks(size: int, text: str = "", *, agent: bool = True, votes_take: float = 0, **start: Any) -> list[Setup]:
+    """As they are in a job: the first one alone has an agent. votes_take: seconds from one vote to the next."""
     together = Together(size)
-    return [Setup(text, peers=together.rank(number), agent=agent and number == 0, **start) for number in range(size)]
+    setups = [Setup(text, peers=together.rank(number), agent=agent and number == 0, **start) for number in range(size)]
+    for setup in setups:
+        if setup.loop.voting is not None:
+            ticks = itertools.count()
+            setup.loop.voting._clock = lambda ticks=ticks: next(ticks) * votes_take  # type: ignore[misc]
+    return setups
 
 
 def run_together(size: int, text: str, losses: dict[int, list[float]], **more: Any) -> list[Setup]:
-    """Ranks that report and agree in turn, as session.report and checkpoint_due do."""
+    """Ranks that report and agree in turn, as session.report and checkpoint_due do, and close at the end."""
     setups = ranks(size, text, **more)
     for step in range(1, len(losses[0]) + 1):
         for number, setup in enumerate(setups):
@@ -172,19 +226,24 @@ def run_together(size: int, text: str, losses: dict[int, list[float]], **more: A
             if setup.steering.live:
                 setup.steering.reported(step, {"loss": value}, last=step == len(losses[0]))
         agree(setups)
+    for setup in setups:
+        setup.close()
     return setups
 
 
 def agree(setups: list[Setup]) -> None:
-    """As the vote after a step: whoever has news says so in it, with what it contributes."""
-    news = any(setup.steering.news for setup in setups)
-    rows = [setup.steering.contribution() for setup in setups]
-    assert len({len(row) for row in rows}) == 1, "ranks contribute different metrics"
-    for setup in reversed(setups):
-        setup.steering.heard(rows)
-    if news:
-        threads = [threading.Thread(target=setup.steering.share) for setup in setups]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join(20)
+    """What all ranks do after a step."""
+
+    def one(voting: Voting | None) -> None:
+        assert voting is not None
+        voting.hear(Votes)
+        voting.send(Votes())
+
+    together([partial(one, setup.loop.voting) for setup in setups])
+
+
+def together(doings: Sequence[Callable[[], object]]) -> None:
+    """At the same time; raises what one of them raised."""
+    with ThreadPoolExecutor(len(doings)) as pool:
+        for done in [pool.submit(doing) for doing in doings]:
+            done.result(30)

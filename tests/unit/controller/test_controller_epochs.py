@@ -103,4 +103,6 @@ def test_several_processes_hear_of_the_end_of_whole_ones_too() -> None:
             setup.clock.now += 1
             setup.steering.reported(step, {"loss": 1.0, "epoch": (step - 1) // 2}, last=step == 6)
         agree(both)
+    for setup in both:
+        setup.close()
     assert both[0].agent.fired() == [("ended", 2), ("ended", 4), ("ended", 6)]

@@ -59,15 +59,18 @@ def test_live_rules_and_commands_reach_all_at_the_same_step() -> None:
     setups[0].steering.receive(command(1, "set", knob="lr", factor=0.5))
     for setup in setups:
         setup.report(1, loss=2.0)
+    agree(setups)
     assert [rate.value for rate in rates] == [1.0] * 3
+    for setup in setups:
+        setup.report(2, loss=2.0)
     agree(setups)
     assert [rate.value for rate in rates] == [0.5] * 3
     assert [setup.steering.engine.revision for setup in setups] == [1] * 3
-    for step in (2, 3):
+    for step in (3, 4):
         for setup in setups:
             setup.report(step, loss=2.0)
         agree(setups)
-    assert setups[0].agent.fired() == [("r", 2)]
+    assert setups[0].agent.fired() == [("r", 3)]
 
 
 def test_a_command_of_before_is_done_again_by_all_at_its_step() -> None:
@@ -153,3 +156,78 @@ def test_orders_that_nobody_can_share_do_not_pile_up(monkeypatch: pytest.MonkeyP
         for setup in setups:
             setup.steering.heard(rows)
     assert len(setups[0].steering._waiting) == 5
+
+
+def turned(sizes: tuple[int, int], killed_after: int, *, checkpoints: bool = True, long: bool = False) -> list[float]:
+    """The rate after each step of a training of so many processes, which was killed after that step."""
+    text = rule("high", "loss > 4", '{"set": {"knob": "lr", "factor": 0.5}}', cooldown="1 steps")
+    losses = [1.0, 5.0, 5.0, 1.0, 5.0, 1.0, 1.0, 5.0, 1.0, 1.0, 1.0]
+    seen: list[float] = []
+    state: Any = None
+    value = 1.0
+    for size, steps in zip(sizes, (range(1, killed_after + 1), range(killed_after + 1, 12)), strict=True):
+        if not steps:
+            break
+        setups, rates = ranks(size, text, votes_take=3.0 if long else 0.0), [Rate(value) for _ in range(size)]
+        for setup, rate in zip(setups, rates, strict=True):
+            setup.steering.offer(knobs={"lr": rate})
+            if state is not None:
+                setup.steering.load_state_dict(state)
+                setup.steering.resumed(steps[0] - 1, [])
+        for step in steps:
+            for setup in setups:
+                setup.report(step, loss=losses[step - 1])
+            agree(setups)
+            if checkpoints or step == killed_after:
+                state = json.loads(json.dumps(setups[0].steering.state_dict()))
+            assert len({rate.value for rate in rates}) == 1, "all turn it after the same step"
+            seen.append(rates[0].value)
+        value = rates[0].value
+    return seen
+
+
+@pytest.mark.parametrize("killed_after", range(1, 11))
+def test_killed_after_any_step_knobs_are_turned_after_the_same_steps(killed_after: int) -> None:
+    """Behind the vote that tells of an order comes one step: it was shared in the first vote of the next machine."""
+    expected = turned((2, 2), 11, checkpoints=False)
+    assert expected == [1, 1, 1, 0.5, 0.25, 0.25, 0.125, 0.125, 0.125, 0.0625, 0.0625], "two steps behind the loss"
+    for sizes in ((2, 2), (4, 2), (2, 3)):
+        assert turned(sizes, killed_after) == expected, "nor do checkpoints move it"
+
+
+def test_long_steps_do_not_move_what_rules_do() -> None:
+    assert turned((2, 2), 11, long=True) == turned((2, 2), 11)
+
+
+def outcomes(setup: Setup) -> list[tuple[str, list[str]]]:
+    decisions = setup.agent.of("decision")
+    return [(one["decision"], one["actions"]) for one in decisions if one["decision"].startswith("action.")]
+
+
+def test_what_was_decided_at_the_last_steps_is_done_by_the_first_or_told() -> None:
+    """All do it two steps later: alerts and ends of the last two steps were dropped without a word."""
+    do = '[{"alert": "high"}, {"set": {"knob": "lr", "factor": 0.5}}, {"stop": "failed"}]'
+    setups = run_together(2, rule("r", "loss > 2", do), {0: [1.0, 1.0, 5.0]}, ends=0)
+    assert outcomes(setups[0]) == [
+        ("action.rejected", ["set"]),
+        ("action.applied", ["alert"]),
+        ("action.applied", ["stop"]),
+    ]
+    assert len(setups[0].agent.of("leaving")) == 1
+
+
+def test_what_was_decided_before_the_machine_leaves_is_left_to_the_next_one() -> None:
+    setups = ranks(2, rule("r", "loss > 2", '{"alert": "high"}'))
+    for step, loss in ((1, 1.0), (2, 5.0), (3, 1.0)):
+        for setup in setups:
+            setup.report(step, loss=loss)
+        agree(setups)
+    state = json.loads(json.dumps(setups[0].steering.state_dict()))
+    for setup in setups:
+        setup.close()
+    assert setups[0].agent.fired() == [("r", 2)]
+    assert outcomes(setups[0]) == []
+    (alone,) = [Setup(rule("r", "loss > 2", '{"alert": "high"}'))]
+    alone.steering.load_state_dict(state)
+    alone.steering.resumed(3, [])
+    assert outcomes(alone) == [("action.applied", ["alert"])]
