@@ -15,6 +15,9 @@ from contract.rules.verdicts import Verdict
 log = logging.getLogger("baton.rules")
 
 Outcome = Literal["applied", "failed", "rejected"]
+SAID_ONCE = frozenset({"log", "alert"})
+"""Not by every process."""
+_AT_THE_END = SAID_ONCE | {"stop", "rollback", "pause", "requeue"}
 MAX_WAITING_ORDERS = 1000
 """Of the first of several processes, in a loop that never comes to where ranks agree."""
 
@@ -127,6 +130,12 @@ class Waiting:
         """There is nobody else any more."""
         self.offer()
         return self.take()
+
+    def take_last(self) -> tuple[list[Order], list[Order]]:
+        """After the last step of all: what the first process can do alone, and what comes too late."""
+        orders = self.take_all()
+        still = [order for order in orders if order.action in _AT_THE_END]
+        return still, [order for order in orders if order not in still]
 
     def state(self) -> dict[str, Any]:
         """Plain JSON."""

@@ -22,7 +22,7 @@ from gpu_client.controller.ending import Ending
 from gpu_client.controller.engine import Engine
 from gpu_client.controller.epochs import Ended, Epochs
 from gpu_client.controller.knobs import Knob
-from gpu_client.controller.orders import Order, Waiting
+from gpu_client.controller.orders import SAID_ONCE, Order, Waiting
 from gpu_client.controller.performing import Hook, Loop, Offer, Performer, Profiler, Source
 from gpu_client.controller.reducing import Gathering, Observed, Peers
 from gpu_client.controller.rolling_back import Rollbacks
@@ -31,11 +31,6 @@ from gpu_client.controller.telling import Send, Teller
 from gpu_client.controller.times import Times
 
 log = logging.getLogger("baton.rules")
-
-_ON_FIRST = frozenset({"log", "alert"})
-"""Said once, not by every process."""
-_AT_THE_END = _ON_FIRST | {"stop", "rollback", "pause", "requeue"}
-"""What the first process can still do after the last step."""
 
 T = TypeVar("T")
 Note = Callable[[int, Mapping[str, object]], None]
@@ -235,10 +230,8 @@ class Steering:
 
     @property
     def news(self) -> bool:
-        """Whether the first process has something for all; False on the others.
-
-        While commands are to be done again after some later step it has: which step comes next only the loop knows.
-        """
+        """Whether the first process has something for all; False on the others."""
+        # Commands are to be done again after some step: which one comes next only the loop knows.
         return bool(self._waiting.offered or self._inbox or self._commands.waiting)
 
     def share(self) -> None:
@@ -329,21 +322,16 @@ class Steering:
         if self.engine.active:
             self.happened("end", self._step, {})
             if self._gathering is not None:
-                self._carry_out([*self._too_late(), *self._observe(self._gathering.rest())])
+                still, too_late = self._waiting.take_last() if self._last else ([], [])
+                for order in too_late:
+                    self._teller.outcome(order, "rejected", "the training was over before all did it", step=self._step)
+                self._carry_out([*still, *self._observe(self._gathering.rest())])
             self._tell_statuses(at_once=True)
         if self._offer.profiler is not None:
             self._offer.profiler.close()
         self.signals.close()
 
     # Inside
-
-    def _too_late(self) -> list[Order]:
-        """Of what rules decided at the last two steps, which all processes do only after later ones: what is not."""
-        found = self._waiting.take_all() if self._last else []
-        for order in found:
-            if order.action not in _AT_THE_END:
-                self._teller.outcome(order, "rejected", "the training was over before all could do it", step=self._step)
-        return [order for order in found if order.action in _AT_THE_END]
 
     def _refresh(self) -> None:
         profiling = self._offer.profiler is not None and self._offer.profiler.active
@@ -386,7 +374,7 @@ class Steering:
 
     def _carry_out(self, orders: Iterable[Order]) -> None:
         for order in orders:
-            if order.action in _ON_FIRST and not self._peers.first:
+            if order.action in SAID_ONCE and not self._peers.first:
                 continue
             # Several processes act later than it was decided.
             outcome, said = self._performer.perform(replace(order, step=self._step) if order.takes_steps else order)

@@ -96,8 +96,8 @@ class Directives:
     ) -> bool:
         """Whether a checkpoint is to be written after `step`. The point at which ranks agree.
 
-        While `busy` (asked only if it matters) it is put off, unless it is the last one before a stop. last: as far as
-        is known no step comes after this one.
+        While `busy` (asked only if it matters) it is put off, unless it is the last one. last: as far as is known no
+        step comes after this one.
         """
         self._uses_due = True
         alone = self._ranks.size == 1
@@ -106,7 +106,7 @@ class Directives:
         wanted = on_interval or asked or self.put_off
         if stop is None and wanted:
             # Everybody knows that one is due, so they may ask each other: beside a checkpoint that is nothing.
-            (self.put_off,) = map(bool, self._ranks.agree(int(busy())))
+            (self.put_off,) = map(bool, self._ranks.agree(int(not last and busy())))
         if not alone:
             # What all know by now is not wished once more: it is on its way, or put off.
             mine = self._votes()

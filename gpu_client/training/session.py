@@ -242,8 +242,7 @@ class Session:
         if every is not None and every < 1:
             raise SessionError(f"a checkpoint every {every} steps is not possible", "every is at least 1, or None")
         on_interval = every is not None and step % every == 0
-        last = self._is_last(step)
-        due = self._directives.due(step, on_interval, lambda: self._writer.busy() and not last, last=last)
+        due = self._directives.due(step, on_interval, self._writer.busy, last=self._is_last(step))
         if on_interval and self._directives.put_off:
             self._writer.skip(step)
         return due
