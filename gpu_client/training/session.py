@@ -380,10 +380,7 @@ class Session:
         )
 
     def close(self) -> None:
-        """Finish what is being copied, send the last progress, hang up, give SIGTERM back.
-
-        Happens by itself at exit; may be called twice.
-        """
+        """Finish copying, send the last progress, hang up, give SIGTERM back. May be repeated; happens at exit, too."""
         self._writer.settle()
         self._directives.close()
         self.steering.close()
