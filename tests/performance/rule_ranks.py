@@ -55,20 +55,19 @@ def measure(*, rounds: int) -> list[Figure]:
     details = {"rules": len(CONDITIONS), "steps": STEPS, "work_us": round(median(work))}
     return [
         Figure(
-            name=f"report and vote of {RANKS} processes with 20 rules",
+            name=f"a vote of {RANKS} processes that is heard one step later",
             unit="us",
-            rounds=ruled,
-            baseline_name="a vote that every step waits for, without rules",
+            rounds=alone,
+            baseline_name="one that every step waits for",
             baseline=waiting,
-            at_most=TARGET_US,
+            at_most=1.0,
             details=details,
         ),
         Figure(
-            name=f"report and vote of {RANKS} processes without rules",
+            name="what 20 rules add to that step",
             unit="us",
-            rounds=alone,
-            baseline_name="a vote that every step waits for",
-            baseline=waiting,
+            rounds=[with_rules - without for with_rules, without in zip(ruled, alone, strict=True)],
+            at_most=TARGET_US,
             details=details,
         ),
     ]
