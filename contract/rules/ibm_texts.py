@@ -106,5 +106,6 @@ def _of_source(source: Source, keys: Keys, form: str, differs: Callable[[str], N
             differs(f"{source.said(keys)} is told as it is when the line is written")
         case _:
             raise refusal(f"{source.said(keys)} is no metric by itself", "Name the newest: [-1].", Code.INVALID_TEXT)
-    whole = not form and name == "step"
-    return f"{{{name}:{'d' if whole else form}}}" if form or whole else f"{{{name}}}"
+    if name in ("step", "tokens") and form in ("", ","):
+        form += "d"
+    return f"{{{name}:{form}}}" if form else f"{{{name}}}"
