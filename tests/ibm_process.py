@@ -52,9 +52,11 @@ class Recorder(logging.Handler):
             logger.setLevel(1)
             logger.propagate = False
             logger.addHandler(self)
-        yield
-        for logger in loggers:
-            logger.removeHandler(self)
+        try:
+            yield
+        finally:
+            for logger in loggers:
+                logger.removeHandler(self)
 
 
 class Controllers:
@@ -180,6 +182,8 @@ def main() -> None:
     """Until the end of standard input."""
     answers = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)
+    # it says at each event which rules it passes over
+    logging.getLogger("tuning.trainercontroller.callback").setLevel(logging.ERROR)
     with tempfile.TemporaryDirectory() as scratch:
         controllers = Controllers(scratch)
         for line in sys.stdin:

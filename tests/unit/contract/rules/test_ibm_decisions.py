@@ -296,3 +296,22 @@ def test_metrics_that_come_late_decide_nothing_before(original: Original) -> Non
             assert decided.until == len(moments)
             assert by_the_import(config, moments) == told_by(decided)
         assert any(original.decides(config, moments).taken for moments in RECORDED.values())
+
+
+@pytest.mark.parametrize(
+    "rule",
+    [
+        'evaluation["epoch"] > 0.5 and evaluation["eval_f1"] > 0',
+        "evaluation.epoch > 0.5 and evaluation.eval_f1 > 0",
+        'window["metrics"]["epoch"][-1] > 0.5 and window["metrics"]["eval_f1"][0] > 0',
+        'window["metrics"]["steps"][-1] > 2 and evaluation["eval_f1"] > 0',
+        'len(window["metrics"]["epoch"]) == 2 and evaluation["eval_f1"] > 0',
+    ],
+)
+def test_evaluations_without_a_loss_decide_as_there(rule: str, original: Original) -> None:
+    """Epochs and steps of evaluations are those of the metric that the rule names."""
+    config = config_of(rule, "on_evaluate")
+    moments = stream([1.0] * 6, evals={step: {"eval_f1": float(step)} for step in (2, 4, 5)})
+    decided = original.decides(config, moments)
+    assert 0 < len(decided.taken) < 3
+    assert by_the_import(config, moments) == told_by(decided)
