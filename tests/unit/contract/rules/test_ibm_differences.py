@@ -155,9 +155,30 @@ def test_a_diverged_training_whose_filter_says_zero(original: Original) -> None:
     assert by_the_import(config, seen) == Told([], [])
 
 
+def test_a_trigger_that_is_named_twice_is_one(original: Original) -> None:
+    config = config_of('newest["loss"] < 1', "on_log", "on_save", "on_log")
+    imported = import_ibm(json.dumps(config))
+    assert [(note.field, note.reason) for note in imported.notes] == [
+        ("controllers.0.triggers.2", "on_log is there already: the rule is asked once; the original asks it twice")
+    ]
+    found, expected = by_the_import(config, PLAIN), told_by(original.decides(config, PLAIN))
+    assert sorted(found.decisions) == sorted(set(expected.decisions))
+    assert len(expected.decisions) > len(found.decisions)
+
+
+def test_an_evaluation_that_gives_no_loss_is_not_noticed_by_itself(original: Original) -> None:
+    moments = stream([1.0] * 3, evals={2: {"eval_f1": 1.0}}, **ENDLESS)
+    for rule in ("evaluation != None", 'evaluation["epoch"] > 0', 'len(window["metrics"]) > 0'):
+        config = config_of(rule, "on_evaluate")
+        assert steps(moments, told_by(original.decides(config, moments))) == [2]
+        assert by_the_import(config, moments) == Told([], [])
+
+
 def test_a_line_with_two_triggers_names_both(original: Original) -> None:
     config = config_of("True", "on_log", "on_save", operations=["line.should_log"])
     config["operations"] = [line_of("at {event_name}")]
+    (note,) = import_ibm(json.dumps(config)).notes
+    assert (note.code, note.reason) == ("differs", "{event_name} is told as all the rule's triggers")
     assert {line for _, line in by_the_import(config, PLAIN).lines} == {"at on_log or on_save"}
     assert {line for _, line in original.decides(config, PLAIN).lines} == {"at on_log", "at on_save"}
 
