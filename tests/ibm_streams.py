@@ -39,16 +39,20 @@ def stream(
     def add(event: str, step: int, **more: Any) -> None:
         moments.append(Moment(event, step, step / steps_per_epoch, tokens=64 * step, **more))
 
+    def evaluate(step: int) -> None:
+        if evals and step in evals:
+            add("on_log", step, entry={**evals[step], "epoch": step / steps_per_epoch, "step": step})
+            add("on_evaluate", step, metrics={**evals[step], "epoch": step / steps_per_epoch})
+
     moments: list[Moment] = []
     add("on_train_begin", 0)
+    evaluate(0)
     for step, loss in enumerate(losses, 1):
         epoch = step / steps_per_epoch
         add("on_step_end", step)
         if step % log_every == 0:
             add("on_log", step, entry=log_entry(loss, epoch, step))
-        if evals and step in evals:
-            add("on_log", step, entry={**evals[step], "epoch": epoch, "step": step})
-            add("on_evaluate", step, metrics={**evals[step], "epoch": epoch})
+        evaluate(step)
         if step % save_every == 0:
             add("on_save", step)
         if step % steps_per_epoch == 0:

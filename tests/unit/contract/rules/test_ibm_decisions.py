@@ -2,24 +2,23 @@
 
 from __future__ import annotations
 
+import copy
 import json
-import math
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
 import yaml
-from hypothesis import assume, event, given
-from hypothesis import strategies as st
 
 from contract.rules.actions import NAMES, Log
 from contract.rules.evaluating import Evaluator
 from contract.rules.faults import Code
 from contract.rules.ibm import _LINE, import_ibm
 from contract.rules.verdicts import State
+from tests.ibm_cases import METRICS, Cases, line_of
 from tests.ibm_original import Decided, Original
 from tests.ibm_streams import RECORDED, Moment, observation_of, stream
-from tests.properties.profiles import machine_settings
+from tests.properties.profiles import DEEP
 
 ACTION_OF = {
     "should_training_stop": "stop",
@@ -79,22 +78,9 @@ def by_the_import(config: dict[str, Any] | str, moments: list[Moment], *, resume
     return found
 
 
-def line_of(form: str) -> dict[str, Any]:
-    """An operation that writes a line."""
-    return {"name": "line", "class": "LogControl", "arguments": {"log_format": form, "log_level": "info"}}
-
-
 def config_of(rule: str, *triggers: str, **more: Any) -> dict[str, Any]:
     return {
-        "controller_metrics": [
-            {"name": "now", "class": "TrainingState"},
-            {"name": "newest", "class": "Loss"},
-            {"name": "evaluation", "class": "EvalMetrics"},
-            {"name": "window", "class": "HistoryBasedMetric", "arguments": {"window_size": 3}},
-            {"name": "single", "class": "HistoryBasedMetric"},
-            {"name": "endless", "class": "HistoryBasedMetric", "arguments": {"window_size": -1}},
-            {"name": "ranks", "class": "PerProcessState"},
-        ],
+        "controller_metrics": copy.deepcopy(METRICS),
         "controllers": [
             {
                 "name": "rule",
@@ -187,90 +173,30 @@ def test_a_resumed_training_decides_as_if_it_had_never_stopped() -> None:
     assert all(by_the_import(config, moments, resumed_at=number) == whole for number in range(len(moments)))
 
 
-# Rules made by chance
-FORMATS = st.sampled_from(
-    [
-        *("{event_name} of {control_name}", "{now[epoch]:.3f} {now[global_step]} {now[num_input_tokens_seen]}"),
-        *("{newest[loss]:.4f} {{}}", "{single[training_loss][loss][0]:.2e}", "{evaluation[eval_f1]:.3g}"),
-        *("{window[window_size]} {now[global_step]:,}", "{single[metrics][eval_loss][0]:.1f}"),
-    ]
-)
-NUMBERS = st.sampled_from(
-    [
-        *('now["epoch"]', 'now["global_step"]', "now.epoch", 'newest["loss"]', "newest.loss", 'newest["epoch"]'),
-        *('newest["learning_rate"]', 'evaluation["eval_loss"]', 'evaluation["eval_f1"]', 'evaluation["epoch"]'),
-        *('window["training_loss"]["loss"][-1]', 'window["training_loss"]["loss"][0]', 'window["window_size"]'),
-        *('window["training_loss"]["loss"][-2]', 'window["training_loss"]["steps"][-1]', f"{LOSS}[0]"),
-        *('window["metrics"]["eval_loss"][-1]', 'window["metrics"]["eval_loss"][0]', 'single["metrics"]["epoch"][-1]'),
-        *('endless["training_loss"]["loss"][-3]', 'abs(newest["loss"])', 'newest["loss"] * 2', "1", "2", "0.5", "-1"),
-        *('newest["loss"] - evaluation["eval_loss"]', 'now["global_step"] % 3', 'float(newest["loss"]) / 2'),
-    ]
-)
-WHOLE = st.sampled_from(
-    [
-        *('len(window["training_loss"]["loss"]) == window["window_size"]', 'len(window["metrics"]) > 0'),
-        *('len(window["training_loss"]["loss"]) >= 2', 'len(window["metrics"]["eval_loss"]) == 3', "newest != None"),
-        *('3 == len(window["training_loss"]["loss"])', 'not len(endless["training_loss"]["loss"]) == 0'),
-        *("evaluation == None", "newest == None", "evaluation != None", "True", "False", 'now["is_final"]'),
-        *('now["is_final"] == False', '1 < newest["loss"] < 3', '(newest["loss"] > 1) == False'),
-    ]
-)
-COMPARED = st.tuples(NUMBERS, st.sampled_from(["<", "<=", ">", ">=", "==", "!="]), NUMBERS).map(" ".join)
-CONDITION = st.recursive(
-    COMPARED | COMPARED | WHOLE,
-    lambda inner: st.one_of(
-        st.builds("({} and {})".format, inner, inner),
-        st.builds("({} or {})".format, inner, inner),
-        st.builds("(not {})".format, inner),
-        st.builds("({} if {} else {})".format, inner, inner, inner),
-    ),
-    max_leaves=5,
-)
-CONTROLLER = st.fixed_dictionaries(
-    {
-        "rule": CONDITION,
-        "triggers": st.sampled_from([[name] for name in EVENT_OF]),
-        "operations": st.lists(
-            st.sampled_from([*(f"hfcontrols.{action}" for action in ACTION_OF), "line.should_log"]),
-            min_size=1,
-            max_size=2,
-            unique=True,
-        ),
-    },
-    optional={
-        "patience": st.fixed_dictionaries(
-            {"patience_threshold": st.integers(0, 3)},
-            optional={"mode": st.sampled_from(["reset_on_failure", "no_reset_on_failure"])},
-        )
-    },
-)
-VALUE = st.one_of(st.sampled_from([0.5, 1.0, 2.0, 3.0]), st.floats(0, 4), st.just(math.inf))
-EVALS = st.dictionaries(
-    st.integers(1, 14), st.fixed_dictionaries({"eval_loss": VALUE | st.just(math.nan), "eval_f1": VALUE}), max_size=6
-)
-EVERY = {"steps_per_epoch": st.integers(1, 5), "log_every": st.integers(1, 3), "save_every": st.integers(1, 4)}
-STREAM = st.one_of(
-    st.builds(stream, st.lists(VALUE, max_size=14), evals=EVALS, **EVERY),
-    # a loss that is NaN, without logs between that have none: see test_ibm_differences.py
-    st.builds(stream, st.lists(VALUE | st.just(math.nan), max_size=14), **EVERY, summary=st.just(False)),
-)
+@pytest.mark.parametrize("seed", range(4 * (20 if DEEP else 1)))
+def test_any_file_that_is_imported_decides_as_there(seed: int, original: Original) -> None:
+    cases = Cases(seed)
+    decisions = lines = lived = 0
+    for _ in range(40):
+        config = cases.file([_imported_one(cases) for _ in range(2)])
+        moments = cases.training()
+        decided = original.decides(config, moments)
+        assert by_the_import(config, moments).before(decided.until) == told_by(decided), json.dumps(config)
+        decisions, lines, lived = decisions + len(decided.taken), lines + len(decided.lines), lived + (not decided.died)
+    assert decisions > 50
+    assert lines > 0
+    assert lived > 15
 
 
-@machine_settings(runs=250, steps=1)
-@given(controllers=st.lists(CONTROLLER, min_size=1, max_size=2), form=FORMATS, moments=STREAM)
-def test_any_rule_that_is_imported_decides_as_there(
-    controllers: list[dict[str, Any]], form: str, moments: list[Moment], original: Original
-) -> None:
-    named = [{"name": f"r{number}", **one} for number, one in enumerate(controllers)]
-    config = {**config_of("True", "on_log"), "operations": [line_of(form)], "controllers": named}
-    imported = import_ibm(json.dumps(config))
-    assert {fault.code for fault in imported.faults} <= {Code.UNSUPPORTED, Code.INVALID_WINDOW, Code.TOO_LARGE}
-    assume(imported.rules is not None)
-    # an empty window decides there and not here, which is noted
-    assume(not any("empty window" in note.reason for note in imported.notes))
-    decided = original.decides(config, moments)
-    event("died" if decided.died else "decided" if decided.taken else "silent")
-    assert by_the_import(config, moments).before(decided.until) == told_by(decided)
+def _imported_one(cases: Cases) -> dict[str, Any]:
+    """A controller that is not refused, and decides as the original."""
+    while True:
+        config = cases.file([controller := cases.controller()])
+        imported = import_ibm(json.dumps(config))
+        assert {fault.code for fault in imported.faults} <= {Code.UNSUPPORTED, Code.INVALID_WINDOW, Code.TOO_LARGE}
+        # an empty window decides there and not here, which is noted
+        if imported.rules is not None and not any("empty window" in note.reason for note in imported.notes):
+            return controller
 
 
 def test_metrics_that_come_late_decide_nothing_before(original: Original) -> None:

@@ -13,8 +13,9 @@ from contract.rules.document import load
 from contract.rules.faults import Code
 from contract.rules.ibm import Imported, import_ibm
 from contract.rules.limits import LIMITS
+from tests.ibm_cases import Cases
 from tests.properties.profiles import machine_settings
-from tests.unit.contract.rules.test_ibm_decisions import CONTROLLER, LINE, config_of
+from tests.unit.contract.rules.test_ibm_decisions import LINE, config_of
 
 LISTED = """
 controller_metrics:
@@ -323,6 +324,7 @@ ANYTHING = st.recursive(
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
     max_leaves=5,
 )
+CONTROLLER = st.integers(0, 10**6).map(lambda seed: Cases(seed).controller())
 KEY = st.sampled_from(["controller_metrics", "controller-metrics", "operations", "controllers"])
 WORDS = (
     "newest", "window", "now", '["loss"]', '["training_loss"]', "[-1]", "(", ")", "len", "and", "or", "not", "<",
