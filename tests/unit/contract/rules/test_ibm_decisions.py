@@ -20,6 +20,7 @@ from tests.ibm_original import Decided, Original
 from tests.ibm_streams import RECORDED, Moment, observation_of, stream
 from tests.properties.profiles import DEEP
 
+pytestmark = pytest.mark.processes
 ACTION_OF = {
     "should_training_stop": "stop",
     "should_save": "save",
@@ -143,6 +144,13 @@ def test_a_real_training_is_decided_as_there(original: Original) -> None:
     for name, text in EXAMPLES.items():
         of_this = original.decides(yaml.safe_load(text), moments)
         assert (name, by_the_import(text, moments).decisions) == (name, told_by(of_this).decisions)
+
+
+def test_a_real_training_that_is_stopped(original: Original) -> None:
+    moments, taken = original.trains(yaml.safe_load(EXAMPLES["loss-low"]))
+    found = by_the_import(EXAMPLES["loss-low"], moments).decisions
+    assert found == [(number, name, ACTION_OF[action]) for number, name, action in taken]
+    assert moments[found[0][0]].step == moments[-1].step < 30
 
 
 @pytest.mark.parametrize(

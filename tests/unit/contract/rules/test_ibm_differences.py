@@ -15,6 +15,7 @@ from tests.ibm_original import Original
 from tests.ibm_streams import Moment, stream
 from tests.unit.contract.rules.test_ibm_decisions import Told, by_the_import, config_of, told_by
 
+pytestmark = pytest.mark.processes
 PLAIN = stream([3.0, 2.0, 1.0, 0.5, 0.25, 0.2], evals={4: {"eval_loss": 1.0}}, save_every=100)
 ENDLESS = {"save_every": 100, "steps_per_epoch": 100}
 
