@@ -3,6 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 EMULATOR := .emulator
+ORIGINAL := .fms-hf-tuning
 PIP_FLAGS := --quiet --disable-pip-version-check
 # Tests run in so many processes, each with an emulated cloud of its own; 0 runs them in one, one after the other.
 WORKERS ?= 2
@@ -16,7 +17,7 @@ PYTEST := env -u PYTHONDONTWRITEBYTECODE $(BIN)/python -m pytest --numprocesses 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 20
 
-setup: $(VENV)/.ready $(EMULATOR)/.ready ## create both environments (done by every target that needs them)
+setup: $(VENV)/.ready $(EMULATOR)/.ready $(ORIGINAL)/.ready ## create both environments, and what tests compare with (done by every target that needs them)
 
 $(VENV)/.ready: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
@@ -26,6 +27,12 @@ $(VENV)/.ready: pyproject.toml constraints.txt
 $(EMULATOR)/.ready: functions/local/emulator.txt
 	$(PYTHON) -m venv $(EMULATOR)
 	$(EMULATOR)/bin/python -m pip install $(PIP_FLAGS) --requirement functions/local/emulator.txt
+	@touch $@
+
+# IBM's trainer controller, for tests. Not by its own dependencies: it would bring another torch.
+$(ORIGINAL)/.ready: tests/ibm_original.txt | $(VENV)/.ready
+	rm -rf $(ORIGINAL)
+	$(BIN)/python -m pip install $(PIP_FLAGS) --no-deps --require-hashes --target $(ORIGINAL) --requirement $<
 	@touch $@
 
 local: setup ## run the control plane here, until Ctrl-C; keeps its data in .baton/local; ARGS="--port 8788"
@@ -96,4 +103,4 @@ constraints: $(VENV)/.ready ## recompute the pinned versions
 	  --output-file functions/local/emulator.txt $(CONSTRAINTS_FLAGS) functions/local/emulator.in
 
 clean: ## remove environments and everything generated; what `make local` keeps stays
-	rm -rf $(VENV) $(EMULATOR) .cdk .kelpie .wirehead .mypy_cache .ruff_cache .pytest_cache .hypothesis demo-report demo-report-rules demo-report-ring bench-report baton.egg-info
+	rm -rf $(VENV) $(EMULATOR) $(ORIGINAL) .cdk .kelpie .wirehead .mypy_cache .ruff_cache .pytest_cache .hypothesis demo-report demo-report-rules demo-report-ring bench-report baton.egg-info

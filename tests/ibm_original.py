@@ -1,201 +1,99 @@
-"""IBM's trainer controller once more, as plainly as it can be said: its metrics, patience, triggers and operations.
+"""IBM's trainer controller, as its index has it, in a process of its own: what imported files have to decide like.
 
-It keeps to what facts tell of the original, defects included, and knows nothing of the importer. Rules are Python, read
-by Python itself, with a stand-in for metrics that are not there yet.
+`make setup` puts the package into `.fms-hf-tuning`, without what it depends on: of that, the environment has what the
+controller needs.
 """
 
 from __future__ import annotations
 
-import ast
-import math
-from collections import deque
-from dataclasses import dataclass, field
-from typing import Any, NoReturn
+import contextlib
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, NamedTuple
 
-EVENTS = ("on_train_begin", "on_step_end", "on_log", "on_evaluate", "on_save", "on_epoch_end", "on_train_end")
+from tests.ibm_streams import Moment
 
-
-class MetricUnavailableError(Exception):
-    """A rule met a metric that has not been computed: it is passed over."""
-
-
-class DiedError(Exception):
-    """The original's training would have ended with an error."""
-
-
-class Unavailable:
-    """What a rule sees of such a metric."""
-
-    def give_up(self, *_: object) -> NoReturn:
-        raise MetricUnavailableError
-
-    __lt__ = __le__ = __gt__ = __ge__ = __getitem__ = __add__ = __sub__ = __mul__ = __truediv__ = __mod__ = give_up
-    __neg__ = __pos__ = __abs__ = __float__ = give_up
-    __hash__ = None  # type: ignore[assignment]
-
-    def __eq__(self, other: object) -> bool:
-        if other is None:
-            return True
-        raise MetricUnavailableError
+ROOT = Path(__file__).resolve().parents[1]
+PACKAGE = ROOT / ".fms-hf-tuning"
+"""Ignored by git."""
+WANTED = Path(__file__).with_name("ibm_original.txt")
 
 
-class Bag(dict[str, Any]):
-    """Keys as attributes, too."""
+class Decided(NamedTuple):
+    """What the original did."""
 
-    def __getattr__(self, name: str) -> Any:
-        try:
-            return self[name]
-        except KeyError:
-            raise AttributeError(name) from None
-
-
-@dataclass
-class Moment:
-    """What the trainer has at an event."""
-
-    event: str
-    step: int
-    epoch: float
-    metrics: dict[str, float] | None = None
-    """Of on_evaluate."""
-    entry: dict[str, float] | None = None
-    """Of on_log: what was logged just now."""
-    final: bool = False
-
-
-@dataclass
-class Window:
-    """HistoryBasedMetric."""
-
-    size: int
-    values: Bag = field(default_factory=lambda: Bag(training_loss=Bag(), metrics=Bag()))
-
-    def compute(self, moment: Moment, history: list[dict[str, float]]) -> Bag:
-        self.values["window_size"] = self.size
-        if moment.metrics is not None:
-            moment.metrics.update(steps=moment.step, epoch=moment.epoch)
-            self._add("metrics", moment.metrics)
-            return self.values
-        group = self.values["training_loss"]
-        for key in ("loss", "steps", "epoch"):
-            group.setdefault(key, deque())
-        newest = next((entry for entry in reversed(history) if "loss" in entry), None)
-        if newest is not None:
-            loss, epoch = newest["loss"], newest["epoch"]
-            if not group["loss"] or group["loss"][-1] != loss or group["epoch"][-1] != epoch:
-                self._add("training_loss", {"loss": loss, "steps": moment.step, "epoch": epoch})
-        return self.values
-
-    def _add(self, name: str, data: dict[str, float]) -> None:
-        group = self.values[name]
-        for key in list(group or data):
-            group.setdefault(key, deque()).append(data[key])
-            if 0 <= self.size < len(group[key]):
-                group[key].popleft()
-
-
-@dataclass
-class Patience:
-    """One for each controller and each of its triggers."""
-
-    threshold: int
-    mode: str
-    counter: int = 0
-
-    def tolerates(self, outcome: bool) -> bool:
-        if outcome:
-            self.counter += 1
-        elif self.mode == "reset_on_failure":
-            self.counter = 0
-        if self.counter <= self.threshold:
-            return True
-        self.counter = 0
-        return False
+    taken: list[tuple[int, str, str]]
+    """Number of the event, controller, action; without what it did at the event at which it died."""
+    lines: list[tuple[int, str]]
+    """Number of the event, and what was written."""
+    until: int
+    """Number of the event at which it died, or of all events."""
+    died: str
+    """What of; empty when it did not."""
 
 
 class Original:
-    """The callback, with a configuration in the shape that its code reads."""
+    """The process. One question at a time."""
 
-    def __init__(self, config: dict[str, Any]) -> None:
-        self._controllers: dict[str, list[tuple[dict[str, Any], Any, Patience | None]]] = {}
-        for one in config["controllers"]:
-            code = compile(ast.parse(one["rule"].strip(), mode="eval"), "rule", "eval")
-            for event in one["triggers"]:
-                patience = None
-                if "patience" in one:
-                    said = {"patience_threshold": 1, "mode": "reset_on_failure", **one["patience"]}
-                    patience = Patience(said["patience_threshold"], said["mode"])
-                self._controllers.setdefault(event, []).append((one, code, patience))
-        self._metrics: dict[str, Any] = {one["name"]: None for one in config.get("controller_metrics", [])}
-        self._handlers = config.get("controller_metrics", [])
-        self._windows = {
-            one["name"]: Window(one.get("arguments", {}).get("window_size", 1))
-            for one in self._handlers
-            if one["class"] == "HistoryBasedMetric"
+    def __init__(self, process: subprocess.Popen[str]) -> None:
+        self._process = process
+
+    def decides(self, config: dict[str, Any], moments: list[Moment]) -> Decided:
+        """A training under control of a file, in the shape that its code reads."""
+        found = self._answer("decide", config, [asdict(moment) for moment in moments])
+        until = max(found["at"], 0)
+        taken = [tuple(one) for one in found["taken"] if one[0] < until]
+        _check_flags(config, taken, found["flags"])
+        return Decided(
+            taken, [(number, line) for number, line in found["lines"] if number < until], until, found["died"] or ""
+        )
+
+    def trains(self, config: dict[str, Any]) -> tuple[list[Moment], list[tuple[int, str, str]]]:
+        """A real training: its events, and what the controller did in it."""
+        found = self._answer("train", config)
+        return [Moment(**moment) for moment in found["moments"]], [tuple(one) for one in found["taken"]]
+
+    def _answer(self, name: str, *arguments: Any) -> Any:
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._process.stdin.write(json.dumps([name, *arguments]) + "\n")
+        self._process.stdin.flush()
+        line = self._process.stdout.readline()
+        assert line, f"the original ended at {name!r}: see standard error"
+        return json.loads(line)
+
+
+def _check_flags(config: dict[str, Any], taken: list[tuple[int, str, str]], flags: list[list[str]]) -> None:
+    """What was done raised the trainer's flags, and nothing else did."""
+    written = {one["name"] for one in config.get("operations", []) if one["class"] == "LogControl"}
+    actions = {
+        one["name"]: {
+            operation.partition(".")[2] for operation in one["operations"] if operation.partition(".")[0] not in written
         }
-        self._history: list[dict[str, float]] = []
-
-    def take(self, moment: Moment) -> list[tuple[str, str]]:
-        """An event; controllers and operations that it sets off. Raises DiedError."""
-        if moment.entry is not None:
-            self._history.append(dict(moment.entry))
-        for one in self._handlers:
-            try:
-                self._compute(one["name"], one["class"], moment)
-            except KeyError as error:
-                raise DiedError(repr(error)) from error
-        found: list[tuple[str, str]] = []
-        for controller, code, patience in self._controllers.get(moment.event, []):
-            try:
-                outcome = self._outcome(code)
-            except MetricUnavailableError:
-                continue
-            if patience is not None and patience.tolerates(outcome):
-                continue
-            if outcome:
-                found += [(controller["name"], operation) for operation in controller["operations"]]
-        return found
-
-    def _compute(self, name: str, kind: str, moment: Moment) -> None:
-        event = moment.event
-        if kind == "TrainingState":
-            self._metrics[name] = Bag(epoch=moment.epoch, global_step=moment.step, is_final=moment.final)
-        elif kind == "PerProcessState":
-            self._metrics[name] = Bag(rank=0)
-        elif kind == "EvalMetrics" and event == "on_evaluate":
-            self._metrics[name] = Bag(moment.metrics or {})
-        elif kind == "Loss" and event == "on_log":
-            newest = next((entry for entry in reversed(self._history) if "loss" in entry), None)
-            self._metrics[name] = None if newest is None else Bag(newest)
-        elif kind == "HistoryBasedMetric" and event in ("on_log", "on_evaluate"):
-            self._metrics[name] = self._windows[name].compute(moment, self._history)
-
-    def _outcome(self, code: Any) -> bool:
-        names = {name: Unavailable() if value is None else value for name, value in self._metrics.items()}
-        safe = {"__builtins__": {}, "len": len, "abs": abs, "float": float}
-        try:
-            outcome = eval(code, safe, names)
-        except (KeyError, IndexError, TypeError, ValueError, AttributeError, ArithmeticError, NameError) as error:
-            raise DiedError(repr(error)) from error
-        if not isinstance(outcome, bool):
-            raise DiedError(f"{outcome!r} is no boolean")
-        return outcome
+        for one in config["controllers"]
+    }
+    raised: dict[int, set[str]] = {}
+    for number, controller, action in taken:
+        raised.setdefault(number, set()).update({action} & actions[controller])
+    assert [set(one) for one in flags] == [raised.get(number, set()) for number in range(len(flags))]
 
 
-def log_entry(loss: float, epoch: float, step: int) -> dict[str, float]:
-    """As the trainer logs while it trains."""
-    norm = abs(loss) / 2 if math.isfinite(loss) else 0.0
-    return {"loss": loss, "grad_norm": norm, "learning_rate": 1e-4 / (step + 1), "epoch": epoch, "step": float(step)}
-
-
-def observation_of(moment: Moment) -> dict[str, float | bool]:
-    """The same event as rules observe it: what docs/rules-ibm.md says of who hands metrics in."""
-    observed: dict[str, float | bool] = {"epoch": moment.epoch}
-    if moment.entry is not None and "loss" in moment.entry:
-        entry = moment.entry
-        observed |= {"loss": entry["loss"], "lr": entry["learning_rate"], "grad_norm": entry["grad_norm"]}
-    if moment.metrics is not None:
-        observed |= {f"eval.{key[5:]}": value for key, value in moment.metrics.items() if key.startswith("eval_")}
-    if moment.event == "on_save":
-        observed["save.final"] = moment.final
-    return observed
+@contextlib.contextmanager
+def running() -> Iterator[Original]:
+    """While it is entered. Fails where the package is not there."""
+    there = list(PACKAGE.glob("fms_hf_tuning-*.dist-info"))
+    version = WANTED.read_text().partition("==")[2].split()[0]
+    assert [one.name for one in there] == [f"fms_hf_tuning-{version}.dist-info"], (
+        f"{PACKAGE} lacks {version}: make setup"
+    )
+    environ = {**os.environ, "PYTHONPATH": str(PACKAGE), "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
+    command = [sys.executable, "-m", "tests.ibm_process"]
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environ, cwd=ROOT
+    ) as process:
+        yield Original(process)

@@ -115,12 +115,12 @@ class _Translator:
     def _an_evaluated_metric(self) -> str:
         """One that the rule itself reads of evaluations."""
         for node in ast.walk(self._parsed):
-            key = node.slice if isinstance(node, ast.Subscript) else None
-            if isinstance(key, ast.Constant) and isinstance(key.value, str) and key.value.startswith("eval_"):
-                try:
-                    return eval_name(key.value)
-                except ExpressionError:
-                    break
+            match node:
+                case ast.Subscript(_, ast.Constant(str() as key)) | ast.Attribute(_, key) if key.startswith("eval_"):
+                    try:
+                        return eval_name(key)
+                    except ExpressionError:
+                        break
         return EVALUATED
 
     # Conditions
@@ -292,12 +292,11 @@ class _Translator:
         reason = "is no number"
         raise self._placed(refusal(reason, "Compare numbers; join conditions with 'and', 'or', 'not'."), node)
 
-    @staticmethod
-    def _number_at(source: Source, keys: Keys, context: Context) -> Node:
+    def _number_at(self, source: Source, keys: Keys, context: Context) -> Node:
         windows = {metric for name, _, metric in (one.partition(".") for one in context.full) if name == source.name}
-        found = number_at(source, keys, full=False) if not windows else number_at(source, keys, full=True)
+        found = number_at(source, keys, full=bool(windows), evaluated=self._evaluated)
         if windows and not set(_metrics_of(found)) <= windows | ALWAYS_KNOWN:
-            return number_at(source, keys, full=False)
+            return number_at(source, keys, full=False, evaluated=self._evaluated)
         return found
 
     def _constant(self, node: ast.expr, value: float) -> Node:

@@ -263,6 +263,10 @@ class FileReader:
         if not isinstance(said.get("name"), str) or not isinstance(said.get("rule"), str):
             return None
         known = tuple(dict.fromkeys(one for one in events if one))
+        for number, event in enumerate(events):
+            if event and event in events[:number]:
+                reason = f"{event} is there already: the rule is asked once; the original asks it twice"
+                self._notes.fault((*place, "triggers", number), reason, "Leave it out.", code=Code.DIFFERS)
         wanted = tuple(one for one in operations if one is not None)
         return Controller(place, said["name"], known, said["rule"], wanted, patience, resets)
 

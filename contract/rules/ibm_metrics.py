@@ -87,10 +87,11 @@ def lag(metric: str, points: int) -> Node:
     return Name(metric) if points == 0 else Call("lag", (Name(metric), Number(float(points), "")))
 
 
-def number_at(source: Source, keys: Keys, *, full: bool) -> Node:
+def number_at(source: Source, keys: Keys, *, full: bool, evaluated: str = EVALUATED) -> Node:
     """The number that a path leads to. Raises ExpressionError.
 
-    `full`: the rule asks for it only while the window has all its points.
+    `full`: the rule asks for it only while the window has all its points. `evaluated`: a metric that comes with every
+    evaluation.
     """
     match source.kind, keys:
         case "TrainingState", (str() as key,):
@@ -103,7 +104,7 @@ def number_at(source: Source, keys: Keys, *, full: bool) -> Node:
         case "Loss", (str() as key,):
             return _logged(key)
         case "EvalMetrics", ("epoch",):
-            return at("epoch", EVALUATED)
+            return at("epoch", evaluated)
         case "EvalMetrics", (str() as key,):
             return Name(eval_name(key))
         case "HistoryBasedMetric", ("window_size",):
@@ -111,7 +112,7 @@ def number_at(source: Source, keys: Keys, *, full: bool) -> Node:
                 return Number(float(source.window), "")
             raise refusal("the window has no size", "Write a window_size of 1 or more.")
         case "HistoryBasedMetric", ("training_loss" | "metrics" as group, str() as key, int() as index):
-            return _in_window(source, (group, key), index, full=full)
+            return _in_window(source, (group, key), index, full=full, evaluated=evaluated)
         case "PerProcessState", ("rank",):
             remedy = "Leave the comparison out: rules are decided once, for all ranks alike."
             raise refusal("ranks do not decide on their own here", remedy)
@@ -136,9 +137,9 @@ def _logged(key: str) -> Node:
     return at(name, "loss")
 
 
-def _in_window(source: Source, path: tuple[str, str], index: int, *, full: bool) -> Node:
+def _in_window(source: Source, path: tuple[str, str], index: int, *, full: bool, evaluated: str) -> Node:
     _, key = path
-    metric = window_metric(path)
+    metric = window_metric(path, evaluated)
     size = source.window
     said = source.said((*path, index))
     if size > 0 and not -size <= index < size:
@@ -162,11 +163,11 @@ def _in_window(source: Source, path: tuple[str, str], index: int, *, full: bool)
     raise refusal(f"{said} is another point while the window fills", f"Write {guard}", Code.INVALID_WINDOW)
 
 
-def window_metric(path: tuple[str, str]) -> str:
+def window_metric(path: tuple[str, str], evaluated: str) -> str:
     """Whose points a window of that group has. Raises ExpressionError."""
     group, key = path
     if group == "metrics":
-        return EVALUATED if key in ("epoch", "steps") else eval_name(key)
+        return evaluated if key in ("epoch", "steps") else eval_name(key)
     if key == "global_step":
         raise refusal("the key is 'steps'; the original's pages say 'global_step'", "Write steps.", Code.UNKNOWN_KEY)
     if key not in ("loss", "epoch", "steps"):
@@ -181,7 +182,7 @@ def size_at(source: Source, keys: Keys, evaluated: str = EVALUATED) -> Size | Ev
             case ("metrics",):
                 return Evaluated(evaluated)
             case ("training_loss" | "metrics" as group, str() as key):
-                return Size(window_metric((group, key)), source.window)
+                return Size(window_metric((group, key), evaluated), source.window)
     remedy = 'There is the length of a window: len(window["training_loss"]["loss"]).'
     raise refusal(f"{source.said(keys)} has no length here", remedy, Code.WRONG_TYPE)
 

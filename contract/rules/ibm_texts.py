@@ -70,6 +70,8 @@ def _field(found: re.Match[str], known: Known, differs: Callable[[str], None]) -
     keys = tuple(_key(step[1] or step[2]) for step in _STEP.finditer(path["rest"]))
     fixed = {"event_name": " or ".join(known.events), "control_name": known.controller}
     if name in fixed and not keys:
+        if name == "event_name" and len(known.events) > 1:
+            differs("{event_name} is told as all the rule's triggers")
         return fixed[name].replace("{", "{{").replace("}", "}}")
     if name in ("path", "hf_path") and not keys:
         differs(f"{{{name}}} is told as the step of the checkpoint")
@@ -106,5 +108,6 @@ def _of_source(source: Source, keys: Keys, form: str, differs: Callable[[str], N
             differs(f"{source.said(keys)} is told as it is when the line is written")
         case _:
             raise refusal(f"{source.said(keys)} is no metric by itself", "Name the newest: [-1].", Code.INVALID_TEXT)
-    whole = not form and name == "step"
-    return f"{{{name}:{'d' if whole else form}}}" if form or whole else f"{{{name}}}"
+    if name in ("step", "tokens") and form in ("", ","):
+        form += "d"
+    return f"{{{name}:{form}}}" if form else f"{{{name}}}"

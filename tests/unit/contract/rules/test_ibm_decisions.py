@@ -1,24 +1,26 @@
-"""IBM's files decide here as they did: compared with the original, said once more in tests/ibm_original.py."""
+"""IBM's files decide here as they did: compared with the original itself, in a process of its own."""
 
 from __future__ import annotations
 
 import copy
 import json
-import math
-from typing import Any
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import pytest
-from hypothesis import assume, event, given
-from hypothesis import strategies as st
+import yaml
 
-from contract.rules.actions import NAMES
+from contract.rules.actions import NAMES, Log
 from contract.rules.evaluating import Evaluator
 from contract.rules.faults import Code
-from contract.rules.ibm import import_ibm
+from contract.rules.ibm import _LINE, import_ibm
 from contract.rules.verdicts import State
-from tests.ibm_original import DiedError, Moment, Original, log_entry, observation_of
-from tests.properties.profiles import machine_settings
+from tests.ibm_cases import METRICS, Cases, line_of
+from tests.ibm_original import Decided, Original
+from tests.ibm_streams import RECORDED, Moment, observation_of, stream
+from tests.properties.profiles import DEEP
 
+pytestmark = pytest.mark.processes
 ACTION_OF = {
     "should_training_stop": "stop",
     "should_save": "save",
@@ -38,53 +40,29 @@ Decision = tuple[int, str, str]
 """Number of the event, controller, action."""
 
 
-def stream(
-    losses: list[float],
-    *,
-    steps_per_epoch: int = 4,
-    log_every: int = 1,
-    evals: dict[int, dict[str, float]] | None = None,
-    save_every: int = 3,
-) -> list[Moment]:
-    """A training's events in the trainer's order. `evals`: metrics of evaluations by their steps."""
-    moments = [Moment("on_train_begin", 0, 0.0)]
-    for step, loss in enumerate(losses, 1):
-        epoch = step / steps_per_epoch
-        moments.append(Moment("on_step_end", step, epoch))
-        if step % log_every == 0:
-            moments.append(Moment("on_log", step, epoch, entry=log_entry(loss, epoch, step)))
-        if evals and step in evals:
-            entry = {**evals[step], "epoch": epoch, "step": float(step)}
-            moments.append(Moment("on_log", step, epoch, entry=entry))
-            moments.append(Moment("on_evaluate", step, epoch, metrics={**evals[step], "epoch": epoch}))
-        if step % save_every == 0:
-            moments.append(Moment("on_save", step, epoch))
-        if step % steps_per_epoch == 0:
-            moments.append(Moment("on_epoch_end", step, epoch))
-    last = len(losses)
-    moments.append(Moment("on_train_end", last, last / steps_per_epoch))
-    moments.append(Moment("on_save", last, last / steps_per_epoch, final=True))
-    return moments
+class Told(NamedTuple):
+    """What rules decide."""
+
+    decisions: list[Decision]
+    lines: list[tuple[int, str]]
+    """Number of the event, and what is written."""
+
+    def before(self, until: int) -> Told:
+        """Without what the original did not live to see."""
+        return Told(*([one for one in part if one[0] < until] for part in self))  # type: ignore[arg-type]
 
 
-def by_the_original(config: dict[str, Any], moments: list[Moment]) -> tuple[list[Decision], int]:
-    """Decisions, and the number of the event at which it died, or of all events."""
-    original = Original(config)
-    found: list[Decision] = []
-    for number, moment in enumerate(copy.deepcopy(moments)):
-        try:
-            decided = original.take(moment)
-        except DiedError:
-            return found, number
-        found += [(number, name, ACTION_OF[operation.partition(".")[2]]) for name, operation in decided]
-    return found, len(moments)
+def told_by(decided: Decided) -> Told:
+    """The original's, in this language's words."""
+    decisions = [(number, name, ACTION_OF[action]) for number, name, action in decided.taken]
+    return Told(decisions, [(number, line.replace("nan", "NaN")) for number, line in decided.lines])
 
 
-def by_the_import(config: dict[str, Any], moments: list[Moment], *, resumed_at: int = -1) -> list[Decision]:
-    imported = import_ibm(json.dumps(config))
+def by_the_import(config: dict[str, Any] | str, moments: list[Moment], *, resumed_at: int = -1) -> Told:
+    imported = import_ibm(config if isinstance(config, str) else json.dumps(config))
     assert imported.rules is not None, imported.faults
     evaluator = Evaluator(imported.rules)
-    found: list[Decision] = []
+    found = Told([], [])
     for number, moment in enumerate(moments):
         if number == resumed_at:
             state = json.loads(json.dumps(evaluator.state_dict()))
@@ -93,20 +71,17 @@ def by_the_import(config: dict[str, Any], moments: list[Moment], *, resumed_at: 
         observed = observation_of(moment)
         verdicts = evaluator.observe(observed, step=moment.step, now=float(number), event=EVENT_OF[moment.event])
         assert not [verdict for verdict in verdicts if verdict.state is State.ERROR]
-        found += [(number, verdict.rule, NAMES[type(action)]) for verdict in verdicts for action in verdict.actions]
+        for verdict in verdicts:
+            for action in verdict.actions:
+                found.decisions.append((number, verdict.rule, NAMES[type(action)]))
+                if isinstance(action, Log) and action.text.text != _LINE:
+                    found.lines.append((number, action.text.render(evaluator.values())))
     return found
 
 
 def config_of(rule: str, *triggers: str, **more: Any) -> dict[str, Any]:
     return {
-        "controller_metrics": [
-            {"name": "state", "class": "TrainingState"},
-            {"name": "newest", "class": "Loss"},
-            {"name": "evaluation", "class": "EvalMetrics"},
-            {"name": "window", "class": "HistoryBasedMetric", "arguments": {"window_size": 3}},
-            {"name": "single", "class": "HistoryBasedMetric"},
-            {"name": "endless", "class": "HistoryBasedMetric", "arguments": {"window_size": -1}},
-        ],
+        "controller_metrics": copy.deepcopy(METRICS),
         "controllers": [
             {
                 "name": "rule",
@@ -119,84 +94,63 @@ def config_of(rule: str, *triggers: str, **more: Any) -> dict[str, Any]:
     }
 
 
-# The eleven configurations that the original shows, said in short: rule, trigger, more.
 LOSS = 'single["training_loss"]["loss"]'
-SHOWN: dict[str, tuple[str, str, dict[str, Any]]] = {
-    "evaluation below, late": ('evaluation["eval_loss"] < 2.25 and state["epoch"] > 2', "on_epoch_end", {}),
-    "evaluation above, with patience": (
-        'len(window["metrics"]) > 0 and window["metrics"]["eval_loss"][-1] > 2',
-        "on_epoch_end",
-        {"patience": {"patience_threshold": 2}},
-    ),
-    "evaluation above, late": (
-        'len(single["metrics"]) > 0 and single["metrics"]["eval_loss"][-1] > 2.2 and state["epoch"] > 3',
-        "on_epoch_end",
-        {},
-    ),
-    "loss below, late, at steps": (
-        f'len({LOSS}) == single["window_size"] and {LOSS}[0] < 2.2 and single["training_loss"]["epoch"][0] > 2',
-        "on_step_end",
-        {"config": {"trigger_log_level": "warning"}},
-    ),
-    "loss below, late": (
-        f'len({LOSS}) == single["window_size"] and {LOSS}[0] < 2.2 and single["training_loss"]["epoch"][0] > 2',
-        "on_log",
-        {},
-    ),
-    "loss above, late": (f'{LOSS}[-1] > 2 and state["epoch"] > 3', "on_epoch_end", {}),
-    "every step": ("True", "on_step_end", {"operations": ["line.should_log"]}),
-    "loss below": ('newest["loss"] < 1.0', "on_log", {}),
-    "loss does not fall": (
-        'window["training_loss"]["loss"][0] < window["training_loss"]["loss"][-1]'
-        ' and len(window["training_loss"]["loss"]) == window["window_size"]',
-        "on_log",
-        {},
-    ),
-    "loss above": (f"{LOSS}[-1] > 2.2", "on_log", {}),
-    "a line for each log": ("newest != None", "on_log", {"operations": ["line.should_log"]}),
-    "a line for each save": ('state["is_final"] == False', "on_save", {"operations": ["line.should_log"]}),
-    "a line for the last save": ('state["is_final"] == True', "on_save", {"operations": ["line.should_log"]}),
-}
-LINE = {"name": "line", "class": "LogControl", "arguments": {"log_format": "loss {newest[loss]}", "log_level": "info"}}
-RECORDED = {
-    "of the original's tests": stream([2.0, 2.1, 1.3, 0.9], steps_per_epoch=2, evals={2: {"eval_loss": 2.2}}),
-    "falls": stream(
-        [3.0 - 0.1 * step for step in range(28)],
-        evals={step: {"eval_loss": 3.0 - step / 12, "eval_runtime": 1.0} for step in range(4, 29, 4)},
-    ),
-    "rises again": stream(
-        [abs(14 - step) / 4 + 0.5 for step in range(30)],
-        evals={step: {"eval_loss": abs(14 - step) / 4 + 0.6} for step in range(3, 31, 3)},
-    ),
-    "is logged seldom": stream(
-        [2.6 - 0.07 * step for step in range(30)],
-        log_every=5,
-        steps_per_epoch=3,
-        evals={step: {"eval_loss": 2.3 + (step % 5 - 2) / 4} for step in range(2, 31, 2)},
-    ),
-    "is no number": stream([2.0, math.nan, 1.0, math.inf, 0.5, math.nan, 3.0, 2.5], evals={4: {"eval_loss": math.nan}}),
-}
+EXAMPLES = {path.stem: path.read_text() for path in Path(__file__).with_name("ibm_examples").glob("*.yaml")}
+"""Those that the original shows, with names of our own."""
+LINE = line_of("epoch {now[epoch]:.3f}")
 
 
 @pytest.mark.parametrize("log", RECORDED)
-@pytest.mark.parametrize("shown", SHOWN)
-def test_what_the_original_shows_decides_as_there(shown: str, log: str) -> None:
-    rule, trigger, more = SHOWN[shown]
-    config = {**config_of(rule, trigger, **more), "operations": [LINE]}
-    expected, until = by_the_original(config, RECORDED[log])
-    found = by_the_import(config, RECORDED[log])
-    assert [decision for decision in found if decision[0] < until] == expected
+@pytest.mark.parametrize("shown", EXAMPLES)
+def test_what_the_original_shows_decides_as_there(shown: str, log: str, original: Original) -> None:
+    decided = original.decides(yaml.safe_load(EXAMPLES[shown]), RECORDED[log])
+    found = by_the_import(EXAMPLES[shown], RECORDED[log])
+    assert found.before(decided.until).decisions == told_by(decided).decisions
 
 
-def test_every_shown_configuration_decides_something() -> None:
+def test_every_shown_configuration_decides_something(original: Original) -> None:
     """So that equality of empty lists does not pass for agreement."""
-    for rule, trigger, more in SHOWN.values():
-        config = {**config_of(rule, trigger, **more), "operations": [LINE]}
-        found = [by_the_original(config, moments) for moments in RECORDED.values()]
-        assert any(decisions for decisions, _ in found), rule
-        assert sum(until == len(moments) for (_, until), moments in zip(found, RECORDED.values(), strict=True)) >= 3, (
-            rule
-        )
+    assert len(EXAMPLES) == 11
+    for name, text in EXAMPLES.items():
+        found = [original.decides(yaml.safe_load(text), moments) for moments in RECORDED.values()]
+        assert any(decided.taken for decided in found), name
+        lived = [decided.until == len(moments) for decided, moments in zip(found, RECORDED.values(), strict=True)]
+        assert sum(lived) >= 3, name
+
+
+def test_a_real_training_is_decided_as_there(original: Original) -> None:
+    """With the controller in it: what the trainer does is what it is played with elsewhere."""
+    rules = {
+        "all": "now['epoch'] < 9",
+        "low": 'newest["loss"] < 1.5',
+        "rising": f'window["training_loss"]["loss"][-1] > {LOSS}[0] or endless["training_loss"]["loss"][-1] > 1',
+        "late": 'evaluation["eval_loss"] < 0.2 and now["num_input_tokens_seen"] >= 30',
+        "first": 'len(window["metrics"]) > 0 and window["metrics"]["eval_loss"][0] > 0.1',
+        "last": 'now["is_final"] == True',
+    }
+    controllers = [
+        {"name": f"{name}_{event}", "triggers": [event], "rule": rule, "operations": ["line.should_log"]}
+        for event in EVENT_OF
+        for name, rule in rules.items()
+    ]
+    operations = [line_of("{control_name} {now[epoch]:.4f} {now[global_step]} {now[num_input_tokens_seen]}")]
+    config = {**config_of("True", "on_log"), "operations": operations, "controllers": controllers}
+    moments, taken = original.trains(config)
+    assert {moment.event for moment in moments} == set(EVENT_OF)
+    decided = original.decides(config, moments)
+    assert (decided.taken, decided.until) == (taken, len(moments))
+    assert by_the_import(config, moments) == told_by(decided)
+    assert {name for _, name, _ in taken} >= {"all_on_train_end", "low_on_log", "first_on_save", "last_on_save"}
+    for name, text in EXAMPLES.items():
+        of_this = original.decides(yaml.safe_load(text), moments)
+        assert (name, by_the_import(text, moments).decisions) == (name, told_by(of_this).decisions)
+
+
+def test_a_real_training_that_is_stopped(original: Original) -> None:
+    moments, taken = original.trains(yaml.safe_load(EXAMPLES["loss-low"]))
+    found = by_the_import(EXAMPLES["loss-low"], moments).decisions
+    assert found == [(number, name, ACTION_OF[action]) for number, name, action in taken]
+    assert moments[found[0][0]].step == moments[-1].step < 30
 
 
 @pytest.mark.parametrize(
@@ -209,14 +163,13 @@ def test_every_shown_configuration_decides_something() -> None:
         ("reset_on_failure", 1, [2, 2, 2, 2, 2], [2, 4]),
     ],
 )
-def test_patience(mode: str, threshold: int, losses: list[int], fires: list[int]) -> None:
+def test_patience(mode: str, threshold: int, losses: list[int], fires: list[int], original: Original) -> None:
     patience = {"patience_threshold": threshold, "mode": mode}
     config = config_of('newest["loss"] > 1', "on_log", patience=patience)
-    moments = stream([float(loss) for loss in losses], steps_per_epoch=100, save_every=100)
-    expected, _ = by_the_original(config, moments)
+    moments = stream([float(loss) for loss in losses], steps_per_epoch=100, save_every=100)[:-3]
     found = by_the_import(config, moments)
-    assert found == expected
-    assert [moments[number].step for number, *_ in found] == fires
+    assert found == told_by(original.decides(config, moments))
+    assert [moments[number].step for number, *_ in found.decisions] == fires
 
 
 def test_a_resumed_training_decides_as_if_it_had_never_stopped() -> None:
@@ -224,98 +177,47 @@ def test_a_resumed_training_decides_as_if_it_had_never_stopped() -> None:
     config = config_of('newest["loss"] > 1', "on_log", patience={"patience_threshold": 7})
     moments = stream([2.0] * 20, steps_per_epoch=100, save_every=100)
     whole = by_the_import(config, moments)
-    assert [moments[number].step for number, *_ in whole] == [8, 16]
+    assert [moments[number].step for number, *_ in whole.decisions] == [8, 16]
     assert all(by_the_import(config, moments, resumed_at=number) == whole for number in range(len(moments)))
 
 
-# Rules made by chance
-NUMBERS = st.sampled_from(
-    [
-        *('state["epoch"]', 'state["global_step"]', "state.epoch", 'newest["loss"]', "newest.loss", 'newest["epoch"]'),
-        *('newest["learning_rate"]', 'evaluation["eval_loss"]', 'evaluation["eval_f1"]', 'evaluation["epoch"]'),
-        *('window["training_loss"]["loss"][-1]', 'window["training_loss"]["loss"][0]', 'window["window_size"]'),
-        *('window["training_loss"]["loss"][-2]', 'window["training_loss"]["steps"][-1]', f"{LOSS}[0]"),
-        *('window["metrics"]["eval_loss"][-1]', 'window["metrics"]["eval_loss"][0]', 'single["metrics"]["epoch"][-1]'),
-        *('endless["training_loss"]["loss"][-3]', 'abs(newest["loss"])', 'newest["loss"] * 2', "1", "2", "0.5", "-1"),
-        *('newest["loss"] - evaluation["eval_loss"]', 'state["global_step"] % 3', 'float(newest["loss"]) / 2'),
-    ]
-)
-WHOLE = st.sampled_from(
-    [
-        *('len(window["training_loss"]["loss"]) == window["window_size"]', 'len(window["metrics"]) > 0'),
-        *('len(window["training_loss"]["loss"]) >= 2', 'len(window["metrics"]["eval_loss"]) == 3', "newest != None"),
-        *('3 == len(window["training_loss"]["loss"])', 'not len(endless["training_loss"]["loss"]) == 0'),
-        *("evaluation == None", "newest == None", "evaluation != None", "True", "False", 'state["is_final"]'),
-        *('state["is_final"] == False', '1 < newest["loss"] < 3', '(newest["loss"] > 1) == False'),
-    ]
-)
-COMPARED = st.tuples(NUMBERS, st.sampled_from(["<", "<=", ">", ">=", "==", "!="]), NUMBERS).map(" ".join)
-CONDITION = st.recursive(
-    COMPARED | COMPARED | WHOLE,
-    lambda inner: st.one_of(
-        st.builds("({} and {})".format, inner, inner),
-        st.builds("({} or {})".format, inner, inner),
-        st.builds("(not {})".format, inner),
-        st.builds("({} if {} else {})".format, inner, inner, inner),
-    ),
-    max_leaves=5,
-)
-CONTROLLER = st.fixed_dictionaries(
-    {
-        "rule": CONDITION,
-        "triggers": st.sampled_from([[name] for name in EVENT_OF]),
-        "operations": st.lists(
-            st.sampled_from([*(f"hfcontrols.{action}" for action in ACTION_OF), "line.should_log"]),
-            min_size=1,
-            max_size=2,
-            unique=True,
-        ),
-    },
-    optional={
-        "patience": st.fixed_dictionaries(
-            {"patience_threshold": st.integers(0, 3)},
-            optional={"mode": st.sampled_from(["reset_on_failure", "no_reset_on_failure"])},
-        )
-    },
-)
-VALUE = st.one_of(st.sampled_from([0.5, 1.0, 2.0, 3.0]), st.floats(0, 4), st.just(math.inf))
-EVALS = st.dictionaries(
-    st.integers(1, 14), st.fixed_dictionaries({"eval_loss": VALUE | st.just(math.nan), "eval_f1": VALUE}), max_size=6
-)
-EVERY = {"steps_per_epoch": st.integers(1, 5), "log_every": st.integers(1, 3), "save_every": st.integers(1, 4)}
-STREAM = st.one_of(
-    st.builds(stream, st.lists(VALUE, max_size=14), evals=EVALS, **EVERY),
-    # a loss that is NaN, without logs between that have none: see below
-    st.builds(stream, st.lists(VALUE | st.just(math.nan), max_size=14), **EVERY),
-)
+@pytest.mark.parametrize("seed", range(4 * (20 if DEEP else 1)))
+def test_any_file_that_is_imported_decides_as_there(seed: int, original: Original) -> None:
+    cases = Cases(seed)
+    decisions = lines = lived = 0
+    for _ in range(40):
+        config = cases.file([_imported_one(cases) for _ in range(2)])
+        moments = cases.training()
+        decided = original.decides(config, moments)
+        assert by_the_import(config, moments).before(decided.until) == told_by(decided), json.dumps(config)
+        decisions, lines, lived = decisions + len(decided.taken), lines + len(decided.lines), lived + (not decided.died)
+    assert decisions > 50
+    assert lines > 0
+    assert lived > 15
 
 
-@machine_settings(runs=250, steps=1)
-@given(controllers=st.lists(CONTROLLER, min_size=1, max_size=2), moments=STREAM)
-def test_any_rule_that_is_imported_decides_as_there(controllers: list[dict[str, Any]], moments: list[Moment]) -> None:
-    named = [{"name": f"r{number}", **one} for number, one in enumerate(controllers)]
-    config = {**config_of("True", "on_log"), "operations": [LINE], "controllers": named}
-    imported = import_ibm(json.dumps(config))
-    assert {fault.code for fault in imported.faults} <= {Code.UNSUPPORTED, Code.INVALID_WINDOW, Code.TOO_LARGE}
-    assume(imported.rules is not None)
-    # an empty window decides there and not here, which is noted
-    assume(not any("empty window" in note.reason for note in imported.notes))
-    expected, until = by_the_original(config, moments)
-    event("died" if until < len(moments) else "decided" if expected else "silent")
-    assert [decision for decision in by_the_import(config, moments) if decision[0] < until] == expected
+def _imported_one(cases: Cases) -> dict[str, Any]:
+    """A controller that is not refused, and decides as the original."""
+    while True:
+        config = cases.file([controller := cases.controller()])
+        imported = import_ibm(json.dumps(config))
+        assert {fault.code for fault in imported.faults} <= {Code.UNSUPPORTED, Code.INVALID_WINDOW, Code.TOO_LARGE}
+        # an empty window decides there and not here, which is noted
+        if imported.rules is not None and not any("empty window" in note.reason for note in imported.notes):
+            return controller
 
 
-def test_metrics_that_come_late_decide_nothing_before() -> None:
+def test_metrics_that_come_late_decide_nothing_before(original: Original) -> None:
     """Here an unknown operand leaves the decision to the others, if they can make it; there it does not."""
     rules = [
-        'newest["loss"] < 1 or state["epoch"] > 1',
-        'not (evaluation["eval_loss"] < 1 and state["epoch"] > 1)',
-        'newest["loss"] < 1 if state["epoch"] > 1 else evaluation["eval_loss"] > 1',
-        'len(window["training_loss"]["loss"]) == 3 or state["epoch"] > 0.5',
-        'state["epoch"] > 0.5 or len(window["training_loss"]["loss"]) == 3',
-        'len(window["training_loss"]["loss"]) == 3 and newest["loss"] > 9 or state["epoch"] > 0.5',
+        'newest["loss"] < 1 or now["epoch"] > 1',
+        'not (evaluation["eval_loss"] < 1 and now["epoch"] > 1)',
+        'newest["loss"] < 1 if now["epoch"] > 1 else evaluation["eval_loss"] > 1',
+        'len(window["training_loss"]["loss"]) == 3 or now["epoch"] > 0.5',
+        'now["epoch"] > 0.5 or len(window["training_loss"]["loss"]) == 3',
+        'len(window["training_loss"]["loss"]) == 3 and newest["loss"] > 9 or now["epoch"] > 0.5',
         # what is not known is not false, though what stands beside it is
-        '(state["epoch"] < newest["loss"] and state["epoch"] < 0) or not state["epoch"] < 0',
+        '(now["epoch"] < newest["loss"] and now["epoch"] < 0) or not now["epoch"] < 0',
     ]
     for rule in rules:
         config = config_of(rule, "on_step_end")
@@ -324,7 +226,26 @@ def test_metrics_that_come_late_decide_nothing_before() -> None:
             # there an evaluation is logged before the first loss, so that the window is there and empty
             if noted and name == "is logged seldom":
                 continue
-            expected, until = by_the_original(config, moments)
-            assert until == len(moments)
-            assert by_the_import(config, moments) == expected
-        assert any(by_the_original(config, moments)[0] for moments in RECORDED.values())
+            decided = original.decides(config, moments)
+            assert decided.until == len(moments)
+            assert by_the_import(config, moments) == told_by(decided)
+        assert any(original.decides(config, moments).taken for moments in RECORDED.values())
+
+
+@pytest.mark.parametrize(
+    "rule",
+    [
+        'evaluation["epoch"] > 0.5 and evaluation["eval_f1"] > 0',
+        "evaluation.epoch > 0.5 and evaluation.eval_f1 > 0",
+        'window["metrics"]["epoch"][-1] > 0.5 and window["metrics"]["eval_f1"][0] > 0',
+        'window["metrics"]["steps"][-1] > 2 and evaluation["eval_f1"] > 0',
+        'len(window["metrics"]["epoch"]) == 2 and evaluation["eval_f1"] > 0',
+    ],
+)
+def test_evaluations_without_a_loss_decide_as_there(rule: str, original: Original) -> None:
+    """Epochs and steps of evaluations are those of the metric that the rule names."""
+    config = config_of(rule, "on_evaluate")
+    moments = stream([1.0] * 6, evals={step: {"eval_f1": float(step)} for step in (2, 4, 5)})
+    decided = original.decides(config, moments)
+    assert 0 < len(decided.taken) < 3
+    assert by_the_import(config, moments) == told_by(decided)

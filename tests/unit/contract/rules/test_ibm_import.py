@@ -13,8 +13,9 @@ from contract.rules.document import load
 from contract.rules.faults import Code
 from contract.rules.ibm import Imported, import_ibm
 from contract.rules.limits import LIMITS
+from tests.ibm_cases import Cases
 from tests.properties.profiles import machine_settings
-from tests.unit.contract.rules.test_ibm_decisions import CONTROLLER, LINE, config_of
+from tests.unit.contract.rules.test_ibm_decisions import LINE, config_of
 
 LISTED = """
 controller_metrics:
@@ -87,13 +88,13 @@ def test_a_mapping_is_no_number_in_the_shape_that_the_code_reads() -> None:
         ('window["training_loss"]["steps"][-1] > 1', "at(step, loss) > 1"),
         ('endless["metrics"]["eval_f1"][-9] > 1', "lag(eval.f1, 8) > 1"),
         ('newest["learning_rate"] < 1e-5', "at(lr, loss) < 1e-05"),
-        ("state.global_step % 10 == 0", "step % 10 == 0"),
+        ("now.global_step % 10 == 0", "step % 10 == 0"),
         ('1 < newest["loss"] <= 2', "1 < loss and loss <= 2"),
         ('(newest["loss"] < 1) == False', "not loss < 1"),
-        ('newest["loss"] < 1 or state["epoch"] > 3', "(loss < 1 or epoch > 3) and (loss < 1 or not loss < 1)"),
-        ('state["epoch"] > 3 or newest["loss"] < 1', "epoch > 3 or loss < 1"),
-        ("state != None", "true"),
-        ('state["is_final"]', "false"),
+        ('newest["loss"] < 1 or now["epoch"] > 3', "(loss < 1 or epoch > 3) and (loss < 1 or not loss < 1)"),
+        ('now["epoch"] > 3 or newest["loss"] < 1', "epoch > 3 or loss < 1"),
+        ("now != None", "true"),
+        ('now["is_final"]', "false"),
         ('-newest["loss"] * 2 + 1 < 0', "-loss * 2 + 1 < 0"),
     ],
 )
@@ -103,10 +104,10 @@ def test_expressions(rule: str, expected: str) -> None:
 
 HOSTILE = [
     "10**3999999 > 0", "3999999**399999 > 0", "window.pop('loss') > 0", "newest['loss'].tofile('/tmp/x') == None",
-    "state.model.zero_() == None", "newest.__class__.__init__.__globals__ == 1", "''.__class__ == 1",
+    "now.model.zero_() == None", "newest.__class__.__init__.__globals__ == 1", "''.__class__ == 1",
     "__import__('os').system('true') == 0", "input('password') == ''", "open('/etc/passwd') == 1", "exec('1') == 1",
     "rand() > 0.5", "randint(10) > 5", "str(newest) == 'x'", "f'{newest}' == ''", "(lambda: True)()",
-    "[x for x in window] == []", "(x := True)", "newest['loss'] > 1; state['epoch'] > 1", "newest = True",
+    "[x for x in window] == []", "(x := True)", "newest['loss'] > 1; now['epoch'] > 1", "newest = True",
     "'x' * 10**9 == ''", "['x'] * 9999999999 == []", "1 << 99999999 > 0", "newest and True", "not newest",
     "newest or True", "len(newest)", "len(window) and window[0] > 1", "1 if newest else 2", "2+2", "newest",
     "newest['loss']", "newest is None", "newest is not None", "newest < 1", "int(newest['loss']) > 1",
@@ -114,13 +115,13 @@ HOSTILE = [
     "sum(window['training_loss']['loss']) > 1", "window['training_loss']['loss'][1:] == 1", "3 in window",
     "newest['loss'] // 2 > 1", "~newest['loss'] > 1", "newest['loss'] & 1 == 1", "1j > 0", "newest[newest] > 1",
     "window['training_loss']['global_step'][-1] > 1", "window['training_loss']['loss'][3] > 1",
-    "window['training_loss']['loss'][1] > 1", "endless['training_loss']['loss'][0] > 1", "state['log_history'] == 1",
+    "window['training_loss']['loss'][1] > 1", "endless['training_loss']['loss'][0] > 1", "now['log_history'] == 1",
     "endless['window_size'] > 1", "missing > 1", "evaluation['loss'] > 1", "window != None",
     "len(window['metrics']) == 0",
-    "not window['window_size'] == state['global_step']", "len(window['metrics']) > 0 or True",
+    "not window['window_size'] == now['global_step']", "len(window['metrics']) > 0 or True",
     "not len(window['metrics']) > 0", "-" * 1900 + "1 > 0", "(" * 900 + "1" + ")" * 900 + " > 0", "9" * 1000 + " > 0",
-    "(" * 30 + "newest['loss'] < 1" + " if evaluation['eval_loss'] < 1 else state['epoch'] > 1)" * 30,
-    "((" * 18 + "newest['loss'] < 1" + " or True) and evaluation['eval_loss'] < 1 or state['epoch'] > 1)" * 18,
+    "(" * 30 + "newest['loss'] < 1" + " if evaluation['eval_loss'] < 1 else now['epoch'] > 1)" * 30,
+    "((" * 18 + "newest['loss'] < 1" + " or True) and evaluation['eval_loss'] < 1 or now['epoch'] > 1)" * 18,
     "not " * 400 + "True", "1 +" * 600 + "1 > 0", "x" * 3000, "", " ", "\x00", "'", "newest['loss'] >", "𝕏 > 1 \ud7ff",
     "window['training_loss']['loss'][-1] > 1 and '\\d' == 1", "1if 1else 2", "await newest", "(yield)",
     "newest[...] > 1",
@@ -170,7 +171,7 @@ def test_places_are_those_of_the_file() -> None:
         ({"operations": []}, Code.WRONG_SHAPE, "'- '"),
         ({"config": {"trigger_loglevel": "info"}}, Code.UNKNOWN_KEY, "trigger_log_level"),
         ({"name": 3}, Code.WRONG_SHAPE, "quotes"),
-        ({"rule": 'state["is_final"]', "triggers": ["on_log", "on_save"]}, Code.UNSUPPORTED, "on_save alone"),
+        ({"rule": 'now["is_final"]', "triggers": ["on_log", "on_save"]}, Code.UNSUPPORTED, "on_save alone"),
     ],
 )
 def test_controllers_that_are_refused(change: dict[str, Any], code: Code, says: str) -> None:
@@ -225,7 +226,6 @@ def test_metrics_come_from_evaluations_alone() -> None:
 def said(form: str, level: str = "warning", **more: Any) -> Imported:
     line = {"name": "line", "class": "LogControl", "arguments": {"log_format": form, "log_level": level}}
     config = config_of("True", "on_log", operations=["line.should_log"], **more)
-    config["controller_metrics"].append({"name": "ranks", "class": "PerProcessState"})
     return import_ibm(json.dumps({**config, "operations": [line]}))
 
 
@@ -233,7 +233,8 @@ def said(form: str, level: str = "warning", **more: Any) -> Imported:
     ("form", "expected"),
     [
         ("{event_name} of {control_name}", "on_log of rule"),
-        ("{state[epoch]:.0f} {state[global_step]}", "{epoch:.0f} {step:d}"),
+        ("{now[epoch]:.0f} {now[global_step]}", "{epoch:.0f} {step:d}"),
+        ("{now[num_input_tokens_seen]} {now[global_step]:,}", "{tokens:d} {step:,d}"),
         ("{newest[loss]:.3f} {newest}", "{loss:.3f} {loss}"),
         ("{window[training_loss][loss][0]}", None),
         ("{single[training_loss][loss][0]:.1e}", "{loss:.1e}"),
@@ -245,7 +246,7 @@ def said(form: str, level: str = "warning", **more: Any) -> Imported:
         ("{args.hub_token}", None),
         ("{args}", None),
         ("{newest.__class__.__init__.__globals__}", None),
-        ("{state.__class__}", None),
+        ("{now.__class__}", None),
         ("{newest[loss]!r}", None),
         ("{newest[loss]:{window}}", None),
         ("{newest[loss]:>100000000}", None),
@@ -305,7 +306,7 @@ def test_all_faults_are_told_once() -> None:
 
 
 def test_what_the_translation_is_too_large_for_is_told_of_the_file() -> None:
-    rule = " or ".join(["(newest['loss'] < 1 if evaluation['eval_loss'] < 1 else state['epoch'] > 1)"] * 20)
+    rule = " or ".join(["(newest['loss'] < 1 if evaluation['eval_loss'] < 1 else now['epoch'] > 1)"] * 20)
     (fault,) = refused(rule).faults
     assert (fault.code, fault.field) == (Code.TOO_LARGE, "controllers.0.rule")
     assert len(rule) < LIMITS.text_chars
@@ -323,9 +324,10 @@ ANYTHING = st.recursive(
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
     max_leaves=5,
 )
+CONTROLLER = st.integers(0, 10**6).map(lambda seed: Cases(seed).controller())
 KEY = st.sampled_from(["controller_metrics", "controller-metrics", "operations", "controllers"])
 WORDS = (
-    "newest", "window", "state", '["loss"]', '["training_loss"]', "[-1]", "(", ")", "len", "and", "or", "not", "<",
+    "newest", "window", "now", '["loss"]', '["training_loss"]', "[-1]", "(", ")", "len", "and", "or", "not", "<",
     "==", "None", "True", "1", "0.5", ".", ",", "if", "else", "*", "**", "'", ":=", "lambda", "\n", "é",
 )  # fmt: skip
 
