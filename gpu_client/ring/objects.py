@@ -26,7 +26,7 @@ import xxhash
 from gpu_client.ring.codecs import Codec, decoded, encoded
 from gpu_client.ring.errors import ObjectDamaged
 from gpu_client.ring.store import HeadLast
-from gpu_client.ring.tree import Taken, array_of, put_together, schema_of
+from gpu_client.ring.tree import Taken, array_of, path_of, put_together, schema_of
 
 MAGIC = b"BATON\x00RG"
 VERSION = 1
@@ -196,7 +196,7 @@ class StoredSamples:
         entry = self._samples[number]
         first_time = number not in self._verified
         try:
-            arrays = [self._array(place, first_time) for place in entry["arrays"]]
+            arrays = [self._array(number, place, first_time) for place in range(len(entry["arrays"]))]
             found = put_together(entry["structure"], arrays)
         except ObjectDamaged:
             raise
@@ -239,7 +239,8 @@ class StoredSamples:
             raise self._damaged("its header is none")
         return found
 
-    def _array(self, entry: list[Any], first_time: bool) -> Any:
+    def _array(self, number: int, place: int, first_time: bool) -> Any:
+        entry = self._samples[number]["arrays"][place]
         form, dtype, shape, size_bytes, codec, offset, stored_bytes, digest = entry[:8]
         begin = self._body + offset
         end = begin + stored_bytes
@@ -247,7 +248,9 @@ class StoredSamples:
         if first_time:
             behind = self._data[end : end + -stored_bytes % _ALIGNED]
             if len(stored) != stored_bytes or any(behind) or xxhash.xxh3_64_hexdigest(stored) != digest:
-                raise self._damaged(f"the bytes from {begin} to {end} were altered")
+                whose = path_of(self._samples[number]["structure"], place)
+                whose += f", number {number} of a pack" if len(self) > 1 else ""
+                raise self._damaged(f"the bytes from {begin} to {end} were altered ({whose})")
         return array_of(form, dtype, shape, decoded(codec, stored, dtype, size_bytes, (entry[8:] or [None])[0]))
 
     def _damaged(self, how: str) -> ObjectDamaged:

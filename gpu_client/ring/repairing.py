@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
+from gpu_client.ring.alarm import tell_job
 from gpu_client.ring.errors import ManifestMissing, ObjectDamaged
 from gpu_client.ring.leases import WRITERS, content_of, quarantine_key
 from gpu_client.ring.manifest import (
@@ -115,6 +116,7 @@ def repaired(ring: Ring) -> Examined:
             ring.store.create(SCHEMA, [memoryview(schema_document(told))])
     for key, why in found.objects.items():
         ring.store.create(quarantine_key(key), [memoryview(why.encode())])
+        tell_job(ring.place, key, f"{key} is damaged: {why}")
     for _ in range(_TRIES):
         stored = _stored(ring)
         newest = stored.newest

@@ -56,6 +56,8 @@ class Ring:
     """What writers, readers, publishers and collectors share. Threads may share it."""
 
     def __init__(self, store: RingStore, settings: RingSettings, *, clock: Callable[[], float] = time.time) -> None:
+        self.place = ""
+        """Where it lies, for messages, if it was opened by that."""
         self.store = store
         self.settings = settings
         self.clock = clock

@@ -83,6 +83,20 @@ def put_together(structure: Node, arrays: Sequence[object]) -> Any:
     raise ValueError("is no structure of a sample")
 
 
+def path_of(structure: Node, number: int, path: str = "sample") -> str:
+    """Where in the sample the array of that number is, as in sample['image']; empty if it is nowhere."""
+    match structure:
+        case {"a": int(found)} if found == number:
+            return path
+        case {"d": dict(items)}:
+            inside = [path_of(node, number, f"{path}[{name!r}]") for name, node in items.items()]
+        case {"t": list(nodes)} | {"l": list(nodes)}:
+            inside = [path_of(node, number, f"{path}[{place}]") for place, node in enumerate(nodes)]
+        case _:
+            return ""
+    return next((one for one in inside if one), "")
+
+
 def array_of(form: str, dtype: str, shape: Sequence[int], data: memoryview) -> Any:
     """The array whose bytes these are, without copying. Raises ValueError for what fits together badly."""
     if form == "bytes":
