@@ -212,7 +212,7 @@ class RingLoader:
             require_shared(place)
         ring = open_ring(place)
         shape = Shape(batch_size, world, seed, policy, ring.settings.max_uses, ring.settings.max_age_s)
-        shape.require_fits(ring.settings.most_readable)
+        shape.require_fits(ring.settings.cap)
         self._ring, self._shape, self._given = ring, shape, group
         self._batches = RingBatches(
             place,

@@ -137,7 +137,7 @@ class Keeper:
     def measured(self, manifest: Manifest) -> Flow:
         """Counted anew."""
         claims = self._ring.claims()
-        finished = sum(claim.samples for claim in claims if not manifest.settled(claim.object))
+        finished = manifest.finished(claims)
         said = readers_say(self._ring)
         orphans = self._orphans(claims)
         return Flow(manifest.inserted, finished, said.read, len(manifest), said.wanted, said.starved, orphans)

@@ -26,12 +26,11 @@ import xxhash
 from gpu_client.ring.codecs import Codec, decoded, encoded
 from gpu_client.ring.errors import ObjectDamaged
 from gpu_client.ring.store import HeadLast
-from gpu_client.ring.tree import Taken, array_of, path_of, put_together, schema_of
+from gpu_client.ring.tree import ALIGNED, Taken, array_of, path_of, put_together, schema_of
 
 MAGIC = b"BATON\x00RG"
 VERSION = 1
 _PREFIX = struct.Struct("<8sIIQQ")
-_ALIGNED = 64
 _MAX_HEADER_BYTES = 64 * 1024 * 1024
 _DIGEST, _NO_DIGEST = 7, "?" * 16
 """Its place in an array's entry, and what is there before it is known."""
@@ -123,7 +122,7 @@ class Encoded(HeadLast):
         """As long as it is going to be, even where digests are missing."""
         header = json.dumps(self._header, separators=(",", ":")).encode()
         end = _PREFIX.size + len(header)
-        gap = -end % _ALIGNED
+        gap = -end % ALIGNED
         digest = xxhash.xxh3_64_intdigest(header)
         return memoryview(
             _PREFIX.pack(MAGIC, VERSION, len(header), digest, end + gap + self._body_bytes) + header + bytes(gap)
@@ -156,7 +155,7 @@ def encode(
             if stored.scale:
                 entry.append(stored.scale)
             arrays.append(entry)
-            gap = -len(stored.data) % _ALIGNED
+            gap = -len(stored.data) % ALIGNED
             body += [stored.data, memoryview(bytes(gap))] if gap else [stored.data]
             offset += len(stored.data) + gap
         seed = seeds[number] if number < len(seeds) else None
@@ -231,7 +230,7 @@ class StoredSamples:
         if xxhash.xxh3_64_intdigest(header) != digest:
             raise self._damaged("its header was altered")
         end = _PREFIX.size + header_bytes
-        self._body = end + -end % _ALIGNED
+        self._body = end + -end % ALIGNED
         if any(data[end : self._body]):
             raise self._damaged("there is something behind its header")
         found = json.loads(header)
@@ -246,7 +245,7 @@ class StoredSamples:
         end = begin + stored_bytes
         stored = self._data[begin:end]
         if first_time:
-            behind = self._data[end : end + -stored_bytes % _ALIGNED]
+            behind = self._data[end : end + -stored_bytes % ALIGNED]
             if len(stored) != stored_bytes or any(behind) or xxhash.xxh3_64_hexdigest(stored) != digest:
                 whose = path_of(self._samples[number]["structure"], place)
                 whose += f", number {number} of a pack" if len(self) > 1 else ""

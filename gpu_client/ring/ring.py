@@ -187,7 +187,7 @@ class Ring:
         for _ in range(_FASTER):
             last, version = self._pointed_at()
             claims = self._waiting(last)
-            there = sum(one.samples for one in waiting(last, claims))
+            there = last.finished(waiting(last, claims))
             # Another that was faster may have published without what was claimed since.
             newest = (self._published(last, version, claims) if there >= samples else None) or last
             there = max(there - (newest.inserted - last.inserted), 0)

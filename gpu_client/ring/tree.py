@@ -19,6 +19,8 @@ from gpu_client.ring.errors import SampleRefused
 
 Node = dict[str, Any]
 Form = Literal["numpy", "scalar", "torch", "bytes"]
+ALIGNED = 64
+"""Where arrays begin in an object: at multiples of it, as cache lines do."""
 MAX_DEPTH = 32
 MAX_ARRAYS = 4096
 
@@ -48,6 +50,11 @@ class Taken:
     def schema(self, *, shapes: bool) -> str:
         """Equal for samples of one kind; `shapes`: only if their shapes are the same."""
         return schema_of(self.structure, [(leaf.form, leaf.dtype, leaf.shape) for leaf in self.leaves], shapes=shapes)
+
+    @property
+    def size_bytes(self) -> int:
+        """Of the arrays, each as long as it is in an object: up to where the next one begins."""
+        return sum(len(leaf.data) + -len(leaf.data) % ALIGNED for leaf in self.leaves)
 
     def copied(self) -> Taken:
         """With arrays of its own, whatever becomes of those that were given."""
