@@ -6,7 +6,6 @@ lost that was claimed, and none is thrown away: a writer that is too far ahead w
 
 from __future__ import annotations
 
-import json
 import logging
 import math
 import os
@@ -17,8 +16,6 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import NamedTuple
 
-import numpy as np
-
 from gpu_client.ring.codecs import check_codec, require_quantisable
 from gpu_client.ring.errors import RingError, RingMismatch, SampleRefused, StoreFull, WaitedTooLong, WriterFenced
 from gpu_client.ring.finite import floats_of, is_finite
@@ -28,6 +25,7 @@ from gpu_client.ring.leases import WRITERS, Held, content_of, own_name, require_
 from gpu_client.ring.manifest import WRITER_NAME, Claim, ObjectId
 from gpu_client.ring.objects import Provenance, encode
 from gpu_client.ring.ring import Ring
+from gpu_client.ring.seeds import plain_seed
 from gpu_client.ring.tree import Taken, take_apart
 
 logger = logging.getLogger("baton.ring")
@@ -109,7 +107,7 @@ class RingWriter:
         """
         self._require_usable()
         try:
-            seed = _plain(seed)
+            seed = plain_seed(seed)
             taken = self._checked(sample)
         except SampleRefused:
             with self._lock:
@@ -389,16 +387,3 @@ class RingWriter:
     def _now_ms(self) -> int:
         # Names of claims have no sign, and a clock may be anywhere.
         return max(int(self._ring.clock() * 1000), 0)
-
-
-def _plain(seed: object) -> object:
-    """A seed as JSON has it. Raises SampleRefused for what has no such form."""
-    if isinstance(seed, np.generic):
-        seed = seed.item()
-    try:
-        json.dumps(seed)
-    except (TypeError, ValueError) as error:
-        raise SampleRefused(
-            f"its seed cannot be noted ({error})", "Use numbers, texts, and lists or dicts of them"
-        ) from error
-    return seed
