@@ -80,14 +80,16 @@ class SteeringRelay:
         control: Control | None,
         *,
         spoken_of: bool = True,
+        quarantines: bool = True,
         attempt: int = 1,
         now: Callable[[], float] = time.time,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """`spoken_of`: whether the control plane knows of rules and commands; else it would refuse what is said of
-        them. `attempt`: which one of the job it is. `now`: seconds since 1970, for the record only. `clock`: monotonic
-        seconds."""
+        them. `quarantines`: the same of damaged objects. `attempt`: which one of the job it is. `now`: seconds since
+        1970, for the record only. `clock`: monotonic seconds."""
         self.spoken_of = spoken_of
+        self._quarantines = quarantines
         self._control = control or Control()
         self._now = now
         self._clock = clock
@@ -263,7 +265,7 @@ class SteeringRelay:
             self._statuses = [RuleStatus.model_validate(one) for one in message["statuses"][:MAX_STATUSES]]
         elif kind == "decision":
             self._decide({**message, "step": self._of_job(message["step"])})
-        elif kind == "quarantined":
+        elif kind == "quarantined" and self._quarantines:
             self._note_quarantined(message)
         elif kind == "command_result":
             fields = {name: message[name] for name in CommandResult.model_fields}

@@ -25,6 +25,7 @@ def quarantines(api: Api, job_id: str) -> list[dict[str, Any]]:
 def test_it_becomes_one_event_of_a_job_without_rules(api: Api) -> None:
     job_id = api.submit()["id"]
     held = api.claim()
+    assert held.item["quarantines"] is True, "an agent says it only where it is understood"
     api.clock.advance(10)
     for _ in range(2):
         held.report(decisions=[said(rank=2)]).ok()
