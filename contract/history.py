@@ -35,6 +35,7 @@ class EventType(StrEnum):
     ACTION_APPLIED = "action.applied"
     ACTION_FAILED = "action.failed"
     ACTION_REJECTED = "action.rejected"
+    RING_QUARANTINED = "ring.quarantined"
 
 
 class EventView(AnswerModel):

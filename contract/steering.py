@@ -38,6 +38,8 @@ MAX_OPERAND_CHARS = 2000
 MAX_OPERANDS_BYTES = 72_000
 """Of one decision's operands together, as JSON: 32 of the longest that rules can have. Ten decisions are written in one
 transaction, which DynamoDB allows 4 MB."""
+MAX_PLACE_CHARS = 512
+"""Of a ring's place, and of the key of an object in it."""
 MAX_REVISION = 10**6
 MAX_SEQUENCE = 10**6
 MAX_ROLLBACKS = 200
@@ -178,7 +180,8 @@ def _fitting(operands: dict[str, bool | float | str | None]) -> dict[str, bool |
 
 
 class Decision(WireModel):
-    """What a rule, or a command, decided or did. It becomes an event of the job.
+    """What a rule, or a command, decided or did; or an object of a ring that the job's processes found damaged, and do
+    without. It becomes an event of the job.
 
     Example: `{"number": 1, "type": "rule.fired", "rule": "spike", "revision": 2, "step": 120, "at": 1790000000,
     "operands": {"loss": 7.25}, "actions": ["rollback"]}`
@@ -195,9 +198,10 @@ class Decision(WireModel):
         "action.applied",
         "action.failed",
         "action.rejected",
+        "ring.quarantined",
     ]
     rule: RuleName | None = None
-    """None where a command is meant."""
+    """None where a command is meant, or neither."""
     command: Annotated[int, Field(ge=1)] | None = None
     """Its seq."""
     revision: Revision = 0
@@ -211,7 +215,20 @@ class Decision(WireModel):
     operands: Annotated[dict[_OperandText, _OperandValue], AfterValidator(_fitting), Field(max_length=32)] = {}
     """By their text; NaN and infinity as texts."""
     actions: Annotated[list[Identity], Field(max_length=16)] = []
+    ring: Annotated[str, Field(min_length=1, max_length=MAX_PLACE_CHARS)] | None = None
+    """Of `ring.quarantined`: where it lies."""
+    object: Annotated[str, Field(min_length=1, max_length=MAX_PLACE_CHARS)] | None = None
+    """Of `ring.quarantined`: its key in the ring."""
+    objects: Annotated[int, Field(ge=1, le=10**9)] | None = None
+    """Of `ring.quarantined`: how many there were in the attempt by then. After many not each is told."""
     message: Said = ""
+
+    @model_validator(mode="after")
+    def _fits_its_type(self) -> Self:
+        given = sum(one is not None for one in (self.ring, self.object, self.objects))
+        if given != (3 if self.type == "ring.quarantined" else 0):
+            raise ValueError("'ring', 'object' and 'objects' are given with type 'ring.quarantined', and only then")
+        return self
 
 
 class ControlReport(WireModel):

@@ -117,6 +117,9 @@ class WorkItem(AnswerModel):
     """None: nobody has given the job rules or commands yet."""
     rings: list[str] = []
     """Of the control plane, which the job's processes may use: by the token that follows from the lease's."""
+    quarantines: bool = False
+    """Whether `ring.quarantined` may be among the decisions of a report: an older control plane refuses it, and with it
+    the heartbeat."""
 
 
 class HeartbeatRequest(SaladIdentity):

@@ -359,6 +359,7 @@ def _work_item(context: Context, call: Call, claimed: Claimed, token: str) -> Wo
         runtime_s=job.counters.runtime_s,
         interruptions=job.counters.interruptions,
         control=control_of(context, job, call.now),
+        quarantines=True,
         rings=job.spec.rings,
     )
 

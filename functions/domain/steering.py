@@ -25,6 +25,8 @@ from functions.domain.leases import Fence
 from functions.domain.records import CommandRecord, ControlRecord, Event, Job, Lease, RulesRecord, StandingRecord
 
 _AS_GIVEN = {"status": "waiting", "step": None, "message": ""}
+_OF_RULES = {"rule", "command", "revision", "training_epoch", "dry_run", "operands", "actions"}
+"""What a decision has that says nothing of a damaged object."""
 
 
 def require_steerable(job: Job) -> None:
@@ -222,7 +224,8 @@ def told(
 
 
 def _event(job: Job, seq: int, decision: Decision, now: int) -> Event:
-    data = {"place": "training", **decision.model_dump(mode="json", exclude={"type"}, exclude_none=True)}
+    left_out = {"type"} | (_OF_RULES if decision.type == "ring.quarantined" else set())
+    data = {"place": "training", **decision.model_dump(mode="json", exclude=left_out, exclude_none=True)}
     return Event(seq=seq, type=EventType(decision.type), at=now, epoch=job.epoch, data=data)
 
 

@@ -11,7 +11,7 @@ from gpu_client.checkpoints.metrics import usable_metrics, usable_readings
 
 MAX_POINTS_IN_A_MESSAGE = 65
 """The newest, and of each metric that it has not an earlier one."""
-_STEERING = frozenset(("rules_in_force", "rule_statuses", "decision", "command_result", "leaving"))
+_STEERING = frozenset(("rules_in_force", "rule_statuses", "decision", "command_result", "leaving", "quarantined"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +68,7 @@ class ArtifactNotice:
 
 @dataclass(frozen=True, slots=True)
 class SteeringNotice:
-    """What the training says of rules and commands; whoever uses it checks what is in it."""
+    """What the training says of rules and commands, and of damage; whoever uses it checks what is in it."""
 
     message: dict[str, Any]
 

@@ -98,7 +98,8 @@ class JobRun:
         self._output = TrainerOutput(echo=lambda line: logger.debug("| %s", line), points=points)
         self._output.signals.follow(item.control.rules if item.control else None)
         self._shipper: LogShipper | None = None
-        self._steering = SteeringRelay(item.control, spoken_of="control" in item.model_fields_set, attempt=item.epoch)
+        spoken_of, told = "control" in item.model_fields_set, item.quarantines
+        self._steering = SteeringRelay(item.control, spoken_of=spoken_of, quarantines=told, attempt=item.epoch)
         heart = client.within(max(float(item.heartbeat_interval_s), 2.0))  # one that takes longer did not come
         self._keeper = LeaseKeeper(
             item,

@@ -1,5 +1,7 @@
 """Rules and commands on their way through the agent: from heartbeats to the training, and what it answers back.
 
+What the job's processes say of damaged objects of a ring goes the same way, as decisions do.
+
 What the training says is kept until the control plane has accepted it. The agent itself decides nothing.
 """
 
@@ -40,6 +42,11 @@ logger = logging.getLogger("baton.job")
 MAX_WAITING = 2000
 """Decisions that have not been accepted yet; what comes then is counted and left out."""
 MAX_REASON_CHARS = 1024
+MAX_QUARANTINED_TOLD = 20
+"""Damaged objects of an attempt that are told one by one; of more it is told whenever they have doubled, and at the
+end, how many there are."""
+MAX_QUARANTINED = 100_000
+"""That are counted."""
 DEAF_AFTER_S = 60.0
 """So long after its start a training that has not connected will not: rules cannot act in it."""
 DEAF = "the training does not use Baton's session, so nothing in it can go by rules"
@@ -73,14 +80,16 @@ class SteeringRelay:
         control: Control | None,
         *,
         spoken_of: bool = True,
+        quarantines: bool = True,
         attempt: int = 1,
         now: Callable[[], float] = time.time,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """`spoken_of`: whether the control plane knows of rules and commands; else it would refuse what is said of
-        them. `attempt`: which one of the job it is. `now`: seconds since 1970, for the record only. `clock`: monotonic
-        seconds."""
+        them. `quarantines`: the same of damaged objects. `attempt`: which one of the job it is. `now`: seconds since
+        1970, for the record only. `clock`: monotonic seconds."""
         self.spoken_of = spoken_of
+        self._quarantines = quarantines
         self._control = control or Control()
         self._now = now
         self._clock = clock
@@ -110,6 +119,11 @@ class SteeringRelay:
         self._number = 0
         self._statuses: list[RuleStatus] | None = None
         self._left_out = 0
+        self._quarantined: set[tuple[str, str]] = set()
+        """Damaged objects that the attempt has met, by their rings and keys."""
+        self._quarantined_told = 0
+        self._untold: dict[str, Any] | None = None
+        """The newest of them, where there are more than was told."""
         self._may_leave = True
         self.leaving: Leaving | None = None
         """None: the training ends as any does."""
@@ -152,6 +166,8 @@ class SteeringRelay:
     def detach(self) -> None:
         """It has ended, and all that it said was taken."""
         self._presets.detach()
+        with self._lock:
+            self._tell_quarantined()
 
     def take(self) -> None:
         """Note what the training has said since the last call."""
@@ -249,6 +265,8 @@ class SteeringRelay:
             self._statuses = [RuleStatus.model_validate(one) for one in message["statuses"][:MAX_STATUSES]]
         elif kind == "decision":
             self._decide({**message, "step": self._of_job(message["step"])})
+        elif kind == "quarantined" and self._quarantines:
+            self._note_quarantined(message)
         elif kind == "command_result":
             fields = {name: message[name] for name in CommandResult.model_fields}
             result = CommandResult.model_validate({**fields, "step": self._of_job(fields["step"])})
@@ -290,6 +308,35 @@ class SteeringRelay:
         fields |= {"number": self._number + 1, "type": message["decision"], "at": int(self._now())}
         self._decisions.append(Decision.model_validate(fields))
         self._number += 1
+
+    def _note_quarantined(self, message: Mapping[str, Any]) -> None:
+        """Several processes may say it of the same object. It is told of the step that was reported last."""
+        progress = self._channel.progress() if self._channel is not None else None
+        count = len(self._quarantined) + 1
+        told = Decision(
+            number=1,
+            type="ring.quarantined",
+            step=self._of_job(progress.step if progress is not None else 0),
+            rank=message.get("rank", 0),
+            at=int(self._now()),
+            ring=message["ring"],
+            object=message["object"],
+            objects=count,
+            message=str(message.get("message", ""))[:MAX_REASON_CHARS],
+        )
+        which = message["ring"], message["object"]
+        if which in self._quarantined or count > MAX_QUARANTINED:
+            return
+        self._quarantined.add(which)
+        self._untold = {**told.model_dump(exclude={"type"}), "decision": told.type}
+        if count <= MAX_QUARANTINED_TOLD or count >= 2 * self._quarantined_told:
+            self._tell_quarantined()
+
+    def _tell_quarantined(self) -> None:
+        untold, self._untold = self._untold, None
+        if untold is not None:
+            self._decide(untold)
+            self._quarantined_told = len(self._quarantined)
 
     def _look_for_deafness(self) -> None:
         """A training without a session never answers: that is said, instead of nothing."""

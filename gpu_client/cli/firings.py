@@ -1,4 +1,4 @@
-"""What rules did in a job: shown by `baton watch` as it happens."""
+"""What rules did in a job, and what was found damaged: shown by `baton watch` as it happens."""
 
 from __future__ import annotations
 
@@ -24,6 +24,7 @@ _SHOWN = frozenset(
         EventType.ACTION_FAILED,
         EventType.ACTION_REJECTED,
         EventType.ROLLED_BACK,
+        EventType.RING_QUARANTINED,
     }
 )
 
@@ -108,6 +109,9 @@ def line_of(event: EventView) -> str:
     data = event.data
     if is_of_preset(event):
         return f"step {data.get('step')}: {preset_line(event)}"
+    if event.type is EventType.RING_QUARANTINED:
+        count = f" ({data['objects']:,} objects so far)" if _is_many(data.get("objects")) else ""
+        return f"step {data.get('step')}: ring {data.get('ring')}: quarantined{count}: {data.get('message')}"
     who = f"rule {data['rule']}" if data.get("rule") else "rules"
     who = f"command {data['command']}" if data.get("command") else who
     word = {EventType.ROLLED_BACK: f"rolled back to step {data.get('to_step')}"}.get(
@@ -120,6 +124,10 @@ def line_of(event: EventView) -> str:
     said += [str(data["message"])] if data.get("message") else []
     line = f"step {data.get('step')}: {who} {word}{dry}"
     return f"{line}: {', '.join(said)}" if said else line
+
+
+def _is_many(objects: object) -> bool:
+    return isinstance(objects, int) and objects > 1
 
 
 def _said(value: Any) -> str:

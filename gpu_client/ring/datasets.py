@@ -160,12 +160,14 @@ class RingBatches(IterableDataset[Any]):  # type: ignore[misc, unused-ignore]
                 stream.load_state_dict(self.begin)
             for _ in range(self.skipped):
                 stream.skip()
-            number = 0
+            number = told = 0
             while True:
                 if number % workers == worker:
                     slots, samples = stream.next_batch()
                     made = [self._transform(sample) for sample in samples] if self._transform else samples
-                    yield [slot.id for slot in slots], self._collate(made)
+                    damaged = list(reader.quarantined)[told:]
+                    told += len(damaged)
+                    yield [slot.id for slot in slots], self._collate(made), damaged
                 else:
                     stream.skip()
                 number += 1
@@ -210,7 +212,7 @@ class RingLoader:
             require_shared(place)
         ring = open_ring(place)
         shape = Shape(batch_size, world, seed, policy, ring.settings.max_uses, ring.settings.max_age_s)
-        shape.require_fits(ring.settings.most_readable)
+        shape.require_fits(ring.settings.cap)
         self._ring, self._shape, self._given = ring, shape, group
         self._batches = RingBatches(
             place,
@@ -240,6 +242,8 @@ class RingLoader:
         """Number of the oldest sample that this training could have read."""
         self._metrics: dict[str, float] = {}
         self._waited_s = 0.0
+        self._damaged: set[str] = set()
+        """Objects that this process and its workers have quarantined."""
         self._under_way: weakref.ref[_Iteration] | None = None
         self.ids: list[str] = []
 
@@ -278,9 +282,10 @@ class RingLoader:
                 self._skipped = 0
                 while True:
                     began = time.perf_counter()
-                    ids, batch = next(batches)  # they have no end
+                    ids, batch, damaged = next(batches)  # they have no end
                     slots = follower.skip()
                     self.ids = ids
+                    self._damaged.update(damaged)
                     self._note(follower, slots, time.perf_counter() - began)
                     yield batch
             finally:
@@ -295,7 +300,7 @@ class RingLoader:
 
     def data_metrics(self) -> dict[str, float]:
         """Of the newest batch: seconds that it was waited for, times that a sample was read so far in the mean, age of
-        its samples in seconds, in the mean, by the clocks of those who made and read them."""
+        its samples in seconds, in the mean, by the clocks of those who made and read them; damaged objects so far."""
         return self._metrics
 
     def skip(self, batches: int) -> None:
@@ -348,6 +353,7 @@ class RingLoader:
             "data.wait": waited_s,
             "data.reuse": read / max(manifest.inserted - self._first_inserted, 1),
             "data.age": sum(ages_s) / max(len(ages_s), 1),
+            "ring.quarantined": float(len(self._damaged)),
         }
 
 

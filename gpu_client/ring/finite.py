@@ -1,7 +1,8 @@
-"""Whether an array has NaN or infinity, found out while its bytes are hashed: they come from memory once."""
+"""Whether a sample has NaN or infinity: of arrays found out while they are hashed, so they come from memory once."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -54,3 +55,16 @@ def _array(array: Any) -> bool:
         return True
     with np.errstate(all="ignore"):
         return bool(np.isfinite(array.sum())) or bool(np.isfinite(array).all())
+
+
+def floats_of(node: dict[str, Any], path: str) -> Iterator[tuple[str, float]]:
+    """Plain numbers of a sample's structure, with where they are."""
+    match node:
+        case {"v": float(value)}:
+            yield path, value
+        case {"d": dict(items)}:
+            for name, item in items.items():
+                yield from floats_of(item, f"{path}[{name!r}]")
+        case {"t": list(items)} | {"l": list(items)}:
+            for place, item in enumerate(items):
+                yield from floats_of(item, f"{path}[{place}]")

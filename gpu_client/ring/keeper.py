@@ -70,7 +70,7 @@ class Keeper:
         return self._measured > 0
 
     def turn(self) -> bool:
-        """Do the work if it is this one's to do; False if it is another's.
+        """Do the work if it is this one's to do; False if it is another's, but for publishing while that one collects.
 
         What publishing raises is raised at once. What collecting raises is raised last: nobody waits for what is not
         removed, but many for the flow.
@@ -81,9 +81,13 @@ class Keeper:
             self._uncollected = None
             record = ring.store.record(PUBLISHER)
             self._hear(content_of(record))
-            if content_of(record).get("busy"):
+            busy = bool(content_of(record).get("busy"))
+            if busy:
                 after_s += 2 * ring.settings.lease_s
-            if record is not None and self._watch.unchanged_s(PUBLISHER, record) <= after_s:
+            unchanged_s = self._watch.unchanged_s(PUBLISHER, record) if record is not None else math.inf
+            if unchanged_s <= after_s:
+                if busy and unchanged_s > 0:
+                    self._publish_beside()
                 return False
             # Until it has measured, what was told before holds: its first collection may take long.
             self._held = Held(ring.store, PUBLISHER, {"holder": self._name, **self._known()}, record)
@@ -92,7 +96,7 @@ class Keeper:
         manifest = self._due() or ring.newest()
         collecting = self._clock() - self._collected_at >= ring.settings.lease_s / COLLECTIONS_IN_A_LEASE
         if collecting:
-            # It may take longer than another waits: nobody is to begin the same beside it.
+            # It may take longer than another waits: nobody is to begin the same beside it, but others publish.
             self._held.renew(busy=True)
             self._collect()
         flow = self.measured(manifest)
@@ -101,6 +105,13 @@ class Keeper:
         if collecting and self._uncollected is not None:
             raise self._uncollected
         return True
+
+    def _publish_beside(self) -> None:
+        """Another has been collecting since an earlier turn of this one, or has died in it: what waits does not wait
+        for that, for anybody may publish. Only collecting is left to it; and the record, so that it can be told when
+        it has died."""
+        manifest = self._due() or self._ring.newest()
+        self._noted(self.measured(manifest), self._measured)
 
     def _due(self) -> Manifest | None:
         """Publish, if it is time."""
@@ -137,7 +148,7 @@ class Keeper:
     def measured(self, manifest: Manifest) -> Flow:
         """Counted anew."""
         claims = self._ring.claims()
-        finished = sum(claim.samples for claim in claims if not manifest.settled(claim.object))
+        finished = manifest.finished(claims)
         said = readers_say(self._ring)
         orphans = self._orphans(claims)
         return Flow(manifest.inserted, finished, said.read, len(manifest), said.wanted, said.starved, orphans)

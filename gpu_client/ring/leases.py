@@ -150,5 +150,11 @@ class Held:
         record = None if self.lost else self._store.record(self.key)
         if record is not None and record.version != self._version and record.data in self._unsure:
             self._version = record.version
-        self.lost = record is None or record.version != self._version
+        self.lost = record is None or (record.version != self._version and not self._was_own(record))
         return not self.lost
+
+    def _was_own(self, record: Versioned) -> bool:
+        """Whether this holder has written it. What the store says may be of a moment ago, of before another thread
+        renewed it: that nobody else had taken it by then is what is asked for."""
+        content = content_of(record)
+        return content.get("mark") == self.mark and not content.get("dead")

@@ -108,6 +108,8 @@ class Passed(NamedTuple):
     epoch: int
     seq: int
     at_ms: int
+    part: int = 0
+    """So many samples of the object behind that one have counted, too: the rest are of the next generation."""
 
     @property
     def ended(self) -> bool:
@@ -134,6 +136,15 @@ class Manifest:
         passed = self.passed.get(found.writer)
         return passed is not None and (found.epoch, found.seq) <= (passed.epoch, passed.seq)
 
+    def counted_of(self, found: ObjectId) -> int:
+        """How many samples of an object have counted whose claim has not counted as a whole."""
+        passed = self.passed.get(found.writer)
+        return passed.part if passed is not None and (found.epoch, found.seq) == (passed.epoch, passed.seq + 1) else 0
+
+    def finished(self, claims: Iterable[Claim]) -> int:
+        """Samples among these that wait to become readable."""
+        return sum(one.samples - self.counted_of(one.object) for one in claims if not self.settled(one.object))
+
     def to_bytes(self) -> bytes:
         """JSON with a digest; slots by object, since those of one share everything."""
         writers = sorted({slot.object.writer for slot in self.slots})
@@ -148,7 +159,8 @@ class Manifest:
             "at_ms": self.at_ms,
             "writers": writers,
             "slots": rows,
-            "passed": {name: list(passed) for name, passed in sorted(self.passed.items())},
+            # Who does not know of parts can read what has none.
+            "passed": {name: list(one if one.part else one[:3]) for name, one in sorted(self.passed.items())},
         }
         return sealed(content)
 
@@ -234,12 +246,13 @@ def advanced(
 ) -> Manifest | None:
     """The next manifest; None while there is nothing to be published.
 
-    generation: all slots are new ones, once there are enough, or with `at_once` if there is any; packs that do not fit
-    wait. rolling: new ones replace the oldest; never more than a whole ring at once, so that every sample can be read.
+    generation: all slots are new ones, `cap` of them once there are enough, or with `at_once` those that there are; of
+    a pack what does not fit is left to the next one. rolling: new ones replace the oldest; never more than a whole ring
+    at once, so that every sample can be read: packs that do not fit wait.
     A manifest that only says that writers begin has the slots of the last one, and as many `inserted`.
     """
     counted = waiting(last, claims)
-    there = sum(one.samples for one in counted)
+    there = last.finished(counted)
     if settings.mode == "generation" and there < settings.cap and not at_once:
         counted = _leading_beginnings(counted)
     if not counted:
@@ -247,11 +260,18 @@ def advanced(
     slots: list[Slot] = []
     passed = dict(last.passed)
     for one in counted:
-        if slots and len(slots) + one.samples > settings.cap:
+        writer, epoch, seq = one.object
+        begun, room = last.counted_of(one.object), settings.cap - len(slots)
+        fits = one.samples - begun <= room
+        if not fits and (not room or (slots and settings.mode == "rolling")):
             break
-        passed[one.object.writer] = Passed(one.object.epoch, one.object.seq, now_ms)
-        first = last.inserted + len(slots)
-        slots += [Slot(one.object, number, first + number, one.at_ms) for number in range(one.samples)]
+        end = one.samples if fits or settings.mode == "rolling" else begun + room
+        first = last.inserted + len(slots) - begun
+        slots += [Slot(one.object, number, first + number, one.at_ms) for number in range(begun, end)]
+        if end < one.samples:
+            passed[writer] = Passed(epoch, seq - 1, now_ms, end)
+            break
+        passed[writer] = Passed(epoch, seq, now_ms)
     kept = last.slots if settings.mode == "rolling" or not slots else ()
     readable = (*kept, *slots)[-settings.cap :] if settings.mode == "rolling" else (*kept, *slots)
     return replace(

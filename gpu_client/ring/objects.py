@@ -26,12 +26,11 @@ import xxhash
 from gpu_client.ring.codecs import Codec, decoded, encoded
 from gpu_client.ring.errors import ObjectDamaged
 from gpu_client.ring.store import HeadLast
-from gpu_client.ring.tree import Taken, array_of, put_together, schema_of
+from gpu_client.ring.tree import ALIGNED, Taken, array_of, path_of, put_together, schema_of
 
 MAGIC = b"BATON\x00RG"
 VERSION = 1
 _PREFIX = struct.Struct("<8sIIQQ")
-_ALIGNED = 64
 _MAX_HEADER_BYTES = 64 * 1024 * 1024
 _DIGEST, _NO_DIGEST = 7, "?" * 16
 """Its place in an array's entry, and what is there before it is known."""
@@ -123,7 +122,7 @@ class Encoded(HeadLast):
         """As long as it is going to be, even where digests are missing."""
         header = json.dumps(self._header, separators=(",", ":")).encode()
         end = _PREFIX.size + len(header)
-        gap = -end % _ALIGNED
+        gap = -end % ALIGNED
         digest = xxhash.xxh3_64_intdigest(header)
         return memoryview(
             _PREFIX.pack(MAGIC, VERSION, len(header), digest, end + gap + self._body_bytes) + header + bytes(gap)
@@ -156,7 +155,7 @@ def encode(
             if stored.scale:
                 entry.append(stored.scale)
             arrays.append(entry)
-            gap = -len(stored.data) % _ALIGNED
+            gap = -len(stored.data) % ALIGNED
             body += [stored.data, memoryview(bytes(gap))] if gap else [stored.data]
             offset += len(stored.data) + gap
         seed = seeds[number] if number < len(seeds) else None
@@ -196,7 +195,7 @@ class StoredSamples:
         entry = self._samples[number]
         first_time = number not in self._verified
         try:
-            arrays = [self._array(place, first_time) for place in entry["arrays"]]
+            arrays = [self._array(number, place, first_time) for place in range(len(entry["arrays"]))]
             found = put_together(entry["structure"], arrays)
         except ObjectDamaged:
             raise
@@ -231,7 +230,7 @@ class StoredSamples:
         if xxhash.xxh3_64_intdigest(header) != digest:
             raise self._damaged("its header was altered")
         end = _PREFIX.size + header_bytes
-        self._body = end + -end % _ALIGNED
+        self._body = end + -end % ALIGNED
         if any(data[end : self._body]):
             raise self._damaged("there is something behind its header")
         found = json.loads(header)
@@ -239,15 +238,18 @@ class StoredSamples:
             raise self._damaged("its header is none")
         return found
 
-    def _array(self, entry: list[Any], first_time: bool) -> Any:
+    def _array(self, number: int, place: int, first_time: bool) -> Any:
+        entry = self._samples[number]["arrays"][place]
         form, dtype, shape, size_bytes, codec, offset, stored_bytes, digest = entry[:8]
         begin = self._body + offset
         end = begin + stored_bytes
         stored = self._data[begin:end]
         if first_time:
-            behind = self._data[end : end + -stored_bytes % _ALIGNED]
+            behind = self._data[end : end + -stored_bytes % ALIGNED]
             if len(stored) != stored_bytes or any(behind) or xxhash.xxh3_64_hexdigest(stored) != digest:
-                raise self._damaged(f"the bytes from {begin} to {end} were altered")
+                whose = path_of(self._samples[number]["structure"], place)
+                whose += f", number {number} of a pack" if len(self) > 1 else ""
+                raise self._damaged(f"the bytes from {begin} to {end} were altered ({whose})")
         return array_of(form, dtype, shape, decoded(codec, stored, dtype, size_bytes, (entry[8:] or [None])[0]))
 
     def _damaged(self, how: str) -> ObjectDamaged:

@@ -38,12 +38,16 @@ def store_at(place: str, *, make: bool) -> RingStore:
 
 def open_ring(place: str) -> Ring:
     """The ring that is there. Raises RingMismatch if there is none."""
-    return Ring.open(store_at(place, make=False))
+    ring = Ring.open(store_at(place, make=False))
+    ring.place = place
+    return ring
 
 
 def make_ring(place: str, settings: RingSettings) -> Ring:
     """The ring that is there, or a new one. Raises RingMismatch where it has other settings."""
-    return Ring.make(store_at(place, make=True), settings)
+    ring = Ring.make(store_at(place, make=True), settings)
+    ring.place = place
+    return ring
 
 
 def _with_baton(name: str) -> RingStore:

@@ -11,6 +11,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable
 from typing import Any
 
+from gpu_client.ring.alarm import tell_job
 from gpu_client.ring.collector import add_read, read_so_far
 from gpu_client.ring.errors import ManifestMissing, ObjectDamaged, RingError, WaitedTooLong
 from gpu_client.ring.flow import Flow, read_wait
@@ -36,6 +37,7 @@ _OPEN_OBJECTS = 64
 _OPEN_BYTES = 512 * 1024 * 1024
 """And so much of them: not every place gives them without taking memory."""
 _PIN_TRIES = 100
+_ADVICE = ". It is left out; its generator makes another one"
 _TOLD_EVERY_S = 1.0
 """What a reader has read, where nobody waits for it."""
 _OFTEN_S = 1.0
@@ -335,7 +337,8 @@ class RingReader:
                 self.ring.store.create(quarantine_key(key), [memoryview(why.encode())])
             except (RingError, OSError) as error:
                 logger.warning("the damage cannot be noted in the ring: %s", error)
-        return ObjectDamaged(why.removesuffix(". It is left out; its generator makes another one"), "It is left out")
+            tell_job(self.ring.place, key, why.removesuffix(_ADVICE))
+        return ObjectDamaged(why.removesuffix(_ADVICE), "It is left out")
 
     def _renew_often(self) -> None:
         settings = self.ring.settings

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
+from gpu_client.ring.alarm import tell_job
 from gpu_client.ring.errors import ManifestMissing, ObjectDamaged
 from gpu_client.ring.leases import WRITERS, content_of, quarantine_key
 from gpu_client.ring.manifest import (
@@ -115,6 +116,7 @@ def repaired(ring: Ring) -> Examined:
             ring.store.create(SCHEMA, [memoryview(schema_document(told))])
     for key, why in found.objects.items():
         ring.store.create(quarantine_key(key), [memoryview(why.encode())])
+        tell_job(ring.place, key, f"{key} is damaged: {why}")
     for _ in range(_TRIES):
         stored = _stored(ring)
         newest = stored.newest
@@ -215,7 +217,7 @@ def _with_unlisted(ring: Ring, manifest: Manifest, inserted: int) -> Manifest:
     for one in (*objects, *waiting):
         last[one.writer] = max(last.get(one.writer, one), one)
     passed = dict(manifest.passed)
-    there: list[tuple[int, ObjectId, int]] = []
+    there: list[tuple[int, ObjectId, range]] = []
     blocked = {one.writer: one for one in sorted(waiting, reverse=True) if not manifest.settled(one)}
     for one in objects:
         follows = one.writer in blocked and one > blocked[one.writer]
@@ -227,9 +229,14 @@ def _with_unlisted(ring: Ring, manifest: Manifest, inserted: int) -> Manifest:
             stored.verify()
         except ObjectDamaged:
             continue
-        there.append((int(stored.provenance.made_at * 1000), one, len(stored)))
+        left = range(manifest.counted_of(one), len(stored))
+        there.append((int(stored.provenance.made_at * 1000), one, left))
         passed[one.writer] = Passed(one.epoch, one.seq, manifest.at_ms)
-    slots = [Slot(one, number, 0, at_ms) for at_ms, one, samples in sorted(there) for number in range(samples)]
+    slots = [
+        Slot(one, number, 0, at_ms)
+        for at_ms, one, left in sorted(there, key=lambda found: found[:2])
+        for number in left
+    ]
     for name in {*last, *at_work} - set(passed):
         # That it has begun may have been said in a lost manifest alone, and what it claims next has to count.
         epochs = [one.epoch for one in (*objects, *waiting) if one.writer == name] or [at_work[name]]

@@ -56,6 +56,8 @@ class Ring:
     """What writers, readers, publishers and collectors share. Threads may share it."""
 
     def __init__(self, store: RingStore, settings: RingSettings, *, clock: Callable[[], float] = time.time) -> None:
+        self.place = ""
+        """Where it lies, for messages, if it was opened by that."""
         self.store = store
         self.settings = settings
         self.clock = clock
@@ -185,7 +187,7 @@ class Ring:
         for _ in range(_FASTER):
             last, version = self._pointed_at()
             claims = self._waiting(last)
-            there = sum(one.samples for one in waiting(last, claims))
+            there = last.finished(waiting(last, claims))
             # Another that was faster may have published without what was claimed since.
             newest = (self._published(last, version, claims) if there >= samples else None) or last
             there = max(there - (newest.inserted - last.inserted), 0)

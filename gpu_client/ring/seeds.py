@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Callable
 from typing import Self
 
-from gpu_client.ring.errors import RingMismatch
+import numpy as np
+
+from gpu_client.ring.errors import RingMismatch, SampleRefused
 from gpu_client.ring.sealing import sealed, unsealed
 from gpu_client.ring.store import RingStore, Versioned
 
@@ -66,3 +69,16 @@ def _next_of(record: Versioned | None) -> int:
             "the record of seeds cannot be read", "Remove the file seeds; begin with a seed that was not used"
         )
     return found
+
+
+def plain_seed(seed: object) -> object:
+    """A seed as JSON has it. Raises SampleRefused for what has no such form."""
+    if isinstance(seed, np.generic):
+        seed = seed.item()
+    try:
+        json.dumps(seed)
+    except (TypeError, ValueError) as error:
+        raise SampleRefused(
+            f"its seed cannot be noted ({error})", "Use numbers, texts, and lists or dicts of them"
+        ) from error
+    return seed

@@ -11,6 +11,8 @@ from gpu_client.ring.codecs import Codec
 
 MAX_CAP = 1_000_000
 _MAX_PER_INSERT = 1e6
+PACK_BYTES = 64 * 1024 * 1024
+"""Unless `pack_bytes` says otherwise."""
 
 
 def _per_insert(given: Any) -> Any:
@@ -63,7 +65,10 @@ class RingSettings(BaseModel):
     lease_s: float = Field(default=15.0, ge=0.05, le=3600)
     """Who was not heard of for half as long again is taken for dead; what it has left is gone after twice as long."""
     pack: int = Field(default=1, ge=1, le=100_000)
-    """Samples in one object; a writer that dies loses at most so many."""
+    """Samples in one object at most; a writer that dies loses at most so many."""
+    pack_bytes: int | None = Field(default=None, ge=4096, le=1024 * 1024 * 1024)
+    """So large are the samples of one object together at most, as they are put; a single one may be larger. Unset:
+    `PACK_BYTES`."""
     codec: Codec = "none"
     quantise: dict[str, Literal["uint8", "uint16"]] = {}
     """By path, as in `sample['image']`: arrays that are kept with a loss."""
@@ -78,11 +83,8 @@ class RingSettings(BaseModel):
             raise ValueError(f"min_size is {self.min_size} and cap only {self.cap}: nothing would ever be read")
         if self.pack > self.cap:
             raise ValueError(f"pack is {self.pack} and cap only {self.cap}: one object would be more than the ring")
-        if self.min_size > self.most_readable:
-            raise ValueError(
-                f"min_size is {self.min_size}, and in whole packs of {self.pack} a generation has only"
-                f" {self.most_readable} samples: nothing would ever be read"
-            )
+        if self.pack_bytes is not None and self.pack == 1:
+            raise ValueError(f"pack_bytes is {self.pack_bytes} and pack 1: each sample is an object of its own anyway")
         if self.mode == "generation" and self.max_ahead is not None and self.max_ahead < self.cap:
             raise ValueError(
                 f"max_ahead is {self.max_ahead} and cap {self.cap}: writers would wait before a generation is complete"
@@ -103,9 +105,9 @@ class RingSettings(BaseModel):
         return self
 
     @property
-    def most_readable(self) -> int:
-        """Samples that are readable at a time at most, all packs being full: a generation has whole packs only."""
-        return self.cap - self.cap % self.pack if self.mode == "generation" else self.cap
+    def most_pack_bytes(self) -> int:
+        """The samples of one object together, unless it has a single one."""
+        return self.pack_bytes or PACK_BYTES
 
     @property
     def ahead(self) -> int:

@@ -95,7 +95,7 @@ def status_of(ring: Ring) -> Status:
         manifest=newest.number,
         readable=len(newest),
         inserted=newest.inserted,
-        finished=sum(claim.samples for claim in ring.claims() if not newest.settled(claim.object)),
+        finished=newest.finished(ring.claims()),
         read=read_so_far(ring),
         oldest_s=max(ages_s, default=None),
         newest_s=min(ages_s, default=None),

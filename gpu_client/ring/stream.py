@@ -30,7 +30,7 @@ class Stream:
 
         Raises RingMismatch for a name of a group that is none, RingError for a shape that does not fit.
         """
-        shape.require_fits(reader.ring.settings.most_readable)
+        shape.require_fits(reader.ring.settings.cap)
         if not 0 <= rank < shape.world_size:
             raise RingError(f"there is no rank {rank} of {shape.world_size}", "Ranks begin with 0")
         reader.wanted = shape.batch_size

@@ -19,6 +19,8 @@ from gpu_client.ring.errors import SampleRefused
 
 Node = dict[str, Any]
 Form = Literal["numpy", "scalar", "torch", "bytes"]
+ALIGNED = 64
+"""Where arrays begin in an object: at multiples of it, as cache lines do."""
 MAX_DEPTH = 32
 MAX_ARRAYS = 4096
 
@@ -48,6 +50,11 @@ class Taken:
     def schema(self, *, shapes: bool) -> str:
         """Equal for samples of one kind; `shapes`: only if their shapes are the same."""
         return schema_of(self.structure, [(leaf.form, leaf.dtype, leaf.shape) for leaf in self.leaves], shapes=shapes)
+
+    @property
+    def size_bytes(self) -> int:
+        """Of the arrays, each as long as it is in an object: up to where the next one begins."""
+        return sum(len(leaf.data) + -len(leaf.data) % ALIGNED for leaf in self.leaves)
 
     def copied(self) -> Taken:
         """With arrays of its own, whatever becomes of those that were given."""
@@ -81,6 +88,20 @@ def put_together(structure: Node, arrays: Sequence[object]) -> Any:
         case {"v": value}:
             return value
     raise ValueError("is no structure of a sample")
+
+
+def path_of(structure: Node, number: int, path: str = "sample") -> str:
+    """Where in the sample the array of that number is, as in sample['image']; empty if it is nowhere."""
+    match structure:
+        case {"a": int(found)} if found == number:
+            return path
+        case {"d": dict(items)}:
+            inside = [path_of(node, number, f"{path}[{name!r}]") for name, node in items.items()]
+        case {"t": list(nodes)} | {"l": list(nodes)}:
+            inside = [path_of(node, number, f"{path}[{place}]") for place, node in enumerate(nodes)]
+        case _:
+            return ""
+    return next((one for one in inside if one), "")
 
 
 def array_of(form: str, dtype: str, shape: Sequence[int], data: memoryview) -> Any:

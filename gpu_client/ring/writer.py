@@ -6,7 +6,6 @@ lost that was claimed, and none is thrown away: a writer that is too far ahead w
 
 from __future__ import annotations
 
-import json
 import logging
 import math
 import os
@@ -15,19 +14,18 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any
-
-import numpy as np
+from typing import NamedTuple
 
 from gpu_client.ring.codecs import check_codec, require_quantisable
 from gpu_client.ring.errors import RingError, RingMismatch, SampleRefused, StoreFull, WaitedTooLong, WriterFenced
-from gpu_client.ring.finite import is_finite
+from gpu_client.ring.finite import floats_of, is_finite
 from gpu_client.ring.flow import write_wait
 from gpu_client.ring.keeper import Keeper
 from gpu_client.ring.leases import WRITERS, Held, content_of, own_name, require_name
 from gpu_client.ring.manifest import WRITER_NAME, Claim, ObjectId
 from gpu_client.ring.objects import Provenance, encode
 from gpu_client.ring.ring import Ring
+from gpu_client.ring.seeds import plain_seed
 from gpu_client.ring.tree import Taken, take_apart
 
 logger = logging.getLogger("baton.ring")
@@ -35,6 +33,14 @@ logger = logging.getLogger("baton.ring")
 _TRIES = 8
 READ_AT_ONCE = 256
 """Samples that readers may take at a time without making writers wait for them to be read."""
+
+
+class _Waiting(NamedTuple):
+    """A sample that waits for its pack to be full."""
+
+    taken: Taken
+    seed: object
+    size_bytes: int
 
 
 class RingWriter:
@@ -69,7 +75,8 @@ class RingWriter:
         self._gives_up = gives_up
         self._lock = threading.Lock()
         self._inside = 0
-        self._pack: list[tuple[Taken, object]] = []
+        self._pack: list[_Waiting] = []
+        self._pack_bytes = 0
         self._seq = 0
         self._process = os.getpid()
         self._closed = False
@@ -100,7 +107,7 @@ class RingWriter:
         """
         self._require_usable()
         try:
-            seed = _plain(seed)
+            seed = plain_seed(seed)
             taken = self._checked(sample)
         except SampleRefused:
             with self._lock:
@@ -108,14 +115,17 @@ class RingWriter:
             raise
         with self._alone():
             self._wait_for_room()
-            self._pack.append((taken, seed))
+            self._pack.append(_Waiting(taken, seed, taken.size_bytes))
+            self._pack_bytes += taken.size_bytes
+            settings = self._ring.settings
             try:
-                if len(self._pack) >= self._ring.settings.pack:
+                # Its pack may be full with it; or one that it does not fit into, and then perhaps its own.
+                while len(self._pack) >= settings.pack or self._pack_bytes >= settings.most_pack_bytes:
                     self._store()
             finally:
                 if self._pack:
                     # It stays for later, and its arrays are the caller's.
-                    self._pack[-1] = (taken.copied(), seed)
+                    self._pack[-1] = self._pack[-1]._replace(taken=taken.copied())
 
     def run(self, generator: Iterable[object], *, seeds: bool = False) -> int:
         """Put everything that a generator makes; how many were taken. Refused samples are logged and left out.
@@ -132,10 +142,10 @@ class RingWriter:
         return self.put_samples
 
     def flush(self) -> None:
-        """Store a pack that is not full."""
+        """Store what waits for a pack to be full."""
         self._require_usable()
         with self._alone():
-            if self._pack:
+            while self._pack:
                 self._store()
             self._claim()
 
@@ -219,7 +229,7 @@ class RingWriter:
                     raise SampleRefused(
                         f"{leaf.path} has values that are not finite", "Mend the generator, or set finite to false"
                     )
-            for path, value in _floats(taken.structure, "sample"):
+            for path, value in floats_of(taken.structure, "sample"):
                 if not math.isfinite(value):
                     raise SampleRefused(f"{path} is {value}", "Mend the generator, or set finite to false")
         unknown = set(settings.quantise) - {leaf.path for leaf in taken.leaves}
@@ -262,17 +272,19 @@ class RingWriter:
             self.waited_s += self._clock() - began_at
 
     def _store(self) -> None:
-        """Store the pack, then claim it. What was stored and not claimed is claimed first by the next call."""
+        """Store a pack, then claim it. What was stored and not claimed is claimed first by the next call."""
         self._claim()
         settings = self._ring.settings
+        count = self._fitting()
+        pack, rest = self._pack[:count], self._pack[count:]
         for _ in range(_TRIES):
             # Counted up first: an object that was stored in part of a failure is left behind, and another made.
             self._seq += 1
             found = ObjectId(self.name, self._epoch, self._seq)
             made = encode(
-                [taken for taken, _ in self._pack],
+                [one.taken for one in pack],
                 Provenance(*found, round(self._ring.clock(), 3), self._generator, self._version),
-                seeds=[seed for _, seed in self._pack],
+                seeds=[one.seed for one in pack],
                 codec=settings.codec,
                 quantised=dict(settings.quantise),
             )
@@ -284,9 +296,19 @@ class RingWriter:
                 f"there are objects of {self.name} already, of nobody knows what", "Give it another name"
             )
         # Together: an interrupt in between would have it stored again.
-        self._unclaimed, self._pack = Claim(found, len(self._pack), self._now_ms()), []
+        self._unclaimed, self._pack = Claim(found, count, self._now_ms()), rest
+        self._pack_bytes = sum(one.size_bytes for one in rest)
         self.put_bytes += made.size_bytes
         self._claim()
+
+    def _fitting(self) -> int:
+        """How many of the samples that wait are in the next object."""
+        settings, size_bytes = self._ring.settings, 0
+        for place, one in enumerate(self._pack[: settings.pack]):
+            size_bytes += one.size_bytes
+            if place and size_bytes > settings.most_pack_bytes:
+                return place
+        return min(len(self._pack), settings.pack)
 
     def _claim(self) -> None:
         claim = self._unclaimed
@@ -365,29 +387,3 @@ class RingWriter:
     def _now_ms(self) -> int:
         # Names of claims have no sign, and a clock may be anywhere.
         return max(int(self._ring.clock() * 1000), 0)
-
-
-def _floats(node: dict[str, Any], path: str) -> Iterator[tuple[str, float]]:
-    """Plain numbers of a sample's structure, with where they are."""
-    match node:
-        case {"v": float(value)}:
-            yield path, value
-        case {"d": dict(items)}:
-            for name, item in items.items():
-                yield from _floats(item, f"{path}[{name!r}]")
-        case {"t": list(items)} | {"l": list(items)}:
-            for place, item in enumerate(items):
-                yield from _floats(item, f"{path}[{place}]")
-
-
-def _plain(seed: object) -> object:
-    """A seed as JSON has it. Raises SampleRefused for what has no such form."""
-    if isinstance(seed, np.generic):
-        seed = seed.item()
-    try:
-        json.dumps(seed)
-    except (TypeError, ValueError) as error:
-        raise SampleRefused(
-            f"its seed cannot be noted ({error})", "Use numbers, texts, and lists or dicts of them"
-        ) from error
-    return seed

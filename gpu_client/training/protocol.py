@@ -19,6 +19,7 @@ trainer -> agent::
     {"type": "decision", "decision": "rule.fired", "rule": "spike", "step": 120, "operands": {}, "actions": ["stop"]}
     {"type": "command_result", "seq": 3, "status": "applied", "step": 120, "message": "lr: 0.1 -> 0.05"}
     {"type": "leaving", "kind": "rollback", "ended_by": {"rule": "spike", "step": 120}, "arguments": {"to": "last"}}
+    {"type": "quarantined", "ring": "/mnt/ring", "object": "samples/w/00000001-0000000002", "message": "...", "rank": 0}
 
 agent -> trainer::
 
@@ -34,6 +35,8 @@ An artifact is a finished file of the output directory that somebody may want to
 something between two steps is; its numbers are among the metrics too, as `<name>` and `<name>_total`. `total` is null
 before it is known. `leaving`: how the
 training, which is about to end, is to be reported; what rules and commands are is told in `gpu_client/controller`.
+`quarantined`: an object of a ring is damaged, and is done without; any process of the job may say so, each object as
+often as it likes, on a connection of its own, and without a hello (`gpu_client/ring/alarm.py`).
 
 Lines are UTF-8 and at most `MAX_LINE_BYTES` long, those with rules `MAX_RULES_LINE_BYTES`: they are sent only to a
 trainer whose hello says "steering". Metrics are finite JSON numbers: a metric that is not a number is left out and

@@ -9,13 +9,16 @@ from typing import Any
 
 import pytest
 
+from contract.history import EventType
 from contract.jobs import AttemptEnd, FailureClass, JobState, JobSubmit, Policy
 from gpu_client.ring.manifest import SAMPLES, ObjectId
 from gpu_client.ring.objects import StoredSamples
 from gpu_client.ring.places import make_ring, open_ring
 from gpu_client.ring.ring import Ring
 from gpu_client.ring.settings import RingSettings
+from gpu_client.ring.writer import RingWriter
 from tests.control_plane import TRAINERS
+from tests.e2e.trainers.shapes_of_ring import make
 from tests.waiting import until
 from tests.workshop import Workshop
 
@@ -139,3 +142,28 @@ def test_generators_are_killed_while_a_training_reads_is_killed_and_resumed(shop
     for maker in makers:
         assert stack.job(maker).state is JobState.RUNNING
         stack.client.stop(maker)
+
+
+def test_a_flipped_bit_is_an_event_of_the_training_that_reads_it(shop: Workshop) -> None:
+    """Met by a worker of its loader; the training goes on with another sample."""
+    stack, place, trace = shop.stack, shop.tmp_path / "ring", shop.tmp_path / "trace.jsonl"
+    ring = make_ring(str(place), RingSettings(cap=8, max_ahead=100))
+    with RingWriter(ring, "w", threads=False) as writer:
+        for seed in range(8):
+            writer.put(make(seed), seed=seed)
+    key = ring.store.keys(SAMPLES)[3]
+    data = bytearray((place / key).read_bytes())
+    data[-70] ^= 1
+    (place / key).unlink()
+    (place / key).write_bytes(data)
+    parameters = {"steps": 12, "step_s": 0.05, "ring": str(place), "trace": str(trace), "workers": 1}
+    job_id = shop.submit("ringed.py", parameters, outputs=("end.json",), heartbeat_interval_s=1)
+    agent(shop, "t1")
+    job = stack.wait_for(job_id, JobState.COMPLETE, JobState.FAILED, timeout_s=120)
+    assert job.state is JobState.COMPLETE, job.reason
+    assert len(told(trace)) == 12
+    (event,) = [one for one in stack.client.events(job_id).events if one.type is EventType.RING_QUARANTINED]
+    said = event.data
+    assert (said["ring"], said["object"], said["objects"], said["rank"]) == (str(place), key, 1, 0)
+    assert 0 <= said["step"] <= 12 and said["message"].startswith(f"{key} is damaged: the bytes from")
+    assert job.progress is not None and job.progress.metrics["ring.quarantined"] == 1

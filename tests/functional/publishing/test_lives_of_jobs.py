@@ -70,6 +70,8 @@ def steered(api: Api) -> list[str]:
     held.report(decisions=decisions).ok()
     decisions = [{"number": 10 + at, "type": kind, "command": 1, **about} for at, kind in enumerate(kinds)]
     held.report(decisions=decisions).ok()
+    damaged = {"ring": "/mnt/ring", "object": "samples/w/00000001-0000000001", "objects": 1}
+    held.report(decisions=[{"number": 20, "type": "ring.quarantined", **damaged, **about, "rule": "nan"}]).ok()
     held.release(by_rule={"kind": "rollback", "ended_by": by, "rollback": {"before_step": 5}}).ok()
     api.claim(queue="c").complete({}, ended_by=by).ok()
     api.claim(queue="d").fail(failure_class="stopped_by_rule", ended_by=by).ok()

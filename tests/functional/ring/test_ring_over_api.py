@@ -369,3 +369,27 @@ def test_a_ring_that_was_removed_shuts_out_who_used_it(
         writer.put({"x": np.zeros(4)})
     assert served.store(name).keys("samples/") == []
     assert served.store(name).keys("inbox/") == []
+
+
+def test_a_writer_that_renews_its_lease_while_a_claim_is_answered_is_not_fenced(served: ServedApi, name: str) -> None:
+    """The lease that a claim's answer brings along was older than the one just renewed: it was taken for another's, and
+    a generator's job failed."""
+    ring = made(served, name)
+    writer = writer_of(ring)
+    create = ring.store.create
+
+    def renewed_meanwhile(key: str, pieces: Any) -> bool:
+        found = create(key, pieces)
+        renewing = threading.Thread(target=writer.renew)
+        renewing.start()
+        renewing.join()
+        return found
+
+    ring.store.create = renewed_meanwhile  # type: ignore[method-assign]
+    for number in range(3):
+        writer.put({"x": np.full(4, number)})
+    assert writer.put_samples == 3 and writer.holds_name()
+    other = writer_of(Ring.open(served.store(name)))
+    with pytest.raises(WriterFenced):
+        writer.put({"x": np.full(4, 3)})
+    assert not writer.holds_name() and other.holds_name()

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from contract.steering import MAX_DECISIONS, MAX_RESULTS, MAX_STATUSES, Control, ControlReport
 from contract.work import HeartbeatRequest
 from gpu_client.agent import steering_relay
+from gpu_client.agent.channel_messages import Progress
 from gpu_client.agent.steering_relay import DEAF, DEAF_AFTER_S, SteeringRelay, leave_by_rule
 from tests.unit.agent.agent_kit import Clock, make_answer
 
@@ -24,6 +25,7 @@ class Channel:
         self.said: list[dict[str, Any]] = []
         self.sent: list[dict[str, Any]] = []
         self.reports: list[Any] = []
+        self.at_step: int | None = None
         self.steering = False
 
     def take_steering(self) -> list[dict[str, Any]]:
@@ -33,6 +35,9 @@ class Channel:
     def send_steering(self, message: dict[str, Any]) -> int:
         self.sent.append(message)
         return 1
+
+    def progress(self) -> Progress | None:
+        return None if self.at_step is None else Progress(self.at_step, None, {})
 
     def take_reports(self) -> list[Any]:
         reports, self.reports = self.reports, []
@@ -279,10 +284,11 @@ def test_a_rollback_is_handed_on_with_what_it_needs() -> None:
 hostile = st.one_of(
     st.none(), st.booleans(), st.integers(), st.floats(), st.text(), st.sampled_from([10**400, "\ud800", [], {}, [{}]])
 )
-KINDS = ("rules_in_force", "rule_statuses", "decision", "command_result", "leaving", "other")
+KINDS = ("rules_in_force", "rule_statuses", "decision", "command_result", "leaving", "quarantined", "other")
 NAMES = (
     "revision", "step", "rejected", "reason", "statuses", "decision", "rule", "operands", "actions", "message",
     "seq", "status", "kind", "ended_by", "arguments", "severity", "dry_run", "command",
+    "ring", "object", "objects", "rank",
 )  # fmt: skip
 
 

@@ -96,3 +96,14 @@ def test_what_fired_last_is_known_in_short() -> None:
     history.fired(9, dry_run=True)
     watched.look()
     assert watched.firings.last == "spike fired at step 9 (dry run): rollback"
+
+
+def test_a_damaged_object_of_a_ring_is_shown() -> None:
+    history = History()
+    about = {"ring": "/mnt/ring", "object": "samples/w/1", "step": 12, "message": "samples/w/1 is damaged: altered"}
+    history.add(EventType.RING_QUARANTINED, **about, objects=1)
+    history.add(EventType.RING_QUARANTINED, **about, objects=1280)
+    assert Watched(history).look()[1] == [
+        "step 12: ring /mnt/ring: quarantined: samples/w/1 is damaged: altered",
+        "step 12: ring /mnt/ring: quarantined (1,280 objects so far): samples/w/1 is damaged: altered",
+    ]

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from itertools import cycle
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import settings as checked
@@ -13,6 +16,7 @@ from gpu_client.ring.errors import RingError
 from gpu_client.ring.flow import Flow, read_wait, write_wait
 from gpu_client.ring.plan import Shape
 from gpu_client.ring.settings import RingSettings
+from tests.unit.ring.ring_scene import Scene
 
 CAP, BATCH = 20, 4
 
@@ -97,8 +101,13 @@ def test_what_is_neither_is_refused(given: Any) -> None:
 class Sides:
     """Writers and readers of one ring, each of whom does as much as it may whenever it is its turn."""
 
-    def __init__(self, settings: RingSettings, batches: list[int], *, told: bool = True) -> None:
-        """`told`: whether readers have said how much they take at a time; else writers have to allow for it."""
+    def __init__(
+        self, settings: RingSettings, batches: list[int], *, told: bool = True, packs: Sequence[int] = ()
+    ) -> None:
+        """`told`: whether readers have said how much they take at a time; else writers have to allow for it. `packs`:
+        how many samples are in each, again and again: by their bytes fewer may fit."""
+        self.packs = cycle([min(pack, settings.pack) for pack in packs] or [settings.pack])
+        self.pack = next(self.packs)
         self.settings, self.batches = settings, batches
         self.wanted, self.slack = (max(batches), 1) if told else (0, max(batches))
         self.inserted = self.finished = self.read = self.readable = self.made = 0
@@ -111,15 +120,16 @@ class Sides:
         if write_wait(self.flow(), self.settings, self.slack):
             return False
         self.made += 1
-        if self.made == self.settings.pack:
+        if self.made == self.pack:
             self.finished, self.made = self.finished + self.made, 0
+            self.pack = next(self.packs)
         return True
 
     def publish(self) -> bool:
         settings = self.settings
         if self.finished < (settings.cap if settings.mode == "generation" else 1):
             return False
-        taken = min(self.finished, settings.cap) // settings.pack * settings.pack
+        taken = min(self.finished, settings.cap)
         self.inserted, self.finished = self.inserted + taken, self.finished - taken
         self.readable = taken if settings.mode == "generation" else min(self.readable + taken, settings.cap)
         return True
@@ -147,7 +157,6 @@ def rings(draw: st.DrawFn) -> RingSettings:
     cap = draw(st.integers(1, 400))
     pack = draw(st.integers(1, cap))
     mode = draw(st.sampled_from(["generation", "rolling"]))
-    most = cap - cap % pack if mode == "generation" else cap
     low = draw(st.one_of(st.sampled_from([0.0, 1.0, 2.0]), st.floats(0.0, 20.0)))
     high = draw(st.one_of(st.just(low), st.floats(low, low * 1.1), st.floats(low, 30.0)))
     ratio = (low, max(high, 0.02))
@@ -155,7 +164,7 @@ def rings(draw: st.DrawFn) -> RingSettings:
         cap=cap,
         mode=mode,
         pack=pack,
-        min_size=draw(st.integers(1, most)),
+        min_size=draw(st.integers(1, cap)),
         samples_per_insert=ratio,  # type: ignore[arg-type]
     )
 
@@ -167,12 +176,13 @@ def rings(draw: st.DrawFn) -> RingSettings:
     parts=st.lists(st.floats(0.0, 1.0), min_size=1, max_size=3),
     writes=st.integers(0, 40),
     reads=st.integers(0, 3),
+    packs=st.lists(st.integers(1, 400), max_size=5),
 )
 def test_whatever_the_numbers_are_one_side_can_always_go_on(
-    told: bool, settings: RingSettings, parts: list[float], writes: int, reads: int
+    told: bool, settings: RingSettings, parts: list[float], writes: int, reads: int, packs: list[int]
 ) -> None:
-    batches = [max(1, round(part * settings.most_readable)) for part in parts]
-    sides = Sides(settings, batches, told=told)
+    batches = [max(1, round(part * settings.cap)) for part in parts]
+    sides = Sides(settings, batches, told=told, packs=packs)
     low, high = settings.reads_per_insert or (0.0, 0.0)
     unit = settings.cap if settings.mode == "generation" else settings.pack
     for _ in range(40):
@@ -198,11 +208,15 @@ def test_a_batch_that_is_no_part_of_a_generation_stops_nobody(cap: int, batch: i
     assert low * 0.9 <= sides.read / sides.inserted <= high
 
 
-def test_a_generation_of_packs_has_to_have_as_many_as_are_wanted() -> None:
-    """Of 100 and packs of 64 one pack is published: readers waited for ever for 65, and for a batch of 80."""
-    with pytest.raises(ValueError, match="has only 64 samples: nothing would ever be read"):
-        RingSettings(cap=100, mode="generation", pack=64, min_size=65)
-    settings = RingSettings(cap=100, mode="generation", pack=64, min_size=64)
-    with pytest.raises(RingError, match="more than the ring's 64"):
-        Shape(80).require_fits(settings.most_readable)
-    assert RingSettings(cap=100, pack=64, min_size=65).most_readable == 100
+@pytest.mark.parametrize("mode", ["rolling", "generation"])
+def test_packs_that_no_whole_number_of_fits_keep_nobody_from_reading_all_of_the_ring(mode: Any) -> None:
+    """Of 100 and packs of 64 only one pack was published: readers waited for ever for 65, and for a batch of 80."""
+    scene = Scene(cap=100, mode=mode, pack=64, min_size=65)
+    with scene.writer() as writer:
+        for number in range(128):
+            writer.put(np.array([number]))
+        scene.publish()
+        assert len(scene.ring.newest()) == 100
+    Shape(80).require_fits(scene.ring.settings.cap)
+    with pytest.raises(RingError, match="more than the ring's 100"):
+        Shape(101).require_fits(scene.ring.settings.cap)

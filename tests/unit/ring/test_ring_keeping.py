@@ -17,6 +17,7 @@ from gpu_client.ring.ring import Ring
 from gpu_client.ring.settings import RingSettings
 from gpu_client.ring.store_memory import MemoryStore
 from gpu_client.ring.writer import RingWriter
+from tests.unit.ring.ring_kit import Died, MortalStore
 from tests.unit.ring.ring_scene import Scene
 
 
@@ -188,6 +189,65 @@ def test_nobody_takes_over_from_a_keeper_that_is_removing() -> None:
     assert seen == [False]
     scene.clock.go_on(0.1)
     assert scene.keeper.turn()
+
+
+@pytest.mark.parametrize("mode", ["rolling", "generation"])
+def test_while_one_collects_or_has_died_in_it_another_publishes(mode: Any) -> None:
+    """For two leases and a second nobody did: generators went on until they were too far ahead, and readers saw
+    nothing new."""
+    scene = Scene(cap=4, mode=mode, lease_s=10.0, max_ahead=4)
+    interval_s = scene.ring.settings.publish_interval_s
+    other = Keeper(scene.ring, "other", clock=scene.clock)
+    other.wait_turn = lambda seconds: (scene.clock.go_on(seconds), other.turn())  # type: ignore[method-assign, assignment]
+    writer = RingWriter(scene.ring, "w", keeper=other, threads=False, clock=scene.clock, patience_s=5.0)
+    dead, dead_store = scene.keeper, MortalStore(scene.store)
+    dead._collector._ring = Ring(dead_store, scene.ring.settings, clock=scene.clock)
+    dead_store.dies_after = 3
+    with pytest.raises(Died):
+        dead.turn()
+    collections = []
+    collect = other._collector.collect
+    other._collector.collect = lambda: (collections.append(scene.clock()), collect())[1]  # type: ignore[method-assign]
+    died_at = scene.clock()
+    assert not other.turn(), "it may be back in a moment"
+    for number in range(4):
+        writer.put(np.array([number]))
+    scene.clock.go_on(interval_s)
+    assert not other.turn()
+    assert [int(value[0]) for value in scene.values()] == [0, 1, 2, 3]
+    assert (other.flow.inserted, other.flow.finished, collections) == (4, 0, []), "writers go on by what it measures"
+    for number in range(4, 24):
+        writer.put(np.array([number]))
+        if scene.clock() - died_at < 15:
+            writer.renew()
+    assert writer.put_samples == 24 and collections == []
+    while scene.clock() - died_at < 2 * 10.0 + max(1.0, 4 * interval_s):
+        assert not other.turn(), "the collection is not taken over before"
+        assert collections == []
+        scene.clock.go_on(interval_s)
+    scene.clock.go_on(interval_s)
+    assert other.turn()
+    assert len(collections) == 1
+    assert int(scene.values()[-1][0]) == 23
+
+
+def test_who_sees_another_at_work_asks_for_nothing_but_its_record() -> None:
+    scene = Scene(lease_s=10.0)
+    store = MortalStore(scene.store)
+    other = Keeper(Ring(store, scene.ring.settings, clock=scene.clock), "other", clock=scene.clock)
+    asked: list[int] = []
+
+    def looked() -> None:
+        before = store.operations
+        assert not other.turn()
+        asked.append(store.operations - before)
+
+    for _ in range(200):
+        collecting(scene.keeper, looked)
+        assert scene.keeper.turn()
+        looked()
+        scene.clock.go_on(scene.ring.settings.publish_interval_s)
+    assert set(asked) == {1}, "also in the midst of a collection that ends before its next look"
 
 
 def collecting(keeper: Keeper, meanwhile: Callable[[], object]) -> None:

@@ -13,8 +13,8 @@ import torch
 
 from gpu_client.ring.codecs import Codec
 from gpu_client.ring.errors import ObjectDamaged, SampleRefused
-from gpu_client.ring.objects import _ALIGNED, _LARGE_BYTES, _PART_BYTES, Provenance, StoredSamples, encode
-from gpu_client.ring.tree import MAX_DEPTH, take_apart
+from gpu_client.ring.objects import _LARGE_BYTES, _PART_BYTES, Provenance, StoredSamples, encode
+from gpu_client.ring.tree import ALIGNED, MAX_DEPTH, take_apart
 
 FROM = Provenance("w-1", 3, 7, 1_790_000_000.25, "shapes:make", "2")
 NUMPY = [
@@ -154,7 +154,7 @@ def test_a_large_object_is_hashed_while_it_is_written() -> None:
     assert [bytes(piece) for piece in made] == [bytes(made[place]) for place in range(len(made))]
     found = StoredSamples("samples/x", memoryview(bytearray(expected))).sample()
     assert all(np.array_equal(found[name], array) for name, array in sample.items())
-    for place in (0, head_bytes - _ALIGNED, head_bytes, len(expected) // 2, len(expected) - 1):
+    for place in (0, head_bytes - ALIGNED, head_bytes, len(expected) // 2, len(expected) - 1):
         altered = bytearray(expected)
         altered[place] ^= 1
         with pytest.raises(ObjectDamaged):

@@ -33,13 +33,15 @@ skews = st.sampled_from([0.0, -5000.0, 5000.0, -1e9, 1e9])
 class RingMachine(RuleBasedStateMachine):
     """Every process has its own way to the store; the store is one."""
 
-    @initialize(mode=st.sampled_from(["rolling", "generation"]), cap=st.integers(2, 6), pack=st.integers(1, 2))
+    @initialize(mode=st.sampled_from(["rolling", "generation"]), cap=st.integers(2, 6), pack=st.integers(1, 5))
     def begin(self, mode: str, cap: int, pack: int) -> None:
         self.patch = pytest.MonkeyPatch()
         self.patch.setattr("gpu_client.ring.manifest.REMEMBERED_S", 3 * LEASE_S)
         self.clock = Clock()
         self.store = MemoryStore()
-        self.settings = RingSettings(cap=cap, mode=mode, pack=pack, retain=2, lease_s=LEASE_S, max_ahead=10_000)
+        self.settings = RingSettings(
+            cap=cap, mode=mode, pack=min(pack, cap), retain=2, lease_s=LEASE_S, max_ahead=10_000
+        )
         Ring.make(self.store, self.settings)
         self.writers: list[tuple[MortalStore, RingWriter]] = []
         self.readers: list[tuple[RingReader, Manifest]] = []
@@ -77,16 +79,18 @@ class RingMachine(RuleBasedStateMachine):
         kill(store, None)
         self.writers.append((store, writer))
 
-    @rule(which=st.integers(0, 99), death=deaths)
-    def put_one(self, which: int, death: tuple[int, bool] | None) -> None:
+    @rule(which=st.integers(0, 99), samples=st.integers(1, 6), death=deaths)
+    def put_some(self, which: int, samples: int, death: tuple[int, bool] | None) -> None:
+        """In packs, of which the last one may have few samples."""
         if not self.writers:
             return
         store, writer = self.writers[which % len(self.writers)]
         kill(store, death)
-        value = self.next
-        self.next += 1
+        values = range(self.next, self.next + samples)
+        self.next += samples
         try:
-            writer.put({"value": np.array([value])}, seed=value)
+            for value in values:
+                writer.put({"value": np.array([value])}, seed=value)
             writer.flush()
         except Died:
             self.writers.remove((store, writer))
@@ -96,7 +100,7 @@ class RingMachine(RuleBasedStateMachine):
             return
         finally:
             kill(store, None)
-        self.put.add(value)
+        self.put |= set(values)
 
     @rule(which=st.integers(0, 99))
     def renew(self, which: int) -> None:

@@ -190,6 +190,9 @@ def test_packs_are_stored_when_they_are_full_and_at_the_end() -> None:
     [
         ({"min_size": 9}, "min_size is 9"),
         ({"pack": 9}, "pack is 9"),
+        ({"pack_bytes": 8 * 2**20}, "pack_bytes is 8388608 and pack 1"),
+        ({"pack": 2, "pack_bytes": 4095}, "greater than or equal to 4096"),
+        ({"pack": 2, "pack_bytes": 2**30 + 1}, "less than or equal to 1073741824"),
         ({"cap": 0}, "cap"),
         ({"mode": "x"}, "mode"),
         ({"mode": "generation", "max_ahead": 3}, "before a generation is complete"),
