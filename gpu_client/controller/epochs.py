@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 _REMEMBERED = 16
-"""Changes: several processes decide a step or two later."""
+"""Changes: several processes decide some steps later."""
 
 
 class Ended(NamedTuple):

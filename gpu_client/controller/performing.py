@@ -26,6 +26,10 @@ class Loop(Protocol):
     def settle(self) -> None:
         """Have what all of several processes reported after the last step, if that is still to be heard."""
 
+    @property
+    def stopping(self) -> bool:
+        """Whether it was asked to leave."""
+
 
 class Hook(Protocol):
     """An action of the user's own, called between two steps. What it raises is told, and goes no further."""
@@ -88,6 +92,11 @@ class Performer:
         self.finishing = False
         self._ended = ""
         """By what, if the training ends: only the first end counts."""
+
+    @property
+    def stopped(self) -> bool:
+        """Whether the job ends with the training, complete or failed."""
+        return self._ended == "stop"
 
     def perform(self, order: Order) -> tuple[Outcome, str]:
         """Do it; what became of it. Never raises."""

@@ -1,8 +1,8 @@
 """What a session has of rules and commands: they arrive at any moment, and act between two steps.
 
 Alone, a process evaluates and acts within `reported`. With several processes the first one evaluates what all of them
-reported after step n once their votes of that step are heard, behind step n+1; that there is something to be done is in
-its next vote, so that all do it after step n+2. No step waits for any of it but the one that has something to do.
+reported after step n once their votes of it are heard, behind step n+1; that there is something to do is in its next
+vote, so all do it after step n+2. No other step waits, but for those before a command that is to be done again.
 """
 
 from __future__ import annotations
@@ -53,8 +53,7 @@ class Steering:
         self._inbox: deque[Mapping[str, Any]] = deque()
         self._teller = Teller(peers.first, clock, self._epochs.at)
         self._commands = Commands(clock, self._result)
-        self._heard = False
-        """What the first process has said: whether it has an agent, without which some ends are for nothing."""
+        self._heard = False  # whether the first process has an agent, without which some ends are for nothing
         self._waiting = Waiting()
         self._unseen: list[Observed] = []
         """What several processes had reported when the checkpoint was taken, where there is only one now."""
@@ -70,8 +69,7 @@ class Steering:
         )
         self._gathering = Gathering() if peers.size > 1 else None
         self.signals = Signals(clock)
-        self.live = False
-        """Whether there is anything to do at a step: asked at every one."""
+        self.live = False  # whether there is anything to do at a step: asked at every one
 
     def begin(self, start: Mapping[str, Any], send: Send | None, note: Note | None = None, *, step: int = 0) -> None:
         """Take what the agent said at the beginning; `send` tells the agent, None where there is none.
@@ -118,7 +116,7 @@ class Steering:
         self._offer.hooks.update(hooks or {})
         self._offer.profiler = profiler or self._offer.profiler
         self._offer.evaluates = self._offer.evaluates or evaluate
-        # With several processes what a rule says of a batch comes a step too late.
+        # With several processes what a rule says of a batch comes too late.
         self._offer.skips_batches = self._offer.skips_batches or (skip_batch and self._peers.size == 1)
 
     @property
@@ -322,7 +320,9 @@ class Steering:
         if self.engine.active:
             self.happened("end", self._step, {})
             if self._gathering is not None:
-                still, too_late = self._waiting.take_last() if self._last else ([], [])
+                # Who was asked to leave, leaves them to the next attempt: its checkpoint tells of them.
+                leaves = self._loop.stopping and not (self._last or self._performer.stopped)
+                still, too_late = ([], []) if leaves else self._waiting.take_last()
                 for order in too_late:
                     self._teller.outcome(order, "rejected", "the training was over before all did it", step=self._step)
                 self._carry_out([*still, *self._observe(self._gathering.rest())])

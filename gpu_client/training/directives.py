@@ -122,8 +122,9 @@ class Directives:
         return stop.checkpoint and (on_interval or asked or not self._answered)
 
     def starting_checkpoint(self) -> None:
-        """A checkpoint is about to be written: wishes from here on ask for another one."""
+        """A checkpoint is about to be written, by all ranks: wishes from here on ask for another one."""
         self._checkpoint_asked = False
+        self._voting.answered()
         self.put_off = False
 
     def checkpoint_skipped(self) -> None:

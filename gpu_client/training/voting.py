@@ -83,6 +83,8 @@ class Voting:
         self._underway: Rows | None = None
         self._said: Votes | None = None
         """Of the vote after the step before, once it was heard: not obeyed yet."""
+        self._answered = False
+        """Whether a checkpoint was written since the last vote was sent."""
         self._left_at: float | None = None
         self._hurries = True
         self.sharing: Sharing | None = None
@@ -92,8 +94,11 @@ class Voting:
         """What all ranks want, as far as all of them know. `mine`: what this one wants, as of being asked."""
         self._hurries = self._left_at is None or self._clock() - self._left_at < LONG_STEP_S
         self.settle()
-        # At first nobody has voted yet.
-        votes, self._said = self._said or self._ask(mine()), None
+        said, self._said = self._said, None
+        if said is not None and self._answered:
+            said = said._replace(asked=0)
+        self._answered = False
+        votes = said or self._ask(mine())  # at first nobody has voted yet
         if votes.news and self.sharing is not None:
             self.sharing.share()
             votes = votes.together(self._ask(mine()))
@@ -124,6 +129,10 @@ class Voting:
         self._said = Votes(*(int(max(column)) for column in zip(*(row[:width] for row in rows), strict=True)))
         if self.sharing is not None:
             self.sharing.heard([row[width:] for row in rows])
+
+    def answered(self) -> None:
+        """All ranks write a checkpoint: what they were asked for after the last step is done with it."""
+        self._answered = True
 
     def close(self) -> None:
         """The training is over, for this rank at least: what the others sent after the last step is heard still."""

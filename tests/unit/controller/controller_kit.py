@@ -34,6 +34,7 @@ class Loop:
         self.saves = 0
         self.tags: list[str] = []
         self.voting: Voting | None = None
+        self.stopping = False
 
     def ask_to_stop(self, reason: str, *, checkpoint: bool) -> None:
         self.stops.append((reason, checkpoint))

@@ -224,6 +224,7 @@ def test_what_was_decided_before_the_machine_leaves_is_left_to_the_next_one() ->
         agree(setups)
     state = json.loads(json.dumps(setups[0].steering.state_dict()))
     for setup in setups:
+        setup.loop.stopping = True
         setup.close()
     assert setups[0].agent.fired() == [("r", 2)]
     assert outcomes(setups[0]) == []
@@ -231,3 +232,37 @@ def test_what_was_decided_before_the_machine_leaves_is_left_to_the_next_one() ->
     alone.steering.load_state_dict(state)
     alone.steering.resumed(3, [])
     assert outcomes(alone) == [("action.applied", ["alert"])]
+
+
+@pytest.mark.parametrize("total", [3, 0], ids=["total", "nobody knows how many steps"])
+def test_a_nan_at_the_last_step_fails_the_job_however_the_loop_ends(total: int) -> None:
+    """A loop that ends by itself, with no total, dropped the stop that was decided at its end."""
+    setups = ranks(2, rule("nan", "not isfinite(loss)", '{"stop": "failed"}'), ends=0)
+    for step, loss in enumerate([1.0, 1.0, float("nan")], 1):
+        for setup in setups:
+            setup.steering.reported(step, {"loss": loss}, last=step == total)
+        agree(setups)
+    for setup in setups:
+        setup.close()
+    assert outcomes(setups[0]) == [("action.applied", ["stop"])]
+    assert [one["kind"] for one in setups[0].agent.of("leaving")] == ["stop"]
+    assert not setups[0].steering.finishing
+
+
+def test_what_was_decided_beside_a_stop_is_done_or_told() -> None:
+    """The job is complete: nobody resumes from the checkpoint that tells of it."""
+    rules = [
+        {"name": "stop", "when": "loss > 5", "do": "stop"},
+        {"name": "late", "when": "step == 4", "do": [{"alert": "x"}, "save"]},
+    ]
+    setups = ranks(2, json.dumps({"rules": rules}), ends=0)
+    for step, loss in enumerate([1.0, 1.0, 9.0, 1.0, 1.0], 1):
+        for setup in setups:
+            setup.report(step, loss=loss)
+        agree(setups)
+        for setup in setups:
+            setup.loop.stopping = bool(setup.loop.stops)
+    for setup in setups:
+        setup.close()
+    told = [("action.applied", ["stop"]), ("action.rejected", ["save"]), ("action.applied", ["alert"])]
+    assert outcomes(setups[0]) == told

@@ -146,6 +146,27 @@ def test_a_wish_while_one_is_put_off_is_answered_by_it() -> None:
     assert [training.take_step(busy=[0] if step == 3 else []) for step in range(3, 7)] == [False, True, False, False]
 
 
+def test_a_wish_is_answered_by_a_checkpoint_that_a_trainer_writes_on_its_own() -> None:
+    """By its own interval, behind the step: the vote was under way, and another one was written after the next step."""
+    training = Training(2)
+    training.take_step()
+    training.ranks[0].receive(CHECKPOINT)
+    assert not training.take_step()
+    for rank in training.ranks:
+        rank.starting_checkpoint()
+        rank.checkpoint_written()
+    assert [training.take_step() for _ in range(3)] == [False] * 3
+
+
+def test_a_checkpoint_before_the_first_step_answers_no_later_wish() -> None:
+    training = Training(2)
+    for rank in training.ranks:
+        rank.starting_checkpoint()
+        rank.checkpoint_written()
+    training.ranks[0].receive(CHECKPOINT)
+    assert training.take_step()
+
+
 EVENTS = st.sampled_from(["", "", "", "", "checkpoint", "stop", "stop without"])
 STEPS = st.tuples(
     EVENTS,
