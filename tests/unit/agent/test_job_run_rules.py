@@ -10,7 +10,7 @@ from contract.jobs import FailureClass
 from contract.work import Directive
 from gpu_client.agent.last_word import Outcome
 from tests.unit.agent.agent_kit import make_answer, refusal
-from tests.unit.agent.job_kit import CLEAN, Stage, Trainer, checkpoint, exited
+from tests.unit.agent.job_kit import CLEAN, SIGTERMED, Stage, Trainer, checkpoint, exited
 
 CONTROL = {"rules": {"revision": 1, "text": "rules: []"}, "commands": [], "ran_s": 5}
 
@@ -132,6 +132,11 @@ def hangs(trainer: Trainer) -> None:
 ENDS = pytest.mark.parametrize("then", [well, broken, hangs])
 
 
+def grace_s(then: Any) -> int:
+    """Real seconds: who leaves has more than enough of them."""
+    return 1 if then is hangs else 60
+
+
 @pytest.mark.parametrize("before", [True, False], ids=["said-before", "said-after"])
 @ENDS
 def test_a_stop_as_failed_wins_over_a_machine_that_leaves(stage: Stage, before: bool, then: Any) -> None:
@@ -139,7 +144,7 @@ def test_a_stop_as_failed_wins_over_a_machine_that_leaves(stage: Stage, before: 
     stage.act = announces(stage, leaving("stop", outcome="failed"), before=before, then=then)
     if then is hangs and not before:
         stage.act = hangs_at_the_end(stage, leaving("stop", outcome="failed"))
-    assert stage.run(control=CONTROL, stop_grace_s=1) is Outcome.FAILED
+    assert stage.run(control=CONTROL, stop_grace_s=grace_s(then)) is Outcome.FAILED
     request = stage.last_word()
     assert request.failure_class is FailureClass.STOPPED_BY_RULE and request.ended_by.rule == "spike"
     assert [one.step for one in request.control.decisions] == [7]
@@ -147,17 +152,27 @@ def test_a_stop_as_failed_wins_over_a_machine_that_leaves(stage: Stage, before: 
 
 
 def hangs_at_the_end(stage: Stage, message: dict[str, Any]) -> Any:
-    """It says so when it has been asked to leave, and does not leave."""
+    """It says so when it has been asked to leave, or is made to, and does not leave."""
     said: list[Trainer] = []
 
+    def say(trainer: Trainer) -> None:
+        if not said:
+            said.append(trainer)
+            trainer.connect().tell(decision(7))
+            trainer.connect().tell(message)
+
     def act(trainer: Trainer, looks: int) -> None:
-        channel = trainer.connect()
+        trainer.connect()
         if looks == 2:
             stage.stop.request("SIGTERM")
-        if trainer.directives and not said:
-            said.append(trainer)
-            channel.tell(decision(7))
-            channel.tell(message)
+        if trainer.directives:
+            say(trainer)
+
+        def made_to() -> Any:
+            say(trainer)  # on a busy machine its time is over before it has heard that it is to leave
+            return SIGTERMED
+
+        trainer.on_stop = made_to
 
     return act
 
@@ -171,7 +186,7 @@ def test_what_is_handed_back_by_a_rule_is_so_though_the_machine_leaves(
     stage.act = announces(stage, leaving(kind), before=before, then=then)
     if then is hangs and not before:
         stage.act = hangs_at_the_end(stage, leaving(kind))
-    assert stage.run(control=CONTROL, stop_grace_s=1) is Outcome.RELEASED
+    assert stage.run(control=CONTROL, stop_grace_s=grace_s(then)) is Outcome.RELEASED
     request = stage.last_word()
     assert (request.reason, request.by_rule.kind, request.by_rule.ended_by.rule) == (kind, kind, "spike")
     assert [one.step for one in request.control.decisions] == [7]
