@@ -101,6 +101,7 @@ _BUILT_IN = (
     _number("ring.put_rate", "1/s", goal="max", low=0, meaning="samples that become readable in a ring, per second"),
     _number("ring.get_rate", "1/s", goal="max", low=0, meaning="samples that all trainings read from it, per second"),
     _number("ring.idle", "%", goal="min", low=0, high=100, meaning="share of its time that a generator waits for them"),
+    Metric("ring.put_bytes", Kind.SIZE, "bytes", low=0, meaning="what a generator has stored so far"),
     _number("ring.orphans", goal="min", low=0, meaning="objects that dead generators stored and never claimed"),
     _number("ring.quarantined", goal="min", low=0, meaning="damaged objects that a training has met and does without"),
     Metric("ckpt.age", Kind.DURATION, "s", "min", 0, clock=True, meaning="time since the newest checkpoint was taken"),

@@ -121,7 +121,7 @@ class Copies:
         waited_s = sum(float(writer.get("waited_s", 0)) for writer in writers) / len(writers)
         counts = {
             "refused": sum(int(writer.get("refused", 0)) for writer in writers),
-            "put_bytes": sum(int(writer.get("bytes", 0)) for writer in writers),
+            "ring.put_bytes": sum(int(writer.get("bytes", 0)) for writer in writers),
         }
         return sum(self._put.values()), {**self._standing.at(self._keeper, waited_s), **counts}
 

@@ -340,7 +340,7 @@ class Generation:
                 logger.warning("how many samples were put cannot be noted now: %s", error)
         found = self._standing.at(self._keeper, self._waited_s + self._writer.waited_s + waiting_s)
         put_bytes = self._put_bytes + self._writer.put_bytes
-        counts = {"refused": self._refused, "failed": self._failed, "put_bytes": put_bytes}
+        counts = {"refused": self._refused, "failed": self._failed, "ring.put_bytes": put_bytes}
         self._progress.report(self._put, self._count or 0, **found, **counts)
 
     def _end(self) -> None:

@@ -80,6 +80,8 @@ class RingReader:
         """The training that it reads for, if it has a plan with others; and how far it is in it."""
         self.run = self.decided = 0
         self._starved = False
+        self.retries = 0
+        """How often something had to be looked at again: a manifest that was left behind, an object that was bad."""
         self.quarantined: dict[str, str] = {}
         """Damaged objects that this reader has met: why, by their key."""
         self._process = os.getpid()
@@ -108,6 +110,7 @@ class RingReader:
                     self._pin([*kept, number])
                 later, _ = self.ring.pointer()
                 if later - number >= self.ring.settings.retain or number in self._doubted:
+                    self.retries += 1
                     continue
             return self._upcoming(self.ring.manifest(number))
         raise ManifestMissing(
@@ -173,6 +176,7 @@ class RingReader:
             except (ObjectDamaged, IndexError) as error:
                 with self._lock:
                     self._objects.pop(key, None)
+                self.retries += 1
                 if last_try:
                     self._require_kept(key)
                     raise self._quarantined(key, str(error)) from error

@@ -13,6 +13,7 @@ import logging
 import threading
 from collections.abc import Callable, Iterable, Sequence
 from itertools import islice
+from multiprocessing.util import Finalize
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -22,6 +23,7 @@ from torch.utils.data import Dataset
 
 from gpu_client.ring.errors import RingMismatch, SampleRefused
 from gpu_client.ring.keeper import Keeper
+from gpu_client.ring.leases import WRITERS, content_of
 from gpu_client.ring.places import make_ring, open_ring
 from gpu_client.ring.reader import RingReader
 from gpu_client.ring.ring import Ring
@@ -37,7 +39,7 @@ _OF_MONGODB = (
 )  # fmt: skip
 _PATIENCE_S = 600.0
 _OLD_S = 3600.0
-"""A generation of this age may be what an earlier run has left."""
+"""A generation of this age may be what an earlier run has left, though somebody generates."""
 
 
 class Config(NamedTuple):
@@ -159,14 +161,18 @@ class MongoheadDataset(Dataset[Any]):  # type: ignore[misc, unused-ignore]
         self._timeout_s = timeout
         self._config.ring()
         self._reader: RingReader | None = None
+        self._at_end: Finalize | None = None  # type: ignore[type-arg, unused-ignore]
         self.generation = 0
         newest = self._newest()
         self._length = len(newest)
-        age_s = (self._opened().ring.clock() * 1000 - newest.at_ms) / 1000
-        if age_s > _OLD_S:
+        ring = self._opened().ring
+        age_s = ring.clock() - newest.at_ms / 1000
+        generating = any(not content_of(ring.store.record(key)).get("dead") for key in ring.store.keys(WRITERS))
+        if age_s > _OLD_S or not generating:
             logger.warning(
-                "the newest generation was made %.1f hours ago: if that was another run, remove %s to begin anew",
-                age_s / 3600,
+                "the newest generation was made %.1f minutes ago%s: if that was another run, remove %s to begin anew",
+                age_s / 60,
+                "" if generating else ", and nobody generates now",
                 self._config.place,
             )
 
@@ -183,7 +189,7 @@ class MongoheadDataset(Dataset[Any]):  # type: ignore[misc, unused-ignore]
         return self[list(indices)]
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_reader": None}
+        return {**self.__dict__, "_reader": None, "_at_end": None}
 
     def _fetched(self, indices: Sequence[int]) -> dict[int, dict[str, Any]]:
         """All of them of one generation: the one that is newest now."""
@@ -212,6 +218,8 @@ class MongoheadDataset(Dataset[Any]):  # type: ignore[misc, unused-ignore]
     def _opened(self) -> RingReader:
         if self._reader is None or not self._reader.is_own_process():
             self._reader = RingReader(open_ring(self._config.place), patience_s=self._timeout_s)
+            # Nobody closes it in a worker, which ends without atexit: what it has read would not be counted.
+            self._at_end = Finalize(None, self._reader.close, exitpriority=0)
         return self._reader
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import warnings
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +13,11 @@ import torch
 
 from gpu_client.ring.codecs import Codec
 from gpu_client.ring.errors import ObjectDamaged
+from gpu_client.ring.manifest import Manifest, manifest_key
 from gpu_client.ring.objects import StoredSamples
 from gpu_client.ring.places import make_ring
 from gpu_client.ring.reader import RingReader
+from gpu_client.ring.ring import POINTER, SCHEMA, Pointed, stored_schema
 from gpu_client.ring.settings import RingSettings
 from gpu_client.ring.writer import RingWriter
 from tests.performance.figures import Figure
@@ -141,6 +144,25 @@ def flipped_bits(scratch: Path, *, flips: int) -> list[Figure]:
                 data[bit // 8] ^= 1 << bit % 8
                 tried += 1
             StoredSamples(key, data).verify()
+    # What the last of these rings is run by.
+    number, _ = ring.pointer()
+    documents: dict[str, Callable[[bytes], object]] = {
+        manifest_key(number): lambda data: Manifest.from_bytes(data, number),
+        POINTER: Pointed.from_bytes,
+        SCHEMA: lambda data: stored_schema(memoryview(data)),
+    }
+    for key, read in documents.items():
+        document = bytearray(ring.store.read(key) or b"")
+        read(bytes(document))
+        for bit in range(8 * len(document)):
+            document[bit // 8] ^= 1 << bit % 8
+            try:
+                read(bytes(document))
+                unnoticed += 1
+            except ValueError:
+                pass
+            document[bit // 8] ^= 1 << bit % 8
+            tried += 1
     return [
         Figure(
             name="flipped bits that were not noticed",

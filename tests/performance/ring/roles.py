@@ -26,7 +26,7 @@ from tests.performance.ring.population import Counters
 
 T = TypeVar("T")
 WRITES = ("made", "put", "first_us", "at_us", "waited_us", "fenced")
-READS = ("manifests", "samples", "errors", "missing", "doubled", "backwards")
+READS = ("manifests", "samples", "errors", "retries", "missing", "doubled", "backwards")
 
 
 class DyingStore:
@@ -173,6 +173,8 @@ def read_for_ever(place: str, number: int, counters: Counters, every_s: float, s
                 counters.add("errors", number)
                 print(f"reader {number}: {error!r}", flush=True)
             counters.add("manifests", number)
+            counters.add("retries", number, reader.retries)
+            reader.retries = 0
             time.sleep(every_s)
 
 

@@ -80,9 +80,10 @@ def swaps(scratch: Path, *, wanted: int) -> list[Figure]:
     newest = ring.newest()
     # Each kill may cost the sample that is being put, and leave one that was claimed and not counted by its writer.
     lost = max(written.total("put") - newest.inserted, newest.inserted - written.total("put") - kills - WRITERS, 0)
-    wrong = {name: read.total(name) for name in ("errors", "missing", "doubled", "backwards")}
+    wrong = {name: read.total(name) for name in ("errors", "retries", "missing", "doubled", "backwards")}
     details = {
         "swaps": newest.number,
+        "retain": ring.settings.retain,
         "seconds": round(took_s, 1),
         "writers": WRITERS,
         "writers_killed": kills,

@@ -109,7 +109,14 @@ def flow(scratch: Path, *, lasts_s: float) -> list[Figure]:
             at_most=5.0,
             counted=True,
             details={"cases": details},
-        )
+        ),
+        Figure(
+            name="  samples that were made and not put",
+            unit="",
+            rounds=[float(case["made_and_not_put"]) for case in details],
+            at_most=0,
+            counted=True,
+        ),
     ]
 
 
@@ -133,7 +140,7 @@ def waiting(scratch: Path, *, rounds: int, batches: int, warm_up: int) -> list[F
         longest.append(round(1e3 * max(waits), 3))
     return [
         Figure(
-            name="a training waits for data, of its time",
+            name=f"a training whose steps are sleeps of {STEP_S:g} s waits for data, of its time",
             unit="%",
             rounds=parts,
             at_most=1.0,

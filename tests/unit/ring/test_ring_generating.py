@@ -229,6 +229,7 @@ def test_what_is_told_says_how_the_ring_stands() -> None:
     assert (step, total) == (8, 8)
     assert metrics["ring.fill"] == pytest.approx(87.5)
     assert metrics["ring.put_rate"] == pytest.approx(1.0, rel=0.5)
+    assert metrics["ring.put_bytes"] > 0
     assert metrics["ring.get_rate"] == metrics["ring.idle"] == metrics["data.reuse"] == 0
 
 

@@ -13,9 +13,12 @@ import torch
 import yaml
 from torch.utils.data import DataLoader
 
+from gpu_client.ring.collector import read_so_far
 from gpu_client.ring.errors import RingMismatch
+from gpu_client.ring.leases import READERS
 from gpu_client.ring.places import open_ring
-from gpu_client.ring.wirehead import MongoheadDataset, MongoTupleheadDataset, WireheadGenerator
+from gpu_client.ring.wirehead import Config, MongoheadDataset, MongoTupleheadDataset, WireheadGenerator
+from gpu_client.ring.writer import RingWriter
 
 UNIT = {
     "MONGOHOST": "localhost", "DBNAME": "unit-test", "SWAP_CAP": 10, "SAMPLE": ["data", "label"],
@@ -86,7 +89,7 @@ def test_put_and_swap_by_hand(tmp_path: Path) -> None:
 
 
 def test_keys_of_mongodb_are_ignored_with_a_note(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    with caplog.at_level(logging.INFO, "baton.ring"):
+    with caplog.at_level(logging.WARNING, "baton.ring"):
         WireheadGenerator(iter(()), config(tmp_path, SWAPCAP=3, RING=str(tmp_path / "here"))).run()
     assert "no MongoDB here, so these are ignored: MONGOHOST, CHUNKSIZE, WRITE_COLLECTION" in caplog.text
     assert "not known, and ignored: SWAPCAP" in caplog.text
@@ -154,13 +157,34 @@ def test_indices_behind_the_end_of_a_part_of_a_generation_begin_anew(tmp_path: P
     more.run()
 
 
-def test_a_generation_of_long_ago_is_told_of(
+def test_a_generation_of_an_earlier_run_is_told_of(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = config(tmp_path)
+    with RingWriter(Config.read(path).ring()) as writer:
+        for one in range(10):
+            writer.put((np.full(2, one), np.full(2, one)))
+        writer.swap()
+        MongoheadDataset(path)
+        assert "another run" not in caplog.text
+        monkeypatch.setattr("gpu_client.ring.wirehead._OLD_S", -1.0)
+        MongoheadDataset(path)
+        assert "ago: if that was another run, remove" in caplog.text
+        monkeypatch.undo()
+        caplog.clear()
+    MongoheadDataset(path)
+    assert "ago, and nobody generates now: if that was another run, remove" in caplog.text
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
+def test_what_workers_of_a_stock_loader_read_is_counted_and_they_leave(tmp_path: Path, method: str) -> None:
+    """They end without closing anything: their last reads were lost, and their leases held manifests."""
+    path = config(tmp_path)
     WireheadGenerator(generator=numbered(), config_path=path, n_samples=10).run()
-    MongoheadDataset(path)
-    assert "hours ago" not in caplog.text
-    monkeypatch.setattr("gpu_client.ring.wirehead._OLD_S", -1.0)
-    MongoheadDataset(path)
-    assert "the newest generation was made 0.0 hours ago" in caplog.text
+    dataset = MongoheadDataset(path)
+    length = len(dataset)
+    list(DataLoader(dataset, batch_size=None, sampler=range(length), num_workers=2, multiprocessing_context=method))
+    ring = Config.read(path).ring()
+    assert read_so_far(ring) == length
+    assert len(ring.store.keys(READERS)) == 1
