@@ -9,6 +9,7 @@ import pytest
 from functions.local.emulator import Emulator
 from tests.clouds import Cloud, MinistackClients, memory_cloud, moto_cloud
 from tests.second_store import SecondStore
+from tests.served_api import ServedApi, served_api
 
 
 @pytest.fixture(scope="session")
@@ -21,6 +22,13 @@ def ministack_clients(emulator: Emulator) -> MinistackClients:
 def second_store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SecondStore]:
     """Another S3 server, running."""
     with SecondStore(tmp_path_factory.mktemp("second") / "store") as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def served(emulator: Emulator) -> Iterator[ServedApi]:
+    """The control plane, over HTTP."""
+    with served_api(emulator) as running:
         yield running
 
 

@@ -21,11 +21,14 @@ from gpu_client.ring.objects import StoredSamples
 from gpu_client.ring.ring import Ring
 from gpu_client.ring.settings import RingSettings
 from gpu_client.ring.store import RingStore
+from gpu_client.ring.store_api import ApiStore
 from gpu_client.ring.store_fs import DirectoryStore
 from gpu_client.ring.store_memory import MemoryStore
 from gpu_client.ring.store_s3 import BucketStore
 from gpu_client.ring.writer import RingWriter
+from tests.emulator import unique
 from tests.ring_bucket import RingBucket
+from tests.served_api import ServedApi
 from tests.unit.ring.ring_kit import Clock, Died, MortalStore
 
 
@@ -37,7 +40,12 @@ class Places(NamedTuple):
 
 
 LEASE_S = 10.0
-KINDS = ["memory", "fs", pytest.param("s3", marks=pytest.mark.emulator)]
+KINDS = [
+    "memory",
+    "fs",
+    pytest.param("s3", marks=pytest.mark.emulator),
+    pytest.param("api", marks=pytest.mark.emulator),
+]
 
 
 @pytest.fixture(params=KINDS)
@@ -47,6 +55,10 @@ def places(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Places]:
         with RingBucket.of(emulator) as bucket:
             one = bucket.opened()
             yield Places(lambda name: BucketStore(f"{bucket.name}/rings/{name}", one.bucket), stride=3)
+    elif request.param == "api":
+        served: ServedApi = request.getfixturevalue("served")
+        prefix = unique("ring")
+        yield Places(lambda name: served.store(f"{prefix}-{name}"), stride=7)
     elif request.param == "fs":
         yield Places(lambda name: DirectoryStore(tmp_path / name))
     else:
@@ -231,15 +243,19 @@ def test_who_slept_while_a_ring_was_made_anew_leaves_nothing_in_the_new_one(plac
     scene = Scene(places.open("again"))
     sleeper = Ring(scene.store, scene.settings, clock=scene.clock)
     assert sleeper.publish() is not None
-    for prefix in ("inbox/", "manifests/", "samples/", "writers/"):
-        scene.store.delete(scene.store.keys(prefix))
-    scene.store.delete(["pointer", "ring.json"])
-    anew = Scene(scene.store, "another", later_s=60.0)
+    there = places.open("again")
+    if isinstance(there, ApiStore):
+        there.remove()
+    else:
+        for prefix in ("inbox/", "manifests/", "samples/", "writers/"):
+            there.delete(there.keys(prefix))
+        there.delete(["pointer", "ring.json"])
+    anew = Scene(places.open("again"), "another", later_s=60.0)
     anew.written_by("third", anew.ring)
-    before = scene.store.keys("manifests/")
+    before = anew.store.keys("manifests/")
     with suppress(RingMismatch):
         sleeper.publish()
-    for key in set(scene.store.keys("manifests/")) - set(before):
+    for key in set(anew.store.keys("manifests/")) - set(before):
         assert key == manifest_key(anew.ring.newest().number), "only what comes next may have come"
     anew.publish_all()
     for _ in range(6):

@@ -11,7 +11,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from functions.local.emulator import Emulator
 from gpu_client.ring.keeper import Keeper
 from gpu_client.ring.objects import Provenance, StoredSamples, encode
 from gpu_client.ring.ring import Ring
@@ -23,17 +22,10 @@ from gpu_client.ring.tree import take_apart
 from gpu_client.ring.writer import RingWriter
 from tests.emulator import unique
 from tests.ring_bucket import RingBucket
-from tests.served_api import ServedApi, served_api
+from tests.served_api import ServedApi
 from tests.unit.ring.ring_kit import Clock
 
 Opened = Callable[[], RingStore]
-
-
-@pytest.fixture(scope="module")
-def served(emulator: Emulator) -> Iterator[ServedApi]:
-    """The control plane, over HTTP."""
-    with served_api(emulator) as running:
-        yield running
 
 
 @pytest.fixture(
