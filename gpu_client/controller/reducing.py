@@ -35,6 +35,8 @@ class Observed(NamedTuple):
     now: float
     """Seconds, as the engine has them."""
     metrics: Mapping[str, object]
+    rank: int = 0
+    """The first process that reported a value that is not finite; 0 where none did."""
 
     def as_values(self) -> dict[str, Any]:
         """Plain JSON."""
@@ -97,8 +99,8 @@ class Gathering:
     def heard(self, rows: Sequence[Sequence[float]], engine: Engine) -> list[Observed]:
         """What was contributed by all, as the step and events with which this process came to that vote."""
         sent, self._sent = self._sent, []
-        found = _reduced(self._names, rows, engine.reducers)
-        return [one._replace(metrics=found) if one.event in _STEPS else one for one in sent]
+        found, rank = _reduced(self._names, rows, engine.reducers), _odd_one(rows)
+        return [one._replace(metrics=found, rank=rank) if one.event in _STEPS else one for one in sent]
 
     def rest(self) -> list[Observed]:
         """What this process said, and no vote tells of any more."""
@@ -138,6 +140,10 @@ def _reduced(
         else:
             found[name] = _REDUCERS[reducers.get(name, "mean")](said)
     return found
+
+
+def _odd_one(rows: Sequence[Sequence[float]]) -> int:
+    return next((rank for rank, row in enumerate(rows) if not all(map(math.isfinite, row))), 0)
 
 
 def _mean(values: Sequence[float]) -> float:

@@ -247,11 +247,11 @@ class Steering:
         self._refresh()
 
     def _observe(self, found: Iterable[Observed]) -> list[Order]:
-        return [
-            order
-            for event, step, now, metrics in found
-            for order in self.engine.observe(metrics, step=step, now=now, event=event)
-        ]
+        orders: list[Order] = []
+        for event, step, now, metrics, self._teller.odd_one in found:
+            orders += self.engine.observe(metrics, step=step, now=now, event=event)
+        self._teller.odd_one = 0
+        return orders
 
     # Saved and taken back
 
@@ -295,11 +295,11 @@ class Steering:
                 self._unseen = [Observed.of_values(one) for one in unseen]
         self._saved_here = True
 
-    def resumed(self, step: int, states: Iterable[object]) -> None:
-        """The training goes on after `step`: what was decided later than its checkpoint is applied to it."""
+    def resumed(self, step: int, states: Iterable[object], *, timed: bool = False) -> None:
+        """The training goes on after `step`: later decisions are applied to it. timed: its loaders are, elsewhere."""
         self._step = step
         states = list(states)
-        self.signals.follow_loaders(states)
+        self.signals.follow_loaders(() if timed else states)
         for told in self._rollbacks.made_up_for(self._offer.knobs, states):
             self._teller.decided({**told, "revision": self.engine.revision, "step": step})
         if self._gathering is None:

@@ -35,6 +35,8 @@ class Teller:
         self._said_at = -math.inf
         self.send: Send | None = None
         """None: there is no agent."""
+        self.odd_one = 0
+        """Of several processes, the one that reported what is not finite, in what is looked at now."""
 
     @property
     def hears(self) -> bool:
@@ -51,6 +53,8 @@ class Teller:
         if not self._first:
             return
         decision["operands"] = dict(list(decision.get("operands", {}).items())[:MAX_OPERANDS])
+        if self.odd_one and any(_odd(value) for value in decision["operands"].values()):
+            decision["rank"] = self.odd_one
         decision["message"] = str(decision.get("message", ""))[:MAX_TOLD_CHARS]
         if (epoch := self._epoch_at(decision["step"])) is not None:
             decision["training_epoch"] = epoch
@@ -99,6 +103,11 @@ class Teller:
             return
         self._said_at = now
         self.say({"type": "rule_statuses", "statuses": _fitting(found())})
+
+
+def _odd(value: object) -> bool:
+    """As the engine tells it: what is not finite is a text."""
+    return isinstance(value, str) or (isinstance(value, float) and not math.isfinite(value))
 
 
 def _fitting(statuses: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:

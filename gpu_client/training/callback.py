@@ -84,8 +84,8 @@ class BatonCallback(TrainerCallback):  # type: ignore[misc]  # transformers is n
         directory = self._session.resume_from if state.global_step else None
         if directory is not None and (directory / STEERING_FILE).exists():
             steering.load_state_dict(json.loads((directory / STEERING_FILE).read_text(encoding="utf-8")))
-        steering.resumed(state.global_step, ())
         self._follow(args, more.get("train_dataloader"), directory)
+        steering.resumed(state.global_step, self._loaders.values(), timed=True)
         self._show_losses(args)
         return control
 

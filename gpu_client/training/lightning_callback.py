@@ -124,7 +124,7 @@ class BatonCallback(Callback):  # type: ignore[misc]  # lightning is not followe
         if self._step and self._loaded.get("steering"):
             steering.load_state_dict(self._loaded["steering"])
         self._loaded = {}
-        steering.resumed(self._step, ())
+        steering.resumed(self._step, _endless(loaders), timed=True)
         if callable(self._handler) and threading.current_thread() is threading.main_thread():
             # Lightning would leave at once, without the checkpoint that the session asks for.
             signal.signal(signal.SIGTERM, self._handler)

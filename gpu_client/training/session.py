@@ -327,7 +327,7 @@ class Session:
         self._directives.checkpoint_written()
         if self._ranks.first:
             self._writer.adopt(step, self._channel.clean_metrics(metrics or {}), staged, kept_as)
-            self.steering.happened("save", step, {})
+        self.steering.happened("save", step, {})
         return final
 
     def resume(self, **stateful: Any) -> int:

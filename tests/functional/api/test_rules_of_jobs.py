@@ -74,6 +74,14 @@ def test_doubts_refuse_nothing_and_are_told(api: Api) -> None:
     assert [one["code"] for one in put(api, job_id, DOUBTFUL).ok()["warnings"]] == ["never_fires"]
 
 
+def test_a_metric_that_is_a_slip_away_from_a_known_one_is_doubted(api: Api) -> None:
+    slip = "rules: [{name: r, when: cots > 5, do: {alert: x}}]"
+    job_id = api.submit(rules=slip)["id"]
+    for warnings in (shown(api, job_id)["warnings"], put(api, job_id, slip + " ").ok()["warnings"]):
+        ((code, remedy),) = [(one["code"], one["remedy"]) for one in warnings]
+        assert code == "doubtful_name" and "cost" in remedy
+
+
 @pytest.mark.parametrize(("bound", "met"), [("1m", True), ("149s", True), ("3m", False)])
 def test_a_silence_that_no_lease_outlives_is_doubted(api: Api, bound: str, met: bool) -> None:
     rules = f"rules: [{{name: silent, when: heartbeat.age > {bound}, do: {{alert: x}}}}]"

@@ -205,8 +205,10 @@ def test_what_takes_the_place_of_one_that_was_wanted_is_kept_by_its_tag(bench: B
     bench.gate.set()
     assert bench.committer.drain()
     assert (bench.tried, bench.tags) == ([1, 3], ["best", "best"])
+    bench.under_way()  # that was 3
     bench.gate.clear()
     bench.offer(4)
+    bench.under_way()
     for step, tag in ((5, "best"), (6, "other"), (7, "")):
         bench.offer(step, tag)
     bench.gate.set()

@@ -266,3 +266,34 @@ def test_what_was_decided_beside_a_stop_is_done_or_told() -> None:
         setup.close()
     told = [("action.applied", ["stop"]), ("action.rejected", ["save"]), ("action.applied", ["alert"])]
     assert outcomes(setups[0]) == told
+
+
+def test_a_decision_names_the_process_whose_value_was_not_finite() -> None:
+    """With many of them it is one machine's memory, say: nobody learnt which."""
+    inf = [1.0, 1.0, float("inf"), 1.0, 1.0]
+    setups = run_together(4, rule("inf", "loss > 100", '{"alert": "x"}'), {0: [1.0] * 5, 2: inf})
+    (fired,) = [one for one in setups[0].agent.of("decision") if one["decision"] == "rule.fired"]
+    assert (fired["step"], fired["rank"], fired["operands"]) == (3, 2, {"loss": "inf"})
+    setups = run_together(2, rule("high", "loss > 2", '{"alert": "x"}'), {0: [1.0, 3.0, 3.0]})
+    (fired,) = [one for one in setups[0].agent.of("decision") if one["decision"] == "rule.fired"]
+    assert "rank" not in fired, "all of them together: the first one speaks"
+
+
+def test_a_batch_is_skipped_where_the_loop_said_that_it_can() -> None:
+    text = rule("spike", "loss > 2", "skip_batch", cooldown="1 steps")
+    alone = Setup(text)
+    alone.steering.offer(skip_batch=True)
+    unwanted = []
+    for step, loss in enumerate([1.0, 3.0, 1.0], 1):
+        alone.report(step, loss=loss)
+        unwanted.append((alone.steering.batch_unwanted, alone.steering.batch_unwanted))
+    assert unwanted == [(False, False), (True, False), (False, False)], "asking takes note of it"
+    setups = ranks(2, text)
+    for setup in setups:
+        setup.steering.offer(skip_batch=True)
+    for step in range(1, 5):
+        for setup in setups:
+            setup.report(step, loss=3.0)
+        agree(setups)
+        assert not any(setup.steering.batch_unwanted for setup in setups), "it was applied two steps ago"
+    assert ("action.rejected", ["skip_batch"]) in outcomes(setups[0])

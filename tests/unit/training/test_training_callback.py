@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 
+from gpu_client.controller.rolling_back import Rollbacks
 from gpu_client.controller.signals import Signals
 from gpu_client.controller.steering import Steering
 from gpu_client.training import Session
@@ -257,3 +258,18 @@ def test_an_evaluation_says_how_far_it_is(start: Callable[..., Session]) -> None
     assert said[:4] == [("evaluation", 1, 2), ("evaluation", 2, 2)] * 2
     assert [(name, total) for name, _, total in said[4:]] == [("evaluation", 0)] * 2, "its length is not known"
     assert said[4][1] < said[5][1]
+
+
+def test_behind_a_rollback_the_rate_is_lower_and_batches_that_cannot_be_skipped_are_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    rules = "rules: [{name: r, when: loss > 99, do: stop}]"
+    how: dict[str, Any] = {"save_strategy": "steps", "save_steps": 1, "lr_scheduler_type": "constant"}
+    Trained(tmp_path, rules, [1.0] * 4, kill_at=2, **how)
+    begin = Rollbacks.begin
+    back = [{"number": 1, "rule": "r", "skip": 2, "lr_factor": 0.5}]
+    monkeypatch.setattr(Rollbacks, "begin", lambda self, known: begin(self, back))
+    second = Trained(tmp_path, rules, [1.0] * 4, resume=True, **how)
+    rates = [one["learning_rate"] for one in second.logged if "learning_rate" in one]
+    assert rates == pytest.approx([0.05, 0.05])
+    assert "action.failed r: learning rate times 0.5; 2 batches are not skipped: no state has skip" in caplog.text

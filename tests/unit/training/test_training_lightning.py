@@ -16,6 +16,7 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader
 
+from gpu_client.controller.rolling_back import Rollbacks
 from gpu_client.controller.signals import Signals
 from gpu_client.controller.steering import Steering
 from gpu_client.training import BatchSampler, ResumableLoader, Session
@@ -399,3 +400,19 @@ def test_a_checkpoint_of_somebody_elses_callback_has_none_of_it(tmp_path: Path) 
     trained.trainer.save_checkpoint(tmp_path / "own.ckpt", weights_only=False)
     callbacks = torch.load(tmp_path / "own.ckpt", weights_only=True)["callbacks"]
     assert json.dumps(callbacks).count("random") == 0
+
+
+def test_behind_a_rollback_batches_are_skipped_and_the_rate_is_lower(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The loader was never asked: the bad batches came again."""
+    skipped: list[int] = []
+    monkeypatch.setattr(ResumableLoader, "skip", lambda self, batches: skipped.append(batches))
+    rules = "rules: [{name: r, when: loss > 99, do: stop}]"
+    first = Trained(tmp_path, rules=rules, kill_at=4)
+    begin = Rollbacks.begin
+    back = [{"number": 1, "rule": "r", "skip": 2, "lr_factor": 0.5}]
+    monkeypatch.setattr(Rollbacks, "begin", lambda self, known: begin(self, back))
+    second = Trained(tmp_path, rules=rules)
+    assert skipped == [2] and second.step == STEPS > first.step
+    assert "step 4: action.applied r: learning rate times 0.5; 2 batches skipped" in caplog.text

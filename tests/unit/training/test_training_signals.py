@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -78,3 +79,19 @@ def test_what_is_not_finite_is_said_in_words_and_read_once(start: Callable[..., 
         session.report(2, 100, **metrics)
         assert told["metrics"] == {"lr": 0.5} and told["nonfinite"] == {"loss": "nan", "norm": "-inf"}
         assert [one.reads for one in metrics.values()] == [1, 1, 1], "within the pause between reports nothing is read"
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_every_process_knows_when_another_library_has_saved(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rank: int
+) -> None:
+    """The greatest age of all counts: the others said the time since they began."""
+    monkeypatch.setenv("RANK", str(rank))
+    variables = {"RANK": str(rank), "WORLD_SIZE": "2", "BATON_OUTPUT_DIR": str(tmp_path)}
+    session = Session.start(variables=variables)
+    saved: list[int] = []
+    monkeypatch.setattr(session.steering.signals, "saved", lambda: saved.append(1))
+    (tmp_path / "checkpoint-3").mkdir()
+    session.mark_complete(3)
+    assert saved == [1]
+    session.close()

@@ -289,3 +289,15 @@ def test_a_forked_child_leaves_the_vote_to_its_parent(monkeypatch: pytest.Monkey
     monkeypatch.setattr(os, "getpid", lambda: here() + 1)
     first.close()
     assert heard.rows == []
+
+
+def test_a_step_costs_no_message_that_is_waited_for() -> None:
+    """One process goes on to its next step before the other has ended its own."""
+    training = Training(2)
+    training.take_step()
+    ahead = threading.Thread(target=lambda: training.ranks[0].due(2, on_interval=False))
+    ahead.start()
+    ahead.join(10)
+    assert not ahead.is_alive()
+    assert not training.ranks[1].due(2, on_interval=False)
+    assert not training.take_step()
