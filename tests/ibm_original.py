@@ -96,4 +96,8 @@ def running() -> Iterator[Original]:
     with subprocess.Popen(
         command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environ, cwd=ROOT
     ) as process:
-        yield Original(process)
+        try:
+            yield Original(process)
+        finally:
+            # Not by closing its input: children that tests have forked meanwhile hold that open, too.
+            process.kill()
