@@ -62,8 +62,9 @@ class Gathering:
         """Since the last vote: at most one of them is a step."""
         self._sent: list[Observed] = []
         """What came with the last vote, until that is heard."""
+        self._reads: frozenset[str] = frozenset()
         self._names: Sequence[str] = ()
-        """Of the numbers that were contributed last."""
+        """Of the numbers that were contributed last: those that rules read, in order."""
 
     def hand_in(self, step: int, metrics: Mapping[str, object], *, now: float, logged: bool = False) -> None:
         """What this process reports, once or more often, or not at all: processes need not do alike.
@@ -87,7 +88,8 @@ class Gathering:
 
         Every process asks this at the same moments, under the same rules, and contributes as many.
         """
-        self._names = sorted(engine.reads)
+        if self._reads is not engine.reads:
+            self._reads, self._names = engine.reads, sorted(engine.reads)
         self._sent, self._mine = self._mine, []
         renamed = engine.renamed(next((one.metrics for one in self._sent if one.event in _STEPS), {}))
         values: list[float] = []
@@ -135,7 +137,8 @@ def _reduced(
         said = [row[2 * column + 1] for row in rows if row[2 * column]]
         if not said:
             continue
-        if any(math.isnan(value) for value in said):
+        # At every step: without a generator, and of NaN the sum is NaN.
+        if math.isnan(sum(said)) and any(map(math.isnan, said)):
             found[name] = math.nan
         else:
             found[name] = _REDUCERS[reducers.get(name, "mean")](said)
@@ -143,12 +146,15 @@ def _reduced(
 
 
 def _odd_one(rows: Sequence[Sequence[float]]) -> int:
-    return next((rank for rank, row in enumerate(rows) if not all(map(math.isfinite, row))), 0)
+    for rank, row in enumerate(rows):
+        if not math.isfinite(sum(row)) and not all(map(math.isfinite, row)):
+            return rank
+    return 0
 
 
 def _mean(values: Sequence[float]) -> float:
     """Equal values have themselves as their mean, to the last bit."""
-    return values[0] if all(value == values[0] for value in values) else sum(values) / len(values)
+    return values[0] if values.count(values[0]) == len(values) else sum(values) / len(values)
 
 
 _REDUCERS: Mapping[Reduce, Callable[[list[float]], float]] = {"mean": _mean, "max": max, "min": min, "sum": sum}
