@@ -6,6 +6,7 @@ import json
 import multiprocessing
 import os
 import re
+import signal
 import socket
 import time
 from datetime import timedelta
@@ -43,6 +44,12 @@ class Rate:
     def write(self, value: float) -> None:
         self.value = value
 
+    def state_dict(self) -> dict[str, float]:
+        return {"value": self.value}
+
+    def load_state_dict(self, state: dict[str, float]) -> None:
+        self.value = state["value"]
+
 
 def train(rank: int, size: int, port: int, folder: str, how: dict[str, Any]) -> None:
     """One process; writes what it saw to `<folder>/<rank>.json`."""
@@ -52,13 +59,14 @@ def train(rank: int, size: int, port: int, folder: str, how: dict[str, Any]) -> 
         dist.init_process_group("gloo", rank=rank, world_size=size, timeout=timedelta(seconds=30))
     rules = Path(folder) / "rules.json"
     variables = {"RANK": str(rank), "WORLD_SIZE": str(size), "BATON_OUTPUT_DIR": f"{folder}/output"}
-    session = Session.start(rules=rules if how.get("rules", True) else None, variables=variables)
+    resume = how.get("resume", False)
+    session = Session.start(rules=rules if how.get("rules", True) else None, variables=variables, resume=resume)
     agent, rate = Agent(), Rate()
     if rank == 0 and how.get("agent", True):
         session.steering._teller.send = agent
     session.steering.offer(knobs={"lr": rate})
     seen, ended_at = [], 0
-    for step in range(1, STEPS + 1):
+    for step in range(session.resume(rate=rate) + 1, STEPS + 1):
         if rank == 0 and step == how.get("live_at"):
             session.steering.receive({"type": "rules", "revision": 5, "text": json.dumps(RULES)})
             session.steering.receive(command(1, "set", knob="lr", factor=0.25))
@@ -66,25 +74,30 @@ def train(rank: int, size: int, port: int, folder: str, how: dict[str, Any]) -> 
         reports = 0 if rank in how.get("silent", ()) else 2 if rank in how.get("twice", ()) else 1
         for _ in range(reports):
             session.report(step, STEPS, loss=loss, **({"mine": step} if rank == how.get("own") else {}))
-        if session.checkpoint_due(step):
-            session.checkpoint(step, rate=torch.Generator())
+        if session.checkpoint_due(step, how.get("every")):
+            session.checkpoint(step, rate=rate, must=True)
         if rank == 0 and step % 4 == 0:
             session.steering.evaluated(step, loss=LOSSES[step - 1])
         ended_at = step
         seen.append([rate.value, session.steering.engine.revision])
         if session.should_stop:
             break
+        if step == how.get("killed_after"):
+            tell(folder, rank, fired=agent.fired(), seen=seen)
+            os.kill(os.getpid(), signal.SIGKILL)
     session.close()
-    Path(folder, f"{rank}.json").write_text(
-        json.dumps({"fired": agent.fired(), "ended_at": ended_at, "seen": seen, "finishing": session.finishing})
-    )
+    tell(folder, rank, fired=agent.fired(), ended_at=ended_at, seen=seen, finishing=session.finishing)
     if size > 1:
         dist.destroy_process_group()
 
 
+def tell(folder: str, rank: int, **saw: Any) -> None:
+    Path(folder, f"{rank}.json").write_text(json.dumps(saw))
+
+
 def run(folder: Path, size: int, **how: Any) -> list[dict[str, Any]]:
     """What each process saw; fails if one of them does not come to its end."""
-    folder.mkdir()
+    folder.mkdir(exist_ok=True)
     (folder / "rules.json").write_text(json.dumps(how.get("document", RULES)))
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
@@ -101,7 +114,7 @@ def run(folder: Path, size: int, **how: Any) -> list[dict[str, Any]]:
         if rank.is_alive():
             rank.kill()
             rank.join()
-    assert codes == [0] * size
+    assert codes == [-signal.SIGKILL if "killed_after" in how else 0] * size
     return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(size)]
 
 
@@ -164,3 +177,18 @@ def test_a_live_revision_and_a_command_reach_all_after_the_same_step(tmp_path: P
     assert [seen[1] for seen in ranks[0]["seen"]] == [0] * 6 + [5] * 6
     assert [seen[0] for seen in ranks[0]["seen"]][5:7] == [1.0, 0.25]
     assert ranks[0]["fired"]
+
+
+def test_killed_with_rules_in_force_other_processes_go_on_as_if_they_had_not_been(tmp_path: Path) -> None:
+    """What was under way between the processes when they died is in the checkpoint."""
+    whole = run(tmp_path / "whole", 2, own=0)[0]
+    fired, seen = [], []
+    for size, killed_after in ((2, 4), (3, 7), (2, None)):
+        how: dict[str, Any] = {"resume": bool(seen), "every": 1, "own": 0}
+        if killed_after is not None:
+            how["killed_after"] = killed_after
+        first = run(tmp_path / "killed", size, **how)[0]
+        fired += first["fired"]
+        seen += first["seen"]
+    assert fired == whole["fired"]
+    assert [rate for rate, _ in seen] == [rate for rate, _ in whole["seen"]] != [1.0] * STEPS
