@@ -29,6 +29,7 @@ from transformers.trainer_utils import has_length
 from gpu_client.controller.knobs import LearningRate
 from gpu_client.training import commit, states
 from gpu_client.training.errors import SessionError
+from gpu_client.training.losses import OddLosses
 from gpu_client.training.session import Session
 from gpu_client.training.sources import has_source
 
@@ -53,6 +54,9 @@ class BatonCallback(TrainerCallback):  # type: ignore[misc]  # transformers is n
         """Batches of the evaluation under way."""
         self._loaders: dict[str, Any] = {}
         """That of the training, if it has a state of its own and is told of checkpoints."""
+        self._losses = OddLosses()
+        self._filtered = False
+        """Whether the Trainer waited for each loss, until the session made it log those that are no numbers."""
 
     @property
     def resume_from(self) -> str | None:
@@ -86,7 +90,18 @@ class BatonCallback(TrainerCallback):  # type: ignore[misc]  # transformers is n
             steering.load_state_dict(json.loads((directory / STEERING_FILE).read_text(encoding="utf-8")))
         self._follow(args, more.get("train_dataloader"), directory)
         steering.resumed(state.global_step, self._loaders.values(), timed=True)
-        self._show_losses(args)
+        self._losses.leave()
+        self._show_losses(args, more.get("model"))
+        return control
+
+    def on_train_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
+    ) -> TrainerControl:
+        """Its model and arguments are the script's again."""
+        self._losses.leave()
+        if self._filtered:
+            args.logging_nan_inf_filter = True
+            self._filtered = False
         return control
 
     def on_epoch_begin(
@@ -104,12 +119,17 @@ class BatonCallback(TrainerCallback):  # type: ignore[misc]  # transformers is n
         return control
 
     def on_step_end(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **more: Any
     ) -> TrainerControl:
-        """Report the step; pass on what the session, a rule or a command wants."""
+        """Report the step, and its loss if that is no number; pass on what the session, a rule or a command wants."""
         new = {} if state.epoch is None else {"epoch": state.epoch}
+        if control.should_log and self._session.alone:
+            self._losses.forget()  # the Trainer tells of it next: it is to count once
+        elif (odd := self._losses.of_step()) is not None:
+            new["loss"] = odd
+            self._logged = self._logged | {"loss": odd}
         self._session.report_new(state.global_step, state.max_steps, new, shown=self._logged, event="step")
-        self._show_losses(args)
+        self._show_losses(args, more.get("model"))
         self._obey(state, control)
         self._session.steering.signals.awaiting()
         return control
@@ -209,16 +229,24 @@ class BatonCallback(TrainerCallback):  # type: ignore[misc]  # transformers is n
         self._loaders = {LOADER: loader}
         self._session.sources.follow(self._loaders)
 
-    def _show_losses(self, args: TrainingArguments) -> None:
-        """By default the Trainer logs a loss that is NaN or infinite as if it had not been.
+    def _show_losses(self, args: TrainingArguments, model: Any) -> None:
+        """By default the Trainer logs a loss that is NaN or infinite as if it had not been, and seldom.
 
         All ranks decide alike, by what the job's environment and its rules say: each filters what it adds to the mean.
+        Its filter waits for each loss. To look at them once a step, instead of that, is no dearer; where the script has
+        switched it off, only rules are worth that.
         """
         engine = self._session.steering.engine
         told = bool(self._session.job_id) and PRESET not in engine.presets_off
-        if args.logging_nan_inf_filter and (told or "loss" in engine.reads):
+        read = "loss" in engine.reads
+        if args.logging_nan_inf_filter and (told or read):
             args.logging_nan_inf_filter = False
+            self._filtered = True
             log.info("logging_nan_inf_filter is off: rules or presets read the loss, also when it is no number")
+        if model is not None and (read or (told and self._filtered)):
+            self._losses.watch(model)
+        else:
+            self._losses.leave()
 
 
 def _numbers(logs: dict[str, Any] | None) -> dict[str, float]:

@@ -150,7 +150,7 @@ def test_all_leave_alike_though_only_the_first_has_an_agent(tmp_path: Path, agen
 
 def test_a_trainer_of_two_processes_goes_by_rules_alike_and_sees_the_nan_of_one(tmp_path: Path) -> None:
     """One process with the mean of their losses decides as both do, but three steps earlier: the Trainer logs behind a
-    step what ranks send each other after the next one, and hear after the one after that."""
+    step what ranks send each other after the next one, and hear after the one after that. A NaN comes with its step."""
     nan = float("nan")
     losses = [[1.0, 3.0, 3.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0], [1.0, 5.0, 5.0, 1.0, nan, 1.0, 1.0, 1.0, 1.0]]
     rules = """rules:
@@ -164,11 +164,23 @@ def test_a_trainer_of_two_processes_goes_by_rules_alike_and_sees_the_nan_of_one(
         assert len(ends) == 1, "the same rate after each step, and the same last one"
         ((rates, left),) = (end.splitlines() for end in ends)
         late = 3 * (len(given) - 1)
-        assert json.loads(rates.removeprefix("rates ")) == [1.0] * (2 + late) + [0.5] * (3)
-        assert left == f"left after step {5 + late}: rule"
+        last = 7 if len(given) == 2 else 5
+        assert json.loads(rates.removeprefix("rates ")) == ([1.0] * (2 + late) + [0.5] * 9)[:last]
+        assert left == f"left after step {last}: rule"
         fired = [re.findall(r"rule\.fired (\w+)", text) for text in printed]
         assert fired == [["high", "nan"], []][: len(given)], "the first one decides"
-        assert only_complete(tmp_path / name) == [5 + late]
+        assert only_complete(tmp_path / name) == [last]
+
+
+def test_a_trainer_of_two_processes_that_seldom_logs_sees_the_nan_of_one(tmp_path: Path) -> None:
+    losses = [[1.0] * 12, [1.0] * 3 + [float("nan")] + [1.0] * 8]
+    (tmp_path / "two-rules.yaml").write_text("rules: [{name: nan, when: not isfinite(loss), do: {stop: failed}}]")
+    printed = run_ranks("steered_trainer", tmp_path / "two", losses=losses, logging_steps=500)
+    assert all("left after step 6: rule" in text for text in printed), (
+        "told of with step 4, heard after 5, done after 6"
+    )
+    assert "rule.fired nan" in printed[0] and "rule.fired" not in printed[1]
+    assert only_complete(tmp_path / "two") == [6]
 
 
 def test_a_live_revision_and_a_command_reach_all_after_the_same_step(tmp_path: Path) -> None:

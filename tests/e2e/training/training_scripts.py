@@ -227,8 +227,9 @@ def steered_trainer() -> None:
     session = Session.start(rules=os.environ["BATON_OUTPUT_DIR"] + "-rules.yaml")
     losses = [float(loss) for together in zip(*session.params["losses"], strict=True) for loss in together]
     arguments = TrainingArguments(
-        output_dir=str(session.output_dir), max_steps=len(session.params["losses"][0]), logging_steps=1,
-        per_device_train_batch_size=1, lr_scheduler_type="constant", learning_rate=1.0, save_strategy="no",
+        output_dir=str(session.output_dir), max_steps=len(session.params["losses"][0]),
+        logging_steps=session.params.get("logging_steps", 1), per_device_train_batch_size=1,
+        lr_scheduler_type="constant", learning_rate=1.0, save_strategy="no",
         report_to=[], disable_tqdm=True, use_cpu=True, ddp_backend="gloo", ddp_find_unused_parameters=False,
     )  # fmt: skip
     dataset = [{"x": torch.tensor(loss), "labels": torch.tensor(0.0)} for loss in losses]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Callable
 from functools import partial
@@ -20,6 +19,7 @@ from gpu_client.training import session as session_module
 from tests.unit.controller.controller_kit import Clock
 
 transformers = pytest.importorskip("transformers")
+from trainer_kit import Losses, Trained  # noqa: E402  # it needs transformers
 
 
 def test_what_a_trainer_logs_never_clashes_with_the_report_itself(start: Callable[..., Session]) -> None:
@@ -33,95 +33,6 @@ def test_what_a_trainer_logs_never_clashes_with_the_report_itself(start: Callabl
     assert session._last_report == (3, 10, {"loss": 0.5})
 
 
-class Model(torch.nn.Module):
-    """One weight; its loss is what the batch says."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.weight = torch.nn.Parameter(torch.zeros(1))
-
-    def forward(self, x: torch.Tensor, labels: torch.Tensor | None = None) -> dict[str, torch.Tensor]:
-        return {"loss": (self.weight * 0 + x).sum(), "logits": x}
-
-
-class Losses(torch.utils.data.Dataset):  # type: ignore[type-arg]
-    """Item n is the loss of step n + 1."""
-
-    def __init__(self, losses: list[float]) -> None:
-        self.losses = losses
-
-    def __len__(self) -> int:
-        return len(self.losses)
-
-    def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
-        return {"x": torch.tensor(self.losses[index]), "labels": torch.tensor(0.0)}
-
-
-class Trained:
-    """A Trainer's run under rules, and what was decided in it."""
-
-    def __init__(
-        self, tmp_path: Path, rules: str, losses: list[float], *, resume: bool = False, job: bool = False, **more: Any
-    ) -> None:
-        file = tmp_path / "rules.yaml"
-        file.write_text(rules)
-        variables: dict[str, str] = {}
-        if job:
-            control = tmp_path / "control.json"
-            control.write_text(json.dumps({"rules": {"revision": 1, "text": rules} if rules else None}))
-            variables = {"BATON_JOB_ID": "j1", "BATON_CONTROL": str(control)}
-        from gpu_client.training import BatonCallback
-
-        self.decisions: list[tuple[str, str, int]] = []
-        self.logged: list[dict[str, float]] = []
-        with Session.start(output_dir=tmp_path / "output", rules=file, resume=resume, variables=variables) as session:
-            tell = session.steering.engine._tell
-
-            def told(decision: dict[str, Any]) -> None:
-                self.decisions.append((decision["type"], decision.get("rule", ""), decision["step"]))
-                tell(decision)
-
-            session.steering.engine._tell = told
-            callback = BatonCallback(session)
-            evaluated, others = more.pop("eval_dataset", None), more.pop("callbacks", [])
-            seen = self
-
-            class Look(transformers.TrainerCallback):  # type: ignore[misc]
-                def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-                    if state.global_step == more.get("kill_at"):
-                        control.should_training_stop = True
-
-                def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
-                    seen.logged.append(dict(logs))
-
-            dataset = more.get("dataset", Losses)
-            options = {name: value for name, value in more.items() if name not in ("kill_at", "dataset")}
-            arguments = transformers.TrainingArguments(
-                str(session.output_dir), per_device_train_batch_size=1, learning_rate=0.1, max_steps=len(losses),
-                report_to=[], use_cpu=True, disable_tqdm=True,
-                **{"logging_steps": 1, "save_strategy": "no", "lr_scheduler_type": "linear", **options},
-            )  # fmt: skip
-            trainer = Ordered(
-                Model(),
-                arguments,
-                train_dataset=dataset(losses),
-                eval_dataset=evaluated,
-                callbacks=[callback, Look(), *others],
-            )
-            trainer.train(resume_from_checkpoint=callback.resume_from)
-            self.step = trainer.state.global_step
-            self.finishing = session.finishing
-            self.arguments = trainer.args
-
-    def fired(self) -> list[tuple[str, int]]:
-        return [(rule, step) for kind, rule, step in self.decisions if kind == "rule.fired"]
-
-
-class Ordered(transformers.Trainer):  # type: ignore[misc]
-    def _get_train_sampler(self, *_: Any) -> Any:
-        return torch.utils.data.SequentialSampler(self.train_dataset)
-
-
 NAN = "rules: [{name: nan, when: not isfinite(loss), do: {stop: failed}}]"
 
 
@@ -129,13 +40,13 @@ def test_a_nan_is_seen_at_its_step_though_the_trainer_would_filter_it(tmp_path: 
     """The Trainer logs 0.0 for it: `loss < 1` would have called the training good."""
     trained = Trained(tmp_path, NAN, [1.0, 1.0, float("nan"), 1.0, 1.0])
     assert trained.fired() == [("nan", 3)] and trained.step == 3 and not trained.finishing
-    assert not trained.arguments.logging_nan_inf_filter
+    assert trained.filtered == {False}
     assert (tmp_path / "output" / "checkpoint-3" / "baton.json").is_file()
 
 
 def test_without_a_job_and_a_rule_on_the_loss_the_filter_stays(tmp_path: Path) -> None:
     trained = Trained(tmp_path, "rules: [{name: r, when: step >= 2, do: stop}]", [1.0] * 5)
-    assert trained.arguments.logging_nan_inf_filter and trained.finishing and trained.step == 2
+    assert trained.filtered == {True} and trained.finishing and trained.step == 2
 
 
 @pytest.mark.parametrize(
@@ -144,7 +55,7 @@ def test_without_a_job_and_a_rule_on_the_loss_the_filter_stays(tmp_path: Path) -
 def test_in_a_job_the_filter_is_off_for_the_sake_of_the_preset(tmp_path: Path, rules: str) -> None:
     """On for every job, `preset-nonfinite` was told 0.0 for each loss that was NaN."""
     trained = Trained(tmp_path, rules, [1.0, float("nan"), 1.0], job=True)
-    assert not trained.arguments.logging_nan_inf_filter
+    assert trained.filtered == {False}
     losses = [one["loss"] for one in trained.logged if "loss" in one]
     assert [math.isnan(loss) for loss in losses] == [False, True, True]
 
@@ -152,7 +63,7 @@ def test_in_a_job_the_filter_is_off_for_the_sake_of_the_preset(tmp_path: Path, r
 @pytest.mark.parametrize("off", ["off", "{preset-nonfinite: off}"])
 def test_where_that_preset_is_off_the_filter_stays(tmp_path: Path, off: str) -> None:
     trained = Trained(tmp_path, f"{{presets: {off}, rules: []}}", [1.0, float("nan"), 1.0], job=True)
-    assert trained.arguments.logging_nan_inf_filter
+    assert trained.filtered == {True}
 
 
 def test_how_long_the_trainers_own_loader_was_waited_for_is_known(
@@ -181,7 +92,12 @@ def test_how_long_the_trainers_own_loader_was_waited_for_is_known(
 
     monkeypatch.setattr(Signals, "at_step", looked)
     rules = "rules: [{name: r, when: data.wait > 5 * step.time, do: stop}]"
-    between = {"eval_dataset": Slow([5.0] * 3), "eval_strategy": "steps", "eval_steps": 2, "callbacks": [Busy()]}
+    between = {
+        "eval_dataset": Slow([5.0] * 3),
+        "eval_strategy": "steps",
+        "eval_steps": 2,
+        "callbacks": lambda _: [Busy()],
+    }
     saved = {"save_strategy": "steps", "save_steps": 3, "gradient_accumulation_steps": 2}
     trained = Trained(tmp_path, rules, [3.0] * 4, dataset=lambda losses: Slow(losses * 2), **between, **saved)
     assert trained.step == 4
