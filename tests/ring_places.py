@@ -3,13 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Protocol
 
 import pytest
 
+from contract.names import DATA_BUCKET, RING_SETTINGS
+from contract.rings import is_object
+from functions.domain.rings import RingStore, StoredRing
 from functions.local.emulator import Emulator
+from gpu_client.ring import access
+from tests.api_harness import TENANT
+from tests.emulator import unique
 from tests.ring_bucket import RingBucket
+from tests.served_api import ServedApi, served_api
 
 Change = Callable[[bytes], bytes]
 
@@ -58,16 +66,57 @@ class BucketPlace:
         self._bucket.client.delete_object(Bucket=self._bucket.name, Key=f"rings/one/{key}")
 
 
+class ControlPlanePlace:
+    """A ring with the control plane."""
+
+    def __init__(self, served: ServedApi, name: str) -> None:
+        self.text = f"baton:{name}"
+        self._api, self._name = served.api, name
+
+    def alter(self, key: str, change: Change) -> None:
+        rings, ring = self._found()
+        if key == RING_SETTINGS:
+            rings.begin_removal(ring)
+            rings.forget(ring)
+            assert rings.make(replace(ring, settings=change(ring.settings)))
+        elif is_object(key):
+            data = self._api.context.objects.read(TENANT, DATA_BUCKET, ring.object_key(key))
+            assert data is not None
+            self.lose(key)
+            self._api.put_object(DATA_BUCKET, ring.object_key(key), change(data))
+        else:
+            record = rings.read(ring, [key])[key]
+            assert rings.write(ring, key, change(record.data), version=unique("v"), seen=record.version)
+
+    def lose(self, key: str) -> None:
+        _, ring = self._found()
+        assert is_object(key)
+        self._api.context.objects.delete(TENANT, DATA_BUCKET, ring.object_key(key))
+
+    def _found(self) -> tuple[RingStore, StoredRing]:
+        rings = self._api.context.rings
+        assert rings is not None
+        ring = rings.get(TENANT, self._name)
+        assert ring is not None
+        return rings, ring
+
+
 def place_of(kind: str, request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Place]:
-    """For a fixture: `fs`, or `s3` on the emulated cloud."""
+    """For a fixture: `fs`; `s3` or `api` on the emulated cloud."""
     if kind == "fs":
         yield DirectoryPlace(tmp_path / "ring")
         return
     emulator: Emulator = request.getfixturevalue("emulator")
     monkeypatch: pytest.MonkeyPatch = request.getfixturevalue("monkeypatch")
+    if kind == "api":
+        with served_api(emulator) as served:
+            for name, value in zip((access.URL, access.KEY), served.access(), strict=True):
+                monkeypatch.setenv(name, value)
+            yield ControlPlanePlace(served, unique("ring"))
+        return
     monkeypatch.setenv("AWS_ENDPOINT_URL_S3", emulator.endpoint_url)
     with RingBucket.of(emulator) as bucket:
         yield BucketPlace(bucket)
 
 
-KINDS = ["fs", pytest.param("s3", marks=pytest.mark.emulator)]
+KINDS = ["fs", *(pytest.param(kind, marks=pytest.mark.emulator) for kind in ("s3", "api"))]

@@ -7,23 +7,15 @@ from pathlib import Path
 
 import pytest
 
-from gpu_client.ring import access
 from gpu_client.ring.bench import PlaceBench, sample_of
 from gpu_client.ring.errors import RingMismatch
 from gpu_client.ring.places import make_ring, open_ring
 from gpu_client.ring.settings import RingSettings
-from tests.emulator import unique
 from tests.ring_places import KINDS, place_of
-from tests.served_api import served_api
 
 
-@pytest.fixture(params=[*KINDS, pytest.param("api", marks=pytest.mark.emulator)])
-def place(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    if request.param == "api":
-        with served_api(request.getfixturevalue("emulator")) as served:
-            monkeypatch.setattr(access, "find_access", served.access)
-            yield f"baton:{unique('ring')}"
-        return
+@pytest.fixture(params=KINDS)
+def place(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
     for found in place_of(request.param, request, tmp_path):
         yield found.text
 
