@@ -99,7 +99,15 @@ class Transfer:
 class Trainer:
     """A training process. `act` is called at each look at it, with how often it was looked at; it may end it."""
 
-    def __init__(self, act: Callable[[Trainer, int], object], env: dict[str, str], output: TrainerOutput) -> None:
+    def __init__(
+        self,
+        act: Callable[[Trainer, int], object],
+        env: dict[str, str],
+        output: TrainerOutput,
+        greeted: Callable[[], bool],
+    ) -> None:
+        """`greeted`: whether the agent has heard that somebody is connected."""
+        self._greeted = greeted
         self.env = env
         self.output = output
         self.directory = Path(env["BATON_OUTPUT_DIR"])
@@ -114,6 +122,11 @@ class Trainer:
     def connect(self) -> Channel:
         if self._channel is None:
             self._channel = Channel(self.env["BATON_CHANNEL"], self.directives.append)
+            # Whom it has not heard of yet the agent asks for nothing: it is sent a SIGTERM.
+            until = time.monotonic() + 30
+            while not self._greeted():
+                assert time.monotonic() < until, "the agent does not hear the trainer"
+                time.sleep(0.001)
         return self._channel
 
     def ends(self, status: ExitStatus) -> None:
@@ -167,7 +180,7 @@ class Stage:
             def start(self, command: list[str], env: dict[str, str], cwd: Path, output: TrainerOutput) -> Trainer:
                 if stage.start_error:
                     raise stage.start_error
-                stage.trainers.append(Trainer(stage.act, env, output))
+                stage.trainers.append(Trainer(stage.act, env, output, stage.greeted))
                 return stage.trainers[-1]
 
         def restore(*_: object, **__: object) -> Any:
@@ -203,8 +216,12 @@ class Stage:
 
         monkeypatch.setattr(self.workspace, "write_state", noted)
 
+    def greeted(self) -> bool:
+        steps = self.attempt._steps
+        return steps is not None and steps._channel is not None and bool(steps._channel.hellos())
+
     def make(self, **item: Any) -> JobRun:
-        return JobRun(
+        self.attempt = JobRun(
             self.item(**item),
             client=self.client,  # type: ignore[arg-type]
             transfer=Transfer(),  # type: ignore[arg-type]
@@ -213,6 +230,7 @@ class Stage:
             stop=self.stop,
             claimed_at=time.monotonic(),
         )
+        return self.attempt
 
     def item(self, **fields: Any) -> WorkItem:
         return make_item(**{"stop_grace_s": 8, **fields})
