@@ -43,7 +43,7 @@ MAX_WAITING_ARTIFACTS = 1024
 MAX_WAITING_STEERING = 2048
 MAX_WAITING_REPORTS = 1024
 MAX_WAITING_POINTS = 2048
-SETTLE_S = 1.0
+SETTLE_S = 5.0
 # The kernel's limit is 108 bytes (104 on macOS), the terminating zero included.
 MAX_SOCKET_PATH_BYTES = 100
 # A protocol error is logged this often per server; all are counted.
