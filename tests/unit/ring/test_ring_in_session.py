@@ -85,7 +85,8 @@ def test_what_no_checkpoint_needs_any_more_goes(generator: Generator, tmp_path: 
             generator.put(2)
             if step == 40:
                 break
-    assert max(kept[2:]) == min(kept[2:]) <= 2 * EVERY + 4
+    # The thread that reads ahead may hold one manifest more at any moment; they do not become more and more.
+    assert max(kept[2:]) <= 2 * EVERY + 4
     assert len(generator.ring.store.keys(SAMPLES)) < 8 + 2 * (2 * EVERY + 4)
 
 
