@@ -27,6 +27,7 @@ from gpu_client.training.channel import Channel
 from gpu_client.training.protocol import Directive
 from gpu_client.transport.cancel import CancelEvent, stop_if_set
 from tests.unit.agent.agent_kit import Heart, make_committed, make_item, make_manifest
+from tests.waiting import until
 
 SIGTERMED = ExitStatus(code=None, signal=15, oom_suspected=False, stopped_by_us=True)
 CLEAN = ExitStatus(code=0, signal=None, oom_suspected=False, stopped_by_us=False)
@@ -123,10 +124,7 @@ class Trainer:
         if self._channel is None:
             self._channel = Channel(self.env["BATON_CHANNEL"], self.directives.append)
             # Whom it has not heard of yet the agent asks for nothing: it is sent a SIGTERM.
-            until = time.monotonic() + 30
-            while not self._greeted():
-                assert time.monotonic() < until, "the agent does not hear the trainer"
-                time.sleep(0.001)
+            until(self._greeted, what="the agent's hearing of the trainer", every_s=0.001)
         return self._channel
 
     def ends(self, status: ExitStatus) -> None:
