@@ -18,6 +18,26 @@ from tests.stack import MARK, AgentProcess, clean_environment, marked
 from tests.waiting import until
 
 
+class Gate:
+    """Has a trainer wait behind a step, so that a test may be as late as it likes; `environment` is for its job."""
+
+    def __init__(self, file: Path, step: int) -> None:
+        self._file = file
+        self.environment = {"GATE": str(file)}
+        self.set(step)
+
+    def set(self, step: int) -> None:
+        """Wait behind this step instead."""
+        self.step = step
+        new = self._file.with_suffix(".new")
+        new.write_text(str(step), encoding="utf-8")
+        new.replace(self._file)
+
+    def open(self) -> None:
+        """Wait nowhere any more."""
+        self._file.unlink(missing_ok=True)
+
+
 class Workshop:
     """A test's own queue, workspace and agents."""
 
@@ -64,6 +84,10 @@ class Workshop:
         agent = AgentProcess(variables, self.tmp_path / f"{name}-{len(self.agents)}.log", wrapper=wrapper)
         self.agents.append(agent)
         return agent
+
+    def gate(self, step: int) -> Gate:
+        """Where a job's trainer waits behind this step (tests/e2e/trainers/gate.py)."""
+        return Gate(self.tmp_path / f"gate-{uuid.uuid4().hex[:8]}", step)
 
     def front(self) -> FaultyProxy:
         """A proxy in front of the control plane, for agents that are to see it fail."""

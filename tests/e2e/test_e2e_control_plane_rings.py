@@ -33,12 +33,14 @@ def test_a_killed_generator_costs_at_most_a_sample_and_its_token_ends_with_it(sh
     access = Access(stack.url, stack.keys["admin"])
     settings = RingSettings(cap=SAMPLES, publish_interval_s=0.2, lease_s=10)
     ring = Ring.make(ApiStore(name, access), settings)
+    gate = shop.gate(8)
     job = stack.client.submit(
         JobSubmit(
             command=[sys.executable, str(TRAINERS / "generates.py")],
             queue=name,
             rings=[name],
             outputs=["model.bin"],
+            environment=gate.environment,
             parameters={"ring": name, "samples": SAMPLES, "sample_s": 0.3},
             policy=Policy(heartbeat_interval_s=3, backoff_s=0, avoid_machine_s=0),
         )
@@ -49,6 +51,7 @@ def test_a_killed_generator_costs_at_most_a_sample_and_its_token_ends_with_it(sh
     token = Path(f"/proc/{trainer.pid}/environ").read_bytes().split(b"BATON_RING_TOKEN=")[1].split(b"\0")[0].decode()
     assert Ring.open(ApiStore(name, Access(stack.url, token))).settings == settings
     first.kill_group()
+    gate.open()
     shop.agent("w2")
     stack.wait_for(job.id, JobState.COMPLETE)
     attempts = stack.attempts(job.id)
@@ -84,7 +87,9 @@ def test_generators_by_recipe_need_no_credentials_and_who_gets_a_killed_one_s_jo
     """Two jobs of `generator@1` whose code is their input; the samples go to the bucket by presigned URL."""
     name, access = shop.queue, Access(stack.url, stack.keys["admin"])
     ring = Ring.make(ApiStore(name, access), RingSettings(cap=100, publish_interval_s=0.2, lease_s=10))
-    stack.write(f"{name}/shapes_of_ring.py", (TRAINERS / "shapes_of_ring.py").read_bytes(), "training-data")
+    for code in ("shapes_of_ring.py", "gate.py"):
+        stack.write(f"{name}/{code}", (TRAINERS / code).read_bytes(), "training-data")
+    gate = shop.gate(10)
     repository = TRAINERS.parents[2]
     jobs = [
         stack.client.submit(
@@ -99,7 +104,7 @@ def test_generators_by_recipe_need_no_credentials_and_who_gets_a_killed_one_s_jo
                 },
                 inputs=[InputRef(prefix=f"{name}/")],
                 queue=name,
-                environment={"PYTHONPATH": str(repository)},
+                environment={"PYTHONPATH": str(repository), **gate.environment},
                 policy=Policy(heartbeat_interval_s=3, backoff_s=0, avoid_machine_s=0, stop_grace_s=20, max_failures=1),
             )
         )
@@ -119,6 +124,7 @@ def test_generators_by_recipe_need_no_credentials_and_who_gets_a_killed_one_s_jo
         assert had["BATON_RING_TOKEN"] and "BATON_API_KEY" not in had
         assert not [variable for variable, value in had.items() if variable.startswith("AWS_") and value]
     agents[0].kill_group()
+    gate.open()
     shop.agent("w3", workspace=shop.tmp_path / "w3", environment=nothing)
     ended = [stack.wait_for(job.id, JobState.COMPLETE, JobState.FAILED, timeout_s=120) for job in jobs]
     assert [job.state for job in ended] == [JobState.COMPLETE] * 2, [job.reason for job in ended]

@@ -38,10 +38,12 @@ def test_a_job_survives_its_machine(deployment: Deployment, tmp_path: Path) -> N
     ear = deployment.listen("everything", {"exists": True})
     shop = Workshop(deployment, tmp_path)
     try:
-        job_id = shop.submit("chain.py", {"steps": STEPS, "every": 10, "step_s": 0.2}, heartbeat_interval_s=2)
+        gate, parameters = shop.gate(STEPS // 2), {"steps": STEPS, "every": 10, "step_s": 0.2}
+        job_id = shop.submit("chain.py", parameters, environment=gate.environment, heartbeat_interval_s=2)
         first = shop.agent("w1")
         step = deployment.wait_for_commit(job_id)
         first.kill_group()
+        gate.open()
         second = shop.agent("w2")
         job = deployment.wait_for(job_id, JobState.COMPLETE, JobState.FAILED, timeout_s=180)
         assert job.state is JobState.COMPLETE, second.log()

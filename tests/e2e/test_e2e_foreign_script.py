@@ -23,17 +23,18 @@ from tests.workshop import Workshop
 pytestmark = [pytest.mark.processes, pytest.mark.emulator]
 
 SCRIPT = TRAINERS / "foreign.py"
+GATED = TRAINERS / "gated_foreign.py"
 STEPS, EVERY = 240, 20
 LIMIT_S = 120
 ONE_THREAD = {"OMP_NUM_THREADS": "1", "ACCELERATE_USE_CPU": "true"}
 ACCELERATES_FILES = {"model.safetensors", "optimizer.bin", "scheduler.bin", "random_states_0.pkl"}
 
 
-def command(python: str, data_dir: str, output_dir: str) -> list[str]:
+def command(python: str, data_dir: str, output_dir: str, script: Path = SCRIPT) -> list[str]:
     """As the script's own documentation says."""
     launch = ["-m", "accelerate.commands.launch", "--cpu", "--num_processes=1", "--num_machines=1"]
     return [
-        python, *launch, "--mixed_precision=no", "--dynamo_backend=no", str(SCRIPT),
+        python, *launch, "--mixed_precision=no", "--dynamo_backend=no", str(script),
         f"--train_data_dir={data_dir}",
         f"--output_dir={output_dir}",
         f"--max_train_steps={STEPS}",
@@ -76,14 +77,15 @@ def test_a_script_of_others_is_killed_twice_and_ends_with_the_same_bits(
     assert not re.search(r"baton|gpu_client|contract", SCRIPT.read_text(), re.IGNORECASE)
     stack = shop.stack
     stack.write(f"{shop.queue}/digits.npz", digits, bucket="training-data")
+    gate = shop.gate(100)
     job_id = stack.client.submit(
         JobSubmit(
             recipe="command@1",
-            parameters={"command": command("python", "$BATON_DATA_DIR", "$BATON_OUTPUT_DIR")},
+            parameters={"command": command("python", "$BATON_DATA_DIR", "$BATON_OUTPUT_DIR", GATED)},
             inputs=[InputRef(prefix=f"{shop.queue}/")],
             outputs=["model.safetensors"],
             queue=shop.queue,
-            environment=ONE_THREAD,
+            environment={**ONE_THREAD, **gate.environment},
             policy=Policy(heartbeat_interval_s=2, backoff_s=0, avoid_machine_s=0, max_failures=2),
         )
     ).id
@@ -94,10 +96,12 @@ def test_a_script_of_others_is_killed_twice_and_ends_with_the_same_bits(
     until(lambda: not shop.trainers(), 20, what="the trainer's end")
     after_first = committed(shop, job_id)
 
+    gate.set(180)
     shop.agent("w2", stable_s=0.2)
     stack.wait_for_commit(job_id, after_first + 1)
-    (trainer,) = shop.training(SCRIPT.name)
+    (trainer,) = shop.training(GATED.name)
     os.kill(trainer.pid, signal.SIGKILL)
+    gate.open()
     until(lambda: len(stack.attempts(job_id)) == 3, what="the third attempt")
     after_second = committed(shop, job_id)
 

@@ -7,6 +7,7 @@ import io
 import random
 import re
 import time
+from collections.abc import Mapping
 
 import pytest
 from PIL import Image
@@ -38,13 +39,15 @@ def test_agents_killed_at_random_moments_the_weights_are_bit_identical(shop: Wor
     rng = random.Random(20_240_613)
     stack = shop.stack
     parameters = {"steps": STEPS, "every": 10, "step_s": 0.02}
-    job_id = shop.submit(
-        "chain.py", parameters, heartbeat_interval_s=2, max_interruptions=1000, max_fruitless_interruptions=1000
-    )
-    for _ in range(AGENT_ROUNDS):
+    limits = {"max_interruptions": 1000, "max_fruitless_interruptions": 1000}
+    gate, at_most = shop.gate(0), STEPS // (AGENT_ROUNDS + 1)  # steps of an attempt: none comes to the end
+    job_id = shop.submit("chain.py", parameters, heartbeat_interval_s=2, environment=gate.environment, **limits)
+    for number in range(AGENT_ROUNDS):
+        gate.set((number + 1) * at_most)
         kill_an_agent_at_work(shop, after_s=rng.uniform(0.0, 1.2))
     before = stack.job(job_id)
-    assert before.state in (JobState.RUNNING, JobState.PENDING), "it finished before it was killed often enough"
+    assert before.state in (JobState.RUNNING, JobState.PENDING)
+    gate.open()
     shop.agent("w1")
     job = stack.wait_for(job_id, JobState.COMPLETE, JobState.FAILED, timeout_s=120)
     assert job.state is JobState.COMPLETE
@@ -70,14 +73,18 @@ def test_trainers_killed_at_random_moments_go_on_from_committed_states_bit_for_b
     rng = random.Random(20_261_121)
     stack, steps = shop.stack, 800
     limits = {"max_failures": 1000, "max_node_faults": 1000, "max_fruitless_interruptions": 1000}
-    job_id = shop.submit("chain.py", {"steps": steps, "every": 10, "step_s": 0.01}, heartbeat_interval_s=5, **limits)
+    gate, at_most = shop.gate(0), steps // (TRAINER_ROUNDS + 1)
+    parameters = {"steps": steps, "every": 10, "step_s": 0.01}
+    job_id = shop.submit("chain.py", parameters, heartbeat_interval_s=5, environment=gate.environment, **limits)
     agent = shop.agent("w1")
     killed: set[int] = set()
-    for _ in range(TRAINER_ROUNDS):
+    for number in range(TRAINER_ROUNDS):
+        gate.set((number + 1) * at_most)
         trainer = until(lambda: next((one for one in shop.training() if one.pid not in killed), None), what="a trainer")
         time.sleep(rng.uniform(0.0, 0.5))  # the moment is what is tried here
         killed.add(trainer.pid)
         trainer.kill()
+    gate.open()
     job = stack.wait_for(job_id, JobState.COMPLETE, JobState.FAILED, timeout_s=120)
     assert job.state is JobState.COMPLETE, job.reason
     assert stack.artifact(job_id) == chain(steps)
@@ -105,28 +112,32 @@ def test_real_weights_are_bit_identical_too(shop: Workshop) -> None:
             image.save(file := io.BytesIO(), "PNG")
             stack.write(f"{shop.queue}/{label}/{index}.png", file.getvalue(), bucket="training-data")
 
-    def submit() -> str:
+    def submit(environment: Mapping[str, str]) -> str:
         return shop.submit(
-            "",
+            "gated_digits.py",
             {"steps": 600, "checkpoint_every": 20, "batch_size": 8, "hidden": 8},
-            command=["python", "-m", "gpu_client.training.digits"],
             outputs=("model.safetensors", "predictions.json"),
             inputs=(f"{shop.queue}/",),
+            environment=environment,
         )
 
-    job_id = submit()
-    for _ in range(2):
+    # Killed wherever they are, once they have committed something of their own: the first attempt between the steps 0
+    # and 200, the second between 200 and 400.
+    gate = shop.gate(200)
+    job_id = submit(gate.environment)
+    for begin, end in ((0, 200), (200, 400)):
+        gate.set(end)
         agent = shop.agent("w1")
-        step = stack.wait_for_commit(job_id, 1 + (stack.job(job_id).checkpoint_step or 0))
-        stack.wait_for_step(job_id, step + 1)
+        stack.wait_for_commit(job_id, begin + 1)
         agent.kill_group()
+    gate.open()
     shop.agent("w1")
     assert stack.wait_for(job_id, JobState.COMPLETE, JobState.FAILED).state is JobState.COMPLETE
     attempts = stack.attempts(job_id)
     assert len(attempts) == 3
     assert [bool(attempt.resumed_step) for attempt in attempts] == [False, True, True]
 
-    uninterrupted = submit()
+    uninterrupted = submit({})
     stack.wait_for(uninterrupted, JobState.COMPLETE)
     assert len(stack.attempts(uninterrupted)) == 1
     for path in ("model.safetensors", "predictions.json"):

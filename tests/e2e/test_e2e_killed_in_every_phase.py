@@ -41,10 +41,12 @@ def test_the_same_agent_started_again_hands_the_job_back_at_once(shop: Workshop,
     """The lease is three minutes long: nobody could wait for its end here."""
     stack = shop.stack
     stack.write(f"{shop.queue}/one.txt", b"input", bucket="training-data")
+    gate = shop.gate(STEPS if phase == "uploading" else 25)
     job_id = shop.submit(
         "chain.py",
         {"steps": STEPS, "every": 10, "step_s": 0.03},
         inputs=(f"{shop.queue}/",),
+        environment=gate.environment,
         heartbeat_interval_s=60,
     )
     ends = 1
@@ -67,6 +69,7 @@ def test_the_same_agent_started_again_hands_the_job_back_at_once(shop: Workshop,
     assert len(stack.attempts(job_id)) == ends
     assert stack.job(job_id).state is JobState.RUNNING
     newest = stack.job(job_id).checkpoint_step
+    gate.open()
 
     shop.agent("w1")
     stack.wait_for(job_id, JobState.COMPLETE)
@@ -81,11 +84,13 @@ def test_the_same_agent_started_again_hands_the_job_back_at_once(shop: Workshop,
 
 def test_another_agent_takes_over_when_the_lease_has_run_out(shop: Workshop) -> None:
     stack = shop.stack
-    job_id = shop.submit("chain.py", {"steps": 100, "every": 10, "step_s": 0.05}, heartbeat_interval_s=1)
+    gate, parameters = shop.gate(50), {"steps": 100, "every": 10, "step_s": 0.05}
+    job_id = shop.submit("chain.py", parameters, environment=gate.environment, heartbeat_interval_s=1)
     agent = shop.agent("w1")
     stack.wait_for_commit(job_id)
     agent.kill_group()
     newest = stack.job(job_id).checkpoint_step
+    gate.open()
     shop.agent("w2")
     stack.wait_for(job_id, JobState.COMPLETE)
     first, second = stack.attempts(job_id)
@@ -99,10 +104,12 @@ def test_another_agent_takes_over_when_the_lease_has_run_out(shop: Workshop) -> 
 
 def test_a_damaged_newest_checkpoint_is_passed_over_for_the_one_before(shop: Workshop) -> None:
     stack = shop.stack
-    job_id = shop.submit("chain.py", {"steps": 120, "every": 10, "step_s": 0.03}, heartbeat_interval_s=60)
+    gate, parameters = shop.gate(60), {"steps": 120, "every": 10, "step_s": 0.03}
+    job_id = shop.submit("chain.py", parameters, environment=gate.environment, heartbeat_interval_s=60)
     agent = shop.agent("w1")
     stack.wait_for_commit(job_id, 20)
     agent.kill_group()
+    gate.open()
     newest, before = stack.client.checkpoints(job_id).checkpoints[:2]
     for pack in stack.manifest(newest.manifest_key).packs:
         stack.write(f"packs/{pack.blake3}", bytes(pack.size_bytes))

@@ -32,17 +32,19 @@ def test_what_a_killed_and_resumed_training_saw(
             image = Image.frombytes("L", (8, 8), rng.randbytes(64))
             image.save(file := io.BytesIO(), "PNG")
             stack.write(f"{shop.queue}/{label}/{index}.png", file.getvalue(), bucket="training-data")
+    gate = shop.gate(1000)
     job_id = shop.submit(
-        "",
+        "gated_digits.py",
         {"steps": STEPS, "checkpoint_every": 50, "batch_size": 16, "hidden": 24},
-        command=["python", "-m", "gpu_client.training.digits"],
         outputs=("model.safetensors", "predictions.json"),
         inputs=(f"{shop.queue}/",),
+        environment=gate.environment,
     )
     agent = shop.agent("w1")
     until(lambda: next(client.metric_points(job_id), None), 60, what="the first points")
     stack.wait_for_commit(job_id)
     agent.kill_group()
+    gate.open()
     shop.agent("w2")
     job = stack.wait_for(job_id, JobState.COMPLETE, JobState.FAILED, timeout_s=120)
     assert job.state is JobState.COMPLETE, job.reason

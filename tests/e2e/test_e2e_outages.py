@@ -10,7 +10,7 @@ import pytest
 
 from contract.jobs import AttemptEnd, JobState
 from tests.stack import Stack, chain
-from tests.waiting import until
+from tests.waiting import alive, until
 from tests.workshop import Workshop
 
 pytestmark = [pytest.mark.processes, pytest.mark.emulator]
@@ -96,14 +96,17 @@ def test_a_machine_that_was_paused_until_its_job_moved_on_changes_nothing(shop: 
     """Its trainer goes on meanwhile, writes checkpoints and finishes: the agent wakes up with everything to report."""
     stack = shop.stack
     parameters = {"steps": 100, "every": 10, "step_s": 0.1, "first_step_s": 0.03}
-    job_id = shop.submit("chain.py", parameters, heartbeat_interval_s=1)
+    gate = shop.gate(50)
+    job_id = shop.submit("chain.py", parameters, environment=gate.environment, heartbeat_interval_s=1)
     zombie = shop.agent("w1")
     stack.wait_for_commit(job_id)
+    (its_trainer,) = shop.training()
     zombie.signal(signal.SIGSTOP)
+    gate.open()
     shop.agent("w2")
     until(lambda: stack.job(job_id).epoch == 2, what="the second attempt")
     until(lambda: stack.attempts(job_id)[1].checkpoint_step, what="a commit of the second attempt")
-    until(lambda: len(shop.training()) == 1, what="the end of the zombie's trainer")
+    until(lambda: not alive(its_trainer.pid), what="the end of the zombie's trainer")
     held = stack.job(job_id)
     zombie.signal(signal.SIGCONT)
     until(lambda: "attempt 1: lost" in zombie.log(), what="the zombie's giving up")

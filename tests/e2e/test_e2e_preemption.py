@@ -31,7 +31,8 @@ def test_a_spot_notice_brings_a_last_checkpoint_and_the_next_attempt_begins_ther
     """No signal comes: the notice alone makes the agent leave. It asks for one every five seconds."""
     stack = shop.stack
     parameters = {"steps": 400, "every": 10_000, "first_step_s": 0.05, "step_s": 0.01}
-    job_id = shop.submit("chain.py", parameters, heartbeat_interval_s=2)
+    gate = shop.gate(40)
+    job_id = shop.submit("chain.py", parameters, environment=gate.environment, heartbeat_interval_s=2)
     with MetadataService() as service:
         agent = shop.agent(
             "w1", spot_notices="ec2", environment={"AWS_EC2_METADATA_SERVICE_ENDPOINT": service.url}, max_jobs=5
@@ -39,6 +40,7 @@ def test_a_spot_notice_brings_a_last_checkpoint_and_the_next_attempt_begins_ther
         stack.wait_for_step(job_id, 5)
         service.announce(within_s=100)
         assert agent.wait() == 0
+    gate.open()
     assert stack.job(job_id).state is JobState.PENDING
     shop.agent("w2")
     stack.wait_for(job_id, JobState.COMPLETE)

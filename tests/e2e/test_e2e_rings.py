@@ -20,19 +20,19 @@ from gpu_client.ring.writer import RingWriter
 from tests.control_plane import TRAINERS
 from tests.e2e.trainers.shapes_of_ring import make
 from tests.waiting import until
-from tests.workshop import Workshop
+from tests.workshop import Gate, Workshop
 
 pytestmark = [pytest.mark.processes, pytest.mark.emulator]
 
 
-def generator(shop: Workshop, place: Path, **parameters: Any) -> str:
+def generator(shop: Workshop, place: Path, gate: Gate | None = None, **parameters: Any) -> str:
     """A job that generates; its function is installed, as far as the job knows."""
     job = shop.stack.client.submit(
         JobSubmit(
             recipe="generator@1",
             parameters={"function": "shapes_of_ring:make", "ring": str(place), **parameters},
             queue=shop.queue,
-            environment={"PYTHONPATH": f"{TRAINERS}:{TRAINERS.parents[2]}"},
+            environment={"PYTHONPATH": f"{TRAINERS}:{TRAINERS.parents[2]}", **(gate.environment if gate else {})},
             policy=Policy(heartbeat_interval_s=1, backoff_s=0, avoid_machine_s=0, stop_grace_s=20, max_failures=1),
         )
     )
@@ -60,11 +60,13 @@ def seeds_in(ring: Ring) -> list[int]:
 
 def test_a_generator_that_is_killed_goes_on_elsewhere_and_makes_as_many_as_were_wanted(shop: Workshop) -> None:
     place = shop.tmp_path / "ring"
-    job_id = generator(shop, place, count=60, cap=100, options=["cost_s=0.1"])
+    gate = shop.gate(30)
+    job_id = generator(shop, place, gate, count=60, cap=100, options=["cost_s=0.1"])
     first = agent(shop, "w1")
     shop.stack.wait_for_step(job_id, 5)
     put = open_ring(str(place)).newest().inserted
     first.kill_group()
+    gate.open()
     agent(shop, "w2")
     job = shop.stack.wait_for(job_id, JobState.COMPLETE, JobState.FAILED)
     assert job.state is JobState.COMPLETE, job.reason
@@ -85,10 +87,13 @@ def test_a_generator_that_is_killed_goes_on_elsewhere_and_makes_as_many_as_were_
 
 def test_told_to_leave_a_generator_ends_cleanly_and_the_next_machine_has_it_at_once(shop: Workshop) -> None:
     place = shop.tmp_path / "ring"
-    job_id = generator(shop, place, count=40, cap=100, pack=4, codec="zstd", options=["cost_s=0.1"])
+    gate = shop.gate(20)
+    job_id = generator(shop, place, gate, count=40, cap=100, pack=4, codec="zstd", options=["cost_s=0.1"])
     first = agent(shop, "w1")
     shop.stack.wait_for_step(job_id, 5)
     first.signal(signal.SIGTERM)
+    until(lambda: "SIGTERM received" in first.log(), what="the signal")
+    gate.open()
     first.wait()
     ring = open_ring(str(place))
     left = [found for key in ring.store.keys(SAMPLES) if (found := ObjectId.of_key(key))]
@@ -120,13 +125,17 @@ def test_generators_are_killed_while_a_training_reads_is_killed_and_resumed(shop
     agents = [agent(shop, "g1"), agent(shop, "g2")]
     until(lambda: place.is_dir() and (place / "pointer").exists(), what="the first samples")
     parameters = {"steps": 60, "step_s": 0.05, "ring": str(place), "trace": str(trace), "workers": 1}
-    job_id = shop.submit("ringed.py", parameters, outputs=("end.json",), heartbeat_interval_s=1)
+    gate = shop.gate(40)
+    job_id = shop.submit(
+        "ringed.py", parameters, outputs=("end.json",), environment=gate.environment, heartbeat_interval_s=1
+    )
     trainer = agent(shop, "t1")
     stack.wait_for_commit(job_id, 10)
     agents[0].kill_group()
     agents[0] = agent(shop, "g1")
     stack.wait_for_step(job_id, 22)
     trainer.kill_group()
+    gate.open()
     agent(shop, "t2")
     job = stack.wait_for(job_id, JobState.COMPLETE, JobState.FAILED, timeout_s=120)
     assert job.state is JobState.COMPLETE, job.reason

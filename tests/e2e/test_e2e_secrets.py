@@ -121,9 +121,8 @@ class Run:
             self.secrets[f"{name} key"] = key.split("_", 2)[2]
 
     def _interrupted_job(self, stack: Stack, shop: Workshop) -> None:
-        job = shop.submit(
-            "chain.py", {"steps": STEPS, "every": 10, "step_s": 0.1}, environment={"HF_TOKEN": self._token}
-        )
+        gate, parameters = shop.gate(STEPS - 5), {"steps": STEPS, "every": 10, "step_s": 0.1}
+        job = shop.submit("chain.py", parameters, environment={"HF_TOKEN": self._token, **gate.environment})
         first = shop.agent("w1")
         stack.wait_for_step(job, 1)
         with stack.s3.failing(r"PUT /.*/packs/", 503) as trouble:
@@ -136,6 +135,7 @@ class Run:
         shop.agent("w2", max_jobs=1)
         stack.wait_for_step(job, STEPS // 2)
         self.secrets["second lease token"] = self._lease_token()
+        gate.open()
         assert stack.wait_for(job, JobState.COMPLETE, JobState.FAILED).state is JobState.COMPLETE
         assert stack.artifact(job) == chain(STEPS)
         assert [attempt.end for attempt in stack.attempts(job)] == [AttemptEnd.INTERRUPTED, AttemptEnd.COMPLETE]

@@ -20,7 +20,8 @@ NO_CHECKPOINT_OF_ITS_OWN = {"steps": 200, "every": 10_000, "step_s": 0.02}
 
 def test_sigterm_commits_a_last_checkpoint_and_another_worker_has_the_job_within_seconds(shop: Workshop) -> None:
     stack = shop.stack
-    job_id = shop.submit("chain.py", NO_CHECKPOINT_OF_ITS_OWN, heartbeat_interval_s=60)
+    gate = shop.gate(50)
+    job_id = shop.submit("chain.py", NO_CHECKPOINT_OF_ITS_OWN, environment=gate.environment, heartbeat_interval_s=60)
     agent = shop.agent("w1", max_jobs=5)
     until(lambda: shop.trainers() and stack.job(job_id).epoch == 1, what="the training")
     until(lambda: "training" in agent.log(), what="the training")
@@ -32,6 +33,7 @@ def test_sigterm_commits_a_last_checkpoint_and_another_worker_has_the_job_within
     asked_at = time.monotonic()
     agent.signal(signal.SIGTERM)
     assert agent.wait() == 0
+    gate.open()
     until(lambda: stack.job(job_id).epoch == 2, what="the second attempt")
     assert time.monotonic() - asked_at < 20, "the lease is three minutes long: it was released, not waited for"
     stack.wait_for(job_id, JobState.COMPLETE)
@@ -88,7 +90,8 @@ def test_an_idle_agent_leaves_on_sigterm(shop: Workshop) -> None:
 
 def test_pause_commits_a_checkpoint_and_resume_goes_on_from_it(shop: Workshop) -> None:
     stack = shop.stack
-    job_id = shop.submit("chain.py", NO_CHECKPOINT_OF_ITS_OWN, heartbeat_interval_s=1)
+    gate = shop.gate(50)
+    job_id = shop.submit("chain.py", NO_CHECKPOINT_OF_ITS_OWN, environment=gate.environment, heartbeat_interval_s=1)
     shop.agent("w1")
     stack.wait_for_step(job_id, 5)
     stack.client.pause(job_id)
@@ -97,6 +100,7 @@ def test_pause_commits_a_checkpoint_and_resume_goes_on_from_it(shop: Workshop) -
     assert paused.reason
     assert paused.reason.code == "paused_by_user"
     assert not shop.trainers()
+    gate.open()
     stack.client.resume(job_id)
     stack.wait_for(job_id, JobState.COMPLETE)
     first, second = stack.attempts(job_id)

@@ -68,10 +68,13 @@ def test_a_script_that_knows_nothing_of_us_and_writes_slowly(shop: Workshop) -> 
     """Writing takes longer than a directory has to be left alone: still, only whole checkpoints are committed."""
     stack = shop.stack
     parameters = {"steps": 12, "every": 4, "write_s": 2.0}
-    job_id = shop.submit("plain.py", parameters, heartbeat_interval_s=60)
+    gate = shop.gate(10)
+    job_id = shop.submit("plain.py", parameters, environment=gate.environment, heartbeat_interval_s=60)
     agent = shop.agent("w1", stable_s=0.5)
-    committed = stack.wait_for_commit(job_id)
+    stack.wait_for_commit(job_id)
     agent.kill_group()
+    committed = stack.job(job_id).checkpoint_step
+    gate.open()
     shop.agent("w1", stable_s=0.5)
     stack.wait_for(job_id, JobState.COMPLETE)
     assert stack.artifact(job_id) == str(sum(range(13))).encode()
@@ -128,8 +131,10 @@ def test_two_agents_share_a_machine_and_two_want_one_job(shop: Workshop) -> None
     stack = shop.stack
     first, second = (shop.agent(name) for name in ("w1", "w2"))
     until(lambda: len(list(shop.tmp_path.glob("workspace/slot-*.lock"))) == 2, what="both agents' start")
-    jobs = [shop.submit("chain.py", {"steps": 60, "step_s": 0.05}, heartbeat_interval_s=5) for _ in range(2)]
+    gate, parameters = shop.gate(30), {"steps": 60, "step_s": 0.05}
+    jobs = [shop.submit("chain.py", parameters, environment=gate.environment, heartbeat_interval_s=5) for _ in range(2)]
     until(lambda: [stack.job(job_id).state for job_id in jobs] == [JobState.RUNNING] * 2, what="both at work")
+    gate.open()
     for job_id in jobs:
         stack.wait_for(job_id, JobState.COMPLETE)
         assert len(stack.attempts(job_id)) == 1

@@ -8,6 +8,7 @@ import os
 import time
 from pathlib import Path
 
+import gate
 import numpy as np
 
 from gpu_client.ring.places import open_ring
@@ -22,6 +23,7 @@ with RingWriter(ring, f"epoch-{os.environ['BATON_EPOCH']}") as writer:
         seed = newest.inserted + sum(claim.samples for claim in ring.claims() if not newest.settled(claim.object))
         if seed >= params["samples"]:
             break
+        gate.wait(seed)
         writer.put({"x": np.full(100, float(seed))}, seed=seed)
         print(f"put {seed}")
         time.sleep(params["sample_s"])

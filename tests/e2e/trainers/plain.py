@@ -9,6 +9,8 @@ import shutil
 import time
 from pathlib import Path
 
+import gate
+
 output = Path(os.environ["BATON_OUTPUT_DIR"])
 params = {"every": 5, "step_s": 0.05, "write_s": 0.0, "keep": 99}
 params |= json.loads(Path(os.environ["BATON_PARAMS"]).read_text())
@@ -31,4 +33,5 @@ for step in range(done + 1, params["steps"] + 1):
         for old in range(0, step - params["every"] * (params["keep"] - 1), params["every"]):
             shutil.rmtree(output / f"checkpoint-{old}", ignore_errors=True)
     print(f"step {step}")
+    gate.wait(step)
 (output / "model.bin").write_text(str(total))

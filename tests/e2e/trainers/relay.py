@@ -11,6 +11,8 @@ import sys
 import time
 from pathlib import Path
 
+import gate
+
 from gpu_client.training import commit
 from gpu_client.training.channel import Channel
 
@@ -34,6 +36,7 @@ if os.environ["BATON_RESUME_FROM"]:
     digest = (resumed / "state.txt").read_text()
 assert [path.name for path in output.glob("checkpoint-*")] == [f"checkpoint-{done}"] * (done > 0), "no other part's"
 trace(f"{name} from {done}")
+earlier = (params["steps"] + 2) * len(before)  # steps of the job before this part
 channel = Channel(os.environ["BATON_CHANNEL"], lambda directive: None)
 for step in range(done + 1, params["steps"] + 1):
     time.sleep(params["step_s"])
@@ -46,6 +49,7 @@ for step in range(done + 1, params["steps"] + 1):
         commit.write_marker(staged, step, {}, "session", {})
         commit.publish(staged, final)
         channel.checkpoint_written(step, str(final), {})
+    gate.wait(earlier + step)
 (output / f"{name}.bin").write_text(digest)
 trace(f"{name} done")
 channel.close()

@@ -10,6 +10,7 @@ import json
 import time
 from pathlib import Path
 
+import gate
 import torch
 
 from gpu_client.ring.datasets import RingLoader
@@ -37,6 +38,7 @@ def main() -> None:
                     session.checkpoint(step, **state)
                 if session.should_stop:
                     return
+                gate.wait(step)
                 if step >= steps:
                     break
         (session.output_dir / "end.json").write_text(json.dumps({"step": step}), encoding="utf-8")

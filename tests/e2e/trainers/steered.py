@@ -11,6 +11,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+import gate
+
 from gpu_client.controller.knobs import LearningRate
 from gpu_client.training import BatchSampler, Session
 
@@ -55,6 +57,7 @@ def main() -> None:
                     if session.finishing:
                         break
                     return
+                gate.wait(step)
         (session.output_dir / "end.json").write_text(json.dumps({"step": step}), encoding="utf-8")
 
 
