@@ -12,18 +12,23 @@ from typing import Any
 
 import psutil
 
-from tests.control_plane import ControlPlane
+from tests.control_plane import TRAINERS, ControlPlane
 from tests.proxies import FaultyProxy
-from tests.stack import MARK, AgentProcess, clean_environment, marked
+from tests.stack import MARK, ROOT, AgentProcess, clean_environment, marked
 from tests.waiting import until
 
 
 class Gate:
-    """Has a trainer wait behind a step, so that a test may be as late as it likes; `environment` is for its job."""
+    """Has a trainer wait behind a step, so that a test may be as late as it likes.
+
+    `environment` is for a job whose trainer looks at it, `of_sessions` for any that reports to a session.
+    """
 
     def __init__(self, file: Path, step: int) -> None:
         self._file = file
         self.environment = {"GATE": str(file)}
+        held = (TRAINERS / "gated_sessions", TRAINERS, ROOT)
+        self.of_sessions = {**self.environment, "PYTHONPATH": os.pathsep.join(map(str, held))}
         self.set(step)
 
     def set(self, step: int) -> None:

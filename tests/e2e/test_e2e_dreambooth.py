@@ -69,11 +69,12 @@ class Studio:
             "sample_batch_size": 2,
         }
 
-    def submit(self, recipe: str | None = None) -> str:
+    def submit(self, recipe: str | None = None, environment: dict[str, str] | None = None) -> str:
         job = self.shop.stack.client.submit(
             JobSubmit(
                 recipe=recipe or f"dreambooth-lora-{self.kind}@1",
                 parameters=self.parameters,
+                environment=environment or {},
                 queue=self.shop.queue,
                 inputs=[InputRef(prefix=self.prefix, into="instance")],
                 requirements=Requirements(min_vram_gib=0, min_disk_gib=0),
@@ -174,13 +175,16 @@ def bits(tensors: dict[str, torch.Tensor]) -> dict[str, bytes]:
 
 def killed_twice(studio: Studio) -> JobView:
     """A job that lost one machine when its class images were made, and another one while it was trained."""
-    stack, job_id = studio.shop.stack, studio.submit()
+    stack, gate = studio.shop.stack, studio.shop.gate(3)
+    job_id = studio.submit(environment=gate.of_sessions)
     first = studio.machine("m1")
     until(lambda: stack.job(job_id).checkpoint_step is not None, 120, what="the checkpoint of the class images")
     studio.lose(first)
+    gate.set(20)
     second = studio.machine("m2")
     stack.wait_for_commit(job_id, 5, timeout_s=120)
     studio.lose(second)
+    gate.open()
     third = studio.machine("m3")
     job = stack.wait_for(job_id, JobState.COMPLETE, JobState.FAILED, timeout_s=120)
     assert job.state is JobState.COMPLETE, job.reason

@@ -114,8 +114,9 @@ def test_real_weights_are_bit_identical_too(shop: Workshop) -> None:
 
     def submit(environment: Mapping[str, str]) -> str:
         return shop.submit(
-            "gated_digits.py",
+            "",
             {"steps": 600, "checkpoint_every": 20, "batch_size": 8, "hidden": 8},
+            command=["python", "-m", "gpu_client.training.digits"],
             outputs=("model.safetensors", "predictions.json"),
             inputs=(f"{shop.queue}/",),
             environment=environment,
@@ -124,7 +125,7 @@ def test_real_weights_are_bit_identical_too(shop: Workshop) -> None:
     # Killed wherever they are, once they have committed something of their own: the first attempt between the steps 0
     # and 200, the second between 200 and 400.
     gate = shop.gate(200)
-    job_id = submit(gate.environment)
+    job_id = submit(gate.of_sessions)
     for begin, end in ((0, 200), (200, 400)):
         gate.set(end)
         agent = shop.agent("w1")

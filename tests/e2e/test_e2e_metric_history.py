@@ -34,11 +34,12 @@ def test_what_a_killed_and_resumed_training_saw(
             stack.write(f"{shop.queue}/{label}/{index}.png", file.getvalue(), bucket="training-data")
     gate = shop.gate(1000)
     job_id = shop.submit(
-        "gated_digits.py",
+        "",
         {"steps": STEPS, "checkpoint_every": 50, "batch_size": 16, "hidden": 24},
+        command=["python", "-m", "gpu_client.training.digits"],
         outputs=("model.safetensors", "predictions.json"),
         inputs=(f"{shop.queue}/",),
-        environment=gate.environment,
+        environment=gate.of_sessions,
     )
     agent = shop.agent("w1")
     until(lambda: next(client.metric_points(job_id), None), 60, what="the first points")

@@ -6,6 +6,7 @@ import os
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 
 def wait(step: int, unless: Callable[[], object] = lambda: False) -> None:
@@ -17,3 +18,14 @@ def wait(step: int, unless: Callable[[], object] = lambda: False) -> None:
         except FileNotFoundError:
             return
         time.sleep(0.01)
+
+
+def behind_each_report(session: Any) -> None:
+    """Have a class of sessions wait behind each step that is reported."""
+    report = session.report
+
+    def held(self: Any, step: int, *given: Any, **named: Any) -> None:
+        report(self, step, *given, **named)
+        wait(step)
+
+    session.report = held

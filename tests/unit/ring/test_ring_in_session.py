@@ -86,7 +86,8 @@ def test_what_no_checkpoint_needs_any_more_goes(generator: Generator, tmp_path: 
             if step == 40:
                 break
     # The thread that reads ahead may hold one manifest more at any moment; they do not become more and more.
-    assert max(kept[2:]) <= 2 * EVERY + 4
+    # One of each step since the checkpoint, and the newest; the thread that reads ahead may just hold another one.
+    assert set(kept[1:]) <= {EVERY + 1, EVERY + 2}
     assert len(generator.ring.store.keys(SAMPLES)) < 8 + 2 * (2 * EVERY + 4)
 
 
