@@ -50,7 +50,7 @@ class Program:
         root = str(Path(__file__).resolve().parents[3])
         with self.log.open("ab") as log:
             process = subprocess.Popen(
-                [*command, f"--ring={self.place}", *arguments, "--settings", "cap=100", "publish_interval_s=0.05"],
+                [*command, f"--ring={self.place}", *arguments, "--settings", "cap=5000", "publish_interval_s=0.05"],
                 cwd=self.folder,
                 env={**kept, "PYTHONPATH": root, **environment},
                 stdout=log,
