@@ -91,7 +91,7 @@ def test_a_recipe_of_two_steps_is_killed_within_and_between_them(shop: Workshop)
     kill(shop, "w1")
     assert lines(trace) == ["first from 0"]
 
-    gate.set(STEPS + 2 + 1)  # the second part is the third step
+    gate.set(STEPS + 2 + 1)  # behind the second part's first; the part that is left out counts, too
     shop.agent("w2")
     # What is committed beyond the first step's own checkpoints says that it is finished.
     recorded = stack.wait_for_commit(job_id, STEPS + 1)
