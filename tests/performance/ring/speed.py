@@ -22,6 +22,7 @@ LOSSLESS_BYTES = 80 * 1024 * 1024
 """The image in float32 instead."""
 SMALL_BYTES, PACK = 64 * 1024, 32
 OF_RAW = 0.7
+_FILE_BYTES, _PART_BYTES = PAIR_BYTES, 2 * 1024 * 1024
 
 
 def against_raw(scratch: Path, *, rounds: int, samples: int, scale: int = 1) -> list[Figure]:
@@ -36,7 +37,7 @@ def against_raw(scratch: Path, *, rounds: int, samples: int, scale: int = 1) -> 
     for name, sample in cases:
         with PlaceBench(str(scratch), sample, samples) as bench:
             bench.round()
-            turns = [_warmed(bench).round() for _ in range(rounds)]
+            turns = [_warmed(bench, scratch).round() for _ in range(rounds)]
         found += [
             _figure(f"put, {name}", turns, "put_s", "raw_put_s", "new file"),
             _figure(f"verified get, {name}", turns, "get_s", "raw_get_s", "mmap + xxh3"),
@@ -50,25 +51,35 @@ def packed(scratch: Path, *, rounds: int) -> list[Figure]:
     settings = RingSettings(cap=4 * samples, pack=PACK)
     with PlaceBench(str(scratch), sample_of(SMALL_BYTES), samples, settings=settings) as bench:
         bench.round()
-        turns = [_warmed(bench).round() for _ in range(rounds)]
+        turns = [_warmed(bench, scratch).round() for _ in range(rounds)]
     return [
         _figure(f"put, 64 KiB by packs of {PACK}", turns, "put_s", "raw_put_s", "new file", mean=True, at_most=None),
         _figure("verified get, the same", turns, "get_s", "raw_get_s", "mmap + xxh3", mean=True, at_most=None),
     ]
 
 
-def _warmed(bench: PlaceBench) -> PlaceBench:
-    """Have memory at hand for two rounds, of which each puts everything twice.
+def _warmed(bench: PlaceBench, scratch: Path) -> PlaceBench:
+    """Have memory at hand for two rounds, of which each puts everything twice: a program's, and files', which is other.
 
     A virtual machine gives free memory back to its host within seconds. Who writes to it first then waits for the host,
     ten times as long as for the copy, and it is chance whether that is a raw file or a sample.
     """
     wanted = 4 * bench.samples * bench.size_bytes
-    size_bytes = min(wanted, psutil.virtual_memory().available // 4)
+    size_bytes = min(wanted, psutil.virtual_memory().available // 8)
+    part = bytes(_PART_BYTES)
+    files = [scratch / f"warm-{number}" for number in range(-(-size_bytes // _FILE_BYTES))]
     with mmap.mmap(-1, size_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS) as memory:
         touched = np.ndarray(size_bytes, np.uint8, memory)
         touched[:: mmap.PAGESIZE] = 1
         del touched
+        for (
+            path
+        ) in files:  # by parts of the size that samples are written by, as the kernel keeps what is free by sizes
+            with path.open("wb", buffering=0) as file:
+                for _ in range(_FILE_BYTES // _PART_BYTES):
+                    file.write(part)
+    for path in files:
+        path.unlink()
     return bench
 
 
@@ -114,8 +125,8 @@ def against_wirehead(scratch: Path, *, rounds: int, scale: int = 1) -> list[Figu
         wirehead("get", 1)
         bench.round()
         for _ in range(rounds):
-            ours.append(_warmed(bench).round())
-            _warmed(bench)
+            ours.append(_warmed(bench, scratch).round())
+            _warmed(bench, scratch)
             theirs.append((median(wirehead("put", samples)), median(wirehead("get", samples))))
             put, get = zip(*wirehead("ceiling", samples), strict=True)
             alone.append((median(put), median(get)))
