@@ -45,6 +45,8 @@ def _given(**types: str) -> dict[str, Any]:
     return {"required": sorted(types), "properties": {name: {"type": type_} for name, type_ in types.items()}}
 
 
+_QUARANTINED = {"ring": "string", "object": "string", "objects": "integer"}
+"""Fields of a `Decision` of type `ring.quarantined`, and of no other."""
 _BETWEEN_FIELDS: dict[str, dict[str, Any]] = {
     "JobSubmit": {
         "oneOf": [
@@ -74,6 +76,11 @@ _BETWEEN_FIELDS: dict[str, dict[str, Any]] = {
             },
             {"properties": {"kind": {"enum": ["pause", "requeue"]}, "rollback": {"type": "null"}}},
         ]
+    },
+    "Decision": {
+        "if": {"required": ["type"], "properties": {"type": {"const": "ring.quarantined"}}},
+        "then": _given(**_QUARANTINED),
+        "else": {"properties": {name: {"type": "null"} for name in _QUARANTINED}},
     },
     "Chunk": {
         "oneOf": [

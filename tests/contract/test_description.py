@@ -16,6 +16,7 @@ import functions.api
 from contract.errors import ERRORS, ErrorCode
 from contract.manifest import Chunk, Codec
 from contract.names import Scope
+from contract.steering import Decision
 from functions.api.openapi import describe
 from functions.api.routes import ROUTES, Route
 
@@ -61,6 +62,27 @@ def test_the_description_says_what_a_chunk_of_each_codec_has(
             valid = True
         schema = DESCRIPTION["components"]["schemas"]["Chunk"]
         assert jsonschema_rs.is_valid(schema, document) == valid, document
+
+
+@pytest.mark.parametrize("kind", ["ring.quarantined", "rule.error"])
+@pytest.mark.parametrize("given", [(), ("ring", "object", "objects"), ("ring",), ("objects",), ("object", "objects")])
+@pytest.mark.parametrize("absent", ["left out", "null"])
+def test_the_description_says_which_decision_names_an_object_of_a_ring(
+    kind: str, given: tuple[str, ...], absent: str
+) -> None:
+    values = {"ring": "shapes", "object": "samples/1", "objects": 1}
+    named = {name: value for name, value in values.items() if name in given}
+    nulls = dict.fromkeys(values) if absent == "null" else {}
+    decision = {"number": 1, "type": kind, "step": 0, "at": 0, **nulls, **named}
+    try:
+        Decision.model_validate(decision)
+    except ValidationError:
+        valid = False
+    else:
+        valid = True
+    described = {**DESCRIPTION["components"]["schemas"]["Decision"], "components": DESCRIPTION["components"]}
+    assert valid == (len(given) == (3 if kind == "ring.quarantined" else 0))
+    assert jsonschema_rs.is_valid(described, decision) == valid
 
 
 @EVERY_ROUTE
