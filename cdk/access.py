@@ -43,7 +43,6 @@ TAGGING = ("PutObjectTagging",)
 
 _PARTS = ("ListBucketMultipartUploads", "ListMultipartUploadParts")
 _UPLOADS = ("AbortMultipartUpload", "DeleteObject", "GetObject", "ListBucket", "PutObject", *_PARTS)
-_LEASE_SWEEP = ("BatchGetItem", "GetItem", "PutItem", "UpdateItem")
 
 ACCESS: Mapping[str, Access] = {
     "authorizer": Access(tables={"tokens": ("GetItem",), "heartbeats": ("GetItem",)}, buckets={}),
@@ -65,8 +64,7 @@ ACCESS: Mapping[str, Access] = {
             "jobs/timers": ("Query",),
             # Of a group that a rule scales, its jobs.
             "jobs/by_state": ("Query",),
-            "heartbeats": (*_LEASE_SWEEP, "ConditionCheckItem"),
-            "heartbeats/due": ("Query",),
+            "heartbeats": ("ConditionCheckItem", "GetItem", "PutItem", "UpdateItem"),
         },
         buckets={
             DATA: ("GetObject", "ListBucket"),
@@ -110,7 +108,7 @@ ACCESS: Mapping[str, Access] = {
             "jobs/by_state": ("Query",),
             # Of what waits, how long: the index has nothing else.
             "jobs/ready": ("Scan",),
-            "heartbeats": _LEASE_SWEEP,
+            "heartbeats": ("BatchGetItem", "GetItem", "PutItem", "UpdateItem"),
             "heartbeats/due": ("Query",),
         },
         buckets={CHECKPOINTS: ("DeleteObject", "GetObject", "ListBucket")},

@@ -6,12 +6,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from contract.work import WorkQuery
-from functions.api.sweeping import tidy_queue
+from functions.api.sweeping import run_due_timers
 from functions.domain import jobs as rules
 from functions.domain.change import OpenLease
 from functions.domain.claiming import SMALLEST_WINDOW, ClaimWindow, suitable, with_rings
 from functions.domain.errors import FenceBroken, WriteConflict
-from functions.domain.ports import JobStore, LeaseStore, Randomness
+from functions.domain.ports import JobStore, Randomness
 from functions.domain.records import Attempt, Job, Lease
 
 MAX_CONFLICTS = 16
@@ -60,7 +60,6 @@ class _Search:
 
 def claim_next(
     jobs: JobStore,
-    leases: LeaseStore,
     worker: WorkQuery,
     *,
     tenant: str,
@@ -75,9 +74,11 @@ def claim_next(
     """Claim the best job for this worker, by chance among equals; None if there is nothing for it.
 
     `token_sha256`: digest of the lease token; None for a worker of the original orchestrator. `ring_token_sha256`: of
-    the token for the rings that the job may name. When nothing is ready,
-    jobs of the queue whose machine was lost or whose backoff is over are made ready first. Ranks are compared within a
-    shard; the shard to begin with is drawn by chance.
+    the token for the rings that the job may name. When nothing is ready, jobs of the queue whose backoff is over are
+    made ready first. Ranks are compared within a shard; the shard to begin with is drawn by chance.
+
+    Jobs of lost machines are the sweeper's: the index of leases shows nearly all live ones, and a claim cannot read
+    them all to find the lost ones.
     """
     search = _Search(jobs=jobs, worker=worker, tenant=tenant, now=now, original=token_sha256 is None)
 
@@ -97,7 +98,7 @@ def claim_next(
         return None
 
     claimed = from_any_shard()
-    if claimed is None and tidy_queue(jobs, leases, tenant=tenant, queue=worker.queue, now=now):
+    if claimed is None and run_due_timers(jobs, tenant=tenant, queue=worker.queue, now=now):
         claimed = from_any_shard()
     return claimed
 

@@ -1,21 +1,22 @@
 """Ending what ran out: leases of lost machines, backoffs, deadlines.
 
-Called by the sweeper once a minute, and by a claim that finds nothing ready. Every step is conditional, so any number
-of callers may do it at once; what another one did first is left alone.
+Called by the sweeper once a minute; a claim that finds nothing ready runs due timers, too. Every step is conditional,
+so any number of callers may do it at once; what another one did first is left alone.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import ParamSpec, TypeVar
+from typing import NamedTuple, ParamSpec, TypeVar
 
 from contract.jobs import JobState, ReasonCode
 from functions.api.watching import look_at_all, look_at_move
 from functions.domain import jobs as rules
 from functions.domain.change import Change
-from functions.domain.errors import FenceBroken, Refusal, WriteConflict
+from functions.domain.errors import FenceBroken, Refusal, StorageUnavailable, WriteConflict
 from functions.domain.ports import JobStore, LeaseStore
 from functions.domain.reclaiming import Watch, reclaimable, watched
 from functions.domain.records import Attempt, Job, Lease
@@ -25,15 +26,17 @@ P = ParamSpec("P")
 
 logger = logging.getLogger("baton.sweeping")
 
-SWEEP_LIMIT = 1000
-"""Leases and timers ended in one sweep. What is due longest comes first."""
+PAGE = 1000
+"""Leases that are read, and timers that are run, before the sweeper asks the index for more."""
 
-LEASES_LOOKED_AT = 20_000
-"""In one sweep: the index of due leases shows nearly all live ones. Of more, a sweep sees those that have not moved in
-the index for longest; a lost one comes among them within `keys.DUE_BUCKET_S`."""
+RESERVED_S = 5.0
+"""The sweeper begins nothing with less time left: the job under way and the function's answer take some."""
+
+TIMERS_S = 10.0
+"""Kept for due timers while leases are ended."""
 
 TIDY_LIMIT = 25
-"""The same for a claim that finds nothing ready: a worker waits for it."""
+"""Timers for a claim that finds nothing ready: a worker waits for it."""
 
 WAITING_LOOKED_AT = 200
 """Waiting jobs among which the longest wait is looked for, once a minute: some 50 read units. Where more wait than
@@ -44,7 +47,7 @@ MAX_CONFLICTS = 5
 
 @dataclass(frozen=True, kw_only=True)
 class Swept:
-    """What one sweep did. `more` says that a limit was reached: sweep again soon."""
+    """What one sweep did. `more` says that the time was too short for all: sweep again soon."""
 
     reclaimed: int
     timers: int
@@ -56,7 +59,7 @@ class Swept:
     decided: int = 0
     """Of how many of them something was decided."""
     heartbeat_lag_s: int = 0
-    """For how long the oldest lease that ran out has not been taken away, before this sweep."""
+    """For how long the oldest lease that ran out had not been taken away, of those that this sweep has seen."""
     queue_age_s: int = 0
     """How long the job that waits longest could have been claimed; of many, the longest among WAITING_LOOKED_AT."""
 
@@ -65,41 +68,104 @@ class Swept:
         return asdict(self)
 
 
-def sweep(jobs: JobStore, leases: LeaseStore, now: int, *, limit: int = SWEEP_LIMIT) -> Swept:
-    """End the leases and run the timers that are due at `now`, at most `limit` of each."""
+class _Part(NamedTuple):
+    """Result of one part of a sweep."""
+
+    done: int = 0
+    left: int = 0
+    more: bool = False
+    lag_s: int = 0
+
+
+def _unlimited() -> float:
+    return math.inf
+
+
+def _unreported(_: Mapping[str, int]) -> None:
+    """Drop the metrics."""
+
+
+def sweep(
+    jobs: JobStore,
+    leases: LeaseStore,
+    now: int,
+    *,
+    page: int = PAGE,
+    time_left_s: Callable[[], float] = _unlimited,
+    report: Callable[[Mapping[str, int]], None] = _unreported,
+) -> Swept:
+    """End the leases and run the timers that are due at `now`, as many as `time_left_s` allows.
+
+    `report` receives each metric as soon as its value is known: the function may be ended before the sweep is.
+    """
+    queue_age_s = _queue_age_s(jobs, now)
+    report({"QueueAge": queue_age_s})
     watch = keep_watch(leases, now)
     # Before leases that ran out are taken away: a rule may be waiting for a heartbeat that does not come.
     turn = look_at_all(jobs, leases, now)
-    due = leases.due(now, limit=LEASES_LOOKED_AT)
-    lost = [lease for lease in _leases(leases, due) if not lease.closed and lease.expires_at <= now]
-    expired = sorted(lost, key=lambda lease: lease.expires_at)[:limit]
-    reclaimed = sum(by_itself(lease.job_id, reclaim, jobs, leases, lease.job_id, now, watch) for lease in expired)
-    timed = jobs.due_timers(now, limit=limit)
-    timers = sum(by_itself(job_id, run_timer, jobs, job_id, now) for job_id in timed)
+    lost = _end_leases(jobs, leases, now, watch, page=page, time_left_s=time_left_s, report=report)
+    timed = _run_timers(jobs, now, page=page, time_left_s=time_left_s)
     return Swept(
-        reclaimed=reclaimed,
-        timers=timers,
-        left=len(expired) - reclaimed + len(timed) - timers,
-        more=len(due) == LEASES_LOOKED_AT or limit in (len(expired), len(timed)) or turn.more,
+        reclaimed=lost.done,
+        timers=timed.done,
+        left=lost.left + timed.left,
+        more=lost.more or timed.more or turn.more,
         watched=turn.looked_at,
         decided=turn.decided,
-        heartbeat_lag_s=max((now - lease.expires_at for lease in expired), default=0),
-        queue_age_s=_queue_age_s(jobs, now),
+        heartbeat_lag_s=lost.lag_s,
+        queue_age_s=queue_age_s,
     )
 
 
-def tidy_queue(jobs: JobStore, leases: LeaseStore, *, tenant: str, queue: str, now: int) -> int:
-    """The same for one queue, and little of it: how many jobs were changed."""
+def _end_leases(
+    jobs: JobStore,
+    leases: LeaseStore,
+    now: int,
+    watch: Watch,
+    *,
+    page: int,
+    time_left_s: Callable[[], float],
+    report: Callable[[Mapping[str, int]], None],
+) -> _Part:
+    """Give lost machines' jobs back, page by page of the index, which shows nearly all live leases as well."""
+    done = seen = lag_s = 0
+    for job_ids in leases.due_pages(now, size=page):
+        expired = sorted(
+            (lease for lease in _leases(leases, job_ids) if not lease.closed and lease.expires_at <= now),
+            key=lambda lease: lease.expires_at,
+        )
+        if expired:
+            lag_s = max(lag_s, now - expired[0].expires_at)
+            report({"HeartbeatLag": lag_s})
+        for lease in expired:
+            if time_left_s() < RESERVED_S + TIMERS_S:
+                return _Part(done, seen - done, True, lag_s)
+            seen += 1
+            done += by_itself(lease.job_id, reclaim, jobs, leases, lease.job_id, now, watch)
+        if time_left_s() < RESERVED_S + TIMERS_S:
+            return _Part(done, seen - done, True, lag_s)
+    return _Part(done, seen - done, False, lag_s)
+
+
+def _run_timers(jobs: JobStore, now: int, *, page: int, time_left_s: Callable[[], float]) -> _Part:
+    """Run due timers. Those that cannot be run stay first in the index, so a page without progress is the last one."""
     done = 0
-    due = _leases(leases, leases.due(now, limit=TIDY_LIMIT))
-    expired = [lease for lease in due if lease.tenant == tenant and not lease.closed and lease.expires_at <= now]
-    if expired:
-        watch = keep_watch(leases, now)
-        lost = [job for job in _jobs(jobs, [lease.job_id for lease in expired]) if job.queue == queue]
-        done += sum(by_itself(job.id, reclaim, jobs, leases, job.id, now, watch) for job in lost)
+    while True:
+        due, done_before = jobs.due_timers(now, limit=page), done
+        for at, job_id in enumerate(due):
+            if time_left_s() < RESERVED_S:
+                return _Part(done, at - (done - done_before), True)
+            done += by_itself(job_id, run_timer, jobs, job_id, now)
+        left = len(due) - (done - done_before)
+        if len(due) < page or done == done_before:
+            return _Part(done, left, len(due) == page)
+
+
+def run_due_timers(jobs: JobStore, *, tenant: str, queue: str, now: int) -> int:
+    """Run due timers of one queue, among few that are due longest; return how many jobs were changed."""
     timed = _jobs(jobs, jobs.due_timers(now, limit=TIDY_LIMIT))
     waiting = [job for job in timed if (job.tenant, job.queue) == (tenant, queue)]
-    return done + sum(by_itself(job.id, run_timer, jobs, job.id, now) for job in waiting)
+    return sum(by_itself(job.id, run_timer, jobs, job.id, now) for job in waiting)
 
 
 def keep_watch(leases: LeaseStore, now: int) -> Watch:
@@ -174,6 +240,10 @@ def _queue_age_s(jobs: JobStore, now: int) -> int:
         since = jobs.longest_waiting(limit=WAITING_LOOKED_AT)
     except (ValueError, KeyError):
         logger.exception("the age of the queue cannot be told: an item is damaged")
+        since = None
+    except StorageUnavailable:
+        # The index of waiting jobs may be throttled while leases and timers can be read.
+        logger.warning("the age of the queue cannot be told: storage is away", exc_info=True)
         since = None
     return 0 if since is None else max(now - since, 0)
 

@@ -53,7 +53,6 @@ def get_work(context: Context, call: Call) -> list[WorkItem] | list[dict[str, An
     token = context.random.token() if call.lease_aware else None
     claimed = claim_next(
         context.jobs,
-        context.leases,
         call.query,
         tenant=call.tenant,
         key_id=call.principal.key_id,

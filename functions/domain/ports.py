@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Generic, Protocol, TypeVar
 
@@ -182,8 +182,11 @@ class LeaseStore(Protocol):
     def get_many(self, job_ids: Sequence[str]) -> dict[str, Lease]:
         """Those that exist, as they are or were moments ago: who acts upon one looks at it once more."""
 
-    def due(self, now: int, *, limit: int) -> list[str]:
-        """Ids of jobs whose open lease may have run out by `now`. A superset: look at the lease."""
+    def due_pages(self, now: int, *, size: int) -> Iterator[list[str]]:
+        """Yield the ids of jobs whose open lease may have run out by `now`, `size` at a time, none of them empty.
+
+        The pages are a superset: look at the lease. Each page is read when the caller asks for it.
+        """
 
     def watch(self) -> Watch | None:
         """The watch over leases that ran out; None before the first one."""

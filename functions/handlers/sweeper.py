@@ -3,7 +3,7 @@ ended jobs do not keep."""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Protocol
 
 from functions.api.late_retention import run_due_retentions
 from functions.api.sweeping import sweep
@@ -15,9 +15,18 @@ context = build_context()
 metrics = build_metrics()
 
 
-def handler(event: dict[str, Any], lambda_context: object) -> dict[str, Any]:
+class Invocation(Protocol):
+    """Lambda's context argument."""
+
+    def get_remaining_time_in_millis(self) -> int: ...
+
+
+def handler(event: dict[str, Any], lambda_context: Invocation) -> dict[str, Any]:
     """Answer one EventBridge Scheduler event."""
     began_at = context.clock.now()
-    swept = sweep(context.jobs, context.leases, began_at)
-    metrics.put({"QueueAge": swept.queue_age_s, "HeartbeatLag": swept.heartbeat_lag_s})
+
+    def time_left_s() -> float:
+        return lambda_context.get_remaining_time_in_millis() / 1000
+
+    swept = sweep(context.jobs, context.leases, began_at, time_left_s=time_left_s, report=metrics.put)
     return swept.as_dict() | {"retentions": run_due_retentions(context, began_at)}

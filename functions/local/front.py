@@ -79,11 +79,11 @@ class LocalContext:
     log_group_name = "local"
     log_stream_name = "local"
 
-    def __init__(self, function_name: str) -> None:
+    def __init__(self, function_name: str, *, timeout_s: float = HANDLER_TIMEOUT_S) -> None:
         self.function_name = function_name
         self.invoked_function_arn = f"arn:aws:lambda:us-east-1:000000000000:function:{function_name}"
         self.aws_request_id = new_request_id()
-        self._deadline = time.monotonic() + HANDLER_TIMEOUT_S
+        self._deadline = time.monotonic() + timeout_s
 
     def get_remaining_time_in_millis(self) -> int:
         """Milliseconds until the deployed function would be ended. Nothing is ended here."""

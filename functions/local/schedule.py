@@ -9,6 +9,7 @@ from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import Any
 
+from functions.domain.packs import SWEEPER_TIMEOUT_S
 from functions.local.front import LambdaHandler, LocalContext
 from functions.local.running import Background, Stopper
 
@@ -65,6 +66,6 @@ class Schedule(Background):
         """One invocation. Nothing comes out of it: a schedule outlives every failure of what it calls."""
         name = getattr(self._handler, "__name__", type(self._handler).__name__)
         try:
-            self._handler(scheduled_event(self._clock()), LocalContext(name))
+            self._handler(scheduled_event(self._clock()), LocalContext(name, timeout_s=SWEEPER_TIMEOUT_S))
         except Exception:  # the boundary at which Lambda reports a failed invocation
             logger.exception("the scheduled call of %s failed", name)

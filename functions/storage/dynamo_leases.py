@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from botocore.exceptions import ClientError
@@ -70,16 +70,24 @@ class DynamoLeaseStore:
         leases = [from_item(item) for item in get_items(self._client, self._table, wanted, consistent=False)]
         return {lease.job_id: lease for lease in leases}
 
-    def due(self, now: int, *, limit: int) -> list[str]:
-        items = query(
-            self._client,
-            self._table,
-            limit,
-            IndexName="due",
-            KeyConditionExpression="due_pk = :due AND due_at <= :now",
-            ExpressionAttributeValues={":due": {"S": keys.DUE}, ":now": number(now)},
-        )
-        return [item["pk"]["S"] for item in items]
+    def due_pages(self, now: int, *, size: int) -> Iterator[list[str]]:
+        last: Item | None = None
+        while True:
+            items = query(
+                self._client,
+                self._table,
+                size,
+                last,
+                IndexName="due",
+                KeyConditionExpression="due_pk = :due AND due_at <= :now",
+                ExpressionAttributeValues={":due": {"S": keys.DUE}, ":now": number(now)},
+            )
+            if items:
+                yield [item["pk"]["S"] for item in items]
+            if len(items) < size:
+                return
+            # The index holds keys only, so its last item is the place to go on from.
+            last = items[-1]
 
     def watch(self) -> Watch | None:
         item = self._item(keys.WATCH)

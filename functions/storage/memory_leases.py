@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from contract.jobs import Progress
 from contract.work import Directive
@@ -50,9 +50,16 @@ class MemoryLeaseStore:
         with self._state.lock:
             return {job_id: self._state.leases[job_id] for job_id in job_ids if job_id in self._state.leases}
 
-    def due(self, now: int, *, limit: int) -> list[str]:
-        with self._state.lock:
-            return [job_id for _, job_id in self._state.due.up_to(keys.DUE, now, limit)]
+    def due_pages(self, now: int, *, size: int) -> Iterator[list[str]]:
+        last: tuple[int, str] | None = None
+        while True:
+            with self._state.lock:
+                entries = [entry for entry in self._state.due.after(keys.DUE, last, size) if entry[0] <= now]
+            if entries:
+                yield [job_id for _, job_id in entries]
+            if len(entries) < size:
+                return
+            last = entries[-1]
 
     def watch(self) -> Watch | None:
         with self._state.lock:

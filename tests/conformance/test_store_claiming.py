@@ -11,7 +11,7 @@ from contract.jobs import JobState, Policy, Requirements
 from contract.work import WorkQuery
 from functions.api import claiming
 from functions.api.claiming import Claimed, claim_next, peek_next
-from functions.api.sweeping import end_overdue, keep_watch, run_timer, sweep
+from functions.api.sweeping import RESERVED_S, TIMERS_S, end_overdue, keep_watch, run_timer, sweep
 from functions.domain import jobs as rules
 from functions.domain.change import Change
 from functions.domain.claiming import LARGEST_WINDOW, SMALLEST_WINDOW, ClaimWindow
@@ -36,7 +36,7 @@ def ask(cloud: Cloud, *, now: int = NOW, seed: int = 1, **more: Any) -> Claimed 
         "window": ClaimWindow(),
     }
     return claim_next(
-        more.pop("jobs", cloud.jobs), cloud.leases, WorkQuery(**{"machine_id": "m-1", **query}), **{**arguments, **more}
+        more.pop("jobs", cloud.jobs), WorkQuery(**{"machine_id": "m-1", **query}), **{**arguments, **more}
     )
 
 
@@ -140,9 +140,11 @@ def test_a_job_past_its_deadline_is_ended_not_given(cloud: Cloud) -> None:
     assert stored.reason.code == "deadline"
 
 
-def test_a_lost_machines_job_is_given_on_without_any_sweep(cloud: Cloud) -> None:
+def test_a_lost_machines_job_is_given_on_behind_the_sweep(cloud: Cloud) -> None:
     held = claim(cloud, submit(cloud))
+    sweep(cloud.jobs, cloud.leases, held.lease.expires_at - 1)
     assert ask(cloud, now=held.lease.expires_at - 1) is None
+    sweep(cloud.jobs, cloud.leases, held.lease.expires_at)
     claimed = ask(cloud, now=held.lease.expires_at)
     assert claimed is not None
     assert (claimed.job.id, claimed.job.epoch) == (held.job.id, 2)
@@ -151,12 +153,14 @@ def test_a_lost_machines_job_is_given_on_without_any_sweep(cloud: Cloud) -> None
         cloud.leases.heartbeat(held.fence(held.lease.expires_at), None, None)
 
 
-def test_other_queues_are_not_tidied_for_a_claim(cloud: Cloud) -> None:
-    held = [claim(cloud, submit(cloud, queue="other")), claim(cloud, submit(cloud, tenant="other"))]
+def test_a_claim_ends_no_lease_and_leaves_other_queues_alone(cloud: Cloud) -> None:
+    lost = claim(cloud, submit(cloud))
+    others = [submit(cloud, policy=Policy(deadline_at=NOW + 10), **more) for more in ({"queue": "x"}, {"tenant": "x"})]
     assert ask(cloud, now=NOW + 100) is None
-    assert [state_of(cloud, one.job) for one in held] == [JobState.RUNNING] * 2
+    assert state_of(cloud, lost.job) is JobState.RUNNING
+    assert [state_of(cloud, one) for one in others] == [JobState.PENDING] * 2
     swept = sweep(cloud.jobs, cloud.leases, NOW + 101)
-    assert swept.reclaimed == 2
+    assert (swept.reclaimed, swept.timers) == (1, 2)
 
 
 def test_a_job_whose_backoff_is_over_is_given_without_any_sweep(cloud: Cloud) -> None:
@@ -272,7 +276,7 @@ def test_a_sweep_ends_what_ran_out_and_nothing_else(cloud: Cloud) -> None:
         "watched": 0,
         "decided": 0,
         "heartbeat_lag_s": NOW + 95 - lost.lease.expires_at,
-        "queue_age_s": 0,
+        "queue_age_s": 95,
     }
     states = [state_of(cloud, job) for job in (lost.job, alive.job, waiting.job, late)]
     assert states == [JobState.PENDING, JobState.RUNNING, JobState.PENDING, JobState.FAILED]
@@ -281,13 +285,47 @@ def test_a_sweep_ends_what_ran_out_and_nothing_else(cloud: Cloud) -> None:
     assert (again.reclaimed, again.timers, again.left) == (0, 0, 0)
 
 
-def test_a_sweep_is_bounded_and_says_so(cloud: Cloud) -> None:
+def test_a_sweep_goes_on_while_it_has_time(cloud: Cloud) -> None:
     held = [claim(cloud, submit(cloud)) for _ in range(5)]
-    end = NOW + 1000
-    outcomes = [sweep(cloud.jobs, cloud.leases, end, limit=2) for _ in range(4)]
+    late = [submit(cloud, policy=Policy(deadline_at=NOW + 80)) for _ in range(5)]
+    swept = sweep(cloud.jobs, cloud.leases, NOW + 1000, page=2)
+    assert (swept.reclaimed, swept.timers, swept.left, swept.more) == (5, 5, 0, False)
+    assert all(state_of(cloud, one.job) is JobState.PENDING for one in held)
+    assert all(state_of(cloud, job) is JobState.FAILED for job in late)
+
+
+def test_a_sweep_stops_before_its_time_is_over_and_says_so(cloud: Cloud) -> None:
+    held = [claim(cloud, submit(cloud)) for _ in range(5)]
+    outcomes = []
+    for _ in range(4):
+        # Each lease takes a second.
+        left_s = iter(range(int(RESERVED_S + TIMERS_S) + 1, 0, -1))
+        outcomes.append(sweep(cloud.jobs, cloud.leases, NOW + 1000, time_left_s=lambda left=left_s: next(left)))
     assert [one.reclaimed for one in outcomes] == [2, 2, 1, 0]
     assert [one.more for one in outcomes] == [True, True, False, False]
     assert all(state_of(cloud, one.job) is JobState.PENDING for one in held)
+
+
+def test_leases_leave_time_for_timers(cloud: Cloud) -> None:
+    lost = [claim(cloud, submit(cloud)) for _ in range(3)]
+    late = submit(cloud, policy=Policy(deadline_at=NOW + 80))
+    swept = sweep(cloud.jobs, cloud.leases, NOW + 1000, time_left_s=lambda: RESERVED_S + TIMERS_S - 1)
+    assert (swept.reclaimed, swept.timers, swept.more) == (0, 1, True)
+    assert all(state_of(cloud, one.job) is JobState.RUNNING for one in lost)
+    assert state_of(cloud, late) is JobState.FAILED
+
+
+def test_metrics_are_reported_before_a_sweep_that_is_ended(cloud: Cloud) -> None:
+    lost = claim(cloud, submit(cloud))
+    waiting = submit(cloud, queue="elsewhere")
+    told: dict[str, int] = {}
+
+    def ended() -> float:
+        raise TimeoutError("Lambda ends the function")
+
+    with pytest.raises(TimeoutError):
+        sweep(cloud.jobs, cloud.leases, NOW + 1000, time_left_s=ended, report=told.update)
+    assert told == {"QueueAge": NOW + 1000 - waiting.updated_at, "HeartbeatLag": NOW + 1000 - lost.lease.expires_at}
 
 
 def test_after_an_outage_workers_may_prove_their_leases_first(cloud: Cloud) -> None:
@@ -296,8 +334,6 @@ def test_after_an_outage_workers_may_prove_their_leases_first(cloud: Cloud) -> N
     back = NOW + OUTAGE_S + 1
     swept = sweep(cloud.jobs, cloud.leases, back)
     assert (swept.reclaimed, swept.left) == (0, 2)
-    # A claim that finds nothing ready does not take them away either.
-    assert ask(cloud, now=back + 1) is None
     prolonged = cloud.leases.heartbeat(alive.fence(back + 20), None, None)
     duration_s = lost.lease.duration_s
     assert sweep(cloud.jobs, cloud.leases, back + duration_s - 1).reclaimed == 0

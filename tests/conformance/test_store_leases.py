@@ -198,6 +198,11 @@ def test_leases_of_many_jobs_are_read_at_once(cloud: Cloud) -> None:
     assert cloud.jobs.get_many([one.job.id for one in held]) == [one.job for one in held]
 
 
+def due_ids(cloud: Cloud, now: int) -> list[str]:
+    """Return the ids of all due leases in the order of the index."""
+    return [job_id for page in cloud.leases.due_pages(now, size=5) for job_id in page]
+
+
 def test_every_lease_that_ran_out_is_due_and_none_much_too_early(cloud: Cloud) -> None:
     policy = Policy(heartbeat_interval_s=30)
     held: list[Held] = [claim(cloud, submit(cloud, policy=policy), now=NOW + 40 * n) for n in range(12)]
@@ -205,19 +210,31 @@ def test_every_lease_that_ran_out_is_due_and_none_much_too_early(cloud: Cloud) -
         cloud.leases.heartbeat(one.fence(NOW + 450), None, None)
     ends = {one.job.id: one.lease.expires_at for one in held} | {one.job.id: NOW + 540 for one in held[::2]}
     for now in range(NOW - 300, NOW + 700, 50):
-        due = set(cloud.leases.due(now, limit=100))
+        due = set(due_ids(cloud, now))
         assert {job_id for job_id, end in ends.items() if end <= now} <= due
         assert due <= {job_id for job_id, end in ends.items() if end <= now + DUE_BUCKET_S}
-    assert len(cloud.leases.due(NOW + 700, limit=5)) == 5
-    assert set(cloud.leases.due(NOW + 700, limit=5)) < set(ends)
+
+
+def test_due_leases_come_in_pages_which_skip_none_when_leases_end_meanwhile(cloud: Cloud) -> None:
+    held = {one.job.id: one for one in (claim(cloud, submit(cloud)) for _ in range(7))}
+    seen: list[str] = []
+    sizes = []
+    for page in cloud.leases.due_pages(NOW + 700, size=3):
+        sizes.append(len(page))
+        seen += page
+        for one in (held[job_id] for job_id in page):
+            cloud.jobs.apply(rules.interrupt(one.job, one.attempt, one.lease, now=NOW + 700))
+    assert sizes == [3, 3, 1]
+    assert sorted(seen) == sorted(held)
+    assert due_ids(cloud, NOW + 700) == []
 
 
 def test_a_lease_that_ended_is_not_due(cloud: Cloud) -> None:
     held = claim(cloud, submit(cloud))
     end = held.lease.expires_at
-    assert cloud.leases.due(end, limit=5) == [held.job.id]
+    assert due_ids(cloud, end) == [held.job.id]
     cloud.jobs.apply(rules.complete(held.job, held.attempt, held.fence(), artifacts=[], progress=None, now=NOW))
-    assert cloud.leases.due(end, limit=5) == []
+    assert due_ids(cloud, end) == []
 
 
 def test_most_heartbeats_leave_the_index_alone(ministack: Cloud) -> None:
@@ -256,4 +273,4 @@ def test_the_watch_is_kept_by_one(cloud: Cloud) -> None:
     assert not cloud.leases.keep_watch(Watch(seen_at=NOW + 61), seen=first)
     assert cloud.leases.watch() == second
     # It is no lease.
-    assert cloud.leases.due(NOW * 2, limit=5) == []
+    assert due_ids(cloud, NOW * 2) == []

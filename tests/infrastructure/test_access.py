@@ -242,6 +242,7 @@ def work(api: Api) -> None:
     held.post(f"/job/{held.id}/checkpoints/200/urls").ok()
     held.post(f"/job/{held.id}/checkpoints/200/damaged", {"epoch": held.epoch}).ok()
     api.clock.advance(1000)
+    api.sweep()
     again = api.claim(queue="work", machine_id="m-2")
     output = large(2)
     artifacts = {"artifacts": [declared(output, path="model", blake3=blake3(output).hexdigest())]}

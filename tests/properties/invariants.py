@@ -49,10 +49,13 @@ class Checked(Serving):
             assert lease.expires_at == holder.expires_at
             assert (lease.directive == "pause") == job.pause_requested
             if lease.expires_at <= self.now:
-                assert job.id in self.stores.leases.due(self.now, limit=1000)
+                assert job.id in self._due(self.now)
         if not running:
-            assert job.id not in self.stores.leases.due(self.now + 400 * DAY_S, limit=1000)
+            assert job.id not in self._due(self.now + 400 * DAY_S)
             assert not job.pause_requested
+
+    def _due(self, now: int) -> set[str]:
+        return {job_id for page in self.stores.leases.due_pages(now, size=1000) for job_id in page}
 
     def _check_history(self, job: Job) -> None:
         events = all_pages(lambda cursor: self.stores.jobs.events(job.id, limit=100, cursor=cursor))

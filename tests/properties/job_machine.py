@@ -273,7 +273,7 @@ class JobMachine(Checked):
         watch = watched(seen, self.now)
         if watch != seen:
             assert leases.keep_watch(watch, seen=seen)
-        for job_id in leases.due(self.now, limit=1000):
+        for job_id in [job_id for page in leases.due_pages(self.now, size=1000) for job_id in page]:
             lease = leases.get(job_id)
             if lease is not None and reclaimable(lease, watch, self.now):
                 self.write(rules.interrupt(self.job(job_id), self.current(job_id), lease, now=self.now), "interrupt")

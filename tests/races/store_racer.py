@@ -21,7 +21,6 @@ from functions.domain.packs import CondemnPack, Sighting
 from functions.domain.records import PackRecord
 from functions.storage.clients import dynamodb_client
 from functions.storage.dynamo_jobs import DynamoJobStore
-from functions.storage.dynamo_leases import DynamoLeaseStore
 from functions.storage.dynamo_packs import DynamoPackStore
 from functions.storage.dynamo_tokens import DynamoTokenStore
 from tests.conformance.store_kit import NOW, TENANT
@@ -44,14 +43,13 @@ class CountingJobs(DynamoJobStore):
 
 def claim_all(client: Any, order: dict[str, Any], number: int) -> dict[str, Any]:
     """Claim until nothing is ready: what one worker got, and how often it was too late."""
-    jobs, leases = CountingJobs(client, order["prefix"]), DynamoLeaseStore(client, order["prefix"])
+    jobs = CountingJobs(client, order["prefix"])
     random = SeededRandomness(order["seed"] * 1000 + number)
     window = ClaimWindow()
     got: list[list[Any]] = []
     while True:
         claimed = claim_next(
             jobs,
-            leases,
             WorkQuery(machine_id=f"m-{order['seed']}-{number}"),
             tenant=TENANT,
             key_id="k",

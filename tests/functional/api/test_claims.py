@@ -153,6 +153,7 @@ def test_a_lost_machine_is_no_failure(api: Api) -> None:
     held = api.claim()
     held.heartbeat(step=7).ok()
     api.clock.advance(90)
+    api.sweep()
     second = api.claim(machine_id="m-2")
     assert (second.id, second.epoch, second.item["last_step"]) == (held.id, 2, 7)
     view = api.job(held.id)
@@ -171,12 +172,12 @@ def test_a_lost_machine_does_not_hide_behind_live_ones(api: Api) -> None:
     api.clock.advance(89)
     for held in helds.values():
         held.heartbeat().ok()
-    *live, lost = leases.due(api.clock.now() + 90, limit=10)
+    ((*live, lost),) = leases.due_pages(api.clock.now() + 90, size=10)
     api.clock.advance(89)
     for job_id in live:
         helds[job_id].heartbeat().ok()
     api.clock.advance(1)
-    swept = sweep(jobs, leases, api.clock.now(), limit=2)
+    swept = sweep(jobs, leases, api.clock.now(), page=2)
     assert (swept.reclaimed, swept.left, swept.more) == (1, 0, False)
     assert [job_id for job_id in helds if api.job(job_id)["state"] == "pending"] == [lost]
 

@@ -101,6 +101,7 @@ def test_a_lease_that_was_reclaimed(api: Api, held: Held, write: Write) -> None:
 def test_a_stale_epoch(api: Api, held: Held, write: Write) -> None:
     """A machine that slept while its job moved on can change nothing."""
     api.clock.advance(90)
+    api.sweep()
     next_one = api.claim(machine_id="m-2")
     assert (next_one.id, next_one.epoch) == (held.id, 2)
     with api.unchanged():

@@ -77,14 +77,10 @@ def test_a_job_that_failed_for_good(api: Api, ends: Ends) -> None:
     assert ends.take() == [{"AttemptsFailed": 1, "JobsFailed": 1}]
 
 
-@pytest.mark.parametrize("by", ["the sweeper", "a claim"])
-def test_a_dead_attempt_is_told_whoever_takes_it_away(api: Api, ends: Ends, by: str) -> None:
+def test_a_dead_attempt_is_told(api: Api, ends: Ends) -> None:
     held(api)
     api.clock.advance(1000)
-    if by == "the sweeper":
-        api.sweep()
-    else:
-        api.get("/work", query={"machine_id": "m-2"}, headers={"x-lease-aware": "1"}).ok()
+    api.sweep()
     assert ends.take() == [{"DeadAttempts": 1}]
 
 

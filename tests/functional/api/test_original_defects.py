@@ -109,6 +109,7 @@ def test_defect_02_a_node_that_wakes_up_after_its_job_moved_on_changes_nothing(
     upload_id = first.begin(late, token).ok()["uploadId"]
     etag = first.part(late, token, upload_id, b"the first's")
     api.clock.advance(91)
+    api.sweep()
     assert taken(second)["resume_from"] == zip_key(job_id, 50)
     second.checkpoint(job_id, 100, b"the second's").ok()
     first.heartbeat(job_id, first.salad).refused(ErrorCode.JOB_NOT_RUNNING)
@@ -242,6 +243,7 @@ def test_defect_07_pruning_counts_checkpoints_only_and_by_step(api: Api, first: 
     assert api.send("GET", got.headers["location"]).text == "zip 100"
     assert sorted(api.checkpoints(job_id)) == [100, 200, 250, 300]
     api.clock.advance(91)
+    api.sweep()
     assert taken(second)["resume_from"] == zip_key(job_id, 300)
 
 
@@ -269,6 +271,7 @@ def test_defect_08_a_model_whose_complete_was_lost_is_no_checkpoint(
     api.clock.advance(10)
     first.upload(f"jobs/{job_id}/pytorch_lora_weights.safetensors", b"trained").ok()
     api.clock.advance(91)
+    api.sweep()
     assert taken(second)["resume_from"] == zip_key(job_id, 50)
 
 

@@ -316,6 +316,7 @@ def test_a_lost_attempt_completes_nothing(api: Api) -> None:
     held = training(api)
     put_output(api, declare(held, {"model": FILE}).ok(), FILE)
     api.clock.advance(10_000)
+    api.sweep()
     again = api.claim(machine_id="m-2")
     assert again.id == held.id
     declare(held, {"model": FILE}).refused(ErrorCode.LEASE_LOST, "x-lease-token")

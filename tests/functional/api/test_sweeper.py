@@ -1,0 +1,77 @@
+"""The sweeper's function: as much as its time allows, and its metrics although Lambda ends it."""
+
+from __future__ import annotations
+
+import io
+import json
+from typing import Any
+
+import pytest
+
+from functions.api.metrics import Metrics
+from functions.api.sweeping import sweep
+from functions.handlers import sweeper
+from tests.api_harness import Api
+from tests.clouds import memory_cloud
+from tests.conformance.store_kit import NOW, claim, submit
+
+
+class Invocation:
+    """Lambda's context of a call that has `seconds` left, and one less each time that somebody asks."""
+
+    def __init__(self, seconds: float) -> None:
+        self.left_s = seconds
+
+    def get_remaining_time_in_millis(self) -> int:
+        self.left_s -= 1
+        return int(self.left_s * 1000)
+
+
+@pytest.fixture
+def log(api: Api, monkeypatch: pytest.MonkeyPatch) -> io.StringIO:
+    """Put the sweeper on the API's stores, and return what it writes for CloudWatch."""
+    log = io.StringIO()
+    monkeypatch.setattr(sweeper, "context", api.context)
+    monkeypatch.setattr(sweeper, "metrics", Metrics("prod", log, api.clock))
+    return log
+
+
+def metrics_in(log: io.StringIO) -> dict[str, Any]:
+    return {name: value for line in log.getvalue().splitlines() for name, value in json.loads(line).items()}
+
+
+def test_a_fleet_that_is_lost_at_once_is_given_back_in_one_sweep() -> None:
+    cloud = memory_cloud()
+    for _ in range(1100):
+        claim(cloud, submit(cloud))
+    swept = sweep(cloud.jobs, cloud.leases, NOW + 10_000)
+    assert (swept.reclaimed, swept.left, swept.more) == (1100, 0, False)
+    assert len(cloud.members("ready")) == 1100
+
+
+def test_the_sweeper_goes_on_until_its_time_is_over(api: Api, log: io.StringIO) -> None:
+    helds = [api.claim() for _ in range(5) if api.submit()]
+    api.clock.advance(1000)
+    first = sweeper.handler({}, Invocation(18))
+    assert (first["reclaimed"], first["more"]) == (3, True)
+    second = sweeper.handler({}, Invocation(55))
+    assert (second["reclaimed"], second["more"]) == (2, False)
+    assert all(api.job(held.id)["state"] == "pending" for held in helds)
+
+
+def test_metrics_are_written_although_lambda_ends_the_sweeper(
+    api: Api, log: io.StringIO, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    api.submit()
+    api.claim()
+    api.submit(queue="elsewhere")
+    api.clock.advance(1000)
+
+    def ended(change: object) -> None:
+        raise SystemExit("Task timed out after 55.00 seconds")
+
+    monkeypatch.setattr(api.context.jobs, "apply", ended)
+    with pytest.raises(SystemExit):
+        sweeper.handler({}, Invocation(55))
+    told = metrics_in(log)
+    assert (told["QueueAge"], told["HeartbeatLag"]) == (1000, 1000 - 90)
