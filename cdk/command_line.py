@@ -22,8 +22,9 @@ from botocore.exceptions import ConnectionError as NotConnectedError
 
 from cdk import NODE
 from cdk.first_key import NotIssuedError, issue_admin_key
-from cdk.stage import Stage, StageError
+from cdk.stage import READY_SHARDS_TAG, Stage, StageError
 from cdk.store import StoreError, require_store
+from functions.storage.tables import JOBS
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent
@@ -67,6 +68,8 @@ def prepare(command: str, stage: Stage, tenant: str) -> str:
         require_account()
     if command == "admin-key":
         return issue_admin_key(stage, tenant)
+    if command == "deploy":
+        require_no_fewer_shards(stage)
     if command in ("deploy", "check-store"):
         require_store(stage)
     if command == "check-store":
@@ -142,6 +145,30 @@ def require_deployed(stage: Stage) -> None:
         raise ToolError(f"CloudFormation refused: {error}") from error
     except BotoCoreError as error:
         raise ToolError(f"CloudFormation cannot be reached: {error}") from error
+
+
+def require_no_fewer_shards(stage: Stage) -> None:
+    """At least the `ready_shards` that the stage's jobs have been spread over. Raises ToolError.
+
+    Jobs stay in their partition, and workers look for them in the first `ready_shards` only.
+    """
+    tables = botocore.session.get_session().create_client("dynamodb", config=PATIENCE)
+    try:
+        arn = tables.describe_table(TableName=JOBS.name(stage.prefix))["Table"]["TableArn"]
+        pages = tables.get_paginator("list_tags_of_resource").paginate(ResourceArn=arn)
+        tags = {tag["Key"]: tag["Value"] for page in pages for tag in page["Tags"]}
+    except tables.exceptions.ResourceNotFoundException:
+        return
+    except ClientError as error:
+        raise ToolError(f"DynamoDB refused: {error}") from error
+    except BotoCoreError as error:
+        raise ToolError(f"DynamoDB cannot be reached: {error}") from error
+    spread = int(tags.get(READY_SHARDS_TAG, 1))
+    if stage.ready_shards < spread:
+        raise ToolError(
+            f"ready_shards: stage {stage.name!r} has jobs in {spread} partitions; with {stage.ready_shards} no worker"
+            f" would find those of the others. Use -c ready_shards={spread} or more."
+        )
 
 
 def install() -> None:

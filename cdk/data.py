@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from aws_cdk import Duration, RemovalPolicy
+from aws_cdk import Duration, RemovalPolicy, Tags
 from aws_cdk import aws_dynamodb as dynamodb
 from aws_cdk import aws_s3 as s3
 from constructs import Construct
 
 from cdk.acknowledged import ACCESS_LOGS, acknowledge
-from cdk.stage import Stage
+from cdk.stage import READY_SHARDS_TAG, Stage
 from functions.storage.objects import EXPIRING_TAG
-from functions.storage.tables import TABLES, KeySchema
+from functions.storage.tables import JOBS, TABLES, KeySchema
 
 DATA, CHECKPOINTS = "training-data", "training-checkpoints"
 ABANDONED_UPLOAD_DAYS = 7
@@ -50,6 +50,8 @@ class Tables(Construct):
                     projection_type=_PROJECTIONS[index.projection],
                 )
             self.by_suffix[table.suffix] = made
+        if stage.ready_shards > 1:
+            Tags.of(self.by_suffix[JOBS.suffix]).add(READY_SHARDS_TAG, str(stage.ready_shards))
 
 
 class Buckets(Construct):

@@ -36,6 +36,7 @@ class Functions(Construct):
             "BATON_DATA_BUCKET": buckets.physical_names[DATA],
             "BATON_CHECKPOINTS_BUCKET": buckets.physical_names[CHECKPOINTS],
             **_own_store(stage),
+            **({"BATON_READY_SHARDS": str(stage.ready_shards)} if stage.ready_shards > 1 else {}),
             **({} if stage.s3_multipart else {"BATON_MULTIPART": "false"}),
             **({"BATON_SAMPLES_EXPIRE": "true"} if stage.ring_sample_days else {}),
         }

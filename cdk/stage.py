@@ -7,11 +7,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Literal, Self
 
+from functions.api.settings import MAX_READY_SHARDS
+
 LOG_RETENTION_DAYS = (1, 7, 14, 30, 90, 180, 365)
 Target = Literal["lambda", "host"]
 """`lambda`: Amazon's arm64. `host`: the machine that deploys, for an emulated cloud that runs functions itself."""
 
 DEFAULT_STORE_REGION = "auto"
+READY_SHARDS_TAG = "baton-ready-shards"
+"""Of the jobs table: into how many partitions jobs have been spread. Absent means one. The tag outlives the stack with
+the table, so that a later deployment cannot leave jobs behind."""
 
 
 class StageError(Exception):
@@ -36,6 +41,8 @@ class Stage:
     """S3 deletes samples of rings after so many days, whoever still lists them; 0 leaves that to the rings."""
     max_requests_per_s: int = 500
     """The whole API answers 429 beyond it: the limit of a surprise bill."""
+    ready_shards: int = 1
+    """Partitions of each queue's waiting jobs. A live stage may only get more: jobs stay in the partition they have."""
     target: Target = "lambda"
     s3_endpoint: str = ""
     """Any S3-compatible store for data and checkpoints, instead of buckets in this account: `https://host`."""
@@ -62,6 +69,8 @@ class Stage:
             raise StageError(f"log_retention_days: {self.log_retention_days} is not one of {allowed}.")
         if not 1 <= self.max_requests_per_s <= 10_000:
             raise StageError(f"max_requests_per_s: {self.max_requests_per_s} is not within 1 to 10000.")
+        if not 1 <= self.ready_shards <= MAX_READY_SHARDS:
+            raise StageError(f"ready_shards: {self.ready_shards} is not within 1 to {MAX_READY_SHARDS}.")
         if self.ring_sample_days > 3650:
             raise StageError(f"ring_sample_days: {self.ring_sample_days} is not within 0 to 3650.")
         if self.ring_sample_days and self.has_own_store:

@@ -11,6 +11,8 @@ from contract.names import CHECKPOINTS_BUCKET, DATA_BUCKET
 from functions.api.defaults import TABLE_PREFIX
 from functions.domain.retention import LONGEST_URL_LIFE_S
 
+MAX_READY_SHARDS = 64
+
 
 class Settings(BaseModel):
     """What a deployment decides. Each field is the environment variable `BATON_<NAME>`; a bad value fails at start.
@@ -52,8 +54,9 @@ class Settings(BaseModel):
     """URL of the FIFO queue in which events wait for their webhooks; unset means that no webhook is told."""
     webhook_test_origin: str | None = None
     """For tests: an origin, `http://127.0.0.1:8000`, that webhooks may have though it is neither https nor public."""
-    ready_shards: Annotated[int, Field(ge=1, le=64)] = 1
-    """Partitions of each queue's ready index; one carries about 500 claims a second."""
+    ready_shards: Annotated[int, Field(ge=1, le=MAX_READY_SHARDS)] = 1
+    """Partitions of each queue's ready index; one carries about 500 claims a second. More of them are safe at any time;
+    with fewer than before no worker would find the jobs of the others, so `cdk` refuses to deploy fewer."""
     url_life_s: Annotated[int, Field(ge=60, le=LONGEST_URL_LIFE_S)] = 900
     download_token_life_s: Annotated[int, Field(ge=10, le=3600)] = 300
     upload_token_life_s: Annotated[int, Field(ge=10, le=3600)] = 900

@@ -12,6 +12,7 @@ from cdk.access import ACCESS, OF_BUCKET
 from cdk.alarms import ALARMS
 from cdk.api import KEY_SOURCE, LOGGED
 from cdk.functions import TIMEOUT_S
+from cdk.stage import READY_SHARDS_TAG
 from functions.api.metrics import DIMENSION, NAMESPACE, UNITS
 from functions.api.routes import ROUTES
 from functions.api.settings import Settings
@@ -150,6 +151,23 @@ def test_buckets_are_private_encrypted_and_swept(template: Json) -> None:
         denied = [statement["Condition"] for statement in policies[name] if statement["Effect"] == "Deny"]
         assert {"Bool": {"aws:SecureTransport": "false"}} in denied
         assert {"NumericLessThan": {"s3:TlsVersion": 1.2}} in denied
+
+
+def test_waiting_jobs_are_spread_where_the_stage_says_so(template: Json) -> None:
+    """The table remembers over how many partitions, since jobs stay in theirs."""
+    spread = template_of(ready_shards="4")
+    for name in ACCESS:
+        variable = "BATON_READY_SHARDS"
+        given = functions(spread)[name]["Environment"]["Variables"][variable]
+        assert Settings.from_environment({variable: given}).ready_shards == 4
+        assert variable not in functions(template)[name]["Environment"]["Variables"]
+    tagged = {
+        table["Properties"]["TableName"]: tag["Value"]
+        for table in of_type(spread, "AWS::DynamoDB::Table").values()
+        for tag in table["Properties"]["Tags"]
+        if tag["Key"] == READY_SHARDS_TAG
+    }
+    assert tagged == {"baton-test-jobs": "4"}
 
 
 def test_samples_of_rings_expire_where_the_stage_says_so(template: Json) -> None:

@@ -18,8 +18,11 @@ import pytest
 
 from cdk import command_line
 from cdk.bundling import PYTHON_VERSION
-from cdk.stage import Stage, StageError
+from cdk.command_line import ToolError, require_no_fewer_shards
+from cdk.stage import READY_SHARDS_TAG, Stage, StageError
 from functions.local.emulator import Emulator
+from functions.storage.tables import JOBS
+from tests.emulator import unique
 
 ROOT = Path(__file__).parents[2]
 ACCOUNT = {"AWS_ACCESS_KEY_ID": "test", "AWS_SECRET_ACCESS_KEY": "test", "AWS_REGION": "us-east-1"}
@@ -191,6 +194,25 @@ def test_two_commands_at_once_install_the_command_line_once(tmp_path: Path, monk
     assert tries == ["ci"]
 
 
+def test_deploy_refuses_fewer_partitions_than_jobs_have_been_spread_over(
+    emulator: Emulator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stage = unique("s")[:15]
+    tables = emulator.client("dynamodb")
+    tables.create_table(**JOBS.definition(Stage(name=stage).prefix))
+    arn = tables.describe_table(TableName=JOBS.name(Stage(name=stage).prefix))["Table"]["TableArn"]
+    monkeypatch.setenv("AWS_ENDPOINT_URL", emulator.endpoint_url)
+    require_no_fewer_shards(Stage(name=stage))
+    require_no_fewer_shards(Stage(name=stage, ready_shards=64))
+    tables.tag_resource(ResourceArn=arn, Tags=[{"Key": READY_SHARDS_TAG, "Value": "4"}])
+    for enough in (4, 5):
+        require_no_fewer_shards(Stage(name=stage, ready_shards=enough))
+    for fewer in (1, 3):
+        with pytest.raises(ToolError, match=r"jobs in 4 partitions; .* Use -c ready_shards=4 or more\."):
+            require_no_fewer_shards(Stage(name=stage, ready_shards=fewer))
+    require_no_fewer_shards(Stage(name="nowhere"))
+
+
 def test_an_unknown_command_is_refused(tmp_path: Path) -> None:
     done = tool("explode", home=tmp_path)
     assert done.returncode == 2 and "invalid choice: 'explode'" in done.stderr
@@ -211,6 +233,8 @@ def test_settings_come_from_the_context_as_what_they_are() -> None:
         {"disposable": "yes"},
         {"max_requests_per_s": "many"},
         {"max_requests_per_s": "0"},
+        {"ready_shards": "0"},
+        {"ready_shards": "65"},
         {"ring_sample_days": "3651"},
         {"ring_sample_days": "30", **own_store},
     ):

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
+from functions.api.settings import Settings
 from functions.api.sweeping import sweep
-from tests.api_harness import NOW, Api
+from tests.api_harness import NOW, Api, memory_api
 
 A100 = {"vram_gib": "80", "disk_gib": "500", "gpus": "8", "gpu_model": "NVIDIA A100-SXM4-80GB"}
 
@@ -180,6 +182,20 @@ def test_a_lost_machine_does_not_hide_behind_live_ones(api: Api) -> None:
     swept = sweep(jobs, leases, api.clock.now(), page=2)
     assert (swept.reclaimed, swept.left, swept.more) == (1, 0, False)
     assert [job_id for job_id in helds if api.job(job_id)["state"] == "pending"] == [lost]
+
+
+def test_more_partitions_hide_no_job_that_waits_running_or_not() -> None:
+    """Jobs stay in the partition they had when the deployment had fewer."""
+    few = memory_api(settings=Settings(ready_shards=2))
+    waiting = {few.submit()["id"] for _ in range(20)}
+    held = few.claim()
+    many = replace(few, context=replace(few.context, settings=Settings(ready_shards=8)))
+    held.release().ok()
+    spread = {many.submit()["id"] for _ in range(40)}
+    assert {many.context.jobs.get(job_id).shard for job_id in waiting} == {0, 1}  # type: ignore[union-attr]
+    assert {many.context.jobs.get(job_id).shard for job_id in spread} == set(range(8))  # type: ignore[union-attr]
+    assert {many.claim().id for _ in range(60)} == waiting | spread
+    many.no_work()
 
 
 def test_a_job_that_kills_every_machine_is_parked_with_the_reason(api: Api) -> None:
