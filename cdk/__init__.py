@@ -12,3 +12,6 @@ NODE = Path(_WHEEL.origin).parent / "bin" / "node"
 
 # Before aws_cdk is imported anywhere: it starts Node when it is loaded.
 os.environ.setdefault("JSII_NODE", str(NODE))
+# Node would take only the certificate authorities that it brings along, and fail behind a company's proxy where uv and
+# Python succeed. npm and the CDK command line inherit the variable.
+os.environ.setdefault("NODE_USE_SYSTEM_CA", "1")

@@ -22,6 +22,7 @@ from botocore.exceptions import ConnectionError as NotConnectedError
 
 from cdk import NODE
 from cdk.first_key import NotIssuedError, issue_admin_key
+from cdk.npm import NpmError, install_locked
 from cdk.stage import READY_SHARDS_TAG, Stage, StageError
 from cdk.store import StoreError, require_store
 from functions.storage.tables import JOBS
@@ -31,7 +32,6 @@ ROOT = HERE.parent
 TOOLS = ROOT / ".cdk"
 """The command line is installed here; it and its output, a folder for each stage, are ignored by git."""
 CLI = TOOLS / "node_modules" / "aws-cdk" / "bin" / "cdk"
-NPM = NODE.parents[1] / "lib" / "node_modules" / "npm" / "bin" / "npm-cli.js"
 COMMANDS = ("synth", "diff", "deploy", "destroy", "bootstrap", "admin-key", "check-store")
 USAGE_ERROR = 2
 INTERRUPTED = 130
@@ -187,15 +187,10 @@ def _install() -> None:
         return
     (TOOLS / "package.json").write_text((HERE / "package.json").read_text())
     (TOOLS / "package-lock.json").write_text(lock)
-    done = subprocess.run(
-        [str(NODE), str(NPM), "ci", "--no-audit", "--no-fund", "--loglevel=error"],
-        cwd=TOOLS,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    if done.returncode:
-        raise ToolError(f"the CDK command line could not be installed from npm: {done.stderr.strip()[-500:]}")
+    try:
+        install_locked(TOOLS)
+    except NpmError as error:
+        raise ToolError(f"the CDK command line could not be installed from npm: {error}") from error
     # Last: what was interrupted before is begun anew.
     installed.write_text(lock)
 

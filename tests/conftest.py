@@ -30,6 +30,7 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 from tests.alone import turn  # noqa: E402
+from tests.downloads import cdk_command_line, kelpie_packages  # noqa: E402, F401 - fixtures
 from tests.draws import leave_out_constants_of_modules  # noqa: E402
 from tests.emulator import emulator  # noqa: E402, F401 - a fixture
 from tests.reports import without_surrogates  # noqa: E402

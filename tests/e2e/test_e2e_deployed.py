@@ -24,7 +24,7 @@ STEPS = 60
 
 
 @pytest.fixture(scope="module")
-def deployment() -> Iterator[Deployment]:
+def deployment(cdk_command_line: None) -> Iterator[Deployment]:
     """An emulated cloud of its own: what is deployed to it is there for everybody who uses it."""
     with Emulator() as emulator, Deployment(emulator) as deployed:
         yield deployed

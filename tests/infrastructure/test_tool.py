@@ -116,6 +116,7 @@ def test_ctrl_c_before_anything_has_begun_ends_in_one_line(tmp_path: Path) -> No
 
 
 @pytest.mark.processes
+@pytest.mark.usefixtures("cdk_command_line")
 def test_ctrl_c_while_the_cdk_command_line_runs_says_how_to_go_on() -> None:
     out = ROOT / ".cdk" / "out" / "stopped"
     shutil.rmtree(out, ignore_errors=True)
@@ -242,6 +243,7 @@ def test_settings_come_from_the_context_as_what_they_are() -> None:
             Stage.from_context(wrong)
 
 
+@pytest.mark.usefixtures("cdk_command_line")
 def test_the_stack_is_made_without_an_account_and_has_no_findings() -> None:
     """cdk-nag stops the synthesis at any finding that is not acknowledged."""
     done = tool("synth", "--stage", "nobody", home=Path.home())
@@ -257,6 +259,7 @@ def test_the_stack_is_made_without_an_account_and_has_no_findings() -> None:
     assert [plugin["conclusion"] for plugin in report["pluginReports"]] == ["success"], report
 
 
+@pytest.mark.usefixtures("cdk_command_line")
 def test_what_cannot_be_bundled_is_said_in_one_line(tmp_path: Path) -> None:
     offline = {"UV_OFFLINE": "1", "UV_CACHE_DIR": str(tmp_path / "cache")}
     done = tool("synth", "--stage", "offline", home=Path.home(), **offline)

@@ -63,6 +63,7 @@ def test_the_zip(bench: Bench, source: Path, tmp_path: Path) -> None:
     assert content(tmp_path) == content(source)
 
 
+@pytest.mark.usefixtures("kelpie_packages")
 def test_the_mirror(bench: Bench, source: Path, tmp_path: Path) -> None:
     rival = bench.mirror()
     saved = rival.save(source, "one")
@@ -71,6 +72,7 @@ def test_the_mirror(bench: Bench, source: Path, tmp_path: Path) -> None:
     assert min(saved.wall_s, saved.cpu_s, fetched.wall_s, fetched.cpu_s) > 0
 
 
+@pytest.mark.usefixtures("kelpie_packages")
 def test_a_mirror_that_fails_says_why(bench: Bench, tmp_path: Path) -> None:
     with KelpieProcess(bench.url, tmp_path / "log") as process:
         with pytest.raises(RuntimeError, match="NoSuchBucket"):

@@ -10,7 +10,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from cdk import NODE
-from cdk.command_line import NPM
+from cdk.npm import NpmError, install_locked
 from tests.performance.checkpoints.timing import Cost
 
 SOURCE = Path(__file__).with_name("kelpie")
@@ -28,15 +28,10 @@ def install(tools: Path = TOOLS) -> Path:
         return program
     for name in ("package.json", _LOCK):
         shutil.copy(SOURCE / name, tools)
-    done = subprocess.run(
-        [str(NODE), str(NPM), "ci", "--no-audit", "--no-fund", "--loglevel=error"],
-        cwd=tools,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    if done.returncode:
-        raise RuntimeError(f"the SDK of the mirror could not be installed from npm: {done.stderr.strip()[-500:]}")
+    try:
+        install_locked(tools)
+    except NpmError as error:
+        raise RuntimeError(f"the SDK of the mirror could not be installed from npm: {error}") from error
     # Last: what was interrupted before is begun anew.
     installed.write_text(lock)
     return program
