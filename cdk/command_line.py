@@ -163,8 +163,12 @@ def require_no_fewer_shards(stage: Stage) -> None:
         raise ToolError(f"DynamoDB refused: {error}") from error
     except BotoCoreError as error:
         raise ToolError(f"DynamoDB cannot be reached: {error}") from error
-    spread = int(tags.get(READY_SHARDS_TAG, 1))
-    if stage.ready_shards < spread:
+    spread = tags.get(READY_SHARDS_TAG, "1")
+    if not spread.isdecimal():
+        raise ToolError(
+            f"tag {READY_SHARDS_TAG} of {arn} is {spread!r}. Set the number of partitions that jobs lie in."
+        )
+    if stage.ready_shards < int(spread):
         raise ToolError(
             f"ready_shards: stage {stage.name!r} has jobs in {spread} partitions; with {stage.ready_shards} no worker"
             f" would find those of the others. Use -c ready_shards={spread} or more."

@@ -211,6 +211,9 @@ def test_deploy_refuses_fewer_partitions_than_jobs_have_been_spread_over(
     for fewer in (1, 3):
         with pytest.raises(ToolError, match=r"jobs in 4 partitions; .* Use -c ready_shards=4 or more\."):
             require_no_fewer_shards(Stage(name=stage, ready_shards=fewer))
+    tables.tag_resource(ResourceArn=arn, Tags=[{"Key": READY_SHARDS_TAG, "Value": "many"}])
+    with pytest.raises(ToolError, match=r"is 'many'\. Set the number"):
+        require_no_fewer_shards(Stage(name=stage))
     require_no_fewer_shards(Stage(name="nowhere"))
 
 
