@@ -15,8 +15,9 @@ from cdk.events import Events
 from cdk.functions import Functions
 from cdk.stage import Stage
 from cdk.webhooks import Webhooks
+from contract.leases import SWEEP_INTERVAL_S
 
-SWEEP_INTERVAL = Duration.minutes(1)
+SWEEP_INTERVAL = Duration.seconds(SWEEP_INTERVAL_S)
 
 
 class BatonStack(Stack):
@@ -33,6 +34,9 @@ class BatonStack(Stack):
             self, "Events", stage=stage, publisher=functions.by_name["publisher"], jobs=tables.by_suffix["jobs"]
         )
         api = Api(self, "Api", stage=stage, functions=functions.by_name)
+        if stage.target == "lambda":
+            # A name of AWS's: the emulated cloud answers under another one.
+            functions.by_name["sweeper"].add_environment("BATON_PROBE_URL", f"{api.url}/health")
         scheduler.Schedule(
             self,
             "Sweep",

@@ -24,6 +24,7 @@ class EventType(StrEnum):
     ATTEMPT_FAILED = "attempt.failed"
     ATTEMPT_INTERRUPTED = "attempt.interrupted"
     ATTEMPT_RELEASED = "attempt.released"
+    ATTEMPT_RECOVERED = "attempt.recovered"
     CHECKPOINT_COMMITTED = "checkpoint.committed"
     CHECKPOINT_DAMAGED = "checkpoint.damaged"
     ROLLED_BACK = "job.rolled_back"

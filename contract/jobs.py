@@ -30,6 +30,7 @@ from contract.base import (
     depth_of,
 )
 from contract.goodput import Goodput
+from contract.leases import LEASE_INTERVALS, SWEEP_INTERVAL_S, revocation_grace_s
 from contract.names import MAX_RINGS, RING_NAME_PATTERN
 from contract.recipes.plan import RunPlan
 from contract.steering import EndedBy, RulesText
@@ -146,12 +147,6 @@ class Retention(WireModel):
     keep_best_mode: Literal["min", "max"] = "min"
 
 
-LEASE_INTERVALS = 3
-"""A lease lasts so many heartbeat intervals: it outlives two lost heartbeats."""
-SWEEP_INTERVAL_S = 60
-"""So often it is looked for leases that have run out."""
-
-
 class Policy(WireModel):
     """Limits and patience. Lost machines, failures and node faults are counted apart.
 
@@ -185,7 +180,8 @@ class Policy(WireModel):
     @property
     def max_silence_s(self) -> int:
         """How old a heartbeat can become before the job is taken from its machine, if nothing else is amiss."""
-        return LEASE_INTERVALS * self.heartbeat_interval_s + SWEEP_INTERVAL_S
+        lease_s = LEASE_INTERVALS * self.heartbeat_interval_s
+        return lease_s + revocation_grace_s(self.heartbeat_interval_s) + SWEEP_INTERVAL_S
 
 
 Priority = Annotated[int, Field(ge=0, le=100, description="Higher is handed out first")]

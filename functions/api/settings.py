@@ -7,6 +7,7 @@ from typing import Annotated, Self
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from contract.leases import SWEEP_INTERVAL_S
 from contract.names import CHECKPOINTS_BUCKET, DATA_BUCKET
 from functions.api.defaults import TABLE_PREFIX
 from functions.domain.retention import LONGEST_URL_LIFE_S
@@ -57,6 +58,11 @@ class Settings(BaseModel):
     ready_shards: Annotated[int, Field(ge=1, le=MAX_READY_SHARDS)] = 1
     """Partitions of each queue's ready index; one carries about 500 claims a second. More of them are safe at any time;
     with fewer than before no worker would find the jobs of the others, so `cdk` refuses to deploy fewer."""
+    sweep_interval_s: Annotated[float, Field(gt=0, le=3600)] = SWEEP_INTERVAL_S
+    """Seconds between two runs of the sweeper."""
+    probe_url: str | None = None
+    """Address that the sweeper reads before it revokes leases, through all that workers' heartbeats pass; unset means
+    that only the sweeper's own runs tell of outages."""
     url_life_s: Annotated[int, Field(ge=60, le=LONGEST_URL_LIFE_S)] = 900
     download_token_life_s: Annotated[int, Field(ge=10, le=3600)] = 300
     upload_token_life_s: Annotated[int, Field(ge=10, le=3600)] = 900

@@ -13,6 +13,7 @@ from dataclasses import asdict, dataclass
 from typing import NamedTuple, ParamSpec, TypeVar
 
 from contract.jobs import JobState, ReasonCode
+from contract.leases import SWEEP_INTERVAL_S
 from functions.api.watching import look_at_all, look_at_move
 from functions.domain import jobs as rules
 from functions.domain.change import Change
@@ -41,6 +42,9 @@ TIDY_LIMIT = 25
 WAITING_LOOKED_AT = 200
 """Waiting jobs among which the longest wait is looked for, once a minute: some 50 read units. Where more wait than
 that, those that are next of some queues are among them, and any of these is old if nobody comes for work."""
+
+OPEN_WITHIN_S = 86_400
+"""Every open lease is due in the index within this time: more than the longest lease lasts."""
 
 MAX_CONFLICTS = 5
 
@@ -81,6 +85,11 @@ def _unlimited() -> float:
     return math.inf
 
 
+def _answering() -> bool:
+    """Take for granted that the API answers."""
+    return True
+
+
 def _unreported(_: Mapping[str, int]) -> None:
     """Drop the metrics."""
 
@@ -90,20 +99,27 @@ def sweep(
     leases: LeaseStore,
     now: int,
     *,
+    sweep_interval_s: float = SWEEP_INTERVAL_S,
+    api_answers: Callable[[], bool] = _answering,
     page: int = PAGE,
     time_left_s: Callable[[], float] = _unlimited,
     report: Callable[[Mapping[str, int]], None] = _unreported,
 ) -> Swept:
     """End the leases and run the timers that are due at `now`, as many as `time_left_s` allows.
 
+    `sweep_interval_s`: seconds between two calls of this function. `api_answers` tries to reach the API as workers do.
     `report` receives each metric as soon as its value is known: the function may be ended before the sweep is.
     """
     queue_age_s = _queue_age_s(jobs, now)
     report({"QueueAge": queue_age_s})
-    watch = keep_watch(leases, now)
+    watch = keep_watch(leases, now, sweep_interval_s=sweep_interval_s, api_answers=api_answers)
     # Before leases that ran out are taken away: a rule may be waiting for a heartbeat that does not come.
     turn = look_at_all(jobs, leases, now)
-    lost = _end_leases(jobs, leases, now, watch, page=page, time_left_s=time_left_s, report=report)
+
+    def end_lease(job_id: str) -> bool:
+        return reclaim(jobs, leases, job_id, now, watch, sweep_interval_s=sweep_interval_s)
+
+    lost = _end_leases(leases, now, end_lease, page=page, time_left_s=time_left_s, report=report)
     timed = _run_timers(jobs, now, page=page, time_left_s=time_left_s)
     return Swept(
         reclaimed=lost.done,
@@ -118,10 +134,9 @@ def sweep(
 
 
 def _end_leases(
-    jobs: JobStore,
     leases: LeaseStore,
     now: int,
-    watch: Watch,
+    end_lease: Callable[[str], bool],
     *,
     page: int,
     time_left_s: Callable[[], float],
@@ -141,7 +156,7 @@ def _end_leases(
             if time_left_s() < RESERVED_S + TIMERS_S:
                 return _Part(done, seen - done, True, lag_s)
             seen += 1
-            done += by_itself(lease.job_id, reclaim, jobs, leases, lease.job_id, now, watch)
+            done += by_itself(lease.job_id, end_lease, lease.job_id)
         if time_left_s() < RESERVED_S + TIMERS_S:
             return _Part(done, seen - done, True, lag_s)
     return _Part(done, seen - done, False, lag_s)
@@ -168,20 +183,31 @@ def run_due_timers(jobs: JobStore, *, tenant: str, queue: str, now: int) -> int:
     return sum(by_itself(job.id, run_timer, jobs, job.id, now) for job in waiting)
 
 
-def keep_watch(leases: LeaseStore, now: int) -> Watch:
-    """Note that leases are looked after now, and learn since when they were without a gap."""
+def keep_watch(
+    leases: LeaseStore, now: int, *, sweep_interval_s: float, api_answers: Callable[[], bool] = _answering
+) -> Watch:
+    """Record that the sweeper runs and whether the API answers; return since when both hold without a noticed gap.
+
+    While no lease is open the API is not asked: an idle deployment pays for no request.
+    """
+    is_open = next(leases.due_pages(now + OPEN_WITHIN_S, size=1), None) is not None
+    served = not is_open or api_answers()
+    if not served:
+        logger.warning("the API does not answer: no lease is revoked until workers have had time to renew theirs")
     seen = leases.watch()
-    watch = watched(seen, now)
+    watch = watched(seen, now, sweep_interval_s=sweep_interval_s, served=served)
     if watch != seen and not leases.keep_watch(watch, seen=seen):
-        # Somebody else noted it at the same moment, and saw the same gap.
-        return watched(leases.watch(), now)
+        # Another sweep recorded its watch at the same moment, and found the same gap.
+        return watched(leases.watch(), now, sweep_interval_s=sweep_interval_s, served=served)
     return watch
 
 
-def reclaim(jobs: JobStore, leases: LeaseStore, job_id: str, now: int, watch: Watch) -> bool:
+def reclaim(
+    jobs: JobStore, leases: LeaseStore, job_id: str, now: int, watch: Watch, *, sweep_interval_s: float
+) -> bool:
     """Give a lost machine's job back to its queue; False if its lease lives, or somebody else changed it."""
     lease = leases.get(job_id)
-    if lease is None or not reclaimable(lease, watch, now):
+    if lease is None or not reclaimable(lease, watch, now, sweep_interval_s=sweep_interval_s):
         return False
     job = jobs.get(job_id)
     attempt = None if job is None else _running_attempt(jobs, job)

@@ -30,6 +30,7 @@ from functions.api.context import Call, Context, job_of
 from functions.api.leasing import apply_as_bearer
 from functions.api.letting_go import Retention
 from functions.api.original_inputs import TooManyNames, input_keys
+from functions.api.recovery import renew_lease
 from functions.api.reporting import by_whom, control_of, end_as_bearer, leave_by_rule, news_for, write_down
 from functions.api.sharing import offer
 from functions.api.sweeping import end_overdue
@@ -114,7 +115,7 @@ def heartbeat(context: Context, call: Call) -> HeartbeatAnswer:
             goodput=body.goodput,
         )
     try:
-        lease = context.leases.heartbeat(fence, progress, body.phase)
+        lease = renew_lease(context, fence, progress, body.phase)
         write_down(context, call, fence, lease, body.control)
     except FenceBroken as broken:
         return _refused_heartbeat(call, fence, broken.lease)

@@ -44,6 +44,18 @@ class CloseLease:
 
 
 @dataclass(frozen=True, kw_only=True)
+class ReopenLease:
+    """Give a revoked lease back to the bearer of `fence`, for `duration_s` from `fence.now` on.
+
+    Refused unless the sweeper has revoked this very lease, not longer than the reproof window after its end, and no
+    later attempt holds the row.
+    """
+
+    fence: Fence
+    duration_s: int
+
+
+@dataclass(frozen=True, kw_only=True)
 class CheckLease:
     """Change nothing in the lease; refuse the whole change unless it satisfies the fence."""
 
@@ -82,7 +94,7 @@ class NoteLease:
     rules_rejected: int
 
 
-LeaseWrite = OpenLease | CloseLease | CheckLease | DirectLease | SteerLease | NoteLease
+LeaseWrite = OpenLease | CloseLease | ReopenLease | CheckLease | DirectLease | SteerLease | NoteLease
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -18,7 +18,6 @@ from typing import Any
 from contract.errors import ErrorCode
 from contract.history import EventType
 from contract.jobs import (
-    LEASE_INTERVALS,
     Artifact,
     AttemptEnd,
     FailureClass,
@@ -28,6 +27,7 @@ from contract.jobs import (
     Reason,
     ReasonCode,
 )
+from contract.leases import LEASE_INTERVALS
 from contract.steering import EndedBy
 from contract.work import AGENT_CRASHED, Directive, FailRequest, WorkQuery
 from functions.domain import retry as retry_policy
@@ -390,5 +390,8 @@ def require_running(job: Job) -> None:
         raise Refusal(ErrorCode.JOB_CANCELED, f"Job {job.id} was canceled.")
     if job.state.terminal:
         raise Refusal(ErrorCode.JOB_FINISHED, f"Job {job.id} is {job.state}.")
+    if job.state is JobState.PENDING:
+        # The sweeper may have revoked a live worker's lease: a heartbeat finds out, and recovers the attempt.
+        raise Refusal(ErrorCode.LEASE_EXPIRED, f"Job {job.id} is {job.state}; no attempt holds it.")
     if job.state is not JobState.RUNNING:
         raise Refusal(ErrorCode.LEASE_LOST, f"Job {job.id} is {job.state}; no attempt holds it.")

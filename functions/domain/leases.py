@@ -17,6 +17,9 @@ from functions.domain.records import Lease
 REPROOF_WINDOW_S = 3600
 """How long after its end a lease that nobody reclaimed may still be proved again by a heartbeat."""
 
+REVOKED = "interrupted"
+"""`closed` of a lease that the sweeper revoked; an agent that reports its own crash leaves the same."""
+
 LEASE_KEPT_S = 7 * 86_400
 """When the broom (TTL) may remove a lease row, counted from its end."""
 
@@ -43,6 +46,16 @@ class Fence:
             and not lease.closed
             and self.bears(lease)
             and lease.expires_at + reproof_window_s > self.now
+        )
+
+    def recovers(self, lease: Lease | None) -> bool:
+        """Return True if the bearer may take a revoked lease back. The stores express the same as a condition."""
+        return (
+            lease is not None
+            and self.token_sha256 is not None
+            and lease.closed == REVOKED
+            and self.bears(lease)
+            and lease.expires_at + REPROOF_WINDOW_S > self.now
         )
 
     def bears(self, lease: Lease) -> bool:
@@ -76,6 +89,12 @@ class Fence:
             )
         if lease.closed == "canceled":
             return Refusal(ErrorCode.JOB_CANCELED, f"Job {self.job_id} was canceled.")
+        if self.recovers(lease):
+            return Refusal(
+                ErrorCode.LEASE_EXPIRED,
+                f"The lease of attempt {lease.epoch} ran out at {lease.expires_at} and was revoked.",
+                field="x-lease-token",
+            )
         if lease.closed:
             return Refusal(
                 ErrorCode.LEASE_LOST, f"Attempt {lease.epoch} of job {self.job_id} has ended: {lease.closed}."

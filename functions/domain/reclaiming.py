@@ -1,40 +1,45 @@
-"""When a lease that ran out is taken away: not while workers could not have prolonged it.
+"""When an expired lease may be revoked: not before its worker could have renewed it.
 
-When the control plane itself was down, every lease ran out although every machine lives. The watch remembers when
-somebody last looked after leases that ran out; a gap in it is taken for an outage, and after an outage each worker has
-one lease duration to prove its lease again.
+A lease expires although its machine lives whenever the API is away, slow or throttling, with the sweeper or without it.
+Each sweep therefore proves first that the API answers, and the watch records since when every sweep has proved this in
+time. Outages that the watch notices postpone revocations until workers had time to renew their leases; outages between
+two sweeps that the watch cannot notice are covered by the grace of each lease (contract/leases.py).
 """
 
 from __future__ import annotations
 
+from contract.leases import renewal_window_s, revocation_grace_s, unseen_outage_s
 from functions.domain.records import Lease
 from functions.domain.stored import Record
 
-OUTAGE_S = 180
-"""A watch not kept for this long means that the control plane was down: three runs of the sweeper missed."""
-
-WATCH_RENEWED_S = 30
-"""A watch younger than this need not be written again."""
-
 
 class Watch(Record):
-    """When leases were last looked after (`seen_at`), and since when without a gap (`since`); 0 is for ever."""
+    """Service of the API as the sweeper has seen it.
+
+    `seen_at`: the last sweep, 0 if the API did not answer then. `since`: the end of the last noticed outage, 0 if the
+    sweeper has never noticed one.
+    """
 
     seen_at: int
     since: int = 0
 
 
-def watched(before: Watch | None, now: int) -> Watch:
-    """The watch to keep, given the one kept before. It is the same one while that is fresh."""
+def watched(before: Watch | None, now: int, *, sweep_interval_s: float, served: bool) -> Watch:
+    """Return the watch after a sweep at `now` that found the API answering (`served`) or not."""
+    if not served:
+        return Watch(seen_at=0, since=now)
     if before is None:
         return Watch(seen_at=now)
-    if now - before.seen_at > OUTAGE_S:
-        return Watch(seen_at=now, since=now)
-    if now - before.seen_at < WATCH_RENEWED_S:
-        return before
-    return Watch(seen_at=now, since=before.since)
+    noticed = now - before.seen_at > unseen_outage_s(sweep_interval_s)
+    return Watch(seen_at=max(now, before.seen_at), since=now if noticed else before.since)
 
 
-def reclaimable(lease: Lease, watch: Watch, now: int) -> bool:
-    """True if the attempt is to be ended as interrupted."""
-    return not lease.closed and lease.expires_at <= now and watch.since + lease.duration_s <= now
+def reclaimable(lease: Lease, watch: Watch, now: int, *, sweep_interval_s: float) -> bool:
+    """Return True if the lease may be revoked and its attempt ended as interrupted."""
+    interval_s = lease.heartbeat_interval_s
+    return (
+        not lease.closed
+        and watch.seen_at > 0
+        and lease.expires_at + revocation_grace_s(interval_s, sweep_interval_s) <= now
+        and watch.since + renewal_window_s(interval_s) <= now
+    )

@@ -6,6 +6,7 @@ from __future__ import annotations
 from typing import Any, Protocol
 
 from functions.api.late_retention import run_due_retentions
+from functions.api.service_probe import answers
 from functions.api.sweeping import sweep
 from functions.handlers.starting import start_logging
 from functions.handlers.wiring import build_context, build_metrics
@@ -28,5 +29,13 @@ def handler(event: dict[str, Any], lambda_context: Invocation) -> dict[str, Any]
     def time_left_s() -> float:
         return lambda_context.get_remaining_time_in_millis() / 1000
 
-    swept = sweep(context.jobs, context.leases, began_at, time_left_s=time_left_s, report=metrics.put)
+    swept = sweep(
+        context.jobs,
+        context.leases,
+        began_at,
+        sweep_interval_s=context.settings.sweep_interval_s,
+        api_answers=lambda: answers(context.settings.probe_url),
+        time_left_s=time_left_s,
+        report=metrics.put,
+    )
     return swept.as_dict() | {"retentions": run_due_retentions(context, began_at)}

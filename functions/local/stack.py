@@ -69,7 +69,6 @@ class LocalStack(Running):
                 publisher,
                 rings,
                 submitter,
-                sweeper,
                 transfer,
                 worker,
             )
@@ -87,6 +86,9 @@ class LocalStack(Running):
             self.keys = self._issue_keys(admin.context.tokens, admin.context.random, admin.context.clock)
             front = build_front(routes, authorizer.handler)
             server = started.enter_context(FrontServer(front, port=self._port))
+            os.environ["BATON_PROBE_URL"] = f"{server.url}/health"
+            from functions.handlers import sweeper
+
             started.enter_context(Schedule(sweeper.handler, interval_s=self._sweep_interval_s))
             started.enter_context(LineFeed(deliverer.handler, emulator.client("sqs"), line))
             started.enter_context(_feed(publisher.handler, emulator, settings))
@@ -105,6 +107,7 @@ class LocalStack(Running):
                 "BATON_TABLE_PREFIX": settings.table_prefix,
                 "BATON_S3_ENDPOINT": emulator.endpoint_url,
                 "BATON_EVENT_BUS": settings.event_bus,
+                "BATON_SWEEP_INTERVAL_S": str(self._sweep_interval_s),
                 "BATON_WEBHOOK_LINE": line,
                 "AWS_ENDPOINT_URL": emulator.endpoint_url,
                 "AWS_ACCESS_KEY_ID": "test",

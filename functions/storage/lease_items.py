@@ -15,9 +15,10 @@ from functions.domain.change import (
     LeaseWrite,
     NoteLease,
     OpenLease,
+    ReopenLease,
     SteerLease,
 )
-from functions.domain.leases import LEASE_KEPT_S, Fence
+from functions.domain.leases import LEASE_KEPT_S, REPROOF_WINDOW_S, REVOKED, Fence
 from functions.domain.records import Lease
 from functions.storage import keys
 from functions.storage.items import Item, number
@@ -120,6 +121,8 @@ def transact_item(write: LeaseWrite, change: Change, table: str) -> Item:
                     "ReturnValuesOnConditionCheckFailure": "ALL_OLD",
                 }
             }
+        case ReopenLease():
+            return _reopen(write, table)
         case CheckLease(fence=fence):
             condition, values = fence_condition(fence)
             return {
@@ -167,6 +170,27 @@ def note(write: NoteLease, table: str) -> Item:
     values |= {":in_force": number(write.rules_in_force), ":rejected": number(write.rules_rejected)}
     update = "SET rules_in_force = :in_force, rules_rejected = :rejected"
     return _update(table, write.fence.job_id, update, condition, values)
+
+
+def _reopen(write: ReopenLease, table: str) -> Item:
+    fence = write.fence
+    terms = ["tenant = :tenant", "closed = :revoked", "token_sha256 = :token", "expires_at > :proved_after"]
+    values: Item = {
+        ":tenant": {"S": fence.tenant},
+        ":revoked": {"S": REVOKED},
+        ":token": {"S": fence.token_sha256 or ""},
+        ":proved_after": number(fence.now - REPROOF_WINDOW_S),
+        ":expires": number(fence.now + write.duration_s),
+        ":due": {"S": keys.DUE},
+        ":due_at": number(keys.due_bucket(fence.job_id, fence.now) + write.duration_s),
+    }
+    if fence.epoch is not None:
+        terms.append("epoch = :epoch")
+        values[":epoch"] = number(fence.epoch)
+    update = "SET expires_at = :expires, due_pk = :due, due_at = :due_at REMOVE closed, #ttl"
+    action = _update(table, fence.job_id, update, " AND ".join(terms), values)
+    action["Update"]["ExpressionAttributeNames"] = {"#ttl": "ttl"}
+    return action
 
 
 def _close(write: CloseLease, change: Change, table: str) -> Item:

@@ -8,7 +8,7 @@ from typing import TypeVar
 
 from contract.jobs import JobState
 from contract.steering import MAX_COMMANDS
-from functions.domain.change import Change, Forget, NoteLease, OpenLease
+from functions.domain.change import Change, Forget, NoteLease, OpenLease, ReopenLease
 from functions.domain.errors import WriteConflict
 from functions.domain.ports import MAX_MEMBERS, Page
 from functions.domain.records import (
@@ -85,7 +85,7 @@ class MemoryJobStore:
                 state.numbered(job.id, keys.COMMAND).remove(seq)
             if lease is not None:
                 state.leases[lease.job_id] = lease
-                if isinstance(change.lease, OpenLease):
+                if isinstance(change.lease, OpenLease | ReopenLease):
                     opened_at = lease.expires_at - lease.duration_s
                     due_at = keys.due_bucket(lease.job_id, opened_at) + lease.duration_s
                     state.due.put(lease.job_id, keys.DUE, due_at)

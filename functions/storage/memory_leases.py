@@ -14,6 +14,7 @@ from functions.domain.change import (
     LeaseWrite,
     NoteLease,
     OpenLease,
+    ReopenLease,
     SteerLease,
 )
 from functions.domain.errors import FenceBroken
@@ -81,6 +82,8 @@ def lease_after(write: LeaseWrite, leases: Mapping[str, Lease], change: Change) 
             if lease is not None and lease.epoch >= write.lease.epoch:
                 raise FenceBroken(lease)
             return write.lease
+        case ReopenLease():
+            return _reopened(write, leases.get(write.fence.job_id))
         case CheckLease():
             lease = leases.get(write.fence.job_id)
             if not write.fence.admits(lease):
@@ -116,6 +119,12 @@ def noted(write: NoteLease, leases: Mapping[str, Lease]) -> Lease:
         raise FenceBroken(lease)
     said = {"rules_in_force": write.rules_in_force, "rules_rejected": write.rules_rejected}
     return lease.model_copy(update=said)
+
+
+def _reopened(write: ReopenLease, lease: Lease | None) -> Lease:
+    if lease is None or not write.fence.recovers(lease):
+        raise FenceBroken(lease)
+    return lease.model_copy(update={"closed": "", "expires_at": write.fence.now + write.duration_s})
 
 
 def _closed(write: CloseLease, lease: Lease | None, change: Change) -> Lease:

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from functools import partial
 
 from contract.jobs import FailureClass
+from contract.leases import heartbeat_budget_s
 from contract.work import Directive, HeartbeatAnswer, HeartbeatRequest, WorkItem
 from gpu_client.agent.artifact_shipper import ArtifactShipper
 from gpu_client.agent.attempt_errors import expected, failure_of
@@ -100,7 +101,7 @@ class JobRun:
         self._shipper: LogShipper | None = None
         spoken_of, told = "control" in item.model_fields_set, item.quarantines
         self._steering = SteeringRelay(item.control, spoken_of=spoken_of, quarantines=told, attempt=item.epoch)
-        heart = client.within(max(float(item.heartbeat_interval_s), 2.0))  # one that takes longer did not come
+        heart = client.within(heartbeat_budget_s(item.heartbeat_interval_s))
         self._keeper = LeaseKeeper(
             item,
             lambda request: heart.heartbeat(item.id, item.lease_token, request),

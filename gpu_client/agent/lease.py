@@ -18,6 +18,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from contract.errors import ErrorCode
+from contract.leases import RETRY_PAUSES
 from contract.work import Directive, HeartbeatAnswer, HeartbeatRequest, WorkItem
 from gpu_client.transport.errors import ApiError, BatonError, LeaseExpired, LeaseLost, Unauthorized
 
@@ -30,8 +31,8 @@ MAX_INTERVAL_S = 3600.0
 """The longest interval that is kept to: a thread cannot sleep for any length of time it is told."""
 
 RETRY_MIN_S = 0.5
-"""Pause after a heartbeat that did not reach the control plane; doubles up to the interval. Also the shortest interval
-that is kept to, whatever the control plane says: nothing here may spin."""
+"""Pause after a heartbeat that did not reach the control plane; doubles up to a share of the interval (RETRY_PAUSES).
+Also the shortest interval that is kept to, whatever the control plane says: nothing here may spin."""
 
 _KEY_REFUSED = frozenset(
     {
@@ -178,7 +179,8 @@ class LeaseKeeper:
         """Seconds until the next heartbeat: the interval with a little jitter, or a growing retry pause."""
         if not self._failures:
             return self._interval_s * self._rng.uniform(0.9, 1.0)
-        pause_s = min(RETRY_MIN_S * 2 ** min(self._failures - 1, 16), self._interval_s)
+        longest_s = max(self._interval_s / RETRY_PAUSES, RETRY_MIN_S)
+        pause_s = min(RETRY_MIN_S * 2 ** min(self._failures - 1, 16), longest_s)
         return self._rng.uniform(pause_s / 2, pause_s)
 
     def _request(self) -> HeartbeatRequest:

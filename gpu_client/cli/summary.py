@@ -8,7 +8,8 @@ from typing import Any
 
 from contract.goodput import Goodput
 from contract.history import AttemptView
-from contract.jobs import LEASE_INTERVALS, JobState, JobView
+from contract.jobs import JobState, JobView
+from contract.leases import LEASE_INTERVALS
 from gpu_client.cli.formats import count, duration, number
 from gpu_client.cli.goodput import percent, share_of
 

@@ -21,7 +21,7 @@ from functions.domain import packs
 from functions.domain.change import Change, CheckLease, CloseLease, Forget
 from functions.domain.errors import Refusal
 from functions.domain.matching import equals, mismatch
-from functions.domain.reclaiming import reclaimable, watched
+from functions.domain.reclaiming import Watch, reclaimable
 from functions.domain.records import CheckpointRecord, Job
 from functions.domain.retention import expendable, look_again
 from tests.factories import make_spec
@@ -269,13 +269,11 @@ class JobMachine(Checked):
     def sweep(self) -> None:
         """End what ran out: leases, backoffs, deadlines."""
         jobs, leases = self.stores.jobs, self.stores.leases
-        seen = leases.watch()
-        watch = watched(seen, self.now)
-        if watch != seen:
-            assert leases.keep_watch(watch, seen=seen)
+        # Outages, and what the sweeper does about them, are the subject of test_lease_outages.py.
+        watch = Watch(seen_at=self.now)
         for job_id in [job_id for page in leases.due_pages(self.now, size=1000) for job_id in page]:
             lease = leases.get(job_id)
-            if lease is not None and reclaimable(lease, watch, self.now):
+            if lease is not None and reclaimable(lease, watch, self.now, sweep_interval_s=1):
                 self.write(rules.interrupt(self.job(job_id), self.current(job_id), lease, now=self.now), "interrupt")
         for job_id in jobs.due_timers(self.now, limit=1000):
             job = self.job(job_id)
@@ -321,7 +319,6 @@ class JobMachine(Checked):
     def teardown(self) -> None:
         """Whatever happened, nothing is stuck: every job is where a person or a worker can take it on, or has ended."""
         for _ in range(4):
-            # The first sweep after a long silence takes it for an outage, and spares every lease once.
             self.now += 2 * 3600
             self.sweep()
             self.now += 95

@@ -123,7 +123,7 @@ def replay(path: Path, api: Api) -> dict[str, Any]:
         return {**answer, "posted": posted, "postponed_s": postponed}
     if handler == "sweeper":
         now = api.clock.now()
-        swept = sweep(api.context.jobs, api.context.leases, now).as_dict()
+        swept = sweep(api.context.jobs, api.context.leases, now, sweep_interval_s=1).as_dict()
         return swept | {"retentions": run_due_retentions(api.context, now)}
     return dispatch(event, api.context, cast("Function", handler))
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from contract.errors import ErrorCode
-from contract.jobs import LEASE_INTERVALS
+from contract.leases import LEASE_INTERVALS
 from contract.steering import MAX_COMMANDS
 from tests.api_harness import NOW, Answer, Api, Held
 

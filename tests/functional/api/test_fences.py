@@ -92,9 +92,10 @@ def test_a_lease_that_was_reclaimed(api: Api, held: Held, write: Write) -> None:
     assert api.sweep().reclaimed == 1
     with api.unchanged():
         answer = write(held)
-        assert answer.status == 409 and answer.error["code"] == "lease_lost", answer.text
-        held.heartbeat().refused(ErrorCode.LEASE_LOST)
-    assert api.job(held.id)["state"] == "pending"
+        assert answer.status == 409 and answer.error["code"] == "lease_expired", answer.text
+    assert held.heartbeat().ok()["lease_expires_at"] == NOW + 180
+    assert write(held).status == 200 or write(held).error["code"] == "not_stored_yet"
+    assert api.attempts(held.id)[0]["epoch"] == 1 and len(api.attempts(held.id)) == 1
 
 
 @EVERY_WRITE
@@ -210,7 +211,7 @@ def test_a_call_whose_answer_was_lost_can_be_repeated(api: Api, held: Held, writ
 
 @pytest.mark.parametrize(
     ("end", "code"),
-    [("complete", ErrorCode.JOB_FINISHED), ("fail", ErrorCode.LEASE_LOST), ("release", ErrorCode.LEASE_LOST)],
+    [("complete", ErrorCode.JOB_FINISHED), ("fail", ErrorCode.LEASE_EXPIRED), ("release", ErrorCode.LEASE_EXPIRED)],
 )
 def test_an_end_is_repeated_by_its_bearer_only(api: Api, held: Held, end: str, code: ErrorCode) -> None:
     held.post(f"/{end}", {"job_id": held.id}).ok()

@@ -10,6 +10,7 @@ from blake3 import blake3
 
 from contract.errors import ErrorCode
 from contract.jobs import JobState
+from contract.leases import revocation_grace_s
 from contract.names import CHECKPOINTS_BUCKET
 from functions.domain.change import Change
 from functions.domain.errors import Refusal, StorageUnavailable, WriteConflict
@@ -334,6 +335,7 @@ def test_the_last_second_of_a_lease(api: Api, interval_s: int) -> None:
     held.commit(1).ok()
     api.clock.advance(1)
     held.commit(2).refused(ErrorCode.LEASE_EXPIRED, "x-lease-token")
+    api.clock.advance(revocation_grace_s(interval_s, 1))
     assert api.sweep().reclaimed == 1
     assert api.job(held.id)["status"] == JobState.PENDING
 

@@ -233,7 +233,7 @@ def test_a_worker_uploads_below_running_jobs_of_its_tenant_only(api: Api) -> Non
     with api.unchanged():
         ask(held.id, "rival_worker").refused(ErrorCode.JOB_NOT_FOUND, "key")
         ask(NO_JOB, "worker").refused(ErrorCode.JOB_NOT_FOUND, "key")
-        ask(waiting, "worker").refused(ErrorCode.LEASE_LOST)
+        ask(waiting, "worker").refused(ErrorCode.LEASE_EXPIRED)
     api.post(f"/job/{held.id}/stop").ok()
     with api.unchanged():
         ask(held.id, "worker").refused(ErrorCode.JOB_CANCELED)

@@ -10,7 +10,7 @@ from contract.errors import ErrorCode
 from contract.work import Directive
 from functions.domain.api_keys import token_digest
 from functions.domain.leases import REPROOF_WINDOW_S, Fence, directive_for
-from functions.domain.reclaiming import OUTAGE_S, WATCH_RENEWED_S, Watch, reclaimable, watched
+from functions.domain.reclaiming import Watch, reclaimable, watched
 from functions.domain.records import Lease
 from tests.factories import JOB_ID, NOW, TENANT, TOKEN, make_fence, make_held, make_job, make_lease
 
@@ -40,7 +40,13 @@ REFUSED: dict[str, tuple[Lease | None, Fence, ErrorCode]] = {
     "expired": (LIVE, make_fence(now=LIVE.expires_at), ErrorCode.LEASE_EXPIRED),
     "canceled": (make_lease(closed="canceled"), make_fence(), ErrorCode.JOB_CANCELED),
     "complete": (make_lease(closed="complete"), make_fence(), ErrorCode.LEASE_LOST),
-    "interrupted": (make_lease(closed="interrupted"), make_fence(), ErrorCode.LEASE_LOST),
+    "revoked": (make_lease(closed="interrupted"), make_fence(), ErrorCode.LEASE_EXPIRED),
+    "revoked an hour ago": (
+        make_lease(closed="interrupted"),
+        make_fence(now=LIVE.expires_at + REPROOF_WINDOW_S),
+        ErrorCode.LEASE_LOST,
+    ),
+    "revoked, and a wrong token": (make_lease(closed="interrupted"), make_fence(token="wrong"), ErrorCode.LEASE_LOST),
     "closed and expired": (
         make_lease(closed="released"),
         make_fence(now=LIVE.expires_at + 9),
@@ -168,34 +174,52 @@ def test_the_digest_is_of_the_token_alone() -> None:
     assert Fence(job_id=JOB_ID, tenant=TENANT, now=NOW, token_sha256=token_digest(TOKEN)).admits(LIVE)
 
 
-WATCHED = Watch(seen_at=NOW, since=0)
+WATCHED = Watch(seen_at=NOW, since=7)
+MINUTE_UNSEEN_S = 75
 
 
 @pytest.mark.parametrize(
-    ("before", "now", "after"),
+    ("before", "now", "served", "after"),
     [
-        (None, NOW, Watch(seen_at=NOW, since=0)),
-        (WATCHED, NOW + WATCH_RENEWED_S - 1, WATCHED),
-        (WATCHED, NOW - 5, WATCHED),
-        (WATCHED, NOW + WATCH_RENEWED_S, Watch(seen_at=NOW + WATCH_RENEWED_S, since=0)),
-        (WATCHED, NOW + OUTAGE_S, Watch(seen_at=NOW + OUTAGE_S, since=0)),
-        (WATCHED, NOW + OUTAGE_S + 1, Watch(seen_at=NOW + OUTAGE_S + 1, since=NOW + OUTAGE_S + 1)),
+        (None, NOW, True, Watch(seen_at=NOW, since=0)),
+        (None, NOW, False, Watch(seen_at=0, since=NOW)),
+        # The clock of another sweeper is behind.
+        (WATCHED, NOW - 5, True, WATCHED),
+        (WATCHED, NOW + MINUTE_UNSEEN_S, True, Watch(seen_at=NOW + MINUTE_UNSEEN_S, since=7)),
+        (WATCHED, NOW + MINUTE_UNSEEN_S + 1, True, Watch(seen_at=NOW + 76, since=NOW + 76)),
+        # An API that did not answer counts as away until the sweep that finds it answering.
+        (WATCHED, NOW + 60, False, Watch(seen_at=0, since=NOW + 60)),
+        (Watch(seen_at=0, since=NOW), NOW + 60, False, Watch(seen_at=0, since=NOW + 60)),
+        (Watch(seen_at=0, since=NOW), NOW + 60, True, Watch(seen_at=NOW + 60, since=NOW + 60)),
     ],
 )
-def test_the_watch(before: Watch | None, now: int, after: Watch) -> None:
-    assert watched(before, now) == after
+def test_the_watch(before: Watch | None, now: int, served: bool, after: Watch) -> None:
+    assert watched(before, now, sweep_interval_s=60, served=served) == after
+
+
+LONG = make_lease(duration_s=600, heartbeat_interval_s=200)
 
 
 @pytest.mark.parametrize(
-    ("lease", "since", "now", "reclaimed"),
+    ("lease", "watch", "now", "revoked"),
     [
-        (LIVE, 0, NOW + 89, False),
-        (LIVE, 0, NOW + 90, True),
-        (make_lease(closed="complete"), 0, NOW + 1000, False),
-        # After an outage each worker has one lease duration to prove its lease again.
-        (LIVE, NOW + 500, NOW + 589, False),
-        (LIVE, NOW + 500, NOW + 590, True),
+        # A sweeper that runs each second leaves outages of up to 2 s unseen: 3 + 30 + 40 s are less than the lease.
+        (LIVE, Watch(seen_at=NOW, since=0), NOW + 89, False),
+        (LIVE, Watch(seen_at=NOW, since=0), NOW + 90, True),
+        (make_lease(closed="complete"), Watch(seen_at=NOW, since=0), NOW + 1000, False),
+        # The API does not answer.
+        (LIVE, Watch(seen_at=0, since=NOW), NOW + 1000, False),
+        # After an outage each worker has the time of one call and one pause.
+        (LIVE, Watch(seen_at=NOW, since=NOW + 500), NOW + 539, False),
+        (LIVE, Watch(seen_at=NOW, since=NOW + 500), NOW + 540, True),
     ],
 )
-def test_when_a_lease_is_taken_away(lease: Lease, since: int, now: int, reclaimed: bool) -> None:
-    assert reclaimable(lease, Watch(seen_at=now, since=since), now) is reclaimed
+def test_when_a_lease_is_revoked(lease: Lease, watch: Watch, now: int, revoked: bool) -> None:
+    assert reclaimable(lease, watch, now, sweep_interval_s=1) is revoked
+
+
+@pytest.mark.parametrize(("lease", "grace_s"), [(LIVE, 56), (LONG, 0)])
+def test_a_sweeper_that_runs_each_minute_spares_expired_leases(lease: Lease, grace_s: int) -> None:
+    kept = Watch(seen_at=NOW, since=0)
+    assert not reclaimable(lease, kept, lease.expires_at + grace_s - 1, sweep_interval_s=60)
+    assert reclaimable(lease, kept, lease.expires_at + grace_s, sweep_interval_s=60)

@@ -92,9 +92,12 @@ HELD = {
     "damaged": S.RUNNING,
 }
 
+# A worker whose job waits may take its revoked attempt back: a heartbeat says so.
+REVOCABLE = UNHELD | dict.fromkeys(("complete", "fail", "release", "interrupt", "commit", "damaged"), E.LEASE_EXPIRED)
+
 OUTCOMES: dict[str, dict[str, S | E | None]] = {
-    "pending": {**UNHELD, "claim": S.RUNNING, "pause": S.PAUSED, "resume": E.ILLEGAL_TRANSITION},
-    "waiting": {**UNHELD, "claim": E.ILLEGAL_TRANSITION, "pause": S.PAUSED, "resume": E.ILLEGAL_TRANSITION},
+    "pending": {**REVOCABLE, "claim": S.RUNNING, "pause": S.PAUSED, "resume": E.ILLEGAL_TRANSITION},
+    "waiting": {**REVOCABLE, "claim": E.ILLEGAL_TRANSITION, "pause": S.PAUSED, "resume": E.ILLEGAL_TRANSITION},
     "paused": {**UNHELD, "claim": E.ILLEGAL_TRANSITION, "pause": E.ILLEGAL_TRANSITION, "resume": S.PENDING},
     "running": {
         **HELD,

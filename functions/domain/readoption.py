@@ -1,0 +1,45 @@
+"""Giving a revoked attempt back to its worker, while no other worker has claimed the job."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from contract.errors import ErrorCode
+from contract.history import EventType
+from contract.jobs import JobState, ReasonCode
+from functions.domain.change import Change, ReopenLease, changed
+from functions.domain.ending import committed_step, cost_usd, counted
+from functions.domain.errors import Refusal
+from functions.domain.leases import Fence
+from functions.domain.records import Attempt, Job, Lease
+
+
+def readopt(job: Job, attempt: Attempt, lease: Lease, fence: Fence, *, now: int) -> Change:
+    """Undo the revocation of `lease`: the attempt goes on under its epoch, and no interruption is counted.
+
+    Refuses unless the job still waits, for no other reason than the revocation.
+    """
+    revoked = attempt.reason is not None and attempt.reason.code == ReasonCode.LEASE_EXPIRED
+    if job.state is not JobState.PENDING or job.epoch != lease.epoch or not revoked or not fence.recovers(lease):
+        raise Refusal(ErrorCode.LEASE_LOST, f"Attempt {lease.epoch} of job {job.id} has ended.")
+    # The revocation counted the time until the last accepted heartbeat.
+    ran_s = max(lease.expires_at - lease.duration_s - attempt.started_at, 0)
+    fruitless = job.fruitless_interruptions - (committed_step(job, attempt) is None)
+    priced = attempt.price_usd_per_hour
+    spent = {}
+    if priced is not None:
+        spent = {"cost_usd": job.cost_usd - cost_usd(ran_s, priced), "priced_s": job.priced_s - ran_s}
+    change = changed(
+        job,
+        now,
+        state=JobState.RUNNING,
+        reason=None,
+        not_before=None,
+        stale=False,
+        counters=counted(job.counters, interruptions=-1, runtime_s=-ran_s),
+        fruitless_interruptions=max(fruitless, 0),
+        **spent,
+    )
+    continued = attempt.model_copy(update={"ended_at": None, "end": None, "reason": None})
+    change = replace(change, attempt=continued, lease=ReopenLease(fence=fence, duration_s=lease.duration_s))
+    return change.with_event(EventType.ATTEMPT_RECOVERED, now, machine_id=attempt.machine_id)
