@@ -10,6 +10,7 @@ from contract.errors import ErrorCode
 from contract.names import Scope
 from functions.api.settings import Settings
 from functions.domain.api_keys import token_digest
+from functions.domain.claimants import attempt_of
 from functions.domain.claiming import ClaimWindow
 from functions.domain.errors import Refusal
 from functions.domain.leases import Fence
@@ -75,6 +76,7 @@ class Call:
     headers: Mapping[str, str]
     request_id: str
     now: int
+    source_address: str
 
     @property
     def tenant(self) -> str:
@@ -89,15 +91,22 @@ class Call:
             raise Refusal(ErrorCode.INVALID_VALUE, "The header x-lease-aware is 1 or absent.", field="x-lease-aware")
         return said is not None
 
-    def fence(self, job_id: str, machine_id: str | None = None) -> Fence:
-        """What this call proves about its right to write to a job."""
+    def fence(
+        self, job_id: str, machine_id: str | None = None, *, key: str | None = None, heartbeat: bool = False
+    ) -> Fence:
+        """What this call proves about its right to write to a job. `key`: of the object that an original client names,
+        which begins with the prefix of its attempt."""
         token = self.headers.get("x-lease-token")
         return Fence(
             job_id=job_id,
             tenant=self.tenant,
             now=self.now,
+            epoch=None if token else attempt_of(job_id, key),
             token_sha256=token_digest(token) if token else None,
-            machine_id=machine_id,
+            machine_id=machine_id or None,
+            key_id=self.principal.key_id,
+            source_address=self.source_address,
+            heartbeat=heartbeat,
         )
 
 

@@ -82,6 +82,7 @@ def _call(event: Event, route: Route, context: Context, request_id: str) -> Call
         headers=headers,
         request_id=request_id,
         now=context.clock.now(),
+        source_address=str(event.get("requestContext", {}).get("http", {}).get("sourceIp", "")),
     )
 
 

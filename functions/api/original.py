@@ -15,7 +15,7 @@ from contract.dreambooth import DreamboothSubmit
 from contract.history import EventType
 from contract.jobs import Artifact, InputRef, JobState, JobSubmit, Requirements
 from contract.names import CHECKPOINTS_BUCKET, DATA_BUCKET
-from functions.domain.checkpoints import job_prefix
+from functions.domain.claimants import attempt_prefix
 from functions.domain.records import Job, Lease
 
 RECIPE = "dreambooth-lora-sdxl@1"
@@ -87,7 +87,7 @@ def work_item(job: Job, lease: Lease | None, keys: dict[str, list[str]], resume_
         "canceled_at": None,
         "failed_at": None,
         "checkpoint_bucket": CHECKPOINTS_BUCKET,
-        "checkpoint_prefix": job_prefix(job.id),
+        "checkpoint_prefix": attempt_prefix(job.id, job.epoch if started else job.epoch + 1),
         "resume_from": resume_from,
         "instance_data_keys": keys.get("instance", []),
         "class_data_keys": keys.get("class", []),

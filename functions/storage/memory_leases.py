@@ -76,9 +76,12 @@ def lease_after(write: LeaseWrite, leases: Mapping[str, Lease], change: Change) 
             return write.lease
         case CheckLease():
             lease = leases.get(write.fence.job_id)
-            if not write.fence.admits(lease):
+            if lease is None or not write.fence.admits(lease):
                 raise FenceBroken(lease)
-            return lease
+            if write.progress_by is None or lease.claimant is None:
+                return lease
+            claimant = lease.claimant.model_copy(update={"progress_by": write.progress_by})
+            return lease.model_copy(update={"claimant": claimant})
         case DirectLease():
             lease = leases.get(write.job_id)
             if lease is None or lease.epoch != write.epoch or lease.closed:
