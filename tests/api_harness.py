@@ -66,8 +66,9 @@ class Answer:
 
     @property
     def error(self) -> dict[str, Any]:
-        found: dict[str, Any] = self.json["error"]
-        return found
+        found = self.json["error"]
+        # Clients of the original receive text there, and the rest beside it.
+        return found if isinstance(found, dict) else {**self.json, "message": found}
 
     def ok(self, status: int = 200) -> Any:
         """The body of an answer that must be good."""

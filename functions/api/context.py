@@ -65,6 +65,15 @@ class Principal:
     """The only rings that this one may use; None: no limit of this kind."""
 
 
+def is_original(scopes: frozenset[str], headers: Mapping[str, str]) -> bool:
+    """Return True for a client of the original orchestrator, by the key and the absence of Baton's headers.
+
+    The original knows one key, for submitting as well as for working; Baton's users have no need of such a key.
+    """
+    ours = "x-lease-aware" in headers or "x-lease-token" in headers or headers.get("user-agent", "").startswith("baton")
+    return scopes == {Scope.SUBMIT, Scope.WORKER} and not ours
+
+
 @dataclass(frozen=True, kw_only=True)
 class Call:
     """One request after validation. `body` and `query` are instances of the route's models."""
@@ -82,6 +91,11 @@ class Call:
     def tenant(self) -> str:
         """The tenant whose things this call may see."""
         return self.principal.tenant
+
+    @property
+    def original(self) -> bool:
+        """True for a client of the original orchestrator, which gets its shapes."""
+        return is_original(self.principal.scopes, self.headers)
 
     @property
     def lease_aware(self) -> bool:

@@ -47,6 +47,10 @@ def as_job(body: DreamboothSubmit, job_id: str) -> tuple[JobSubmit, JsonObject]:
     parameters = {
         name: value for name, value in columns.items() if name not in not_parameters and value not in (None, "")
     }
+    if not (body.class_prompt or "").strip():
+        # The original accepts prior preservation without a class, and its workers receive the columns as they are.
+        # Baton's agent has no class to preserve, therefore it trains without prior preservation.
+        parameters["with_prior_preservation"] = False
     if body.num_train_epochs > 1:
         parameters.pop("max_train_steps")
     else:
@@ -68,7 +72,7 @@ def job_columns(job: Job, lease: Lease | None = None) -> dict[str, Any]:
         "model_bucket": model.bucket if model else None,
         "model_key": model.key if model else None,
         "num_failures": job.counters.failures,
-        "last_heartbeat": _timestamp(lease.expires_at - lease.duration_s) if lease else None,
+        "last_heartbeat": timestamp(lease.expires_at - lease.duration_s) if lease else None,
         # As in the original, only what `GET /work` answers says it.
         "resume_from": None,
     }
@@ -81,8 +85,8 @@ def work_item(job: Job, lease: Lease | None, keys: dict[str, list[str]], resume_
         **job_columns(job, lease if started else None),
         "id": job.id,
         "status": job.state.value,
-        "created_at": _timestamp(job.created_at),
-        "started_at": _timestamp(job.started_at),
+        "created_at": timestamp(job.created_at),
+        "started_at": timestamp(job.started_at),
         "completed_at": None,
         "canceled_at": None,
         "failed_at": None,
@@ -112,5 +116,5 @@ def zip_step(key: str) -> int | None:
     return int(found.group(1)) if found else None
 
 
-def _timestamp(instant: int | None) -> str | None:
+def timestamp(instant: int | None) -> str | None:
     return None if instant is None else datetime.fromtimestamp(instant, UTC).strftime("%Y-%m-%d %H:%M:%S")

@@ -46,6 +46,14 @@ class Original:
         body = {"job_id": job_id, "bucket_name": CHECKPOINTS_BUCKET, "key": named, **self.salad}
         return self.call("POST", f"/{what}", body)
 
+    def reports(self, job_id: str) -> list[Answer]:
+        """All three, with the keys that its program names."""
+        return [
+            self.report("progress", job_id, self.zip_key(job_id, 100)),
+            self.report("complete", job_id, self.model_key(job_id)),
+            self.report("fail", job_id),
+        ]
+
     def prefix(self, job_id: str) -> str:
         return str(self.holds[job_id]["checkpoint_prefix"])
 
