@@ -69,13 +69,14 @@ def original_job_view(job: Job, lease: Lease | None = None) -> OriginalJob:
     """Return the job for a client of the original orchestrator: `job_view` with text for instants."""
     view = job_view(job, lease)
     instants = ("created_at", "started_at", "completed_at", "canceled_at", "failed_at")
-    return OriginalJob(**{**view.model_dump(), **{name: timestamp(getattr(view, name)) for name in instants}})
+    texts = {name: timestamp(getattr(view, name)) for name in instants}
+    return OriginalJob.model_validate({**view.model_dump(), **texts})
 
 
 def original_event_view(job: Job, event: Event) -> OriginalEvent:
     """Return the event for a client of the original orchestrator: `event_view` with the columns of its table."""
     named = {"id": event_id(job.id, event.seq), "job_id": job.id, "event_data": event.data}
-    return OriginalEvent(**{**event_view(event).model_dump(), **named, "timestamp": timestamp(event.at)})
+    return OriginalEvent.model_validate({**event_view(event).model_dump(), **named, "timestamp": timestamp(event.at)})
 
 
 def event_view(event: Event) -> EventView:

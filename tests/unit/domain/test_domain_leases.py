@@ -18,7 +18,7 @@ LIVE = make_lease()
 ORIGINAL = make_lease(token=None)
 ANONYMOUS = make_lease(token=None, machine_id=None)
 
-CLAIMED = {"key_id": CLAIMANT.key_id, "source_address": CLAIMANT.source_address}
+CLAIMED: dict[str, Any] = {"key_id": CLAIMANT.key_id, "source_address": CLAIMANT.source_address}
 
 ADMITTED: dict[str, tuple[Lease, Fence]] = {
     "the token": (LIVE, make_fence()),
