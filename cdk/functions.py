@@ -35,6 +35,7 @@ class Functions(Construct):
             "BATON_TABLE_PREFIX": stage.prefix,
             "BATON_DATA_BUCKET": buckets.physical_names[DATA],
             "BATON_CHECKPOINTS_BUCKET": buckets.physical_names[CHECKPOINTS],
+            "BATON_ORIGINAL_PROGRESS_S": str(stage.original_progress_s),
             **_own_store(stage),
             **({"BATON_READY_SHARDS": str(stage.ready_shards)} if stage.ready_shards > 1 else {}),
             **({} if stage.s3_multipart else {"BATON_MULTIPART": "false"}),

@@ -39,6 +39,8 @@ class Stage:
     """Where alarms go. Amazon asks that address for confirmation. Without one the alarms only show."""
     ring_sample_days: int = 0
     """S3 deletes samples of rings after so many days, whoever still lists them; 0 leaves that to the rings."""
+    original_progress_s: int = 6 * 3600
+    """So long an original client keeps its job without `/progress`; before its first one twice as long."""
     max_requests_per_s: int = 500
     """The whole API answers 429 beyond it: the limit of a surprise bill."""
     ready_shards: int = 1
@@ -71,6 +73,8 @@ class Stage:
             raise StageError(f"max_requests_per_s: {self.max_requests_per_s} is not within 1 to 10000.")
         if not 1 <= self.ready_shards <= MAX_READY_SHARDS:
             raise StageError(f"ready_shards: {self.ready_shards} is not within 1 to {MAX_READY_SHARDS}.")
+        if not 60 <= self.original_progress_s <= 30 * 86_400:
+            raise StageError(f"original_progress_s: {self.original_progress_s} is not within 60 to 2592000.")
         if self.ring_sample_days > 3650:
             raise StageError(f"ring_sample_days: {self.ring_sample_days} is not within 0 to 3650.")
         if self.ring_sample_days and self.has_own_store:

@@ -1,12 +1,16 @@
-"""The original Dreambooth orchestrator's job body."""
+"""The original Dreambooth orchestrator's job body, and the shapes of its answers."""
 
 from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import ConfigDict, Field
 
-from contract.base import KeyPrefix, WireModel
+from contract.base import AnswerModel, JobId, JsonObject, KeyPrefix, WireModel
+from contract.jobs import JobState
+
+Timestamp = Annotated[str, Field(pattern=r"^[0-9]{4}-[0-9]{2}-[0-9]{2} [0-9]{2}:[0-9]{2}:[0-9]{2}$")]
+"""In UTC, as SQLite's `datetime('now')` writes it."""
 
 
 class DreamboothSubmit(WireModel):
@@ -43,3 +47,35 @@ class DreamboothSubmit(WireModel):
     checkpointing_steps: Annotated[int, Field(ge=1, le=10**7)] = 100
     center_crop: bool = False
     random_flip: bool = False
+
+
+class OriginalJob(AnswerModel):
+    """A job for a client of the original orchestrator: its instants are text. The other fields are those of JobView.
+
+    Example: `{"id": "146683a1-...", "status": "pending", "created_at": "2024-02-27 18:31:14", "started_at": null, ...}`
+    """
+
+    model_config = ConfigDict(extra="allow", frozen=True)
+
+    id: JobId
+    status: JobState
+    created_at: Timestamp
+    started_at: Timestamp | None
+    completed_at: Timestamp | None
+    canceled_at: Timestamp | None
+    failed_at: Timestamp | None
+
+
+class OriginalEvent(AnswerModel):
+    """An event for a client of the original orchestrator. The other fields are those of EventView.
+
+    Example: `{"id": "146683a1-...#1", "job_id": "146683a1-...", "event_type": "created", "event_data": {}, ...}`
+    """
+
+    model_config = ConfigDict(extra="allow", frozen=True)
+
+    id: str
+    job_id: JobId
+    event_type: str
+    event_data: JsonObject
+    timestamp: Timestamp

@@ -1,6 +1,8 @@
 """The body of a refusal.
 
 {"error": {"code": "lease_lost", "message": "...", "field": "x-lease-token", "request_id": "..."}}
+
+A client of the original orchestrator, which expects text there, receives the message as `error` and the rest beside it.
 """
 
 from __future__ import annotations

@@ -167,7 +167,7 @@ class ProgressRequest(SaladIdentity):
 
     Lease-aware workers commit checkpoints instead; here the object is registered if it is stored.
     Example: `{"job_id": "146683a1-cb76-4702-9fef-fcccd32594f1", "bucket_name": "training-checkpoints",
-    "key": "jobs/146683a1-cb76-4702-9fef-fcccd32594f1/checkpoint-50.zip"}`
+    "key": "jobs/146683a1-cb76-4702-9fef-fcccd32594f1/attempt-1/checkpoint-50.zip"}`
     """
 
     job_id: JobId

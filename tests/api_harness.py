@@ -45,6 +45,7 @@ NOW = 1_790_000_000
 TENANT = "acme"
 RIVAL = "rival"
 NO_JOB = "00000000-0000-4000-8000-000000000000"
+SOURCE_IP = "203.0.113.7"
 ALL_SCOPES = (Scope.SUBMIT, Scope.WORKER, Scope.ADMIN)
 
 _PATTERNS: list[tuple[Route, RoutePattern]] = sorted(
@@ -66,8 +67,9 @@ class Answer:
 
     @property
     def error(self) -> dict[str, Any]:
-        found: dict[str, Any] = self.json["error"]
-        return found
+        found = self.json["error"]
+        # Clients of the original receive text there, and the rest beside it.
+        return found if isinstance(found, dict) else {**self.json, "message": found}
 
     def ok(self, status: int = 200) -> Any:
         """The body of an answer that must be good."""
@@ -120,11 +122,13 @@ class Api:
         target: str,
         body: bytes = b"",
         headers: Mapping[str, str] | None = None,
+        *,
+        source_ip: str = SOURCE_IP,
     ) -> Answer:
         """One HTTP request as API Gateway would handle it; `target` is percent-encoded."""
         raw_path, _, raw_query = target.partition("?")
         sent = [(name, value) for name, value in (headers or {}).items()]
-        incoming = HttpRequest(method, raw_path, raw_query, [("host", "api.test"), *sent], body, "203.0.113.7")
+        incoming = HttpRequest(method, raw_path, raw_query, [("host", "api.test"), *sent], body, source_ip)
         path = decode_path(raw_path)
         found = _route_of(method, path)
         if found is None:
@@ -157,6 +161,7 @@ class Api:
         key: str | None = None,
         headers: Mapping[str, str] | None = None,
         query: Mapping[str, Any] | None = None,
+        source_ip: str = SOURCE_IP,
     ) -> Answer:
         """A JSON call. `key`: a name in `keys`, or a whole key; by default the one whose scope the route needs."""
         if query:
@@ -167,7 +172,7 @@ class Api:
         if body is not None:
             data = body if isinstance(body, bytes) else json.dumps(body).encode()
             sent = {"content-type": "application/json", **sent}
-        return self.request(method, target, data, sent)
+        return self.request(method, target, data, sent, source_ip=source_ip)
 
     def get(self, target: str, **more: Any) -> Answer:
         return self.call("GET", target, **more)

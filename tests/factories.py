@@ -12,6 +12,7 @@ from contract.work import WorkQuery
 from functions.domain import jobs as rules
 from functions.domain.api_keys import token_digest
 from functions.domain.change import Change, CloseLease, OpenLease
+from functions.domain.claimants import Claimant
 from functions.domain.leases import Fence
 from functions.domain.records import Attempt, CheckpointRecord, Job, Lease, Spec
 
@@ -20,6 +21,7 @@ TENANT = "default"
 JOB_ID = "146683a1-cb76-4702-9fef-fcccd32594f1"
 TOKEN = "lease-token-of-the-first-attempt"
 CRC64 = "UvieJR3alJI="
+CLAIMANT = Claimant(key_id="k", source_address="192.0.2.1", progress_by=NOW + 3600)
 
 
 def digest(text: str) -> str:
@@ -54,7 +56,7 @@ def make_attempt(epoch: int = 1, **fields: Any) -> Attempt:
 
 
 def make_lease(epoch: int = 1, *, token: str | None = TOKEN, **fields: Any) -> Lease:
-    """A live lease of a lease-aware worker; `token=None` for one of an original client."""
+    """A live lease of a lease-aware worker; `token=None` for one of an original client, claimed with CLAIMANT."""
     return Lease(
         **{
             "job_id": JOB_ID,
@@ -62,6 +64,7 @@ def make_lease(epoch: int = 1, *, token: str | None = TOKEN, **fields: Any) -> L
             "epoch": epoch,
             "token_sha256": token_digest(token) if token else None,
             "machine_id": "m-1",
+            "claimant": None if token else CLAIMANT,
             "expires_at": NOW + 90,
             "duration_s": 90,
             "heartbeat_interval_s": 30,

@@ -25,6 +25,7 @@ from functions.api.original import zip_step
 from functions.api.packs import look_at
 from functions.domain import checkpoints as rules
 from functions.domain.change import Change
+from functions.domain.claimants import attempt_prefix
 from functions.domain.errors import Refusal, StorageUnavailable, WriteConflict
 from functions.domain.jobs import require_running
 from functions.domain.records import Attempt, CheckpointRecord, Job
@@ -184,13 +185,13 @@ def register_zip(context: Context, call: Call) -> StatusAnswer:
     body: ProgressRequest = call.body
     job = job_of(context, call, body.job_id)
     require_running(job)
-    fence = call.fence(job.id, body.machine_id)
-    require_lease(context, fence)
-    step = zip_step(body.key)
-    if body.bucket_name != CHECKPOINTS_BUCKET or not body.key.startswith(rules.job_prefix(job.id)) or step is None:
+    fence = call.fence(job.id, body.machine_id, key=body.key)
+    lease = require_lease(context, fence)
+    prefix, step = attempt_prefix(job.id, lease.epoch), zip_step(body.key)
+    if body.bucket_name != CHECKPOINTS_BUCKET or not body.key.startswith(prefix) or step is None:
         raise Refusal(
             ErrorCode.INVALID_VALUE,
-            f"A checkpoint is named {rules.job_prefix(job.id)}checkpoint-<step>.zip in {CHECKPOINTS_BUCKET}.",
+            f"A checkpoint is named {prefix}checkpoint-<step>.zip in {CHECKPOINTS_BUCKET}.",
             field="key",
         )
     found = context.objects.head(call.tenant, CHECKPOINTS_BUCKET, body.key)
@@ -207,7 +208,13 @@ def register_zip(context: Context, call: Call) -> StatusAnswer:
         manifest_key="",
         legacy_key=body.key,
     )
-    job = apply_as_bearer(context, call, fence, lambda job, _: rules.commit(job, fence, record, now=call.now))
+    progress_by = call.now + context.settings.original_progress_s if lease.claimant else None
+    job = apply_as_bearer(
+        context,
+        call,
+        fence,
+        lambda job, _: rules.commit(job, fence, record, now=call.now, progress_by=progress_by),
+    )
     Retention(context, job, call.now).run()
     return StatusAnswer()
 

@@ -9,7 +9,8 @@ from contract.work import WorkQuery
 from functions.api.sweeping import run_due_timers
 from functions.domain import jobs as rules
 from functions.domain.change import OpenLease
-from functions.domain.claiming import SMALLEST_WINDOW, ClaimWindow, suitable, with_rings
+from functions.domain.claimants import Claimant
+from functions.domain.claiming import SMALLEST_WINDOW, ClaimWindow, suitable, with_claimant, with_rings
 from functions.domain.errors import FenceBroken, WriteConflict
 from functions.domain.ports import JobStore, Randomness
 from functions.domain.records import Attempt, Job, Lease
@@ -40,6 +41,7 @@ class _Search:
     tenant: str
     now: int
     original: bool
+    claimant: Claimant | None = None
 
     def fitting(self, shard: int, first_page: int) -> list[Job]:
         """Jobs of the first page of the shard that holds any for this worker; none if there are none."""
@@ -70,17 +72,19 @@ def claim_next(
     now: int,
     random: Randomness,
     window: ClaimWindow,
+    claimant: Claimant | None = None,
 ) -> Claimed | None:
     """Claim the best job for this worker, by chance among equals; None if there is nothing for it.
 
     `token_sha256`: digest of the lease token; None for a worker of the original orchestrator. `ring_token_sha256`: of
-    the token for the rings that the job may name. When nothing is ready, jobs of the queue whose backoff is over are
-    made ready first. Ranks are compared within a shard; the shard to begin with is drawn by chance.
+    the token for the rings that the job may name. `claimant`: of a worker without a lease token. When nothing is ready,
+    jobs of the queue whose backoff is over are made ready first. Ranks are compared within a shard; the shard to begin
+    with is drawn by chance.
 
     Jobs of lost machines are the sweeper's: the index of leases shows nearly all live ones, and a claim cannot read
     them all to find the lost ones.
     """
-    search = _Search(jobs=jobs, worker=worker, tenant=tenant, now=now, original=token_sha256 is None)
+    search = _Search(jobs=jobs, worker=worker, tenant=tenant, now=now, original=token_sha256 is None, claimant=claimant)
 
     def from_any_shard() -> Claimed | None:
         for shard in _from_random(shards, random):
@@ -126,7 +130,7 @@ def _claim_from(
             return None
         job = window.choose(candidates, random)
         change = rules.claim(job, search.worker, token_sha256=token_sha256, key_id=key_id, now=search.now)
-        change = with_rings(change, ring_token_sha256)
+        change = with_claimant(with_rings(change, ring_token_sha256), search.claimant)
         assert change.attempt is not None and isinstance(change.lease, OpenLease)
         try:
             search.jobs.apply(change)

@@ -10,6 +10,7 @@ from contract.errors import ErrorCode
 from contract.names import Scope
 from functions.api.settings import Settings
 from functions.domain.api_keys import token_digest
+from functions.domain.claimants import attempt_of
 from functions.domain.claiming import ClaimWindow
 from functions.domain.errors import Refusal
 from functions.domain.leases import Fence
@@ -64,6 +65,15 @@ class Principal:
     """The only rings that this one may use; None: no limit of this kind."""
 
 
+def is_original(scopes: frozenset[str], headers: Mapping[str, str]) -> bool:
+    """Return True for a client of the original orchestrator, by the key and the absence of Baton's headers.
+
+    The original knows one key, for submitting as well as for working; Baton's users have no need of such a key.
+    """
+    ours = "x-lease-aware" in headers or "x-lease-token" in headers or headers.get("user-agent", "").startswith("baton")
+    return scopes == {Scope.SUBMIT, Scope.WORKER} and not ours
+
+
 @dataclass(frozen=True, kw_only=True)
 class Call:
     """One request after validation. `body` and `query` are instances of the route's models."""
@@ -75,11 +85,17 @@ class Call:
     headers: Mapping[str, str]
     request_id: str
     now: int
+    source_address: str
 
     @property
     def tenant(self) -> str:
         """The tenant whose things this call may see."""
         return self.principal.tenant
+
+    @property
+    def original(self) -> bool:
+        """True for a client of the original orchestrator, which gets its shapes."""
+        return is_original(self.principal.scopes, self.headers)
 
     @property
     def lease_aware(self) -> bool:
@@ -89,15 +105,22 @@ class Call:
             raise Refusal(ErrorCode.INVALID_VALUE, "The header x-lease-aware is 1 or absent.", field="x-lease-aware")
         return said is not None
 
-    def fence(self, job_id: str, machine_id: str | None = None) -> Fence:
-        """What this call proves about its right to write to a job."""
+    def fence(
+        self, job_id: str, machine_id: str | None = None, *, key: str | None = None, heartbeat: bool = False
+    ) -> Fence:
+        """What this call proves about its right to write to a job. `key`: of the object that an original client names,
+        which begins with the prefix of its attempt."""
         token = self.headers.get("x-lease-token")
         return Fence(
             job_id=job_id,
             tenant=self.tenant,
             now=self.now,
+            epoch=None if token else attempt_of(job_id, key),
             token_sha256=token_digest(token) if token else None,
-            machine_id=machine_id,
+            machine_id=machine_id or None,
+            key_id=self.principal.key_id,
+            source_address=self.source_address,
+            heartbeat=heartbeat,
         )
 
 

@@ -7,6 +7,7 @@ import binascii
 import logging
 import re
 from collections.abc import Mapping
+from functools import partial
 from typing import Any, get_args
 
 from pydantic import BaseModel, TypeAdapter, ValidationError
@@ -16,7 +17,7 @@ from contract.base import JOB_ID_PATTERN, MAX_STEP, path_problem
 from contract.errors import ErrorCode
 from contract.names import KEY_ID_PATTERN, RING_NAME_PATTERN, Scope
 from contract.recipes.calls import RECIPE_ID_PATTERN
-from functions.api.context import Call, Context, NoContent, Principal, Redirect, WithHeaders
+from functions.api.context import Call, Context, NoContent, Principal, Redirect, WithHeaders, is_original
 from functions.api.errors import error_response, refusal_of
 from functions.api.route import Function, Route, routes_of
 from functions.domain.errors import Refusal, StorageUnavailable
@@ -48,26 +49,28 @@ def dispatch(event: Event, context: Context, function: Function) -> dict[str, An
     """Answer one API Gateway HTTP API event (payload version 2.0) for one privilege group."""
     request_id = str(event.get("requestContext", {}).get("requestId", ""))
     route_key = str(event.get("routeKey", ""))
+    original = is_original(frozenset(str(_authorized(event).get("scopes", "")).split(",")), _headers(event))
+    refused = partial(error_response, request_id=request_id, original=original)
     try:
         route = routes_of(function).get(route_key)
         if route is None:
             raise Refusal(ErrorCode.NOT_FOUND, f"No route {route_key}.")
         response = _answer(route, route.call(context, _call(event, route, context, request_id)))
     except Refusal as refusal:
-        response = error_response(refusal, request_id=request_id)
+        response = refused(refusal)
     except StorageUnavailable:
         logger.exception("storage is unavailable", extra={"action": route_key, "request_id": request_id})
-        response = error_response(Refusal(ErrorCode.UNAVAILABLE), request_id=request_id, retry_after_s=RETRY_AFTER_S)
+        response = refused(Refusal(ErrorCode.UNAVAILABLE), retry_after_s=RETRY_AFTER_S)
     except Exception:  # the boundary of a request: a defect is logged whole, and its caller sees nothing of the inside
         logger.exception("unexpected failure", extra={"action": route_key, "request_id": request_id})
-        response = error_response(Refusal(ErrorCode.INTERNAL), request_id=request_id)
+        response = refused(Refusal(ErrorCode.INTERNAL))
     if route_key not in _QUIET:
         logger.info("answered", extra={"action": route_key, "status": response["statusCode"], "request_id": request_id})
     return response
 
 
 def _call(event: Event, route: Route, context: Context, request_id: str) -> Call:
-    headers = {str(name).lower(): str(value) for name, value in (event.get("headers") or {}).items()}
+    headers = _headers(event)
     principal = _principal(event, route)
     for name in route.headers:
         if name in headers and not _HEADER_VALUE.fullmatch(headers[name]):
@@ -82,14 +85,24 @@ def _call(event: Event, route: Route, context: Context, request_id: str) -> Call
         headers=headers,
         request_id=request_id,
         now=context.clock.now(),
+        source_address=str(event.get("requestContext", {}).get("http", {}).get("sourceIp", "")),
     )
+
+
+def _headers(event: Event) -> dict[str, str]:
+    return {str(name).lower(): str(value) for name, value in (event.get("headers") or {}).items()}
+
+
+def _authorized(event: Event) -> Mapping[str, Any]:
+    """Return what the authorizer says of the caller; nothing where no key is needed."""
+    return event.get("requestContext", {}).get("authorizer", {}).get("lambda") or {}
 
 
 def _principal(event: Event, route: Route) -> Principal:
     """Who the authorizer says is asking, if that key may make this call."""
     if not route.scopes:
         return Principal(tenant="", key_id="", scopes=frozenset())
-    found = event.get("requestContext", {}).get("authorizer", {}).get("lambda") or {}
+    found = _authorized(event)
     if "auth_error" in found:
         code = ErrorCode(found["auth_error"])
         if code is ErrorCode.UNAVAILABLE:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from pydantic import ValidationError
+from pydantic_core import to_json
 
 from contract.error_body import ErrorBody, ErrorDetail, Problem
 from contract.errors import ErrorCode, Fault
@@ -41,19 +42,24 @@ def refusal_of(error: ValidationError) -> Refusal:
     return Refusal(codes[0], detail, field=first.field or None, problems=problems[:MAX_PROBLEMS])
 
 
-def error_response(refusal: Refusal, *, request_id: str, retry_after_s: int | None = None) -> dict[str, Any]:
-    """An API Gateway response carrying our error body."""
+def error_response(
+    refusal: Refusal, *, request_id: str, original: bool, retry_after_s: int | None = None
+) -> dict[str, Any]:
+    """An API Gateway response carrying our error body; `original`: in the shape of the original orchestrator."""
     problems = [Problem(**fault._asdict()) for fault in refusal.problems[:MAX_PROBLEMS]] or None
     detail = ErrorDetail(
         code=refusal.code.value, message=refusal.message, field=refusal.field, request_id=request_id, problems=problems
     )
-    body = ErrorBody(error=detail)
+    body = ErrorBody(error=detail).model_dump(mode="json", exclude_none=True)
+    if original:
+        body = {"error": refusal.message, **body["error"]}
+        del body["message"]
     headers = {"content-type": "application/json", "cache-control": "no-store"}
     if retry_after_s is not None:
         headers["retry-after"] = str(retry_after_s)
     return {
         "statusCode": refusal.code.status,
         "headers": headers,
-        "body": body.model_dump_json(exclude_none=True),
+        "body": to_json(body).decode(),
         "isBase64Encoded": False,
     }

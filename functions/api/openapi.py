@@ -147,7 +147,9 @@ def describe() -> dict[str, Any]:
         "info": {
             "title": "Baton",
             "version": Settings.model_fields["version"].default,
-            "description": "Hands training jobs to GPU workers that may vanish at any second.",
+            "description": "Hands training jobs to GPU workers that may vanish at any second. A client whose key has "
+            "exactly the scopes submit and worker, and that sends none of Baton's headers, is one of the original "
+            "Dreambooth orchestrator: it receives OriginalJob and OriginalEvent, and text as `error` of a refusal.",
         },
         "paths": paths,
         "components": {

@@ -15,7 +15,7 @@ from contract.dreambooth import DreamboothSubmit
 from contract.history import EventType
 from contract.jobs import Artifact, InputRef, JobState, JobSubmit, Requirements
 from contract.names import CHECKPOINTS_BUCKET, DATA_BUCKET
-from functions.domain.checkpoints import job_prefix
+from functions.domain.claimants import attempt_prefix
 from functions.domain.records import Job, Lease
 
 RECIPE = "dreambooth-lora-sdxl@1"
@@ -47,6 +47,10 @@ def as_job(body: DreamboothSubmit, job_id: str) -> tuple[JobSubmit, JsonObject]:
     parameters = {
         name: value for name, value in columns.items() if name not in not_parameters and value not in (None, "")
     }
+    if not (body.class_prompt or "").strip():
+        # The original accepts prior preservation without a class, and its workers receive the columns as they are.
+        # Baton's agent has no class to preserve, therefore it trains without prior preservation.
+        parameters["with_prior_preservation"] = False
     if body.num_train_epochs > 1:
         parameters.pop("max_train_steps")
     else:
@@ -68,7 +72,7 @@ def job_columns(job: Job, lease: Lease | None = None) -> dict[str, Any]:
         "model_bucket": model.bucket if model else None,
         "model_key": model.key if model else None,
         "num_failures": job.counters.failures,
-        "last_heartbeat": _timestamp(lease.expires_at - lease.duration_s) if lease else None,
+        "last_heartbeat": timestamp(lease.expires_at - lease.duration_s) if lease else None,
         # As in the original, only what `GET /work` answers says it.
         "resume_from": None,
     }
@@ -81,13 +85,13 @@ def work_item(job: Job, lease: Lease | None, keys: dict[str, list[str]], resume_
         **job_columns(job, lease if started else None),
         "id": job.id,
         "status": job.state.value,
-        "created_at": _timestamp(job.created_at),
-        "started_at": _timestamp(job.started_at),
+        "created_at": timestamp(job.created_at),
+        "started_at": timestamp(job.started_at),
         "completed_at": None,
         "canceled_at": None,
         "failed_at": None,
         "checkpoint_bucket": CHECKPOINTS_BUCKET,
-        "checkpoint_prefix": job_prefix(job.id),
+        "checkpoint_prefix": attempt_prefix(job.id, job.epoch if started else job.epoch + 1),
         "resume_from": resume_from,
         "instance_data_keys": keys.get("instance", []),
         "class_data_keys": keys.get("class", []),
@@ -112,5 +116,5 @@ def zip_step(key: str) -> int | None:
     return int(found.group(1)) if found else None
 
 
-def _timestamp(instant: int | None) -> str | None:
+def timestamp(instant: int | None) -> str | None:
     return None if instant is None else datetime.fromtimestamp(instant, UTC).strftime("%Y-%m-%d %H:%M:%S")

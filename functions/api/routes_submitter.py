@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import partial
 
 from contract.checkpoints import CheckpointPage
-from contract.dreambooth import DreamboothSubmit
+from contract.dreambooth import DreamboothSubmit, OriginalEvent, OriginalJob
 from contract.errors import ErrorCode as E
 from contract.history import AttemptPage, EventPage, EventView
 from contract.jobs import BatchSubmit, JobPage, JobSubmit, JobView, RetryRequest, StopRequest
@@ -33,18 +33,23 @@ _page = partial(_submitter, "GET", refuses=PAGE)
 _steer = partial(_submitter, "POST", body_required=False, answer=TransitionAnswer, refuses=_STEER)
 
 ROUTES: tuple[Route, ...] = (
-    _submit("/job", submitting.submit, body=(JobSubmit, DreamboothSubmit), answer=JobView),
+    _submit("/job", submitting.submit, body=(JobSubmit, DreamboothSubmit), answer=JobView | OriginalJob),
     _submit("/jobs/batch", submitting.submit_batch, body=(BatchSubmit,), answer=list[JobView]),
     _submitter(
         "GET",
         "/jobs",
         submitting.list_jobs,
         query=submitting.JobsQuery,
-        answer=JobPage | list[JobView],
+        answer=JobPage | list[JobView] | list[OriginalJob],
         refuses=(E.INVALID_CURSOR,),
     ),
-    _submitter("GET", "/job/{id}", submitting.get_job, answer=JobView, refuses=JOB),
-    _page("/job/{id}/events", submitting.list_events, query=submitting.PageQuery, answer=EventPage | list[EventView]),
+    _submitter("GET", "/job/{id}", submitting.get_job, answer=JobView | OriginalJob, refuses=JOB),
+    _page(
+        "/job/{id}/events",
+        submitting.list_events,
+        query=submitting.PageQuery,
+        answer=EventPage | list[EventView] | list[OriginalEvent],
+    ),
     _page("/job/{id}/attempts", submitting.list_attempts, query=submitting.PageQuery, answer=AttemptPage),
     _page("/job/{id}/checkpoints", submitting.list_checkpoints, query=submitting.PageQuery, answer=CheckpointPage),
     _page("/job/{id}/logs", logs.read, query=logs.LogsQuery, answer=LogPage),

@@ -68,6 +68,9 @@ class Settings(BaseModel):
     upload_token_life_s: Annotated[int, Field(ge=10, le=3600)] = 900
     read_protection_s: Annotated[int, Field(ge=60, le=86_400)] = 3600
     """How long retention spares a checkpoint after somebody was given URLs to read it."""
+    original_progress_s: Annotated[int, Field(ge=60, le=30 * 86_400)] = 6 * 3600
+    """How long heartbeats of a client of the original orchestrator are taken without `/progress`; before its first one
+    twice as long. Its program may hang, or be another one than that which claimed the job: a lease token would tell."""
     version: str = "0.1.0"
 
     @classmethod

@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 from contract.base import Cursor, PageLimit, QueueName, WireModel
 from contract.checkpoints import CheckpointPage
-from contract.dreambooth import DreamboothSubmit
+from contract.dreambooth import DreamboothSubmit, OriginalEvent, OriginalJob
 from contract.errors import ErrorCode
 from contract.history import AttemptPage, EventPage, EventView
 from contract.jobs import (
@@ -30,12 +30,21 @@ from functions.api.leasing import WRITE_TRIES, apply_decision
 from functions.api.paging import MAX_ANSWER_BYTES, fitting, size_of
 from functions.api.recipes import Resolver
 from functions.api.steering import is_watched, require_quick, sound_rules
-from functions.api.views import attempt_view, checkpoint_view, event_view, job_view, transition_answer
+from functions.api.views import (
+    attempt_view,
+    checkpoint_view,
+    event_view,
+    job_view,
+    original_event_view,
+    original_job_view,
+    transition_answer,
+)
 from functions.api.watching import look_at_move
 from functions.domain import jobs as rules
 from functions.domain.change import Change
 from functions.domain.errors import FenceBroken, Refusal, WriteConflict
-from functions.domain.records import Attempt, CheckpointRecord, Job, RulesRecord, Spec
+from functions.domain.ports import Page
+from functions.domain.records import Attempt, CheckpointRecord, Event, Job, Lease, RulesRecord, Spec
 
 _IDEMPOTENCY_NAMESPACE = uuid.UUID("6ba7b812-9dad-11d1-80b4-00c04fd430c8")
 _BARE_LIST_LIMIT = 1000
@@ -61,10 +70,11 @@ class PageQuery(WireModel):
     cursor: Cursor | None = None
 
 
-def submit(context: Context, call: Call) -> JobView:
+def submit(context: Context, call: Call) -> JobView | OriginalJob:
     """Submit a job; with an Idempotency-Key a repeat answers with the same job."""
     key = call.headers.get("idempotency-key")
-    return job_view(_submit_one(context, call, call.body, key))
+    job = _submit_one(context, call, call.body, key)
+    return original_job_view(job) if call.original else job_view(job)
 
 
 def submit_batch(context: Context, call: Call) -> list[JobView]:
@@ -112,42 +122,53 @@ def _named(place: str) -> Iterator[None]:
         raise Refusal(refusal.code, refusal.detail, field=field, problems=problems) from None
 
 
-def list_jobs(context: Context, call: Call) -> JobPage | list[JobView]:
+def list_jobs(context: Context, call: Call) -> JobPage | list[JobView] | list[OriginalJob]:
     """A tenant's jobs, oldest first, or newest first with `order=desc`; a bare list for clients that do not page."""
     query: JobsQuery = call.query
     bare = query.limit is None and query.cursor is None
 
-    def views(items: Sequence[Job]) -> list[JobView]:
+    def page(limit: int) -> Page[Job]:
+        return context.jobs.list_jobs(
+            call.tenant, state=query.status, limit=limit, cursor=query.cursor, newest_first=query.order == "desc"
+        )
+
+    def seen(items: Sequence[Job]) -> list[tuple[Job, Lease | None]]:
         jobs = [job for job in items if query.queue is None or job.queue == query.queue]
         leases = context.leases.get_many([job.id for job in jobs if job.state is JobState.RUNNING])
-        return [job_view(job, leases.get(job.id)) for job in jobs]
+        return [(job, leases.get(job.id)) for job in jobs]
 
-    jobs, cursor = fitting(
-        lambda limit: context.jobs.list_jobs(
-            call.tenant, state=query.status, limit=limit, cursor=query.cursor, newest_first=query.order == "desc"
-        ),
-        views,
-        query.limit or (_BARE_LIST_LIMIT if bare else _PAGE_LIMIT),
-    )
+    if bare and call.original:
+        return fitting(page, lambda items: [original_job_view(*one) for one in seen(items)], _BARE_LIST_LIMIT)[0]
+    limit = query.limit or (_BARE_LIST_LIMIT if bare else _PAGE_LIMIT)
+    jobs, cursor = fitting(page, lambda items: [job_view(*one) for one in seen(items)], limit)
     return jobs if bare else JobPage(jobs=jobs, next_cursor=cursor)
 
 
-def get_job(context: Context, call: Call) -> JobView:
+def get_job(context: Context, call: Call) -> JobView | OriginalJob:
     """One job with its newest progress."""
     job = job_of(context, call, call.path["id"])
-    return job_view(job, context.leases.get(job.id) if job.state is JobState.RUNNING else None)
+    lease = context.leases.get(job.id) if job.state is JobState.RUNNING else None
+    return original_job_view(job, lease) if call.original else job_view(job, lease)
 
 
-def list_events(context: Context, call: Call) -> EventPage | list[EventView]:
+def list_events(context: Context, call: Call) -> EventPage | list[EventView] | list[OriginalEvent]:
     """A job's history, oldest first; a bare list for clients that do not page."""
     query: PageQuery = call.query
-    job = job_of(context, call, call.path["id"])
     bare = query.limit is None and query.cursor is None
-    events, cursor = fitting(
-        lambda limit: context.jobs.events(job.id, limit=limit, cursor=query.cursor),
-        lambda items: [event_view(item) for item in items],
-        query.limit or (_BARE_LIST_LIMIT if bare else _PAGE_LIMIT),
-    )
+    try:
+        job = job_of(context, call, call.path["id"])
+    except Refusal:
+        if bare and call.original:
+            return []
+        raise
+
+    def page(limit: int) -> Page[Event]:
+        return context.jobs.events(job.id, limit=limit, cursor=query.cursor)
+
+    if bare and call.original:
+        return fitting(page, lambda items: [original_event_view(job, item) for item in items], _BARE_LIST_LIMIT)[0]
+    limit = query.limit or (_BARE_LIST_LIMIT if bare else _PAGE_LIMIT)
+    events, cursor = fitting(page, lambda items: [event_view(item) for item in items], limit)
     return events if bare else EventPage(events=events, next_cursor=cursor)
 
 
@@ -179,7 +200,13 @@ def list_checkpoints(context: Context, call: Call) -> CheckpointPage:
 def stop(context: Context, call: Call) -> TransitionAnswer:
     """Cancel a job, wherever it stands."""
     message = (call.body or StopRequest()).message
-    return _steered(context, call, lambda job, attempt: rules.cancel(job, attempt, message=message, now=call.now))
+    try:
+        return _steered(context, call, lambda job, attempt: rules.cancel(job, attempt, message=message, now=call.now))
+    except Refusal as refusal:
+        if call.original and refusal.code in (ErrorCode.JOB_FINISHED, ErrorCode.JOB_CANCELED):
+            # The original answers every stop with 200. The job stays what it is.
+            return transition_answer(job_of(context, call, call.path["id"]))
+        raise
 
 
 def pause(context: Context, call: Call) -> TransitionAnswer:

@@ -32,6 +32,7 @@ from functions.api.parts import PartedUploads, Whole
 from functions.api.sharing import given
 from functions.domain.api_keys import token_digest
 from functions.domain.checkpoints import PACKS
+from functions.domain.claimants import attempt_of
 from functions.domain.errors import Refusal
 from functions.domain.jobs import require_running
 from functions.domain.ports import Presigned, StoredObject
@@ -358,6 +359,11 @@ def _writable(context: Context, call: Call, bucket: str, key: str) -> None:
         if Scope.SUBMIT in call.principal.scopes:
             return
         raise Refusal(ErrorCode.JOB_NOT_FOUND, f"No job {found[1]}.", field="key")
+    epoch = attempt_of(job.id, key)
+    if epoch is not None:
+        require_running(job)
+        if epoch != job.epoch:
+            raise Refusal(ErrorCode.LEASE_LOST, f"{key}: the job is held by attempt {job.epoch}.", field="key")
     if Scope.SUBMIT not in call.principal.scopes:
         require_running(job)
     _require_uncommitted(context, job, key)

@@ -5,12 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 from contract.checkpoints import CheckpointView
+from contract.dreambooth import OriginalEvent, OriginalJob
+from contract.events import event_id
 from contract.history import AttemptView, EventView
 from contract.jobs import JobState, JobView
 from contract.keys import KeyView
 from contract.names import CHECKPOINTS_BUCKET
 from contract.work import TransitionAnswer
-from functions.api.original import event_name, job_columns
+from functions.api.original import event_name, job_columns, timestamp
 from functions.domain.api_keys import ApiKey
 from functions.domain.checkpoints import job_prefix
 from functions.domain.ending import committed_step
@@ -61,6 +63,20 @@ def job_view(job: Job, lease: Lease | None = None) -> JobView:
         lease_expires_at=held.expires_at if held else None,
         **job_columns(job, held),
     )
+
+
+def original_job_view(job: Job, lease: Lease | None = None) -> OriginalJob:
+    """Return the job for a client of the original orchestrator: `job_view` with text for instants."""
+    view = job_view(job, lease)
+    instants = ("created_at", "started_at", "completed_at", "canceled_at", "failed_at")
+    texts = {name: timestamp(getattr(view, name)) for name in instants}
+    return OriginalJob.model_validate({**view.model_dump(), **texts})
+
+
+def original_event_view(job: Job, event: Event) -> OriginalEvent:
+    """Return the event for a client of the original orchestrator: `event_view` with the columns of its table."""
+    named = {"id": event_id(job.id, event.seq), "job_id": job.id, "event_data": event.data}
+    return OriginalEvent.model_validate({**event_view(event).model_dump(), **named, "timestamp": timestamp(event.at)})
 
 
 def event_view(event: Event) -> EventView:

@@ -39,8 +39,9 @@ from functions.api.watching import look_at_heartbeat, look_at_move
 from functions.domain import jobs as rules
 from functions.domain.api_keys import token_digest
 from functions.domain.checkpoints import job_prefix
+from functions.domain.claimants import FIRST_PROGRESS_FACTOR, Claimant
 from functions.domain.errors import FenceBroken, Refusal, StorageUnavailable, WriteConflict
-from functions.domain.leases import Fence, directive_for
+from functions.domain.leases import Fence, directive_for, fence_of
 from functions.domain.records import Job, Lease
 
 logger = logging.getLogger("baton.work")
@@ -63,6 +64,7 @@ def get_work(context: Context, call: Call) -> list[WorkItem] | list[dict[str, An
         now=call.now,
         random=context.random,
         window=context.window,
+        claimant=None if token else _claimant(context, call),
     )
     if claimed is None:
         return []
@@ -103,7 +105,7 @@ def peek_work(context: Context, call: Call) -> list[dict[str, Any]]:
 def heartbeat(context: Context, call: Call) -> HeartbeatAnswer:
     """Prolong the lease, report progress, hear what to do: one write."""
     body: HeartbeatRequest = call.body or HeartbeatRequest()
-    fence = call.fence(call.path["id"], body.machine_id)
+    fence = call.fence(call.path["id"], body.machine_id, heartbeat=True)
     progress = None
     if body.step is not None:
         progress = Progress(
@@ -137,7 +139,7 @@ def heartbeat(context: Context, call: Call) -> HeartbeatAnswer:
 def complete(context: Context, call: Call) -> TransitionAnswer:
     """Finish a job: refused until every declared artifact is seen in storage."""
     body: CompleteRequest = call.body
-    fence = call.fence(body.job_id, body.machine_id)
+    fence = call.fence(body.job_id, body.machine_id, key=body.key)
     job, lease = _held(context, call, fence, repeated=("complete",))
     if lease is None:
         offer(context, call, job)
@@ -166,7 +168,7 @@ def complete(context: Context, call: Call) -> TransitionAnswer:
 def fail(context: Context, call: Call) -> TransitionAnswer:
     """Give a job up, saying why: it waits and is handed out again, or has failed for good."""
     body: FailRequest = call.body
-    fence = call.fence(body.job_id, body.machine_id)
+    fence = call.fence(body.job_id, body.machine_id, key=body.key)
     job, lease = _held(context, call, fence, repeated=("failed",))
     if lease is None:
         _let_go_if_ended(context, call, job)
@@ -272,7 +274,7 @@ def _refused_heartbeat(call: Call, fence: Fence, lease: Lease | None) -> Heartbe
         return _heartbeat_answer(lease, directive, lease.directive_reason or lease.closed, call.now)
     if lease is not None and lease.tenant != call.tenant:
         lease = None
-    if fence.token_sha256 is None and (lease is None or lease.token_sha256 is None or lease.closed):
+    if fence.token_sha256 is None:
         raise _not_running(fence)
     if lease is None:
         raise Refusal(ErrorCode.JOB_NOT_FOUND, f"No job {fence.job_id}.", field="id")
@@ -280,7 +282,7 @@ def _refused_heartbeat(call: Call, fence: Fence, lease: Lease | None) -> Heartbe
 
 
 def _not_running(fence: Fence) -> Refusal:
-    """The original's clients take exactly this status as the order to stop."""
+    """Refuse with 400, which the original's worker obeys; it repeats the call at once after any other refusal."""
     return Refusal(ErrorCode.JOB_NOT_RUNNING, f"Job {fence.job_id} is not running for this worker.")
 
 
@@ -297,7 +299,7 @@ def _release_for_pause(context: Context, call: Call, fence: Fence, lease: Lease)
 
 def _hand_back(context: Context, call: Call, claimed: Claimed) -> None:
     """Undo a claim whose answer cannot be given: nobody would train, and a lost machine would be counted."""
-    fence = _fence_of(claimed.lease, call.now)
+    fence = fence_of(claimed.lease, call.now)
     reason = Reason(code=ReasonCode.NOT_HANDED_OUT, message="the storage failed while the claim was answered")
     try:
         context.jobs.apply(
@@ -309,7 +311,7 @@ def _hand_back(context: Context, call: Call, claimed: Claimed) -> None:
 
 def _fail_unheard(context: Context, call: Call, claimed: Claimed, message: str) -> None:
     """End an attempt that this worker cannot be given; another one may be able to."""
-    fence = _fence_of(claimed.lease, call.now)
+    fence = fence_of(claimed.lease, call.now)
     report = FailRequest(job_id=fence.job_id, failure_class=FailureClass.BAD_INPUT, message=message)
     try:
         change = rules.fail(claimed.job, claimed.attempt, fence, report, progress=None, now=call.now)
@@ -319,15 +321,10 @@ def _fail_unheard(context: Context, call: Call, claimed: Claimed, message: str) 
     _moved(context, call, change.job)
 
 
-def _fence_of(lease: Lease, now: int) -> Fence:
-    return Fence(
-        job_id=lease.job_id,
-        tenant=lease.tenant,
-        now=now,
-        epoch=lease.epoch,
-        token_sha256=lease.token_sha256,
-        machine_id=lease.machine_id,
-    )
+def _claimant(context: Context, call: Call) -> Claimant:
+    """Return what an original client's later calls are compared with."""
+    first_s = FIRST_PROGRESS_FACTOR * context.settings.original_progress_s
+    return Claimant(key_id=call.principal.key_id, source_address=call.source_address, progress_by=call.now + first_s)
 
 
 def _work_item(context: Context, call: Call, claimed: Claimed, token: str) -> WorkItem:

@@ -57,9 +57,11 @@ class ReopenLease:
 
 @dataclass(frozen=True, kw_only=True)
 class CheckLease:
-    """Change nothing in the lease; refuse the whole change unless it satisfies the fence."""
+    """Refuse the whole change unless the lease satisfies the fence; change nothing in it but `progress_by`."""
 
     fence: Fence
+    progress_by: int | None = None
+    """Of an original client that has shown progress; None to leave the lease as it is."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -100,11 +100,14 @@ def require_newer(job: Job, step: int) -> None:
         )
 
 
-def commit(job: Job, fence: Fence | None, record: CheckpointRecord, *, now: int) -> Change:
+def commit(
+    job: Job, fence: Fence | None, record: CheckpointRecord, *, now: int, progress_by: int | None = None
+) -> Change:
     """The checkpoint exists from here on: every byte of it is stored and verified.
 
     Without `fence` the caller has read the lease behind `job` and found it live: what ends a lease raises the job's
-    `rev`, and nothing else but time does; the fence would compare it with the same instant.
+    `rev`, and nothing else but time does; the fence would compare it with the same instant. `progress_by`: when an
+    original client has to show progress next.
     """
     require_running(job)
     if record.epoch != job.epoch:
@@ -129,7 +132,7 @@ def commit(job: Job, fence: Fence | None, record: CheckpointRecord, *, now: int)
     change = replace(
         change,
         checkpoint=record.model_copy(update={"branches": job.branches, "first_step": first_step}),
-        lease=CheckLease(fence=fence) if fence is not None else None,
+        lease=CheckLease(fence=fence, progress_by=progress_by) if fence is not None else None,
     )
     return change.with_event(
         EventType.CHECKPOINT_COMMITTED,

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 
 from contract.work import WorkQuery
 from functions.domain.change import Change, OpenLease
+from functions.domain.claimants import Claimant
 from functions.domain.matching import equals, mismatch
 from functions.domain.ports import Randomness
 from functions.domain.records import Job
@@ -52,6 +53,16 @@ def with_rings(change: Change, ring_token_sha256: str | None) -> Change:
         return change
     opened = lease.lease.model_copy(update={"rings": rings, "ring_token_sha256": ring_token_sha256})
     return replace(change, lease=OpenLease(lease=opened))
+
+
+def with_claimant(change: Change, claimant: Claimant | None) -> Change:
+    """Return the claim with the original client that its lease belongs to; unchanged for a lease with a token."""
+    if claimant is None or not isinstance(change.lease, OpenLease):
+        return change
+    lease = change.lease.lease
+    # An empty machine id comes from a variable without a value, on every such machine alike.
+    updates = {"claimant": claimant, "machine_id": lease.machine_id or None}
+    return replace(change, lease=OpenLease(lease=lease.model_copy(update=updates)))
 
 
 def suitable(candidates: Sequence[Job], worker: WorkQuery, now: int) -> list[Job]:

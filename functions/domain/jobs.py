@@ -43,7 +43,7 @@ from functions.domain.ending import (
     stopped,
 )
 from functions.domain.errors import Refusal
-from functions.domain.leases import Fence
+from functions.domain.leases import Fence, why_expired
 from functions.domain.records import Attempt, CheckpointRecord, Job, Lease, RulesRecord, Spec, StandingRecord
 
 MAX_SPEC_BYTES = 100_000
@@ -245,7 +245,7 @@ def interrupt(job: Job, attempt: Attempt, lease: Lease, *, now: int) -> Change:
     if lease.closed or lease.epoch != job.epoch or lease.expires_at > now:
         raise Refusal(ErrorCode.ILLEGAL_TRANSITION, f"The lease of job {job.id} has not run out.")
     last_seen_at = lease.expires_at - lease.duration_s
-    reason = Reason(code=ReasonCode.LEASE_EXPIRED, message=f"no heartbeat for {now - last_seen_at} s")
+    reason = Reason(code=ReasonCode.LEASE_EXPIRED, message=why_expired(lease, now))
     return interrupted(
         job, attempt, reason, now, fence=None, expired_at=now, seen_until=last_seen_at, progress=lease.progress
     )

@@ -28,7 +28,8 @@ LEASE_KEPT_S = 7 * 86_400
 class Fence:
     """What a worker must prove for a write to be accepted at `now`.
 
-    `token_sha256` is None for an original client; then `machine_id` is compared where both sides name one.
+    `token_sha256` is None for an original client. Where the lease names a machine, such a client must name the same
+    one; otherwise its API key and source address must be those of the claim, and a write must name the attempt.
     """
 
     job_id: str
@@ -37,6 +38,10 @@ class Fence:
     epoch: int | None = None
     token_sha256: str | None = None
     machine_id: str | None = None
+    key_id: str | None = None
+    source_address: str | None = None
+    heartbeat: bool = False
+    """Heartbeats of original clients may lack the machine id and name no attempt, but need progress now and then."""
 
     def admits(self, lease: Lease | None, *, reproof_window_s: int = 0) -> bool:
         """True if `lease` lets the bearer write. The stores express the same as a condition."""
@@ -46,6 +51,7 @@ class Fence:
             and not lease.closed
             and self.bears(lease)
             and lease.expires_at + reproof_window_s > self.now
+            and not (self.heartbeat and lease.claimant is not None and lease.claimant.progress_by <= self.now)
         )
 
     def recovers(self, lease: Lease | None) -> bool:
@@ -67,7 +73,14 @@ class Fence:
         if self.token_sha256 is not None:
             # A lease-aware worker of an earlier attempt, while an original client holds the job.
             return False
-        return self.machine_id is None or lease.machine_id is None or lease.machine_id == self.machine_id
+        if lease.machine_id is not None and (self.machine_id is not None or not self.heartbeat):
+            return lease.machine_id == self.machine_id
+        claimant = lease.claimant
+        return (
+            claimant is not None
+            and (claimant.key_id, claimant.source_address) == (self.key_id, self.source_address)
+            and (self.heartbeat or self.epoch is not None)
+        )
 
     def ended_directive(self, lease: Lease | None) -> Directive | None:
         """What to tell the bearer of a lease that a user's command closed; None if it is not that."""
@@ -82,6 +95,8 @@ class Fence:
         if lease.token_sha256 is not None and self.token_sha256 is None:
             return Refusal(ErrorCode.LEASE_REQUIRED, field="x-lease-token")
         if not self.bears(lease):
+            if self.token_sha256 is None:
+                return self._other_client(lease)
             return Refusal(
                 ErrorCode.LEASE_LOST,
                 f"Job {self.job_id} is held by attempt {lease.epoch}, or the lease token is not that attempt's.",
@@ -104,6 +119,43 @@ class Fence:
             f"The lease of attempt {lease.epoch} ran out at {lease.expires_at}; it is {self.now} now.",
             field="x-lease-token",
         )
+
+    def _other_client(self, lease: Lease) -> Refusal:
+        """Tell a client without a lease token why it is not the one that the lease was given to."""
+        held = f"Job {self.job_id} is held by attempt {lease.epoch}"
+        if self.epoch is not None and self.epoch != lease.epoch:
+            return Refusal(ErrorCode.LEASE_LOST, f"{held}; the key is of attempt {self.epoch}.", field="key")
+        if lease.machine_id is not None:
+            named = "another machine" if self.machine_id is not None else "no machine"
+            return Refusal(ErrorCode.LEASE_LOST, f"{held} on a machine; the call names {named}.", field="machine_id")
+        if self.epoch is None:
+            return Refusal(
+                ErrorCode.LEASE_LOST, f"{held}; the key does not begin with that attempt's prefix.", field="key"
+            )
+        return Refusal(ErrorCode.LEASE_LOST, f"{held}, which was claimed with another API key or address.")
+
+
+def fence_of(lease: Lease, now: int) -> Fence:
+    """Return what the bearer of `lease` proves, for writes that the control plane makes in its place."""
+    claimant = lease.claimant
+    return Fence(
+        job_id=lease.job_id,
+        tenant=lease.tenant,
+        now=now,
+        epoch=lease.epoch,
+        token_sha256=lease.token_sha256,
+        machine_id=lease.machine_id,
+        key_id=claimant.key_id if claimant else None,
+        source_address=claimant.source_address if claimant else None,
+    )
+
+
+def why_expired(lease: Lease, now: int) -> str:
+    """Tell why a lease ran out: heartbeats stopped, or an original client showed no progress for too long."""
+    claimant = lease.claimant
+    if claimant is not None and claimant.progress_by < lease.expires_at:
+        return f"no checkpoint within the time allowed, which ended {now - claimant.progress_by} s ago"
+    return f"no heartbeat for {now - (lease.expires_at - lease.duration_s)} s"
 
 
 def directive_for(lease: Lease, now: int) -> tuple[Directive, str]:

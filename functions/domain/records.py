@@ -20,6 +20,7 @@ from contract.jobs import (
 from contract.recipes.plan import RunPlan
 from contract.steering import CommandKind, EndedBy, RolledBack, RuleStatus
 from contract.work import Directive
+from functions.domain.claimants import Claimant
 from functions.domain.scale_records import ScaleOrder
 from functions.domain.stored import Record
 
@@ -364,6 +365,7 @@ class Lease(Record):
     """None where the job names no rings."""
     rings: list[str] = []
     machine_id: str | None = None
+    claimant: Claimant | None = None
     expires_at: int
     duration_s: int
     heartbeat_interval_s: int

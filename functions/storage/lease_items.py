@@ -18,6 +18,7 @@ from functions.domain.change import (
     ReopenLease,
     SteerLease,
 )
+from functions.domain.claimants import Claimant
 from functions.domain.leases import LEASE_KEPT_S, REPROOF_WINDOW_S, REVOKED, Fence
 from functions.domain.records import Lease
 from functions.storage import keys
@@ -46,6 +47,10 @@ def to_item(lease: Lease) -> Item:
     for name in _TEXTS:
         if (value := getattr(lease, name)) is not None:
             item[name] = {"S": value}
+    if lease.claimant is not None:
+        item["claimant_key"] = {"S": lease.claimant.key_id}
+        item["claimant_address"] = {"S": lease.claimant.source_address}
+        item["progress_by"] = number(lease.claimant.progress_by)
     if lease.rings:
         item["rings"] = {"S": ",".join(lease.rings)}
     if lease.watched:
@@ -72,6 +77,7 @@ def from_item(item: Item) -> Lease:
             "ring_token_sha256": _text(item, "ring_token_sha256"),
             "rings": _rings_of(item),
             "machine_id": _text(item, "machine_id"),
+            "claimant": _claimant_of(item),
             "expires_at": int(item["expires_at"]["N"]),
             "duration_s": int(item["duration_s"]["N"]),
             "heartbeat_interval_s": int(item["heartbeat_interval_s"]["N"]),
@@ -102,10 +108,32 @@ def fence_condition(fence: Fence, *, reproof_window_s: int = 0) -> tuple[str, It
         values[":token"] = {"S": fence.token_sha256}
     else:
         terms.append("attribute_not_exists(token_sha256)")
-        if fence.machine_id is not None:
-            terms.append("(attribute_not_exists(machine_id) OR machine_id = :machine)")
-            values[":machine"] = {"S": fence.machine_id}
+        terms.append(_original_condition(fence, values))
     return " AND ".join(terms), values
+
+
+def _original_condition(fence: Fence, values: Item) -> str:
+    """Return the terms of `Fence.admits` for a client without a lease token; adds their values to `values`."""
+    ways = []
+    if fence.machine_id is not None:
+        ways.append("machine_id = :machine")
+        values[":machine"] = {"S": fence.machine_id}
+    if None not in (fence.key_id, fence.source_address) and (fence.heartbeat or fence.epoch is not None):
+        claimed = "claimant_key = :claimant_key AND claimant_address = :claimant_address"
+        if fence.machine_id is not None or not fence.heartbeat:
+            claimed = f"attribute_not_exists(machine_id) AND {claimed}"
+        ways.append(claimed)
+        values[":claimant_key"] = {"S": fence.key_id}
+        values[":claimant_address"] = {"S": fence.source_address}
+    # A condition that no row satisfies: every row has its key.
+    condition = " OR ".join(ways) or "attribute_not_exists(pk)"
+    if len(ways) > 1:
+        # AND binds tighter than OR. DynamoDB refuses redundant parentheses.
+        condition = f"({condition})"
+    if fence.heartbeat:
+        condition += " AND (attribute_not_exists(progress_by) OR progress_by > :beat_at)"
+        values[":beat_at"] = number(fence.now)
+    return condition
 
 
 def transact_item(write: LeaseWrite, change: Change, table: str) -> Item:
@@ -125,6 +153,9 @@ def transact_item(write: LeaseWrite, change: Change, table: str) -> Item:
             return _reopen(write, table)
         case CheckLease(fence=fence):
             condition, values = fence_condition(fence)
+            if write.progress_by is not None:
+                values[":progress_by"] = number(write.progress_by)
+                return _update(table, fence.job_id, "SET progress_by = :progress_by", condition, values)
             return {
                 "ConditionCheck": {
                     "TableName": table,
@@ -234,6 +265,17 @@ def _update(table: str, job_id: str, update: str, condition: str, values: Item) 
             "ReturnValuesOnConditionCheckFailure": "ALL_OLD",
         }
     }
+
+
+def _claimant_of(item: Item) -> Claimant | None:
+    """Return the original client that a row names; None for a lease with a token."""
+    if "claimant_key" not in item:
+        return None
+    return Claimant(
+        key_id=item["claimant_key"]["S"],
+        source_address=item["claimant_address"]["S"],
+        progress_by=int(item["progress_by"]["N"]),
+    )
 
 
 def _rings_of(item: Item) -> list[str]:

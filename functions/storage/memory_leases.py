@@ -85,10 +85,7 @@ def lease_after(write: LeaseWrite, leases: Mapping[str, Lease], change: Change) 
         case ReopenLease():
             return _reopened(write, leases.get(write.fence.job_id))
         case CheckLease():
-            lease = leases.get(write.fence.job_id)
-            if not write.fence.admits(lease):
-                raise FenceBroken(lease)
-            return lease
+            return _checked(write, leases.get(write.fence.job_id))
         case DirectLease():
             lease = leases.get(write.job_id)
             if lease is None or lease.epoch != write.epoch or lease.closed:
@@ -119,6 +116,15 @@ def noted(write: NoteLease, leases: Mapping[str, Lease]) -> Lease:
         raise FenceBroken(lease)
     said = {"rules_in_force": write.rules_in_force, "rules_rejected": write.rules_rejected}
     return lease.model_copy(update=said)
+
+
+def _checked(write: CheckLease, lease: Lease | None) -> Lease:
+    if lease is None or not write.fence.admits(lease):
+        raise FenceBroken(lease)
+    if write.progress_by is None or lease.claimant is None:
+        return lease
+    claimant = lease.claimant.model_copy(update={"progress_by": write.progress_by})
+    return lease.model_copy(update={"claimant": claimant})
 
 
 def _reopened(write: ReopenLease, lease: Lease | None) -> Lease:

@@ -36,7 +36,10 @@ def create(
     scopes: Annotated[
         list[Scope],
         typer.Option(
-            "--scope", metavar="SCOPE", help="What it may do: submit, worker, ring or admin; may be repeated."
+            "--scope",
+            metavar="SCOPE",
+            help="What it may do: submit, worker, ring or admin; may be repeated. A client of the original Dreambooth"
+            " orchestrator has one key for everything: --scope submit --scope worker.",
         ),
     ],
     expires_in: ExpiresIn = None,

@@ -12,6 +12,7 @@ from contract.jobs import Policy
 from contract.work import Directive
 from functions.domain import jobs as rules
 from functions.domain.change import Change, CheckLease, CloseLease, OpenLease, changed
+from functions.domain.claimants import Claimant
 from functions.domain.errors import FenceBroken
 from functions.domain.leases import LEASE_KEPT_S, REPROOF_WINDOW_S, Fence
 from functions.domain.reclaiming import Watch
@@ -100,21 +101,37 @@ def opened(cloud: Cloud, **more: Any) -> tuple[Job, Lease]:
     return change.job, stored
 
 
+CLAIMANT = Claimant(key_id="k", source_address="192.0.2.1", progress_by=NOW + 10_000)
+SILENT = CLAIMANT.model_copy(update={"progress_by": NOW + 89})
 SHAPES: list[dict[str, Any]] = [
     {"token_sha256": "a" * 64, "machine_id": "m-1"},
     {"token_sha256": "a" * 64},
     {"machine_id": "m-1"},
-    {"machine_id": ""},
+    {"machine_id": "m-1", "claimant": CLAIMANT},
+    {"claimant": CLAIMANT},
+    {"machine_id": "m-1", "claimant": SILENT},
     {},
     {"token_sha256": "a" * 64, "closed": "canceled"},
     {"machine_id": "m-1", "closed": "released"},
 ]
+CLAIMED: dict[str, Any] = {"tenant": TENANT, "key_id": "k", "source_address": "192.0.2.1"}
 PROOFS: list[dict[str, Any]] = [
-    {"tenant": tenant, "epoch": epoch, "token_sha256": token, "machine_id": machine}
-    for tenant, epoch, token, machine in itertools.product(
-        (TENANT,), (None, 2, 3), (None, "a" * 64, "b" * 64), (None, "m-1", "m-2", "")
-    )
-] + [{"tenant": "other", "token_sha256": "a" * 64, "machine_id": "m-1"}]
+    *(
+        {"tenant": TENANT, "epoch": epoch, "token_sha256": token, "machine_id": machine}
+        for epoch, token, machine in itertools.product((None, 2, 3), (None, "a" * 64, "b" * 64), (None, "m-1", "m-2"))
+    ),
+    *(
+        {**CLAIMED, "epoch": epoch, "machine_id": machine, "heartbeat": beat}
+        for epoch, machine, beat in itertools.product((None, 2), (None, "m-1"), (False, True))
+    ),
+    {**CLAIMED, "epoch": 3},
+    {**CLAIMED, "machine_id": "m-2", "heartbeat": True},
+    {**CLAIMED, "source_address": "192.0.2.2", "epoch": 2},
+    {**CLAIMED, "source_address": "192.0.2.2", "heartbeat": True},
+    {**CLAIMED, "source_address": None, "heartbeat": True},
+    {**CLAIMED, "key_id": "other", "heartbeat": True},
+    {"tenant": "other", "token_sha256": "a" * 64, "machine_id": "m-1"},
+]
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=lambda shape: "-".join(shape) or "bare")
@@ -135,7 +152,8 @@ def test_every_fence_is_judged_as_the_rules_judge_it(cloud: Cloud, shape: dict[s
         outcomes.add(admitted)
     assert cloud.jobs.get(job.id) == job
     assert cloud.leases.get(job.id) == lease
-    assert outcomes == ({False} if "closed" in shape else {True, False})
+    # Nothing can be compared with a lease that names neither token nor machine nor claimant.
+    assert outcomes == ({False} if "closed" in shape or not shape else {True, False})
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=lambda shape: "-".join(shape) or "bare")
@@ -156,7 +174,23 @@ def test_every_heartbeat_is_judged_as_the_rules_judge_it(cloud: Cloud, shape: di
     assert cloud.leases.get(lease.job_id) == lease
 
 
-@pytest.mark.parametrize("shape", SHAPES[:5], ids=lambda shape: "-".join(shape) or "bare")
+def test_progress_puts_off_the_end_of_an_original_clients_heartbeats(cloud: Cloud) -> None:
+    job, lease = opened(cloud, machine_id="m-1", claimant=SILENT)
+    fence = Fence(job_id=job.id, tenant=TENANT, now=NOW + 89, machine_id="m-1")
+    beat = replace(fence, heartbeat=True)
+    with pytest.raises(FenceBroken):
+        cloud.leases.heartbeat(beat, None, None)
+    change = replace(changed(job, NOW), lease=CheckLease(fence=fence, progress_by=NOW + 500))
+    cloud.jobs.apply(change)
+    shown = lease.model_copy(update={"claimant": SILENT.model_copy(update={"progress_by": NOW + 500})})
+    assert cloud.leases.get(job.id) == shown
+    assert cloud.leases.heartbeat(beat, None, None).claimant == shown.claimant
+    refused = replace(fence, machine_id="m-2")
+    with pytest.raises(FenceBroken):
+        cloud.jobs.apply(replace(changed(change.job, NOW), lease=CheckLease(fence=refused, progress_by=NOW + 999)))
+
+
+@pytest.mark.parametrize("shape", SHAPES[:6], ids=lambda shape: "-".join(shape) or "bare")
 def test_a_worker_ends_its_own_attempt_only(cloud: Cloud, shape: dict[str, Any]) -> None:
     job, lease = opened(cloud, **shape)
     proofs = [Fence(job_id=job.id, now=NOW, **proof) for proof in PROOFS]

@@ -105,9 +105,9 @@ def test_a_job_from_submission_to_the_model_over_two_machines(workers: tuple[Ori
         first.report("complete", job, again["resume_from"])
     assert second.heartbeat(job["id"]) == 200
     with pytest.raises(requests.HTTPError, match="409"):
-        second.report("complete", again, f"{job['checkpoint_prefix']}{MODEL}")
-    second.upload(again["checkpoint_bucket"], f"{job['checkpoint_prefix']}{MODEL}", b"trained")
-    assert second.report("complete", again, f"{job['checkpoint_prefix']}{MODEL}")["status"] == "ok"
+        second.report("complete", again, f"{again['checkpoint_prefix']}{MODEL}")
+    second.upload(again["checkpoint_bucket"], f"{again['checkpoint_prefix']}{MODEL}", b"trained")
+    assert second.report("complete", again, f"{again['checkpoint_prefix']}{MODEL}")["status"] == "ok"
 
     done = second.job(job["id"])
     assert done["status"] == "complete" and done["num_failures"] == 1
@@ -116,19 +116,6 @@ def test_a_job_from_submission_to_the_model_over_two_machines(workers: tuple[Ori
     names = [event["event_type"] for event in second.events(job["id"])]
     assert names[0] == "created" and names.count("started") == 2 and names[-1] == "complete"
     assert "heartbeat" not in names
-
-
-def test_prior_preservation_without_a_class_prompt_is_refused_before_a_machine_has_it(
-    workers: tuple[OriginalClient, OriginalClient],
-) -> None:
-    """As the example of the original's documentation has it."""
-    first, _ = workers
-    with pytest.raises(requests.HTTPError, match="422") as caught:
-        first.submit({**JOB_BODY, "class_prompt": None})
-    error = caught.value.response.json()["error"]
-    assert (error["code"], error["field"]) == ("invalid_value", "class_prompt")
-    assert "is needed with with_prior_preservation" in error["message"]
-    assert first.work() is None
 
 
 def test_a_canceled_job_is_told_with_a_400(workers: tuple[OriginalClient, OriginalClient]) -> None:

@@ -298,7 +298,7 @@ def original(api: Api) -> None:
     api.submit(instance_prompt="dog", instance_data_prefix="dogs/", max_train_steps=2)
     (job,) = api.get("/work", query={"machine_id": "m-1"}).ok()
     api.post(f"/heartbeat/{job['id']}").ok()
-    key = f"jobs/{job['id']}/checkpoint-50.zip"
+    key = f"{job['checkpoint_prefix']}checkpoint-50.zip"
     multipart(api, key, token(api, "upload", key, CHECKPOINTS_BUCKET, key="worker"), b"zip", bucket=CHECKPOINTS_BUCKET)
     body = {"job_id": job["id"], "bucket_name": CHECKPOINTS_BUCKET, "key": key, "machine_id": "m-1"}
     api.post("/progress", body).ok()

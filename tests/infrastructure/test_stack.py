@@ -241,6 +241,7 @@ def test_a_function_has_the_settings_it_reads_and_a_log_that_ends(template: Json
     known = {f"BATON_{field.upper()}" for field in Settings.model_fields}
     assert set(environment) <= known, "a variable that nobody reads"
     assert environment["BATON_TABLE_PREFIX"] == "baton-test-"
+    assert environment["BATON_ORIGINAL_PROGRESS_S"] == "21600"
     assert properties["Architectures"] == ["arm64"]
     assert properties["Timeout"] <= (55 if name == "sweeper" else TIMEOUT_S)
     log = template["Resources"][properties["LoggingConfig"]["LogGroup"]["Ref"]]["Properties"]

@@ -239,6 +239,7 @@ def test_settings_come_from_the_context_as_what_they_are() -> None:
         {"max_requests_per_s": "0"},
         {"ready_shards": "0"},
         {"ready_shards": "65"},
+        {"original_progress_s": "59"},
         {"ring_sample_days": "3651"},
         {"ring_sample_days": "30", **own_store},
     ):

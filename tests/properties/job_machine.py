@@ -19,6 +19,8 @@ from contract.work import WorkQuery
 from functions.domain import jobs as rules
 from functions.domain import packs
 from functions.domain.change import Change, CheckLease, CloseLease, Forget
+from functions.domain.claimants import Claimant
+from functions.domain.claiming import with_claimant
 from functions.domain.errors import Refusal
 from functions.domain.matching import equals, mismatch
 from functions.domain.reclaiming import Watch, reclaimable
@@ -27,7 +29,7 @@ from functions.domain.retention import expendable, look_again
 from tests.factories import make_spec
 from tests.properties.invariants import DAY_S, Checked
 from tests.properties.ledger import Account, Worker
-from tests.properties.serving import QUEUE, Request, pick
+from tests.properties.serving import KEY_ID, QUEUE, Request, pick
 
 MACHINES = ("m-0", "m-1", "m-2")
 
@@ -153,11 +155,17 @@ class JobMachine(Checked):
             return
         job = pick(equals(found), choice)
         token = hashlib.sha256(f"token {self.draw()}".encode()).hexdigest() if client == "leased" else None
-        change = rules.claim(job, worker, token_sha256=token, key_id="key", now=self.now)
-        rival = rules.claim(job, WorkQuery(machine_id="rival"), token_sha256="f" * 64, key_id="key", now=self.now)
+        change = rules.claim(job, worker, token_sha256=token, key_id=KEY_ID, now=self.now)
+        # Two of the machines are behind one address.
+        address = "192.0.2.2" if machine == "m-2" else "192.0.2.1"
+        if client != "leased":
+            claimant = Claimant(key_id=KEY_ID, source_address=address, progress_by=self.now + 10**9)
+            change = with_claimant(change, claimant)
+        rival = rules.claim(job, WorkQuery(machine_id="rival"), token_sha256="f" * 64, key_id=KEY_ID, now=self.now)
         self.write(change, "claim")
         # With a token the machine need not be named again, and often is not.
-        self.workers.append(Worker(job.id, change.job.epoch, token, None if token else worker.machine_id))
+        named = None if token else worker.machine_id
+        self.workers.append(Worker(job.id, change.job.epoch, token, named, address))
         # Another worker that saw the same row of the index comes second.
         assert self.attempt_write(rival) == "conflict"
 

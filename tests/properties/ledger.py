@@ -23,6 +23,7 @@ class Worker:
     epoch: int
     token_sha256: str | None
     machine_id: str | None
+    source_address: str
 
 
 @dataclass
@@ -35,15 +36,19 @@ class Holder:
     started_at: int
     open: bool = True
 
-    def admits(self, worker: Worker, now: int, *, window_s: int = 0) -> bool:
+    def admits(self, worker: Worker, now: int, *, window_s: int = 0, heartbeat: bool = False) -> bool:
         """True if a write by `worker` must be accepted; if not, it must be refused."""
         mine = self.worker
         if not self.open or now >= self.expires_at + window_s:
             return False
         if mine.token_sha256 is not None or worker.token_sha256 is not None:
             return self.claimed_by(worker)
-        # Original clients are told apart by their machine, where both name one.
-        return None in (mine.machine_id, worker.machine_id) or mine.machine_id == worker.machine_id
+        # Original clients are told apart by what the claim said of them, and their writes by the attempt as well.
+        if not heartbeat and mine.epoch != worker.epoch:
+            return False
+        if mine.machine_id is not None and (worker.machine_id is not None or not heartbeat):
+            return mine.machine_id == worker.machine_id
+        return mine.source_address == worker.source_address
 
     def claimed_by(self, worker: Worker) -> bool:
         """True if this is the worker that got the lease. (One with a token need not say which machine it is.)"""
@@ -51,7 +56,7 @@ class Holder:
 
     def may_heartbeat(self, worker: Worker, now: int) -> bool:
         """The same for a heartbeat, which may prove an expired lease again."""
-        return self.admits(worker, now, window_s=REPROOF_WINDOW_S)
+        return self.admits(worker, now, window_s=REPROOF_WINDOW_S, heartbeat=True)
 
 
 @dataclass
@@ -71,7 +76,8 @@ class Account:
         """Account for a change that was accepted; `lease` is the row before it."""
         match change.lease:
             case OpenLease(lease=opened):
-                worker = Worker(opened.job_id, opened.epoch, opened.token_sha256, opened.machine_id)
+                address = opened.claimant.source_address if opened.claimant else ""
+                worker = Worker(opened.job_id, opened.epoch, opened.token_sha256, opened.machine_id, address)
                 self.holder = Holder(worker, opened.duration_s, opened.expires_at, now)
                 self.counters = _plus(self.counters, attempts=1)
             case CloseLease(expired_at=expired_at):

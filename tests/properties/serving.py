@@ -37,6 +37,7 @@ from tests.properties.ledger import Account, Worker, check_transition, place_of
 
 T = TypeVar("T")
 QUEUE = "default"
+KEY_ID = "key"
 
 
 class Stores(Protocol):
@@ -69,7 +70,7 @@ FAILURES = (
     FailureClass.STOPPED_BY_RULE,
 )
 ALLOWED: dict[str, set[ErrorCode]] = {
-    "commit": {ErrorCode.STEP_NOT_NEWER, ErrorCode.CHECKPOINT_CONFLICT, ErrorCode.LEASE_LOST},
+    "commit": {ErrorCode.STEP_NOT_NEWER, ErrorCode.CHECKPOINT_CONFLICT},
     "damaged": set(),
     "complete": set(),
     "fail": set(),
@@ -78,7 +79,7 @@ ALLOWED: dict[str, set[ErrorCode]] = {
     "rollback": {ErrorCode.ROLLBACK_BUDGET_SPENT, ErrorCode.ROLLBACK_NOT_KEPT},
     "leave": set(),
 }
-"""What a worker that holds the job may still be refused with. LEASE_LOST: an original client of the same machine."""
+"""What a worker that holds the job may still be refused with."""
 
 
 class Serving(RuleBasedStateMachine):
@@ -106,7 +107,7 @@ class Serving(RuleBasedStateMachine):
         if keep:
             self.sent.append(request)
         if request.kind == "heartbeat":
-            expires_at = self.heartbeat(self.fence(worker))
+            expires_at = self.heartbeat(self.fence(worker, heartbeat=True))
             assert (expires_at is not None) == holder.may_heartbeat(worker, self.now)
             if expires_at is not None:
                 assert expires_at == self.now + holder.duration_s
@@ -124,8 +125,7 @@ class Serving(RuleBasedStateMachine):
             assert self.snapshot(worker.job_id) == before
             return
         assert holder.admits(worker, self.now), "a worker wrote that does not hold the job"
-        if worker.token_sha256 is not None:
-            assert worker.epoch == before[0].epoch
+        assert worker.epoch == before[0].epoch
         self.account(change, self.now, before, request.kind)
 
     def _served(self, request: Request) -> Change | None:
@@ -282,13 +282,18 @@ class Serving(RuleBasedStateMachine):
     def snapshot(self, job_id: str) -> tuple[Job, Any]:
         return self.job(job_id), self.stores.leases.get(job_id)
 
-    def fence(self, worker: Worker) -> Fence:
+    def fence(self, worker: Worker, *, heartbeat: bool = False) -> Fence:
         return Fence(
             job_id=worker.job_id,
             tenant=self.tenant,
             now=self.now,
+            # An original client's writes name the attempt by the prefix that it was handed.
+            epoch=None if heartbeat or worker.token_sha256 else worker.epoch,
             token_sha256=worker.token_sha256,
             machine_id=worker.machine_id,
+            key_id=KEY_ID,
+            source_address=worker.source_address,
+            heartbeat=heartbeat,
         )
 
     def job(self, job_id: str) -> Job:

@@ -66,7 +66,7 @@ def valid_call(route: Route, job_id: str) -> ValidCall:
     if key in (*_IN_BODY, "POST /webhooks/{id}/replay"):
         body = {"job_id": job_id, **body}
     if key == "POST /progress":
-        body["key"] = f"jobs/{job_id}/checkpoint-100.zip"
+        body["key"] = f"jobs/{job_id}/attempt-1/checkpoint-100.zip"
     target = route.path.replace("{id}", "a" * 20 if route.path.startswith(("/keys/", "/webhooks/")) else job_id)
     target = (
         target.replace("{recipe}", "digits@1")

@@ -105,8 +105,9 @@ def test_a_client_of_the_original_is_told_every_name_or_is_not_given_the_job(api
     key = api.issue(TENANT, Scope.SUBMIT, Scope.WORKER)
     answer = api.get("/work", key=key)
     assert as_lambda_sends(answer.text) < LAMBDA_ANSWER_BYTES
-    assert len(answer.ok()[0]["instance_data_keys"]) == fit
-    api.post("/fail", {"job_id": job_id, "bucket_name": "", "key": ""}, key=key).ok()
+    (claimed,) = answer.ok()
+    assert len(claimed["instance_data_keys"]) == fit
+    api.post("/fail", {"job_id": job_id, "bucket_name": "", "key": claimed["checkpoint_prefix"]}, key=key).ok()
 
     for number in range(fit, fit + 20):
         api.put_object(DATA_BUCKET, f"dog/{number:04d}-{name}")

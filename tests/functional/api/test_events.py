@@ -28,7 +28,7 @@ EXPECTED: dict[str, tuple[int, dict[str, Any]]] = {
     "submitter/list-page.json": (200, {"next_cursor": None}),
     "submitter/revoked-key.json": (403, {"code": "key_revoked", "field": "x-api-key"}),
     "worker/claim.json": (200, {"id": JOB_ID, "lease_token": LEASE_TOKEN, "epoch": 1}),
-    "worker/heartbeat-original.json": (409, {"code": "lease_required", "field": "x-lease-token"}),
+    "worker/heartbeat-original.json": (400, {"code": "job_not_running"}),
     "worker/heartbeat.json": (200, {"directive": "continue", "epoch": 1}),
     "worker/commit.json": (200, {"committed": False, "step": 100}),
     "worker/lease-lost.json": (409, {"code": "lease_lost"}),

@@ -26,7 +26,11 @@ WRITES: dict[str, Write] = {
     "inputs": lambda held: held.api.get(f"/job/{held.id}/inputs", headers=held.headers),
     "progress": lambda held: held.post(
         "/progress",
-        {"job_id": held.id, "bucket_name": "training-checkpoints", "key": f"jobs/{held.id}/checkpoint-200.zip"},
+        {
+            "job_id": held.id,
+            "bucket_name": "training-checkpoints",
+            "key": f"jobs/{held.id}/attempt-1/checkpoint-200.zip",
+        },
     ),
 }
 EVERY_WRITE = pytest.mark.parametrize("write", WRITES.values(), ids=WRITES.keys())
@@ -150,7 +154,7 @@ def test_after_that_it_cannot(api: Api, held: Held) -> None:
 
 def test_a_heartbeat_without_its_token_is_no_heartbeat(api: Api, held: Held) -> None:
     with api.unchanged():
-        held.post(f"/heartbeat/{held.id}", token=None).refused(ErrorCode.LEASE_REQUIRED, "x-lease-token")
+        held.post(f"/heartbeat/{held.id}", token=None).refused(ErrorCode.JOB_NOT_RUNNING)
         held.post(f"/heartbeat/{held.id}", token="x" * 43).refused(ErrorCode.LEASE_LOST, "x-lease-token")
 
 

@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 
-from contract.errors import ErrorCode
 from functions.api.original import RECIPE
 from tests.api_harness import Api
 from tests.functional.api.original_client import JOB_BODY
@@ -168,22 +167,23 @@ def test_every_field_has_a_case_above() -> None:
     assert {field for field, _ in BEYOND} == {*FLAT, *DEFAULTS}
 
 
-def test_prior_preservation_without_a_prompt_for_it_is_refused(api: Api) -> None:
-    """As in the example of the original's documentation: its script finds out when the machine is paid for."""
-    for prompt in (None, "", "  "):
-        with api.unchanged():
-            answer = api.post("/job", {**JOB_BODY, "with_prior_preservation": True, "class_prompt": prompt})
-            error = answer.refused(ErrorCode.INVALID_VALUE, "class_prompt")
-        assert error["message"].startswith("Parameter 'class_prompt' is needed with with_prior_preservation.")
-        assert told(error) == {"class_prompt": "is needed with with_prior_preservation"}
-    api.post("/job", {**JOB_BODY, "with_prior_preservation": True, "class_prompt": "a dog"}).ok()
-    api.post("/job", {**JOB_BODY, "with_prior_preservation": False, "class_prompt": None}).ok()
+@pytest.mark.parametrize("prompt", [None, "", "  "])
+def test_prior_preservation_without_a_class_is_accepted_and_left_to_the_originals_workers(
+    api: Api, prompt: str | None
+) -> None:
+    """As in the example of the original's documentation; its worker names the class "None" to its script."""
+    view = api.post("/job", {**JOB_BODY, "with_prior_preservation": True, "class_prompt": prompt}).ok()
+    assert (view["with_prior_preservation"], view["class_prompt"]) == (True, prompt)
+    # Baton's agent has no class that it could preserve.
+    assert view["parameters"]["with_prior_preservation"] is False
+    (work,) = api.get("/work", query={"machine_id": "m-1"}).ok()
+    assert (work["with_prior_preservation"], work["class_prompt"], work["class_data_keys"]) == (True, prompt, [])
 
 
 @pytest.mark.parametrize(
     ("change", "fields"),
     [
-        ({"with_prior_preservation": True, "num_class_images": 0}, {"class_prompt", "num_class_images"}),
+        ({"with_prior_preservation": True, "num_class_images": 0, "class_prompt": "a dog"}, {"num_class_images"}),
         ({"lr_warmup_steps": 501}, {"lr_warmup_steps"}),
         ({"lr_warmup_steps": 8, "max_train_steps": 7, "num_train_epochs": 1}, {"lr_warmup_steps"}),
         ({"lr_scheduler": "polynomial", "learning_rate": 1e-7}, {"learning_rate"}),

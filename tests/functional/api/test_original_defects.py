@@ -2,70 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 
 from contract.errors import ErrorCode
-from contract.names import Scope
-from tests.api_harness import RIVAL, TENANT, Answer, Api
-
-CHECKPOINTS = "training-checkpoints"
-JOB = {"instance_prompt": "dog", "instance_data_prefix": "dog/"}
-
-
-class Original:
-    """A worker of the original on one machine; its key may do everything."""
-
-    def __init__(self, api: Api, machine_id: str | None) -> None:
-        self.api = api
-        self.key = api.issue(TENANT, Scope.SUBMIT, Scope.WORKER)
-        self.salad = {"machine_id": machine_id} if machine_id is not None else {}
-
-    def work(self) -> dict[str, Any] | None:
-        found = self.api.get("/work", query=self.salad, key=self.key).ok()
-        return found[0] if found else None
-
-    def heartbeat(self, job_id: str, body: Any = None) -> Answer:
-        return self.api.post(f"/heartbeat/{job_id}", body, key=self.key)
-
-    def report(self, what: str, job_id: str, key: str = "x") -> Answer:
-        body = {"job_id": job_id, "bucket_name": CHECKPOINTS, "key": key, **self.salad}
-        return self.api.post(f"/{what}", body, key=self.key)
-
-    def token(self, key: str, kind: str = "upload") -> str:
-        answer = self.api.get(f"/{kind}/token", query={"bucket": CHECKPOINTS, "key": key}, key=self.key)
-        return str(answer.ok()["token"])
-
-    def begin(self, key: str, token: str) -> Answer:
-        target = f"/upload/{CHECKPOINTS}/{key}?action=mpu-create"
-        return self.api.post(target, key=self.key, headers={"x-upload-token": token})
-
-    def part(self, key: str, token: str, upload_id: str, data: bytes) -> str:
-        """The ETag of the one part."""
-        target = f"/upload/{CHECKPOINTS}/{key}?uploadId={upload_id}&partNumber=1"
-        put = self.api.call("PUT", target, data, key=self.key, headers={"x-upload-token": token})
-        assert put.status == 307, put.text
-        return self.api.send("PUT", put.headers["location"], {}, data).headers["etag"]
-
-    def finish(self, key: str, token: str, upload_id: str, etag: str) -> Answer:
-        headers = {"x-upload-token": token}
-        target = f"/upload/{CHECKPOINTS}/{key}?action=mpu-complete&uploadId={upload_id}"
-        return self.api.post(target, {"parts": [{"etag": etag, "partNumber": 1}]}, key=self.key, headers=headers)
-
-    def upload(self, key: str, data: bytes) -> Answer:
-        token = self.token(key)
-        upload_id = self.begin(key, token).ok()["uploadId"]
-        return self.finish(key, token, upload_id, self.part(key, token, upload_id, data))
-
-    def checkpoint(self, job_id: str, step: int, data: bytes = b"") -> Answer:
-        key = zip_key(job_id, step)
-        self.upload(key, data or b"zip %d" % step).ok()
-        return self.report("progress", job_id, key)
-
-
-def zip_key(job_id: str, step: int) -> str:
-    return f"jobs/{job_id}/checkpoint-{step}.zip"
+from contract.names import CHECKPOINTS_BUCKET
+from tests.api_harness import RIVAL, TENANT, Api
+from tests.functional.api.original_calls import JOB, Original
 
 
 @pytest.fixture
@@ -78,18 +20,12 @@ def second(api: Api) -> Original:
     return Original(api, "m-2")
 
 
-def taken(worker: Original) -> dict[str, Any]:
-    job = worker.work()
-    assert job is not None, "no work"
-    return job
-
-
 def test_defect_01_a_job_is_not_given_to_two_pollers(
     api: Api, first: Original, second: Original, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     job_id = api.submit(**JOB)["id"]
     seen = api.context.jobs.ready(TENANT, "default", 0, limit=10)
-    assert taken(first)["id"] == job_id
+    assert first.taken()["id"] == job_id
     # Both had read the same list before either wrote.
     pages = [seen]
     ready = api.context.jobs.ready
@@ -102,58 +38,62 @@ def test_defect_02_a_node_that_wakes_up_after_its_job_moved_on_changes_nothing(
     api: Api, first: Original, second: Original
 ) -> None:
     job_id = api.submit(**JOB)["id"]
-    taken(first)
+    first.taken()
     first.checkpoint(job_id, 50).ok()
-    late = zip_key(job_id, 100)
+    late = first.zip_key(job_id, 100)
     token = first.token(late)
     upload_id = first.begin(late, token).ok()["uploadId"]
     etag = first.part(late, token, upload_id, b"the first's")
     api.clock.advance(91)
     api.sweep()
-    assert taken(second)["resume_from"] == zip_key(job_id, 50)
+    assert second.taken()["resume_from"] == first.zip_key(job_id, 50)
     second.checkpoint(job_id, 100, b"the second's").ok()
     first.heartbeat(job_id, first.salad).refused(ErrorCode.JOB_NOT_RUNNING)
-    first.report("progress", job_id, zip_key(job_id, 50)).refused(ErrorCode.LEASE_LOST, "x-lease-token")
-    first.report("complete", job_id, zip_key(job_id, 50)).refused(ErrorCode.LEASE_LOST, "x-lease-token")
-    first.report("fail", job_id).refused(ErrorCode.LEASE_LOST, "x-lease-token")
+    first.report("progress", job_id, first.zip_key(job_id, 50)).refused(ErrorCode.LEASE_LOST, "key")
+    first.report("complete", job_id, first.model_key(job_id)).refused(ErrorCode.LEASE_LOST, "key")
+    first.report("fail", job_id).refused(ErrorCode.LEASE_LOST, "key")
+    first.report("fail", job_id, "").refused(ErrorCode.LEASE_LOST, "machine_id")
     release = {"job_id": job_id, **first.salad}
-    api.post("/release", release, key=first.key).refused(ErrorCode.LEASE_LOST, "x-lease-token")
+    api.post("/release", release, key=first.key).refused(ErrorCode.LEASE_LOST, "machine_id")
     # What it had begun to upload, or begins now, does not replace what is committed.
-    first.finish(late, token, upload_id, etag).refused(ErrorCode.CHECKPOINT_CONFLICT, "key")
-    first.begin(late, token).refused(ErrorCode.CHECKPOINT_CONFLICT, "key")
+    first.finish(late, token, upload_id, etag).refused(ErrorCode.LEASE_LOST, "key")
+    first.begin(late, token).refused(ErrorCode.LEASE_LOST, "key")
+    first.asked_token(late).refused(ErrorCode.LEASE_LOST, "key")
     headers = {"x-upload-token": token}
-    single = api.call("PUT", f"/upload/{CHECKPOINTS}/{late}", key=first.key, headers=headers)
-    single.refused(ErrorCode.CHECKPOINT_CONFLICT, "key")
-    delete = api.call("DELETE", f"/upload/{CHECKPOINTS}/{late}?action=delete", key=first.key, headers=headers)
-    delete.refused(ErrorCode.CHECKPOINT_CONFLICT, "key")
-    assert api.objects()[late] == b"the second's"
+    single = api.call("PUT", f"/upload/{CHECKPOINTS_BUCKET}/{late}", key=first.key, headers=headers)
+    single.refused(ErrorCode.LEASE_LOST, "key")
+    delete = api.call("DELETE", f"/upload/{CHECKPOINTS_BUCKET}/{late}?action=delete", key=first.key, headers=headers)
+    delete.refused(ErrorCode.LEASE_LOST, "key")
+    # Nor does the attempt that holds the job write again what is committed.
+    second.asked_token(second.zip_key(job_id, 100)).refused(ErrorCode.CHECKPOINT_CONFLICT, "key")
+    assert late not in api.objects() and api.objects()[second.zip_key(job_id, 100)] == b"the second's"
     view = api.job(job_id)
     assert view["state"] == "running" and view["checkpoint_step"] == 100 and view["num_failures"] == 0
 
 
 def test_defect_02_a_url_that_outlives_the_check_is_not_given(api: Api, first: Original) -> None:
     job_id = api.submit(**JOB)["id"]
-    taken(first)
-    key = zip_key(job_id, 50)
+    first.taken()
+    key = first.zip_key(job_id, 50)
     headers = {"x-upload-token": first.token(key)}
-    put = api.call("PUT", f"/upload/{CHECKPOINTS}/{key}", key=first.key, headers=headers)
+    put = api.call("PUT", f"/upload/{CHECKPOINTS_BUCKET}/{key}", key=first.key, headers=headers)
     put.refused(ErrorCode.INVALID_VALUE, "action")
 
 
 def test_defect_02_the_model_of_a_complete_job_stays(api: Api, first: Original) -> None:
     job_id = api.submit(**JOB)["id"]
-    taken(first)
-    key = f"jobs/{job_id}/pytorch_lora_weights.safetensors"
+    first.taken()
+    key = first.model_key(job_id)
     token = first.token(key)
     first.upload(key, b"trained").ok()
     first.report("complete", job_id, key).ok()
-    first.begin(key, token).refused(ErrorCode.JOB_FINISHED, "key")
+    first.begin(key, token).refused(ErrorCode.JOB_FINISHED)
     assert api.objects()[key] == b"trained"
 
 
 def test_defect_03_a_banned_job_starves_nobody(api: Api, first: Original, second: Original) -> None:
     banned = api.submit(**JOB)["id"]
-    taken(first)
+    first.taken()
     first.report("fail", banned).ok()
     api.clock.advance(1)
     others = []
@@ -162,34 +102,34 @@ def test_defect_03_a_banned_job_starves_nobody(api: Api, first: Original, second
         api.clock.advance(1)
     api.clock.advance(60)
     # The original gave nothing with one job behind the ban, and the second of three.
-    assert {taken(first)["id"] for _ in range(3)} == set(others)
+    assert {first.taken()["id"] for _ in range(3)} == set(others)
     assert first.work() is None
-    assert taken(second)["id"] == banned
+    assert second.taken()["id"] == banned
 
 
 @pytest.mark.parametrize("machine_id", [None, ""])
 def test_defect_04_machines_without_an_id_do_not_share_a_ban(api: Api, machine_id: str | None) -> None:
     job_id = api.submit(**JOB)["id"]
     nameless, other = Original(api, machine_id), Original(api, machine_id)
-    taken(nameless)
+    nameless.taken()
     nameless.report("fail", job_id).ok()
     api.clock.advance(15)
-    assert taken(other)["id"] == job_id
+    assert other.taken()["id"] == job_id
 
 
 def test_defect_05_bans_expire_and_download_tokens_are_good_once(api: Api, first: Original) -> None:
     job_id = api.submit(**JOB)["id"]
-    taken(first)
+    first.taken()
     first.report("fail", job_id).ok()
     api.clock.advance(86_399)
     assert first.work() is None, "a ban is seen at once and as long as it lasts"
     api.clock.advance(1)
-    assert taken(first)["id"] == job_id
+    assert first.taken()["id"] == job_id
     first.checkpoint(job_id, 50).ok()
-    key = zip_key(job_id, 50)
+    key = first.zip_key(job_id, 50)
     token = first.token(key, "download")
     answers = [
-        api.get(f"/download/{CHECKPOINTS}/{key}", key=first.key, headers={"x-download-token": token}).status
+        api.get(f"/download/{CHECKPOINTS_BUCKET}/{key}", key=first.key, headers={"x-download-token": token}).status
         for _ in range(3)
     ]
     assert answers == [302, 401, 401]
@@ -197,25 +137,26 @@ def test_defect_05_bans_expire_and_download_tokens_are_good_once(api: Api, first
 
 def test_defect_06_terminal_states_stay_and_failures_are_counted_once(api: Api, first: Original) -> None:
     complete = api.submit(**JOB)["id"]
-    taken(first)
-    key = f"jobs/{complete}/model.safetensors"
+    first.taken()
+    key = first.model_key(complete)
     first.upload(key, b"trained").ok()
     first.report("complete", complete, key).ok()
+    assert first.call("POST", f"/job/{complete}/stop").ok()["state"] == "complete", "it stays what it is"
     for answer in (
-        api.post(f"/job/{complete}/stop", key=first.key),
+        api.post(f"/job/{complete}/stop"),
         first.report("fail", complete),
-        first.report("progress", complete, zip_key(complete, 50)),
+        first.report("progress", complete, first.zip_key(complete, 50)),
     ):
         answer.refused(ErrorCode.JOB_FINISHED)
     canceled = api.submit(**JOB)["id"]
-    taken(first)
+    first.taken()
     api.post(f"/job/{canceled}/stop").ok()
     for what in ("complete", "fail", "progress"):
         first.report(what, canceled, key).refused(ErrorCode.JOB_CANCELED)
     assert [api.job(job_id)["status"] for job_id in (complete, canceled)] == ["complete", "canceled"]
     api.get(f"/job/{canceled[:-1]}0/events").refused(ErrorCode.JOB_NOT_FOUND, "id")
     failing = api.submit(**JOB)["id"]
-    taken(first)
+    first.taken()
     for _ in range(3):
         first.report("fail", failing).ok()
     assert api.job(failing)["num_failures"] == 1
@@ -223,38 +164,38 @@ def test_defect_06_terminal_states_stay_and_failures_are_counted_once(api: Api, 
 
 def test_defect_07_pruning_counts_checkpoints_only_and_by_step(api: Api, first: Original, second: Original) -> None:
     job_id = api.submit(**JOB)["id"]
-    taken(first)
-    stray = [f"jobs/{job_id}/{name}" for name in ("model.safetensors", "notes.txt", "checkpoint-9.zip.tmp")]
+    first.taken()
+    stray = [f"{first.prefix(job_id)}{name}" for name in ("model.safetensors", "notes.txt", "checkpoint-9.zip.tmp")]
     for key in stray:
         first.upload(key, b"stray").ok()
     for step in (50, 100, 150, 200):
         first.checkpoint(job_id, step).ok()
         api.clock.advance(10)
-    assert set(api.objects()) == {*stray, *(zip_key(job_id, step) for step in (100, 150, 200))}
+    assert set(api.objects()) == {*stray, *(first.zip_key(job_id, step) for step in (100, 150, 200))}
     # A late upload of an older step is the newest object, and no checkpoint.
-    first.upload(zip_key(job_id, 60), b"late").ok()
-    first.report("progress", job_id, zip_key(job_id, 60)).refused(ErrorCode.STEP_NOT_NEWER, "step")
+    first.upload(first.zip_key(job_id, 60), b"late").ok()
+    first.report("progress", job_id, first.zip_key(job_id, 60)).refused(ErrorCode.STEP_NOT_NEWER, "step")
     # What somebody downloads stays.
-    token = second.token(zip_key(job_id, 100), "download")
+    token = second.token(first.zip_key(job_id, 100), "download")
     for step in (250, 300):
         first.checkpoint(job_id, step).ok()
     headers = {"x-download-token": token}
-    got = api.get(f"/download/{CHECKPOINTS}/{zip_key(job_id, 100)}", key=second.key, headers=headers)
+    got = api.get(f"/download/{CHECKPOINTS_BUCKET}/{first.zip_key(job_id, 100)}", key=second.key, headers=headers)
     assert api.send("GET", got.headers["location"]).text == "zip 100"
     assert sorted(api.checkpoints(job_id)) == [100, 200, 250, 300]
     api.clock.advance(91)
     api.sweep()
-    assert taken(second)["resume_from"] == zip_key(job_id, 300)
+    assert second.taken()["resume_from"] == first.zip_key(job_id, 300)
 
 
 def test_another_tenant_keeps_no_checkpoint_from_retention(api: Api, first: Original) -> None:
     """It may have an object of the very same name; a token for that one is nothing to this job."""
     job_id = api.submit(**JOB)["id"]
-    taken(first)
+    first.taken()
     first.checkpoint(job_id, 50).ok()
-    key = zip_key(job_id, 50)
-    api.put_object(CHECKPOINTS, key, tenant=RIVAL)
-    api.get("/download/token", query={"bucket": CHECKPOINTS, "key": key}, key="rival_worker").ok()
+    key = first.zip_key(job_id, 50)
+    api.put_object(CHECKPOINTS_BUCKET, key, tenant=RIVAL)
+    api.get("/download/token", query={"bucket": CHECKPOINTS_BUCKET, "key": key}, key="rival_worker").ok()
     record = api.context.jobs.checkpoint(job_id, 50)
     assert record is not None and record.protected_until == 0
     first.token(key, "download")
@@ -266,28 +207,28 @@ def test_defect_08_a_model_whose_complete_was_lost_is_no_checkpoint(
     api: Api, first: Original, second: Original
 ) -> None:
     job_id = api.submit(**JOB)["id"]
-    taken(first)
+    first.taken()
     first.checkpoint(job_id, 50).ok()
     api.clock.advance(10)
-    first.upload(f"jobs/{job_id}/pytorch_lora_weights.safetensors", b"trained").ok()
+    first.upload(first.model_key(job_id), b"trained").ok()
     api.clock.advance(91)
     api.sweep()
-    assert taken(second)["resume_from"] == zip_key(job_id, 50)
+    assert second.taken()["resume_from"] == first.zip_key(job_id, 50)
 
 
 def test_defect_08_nothing_counts_that_is_not_stored_in_its_place(api: Api, first: Original, second: Original) -> None:
     """The original took every key at its word: a model that was never uploaded, another job's checkpoint."""
     other = api.submit(**JOB)["id"]
-    taken(first)
+    first.taken()
     first.checkpoint(other, 900).ok()
     job_id = api.submit(**JOB)["id"]
-    taken(second)
+    second.taken()
     with api.unchanged():
-        second.report("complete", job_id, f"jobs/{job_id}/model.safetensors").refused(ErrorCode.NOT_STORED_YET, "key")
-        second.report("progress", job_id, zip_key(job_id, 50)).refused(ErrorCode.NOT_STORED_YET, "key")
-        for elsewhere in (zip_key(other, 900), "checkpoint-900.zip", f"jobs/{job_id}/notes.zip"):
+        second.report("complete", job_id, second.model_key(job_id)).refused(ErrorCode.NOT_STORED_YET, "key")
+        second.report("progress", job_id, second.zip_key(job_id, 50)).refused(ErrorCode.NOT_STORED_YET, "key")
+        for elsewhere in (first.zip_key(other, 900), "checkpoint-900.zip", f"{second.prefix(job_id)}notes.zip"):
             second.report("progress", job_id, elsewhere).refused(ErrorCode.INVALID_VALUE, "key")
-        body = {"job_id": job_id, "bucket_name": "training-data", "key": zip_key(job_id, 50)}
+        body = {"job_id": job_id, "bucket_name": "training-data", "key": second.zip_key(job_id, 50), **second.salad}
         api.post("/progress", body, key=second.key).refused(ErrorCode.INVALID_VALUE, "key")
     view = api.job(job_id)
     assert view["state"] == "running" and view["checkpoint_step"] is None
@@ -295,10 +236,10 @@ def test_defect_08_nothing_counts_that_is_not_stored_in_its_place(api: Api, firs
 
 def test_a_lost_answer_to_progress_is_asked_for_again(api: Api, first: Original) -> None:
     job_id = api.submit(**JOB)["id"]
-    taken(first)
+    first.taken()
     first.checkpoint(job_id, 50).ok()
     with api.unchanged():
-        assert first.report("progress", job_id, zip_key(job_id, 50)).ok() == {"status": "ok"}
+        assert first.report("progress", job_id, first.zip_key(job_id, 50)).ok() == {"status": "ok"}
 
 
 def test_defect_09_inputs_beyond_a_thousand_are_listed(api: Api, first: Original) -> None:
@@ -306,7 +247,7 @@ def test_defect_09_inputs_beyond_a_thousand_are_listed(api: Api, first: Original
         api.put_object("training-data", f"dog/{number:05d}.jpg")
         api.put_object("training-data", f"class/{number:05d}.jpg")
     api.submit(**JOB, class_prompt="a dog", class_data_prefix="class/")
-    job = taken(first)
+    job = first.taken()
     assert job["instance_data_keys"] == [f"dog/{number:05d}.jpg" for number in range(1005)]
     assert len(job["class_data_keys"]) == 1005
 
@@ -314,9 +255,8 @@ def test_defect_09_inputs_beyond_a_thousand_are_listed(api: Api, first: Original
 def test_defect_10_a_key_may_hold_a_colon(api: Api, first: Original) -> None:
     key = "a:b/training-data:c"
     first.upload(key, b"x").ok()
-    got = api.get(
-        f"/download/{CHECKPOINTS}/{key}", key=first.key, headers={"x-download-token": first.token(key, "download")}
-    )
+    headers = {"x-download-token": first.token(key, "download")}
+    got = api.get(f"/download/{CHECKPOINTS_BUCKET}/{key}", key=first.key, headers=headers)
     assert api.send("GET", got.headers["location"]).text == "x"
 
 
@@ -324,17 +264,17 @@ def test_defect_11_no_byte_passes_the_api_and_uploads_can_be_given_up(api: Api, 
     token = first.token("big")
     upload_id = first.begin("big", token).ok()["uploadId"]
     headers = {"x-upload-token": token}
-    part = f"/upload/{CHECKPOINTS}/big?uploadId={upload_id}&partNumber=1"
+    part = f"/upload/{CHECKPOINTS_BUCKET}/big?uploadId={upload_id}&partNumber=1"
     put = api.call("PUT", part, b"x" * 6_000_000, key=first.key, headers=headers)
     assert put.status == 307 and put.text == ""
-    abort = f"/upload/{CHECKPOINTS}/big?action=mpu-abort&uploadId={upload_id}"
+    abort = f"/upload/{CHECKPOINTS_BUCKET}/big?action=mpu-abort&uploadId={upload_id}"
     assert api.call("DELETE", abort, key=first.key, headers=headers).status == 204
     assert api.objects() == {}
 
 
 def test_defect_12_there_is_progress_a_reason_and_a_pause(api: Api, first: Original, second: Original) -> None:
     job_id = api.submit(**JOB)["id"]
-    taken(first)
+    first.taken()
     first.heartbeat(job_id, {**first.salad, "step": 40, "total_steps": 500, "metrics": {"loss": 0.4}}).ok()
     assert api.job(job_id)["progress"]["step"] == 40
     first.checkpoint(job_id, 50).ok()
@@ -345,7 +285,7 @@ def test_defect_12_there_is_progress_a_reason_and_a_pause(api: Api, first: Origi
     assert view["state"] == "paused" and view["reason"]["code"] == "paused_by_user"
     assert second.work() is None
     api.post(f"/job/{job_id}/resume").ok()
-    assert taken(second)["resume_from"] == zip_key(job_id, 50)
+    assert second.taken()["resume_from"] == first.zip_key(job_id, 50)
     second.report("fail", job_id).ok()
     assert api.attempts(job_id)[1]["reason"]["code"] == "script_error"
 

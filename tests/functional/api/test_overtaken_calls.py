@@ -317,8 +317,8 @@ def test_a_zip_that_a_retry_left_behind_can_be_uploaded_anew(api: Api) -> None:
     api.post(f"/job/{job['id']}/retry", {"from_step": 50}).ok()
     again = api.get("/work", query=machine).ok()[0]
     assert again["resume_from"].endswith("checkpoint-50.zip")
-    for step, allowed in ((50, False), (100, True)):
-        key = f"{job['checkpoint_prefix']}checkpoint-{step}.zip"
+    for claimed, step, allowed in ((job, 50, False), (job, 100, False), (again, 100, True)):
+        key = f"{claimed['checkpoint_prefix']}checkpoint-{step}.zip"
         answer = api.get("/upload/token", query={"bucket": CHECKPOINTS_BUCKET, "key": key}, key="worker")
         assert (answer.status == 200) is allowed, answer.text
 

@@ -19,6 +19,7 @@ from contract.names import Scope
 from gpu_client.cli import session as session_module
 from gpu_client.transport.api import BatonClient
 from gpu_client.transport.retry import RetryPolicy
+from tests.functional.api.original_client import OriginalClient
 from tests.functional.cli.people import Baton
 from tests.proxies import FaultyProxy
 from tests.stack import ROOT, Stack, clean_environment, leashed
@@ -180,6 +181,21 @@ def test_the_life_of_a_key(baton: Baton, stack: Stack) -> None:
     baton("jobs", BATON_API_URL=stack.url, BATON_API_KEY=rotated["key"]).failed(3, "key_revoked")
     assert (standing(baton)[rotated["id"]], standing(baton)[key_id]) == ("revoked", "valid")
     baton("keys", "rotate", rotated["id"]).failed(2, "is revoked")
+
+
+def test_one_key_serves_a_client_of_the_original_as_the_help_says(baton: Baton, stack: Stack) -> None:
+    said = " ".join(baton("keys", "create", "--help").ok().out.replace("│", " ").split())
+    assert "one key for everything: --scope submit --scope worker" in said
+    key = baton("keys", "create", "dreambooth", "--scope", "submit", "--scope", "worker").ok().out.strip()
+    client = OriginalClient(stack.url, key)
+    row = client.submit({"instance_prompt": "dog", "instance_data_prefix": "dog/"})
+    job = client.work()
+    assert job is not None and (job["id"], job["created_at"]) == (row["id"], row["created_at"])
+    assert client.heartbeat(job["id"]) == 200
+    client.stop(job["id"])
+    # Baton's own client reads the same answers in Baton's shapes with this key, too.
+    baton("jobs", BATON_API_URL=stack.url, BATON_API_KEY=key).ok()
+    baton("explain", job["id"], BATON_API_URL=stack.url, BATON_API_KEY=key).ok()
 
 
 def test_keys_bad_input(baton: Baton, stack: Stack) -> None:

@@ -12,11 +12,13 @@ from functions.domain.api_keys import token_digest
 from functions.domain.leases import REPROOF_WINDOW_S, Fence, directive_for
 from functions.domain.reclaiming import Watch, reclaimable, watched
 from functions.domain.records import Lease
-from tests.factories import JOB_ID, NOW, TENANT, TOKEN, make_fence, make_held, make_job, make_lease
+from tests.factories import CLAIMANT, JOB_ID, NOW, TENANT, TOKEN, make_fence, make_held, make_job, make_lease
 
 LIVE = make_lease()
 ORIGINAL = make_lease(token=None)
 ANONYMOUS = make_lease(token=None, machine_id=None)
+
+CLAIMED: dict[str, Any] = {"key_id": CLAIMANT.key_id, "source_address": CLAIMANT.source_address}
 
 ADMITTED: dict[str, tuple[Lease, Fence]] = {
     "the token": (LIVE, make_fence()),
@@ -24,8 +26,17 @@ ADMITTED: dict[str, tuple[Lease, Fence]] = {
     "the token and the epoch": (LIVE, make_fence(epoch=1)),
     "the last second": (LIVE, make_fence(now=LIVE.expires_at - 1)),
     "an original client with its machine": (ORIGINAL, make_fence(token=None, machine_id="m-1")),
-    "an original client that names no machine": (ORIGINAL, make_fence(token=None)),
-    "an original client unknown at claim": (ANONYMOUS, make_fence(token=None, machine_id="m-1")),
+    "an original client with its machine, elsewhere": (
+        ORIGINAL,
+        make_fence(token=None, machine_id="m-1", **CLAIMED | {"source_address": "192.0.2.2"}),
+    ),
+    "an empty heartbeat of the claimant": (ORIGINAL, make_fence(token=None, heartbeat=True, **CLAIMED)),
+    "a heartbeat where no machine is known": (ANONYMOUS, make_fence(token=None, heartbeat=True, **CLAIMED)),
+    "a write of the attempt where no machine is known": (ANONYMOUS, make_fence(token=None, epoch=1, **CLAIMED)),
+    "the same from a client that says later which machine it is": (
+        ANONYMOUS,
+        make_fence(token=None, epoch=1, machine_id="m-1", **CLAIMED),
+    ),
 }
 
 REFUSED: dict[str, tuple[Lease | None, Fence, ErrorCode]] = {
@@ -53,6 +64,42 @@ REFUSED: dict[str, tuple[Lease | None, Fence, ErrorCode]] = {
         ErrorCode.LEASE_LOST,
     ),
     "another machine": (ORIGINAL, make_fence(token=None, machine_id="m-2"), ErrorCode.LEASE_LOST),
+    "another machine's heartbeat": (
+        ORIGINAL,
+        make_fence(token=None, machine_id="m-2", heartbeat=True, **CLAIMED),
+        ErrorCode.LEASE_LOST,
+    ),
+    "a write without the machine": (ORIGINAL, make_fence(token=None, epoch=1, **CLAIMED), ErrorCode.LEASE_LOST),
+    "the machine, but another attempt": (
+        ORIGINAL,
+        make_fence(token=None, machine_id="m-1", epoch=2),
+        ErrorCode.LEASE_LOST,
+    ),
+    "an empty heartbeat from another address": (
+        ORIGINAL,
+        make_fence(token=None, heartbeat=True, **CLAIMED | {"source_address": "192.0.2.2"}),
+        ErrorCode.LEASE_LOST,
+    ),
+    "an empty heartbeat with another key": (
+        ORIGINAL,
+        make_fence(token=None, heartbeat=True, **CLAIMED | {"key_id": "other"}),
+        ErrorCode.LEASE_LOST,
+    ),
+    "a write that names no attempt, where no machine is known": (
+        ANONYMOUS,
+        make_fence(token=None, **CLAIMED),
+        ErrorCode.LEASE_LOST,
+    ),
+    "a write of the attempt with another key": (
+        ANONYMOUS,
+        make_fence(token=None, epoch=1, **CLAIMED | {"key_id": "other"}),
+        ErrorCode.LEASE_LOST,
+    ),
+    "a lease of which nothing is known": (
+        make_lease(token=None, machine_id=None, claimant=None),
+        make_fence(token=None, epoch=1),
+        ErrorCode.LEASE_LOST,
+    ),
     # A lease-aware machine wakes up while an original client, which has no token, holds the job.
     "a token where the lease has none": (ORIGINAL, make_fence(), ErrorCode.LEASE_LOST),
     "a token where nothing is known of the holder": (ANONYMOUS, make_fence(), ErrorCode.LEASE_LOST),
