@@ -149,11 +149,9 @@ class Upstream:
         what = f"PUT to {urlsplit(url).netloc}"
         return self._patiently(once, what, AWAY_STORE, repeatable=lambda: body.untouched)
 
-    def get(self, url: str, offset: int = 0, etag: str = "") -> requests.Response:
-        """Return the object store's answer, its body unread, from byte `offset` of the object with this ETag on."""
-        headers = {"Accept-Encoding": "identity"}
-        if offset:
-            headers.update({"Range": f"bytes={offset}-", "If-Match": etag})
+    def get(self, url: str, **headers: str) -> requests.Response:
+        """Return the object store's answer, its body unread."""
+        headers["Accept-Encoding"] = "identity"
 
         def once() -> requests.Response:
             return self._http.get(url, headers=headers, stream=True, timeout=STORE_TIMEOUT_S, allow_redirects=False)
@@ -282,7 +280,8 @@ class Handler(BaseHTTPRequestHandler):
             if sent_bytes == before_bytes:
                 raise ConnectionError(f"the object ended after {sent_bytes} of {size_bytes} bytes")
             try:
-                answer = self.upstream.get(url, sent_bytes, etag)
+                rest = {"Range": f"bytes={sent_bytes}-{size_bytes - 1}", "If-Match": etag}
+                answer = self.upstream.get(url, **rest)
             except RelayError as error:
                 raise ConnectionError(str(error)) from error
             if answer.status_code != 206:
