@@ -30,7 +30,7 @@ from collections.abc import Callable, Iterator
 from http.cookiejar import DefaultCookiePolicy
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
-from urllib.parse import parse_qsl, urlencode, urlsplit
+from urllib.parse import parse_qsl, unquote, urlencode, urlsplit
 
 import requests
 from requests.adapters import HTTPAdapter
@@ -107,12 +107,10 @@ class Upstream:
         self,
         url: str,
         *,
-        patience_s: float = PATIENCE_S,
         sleep: Callable[[float], None] = time.sleep,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.url = url.rstrip("/")
-        self._patience_s = patience_s
         self._sleep = sleep
         self._clock = clock
         self._http = requests.Session()
@@ -125,13 +123,9 @@ class Upstream:
         """Return the API's answer to a call, read to its end. Raises RelayError (503) when the API stays away."""
 
         def once() -> requests.Response:
+            url = self.url + target
             return self._http.request(
-                method,
-                self.url + target,
-                headers=headers,
-                data=body,
-                timeout=API_TIMEOUT_S,
-                allow_redirects=False,
+                method, url, headers=headers, data=body, timeout=API_TIMEOUT_S, allow_redirects=False
             )
 
         answer = self._patiently(once, f"{method} {_path(target)}", AWAY)
@@ -166,7 +160,7 @@ class Upstream:
         repeatable: Callable[[], bool] = lambda: True,
     ) -> requests.Response:
         """Send a request until a server has dealt with it. Raises RelayError (503)."""
-        until, pause_s = self._clock() + self._patience_s, 0.5
+        until, pause_s = self._clock() + PATIENCE_S, 0.5
         while True:
             try:
                 answer = once()
@@ -227,7 +221,8 @@ class Handler(BaseHTTPRequestHandler):
             self._pass_on(body)
             return
         query["action"] = "mpu-presign"
-        url = self._presigned("POST", f"{_path(self.path)}?{urlencode(query)}", body)
+        target = f"{_path(self.path)}?{urlencode(query)}"
+        url = self._url_in(self.upstream.call("POST", target, self._headers(), b""), body)
         if url is None:
             return
         answer = self.upstream.put(url, body)
@@ -241,8 +236,17 @@ class Handler(BaseHTTPRequestHandler):
 
     def _download(self) -> None:
         """Stream one object to the worker."""
-        target, _, query = self.path.partition("?")
-        url = self._presigned("GET", f"{target}?{query}&as=url" if query else f"{target}?as=url", None)
+        target, headers = f"{self.path}{'&' if '?' in self.path else '?'}as=url", self._headers()
+        signed = self.upstream.call("GET", target, headers, b"")
+        if signed.status_code == 401:
+            # An earlier try used the token up and lost its answer. On a 401 the worker would die, and beat on.
+            bucket, _, key = unquote(_path(self.path))[len("/download/") :].partition("/")
+            query = urlencode({"bucket": bucket, "key": key})
+            token = self.upstream.call("GET", f"/download/token?{query}", headers, b"")
+            if token.status_code == 200:
+                headers["x-download-token"] = token.json()["token"]
+                signed = self.upstream.call("GET", target, headers, b"")
+        url = self._url_in(signed, None)
         if url is None:
             return
         answer = self.upstream.get(url)
@@ -288,9 +292,8 @@ class Handler(BaseHTTPRequestHandler):
                 answer.close()
                 raise ConnectionError(f"the object store answered {answer.status_code} to the rest of an object")
 
-    def _presigned(self, method: str, target: str, body: Body | None) -> str | None:
-        """The URL in the API's answer to such a call; None when the worker has been given the API's refusal."""
-        answer = self.upstream.call(method, target, self._headers(), b"")
+    def _url_in(self, answer: requests.Response, body: Body | None) -> str | None:
+        """The presigned URL that the API answered with; None when the worker has been given the API's refusal."""
         if answer.status_code == 200:
             url: str = answer.json()["url"]
             return url
@@ -301,7 +304,7 @@ class Handler(BaseHTTPRequestHandler):
         self._forward(self.upstream.call(self.command, self.path, self._headers(), body.read()), None)
 
     def _headers(self) -> dict[str, str]:
-        return {name: value for name, value in self.headers.items() if name.lower() not in NOT_PASSED_ON}
+        return {name.lower(): value for name, value in self.headers.items() if name.lower() not in NOT_PASSED_ON}
 
     def _forward(self, answer: requests.Response, body: Body | None) -> None:
         """Answer as the API has answered, once the worker's body is read to its end."""

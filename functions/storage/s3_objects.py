@@ -174,10 +174,8 @@ class S3ObjectStore:
             upload = self._client.create_multipart_upload(**request)
         return str(upload["UploadId"])
 
-    def put_part(
-        self, tenant: str, bucket: str, key: str, upload_id: str, part_number: int, *, data: bytes
-    ) -> str | None:
-        request = self._place(tenant, bucket, key) | {"UploadId": upload_id, "PartNumber": part_number}
+    def put_part(self, tenant: str, bucket: str, key: str, upload_id: str, number: int, *, data: bytes) -> str | None:
+        request = self._place(tenant, bucket, key) | {"UploadId": upload_id, "PartNumber": number}
         try:
             with failures_translated():
                 answer = self._client.upload_part(**request, Body=data)

@@ -196,6 +196,21 @@ def test_a_download_that_breaks_goes_on_where_it_broke(
     assert store.seen[-1].headers["range"].endswith(f"-{len(data) - 1}") and "if-match" in store.seen[-1].headers
 
 
+def test_a_token_whose_answer_got_lost_is_replaced(
+    server: ScriptedServer, store: ScriptedServer, worker: OriginalClient
+) -> None:
+    """The first try has used it up; a worker that is told 401 dies, and its heartbeats go on."""
+    store.objects["/s3"] = b"image"
+    token = [reply(200, {"token": f"token {number}", "expires_at": 1}) for number in (1, 2)]
+    server.script("GET", "/prod/download/token", *token)
+    url = reply(200, {"url": f"{store.url}/s3", "expires_at": 1})
+    used_up = reply(401, {"error": {"code": "token_invalid"}})
+    server.script("GET", "/prod/download/training-data/sub%20dir/%C3%BC.jpg", reset, used_up, url)
+    assert worker.download("training-data", "sub dir/ü.jpg") == b"image"
+    assert parse_qs(server.seen[0].query) == parse_qs(server.seen[-2].query)
+    assert server.seen[-1].headers["x-download-token"] == "token 2"
+
+
 def test_a_file_that_ends_early_is_no_file(
     server: ScriptedServer, store: ScriptedServer, worker: OriginalClient
 ) -> None:
