@@ -99,7 +99,7 @@ def run_whole_job(plane: ControlPlane, url: str, dynamodb: Any, heartbeats: str,
     try:
         for step in (10, 20):
             gate.set(step)
-            until(lambda step=step: plane.steps(job["id"])[-1:] == [step], what=f"checkpoint {step}: {first.log()}")
+            _until_committed(plane, job["id"], step, first)
         first.kill()
         _run_out(dynamodb, heartbeats, job["id"])
         gate.open()
@@ -119,6 +119,10 @@ def run_whole_job(plane: ControlPlane, url: str, dynamodb: Any, heartbeats: str,
     assert client.download(stored["model_bucket"], stored["model_key"]) == training.model(state)
     zipped = client.download("training-checkpoints", f"jobs/{job['id']}/checkpoint-30.zip")
     assert len(zipped) > PART_BYTES and training.model(state) in zipped
+
+
+def _until_committed(plane: ControlPlane, job_id: str, step: int, worker: OriginalWorker) -> None:
+    until(lambda: plane.steps(job_id)[-1:] == [step], what=f"the commit of step {step}: {worker.log()}")
 
 
 def _training() -> ModuleType:
