@@ -60,6 +60,7 @@ class ErrorCode(StrEnum):
     JOB_NOT_FOUND = "job_not_found"
     CHECKPOINT_NOT_FOUND = "checkpoint_not_found"
     OBJECT_NOT_FOUND = "object_not_found"
+    OBJECT_TOO_LARGE = "object_too_large"
     KEY_NOT_FOUND = "key_not_found"
     WEBHOOK_NOT_FOUND = "webhook_not_found"
     RECIPE_NOT_FOUND = "recipe_not_found"
@@ -159,6 +160,12 @@ ERRORS: dict[ErrorCode, ErrorInfo] = {
         404, "The job has no such checkpoint.", "List its checkpoints and choose one of them."
     ),
     ErrorCode.OBJECT_NOT_FOUND: ErrorInfo(404, "No such object.", "Check bucket and key."),
+    ErrorCode.OBJECT_TOO_LARGE: ErrorInfo(
+        422,
+        "The object is larger than an answer may be.",
+        "Ask with as=url and download from that URL; workers of the original orchestrator do so by "
+        "python -m gpu_client.original_relay.",
+    ),
     ErrorCode.KEY_NOT_FOUND: ErrorInfo(404, "No such API key.", "List those of your tenant with GET /keys."),
     ErrorCode.WEBHOOK_NOT_FOUND: ErrorInfo(404, "No such webhook.", "List those of your tenant with GET /webhooks."),
     ErrorCode.RECIPE_NOT_FOUND: ErrorInfo(

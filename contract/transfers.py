@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import ConfigDict, Field, model_validator
 
@@ -27,8 +27,25 @@ class TokenAnswer(AnswerModel):
     expires_at: EpochSeconds
 
 
+class DownloadQuery(WireModel):
+    """Query of `GET /download/{bucket}/{key+}`. Example: `?as=url`"""
+
+    as_: Annotated[Literal["url"] | None, Field(alias="as")] = None
+    """`url`: answer with a presigned URL instead of the bytes."""
+
+
+class PresignedUrl(AnswerModel):
+    """Example: `{"url": "https://...", "expires_at": 1790000900}`
+
+    The URL alone is the right to one request. Send neither the API key nor a token to its host.
+    """
+
+    url: str
+    expires_at: EpochSeconds
+
+
 class UploadedPart(WireModel):
-    """One part of a multipart upload; S3 names the etag in the `ETag` header of its answer.
+    """One part of a multipart upload, as `PUT /upload/...` answers.
 
     Example: `{"etag": "9b2c...", "partNumber": 1}`
     """

@@ -60,6 +60,7 @@ class Answer:
     status: int
     headers: dict[str, str]
     text: str
+    body: bytes = b""
 
     @property
     def json(self) -> Any:
@@ -150,7 +151,8 @@ class Api:
             said = verdict["context"]
         event = json.loads(json.dumps(function_event(fields, body, said)))
         response = http_response(dispatch(event, self.context, route.function))
-        return Answer(response.status, dict(response.headers), response.body.decode())
+        text = response.body.decode(errors="replace")
+        return Answer(response.status, dict(response.headers), text, response.body)
 
     def call(
         self,

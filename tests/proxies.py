@@ -51,6 +51,8 @@ class FaultyProxy(Listening):
         self._lock = threading.Lock()
         self._troubles: list[Trouble] = []
         self._requests: list[str] = []
+        self.header_names: set[str] = set()
+        """Of all requests so far, in lower case."""
         proxy = self
 
         class Handler(_Handler):
@@ -126,6 +128,7 @@ class _Handler(QuietHandler):
         body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
         path, _, query = self.path.partition("?")
         part = re.search(r"\bpartNumber=\d+", query)
+        self.owner.header_names.update(name.lower() for name in self.headers)
         trouble = self.owner.note(f"{self.command} {path}{'?' + part[0] if part else ''}")
         if trouble and trouble.gate:
             trouble.gate.wait(UPSTREAM_TIMEOUT_S)

@@ -124,14 +124,6 @@ class Call:
         )
 
 
-@dataclass(frozen=True)
-class Redirect:
-    """An answer that sends the client to a presigned URL."""
-
-    status: int
-    url: str
-
-
 class NoContent:
     """An answer without a body (204)."""
 

@@ -17,7 +17,7 @@ from contract.base import JOB_ID_PATTERN, MAX_STEP, path_problem
 from contract.errors import ErrorCode
 from contract.names import KEY_ID_PATTERN, RING_NAME_PATTERN, Scope
 from contract.recipes.calls import RECIPE_ID_PATTERN
-from functions.api.context import Call, Context, NoContent, Principal, Redirect, WithHeaders, is_original
+from functions.api.context import Call, Context, NoContent, Principal, WithHeaders, is_original
 from functions.api.errors import error_response, refusal_of
 from functions.api.route import Function, Route, routes_of
 from functions.domain.errors import Refusal, StorageUnavailable
@@ -150,9 +150,10 @@ def _query(given: Mapping[str, str], route: Route) -> BaseModel | None:
         raise refusal_of(error) from None
 
 
-def _body(event: Event, route: Route) -> BaseModel | None:
+def _body(event: Event, route: Route) -> BaseModel | bytes | None:
+    if route.takes_bytes:
+        return _raw_body(event)
     if not route.body:
-        # The original's clients send a part's bytes along and are redirected; nobody looks at them here.
         return None
     raw = _raw_body(event)
     if len(raw) > MAX_BODY_BYTES:
@@ -230,10 +231,12 @@ def _answer(route: Route, result: Any) -> dict[str, Any]:
     if isinstance(result, WithHeaders):
         headers |= result.headers
         result = result.value
-    if isinstance(result, Redirect):
-        return {"statusCode": result.status, "headers": {**headers, "location": result.url}, "body": ""}
     if isinstance(result, NoContent):
         return {"statusCode": 204, "headers": headers, "body": ""}
+    if isinstance(result, bytes):
+        headers["content-type"] = "application/octet-stream"
+        body = base64.b64encode(result).decode()
+        return {"statusCode": route.status, "headers": headers, "body": body, "isBase64Encoded": True}
     body = _ANY.dump_json(result).decode()
     headers["content-type"] = "application/json"
     return {"statusCode": route.status, "headers": headers, "body": body, "isBase64Encoded": False}

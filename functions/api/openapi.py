@@ -21,6 +21,7 @@ from contract.recipes.calls import RECIPE_ID_PATTERN
 from functions.api.routes import ROUTES, Route
 from functions.api.settings import Settings
 
+_BYTES = "application/octet-stream"
 _REF = "#/components/schemas/{model}"
 _SEGMENT = r"(?!\.{1,2}(/|$))[^/\\\x00-\x1f\x7f-\x9f]+"
 _KEY_PATTERN = f"^{_SEGMENT}(/{_SEGMENT})*$"
@@ -212,6 +213,8 @@ def _operation(route: Route, schemas: _Schemas) -> dict[str, Any]:
             "required": route.body_required,
             "content": {"application/json": {"schema": schema, "examples": examples}},
         }
+    if route.takes_bytes:
+        operation["requestBody"] = {"required": True, "content": {_BYTES: {"schema": {}}}}
     return operation
 
 
@@ -226,7 +229,7 @@ def example_of(model: type[BaseModel]) -> dict[str, Any]:
         return {}
     text = " ".join(found.group(1).split())
     value = dict(parse_qsl(text[1:], strict_parsing=True)) if text.startswith("?") else json.loads(text)
-    return model.model_validate(value).model_dump(mode="json", exclude_unset=True)
+    return model.model_validate(value).model_dump(mode="json", exclude_unset=True, by_alias=True)
 
 
 def _path_parameters(route: Route) -> list[dict[str, Any]]:
@@ -278,10 +281,9 @@ def _responses(route: Route, schemas: _Schemas) -> dict[str, Any]:
     responses: dict[str, Any] = {}
     if route.answer is not None:
         content = {"application/json": {"schema": schemas.of(route.answer, "serialization")}}
+        if route.answers_bytes:
+            content[_BYTES] = {"schema": {}}
         responses[str(route.status)] = {"description": "Done", "content": content}
-    elif route.status in (302, 307):
-        location = {"location": {"schema": {"type": "string"}, "description": "A presigned URL"}}
-        responses[str(route.status)] = {"description": "Go on at a presigned URL", "headers": location}
     else:
         responses[str(route.status)] = {"description": "Done, nothing to say"}
     codes = set(route.refuses) | set(_ALWAYS)

@@ -40,7 +40,11 @@ class Route:
     query: type[BaseModel] | None = None
     body: tuple[type[BaseModel], ...] = ()
     body_required: bool = True
+    takes_bytes: bool = False
+    """The body is a piece of a file; the call gets its bytes."""
     answer: Any = None
+    answers_bytes: bool = False
+    """The call may also answer with the bytes of an object."""
     status: int = 200
     refuses: tuple[E, ...] = ()
     """Codes of its own; openapi.py adds those that follow from scopes, models and headers."""

@@ -1,4 +1,4 @@
-"""The calls that move bytes: tokens, redirects, uploads, listings."""
+"""The calls that move bytes: tokens, uploads, downloads, listings."""
 
 from __future__ import annotations
 
@@ -7,13 +7,16 @@ from functools import partial
 from contract.artifacts import StoredArtifactsPage, StoredArtifactsQuery
 from contract.errors import ErrorCode as E
 from contract.transfers import (
+    DownloadQuery,
     MultipartComplete,
     MultipartCreated,
     ObjectPage,
     ObjectQuery,
+    PresignedUrl,
     TokenAnswer,
     TokenQuery,
     UploadBatch,
+    UploadedPart,
     UploadTargets,
 )
 from contract.work import (
@@ -49,9 +52,11 @@ ROUTES: tuple[Route, ...] = (
         "GET",
         "/download/{bucket}/{key+}",
         transfers.download,
-        status=302,
+        query=DownloadQuery,
+        answer=PresignedUrl,
+        answers_bytes=True,
         headers=("x-download-token",),
-        refuses=_TOKEN,
+        refuses=(*_TOKEN, E.OBJECT_NOT_FOUND, E.OBJECT_TOO_LARGE),
     ),
     _transfer(
         "GET",
@@ -66,9 +71,9 @@ ROUTES: tuple[Route, ...] = (
         call=transfers.upload_post,
         body=(MultipartComplete,),
         body_required=False,
-        answer=MultipartCreated | StatusAnswer,
+        answer=MultipartCreated | PresignedUrl | StatusAnswer,
     ),
-    _upload("PUT", call=transfers.upload_put, status=307),
+    _upload("PUT", call=transfers.upload_put, takes_bytes=True, answer=UploadedPart),
     _upload("DELETE", call=transfers.upload_delete, status=204),
     _transfer(
         "POST",

@@ -27,8 +27,8 @@ from contract.work import (
 from functions.api import (
     artifacts,
     checkpointing,
+    input_lists,
     logs,
-    transfers,
     working,
 )
 from functions.api.route import BOTH, JOB, LEASE, WORKER, Route
@@ -106,8 +106,8 @@ ROUTES: tuple[Route, ...] = (
     _bearer(
         "GET",
         "/job/{id}/inputs",
-        transfers.list_inputs,
-        query=transfers.InputsQuery,
+        input_lists.list_inputs,
+        query=input_lists.InputsQuery,
         answer=InputPage,
         refuses=(*LEASE, E.INVALID_CURSOR),
     ),

@@ -1,4 +1,8 @@
-"""Moving objects: tokens, redirects to presigned URLs, batches, listings, a job's inputs. No bytes pass here."""
+"""Moving objects: tokens, uploads and downloads, batches of presigned URLs, listings.
+
+Only small parts and small objects pass as bytes; presigned URLs carry everything else. No answer is a redirect: HTTP
+clients send their own headers on to the host of a redirect, so that host would learn the API key and the token.
+"""
 
 from __future__ import annotations
 
@@ -9,27 +13,27 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from contract.base import WireModel
-from contract.datasets import DATASET_MANIFEST
 from contract.errors import ErrorCode
-from contract.names import BUCKETS, CHECKPOINTS_BUCKET, DATA_BUCKET, RINGS_PREFIX, Scope, in_a_ring
+from contract.names import BUCKETS, CHECKPOINTS_BUCKET, DATA_BUCKET, Scope, in_a_ring
 from contract.transfers import (
+    DownloadQuery,
     MultipartComplete,
     MultipartCreated,
     ObjectPage,
     ObjectQuery,
     ObjectView,
+    PresignedUrl,
     TokenAnswer,
     TokenQuery,
     UploadBatch,
+    UploadedPart,
     UploadTarget,
     UploadTargets,
 )
-from contract.work import InputObject, InputPage, PushManifest, StatusAnswer
-from functions.api.context import Call, Context, NoContent, Redirect, WithHeaders, job_of
-from functions.api.leasing import require_lease
+from contract.work import StatusAnswer
+from functions.api.context import Call, Context, NoContent, WithHeaders
 from functions.api.original import zip_step
 from functions.api.parts import PartedUploads, Whole
-from functions.api.sharing import given
 from functions.domain.api_keys import token_digest
 from functions.domain.checkpoints import PACKS
 from functions.domain.claimants import attempt_of
@@ -40,25 +44,19 @@ from functions.domain.records import Job, TransferGrant
 
 _JOB_KEY = re.compile(r"^jobs/([0-9a-f-]{36})/([^/]+)")
 _OURS = ("manifests", "artifacts", "logs")
-_INPUTS_PER_PAGE = 500
-_INPUTS_CURSOR = re.compile(r"([0-9a-f]{8})\.([0-9]{1,4})\.(.*)", re.DOTALL)
+MAX_ANSWERED_BYTES = 4_500_000
+"""Lambda's answers end at 6 MB, and base64 adds a third."""
+
+
+_ACTIONS = "mpu-create|mpu-presign|mpu-uploadpart|mpu-complete|mpu-abort|delete"
 
 
 class UploadQuery(WireModel):
     """Query of the upload calls. Example: `?action=mpu-create`, `?uploadId=...&partNumber=1`"""
 
-    action: Annotated[str, Field(pattern=r"^(mpu-create|mpu-uploadpart|mpu-complete|mpu-abort|delete)$")] | None = None
+    action: Annotated[str, Field(pattern=rf"^({_ACTIONS})$")] | None = None
     upload_id: Annotated[str | None, Field(min_length=1, max_length=1024)] = Field(default=None, alias="uploadId")
     part_number: Annotated[int | None, Field(ge=1, le=10_000)] = Field(default=None, alias="partNumber")
-
-
-class InputsQuery(WireModel):
-    """Query of `GET /job/{id}/inputs`: the `next_cursor` of the page before.
-
-    A cursor holds a prefix and a key, of up to 900 bytes each, in base64.
-    """
-
-    cursor: Annotated[str, Field(min_length=1, max_length=4096)] | None = None
 
 
 def download_token(context: Context, call: Call) -> TokenAnswer:
@@ -81,8 +79,9 @@ def upload_token(context: Context, call: Call) -> TokenAnswer:
     return _granted(context, call, query, "upload", context.settings.upload_token_life_s)
 
 
-def download(context: Context, call: Call) -> Redirect:
-    """Redeem a download token: exactly one request gets the redirect."""
+def download(context: Context, call: Call) -> PresignedUrl | WithHeaders:
+    """Redeem a download token: exactly one request gets the bytes, or with `as=url` a presigned URL."""
+    query: DownloadQuery = call.query
     bucket, key = _target(call)
     token = call.headers.get("x-download-token")
     if not token:
@@ -90,19 +89,31 @@ def download(context: Context, call: Call) -> Redirect:
     grant = context.tokens.get_grant(token_digest(token))
     if grant is not None and not _is_for(grant, call.tenant, bucket, key):
         raise Refusal(ErrorCode.TOKEN_WRONG_KEY, field="x-download-token")
-    grant = context.tokens.redeem(token_digest(token), call.now) if grant and grant.purpose == "download" else None
-    if grant is None:
+    if grant is None or grant.purpose != "download" or grant.expires_at <= call.now:
         raise Refusal(ErrorCode.TOKEN_INVALID, field="x-download-token")
-    url = context.objects.presign_get(call.tenant, bucket, grant.key, expires_s=context.settings.url_life_s)
-    return Redirect(302, url)
+    # The token is redeemed last: a failure of the object store does not use it up.
+    if query.as_ is None:
+        answer: PresignedUrl | WithHeaders = _whole(context, call, bucket, grant.key)
+    else:
+        life_s = context.settings.url_life_s
+        url = context.objects.presign_get(call.tenant, bucket, grant.key, expires_s=life_s)
+        answer = PresignedUrl(url=url, expires_at=call.now + life_s)
+    if context.tokens.redeem(token_digest(token), call.now) is None:
+        raise Refusal(ErrorCode.TOKEN_INVALID, field="x-download-token")
+    return answer
 
 
-def upload_post(context: Context, call: Call) -> MultipartCreated | WithHeaders:
-    """`action=mpu-create` starts a multipart upload, `action=mpu-complete` finishes it and answers with its ETag."""
+def upload_post(context: Context, call: Call) -> MultipartCreated | PresignedUrl | WithHeaders:
+    """Start a multipart upload, presign the PUT of one part, or finish the upload and answer with its ETag."""
     query: UploadQuery = call.query
     bucket, key = _upload_target(context, call)
     if query.action == "mpu-create":
         return MultipartCreated(key=key, uploadId=context.objects.create_multipart(call.tenant, bucket, key))
+    if query.action == "mpu-presign":
+        upload_id, number = _part(query)
+        life_s = context.settings.url_life_s
+        signed = context.objects.presign_part(call.tenant, bucket, key, upload_id, number, expires_s=life_s)
+        return PresignedUrl(url=signed.url, expires_at=call.now + life_s)
     if query.action == "mpu-complete":
         body: MultipartComplete = call.body or MultipartComplete()
         parts = [(part.partNumber, part.etag) for part in body.parts]
@@ -111,26 +122,22 @@ def upload_post(context: Context, call: Call) -> MultipartCreated | WithHeaders:
         if etag is None:
             etag = _completed_before(context.objects.head(call.tenant, bucket, key), parts)
         return WithHeaders(StatusAnswer(), {"etag": f'"{etag}"'})
-    raise Refusal(ErrorCode.INVALID_VALUE, "POST takes mpu-create or mpu-complete.", field="action")
+    raise Refusal(ErrorCode.INVALID_VALUE, "POST takes mpu-create, mpu-presign or mpu-complete.", field="action")
 
 
-def upload_put(context: Context, call: Call) -> Redirect:
-    """Redirects to a presigned PUT: of one part, or of the whole object when no `uploadId` is given."""
+def upload_put(context: Context, call: Call) -> UploadedPart:
+    """Store one part of a multipart upload."""
     query: UploadQuery = call.query
     bucket, key = _upload_target(context, call)
     if query.action not in (None, "mpu-uploadpart"):
         raise Refusal(ErrorCode.INVALID_VALUE, "PUT takes mpu-uploadpart or no action.", field="action")
-    life_s = context.settings.url_life_s
-    if query.upload_id is None and query.action is None:
-        if _job_of_key(bucket, key):
-            # Such a URL outlives the check of what it overwrites; a multipart upload is checked again at its end.
-            raise Refusal(ErrorCode.INVALID_VALUE, "Below a job's prefix only multipart uploads work.", field="action")
-        return Redirect(307, context.objects.presign_put(call.tenant, bucket, key, expires_s=life_s).url)
-    upload_id = _required(query.upload_id, "uploadId")
-    if query.part_number is None:
-        raise Refusal(ErrorCode.MISSING_FIELD, "partNumber is needed.", field="partNumber")
-    signed = context.objects.presign_part(call.tenant, bucket, key, upload_id, query.part_number, expires_s=life_s)
-    return Redirect(307, signed.url)
+    upload_id, number = _part(query)
+    if not call.body:
+        raise Refusal(ErrorCode.MISSING_FIELD, "The body is empty; it is the bytes of the part.", field="body")
+    etag = context.objects.put_part(call.tenant, bucket, key, upload_id, number, data=call.body)
+    if etag is None:
+        raise Refusal(ErrorCode.UPLOAD_NOT_FOUND, field="uploadId")
+    return UploadedPart(etag=etag, partNumber=number)
 
 
 def upload_delete(context: Context, call: Call) -> NoContent:
@@ -207,71 +214,6 @@ def list_objects(context: Context, call: Call) -> ObjectPage:
         for item in page.items
     ]
     return ObjectPage(objects=views, next_cursor=page.cursor)
-
-
-def list_inputs(context: Context, call: Call) -> InputPage:
-    """A running job's input files with URLs, for the worker that holds it; last of all what other jobs have shared."""
-    query: InputsQuery = call.query
-    job = job_of(context, call, call.path["id"])
-    require_running(job)
-    require_lease(context, call.fence(job.id))
-    life_s = context.settings.url_life_s
-    expires_at = call.now + life_s
-    number, cursor = _inputs_position(job, query.cursor)
-    refs = job.spec.inputs
-    if not refs:
-        return InputPage(inputs=given(context, call, job), expires_at=expires_at)
-    ref = refs[number]
-    page = context.objects.list(call.tenant, DATA_BUCKET, ref.prefix, limit=_INPUTS_PER_PAGE, cursor=cursor)
-    inputs = [
-        InputObject(
-            key=item.key,
-            path=_input_path(ref.prefix, ref.into, item.key),
-            size_bytes=item.size_bytes,
-            etag=item.etag,
-            url=context.objects.presign_get(call.tenant, DATA_BUCKET, item.key, expires_s=life_s),
-        )
-        for item in page.items
-        # A prefix that happens to have rings below it means the files beside them.
-        if ref.prefix.startswith(RINGS_PREFIX) or not in_a_ring(item.key)
-    ]
-    following = f"{job.id[:8]}.{number + 1}." if number + 1 < len(refs) else None
-    next_cursor = f"{job.id[:8]}.{number}.{page.cursor}" if page.cursor else following
-    if next_cursor is None:
-        inputs += given(context, call, job)
-    manifests = _manifests_around(context, call, ref.prefix) if cursor is None else []
-    return InputPage(inputs=inputs, manifests=manifests, next_cursor=next_cursor, expires_at=expires_at)
-
-
-def _manifests_around(context: Context, call: Call, prefix: str) -> list[PushManifest]:
-    """Those of pushed folders that hold more than the prefix, outermost first: no listing below it has them."""
-    folders = (prefix[: at + 1] for at, character in enumerate(prefix) if character == "/")
-    keys = [folder + DATASET_MANIFEST for folder in folders if folder != prefix]
-    stored = context.objects.head_many(call.tenant, DATA_BUCKET, keys) if keys else {}
-    return [
-        PushManifest(
-            key=key,
-            url=context.objects.presign_get(call.tenant, DATA_BUCKET, key, expires_s=context.settings.url_life_s),
-        )
-        for key in keys
-        if key in stored
-    ]
-
-
-def _inputs_position(job: Job, given: str | None) -> tuple[int, str | None]:
-    """Which of the job's inputs to list, and the store's own cursor within it."""
-    if given is None:
-        return 0, None
-    found = _INPUTS_CURSOR.fullmatch(given)
-    if found is None or found[1] != job.id[:8] or int(found[2]) >= len(job.spec.inputs):
-        raise Refusal(ErrorCode.INVALID_CURSOR, field="cursor")
-    return int(found[2]), found[3] or None
-
-
-def _input_path(prefix: str, into: str, key: str) -> str:
-    """Where an input lies below the data directory: its path below the last '/' of the prefix."""
-    below = key[prefix.rfind("/") + 1 :]
-    return f"{into}/{below}" if into else below
 
 
 def _granted(
@@ -383,6 +325,28 @@ def _require_uncommitted(context: Context, job: Job, key: str) -> None:
 def _known_bucket(bucket: str) -> None:
     if bucket not in BUCKETS:
         raise Refusal(ErrorCode.UNKNOWN_BUCKET, f"No bucket {bucket}.", field="bucket")
+
+
+def _whole(context: Context, call: Call, bucket: str, key: str) -> WithHeaders:
+    """The bytes of a small object, with its ETag."""
+    found = context.objects.head(call.tenant, bucket, key)
+    if found is not None and found.size_bytes > MAX_ANSWERED_BYTES:
+        raise Refusal(
+            ErrorCode.OBJECT_TOO_LARGE,
+            f"{key} has {found.size_bytes} bytes; an answer holds at most {MAX_ANSWERED_BYTES}.",
+            field="key",
+        )
+    data = None if found is None else context.objects.read(call.tenant, bucket, key)
+    if found is None or data is None:
+        raise Refusal(ErrorCode.OBJECT_NOT_FOUND, f"No object {key} in {bucket}.", field="key")
+    return WithHeaders(data, {"etag": f'"{found.etag}"'})
+
+
+def _part(query: UploadQuery) -> tuple[str, int]:
+    upload_id = _required(query.upload_id, "uploadId")
+    if query.part_number is None:
+        raise Refusal(ErrorCode.MISSING_FIELD, "partNumber is needed.", field="partNumber")
+    return upload_id, query.part_number
 
 
 def _required(value: str | None, name: str) -> str:

@@ -333,6 +333,9 @@ class ObjectStore(Protocol):
     def create_multipart(self, tenant: str, bucket: str, key: str, *, checksummed: bool = False) -> str:
         """The upload's id. `checksummed`: every part is sent with its CRC-64/NVME, and the object will have one."""
 
+    def put_part(self, tenant: str, bucket: str, key: str, upload_id: str, number: int, *, data: bytes) -> str | None:
+        """Store one small part; its ETag, or None if no such upload is under way."""
+
     def presign_part(
         self,
         tenant: str,

@@ -2,7 +2,7 @@
 
 A request is matched against the route table, shown to the authorizer where the route is guarded, given to the route's
 handler as a payload 2.0 event in a pool of threads (handlers are plain functions, safe to run side by side), and the
-handler's answer is sent back.
+handler's answer is sent back. The front carries the bytes of uploads and downloads itself (carrying.py).
 """
 
 from __future__ import annotations
@@ -11,23 +11,25 @@ import asyncio
 import json
 import logging
 import socket
+import tempfile
 import threading
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import IO, Any
 
 import uvicorn
 from starlette.applications import Starlette
 from starlette.requests import ClientDisconnect, Request
-from starlette.responses import Response
+from starlette.responses import Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
 from contract.errors import ErrorCode
 from functions.api.errors import error_response
 from functions.domain.errors import Refusal
+from functions.local.carrying import PUT_PART, Carrier, Streamed, carried
 from functions.local.events import (
     BadAnswerError,
     HttpRequest,
@@ -49,6 +51,8 @@ LambdaHandler = Callable[[dict[str, Any], Any], dict[str, Any]]
 BODY_LIMIT_BYTES = 10 * 1024 * 1024
 # An over-long body is read to here, so that the sender gets its 413 rather than a broken connection.
 DRAIN_LIMIT_BYTES = 8 * BODY_LIMIT_BYTES
+SPOOLED_BYTES = 1024 * 1024
+"""A part beyond this is kept on disk while the front reads it."""
 HANDLER_TIMEOUT_S = 30.0
 HANDLER_THREADS = 64
 START_TIMEOUT_S = 10.0
@@ -115,9 +119,11 @@ class _Front:
         self._routes = sorted(parsed, key=lambda entry: entry[1].rank, reverse=True)
         self._authorizer = authorizer
         self._threads = ThreadPoolExecutor(HANDLER_THREADS, thread_name_prefix="handler")
+        self._carrier = Carrier()
 
     def close(self) -> None:
         self._threads.shutdown(wait=True, cancel_futures=True)
+        self._carrier.close()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -127,34 +133,55 @@ class _Front:
             answer = await self._answer(Request(scope, receive), request_id)
         except ClientDisconnect:
             return
-        response = Response(answer.body, answer.status)
+        response: Response
+        if isinstance(answer, Streamed):
+            response = StreamingResponse(answer.pieces)
+        else:
+            response = Response(answer.body, answer.status)
         # A list of pairs, since set-cookie repeats; content-length is Starlette's own.
         own = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in answer.headers]
         response.raw_headers = [
-            *(pair for pair in own if pair[0] != b"content-length"),
+            *(pair for pair in own if pair[0] != b"content-length" or isinstance(answer, Streamed)),
             *(pair for pair in response.raw_headers if pair[0] == b"content-length"),
             (b"apigw-requestid", request_id.encode()),
         ]
         await response(scope, receive, send)
 
-    async def _answer(self, request: Request, request_id: str) -> HttpResponse:
-        body = await _read(request)
-        if body is None:
-            return _refused(
-                Refusal(ErrorCode.PAYLOAD_TOO_LARGE, f"The body is larger than {BODY_LIMIT_BYTES} bytes."), request_id
-            )
-        incoming = _http_request(request, body)
+    async def _answer(self, request: Request, request_id: str) -> HttpResponse | Streamed:
+        incoming = _http_request(request)
         path = decode_path(incoming.raw_path)
         found = self._match(incoming.method, path)
-        if found is None:
-            return _refused(Refusal(ErrorCode.NOT_FOUND, f"No route {incoming.method} {path}."), request_id)
-        route, parameters = found
-        fields = common_fields(incoming, route.key, path, parameters, request_id=request_id, now_s=time.time())
+        with tempfile.SpooledTemporaryFile(SPOOLED_BYTES) as body:
+            if not await _read(request, body, limited=found is None or found[0].key != PUT_PART):
+                message = f"The body is larger than {BODY_LIMIT_BYTES} bytes."
+                return _refused(Refusal(ErrorCode.PAYLOAD_TOO_LARGE, message), request_id)
+            if found is None:
+                return _refused(Refusal(ErrorCode.NOT_FOUND, f"No route {incoming.method} {path}."), request_id)
+            route, parameters = found
+            size_bytes = body.tell()
+            body.seek(0)
+            carry = carried(incoming, route.key, size_bytes)
+            asked = replace(incoming, body=body.read()) if carry is None else carry.request
+            key = route.key if carry is None else carry.route_key
+            fields = common_fields(asked, key, path, parameters, request_id=request_id, now_s=time.time())
+            answer = await self._call(route, fields, asked.body)
+            if carry is None or answer.status != 200:
+                return answer
+            try:
+                return await asyncio.get_running_loop().run_in_executor(
+                    self._threads, self._carrier.carry, carry, answer, body, size_bytes
+                )
+            except Refusal as refusal:
+                return _refused(refusal, request_id)
+
+    async def _call(self, route: FrontRoute, fields: dict[str, Any], body: bytes) -> HttpResponse:
+        """The authorizer's refusal, or the answer of the route's handler."""
         context: dict[str, Any] | None = None
         if route.guarded:
             identity = fields["headers"].get(IDENTITY_HEADER, "")
             if not identity:
-                return _refused(Refusal(ErrorCode.UNAUTHORIZED, field=IDENTITY_HEADER), request_id)
+                refusal = Refusal(ErrorCode.UNAUTHORIZED, field=IDENTITY_HEADER)
+                return _refused(refusal, fields["requestContext"]["requestId"])
             verdict = await self._run(self._authorizer, authorizer_event(fields, identity), "authorizer")
             if not isinstance(verdict, dict):
                 return _gateway_error(500, "Internal Server Error")
@@ -261,22 +288,19 @@ class _Server(uvicorn.Server):
             self.ready.set()
 
 
-async def _read(request: Request) -> bytes | None:
-    """The body, or None when it is over the limit."""
-    pieces: list[bytes] = []
+async def _read(request: Request, into: IO[bytes], *, limited: bool) -> bool:
+    """Write the body to a file; False when the body is over the limit."""
     size = 0
     async for piece in request.stream():
         size += len(piece)
-        if size <= BODY_LIMIT_BYTES:
-            pieces.append(piece)
+        if not limited or size <= BODY_LIMIT_BYTES:
+            into.write(piece)
         elif size > DRAIN_LIMIT_BYTES:
             break
-        else:
-            pieces.clear()
-    return None if size > BODY_LIMIT_BYTES else b"".join(pieces)
+    return not limited or size <= BODY_LIMIT_BYTES
 
 
-def _http_request(request: Request, body: bytes) -> HttpRequest:
+def _http_request(request: Request) -> HttpRequest:
     scope = request.scope
     return HttpRequest(
         method=scope["method"],
@@ -284,7 +308,7 @@ def _http_request(request: Request, body: bytes) -> HttpRequest:
         raw_path=scope["raw_path"].decode("utf-8", "replace"),
         raw_query=scope["query_string"].decode("utf-8", "replace"),
         headers=[(name.decode("latin-1"), value.decode("latin-1")) for name, value in scope["headers"]],
-        body=body,
+        body=b"",
         source_ip=scope["client"][0] if scope.get("client") else HOST,
         protocol=f"HTTP/{scope['http_version']}",
     )

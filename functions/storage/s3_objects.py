@@ -174,6 +174,17 @@ class S3ObjectStore:
             upload = self._client.create_multipart_upload(**request)
         return str(upload["UploadId"])
 
+    def put_part(self, tenant: str, bucket: str, key: str, upload_id: str, number: int, *, data: bytes) -> str | None:
+        request = self._place(tenant, bucket, key) | {"UploadId": upload_id, "PartNumber": number}
+        try:
+            with failures_translated():
+                answer = self._client.upload_part(**request, Body=data)
+        except ClientError as error:
+            if error_code(error) == "NoSuchUpload":
+                return None
+            raise
+        return str(answer["ETag"]).strip('"')
+
     def presign_part(
         self,
         tenant: str,

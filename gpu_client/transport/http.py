@@ -71,11 +71,10 @@ class Call:
 
 @dataclass(frozen=True)
 class Answer:
-    """An answer below 400; `location` is set on a redirect, which is left to the caller."""
+    """An answer below 300."""
 
     status: int
     data: Any
-    location: str | None = None
 
 
 class HttpClient:
@@ -190,11 +189,8 @@ class HttpClient:
                 Failure(reason=f"{status} {error}", status=status, code=error.code, retry_after_s=retry_after_s),
                 error,
             )
-        if 300 <= status < 400:
-            location = response.headers.get("Location")
-            if not location:
-                raise UnexpectedAnswer(f"{call.kind}: a redirect without a Location")
-            return Answer(status, None, location)
+        if status >= 300:
+            raise UnexpectedAnswer(f"{call.kind}: a redirect, which the control plane never answers with")
         if not body:
             return Answer(status, None)
         try:

@@ -11,7 +11,7 @@ from pathlib import Path
 from urllib.parse import quote
 
 from contract.errors import ErrorCode
-from contract.transfers import ObjectPage, TokenAnswer, TokenQuery, UploadBatch, UploadFile, UploadTargets
+from contract.transfers import ObjectPage, PresignedUrl, TokenAnswer, TokenQuery, UploadBatch, UploadFile, UploadTargets
 from gpu_client.transport.batch import run_batch
 from gpu_client.transport.calls import ApiCalls, read_answer, segment
 from gpu_client.transport.cancel import CancelEvent
@@ -185,10 +185,8 @@ class ObjectCalls(ApiCalls):
         answer = self._send("download_token", "GET", "/download/token", query=query)
         token = read_answer("download_token", answer, TokenAnswer).token
         path = f"/download/{segment(bucket)}/{quote(key, safe='/')}"
-        redirect = self._send("download", "GET", path, headers={"x-download-token": token})
-        if redirect.location is None:
-            raise UnexpectedAnswer("download: the answer is not a redirect")
-        return redirect.location
+        answer = self._send("download", "GET", path, query={"as": "url"}, headers={"x-download-token": token})
+        return read_answer("download", answer, PresignedUrl).url
 
     def list_objects(
         self, bucket: str = "training-data", *, prefix: str = "", limit: int = 1000, cursor: str | None = None

@@ -172,6 +172,7 @@ def test_an_unknown_bucket_is_refused(cloud: Cloud) -> None:
         lambda: objects.presign_put(TENANT, "b", "k", expires_s=9),
         lambda: objects.create_multipart(TENANT, "b", "k"),
         lambda: objects.abort_multipart(TENANT, "b", "k", "u"),
+        lambda: objects.put_part(TENANT, "b", "k", "u", 1, data=b"x"),
     ]
     for call in calls:
         with pytest.raises(Refusal) as refused:
@@ -372,6 +373,18 @@ def test_a_multipart_upload(enforcing: Cloud, named: bool) -> None:
     assert stored is not None
     assert (stored.etag, stored.size_bytes) == (etag, PART + 10)
     assert enforcing.objects.read(TENANT, DATA, "big file:1.zip") == b"".join(parts)
+
+
+def test_a_part_is_stored_with_its_bytes(enforcing: Cloud) -> None:
+    objects = enforcing.objects
+    upload_id = objects.create_multipart(TENANT, DATA, "k")
+    etag = objects.put_part(TENANT, DATA, "k", upload_id, 1, data=b"a small part")
+    assert etag is not None and '"' not in etag
+    assert objects.put_part(TENANT, DATA, "another", upload_id, 1, data=b"x") is None
+    assert objects.put_part(TENANT, DATA, "k", "no-such-upload", 1, data=b"x") is None
+    assert objects.complete_multipart(TENANT, DATA, "k", upload_id, [(1, etag)]) is not None
+    assert objects.read(TENANT, DATA, "k") == b"a small part"
+    assert objects.put_part(TENANT, DATA, "k", upload_id, 1, data=b"x") is None
 
 
 def test_wrong_parts_are_refused_and_the_upload_goes_on(enforcing: Cloud) -> None:

@@ -15,6 +15,7 @@ from contract.webhooks import DeliveryState, WebhookCreate
 from functions.local.emulator import Emulator
 from functions.storage.tables import TABLES, create_tables
 from tests.deployment import DEPLOYED_HERE, STAGE, Deployment, run_tool
+from tests.original_job import relay_to, run_whole_job
 from tests.stack import chain
 from tests.waiting import PATIENCE_S, until
 from tests.workshop import Workshop
@@ -61,6 +62,13 @@ def test_a_job_survives_its_machine(deployment: Deployment, tmp_path: Path) -> N
     assert {"job.started", "checkpoint.committed", "attempt.interrupted", "job.completed"} <= {
         kind for _, kind in history
     }
+
+
+def test_an_original_worker_s_job_survives_its_machine(deployment: Deployment, tmp_path: Path) -> None:
+    """By the relay in the worker's container: parts of 10 MiB do not fit Lambda."""
+    with relay_to(deployment.url) as url:
+        dynamodb = deployment.emulator.client("dynamodb")
+        run_whole_job(deployment, url, dynamodb, f"baton-{STAGE}-heartbeats", tmp_path)
 
 
 def test_what_happens_to_a_job_is_told_on_the_bus(deployment: Deployment) -> None:

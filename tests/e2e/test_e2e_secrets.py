@@ -203,7 +203,7 @@ class Run:
         query = {"bucket": "training-checkpoints", "key": key}
         token = call("GET", f"{stack.url}/download/token", 200, params=query).json()["token"]
         self.secrets["download token"] = token
-        signed = call("GET", place, 302, headers={"x-download-token": token}).headers["location"]
+        signed = call("GET", f"{place}?as=url", 200, headers={"x-download-token": token}).json()["url"]
         self.secrets["signature"] = re.findall(r"X-Amz-Signature=([0-9a-f]{64})", signed)[0]
         token = call("GET", f"{stack.url}/upload/token", 200, params={"bucket": "training-data", "key": "k"}).json()
         self.secrets["upload token"] = token["token"]

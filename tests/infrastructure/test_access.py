@@ -319,7 +319,7 @@ def transfer(api: Api) -> None:
                 api.send("PUT", part["url"], part["headers"], pieces(file)[part["part"] - 1])
     api.get("/data").ok()
     api.put_object(DATA_BUCKET, "c")
-    assert download(api, "c", token(api, "download", "c")).status == 302
+    assert download(api, "c", token(api, "download", "c")).status == 200
     job = api.submit(queue="mine")["id"]
     held = api.claim(queue="mine")
     held.store_artifacts({"step-1.png": b"picture"})
@@ -329,8 +329,7 @@ def transfer(api: Api) -> None:
         said = token(api, "upload", key, bucket, key="worker")
         more: dict[str, Any] = {"bucket": bucket, "key": "worker"}
         made = upload(api, "POST", key, said, "?action=mpu-create", **more).ok()["uploadId"]
-        put = upload(api, "PUT", key, said, f"?action=mpu-uploadpart&uploadId={made}&partNumber=1", **more)
-        api.send("PUT", put.headers["location"], {}, b"x")
+        upload(api, "PUT", key, said, f"?action=mpu-uploadpart&uploadId={made}&partNumber=1", b"x", **more).ok()
         upload(api, "POST", key, said, f"?action=mpu-complete&uploadId={made}", **more)
         upload(api, "DELETE", key, said, f"?action=mpu-abort&uploadId={made}", **more)
         upload(api, "DELETE", key, said, "?action=delete", **more)

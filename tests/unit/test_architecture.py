@@ -62,6 +62,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     "cdk": {"contract", "functions"},
     # Looks at files, wherever they are: on the machine that pushes them, and on the one that trains.
     "gpu_client.datasets": set(),
+    # One file beside a worker of the original orchestrator, in an image that has nothing else of ours.
+    "gpu_client.original_relay": set(),
     # Runs by itself while the image is built.
     "gpu_client.requirements": set(),
     # Looks at what trainings reported, wherever that was written down.

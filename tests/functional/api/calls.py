@@ -80,7 +80,9 @@ def valid_call(route: Route, job_id: str) -> ValidCall:
     if route.path.endswith("/token"):
         target += "?bucket=training-data&key=a.bin"
     if route.path.startswith("/upload/{"):
-        target += {"POST": "?action=mpu-create", "PUT": "", "DELETE": "?action=delete"}[route.method]
+        part = "?uploadId=u&partNumber=1"
+        target += {"POST": "?action=mpu-create", "PUT": part, "DELETE": "?action=delete"}[route.method]
+        body = b"x" if route.method == "PUT" else body
     return ValidCall(route, route.method, target, body)
 
 

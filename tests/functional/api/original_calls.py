@@ -73,17 +73,16 @@ class Original:
         target = f"/upload/{CHECKPOINTS_BUCKET}/{key}?action=mpu-create"
         return self.call("POST", target, headers={"x-upload-token": token})
 
-    def part(self, key: str, token: str, upload_id: str, data: bytes) -> str:
-        """The ETag of the one part."""
+    def part(self, key: str, token: str, upload_id: str, data: bytes) -> dict[str, Any]:
+        """Store the one part; return the answer, which finishing the upload names."""
         target = f"/upload/{CHECKPOINTS_BUCKET}/{key}?uploadId={upload_id}&partNumber=1"
-        put = self.call("PUT", target, data, headers={"x-upload-token": token})
-        assert put.status == 307, put.text
-        return self.api.send("PUT", put.headers["location"], {}, data).headers["etag"]
+        part: dict[str, Any] = self.call("PUT", target, data, headers={"x-upload-token": token}).ok()
+        return part
 
-    def finish(self, key: str, token: str, upload_id: str, etag: str) -> Answer:
+    def finish(self, key: str, token: str, upload_id: str, part: dict[str, Any]) -> Answer:
         headers = {"x-upload-token": token}
         target = f"/upload/{CHECKPOINTS_BUCKET}/{key}?action=mpu-complete&uploadId={upload_id}"
-        return self.call("POST", target, {"parts": [{"etag": etag, "partNumber": 1}]}, headers=headers)
+        return self.call("POST", target, {"parts": [part]}, headers=headers)
 
     def upload(self, key: str, data: bytes) -> Answer:
         token = self.token(key)

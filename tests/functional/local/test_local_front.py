@@ -14,8 +14,10 @@ import pytest
 
 from contract.errors import ErrorCode
 from functions.local.front import BODY_LIMIT_BYTES, HANDLER_THREADS, FrontRoute, FrontServer, build_front
+from tests.unit.transport.scripted_server import ScriptedServer, reply
 
 together = threading.Barrier(32)
+store = ScriptedServer()
 asked: list[str] = []
 
 
@@ -59,7 +61,22 @@ def authorize(event: dict[str, Any], context: Any) -> dict[str, Any]:
     return {"isAuthorized": key != "refused", "context": {"tenant": f"tenant of {key}"}}
 
 
+def transfers(event: dict[str, Any], context: Any) -> dict[str, Any]:
+    """The transfer function: it sees neither bytes nor a redirect, and signs URLs of the store."""
+    given = event.get("queryStringParameters") or {}
+    assert "body" not in event and event["requestContext"]["authorizer"]["lambda"]["tenant"]
+    if event["pathParameters"]["key"] == "refused":
+        return {"statusCode": 401, "body": json.dumps({"error": "token"})}
+    if event["routeKey"].startswith("POST"):
+        assert (given["action"], given["uploadId"]) == ("mpu-presign", "u")
+        return {"statusCode": 200, "body": json.dumps({"url": f"{store.url}/s3?part={given['partNumber']}"})}
+    assert given == {"as": "url"}
+    return {"statusCode": 200, "body": json.dumps({"url": f"{store.url}/s3"})}
+
+
 ROUTES = [
+    FrontRoute("GET", "/download/{bucket}/{key+}", transfers, True),
+    FrontRoute("PUT", "/upload/{bucket}/{key+}", transfers, True),
     FrontRoute("GET", "/files/{bucket}/{key+}", echo, True),
     FrontRoute("GET", "/files/{bucket}/about", about, True),
     FrontRoute("GET", "/job/{id}", echo, True),
@@ -74,7 +91,7 @@ ROUTES = [
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[FrontServer]:
-    with FrontServer(build_front(ROUTES, authorize)) as running:
+    with store, FrontServer(build_front(ROUTES, authorize)) as running:
         yield running
 
 
@@ -217,6 +234,36 @@ def test_bodies_up_to_the_limit_pass_and_larger_ones_do_not(server: FrontServer)
     error = over.json()["error"]
     assert error["code"] == "payload_too_large"
     assert str(BODY_LIMIT_BYTES) in error["message"] and ErrorCode.PAYLOAD_TOO_LARGE.remedy in error["message"]
+
+
+def test_a_part_of_any_size_goes_to_the_store_without_the_senders_headers(server: FrontServer) -> None:
+    secrets = {"x-api-key": "k", "x-upload-token": "t"}
+    data = b"x" * (BODY_LIMIT_BYTES + 1)
+    store.seen.clear()
+    store.script("PUT", "/s3", reply(200, b"", {"ETag": '"of the part"'}))
+    answer = call(server, "PUT", "/upload/b/a%20b?uploadId=u&partNumber=7", data, secrets)
+    assert (answer.status, answer.json()) == (200, {"etag": "of the part", "partNumber": 7})
+    (seen,) = store.seen
+    assert seen.body == data and seen.query == "part=7" and not secrets.keys() & seen.headers.keys()
+    store.script("PUT", "/s3", reply(404), reply(500))
+    codes = [call(server, "PUT", "/upload/b/a?uploadId=u&partNumber=7", b"x").json()["error"]["code"] for _ in range(2)]
+    assert codes == ["upload_not_found", "unavailable"]
+    assert call(server, "PUT", "/upload/b/refused?uploadId=u&partNumber=7", b"x").status == 401
+    assert call(server, "PUT", "/upload/b/a?uploadId=u&partNumber=7", b"x", {}).status == 401
+    assert len(store.seen) == 3, "what is refused reaches no store"
+
+
+def test_a_download_comes_from_the_store(server: FrontServer) -> None:
+    secrets = {"x-api-key": "k", "x-download-token": "t"}
+    store.objects["/s3"] = bytes(range(256)) * 50_000
+    answer = call(server, "GET", "/download/b/a", headers=secrets)
+    assert (answer.status, answer.body) == (200, store.objects["/s3"])
+    assert answer.header("content-length") == [str(len(answer.body))] and answer.header("etag")
+    assert not secrets.keys() & store.seen[-1].headers.keys()
+    assert call(server, "GET", "/download/b/refused").status == 401
+    assert call(server, "GET", "/download/b/a?as=url").json() == {"url": f"{store.url}/s3"}
+    del store.objects["/s3"]
+    assert call(server, "GET", "/download/b/a").json()["error"]["code"] == "object_not_found"
 
 
 def test_handlers_run_side_by_side(server: FrontServer) -> None:

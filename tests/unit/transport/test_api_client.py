@@ -339,14 +339,14 @@ class TestObjects:
         with pytest.raises(TransferError, match="dangling"):
             files_below(tmp_path)
 
-    def test_download_by_token_and_redirect(
+    def test_download_by_token_and_url(
         self, server: ScriptedServer, store: ScriptedServer, client: BatonClient, tmp_path: Path
     ) -> None:
         key = "jobs/1/a b:ü%.bin"
         store.objects = {"/s3": b"model"}
         server.script("GET", "/download/token", reply(200, {"token": "one-time", "expires_at": 1}))
         path = "/download/training-checkpoints/jobs/1/a%20b%3A%C3%BC%25.bin"
-        server.script("GET", path, reply(302, b"", {"Location": store.url + "/s3?sig=1"}))
+        server.script("GET", path, reply(200, {"url": store.url + "/s3?sig=1", "expires_at": 1}))
         client.download("training-checkpoints", key, tmp_path / "out" / "model", digest=digest_bytes(b"model"))
         assert (tmp_path / "out" / "model").read_bytes() == b"model"
         assert query_of(server, 0) == {"bucket": "training-checkpoints", "key": key}
@@ -354,7 +354,7 @@ class TestObjects:
         # the store sees neither key nor token
         assert not {"x-api-key", "x-download-token", "authorization"} & set(store.seen[0].headers)
 
-    def test_a_token_whose_redirect_got_lost_is_replaced(
+    def test_a_token_whose_answer_got_lost_is_replaced(
         self, server: ScriptedServer, store: ScriptedServer, client: BatonClient, tmp_path: Path
     ) -> None:
         store.objects = {"/s3": b"model"}
@@ -364,7 +364,7 @@ class TestObjects:
             "/download/b/k",
             reset,
             refusal("token_invalid", 401),
-            reply(302, b"", {"Location": store.url + "/s3"}),
+            reply(200, {"url": store.url + "/s3", "expires_at": 1}),
         )
         client.download("b", "k", tmp_path / "m")
         assert (tmp_path / "m").read_bytes() == b"model"
@@ -380,7 +380,7 @@ class TestObjects:
         server.script("GET", "/download/b/k", refusal("token_wrong_key", 403))
         with pytest.raises(TokenRefused):
             client.download("b", "k", tmp_path / "m")
-        server.routes["GET", "/download/b/k"] = reply(302, b"", {"Location": store.url + "/s3"})
+        server.routes["GET", "/download/b/k"] = reply(200, {"url": store.url + "/s3", "expires_at": 1})
         store.objects = {"/s3": b"other"}
         with pytest.raises(ChecksumMismatch):
             client.download("b", "k", tmp_path / "m", digest=digest_bytes(b"model"))

@@ -208,12 +208,9 @@ def test_redirects_are_not_followed(server: ScriptedServer, client: HttpClient) 
     """The key is for the configured URL only."""
     with ScriptedServer() as other:
         server.script("POST", "/complete", reply(302, b"", {"Location": other.url + "/x"}))
-        answer = client.call(POST)
-        assert (answer.status, answer.location) == (302, other.url + "/x")
+        with pytest.raises(UnexpectedAnswer, match="redirect"):
+            client.call(POST)
         assert other.seen == []
-    server.script("POST", "/complete", reply(302))
-    with pytest.raises(UnexpectedAnswer):
-        client.call(POST)
 
 
 def test_the_key_is_shown_nowhere(server: ScriptedServer, client: HttpClient, caplog: pytest.LogCaptureFixture) -> None:

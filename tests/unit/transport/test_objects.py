@@ -31,8 +31,8 @@ def store() -> Iterator[ScriptedServer]:
 def client(server: ScriptedServer, store: ScriptedServer, transfer: Transfer) -> Iterator[BatonClient]:
     server.routes["GET", "/download/token"] = reply(200, {"token": "one-time", "expires_at": 1})
     for path in FILES:
-        location = {"Location": f"{store.url}/s3/{path}"}
-        server.routes["GET", f"/download/{BUCKET}/{path}"] = reply(302, b"", location)
+        url = f"{store.url}/s3/{path}"
+        server.routes["GET", f"/download/{BUCKET}/{path}"] = reply(200, {"url": url, "expires_at": 1})
     with BatonClient(server.url, "key", transfer=transfer, http=HttpClient(server.url, "key", sleep=len)) as made:  # type: ignore[arg-type]
         yield made
 

@@ -1,0 +1,109 @@
+"""The bytes of uploads and downloads, carried between clients and the emulated object store.
+
+Lambda carries 6 MB at most, so the deployed functions store small parts and answer with small objects. This machine
+has no such limit: the front asks the transfer function for a presigned URL, as that function's own clients do, and
+carries the bytes itself. Workers of the original orchestrator then need no relay, and the store sees none of their
+headers.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import closing
+from dataclasses import dataclass, replace
+from typing import IO
+from urllib.parse import parse_qsl, urlencode
+
+import urllib3
+
+from contract.errors import ErrorCode
+from functions.domain.errors import Refusal
+from functions.local.events import HttpRequest, HttpResponse
+
+PUT_PART = "PUT /upload/{bucket}/{key+}"
+PRESIGN_PART = "POST /upload/{bucket}/{key+}"
+GET_OBJECT = "GET /download/{bucket}/{key+}"
+BLOCK_BYTES = 256 * 1024
+STORE_TIMEOUT_S = 60.0
+CONNECTIONS = 64
+
+
+@dataclass(frozen=True)
+class Streamed:
+    """A 200 whose body is sent as it is read."""
+
+    headers: list[tuple[str, str]]
+    pieces: Iterator[bytes]
+
+
+@dataclass(frozen=True)
+class Carried:
+    """A call whose bytes the front carries: `route_key` and `request` ask the transfer function for a presigned URL."""
+
+    route_key: str
+    request: HttpRequest
+    part_number: str | None = None
+
+
+def carried(request: HttpRequest, route_key: str, size_bytes: int) -> Carried | None:
+    """Return how to carry the bytes of a call; None for calls that a function answers by itself."""
+    query = dict(parse_qsl(request.raw_query, keep_blank_values=True))
+    if route_key == PUT_PART and size_bytes and query.get("action", "mpu-uploadpart") == "mpu-uploadpart":
+        asked = urlencode({**query, "action": "mpu-presign"})
+        return Carried(PRESIGN_PART, replace(request, method="POST", raw_query=asked), query.get("partNumber"))
+    if route_key == GET_OBJECT and "as" not in query:
+        return Carried(route_key, replace(request, raw_query=urlencode({**query, "as": "url"})))
+    return None
+
+
+class Carrier:
+    """Safe from several threads."""
+
+    def __init__(self) -> None:
+        timeout = urllib3.Timeout(STORE_TIMEOUT_S)
+        self._http = urllib3.PoolManager(maxsize=CONNECTIONS, timeout=timeout, retries=False)
+
+    def close(self) -> None:
+        """Close all connections to the store."""
+        self._http.clear()
+
+    def carry(self, call: Carried, said: HttpResponse, body: IO[bytes], size_bytes: int) -> HttpResponse | Streamed:
+        """Carry the bytes to or from the URL in the transfer function's answer. Raises Refusal."""
+        url: str = json.loads(said.body)["url"]
+        try:
+            if call.part_number is None:
+                return self._get(url)
+            return self._put(url, body, size_bytes, int(call.part_number))
+        except urllib3.exceptions.HTTPError as error:
+            raise Refusal(ErrorCode.UNAVAILABLE, f"The object store does not answer: {error}.") from error
+
+    def _put(self, url: str, body: IO[bytes], size_bytes: int, number: int) -> HttpResponse:
+        headers = {"content-length": str(size_bytes)}
+        answer = self._http.request("PUT", url, body=body, headers=headers, redirect=False)
+        if answer.status == 404:
+            raise Refusal(ErrorCode.UPLOAD_NOT_FOUND, field="uploadId")
+        _require_ok(answer)
+        part = {"etag": answer.headers["etag"].strip('"'), "partNumber": number}
+        return HttpResponse(200, [("content-type", "application/json")], json.dumps(part).encode())
+
+    def _get(self, url: str) -> Streamed:
+        answer = self._http.request("GET", url, preload_content=False, redirect=False)
+        if answer.status != 200:
+            answer.close()
+            if answer.status == 404:
+                raise Refusal(ErrorCode.OBJECT_NOT_FOUND, field="key")
+            _require_ok(answer)
+        names = ("content-length", "content-type", "etag")
+        headers = [(name, answer.headers[name]) for name in names if name in answer.headers]
+        return Streamed(headers, _pieces(answer))
+
+
+def _pieces(answer: urllib3.BaseHTTPResponse) -> Iterator[bytes]:
+    with closing(answer):
+        yield from answer.stream(BLOCK_BYTES)
+
+
+def _require_ok(answer: urllib3.BaseHTTPResponse) -> None:
+    if answer.status != 200:
+        raise Refusal(ErrorCode.UNAVAILABLE, f"The object store answered {answer.status}.")

@@ -1,0 +1,273 @@
+"""The relay of original workers between a scripted API and a scripted store: what passes, and what is held back."""
+
+from __future__ import annotations
+
+import http.client
+import logging
+import threading
+from collections.abc import Iterator
+from urllib.parse import parse_qs, urlsplit
+
+import pytest
+import requests
+
+from gpu_client.original_relay import LONGEST_PAUSE_S, PATIENCE_S, Relay, Upstream
+from tests.functional.api import original_client
+from tests.functional.api.original_client import PART_BYTES, OriginalClient
+from tests.unit.transport.scripted_server import Handler, ScriptedServer, reply, reset, truncated
+
+SECRET_HEADERS = {"x-api-key", "x-upload-token", "x-download-token", "cookie", "authorization"}
+UPLOAD = "/upload/training-checkpoints/jobs/1/a.zip"
+DOWNLOAD = "/download/training-data/a.jpg"
+
+
+class Time:
+    """A clock that only pauses move."""
+
+    def __init__(self) -> None:
+        self.now_s = 0.0
+        self.pauses: list[float] = []
+
+    def sleep(self, pause_s: float) -> None:
+        self.now_s += pause_s
+        self.pauses.append(pause_s)
+
+
+@pytest.fixture
+def store() -> Iterator[ScriptedServer]:
+    with ScriptedServer() as running:
+        yield running
+
+
+@pytest.fixture
+def time() -> Time:
+    return Time()
+
+
+@pytest.fixture
+def relay(server: ScriptedServer, time: Time) -> Iterator[Relay]:
+    running = Relay(Upstream(server.url + "/prod/", sleep=time.sleep, clock=lambda: time.now_s))
+    thread = threading.Thread(target=running.serve_forever, args=(0.02,), daemon=True)
+    thread.start()
+    yield running
+    running.shutdown()
+    running.server_close()
+    thread.join()
+
+
+@pytest.fixture
+def worker(relay: Relay, monkeypatch: pytest.MonkeyPatch) -> Iterator[OriginalClient]:
+    # Its own pauses between tries, which the worker sleeps.
+    monkeypatch.setattr("urllib3.util.retry.Retry.sleep", lambda *_: None)
+    client = OriginalClient(relay.url, "the key", "machine-1")
+    yield client
+    client.close()
+
+
+def stored(handler: Handler) -> None:
+    """Store a part as S3 does; the ETag names the part."""
+    seen = handler.request_seen
+    handler.home.objects[f"{seen.path}?{seen.query}"] = seen.body
+    handler.answer(200, b"", {"ETag": f'"etag of {parse_qs(seen.query)["partNumber"][0]}"', "Set-Cookie": "a=store"})
+
+
+def signs_parts(store: ScriptedServer) -> object:
+    """Answer with the URL of the part that is asked for."""
+
+    def act(handler: Handler) -> None:
+        query = parse_qs(handler.request_seen.query)
+        assert query["uploadId"] == ["u"]
+        if query["action"] == ["mpu-presign"]:
+            url = f"{store.url}/s3?partNumber={query['partNumber'][0]}&X-Amz-Signature=s"
+            handler.answer(200, {"url": url, "expires_at": 1}, {"Set-Cookie": "b=api"})
+        else:
+            assert query["action"] == ["mpu-complete"]
+            handler.answer(200, {"status": "ok"})
+
+    return act
+
+
+@pytest.fixture
+def part_of(server: ScriptedServer, store: ScriptedServer) -> None:
+    """Both servers take uploads."""
+    server.routes["GET", "/prod/upload/token"] = reply(200, {"token": "upload token", "expires_at": 1})
+    server.script("POST", f"/prod{UPLOAD}", reply(200, {"uploadId": "u", "key": "k"}))
+    server.routes["POST", f"/prod{UPLOAD}"] = signs_parts(store)  # type: ignore[assignment]
+    store.routes["PUT", "/s3"] = stored
+
+
+def upload(worker: OriginalClient, data: bytes) -> int:
+    return worker.upload("training-checkpoints", "jobs/1/a.zip", data)
+
+
+@pytest.mark.usefixtures("part_of")
+def test_parts_go_to_the_store_and_their_etags_to_the_worker(
+    server: ScriptedServer, store: ScriptedServer, worker: OriginalClient, time: Time
+) -> None:
+    data = bytes(range(256)) * (PART_BYTES // 256) + b"the rest"
+    assert upload(worker, data) == 200
+    assert b"".join(body for _, body in sorted(store.objects.items())) == data
+    assert server.seen[-1].body == (
+        b'{"parts": [{"etag": "etag of 1", "partNumber": 1}, {"etag": "etag of 2", "partNumber": 2}]}'
+    )
+    assert {seen.headers["x-api-key"] for seen in server.seen} == {"the key"}
+    assert all(len(seen.body) < 1000 for seen in server.seen), "no part passes the API"
+    assert len(store.seen) == 2 and not SECRET_HEADERS & {name for seen in store.seen for name in seen.headers}
+    assert time.pauses == []
+
+
+@pytest.mark.usefixtures("part_of")
+def test_many_parts_go_side_by_side(
+    store: ScriptedServer, worker: OriginalClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    together = threading.Barrier(25)
+
+    def meets(handler: Handler) -> None:
+        together.wait(20)
+        stored(handler)
+
+    store.routes["PUT", "/s3"] = meets
+    monkeypatch.setattr(original_client, "PART_BYTES", 1000)
+    assert upload(worker, b"x" * 25_000) == 200
+    assert store.most_at_once == 25
+
+
+@pytest.mark.usefixtures("part_of")
+def test_a_store_that_fails_a_part_gets_it_again_by_a_new_url(
+    server: ScriptedServer, store: ScriptedServer, worker: OriginalClient
+) -> None:
+    store.script("PUT", "/s3", reply(500), reply(503), reply(403))
+    assert upload(worker, b"x" * 1000) == 200
+    assert list(store.objects.values()) == [b"x" * 1000]
+    assert sum("mpu-presign" in seen.query for seen in server.seen) == 4
+
+
+@pytest.mark.usefixtures("part_of")
+def test_a_store_that_is_away_is_waited_for(
+    server: ScriptedServer, store: ScriptedServer, worker: OriginalClient, time: Time
+) -> None:
+    """Before the part is read: the worker is held back, and asks once."""
+    with ScriptedServer() as gone:
+        pass
+    url = {"url": f"{gone.url}/s3?partNumber=1", "expires_at": 1}
+    server.script("POST", f"/prod{UPLOAD}", reply(200, url))
+    assert upload(worker, b"x") == 200
+    assert sum(time.pauses) > PATIENCE_S - 2 * LONGEST_PAUSE_S, "then a new URL"
+    assert sum("mpu-presign" in seen.query for seen in server.seen) == 2
+
+
+def test_an_upload_that_is_refused_is_the_api_s_refusal(server: ScriptedServer, worker: OriginalClient) -> None:
+    refusal = {"error": {"code": "job_canceled", "message": "was"}}
+    server.routes["POST", f"/prod{UPLOAD}"] = reply(409, refusal)
+    url = f"{worker.url}{UPLOAD}?action=mpu-uploadpart&uploadId=u&partNumber=1"
+    for _ in range(2):
+        put = worker.http.put(url, data=b"x" * 3_000_000)
+        assert (put.status_code, put.json()) == (409, refusal)
+
+
+def test_an_upload_that_has_ended_is_not_found(
+    server: ScriptedServer, store: ScriptedServer, worker: OriginalClient
+) -> None:
+    server.routes["POST", f"/prod{UPLOAD}"] = reply(200, {"url": f"{store.url}/s3?partNumber=1", "expires_at": 1})
+    store.routes["PUT", "/s3"] = reply(404, b"<Error><Code>NoSuchUpload</Code></Error>")
+    put = worker.http.put(f"{worker.url}{UPLOAD}?uploadId=u&partNumber=1", data=b"x")
+    assert put.status_code == 404 and "multipart upload" in put.json()["error"]
+
+
+def test_files_come_from_the_store(server: ScriptedServer, store: ScriptedServer, worker: OriginalClient) -> None:
+    key = "odd/ü +&=100% (1)~:.jpg"
+    path = "/prod/download/training-data/odd/%C3%BC%20+&=100%25%20(1)~:.jpg"
+    store.objects["/s3"] = b"image" * 200_000
+    server.routes["GET", "/prod/download/token"] = reply(200, {"token": "download token", "expires_at": 1})
+    server.routes["GET", path] = reply(200, {"url": f"{store.url}/s3?X-Amz-Signature=s", "expires_at": 1})
+    assert worker.download("training-data", key) == store.objects["/s3"]
+    assert server.seen[-1].query == "as=url" and server.seen[-1].headers["x-download-token"] == "download token"
+    assert parse_qs(server.seen[0].query) == {"bucket": ["training-data"], "key": [key]}
+    assert len(store.seen) == 1 and not SECRET_HEADERS & set(store.seen[0].headers)
+
+
+def test_a_download_that_breaks_goes_on_where_it_broke(
+    server: ScriptedServer, store: ScriptedServer, worker: OriginalClient
+) -> None:
+    store.objects["/s3"] = data = bytes(range(256)) * 4000
+    server.routes["GET", f"/prod{DOWNLOAD}"] = reply(200, {"url": f"{store.url}/s3", "expires_at": 1})
+    store.script("GET", "/s3", truncated(data, 300_000), reset)
+    assert worker.http.get(f"{worker.url}{DOWNLOAD}").content == data
+    assert store.seen[-1].headers["range"].endswith(f"-{len(data) - 1}") and "if-match" in store.seen[-1].headers
+
+
+def test_a_token_whose_answer_got_lost_is_replaced(
+    server: ScriptedServer, store: ScriptedServer, worker: OriginalClient
+) -> None:
+    """The first try has used it up; a worker that is told 401 dies, and its heartbeats go on."""
+    store.objects["/s3"] = b"image"
+    token = [reply(200, {"token": f"token {number}", "expires_at": 1}) for number in (1, 2)]
+    server.script("GET", "/prod/download/token", *token)
+    url = reply(200, {"url": f"{store.url}/s3", "expires_at": 1})
+    used_up = reply(401, {"error": {"code": "token_invalid"}})
+    server.script("GET", "/prod/download/training-data/sub%20dir/%C3%BC.jpg", reset, used_up, url)
+    assert worker.download("training-data", "sub dir/ü.jpg") == b"image"
+    assert parse_qs(server.seen[0].query) == parse_qs(server.seen[-2].query)
+    assert server.seen[-1].headers["x-download-token"] == "token 2"
+
+
+def test_a_file_that_ends_early_is_no_file(
+    server: ScriptedServer, store: ScriptedServer, worker: OriginalClient
+) -> None:
+    data = b"x" * 600_000
+    server.routes["GET", f"/prod{DOWNLOAD}"] = reply(200, {"url": f"{store.url}/s3", "expires_at": 1})
+    store.script("GET", "/s3", truncated(data, 300_000), reply(412))
+    with pytest.raises(requests.RequestException):
+        worker.http.get(f"{worker.url}{DOWNLOAD}")
+
+
+def test_an_api_that_is_away_is_waited_for(
+    server: ScriptedServer, worker: OriginalClient, time: Time, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The worker gives its training up six seconds after the first connection that fails."""
+    caplog.set_level(logging.INFO)
+    limited = reply(429, {"message": "Too Many Requests"}, {"Retry-After": "7"})
+    server.script("POST", "/prod/heartbeat/1", reset, limited, reply(503), reply(504), reply(200, {"status": "ok"}))
+    assert worker.heartbeat("1") == 200
+    assert len(server.seen) == 5 and len(time.pauses) == 4 and time.pauses[1] == 7
+    assert "POST /heartbeat/1" in caplog.text and "the key" not in caplog.text
+
+
+def test_an_api_that_stays_away_is_told_as_503(server: ScriptedServer, worker: OriginalClient, time: Time) -> None:
+    server.routes["POST", "/prod/heartbeat/1"] = reset
+    assert worker.heartbeat("1") == 503
+    assert PATIENCE_S - LONGEST_PAUSE_S <= time.now_s <= PATIENCE_S
+
+
+def test_refusals_of_the_api_pass_at_once(server: ScriptedServer, worker: OriginalClient, time: Time) -> None:
+    server.routes["POST", "/prod/heartbeat/1"] = reply(400, {"error": "Job not running"})
+    assert worker.heartbeat("1") == 400 and time.pauses == []
+    assert len(server.seen) == 1 and b"machine-1" in server.seen[0].body
+
+
+def test_a_redirect_of_the_api_is_not_passed_on(server: ScriptedServer, worker: OriginalClient) -> None:
+    """The worker would follow it with its key."""
+    with ScriptedServer() as elsewhere:
+        server.routes["POST", "/prod/heartbeat/1"] = reply(307, b"", {"Location": elsewhere.url})
+        assert worker.heartbeat("1") == 502
+        assert elsewhere.seen == []
+
+
+def test_a_worker_that_is_killed_in_the_middle_of_a_part_leaves_nothing(
+    server: ScriptedServer, store: ScriptedServer, relay: Relay, caplog: pytest.LogCaptureFixture
+) -> None:
+    server.routes["POST", f"/prod{UPLOAD}"] = reply(200, {"url": f"{store.url}/s3?partNumber=1", "expires_at": 1})
+    store.routes["PUT", "/s3"] = stored
+    connection = http.client.HTTPConnection(urlsplit(relay.url).netloc)
+    connection.putrequest("PUT", f"{UPLOAD}?uploadId=u&partNumber=1")
+    connection.putheader("Content-Length", "1000000")
+    connection.endheaders(b"x" * 500_000)
+    connection.close()
+    store.settle()
+    assert requests.get(f"{relay.url}/health", timeout=30).status_code == 404, "the relay goes on"
+    assert store.objects == {} and "Traceback" not in caplog.text
+
+
+def test_a_body_without_a_length_is_refused(relay: Relay) -> None:
+    answer = requests.put(f"{relay.url}{UPLOAD}", data=iter([b"x"]), timeout=30)
+    assert answer.status_code == 411 and "Content-Length" in answer.json()["error"]
