@@ -33,6 +33,7 @@ from contract.goodput import Goodput
 from contract.names import MAX_RINGS, RING_NAME_PATTERN
 from contract.recipes.plan import RunPlan
 from contract.steering import EndedBy, RulesText
+from contract.substitution import command_problem
 
 
 class JobState(StrEnum):
@@ -237,6 +238,8 @@ class JobSubmit(WireModel):
     def _command_has_a_program(cls, command: list[str] | None) -> list[str] | None:
         if command is not None and (not command[0].strip() or any("\0" in argument for argument in command)):
             raise ValueError("the first item names the program; no item may contain a NUL character")
+        if problem := command_problem(command or []):
+            raise ValueError(problem)
         return command
 
     @field_validator("environment")
