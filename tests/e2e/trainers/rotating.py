@@ -1,5 +1,5 @@
-"""Trains nothing, and saves and deletes checkpoints as scripts do that keep one: `accelerate` deletes the old one before
-it writes the new one, `trainer` (of Hugging Face) behind it.
+"""Trains nothing; saves and deletes checkpoints as scripts do that keep one: `accelerate` deletes the old one before it
+writes the new one, `trainer` (of Hugging Face) behind it.
 
     rotating.py accelerate|trainer OUTPUT_DIR STEPS [--resume_from_checkpoint=DIR]
 """
