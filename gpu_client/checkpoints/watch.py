@@ -199,8 +199,10 @@ class CheckpointWatcher:
         if not candidate.foreign:
             self._release(candidate)
             return
-        usual, self._usual_names = self._usual_names, _kinds(candidate.whole)
-        found = None if usual is None or usual - self._usual_names else self._held(candidate)
+        usual, kinds = self._usual_names, _kinds(candidate.whole)
+        found = None if usual is None or usual - kinds else self._held(candidate)
+        if usual is None or found is not None:
+            self._usual_names = kinds  # a part of one must not be the measure of the next
         if found is None:
             self._release(candidate)
             self.missed.append(candidate.step)
@@ -335,7 +337,10 @@ class CheckpointWatcher:
 
     def _is_short(self, name: str, files: tuple[FileSeen, ...]) -> bool:
         """A file lacks a part that it says it has."""
-        missing = missing_in(self._output_dir / name, (file.path for file in files))
+        try:
+            missing = missing_in(self._output_dir / name, (file.path for file in files))
+        except OSError:
+            return False  # taking it over fails for the same reason, and says so
         if missing:
             self._warn(name, f"is waited for: {missing}")
         return bool(missing)

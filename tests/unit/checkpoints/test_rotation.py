@@ -172,3 +172,21 @@ def test_after_a_crash_the_one_before_the_torn_one_is_taken(script: Script) -> N
     script.scene.write("checkpoint-50", model="half writt")
     found = script.scene.watcher.final_poll(clean_exit=False)
     assert [one.step for one in found] == [25]
+
+
+def test_a_part_that_was_missed_is_not_the_measure_of_the_next(script: Script) -> None:
+    script.accelerates(25, 50, 75)
+    for step in (100, 125):
+        shutil.rmtree(script.last or Path())
+        script.last = script.scene.write(f"checkpoint-{step}", model="weights")
+        script.train()
+    script.accelerates(150)
+    assert (script.steps, script.scene.watcher.missed) == ([50, 75], [25, 100, 125])
+
+
+def test_what_cannot_be_opened_hinders_no_other_checkpoint(tmp_path: Path) -> None:
+    scene = Scene(tmp_path)
+    (scene.write("checkpoint-10") / "folder.safetensors").symlink_to("/tmp")
+    scene.write("checkpoint-20")
+    scene.poll()
+    assert 20 in [*scene.poll(STABLE_S), *scene.poll(6 * STABLE_S)]
