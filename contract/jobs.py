@@ -34,6 +34,7 @@ from contract.leases import LEASE_INTERVALS, SWEEP_INTERVAL_S, revocation_grace_
 from contract.names import MAX_RINGS, RING_NAME_PATTERN
 from contract.recipes.plan import RunPlan
 from contract.steering import EndedBy, RulesText
+from contract.substitution import command_problem
 
 
 class JobState(StrEnum):
@@ -233,6 +234,8 @@ class JobSubmit(WireModel):
     def _command_has_a_program(cls, command: list[str] | None) -> list[str] | None:
         if command is not None and (not command[0].strip() or any("\0" in argument for argument in command)):
             raise ValueError("the first item names the program; no item may contain a NUL character")
+        if problem := command_problem(command or []):
+            raise ValueError(problem)
         return command
 
     @field_validator("environment")

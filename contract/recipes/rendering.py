@@ -15,6 +15,7 @@ from contract.names import RING_NAME_PATTERN, RING_PLACE, SHARED_DIR
 from contract.recipes.model import Command, Output, Recipe, Shared, Step
 from contract.recipes.plan import CommandOrder, OutputCheck, RunPlan, SharedFile, StepOrder
 from contract.recipes.templates import TemplateError, arguments, is_true, references, render
+from contract.substitution import FORM, command_problem
 
 MAX_PLAN_CHARS = 64 * 1024
 MAX_ARGUMENTS = 256
@@ -198,6 +199,8 @@ class _Renderer:
             self.faults.append(Fault(f"{field}.run", reason, "Write them to a file that the program reads."))
         elif not rendered or not rendered[0].strip():
             self.faults.append(Fault(f"{field}.run", "names no program", "Begin it with the program's name."))
+        elif problem := command_problem(rendered):
+            self.faults.append(Fault(f"{field}.run", problem, f"Write {FORM}."))
         return CommandOrder(command=rendered, environment=environment, timeout_s=command.timeout_s)
 
     def places(self, text: str, field: str) -> list[str]:

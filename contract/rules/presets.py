@@ -22,6 +22,7 @@ metrics:
   loss.before: {}               # the level eight before the newest
   loss.jump: {}                 # by how much it went up from there, in usual changes from one level to the next
   loss.lost: {}                 # how much of the way from the worst to the best level is lost again, as a share
+  checkpoints.missed: {}        # checkpoints that the script deleted before the agent could take them over
 
 rules:
   # One NaN is one too many: from here on the weights are usually lost. The norm of the gradients is left alone,
@@ -77,8 +78,25 @@ rules:
     cooldown: 1h
     max_fires: 3
     do: {alert: "no GPU has done anything for 15 minutes"}
+
+  # A script that knows nothing of Baton deletes its checkpoints before they can be stored. The first of an attempt may
+  # go by; a second one says that an interruption would cost more than it should, perhaps everything.
+  - name: preset-rotation
+    when: checkpoints.missed > 1
+    cooldown: 1h
+    clear: checkpoints.missed < 2
+    max_fires: 3
+    severity: error
+    do: {alert: "the script has deleted {checkpoints.missed:.0f} checkpoints before they could be stored"}
 """
 """All presets, as a document of the language."""
 
-NAMES = ("preset-nonfinite", "preset-divergence", "preset-stuck", "preset-starved", "preset-gpu-idle")
+NAMES = (
+    "preset-nonfinite",
+    "preset-divergence",
+    "preset-stuck",
+    "preset-starved",
+    "preset-gpu-idle",
+    "preset-rotation",
+)
 """Which no other rule may have."""

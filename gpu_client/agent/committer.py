@@ -14,7 +14,7 @@ from pathlib import Path
 from gpu_client.agent.conditions import Condition
 from gpu_client.agent.leased_calls import may_pass
 from gpu_client.checkpoints.errors import BadDirectory
-from gpu_client.checkpoints.watch import CreatedBy, FileSeen
+from gpu_client.checkpoints.watch import CreatedBy, FileSeen, ReadyCheckpoint
 from gpu_client.transport.cancel import CancelEvent
 from gpu_client.transport.errors import (
     ApiError,
@@ -53,6 +53,8 @@ class Staged:
     """For one that was left where the trainer put it: called, instead of removing `path`, when nobody reads it."""
     tag: str = ""
     """By which a rule or command wants it kept."""
+    origin: ReadyCheckpoint | None = None
+    """The checkpoint of a script without our session, as it was found."""
 
     def clear(self) -> None:
         """It is committed, or passed over."""

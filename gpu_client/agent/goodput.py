@@ -37,6 +37,10 @@ class GoodputMeter:
         self._activity = Activity.IDLE
         self._step: int | None = None
         self._seconds = {"productive": 0.0, "repeated": 0.0, "stalled": 0.0, "transferring": 0.0, "idle": 0.0}
+        self._silent = True
+        """The training has reported no step: its committed checkpoints alone tell how far it is."""
+        self._uncommitted_s = 0.0
+        """Time that a silent training has taken since its last commit, counted as idle so far."""
         self._stalled_s = 0.0
         """Of the running stretch of training; taken out of it when it is settled."""
         counted = ("committed", "skipped", "raw_bytes", "reused_bytes", "encoded_bytes", "uploaded_bytes")
@@ -52,6 +56,7 @@ class GoodputMeter:
     def progressed(self, step: int) -> None:
         """The training has reached `step`. What lies before its first report is its start, and counts as idle."""
         with self._lock:
+            self._silent = False
             if step != self._step:
                 self._settle(step)
                 self._step = step
@@ -61,9 +66,20 @@ class GoodputMeter:
         with self._lock:
             self._stalled_s += max(seconds, 0.0)
 
-    def committed(self, *, raw_bytes: int, reused_bytes: int, encoded_bytes: int, uploaded_bytes: int) -> None:
-        """A checkpoint was committed; the bytes as in Goodput."""
+    def committed(
+        self, *, step: int, raw_bytes: int, reused_bytes: int, encoded_bytes: int, uploaded_bytes: int
+    ) -> None:
+        """A checkpoint was committed; the bytes as in Goodput.
+
+        Of a training that reports no steps, the time up to a commit led to the checkpoint's steps. What comes behind
+        its last commit is lost to the next attempt, and stays idle.
+        """
         with self._lock:
+            if self._silent:
+                self._settle(None)
+                self._seconds["idle"] -= self._uncommitted_s
+                self._seconds["productive" if step > self._last_step else "repeated"] += self._uncommitted_s
+                self._uncommitted_s = 0.0
             self._counts["committed"] += 1
             self._counts["raw_bytes"] += raw_bytes
             self._counts["reused_bytes"] += reused_bytes
@@ -101,6 +117,8 @@ class GoodputMeter:
             self._seconds[Activity.TRANSFERRING if self._activity is Activity.TRANSFERRING else Activity.IDLE] += (
                 passed_s
             )
+            if self._activity is Activity.TRAINING:
+                self._uncommitted_s += passed_s
             return
         stalled_s = min(self._stalled_s, passed_s)
         self._stalled_s -= stalled_s

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import time
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
+from contract.base import MAX_STEP
 from contract.checkpoints import CommitAnswer
 from contract.manifest import Manifest
 from contract.work import WorkItem
@@ -17,17 +19,12 @@ from gpu_client.agent.ledger import StepLedger
 from gpu_client.agent.supervisor import TrainerProcess
 from gpu_client.agent.workspace import JobDirectories
 from gpu_client.checkpoints.known import Known
+from gpu_client.checkpoints.staging import StageError, added_since, require_unchanged, stage
 from gpu_client.checkpoints.store import LocalStore
 from gpu_client.checkpoints.upload import CommitApi, Committed, bookkeeping, commit_checkpoint
-from gpu_client.checkpoints.watch import (
-    CheckpointWatcher,
-    ReadyCheckpoint,
-    StageError,
-    list_files,
-    require_unchanged,
-    stage,
-)
+from gpu_client.checkpoints.watch import CheckpointWatcher, ReadyCheckpoint, list_files
 from gpu_client.transport.cancel import CancelEvent
+from gpu_client.transport.errors import FileChanged
 from gpu_client.transport.transfer import Transfer
 
 logger = logging.getLogger("baton.job")
@@ -37,6 +34,8 @@ COPY_BELOW_BYTES_PER_S = 100e6
 then, and deltas against it save most of the next one. Elsewhere nothing is encoded, and it would only cost."""
 
 LOOK_EVERY_S = 0.5
+HURRY_S = 0.1
+"""The same once a checkpoint was removed before it could be taken over."""
 MAX_TAKES = 5
 """How often one directory is tried that cannot be taken over."""
 
@@ -54,7 +53,11 @@ class Harvest:
         *,
         on_committed: Callable[[Committed], object] = lambda result: None,
         ledger: StepLedger | None = None,
+        on_total: Callable[[int], object] = lambda total: None,
+        say: Callable[[str], object] = lambda line: None,
     ) -> None:
+        """`on_total` is told the job's last step, where the script's own files tell it; `say` puts a line into the
+        job's log."""
         self._directories = directories
         self._item = item
         self._clock = clock
@@ -67,14 +70,21 @@ class Harvest:
         self._known = Known.of(store.manifests, store)
         self._speed: tuple[Staged, float | None] | None = None
         self._stable_s = stable_s
+        self._grown: deque[ReadyCheckpoint] = deque()
+        """Checkpoints that turned out to be incomplete when they were about to be committed."""
+        self._missed = 0
+        self._say = say
+        self._on_total = on_total
         self._ledger = ledger or StepLedger([], directories)
         self.highest = 0
         """The largest step that was taken over, as the job counts."""
-        self._watcher = CheckpointWatcher(directories.output, clock, self._files_open, stable_s)
+        self._watcher = self._new_watcher()
 
     def begin(self, resume_from: Path | None) -> None:
         """A step begins: what is in the output directory now, but for what it resumes from, is its own."""
-        self._watcher = CheckpointWatcher(self._directories.output, self._clock, self._files_open, self._stable_s)
+        self._watcher.close()
+        self._missed += len(self._watcher.missed)
+        self._watcher = self._new_watcher()
         self._trainer = None
         if resume_from is not None:
             self.ignore(resume_from)
@@ -83,9 +93,15 @@ class Harvest:
         """This checkpoint was put there by the agent."""
         self._watcher.mark_seen(restored)
 
+    @property
+    def missed(self) -> int:
+        """How many checkpoints the script removed before they could be taken over."""
+        return self._missed + len(self._watcher.missed)
+
     def gather(self, trainer: TrainerProcess, committer: Committer, *, now: bool = False) -> None:
         """Take over what has become complete, looking at most twice a second unless there is news (`now`)."""
-        if not now and self._clock() - self._looked_at < LOOK_EVERY_S:
+        every_s = HURRY_S if self.missed else LOOK_EVERY_S
+        if not now and self._clock() - self._looked_at < every_s:
             return
         self._looked_at = self._clock()
         self._trainer = trainer
@@ -105,7 +121,7 @@ class Harvest:
             self._speed = staged, transfer.speed.upload_bytes_per_s()
         upload_bytes_per_s = self._speed[1]
         result = commit_checkpoint(
-            _Unchanged(client, staged),
+            _Unchanged(client, staged, self._grown.append),
             transfer,
             self._item,
             staged.path,
@@ -133,6 +149,10 @@ class Harvest:
             result.seconds,
         )
 
+    def _new_watcher(self) -> CheckpointWatcher:
+        output, staging = self._directories.output, self._directories.staging
+        return CheckpointWatcher(output, self._clock, self._files_open, self._stable_s, staging)
+
     def _files_open(self) -> set[Path]:
         return self._trainer.files_open_for_writing() if self._trainer else set()
 
@@ -156,34 +176,79 @@ class Harvest:
 
     def _take_all(self, find: Callable[[], Iterable[ReadyCheckpoint]], committer: Committer) -> None:
         """Out of the trainer's reach, so that its own rotation cannot pull a checkpoint from under an upload."""
+        while self._grown:
+            self._watcher.look_again(self._grown.popleft())
+        missed = self.missed
         try:
             found = find()
         except OSError as error:
             logger.warning("job %s: the output directory cannot be looked at: %s", self._item.id, error)
             return
+        if self.missed > missed:
+            self._tell_missed(self._watcher.missed[-1])
         for ready in found:
             try:
                 taken = stage(ready, self._directories.staging)
                 files = list_files(taken.path) if self._ledger.attach(taken.path) else taken.files
             except (StageError, OSError) as error:
                 logger.warning("job %s: step %d cannot be taken over: %s", self._item.id, ready.step, error)
+                if not ready.path.exists():
+                    self._missed += 1
+                    self._tell_missed(ready.step)
+                    continue
                 # It changed at that moment, or the disk was full: what is a checkpoint a second later is not lost.
                 self._takes[ready.path.name] += 1
                 if self._takes[ready.path.name] < MAX_TAKES:
                     self._watcher.look_again(ready)
                 continue
             step = self._counted(taken.step)
-            committer.offer(Staged(step, taken.path, taken.metrics, taken.created_by, files, tag=taken.tag))
+            if (total := _total_in(taken.path)) is not None:
+                self._on_total(self._ledger.counted(total))
+            committer.offer(
+                Staged(
+                    step,
+                    taken.path,
+                    taken.metrics,
+                    taken.created_by,
+                    files,
+                    tag=taken.tag,
+                    origin=ready if ready.created_by == "foreign" and ready.path != taken.path else None,
+                )
+            )
+
+    def _tell_missed(self, step: int) -> None:
+        """In the job's log, at each power of two."""
+        if self.missed & (self.missed - 1) == 0:
+            self._say(
+                f"[baton] checkpoint-{step} was removed by the script before it could be taken over ({self.missed} so "
+                "far): keep one checkpoint more (save_total_limit, checkpoints_total_limit), or save less often"
+            )
 
 
 class _Unchanged:
     """Posts a manifest only while the files of the staged checkpoint are as they were when it was taken over."""
 
-    def __init__(self, client: CommitApi, staged: Staged) -> None:
+    def __init__(self, client: CommitApi, staged: Staged, grown: Callable[[ReadyCheckpoint], object]) -> None:
+        """`grown` is told of a checkpoint whose directory has got more files since."""
         self._client = client
         self._staged = staged
+        self._grown = grown
 
     def commit(self, lease_token: str, manifest: Manifest) -> CommitAnswer:
         if self._staged.files is not None:
             require_unchanged(self._staged.path, self._staged.files)
+        origin = self._staged.origin
+        if origin is not None and (new := added_since(origin)):
+            self._grown(origin)
+            raise FileChanged(f"{new} was added to {origin.path} after it looked complete")
         return self._client.commit(lease_token, manifest)
+
+
+def _total_in(checkpoint: Path) -> int | None:
+    """Read `max_steps` of the Hugging Face Trainer's state; None where there is none."""
+    try:
+        state = json.loads((checkpoint / "trainer_state.json").read_bytes())
+    except (OSError, ValueError, RecursionError):
+        return None
+    total = state.get("max_steps") if isinstance(state, dict) else None
+    return total if type(total) is int and 0 < total <= MAX_STEP else None

@@ -160,7 +160,7 @@ class JobRun:
             **self._settings.identity().model_dump(),
             phase=self._phase,
             step=progress.step if progress else self._pace.step_in_silence(needed=metrics is not None),
-            total_steps=progress.total if progress else None,
+            total_steps=progress.total if progress else self._pace.total,
             metrics=metrics,
             goodput=self._pace.goodput(),
             # Not set is not sent: a control plane that knows no rules would refuse the heartbeat.
@@ -236,7 +236,14 @@ class JobRun:
         ship = partial(logs.send_logs, item.id, item.lease_token)
         self._shipper = LogShipper(self._output.spool, ship, points=self._output.points)
         harvest = Harvest(
-            directories, item, self._settings.stable_s, store, on_committed=self._pace.committed, ledger=ledger
+            directories,
+            item,
+            self._settings.stable_s,
+            store,
+            on_committed=self._pace.committed,
+            on_total=self._pace.of_total,
+            ledger=ledger,
+            say=self._output.spool.append,
         )
         committer = Committer(
             lambda staged, cancel: harvest.commit(self._client, self._transfer, staged, cancel),

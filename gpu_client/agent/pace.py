@@ -31,6 +31,8 @@ class Pace:
         self._asked_at: float | None = None
         self.last_step: int | None = None
         """The newest that is known: reported, or of a committed checkpoint."""
+        self.total: int | None = None
+        """The last step, as the checkpoints of a script say that reports nothing."""
 
     def enter(self, activity: Activity) -> None:
         """The attempt does something else now."""
@@ -54,6 +56,10 @@ class Pace:
                 return self._item.last_step or 0
             return self.last_step
 
+    def of_total(self, total: int) -> None:
+        """A checkpoint says which step is the last."""
+        self.total = total
+
     def saved(self, stall_s: float | None) -> None:
         """The session has saved a checkpoint, for which the training stood still so long (None: it does not say)."""
         with self._lock:
@@ -69,6 +75,7 @@ class Pace:
             self._times.stored(result.seconds)
             self.last_step = max(self.last_step or 0, result.step)
         self._meter.committed(
+            step=result.step,
             raw_bytes=result.raw_bytes,
             reused_bytes=result.reused_bytes,
             encoded_bytes=result.encoded_bytes,

@@ -96,16 +96,25 @@ class PresetWatch:
         self._off = rules.presets_off
         return bool(rules.rules)
 
-    def attach(self, channel: Channel, *, base: int, storing: Callable[[], bool], say: Callable[[str], object]) -> None:
+    def attach(
+        self,
+        channel: Channel,
+        *,
+        base: int,
+        storing: Callable[[], bool],
+        say: Callable[[str], object],
+        missed: Callable[[], int] = lambda: 0,
+    ) -> None:
         """A training process is about to start: what it reports is looked at from nothing.
 
         base: added to its steps to count them within the job. storing: whether a checkpoint is being stored, for which
-        it may have to wait. say: puts a line into the job's log.
+        it may have to wait. say: puts a line into the job's log. missed: how many checkpoints the training deleted
+        before they could be taken over.
         """
         self.detach()
         self._standing.clear()
         try:
-            self._training = _Training(channel, base, storing, say, self._clock)
+            self._training = _Training(channel, base, storing, say, self._clock, missed=missed)
         except Exception:
             # As below: nothing is looked at then, and the training starts all the same.
             logger.exception("presets cannot be looked at")
@@ -179,11 +188,14 @@ class _Training:
         storing: Callable[[], bool],
         say: Callable[[str], object],
         clock: Callable[[], float],
+        *,
+        missed: Callable[[], int],
     ) -> None:
         self._channel = channel
         self._base = base
         self._storing = storing
         self.say = say
+        self._missed = missed
         self._clock = clock
         rules = preset_rules()
         self._kinds = {metric.name: metric.kind for metric in rules.metrics().values()}
@@ -313,6 +325,7 @@ class _Training:
             "step.age": 0.0 if explained else still,
             "phase.age": still if explained else 0.0,
             "still": still,
+            "checkpoints.missed": float(self._missed()),
             "step.usual": median(self._gaps) if len(self._gaps) >= USUAL_FROM else None,
         }
 

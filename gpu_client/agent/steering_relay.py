@@ -149,13 +149,14 @@ class SteeringRelay:
         base: int = 0,
         storing: Callable[[], bool] = lambda: False,
         say: Callable[[str], object] = lambda line: None,
+        missed: Callable[[], int] = lambda: 0,
     ) -> None:
         """A training process is about to start; it will be told through this channel, before `write_start`.
 
         base: added to its steps to count them within the job. The rest is for the presets.
         """
         if self.spoken_of:
-            self._presets.attach(channel, base=base, storing=storing, say=say)
+            self._presets.attach(channel, base=base, storing=storing, say=say, missed=missed)
         with self._lock:
             self._channel, self._base = channel, base
             self._started_at = self._clock()

@@ -189,6 +189,7 @@ class Steps:
                 base=self._ledger.base,
                 storing=lambda: self._committer.busy,
                 say=self.output.spool.append,
+                missed=lambda: self._harvest.missed,
             )
             try:
                 steering.write_start(self._directories.control)

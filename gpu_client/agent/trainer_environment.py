@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import os
-import re
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from contract.names import RING_TOKEN_VARIABLE, ring_token
+from contract.substitution import substituted, substituted_arguments
 from contract.work import WorkItem
 from gpu_client.agent.workspace import JobDirectories
-
-_VARIABLE = re.compile(r"\$(?:\{(BATON_[A-Z_]+)\}|(BATON_[A-Z_]+))")
 
 
 def trainer_environment(
@@ -48,7 +46,8 @@ def trainer_environment(
     }
     if item.rings and api_url:
         ours |= {"BATON_API_URL": api_url, RING_TOKEN_VARIABLE: ring_token(item.id, item.lease_token)}
-    filled = dict(zip(own, expanded(list(own.values()), ours), strict=True)) if own else {}
+    shown = _shown(ours)
+    filled = {name: substituted(value, shown) for name, value in (own or {}).items()}
     return {
         **inherited,
         "PATH": path,
@@ -62,9 +61,12 @@ def trainer_environment(
 
 
 def expanded(command: Sequence[str], environment: Mapping[str, str]) -> list[str]:
-    """The command with `$BATON_...` and `${BATON_...}` replaced; no shell is involved, nothing else is touched.
+    """The command with its `BATON_` variables replaced (`contract.substitution`).
 
     The token for rings is not: everybody on a machine can read arguments.
     """
-    shown = {name: value for name, value in environment.items() if name != RING_TOKEN_VARIABLE}
-    return [_VARIABLE.sub(lambda found: shown.get(found[1] or found[2], found[0]), argument) for argument in command]
+    return substituted_arguments(command, _shown(environment))
+
+
+def _shown(environment: Mapping[str, str]) -> dict[str, str]:
+    return {name: value for name, value in environment.items() if name != RING_TOKEN_VARIABLE}

@@ -6,7 +6,12 @@ last): it is complete. Any other is complete when it has not changed for a while
 file in it open for writing.
 
 There is no way to be told by a foreign script that it is done, so patience is learned: a directory that lacks files
-which the script's former checkpoint had is given more time.
+which the script's former checkpoint had is given more time, and so is the first one, unless it ends with a file that
+trainers write last. A file that is shorter than its own header states is waited for.
+
+A script may rotate its checkpoints faster than they settle. So each poll links the files of unfinished directories into
+a directory of our own (`Hold`); a directory that the script deletes, or leaves for its successor, was finished then,
+and is taken from these links.
 """
 
 import errno
@@ -14,17 +19,17 @@ import json
 import logging
 import os
 import re
-import shutil
 import stat
-import uuid
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections import Counter
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
 from contract.base import MAX_PATH_BYTES, MAX_STEP
+from gpu_client.checkpoints.completeness import missing_in
+from gpu_client.checkpoints.holding import Hold
 from gpu_client.checkpoints.metrics import usable_metrics, usable_tag
-from gpu_client.transport.errors import FileChanged
 
 _log = logging.getLogger(__name__)
 
@@ -32,8 +37,10 @@ MARKER = "baton.json"
 MARKER_FORMATS = (1, 2)
 MARKER_MAX_BYTES = 256 * 1024
 STABLE_S = 5.0
-# A directory with fewer kinds of files than the script's last checkpoint: more is probably coming.
+# A directory with fewer kinds of files than the script's last checkpoint, or the first: more is probably coming.
 INCOMPLETE_PATIENCE = 6
+# The Hugging Face Trainer and accelerate write these behind everything else.
+_LAST_FILES = re.compile(r"trainer_state\.json|random_states_[0-9]+\.pkl")
 # [0-9], not \d: other scripts' digits are not what a training script writes.
 _NAME = re.compile(r"checkpoint-([0-9]{1,15})")
 _DIGITS = re.compile(r"[0-9]+")
@@ -72,15 +79,27 @@ class Marker:
     """By which it is to be kept."""
 
 
-class StageError(Exception):
-    """The checkpoint could not be taken over. It may have been rotated away: then the next one will do."""
-
-
 @dataclass(slots=True)
 class _Candidate:
+    step: int
     inode: int
     files: tuple[FileSeen, ...]
     unchanged_since: float
+    first_look: int
+    hold: Hold | None
+    whole: tuple[FileSeen, ...] = ()
+    """The newest listing that was not merely a former one with files removed from it."""
+    looks: int = 0
+    """How often `whole` was found, or a part of it."""
+    foreign: bool = False
+
+    def see(self, files: tuple[FileSeen, ...], now: float) -> None:
+        """Note the newest listing."""
+        if files != self.files:
+            self.files, self.unchanged_since = files, now
+        if not self.whole or not set(files) <= set(self.whole):
+            self.whole, self.looks = files, 0
+        self.looks += 1
 
 
 class CheckpointWatcher:
@@ -88,7 +107,7 @@ class CheckpointWatcher:
     unless it is to be looked at again.
 
     ``clock``: monotonic seconds. ``open_for_writing``: the files that the trainer's processes have open for writing;
-    asked only when a directory looks complete.
+    asked only when a directory looks complete. ``holding_dir``: where files are linked to, on the same file system.
     """
 
     def __init__(
@@ -97,6 +116,7 @@ class CheckpointWatcher:
         clock: Callable[[], float],
         open_for_writing: Callable[[], set[Path]],
         stable_s: float = STABLE_S,
+        holding_dir: Path | None = None,
     ) -> None:
         self._output_dir = output_dir
         self._clock = clock
@@ -106,12 +126,27 @@ class CheckpointWatcher:
         # By name and inode: a directory that was removed and written anew is a new checkpoint; one that shrinks because
         # it is being removed is not.
         self._reported: dict[str, int] = {}
-        self._usual_names: set[str] = set()
+        self._usual_names: Counter[str] | None = None
+        """Kinds of files in the script's last checkpoint, with their numbers; None before the first."""
+        self._holding_dir = holding_dir
+        self._looks = 0
+        self._removed: list[tuple[str, _Candidate]] = []
+        self.missed: list[int] = []
+        """Steps of directories that the script removed before they could be taken over."""
         self._warned: set[tuple[str, str]] = set()
 
     def mark_seen(self, path: Path) -> None:
         """Never report this directory as it is now: the agent put it there itself (a restored checkpoint)."""
         self._reported[path.name] = path.lstat().st_ino
+        if not (path / MARKER).exists():
+            self._usual_names = _kinds(list_files(path))
+
+    def close(self) -> None:
+        """Give up the links to files of directories that were not reported."""
+        for candidate in self._candidates.values():
+            if candidate.hold:
+                candidate.hold.release()
+        self._candidates.clear()
 
     def look_again(self, checkpoint: ReadyCheckpoint) -> None:
         """It could not be taken over as it was found: report it once more when it is complete."""
@@ -131,22 +166,97 @@ class CheckpointWatcher:
 
     def _look(self, is_complete: Callable[[str, tuple[FileSeen, ...]], bool]) -> list[ReadyCheckpoint]:
         ready: list[ReadyCheckpoint] = []
+        self._looks += 1
         present = self._directories()
-        for name in self._candidates.keys() - present.keys():
-            del self._candidates[name]  # Rotated away while we waited.
         for name in self._reported.keys() - present.keys():
             del self._reported[name]
+        for name, candidate in list(self._candidates.items()):
+            if present.get(name, (0, 0))[1] != candidate.inode:
+                self._removed.append((name, self._candidates.pop(name)))
         for name, (step, inode) in present.items():
             if self._reported.get(name) == inode:
                 continue
             found = self._examine(name, step, inode, is_complete)
             if found:
                 ready.append(found)
+        ready.extend(self._superseded({found.path.name for found in ready}))
         # Only now: if looking at one directory failed, those found before it are found again.
         for found in ready:
-            self._reported[found.path.name] = present[found.path.name][1]
-            self._candidates.pop(found.path.name, None)
+            name = f"checkpoint-{found.path.name.split('-')[1]}"
+            self._reported[name] = present[name][1]
+            done = self._candidates.pop(name, None)
+            if done and done.hold and done.hold.path != found.path:
+                done.hold.release()
+        while self._removed:
+            ready.extend(self._left_behind(*self._removed.pop()))
         return sorted(ready, key=lambda checkpoint: checkpoint.step)
+
+    def _left_behind(self, name: str, candidate: _Candidate) -> Iterable[ReadyCheckpoint]:
+        """The checkpoint of a directory that the script has deleted: complete if it has all files of the one before.
+
+        Without one before nothing tells whether more files came after the last look.
+        """
+        if not candidate.foreign:
+            self._release(candidate)
+            return
+        usual, kinds = self._usual_names, _kinds(candidate.whole)
+        found = None if usual is None or usual - kinds else self._held(candidate)
+        if usual is None or found is not None:
+            self._usual_names = kinds  # a part of one must not be the measure of the next
+        if found is None:
+            self._release(candidate)
+            self.missed.append(candidate.step)
+            _log.warning("%s was removed by the script before it could be taken over", name)
+        else:
+            yield found
+
+    def _superseded(self, done: set[str]) -> Iterable[ReadyCheckpoint]:
+        """Checkpoints that are as they were when the script began the next one: it writes one at a time."""
+        foreign = {name: one for name, one in self._candidates.items() if one.foreign}
+        for name, candidate in foreign.items():
+            if name in done or candidate.looks < 2 or candidate.files != candidate.whole:
+                continue
+            if not any(one.step > candidate.step and one.first_look > candidate.first_look for one in foreign.values()):
+                continue
+            path = self._output_dir / name
+            if self._is_open(path) or self._is_short(name, candidate.files):
+                continue
+            self._usual_names = _kinds(candidate.files)
+            held = self._held(candidate)
+            yield held or ReadyCheckpoint(candidate.step, path, {}, "foreign", candidate.files)
+
+    def _held(self, candidate: _Candidate) -> ReadyCheckpoint | None:
+        """The checkpoint by its links, if they are all of its files, and as these were seen last or left behind."""
+        hold = candidate.hold
+        if hold is None:
+            return None
+        try:
+            files = list_files(hold.path)
+            if [file.path for file in files] != [file.path for file in candidate.whole]:
+                return None
+            changed = {file.path for file in set(files) - set(candidate.whole)}
+            # A file that changed and still has a name elsewhere may be on its way to be part of another checkpoint.
+            if not all(hold.is_deleted(path) for path in changed) or missing_in(hold.path, (one.path for one in files)):
+                return None
+        except OSError as error:
+            _log.warning("the links to step %d cannot be read: %s", candidate.step, error)
+            return None
+        return ReadyCheckpoint(candidate.step, hold.path, {}, "foreign", files)
+
+    def _hold(self, name: str, candidate: _Candidate) -> None:
+        if candidate.hold is None:
+            return
+        try:
+            candidate.hold.follow(file.path for file in candidate.files)
+        except OSError as error:
+            # Copying each unfinished file over and over is no way out: what settles, or has a successor, is copied.
+            self._warn("A checkpoint", f"is lost if the script removes it at once, for it cannot be linked: {error}")
+            self._release(candidate)
+
+    def _release(self, candidate: _Candidate) -> None:
+        if candidate.hold:
+            candidate.hold.release()
+            candidate.hold = None
 
     def _directories(self) -> dict[str, tuple[int, int]]:
         """Name -> step, inode."""
@@ -178,14 +288,16 @@ class CheckpointWatcher:
         try:
             files = list_files(path)
         except FileNotFoundError:
-            self._candidates.pop(name, None)  # It is being removed, or written: begin again.
-            return None
+            return None  # It is being removed, or written: the next look tells.
         except OSError as error:
             self._warn(name, f"cannot be read: {error}")
             return None
         known = self._candidates.get(name)
-        if known is None or known.inode != inode or known.files != files:
-            self._candidates[name] = _Candidate(inode, files, self._clock())
+        if known is None:
+            hold = Hold(path, self._holding_dir) if self._holding_dir else None
+            known = _Candidate(step, inode, files, self._clock(), self._looks, hold)
+            self._candidates[name] = known
+        known.see(files, self._clock())
         if not any(file.size_bytes for file in files):
             return None
         try:
@@ -201,19 +313,37 @@ class CheckpointWatcher:
             if all(file.path != MARKER for file in files):
                 return None  # It came after the files were listed: they may not be all. The next poll sees both.
             return ReadyCheckpoint(step, path, marker.metrics, "session", files, marker.tag)
-        if not is_complete(name, files):
+        known.foreign = True
+        self._hold(name, known)
+        if not is_complete(name, files) or self._is_short(name, files):
             return None
-        self._usual_names = {_kind(file.path) for file in files}
+        self._usual_names = _kinds(files)
         return ReadyCheckpoint(step, path, {}, "foreign", files)
 
     def _is_settled(self, name: str, files: tuple[FileSeen, ...]) -> bool:
         """It has been left alone for long enough, and nobody has it open."""
-        lacking = not self._usual_names <= {_kind(file.path) for file in files}
+        if self._usual_names is None:
+            lacking = not any(_LAST_FILES.fullmatch(file.path) for file in files)
+        else:
+            lacking = bool(self._usual_names - _kinds(files))
         patience_s = self._stable_s * (INCOMPLETE_PATIENCE if lacking else 1)
         if self._clock() - self._candidates[name].unchanged_since < patience_s:
             return False
-        directory = (self._output_dir / name).resolve()
-        return not any(directory in file.parents for file in self._open_for_writing())
+        return not self._is_open(self._output_dir / name)
+
+    def _is_open(self, path: Path) -> bool:
+        directory = path.resolve()
+        return any(directory in file.parents for file in self._open_for_writing())
+
+    def _is_short(self, name: str, files: tuple[FileSeen, ...]) -> bool:
+        """A file lacks a part that it says it has."""
+        try:
+            missing = missing_in(self._output_dir / name, (file.path for file in files))
+        except OSError:
+            return False  # taking it over fails for the same reason, and says so
+        if missing:
+            self._warn(name, f"is waited for: {missing}")
+        return bool(missing)
 
     def _warn(self, name: str, text: str) -> None:
         if (name, text) not in self._warned:
@@ -242,73 +372,9 @@ def list_files(directory: Path) -> tuple[FileSeen, ...]:
     return tuple(sorted(files, key=lambda file: file.path))
 
 
-def stage(checkpoint: ReadyCheckpoint, staging_dir: Path) -> ReadyCheckpoint:
-    """Take the files over at once, by hard links (copies where those are impossible), so that the script's rotation
-    cannot pull them from under an upload. Returns the checkpoint where it lies now; the caller removes that directory.
-
-    A link does not keep the script from writing into the file: see `require_unchanged`.
-
-    All files or none: raises StageError if the checkpoint is not as it was when it was found complete, or holds
-    something other than regular files and links to some inside the output directory; OSError if the disk fails.
-    """
-    name = f"{checkpoint.path.name}-{uuid.uuid4().hex[:8]}"
-    temporary = staging_dir / f".{name}.tmp"
-    target = staging_dir / name
-    temporary.mkdir(parents=True)
-    try:
-        for file in checkpoint.files:
-            source = checkpoint.path / file.path
-            copy = temporary / file.path
-            copy.parent.mkdir(parents=True, exist_ok=True)
-            _take(source, copy, checkpoint.path.parent.resolve())
-            info = copy.stat()
-            if not source.is_symlink() and (info.st_size, info.st_mtime_ns) != (file.size_bytes, file.modified_ns):
-                raise StageError(f"{source} has changed since the checkpoint was complete")
-        taken = list_files(temporary)
-        if list_files(checkpoint.path) != checkpoint.files:
-            raise StageError(f"{checkpoint.path} has changed since it was complete")
-        temporary.rename(target)
-    except FileNotFoundError as error:
-        raise StageError(f"{checkpoint.path} was removed before it could be taken over") from error
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
-    return replace(checkpoint, path=target, files=taken)
-
-
-def require_unchanged(directory: Path, files: tuple[FileSeen, ...]) -> None:
-    """Raise FileChanged unless the files of a staged checkpoint are as they were when it was taken over.
-
-    To be asked each time before something is said of all of them together: a script that writes into its former
-    checkpoint's files would otherwise have a mixture of two stored, each file sound by itself.
-    """
-    try:
-        found = list_files(directory)
-    except OSError as error:
-        raise FileChanged(f"{directory} cannot be read (any more): {error}") from error
-    if found != files:
-        names = sorted({file.path for file in set(found) ^ set(files)})
-        raise FileChanged(f"{names[0]} of the checkpoint in {directory} was written to after it was complete")
-
-
-def _take(source: Path, target: Path, output_dir: Path) -> None:
-    if source.is_symlink():
-        source = source.resolve(strict=True)
-        if output_dir not in source.parents:
-            raise StageError(f"{source} is outside the output directory, and is not followed")
-    if not stat.S_ISREG(source.lstat().st_mode):
-        raise StageError(f"{source} is not a regular file")
-    try:
-        os.link(source, target, follow_symlinks=False)
-    except OSError as error:
-        # Another file system; a kernel that protects links to others' files; too many links; a system without them.
-        if error.errno not in (errno.EXDEV, errno.EPERM, errno.EACCES, errno.EMLINK, errno.ENOTSUP):
-            raise
-        shutil.copy2(source, target, follow_symlinks=False)
-
-
-def _kind(path: str) -> str:
-    """The name of a file without the numbers that tell steps, shards and ranks apart."""
-    return _DIGITS.sub("#", path)
+def _kinds(files: Iterable[FileSeen]) -> Counter[str]:
+    """The names of files without the numbers that tell steps, shards and ranks apart, and how often each occurs."""
+    return Counter(_DIGITS.sub("#", file.path) for file in files)
 
 
 def read_marker(path: Path) -> Marker | None:

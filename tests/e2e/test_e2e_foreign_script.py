@@ -124,6 +124,39 @@ def test_a_script_of_others_is_killed_twice_and_ends_with_the_same_bits(
         assert content == (uninterrupted / f"checkpoint-{STEPS}" / name).read_bytes(), name
 
 
+@pytest.mark.parametrize("order", ["accelerate", "trainer"])
+def test_a_script_that_keeps_one_checkpoint_for_half_a_second_loses_no_more_than_that(
+    shop: Workshop, order: str
+) -> None:
+    """Its checkpoints never settled: it lost all, without a word, and began anew."""
+    stack, steps = shop.stack, 12
+    resume = "${BATON_RESUME_FROM:+--resume_from_checkpoint=$BATON_RESUME_FROM}"
+    job_id = stack.client.submit(
+        JobSubmit(
+            command=["python", str(TRAINERS / "rotating.py"), order, "$BATON_OUTPUT_DIR", str(steps), resume],
+            outputs=["model.txt"],
+            queue=shop.queue,
+            environment=ONE_THREAD,
+            policy=Policy(heartbeat_interval_s=2, backoff_s=0, avoid_machine_s=0),
+        )
+    ).id
+    first = shop.agent("w1", stable_s=600)
+    stack.wait_for_commit(job_id)
+    first.kill_group()
+    until(lambda: not shop.trainers(), 20, what="the trainer's end")
+    resumed_from = committed(shop, job_id)
+    shop.agent("w1", stable_s=600)
+    job = stack.wait_for(job_id, JobState.COMPLETE, JobState.FAILED, timeout_s=LIMIT_S)
+    assert job.state is JobState.COMPLETE, job.reason
+    assert [line for line in stack.log_lines(job_id) if line.startswith("begins")][-1:] == [
+        f"begins behind step {resumed_from}"
+    ]
+    assert stack.artifact(job_id, "model.txt").startswith(b"of 12 steps, %d of them" % (steps - resumed_from))
+    last = stack.attempts(job_id)[-1]
+    assert last.progress is not None and last.progress.total_steps == steps, "the script's own file tells it"
+    assert last.progress.goodput is not None and last.progress.goodput.productive_s > 0
+
+
 def committed(shop: Workshop, job_id: str) -> int:
     """The step that the next attempt resumes from, when nobody is training."""
     return shop.stack.job(job_id).checkpoint_step or 0

@@ -63,7 +63,7 @@ class DreamboothConfig(BaseModel):
     checkpointing_steps: Steps = 100
 
     # The optimizer.
-    learning_rate: Rate = 2e-6
+    learning_rate: Rate = 1e-4
     text_encoder_lr: Rate = 5e-6
     train_text_encoder: bool = True
     use_8bit_adam: bool = False

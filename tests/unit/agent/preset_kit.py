@@ -43,6 +43,7 @@ class Training:
         self.log: list[str] = []
         self.probe = Probe()
         self.storing = False
+        self.missed = 0
         self.step = 0
         self.total: int | None = 10**9
         self.watch = PresetWatch(
@@ -54,7 +55,9 @@ class Training:
         self.begin(base)
 
     def begin(self, base: int = 0) -> None:
-        self.watch.attach(self, base=base, storing=lambda: self.storing, say=self.log.append)
+        self.watch.attach(
+            self, base=base, storing=lambda: self.storing, say=self.log.append, missed=lambda: self.missed
+        )
 
     def take_reports(self) -> list[tuple[float, Any]]:
         taken, self.reports = self.reports, []

@@ -97,9 +97,48 @@ def test_steps_that_do_not_rise_are_no_error(steps: tuple[int, int]) -> None:
 
 def test_what_checkpoints_weighed() -> None:
     times, _ = meter()
-    times.committed(raw_bytes=100, reused_bytes=90, encoded_bytes=7, uploaded_bytes=4)
-    times.committed(raw_bytes=100, reused_bytes=0, encoded_bytes=80, uploaded_bytes=80)
+    times.committed(step=1, raw_bytes=100, reused_bytes=90, encoded_bytes=7, uploaded_bytes=4)
+    times.committed(step=2, raw_bytes=100, reused_bytes=0, encoded_bytes=80, uploaded_bytes=80)
     times.skipped()
     found = times.report()
     assert (found.checkpoints_committed, found.checkpoints_skipped) == (2, 1)
     assert (found.raw_bytes, found.reused_bytes, found.encoded_bytes, found.uploaded_bytes) == (200, 90, 87, 84)
+
+
+NOTHING = {"raw_bytes": 0, "reused_bytes": 0, "encoded_bytes": 0, "uploaded_bytes": 0}
+
+
+def test_a_script_that_reports_no_steps_has_used_the_time_up_to_its_commits() -> None:
+    """Its goodput was 0 %, whatever it had stored."""
+    times, clock = meter(last_step=100)
+    times.enter(Activity.TRANSFERRING)
+    clock.now += 4
+    times.enter(Activity.TRAINING)
+    clock.now += 20
+    times.committed(step=100, **NOTHING)
+    clock.now += 30
+    assert seconds(times.report()) == {"repeated_s": 20.0, "transferring_s": 4.0, "idle_s": 30.0}
+    clock.now += 5
+    times.committed(step=200, **NOTHING)
+    clock.now += 7
+    times.enter(Activity.TRANSFERRING)
+    assert seconds(times.report()) == {
+        "productive_s": 35.0,
+        "repeated_s": 20.0,
+        "transferring_s": 4.0,
+        "idle_s": 7.0,
+    }
+    times.committed(step=300, **NOTHING)
+    assert seconds(times.report())["productive_s"] == 42.0, "stored behind its end"
+
+
+def test_commits_add_nothing_to_a_training_that_reports_its_steps() -> None:
+    times, clock = meter()
+    times.enter(Activity.TRAINING)
+    clock.now += 9  # imports
+    times.progressed(0)
+    clock.now += 10
+    times.committed(step=5, **NOTHING)
+    times.enter(Activity.TRANSFERRING)
+    times.committed(step=10, **NOTHING)
+    assert seconds(times.report()) == {"productive_s": 10.0, "idle_s": 9.0}

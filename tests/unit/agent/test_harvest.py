@@ -7,6 +7,7 @@ import json
 import logging
 import os
 import random
+import shutil
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,8 +20,9 @@ from gpu_client.agent.committer import Committer as RealCommitter
 from gpu_client.agent.committer import Staged
 from gpu_client.agent.harvest import MAX_TAKES, Harvest
 from gpu_client.agent.workspace import JobDirectories
+from gpu_client.checkpoints.staging import stage
 from gpu_client.checkpoints.store import LocalStore
-from gpu_client.checkpoints.watch import CheckpointWatcher, ReadyCheckpoint, stage
+from gpu_client.checkpoints.watch import CheckpointWatcher, ReadyCheckpoint
 from gpu_client.transport.errors import ChecksumMismatch, FileChanged, Unreachable
 from gpu_client.transport.transfer import Transfer
 from tests.unit.agent.agent_kit import JOB_ID, Clock, make_item
@@ -57,6 +59,10 @@ class Scene:
         self.committer = Committer()
         self.store = LocalStore(root / "store", JOB_ID)
         self.harvest = Harvest(self.directories, make_item(lease_token=TOKEN), 5.0, self.store, self.clock, **more)
+        # Resumed from a checkpoint without files: no name is missing from later ones.
+        restored = output / "checkpoint-0"
+        restored.mkdir()
+        self.harvest.ignore(restored)
 
     def write(self, step: int, *, session: bool = False) -> Path:
         directory = self.directories.output / f"checkpoint-{step}"
@@ -138,6 +144,34 @@ def test_trouble_with_one_directory_does_not_lose_another(scene: Scene, monkeypa
     assert sorted(scene.committer.offered) == [10, 15, 20]
 
 
+def test_what_a_script_deletes_too_soon_is_said_in_the_job_s_log(tmp_path: Path) -> None:
+    said: list[str] = []
+    scene = Scene(tmp_path, say=said.append)
+    for step in range(1, 6):
+        directory = scene.write(step)
+        os.mkfifo(directory / "pipe")  # which no link can hold
+        scene.gather()
+        shutil.rmtree(directory)
+        scene.gather()
+    assert scene.committer.offered == []
+    assert scene.harvest.missed == 5
+    assert [line.split()[1] for line in said] == ["checkpoint-1", "checkpoint-2", "checkpoint-4"]
+    scene.harvest.begin(None)
+    assert scene.harvest.missed == 5, "of the attempt"
+
+
+@pytest.mark.parametrize(("state", "told"), [('{"max_steps": 3000}', [3000]), ('{"max_steps": -1}', []), ("{}", [])])
+def test_the_trainer_s_state_tells_the_last_step(tmp_path: Path, state: str, told: list[int]) -> None:
+    """The job showed `20 of ?`."""
+    totals: list[int] = []
+    scene = Scene(tmp_path, on_total=totals.append)
+    (scene.write(20) / "trainer_state.json").write_text(state)
+    scene.gather()
+    scene.gather(5)
+    assert scene.committer.offered == [20]
+    assert totals == told
+
+
 class TestCommitting:
     """What was taken over becomes a checkpoint, or does not: never a mixture."""
 
@@ -182,6 +216,22 @@ class TestCommitting:
         (manifest,) = cloud.committed
         assert manifest.tag == expected
         assert (b'"tag"' in manifest.canonical_bytes()) == bool(expected), "without one it is named as it was"
+
+    def test_one_that_gets_another_file_before_its_commit_is_taken_again(
+        self, scene: Scene, cloud: FakeCloud, transfer: Transfer
+    ) -> None:
+        """The first of an attempt, written with a pause, was committed without its end."""
+        directory, staged = self.stage(scene)
+        (directory / "scheduler").write_text("late")
+        with pytest.raises(FileChanged, match="scheduler was added"):
+            self.commit(scene, cloud, transfer, staged)
+        assert cloud.committed == []
+        scene.gather()
+        scene.gather(5)
+        shutil.rmtree(directory)  # being gone is no change
+        self.commit(scene, cloud, transfer, scene.committer.staged[-1])
+        (manifest,) = cloud.committed
+        assert [file.path for file in manifest.files] == ["model", "optimizer", "scheduler"]
 
     def test_a_committed_one_goes_into_the_store(self, scene: Scene, cloud: FakeCloud, transfer: Transfer) -> None:
         _, staged = self.stage(scene)

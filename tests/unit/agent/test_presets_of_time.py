@@ -215,3 +215,20 @@ def test_a_machine_without_room_for_a_thread_knows_no_gpu(training: Training) ->
     training.train(1, loss=math.nan)
     assert training.told() == ["preset-nonfinite"]
     training.watch.detach()
+
+
+# Rotation
+
+
+def test_checkpoints_that_a_script_deletes_too_soon_are_told_once_from_the_second_on(training: Training) -> None:
+    training.missed = 1
+    training.stand_still(60)
+    assert training.decided == []
+    training.missed = 2
+    training.stand_still(15)
+    [fired] = training.decided
+    assert (fired["rule"], fired["severity"]) == ("preset-rotation", "error")
+    assert fired["message"] == "the script has deleted 2 checkpoints before they could be stored"
+    training.missed = 40
+    training.stand_still(5 * HOUR_S)
+    assert training.told() == ["preset-rotation"]

@@ -6,6 +6,8 @@ import os
 import sys
 from pathlib import Path
 
+import pytest
+
 from contract.names import ring_token
 from gpu_client.agent.trainer_environment import expanded, trainer_environment
 from gpu_client.agent.workspace import JobDirectories
@@ -95,3 +97,48 @@ def test_our_variables_are_replaced_in_arguments_and_nothing_else_is() -> None:
 
 def test_the_key_cannot_be_had_through_an_argument() -> None:
     assert expanded(["$BATON_API_KEY", "${BATON_API_KEY}"], environment()) == ["$BATON_API_KEY", "${BATON_API_KEY}"]
+
+
+RESUME = "${BATON_RESUME_FROM:+--resume_from_checkpoint=$BATON_RESUME_FROM}"
+
+
+def test_an_option_that_needs_a_checkpoint_is_left_out_where_there_is_none() -> None:
+    """Scripts of Hugging Face refuse an empty `--resume_from_checkpoint`: every fresh run failed."""
+    command = ["python", "train.py", RESUME, "", "${BATON_EPOCH:+--name=run-${BATON_EPOCH}}", "$BATON_RESUME_FROM"]
+    assert expanded(command, environment()) == ["python", "train.py", "", "--name=run-3", ""]
+    assert expanded(command, environment("/o/checkpoint-5")) == [
+        "python",
+        "train.py",
+        "--resume_from_checkpoint=/o/checkpoint-5",
+        "",
+        "--name=run-3",
+        "/o/checkpoint-5",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("argument", "fresh", "resumed"),
+    [
+        ("${BATON_RESUME_FROM:+--resume}", [], ["--resume"]),
+        ("${BATON_RESUME_FROM:+}", [], []),
+        ("--mode=${BATON_RESUME_FROM:+old}", ["--mode="], ["--mode=old"]),
+        ("exec x ${BATON_RESUME_FROM:+-r $BATON_RESUME_FROM} y", ["exec x  y"], ["exec x -r /c y"]),
+        ("${BATON_NO_SUCH:+--a}", ["${BATON_NO_SUCH:+--a}"], ["${BATON_NO_SUCH:+--a}"]),
+        ("${BATON_API_KEY:+--a=$BATON_API_KEY}", ["${BATON_API_KEY:+--a=$BATON_API_KEY}"], None),
+        ("${BATON_RESUME_FROM:-none}", ["${BATON_RESUME_FROM:-none}"], None),
+        ("${HOME:+x}", ["${HOME:+x}"], None),
+    ],
+)
+def test_what_stands_where_a_variable_is_set(argument: str, fresh: list[str], resumed: list[str] | None) -> None:
+    assert expanded([argument], environment()) == fresh
+    assert expanded([argument], environment("/c")) == (fresh if resumed is None else resumed)
+
+
+def test_a_value_is_not_looked_at_for_variables() -> None:
+    found = {**environment(), "BATON_RESUME_FROM": "${BATON_EPOCH:+$BATON_EPOCH}"}
+    assert expanded(["$BATON_RESUME_FROM"], found) == ["${BATON_EPOCH:+$BATON_EPOCH}"]
+
+
+def test_a_step_s_variable_may_be_empty() -> None:
+    found = trainer_environment(make_item(), DIRECTORIES, "", "", BASE, own={"ARGS": RESUME, "N": "$BATON_EPOCH"})
+    assert (found["ARGS"], found["N"]) == ("", "3")

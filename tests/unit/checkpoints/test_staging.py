@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from gpu_client.checkpoints import watch
-from gpu_client.checkpoints.watch import ReadyCheckpoint, StageError, require_unchanged, stage
+from gpu_client.checkpoints.staging import StageError, require_unchanged, stage
+from gpu_client.checkpoints.watch import ReadyCheckpoint
 from gpu_client.transport.errors import FileChanged
 from tests.unit.checkpoints.watch_kit import Scene
 

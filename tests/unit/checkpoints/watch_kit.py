@@ -9,15 +9,23 @@ STABLE_S = 5.0
 
 
 class Scene:
-    """An output directory, a clock and a trainer with open files."""
+    """An output directory, a clock and a trainer with open files.
 
-    def __init__(self, root: Path) -> None:
+    `resumed`: from a checkpoint with no files, so that no name is missing from later ones.
+    """
+
+    def __init__(self, root: Path, *, resumed: bool = True) -> None:
         self.output = root / "output"
         self.output.mkdir()
         self.now = 1000.0
         self.open: set[Path] = set()
         self.asked = 0
-        self.watcher = CheckpointWatcher(self.output, lambda: self.now, self.opened, STABLE_S)
+        self.staging = root / "staging"
+        self.watcher = CheckpointWatcher(self.output, lambda: self.now, self.opened, STABLE_S, self.staging)
+        if resumed:
+            restored = self.output / "checkpoint-0"
+            restored.mkdir()
+            self.watcher.mark_seen(restored)
 
     def opened(self) -> set[Path]:
         self.asked += 1

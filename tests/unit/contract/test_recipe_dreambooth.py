@@ -266,7 +266,16 @@ def test_its_fields_are_those_of_the_config_with_their_defaults_and_bounds() -> 
         if name in ("class_prompt", "validation_prompt"):
             theirs |= {"min_length": 1}  # an empty one is none
         assert theirs == ours, name
-        assert getattr(defaults, name) == getattr(DreamboothConfig.of(NEEDED), name), name
+        if name != "learning_rate":
+            assert getattr(defaults, name) == getattr(DreamboothConfig.of(NEEDED), name), name
+
+
+def test_the_default_rate_is_one_for_lora_and_the_original_s_where_it_is_promised() -> None:
+    """2e-6 is a rate for whole models: 500 of its steps hardly move a LoRA."""
+    assert DreamboothConfig.of(NEEDED).learning_rate == 1e-4
+    assert [recipe_of(one).parameters["learning_rate"].default for one in RECIPES] == [1e-4, 1e-4]
+    job, columns = original.as_job(DreamboothSubmit(instance_data_prefix="dogs/", **NEEDED), "j-1")
+    assert columns["learning_rate"] == job.parameters["learning_rate"] == 2e-6
 
 
 def flat_bodies() -> st.SearchStrategy[dict[str, Any]]:

@@ -226,6 +226,15 @@ def test_each_step_reports_its_mean_loss_its_rate_and_its_epoch(run: Run, monkey
     assert [metrics["epoch"] for *_, metrics in told] == [0, 0, 1]  # 5 pictures, 2 to a step
 
 
+def test_the_default_rate_moves_the_weights(run: Run, parameters: dict[str, Any]) -> None:
+    """At the original's default, 2e-6, they stay where they began: at zero, to a hundredth of this."""
+    del parameters["learning_rate"]
+    steps = 10
+    learned = weights_of(run(max_train_steps=steps, train_text_encoder=False))
+    moved = max(tensor.abs().max().item() for name, tensor in learned.items() if ".up." in name)
+    assert 0.5e-4 * steps < moved < 2e-4 * steps, "Adam makes steps of about the rate"
+
+
 def test_epochs_replace_steps(run: Run) -> None:
     output = run(num_train_epochs=2, max_train_steps=500, gradient_accumulation_steps=2)
     assert (output / "checkpoint-5").is_dir()  # 2 epochs of 5 batches, 2 to a step

@@ -1,0 +1,97 @@
+"""Takes a finished checkpoint out of the reach of the script that wrote it."""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+import stat
+import uuid
+from dataclasses import replace
+from pathlib import Path
+
+from gpu_client.checkpoints.watch import FileSeen, ReadyCheckpoint, list_files
+from gpu_client.transport.errors import FileChanged
+
+
+class StageError(Exception):
+    """The checkpoint could not be taken over. It may have been rotated away: then the next one will do."""
+
+
+def stage(checkpoint: ReadyCheckpoint, staging_dir: Path) -> ReadyCheckpoint:
+    """Take the files over at once, by hard links (copies where those are impossible), so that the script's rotation
+    cannot pull them from under an upload. Returns the checkpoint where it lies now; the caller removes that directory.
+
+    A link does not keep the script from writing into the file: see `require_unchanged`.
+
+    All files or none: raises StageError if the checkpoint is not as it was when it was found complete, or holds
+    something other than regular files and links to some inside the output directory; OSError if the disk fails.
+    A checkpoint that the watcher held there already is returned as it is.
+    """
+    if checkpoint.path.parent == staging_dir:
+        return checkpoint
+    name = f"{checkpoint.path.name}-{uuid.uuid4().hex[:8]}"
+    temporary = staging_dir / f".{name}.tmp"
+    target = staging_dir / name
+    temporary.mkdir(parents=True)
+    try:
+        for file in checkpoint.files:
+            source = checkpoint.path / file.path
+            copy = temporary / file.path
+            copy.parent.mkdir(parents=True, exist_ok=True)
+            _take(source, copy, checkpoint.path.parent.resolve())
+            info = copy.stat()
+            if not source.is_symlink() and (info.st_size, info.st_mtime_ns) != (file.size_bytes, file.modified_ns):
+                raise StageError(f"{source} has changed since the checkpoint was complete")
+        taken = list_files(temporary)
+        if list_files(checkpoint.path) != checkpoint.files:
+            raise StageError(f"{checkpoint.path} has changed since it was complete")
+        temporary.rename(target)
+    except FileNotFoundError as error:
+        raise StageError(f"{checkpoint.path} was removed before it could be taken over") from error
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+    return replace(checkpoint, path=target, files=taken)
+
+
+def require_unchanged(directory: Path, files: tuple[FileSeen, ...]) -> None:
+    """Raise FileChanged unless the files of a staged checkpoint are as they were when it was taken over.
+
+    To be asked each time before something is said of all of them together: a script that writes into its former
+    checkpoint's files would otherwise have a mixture of two stored, each file sound by itself.
+    """
+    try:
+        found = list_files(directory)
+    except OSError as error:
+        raise FileChanged(f"{directory} cannot be read (any more): {error}") from error
+    if found != files:
+        names = sorted({file.path for file in set(found) ^ set(files)})
+        raise FileChanged(f"{names[0]} of the checkpoint in {directory} was written to after it was complete")
+
+
+def added_since(found: ReadyCheckpoint) -> str:
+    """Return a file that a foreign checkpoint's directory has got since it was found, or that was replaced; "" if none.
+
+    A directory that is being removed, or is gone, has got none.
+    """
+    try:
+        new = set(list_files(found.path)) - set(found.files)
+    except OSError:
+        return ""
+    return min((file.path for file in new), default="")
+
+
+def _take(source: Path, target: Path, output_dir: Path) -> None:
+    if source.is_symlink():
+        source = source.resolve(strict=True)
+        if output_dir not in source.parents:
+            raise StageError(f"{source} is outside the output directory, and is not followed")
+    if not stat.S_ISREG(source.lstat().st_mode):
+        raise StageError(f"{source} is not a regular file")
+    try:
+        os.link(source, target, follow_symlinks=False)
+    except OSError as error:
+        # Another file system; a kernel that protects links to others' files; too many links; a system without them.
+        if error.errno not in (errno.EXDEV, errno.EPERM, errno.EACCES, errno.EMLINK, errno.ENOTSUP):
+            raise
+        shutil.copy2(source, target, follow_symlinks=False)

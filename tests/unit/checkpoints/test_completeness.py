@@ -1,0 +1,98 @@
+"""Files that are shorter than they state themselves are waited for, however long they have been left alone."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import save
+
+from gpu_client.checkpoints.completeness import missing_in
+from gpu_client.checkpoints.watch import INCOMPLETE_PATIENCE
+from tests.unit.checkpoints.watch_kit import STABLE_S, Scene
+
+
+def torch_bytes() -> bytes:
+    stream = io.BytesIO()
+    torch.save({"weights": torch.arange(1000.0)}, stream)
+    return stream.getvalue()
+
+
+SAFETENSORS = save({"a": torch.arange(100.0), "b": torch.ones(3)}, {"format": "pt"})
+INDEX = json.dumps({"weight_map": {"a": "model-00001-of-00002.safetensors", "b": "model-00002-of-00002.safetensors"}})
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [("model.safetensors", SAFETENSORS), ("optimizer.pt", torch_bytes()), ("trainer_state.json", b'{"max_steps": 9}')],
+)
+def test_cut_anywhere_it_is_missed_and_whole_it_is_not(tmp_path: Path, name: str, content: bytes) -> None:
+    path = tmp_path / name
+    path.write_bytes(content)
+    assert missing_in(tmp_path, [name]) == ""
+    first = 4 if name == "optimizer.pt" else 0  # a zip archive is told by its first four bytes
+    for size in {first, first + 1, 9, len(content) // 2, len(content) - 1}:
+        path.write_bytes(content[:size])
+        assert missing_in(tmp_path, [name]).startswith(name), size
+
+
+def test_space_that_was_reserved_is_no_content(tmp_path: Path) -> None:
+    (tmp_path / "model.safetensors").write_bytes(bytes(len(SAFETENSORS)))
+    assert missing_in(tmp_path, ["model.safetensors"]) == "model.safetensors has no readable safetensors header"
+
+
+def test_an_index_misses_its_shards(tmp_path: Path) -> None:
+    (tmp_path / "unet").mkdir()
+    (tmp_path / "unet" / "model.safetensors.index.json").write_text(INDEX)
+    names = [f"unet/model-0000{number}-of-00002.safetensors" for number in (1, 2)]
+    for name in names:
+        (tmp_path / name).write_bytes(SAFETENSORS)
+    index = "unet/model.safetensors.index.json"
+    assert missing_in(tmp_path, [index, *names]) == ""
+    assert (
+        missing_in(tmp_path, [index, names[0]]) == f"{index} names model-00002-of-00002.safetensors, which is not there"
+    )
+
+
+@pytest.mark.parametrize("content", [b"", b"text", b"\x80\x02}q\x00."])
+def test_other_files_are_whole(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "scheduler.pt").write_bytes(content)
+    os.mkfifo(tmp_path / "pipe.safetensors")
+    assert missing_in(tmp_path, ["scheduler.pt", "pipe.safetensors"]) == ""
+
+
+def test_a_checkpoint_with_a_short_file_is_waited_for(tmp_path: Path) -> None:
+    scene = Scene(tmp_path)
+    directory = scene.write("checkpoint-20")
+    (directory / "model.safetensors").write_bytes(SAFETENSORS[:-1])
+    scene.poll()
+    assert scene.poll(100 * STABLE_S) == []
+    (directory / "model.safetensors").write_bytes(SAFETENSORS)
+    assert scene.poll() == []
+    assert scene.poll(STABLE_S) == [20]
+
+
+def test_the_first_one_has_more_time(tmp_path: Path) -> None:
+    """It was committed as it stood after the first pause: which files belong to it is known only behind it."""
+    scene = Scene(tmp_path, resumed=False)
+    scene.write("checkpoint-20", **{"model": "weights"})
+    scene.poll()
+    assert scene.poll(STABLE_S * INCOMPLETE_PATIENCE - 1) == []
+    scene.write("checkpoint-20", **{"optimizer": "state"})
+    scene.poll()
+    assert scene.poll(STABLE_S * INCOMPLETE_PATIENCE) == [20]
+    scene.write("checkpoint-40")
+    scene.poll()
+    assert scene.poll(STABLE_S) == [40]
+
+
+@pytest.mark.parametrize("last", ["trainer_state.json", "random_states_0.pkl"])
+def test_the_first_one_with_what_trainers_write_last_has_not(tmp_path: Path, last: str) -> None:
+    scene = Scene(tmp_path, resumed=False)
+    scene.write("checkpoint-20", **{"model": "weights", last: "{}"})
+    scene.poll()
+    assert scene.poll(STABLE_S) == [20]
