@@ -178,10 +178,15 @@ class Collector:
         """End the epochs of writers that have died, so that what they left can be forgotten."""
         done = 0
         for key, record in self._records(WRITERS):
-            if not self._dead(key, record, self._ring.settings.lease_s):
-                continue
+            silent = self._dead(key, record, self._ring.settings.lease_s)
             content = content_of(record)
             writer, epoch = key.removeprefix(WRITERS), int(content.get("epoch", 0))
+            if content.get("dead") and last.settled(ObjectId(writer, epoch, ENDED)):
+                self._ring.store.delete([key])
+                self._watch.forget(key)
+                continue
+            if not silent:
+                continue
             if not content.get("dead"):
                 epoch += 1
                 content = {**content, "epoch": epoch, "dead": True, "ended_ms": max(int(self._ring.clock() * 1000), 0)}
@@ -189,10 +194,6 @@ class Collector:
                     continue
                 logger.info("writer %s is dead", writer)
                 done += 1
-            elif last.settled(ObjectId(writer, epoch, ENDED)):
-                self._ring.store.delete([key])
-                self._watch.forget(key)
-                continue
             # Again, where whoever marked it died before this; under the same name, which is there once.
             self._ring.store.create(Claim.ending(writer, epoch, int(content.get("ended_ms", 0))).key, [])
         return done

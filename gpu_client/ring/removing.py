@@ -8,7 +8,7 @@ from typing import Protocol, runtime_checkable
 
 from gpu_client.ring.collector import READ_BEFORE
 from gpu_client.ring.errors import RingMismatch
-from gpu_client.ring.leases import COPIES, GROUPS, PINS, PUBLISHER, QUARANTINE, READERS, WRITERS
+from gpu_client.ring.leases import COPIES, GROUPS, PINS, PUBLISHER, QUARANTINE, READERS, WATCHED, WRITERS
 from gpu_client.ring.manifest import INBOX, MANIFESTS, SAMPLES
 from gpu_client.ring.places import store_at
 from gpu_client.ring.ring import POINTER, SCHEMA, SETTINGS
@@ -56,7 +56,7 @@ def emptied(store: RingStore) -> int:
         keys = store.keys(prefix)
         store.delete(keys)
         removed += len(keys)
-    store.delete([SCHEMA, PUBLISHER, READ_BEFORE, SEEDS])
+    store.delete([SCHEMA, PUBLISHER, WATCHED, READ_BEFORE, SEEDS])
     store.delete([SETTINGS])
     return removed
 
