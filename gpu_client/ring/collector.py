@@ -54,6 +54,8 @@ class Collected(NamedTuple):
     """Readers that were taken for dead."""
     left: frozenset[ObjectId] = frozenset()
     """Objects that nobody can read and that were not removed: they wait to become readable, or their writer died."""
+    replaced: int = 0
+    """Objects that only older manifests list, which nobody has named, and which are retained for a moment."""
 
 
 class Collector:
@@ -71,8 +73,10 @@ class Collector:
         number = last.number
         readers = self._buried()
         fenced = self._fenced(last)
-        kept = self._kept(number)
+        kept, pinned = self._kept(number)
         needed = {slot.object for manifest in kept.values() for slot in manifest.slots}
+        named = {slot.object for one in (*pinned, number) if one in kept for slot in kept[one].slots}
+        replaced = len(needed - named)
         store = self._ring.store
         stored = [one for one in map(ObjectId.of_key, store.keys(SAMPLES)) if one is not None and one not in needed]
         forgotten = self._forgotten({one.writer for one in stored} - set(last.passed))
@@ -87,7 +91,7 @@ class Collector:
             store.delete([key for key in notes if key not in listed][: len(notes) - _NOTES])
         self._forget_copies()
         store.tidy(max(2 * self._ring.settings.lease_s, UNFINISHED_S))
-        return Collected(len(gone), len(old), fenced, readers, frozenset(stored) - gone)
+        return Collected(len(gone), len(old), fenced, readers, frozenset(stored) - gone, replaced)
 
     def _forget_copies(self) -> None:
         """What was counted for copies of generators that have died, or ended, goes: nobody takes up their names."""
@@ -121,19 +125,21 @@ class Collector:
         newest = self._ring.newest()
         return writers - set(newest.passed) - {slot.object.writer for slot in newest.slots}
 
-    def _kept(self, number: int) -> dict[int, Manifest]:
-        wanted = set(range(max(number - self._ring.settings.retain + 1, 1), number + 1))
+    def _kept(self, number: int) -> tuple[dict[int, Manifest], set[int]]:
+        """Return the manifests that are needed, and the numbers of those that readers and pins name."""
+        retained = set(range(max(number - self._ring.settings.retain + 1, 1), number + 1))
+        pinned: set[int] = set()
         for prefix in (READERS, PINS):
             for key in self._ring.store.keys(prefix):
-                wanted |= set(_numbers(content_of(self._ring.store.record(key)).get("manifests", ())))
+                pinned |= set(_numbers(content_of(self._ring.store.record(key)).get("manifests", ())))
         found = {}
-        for one in sorted(wanted & self._there()):
+        for one in sorted((retained | pinned) & self._there()):
             try:
                 found[one] = self._ring.manifest(one)
             except ManifestMissing:
                 if one in self._there():
                     raise
-        return found
+        return found, pinned
 
     def _there(self) -> set[int]:
         return {manifest_number(key) for key in self._ring.store.keys(MANIFESTS)}

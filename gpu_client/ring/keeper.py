@@ -20,6 +20,7 @@ from gpu_client.ring.leases import PUBLISHER, Held, Watch, content_of
 from gpu_client.ring.manifest import Claim, Manifest, ObjectId
 from gpu_client.ring.observations import Observations
 from gpu_client.ring.ring import Ring
+from gpu_client.ring.room import Pressure, measure, pressure_of
 from gpu_client.ring.settings import RingSettings
 
 logger = logging.getLogger("baton.ring")
@@ -100,11 +101,13 @@ class Keeper:
             # The last one noted what it saw before it said that it was not busy any more, if that is the last it said.
             self._observations.recall(plus_s=unchanged_s if record is not None and not busy else 0.0)
         manifest = self._due() or ring.newest()
-        collecting = self._clock() - self._collected_at >= ring.settings.lease_s / COLLECTIONS_IN_A_LEASE
+        due = self._clock() - self._collected_at >= ring.settings.lease_s / COLLECTIONS_IN_A_LEASE
+        pressure = pressure_of(ring)
+        collecting = due or pressure.high
         if collecting:
             # It may take longer than another waits: nobody is to begin the same beside it, but others publish.
             self._held.renew(busy=True)
-            self._collect()
+            self._collect(pressure)
         flow = self.measured(manifest)
         self._held.renew(**flow.content(), measured=self._measured + 1, busy=False)
         self._noted(flow, self._measured + 1)
@@ -137,11 +140,15 @@ class Keeper:
         self._published_at = now
         return published
 
-    def _collect(self) -> None:
+    def _collect(self, pressure: Pressure) -> None:
         fenced, self._uncollected = 0, None
         try:
             found = self._collector.collect()
             fenced, self._left = found.fenced, found.left
+            measure(self._ring)
+            if found.replaced and pressure.wanted:
+                # Where all writers wait nothing new is published: what was replaced would be retained for ever.
+                self._ring.turn_over()
             self._observations.note()
         except Exception as error:  # noqa: BLE001 - raised behind the flow
             self._uncollected = error
