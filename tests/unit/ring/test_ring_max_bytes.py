@@ -70,8 +70,9 @@ class Scene:
         return writer
 
 
-@pytest.mark.parametrize(("mode", "objects"), [("rolling", 14), ("generation", 23)])
+@pytest.mark.parametrize(("mode", "objects"), [("rolling", 13), ("generation", 22)])
 def test_writers_wait_for_room_and_never_for_ever(mode: str, objects: int) -> None:
+    """With the least room that docs/ring.md names for two writers."""
     scene = Scene(settings(objects=objects, mode=mode, max_ahead=500))
     writers = [scene.writer(f"w{number}") for number in range(2)]
     for number in range(100):
