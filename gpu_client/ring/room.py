@@ -79,7 +79,8 @@ class Grants:
 
 def used_bytes(room: Mapping[str, Any]) -> int:
     """So much is stored at most, or may be stored without asking again."""
-    return int(room.get("stored", 0)) + sum(granted - counted for granted, _, counted in room["writers"].values())
+    beyond = sum(int(granted) - int(counted) for granted, _, counted in room["writers"].values())
+    return int(room.get("stored", 0)) + beyond
 
 
 class Pressure(NamedTuple):
