@@ -181,7 +181,8 @@ class DirectoryStore:
     def _make_empty(self, path: str) -> None:
         """Make an empty file. Raises FileExistsError, FileNotFoundError for a missing directory.
 
-        A link to the lock file, which is empty for ever, needs no inode of its own, so a busy journal delays it less than a new file.
+        A link to the lock file, which is empty for ever, needs no inode of its own: a busy journal delays it less than
+        a new file.
         """
         try:
             os.link(self._path + _LOCK, path)
