@@ -228,16 +228,17 @@ def show(screen: Screen, found: Status, rates: tuple[float, float] | None) -> No
         ("age", age),
         ("stored", f"{count(found.objects, 'object')}, {found.unlisted} of them not listed"),
     ]
+    if found.writers:
+        silent = len(found.writers) - len(found.at_work)
+        said = f"{len(found.at_work)} at work, {sum(row.put for row in found.at_work)} put by them"
+        fields.append(("writers", said + (f"; {silent} silent or dead" if silent else "")))
     if rates is not None:
         fields.insert(2, ("per second", f"{rates[0]:.1f} put, {rates[1]:.1f} read"))
     if found.damaged:
         fields.append(("damaged", ", ".join(sorted(found.damaged)[:5])))
     screen.fields([(name, value) for name, value in fields if value])
     if found.writers:
-        rows = [
-            (row.name, "" if row.alive else "dead", str(row.put), str(row.refused), f"{row.waited_s:.1f}")
-            for row in found.writers
-        ]
+        rows = [(row.name, row.state, str(row.put), str(row.refused), f"{row.waited_s:.1f}") for row in found.writers]
         screen.table(["writer", "", "put", "refused", "waited (s)"], rows)
     if found.readers:
         lines = [(row.name, str(row.read), str(row.damaged), f"{row.waited_s:.1f}") for row in found.readers]

@@ -95,11 +95,11 @@ def _waits(trend: Trend) -> tuple[Text, str]:
 
 def _writers(rows: Sequence[WriterRow], trend: Trend, room: int) -> list[RenderableType]:
     table = _table(["writer", "", "put/s", "bytes/s", "put", "refused", "waits"])
-    shown = sorted(rows, key=lambda row: (not row.alive, row.name))[:room]
+    shown = sorted(rows, key=lambda row: (not row.at_work, row.name))[:room]
     for row in shown:
-        pace = trend.writer(row.name) if row.alive else None
+        pace = trend.writer(row.name) if row.at_work else None
         table.add_row(
-            Text(plain(row.name)), Text("" if row.alive else "dead", "red"), _rate(pace),
+            Text(plain(row.name)), Text(row.state, "red"), _rate(pace),
             "" if pace is None else size(pace.bytes_per_s), f"{row.put:,}",
             Text(f"{row.refused:,}", "red" if row.refused else "dim"), _share(pace.waited_share if pace else None),
         )  # fmt: skip

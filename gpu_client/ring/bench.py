@@ -81,9 +81,19 @@ class PlaceBench:
     """A ring of its own below a place, while it is entered."""
 
     def __init__(
-        self, place: str, sample: dict[str, Array], samples: int, *, settings: RingSettings | None = None
+        self,
+        place: str,
+        sample: dict[str, Array],
+        samples: int,
+        *,
+        settings: RingSettings | None = None,
+        raw_put: Callable[[Path, Sequence[memoryview]], object] | None = None,
     ) -> None:
-        """`samples`: how many a round has. Raises RingMismatch where there can be no ring."""
+        """`samples`: how many a round has. `raw_put`: the baseline in a directory, `new_file` unless given.
+
+        Raises RingMismatch where there can be no ring.
+        """
+        self._new_file = raw_put or new_file
         self.sample, self.samples = sample, samples
         self.size_bytes = sum(array.nbytes for array in sample.values())
         self.place = _beside(place)
@@ -167,7 +177,7 @@ class PlaceBench:
         if self._directory is None:
             self._store.create(key, pieces)
         else:
-            new_file(self._directory / key, pieces)
+            self._new_file(self._directory / key, pieces)
 
     def _raw_get(self, key: str) -> None:
         if self._directory is not None:

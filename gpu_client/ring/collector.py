@@ -54,6 +54,8 @@ class Collected(NamedTuple):
     """Readers that were taken for dead."""
     left: frozenset[ObjectId] = frozenset()
     """Objects that nobody can read and that were not removed: they wait to become readable, or their writer died."""
+    replaced: int = 0
+    """Objects that only older manifests list, which nobody has named, and which are retained for a moment."""
 
 
 class Collector:
@@ -71,8 +73,10 @@ class Collector:
         number = last.number
         readers = self._buried()
         fenced = self._fenced(last)
-        kept = self._kept(number)
+        kept, pinned = self._kept(number)
         needed = {slot.object for manifest in kept.values() for slot in manifest.slots}
+        named = {slot.object for one in (*pinned, number) if one in kept for slot in kept[one].slots}
+        replaced = len(needed - named)
         store = self._ring.store
         stored = [one for one in map(ObjectId.of_key, store.keys(SAMPLES)) if one is not None and one not in needed]
         forgotten = self._forgotten({one.writer for one in stored} - set(last.passed))
@@ -87,7 +91,7 @@ class Collector:
             store.delete([key for key in notes if key not in listed][: len(notes) - _NOTES])
         self._forget_copies()
         store.tidy(max(2 * self._ring.settings.lease_s, UNFINISHED_S))
-        return Collected(len(gone), len(old), fenced, readers, frozenset(stored) - gone)
+        return Collected(len(gone), len(old), fenced, readers, frozenset(stored) - gone, replaced)
 
     def _forget_copies(self) -> None:
         """What was counted for copies of generators that have died, or ended, goes: nobody takes up their names."""
@@ -121,19 +125,21 @@ class Collector:
         newest = self._ring.newest()
         return writers - set(newest.passed) - {slot.object.writer for slot in newest.slots}
 
-    def _kept(self, number: int) -> dict[int, Manifest]:
-        wanted = set(range(max(number - self._ring.settings.retain + 1, 1), number + 1))
+    def _kept(self, number: int) -> tuple[dict[int, Manifest], set[int]]:
+        """Return the manifests that are needed, and the numbers of those that readers and pins name."""
+        retained = set(range(max(number - self._ring.settings.retain + 1, 1), number + 1))
+        pinned: set[int] = set()
         for prefix in (READERS, PINS):
             for key in self._ring.store.keys(prefix):
-                wanted |= set(_numbers(content_of(self._ring.store.record(key)).get("manifests", ())))
+                pinned |= set(_numbers(content_of(self._ring.store.record(key)).get("manifests", ())))
         found = {}
-        for one in sorted(wanted & self._there()):
+        for one in sorted((retained | pinned) & self._there()):
             try:
                 found[one] = self._ring.manifest(one)
             except ManifestMissing:
                 if one in self._there():
                     raise
-        return found
+        return found, pinned
 
     def _there(self) -> set[int]:
         return {manifest_number(key) for key in self._ring.store.keys(MANIFESTS)}
@@ -178,10 +184,15 @@ class Collector:
         """End the epochs of writers that have died, so that what they left can be forgotten."""
         done = 0
         for key, record in self._records(WRITERS):
-            if not self._dead(key, record, self._ring.settings.lease_s):
-                continue
+            silent = self._dead(key, record, self._ring.settings.lease_s)
             content = content_of(record)
             writer, epoch = key.removeprefix(WRITERS), int(content.get("epoch", 0))
+            if content.get("dead") and last.settled(ObjectId(writer, epoch, ENDED)):
+                self._ring.store.delete([key])
+                self._watch.forget(key)
+                continue
+            if not silent:
+                continue
             if not content.get("dead"):
                 epoch += 1
                 content = {**content, "epoch": epoch, "dead": True, "ended_ms": max(int(self._ring.clock() * 1000), 0)}
@@ -189,10 +200,6 @@ class Collector:
                     continue
                 logger.info("writer %s is dead", writer)
                 done += 1
-            elif last.settled(ObjectId(writer, epoch, ENDED)):
-                self._ring.store.delete([key])
-                self._watch.forget(key)
-                continue
             # Again, where whoever marked it died before this; under the same name, which is there once.
             self._ring.store.create(Claim.ending(writer, epoch, int(content.get("ended_ms", 0))).key, [])
         return done

@@ -18,7 +18,9 @@ from gpu_client.ring.collector import Collector, readers_say
 from gpu_client.ring.flow import Flow
 from gpu_client.ring.leases import PUBLISHER, Held, Watch, content_of
 from gpu_client.ring.manifest import Claim, Manifest, ObjectId
+from gpu_client.ring.observations import Observations
 from gpu_client.ring.ring import Ring
+from gpu_client.ring.room import Pressure, measure, pressure_of
 from gpu_client.ring.settings import RingSettings
 
 logger = logging.getLogger("baton.ring")
@@ -39,7 +41,9 @@ class Keeper:
         self._name = name
         self._clock = clock
         self._watch = Watch(clock)
-        self._collector = Collector(ring, Watch(clock))
+        self._collector = Collector(ring, self._watch)
+        self._observations = Observations(ring.store, self._watch)
+        self._noted_publisher_at = -float("inf")
         self._held: Held | None = None
         self._collected_at = -float("inf")
         self._published_at = clock()
@@ -87,24 +91,37 @@ class Keeper:
             unchanged_s = self._watch.unchanged_s(PUBLISHER, record) if record is not None else math.inf
             if unchanged_s <= after_s:
                 if busy and unchanged_s > 0:
+                    self._note_publisher(unchanged_s)
                     self._publish_beside()
                 return False
             # Until it has measured, what was told before holds: its first collection may take long.
             self._held = Held(ring.store, PUBLISHER, {"holder": self._name, **self._known()}, record)
             if self._held.lost:
                 return False
+            # The last one noted what it saw before it said that it was not busy any more, if that is the last it said.
+            self._observations.recall(plus_s=unchanged_s if record is not None and not busy else 0.0)
         manifest = self._due() or ring.newest()
-        collecting = self._clock() - self._collected_at >= ring.settings.lease_s / COLLECTIONS_IN_A_LEASE
+        due = self._clock() - self._collected_at >= ring.settings.lease_s / COLLECTIONS_IN_A_LEASE
+        pressure = pressure_of(ring)
+        collecting = due or pressure.high
         if collecting:
             # It may take longer than another waits: nobody is to begin the same beside it, but others publish.
             self._held.renew(busy=True)
-            self._collect()
+            self._collect(pressure)
         flow = self.measured(manifest)
         self._held.renew(**flow.content(), measured=self._measured + 1, busy=False)
         self._noted(flow, self._measured + 1)
         if collecting and self._uncollected is not None:
             raise self._uncollected
         return True
+
+    def _note_publisher(self, unchanged_s: float) -> None:
+        """Note now and then for how long the one that collects has not been heard of: this process may die, too, before
+        it can tell that the other has died in it."""
+        every_s = self._ring.settings.lease_s / COLLECTIONS_IN_A_LEASE
+        if unchanged_s >= every_s and self._clock() - self._noted_publisher_at >= every_s:
+            self._observations.note_publisher()
+            self._noted_publisher_at = self._clock()
 
     def _publish_beside(self) -> None:
         """Another has been collecting since an earlier turn of this one, or has died in it: what waits does not wait
@@ -123,11 +140,16 @@ class Keeper:
         self._published_at = now
         return published
 
-    def _collect(self) -> None:
+    def _collect(self, pressure: Pressure) -> None:
         fenced, self._uncollected = 0, None
         try:
             found = self._collector.collect()
             fenced, self._left = found.fenced, found.left
+            measure(self._ring)
+            if found.replaced and pressure.wanted:
+                # Where all writers wait nothing new is published: what was replaced would be retained for ever.
+                self._ring.turn_over()
+            self._observations.note()
         except Exception as error:  # noqa: BLE001 - raised behind the flow
             self._uncollected = error
         # What the dead have left can go as soon as it is published that they are: in the next turn.
@@ -179,7 +201,11 @@ class Keeper:
         if self._thread is not None:
             self._thread.join()
         if self._held is not None:
-            self._held.release()
+            try:
+                if not self._held.lost:
+                    self._observations.note()
+            finally:
+                self._held.release()
 
     def __enter__(self) -> Keeper:
         self.start()

@@ -1,7 +1,8 @@
 """Who is alive: records that their holders keep changing, and watching whether they change.
 
 Nobody compares clocks. A holder counts its record up; who watches takes it for dead after not having seen a change for
-one and a half leases, by its own clock. So a clock that is wrong harms nobody, and a watcher that has just begun waits.
+one and a half leases, by its own clock. So a clock that is wrong harms nobody. A watcher that has just begun counts on
+from the seconds that the watchers before it have noted (`observations`).
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import secrets
 import socket
 import threading
 import time
-from collections.abc import Callable, Container
+from collections.abc import Callable, Container, Mapping
 from typing import Any
 
 from gpu_client.ring.errors import RingMismatch
@@ -28,6 +29,8 @@ COPIES = "copies/"
 QUARANTINE = "quarantine/"
 """Notes of damaged objects."""
 PUBLISHER = "publisher"
+WATCHED = "watched"
+"""A record: for how long other records have not changed, as their watchers have seen it (`observations`)."""
 DEAD_AFTER_LEASES = 1.5
 """Records are renewed three times in a lease. What the dead have left is to be gone after two."""
 _NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9_.-]{0,63}")
@@ -83,6 +86,26 @@ class Watch:
             self._seen[key] = (version, now)
             return 0.0
         return now - seen[1]
+
+    def told(self, prefixes: tuple[str, ...]) -> dict[str, tuple[str, float]]:
+        """Return the version of each record with one of these prefixes, and for how many seconds it has been there."""
+        now = self._clock()
+        return {
+            key: (version, round(now - since, 3))
+            for key, (version, since) in self._seen.items()
+            if version and key.startswith(prefixes)
+        }
+
+    def adopt(self, told: Mapping[str, tuple[str, float]]) -> None:
+        """Count on from what another watcher has told, where a record's version is still the same at the next look."""
+        now = self._clock()
+        for key, (version, unchanged_s) in told.items():
+            since = now - max(unchanged_s, 0.0)
+            seen = self._seen.get(key)
+            if seen is not None and seen[0] == version:
+                self._seen[key] = (version, min(seen[1], since))
+            elif seen is None or key != PUBLISHER:  # who waits looks at the publisher's record itself, all the time
+                self._seen[key] = (version, since)
 
     def forget(self, key: str) -> None:
         """It is gone."""

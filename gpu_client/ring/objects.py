@@ -34,6 +34,8 @@ _PREFIX = struct.Struct("<8sIIQQ")
 _MAX_HEADER_BYTES = 64 * 1024 * 1024
 _DIGEST, _NO_DIGEST = 7, "?" * 16
 """Its place in an array's entry, and what is there before it is known."""
+_json = json.JSONEncoder(separators=(",", ":")).encode
+"""Made once: `json.dumps` makes an encoder for each call, which takes as long as a small header."""
 _PART_BYTES = 2 * 1024 * 1024
 """Written at a time, then hashed from the processor's cache. So much lies together in the page cache, too, and is
 mapped as one page when it is read."""
@@ -120,7 +122,7 @@ class Encoded(HeadLast):
 
     def _head_now(self) -> memoryview:
         """As long as it is going to be, even where digests are missing."""
-        header = json.dumps(self._header, separators=(",", ":")).encode()
+        header = _json(self._header).encode()
         end = _PREFIX.size + len(header)
         gap = -end % ALIGNED
         digest = xxhash.xxh3_64_intdigest(header)

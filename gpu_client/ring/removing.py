@@ -8,10 +8,11 @@ from typing import Protocol, runtime_checkable
 
 from gpu_client.ring.collector import READ_BEFORE
 from gpu_client.ring.errors import RingMismatch
-from gpu_client.ring.leases import COPIES, GROUPS, PINS, PUBLISHER, QUARANTINE, READERS, WRITERS
+from gpu_client.ring.leases import COPIES, GROUPS, PINS, PUBLISHER, QUARANTINE, READERS, WATCHED, WRITERS
 from gpu_client.ring.manifest import INBOX, MANIFESTS, SAMPLES
 from gpu_client.ring.places import store_at
 from gpu_client.ring.ring import POINTER, SCHEMA, SETTINGS
+from gpu_client.ring.room import ROOM
 from gpu_client.ring.seeds import SEEDS
 from gpu_client.ring.store import RingStore
 from gpu_client.ring.store_fs import DirectoryStore
@@ -56,7 +57,7 @@ def emptied(store: RingStore) -> int:
         keys = store.keys(prefix)
         store.delete(keys)
         removed += len(keys)
-    store.delete([SCHEMA, PUBLISHER, READ_BEFORE, SEEDS])
+    store.delete([SCHEMA, PUBLISHER, WATCHED, ROOM, READ_BEFORE, SEEDS])
     store.delete([SETTINGS])
     return removed
 

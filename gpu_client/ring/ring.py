@@ -17,6 +17,7 @@ import json
 import time
 from collections import OrderedDict
 from collections.abc import Callable
+from dataclasses import replace
 from typing import NamedTuple
 
 from pydantic import ValidationError
@@ -207,6 +208,22 @@ class Ring:
             if useless and self.pointer()[1] == version:
                 self.store.delete([claim.key for claim in useless])
             return None
+        pointed = self._pointed_to(ahead, version)
+        if pointed is None:
+            return None
+        useless = stray(pointed, claims)
+        if useless:
+            self.store.delete([claim.key for claim in useless])
+        return pointed
+
+    def turn_over(self) -> None:
+        """List once more what is readable, so that older manifests, and what only they list, are not retained."""
+        last, version = self._pointed_at()
+        if last.number:
+            self._pointed_to(replace(last, number=last.number + 1, at_ms=int(self.clock() * 1000)), version)
+
+    def _pointed_to(self, ahead: Manifest, version: str | None) -> Manifest | None:
+        """Store a manifest and point to it, or to the one that is there; None if the pointer has moved."""
         if not self.store.create(manifest_key(ahead.number), [memoryview(ahead.to_bytes())]):
             # Of one that died before pointing to it, or is just about to. It may be that it is pointed to already, and
             # forgotten: then the pointer has moved, and the swap below does not happen.
@@ -219,9 +236,6 @@ class Ring:
         if self.store.swap(POINTER, pointer_to(ahead), version) is None:
             return None
         self._remember(ahead)
-        useless = stray(ahead, claims)
-        if useless:
-            self.store.delete([claim.key for claim in useless])
         return ahead
 
     def publish_all(self, own: ObjectId | None, *, at_once: bool = False) -> bool:

@@ -14,6 +14,8 @@ _MAX_PER_INSERT = 1e6
 PACK_BYTES = 64 * 1024 * 1024
 """Unless `pack_bytes` says otherwise."""
 
+_MANIFESTS_BETWEEN, _SLOT_BYTES, _RECORDS_BYTES = 4, 64, 64 * 1024
+
 
 def _per_insert(given: Any) -> Any:
     """A number, or a pair of them; as text `4` or `2,8`. Two equal ones are one."""
@@ -69,6 +71,8 @@ class RingSettings(BaseModel):
     pack_bytes: int | None = Field(default=None, ge=4096, le=1024 * 1024 * 1024)
     """So large are the samples of one object together at most, as they are put; a single one may be larger. Unset:
     `PACK_BYTES`."""
+    max_bytes: int | None = Field(default=None, ge=1)
+    """So many bytes are stored at most, all files together: writers wait while another object would be more."""
     codec: Codec = "none"
     quantise: dict[str, Literal["uint8", "uint16"]] = {}
     """By path, as in `sample['image']`: arrays that are kept with a loss."""
@@ -89,6 +93,11 @@ class RingSettings(BaseModel):
             raise ValueError(
                 f"max_ahead is {self.max_ahead} and cap {self.cap}: writers would wait before a generation is complete"
             )
+        if self.max_bytes is not None and self.max_bytes <= self.notes_bytes:
+            raise ValueError(
+                f"max_bytes is {self.max_bytes}, and the lists of cap {self.cap} alone may take {self.notes_bytes}:"
+                " no sample would ever fit"
+            )
         every = self.publish_every_samples
         if every is not None and self.mode == "generation":
             raise ValueError(
@@ -108,6 +117,11 @@ class RingSettings(BaseModel):
     def most_pack_bytes(self) -> int:
         """The samples of one object together, unless it has a single one."""
         return self.pack_bytes or PACK_BYTES
+
+    @property
+    def notes_bytes(self) -> int:
+        """Of `max_bytes`, what manifests and records may grow by between two measurements: samples leave it free."""
+        return _MANIFESTS_BETWEEN * _SLOT_BYTES * self.cap + _RECORDS_BYTES
 
     @property
     def ahead(self) -> int:

@@ -8,9 +8,10 @@ from typing import Any
 
 from gpu_client.ring.collector import read_so_far
 from gpu_client.ring.errors import ObjectDamaged
-from gpu_client.ring.leases import WRITERS, content_of
+from gpu_client.ring.leases import WATCHED, WRITERS, content_of
 from gpu_client.ring.manifest import SAMPLES, Manifest, ObjectId
 from gpu_client.ring.objects import StoredSamples
+from gpu_client.ring.observations import seen_in
 from gpu_client.ring.reader import quarantined, readers_of
 from gpu_client.ring.ring import Ring
 
@@ -26,6 +27,18 @@ class WriterRow:
     refused: int
     waited_s: float
     """For readers, or for room."""
+    silent_s: float = 0.0
+    """For so long it has given no sign of life, where that is longer than a lease; a lease and a half is death."""
+
+    @property
+    def at_work(self) -> bool:
+        """Whether it is alive as far as is known."""
+        return self.alive and not self.silent_s
+
+    @property
+    def state(self) -> str:
+        """For people: nothing of a writer that is at work."""
+        return "dead" if not self.alive else f"silent for {self.silent_s:.0f} s" if self.silent_s else ""
 
 
 @dataclass(frozen=True)
@@ -68,6 +81,11 @@ class Status:
     readers: list[ReaderRow] = field(default_factory=list)
 
     @property
+    def at_work(self) -> list[WriterRow]:
+        """Writers that give signs of life: only these are summed up."""
+        return [row for row in self.writers if row.at_work]
+
+    @property
     def reuse(self) -> float | None:
         """How often a sample was read in the mean."""
         return self.read / self.inserted if self.inserted else None
@@ -102,7 +120,7 @@ def status_of(ring: Ring) -> Status:
         objects=len(objects),
         unlisted=sum(found not in listed for found in objects),
         damaged=quarantined(ring),
-        writers=[_writer(name, content) for name, content in _writers(ring)],
+        writers=_writers(ring),
         readers=[_reader(name, content) for name, content in sorted(readers_of(ring).items())],
     )
 
@@ -122,12 +140,18 @@ def verified(ring: Ring, manifest: Manifest | None = None) -> Iterator[tuple[str
             yield found.key, ""
 
 
-def _writers(ring: Ring) -> Iterator[tuple[str, dict[str, Any]]]:
+def _writers(ring: Ring) -> list[WriterRow]:
+    noted = seen_in(ring.store.record(WATCHED))
+    rows = []
     for key in ring.store.keys(WRITERS):
-        yield key.removeprefix(WRITERS), content_of(ring.store.record(key))
+        record = ring.store.record(key)
+        version, unchanged_s = noted.get(key, ("", 0.0))
+        silent = record is not None and record.version == version and unchanged_s > ring.settings.lease_s
+        rows.append(_writer(key.removeprefix(WRITERS), content_of(record), unchanged_s if silent else 0.0))
+    return rows
 
 
-def _writer(name: str, content: Mapping[str, Any]) -> WriterRow:
+def _writer(name: str, content: Mapping[str, Any], silent_s: float) -> WriterRow:
     return WriterRow(
         name=name,
         alive=not content.get("dead", False),
@@ -135,6 +159,7 @@ def _writer(name: str, content: Mapping[str, Any]) -> WriterRow:
         put_bytes=int(content.get("bytes", 0)),
         refused=int(content.get("refused", 0)),
         waited_s=float(content.get("waited_s", 0)),
+        silent_s=silent_s,
     )
 
 

@@ -84,6 +84,14 @@ class DistantStore(Protocol):
 
 
 @runtime_checkable
+class SizedStore(Protocol):
+    """A store that can tell how much it has."""
+
+    def stored_bytes(self) -> int:
+        """Return the bytes of all that was there before the call and was not deleted, parts of objects included."""
+
+
+@runtime_checkable
 class ExpectingStore(Protocol):
     """A store that is quicker if it knows what comes."""
 

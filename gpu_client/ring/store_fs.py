@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
+import itertools
 import os
 import secrets
 import stat
@@ -27,6 +28,9 @@ _WITHOUT_LINKS = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK)
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _MAX_PIECES = 512
 """In one call of the system, which takes 1024."""
+_RECORD_BYTES = 64 * 1024
+"""Read at a time: most records are smaller."""
+_beside_names = itertools.count()
 _lock_fds: set[int] = set()
 """Of this process: what it has open to hold locks, or to wait for them."""
 
@@ -39,6 +43,8 @@ class DirectoryStore:
         self._root = root
         self._path = f"{root}/"
         """What keys are added to: paths as text take a fraction of the time that `Path` takes."""
+        self._mark = secrets.token_hex(12)
+        """With the process's id, which forks change, and a count: names that no other process or thread takes."""
         if not make and not root.is_dir():
             raise RingMismatch(
                 f"there is no directory {root}", "Make a ring with make_ring, or name the place where it is"
@@ -63,7 +69,7 @@ class DirectoryStore:
         if not isinstance(pieces, HeadLast) and not any(pieces):
             # Nothing to be written before it can be seen.
             with self._told_when_full():
-                return self._made(path, lambda: os.close(_opened_new(path)))
+                return self._made(path, lambda: self._make_empty(path))
         with self._written(pieces) as beside:
             try:
                 # NFS tells of one's own link, too, that it is there: when the answer was lost, and it was asked again.
@@ -87,10 +93,13 @@ class DirectoryStore:
     def record(self, key: str) -> Versioned | None:
         """As in the protocol."""
         try:
-            with open(self._path + key, "rb", buffering=0) as file:  # noqa: PTH123 - see `_path`
-                data = file.readall()
+            fd = os.open(self._path + key, os.O_RDONLY | os.O_CLOEXEC)
         except FileNotFoundError:
             return None
+        try:
+            data = _read_all(fd)
+        finally:
+            os.close(fd)
         return Versioned(data, _version(data))
 
     def swap(self, key: str, data: bytes, seen: str | None) -> str | None:
@@ -137,13 +146,26 @@ class DirectoryStore:
                         gone += 1
         return gone
 
+    def stored_bytes(self) -> int:
+        """As in the protocol: the lengths of all files."""
+        found, pending = 0, [str(self._root)]
+        while pending:
+            with contextlib.suppress(FileNotFoundError), os.scandir(pending.pop()) as entries:
+                for entry in entries:
+                    with contextlib.suppress(FileNotFoundError):
+                        if entry.is_dir(follow_symlinks=False):
+                            pending.append(entry.path)
+                        else:
+                            found += entry.stat(follow_symlinks=False).st_size
+        return found
+
     def close(self) -> None:
         """Nothing is held."""
 
     @contextlib.contextmanager
     def _written(self, pieces: Sequence[memoryview]) -> Iterator[str]:
         """A file with these bytes beside all others, removed at the end if it is still there."""
-        beside = f"{self._path}{_BESIDE}/{secrets.token_hex(12)}"
+        beside = f"{self._path}{_BESIDE}/{self._mark}-{os.getpid()}-{next(_beside_names)}"
         try:
             with self._told_when_full():
                 fd = _opened_new(beside)
@@ -155,6 +177,21 @@ class DirectoryStore:
         finally:
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(beside)  # noqa: PTH108 - see `_path`
+
+    def _make_empty(self, path: str) -> None:
+        """Make an empty file. Raises FileExistsError, FileNotFoundError for a missing directory.
+
+        A link to the lock file, which is empty for ever, needs no inode of its own: a busy journal delays it less than
+        a new file.
+        """
+        try:
+            os.link(self._path + _LOCK, path)
+        except FileExistsError:
+            raise
+        except OSError as error:
+            if error.errno not in (*_WITHOUT_LINKS, errno.ENOENT, errno.EACCES):
+                raise
+            os.close(_opened_new(path))
 
     def _made(self, path: str, make: Callable[[], object]) -> bool:
         """False if it is there. Its directory is made when it is missed, which is seldom."""
@@ -211,6 +248,13 @@ def _close_inherited() -> None:
 
 
 os.register_at_fork(after_in_child=_close_inherited)
+
+
+def _read_all(fd: int) -> bytes:
+    pieces = []
+    while piece := os.read(fd, _RECORD_BYTES):
+        pieces.append(piece)
+    return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
 
 def _opened_new(path: str) -> int:

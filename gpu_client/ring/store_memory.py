@@ -61,6 +61,11 @@ class MemoryStore:
         """Nothing is there in part."""
         return 0
 
+    def stored_bytes(self) -> int:
+        """As in the protocol."""
+        with self._lock:
+            return sum(map(len, self._objects.values()))
+
     def close(self) -> None:
         """Nothing is held."""
 

@@ -11,7 +11,7 @@ import hashlib
 import html
 import re
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import wait
 from http.client import HTTPResponse
 from typing import NamedTuple
@@ -92,13 +92,22 @@ class BucketStore:
 
     def keys(self, prefix: str) -> list[str]:
         """As in the protocol."""
-        found: list[str] = []
+        pages = self._listed(prefix)
+        return sorted(
+            html.unescape(key)[len(self._prefix) :] for text in pages for key in re.findall(r"<Key>([^<]*)</Key>", text)
+        )
+
+    def stored_bytes(self) -> int:
+        """As in the protocol."""
+        return sum(int(size) for text in self._listed("") for size in re.findall(r"<Size>([0-9]+)</Size>", text))
+
+    def _listed(self, prefix: str) -> Iterator[str]:
         query = {"list-type": "2", "prefix": self._prefix + prefix, "max-keys": str(KEYS_PER_REQUEST)}
         while True:
             text = self.bucket.send(Request(method="GET", query=query)).body.decode()
-            found += [html.unescape(key)[len(self._prefix) :] for key in re.findall(r"<Key>([^<]*)</Key>", text)]
+            yield text
             if "<IsTruncated>true</IsTruncated>" not in text:
-                return sorted(found)
+                return
             token = re.search(r"<NextContinuationToken>([^<]*)</NextContinuationToken>", text)
             if token is None:
                 raise OSError(f"the bucket {self.bucket.name} lists a part of its keys, and not how to go on")

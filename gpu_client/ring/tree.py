@@ -11,12 +11,14 @@ import json
 import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Any, Literal
 
 import numpy as np
 
 from gpu_client.ring.errors import SampleRefused
 
+_sorted_json = json.JSONEncoder(sort_keys=True, separators=(",", ":")).encode
 Node = dict[str, Any]
 Form = Literal["numpy", "scalar", "torch", "bytes"]
 ALIGNED = 64
@@ -65,7 +67,7 @@ class Taken:
 def schema_of(structure: Node, arrays: Iterable[tuple[str, str, Sequence[int]]], *, shapes: bool) -> str:
     """Of a sample with these arrays: the form, dtype and shape of each."""
     said = [[form, dtype, list(shape) if shapes else len(shape)] for form, dtype, shape in arrays]
-    return json.dumps([_kind(structure), said], sort_keys=True, separators=(",", ":"))
+    return _sorted_json([_kind(structure), said])
 
 
 def take_apart(sample: object) -> Taken:
@@ -161,9 +163,14 @@ def _of_numpy(value: np.ndarray[Any, Any] | np.generic, path: str) -> Leaf:
         raise SampleRefused(f"{path} has the dtype {array.dtype}", "Use one of numpy's own, without Python objects")
     whole = np.ascontiguousarray(array)
     data = whole.reshape(-1).view(np.uint8).data if whole.nbytes else memoryview(b"")
-    dtype = json.dumps(np.lib.format.dtype_to_descr(array.dtype), separators=(",", ":"))
+    dtype = _described(array.dtype)
     form: Form = "scalar" if isinstance(value, np.generic) else "numpy"
     return Leaf(form, dtype, array.shape, data, path, whole)
+
+
+@lru_cache(256)
+def _described(dtype: np.dtype[Any]) -> str:
+    return json.dumps(np.lib.format.dtype_to_descr(dtype), separators=(",", ":"))
 
 
 def _of_tensor(torch: Any, value: Any, path: str) -> Leaf:

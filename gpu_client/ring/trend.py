@@ -44,7 +44,7 @@ class Trend:
     def look(self, found: Status) -> None:
         """The ring as it is now."""
         self._looks.append(found)
-        told = {row.name: _Told(found.at, row.put, row.put_bytes, row.waited_s) for row in found.writers}
+        told = {row.name: _Told(found.at, row.put, row.put_bytes, row.waited_s) for row in found.at_work}
         self._writers = _followed(self._writers, told)
         told = {row.name: _Told(found.at, row.read, 0, row.waited_s) for row in found.readers}
         self._readers = _followed(self._readers, told)

@@ -25,6 +25,7 @@ from gpu_client.ring.leases import WRITERS, Held, content_of, own_name, require_
 from gpu_client.ring.manifest import WRITER_NAME, Claim, ObjectId
 from gpu_client.ring.objects import Provenance, encode
 from gpu_client.ring.ring import Ring
+from gpu_client.ring.room import Grants
 from gpu_client.ring.seeds import plain_seed
 from gpu_client.ring.tree import Taken, take_apart
 
@@ -90,6 +91,7 @@ class RingWriter:
         self.put_samples = 0
         self.put_bytes = 0
         self._epoch, self._lease = self._begun()
+        self._grants = Grants(ring, self.name, self._epoch)
         self._closing = threading.Event()
         self._keeper = keeper or Keeper(ring, self.name)
         self._own_keeper = keeper is None
@@ -246,17 +248,24 @@ class RingWriter:
         return taken
 
     def _wait_for_room(self) -> None:
+        def why_not() -> str:
+            flow = self._keeper.flow
+            if self._keeper.turns != self._seen_turns:
+                self._seen_turns, self._unseen = self._keeper.turns, 0
+            ahead = replace(flow, finished=flow.finished + self._unseen)
+            return write_wait(ahead, self._ring.settings, READ_AT_ONCE)
+
+        self._wait_until(why_not)
+
+    def _wait_until(self, why_not: Callable[[], str]) -> None:
+        """Wait as long as there is a reason to. Raises WriterFenced, WaitedTooLong."""
         began_at = self._clock()
         settings = self._ring.settings
         try:
             while True:
                 if self._lease.lost:
                     raise self._fenced()
-                flow = self._keeper.flow
-                if self._keeper.turns != self._seen_turns:
-                    self._seen_turns, self._unseen = self._keeper.turns, 0
-                ahead = replace(flow, finished=flow.finished + self._unseen)
-                why = write_wait(ahead, settings, READ_AT_ONCE)
+                why = why_not()
                 if not why:
                     return
                 left_s = self._patience_s - (self._clock() - began_at)
@@ -288,6 +297,7 @@ class RingWriter:
                 codec=settings.codec,
                 quantised=dict(settings.quantise),
             )
+            self._wait_until(lambda size=made.size_bytes: self._grants.take(size, count))  # type: ignore[misc]
             # One that is there may be of anybody: it is not claimed.
             if self._with_room(lambda key=found.key, pieces=made: self._ring.store.create(key, pieces)):  # type: ignore[misc]
                 break

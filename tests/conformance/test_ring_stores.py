@@ -15,7 +15,7 @@ from gpu_client.ring.keeper import Keeper
 from gpu_client.ring.objects import Provenance, StoredSamples, encode
 from gpu_client.ring.ring import Ring
 from gpu_client.ring.settings import RingSettings
-from gpu_client.ring.store import RingStore
+from gpu_client.ring.store import RingStore, SizedStore
 from gpu_client.ring.store_fs import DirectoryStore
 from gpu_client.ring.store_memory import MemoryStore
 from gpu_client.ring.tree import take_apart
@@ -63,6 +63,19 @@ def without_links(_source: object, target: object) -> None:
 
 def view(data: bytes) -> memoryview:
     return memoryview(data)
+
+
+def test_stores_that_tell_how_much_they_have_count_every_byte(opened: Opened) -> None:
+    store, other = opened(), opened()
+    if not isinstance(store, SizedStore):
+        pytest.skip("the control plane tells no sizes: there each object counts as the largest")
+    before = store.stored_bytes()
+    for number in range(3):
+        assert other.create(f"samples/w/{number}", [view(bytes(1000 + number))])
+        assert other.create(f"inbox/w.{number}", [])
+    assert other.swap("record", b"record", None) is not None
+    other.delete(["samples/w/1"])
+    assert store.stored_bytes() - before == 1000 + 1002 + len(b"record")
 
 
 def test_an_object_is_made_once(opened: Opened) -> None:

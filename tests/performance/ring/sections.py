@@ -38,6 +38,9 @@ def _speed(scratch: Path, extent: Extent) -> list[Figure]:
 
 SECTIONS: dict[str, list[tuple[str, Measure]]] = {
     "speed": [("", _raw), ("2", _speed)],
+    "small": [
+        ("2", lambda scratch, extent: speed.against_npy(scratch, rounds=extent.rounds, samples=extent.of(96, 16)))
+    ],
     "exact": [
         ("1", lambda scratch, extent: exactness.round_trips(scratch)),
         ("10", lambda scratch, extent: exactness.flipped_bits(scratch, flips=extent.of(3000, 100))),

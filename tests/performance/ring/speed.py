@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import mmap
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -21,6 +21,7 @@ PAIR_BYTES = 32 * 1024 * 1024
 LOSSLESS_BYTES = 80 * 1024 * 1024
 """The image in float32 instead."""
 SMALL_BYTES, PACK = 64 * 1024, 32
+OF_NPY = 0.8
 OF_RAW = 0.7
 _FILE_BYTES, _PART_BYTES = PAIR_BYTES, 2 * 1024 * 1024
 
@@ -56,6 +57,33 @@ def packed(scratch: Path, *, rounds: int) -> list[Figure]:
         _figure(f"put, 64 KiB by packs of {PACK}", turns, "put_s", "raw_put_s", "new file", mean=True, at_most=None),
         _figure("verified get, the same", turns, "get_s", "raw_get_s", "mmap + xxh3", mean=True, at_most=None),
     ]
+
+
+def against_npy(scratch: Path, *, rounds: int, samples: int) -> list[Figure]:
+    """Compare `put` of small arrays with `numpy.save` into a plain file, array by array in turns.
+
+    Per-sample medians count without packs. With packs one `put` in `pack` stores all of them, so means count.
+    """
+    found = []
+    for size_bytes, said in ((64 * 1024, "64 KiB"), (1024 * 1024, "1 MiB")):
+        for pack in (1, 16):
+            with PlaceBench(
+                str(scratch),
+                {"x": np.random.default_rng(1).random(size_bytes // 4, np.float32)},
+                samples,
+                settings=RingSettings(cap=4 * samples, pack=pack),
+                raw_put=_npy_file,
+            ) as bench:
+                bench.round()
+                turns = [_warmed(bench, scratch).round() for _ in range(rounds)]
+            name = f"put, {said}" + (f" by packs of {pack}" if pack > 1 else "")
+            found.append(_figure(name, turns, "put_s", "raw_put_s", ".npy file", mean=pack > 1, at_most=1 / OF_NPY))
+    return found
+
+
+def _npy_file(path: Path, pieces: Sequence[memoryview]) -> None:
+    with path.open("xb") as file:
+        np.save(file, np.frombuffer(pieces[0], np.float32))
 
 
 def _warmed(bench: PlaceBench, scratch: Path) -> PlaceBench:

@@ -40,7 +40,7 @@ def test_everything_that_matters_is_in_it() -> None:
     assert said[:8] == [
         "/mnt/ring  rolling, manifest 116",
         "fill     █████████████████░░░░░░░░░░░░░  57 %: 290 of 512 can be read, 3 waiting",
-        "put      ████████████████████████████    10.0/s, 163.8 kB/s, 290 so far",
+        "put      ████████████████████████████    10.0/s, 122.9 kB/s, 290 so far",
         "read     ████████████████████████████    120.0/s, 3,480 so far",
         "reuse    12.0 reads of each              12.0 in all",
         "age      0.3 to 9.2 s",

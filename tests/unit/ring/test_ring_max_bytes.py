@@ -1,0 +1,161 @@
+"""A ring with `max_bytes`: no more is ever stored, and writers go on as soon as something was removed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from pydantic import ValidationError
+
+from gpu_client.ring.errors import StoreFull, WaitedTooLong
+from gpu_client.ring.keeper import Keeper
+from gpu_client.ring.leases import content_of
+from gpu_client.ring.manifest import SAMPLES
+from gpu_client.ring.reader import RingReader
+from gpu_client.ring.ring import Ring
+from gpu_client.ring.room import ROOM, measure
+from gpu_client.ring.settings import RingSettings
+from gpu_client.ring.store_memory import MemoryStore
+from gpu_client.ring.writer import RingWriter
+from tests.unit.ring.ring_kit import Clock, Died, MortalStore
+
+LEASE_S, TURN_S = 12.0, 0.25
+SAMPLE = np.zeros(1000)
+OBJECT_BYTES = 8448
+"""A sample with its header."""
+
+
+def settings(cap: int = 10, objects: int = 0, **more: Any) -> RingSettings:
+    """A ring that has room for so many objects, besides lists and records."""
+    plain = RingSettings(cap=cap)
+    most = plain.notes_bytes + objects * OBJECT_BYTES
+    return RingSettings(**{"cap": cap, "lease_s": LEASE_S, "publish_interval_s": TURN_S, "max_bytes": most, **more})
+
+
+class Watched(MemoryStore):
+    """A store that knows the most it ever had."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.most_bytes = 0
+
+    def _put(self, key: str, data: bytes) -> None:
+        super()._put(key, data)
+        self.most_bytes = max(self.most_bytes, sum(map(len, self._objects.values())))
+
+
+class Scene:
+    """Writers without threads; while one waits, the ring is looked after."""
+
+    def __init__(self, given: RingSettings) -> None:
+        self.clock, self.store = Clock(), Watched()
+        self.settings = given
+        self.ring = Ring.make(self.store, given, clock=self.clock)
+        self.keeper = Keeper(self.ring, "k", clock=self.clock)
+        self.keeper.wait_turn = self.waited  # type: ignore[method-assign, assignment]
+        self.renewed: list[Callable[[], object]] = []
+
+    def waited(self, seconds: float) -> None:
+        self.clock.go_on(seconds)
+        for renew in self.renewed:
+            renew()
+        self.keeper.turn()
+
+    def writer(self, name: str, store: Any = None, **more: Any) -> RingWriter:
+        ring = self.ring if store is None else Ring(store, self.settings, clock=self.clock)
+        writer = RingWriter(ring, name, keeper=self.keeper, threads=False, clock=self.clock, **more)
+        self.renewed.append(writer.renew)
+        return writer
+
+
+@pytest.mark.parametrize(("mode", "objects"), [("rolling", 13), ("generation", 22)])
+def test_writers_wait_for_room_and_never_for_ever(mode: str, objects: int) -> None:
+    """With the least room that docs/ring.md names for two writers."""
+    scene = Scene(settings(objects=objects, mode=mode, max_ahead=500))
+    writers = [scene.writer(f"w{number}") for number in range(2)]
+    for number in range(100):
+        writers[number % 2].put(SAMPLE)
+    assert scene.settings.max_bytes is not None
+    assert scene.store.most_bytes <= scene.settings.max_bytes
+    scene.waited(TURN_S)
+    assert scene.ring.newest().inserted >= 100 - 10
+    assert sum(writer.waited_s for writer in writers) > 0
+
+
+def test_what_readers_pin_counts() -> None:
+    scene = Scene(settings(objects=15))
+    writer = scene.writer("w", patience_s=60.0)
+    for _ in range(10):
+        writer.put(SAMPLE)
+    scene.waited(TURN_S)
+    reader = RingReader(scene.ring, "r", threads=False, clock=scene.clock)
+    scene.renewed.append(reader.tell)
+    pinned = reader.newest()
+    with pytest.raises(WaitedTooLong, match="max_bytes"):
+        for _ in range(100):
+            writer.put(SAMPLE)
+    assert scene.settings.max_bytes is not None
+    assert scene.store.most_bytes <= scene.settings.max_bytes
+    for slot in pinned.slots:
+        reader.sample(slot)
+
+
+@pytest.mark.parametrize("done_first", [False, True])
+@pytest.mark.parametrize("dies_after", range(6))
+def test_what_the_killed_leave_counts_until_it_is_removed(dies_after: int, done_first: bool) -> None:
+    scene = Scene(settings(objects=16, max_ahead=500))
+    for number in range(30):
+        mortal = MortalStore(scene.store)
+        writer = scene.writer(f"dies-{number}", mortal, patience_s=10 * LEASE_S)
+        writer.put(SAMPLE)
+        scene.renewed.clear()
+        mortal.dies_after, mortal.done_first = dies_after, done_first
+        with pytest.raises(Died):
+            for _ in range(4):
+                writer.put(SAMPLE)
+        assert scene.settings.max_bytes is not None
+        assert scene.store.most_bytes <= scene.settings.max_bytes
+    for _ in range(int(4 * LEASE_S / TURN_S)):
+        scene.waited(TURN_S)
+    assert len(scene.store.keys(SAMPLES)) == 10, "what the ring lists, and no orphan"
+    measure(scene.ring)
+    assert content_of(scene.store.record(ROOM))["writers"] == {}, "no grant of the dead is left"
+
+
+def test_two_that_measure_at_once_forget_no_grant() -> None:
+    scene = Scene(settings(objects=14, max_ahead=500))
+    writer = scene.writer("w")
+    writer.put(SAMPLE)
+    stored_bytes = scene.store.stored_bytes
+
+    def stored_while_it_is_measured() -> int:
+        scene.store.stored_bytes = stored_bytes  # type: ignore[method-assign]
+        found = stored_bytes()
+        for _ in range(5):
+            writer.put(SAMPLE)
+        measure(scene.ring)
+        for _ in range(5):
+            writer.put(SAMPLE)
+        return found
+
+    scene.store.stored_bytes = stored_while_it_is_measured  # type: ignore[method-assign]
+    measure(scene.ring)
+    for _ in range(20):
+        writer.put(SAMPLE)
+    assert scene.settings.max_bytes is not None
+    assert scene.store.most_bytes <= scene.settings.max_bytes
+
+
+def test_a_ring_that_can_never_have_room_is_refused_with_what_it_needs() -> None:
+    scene = Scene(settings(objects=5))
+    with pytest.raises(StoreFull, match=r"10 samples in objects of \d+ bytes need \d+, and"):
+        scene.writer("w").put(SAMPLE)
+    assert scene.store.keys(SAMPLES) == []
+
+
+@pytest.mark.parametrize("given", [0, -1, 1.5, "much", 65_536])
+def test_bad_values_are_refused(given: Any) -> None:
+    with pytest.raises(ValidationError, match="max_bytes"):
+        RingSettings(cap=10, max_bytes=given)
