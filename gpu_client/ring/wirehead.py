@@ -17,6 +17,7 @@ from multiprocessing.util import Finalize
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 import yaml
 from torch.utils.data import Dataset
@@ -24,6 +25,7 @@ from torch.utils.data import Dataset
 from gpu_client.ring.errors import RingMismatch, SampleRefused
 from gpu_client.ring.keeper import Keeper
 from gpu_client.ring.leases import WRITERS, content_of
+from gpu_client.ring.manifest import Manifest
 from gpu_client.ring.places import make_ring, open_ring
 from gpu_client.ring.reader import RingReader
 from gpu_client.ring.ring import Ring
@@ -180,9 +182,13 @@ class MongoheadDataset(Dataset[Any]):  # type: ignore[misc, unused-ignore]
         return self._length
 
     def __getitem__(self, index: int | Sequence[int]) -> Any:
-        if isinstance(index, int):
-            return self._fetched([index])[index]
-        return self._fetched(index)
+        return self.__getitems__([index])[0]
+
+    def __getitems__(self, indices: Sequence[int | Sequence[int]]) -> list[Any]:
+        """Return a batch of one generation, as a DataLoader asks for a batch. Each index may be a list of indices."""
+        newest = self._newest()
+        self.generation = newest.number
+        return [self._of(newest, index) for index in indices]
 
     def get(self, indices: Sequence[int]) -> Any:
         """As the dataset gives them for a list."""
@@ -191,10 +197,12 @@ class MongoheadDataset(Dataset[Any]):  # type: ignore[misc, unused-ignore]
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_reader": None, "_at_end": None}
 
-    def _fetched(self, indices: Sequence[int]) -> dict[int, dict[str, Any]]:
-        """All of them of one generation: the one that is newest now."""
-        newest = self._newest()
-        self.generation = newest.number
+    def _of(self, newest: Manifest, index: int | Sequence[int]) -> Any:
+        if isinstance(index, int | np.integer):
+            return self._fetched(newest, [index])[index]
+        return self._fetched(newest, index)
+
+    def _fetched(self, newest: Manifest, indices: Sequence[int]) -> dict[int, dict[str, Any]]:
         reader = self._opened()
         found = {}
         for index in indices:
@@ -209,9 +217,9 @@ class MongoheadDataset(Dataset[Any]):  # type: ignore[misc, unused-ignore]
         reader.took(len(found))
         return found
 
-    def _newest(self) -> Any:
+    def _newest(self) -> Manifest:
         reader = self._opened()
-        found = reader.wait(lambda: reader.newest() or None, "no generation is complete")
+        found: Manifest = reader.wait(lambda: reader.newest() or None, "no generation is complete")
         reader.keep_only([found.number])
         return found
 
@@ -226,10 +234,10 @@ class MongoheadDataset(Dataset[Any]):  # type: ignore[misc, unused-ignore]
 class MongoTupleheadDataset(MongoheadDataset):
     """The same with pairs: a list gives `[(input, label)]`."""
 
-    def __getitem__(self, index: int | Sequence[int]) -> Any:
-        if isinstance(index, int):
-            return tuple(self._fetched([index])[index].values())
-        found = self._fetched(index)
+    def _of(self, newest: Manifest, index: int | Sequence[int]) -> Any:
+        if isinstance(index, int | np.integer):
+            return tuple(self._fetched(newest, [index])[index].values())
+        found = self._fetched(newest, index)
         return [tuple(found[one].values()) for one in index]
 
 
