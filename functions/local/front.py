@@ -316,7 +316,7 @@ def _http_request(request: Request) -> HttpRequest:
 
 def _refused(refusal: Refusal, request_id: str) -> HttpResponse:
     """A refusal of the front's own, in the API's shape."""
-    return http_response(error_response(refusal, request_id=request_id))
+    return http_response(error_response(refusal, request_id=request_id, original=False))
 
 
 def _gateway_error(status: int, message: str) -> HttpResponse:
