@@ -40,6 +40,7 @@ def overtaken(api: Api, job_id: str, zombie: Original, successor: Original) -> N
     zombie.upload(zombie.zip_key(job_id, 100), b"the zombie's").ok()
     zombie.upload(zombie.model_key(job_id), b"the zombie's model").ok()
     api.clock.advance(LEASE_S + 1)
+    api.sweep()
     assert successor.taken()["resume_from"] == zombie.zip_key(job_id, 50)
 
 
@@ -198,6 +199,7 @@ def test_a_heartbeat_for_a_job_that_went_to_a_worker_with_a_lease_is_the_order_t
     zombie = Original(api, machine_id)
     zombie.taken()
     api.clock.advance(LEASE_S + 1)
+    api.sweep()
     held = api.claim(machine_id="m-2")
     assert held.id == job_id
     with api.unchanged():
