@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from contract.jobs import Policy
+from contract.jobs import JobState, Policy
 from contract.work import Directive
 from functions.domain import jobs as rules
-from functions.domain.change import Change, CheckLease, CloseLease, OpenLease, changed
+from functions.domain.change import Change, CheckLease, CloseLease, OpenLease, ReopenLease, changed
 from functions.domain.claimants import Claimant
 from functions.domain.errors import FenceBroken
 from functions.domain.leases import LEASE_KEPT_S, REPROOF_WINDOW_S, Fence
@@ -308,3 +308,45 @@ def test_the_watch_is_kept_by_one(cloud: Cloud) -> None:
     assert cloud.leases.watch() == second
     # It is no lease.
     assert due_ids(cloud, NOW * 2) == []
+
+
+def _revoked(cloud: Cloud) -> tuple[Held, Job]:
+    """A job whose machine is taken for lost, and how it waits."""
+    held = claim(cloud, submit(cloud))
+    change = rules.interrupt(held.job, held.attempt, held.lease, now=held.lease.expires_at)
+    cloud.jobs.apply(change)
+    return held, change.job
+
+
+def _reopening(job: Job, fence: Fence, duration_s: int = 90) -> Change:
+    change = changed(job, fence.now, state=JobState.RUNNING)
+    return replace(change, lease=ReopenLease(fence=fence, duration_s=duration_s))
+
+
+def test_a_revoked_lease_is_given_back_to_its_bearer_as_it_was(cloud: Cloud) -> None:
+    held, waiting = _revoked(cloud)
+    now = held.lease.expires_at + 10
+    cloud.jobs.apply(_reopening(waiting, held.fence(now)))
+    assert cloud.leases.get(held.job.id) == held.lease.model_copy(update={"expires_at": now + 90})
+    assert cloud.leases.heartbeat(held.fence(now + 5), None, None).expires_at == now + 5 + held.lease.duration_s
+    later = now + DUE_BUCKET_S + 90
+    assert held.job.id in [job_id for page in cloud.leases.due_pages(later, size=100) for job_id in page]
+
+
+def test_a_revoked_lease_is_given_back_to_nobody_else(cloud: Cloud) -> None:
+    held, waiting = _revoked(cloud)
+    now = held.lease.expires_at + 10
+    wrong = [
+        replace(held.fence(now), token_sha256="0" * 64),
+        replace(held.fence(now), tenant="other"),
+        replace(held.fence(now), epoch=held.lease.epoch + 1),
+        held.fence(held.lease.expires_at + REPROOF_WINDOW_S),
+    ]
+    for fence in wrong:
+        with pytest.raises(FenceBroken) as broken:
+            cloud.jobs.apply(_reopening(waiting, fence))
+        assert broken.value.lease == held.lease.model_copy(update={"closed": "interrupted"})
+    next_one = claim(cloud, waiting, now=now)
+    with pytest.raises(FenceBroken) as broken:
+        cloud.jobs.apply(_reopening(next_one.job, held.fence(now)))
+    assert broken.value.lease == next_one.lease == cloud.leases.get(held.job.id)

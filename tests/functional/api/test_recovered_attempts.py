@@ -1,0 +1,67 @@
+"""A worker that lives although its lease was revoked: its attempt goes on, while no other worker has the job."""
+
+from __future__ import annotations
+
+import pytest
+
+from contract.errors import ErrorCode
+from tests.api_harness import NOW, Api, Held
+
+
+@pytest.fixture
+def revoked(api: Api) -> Held:
+    """A worker whose lease the sweeper has revoked, 90 s after its last heartbeat."""
+    api.submit(policy={"backoff_s": 60})
+    held = api.claim(price_usd_per_hour=3.6)
+    api.clock.advance(600)
+    held.heartbeat(step=100).ok()
+    held.commit(100).ok()
+    api.clock.advance(90)
+    assert api.sweep().reclaimed == 1
+    assert api.job(held.id)["state"] == "pending"
+    return held
+
+
+def test_a_heartbeat_takes_the_attempt_back_and_nothing_of_the_interruption_is_counted(api: Api, revoked: Held) -> None:
+    assert revoked.heartbeat(step=110).ok()["directive"] == "continue"
+    job = api.job(revoked.id)
+    assert (job["state"], job["epoch"], job["reason"]) == ("running", 1, None)
+    assert job["counters"] == {**job["counters"], "attempts": 1, "interruptions": 0, "runtime_s": 0}
+    (attempt,) = api.attempts(revoked.id)
+    assert (attempt.get("end"), attempt.get("ended_at"), attempt.get("reason")) == (None, None, None)
+    assert api.events(revoked.id)[-2:] == ["attempt.interrupted", "attempt.recovered"]
+    revoked.commit(120).ok()
+    api.clock.advance(30)
+    revoked.complete().ok()
+    stored = api.context.jobs.get(revoked.id)
+    assert stored is not None
+    assert (stored.counters.runtime_s, stored.priced_s, stored.cost_usd) == (720, 720, pytest.approx(0.72))
+
+
+def test_the_worker_that_claims_first_has_the_job(api: Api, revoked: Held) -> None:
+    next_one = api.claim(machine_id="m-2")
+    with api.unchanged():
+        revoked.heartbeat().refused(ErrorCode.LEASE_LOST, "x-lease-token")
+    next_one.heartbeat().ok()
+
+
+def test_a_command_meanwhile_is_obeyed(api: Api, revoked: Held) -> None:
+    api.post(f"/job/{revoked.id}/pause").ok()
+    with api.unchanged():
+        answer = revoked.heartbeat()
+        assert answer.status == 409, answer.text
+    assert api.job(revoked.id)["state"] == "paused"
+
+
+def test_an_agent_that_has_reported_its_own_crash_does_not_come_back(api: Api) -> None:
+    api.submit()
+    held = api.claim()
+    held.release(reason="agent_crashed").ok()
+    with api.unchanged():
+        assert held.heartbeat().status == 409
+
+
+def test_a_revoked_lease_is_recovered_within_an_hour_only(api: Api, revoked: Held) -> None:
+    api.clock.at = NOW + 600 + 90 + 3600
+    with api.unchanged():
+        revoked.heartbeat().refused(ErrorCode.LEASE_LOST)
