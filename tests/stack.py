@@ -8,7 +8,8 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO, Self
 from urllib.parse import urlsplit
@@ -78,6 +79,16 @@ class Stack(ControlPlane):
                     return int(connection.laddr.port)
         raise AssertionError("no child of the stack listens")
 
+    @contextmanager
+    def frozen(self) -> Iterator[None]:
+        """While inside, the API and the sweeper stand still; the stores do not."""
+        process = psutil.Process(self._process.pid)
+        process.suspend()
+        try:
+            yield
+        finally:
+            process.resume()
+
     def close(self) -> None:
         """End it; nothing of it is left."""
         self.client.close()
@@ -123,6 +134,11 @@ class AgentProcess:
     def pid(self) -> int:
         """The agent's process, session and process group."""
         return self.process.pid
+
+    def last_step(self) -> int:
+        """Return the number of the last step that the trainer has printed."""
+        said = (line for line in self.log().splitlines() if "| step " in line)
+        return max((int(line.rpartition(" ")[2]) for line in said), default=0)
 
     def log(self) -> str:
         """What it has logged so far."""

@@ -86,7 +86,7 @@ class LocalStack(Running):
             self.keys = self._issue_keys(admin.context.tokens, admin.context.random, admin.context.clock)
             front = build_front(routes, authorizer.handler)
             server = started.enter_context(FrontServer(front, port=self._port))
-            os.environ["BATON_PROBE_URL"] = f"{server.url}/health"
+            os.environ.setdefault("BATON_PROBE_URL", f"{server.url}/health")
             from functions.handlers import sweeper
 
             started.enter_context(Schedule(sweeper.handler, interval_s=self._sweep_interval_s))

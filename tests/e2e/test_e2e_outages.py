@@ -36,11 +36,11 @@ def test_a_control_plane_that_is_down_for_ten_heartbeats_costs_nothing(patient_s
     agent = shop.agent("w1", url=front.url)
     stack.wait_for_commit(job_id)
     with front.dropping():
-        from_step = _last_step(agent.log())
-        until(lambda: _last_step(agent.log()) >= from_step + 60, what="the lease running out")
+        from_step = agent.last_step()
+        until(lambda: agent.last_step() >= from_step + 60, what="the lease running out")
         committed = stack.steps(job_id)
         packs = len(stack.s3.requests("PUT /training-checkpoints/.*/packs/"))
-        until(lambda: _last_step(agent.log()) >= from_step + 200, what="training that goes on")
+        until(lambda: agent.last_step() >= from_step + 200, what="training that goes on")
         assert stack.steps(job_id) == committed
         assert len(stack.s3.requests("PUT /training-checkpoints/.*/packs/")) == packs, "uploaded without a proven lease"
         assert "heartbeat failed" in agent.log()
@@ -50,10 +50,6 @@ def test_a_control_plane_that_is_down_for_ten_heartbeats_costs_nothing(patient_s
     assert "control plane is back" in agent.log()
     assert stack.steps(job_id)[-1] == steps > committed[-1], "commits went on afterwards"
     assert stack.log_lines(job_id) == [f"step {step}" for step in range(1, steps + 1)]
-
-
-def _last_step(log: str) -> int:
-    return max((int(line.rpartition(" ")[2]) for line in log.splitlines() if "| step " in line), default=0)
 
 
 def test_an_outage_while_inputs_are_fetched_and_while_the_end_is_reported(shop: Workshop) -> None:

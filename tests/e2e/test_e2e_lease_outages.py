@@ -1,0 +1,93 @@
+"""Workers keep their attempts through outages longer than their leases, although a sweeper runs and others want work."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
+
+import pytest
+
+from contract.jobs import AttemptEnd, JobState
+from tests.proxies import FaultyProxy
+from tests.stack import Stack, chain
+from tests.waiting import until
+from tests.workshop import Workshop
+
+pytestmark = [pytest.mark.processes, pytest.mark.emulator]
+
+STEPS = 500
+
+
+@pytest.fixture(scope="module")
+def api() -> Iterator[FaultyProxy]:
+    """The only way to the API, for workers and for the sweeper's probe."""
+    proxy = FaultyProxy()
+    yield proxy
+    proxy.close()
+
+
+@pytest.fixture(scope="module")
+def probing_stack(api: FaultyProxy) -> Iterator[Stack]:
+    """A stack whose sweeper runs each second and reaches the API as workers do."""
+    with Stack(settings={"BATON_PROBE_URL": f"{api.url}/health"}) as stack:
+        api.upstream = stack.front
+        yield stack
+
+
+@contextmanager
+def throttled(_stack: Stack, api: FaultyProxy) -> Iterator[None]:
+    with api.failing("", 429) as trouble:
+        yield
+        # The sweeper has run meanwhile, longer than a lease and its grace last.
+        assert trouble.met >= 8
+
+
+@contextmanager
+def frozen(stack: Stack, _api: FaultyProxy) -> Iterator[None]:
+    with stack.frozen():
+        yield
+
+
+@pytest.mark.parametrize("outage", [throttled, frozen], ids=lambda outage: outage.__name__)
+def test_live_workers_keep_their_attempts(
+    probing_stack: Stack,
+    api: FaultyProxy,
+    tmp_path: Path,
+    outage: Callable[[Stack, FaultyProxy], AbstractContextManager[None]],
+) -> None:
+    """The trainers are the clock: 200 steps of 50 ms are three leases."""
+    shop = Workshop(probing_stack, tmp_path)
+    try:
+        gate = shop.gate(STEPS - 10)
+        parameters = {"steps": STEPS, "every": 50, "step_s": 0.05}
+        jobs, agents = [], []
+        for name in ("w1", "w2"):
+            jobs.append(
+                shop.submit("chain.py", parameters, environment=gate.environment, heartbeat_interval_s=1),
+            )
+            agents.append(shop.agent(name, url=api.url, max_jobs=1))
+            probing_stack.wait_for_commit(jobs[-1])
+        idle = shop.agent("idle", url=api.url)
+        asked = len(api.requests("GET /work"))
+        until(lambda: len(api.requests("GET /work")) >= asked + 2, what=f"a claim of {idle.pid}")
+        with outage(probing_stack, api):
+            began = [agent.last_step() for agent in agents]
+            until(
+                lambda: all(agent.last_step() >= began[n] + 200 for n, agent in enumerate(agents)),
+                what="trainings that go on",
+            )
+        until(lambda: all("control plane is back" in agent.log() for agent in agents), what="renewed leases")
+        probes = len(api.requests("GET /health"))
+        until(lambda: len(api.requests("GET /health")) >= probes + 5, what="five sweeps")
+        for job_id in jobs:
+            (attempt,) = probing_stack.attempts(job_id)
+            assert (attempt.end, probing_stack.job(job_id).state) == (None, JobState.RUNNING)
+        gate.open()
+        for job_id in jobs:
+            probing_stack.wait_for(job_id, JobState.COMPLETE)
+            assert [one.end for one in probing_stack.attempts(job_id)] == [AttemptEnd.COMPLETE]
+            assert probing_stack.job(job_id).counters.interruptions == 0
+            assert probing_stack.artifact(job_id) == chain(STEPS)
+    finally:
+        shop.close()
