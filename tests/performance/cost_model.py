@@ -53,6 +53,7 @@ DURATION_MS = {
     "checkpoint": 60,
     "log chunk": 25,
     "sweep": 60,
+    "probe": 5,
     "publish": 20,
     "delivery": 200,
 }
@@ -63,6 +64,7 @@ PLATFORM_LOG_BYTES, OWN_LOG_BYTES, ACCESS_LOG_BYTES = 400, 350, 300
 
 CHECKPOINTS, FURTHER_PACKS = "checkpoints, of one new pack", "their further packs"
 SWEEPING = "sweeper, the fleet's share"
+PROBING = "its probe of the API, the fleet's share"
 QUEUE_REQUESTS = 3
 """Of a message: sent, received, deleted."""
 
@@ -118,6 +120,7 @@ class Costs:
             self._row("claims", "claim", attempts),
             self._row("ends of attempts", "end", attempts),
             self._row(SWEEPING, "idle sweep", 60 / self.fleet),
+            self._row(PROBING, "probe", 60 / self.fleet),
             Row(
                 what="sweeper, reading this lease",
                 per_hour=60,
@@ -188,7 +191,7 @@ class Costs:
         function = {"heartbeat in a new bucket": "heartbeat", "idle sweep": "sweep"}.get(call, call)
         calls, api = billed.get("lambda", 0), billed.get("api", 0)
         log_bytes = calls * PLATFORM_LOG_BYTES + api * ACCESS_LOG_BYTES
-        if function not in ("heartbeat", "authorizer", "sweep"):
+        if function not in ("heartbeat", "authorizer", "sweep", "probe"):
             log_bytes += calls * OWN_LOG_BYTES
         return Row(
             what=what,
