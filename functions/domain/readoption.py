@@ -17,10 +17,12 @@ from functions.domain.records import Attempt, Job, Lease
 def readopt(job: Job, attempt: Attempt, lease: Lease, fence: Fence, *, now: int) -> Change:
     """Undo the revocation of `lease`: the attempt goes on under its epoch, and no interruption is counted.
 
-    Refuses unless the job still waits, for no other reason than the revocation.
+    Refuses unless the job still waits, for no other reason than the revocation: a user may have retried or resumed the
+    job since, and a retry chooses the checkpoint to go on from.
     """
     revoked = attempt.reason is not None and attempt.reason.code == ReasonCode.LEASE_EXPIRED
-    if job.state is not JobState.PENDING or job.epoch != lease.epoch or not revoked or not fence.recovers(lease):
+    untouched = job.state is JobState.PENDING and job.epoch == lease.epoch and job.reason == attempt.reason
+    if not untouched or not revoked or not fence.recovers(lease):
         raise Refusal(ErrorCode.LEASE_LOST, f"Attempt {lease.epoch} of job {job.id} has ended.")
     # The revocation counted the time until the last accepted heartbeat.
     ran_s = max(lease.expires_at - lease.duration_s - attempt.started_at, 0)

@@ -53,6 +53,35 @@ def test_a_command_meanwhile_is_obeyed(api: Api, revoked: Held) -> None:
     assert api.job(revoked.id)["state"] == "paused"
 
 
+@pytest.mark.parametrize("commands", [("stop", "retry"), ("pause", "resume")], ids="-".join)
+def test_a_job_that_a_user_has_sent_back_to_its_queue_is_for_the_next_worker(
+    api: Api, revoked: Held, commands: tuple[str, str]
+) -> None:
+    for command in commands:
+        api.post(f"/job/{revoked.id}/{command}").ok()
+    assert api.job(revoked.id)["state"] == "pending"
+    with api.unchanged():
+        assert revoked.heartbeat().status == 409
+        revoked.commit(120).refused(ErrorCode.LEASE_EXPIRED)
+    assert api.claim(machine_id="m-2").epoch == 2
+
+
+def test_a_backoff_that_ended_meanwhile_does_not_matter(api: Api) -> None:
+    api.submit(policy={"max_fruitless_interruptions": 100, "backoff_s": 60})
+    for number in range(6):
+        held = api.claim(machine_id=f"m-{number}")
+        api.clock.advance(90)
+        assert api.sweep().reclaimed == 1
+        api.clock.advance(3600)
+        api.sweep()
+    held = api.claim(machine_id="m-9")
+    api.clock.advance(90)
+    assert api.sweep().reclaimed == 1
+    assert api.job(held.id)["not_before"] is not None
+    held.heartbeat().ok()
+    assert (api.job(held.id)["state"], api.job(held.id)["not_before"]) == ("running", None)
+
+
 def test_an_agent_that_has_reported_its_own_crash_does_not_come_back(api: Api) -> None:
     api.submit()
     held = api.claim()
