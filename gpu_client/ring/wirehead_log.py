@@ -119,7 +119,7 @@ class WireheadLogger:
             samples_started=found.finished,
             samples_completed=found.finished,
             swap_cap=found.cap,
-            fill_pct=100 * found.finished / found.cap,
+            fill_pct=min(100 * found.finished / found.cap, 100.0),
             swap_count=count,
             swap_timestamp=last.swap_timestamp if last else None,
             swap_duration=last.swap_duration if last else None,
