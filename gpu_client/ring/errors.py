@@ -36,6 +36,10 @@ class RingMismatch(RingError):  # noqa: N818
     code = "ring_mismatch"
 
 
+class RingMissing(RingMismatch):
+    """There is no ring at that place."""
+
+
 class ManifestMissing(RingError):  # noqa: N818
     """What the pointer names is not there, or cannot be read."""
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Protocol, runtime_checkable
 
 from gpu_client.ring.collector import READ_BEFORE
-from gpu_client.ring.errors import RingMismatch
+from gpu_client.ring.errors import RingMissing
 from gpu_client.ring.leases import COPIES, GROUPS, PINS, PUBLISHER, QUARANTINE, READERS, WATCHED, WRITERS
 from gpu_client.ring.manifest import INBOX, MANIFESTS, SAMPLES
 from gpu_client.ring.places import store_at
@@ -16,6 +16,7 @@ from gpu_client.ring.room import ROOM
 from gpu_client.ring.seeds import SEEDS
 from gpu_client.ring.store import RingStore
 from gpu_client.ring.store_fs import DirectoryStore
+from gpu_client.ring.swaps import SWAPS
 from gpu_client.ring.tally import GENERATORS
 
 _PREFIXES = (INBOX, MANIFESTS, SAMPLES, WRITERS, READERS, PINS, GROUPS, QUARANTINE, GENERATORS, COPIES)
@@ -26,11 +27,11 @@ class RemovingStore(Protocol):
     """A store that removes its ring itself."""
 
     def remove(self) -> int:
-        """How many records and objects were in it. Raises RingMismatch if there is none."""
+        """Remove all records and objects; return how many there were. Raises RingMissing if there is no ring."""
 
 
 def remove_ring(place: str) -> int:
-    """How many objects and records are gone. Raises RingMismatch if there is no ring.
+    """Remove a ring; return how many objects and records are gone. Raises RingMissing if there is no ring.
 
     Its settings go last: whatever is interrupted is still a ring, and can be removed.
     """
@@ -39,7 +40,7 @@ def remove_ring(place: str) -> int:
         if isinstance(store, RemovingStore):
             return store.remove()
         if store.read(SETTINGS) is None:
-            raise RingMismatch(f"there is no ring at {place}", "Name the place where it is")
+            raise RingMissing(f"there is no ring at {place}", "Name the place where it is")
         removed = emptied(store)
         if isinstance(store, DirectoryStore):
             _remove_empty(store.root)
@@ -57,7 +58,7 @@ def emptied(store: RingStore) -> int:
         keys = store.keys(prefix)
         store.delete(keys)
         removed += len(keys)
-    store.delete([SCHEMA, PUBLISHER, WATCHED, ROOM, READ_BEFORE, SEEDS])
+    store.delete([SCHEMA, PUBLISHER, WATCHED, ROOM, READ_BEFORE, SEEDS, SWAPS])
     store.delete([SETTINGS])
     return removed
 

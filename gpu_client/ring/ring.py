@@ -9,6 +9,7 @@ pointer              the newest manifest's number
 writers/ readers/ pins/ groups/ publisher   who is alive, and what readers still need (`leases.py`, `group.py`)
 quarantine/          notes of damaged objects; `read`: what readers that have gone have read (`collector.py`)
 generators/ copies/  what generators have counted (`tally.py`, `copies.py`); `seeds`: which come next (`seeds.py`)
+swaps                when generations became readable, for logs (`swaps.py`)
 """
 
 from __future__ import annotations

@@ -39,7 +39,7 @@ from contract.rings import (
     is_object,
 )
 from gpu_client.ring.access import Access
-from gpu_client.ring.errors import RingMismatch
+from gpu_client.ring.errors import RingMismatch, RingMissing
 from gpu_client.ring.fetching import Fetching
 from gpu_client.ring.leases import WRITERS
 from gpu_client.ring.manifest import INBOX, MANIFESTS
@@ -172,7 +172,7 @@ class ApiStore:
         self._expected = _Order(keys)
 
     def remove(self) -> int:
-        """Remove the whole ring; how many records and objects were in it. Raises RingMismatch if there is none."""
+        """Remove the ring; return how many records and objects were in it. Raises RingMissing if there is no ring."""
         removed, begun = 0, False
         while True:
             with self._said():
@@ -284,7 +284,7 @@ class ApiStore:
         except NotFound as error:
             if error.foreign:  # a gateway that is being changed, say
                 raise OSError(errno.EIO, str(error)) from error
-            raise RingMismatch(f"baton:{self.name} cannot be used: {error}", "Make it, or name another") from error
+            raise RingMissing(f"baton:{self.name} cannot be used: {error}", "Make it, or name another") from error
         except ApiError as error:
             if error.status >= 500 or error.foreign or error.status in (409, 429):
                 raise OSError(errno.EIO, str(error)) from error

@@ -18,7 +18,7 @@ from pathlib import Path
 
 import xxhash
 
-from gpu_client.ring.errors import RingMismatch, StoreFull
+from gpu_client.ring.errors import RingMismatch, RingMissing, StoreFull
 from gpu_client.ring.mapping import mapped
 from gpu_client.ring.store import HeadLast, Versioned
 
@@ -46,7 +46,7 @@ class DirectoryStore:
         self._mark = secrets.token_hex(12)
         """With the process's id, which forks change, and a count: names that no other process or thread takes."""
         if not make and not root.is_dir():
-            raise RingMismatch(
+            raise RingMissing(
                 f"there is no directory {root}", "Make a ring with make_ring, or name the place where it is"
             )
         try:

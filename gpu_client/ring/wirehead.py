@@ -1,6 +1,6 @@
 """For who comes from Wirehead (0.8 and 0.9): its names and its YAML file, on a ring in a directory.
 
-    from gpu_client.ring.wirehead import MongoheadDataset, WireheadGenerator
+    from gpu_client.ring.wirehead import MongoheadDataset, WireheadGenerator, WireheadLogger
 
 Of the file, `SWAP_CAP` and `SAMPLE` are used, and `DBNAME` names the ring: a directory beside the file, unless `RING`
 names another. Keys that are about MongoDB are ignored, with a note. What differs, for the better: arrays come back as
@@ -11,74 +11,43 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
+import weakref
 from collections.abc import Callable, Iterable, Sequence
-from itertools import islice
 from multiprocessing.util import Finalize
-from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
-import yaml
 from torch.utils.data import Dataset
 
-from gpu_client.ring.errors import RingMismatch, SampleRefused
+from gpu_client.ring.errors import RingError, RingMismatch, SampleRefused
 from gpu_client.ring.keeper import Keeper
 from gpu_client.ring.leases import WRITERS, content_of
 from gpu_client.ring.manifest import Manifest
-from gpu_client.ring.places import make_ring, open_ring
+from gpu_client.ring.places import open_ring
 from gpu_client.ring.reader import RingReader
-from gpu_client.ring.ring import Ring
-from gpu_client.ring.settings import RingSettings
+from gpu_client.ring.swaps import note_swaps
+from gpu_client.ring.wirehead_config import Config
+from gpu_client.ring.wirehead_log import SwapLog, WireheadLogger, WireheadSnapshot, say
 from gpu_client.ring.writer import RingWriter
+
+__all__ = [
+    "Config",
+    "MongoTupleheadDataset",
+    "MongoheadDataset",
+    "SwapLog",
+    "WireheadGenerator",
+    "WireheadLogger",
+    "WireheadManager",
+    "WireheadSnapshot",
+]
 
 logger = logging.getLogger("baton.ring")
 
-_USED = ("SWAP_CAP", "SAMPLE", "DBNAME", "RING")
-_OF_MONGODB = (
-    "MONGOHOST", "PORT", "CHUNKSIZE", "WRITE_COLLECTION", "READ_COLLECTION", "TEMP_COLLECTION", "COUNTER_COLLECTION",
-    "LOCK_COLLECTION",
-)  # fmt: skip
 _PATIENCE_S = 600.0
 _OLD_S = 3600.0
 """A generation of this age may be what an earlier run has left, though somebody generates."""
-
-
-class Config(NamedTuple):
-    """What the file says."""
-
-    place: str
-    cap: int
-    kinds: tuple[str, ...]
-
-    @classmethod
-    def read(cls, path: str | Path) -> Config:
-        """Raises RingMismatch for a file that is none."""
-        try:
-            content = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
-        except (OSError, ValueError, yaml.YAMLError) as error:
-            raise RingMismatch(f"{path} cannot be read ({error})", "Name Wirehead's config.yaml") from error
-        if not isinstance(content, dict):
-            raise RingMismatch(f"{path} is no Wirehead configuration", "It has keys like SWAP_CAP and DBNAME")
-        ignored = [key for key in _OF_MONGODB if key in content]
-        if ignored:
-            # A warning: of a script that sets up no logging nothing less is shown.
-            logger.warning("%s: there is no MongoDB here, so these are ignored: %s", path, ", ".join(ignored))
-        unknown = [str(key) for key in content if key not in (*_USED, *_OF_MONGODB)]
-        if unknown:
-            logger.warning("%s: not known, and ignored: %s", path, ", ".join(unknown))
-        cap, name = content.get("SWAP_CAP"), content.get("DBNAME", "wirehead")
-        kinds = content.get("SAMPLE", ["data", "label"])
-        if not isinstance(cap, int) or isinstance(cap, bool) or cap < 1:
-            raise RingMismatch(f"{path}: SWAP_CAP is {cap!r}", "Say how many samples make a generation: SWAP_CAP: 1000")
-        if not isinstance(kinds, list) or not kinds or not all(isinstance(kind, str) for kind in kinds):
-            raise RingMismatch(f"{path}: SAMPLE is {kinds!r}", 'Name what a sample has: SAMPLE: ["data", "label"]')
-        place = content.get("RING") or Path(path).resolve().parent / f"{name}.ring"
-        return cls(str(place), cap, tuple(kinds))
-
-    def ring(self) -> Ring:
-        """The ring, made if it is not there."""
-        return make_ring(self.place, RingSettings(cap=self.cap, mode="generation", shapes="any", finite=False))
 
 
 class WireheadGenerator:
@@ -88,9 +57,13 @@ class WireheadGenerator:
         self, generator: Iterable[tuple[Any, ...]], config_path: str = "config.yaml", n_samples: int = int(1e9)
     ) -> None:
         self._config = Config.read(config_path)
-        self._generator = generator
+        self._generator = iter(generator)
         self._n_samples = n_samples
-        self._writer = RingWriter(self._config.ring())
+        self._ring = self._config.ring()
+        self._looked_at = -float("inf")
+        self._writer = RingWriter(self._ring)
+        # A script that calls `cycle` never ends a run: the writer leaves with its generator, or with the process.
+        weakref.finalize(self, self._writer.close)
 
     def put(self, sample: tuple[Any, ...]) -> None:
         """One sample: as many arrays as SAMPLE names. Raises SampleRefused."""
@@ -100,24 +73,52 @@ class WireheadGenerator:
         """Make readable what there is, a whole generation or not."""
         self._writer.swap()
 
-    def run(self, verbose: bool = False) -> int:
-        """Until the generator ends, or `n_samples` were made; how many were put. What is refused is logged and passed
-        over, so that it costs a sample and not the run."""
+    def cycle(self, verbose: bool = False) -> None:
+        """Put the next sample of the generator; `verbose` prints so, and the swaps of which no process has told yet.
+
+        A refused sample is logged and passed over. Raises StopIteration behind the generator's last sample.
+        """
+        sample = next(self._generator)
         try:
-            for sample in islice(self._generator, self._n_samples):
+            self.put(sample)
+        except SampleRefused as error:
+            logger.warning("a sample was refused: %s", error)
+        else:
+            if verbose:
+                say(f"Generator: {self._writer.put_samples} samples put, {self._config.cap} make a generation")
+        now = time.monotonic()
+        # Nothing is swapped more often.
+        if now - self._looked_at >= self._ring.settings.publish_interval_s:
+            self._looked_at = now
+            self._tell_swaps(verbose)
+
+    def run(self, verbose: bool = False) -> int:
+        """Call `cycle` `n_samples` times, or until the generator ends; return how many samples were put."""
+        try:
+            for _ in range(self._n_samples):
                 try:
-                    self.put(sample)
-                except SampleRefused as error:
-                    logger.warning("a sample was refused: %s", error)
-                    continue
-                if verbose:
-                    logger.info("%d samples put", self._writer.put_samples)
+                    self.cycle(verbose)
+                except StopIteration:
+                    break
         finally:
             self._writer.close()
+        self._tell_swaps(verbose)
         return self._writer.put_samples
 
     run_generator = run
     """As it was called in 0.8."""
+
+    def _tell_swaps(self, verbose: bool) -> None:
+        """Record new swaps. Of all generators the one that adds a swap to the record prints it."""
+        try:
+            swaps = note_swaps(self._ring)
+        except (OSError, RingError) as error:
+            # The next look records them: a log is no reason to lose a generator.
+            logger.warning("swaps cannot be recorded now: %s", error)
+            return
+        for swap in swaps:
+            if verbose:
+                say(f"Generator: swap success: generation {swap.count}, {swap.inserted} samples so far")
 
 
 class WireheadManager:
@@ -146,16 +147,20 @@ class MongoheadDataset(Dataset[Any]):  # type: ignore[misc, unused-ignore]
     the same index means another sample. Where a part of a generation was swapped, indices behind its end begin anew.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0917 - the order of Wirehead's arguments
         self,
         config_path: str = "config.yaml",
         timeout: float = _PATIENCE_S,
+        collection: Any = None,
         sample: Sequence[str] | None = None,
+        transform: Any = None,
         normalize: Callable[[Any], Any] | None = None,
-        **ignored: Any,
+        id: Any = None,
+        keeptrying: Any = None,
     ) -> None:
         """`normalize` is given the first array. `collection`, `transform`, `id` and `keeptrying` were MongoDB's."""
-        if ignored:
+        of_mongodb = {"collection": collection, "transform": transform, "id": id, "keeptrying": keeptrying}
+        if ignored := [name for name, value in of_mongodb.items() if value is not None]:
             logger.warning("ignored, since there is no MongoDB here: %s", ", ".join(ignored))
         self._config = Config.read(config_path)
         self._kinds = tuple(sample) if sample is not None else self._config.kinds[:2]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -12,6 +13,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from gpu_client.ring.leases import WRITERS
 from gpu_client.ring.manifest import SAMPLES
 from gpu_client.ring.places import open_ring
 from gpu_client.ring.reader import RingReader
@@ -101,3 +103,41 @@ def test_an_array_of_jobs_that_just_start_more_copies(started: Started) -> None:
         found = [reader.sample(slot) for slot in slots]
     assert len({slot.id for slot in slots}) == 20, "each sample once"
     assert {int(one["data"][0]) for one in found} <= {0, 1, 2}
+
+
+def test_the_unit_example_of_0_9_from_clean_to_its_logger(started: Started) -> None:
+    """The commands of its test.sh, in their order, with the one that replaces clean.py."""
+
+    def clean() -> str:
+        command = [sys.executable, "-m", "gpu_client.ring.wirehead_clean", str(started.config)]
+        return subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True, timeout=90).stdout
+
+    assert clean() == "There was no ring\n"
+    generator, pairs = started("verbose"), started("pairs")
+    assert said(pairs) == "unit example passed\n"
+    lines = said(generator).splitlines()
+    assert len(lines) == 101
+    assert [line for line in lines if "success" in line] == [
+        "Generator: swap success: generation 1, 100 samples so far"
+    ]
+    logger = started("log")
+    assert logger.stdout is not None
+    assert logger.stdout.readline() == "1 swaps\n"
+    assert logger.stdout.readline().startswith("Logger: unit-test")
+    assert json.loads(logger.stdout.readline())["swap_count"] == 1
+    logger.kill()
+    logger.wait(10)
+    assert clean().startswith("Deleted the ring")
+    assert list(started.config.parent.iterdir()) == [started.config]
+
+
+def test_the_array_of_0_9_whose_tasks_call_cycle(started: Started) -> None:
+    """Nothing is lost and nobody is taken for alive, though no task ends what it has begun."""
+    started.config.write_text(yaml.safe_dump({**UNIT, "SWAP_CAP": 2}))
+    tasks = [started("cycles", SLURM_ARRAY_TASK_ID=str(number)) for number in (0, 1)]
+    assert [said(task) for task in tasks] == ["", ""]
+    ring = open_ring(str(started.config.parent / "unit-test.ring"))
+    newest = ring.newest()
+    waiting = sum(claim.samples for claim in ring.claims() if not newest.settled(claim.object))
+    assert newest.inserted + waiting == 42 and waiting < 2
+    assert ring.store.keys(WRITERS) == []

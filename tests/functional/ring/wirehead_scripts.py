@@ -1,7 +1,9 @@
 """The scripts that a user of Wirehead has, with one import changed: `python wirehead_scripts.py ROLE CONFIG`.
 
 `generator` and `loader` are those of its unit example (which never looked at the values), `manager` that of 0.8,
-`task` one of an array of SLURM jobs, `trainer` reads lists of samples until it is told that it is enough.
+`task` one of an array of SLURM jobs, `trainer` reads lists of samples until it is told that it is enough. `verbose`,
+`pairs` and `log` are those of the unit example of 0.9; `cycles` is one of 0.9's array, which takes another generator
+after some samples and ends without telling Wirehead so.
 """
 
 from __future__ import annotations
@@ -9,6 +11,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Iterator
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +43,32 @@ def task(config: str) -> None:
     number, samples = int(os.environ["SLURM_ARRAY_TASK_ID"]), int(os.environ["SAMPLES"])
     made = wh.WireheadGenerator(generator=numbered(number), config_path=config, n_samples=samples).run()
     print(f"task {number}: {made}", flush=True)
+
+
+def verbose(config: str) -> None:
+    wh.WireheadGenerator(generator=islice(doubles(), 100), config_path=config, n_samples=100).run(verbose=True)
+
+
+def cycles(config: str) -> None:
+    number = int(os.environ["SLURM_ARRAY_TASK_ID"])
+    for source in range(3):
+        made = wh.WireheadGenerator(generator=numbered(10 * number + source), config_path=config)
+        for _ in range(7):
+            made.cycle()
+
+
+def log(config: str) -> None:
+    logger = wh.WireheadLogger(config)
+    print(len(logger.history()), "swaps", flush=True)
+    logger.run()
+
+
+def pairs(config: str) -> None:
+    dataset = wh.MongoTupleheadDataset(config_path=config)
+    for number in range(100):
+        ((data, label),) = dataset[[number % 10]]
+        assert np.allclose(2 * data, label)
+    print("unit example passed", flush=True)
 
 
 def manager(config: str) -> None:

@@ -1,0 +1,40 @@
+"""Remove the ring that Wirehead's config.yaml names: `python -m gpu_client.ring.wirehead_clean [config.yaml]`."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+
+from gpu_client.ring.errors import RingError, RingMissing
+from gpu_client.ring.removing import remove_ring
+from gpu_client.ring.wirehead_config import Config
+from gpu_client.ring.wirehead_log import say
+
+
+def clean(config_path: str = "config.yaml") -> int:
+    """Remove the ring with all its samples; return how many objects and records, 0 if there is no ring.
+
+    Stop what uses the ring before. Raises RingMismatch, and OSError where the store cannot be reached.
+    """
+    try:
+        return remove_ring(Config.read(config_path).place)
+    except RingMissing:
+        return 0
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Remove the ring; return the exit status."""
+    if len(arguments) > 1 or any(argument.startswith("-") for argument in arguments):
+        sys.stderr.write("usage: python -m gpu_client.ring.wirehead_clean [config.yaml]\n")
+        return 2
+    try:
+        removed = clean(*arguments)
+    except (RingError, OSError) as error:
+        sys.stderr.write(f"{error}\n")
+        return 1
+    say(f"Deleted the ring, with {removed} objects in it" if removed else "There was no ring")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
