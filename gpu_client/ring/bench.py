@@ -44,7 +44,7 @@ class Turn:
     raw_put_s: float
     """Its bytes into a new file; elsewhere than in directories, into a new object."""
     put_s: float
-    """As a writer of a ring does it: durable and claimed."""
+    """As a writer of a ring does it: stored and claimed."""
     raw_get_s: float = 0.0
     """Mapped and hashed; elsewhere than in directories, fetched and hashed."""
     get_s: float = 0.0

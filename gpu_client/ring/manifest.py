@@ -1,6 +1,6 @@
 """Which samples can be read: manifests, and how the next one comes from the last and from what writers claim.
 
-Pure: no store, no clock. A sample's object is durable before it is claimed, so a writer that dies leaves an object that
+Pure: no store, no clock. A sample's object is stored before it is claimed, so a writer that dies leaves an object that
 nobody lists, never a list that names nothing. Claims of a writer count in their order; what is behind one that counted
 (`Manifest.passed`) never will, so objects up to there that no manifest lists can be forgotten. A writer that nothing is
 known of counts from where it begins: so those that have ended can be forgotten, and no clock decides what counts.

@@ -40,7 +40,7 @@ from gpu_client.ring.manifest import (
 )
 from gpu_client.ring.sealing import sealed, unsealed
 from gpu_client.ring.settings import RingSettings
-from gpu_client.ring.store import RingStore
+from gpu_client.ring.store import RingStore, SyncingStore
 
 SETTINGS = "ring.json"
 SCHEMA = "schema.json"
@@ -67,10 +67,19 @@ class Ring:
         self._lock = forking.lock()
         self._schema: str | None = None
         self._pointed = 0
+        if settings.fsync:
+            if not isinstance(store, SyncingStore):
+                raise RingMismatch(
+                    "fsync is for rings in directories, and this one is not in a directory",
+                    "Leave fsync out: a bucket, and the control plane, answer when what they were given is durable",
+                )
+            store.sync_writes()
 
     @classmethod
     def make(cls, store: RingStore, settings: RingSettings, *, clock: Callable[[], float] = time.time) -> Ring:
         """Open the ring that is there, or make it. Raises RingMismatch where there is one with other settings."""
+        # Before the settings are stored: the store flushes them, too, or refuses before there is anything.
+        ring = cls(store, settings, clock=clock)
         # What is not set is left out: who does not know of it yet can open the ring.
         data = sealed(settings.model_dump(mode="json", exclude_none=True))
         if store.create(SETTINGS, [memoryview(data)]):
@@ -83,7 +92,7 @@ class Ring:
                     f"{name} {theirs[name]!r} instead of {ours[name]!r}" for name in ours if ours[name] != theirs[name]
                 )
                 raise RingMismatch(f"there is a ring already, with {said}", "Open it as it is, or name another place")
-        return cls(store, settings, clock=clock)
+        return ring
 
     @classmethod
     def open(cls, store: RingStore, *, clock: Callable[[], float] = time.time) -> Ring:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
 from gpu_client.ring.codecs import Codec
 
@@ -80,6 +80,9 @@ class RingSettings(BaseModel):
     """same: a sample whose arrays have other shapes than the first one's is refused."""
     finite: bool = True
     """Samples with NaN or infinity are refused."""
+    fsync: Annotated[bool | None, AfterValidator(lambda given: given or None)] = None
+    """Flush writes to the disk before `put` returns, so that a loss of power undoes none of them. For directories only.
+    False is stored as unset, so that versions without this setting can open the ring."""
 
     @model_validator(mode="after")
     def _fits_together(self) -> Self:

@@ -97,3 +97,14 @@ class ExpectingStore(Protocol):
 
     def expect(self, keys: Sequence[str]) -> None:
         """These objects are going to be read, in any order."""
+
+
+@runtime_checkable
+class SyncingStore(Protocol):
+    """Offer to flush writes: without that a loss of power can undo the last writes of a store on a file system."""
+
+    def sync_writes(self) -> None:
+        """Flush each write to the disk from now on, before the operation returns.
+
+        Raises RingMismatch where the file system cannot flush directories.
+        """

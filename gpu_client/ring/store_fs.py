@@ -45,6 +45,9 @@ class DirectoryStore:
         """What keys are added to: paths as text take a fraction of the time that `Path` takes."""
         self._mark = secrets.token_hex(12)
         """With the process's id, which forks change, and a count: names that no other process or thread takes."""
+        self._syncs = False
+        self._lasting: set[str] = set()
+        """Directories whose own names were flushed to the disk."""
         if not make and not root.is_dir():
             raise RingMissing(
                 f"there is no directory {root}", "Make a ring with make_ring, or name the place where it is"
@@ -63,21 +66,43 @@ class DirectoryStore:
         """The directory."""
         return self._root
 
+    def sync_writes(self) -> None:
+        """As in the protocol."""
+        self._syncs = True
+        try:
+            # Another process may have made the directory, and those above it, a moment ago and not have flushed them.
+            for directory in (self._root.absolute(), *self._root.absolute().parents):
+                _sync_directory(str(directory))
+                if os.path.ismount(directory):
+                    break
+        except PermissionError:
+            pass  # such a directory was not made for the ring: the ring's processes could read it
+        except OSError as error:
+            raise RingMismatch(
+                f"{self._root} cannot be flushed to the disk: {error.strerror}",
+                "Leave fsync out, or name a directory of a local file system",
+            ) from error
+
     def create(self, key: str, pieces: Sequence[memoryview]) -> bool:
         """As in the protocol."""
         path = self._path + key
         if not isinstance(pieces, HeadLast) and not any(pieces):
             # Nothing to be written before it can be seen.
             with self._told_when_full():
-                return self._made(path, lambda: self._make_empty(path))
+                made = self._made(path, lambda: self._make_empty(path))
+                self._sync_name(path)
+                return made
         with self._written(pieces) as beside:
             try:
                 # NFS tells of one's own link, too, that it is there: when the answer was lost, and it was asked again.
-                return self._made(path, lambda: os.link(beside, path)) or _is_one(Path(beside), Path(path))
+                made = self._made(path, lambda: os.link(beside, path)) or _is_one(Path(beside), Path(path))
             except OSError as error:
-                if error.errno in _WITHOUT_LINKS:
-                    return self._renamed(beside, Path(path))
-                raise
+                if error.errno not in _WITHOUT_LINKS:
+                    raise
+                made = self._renamed(beside, Path(path))
+            # The caller relies on an object that was there already, too, and its maker may have died before the flush.
+            self._sync_name(path)
+            return made
 
     def read(self, key: str) -> memoryview | None:
         """As in the protocol."""
@@ -110,6 +135,9 @@ class DirectoryStore:
             if (there.version if there else None) != seen:
                 return None
             self._made(path, lambda: os.replace(beside, path))  # noqa: PTH105 - see `_path`
+            # The lock is held until the record is flushed: otherwise a process could swap the record again, remove
+            # what the two swaps replaced, and a loss of power would bring back the record that needs it.
+            self._sync_name(path)
         return _version(data)
 
     def keys(self, prefix: str) -> list[str]:
@@ -129,6 +157,9 @@ class DirectoryStore:
 
     def delete(self, keys: Sequence[str]) -> None:
         """As in the protocol."""
+        if self._syncs and keys:
+            # Another process may have swapped the pointer, which made these superfluous, and not have flushed it yet.
+            _sync_directory(str(self._root))
         for key in keys:
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(self._path + key)  # noqa: PTH108 - see `_path`
@@ -171,6 +202,8 @@ class DirectoryStore:
                 fd = _opened_new(beside)
                 try:
                     _write_object(fd, pieces)
+                    if self._syncs and pieces:
+                        os.fsync(fd)
                 finally:
                     os.close(fd)
                 yield beside
@@ -202,8 +235,23 @@ class DirectoryStore:
             except FileExistsError:
                 return False
             except FileNotFoundError:
+                self._lasting.clear()
                 Path(path).parent.mkdir(parents=True, exist_ok=True)
         raise OSError(errno.ENOENT, "the directory is being removed", path)
+
+    def _sync_name(self, path: str) -> None:
+        """Flush the name of a file to the disk, behind its content, if the ring asks for it."""
+        if not self._syncs:
+            return
+        directory = os.path.dirname(path)  # noqa: PTH120 - see `_path`
+        if directory not in self._lasting:
+            # Another process may have made the directories above a moment ago, and not have flushed their names.
+            above = Path(directory)
+            while above != self._root:
+                above = above.parent
+                _sync_directory(str(above))
+            self._lasting.add(directory)
+        _sync_directory(directory)
 
     @contextlib.contextmanager
     def _told_when_full(self) -> Iterator[None]:
@@ -259,6 +307,15 @@ def _read_all(fd: int) -> bytes:
 
 def _opened_new(path: str) -> int:
     return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+
+
+def _sync_directory(path: str) -> None:
+    """Flush the entries of a directory to the disk."""
+    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
 
 
 def _is_one(path: Path, other: Path) -> bool:

@@ -1,7 +1,8 @@
 """Putting samples into a ring.
 
-A sample is durable, then claimed, then counted: `put` returns when it is claimed. Whatever dies, no finished sample is
-lost that was claimed, and none is thrown away: a writer that is too far ahead waits.
+A sample is stored, then claimed, then counted: `put` returns when it is claimed. Whichever process dies, no finished
+sample is lost that was claimed (with the setting `fsync` also when the power is lost), and none is thrown away: a
+writer that is too far ahead waits.
 """
 
 from __future__ import annotations
