@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import errno
+import io
 import lzma
 import stat
+import struct
 import zipfile
 import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import BinaryIO
 
 from contract.base import path_problem
 from gpu_client.transport.cancel import CancelEvent, stop_if_set
@@ -17,6 +20,12 @@ from gpu_client.transport.errors import DiskFull, TransferError, UnsafePath, dis
 from gpu_client.transport.files import CHUNK_BYTES, StagedFile, local_errors, safe_destination
 
 MAX_ENTRIES = 10_000
+MAX_ENTRY_BYTES = 1024
+"""Of an entry in the list of files at the end, on average: its name takes 900 at most."""
+_END, _END_FIELDS = b"PK\5\6", struct.Struct("<10sHL")
+_ZIP64_END, _ZIP64_END_FIELDS = b"PK\6\6", struct.Struct("<32sQQ")
+_LONGEST_END_BYTES = 22 + 65_535 + 20 + 56
+"""The last record, its comment, and the two that a large archive has before it."""
 MAX_UNPACKED_BYTES = 256 * 1024**3
 _METHODS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED, zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA)
 
@@ -44,6 +53,7 @@ def unpack(
         stream = archive.open("rb")
     with stream:
         with _damage(archive.name):
+            _require_small_directory(stream, max_entries)
             opened = zipfile.ZipFile(stream)
         with opened:
             entries = _checked_entries(opened, max_bytes=max_bytes, max_entries=max_entries)
@@ -71,6 +81,32 @@ def _damage(name: str) -> Iterator[None]:
         raise BadZip(f"{name}: {error}") from error
     except (zipfile.BadZipFile, NotImplementedError, zlib.error, lzma.LZMAError, EOFError, ValueError) as error:
         raise BadZip(f"{name}: {error}") from error
+
+
+def _require_small_directory(stream: BinaryIO, max_entries: int) -> None:
+    """Raise BadZip for more entries than allowed, before `zipfile` makes an object of each of them.
+
+    Reads the records at the end of the file (APPNOTE 4.3.14 to 4.3.16). The number of entries in them may be a lie, the
+    size of the directory may not: `zipfile` reads as much as it says.
+    """
+    stream.seek(0, io.SEEK_END)
+    tail_bytes = min(stream.tell(), _LONGEST_END_BYTES)
+    stream.seek(-tail_bytes, io.SEEK_END)
+    tail = stream.read(tail_bytes)
+    at = tail.rfind(_END)
+    if at < 0 or len(tail) < at + _END_FIELDS.size:
+        raise zipfile.BadZipFile("File is not a zip file")
+    _, entries, directory_bytes = _END_FIELDS.unpack_from(tail, at)
+    if entries == 0xFFFF or directory_bytes == 0xFFFFFFFF:
+        large = tail.rfind(_ZIP64_END, 0, at)
+        if large >= 0 and len(tail) >= large + _ZIP64_END_FIELDS.size:
+            _, entries, directory_bytes = _ZIP64_END_FIELDS.unpack_from(tail, large)
+    if entries > max_entries:
+        raise BadZip(f"has {entries} entries; at most {max_entries} are allowed")
+    if directory_bytes > max_entries * MAX_ENTRY_BYTES:
+        raise BadZip(
+            f"its list of files takes {directory_bytes} bytes; at most {max_entries * MAX_ENTRY_BYTES} are allowed"
+        )
 
 
 def _checked_entries(archive: zipfile.ZipFile, *, max_bytes: int, max_entries: int) -> list[zipfile.ZipInfo]:

@@ -76,7 +76,7 @@ def test_bombs_are_refused_by_what_they_say_and_by_what_they_do(archive: Path, o
     write(archive, ("a", b"\0" * 100_000))
     with pytest.raises(BadZip, match="100000 bytes"):
         unpack(archive, out, max_bytes=99_999)
-    with pytest.raises(BadZip, match="1 to 0"):
+    with pytest.raises(BadZip, match="at most 0 are allowed"):
         unpack(archive, out, max_entries=0)
     # the sizes in the archive are made smaller than what it unpacks to
     packed = archive.read_bytes()
@@ -221,3 +221,41 @@ def test_whatever_is_damaged_is_said_in_one_way(
     (place / "z").write_bytes(packed)
     with suppress(BadZip):
         unpack(place / "z", place / "out")
+
+
+def _listing(entries: int, *, said: int | None = None, large: bool = False) -> bytes:
+    """A zip that holds nothing but its list of files, which says that it has `said` entries."""
+    said = entries if said is None else said
+    listed = b"".join(
+        struct.pack("<4s6H3L5H2L", b"PK\1\2", 20, 20, 0, 0, 0, 0, 0, 0, 0, 5, 0, 0, 0, 0, 0, 0) + b"%05d" % at
+        for at in range(entries)
+    )
+    end = b""
+    if large:
+        end += struct.pack("<4sQ2H2L4Q", b"PK\6\6", 44, 45, 45, 0, 0, said, said, len(listed), 0)
+        end += struct.pack("<4sLQL", b"PK\6\7", 0, len(listed), 1)
+    count, size = (0xFFFF, 0xFFFFFFFF) if large else (said, len(listed))
+    return listed + end + struct.pack("<4s4H2LH", b"PK\5\6", 0, 0, count, count, size, 0, 0)
+
+
+@pytest.mark.parametrize(
+    ("archive", "message"),
+    [
+        (_listing(10_001), "has 10001 entries; at most 10000 are allowed"),
+        (_listing(70_000, large=True), "has 70000 entries"),
+        (_listing(201_000, said=1), "its list of files takes 10352000 bytes; at most 10240000 are allowed"),
+    ],
+    ids=["too many", "more than 16 bits can say", "more than it says"],
+)
+def test_a_list_of_very_many_files_is_refused_unread(
+    tmp_path: Path, archive: bytes, message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "many.zip").write_bytes(archive)
+
+    def read(*_: object) -> None:
+        raise AssertionError("the list was read")
+
+    monkeypatch.setattr(zipfile, "ZipFile", read)
+    with pytest.raises(BadZip, match=message):
+        unpack(tmp_path / "many.zip", tmp_path / "out")
+    assert not (tmp_path / "out").exists()
