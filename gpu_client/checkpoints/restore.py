@@ -337,7 +337,10 @@ class _Attempt:
             self._store.free_space(is_enough)
         if not is_enough():
             free_bytes = self._free_bytes()
-            raise DiskFull(f"the checkpoint needs {needed_bytes} bytes; {free_bytes} are free in {self._directory}")
+            raise DiskFull(
+                f"the checkpoint needs {needed_bytes} bytes and leaves {RESERVE_BYTES} as a reserve; "
+                f"{free_bytes} are free in {self._directory}"
+            )
 
 
 def _remove(path: Path) -> None:

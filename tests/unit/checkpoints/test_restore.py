@@ -197,7 +197,7 @@ def test_a_full_disk_is_noticed_before_the_download(
 ) -> None:
     cloud = cloud_100_200
     monkeypatch.setattr(shutil, "disk_usage", lambda _: shutil._ntuple_diskusage(10, 9, 1))  # type: ignore[attr-defined]
-    with pytest.raises(DiskFull, match="needs 24000 bytes; 1 are free"):
+    with pytest.raises(DiskFull, match="needs 24000 bytes and leaves 67108864 as a reserve; 1 are free"):
         restore(cloud, transfer, cloud.item(), output)
     assert cloud.damaged == []
     assert cloud.calls == []
