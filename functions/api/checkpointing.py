@@ -156,11 +156,11 @@ def report_damaged(context: Context, call: Call) -> StatusAnswer:
         return StatusAnswer()
     _doubt(context, call, job, found)
 
-    def decision(job: Job, _: Attempt) -> Change:
+    def decision(job: Job, attempt: Attempt) -> Change:
         # Read anew behind the job: the step may have been committed again, or its fallback been reported meanwhile.
         record = reported()
         fallback = next(sound_checkpoints(context, job, below=step), None)
-        return rules.damaged(job, fence, record, fallback, message=body.message, now=call.now)
+        return rules.damaged(job, attempt, fence, record, fallback, message=body.message, now=call.now)
 
     apply_as_bearer(context, call, fence, decision)
     return StatusAnswer()

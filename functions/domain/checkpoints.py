@@ -14,7 +14,7 @@ from functions.domain.change import Change, CheckLease, changed
 from functions.domain.errors import Refusal
 from functions.domain.jobs import require_running
 from functions.domain.leases import Fence
-from functions.domain.records import CheckpointRecord, Job
+from functions.domain.records import Attempt, CheckpointRecord, Job
 
 _MANIFEST_NAME = re.compile(r"([0-9]+)-([0-9]+)(?:-[0-9]+)?-[0-9a-f]{64}\.json")
 
@@ -151,9 +151,19 @@ def resumable(job: Job, records: Iterable[CheckpointRecord]) -> list[CheckpointR
 
 
 def damaged(
-    job: Job, fence: Fence, record: CheckpointRecord, fallback: CheckpointRecord | None, *, message: str, now: int
+    job: Job,
+    attempt: Attempt | None,
+    fence: Fence,
+    record: CheckpointRecord,
+    fallback: CheckpointRecord | None,
+    *,
+    message: str,
+    now: int,
 ) -> Change:
-    """The bytes of `record` do not verify: the next one to resume from is `fallback`, and steps go on from there."""
+    """The bytes of `record` do not verify: the next one to resume from is `fallback`, and steps go on from there.
+
+    `attempt`: the job's present one. If it was to resume from `record`, it resumes from `fallback` instead.
+    """
     require_running(job)
     updates: dict[str, int | None] = {}
     if (job.checkpoint_step, job.checkpoint_epoch) == (record.step, record.epoch):
@@ -163,6 +173,9 @@ def damaged(
             updates["lapsed_step"] = max(record.step, job.lapsed_step or 0)
     change = changed(job, now, **updates)
     change = replace(change, checkpoint=record.model_copy(update={"damaged": True}), lease=CheckLease(fence=fence))
+    if attempt is not None and record.epoch != job.epoch and attempt.resumed_step == record.step:
+        resumed = attempt.model_copy(update={"resumed_step": fallback.step if fallback else None})
+        change = replace(change, attempt=resumed)
     return change.with_event(
         EventType.CHECKPOINT_DAMAGED,
         now,

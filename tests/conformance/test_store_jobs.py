@@ -296,7 +296,7 @@ def test_a_damaged_checkpoint_is_replaced_by_a_later_attempts(cloud: Cloud) -> N
     job_id = held.job.id
     seen, fallback = cloud.jobs.checkpoint(job_id, 7), cloud.jobs.checkpoint(job_id, 5)
     assert seen is not None
-    change = checkpoint_rules.damaged(held.job, held.fence(), seen, fallback, message="", now=NOW)
+    change = checkpoint_rules.damaged(held.job, held.attempt, held.fence(), seen, fallback, message="", now=NOW)
     cloud.jobs.apply(change)
     assert cloud.jobs.checkpoint(job_id, 7) == seen.model_copy(update={"damaged": True})
     with pytest.raises(WriteConflict):
@@ -323,7 +323,7 @@ def test_a_checkpoint_keeps_the_branches_that_it_came_by(cloud: Cloud) -> None:
     assert seen == record(9, epoch=2, branches=came_by, first_step=5, protected_until=LATER)
     assert [one.branches for one in cloud.jobs.checkpoints(held.job.id, limit=5).items] == [came_by, [], []]
     assert seen is not None
-    cloud.jobs.apply(checkpoint_rules.damaged(held.job, held.fence(), seen, None, message="", now=NOW))
+    cloud.jobs.apply(checkpoint_rules.damaged(held.job, held.attempt, held.fence(), seen, None, message="", now=NOW))
     assert cloud.jobs.checkpoint(held.job.id, 9) == seen.model_copy(update={"damaged": True})
 
 

@@ -150,7 +150,7 @@ class Serving(RuleBasedStateMachine):
                 return None
             below = [r for r in checkpoints.resumable(job, self.records(job.id)) if r.step < found.step]
             fallback = below[0] if below else None
-            change = checkpoints.damaged(job, fence, found, fallback, message="bad", now=self.now)
+            change = checkpoints.damaged(job, self.current(job.id), fence, found, fallback, message="bad", now=self.now)
             if place_of(job) == (found.step, found.epoch):
                 expected = self.accounts[job.id].fallback(self.records(job.id), (found.step, found.epoch))
                 assert place_of(change.job) == expected

@@ -251,6 +251,7 @@ def test_a_damaged_newest_checkpoint_makes_way_for_the_one_before(api: Api, held
     views = api.checkpoints(held.id)
     assert views[300]["damaged"] and not views[300]["current"] and views[200]["current"]
     assert api.job(held.id)["checkpoint_step"] == 200
+    assert [one.get("resumed_step") for one in api.attempts(held.id)] == [None, 200], "what it did resume from"
     second.commit(250).ok()
     second.release().ok()
     assert [ref["step"] for ref in api.claim().item["resume"]] == [250, 200, 100]

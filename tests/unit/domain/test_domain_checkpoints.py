@@ -133,7 +133,7 @@ def running(step: int) -> Held:
 def test_a_damaged_checkpoint_gives_way_to_the_one_before_it() -> None:
     h = running(300)
     last, before = make_record(300), make_record(200)
-    change = rules.damaged(h.job, h.fence, last, before, message="bad bytes", now=NOW)
+    change = rules.damaged(h.job, h.attempt, h.fence, last, before, message="bad bytes", now=NOW)
     assert (change.job.checkpoint_step, change.job.checkpoint_epoch) == (200, 1)
     assert change.checkpoint == last.model_copy(update={"damaged": True})
     assert change.lease == CheckLease(fence=h.fence)
@@ -145,14 +145,14 @@ def test_a_damaged_checkpoint_gives_way_to_the_one_before_it() -> None:
 
 def test_the_last_one_damaged_means_from_the_start() -> None:
     h = running(300)
-    job = rules.damaged(h.job, h.fence, make_record(300), None, message="", now=NOW).job
+    job = rules.damaged(h.job, h.attempt, h.fence, make_record(300), None, message="", now=NOW).job
     assert (job.checkpoint_step, job.checkpoint_epoch) == (None, None)
 
 
 @pytest.mark.parametrize("record", [make_record(200), make_record(300, epoch=0), make_record(400)])
 def test_damage_to_another_one_changes_nothing_for_the_job(record: CheckpointRecord) -> None:
     h = running(300)
-    change = rules.damaged(h.job, h.fence, record, make_record(100), message="", now=NOW)
+    change = rules.damaged(h.job, h.attempt, h.fence, record, make_record(100), message="", now=NOW)
     assert change.job.checkpoint_step == 300
     assert change.checkpoint is not None
     assert change.checkpoint.damaged
@@ -178,7 +178,7 @@ def test_what_a_damaged_one_was_called_no_other_is_ever_called() -> None:
     job = h.job
     for step in (10, 20):
         job = rules.commit(job, h.fence, make_record(step), now=NOW).job
-    job = rules.damaged(job, h.fence, make_record(20), make_record(10), message="", now=NOW).job
+    job = rules.damaged(job, h.attempt, h.fence, make_record(20), make_record(10), message="", now=NOW).job
     assert (job.checkpoint_step, job.attempt_step, job.lapsed_step) == (10, 10, 20)
     named = [rules.manifest_key(job, step, name) for step in (15, 20, 21)]
     assert [key.rpartition("/")[2] for key in named] == [
@@ -188,14 +188,14 @@ def test_what_a_damaged_one_was_called_no_other_is_ever_called() -> None:
     ]
     job = rules.commit(job, h.fence, make_record(15), now=NOW).job
     assert f"20-1-{job.rev}-" in rules.manifest_key(job, 20, name), "also once something else has been committed"
-    job = rules.damaged(job, h.fence, make_record(15), None, message="", now=NOW).job
+    job = rules.damaged(job, h.attempt, h.fence, make_record(15), None, message="", now=NOW).job
     assert (job.checkpoint_step, job.attempt_step, job.lapsed_step) == (None, 20, 20)
 
 
 def test_the_next_attempt_begins_with_nothing_committed() -> None:
     h = held()
     job = rules.commit(h.job, h.fence, make_record(10), now=NOW).job
-    job = rules.damaged(job, h.fence, make_record(10), None, message="", now=NOW).job
+    job = rules.damaged(job, h.attempt, h.fence, make_record(10), None, message="", now=NOW).job
     change = release(job, h.attempt, h.fence, reason=Reason(code="x"), progress=None, now=NOW)
     assert change.attempt is not None and change.attempt.checkpoint_step == 10
     job = claim(change.job, WorkQuery(), token_sha256="0" * 64, key_id=None, now=NOW).job

@@ -57,7 +57,9 @@ COMMANDS: dict[str, Command] = {
     "timer": lambda job, a: rules.timer(job, a, now=NOW),
     "out_of_time": lambda job, a: rules.out_of_time(job, a, now=NOW),
     "commit": lambda job, _: checkpoints.commit(job, make_fence(), make_record(), now=NOW),
-    "damaged": lambda job, _: checkpoints.damaged(job, make_fence(), make_record(), None, message="", now=NOW),
+    "damaged": lambda job, attempt: checkpoints.damaged(
+        job, attempt, make_fence(), make_record(), None, message="", now=NOW
+    ),
 }
 
 ENDED = {
