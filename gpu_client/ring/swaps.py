@@ -23,7 +23,7 @@ class Swap(NamedTuple):
 
     manifest: int
     """The number of its manifest."""
-    count: int
+    total: int
     """Swaps up to this one."""
     inserted: int
     """Samples that had become readable up to this one."""
@@ -59,7 +59,7 @@ def note_swaps(ring: Ring) -> list[Swap]:
             more = found.inserted - before.inserted
             if more > 0:
                 swaps = -(-more // ring.settings.cap)
-                added.append(Swap(number, before.count + swaps, found.inserted, found.at_ms))
+                added.append(Swap(number, before.total + swaps, found.inserted, found.at_ms))
         content = {"swaps": [*known, *added][-KEPT:]}
         if not added or ring.store.swap(SWAPS, sealed(content), record.version if record else None) is not None:
             return added

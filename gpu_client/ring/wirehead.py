@@ -118,7 +118,7 @@ class WireheadGenerator:
             return
         for swap in swaps:
             if verbose:
-                say(f"Generator: swap success: generation {swap.count}, {swap.inserted} samples so far")
+                say(f"Generator: swap success: generation {swap.total}, {swap.inserted} samples so far")
 
 
 class WireheadManager:

@@ -156,7 +156,7 @@ class WireheadLogger:
 
     def _log(self, swap: Swap, before: Swap | None) -> SwapLog:
         at, before_at = swap.at_ms / 1000, None if before is None else before.at_ms / 1000
-        return SwapLog(at, before_at, None if before_at is None else at - before_at, swap.count, self.db_name)
+        return SwapLog(at, before_at, None if before_at is None else at - before_at, swap.total, self.db_name)
 
 
 def say(*lines: object) -> None:

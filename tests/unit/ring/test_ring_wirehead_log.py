@@ -169,24 +169,24 @@ def test_many_that_look_at_once_record_each_swap_once() -> None:
     for _ in range(20):
         generation(ring)
     added: list[int] = []
-    threads = [threading.Thread(target=lambda: added.extend(swap.count for swap in note_swaps(ring))) for _ in range(8)]
+    threads = [threading.Thread(target=lambda: added.extend(swap.total for swap in note_swaps(ring))) for _ in range(8)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    assert sorted(added) == list(range(1, 21)) == [swap.count for swap in swaps_of(ring)]
+    assert sorted(added) == list(range(1, 21)) == [swap.total for swap in swaps_of(ring)]
 
 
 def test_a_swap_whose_manifest_is_gone_counts_and_the_record_is_bounded() -> None:
     ring = Ring.make(MemoryStore(), RingSettings(cap=2, mode="generation", retain=1000))
     generation(ring)
-    assert [swap.count for swap in note_swaps(ring)] == [1]
+    assert [swap.total for swap in note_swaps(ring)] == [1]
     last = ring.newest().number
     for _ in range(KEPT + 5):
         generation(ring)
     ring.store.delete([manifest_key(number) for number in range(last + 1, last + 10)])
     fresh = Ring.open(ring.store)
-    assert note_swaps(fresh)[-1].count == KEPT + 6
+    assert note_swaps(fresh)[-1].total == KEPT + 6
     kept = swaps_of(fresh)
     assert len(kept) == KEPT and kept[-1].inserted == 2 * (KEPT + 6)
 
