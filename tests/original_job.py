@@ -101,7 +101,7 @@ def run_whole_job(plane: ControlPlane, url: str, dynamodb: Any, heartbeats: str,
             gate.set(step)
             _until_committed(plane, job["id"], step, first)
         first.kill()
-        _run_out(dynamodb, heartbeats, job["id"])
+        run_out(dynamodb, heartbeats, job["id"])
         gate.open()
         second = OriginalWorker(url, key, tmp_path / "w2", gate, "machine-2")
         done = plane.wait_for(job["id"], JobState.COMPLETE, JobState.FAILED)
@@ -117,7 +117,7 @@ def run_whole_job(plane: ControlPlane, url: str, dynamodb: Any, heartbeats: str,
     for step in range(1, STEPS + 1):
         state = training.next_state(state, step, digest)
     assert client.download(stored["model_bucket"], stored["model_key"]) == training.model(state)
-    zipped = client.download("training-checkpoints", f"jobs/{job['id']}/checkpoint-30.zip")
+    zipped = client.download("training-checkpoints", f"jobs/{job['id']}/attempt-2/checkpoint-30.zip")
     assert len(zipped) > PART_BYTES and training.model(state) in zipped
 
 
@@ -135,7 +135,7 @@ def _training() -> ModuleType:
     return module
 
 
-def _run_out(dynamodb: Any, table: str, job_id: str) -> None:
+def run_out(dynamodb: Any, table: str, job_id: str) -> None:
     """Have the time pass until the job's lease has run out."""
     long_ago = {"N": str(int(time.time()) - 600)}
     dynamodb.update_item(

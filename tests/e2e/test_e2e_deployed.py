@@ -15,7 +15,7 @@ from contract.webhooks import DeliveryState, WebhookCreate
 from functions.local.emulator import Emulator
 from functions.storage.tables import TABLES, create_tables
 from tests.deployment import DEPLOYED_HERE, STAGE, Deployment, run_tool
-from tests.original_job import relay_to, run_whole_job
+from tests.original_job import relay_to, run_out, run_whole_job
 from tests.stack import chain
 from tests.waiting import PATIENCE_S, until
 from tests.workshop import Workshop
@@ -44,6 +44,7 @@ def test_a_job_survives_its_machine(deployment: Deployment, tmp_path: Path) -> N
         first = shop.agent("w1")
         step = deployment.wait_for_commit(job_id)
         first.kill_group()
+        run_out(deployment.emulator.client("dynamodb"), f"baton-{STAGE}-heartbeats", job_id)
         gate.open()
         second = shop.agent("w2")
         job = deployment.wait_for(job_id, JobState.COMPLETE, JobState.FAILED, timeout_s=180)
