@@ -27,21 +27,8 @@ _TRANSLATING = tuple(
 )
 """IPv6 addresses that hold an IPv4 address: what they lead to is decided elsewhere."""
 
-_NOT_GLOBAL = tuple(
-    map(
-        ipaddress.ip_network,
-        (
-            # IPv4: RFC 6890 and its updates; all of 192.0.0.0/24, whose two public addresses are anycast services.
-            *("0.0.0.0/8", "10.0.0.0/8", "100.64.0.0/10", "127.0.0.0/8", "169.254.0.0/16", "172.16.0.0/12"),
-            *("192.0.0.0/24", "192.0.2.0/24", "192.88.99.0/24", "192.168.0.0/16", "198.18.0.0/15"),
-            *("198.51.100.0/24", "203.0.113.0/24", "224.0.0.0/4", "240.0.0.0/4"),
-            # IPv6: protocol assignments, discard-only, dummy prefix, documentation, segment routing, local addresses.
-            *("::/128", "::1/128", "2001::/23", "100::/64", "100:0:0:1::/64", "2001:db8::/32", "3fff::/20"),
-            *("5f00::/16", "fc00::/7", "fe80::/10", "fec0::/10", "ff00::/8"),
-        ),
-    )
-)
-"""The special-purpose registries of IANA (2025-10), besides what Python knows of them: that depends on its version."""
+_NOT_GLOBAL = tuple(map(ipaddress.ip_network, ("192.88.99.0/24", "3fff::/20")))
+"""Relays of 6to4 (RFC 7526) and documentation (RFC 9637), which Python's table of 3.11 takes for public."""
 
 MAX_NAME = 253
 _NAME = re.compile(r"[a-z0-9_-]{1,63}(\.[a-z0-9_-]{1,63})*")
