@@ -65,7 +65,7 @@ def load(
     `presets`: this is the presets' own document.
     """
     document = read_document(text)
-    if document.faults and text.lstrip()[:1] == "{":
+    if document.faults and not document.too_large and text.lstrip()[:1] == "{":
         # JSON that is no YAML (tabs): without places, but with all that it says
         try:
             document = Document(value=json.loads(text))
