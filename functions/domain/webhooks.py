@@ -22,13 +22,48 @@ BACKOFF_S = (5, 15, 60, 300, 900, 1800, 3600)
 METADATA = frozenset(map(ipaddress.ip_address, ("169.254.169.254", "168.63.129.16", "100.100.100.200")))
 """What clouds answer questions about themselves on, the public ones among them included."""
 
-_TRANSLATING = tuple(
-    map(ipaddress.ip_network, ("64:ff9b::/96", "64:ff9b:1::/48", "2002::/16", "2001::/32", "::/96", "::ffff:0:0/96"))
+_NETWORKS = (
+    ("0.0.0.0/32", "an unspecified address"),
+    ("127.0.0.0/8", "a loopback address"),
+    ("169.254.0.0/16", "a link-local address"),
+    ("224.0.0.0/4", "a multicast address"),
+    ("240.0.0.0/4", "a reserved address"),
+    ("0.0.0.0/8", "a private address"),
+    ("10.0.0.0/8", "a private address"),
+    ("100.64.0.0/10", "a private address"),
+    ("172.16.0.0/12", "a private address"),
+    ("192.0.0.0/24", "a private address"),
+    ("192.0.2.0/24", "a private address"),
+    ("192.88.99.0/24", "a private address"),
+    ("192.168.0.0/16", "a private address"),
+    ("198.18.0.0/15", "a private address"),
+    ("198.51.100.0/24", "a private address"),
+    ("203.0.113.0/24", "a private address"),
+    ("::/128", "an unspecified address"),
+    ("::1/128", "a loopback address"),
+    ("::/96", "an IPv4 address in disguise"),
+    ("::ffff:0:0/96", "an IPv4 address in disguise"),
+    ("64:ff9b::/96", "an IPv4 address in disguise"),
+    ("64:ff9b:1::/48", "an IPv4 address in disguise"),
+    ("2001::/32", "an IPv4 address in disguise"),
+    ("2002::/16", "an IPv4 address in disguise"),
+    ("fe80::/10", "a link-local address"),
+    ("fec0::/10", "a local address"),
+    ("ff00::/8", "a multicast address"),
+    ("2001::/23", "a private address"),
+    ("2001:db8::/32", "a private address"),
+    ("3fff::/20", "a private address"),
+    ("fc00::/7", "a private address"),
 )
-"""IPv6 addresses that hold an IPv4 address: what they lead to is decided elsewhere."""
+_REFUSED = tuple((ipaddress.ip_network(network), kind) for network, kind in _NETWORKS)
+"""IANA's special-purpose registries, written out: `ipaddress.is_global` has other entries in each version of Python.
 
-_NOT_GLOBAL = tuple(map(ipaddress.ip_network, ("192.88.99.0/24", "3fff::/20")))
-"""Relays of 6to4 (RFC 7526) and documentation (RFC 9637), which Python's table of 3.11 takes for public."""
+The guard also refuses the globally reachable assignments within 192.0.0.0/24 and 2001::/23. The anycast addresses among
+them lead to the nearest translator, which is the network's own; none of them is a web server's.
+"""
+
+_UNICAST = ipaddress.ip_network("2000::/3")
+"""The only part of IPv6 from which IANA has assigned public addresses."""
 
 MAX_NAME = 253
 _NAME = re.compile(r"[a-z0-9_-]{1,63}(\.[a-z0-9_-]{1,63})*")
@@ -126,18 +161,15 @@ def address_problem(address: str) -> str | None:
         return "which is no address"
     if ip in METADATA:
         return "where a cloud tells about its machines"
-    kinds = {
-        "a loopback address": ip.is_loopback,
-        "a link-local address": ip.is_link_local,
-        "a multicast address": ip.is_multicast,
-        "an unspecified address": ip.is_unspecified,
-        "a reserved address": ip.is_reserved,
-        "a private address": not ip.is_global or any(ip in network for network in _NOT_GLOBAL),
-    }
+    for network, kind in _REFUSED:
+        if ip in network:
+            return kind
     if isinstance(ip, ipaddress.IPv6Address):
-        kinds["a local address"] = ip.is_site_local or ip.scope_id is not None
-        kinds["an IPv4 address in disguise"] = any(ip in network for network in _TRANSLATING)
-    return next((kind for kind, is_so in kinds.items() if is_so), None)
+        if ip.scope_id is not None:
+            return "a local address"
+        if ip not in _UNICAST:
+            return "a reserved address"
+    return None
 
 
 def signature(secret: str, at: int, body: bytes) -> str:
