@@ -16,6 +16,7 @@ import select
 import signal
 import sys
 import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +37,9 @@ EXIT_DIRECTORY_DAMAGED = 65  # EX_DATAERR
 PARENT_CHECK_S = 1.0
 GRACE_S = 2.0
 SAVE_DEADLINE_S = 30.0
+LOCK_PATIENCE_S = 5.0
+"""Time for an emulator whose parent was killed to notice that and to save: it holds the directory meanwhile."""
+LOCK_CHECK_S = 0.1
 
 
 def main() -> int:
@@ -74,14 +78,19 @@ def main() -> int:
 
 
 def lock(directory: Path) -> bool:
-    """Claim the directory for the life of this process; False when another process has it."""
+    """Claim the directory for the life of this process; False when another process keeps it."""
     file = os.open(directory / "lock", os.O_RDWR | os.O_CREAT, 0o600)
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        os.close(file)
-        return False
-    return True
+    deadline = time.monotonic() + LOCK_PATIENCE_S
+    while True:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if time.monotonic() >= deadline:
+                os.close(file)
+                return False
+            time.sleep(LOCK_CHECK_S)
+        else:
+            return True
 
 
 async def serve_until_stopped(app: Any) -> None:
