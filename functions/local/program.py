@@ -15,10 +15,14 @@ from functions.local.emulator import EmulatorError
 from functions.local.stack import LocalStack
 
 DEFAULT_STATE_DIR = Path(".baton/local")
+CLOUD_CHECK_S = 0.5
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Start, say where and with which keys, wait for a signal, stop. Returns the exit code."""
+    """Start, say where and with which keys, wait for a signal, stop. Returns the exit code.
+
+    1 if the stack cannot start or its emulated cloud ends by itself.
+    """
     parser = argparse.ArgumentParser(prog="python -m functions.local", description=__doc__)
     parser.add_argument("--state-dir", type=Path, default=DEFAULT_STATE_DIR, help="kept across restarts")
     parser.add_argument("--forget", action="store_true", help="keep nothing: state lives in memory only")
@@ -44,7 +48,12 @@ def main(arguments: list[str] | None = None) -> int:
         return 1
     try:
         _announce(stack, options)
-        stop.wait()
+        while not stop.wait(CLOUD_CHECK_S):
+            stack.check()
+    except EmulatorError as error:
+        kept = "nothing was kept" if options.forget else f"what was stored is kept in {options.state_dir}"
+        print(f"The local stack ends, {kept}: {error}", file=sys.stderr)
+        return 1
     finally:
         if not options.json:
             print("Stopping ...", flush=True)

@@ -45,6 +45,7 @@ class LocalStack(Running):
         self._sweep_interval_s = sweep_interval_s
         self._prefix = table_prefix
         self._stack = ExitStack()
+        self._emulator: Emulator | None = None
         self.url = ""
         self.cloud_url = ""
         """Where AWS's tools find the emulated cloud: EventBridge with the bus of jobs' events, SQS, ..."""
@@ -56,7 +57,7 @@ class LocalStack(Running):
             if self._state_dir is not None:
                 self._state_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
             cloud_dir = self._state_dir / "cloud" if self._state_dir else None
-            emulator = started.enter_context(Emulator(state_dir=cloud_dir))
+            emulator = self._emulator = started.enter_context(Emulator(state_dir=cloud_dir))
             settings = Settings(table_prefix=self._prefix, s3_endpoint=emulator.endpoint_url)
             _make_cloud(emulator, settings)
             line = _make_line(emulator)
@@ -95,6 +96,11 @@ class LocalStack(Running):
             self.url = server.url
             self.cloud_url = emulator.endpoint_url
             self._stack = started.pop_all()
+
+    def check(self) -> None:
+        """Raise EmulatorError if the emulated cloud has ended by itself: nothing can be answered without it."""
+        if self._emulator is not None:
+            self._emulator.check()
 
     def stop(self) -> None:
         """Stop in the opposite order; the cloud saves its state last."""

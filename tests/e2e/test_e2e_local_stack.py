@@ -124,6 +124,24 @@ def test_it_keeps_keys_jobs_leases_and_objects_and_ends_cleanly(tmp_path: Path, 
     assert third.end(signal.SIGTERM)[0] == 0
 
 
+def test_the_stack_ends_when_its_cloud_does_and_starts_again_at_once(tmp_path: Path, runs: list[LocalRun]) -> None:
+    runs.append(first := LocalRun(tmp_path / "state"))
+    first.family[1].kill()
+    said, complaints = first.process.communicate(timeout=30)
+    assert (first.process.returncode, said.strip()) == (1, "Stopping ...")
+    assert "The local stack ends, what was stored is kept in" in complaints, complaints
+    assert "the emulator has ended by itself" in complaints
+    assert "Traceback" not in complaints
+    runs.append(second := LocalRun(tmp_path / "state"))
+    assert second.keys == first.keys
+    # Without its parent, the emulator still holds the directory for a while.
+    second.process.kill()
+    second.process.communicate(timeout=30)
+    runs.append(third := LocalRun(tmp_path / "state"))
+    assert third.keys == first.keys
+    assert third.end(signal.SIGTERM)[0] == 0
+
+
 def test_the_sweeper_returns_a_lost_machine_s_job_though_nobody_asks_for_work(
     tmp_path: Path, runs: list[LocalRun]
 ) -> None:
