@@ -2,10 +2,15 @@
 
 `gpu_client/training/arena.py` says what lies in it, and whose turn it is. An arena belongs to one attempt. Its name is
 noted in the agent's slot before it is made: whatever dies, the next agent in that slot removes it.
+
+The agent holds a lock (flock) on the directory while the attempt lasts, and the kernel drops the lock when the agent
+dies. Every agent that starts removes the arenas that are not locked, whatever slot or workspace they belong to. A lock
+is visible to all containers that share the memory; a process id is not, and the kernel reuses it.
 """
 
 from __future__ import annotations
 
+import fcntl
 import logging
 import os
 import secrets
@@ -21,6 +26,9 @@ logger = logging.getLogger("baton.job")
 
 _NOTE = "arena"
 _NAME = "baton-arena-"
+_LOCKED_NAME = f"{_NAME}locked-"
+"""Agents of earlier versions lock nothing: their arenas, which have other names, stay."""
+_TRIES = 3
 
 
 @dataclass(frozen=True)
@@ -35,16 +43,48 @@ class StagedInArena:
     tag: str = ""
 
 
-def make_arena(parent: Path, slot: Path) -> Path | None:
-    """A new private directory below `parent`; None (logged) where there can be none."""
-    path = parent / f"{_NAME}{secrets.token_hex(8)}"
+@dataclass(frozen=True)
+class HeldArena:
+    """An arena, and the file descriptor whose lock shows that its agent lives."""
+
+    path: Path
+    lock_fd: int
+
+
+def make_arena(parent: Path, slot: Path) -> HeldArena | None:
+    """Make and lock a private directory below `parent`; None (logged) where there can be none."""
     try:
-        (slot / _NOTE).write_text(str(path), encoding="utf-8")
-        path.mkdir(mode=0o700)
+        for _ in range(_TRIES):
+            path = parent / f"{_LOCKED_NAME}{secrets.token_hex(8)}"
+            (slot / _NOTE).write_text(str(path), encoding="utf-8")
+            path.mkdir(mode=0o700)
+            lock_fd = _lock(path)
+            if lock_fd is not None:
+                return HeldArena(path, lock_fd)
+            # An agent that started between the two calls took the directory for a dead one's, and removes it.
     except OSError as error:
         logger.warning("no shared memory for staging checkpoints: %s", error)
         return None
-    return path
+    logger.warning("no shared memory for staging checkpoints: other agents removed it %d times", _TRIES)
+    return None
+
+
+def remove_dead_arenas(parent: Path) -> None:
+    """Remove the arenas below `parent` whose agents have died, in any slot or container; what stays is logged."""
+    for path in parent.glob(f"{_LOCKED_NAME}*"):
+        try:
+            # A job can make what it likes there: nothing but a directory of this user is touched.
+            lock_fd = _lock(path) if _is_own_directory(path) else None
+            if lock_fd is None:
+                continue
+            try:
+                empty(path)
+                path.rmdir()
+            finally:
+                os.close(lock_fd)
+            logger.info("removed %s, shared memory of an agent that has died", path)
+        except OSError as error:
+            logger.warning("shared memory of an agent that has died stays behind: %s", error)
 
 
 def remove_arena(slot: Path) -> bool:
@@ -97,3 +137,23 @@ def _is_own_directory(path: Path) -> bool:
     except FileNotFoundError:
         return False
     return stat.S_ISDIR(info.st_mode) and info.st_uid == os.geteuid()
+
+
+def _lock(path: Path) -> int | None:
+    """Lock a directory without waiting: the descriptor, or None if another process holds it or has removed it."""
+    try:
+        lock_fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return None
+    try:
+        fcntl.flock(lock_fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        # The directory may have been removed before it was locked.
+        if os.path.samestat(os.fstat(lock_fd), path.lstat()):
+            return lock_fd
+    except (BlockingIOError, FileNotFoundError):
+        pass
+    except BaseException:
+        os.close(lock_fd)
+        raise
+    os.close(lock_fd)
+    return None

@@ -29,7 +29,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Self
 
-from gpu_client.agent.arena import make_arena, remove_arena
+from gpu_client.agent.arena import make_arena, remove_arena, remove_dead_arenas
 from gpu_client.agent.clearing import allow, emptied, real_directory, sync_directory
 from gpu_client.agent.ownership import belongs_to, clear_slot, write_mark
 from gpu_client.checkpoints.store import LocalStore, excess_stores
@@ -116,6 +116,7 @@ class Workspace:
         self._arenas = arenas
         self._agent_id = agent_id
         self._lock_fd: int | None = lock_fd
+        self._arena_lock_fd: int | None = None
         self._previous = _read_state(slot / STATE_FILE)
 
     @classmethod
@@ -124,9 +125,10 @@ class Workspace:
 
         ``arenas``: a directory in memory in which attempts get shared memory; None: they get none.
         ``owner``: for whom the agent works, see `ownership.owner_of`.
-        What crashed agents left is removed, in this slot and in every other that nobody holds; everything that was made
-        for another owner. Raises WorkspaceError if all slots are taken, or if another owner's things cannot be
-        removed; DiskFullError, or OSError if ``root`` cannot be used.
+        What crashed agents left is removed, in this slot and in every other that nobody holds, and the shared memory of
+        all that have died on this machine; everything that was made for another owner. Raises WorkspaceError if all
+        slots are taken, or if another owner's things cannot be removed; DiskFullError, or OSError if ``root`` cannot be
+        used.
         """
         with disk_errors(root):
             root.mkdir(parents=True, exist_ok=True)
@@ -141,6 +143,8 @@ class Workspace:
                 workspace = cls(slot, agent_id, lock_fd, arenas)
                 workspace.purge()
                 _purge_abandoned(root, number, owner)
+                if arenas is not None:
+                    remove_dead_arenas(arenas)
             except BaseException:
                 os.close(lock_fd)
                 raise
@@ -195,9 +199,11 @@ class Workspace:
         """
         if not _JOB_ID.fullmatch(job_id):
             raise ValueError(f"job id {job_id[:40]!r} is not letters, digits, '-' and '_'")
-        _purge(self._slot, keep_store=job_id)
+        self._purge_own(keep_store=job_id)
         root = self._slot / "jobs" / f"{job_id}.{epoch}"
-        arena = make_arena(self._arenas, self._slot) if self._arenas else None
+        held = make_arena(self._arenas, self._slot) if self._arenas else None
+        self._arena_lock_fd = held.lock_fd if held else None
+        arena = held.path if held else None
         job = JobDirectories(root, root / "data", root / "output", root / "staging", root / "params.json", arena)
         with disk_errors(root):
             for directory in (job.data, job.output, job.staging):
@@ -214,7 +220,7 @@ class Workspace:
         """
         if finished is not None and _JOB_ID.fullmatch(finished):
             LocalStore(self.stores, finished).clear()
-        return _purge(self._slot)
+        return self._purge_own()
 
     def free_bytes(self) -> int:
         """What the file system still offers us."""
@@ -234,9 +240,21 @@ class Workspace:
 
     def close(self) -> None:
         """Give the slot back. The state is left as it is: clear it first if nothing is under way."""
+        self._unlock_arena()
         if self._lock_fd is not None:
             os.close(self._lock_fd)
             self._lock_fd = None
+
+    def _purge_own(self, *, keep_store: str | None = None) -> tuple[Path, ...]:
+        try:
+            return _purge(self._slot, keep_store=keep_store)
+        finally:
+            self._unlock_arena()
+
+    def _unlock_arena(self) -> None:
+        if self._arena_lock_fd is not None:
+            os.close(self._arena_lock_fd)
+            self._arena_lock_fd = None
 
     def __enter__(self) -> Self:
         return self

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 import shutil
 import threading
@@ -25,9 +26,10 @@ class StagingAgent:
         self._slot = root
         self._stored = stored
         self._chance = chance
-        arena = make_arena(Path("/dev/shm"), root)
-        assert arena is not None
-        self.arena = arena
+        held = make_arena(Path("/dev/shm"), root)
+        assert held is not None
+        self._lock_fd = held.lock_fd
+        self.arena = arena = held.path
         self.channel = ChannelServer(root, arena=arena)
         self._version: tuple[int, int] | None = None
         self.committer = Committer(self._commit, lambda: True, on_lost=lambda _: None, over=threading.Event())
@@ -76,4 +78,5 @@ class StagingAgent:
         self.committer.close()
         self.channel.close()
         remove_arena(self._slot)
+        os.close(self._lock_fd)
         assert not self.arena.exists()

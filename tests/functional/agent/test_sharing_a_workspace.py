@@ -5,11 +5,14 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
 
 from gpu_client.agent.workspace import Workspace
+from tests.stack import ROOT, clean_environment, leashed
+from tests.waiting import until
 
 pytestmark = [pytest.mark.processes]
 
@@ -19,11 +22,15 @@ import sys, time
 from pathlib import Path
 from gpu_client.agent.workspace import Workspace
 
-space = Workspace.open(Path(sys.argv[1]), "agent-1")
+arenas = Path(sys.argv[2]) if len(sys.argv) > 2 else None
+space = Workspace.open(Path(sys.argv[1]), "agent-1", arenas)
 job = space.prepare("{JOB}", 4)
 (job.data / "big").write_text("x")
+if job.arena:
+    (job.arena / "checkpoint").mkdir()
+    (job.arena / "checkpoint" / "model.safetensors").write_text("x")
 space.write_state("{JOB}", 4, "training", 1)
-print(space.slot, flush=True)
+print(job.arena or space.slot, flush=True)
 time.sleep(60)
 """
 
@@ -38,6 +45,51 @@ def holder(tmp_path: Path) -> Iterator[tuple[subprocess.Popen[str], Path]]:
         process.kill()
         process.wait()
         process.stdout.close()
+
+
+@contextmanager
+def program(name: str, root: Path, memory: Path, log: Path) -> Iterator[subprocess.Popen[bytes]]:
+    """The agent's own program, whose control plane is away."""
+    settings = {
+        "BATON_API_URL": "http://127.0.0.1:9",
+        "BATON_API_KEY": "bk_0123456789abcdef_secret",
+        "BATON_WORKER_ID": name,
+        "BATON_WORKSPACE": str(root),
+        "BATON_ARENA_DIR": str(memory),
+        "BATON_LOG_LEVEL": "INFO",
+    }
+    command = [*leashed(signal.SIGKILL), "gpu_client.agent"]
+    with log.open("wb") as file:
+        process = subprocess.Popen(command, cwd=ROOT, env={**clean_environment(), **settings}, stderr=file)
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.wait()
+
+
+def test_an_agent_removes_the_shared_memory_of_a_killed_one_and_leaves_a_living_ones(tmp_path: Path) -> None:
+    memory = tmp_path / "memory"
+    memory.mkdir()
+    with ExitStack() as stack:
+        places = {}
+        for name in ("killed", "living"):
+            command = [sys.executable, "-c", HOLD, str(tmp_path / name), str(memory)]
+            process = stack.enter_context(subprocess.Popen(command, stdout=subprocess.PIPE, text=True))
+            stack.callback(process.kill)
+            assert process.stdout is not None
+            places[name] = process, Path(process.stdout.readline().strip())
+        process, left = places["killed"]
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+        assert (left / "checkpoint" / "model.safetensors").exists()
+        log = tmp_path / "log"
+        agent = stack.enter_context(program("another", tmp_path / "another", memory, log))
+        until(lambda: f"removed {left}" in log.read_text() or agent.poll() is not None, what=f"the removal of {left}")
+        assert not left.exists(), log.read_text()
+        _, kept = places["living"]
+        assert list(memory.iterdir()) == [kept]
+        assert (kept / "checkpoint" / "model.safetensors").exists()
 
 
 def test_a_living_agents_slot_is_left_alone_a_killed_ones_is_taken_over(

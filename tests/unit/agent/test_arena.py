@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from gpu_client.agent.arena import find_staged, give_back, make_arena, remove_arena
+from gpu_client.agent.arena import find_staged, give_back, make_arena, remove_arena, remove_dead_arenas
 from gpu_client.agent.workspace import Workspace
 
 JOB = "146683a1-cb76-4702-9fef-fcccd32594f1"
@@ -89,15 +89,69 @@ def test_a_note_that_a_job_has_changed_harms_nothing(tmp_path: Path, memory: Pat
 
 
 def test_a_deep_tree_of_a_hostile_job_goes_too(tmp_path: Path, memory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    arena = make_arena(memory, tmp_path)
-    assert arena is not None
-    monkeypatch.chdir(arena)
+    held = make_arena(memory, tmp_path)
+    assert held is not None
+    monkeypatch.chdir(held.path)
     for _ in range(1500):
         Path("d").mkdir()
         os.chdir("d")
     monkeypatch.undo()
     remove_arena(tmp_path)
+    os.close(held.lock_fd)
     assert list(memory.iterdir()) == []
+
+
+def test_an_agent_that_starts_removes_the_memory_of_dead_ones_in_other_workspaces(tmp_path: Path, memory: Path) -> None:
+    dead = Workspace.open(tmp_path / "one", "a", memory)
+    left = dead.prepare(JOB, 1).arena
+    assert left is not None
+    (left / "checkpoint").mkdir()
+    (left / "checkpoint" / "model.safetensors").write_bytes(b"x")
+    with Workspace.open(tmp_path / "two", "b", memory) as living:
+        assert left.exists(), "its agent lives"
+        kept = living.prepare(JOB, 1).arena
+        dead.close()  # what the kernel does for killed agents
+        with Workspace.open(tmp_path / "three", "c", memory):
+            assert list(memory.iterdir()) == [kept]
+        living.purge()
+        assert list(memory.iterdir()) == []
+
+
+def test_memory_that_is_not_an_agents_of_this_version_stays(tmp_path: Path, memory: Path) -> None:
+    (tmp_path / "precious").mkdir()
+    (tmp_path / "precious" / "file").write_text("kept")
+    (memory / "baton-arena-0123456789abcdef").mkdir()
+    (memory / "baton-arena-locked-link").symlink_to(tmp_path / "precious")
+    (memory / "baton-arena-locked-file").write_text("no directory")
+    (memory / "other").mkdir()
+    before = sorted(memory.iterdir())
+    with Workspace.open(tmp_path / "root", "a", memory):
+        assert sorted(memory.iterdir()) == before
+    assert (tmp_path / "precious" / "file").read_text() == "kept"
+
+
+def test_memory_that_another_agent_removes_before_it_is_locked_is_made_again(
+    tmp_path: Path, memory: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    mkdir, made = Path.mkdir, list[Path]()
+
+    def mkdir_and_lose(path: Path, *given: int, **more: bool) -> None:
+        mkdir(path, *given, **more)
+        if path.parent == memory:
+            made.append(path)
+            if len(made) % 3:
+                remove_dead_arenas(memory)
+
+    monkeypatch.setattr(Path, "mkdir", mkdir_and_lose)
+    held = make_arena(memory, tmp_path)
+    assert held is not None and len(made) == 3
+    assert list(memory.iterdir()) == [held.path]
+    remove_dead_arenas(memory)
+    assert list(memory.iterdir()) == [held.path]
+    os.close(held.lock_fd)
+    monkeypatch.setattr(Path, "mkdir", lambda path, *given, **more: (mkdir(path, *given, **more), path.rmdir()))
+    assert make_arena(memory, tmp_path) is None
+    assert "no shared memory" in caplog.text
 
 
 def test_a_checkpoint_is_the_agents_until_it_is_given_back(memory: Path, caplog: pytest.LogCaptureFixture) -> None:
