@@ -292,7 +292,11 @@ class Progress(AnswerModel):
 
 
 class Artifact(AnswerModel):
-    """A stored output. Example: `{"path": "model.safetensors", "key": "jobs/.../model.safetensors", ...}`"""
+    """A stored output. Example: `{"path": "model.safetensors", "key": "jobs/.../model.safetensors", ...}`
+
+    `size_bytes` and `crc64nvme` are those of the stored object. `blake3` is what the worker declared:
+    compare it with the bytes before you use them.
+    """
 
     path: str
     bucket: str

@@ -12,6 +12,7 @@ from gpu_client.transport.errors import (
     ApiError,
     BatonError,
     DiskFull,
+    FalseDigest,
     TransferCanceled,
     UnexpectedAnswer,
     Unreachable,
@@ -117,6 +118,11 @@ def _of_the_network(error: BatonError) -> tuple[ExitCode, str]:
         )
     if isinstance(error, DiskFull):
         return ExitCode.FAILED, f"{error}. Make room, then repeat the command: it goes on where it stopped."
+    if isinstance(error, FalseDigest):
+        return ExitCode.FAILED, (
+            f"{error.code}: {error}. The file is stored as it was uploaded, but its worker declared the digest of "
+            "other bytes: it was not kept. The other files are here; for this one run the job again: baton retry ID"
+        )
     if isinstance(error, UnsafePath) or isinstance(error.__cause__, OSError):
         return ExitCode.FAILED, f"{error}. Put that right, then repeat the command: what is done stays done."
     return ExitCode.FAILED, f"{error}. What is done stays done; repeat the command for the rest."

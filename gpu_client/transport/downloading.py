@@ -14,7 +14,7 @@ from gpu_client.transport.buffers import BufferPool
 from gpu_client.transport.cancel import Flight, stop_if_set
 from gpu_client.transport.connections import BrokenConnection, Connections
 from gpu_client.transport.digests import Digester, FileDigest
-from gpu_client.transport.errors import ChecksumMismatch
+from gpu_client.transport.errors import ChecksumMismatch, FalseDigest
 from gpu_client.transport.files import CHUNK_BYTES, StagedFile, safe_destination
 from gpu_client.transport.items import Download, RangeDownload
 from gpu_client.transport.lane import Flow, Lane, Meter
@@ -143,6 +143,9 @@ class Downloads:
             if item.blake3 or item.crc64nvme:
                 _verify(item, file.digest(flight))
             stop_if_set(flight)
+        except FalseDigest:
+            file.discard()
+            raise
         except ChecksumMismatch as error:
             logger.warning("%s; fetching it once more, as a whole", error)
             arrived_bytes = sum(part.reached - part.offset for part in file.parts)
@@ -238,7 +241,9 @@ class _Arrived:
 
 
 def _verify(item: Download, found: FileDigest) -> None:
-    if item.blake3 is not None and found.blake3 != item.blake3:
-        raise ChecksumMismatch(f"{item.name}: BLAKE3 is {found.blake3} instead of {item.blake3}")
     if item.crc64nvme is not None and found.crc64nvme != item.crc64nvme:
         raise ChecksumMismatch(f"{item.name}: CRC-64/NVME is {found.crc64nvme} instead of {item.crc64nvme}")
+    if item.blake3 is not None and found.blake3 != item.blake3:
+        # The CRC is the store's own: what changed on the way would have changed it, too.
+        kind = ChecksumMismatch if item.crc64nvme is None else FalseDigest
+        raise kind(f"{item.name}: BLAKE3 is {found.blake3} instead of {item.blake3}")

@@ -18,6 +18,7 @@
     ├── TransferError             moving one object failed for good
     │   ├── ObjectMissing         404: the object is not in the store
     │   ├── ChecksumMismatch      the bytes are not those that were promised, also when fetched again
+    │   │   └── FalseDigest       the stored bytes arrived, and the promised BLAKE3 was never theirs
     │   ├── UrlExpired            the presigned URL has run out: ask for a new one
     │   ├── FileChanged           a local file changed while it was read
     │   └── UnsafePath            a destination would lie outside its directory
@@ -138,6 +139,15 @@ class ObjectMissing(TransferError):  # noqa: N818
 
 class ChecksumMismatch(TransferError):  # noqa: N818
     """The bytes are not the promised ones."""
+
+
+class FalseDigest(ChecksumMismatch):
+    """The bytes have the promised size and CRC-64/NVME and another BLAKE3: whoever declared the digest lied or erred.
+
+    To fetch them again does not help.
+    """
+
+    code = ErrorCode.DIGEST_MISMATCH
 
 
 class UrlExpired(TransferError):  # noqa: N818

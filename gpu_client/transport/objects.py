@@ -16,7 +16,7 @@ from gpu_client.transport.batch import run_batch
 from gpu_client.transport.calls import ApiCalls, read_answer, segment
 from gpu_client.transport.cancel import CancelEvent
 from gpu_client.transport.digests import FileDigest, hash_file
-from gpu_client.transport.errors import TokenRefused, TransferError, UnexpectedAnswer, UrlExpired
+from gpu_client.transport.errors import FalseDigest, TokenRefused, TransferError, UnexpectedAnswer, UrlExpired
 from gpu_client.transport.http import HttpClient
 from gpu_client.transport.rounds import LocalFile, Missing, Target, upload_in_rounds
 from gpu_client.transport.transfer import DEFAULT_WORKERS, Download, Progress, Transfer
@@ -136,18 +136,26 @@ class ObjectCalls(ApiCalls):
     ) -> None:
         """Fetch several objects at once. A file that exists under its name afterwards is complete, also after an error.
 
-        Raises as `download` does; the first failure stops the others.
+        Raises as `download` does; the first failure stops the others, but FalseDigest: that is raised behind them.
         """
         lock = threading.Lock()
+        false: list[FalseDigest] = []
 
         def moved(size_bytes: int) -> None:
             with lock:
                 if progress is not None:
                     progress(size_bytes)
 
-        run_batch(
-            wanted, lambda one, flight: self._fetch(one, cancel=flight, progress=moved), workers=workers, cancel=cancel
-        )
+        def fetch(one: Wanted, flight: CancelEvent) -> None:
+            try:
+                self._fetch(one, cancel=flight, progress=moved)
+            except FalseDigest as error:
+                with lock:
+                    false.append(error)
+
+        run_batch(wanted, fetch, workers=workers, cancel=cancel)
+        if false:
+            raise false[0]
 
     def _fetch(self, wanted: Wanted, *, cancel: CancelEvent | None, progress: Progress | None) -> None:
         for last in (False,) * (MAX_EXPIRED_ROUNDS - 1) + (True,):

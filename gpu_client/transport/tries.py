@@ -9,7 +9,7 @@ from typing import TypeVar
 
 from gpu_client.transport.cancel import Flight, stop_if_set
 from gpu_client.transport.connections import BrokenConnection
-from gpu_client.transport.errors import ChecksumMismatch, Unreachable
+from gpu_client.transport.errors import ChecksumMismatch, FalseDigest, Unreachable
 from gpu_client.transport.lane import Lane, Pause
 from gpu_client.transport.retry import Failure, RetryPolicy, retry_delay_s
 from gpu_client.transport.stats import TransferStats
@@ -42,6 +42,8 @@ class Tries:
         """Bytes can be altered on the way: only a second mismatch means that they are wrong at their source."""
         try:
             return self.until_done(name, flight, lane, once)
+        except FalseDigest:
+            raise
         except ChecksumMismatch as error:
             logger.warning("%s; moving it once more", error)
             self._stats.add(retries=1)

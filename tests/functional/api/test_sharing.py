@@ -222,3 +222,32 @@ def test_a_job_that_shares_nothing_asks_for_nothing(api: Api, monkeypatch: pytes
     with pytest.raises(AttributeError):
         held = claimed(api)
         api.context.shared.get_many(TENANT, [])
+
+
+def test_a_share_with_a_false_digest_is_replaced_by_the_next_job(api: Api) -> None:
+    """A reader refuses it by its digest; the job that could not use it leaves a sound one."""
+    false = blake3(b"other bytes").hexdigest()
+    liar = claimed(api)
+    declared = liar.store_artifacts({**MODEL, PATH: b"images, and more of them"})
+    lie = [{**one, "blake3": false} if one["path"] == PATH else one for one in declared]
+    liar.post("/complete", {"job_id": liar.id, "artifacts": lie}).ok()
+    api.clock.advance(1)
+    victim = claimed(api)
+    (shared,) = inputs(victim)
+    assert shared["blake3"] == false, "so that its reader finds out"
+    victim.complete({**MODEL, PATH: b"its own"}).ok()
+    (sound,) = inputs(claimed(api))
+    assert (sound["key"], sound["blake3"]) == (key_of(victim), blake3(b"its own").hexdigest())
+
+
+def test_a_false_digest_gives_no_job_anothers_file(api: Api) -> None:
+    """Files are known by job and attempt: whoever declares the digest of another's file gets nothing by it."""
+    owner = done(api, b"the owner's")
+    liar = claimed(api, class_prompt="a cat")
+    declared = liar.store_artifacts({**MODEL, PATH: b"the liar's!"})
+    lie = [{**one, "blake3": blake3(b"the owner's").hexdigest()} if one["path"] == PATH else one for one in declared]
+    liar.post("/complete", {"job_id": liar.id, "artifacts": lie}).ok()
+    assert given(claimed(api)) == [b"the owner's"]
+    (other,) = inputs(claimed(api, class_prompt="a cat"))
+    assert other["key"] == key_of(liar) != key_of(owner)
+    assert given(claimed(api, class_prompt="a cat")) == [b"the liar's!"], "which its digest gives away"

@@ -8,13 +8,17 @@ import re
 import subprocess
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import pytest
 from blake3 import blake3
 
 from contract.datasets import DATASET_MANIFEST, DatasetManifest, is_manifest
+from contract.jobs import JobState
 from contract.parts import PARTS_FROM_BYTES
+from contract.work import DeclaredArtifact
 from tests.emulator import unique
+from tests.functional.cli import people
 from tests.functional.cli.people import Baton, Labour, finished, submit
 from tests.stack import Stack
 from tests.trees import files_below, write_files
@@ -215,6 +219,26 @@ def test_altered_bytes_never_appear(baton: Baton, labour: Labour, stack: Stack, 
     baton("fetch", job_id, tmp_path / "got").failed(1, "model.bin")
     assert not (tmp_path / "got" / "model.bin").exists()
     assert not list((tmp_path / "got").rglob("*.part"))
+
+
+def test_a_false_digest_is_found_by_fetch(
+    baton: Baton, labour: Labour, stack: Stack, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`complete` takes it, since size and CRC fit."""
+    false = blake3(b"something else").hexdigest()
+    honest = people.upload_artifacts
+
+    def lying(*given: Any, **more: Any) -> list[DeclaredArtifact]:
+        declared = honest(*given, **more)
+        return [one.model_copy(update={"blake3": false}) if one.path == "model.bin" else one for one in declared]
+
+    monkeypatch.setattr(people, "upload_artifacts", lying)
+    job_id = finished(baton, labour, tmp_path, OUTPUTS)
+    assert stack.job(job_id).state is JobState.COMPLETE
+    got = tmp_path / "got"
+    for _ in range(2):
+        baton("fetch", job_id, got).failed(1, "digest_mismatch: ", "model.bin: BLAKE3 is", false, "baton retry")
+        assert files_below(got) == {path: data for path, data in OUTPUTS.items() if path != "model.bin"}
 
 
 def test_a_full_disk_is_one_line_and_a_repeat_goes_on(baton: Baton, labour: Labour, tmp_path: Path) -> None:

@@ -228,9 +228,10 @@ class TestShared:
         assert (tmp_path / "1").read_bytes() == b"digits/1"
         assert "done without: " in caplog.text
 
-    def test_other_bytes_than_were_shared_are_not_taken(self, tmp_path: Path) -> None:
+    def test_other_bytes_than_were_shared_are_not_taken(self, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
         assert fetch(Sharing("1", content=b"others"), Transfer(), tmp_path) == 1
         assert [path.name for path in tmp_path.rglob("*") if path.is_file()] == ["1"]
+        assert "done without: " in caplog.text
 
     def test_the_jobs_own_input_is_not_replaced(self, tmp_path: Path) -> None:
         assert fetch(Sharing("1", shared="1"), Transfer(), tmp_path) == 1

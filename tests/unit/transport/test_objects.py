@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from gpu_client.transport.api import BatonClient
 from gpu_client.transport.digests import digest_bytes
-from gpu_client.transport.errors import ChecksumMismatch, NotFound, TransferCanceled, UnsafePath
+from gpu_client.transport.errors import ChecksumMismatch, FalseDigest, NotFound, TransferCanceled, UnsafePath
 from gpu_client.transport.http import HttpClient
 from gpu_client.transport.objects import Wanted
 from gpu_client.transport.transfer import Transfer
@@ -65,6 +66,14 @@ def test_the_first_failure_stops_the_rest(client: BatonClient, store: ScriptedSe
     with pytest.raises(ChecksumMismatch, match=r"out/2\.bin"):
         client.fetch_objects(wanted(tmp_path, "out/2.bin", *FILES), workers=1)
     assert files_below(tmp_path) == {}
+
+
+def test_a_false_digest_keeps_no_other_file_away(client: BatonClient, tmp_path: Path) -> None:
+    first, *rest = wanted(tmp_path, *FILES)
+    false = replace(first, blake3=digest_bytes(b"other").blake3)
+    with pytest.raises(FalseDigest, match=r"out/0\.bin"):
+        client.fetch_objects([false, *rest], workers=1)
+    assert files_below(tmp_path) == {path: data for path, data in FILES.items() if path != false.path}
 
 
 def test_what_was_fetched_before_a_failure_stays(client: BatonClient, server: ScriptedServer, tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ from gpu_client.transport.digests import digest_bytes
 from gpu_client.transport.errors import (
     ChecksumMismatch,
     DiskFull,
+    FalseDigest,
     ObjectMissing,
     TransferError,
     Unreachable,
@@ -103,6 +104,21 @@ class TestDownload:
         with pytest.raises(ChecksumMismatch):
             transfer.download([Download(name="o", url=f"{server.url}/bad", root=root, path="p", **expected)])
         assert left_in(root) == ["o"]
+
+    def test_a_false_digest_is_told_from_altered_bytes_and_not_fetched_again(
+        self, server: ScriptedServer, transfer: Transfer, root: Path
+    ) -> None:
+        """The CRC is the store's, and the BLAKE3 the uploader's statement."""
+        server.objects = {"/o": DATA}
+        declared = {"crc64nvme": digest_bytes(DATA).crc64nvme, "blake3": digest_bytes(b"other").blake3}
+        with pytest.raises(FalseDigest, match="BLAKE3 is"):
+            transfer.download([Download(name="o", url=f"{server.url}/o", root=root, path="o", **declared)])
+        assert left_in(root) == [] and len(server.seen) == 1
+        server.objects = {"/o": b"z" * len(DATA)}
+        with pytest.raises(ChecksumMismatch, match="CRC-64/NVME is") as altered:
+            transfer.download([Download(name="o", url=f"{server.url}/o", root=root, path="o", **declared)])
+        assert not isinstance(altered.value, FalseDigest)
+        assert left_in(root) == [] and len(server.seen) == 3
 
     def test_too_long_without_content_length(self, server: ScriptedServer, transfer: Transfer, root: Path) -> None:
         server.routes["GET", "/o"] = without_length(DATA + b"x")
