@@ -34,7 +34,7 @@ def test_every_command_runs(tmp_path: Path) -> None:
     )  # fmt: skip
     assert ran.returncode == 0, ran.stdout + ran.stderr
     said = re.split(r"^== \d+\n", ran.stdout, flags=re.MULTILINE)[1:]
-    made, filled, trained, again, watched, verified, repaired, recorded, mixed, came = said
+    made, filled, trained, again, watched, verified, repaired, recorded, mixed, came, logged = said
     assert made == ""
     assert "256 of 256" in filled and "800 put" in filled
     first, second = trained.splitlines()
@@ -47,6 +47,8 @@ def test_every_command_runs(tmp_path: Path) -> None:
     assert recorded == "" and "256 samples recorded in recorded, 0 damaged" in ran.stderr
     assert set(re.findall(r"'(\w+)', 16", mixed)) == {"live", "kept"}
     assert re.match(r"10 tensor\(0\.[45]", came)
+    history, gone = logged.rsplit("\n", 2)[:2]
+    assert history.count('"swap_count"') >= 2 and gone.startswith("Deleted the ring, with "), logged
     assert "Traceback" not in ran.stderr and "Warning" not in ran.stderr
 
 
