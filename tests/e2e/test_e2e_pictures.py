@@ -128,7 +128,7 @@ def test_the_dreambooth_recipe_shows_its_pictures_and_leaves_them_with_their_gri
     }
     job = stack.client.submit(
         JobSubmit(
-            recipe="dreambooth-lora-sd@1",
+            recipe="dreambooth-lora-sd@2",
             parameters=parameters,
             inputs=[InputRef(prefix=f"{shop.queue}/{name}/", into=name) for name in parts],
             requirements=Requirements(min_vram_gib=0, min_disk_gib=0),

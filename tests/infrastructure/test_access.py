@@ -122,9 +122,9 @@ def listening(recorder: Recorder, emulator: Emulator, patch: pytest.MonkeyPatch)
 
     api = harness.emulated_api(emulator)
     patch.setattr(harness, "dispatch", recorder.within(function_of, harness.dispatch))
-    patch.setattr(harness, "authorize", recorder.within(lambda *_: "authorizer", harness.authorize))
+    patch.setattr(harness, "authorize", recorder.within(lambda *_, **__: "authorizer", harness.authorize))
     for part in ("sweep", "run_due_retentions"):
-        patch.setattr(harness, part, recorder.within(lambda *_: "sweeper", getattr(harness, part)))
+        patch.setattr(harness, part, recorder.within(lambda *_, **__: "sweeper", getattr(harness, part)))
     clients = [api.context.jobs._client, api.context.objects._client]  # type: ignore[attr-defined]
     for client in clients:
         client.meta.events.register("provide-client-params.*", recorder.note)
@@ -265,7 +265,7 @@ def work(api: Api) -> None:
 def share(api: Api) -> None:
     """Two jobs that leave something for later ones, the second of which was given what the first left."""
     job = {
-        "recipe": "dreambooth-lora-sd@1",
+        "recipe": "dreambooth-lora-sd@2",
         "parameters": {"instance_prompt": "my dog", "class_prompt": "dog", "with_prior_preservation": True},
         "inputs": [{"prefix": "in/", "into": "instance"}],
     }

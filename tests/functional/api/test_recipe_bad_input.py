@@ -13,7 +13,7 @@ import pytest
 from contract.errors import ErrorCode
 from tests.api_harness import Api
 
-RECIPES = ["dreambooth-lora-sdxl@1", "dreambooth-lora-sd@1"]
+RECIPES = ["dreambooth-lora-sdxl@2", "dreambooth-lora-sd@2"]
 TOOL = """\
 name: tool
 version: 1
@@ -55,7 +55,7 @@ def test_an_unknown_recipe(api: Api) -> None:
 
 
 def test_an_unknown_version(api: Api) -> None:
-    refused(api, job("dreambooth-lora-sdxl@2"), "recipe", ErrorCode.UNKNOWN_RECIPE)
+    refused(api, job("dreambooth-lora-sdxl@999"), "recipe", ErrorCode.UNKNOWN_RECIPE)
 
 
 @pytest.mark.parametrize("recipe", RECIPES)

@@ -254,7 +254,7 @@ def test_any_command_in_any_image(api: Api) -> None:
         )
 
 
-@pytest.mark.parametrize(("recipe", "vram_gib"), [("dreambooth-lora-sdxl@1", 16), ("dreambooth-lora-sd@1", 8)])
+@pytest.mark.parametrize(("recipe", "vram_gib"), [("dreambooth-lora-sdxl@2", 16), ("dreambooth-lora-sd@2", 8)])
 def test_the_dreambooth_recipes_ask_for_the_memory_that_they_need(api: Api, recipe: str, vram_gib: int) -> None:
     body = {
         "recipe": recipe,

@@ -17,7 +17,7 @@ PATH = "class_images.zip"
 PLACE = f".baton/shared/{PATH}"
 MODEL = {"pytorch_lora_weights.safetensors": b"weights"}
 JOB: dict[str, Any] = {
-    "recipe": "dreambooth-lora-sd@1",
+    "recipe": "dreambooth-lora-sd@2",
     "parameters": {
         "instance_prompt": "a photo of a timberdog",
         "class_prompt": "a photo of a dog",

@@ -153,7 +153,7 @@ def test_all_that_contradicts_itself_in_a_dreambooth_job_is_told_at_once(baton: 
     file = tmp_path / "job.yaml"
     file.write_text(
         """\
-        recipe: dreambooth-lora-sdxl@1
+        recipe: dreambooth-lora-sdxl@2
         inputs: [{prefix: dogs/, into: instance}]
         parameters:
           instance_prompt: a dog

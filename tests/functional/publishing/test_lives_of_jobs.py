@@ -46,7 +46,11 @@ def live(api: Api) -> list[str]:
     api.post(f"/job/{job}/pause").ok()
     held.release().ok()
     api.post(f"/job/{job}/resume").ok()
-    api.claim(queue="a")
+    held = api.claim(queue="a")
+    for _ in range(4):
+        api.clock.advance(60)
+        api.sweep()
+    held.heartbeat().ok()
     for _ in range(4):
         api.clock.advance(60)
         api.sweep()

@@ -20,7 +20,9 @@ from functions.recipes import built_in_recipe
 from gpu_client.training.dreambooth.config import DreamboothConfig
 from gpu_client.training.dreambooth.errors import ConfigError
 
-RECIPES = ["dreambooth-lora-sdxl@1", "dreambooth-lora-sd@1"]
+RECIPES = ["dreambooth-lora-sdxl@2", "dreambooth-lora-sd@2"]
+FIRST_VERSIONS = ["dreambooth-lora-sdxl@1", "dreambooth-lora-sd@1"]
+"""With the learning rate of the original orchestrator."""
 NEEDED = {"instance_prompt": "a photo of sks dog"}
 NOT_THE_USERS = {"instance_data_dir", "class_data_dir", "cache_dir"}
 """Folders: the recipes' inputs say the first two, the worker the third."""
@@ -90,8 +92,8 @@ def test_every_field_of_the_config_is_a_parameter_with_its_default_and_bounds(re
 def test_each_recipe_is_for_one_kind_of_model() -> None:
     kinds = {recipe_id: recipe_of(recipe_id).parameters["model_type"] for recipe_id in RECIPES}
     assert {recipe_id: (spec.default, spec.choices) for recipe_id, spec in kinds.items()} == {
-        "dreambooth-lora-sdxl@1": ("sdxl", ["sdxl"]),
-        "dreambooth-lora-sd@1": ("sd", ["sd"]),
+        "dreambooth-lora-sdxl@2": ("sdxl", ["sdxl"]),
+        "dreambooth-lora-sd@2": ("sd", ["sd"]),
     }
 
 
@@ -103,6 +105,15 @@ def test_the_two_recipes_differ_in_nothing_else() -> None:
         for name in OF_THE_RECIPE:
             recipe["parameters"][name] |= {"default": None, "choices": None}
     assert sdxl == sd
+
+
+@pytest.mark.parametrize(("first", "second"), [*zip(FIRST_VERSIONS, RECIPES, strict=True)])
+def test_the_second_versions_differ_in_the_learning_rate(first: str, second: str) -> None:
+    """2e-6 is a rate for whole models: 500 of its steps hardly move a LoRA."""
+    before, after = (recipe_of(recipe_id).model_dump(exclude={"version"}) for recipe_id in (first, second))
+    rates = [recipe["parameters"]["learning_rate"].pop("default") for recipe in (before, after)]
+    assert rates == [2e-6, 1e-4]
+    assert before == after
 
 
 @pytest.mark.parametrize("recipe_id", RECIPES)
@@ -270,10 +281,7 @@ def test_its_fields_are_those_of_the_config_with_their_defaults_and_bounds() -> 
             assert getattr(defaults, name) == getattr(DreamboothConfig.of(NEEDED), name), name
 
 
-def test_the_default_rate_is_one_for_lora_and_the_original_s_where_it_is_promised() -> None:
-    """2e-6 is a rate for whole models: 500 of its steps hardly move a LoRA."""
-    assert DreamboothConfig.of(NEEDED).learning_rate == 1e-4
-    assert [recipe_of(one).parameters["learning_rate"].default for one in RECIPES] == [1e-4, 1e-4]
+def test_its_default_rate_is_the_original_s() -> None:
     job, columns = original.as_job(DreamboothSubmit(instance_data_prefix="dogs/", **NEEDED), "j-1")
     assert columns["learning_rate"] == job.parameters["learning_rate"] == 2e-6
 
@@ -289,6 +297,11 @@ def flat_bodies() -> st.SearchStrategy[dict[str, Any]]:
     )
 
 
+def without_a_class_that_has_no_name(asked: dict[str, Any]) -> dict[str, Any]:
+    """Return what Baton's agent trains: without prior preservation where the class has no prompt."""
+    return asked | ({} if (asked.get("class_prompt") or "").strip() else {"with_prior_preservation": False})
+
+
 @settings(max_examples=400, deadline=None)
 @given(flat_bodies(), st.sampled_from([{}, {"class_prompt": ""}, {"validation_prompt": ""}]))
 def test_a_flat_payload_is_taken_if_the_script_would_take_it(body: dict[str, Any], change: dict[str, Any]) -> None:
@@ -299,6 +312,7 @@ def test_a_flat_payload_is_taken_if_the_script_would_take_it(body: dict[str, Any
     # The original's rule: its epochs count if there are more than 1 of them.
     asked = {name: value or None if isinstance(value, str) else value for name, value in body.items()}
     asked.setdefault("max_train_steps", 500)
+    asked = without_a_class_that_has_no_name(asked)
     assert fields_of(faults) == fields_of(config_problems(asked))
     assert body.items() <= columns.items()
     if not faults:
@@ -321,5 +335,5 @@ def test_a_field_of_the_flat_payload_has_the_bounds_of_the_script(name: str) -> 
         if name in ("class_prompt", "validation_prompt") and value == "":
             assert taken
         else:
-            asked = NEEDED | {"max_train_steps": 500} | {name: value}
+            asked = without_a_class_that_has_no_name(NEEDED | {"max_train_steps": 500} | {name: value})
             assert taken == (not config_problems(asked)), (value, taken)

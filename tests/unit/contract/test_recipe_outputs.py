@@ -10,7 +10,7 @@ from gpu_client.training.dreambooth import validation
 from gpu_client.training.dreambooth.lora import WEIGHTS_FILE
 
 
-@pytest.mark.parametrize("recipe_id", ["dreambooth-lora-sdxl@1", "dreambooth-lora-sd@1"])
+@pytest.mark.parametrize("recipe_id", ["dreambooth-lora-sdxl@2", "dreambooth-lora-sd@2"])
 @pytest.mark.parametrize(
     ("given", "pictures"),
     [({}, []), ({"validation_prompt": "a dog"}, ["validation", "validation_grid.png"])],

@@ -89,7 +89,7 @@ def test_what_cannot_be_shared_is_told_with_its_place(old: str, new: str, place:
     assert [(fault.field, reason in fault.reason) for fault in faults] == [(place, True)]
 
 
-@pytest.mark.parametrize("recipe_id", ["dreambooth-lora-sd@1", "dreambooth-lora-sdxl@1"])
+@pytest.mark.parametrize("recipe_id", ["dreambooth-lora-sd@2", "dreambooth-lora-sdxl@2"])
 def test_dreambooth_shares_class_images_where_it_needs_some(recipe_id: str) -> None:
     found = built_in_recipe(recipe_id)
     assert found is not None

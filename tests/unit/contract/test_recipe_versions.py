@@ -12,7 +12,9 @@ DIGESTS = {
     "command@1": "461e0b2b89d879f58c6c32a1d6e17733",
     "digits@1": "ac115f9a58e8f040335cfa323a448341",
     "dreambooth-lora-sd@1": "1d4375e9c2528bfeef46869ac6fba77a",
+    "dreambooth-lora-sd@2": "702520f4b021abbb559dbede9b72a472",
     "dreambooth-lora-sdxl@1": "e53f0d5ea7637105d36884915e5c68ef",
+    "dreambooth-lora-sdxl@2": "86df3e8ab642d8324693a1daf6de1b12",
     "generator@1": "91185af2166c4eb90df2c62fc16bc001",
 }
 """Of what each built-in recipe says; comments and line breaks are free."""

@@ -162,7 +162,7 @@ def test_attempts_know_what_was_shared_with_the_first(run: Run, made: list[int],
     assert outputs(run("own", **EVERYTHING)) == whole
 
 
-@pytest.mark.parametrize("recipe_id", ["dreambooth-lora-sd@1", "dreambooth-lora-sdxl@1"])
+@pytest.mark.parametrize("recipe_id", ["dreambooth-lora-sd@2", "dreambooth-lora-sdxl@2"])
 def test_the_recipes_key_is_of_all_that_images_depend_on(recipe_id: str) -> None:
     recipe = built_in_recipe(recipe_id)
     assert recipe is not None

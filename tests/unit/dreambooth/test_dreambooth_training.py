@@ -81,7 +81,7 @@ def _lora_layers(module: torch.nn.Module) -> list[Any]:
 def test_the_artifact_says_where_it_comes_from(run: Run, tiny_sd: Path) -> None:
     variables = {"BATON_JOB_ID": "job-7"}
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("BATON_RECIPE", "dreambooth-lora-sd@1")
+        patch.setenv("BATON_RECIPE", "dreambooth-lora-sd@2")
         output = run(variables=variables, max_train_steps=1, validation_prompt="sks cat on a chair")
     with safe_open(output / WEIGHTS_FILE, "pt") as stream:
         said = stream.metadata()
@@ -89,7 +89,7 @@ def test_the_artifact_says_where_it_comes_from(run: Run, tiny_sd: Path) -> None:
     assert said == {
         "format": "pt",
         "baton.job": "job-7",
-        "baton.recipe": "dreambooth-lora-sd@1",
+        "baton.recipe": "dreambooth-lora-sd@2",
         "baton.step": "1",
         "baton.base_model": str(tiny_sd),
         "baton.base_model_type": "sd",
