@@ -88,6 +88,7 @@ class Harvest:
         self._trainer = None
         if resume_from is not None:
             self.ignore(resume_from)
+            self._tell_total(resume_from)
 
     def ignore(self, restored: Path) -> None:
         """This checkpoint was put there by the agent."""
@@ -202,8 +203,7 @@ class Harvest:
                     self._watcher.look_again(ready)
                 continue
             step = self._counted(taken.step)
-            if (total := _total_in(taken.path)) is not None:
-                self._on_total(self._ledger.counted(total))
+            self._tell_total(taken.path)
             committer.offer(
                 Staged(
                     step,
@@ -215,6 +215,10 @@ class Harvest:
                     origin=ready if ready.created_by == "foreign" and ready.path != taken.path else None,
                 )
             )
+
+    def _tell_total(self, checkpoint: Path) -> None:
+        if (total := _total_in(checkpoint)) is not None:
+            self._on_total(self._ledger.counted(total))
 
     def _tell_missed(self, step: int) -> None:
         """In the job's log, at each power of two."""

@@ -155,12 +155,13 @@ class MongoheadDataset(Dataset[Any]):  # type: ignore[misc, unused-ignore]
         sample: Sequence[str] | None = None,
         transform: Any = None,
         normalize: Callable[[Any], Any] | None = None,
-        id: Any = None,
-        keeptrying: Any = None,
+        id: Any = "id",
+        keeptrying: Any = True,
     ) -> None:
         """`normalize` is given the first array. `collection`, `transform`, `id` and `keeptrying` were MongoDB's."""
-        of_mongodb = {"collection": collection, "transform": transform, "id": id, "keeptrying": keeptrying}
-        if ignored := [name for name, value in of_mongodb.items() if value is not None]:
+        of_mongodb = {"collection": collection is None, "transform": transform is None, "id": id == "id"}
+        of_mongodb |= {"keeptrying": bool(keeptrying)}
+        if ignored := [name for name, is_default in of_mongodb.items() if not is_default]:
             logger.warning("ignored, since there is no MongoDB here: %s", ", ".join(ignored))
         self._config = Config.read(config_path)
         self._kinds = tuple(sample) if sample is not None else self._config.kinds[:2]

@@ -131,12 +131,13 @@ def test_a_script_that_keeps_one_checkpoint_for_half_a_second_loses_no_more_than
     """Its checkpoints never settled: it lost all, without a word, and began anew."""
     stack, steps = shop.stack, 12
     resume = "${BATON_RESUME_FROM:+--resume_from_checkpoint=$BATON_RESUME_FROM}"
+    gate = shop.gate(6)
     job_id = stack.client.submit(
         JobSubmit(
             command=["python", str(TRAINERS / "rotating.py"), order, "$BATON_OUTPUT_DIR", str(steps), resume],
             outputs=["model.txt"],
             queue=shop.queue,
-            environment=ONE_THREAD,
+            environment={**ONE_THREAD, **gate.environment},
             policy=Policy(heartbeat_interval_s=2, backoff_s=0, avoid_machine_s=0),
         )
     ).id
@@ -145,6 +146,7 @@ def test_a_script_that_keeps_one_checkpoint_for_half_a_second_loses_no_more_than
     first.kill_group()
     until(lambda: not shop.trainers(), 20, what="the trainer's end")
     resumed_from = committed(shop, job_id)
+    gate.open()
     shop.agent("w1", stable_s=600)
     job = stack.wait_for(job_id, JobState.COMPLETE, JobState.FAILED, timeout_s=LIMIT_S)
     assert job.state is JobState.COMPLETE, job.reason

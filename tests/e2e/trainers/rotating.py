@@ -10,6 +10,7 @@ import sys
 import time
 from pathlib import Path
 
+import gate
 import torch
 
 EVERY_S = 0.5
@@ -33,4 +34,5 @@ for step in range(begun + 1, steps + 1):
     if last and order == "trainer":
         shutil.rmtree(last)
     last = directory
+    gate.wait(step)
 (output / "model.txt").write_text(f"of {steps} steps, {steps - begun} of them since the last start")

@@ -170,6 +170,8 @@ def test_the_trainer_s_state_tells_the_last_step(tmp_path: Path, state: str, tol
     scene.gather(5)
     assert scene.committer.offered == [20]
     assert totals == told
+    scene.harvest.begin(scene.directories.output / "checkpoint-20")
+    assert totals == told * 2, "known as soon as a step resumes"
 
 
 class TestCommitting:

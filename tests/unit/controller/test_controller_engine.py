@@ -278,18 +278,21 @@ def test_a_large_window_is_a_small_state() -> None:
         assert "all counters begin anew" in told[-1]["message"]
 
 
-def test_every_decision_of_the_most_a_document_may_have_can_be_said() -> None:
+@pytest.mark.parametrize(("count", "metrics", "alerts", "chars"), [(200, 1, 8, 1), (1, 15, 16, 1000)])
+def test_every_decision_of_the_most_a_document_may_have_can_be_said(
+    count: int, metrics: int, alerts: int, chars: int
+) -> None:
     rules = [
         {
             "name": f"rule-{number}-{'x' * 50}",
-            "when": " + ".join(f"coalesce(metric_{part}_{'y' * 40}, inf)" for part in range(15)) + " > 1",
+            "when": " + ".join(f"coalesce(metric_{part}_{'y' * 40}, inf)" for part in range(metrics)) + " > 1",
             "on": ["step"],
-            "do": [{"alert": "é" * 1000}] * 16,
+            "do": [{"alert": "é" * chars}] * alerts,
         }
-        for number in range(200)
+        for number in range(count)
     ]
-    engine, _ = engine_of(json.dumps({"rules": rules}))
+    engine, _ = engine_of(json.dumps({"rules": rules}, ensure_ascii=False))
     orders = engine.observe({"loss": 1.0}, step=1, now=1.0)
-    assert len(orders) == 3200
-    assert len(engine.statuses()) == 200
+    assert len(orders) == count * alerts
+    assert len(engine.statuses()) == count
     assert all(len(one["said"]) <= 200 for one in engine.statuses())
