@@ -125,9 +125,7 @@ class PlaceBench:
             turns.append(
                 Turn(*self._in_turn(partial(self._raw_put, key, pieces), partial(self._writer.put, self.sample)))
             )
-        self._writer.flush()
-        while self.ring.publish(at_once=True) is not None:
-            pass
+        self._writer.swap()
         with RingReader(self.ring) as reader:
             slots = reader.newest().slots[-(self._writer.put_samples - first) :]
             for turn, key, slot in zip(turns, raws, slots, strict=True):
