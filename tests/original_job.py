@@ -42,7 +42,6 @@ class OriginalWorker:
             "INSTANCE_DIR": str(directory / "instance"),
             "OUTPUT_DIR": str(directory / "output"),
             "HEARTBEAT_INTERVAL": "2",
-            "LOADING_S": "0.3",
             "SALAD_MACHINE_ID": machine_id,
         }
         with self._log.open("wb") as log:
@@ -102,8 +101,11 @@ def run_whole_job(plane: ControlPlane, url: str, dynamodb: Any, heartbeats: str,
             _until_committed(plane, job["id"], step, first)
         first.kill()
         run_out(dynamodb, heartbeats, job["id"])
-        gate.open()
+        # The worker stops to watch when the training ends, therefore the training waits for the last checkpoint's commit.
+        gate.set(STEPS)
         second = OriginalWorker(url, key, tmp_path / "w2", gate, "machine-2")
+        _until_committed(plane, job["id"], STEPS, second)
+        gate.open()
         done = plane.wait_for(job["id"], JobState.COMPLETE, JobState.FAILED)
         assert done.state is JobState.COMPLETE, second.log()
     finally:
@@ -111,7 +113,8 @@ def run_whole_job(plane: ControlPlane, url: str, dynamodb: Any, heartbeats: str,
         second.kill()
     lost, finished = plane.attempts(job["id"])
     assert (lost.end, finished.end) == (AttemptEnd.INTERRUPTED, AttemptEnd.COMPLETE)
-    assert finished.resumed_step == 20 and plane.steps(job["id"]) == [10, 20, 30]
+    assert finished.resumed_step == 20
+    assert plane.steps(job["id"]) == [10, 20, 30]
     stored = client.job(job["id"])
     state, digest = "", training.images_digest({name.rpartition("/")[2]: data for name, data in images.items()})
     for step in range(1, STEPS + 1):
