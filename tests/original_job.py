@@ -101,7 +101,7 @@ def run_whole_job(plane: ControlPlane, url: str, dynamodb: Any, heartbeats: str,
             _until_committed(plane, job["id"], step, first)
         first.kill()
         run_out(dynamodb, heartbeats, job["id"])
-        # The worker stops to watch when the training ends, therefore the training waits for the last checkpoint's commit.
+        # The worker stops to watch when the training ends, therefore the training waits for the commit of step 30.
         gate.set(STEPS)
         second = OriginalWorker(url, key, tmp_path / "w2", gate, "machine-2")
         _until_committed(plane, job["id"], STEPS, second)

@@ -48,11 +48,14 @@ class ReopenLease:
     """Give a revoked lease back to the bearer of `fence`, for `duration_s` from `fence.now` on.
 
     Refused unless the sweeper has revoked this very lease, not longer than the reproof window after its end, and no
-    later attempt holds the row.
+    later attempt holds the row. The lease names the newest rules and commands: a user may have changed both meanwhile.
     """
 
     fence: Fence
     duration_s: int
+    rules_revision: int
+    commands_seq: int
+    watched: bool
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -55,14 +55,17 @@ class Fence:
         )
 
     def recovers(self, lease: Lease | None) -> bool:
-        """Return True if the bearer may take a revoked lease back. The stores express the same as a condition."""
-        return (
-            lease is not None
-            and self.token_sha256 is not None
-            and lease.closed == REVOKED
-            and self.bears(lease)
-            and lease.expires_at + REPROOF_WINDOW_S > self.now
-        )
+        """Return True if the bearer may take a revoked lease back. The stores express the same as a condition.
+
+        An original client must name the machine of its claim: without the name, a zombie of an earlier attempt behind
+        the same address would take the lease.
+        """
+        if lease is None or lease.closed != REVOKED or not self.bears(lease):
+            return False
+        if lease.token_sha256 is None and (lease.machine_id is None or lease.machine_id != self.machine_id):
+            return False
+        shows_progress = lease.claimant is None or lease.claimant.progress_by > self.now
+        return shows_progress and lease.expires_at + REPROOF_WINDOW_S > self.now
 
     def bears(self, lease: Lease) -> bool:
         """True if this is the attempt that the lease was given to, live or not."""

@@ -43,5 +43,12 @@ def readopt(job: Job, attempt: Attempt, lease: Lease, fence: Fence, *, now: int)
         **spent,
     )
     continued = attempt.model_copy(update={"ended_at": None, "end": None, "reason": None})
-    change = replace(change, attempt=continued, lease=ReopenLease(fence=fence, duration_s=lease.duration_s))
+    reopen = ReopenLease(
+        fence=fence,
+        duration_s=lease.duration_s,
+        rules_revision=job.rules_revision,
+        commands_seq=job.commands_seq,
+        watched=job.watched,
+    )
+    change = replace(change, attempt=continued, lease=reopen)
     return change.with_event(EventType.ATTEMPT_RECOVERED, now, machine_id=attempt.machine_id)

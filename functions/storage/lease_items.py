@@ -205,12 +205,14 @@ def note(write: NoteLease, table: str) -> Item:
 
 def _reopen(write: ReopenLease, table: str) -> Item:
     fence = write.fence
-    terms = ["tenant = :tenant", "closed = :revoked", "token_sha256 = :token", "expires_at > :proved_after"]
+    terms = ["tenant = :tenant", "closed = :revoked", "expires_at > :proved_after"]
     values: Item = {
         ":tenant": {"S": fence.tenant},
         ":revoked": {"S": REVOKED},
-        ":token": {"S": fence.token_sha256 or ""},
         ":proved_after": number(fence.now - REPROOF_WINDOW_S),
+        ":revision": number(write.rules_revision),
+        ":seq": number(write.commands_seq),
+        ":watched": {"BOOL": write.watched},
         ":expires": number(fence.now + write.duration_s),
         ":due": {"S": keys.DUE},
         ":due_at": number(keys.due_bucket(fence.job_id, fence.now) + write.duration_s),
@@ -218,7 +220,20 @@ def _reopen(write: ReopenLease, table: str) -> Item:
     if fence.epoch is not None:
         terms.append("epoch = :epoch")
         values[":epoch"] = number(fence.epoch)
-    update = "SET expires_at = :expires, due_pk = :due, due_at = :due_at REMOVE closed, #ttl"
+    if fence.token_sha256 is not None:
+        terms.append("token_sha256 = :token")
+        values[":token"] = {"S": fence.token_sha256}
+    else:
+        terms += [
+            "attribute_not_exists(token_sha256)",
+            "machine_id = :machine",
+            "(attribute_not_exists(progress_by) OR progress_by > :now)",
+        ]
+        values |= {":machine": {"S": fence.machine_id or ""}, ":now": number(fence.now)}
+    update = (
+        "SET expires_at = :expires, due_pk = :due, due_at = :due_at,"
+        " rules_revision = :revision, commands_seq = :seq, watched = :watched REMOVE closed, #ttl"
+    )
     action = _update(table, fence.job_id, update, " AND ".join(terms), values)
     action["Update"]["ExpressionAttributeNames"] = {"#ttl": "ttl"}
     return action

@@ -130,7 +130,8 @@ def _checked(write: CheckLease, lease: Lease | None) -> Lease:
 def _reopened(write: ReopenLease, lease: Lease | None) -> Lease:
     if lease is None or not write.fence.recovers(lease):
         raise FenceBroken(lease)
-    return lease.model_copy(update={"closed": "", "expires_at": write.fence.now + write.duration_s})
+    newest = {"rules_revision": write.rules_revision, "commands_seq": write.commands_seq, "watched": write.watched}
+    return lease.model_copy(update={"closed": "", "expires_at": write.fence.now + write.duration_s, **newest})
 
 
 def _closed(write: CloseLease, lease: Lease | None, change: Change) -> Lease:

@@ -14,7 +14,7 @@ from functions.domain import jobs as rules
 from functions.domain.change import Change, CheckLease, CloseLease, OpenLease, ReopenLease, changed
 from functions.domain.claimants import Claimant
 from functions.domain.errors import FenceBroken
-from functions.domain.leases import LEASE_KEPT_S, REPROOF_WINDOW_S, Fence
+from functions.domain.leases import LEASE_KEPT_S, REPROOF_WINDOW_S, REVOKED, Fence
 from functions.domain.reclaiming import Watch
 from functions.domain.records import Job, Lease
 from functions.storage.keys import DUE_BUCKET_S
@@ -320,17 +320,39 @@ def _revoked(cloud: Cloud) -> tuple[Held, Job]:
 
 def _reopening(job: Job, fence: Fence, duration_s: int = 90) -> Change:
     change = changed(job, fence.now, state=JobState.RUNNING)
-    return replace(change, lease=ReopenLease(fence=fence, duration_s=duration_s))
+    newest = {"rules_revision": 3, "commands_seq": 2, "watched": True}
+    return replace(change, lease=ReopenLease(fence=fence, duration_s=duration_s, **newest))
 
 
-def test_a_revoked_lease_is_given_back_to_its_bearer_as_it_was(cloud: Cloud) -> None:
+def test_a_revoked_lease_is_given_back_to_its_bearer_with_the_newest_rules_and_commands(cloud: Cloud) -> None:
     held, waiting = _revoked(cloud)
     now = held.lease.expires_at + 10
     cloud.jobs.apply(_reopening(waiting, held.fence(now)))
-    assert cloud.leases.get(held.job.id) == held.lease.model_copy(update={"expires_at": now + 90})
+    reopened = {"expires_at": now + 90, "rules_revision": 3, "commands_seq": 2, "watched": True}
+    assert cloud.leases.get(held.job.id) == held.lease.model_copy(update=reopened)
     assert cloud.leases.heartbeat(held.fence(now + 5), None, None).expires_at == now + 5 + held.lease.duration_s
     later = now + DUE_BUCKET_S + 90
     assert held.job.id in [job_id for page in cloud.leases.due_pages(later, size=100) for job_id in page]
+
+
+@pytest.mark.parametrize(
+    "shape", [one for one in SHAPES if "closed" not in one], ids=lambda one: "-".join(one) or "bare"
+)
+def test_every_recovery_is_judged_as_the_rules_judge_it(cloud: Cloud, shape: dict[str, Any]) -> None:
+    job, lease = opened(cloud, **shape, closed=REVOKED)
+    outcomes = set()
+    for proof, now in itertools.product(PROOFS, (NOW + 88, NOW + 89, NOW + 90 + REPROOF_WINDOW_S)):
+        fence = Fence(job_id=job.id, now=now, **proof)
+        recovers = fence.recovers(lease)
+        if recovers:
+            cloud.jobs.apply(_reopening(job, fence))
+            job, lease = opened(cloud, **shape, closed=REVOKED)
+        else:
+            with pytest.raises(FenceBroken) as broken:
+                cloud.jobs.apply(_reopening(job, fence))
+            assert broken.value.lease == lease == cloud.leases.get(job.id)
+        outcomes.add(recovers)
+    assert outcomes == ({True, False} if {"token_sha256", "machine_id"} & shape.keys() else {False})
 
 
 def test_a_revoked_lease_is_given_back_to_nobody_else(cloud: Cloud) -> None:

@@ -171,6 +171,8 @@ def test_heartbeats_without_progress_keep_a_job_for_a_bounded_time(
     assert api.sweep().reclaimed == 1
     reason = api.attempts(job_id)[0]["reason"]
     assert reason["code"] == "lease_expired" and reason["message"].startswith("no checkpoint within the time allowed")
+    with api.unchanged():
+        client.heartbeat(job_id).refused(ErrorCode.JOB_NOT_RUNNING)
     assert next_one.taken()["resume_from"] == client.zip_key(job_id, 50)
     assert_untouched(api, job_id, client)
 
@@ -219,6 +221,7 @@ def test_every_heartbeat_without_a_lease_that_is_not_taken_is_a_400(api: Api, jo
     elif end == "interrupted":
         api.clock.advance(LEASE_S)
         api.sweep()
+        api.clock.advance(3600)
     elif end == "released":
         client.call("POST", "/release", {"job_id": job_id, **client.salad}).ok()
     elif end == "failed":

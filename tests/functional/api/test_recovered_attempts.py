@@ -5,7 +5,10 @@ from __future__ import annotations
 import pytest
 
 from contract.errors import ErrorCode
+from functions.domain.errors import WriteConflict
 from tests.api_harness import NOW, Api, Held
+from tests.functional.api.original_calls import JOB, Original
+from tests.functional.api.test_overtaken_calls import once
 
 
 @pytest.fixture
@@ -36,6 +39,79 @@ def test_a_heartbeat_takes_the_attempt_back_and_nothing_of_the_interruption_is_c
     stored = api.context.jobs.get(revoked.id)
     assert stored is not None
     assert (stored.counters.runtime_s, stored.priced_s, stored.cost_usd) == (720, 720, pytest.approx(0.72))
+
+
+def test_both_of_two_heartbeats_at_once_are_accepted(api: Api, revoked: Held, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A repeated heartbeat, after an answer that came too late, recovers the attempt first."""
+
+    def repeated() -> None:
+        revoked.heartbeat(step=110).ok()
+
+    monkeypatch.setattr(api.context.jobs, "apply", once(repeated, api.context.jobs.apply))
+    assert revoked.heartbeat(step=110).ok()["directive"] == "continue"
+    assert api.job(revoked.id)["state"] == "running"
+    assert api.events(revoked.id).count("attempt.recovered") == 1
+
+
+def test_a_heartbeat_that_others_always_overtake_is_to_be_repeated(
+    api: Api, revoked: Held, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Any answer with status 409 would end the training."""
+
+    def conflict(*_: object) -> None:
+        raise WriteConflict
+
+    with api.unchanged(), monkeypatch.context() as patch:
+        patch.setattr(api.context.jobs, "apply", conflict)
+        revoked.heartbeat().refused(ErrorCode.UNAVAILABLE)
+    revoked.heartbeat().ok()
+
+
+def test_a_recovered_worker_receives_the_commands_and_rules_given_meanwhile(api: Api, revoked: Held) -> None:
+    command = api.post(f"/job/{revoked.id}/commands", {"kind": "save"}).ok()
+    rules = "rules: [{name: waits, when: queue.age > 10m, do: {alert: look}}]"
+    api.call("PUT", f"/job/{revoked.id}/rules", {"text": rules}).ok()
+    answer = revoked.heartbeat(control={"rules_revision": 0, "commands_seq": 0}).ok()
+    assert [one["seq"] for one in answer["commands"]] == [command["seq"]]
+    assert answer["rules"]["revision"] == 1
+    lease = api.context.leases.get(revoked.id)
+    assert lease is not None and lease.watched
+
+
+ORIGINAL_LEASE_S = 90
+
+
+@pytest.fixture
+def original(api: Api) -> Original:
+    """A client of the original whose lease the sweeper has revoked."""
+    api.submit(**JOB)
+    client = Original(api, "m-1")
+    client.taken()
+    api.clock.advance(ORIGINAL_LEASE_S)
+    assert api.sweep().reclaimed == 1
+    return client
+
+
+def test_a_client_of_the_original_takes_its_attempt_back(api: Api, original: Original) -> None:
+    (job_id,) = original.holds
+    original.heartbeat(job_id).ok()
+    view = api.job(job_id)
+    assert (view["state"], view["epoch"], view["counters"]["interruptions"]) == ("running", 1, 0)
+    original.checkpoint(job_id, 50).ok()
+    original.upload(original.model_key(job_id), b"trained").ok()
+    original.report("complete", job_id, original.model_key(job_id)).ok()
+    assert api.job(job_id)["state"] == "complete"
+
+
+@pytest.mark.parametrize("machine_id", [None, "", "m-2"])
+def test_another_client_of_the_original_recovers_no_attempt(
+    api: Api, original: Original, machine_id: str | None
+) -> None:
+    """Without a machine id, an earlier attempt behind the same address looks like the one that was revoked."""
+    (job_id,) = original.holds
+    other = Original(api, machine_id, key=original.key)
+    with api.unchanged():
+        other.heartbeat(job_id).refused(ErrorCode.JOB_NOT_RUNNING)
 
 
 def test_the_worker_that_claims_first_has_the_job(api: Api, revoked: Held) -> None:
