@@ -30,10 +30,12 @@ from gpu_client.ring.places import make_ring, store_at
 from gpu_client.ring.reader import RingReader
 from gpu_client.ring.removing import RemovingStore, emptied
 from gpu_client.ring.settings import RingSettings
+from gpu_client.ring.store_fs import BESIDE
 from gpu_client.ring.writer import RingWriter
 
 Array = np.ndarray[Any, np.dtype[Any]]
 _WRITER, _RAW_EPOCH = "bench", 99_999_999
+_RAW_BESIDE = f"{BESIDE}/raw"
 _LOOPBACK_PIECE_BYTES = 1024 * 1024
 
 
@@ -125,6 +127,8 @@ class PlaceBench:
             turns.append(
                 Turn(*self._in_turn(partial(self._raw_put, key, pieces), partial(self._writer.put, self.sample)))
             )
+            if self._directory is not None:
+                (self._directory / _RAW_BESIDE).rename(self._directory / key)
         self._writer.swap()
         with RingReader(self.ring) as reader:
             slots = reader.newest().slots[-(self._writer.put_samples - first) :]
@@ -175,7 +179,10 @@ class PlaceBench:
         if self._directory is None:
             self._store.create(key, pieces)
         else:
-            self._new_file(self._directory / key, pieces)
+            # In the directory in which the store makes its files. ext4 without a journal keeps inodes of removed files
+            # for a minute, and passes over all of them for each new file near by: files that were removed a moment ago
+            # would slow down one of two directories only.
+            self._new_file(self._directory / _RAW_BESIDE, pieces)
 
     def _raw_get(self, key: str) -> None:
         if self._directory is not None:

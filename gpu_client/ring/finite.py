@@ -3,19 +3,44 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import xxhash
 
-from gpu_client.ring.codecs import FLOATS
-from gpu_client.ring.tree import Leaf
+from gpu_client.ring.codecs import FLOATS, require_quantisable
+from gpu_client.ring.errors import SampleRefused
+from gpu_client.ring.settings import RingSettings
+from gpu_client.ring.tree import Leaf, Taken
 
 _PART_BYTES = 1024 * 1024
 """What stays in a processor's cache between the two."""
 _HALF_BYTES = 2
 """Of a float that processors do not compute with."""
+
+
+def require_finite(taken: Taken) -> None:
+    """Raises SampleRefused for a sample with NaN or infinity in an array or as a plain value."""
+    for leaf in taken.leaves:
+        if not is_finite(leaf):
+            raise SampleRefused(
+                f"{leaf.path} has values that are not finite", "Mend the generator, or set finite to false"
+            )
+    for path, value in taken.plain:
+        if isinstance(value, float) and not math.isfinite(value):
+            raise SampleRefused(f"{path} is {value}", "Mend the generator, or set finite to false")
+
+
+def require_quantisable_arrays(taken: Taken, settings: RingSettings) -> None:
+    """Raises SampleRefused unless all arrays that the settings name are there and can be quantised."""
+    unknown = set(settings.quantise) - {leaf.path for leaf in taken.leaves}
+    if unknown:
+        raise SampleRefused(f"it has no {min(unknown)}, which is to be quantised", "Name paths as in sample['image']")
+    for leaf in taken.leaves:
+        if leaf.path in settings.quantise:
+            require_quantisable(leaf)
+            if not settings.finite and not is_finite(leaf):
+                raise SampleRefused(f"{leaf.path} has values that are not finite", "Quantise finite values only")
 
 
 def is_finite(leaf: Leaf) -> bool:
@@ -56,16 +81,3 @@ def _array(array: Any) -> bool:
         return True
     with np.errstate(all="ignore"):
         return bool(np.isfinite(array.sum())) or bool(np.isfinite(array).all())
-
-
-def floats_of(node: dict[str, Any], path: str) -> Iterator[tuple[str, float]]:
-    """Plain numbers of a sample's structure, with where they are."""
-    match node:
-        case {"v": float(value)}:
-            yield path, value
-        case {"d": dict(items)}:
-            for name, item in items.items():
-                yield from floats_of(item, f"{path}[{name!r}]")
-        case {"t": list(items)} | {"l": list(items)}:
-            for place, item in enumerate(items):
-                yield from floats_of(item, f"{path}[{place}]")

@@ -8,14 +8,12 @@ never wait for each other. Of a pair, writers keep to the first number and reade
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from gpu_client.ring.settings import RingSettings
 
 
-@dataclass(frozen=True)
-class Flow:
+class Flow(NamedTuple):
     """What has gone in and out so far."""
 
     inserted: int = 0
@@ -34,12 +32,12 @@ class Flow:
 
     def content(self) -> dict[str, Any]:
         """For a record."""
-        return asdict(self)
+        return self._asdict()
 
     @classmethod
     def of_content(cls, content: Mapping[str, Any]) -> Flow:
         """As a record has it; what it lacks is 0."""
-        return cls(*(int(content.get(name, 0)) for name in cls.__dataclass_fields__))
+        return cls(*(int(content.get(name, 0)) for name in cls._fields))
 
 
 def write_wait(flow: Flow, settings: RingSettings, slack: int) -> str:

@@ -11,7 +11,6 @@ import math
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import replace
 from typing import Any
 
 from gpu_client.ring.collector import Collector, readers_say
@@ -164,7 +163,7 @@ class Keeper:
             return
         with self._turned:
             newest = found.newest
-            told = replace(self.flow, inserted=newest.inserted, finished=found.waiting, readable=len(newest))
+            told = self.flow._replace(inserted=newest.inserted, finished=found.waiting, readable=len(newest))
             self._noted(told, self._measured)
 
     def measured(self, manifest: Manifest) -> Flow:

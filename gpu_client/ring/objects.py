@@ -18,8 +18,7 @@ from __future__ import annotations
 import json
 import struct
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import xxhash
 
@@ -43,8 +42,7 @@ _LARGE_BYTES = 1024 * 1024
 """Smaller arrays are hashed before, and written several at a time."""
 
 
-@dataclass(frozen=True)
-class Provenance:
+class Provenance(NamedTuple):
     """Who made the samples of an object, and from what: enough to make one again."""
 
     writer: str
@@ -162,7 +160,7 @@ def encode(
             offset += len(stored.data) + gap
         seed = seeds[number] if number < len(seeds) else None
         entries.append({"structure": sample.structure, "arrays": arrays, "seed": seed})
-    return Encoded({**vars(provenance), "samples": entries}, body, undigested)
+    return Encoded({**provenance._asdict(), "samples": entries}, body, undigested)
 
 
 class StoredSamples:

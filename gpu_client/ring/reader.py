@@ -205,7 +205,7 @@ class RingReader:
     def provenance(self, slot: Slot) -> dict[str, Any]:
         """Who made a sample, and from what."""
         stored = self._object(slot.object.key)
-        return {**vars(stored.provenance), "seed": stored.seed(slot.number), "id": slot.id}
+        return {**stored.provenance._asdict(), "seed": stored.seed(slot.number), "id": slot.id}
 
     def took(self, samples: int) -> None:
         """So many were handed to the training."""

@@ -73,6 +73,8 @@ def _next_of(record: Versioned | None) -> int:
 
 def plain_seed(seed: object) -> object:
     """A seed as JSON has it. Raises SampleRefused for what has no such form."""
+    if seed is None or type(seed) in (int, str):
+        return seed  # always has a form in JSON: trying takes as long as hashing a small sample
     if isinstance(seed, np.generic):
         seed = seed.item()
     try:

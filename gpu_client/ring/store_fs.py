@@ -22,17 +22,33 @@ from gpu_client.ring.errors import RingMismatch, RingMissing, StoreFull
 from gpu_client.ring.mapping import mapped
 from gpu_client.ring.store import HeadLast, Versioned
 
-_BESIDE = "tmp"
+BESIDE = "tmp"
+"""Objects and records are made there before they get their names."""
 _LOCK = "lock"
 _WITHOUT_LINKS = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK)
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _MAX_PIECES = 512
 """In one call of the system, which takes 1024."""
+_NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
 _RECORD_BYTES = 64 * 1024
 """Read at a time: most records are smaller."""
 _beside_names = itertools.count()
 _lock_fds: set[int] = set()
 """Of this process: what it has open to hold locks, or to wait for them."""
+
+
+class _StoreFullRaised:
+    """Raise StoreFull instead of an OSError that says that a file system is full. Each `put` enters it twice."""
+
+    def __init__(self, root: Path) -> None:
+        self._root = root
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
+        if isinstance(error, OSError) and error.errno in _FULL:
+            raise StoreFull(f"there is no room in {self._root}", "Free some, or lower the ring's cap") from error
 
 
 class DirectoryStore:
@@ -45,6 +61,7 @@ class DirectoryStore:
         """What keys are added to: paths as text take a fraction of the time that `Path` takes."""
         self._mark = secrets.token_hex(12)
         """With the process's id, which forks change, and a count: names that no other process or thread takes."""
+        self._full = _StoreFullRaised(root)
         self._syncs = False
         self._lasting: set[str] = set()
         """Directories whose own names were flushed to the disk."""
@@ -53,7 +70,7 @@ class DirectoryStore:
                 f"there is no directory {root}", "Make a ring with make_ring, or name the place where it is"
             )
         try:
-            (root / _BESIDE).mkdir(parents=True, exist_ok=True)
+            (root / BESIDE).mkdir(parents=True, exist_ok=True)
             with self._locked():
                 pass
         except OSError as error:
@@ -88,7 +105,7 @@ class DirectoryStore:
         path = self._path + key
         if not isinstance(pieces, HeadLast) and not any(pieces):
             # Nothing to be written before it can be seen.
-            with self._told_when_full():
+            with self._full:
                 made = self._made(path, lambda: self._make_empty(path))
                 self._sync_name(path)
                 return made
@@ -169,7 +186,7 @@ class DirectoryStore:
         gone = 0
         with self._written([]) as fresh:
             now = os.stat(fresh).st_mtime  # noqa: PTH116 - see `_path`
-            for entry in list(os.scandir(self._root / _BESIDE)):
+            for entry in list(os.scandir(self._root / BESIDE)):
                 with contextlib.suppress(FileNotFoundError):
                     info = entry.stat(follow_symlinks=False)
                     if stat.S_ISREG(info.st_mode) and now - info.st_mtime > older_than_s:
@@ -196,10 +213,10 @@ class DirectoryStore:
     @contextlib.contextmanager
     def _written(self, pieces: Sequence[memoryview]) -> Iterator[str]:
         """A file with these bytes beside all others, removed at the end if it is still there."""
-        beside = f"{self._path}{_BESIDE}/{self._mark}-{os.getpid()}-{next(_beside_names)}"
+        beside = f"{self._path}{BESIDE}/{self._mark}-{os.getpid()}-{next(_beside_names)}"
         try:
-            with self._told_when_full():
-                fd = _opened_new(beside)
+            with self._full:
+                fd = os.open(beside, _NEW, 0o666)
                 try:
                     _write_object(fd, pieces)
                     if self._syncs and pieces:
@@ -224,7 +241,7 @@ class DirectoryStore:
         except OSError as error:
             if error.errno not in (*_WITHOUT_LINKS, errno.ENOENT, errno.EACCES):
                 raise
-            os.close(_opened_new(path))
+            os.close(os.open(path, _NEW, 0o666))
 
     def _made(self, path: str, make: Callable[[], object]) -> bool:
         """False if it is there. Its directory is made when it is missed, which is seldom."""
@@ -252,15 +269,6 @@ class DirectoryStore:
                 _sync_directory(str(above))
             self._lasting.add(directory)
         _sync_directory(directory)
-
-    @contextlib.contextmanager
-    def _told_when_full(self) -> Iterator[None]:
-        try:
-            yield
-        except OSError as error:
-            if error.errno in _FULL:
-                raise StoreFull(f"there is no room in {self._root}", "Free some, or lower the ring's cap") from error
-            raise
 
     def _renamed(self, beside: str, path: Path) -> bool:
         """The same where files cannot be linked."""
@@ -303,10 +311,6 @@ def _read_all(fd: int) -> bytes:
     while piece := os.read(fd, _RECORD_BYTES):
         pieces.append(piece)
     return pieces[0] if len(pieces) == 1 else b"".join(pieces)
-
-
-def _opened_new(path: str) -> int:
-    return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
 
 
 def _sync_directory(path: str) -> None:

@@ -48,10 +48,17 @@ class Taken:
 
     structure: Node
     leaves: list[Leaf]
+    plain: list[tuple[str, object]]
+    """Path and value of each text, number, truth or None."""
+
+    @property
+    def arrays(self) -> list[tuple[Form, str, tuple[int, ...]]]:
+        """Form, dtype and shape of each array."""
+        return [(leaf.form, leaf.dtype, leaf.shape) for leaf in self.leaves]
 
     def schema(self, *, shapes: bool) -> str:
         """Equal for samples of one kind; `shapes`: only if their shapes are the same."""
-        return schema_of(self.structure, [(leaf.form, leaf.dtype, leaf.shape) for leaf in self.leaves], shapes=shapes)
+        return schema_of(self.structure, self.arrays, shapes=shapes)
 
     @property
     def size_bytes(self) -> int:
@@ -73,7 +80,8 @@ def schema_of(structure: Node, arrays: Iterable[tuple[str, str, Sequence[int]]],
 def take_apart(sample: object) -> Taken:
     """Raises SampleRefused for what cannot be stored as it is."""
     leaves: list[Leaf] = []
-    return Taken(_taken(sample, "sample", leaves, 0), leaves)
+    plain: list[tuple[str, object]] = []
+    return Taken(_taken(sample, "sample", leaves, plain, 0), leaves, plain)
 
 
 def put_together(structure: Node, arrays: Sequence[object]) -> Any:
@@ -121,18 +129,19 @@ def array_of(form: str, dtype: str, shape: Sequence[int], data: memoryview) -> A
     return found[()] if form == "scalar" else found
 
 
-def _taken(value: object, path: str, leaves: list[Leaf], depth: int) -> Node:
+def _taken(value: object, path: str, leaves: list[Leaf], plain: list[tuple[str, object]], depth: int) -> Node:
     if depth > MAX_DEPTH:
         raise SampleRefused(f"{path} is nested more than {MAX_DEPTH} levels deep", "Flatten it")
     if isinstance(value, dict):
         wrong = [key for key in value if not isinstance(key, str)]
         if wrong:
             raise SampleRefused(f"{path} has the key {wrong[0]!r}, which is no text", "Use names as keys")
-        return {"d": {key: _taken(item, f"{path}[{key!r}]", leaves, depth + 1) for key, item in value.items()}}
+        return {"d": {key: _taken(item, f"{path}[{key!r}]", leaves, plain, depth + 1) for key, item in value.items()}}
     if isinstance(value, tuple | list):
-        items = [_taken(item, f"{path}[{place}]", leaves, depth + 1) for place, item in enumerate(value)]
+        items = [_taken(item, f"{path}[{place}]", leaves, plain, depth + 1) for place, item in enumerate(value)]
         return {"t" if isinstance(value, tuple) else "l": items}
     if value is None or (isinstance(value, bool | int | float | str) and type(value).__module__ == "builtins"):
+        plain.append((path, value))
         return {"v": value}
     if len(leaves) >= MAX_ARRAYS:
         raise SampleRefused(f"it has more than {MAX_ARRAYS} arrays", "Stack those that are alike")

@@ -8,18 +8,16 @@ writer that is too far ahead waits.
 from __future__ import annotations
 
 import logging
-import math
 import os
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from typing import NamedTuple
 
-from gpu_client.ring.codecs import check_codec, require_quantisable
+from gpu_client.ring.codecs import check_codec
 from gpu_client.ring.errors import RingError, RingMismatch, SampleRefused, StoreFull, WaitedTooLong, WriterFenced
-from gpu_client.ring.finite import floats_of, is_finite
+from gpu_client.ring.finite import require_finite, require_quantisable_arrays
 from gpu_client.ring.flow import write_wait
 from gpu_client.ring.keeper import Keeper
 from gpu_client.ring.leases import WRITERS, Held, content_of, own_name, require_name
@@ -86,6 +84,8 @@ class RingWriter:
         self._unclaimed: Claim | None = None
         self._unseen = 0
         self._seen_turns = 0
+        self._kind: object = None
+        """Structure and arrays of the last sample whose schema was compared with the ring's."""
         self.waited_s = 0.0
         self.refused = 0
         """Samples that were not taken."""
@@ -227,25 +227,15 @@ class RingWriter:
         if not taken.leaves:
             raise SampleRefused("it has no array", "Put arrays or tensors, and what belongs to them")
         if settings.finite:
-            for leaf in taken.leaves:
-                if not is_finite(leaf):
-                    raise SampleRefused(
-                        f"{leaf.path} has values that are not finite", "Mend the generator, or set finite to false"
-                    )
-            for path, value in floats_of(taken.structure, "sample"):
-                if not math.isfinite(value):
-                    raise SampleRefused(f"{path} is {value}", "Mend the generator, or set finite to false")
-        unknown = set(settings.quantise) - {leaf.path for leaf in taken.leaves}
-        if unknown:
-            raise SampleRefused(
-                f"it has no {min(unknown)}, which is to be quantised", "Name paths as in sample['image']"
-            )
-        for leaf in taken.leaves:
-            if leaf.path in settings.quantise:
-                require_quantisable(leaf)
-                if not settings.finite and not is_finite(leaf):
-                    raise SampleRefused(f"{leaf.path} has values that are not finite", "Quantise finite values only")
-        self._ring.require_schema(taken.schema(shapes=settings.shapes == "same"))
+            require_finite(taken)
+        if settings.quantise:
+            require_quantisable_arrays(taken, settings)
+        # Without plain values, whose types count and are not in the structure, equal structures and arrays have equal
+        # schemas. Making a schema takes as long as hashing a small sample.
+        kind = (taken.structure, taken.arrays)
+        if taken.plain or kind != self._kind:
+            self._ring.require_schema(taken.schema(shapes=settings.shapes == "same"))
+            self._kind = kind
         return taken
 
     def _wait_for_room(self) -> None:
@@ -253,7 +243,7 @@ class RingWriter:
             flow = self._keeper.flow
             if self._keeper.turns != self._seen_turns:
                 self._seen_turns, self._unseen = self._keeper.turns, 0
-            ahead = replace(flow, finished=flow.finished + self._unseen)
+            ahead = flow._replace(finished=flow.finished + self._unseen)
             return write_wait(ahead, self._ring.settings, READ_AT_ONCE)
 
         self._wait_until(why_not)
@@ -298,7 +288,8 @@ class RingWriter:
                 codec=settings.codec,
                 quantised=dict(settings.quantise),
             )
-            self._wait_until(lambda size=made.size_bytes: self._grants.take(size, count))  # type: ignore[misc]
+            if settings.max_bytes is not None:
+                self._wait_until(lambda size=made.size_bytes: self._grants.take(size, count))  # type: ignore[misc]
             # One that is there may be of anybody: it is not claimed.
             if self._with_room(lambda key=found.key, pieces=made: self._ring.store.create(key, pieces)):  # type: ignore[misc]
                 break

@@ -116,3 +116,13 @@ def test_stored_samples_say_their_schema_as_it_was_put(sample: Any) -> None:
     scene.ring.publish()
     repaired(scene.ring)
     assert document(scene) == good
+
+
+@pytest.mark.parametrize("other", [True, 1.0, "1", None], ids=repr)
+def test_a_plain_value_of_another_type_is_refused_also_if_it_is_equal(other: object) -> None:
+    writer = newcomer(Scene())
+    for number in (2, 1, 1):
+        writer.put({"x": np.zeros(3), "n": number})
+    with pytest.raises(SampleRefused, match="the ring's samples are"):
+        writer.put({"x": np.zeros(3), "n": other})
+    assert (writer.put_samples, writer.refused) == (3, 1)
