@@ -16,6 +16,7 @@ from cdk.functions import Functions
 from cdk.stage import Stage
 from cdk.webhooks import Webhooks
 from contract.leases import SWEEP_INTERVAL_S
+from functions.api.service_probe import PROBED_PATH
 
 SWEEP_INTERVAL = Duration.seconds(SWEEP_INTERVAL_S)
 
@@ -36,7 +37,7 @@ class BatonStack(Stack):
         api = Api(self, "Api", stage=stage, functions=functions.by_name)
         if stage.target == "lambda":
             # A name of AWS's: the emulated cloud answers under another one.
-            functions.by_name["sweeper"].add_environment("BATON_PROBE_URL", f"{api.url}/health")
+            functions.by_name["sweeper"].add_environment("BATON_PROBE_URL", f"{api.url}{PROBED_PATH}")
         scheduler.Schedule(
             self,
             "Sweep",

@@ -218,7 +218,7 @@ class Api:
         seen = leases.watch()
         if seen is not None:
             assert leases.keep_watch(Watch(seen_at=now, since=seen.since), seen=seen)
-        swept = sweep(self.context.jobs, leases, now, sweep_interval_s=1)
+        swept = sweep(self.context.jobs, leases, self.clock, sweep_interval_s=1)
         self.retain()
         return swept
 

@@ -61,8 +61,9 @@ class Settings(BaseModel):
     sweep_interval_s: Annotated[float, Field(gt=0, le=3600)] = SWEEP_INTERVAL_S
     """Seconds between two runs of the sweeper."""
     probe_url: str | None = None
-    """Address that the sweeper reads before it revokes leases, through all that workers' heartbeats pass; unset means
-    that only the sweeper's own runs tell of outages."""
+    """Address to which the sweeper sends a heartbeat with an unknown key before it revokes leases: a refusal of the key
+    proves that gateway, authorizer, and the function of heartbeats answer. Unset means that only the sweeper's own runs
+    tell of outages."""
     url_life_s: Annotated[int, Field(ge=60, le=LONGEST_URL_LIFE_S)] = 900
     download_token_life_s: Annotated[int, Field(ge=10, le=3600)] = 300
     upload_token_life_s: Annotated[int, Field(ge=10, le=3600)] = 900

@@ -18,7 +18,7 @@ from functions.api.watching import look_at_all, look_at_move
 from functions.domain import jobs as rules
 from functions.domain.change import Change
 from functions.domain.errors import FenceBroken, Refusal, StorageUnavailable, WriteConflict
-from functions.domain.ports import JobStore, LeaseStore
+from functions.domain.ports import Clock, JobStore, LeaseStore
 from functions.domain.reclaiming import Watch, reclaimable, watched
 from functions.domain.records import Attempt, Job, Lease
 
@@ -97,7 +97,7 @@ def _unreported(_: Mapping[str, int]) -> None:
 def sweep(
     jobs: JobStore,
     leases: LeaseStore,
-    now: int,
+    clock: Clock,
     *,
     sweep_interval_s: float = SWEEP_INTERVAL_S,
     api_answers: Callable[[], bool] = _answering,
@@ -105,21 +105,25 @@ def sweep(
     time_left_s: Callable[[], float] = _unlimited,
     report: Callable[[Mapping[str, int]], None] = _unreported,
 ) -> Swept:
-    """End the leases and run the timers that are due at `now`, as many as `time_left_s` allows.
+    """End the leases and run the timers that are due, as many as `time_left_s` allows.
 
     `sweep_interval_s`: seconds between two calls of this function. `api_answers` tries to reach the API as workers do.
     `report` receives each metric as soon as its value is known: the function may be ended before the sweep is.
     """
+    now = clock.now()
     queue_age_s = _queue_age_s(jobs, now)
     report({"QueueAge": queue_age_s})
-    watch = keep_watch(leases, now, sweep_interval_s=sweep_interval_s, api_answers=api_answers)
+    watch = keep_watch(leases, clock, sweep_interval_s=sweep_interval_s, api_answers=api_answers)
     # Before leases that ran out are taken away: a rule may be waiting for a heartbeat that does not come.
     turn = look_at_all(jobs, leases, now)
 
-    def end_lease(job_id: str) -> bool:
-        return reclaim(jobs, leases, job_id, now, watch, sweep_interval_s=sweep_interval_s)
+    def may_end(lease: Lease) -> bool:
+        return reclaimable(lease, watch, now, sweep_interval_s=sweep_interval_s)
 
-    lost = _end_leases(leases, now, end_lease, page=page, time_left_s=time_left_s, report=report)
+    def end_lease(job_id: str) -> bool:
+        return reclaim(jobs, leases, job_id, now, may_end)
+
+    lost = _end_leases(leases, now, may_end, end_lease, page=page, time_left_s=time_left_s, report=report)
     timed = _run_timers(jobs, now, page=page, time_left_s=time_left_s)
     return Swept(
         reclaimed=lost.done,
@@ -136,6 +140,7 @@ def sweep(
 def _end_leases(
     leases: LeaseStore,
     now: int,
+    may_end: Callable[[Lease], bool],
     end_lease: Callable[[str], bool],
     *,
     page: int,
@@ -152,7 +157,11 @@ def _end_leases(
         if expired:
             lag_s = max(lag_s, now - expired[0].expires_at)
             report({"HeartbeatLag": lag_s})
-        for lease in expired:
+        # The index shows a lease until it is ended. Where many leases wait for their grace to end, a read of each would
+        # take the time for those behind them.
+        lost = [lease for lease in expired if may_end(lease)]
+        seen += len(expired) - len(lost)
+        for lease in lost:
             if time_left_s() < RESERVED_S + TIMERS_S:
                 return _Part(done, seen - done, True, lag_s)
             seen += 1
@@ -184,14 +193,16 @@ def run_due_timers(jobs: JobStore, *, tenant: str, queue: str, now: int) -> int:
 
 
 def keep_watch(
-    leases: LeaseStore, now: int, *, sweep_interval_s: float, api_answers: Callable[[], bool] = _answering
+    leases: LeaseStore, clock: Clock, *, sweep_interval_s: float, api_answers: Callable[[], bool] = _answering
 ) -> Watch:
     """Record that the sweeper runs and whether the API answers; return since when both hold without a noticed gap.
 
     While no lease is open the API is not asked: an idle deployment pays for no request.
     """
-    is_open = next(leases.due_pages(now + OPEN_WITHIN_S, size=1), None) is not None
+    is_open = next(leases.due_pages(clock.now() + OPEN_WITHIN_S, size=1), None) is not None
     served = not is_open or api_answers()
+    # An API that is away lets `api_answers` wait, and workers cannot renew their leases before it returns.
+    now = clock.now()
     if not served:
         logger.warning("the API does not answer: no lease is revoked until workers have had time to renew theirs")
     seen = leases.watch()
@@ -202,12 +213,10 @@ def keep_watch(
     return watch
 
 
-def reclaim(
-    jobs: JobStore, leases: LeaseStore, job_id: str, now: int, watch: Watch, *, sweep_interval_s: float
-) -> bool:
+def reclaim(jobs: JobStore, leases: LeaseStore, job_id: str, now: int, may_end: Callable[[Lease], bool]) -> bool:
     """Give a lost machine's job back to its queue; False if its lease lives, or somebody else changed it."""
     lease = leases.get(job_id)
-    if lease is None or not reclaimable(lease, watch, now, sweep_interval_s=sweep_interval_s):
+    if lease is None or not may_end(lease):
         return False
     job = jobs.get(job_id)
     attempt = None if job is None else _running_attempt(jobs, job)

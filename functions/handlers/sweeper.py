@@ -24,7 +24,6 @@ class Invocation(Protocol):
 
 def handler(event: dict[str, Any], lambda_context: Invocation) -> dict[str, Any]:
     """Answer one EventBridge Scheduler event."""
-    began_at = context.clock.now()
 
     def time_left_s() -> float:
         return lambda_context.get_remaining_time_in_millis() / 1000
@@ -32,10 +31,10 @@ def handler(event: dict[str, Any], lambda_context: Invocation) -> dict[str, Any]
     swept = sweep(
         context.jobs,
         context.leases,
-        began_at,
+        context.clock,
         sweep_interval_s=context.settings.sweep_interval_s,
         api_answers=lambda: answers(context.settings.probe_url),
         time_left_s=time_left_s,
         report=metrics.put,
     )
-    return swept.as_dict() | {"retentions": run_due_retentions(context, began_at)}
+    return swept.as_dict() | {"retentions": run_due_retentions(context, context.clock.now())}

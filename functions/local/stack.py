@@ -11,6 +11,7 @@ from typing import Any
 from contract.names import Scope
 from functions.api.keys import new_key
 from functions.api.routes import ROUTES
+from functions.api.service_probe import PROBED_PATH
 from functions.api.settings import Settings
 from functions.domain.api_keys import ApiKey
 from functions.local.emulator import Emulator
@@ -87,7 +88,7 @@ class LocalStack(Running):
             self.keys = self._issue_keys(admin.context.tokens, admin.context.random, admin.context.clock)
             front = build_front(routes, authorizer.handler)
             server = started.enter_context(FrontServer(front, port=self._port))
-            os.environ.setdefault("BATON_PROBE_URL", f"{server.url}/health")
+            os.environ.setdefault("BATON_PROBE_URL", f"{server.url}{PROBED_PATH}")
             from functions.handlers import sweeper
 
             started.enter_context(Schedule(sweeper.handler, interval_s=self._sweep_interval_s))

@@ -22,7 +22,7 @@ from functions.domain.reclaiming import Watch
 from functions.domain.records import Job, Spec
 from tests.clouds import Cloud, memory_cloud
 from tests.conformance.store_kit import NOW, TENANT, Held, claim, failed, submit
-from tests.fakes import SeededRandomness
+from tests.fakes import FakeClock, SeededRandomness
 
 NOTICED_S = 181
 """Longer than a sweeper that runs each minute leaves out by chance."""
@@ -152,9 +152,9 @@ def test_a_job_past_its_deadline_is_ended_not_given(cloud: Cloud) -> None:
 def test_a_lost_machines_job_is_given_on_behind_the_sweep(cloud: Cloud) -> None:
     held = claim(cloud, submit(cloud))
     for now in (NOW + 60, NOW + 120, revoked_at(held) - 1):
-        sweep(cloud.jobs, cloud.leases, now)
+        sweep(cloud.jobs, cloud.leases, FakeClock(now))
         assert ask(cloud, now=now) is None
-    sweep(cloud.jobs, cloud.leases, revoked_at(held))
+    sweep(cloud.jobs, cloud.leases, FakeClock(revoked_at(held)))
     claimed = ask(cloud, now=revoked_at(held))
     assert claimed is not None
     assert (claimed.job.id, claimed.job.epoch) == (held.job.id, 2)
@@ -169,7 +169,7 @@ def test_a_claim_ends_no_lease_and_leaves_other_queues_alone(cloud: Cloud) -> No
     assert ask(cloud, now=revoked_at(lost)) is None
     assert state_of(cloud, lost.job) is JobState.RUNNING
     assert [state_of(cloud, one) for one in others] == [JobState.PENDING] * 2
-    swept = sweep(cloud.jobs, cloud.leases, revoked_at(lost))
+    swept = sweep(cloud.jobs, cloud.leases, FakeClock(revoked_at(lost)))
     assert (swept.reclaimed, swept.timers) == (1, 2)
 
 
@@ -277,7 +277,7 @@ def test_a_sweep_ends_what_ran_out_and_nothing_else(cloud: Cloud) -> None:
     change = failed(waiting, waiting.fence(NOW + 61), NOW + 61)
     cloud.jobs.apply(change)
     late = submit(cloud, policy=Policy(deadline_at=NOW + 80))
-    swept = sweep(cloud.jobs, cloud.leases, revoked_at(lost))
+    swept = sweep(cloud.jobs, cloud.leases, FakeClock(revoked_at(lost)))
     assert swept.as_dict() == {
         "reclaimed": 1,
         "timers": 2,
@@ -291,14 +291,14 @@ def test_a_sweep_ends_what_ran_out_and_nothing_else(cloud: Cloud) -> None:
     states = [state_of(cloud, job) for job in (lost.job, alive.job, waiting.job, late)]
     assert states == [JobState.PENDING, JobState.RUNNING, JobState.PENDING, JobState.FAILED]
     assert cloud.members("ready") == {lost.job.id, waiting.job.id}
-    again = sweep(cloud.jobs, cloud.leases, revoked_at(lost) + 1)
+    again = sweep(cloud.jobs, cloud.leases, FakeClock(revoked_at(lost) + 1))
     assert (again.reclaimed, again.timers, again.left) == (0, 0, 0)
 
 
 def test_a_sweep_goes_on_while_it_has_time(cloud: Cloud) -> None:
     held = [claim(cloud, submit(cloud)) for _ in range(5)]
     late = [submit(cloud, policy=Policy(deadline_at=NOW + 80)) for _ in range(5)]
-    swept = sweep(cloud.jobs, cloud.leases, NOW + 1000, page=2)
+    swept = sweep(cloud.jobs, cloud.leases, FakeClock(NOW + 1000), page=2)
     assert (swept.reclaimed, swept.timers, swept.left, swept.more) == (5, 5, 0, False)
     assert all(state_of(cloud, one.job) is JobState.PENDING for one in held)
     assert all(state_of(cloud, job) is JobState.FAILED for job in late)
@@ -310,7 +310,9 @@ def test_a_sweep_stops_before_its_time_is_over_and_says_so(cloud: Cloud) -> None
     for _ in range(4):
         # Each lease takes a second.
         left_s = iter(range(int(RESERVED_S + TIMERS_S) + 1, 0, -1))
-        outcomes.append(sweep(cloud.jobs, cloud.leases, NOW + 1000, time_left_s=lambda left=left_s: next(left)))
+        outcomes.append(
+            sweep(cloud.jobs, cloud.leases, FakeClock(NOW + 1000), time_left_s=lambda left=left_s: next(left))
+        )
     assert [one.reclaimed for one in outcomes] == [2, 2, 1, 0]
     assert [one.more for one in outcomes] == [True, True, False, False]
     assert all(state_of(cloud, one.job) is JobState.PENDING for one in held)
@@ -319,10 +321,26 @@ def test_a_sweep_stops_before_its_time_is_over_and_says_so(cloud: Cloud) -> None
 def test_leases_leave_time_for_timers(cloud: Cloud) -> None:
     lost = [claim(cloud, submit(cloud)) for _ in range(3)]
     late = submit(cloud, policy=Policy(deadline_at=NOW + 80))
-    swept = sweep(cloud.jobs, cloud.leases, NOW + 1000, time_left_s=lambda: RESERVED_S + TIMERS_S - 1)
+    swept = sweep(cloud.jobs, cloud.leases, FakeClock(NOW + 1000), time_left_s=lambda: RESERVED_S + TIMERS_S - 1)
     assert (swept.reclaimed, swept.timers, swept.more) == (0, 1, True)
     assert all(state_of(cloud, one.job) is JobState.RUNNING for one in lost)
     assert state_of(cloud, late) is JobState.FAILED
+
+
+def test_leases_within_their_grace_take_no_time_from_those_behind_them(cloud: Cloud) -> None:
+    """A long lease needs no grace, a short one does."""
+    within_grace = [claim(cloud, submit(cloud), now=NOW + 300) for _ in range(3)]
+    lost = claim(cloud, submit(cloud, policy=Policy(heartbeat_interval_s=120)), now=NOW + 31)
+    assert lost.lease.expires_at == within_grace[0].lease.expires_at + 1
+    # Time for one lease.
+    left_s = iter([RESERVED_S + TIMERS_S, RESERVED_S])
+    swept = sweep(
+        cloud.jobs, cloud.leases, FakeClock(lost.lease.expires_at), time_left_s=lambda: next(left_s, RESERVED_S)
+    )
+    assert (swept.reclaimed, swept.left) == (1, 3)
+    assert swept.heartbeat_lag_s == 1
+    assert state_of(cloud, lost.job) is JobState.PENDING
+    assert all(state_of(cloud, one.job) is JobState.RUNNING for one in within_grace)
 
 
 def test_metrics_are_reported_before_a_sweep_that_is_ended(cloud: Cloud) -> None:
@@ -334,20 +352,20 @@ def test_metrics_are_reported_before_a_sweep_that_is_ended(cloud: Cloud) -> None
         raise TimeoutError("Lambda ends the function")
 
     with pytest.raises(TimeoutError):
-        sweep(cloud.jobs, cloud.leases, NOW + 1000, time_left_s=ended, report=told.update)
+        sweep(cloud.jobs, cloud.leases, FakeClock(NOW + 1000), time_left_s=ended, report=told.update)
     assert told == {"QueueAge": NOW + 1000 - waiting.updated_at, "HeartbeatLag": NOW + 1000 - lost.lease.expires_at}
 
 
 def test_after_an_outage_workers_may_prove_their_leases_first(cloud: Cloud) -> None:
     lost, alive = claim(cloud, submit(cloud)), claim(cloud, submit(cloud))
-    sweep(cloud.jobs, cloud.leases, NOW)
+    sweep(cloud.jobs, cloud.leases, FakeClock(NOW))
     back = NOW + NOTICED_S
-    swept = sweep(cloud.jobs, cloud.leases, back)
+    swept = sweep(cloud.jobs, cloud.leases, FakeClock(back))
     assert (swept.reclaimed, swept.left) == (0, 2)
     prolonged = cloud.leases.heartbeat(alive.fence(back + 20), None, None)
     window_s = renewal_window_s(lost.lease.heartbeat_interval_s)
-    assert sweep(cloud.jobs, cloud.leases, back + window_s - 1).reclaimed == 0
-    swept = sweep(cloud.jobs, cloud.leases, back + window_s)
+    assert sweep(cloud.jobs, cloud.leases, FakeClock(back + window_s - 1)).reclaimed == 0
+    swept = sweep(cloud.jobs, cloud.leases, FakeClock(back + window_s))
     assert (swept.reclaimed, swept.left) == (1, 0)
     assert (state_of(cloud, lost.job), state_of(cloud, alive.job)) == (JobState.PENDING, JobState.RUNNING)
     assert cloud.leases.get(alive.job.id) == prolonged
@@ -356,37 +374,49 @@ def test_after_an_outage_workers_may_prove_their_leases_first(cloud: Cloud) -> N
 def test_while_the_watch_is_kept_lost_machines_are_noticed_after_the_grace_of_their_leases(cloud: Cloud) -> None:
     held = claim(cloud, submit(cloud), now=NOW + 5)
     for minute in range(3):
-        assert sweep(cloud.jobs, cloud.leases, NOW + 60 * minute).reclaimed == 0
-    assert sweep(cloud.jobs, cloud.leases, revoked_at(held)).reclaimed == 1
+        assert sweep(cloud.jobs, cloud.leases, FakeClock(NOW + 60 * minute)).reclaimed == 0
+    assert sweep(cloud.jobs, cloud.leases, FakeClock(revoked_at(held))).reclaimed == 1
     assert cloud.leases.watch() == Watch(seen_at=revoked_at(held), since=0)
 
 
 def test_an_api_that_does_not_answer_is_an_outage(cloud: Cloud) -> None:
     claim(cloud, submit(cloud))
-    assert sweep(cloud.jobs, cloud.leases, NOW + 200, api_answers=lambda: False).reclaimed == 0
+    assert sweep(cloud.jobs, cloud.leases, FakeClock(NOW + 200), api_answers=lambda: False).reclaimed == 0
     assert cloud.leases.watch() == Watch(seen_at=0, since=NOW + 200)
-    assert sweep(cloud.jobs, cloud.leases, NOW + 260).reclaimed == 0
-    assert sweep(cloud.jobs, cloud.leases, NOW + 320).reclaimed == 1
+    assert sweep(cloud.jobs, cloud.leases, FakeClock(NOW + 260)).reclaimed == 0
+    assert sweep(cloud.jobs, cloud.leases, FakeClock(NOW + 320)).reclaimed == 1
+
+
+def test_an_outage_lasts_until_the_api_has_not_answered_in_time(cloud: Cloud) -> None:
+    claim(cloud, submit(cloud))
+    clock = FakeClock(NOW + 200)
+
+    def waited_for() -> bool:
+        clock.advance(20)
+        return False
+
+    sweep(cloud.jobs, cloud.leases, clock, api_answers=waited_for)
+    assert cloud.leases.watch() == Watch(seen_at=0, since=NOW + 220)
 
 
 def test_an_idle_deployment_asks_the_api_nothing(cloud: Cloud) -> None:
     def asked() -> bool:
         raise AssertionError("asked")
 
-    sweep(cloud.jobs, cloud.leases, NOW, api_answers=asked)
+    sweep(cloud.jobs, cloud.leases, FakeClock(NOW), api_answers=asked)
     assert cloud.leases.watch() == Watch(seen_at=NOW)
 
 
 def test_the_watch_is_kept_by_every_sweep(cloud: Cloud) -> None:
     for now in (NOW, NOW + 60):
-        assert keep_watch(cloud.leases, now, sweep_interval_s=60) == Watch(seen_at=now)
+        assert keep_watch(cloud.leases, FakeClock(now), sweep_interval_s=60) == Watch(seen_at=now)
     after = NOW + 60 + NOTICED_S
-    assert keep_watch(cloud.leases, after, sweep_interval_s=60) == Watch(seen_at=after, since=after)
+    assert keep_watch(cloud.leases, FakeClock(after), sweep_interval_s=60) == Watch(seen_at=after, since=after)
     assert cloud.leases.watch() == Watch(seen_at=after, since=after)
 
 
 def test_two_that_look_at_once_after_an_outage_see_the_same_gap(cloud: Cloud) -> None:
-    keep_watch(cloud.leases, NOW, sweep_interval_s=60)
+    keep_watch(cloud.leases, FakeClock(NOW), sweep_interval_s=60)
     back = NOW + NOTICED_S
 
     class Slow:
@@ -399,10 +429,10 @@ def test_two_that_look_at_once_after_an_outage_see_the_same_gap(cloud: Cloud) ->
             return cloud.leases.watch()
 
         def keep_watch(self, watch: Watch, *, seen: Watch | None) -> bool:
-            keep_watch(cloud.leases, back, sweep_interval_s=60)
+            keep_watch(cloud.leases, FakeClock(back), sweep_interval_s=60)
             return cloud.leases.keep_watch(watch, seen=seen)
 
-    watch = keep_watch(Slow(), back + 1, sweep_interval_s=60)  # type: ignore[arg-type]
+    watch = keep_watch(Slow(), FakeClock(back + 1), sweep_interval_s=60)  # type: ignore[arg-type]
     assert watch.since == back
     assert cloud.leases.watch() == Watch(seen_at=back, since=back)
 

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from contract.jobs import AttemptEnd, JobState
+from functions.api.service_probe import PROBED_PATH
 from tests.proxies import FaultyProxy
 from tests.stack import Stack, chain
 from tests.waiting import until
@@ -30,7 +31,7 @@ def api() -> Iterator[FaultyProxy]:
 @pytest.fixture(scope="module")
 def probing_stack(api: FaultyProxy) -> Iterator[Stack]:
     """A stack whose sweeper runs each second and reaches the API as workers do."""
-    with Stack(settings={"BATON_PROBE_URL": f"{api.url}/health"}) as stack:
+    with Stack(settings={"BATON_PROBE_URL": f"{api.url}{PROBED_PATH}"}) as stack:
         api.upstream = stack.front
         yield stack
 
@@ -78,8 +79,8 @@ def test_live_workers_keep_their_attempts(
                 what="trainings that go on",
             )
         until(lambda: all("control plane is back" in agent.log() for agent in agents), what="renewed leases")
-        probes = len(api.requests("GET /health"))
-        until(lambda: len(api.requests("GET /health")) >= probes + 5, what="five sweeps")
+        probes = len(api.requests(PROBED_PATH))
+        until(lambda: len(api.requests(PROBED_PATH)) >= probes + 5, what="five sweeps")
         for job_id in jobs:
             (attempt,) = probing_stack.attempts(job_id)
             assert (attempt.end, probing_stack.job(job_id).state) == (None, JobState.RUNNING)

@@ -83,22 +83,23 @@ class _Recording:
             "pack": self._further_pack(),
             "end": self._billed(lambda: self._release(ending)),
             "idle sweep": idle_sweep,
-            # GET /health reads no store.
-            "probe": self._billed(lambda: None),
+            # The authorizer looks up a key that is not known, and the function of heartbeats answers so.
+            "probe": self._billed(self._authorizer(known=False), functions=2),
             "delivery": self._billed(self._delivery(), api=0),
         }
 
-    def _billed(self, call: Callable[[], object], *, api: int = 1) -> Billed:
+    def _billed(self, call: Callable[[], object], *, api: int = 1, functions: int = 1) -> Billed:
         with self._meter.billed() as billed:
             call()
-        return _sorted(billed, api=api, functions=1)
+        return _sorted(billed, api=api, functions=functions)
 
-    def _authorizer(self) -> Callable[[], object]:
+    def _authorizer(self, *, known: bool = True) -> Callable[[], object]:
         context = self._plane.context
         key, whole = new_key(
             context.random, tenant=TENANT, name="bench", scopes=[Scope.WORKER], now=context.clock.now(), expires_at=None
         )
-        context.tokens.put_key(key)
+        if known:
+            context.tokens.put_key(key)
         return lambda: authorize({"headers": {"x-api-key": whole}}, context.tokens, context.clock.now(), context.leases)
 
     def _delivery(self) -> Callable[[], object]:
@@ -182,7 +183,7 @@ class _Recording:
 
     def _sweep(self) -> None:
         context = self._plane.context
-        sweep(context.jobs, context.leases, context.clock.now())
+        sweep(context.jobs, context.leases, context.clock)
         run_due_retentions(context, context.clock.now())
 
 

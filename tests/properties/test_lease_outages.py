@@ -144,7 +144,7 @@ class Outages:
                 swept = sweep(
                     self.api.context.jobs,
                     self.api.context.leases,
-                    self.api.clock.now(),
+                    self.api.clock,
                     sweep_interval_s=self.sweep_interval_s,
                     api_answers=lambda second=second: self.served(second),  # type: ignore[misc]
                 )

@@ -122,9 +122,8 @@ def replay(path: Path, api: Api) -> dict[str, Any]:
         answer = serve(event["Records"], attempt, lambda _receipt, wait_s: postponed.append(wait_s))
         return {**answer, "posted": posted, "postponed_s": postponed}
     if handler == "sweeper":
-        now = api.clock.now()
-        swept = sweep(api.context.jobs, api.context.leases, now, sweep_interval_s=1).as_dict()
-        return swept | {"retentions": run_due_retentions(api.context, now)}
+        swept = sweep(api.context.jobs, api.context.leases, api.clock, sweep_interval_s=1).as_dict()
+        return swept | {"retentions": run_due_retentions(api.context, api.clock.now())}
     return dispatch(event, api.context, cast("Function", handler))
 
 

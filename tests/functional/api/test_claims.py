@@ -179,7 +179,7 @@ def test_a_lost_machine_does_not_hide_behind_live_ones(api: Api) -> None:
     for job_id in live:
         helds[job_id].heartbeat().ok()
     api.clock.advance(1)
-    swept = sweep(jobs, leases, api.clock.now(), page=2, sweep_interval_s=1)
+    swept = sweep(jobs, leases, api.clock, page=2, sweep_interval_s=1)
     assert (swept.reclaimed, swept.left, swept.more) == (1, 0, False)
     assert [job_id for job_id in helds if api.job(job_id)["state"] == "pending"] == [lost]
 

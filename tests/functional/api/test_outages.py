@@ -172,7 +172,7 @@ def test_a_control_plane_that_was_down_takes_no_job_from_a_machine_that_lives(ap
     held = api.claim()
     api.sweep()
     api.clock.advance(300)
-    swept = sweep(api.context.jobs, api.context.leases, api.clock.now())
+    swept = sweep(api.context.jobs, api.context.leases, api.clock)
     assert (swept.reclaimed, swept.left) == (0, 1)
     assert held.heartbeat(step=10).ok()["lease_expires_at"] == NOW + 390
     held.commit(20).ok()

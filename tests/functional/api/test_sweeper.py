@@ -14,6 +14,7 @@ from functions.handlers import sweeper
 from tests.api_harness import Api
 from tests.clouds import memory_cloud
 from tests.conformance.store_kit import NOW, claim, submit
+from tests.fakes import FakeClock
 
 
 class Invocation:
@@ -44,7 +45,7 @@ def test_a_fleet_that_is_lost_at_once_is_given_back_in_one_sweep() -> None:
     cloud = memory_cloud()
     for _ in range(1100):
         claim(cloud, submit(cloud))
-    swept = sweep(cloud.jobs, cloud.leases, NOW + 10_000)
+    swept = sweep(cloud.jobs, cloud.leases, FakeClock(NOW + 10_000))
     assert (swept.reclaimed, swept.left, swept.more) == (1100, 0, False)
     assert len(cloud.members("ready")) == 1100
 
