@@ -209,13 +209,14 @@ def register_zip(context: Context, call: Call) -> StatusAnswer:
         legacy_key=body.key,
     )
     progress_by = call.now + context.settings.original_progress_s if lease.claimant else None
+    left_behind = job.epoch > 1 and job.attempt_step is None
     job = apply_as_bearer(
         context,
         call,
         fence,
         lambda job, _: rules.commit(job, fence, record, now=call.now, progress_by=progress_by),
     )
-    Retention(context, job, call.now).run()
+    Retention(context, job, call.now).run(left_behind=left_behind)
     return StatusAnswer()
 
 

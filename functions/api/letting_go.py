@@ -15,10 +15,12 @@ from contract.manifest import Manifest, ManifestV1, Pack, parse_manifest
 from contract.names import CHECKPOINTS_BUCKET
 from functions.api.context import Context
 from functions.api.leasing import WRITE_TRIES
+from functions.api.original import zip_step
 from functions.api.paging import every_item
 from functions.domain import packs as rules
 from functions.domain.change import Forget
 from functions.domain.checkpoints import manifests_prefix, pack_key, past, step_and_epoch
+from functions.domain.claimants import attempt_of, attempts_prefix
 from functions.domain.errors import Refusal, StorageUnavailable, WriteConflict
 from functions.domain.packs import FUNCTION_TIMEOUT_S, CondemnPack, PackWrite, Sighting
 from functions.domain.records import CheckpointRecord, Job
@@ -97,7 +99,8 @@ class Retention:
     def run(self, *, left_behind: bool = False) -> None:
         """All of it, behind a commit. A failure is logged, and made good later: the commit stands.
 
-        `left_behind`: look also for manifests that never became a checkpoint, or whose retention was interrupted.
+        `left_behind`: look also for manifests and zips that never became a checkpoint, or whose retention was
+        interrupted, and for zips that a later attempt has stored anew.
         """
         with self._failures_logged():
             self._until_done(left_behind=left_behind)
@@ -174,7 +177,8 @@ class Retention:
                 # Who was given URLs for another branch's checkpoint of this step goes on reading it.
                 (spared if step in protected else leaving).add(key)
         self._more_at = now if len(free) > len(going) else _free_at([*over, *(records if spared else ())], now)
-        if not going and not leaving:
+        strays = self._stray_zips(records) if left_behind else set()
+        if not going and not leaving and not strays:
             return None
         still_named = {digest for record in kept for digest in self._named_by(record)}
         still_named |= {pack.blake3 for key in spared for pack in self._named_at(key)}
@@ -192,7 +196,7 @@ class Retention:
             forgotten=tuple(Forget(record=record, now=now) for record in going),
             packs=rules.parting(job.id, sightings, self._ends_by),
             leaving=by_manifest,
-            zips={record.legacy_key for record in going if record.legacy_key is not None} - kept_zips,
+            zips={record.legacy_key for record in going if record.legacy_key is not None} - kept_zips | strays,
         )
 
     def unnamed(
@@ -245,6 +249,22 @@ class Retention:
             place = step_and_epoch(self._job.id, entry.key)
             if entry.key not in recorded and place is not None and past(self._job, *place):
                 yield place[0], entry.key
+
+    def _stray_zips(self, records: Sequence[CheckpointRecord]) -> set[str]:
+        """Return the keys of original clients' zips that no checkpoint names, and no call can name any more.
+
+        A zip is registered under its own attempt's fence only, and the attempts before the job's last one are over. The
+        last one may come back as long as the job has not ended, even if its lease was revoked.
+        """
+        job, named = self._job, {record.legacy_key for record in records}
+        last_over = job.epoch if job.state.terminal else job.epoch - 1
+        listing = every_item(
+            lambda cursor: self._context.objects.list(
+                job.tenant, CHECKPOINTS_BUCKET, attempts_prefix(job.id), limit=1000, cursor=cursor
+            )
+        )
+        over = [entry.key for entry in listing if (attempt_of(job.id, entry.key) or job.epoch + 1) <= last_over]
+        return {key for key in over if key not in named and zip_step(key) is not None}
 
     def _named_by(self, record: CheckpointRecord) -> set[str]:
         """The packs of a committed checkpoint. Refuses if its manifest is damaged."""

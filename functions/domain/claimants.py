@@ -24,9 +24,14 @@ class Claimant(Record):
     """Heartbeats are refused from this instant on, unless `/progress` puts it off."""
 
 
+def attempts_prefix(job_id: str) -> str:
+    """Return what all keys of objects that original clients stored for the job begin with."""
+    return f"jobs/{job_id}/attempt-"
+
+
 def attempt_prefix(job_id: str, epoch: int) -> str:
     """Return the prefix in the checkpoints bucket under which attempt `epoch` of an original client stores objects."""
-    return f"jobs/{job_id}/attempt-{epoch}/"
+    return f"{attempts_prefix(job_id)}{epoch}/"
 
 
 def attempt_of(job_id: str, key: str | None) -> int | None:
