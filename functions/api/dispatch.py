@@ -49,8 +49,7 @@ def dispatch(event: Event, context: Context, function: Function) -> dict[str, An
     """Answer one API Gateway HTTP API event (payload version 2.0) for one privilege group."""
     request_id = str(event.get("requestContext", {}).get("requestId", ""))
     route_key = str(event.get("routeKey", ""))
-    original = is_original(frozenset(str(_authorized(event).get("scopes", "")).split(",")), _headers(event))
-    refused = partial(error_response, request_id=request_id, original=original)
+    refused = partial(error_response, request_id=request_id, original=sent_by_original(event))
     try:
         route = routes_of(function).get(route_key)
         if route is None:
@@ -67,6 +66,11 @@ def dispatch(event: Event, context: Context, function: Function) -> dict[str, An
     if route_key not in _QUIET:
         logger.info("answered", extra={"action": route_key, "status": response["statusCode"], "request_id": request_id})
     return response
+
+
+def sent_by_original(event: Event) -> bool:
+    """Return True if the event is a call of an original client, which reads errors in another shape."""
+    return is_original(frozenset(str(_authorized(event).get("scopes", "")).split(",")), _headers(event))
 
 
 def _call(event: Event, route: Route, context: Context, request_id: str) -> Call:

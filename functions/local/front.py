@@ -27,6 +27,7 @@ from starlette.responses import Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
 from contract.errors import ErrorCode
+from functions.api.dispatch import sent_by_original
 from functions.api.errors import error_response
 from functions.domain.errors import Refusal
 from functions.local.carrying import PUT_PART, Carrier, Streamed, carried
@@ -164,7 +165,11 @@ class _Front:
             asked = replace(incoming, body=body.read()) if carry is None else carry.request
             key = route.key if carry is None else carry.route_key
             fields = common_fields(asked, key, path, parameters, request_id=request_id, now_s=time.time())
-            answer = await self._call(route, fields, asked.body)
+            context = await self._authorized(fields) if route.guarded else None
+            if isinstance(context, HttpResponse):
+                return context
+            event = function_event(fields, asked.body, context)
+            answer = await self._invoke(route, event)
             if carry is None or answer.status != 200:
                 return answer
             try:
@@ -172,23 +177,20 @@ class _Front:
                     self._threads, self._carrier.carry, carry, answer, body, size_bytes
                 )
             except Refusal as refusal:
-                return _refused(refusal, request_id)
+                return _refused(refusal, request_id, original=sent_by_original(event))
 
-    async def _call(self, route: FrontRoute, fields: dict[str, Any], body: bytes) -> HttpResponse:
-        """The authorizer's refusal, or the answer of the route's handler."""
-        context: dict[str, Any] | None = None
-        if route.guarded:
-            identity = fields["headers"].get(IDENTITY_HEADER, "")
-            if not identity:
-                refusal = Refusal(ErrorCode.UNAUTHORIZED, field=IDENTITY_HEADER)
-                return _refused(refusal, fields["requestContext"]["requestId"])
-            verdict = await self._run(self._authorizer, authorizer_event(fields, identity), "authorizer")
-            if not isinstance(verdict, dict):
-                return _gateway_error(500, "Internal Server Error")
-            if verdict.get("isAuthorized") is not True:
-                return _gateway_error(403, "Forbidden")
-            context = verdict.get("context") or {}
-        return await self._invoke(route, function_event(fields, body, context))
+    async def _authorized(self, fields: dict[str, Any]) -> dict[str, Any] | HttpResponse:
+        """Return what the authorizer says of the caller, or the answer that ends the call."""
+        identity = fields["headers"].get(IDENTITY_HEADER, "")
+        if not identity:
+            refusal = Refusal(ErrorCode.UNAUTHORIZED, field=IDENTITY_HEADER)
+            return _refused(refusal, fields["requestContext"]["requestId"])
+        verdict = await self._run(self._authorizer, authorizer_event(fields, identity), "authorizer")
+        if not isinstance(verdict, dict):
+            return _gateway_error(500, "Internal Server Error")
+        if verdict.get("isAuthorized") is not True:
+            return _gateway_error(403, "Forbidden")
+        return verdict.get("context") or {}
 
     def _match(self, method: str, path: str) -> tuple[FrontRoute, dict[str, str]] | None:
         for route, pattern in self._routes:
@@ -314,9 +316,9 @@ def _http_request(request: Request) -> HttpRequest:
     )
 
 
-def _refused(refusal: Refusal, request_id: str) -> HttpResponse:
+def _refused(refusal: Refusal, request_id: str, *, original: bool = False) -> HttpResponse:
     """A refusal of the front's own, in the API's shape."""
-    return http_response(error_response(refusal, request_id=request_id, original=False))
+    return http_response(error_response(refusal, request_id=request_id, original=original))
 
 
 def _gateway_error(status: int, message: str) -> HttpResponse:

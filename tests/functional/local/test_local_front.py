@@ -58,7 +58,8 @@ def authorize(event: dict[str, Any], context: Any) -> dict[str, Any]:
     asked.append(key)
     if key == "broken":
         raise RuntimeError("the table is away")
-    return {"isAuthorized": key != "refused", "context": {"tenant": f"tenant of {key}"}}
+    scopes = "worker,submit" if key == "original" else "worker"
+    return {"isAuthorized": key != "refused", "context": {"tenant": f"tenant of {key}", "scopes": scopes}}
 
 
 def transfers(event: dict[str, Any], context: Any) -> dict[str, Any]:
@@ -126,7 +127,7 @@ def test_a_guarded_route_gets_what_the_authorizer_said(server: FrontServer) -> N
     assert event["routeKey"] == "GET /job/{id}"
     assert event["pathParameters"] == {"id": "7"}
     assert event["queryStringParameters"] == {"a": "1,2"}
-    assert event["requestContext"]["authorizer"] == {"lambda": {"tenant": "tenant of k"}}
+    assert event["requestContext"]["authorizer"] == {"lambda": {"tenant": "tenant of k", "scopes": "worker"}}
     assert answer.header("apigw-requestid") == [event["requestContext"]["requestId"]]
     assert answer.header("content-type") == ["application/json"]
 
@@ -264,6 +265,18 @@ def test_a_download_comes_from_the_store(server: FrontServer) -> None:
     assert call(server, "GET", "/download/b/a?as=url").json() == {"url": f"{store.url}/s3"}
     del store.objects["/s3"]
     assert call(server, "GET", "/download/b/a").json()["error"]["code"] == "object_not_found"
+
+
+def test_the_stores_failures_reach_clients_of_the_original_in_its_shape(server: FrontServer) -> None:
+    """Its worker reads `error` as text."""
+    original = {"x-api-key": "original"}
+    store.script("PUT", "/s3", reply(404), reply(500))
+    refusals = [call(server, "PUT", "/upload/b/a?uploadId=u&partNumber=7", b"x", original).json() for _ in range(2)]
+    refusals.append(call(server, "GET", "/download/b/gone", headers=original).json())
+    assert [one["code"] for one in refusals] == ["upload_not_found", "unavailable", "object_not_found"]
+    assert all(isinstance(one["error"], str) for one in refusals)
+    ours = call(server, "GET", "/download/b/gone", headers={**original, "user-agent": "baton/1"}).json()
+    assert ours["error"]["code"] == "object_not_found"
 
 
 def test_handlers_run_side_by_side(server: FrontServer) -> None:
