@@ -15,6 +15,7 @@ from cdk.functions import TIMEOUT_S
 from cdk.stage import READY_SHARDS_TAG
 from functions.api.metrics import DIMENSION, NAMESPACE, UNITS
 from functions.api.routes import ROUTES
+from functions.api.service_probe import PROBED_PATH
 from functions.api.settings import Settings
 from functions.domain.webhooks import GIVE_UP_AFTER_S, backoff_s
 from functions.storage.objects import EXPIRING_TAG
@@ -247,6 +248,14 @@ def test_a_function_has_the_settings_it_reads_and_a_log_that_ends(template: Json
     log = template["Resources"][properties["LoggingConfig"]["LogGroup"]["Ref"]]["Properties"]
     assert log["LogGroupName"] == f"/aws/lambda/baton-test-{name}"
     assert log["RetentionInDays"] == 30
+
+
+def test_the_sweeper_probes_the_way_of_heartbeats(template: Json) -> None:
+    (api,) = of_type(template, "AWS::ApiGatewayV2::Api")
+    url = {"Fn::Join": ["", [{"Fn::GetAtt": [api, "ApiEndpoint"]}, PROBED_PATH]]}
+    assert functions(template)["sweeper"]["Environment"]["Variables"]["BATON_PROBE_URL"] == url
+    guarded = {route.route_key for route in ROUTES if route.function == "worker" and route.scopes}
+    assert "POST /heartbeat/{id}" in guarded
 
 
 def test_the_sweeper_runs_each_minute(template: Json) -> None:
