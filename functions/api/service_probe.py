@@ -18,7 +18,7 @@ from contract.errors import ErrorCode
 from contract.names import KEY_PREFIX
 
 PROBED_PATH = "/heartbeat/probe"
-"""Of no job: the key is refused before the path is read."""
+"""The path names no job: the API refuses the key before it reads the path."""
 TIMEOUT_S = 5.0
 """An API that takes longer to answer is as good as away for a fleet's heartbeats."""
 _MAX_BYTES = 65_536
