@@ -24,7 +24,7 @@ from functions.domain.records import CheckpointRecord, Job, TransferGrant
 from functions.domain.retention import LATE_AFTER_S
 from tests.clouds import Cloud, memory_cloud
 from tests.conformance.store_kit import NOW, TENANT, progress_at, submission
-from tests.fakes import SeededRandomness
+from tests.fakes import FakeClock, SeededRandomness
 
 STEPS = 350
 POLICY = Policy(
@@ -188,7 +188,7 @@ class Life:
 
     def sweep(self) -> object:
         if self.random.random() < 0.5:
-            return sweep(self.cloud.jobs, self.cloud.leases, self.now, page=3)
+            return sweep(self.cloud.jobs, self.cloud.leases, FakeClock(self.now), page=3)
         due = self.cloud.jobs.due_timers(self.now, limit=2)
         return due, [run_timer(self.cloud.jobs, job_id, self.now) for job_id in due]
 

@@ -53,7 +53,7 @@ DURATION_MS = {
     "checkpoint": 60,
     "log chunk": 25,
     "sweep": 60,
-    "probe": 8,
+    "probe": 7,
     "publish": 20,
     "delivery": 200,
 }
