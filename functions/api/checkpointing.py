@@ -199,10 +199,13 @@ def register_zip(context: Context, call: Call) -> StatusAnswer:
         raise Refusal(ErrorCode.NOT_STORED_YET, f"Object {body.key} is not stored.", field="key")
     if job.checkpoint_step == step and job.checkpoint_epoch == job.epoch:
         return StatusAnswer()
+    replaced = context.jobs.checkpoint(job.id, step)
     record = CheckpointRecord(
         step=step,
         epoch=job.epoch,
         committed_at=call.now,
+        # A client that was given a token for the zip of another attempt goes on reading that zip.
+        protected_until=replaced.protected_until if replaced else 0,
         num_files=1,
         total_bytes=found.size_bytes,
         manifest_key="",

@@ -176,8 +176,11 @@ class Retention:
             for step, key in self._without_record(records):
                 # Who was given URLs for another branch's checkpoint of this step goes on reading it.
                 (spared if step in protected else leaving).add(key)
-        self._more_at = now if len(free) > len(going) else _free_at([*over, *(records if spared else ())], now)
         strays = self._stray_zips(records) if left_behind else set()
+        read = {key for key in strays if zip_step(key) in protected}
+        strays -= read
+        waits = [*over, *(records if spared or read else ())]
+        self._more_at = now if len(free) > len(going) else _free_at(waits, now)
         if not going and not leaving and not strays:
             return None
         still_named = {digest for record in kept for digest in self._named_by(record)}

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from contract.names import CHECKPOINTS_BUCKET
 from functions.domain.errors import StorageUnavailable
 from tests.api_harness import Api
 from tests.functional.api.original_calls import JOB, Original
@@ -96,3 +97,24 @@ def test_what_could_not_be_deleted_goes_later(api: Api, job_id: str, monkeypatch
     api.clock.advance(7200)
     api.sweep()
     assert stored(api, job_id) == ["2/checkpoint-50.zip"]
+
+
+def test_a_zip_that_a_client_may_still_read_is_spared_and_goes_later(api: Api, job_id: str) -> None:
+    first, second = Original(api, "m-1"), Original(api, "m-2")
+    first.taken()
+    for step in (50, 100):
+        first.checkpoint(job_id, step).ok()
+    api.post(f"/job/{job_id}/stop").ok()
+    key = first.zip_key(job_id, 100)
+    token = first.token(key, "download")
+    api.post(f"/job/{job_id}/retry", {"from_step": 50}).ok()
+    second.taken()
+    second.checkpoint(job_id, 100, b"of the second").ok()
+    read = first.call("GET", f"/download/{CHECKPOINTS_BUCKET}/{key}", headers={"x-download-token": token})
+    assert (read.status, read.body) == (200, b"zip 100")
+    second.upload(second.model_key(job_id), b"trained").ok()
+    second.report("complete", job_id, second.model_key(job_id)).ok()
+    assert "1/checkpoint-100.zip" in stored(api, job_id)
+    api.clock.advance(api.context.settings.read_protection_s + 1)
+    api.sweep()
+    assert "1/checkpoint-100.zip" not in stored(api, job_id) and "2/checkpoint-100.zip" in stored(api, job_id)
