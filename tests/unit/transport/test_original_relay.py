@@ -5,95 +5,16 @@ from __future__ import annotations
 import http.client
 import logging
 import threading
-from collections.abc import Iterator
 from urllib.parse import parse_qs, urlsplit
 
 import pytest
 import requests
 
-from gpu_client.original_relay import LONGEST_PAUSE_S, PATIENCE_S, Relay, Upstream
+from gpu_client.original_relay import LONGEST_PAUSE_S, PATIENCE_S, Relay
 from tests.functional.api import original_client
 from tests.functional.api.original_client import PART_BYTES, OriginalClient
+from tests.unit.transport.relay_kit import DOWNLOAD, SECRET_HEADERS, UPLOAD, Time, stored
 from tests.unit.transport.scripted_server import Handler, ScriptedServer, reply, reset, truncated
-
-SECRET_HEADERS = {"x-api-key", "x-upload-token", "x-download-token", "cookie", "authorization"}
-UPLOAD = "/upload/training-checkpoints/jobs/1/a.zip"
-DOWNLOAD = "/download/training-data/a.jpg"
-
-
-class Time:
-    """A clock that only pauses move."""
-
-    def __init__(self) -> None:
-        self.now_s = 0.0
-        self.pauses: list[float] = []
-
-    def sleep(self, pause_s: float) -> None:
-        self.now_s += pause_s
-        self.pauses.append(pause_s)
-
-
-@pytest.fixture
-def store() -> Iterator[ScriptedServer]:
-    with ScriptedServer() as running:
-        yield running
-
-
-@pytest.fixture
-def time() -> Time:
-    return Time()
-
-
-@pytest.fixture
-def relay(server: ScriptedServer, time: Time) -> Iterator[Relay]:
-    running = Relay(Upstream(server.url + "/prod/", sleep=time.sleep, clock=lambda: time.now_s))
-    thread = threading.Thread(target=running.serve_forever, args=(0.02,), daemon=True)
-    thread.start()
-    yield running
-    running.shutdown()
-    running.server_close()
-    thread.join()
-
-
-@pytest.fixture
-def worker(relay: Relay, monkeypatch: pytest.MonkeyPatch) -> Iterator[OriginalClient]:
-    # Its own pauses between tries, which the worker sleeps.
-    monkeypatch.setattr("urllib3.util.retry.Retry.sleep", lambda *_: None)
-    client = OriginalClient(relay.url, "the key", "machine-1")
-    yield client
-    client.close()
-
-
-def stored(handler: Handler) -> None:
-    """Store a part as S3 does; the ETag names the part."""
-    seen = handler.request_seen
-    handler.home.objects[f"{seen.path}?{seen.query}"] = seen.body
-    handler.answer(200, b"", {"ETag": f'"etag of {parse_qs(seen.query)["partNumber"][0]}"', "Set-Cookie": "a=store"})
-
-
-def signs_parts(store: ScriptedServer) -> object:
-    """Answer with the URL of the part that is asked for."""
-
-    def act(handler: Handler) -> None:
-        query = parse_qs(handler.request_seen.query)
-        assert query["uploadId"] == ["u"]
-        if query["action"] == ["mpu-presign"]:
-            url = f"{store.url}/s3?partNumber={query['partNumber'][0]}&X-Amz-Signature=s"
-            handler.answer(200, {"url": url, "expires_at": 1}, {"Set-Cookie": "b=api"})
-        else:
-            assert query["action"] == ["mpu-complete"]
-            handler.answer(200, {"status": "ok"})
-
-    return act
-
-
-@pytest.fixture
-def part_of(server: ScriptedServer, store: ScriptedServer) -> None:
-    """Both servers take uploads."""
-    server.routes["GET", "/prod/upload/token"] = reply(200, {"token": "upload token", "expires_at": 1})
-    server.script("POST", f"/prod{UPLOAD}", reply(200, {"uploadId": "u", "key": "k"}))
-    server.routes["POST", f"/prod{UPLOAD}"] = signs_parts(store)  # type: ignore[assignment]
-    store.routes["PUT", "/s3"] = stored
 
 
 def upload(worker: OriginalClient, data: bytes) -> int:
