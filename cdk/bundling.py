@@ -22,7 +22,7 @@ from cdk.stage import Target
 ROOT = Path(__file__).resolve().parents[1]
 PYTHON_VERSION = "3.13"
 PLATFORM = "aarch64-manylinux2014"
-PACKAGES = ("contract", "functions")
+PACKAGES = ("baton", "functions")
 TASK_ROOT = "/var/task"
 """Where Lambda puts the folder: what tracebacks show."""
 _NOISE = shutil.ignore_patterns("__pycache__", "*.pyc", "README.md", "openapi.json", "local")

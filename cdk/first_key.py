@@ -7,8 +7,8 @@ import time
 
 from botocore.exceptions import BotoCoreError, ClientError
 
+from baton.contract.names import Scope
 from cdk.stage import Stage, StageError
-from contract.names import Scope
 from functions.api.keys import new_key
 from functions.domain.errors import StorageUnavailable
 from functions.handlers.wiring import SystemRandomness

@@ -7,6 +7,7 @@ from aws_cdk import aws_scheduler as scheduler
 from aws_cdk import aws_scheduler_targets as targets
 from constructs import Construct
 
+from baton.contract.leases import SWEEP_INTERVAL_S
 from cdk.acknowledged import VERSIONS, acknowledge_wildcard
 from cdk.alarms import Alarms
 from cdk.api import Api
@@ -15,7 +16,6 @@ from cdk.events import Events
 from cdk.functions import Functions
 from cdk.stage import Stage
 from cdk.webhooks import Webhooks
-from contract.leases import SWEEP_INTERVAL_S
 from functions.api.service_probe import PROBED_PATH
 
 SWEEP_INTERVAL = Duration.seconds(SWEEP_INTERVAL_S)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from botocore.exceptions import BotoCoreError, ClientError
 
+from baton.contract.names import CHECKPOINTS_BUCKET, DATA_BUCKET
 from cdk.stage import DEFAULT_STORE_REGION, Stage
-from contract.names import CHECKPOINTS_BUCKET, DATA_BUCKET
 from functions.domain.errors import StorageUnavailable
 from functions.storage.clients import s3_client
 from functions.storage.s3_objects import S3ObjectStore

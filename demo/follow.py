@@ -6,9 +6,9 @@ import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-from contract.checkpoints import CheckpointView
-from contract.history import AttemptView
-from contract.jobs import AttemptEnd
+from baton.contract.checkpoints import CheckpointView
+from baton.contract.history import AttemptView
+from baton.contract.jobs import AttemptEnd
 from demo.failure import DemoError
 from demo.processes import Child
 from gpu_client.transport.api import BatonClient

@@ -6,8 +6,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from contract.goodput import Goodput
-from contract.history import AttemptView
+from baton.contract.goodput import Goodput
+from baton.contract.history import AttemptView
 
 DEFINITIONS = {
     "goodput": "by attempt, as of its last report: seconds by what they went into, and the share of new steps",

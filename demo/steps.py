@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from contract.jobs import InputRef, JobState, JobSubmit, JobView, Policy, Retention
-from contract.keys import KeyCreate
-from contract.names import DATA_BUCKET, Scope
+from baton.contract.jobs import InputRef, JobState, JobSubmit, JobView, Policy, Retention
+from baton.contract.keys import KeyCreate
+from baton.contract.names import DATA_BUCKET, Scope
 from demo import digits
 from demo.failure import DemoError
 from demo.processes import Child, Household, Stack

@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from contract.history import AttemptView
+from baton.contract.history import AttemptView
 from demo import saving
 from demo.saving import Saving, size_text
 

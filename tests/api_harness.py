@@ -15,8 +15,8 @@ from urllib.parse import quote, urlencode
 import requests
 from blake3 import blake3
 
-from contract.errors import ErrorCode
-from contract.names import BUCKETS, CHECKPOINTS_BUCKET, DATA_BUCKET, Scope
+from baton.contract.errors import ErrorCode
+from baton.contract.names import BUCKETS, CHECKPOINTS_BUCKET, DATA_BUCKET, Scope
 from functions.api.authorizing import authorize
 from functions.api.context import Context
 from functions.api.dispatch import dispatch

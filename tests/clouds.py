@@ -11,7 +11,7 @@ from typing import Any
 
 from moto import mock_aws
 
-from contract.names import BUCKETS
+from baton.contract.names import BUCKETS
 from functions.domain.ports import (
     JobStore,
     LeaseStore,

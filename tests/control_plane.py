@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from contract.history import AttemptView, EventView
-from contract.jobs import InputRef, JobState, JobSubmit, JobView, Policy
-from contract.manifest import Manifest, parse_manifest
+from baton.contract.history import AttemptView, EventView
+from baton.contract.jobs import InputRef, JobState, JobSubmit, JobView, Policy
+from baton.contract.manifest import Manifest, parse_manifest
 from gpu_client.checkpoints.codecs import decode
 from gpu_client.checkpoints.reading import as_chunks
 from gpu_client.transport.api import BatonClient

@@ -6,9 +6,9 @@ import hashlib
 from dataclasses import dataclass
 from typing import Any
 
-from contract.jobs import JobState, Policy
-from contract.manifest import Chunk, ChunkedFile, Manifest, ManifestFile, ManifestV1, Pack
-from contract.work import WorkQuery
+from baton.contract.jobs import JobState, Policy
+from baton.contract.manifest import Chunk, ChunkedFile, Manifest, ManifestFile, ManifestV1, Pack
+from baton.contract.work import WorkQuery
 from functions.domain import jobs as rules
 from functions.domain.api_keys import token_digest
 from functions.domain.change import Change, CloseLease, OpenLease

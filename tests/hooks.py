@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from contract.events import JobEvent, event_id
-from contract.history import EventType
+from baton.contract.events import JobEvent, event_id
+from baton.contract.history import EventType
 from functions.domain.webhooks import Webhook
 from functions.webhooks.lines import Waiting
 from tests.publishing import AT, JOB_ID, TENANT

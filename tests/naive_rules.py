@@ -8,12 +8,12 @@ from dataclasses import dataclass, field
 from fractions import Fraction
 from itertools import pairwise
 
-from contract.rules import arithmetic
-from contract.rules.limits import LIMITS
-from contract.rules.metrics import Kind
-from contract.rules.periods import OF_ALL
-from contract.rules.rule import Rule
-from contract.rules.typed import Aggregate, Chain, Constant, Grouped, Operation, Reading, Summary, Typed
+from baton.contract.rules import arithmetic
+from baton.contract.rules.limits import LIMITS
+from baton.contract.rules.metrics import Kind
+from baton.contract.rules.periods import OF_ALL
+from baton.contract.rules.rule import Rule
+from baton.contract.rules.typed import Aggregate, Chain, Constant, Grouped, Operation, Reading, Summary, Typed
 
 Value = float | bool | None
 

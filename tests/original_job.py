@@ -14,7 +14,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from contract.jobs import AttemptEnd, JobState
+from baton.contract.jobs import AttemptEnd, JobState
 from tests.control_plane import ControlPlane
 from tests.functional.api.original_client import PART_BYTES, OriginalClient
 from tests.stack import ROOT, clean_environment, leashed

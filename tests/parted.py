@@ -8,7 +8,7 @@ from typing import Any
 
 from awscrt.checksums import crc64nvme
 
-from contract.parts import MIN_PART_BYTES
+from baton.contract.parts import MIN_PART_BYTES
 
 PART = MIN_PART_BYTES
 

@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from contract.history import EventType
+from baton.contract.history import EventType
 from functions.domain.errors import StorageUnavailable
 from functions.domain.records import Event
 from functions.publishing.entries import MAX_ENTRIES, MAX_REQUEST_BYTES, Entry

@@ -9,8 +9,8 @@ from typing import Protocol
 
 import pytest
 
-from contract.names import DATA_BUCKET, RING_SETTINGS
-from contract.rings import is_object
+from baton.contract.names import DATA_BUCKET, RING_SETTINGS
+from baton.contract.rings import is_object
 from functions.domain.rings import RingStore, StoredRing
 from functions.local.emulator import Emulator
 from gpu_client.ring import access

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from contract.rules.functions import NAMES, SUMMARIES
-from contract.rules.metrics import BUILT_IN, UNITS, Kind, Metric, Metrics
+from baton.contract.rules.functions import NAMES, SUMMARIES
+from baton.contract.rules.metrics import BUILT_IN, UNITS, Kind, Metric, Metrics
 
 HOSTILE = [
     "10**3999999 > 0", "3999999**399999 > 0", "loss.append(1) > 0", "loss.tofile(path) > 0", "model.zero_() > 0",

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from contract.rules.checking import check, check_condition
-from contract.rules.compiling import Compiler
-from contract.rules.faults import ExpressionError
-from contract.rules.limits import LIMITS, Limits
-from contract.rules.metrics import Kind, Metric, Metrics
-from contract.rules.series import Clock
+from baton.contract.rules.checking import check, check_condition
+from baton.contract.rules.compiling import Compiler
+from baton.contract.rules.faults import ExpressionError
+from baton.contract.rules.limits import LIMITS, Limits
+from baton.contract.rules.metrics import Kind, Metric, Metrics
+from baton.contract.rules.series import Clock
 
 METRICS = Metrics([Metric("flag", Kind.BOOL), Metric("acc", goal="max")])
 

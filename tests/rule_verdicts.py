@@ -13,13 +13,13 @@ from importlib.abc import MetaPathFinder
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from contract.rules.document import load
-from contract.rules.evaluating import Evaluator
-from contract.rules.rule import RuleSet
-from contract.rules.verdicts import Verdict
+from baton.contract.rules.document import load
+from baton.contract.rules.evaluating import Evaluator
+from baton.contract.rules.rule import RuleSet
+from baton.contract.rules.verdicts import Verdict
 
 COUNT = 10_000
-ALLOWED = frozenset(("contract", "tests", "yaml", "_yaml", *sys.stdlib_module_names))
+ALLOWED = frozenset(("baton", "tests", "yaml", "_yaml", *sys.stdlib_module_names))
 """Of what is installed; Lambda has more, of which the language uses nothing."""
 Observation = tuple[dict[str, Any], int, float, str]
 """Metrics, step, time, event."""

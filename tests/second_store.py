@@ -13,7 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, BinaryIO, Self
 
-from contract.names import BUCKETS
+from baton.contract.names import BUCKETS
 from functions.storage.clients import s3_client
 from functions.storage.s3_objects import S3ObjectStore
 from tests.clouds import Cloud, memory_cloud

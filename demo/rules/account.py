@@ -7,11 +7,11 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from contract.checkpoints import CheckpointView
-from contract.history import AttemptView, EventType, EventView
-from contract.jobs import JobView
-from contract.output import LogLine
-from contract.rules import presets
+from baton.contract.checkpoints import CheckpointView
+from baton.contract.history import AttemptView, EventType, EventView
+from baton.contract.jobs import JobView
+from baton.contract.output import LogLine
+from baton.contract.rules import presets
 from gpu_client.transport.api import BatonClient
 from gpu_client.transport.calls import pages
 

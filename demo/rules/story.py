@@ -9,10 +9,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from contract.history import EventType
-from contract.jobs import InputRef, JobState, JobSubmit, JobView, Policy, Retention
-from contract.rules.document import load
-from contract.steering import CommandKind, CommandRequest
+from baton.contract.history import EventType
+from baton.contract.jobs import InputRef, JobState, JobSubmit, JobView, Policy, Retention
+from baton.contract.rules.document import load
+from baton.contract.steering import CommandKind, CommandRequest
 from demo import measure
 from demo.digits import Digits
 from demo.failure import DemoError

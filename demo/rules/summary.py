@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
-from contract.history import EventType
+from baton.contract.history import EventType
 from demo.rules.account import Account
 from gpu_client.cli.firings import line_of
 

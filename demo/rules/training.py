@@ -17,8 +17,8 @@ from safetensors.torch import save_file
 from torch import nn
 from torch.nn import functional
 
+from baton import BatchSampler, Session
 from gpu_client.controller.knobs import LearningRate
-from gpu_client.training import BatchSampler, Session
 from gpu_client.training.digits import make_model, read_digits
 
 DAMAGE = 255

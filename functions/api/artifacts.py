@@ -6,12 +6,12 @@ import base64
 import re
 from collections.abc import Sequence
 
-from contract.artifacts import StoredArtifact, StoredArtifactsPage, StoredArtifactsQuery, step_of
-from contract.base import path_problem
-from contract.errors import ErrorCode
-from contract.jobs import Artifact, JobState
-from contract.names import BUCKETS, CHECKPOINTS_BUCKET
-from contract.work import ArtifactsAnswer, ArtifactsRequest, CompleteRequest, DeclaredArtifact, PresignedPut
+from baton.contract.artifacts import StoredArtifact, StoredArtifactsPage, StoredArtifactsQuery, step_of
+from baton.contract.base import path_problem
+from baton.contract.errors import ErrorCode
+from baton.contract.jobs import Artifact, JobState
+from baton.contract.names import BUCKETS, CHECKPOINTS_BUCKET
+from baton.contract.work import ArtifactsAnswer, ArtifactsRequest, CompleteRequest, DeclaredArtifact, PresignedPut
 from functions.api.context import Call, Context, job_of
 from functions.api.declared import matches, upload_of
 from functions.api.leasing import require_lease

@@ -6,8 +6,8 @@ import logging
 from collections.abc import Mapping
 from typing import Any
 
-from contract.errors import ErrorCode
-from contract.names import Scope
+from baton.contract.errors import ErrorCode
+from baton.contract.names import Scope
 from functions.domain.api_keys import ApiKey, KeyReader, authenticate
 from functions.domain.errors import StorageUnavailable
 from functions.domain.ring_tokens import RingLease, RingLeaseReader, is_ring_token, job_of_token, opened

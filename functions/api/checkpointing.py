@@ -7,17 +7,17 @@ from dataclasses import replace
 
 from blake3 import blake3
 
-from contract.checkpoints import (
+from baton.contract.checkpoints import (
     MAX_MISSING_PER_ANSWER,
     BlobUrls,
     BlobUrlsRequest,
     CommitAnswer,
     DamagedRequest,
 )
-from contract.errors import ErrorCode
-from contract.manifest import Manifest, ManifestV1
-from contract.names import CHECKPOINTS_BUCKET
-from contract.work import ProgressRequest, StatusAnswer
+from baton.contract.errors import ErrorCode
+from baton.contract.manifest import Manifest, ManifestV1
+from baton.contract.names import CHECKPOINTS_BUCKET
+from baton.contract.work import ProgressRequest, StatusAnswer
 from functions.api.context import Call, Context, job_of
 from functions.api.leasing import WRITE_TRIES, apply_as_bearer, require_lease
 from functions.api.letting_go import Retention, checkpoints_of, read_manifest

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from contract.work import WorkQuery
+from baton.contract.work import WorkQuery
 from functions.api.sweeping import run_due_timers
 from functions.domain import jobs as rules
 from functions.domain.change import OpenLease

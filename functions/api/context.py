@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from contract.errors import ErrorCode
-from contract.names import Scope
+from baton.contract.errors import ErrorCode
+from baton.contract.names import Scope
 from functions.api.settings import Settings
 from functions.domain.api_keys import token_digest
 from functions.domain.claimants import attempt_of

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from contract.names import CHECKPOINTS_BUCKET
+from baton.contract.names import CHECKPOINTS_BUCKET
 from functions.api.context import Call, Context
 from functions.domain.ports import Presigned, StoredObject
 

@@ -13,10 +13,10 @@ from typing import Any, get_args
 from pydantic import BaseModel, TypeAdapter, ValidationError
 from pydantic_core import from_json, to_json
 
-from contract.base import JOB_ID_PATTERN, MAX_STEP, path_problem
-from contract.errors import ErrorCode
-from contract.names import KEY_ID_PATTERN, RING_NAME_PATTERN, Scope
-from contract.recipes.calls import RECIPE_ID_PATTERN
+from baton.contract.base import JOB_ID_PATTERN, MAX_STEP, path_problem
+from baton.contract.errors import ErrorCode
+from baton.contract.names import KEY_ID_PATTERN, RING_NAME_PATTERN, Scope
+from baton.contract.recipes.calls import RECIPE_ID_PATTERN
 from functions.api.context import Call, Context, NoContent, Principal, WithHeaders, is_original
 from functions.api.errors import error_response, refusal_of
 from functions.api.route import Function, Route, routes_of

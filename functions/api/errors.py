@@ -7,8 +7,8 @@ from typing import Any
 from pydantic import ValidationError
 from pydantic_core import to_json
 
-from contract.error_body import ErrorBody, ErrorDetail, Problem
-from contract.errors import ErrorCode, Fault
+from baton.contract.error_body import ErrorBody, ErrorDetail, Problem
+from baton.contract.errors import ErrorCode, Fault
 from functions.domain.errors import Refusal
 
 _BY_PYDANTIC_TYPE = {

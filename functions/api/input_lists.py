@@ -7,11 +7,11 @@ from typing import Annotated
 
 from pydantic import Field
 
-from contract.base import WireModel
-from contract.datasets import DATASET_MANIFEST
-from contract.errors import ErrorCode
-from contract.names import DATA_BUCKET, RINGS_PREFIX, in_a_ring
-from contract.work import InputObject, InputPage, PushManifest
+from baton.contract.base import WireModel
+from baton.contract.datasets import DATASET_MANIFEST
+from baton.contract.errors import ErrorCode
+from baton.contract.names import DATA_BUCKET, RINGS_PREFIX, in_a_ring
+from baton.contract.work import InputObject, InputPage, PushManifest
 from functions.api.context import Call, Context, job_of
 from functions.api.leasing import require_lease
 from functions.api.sharing import given

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from contract.base import Cursor, PageLimit, WireModel
-from contract.errors import ErrorCode
-from contract.keys import HealthAnswer, KeyCreate, KeyCreated, KeyPage
-from contract.names import KEY_PREFIX, Scope
+from baton.contract.base import Cursor, PageLimit, WireModel
+from baton.contract.errors import ErrorCode
+from baton.contract.keys import HealthAnswer, KeyCreate, KeyCreated, KeyPage
+from baton.contract.names import KEY_PREFIX, Scope
 from functions.api.context import Call, Context, NoContent
 from functions.api.views import key_view
 from functions.domain.api_keys import ApiKey, token_digest

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from contract.errors import ErrorCode
+from baton.contract.errors import ErrorCode
 from functions.api.context import Call, Context, job_of
 from functions.domain import jobs as rules
 from functions.domain.change import Change

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from blake3 import blake3
 from pydantic import ValidationError
 
-from contract.errors import ErrorCode
-from contract.manifest import Manifest, ManifestV1, Pack, parse_manifest
-from contract.names import CHECKPOINTS_BUCKET
+from baton.contract.errors import ErrorCode
+from baton.contract.manifest import Manifest, ManifestV1, Pack, parse_manifest
+from baton.contract.names import CHECKPOINTS_BUCKET
 from functions.api.context import Context
 from functions.api.leasing import WRITE_TRIES
 from functions.api.original import zip_step

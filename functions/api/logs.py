@@ -13,11 +13,11 @@ from typing import NamedTuple, TypeVar
 
 from pydantic import BaseModel, Field
 
-from contract.base import Cursor, PageLimit, WireModel
-from contract.errors import ErrorCode
-from contract.names import CHECKPOINTS_BUCKET
-from contract.output import LogChunk, LogLine, LogPage, MetricPage, MetricPoint, ReportedPoint
-from contract.work import StatusAnswer
+from baton.contract.base import Cursor, PageLimit, WireModel
+from baton.contract.errors import ErrorCode
+from baton.contract.names import CHECKPOINTS_BUCKET
+from baton.contract.output import LogChunk, LogLine, LogPage, MetricPage, MetricPoint, ReportedPoint
+from baton.contract.work import StatusAnswer
 from functions.api.context import Call, Context, job_of
 from functions.api.leasing import require_lease
 from functions.api.paging import sent_bytes

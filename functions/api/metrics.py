@@ -10,8 +10,8 @@ import json
 from collections.abc import Mapping
 from typing import TextIO
 
-from contract.history import EventType
-from contract.jobs import AttemptEnd, FailureClass
+from baton.contract.history import EventType
+from baton.contract.jobs import AttemptEnd, FailureClass
 from functions.domain.change import Change
 from functions.domain.ports import Clock
 

@@ -13,11 +13,11 @@ from pydantic import BaseModel, TypeAdapter
 from pydantic.json_schema import GenerateJsonSchema, JsonSchemaMode, JsonSchemaValue
 from pydantic_core import core_schema
 
-from contract.base import JOB_ID_PATTERN, MAX_KEY_BYTES, MAX_STEP
-from contract.error_body import ErrorBody
-from contract.errors import ErrorCode
-from contract.names import BUCKETS, KEY_ID_PATTERN, RING_NAME_PATTERN
-from contract.recipes.calls import RECIPE_ID_PATTERN
+from baton.contract.base import JOB_ID_PATTERN, MAX_KEY_BYTES, MAX_STEP
+from baton.contract.error_body import ErrorBody
+from baton.contract.errors import ErrorCode
+from baton.contract.names import BUCKETS, KEY_ID_PATTERN, RING_NAME_PATTERN
+from baton.contract.recipes.calls import RECIPE_ID_PATTERN
 from functions.api.routes import ROUTES, Route
 from functions.api.settings import Settings
 

@@ -10,11 +10,11 @@ import re
 from datetime import UTC, datetime
 from typing import Any
 
-from contract.base import JsonObject
-from contract.dreambooth import DreamboothSubmit
-from contract.history import EventType
-from contract.jobs import Artifact, InputRef, JobState, JobSubmit, Requirements
-from contract.names import CHECKPOINTS_BUCKET, DATA_BUCKET
+from baton.contract.base import JsonObject
+from baton.contract.dreambooth import DreamboothSubmit
+from baton.contract.history import EventType
+from baton.contract.jobs import Artifact, InputRef, JobState, JobSubmit, Requirements
+from baton.contract.names import CHECKPOINTS_BUCKET, DATA_BUCKET
 from functions.domain.claimants import attempt_prefix
 from functions.domain.records import Job, Lease
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 
-from contract.datasets import is_manifest
-from contract.names import DATA_BUCKET
+from baton.contract.datasets import is_manifest
+from baton.contract.names import DATA_BUCKET
 from functions.api.context import Call, Context
 from functions.api.paging import every_item, sent_bytes
 from functions.domain.records import Job

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from contract.checkpoints import BlobUpload
-from contract.manifest import Pack
-from contract.names import CHECKPOINTS_BUCKET
+from baton.contract.checkpoints import BlobUpload
+from baton.contract.manifest import Pack
+from baton.contract.names import CHECKPOINTS_BUCKET
 from functions.api.context import Call, Context
 from functions.api.declared import upload_of
 from functions.domain.checkpoints import pack_key

@@ -10,9 +10,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TypeGuard
 
-from contract.base import MAX_OBJECT_BYTES
-from contract.errors import ErrorCode
-from contract.parts import Parts, part_range
+from baton.contract.base import MAX_OBJECT_BYTES
+from baton.contract.errors import ErrorCode
+from baton.contract.parts import Parts, part_range
 from functions.api.context import Call, Context
 from functions.api.declared import matches
 from functions.domain.errors import Refusal

@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
-from contract.errors import ErrorCode, Fault
-from contract.jobs import JobSubmit, Policy, Requirements
-from contract.names import MAX_RINGS
-from contract.recipes.calls import RecipePage, RecipePush, RecipeQuery, RecipeSummary, RecipeView
-from contract.recipes.plan import RunPlan
+from baton.contract.errors import ErrorCode, Fault
+from baton.contract.jobs import JobSubmit, Policy, Requirements
+from baton.contract.names import MAX_RINGS
+from baton.contract.recipes.calls import RecipePage, RecipePush, RecipeQuery, RecipeSummary, RecipeView
+from baton.contract.recipes.plan import RunPlan
 from functions.api.context import Call, Context
 from functions.domain.errors import Refusal
 from functions.domain.recipes import RecipeEntry, StoredRecipe
@@ -18,7 +18,7 @@ from functions.domain.records import Spec
 from functions.recipes import built_in_document, built_in_ids, built_in_recipe, is_built_in_name
 
 if TYPE_CHECKING:
-    from contract.recipes.model import Recipe
+    from baton.contract.recipes.model import Recipe
 
 _PARAMETERS = "parameters."
 
@@ -125,7 +125,7 @@ class Resolver:
 
 
 def _plan(recipe: Recipe, body: JobSubmit, *, flat: bool) -> RunPlan:
-    from contract.recipes.rendering import input_faults, parameter_faults, plan_of
+    from baton.contract.recipes.rendering import input_faults, parameter_faults, plan_of
 
     folders = {ref.into: ref.prefix for ref in body.inputs}
     faults = [*parameter_faults(recipe, body.parameters), *input_faults(recipe, folders)]
@@ -141,7 +141,7 @@ def _rings(recipe: Recipe, body: JobSubmit, *, flat: bool) -> list[str]:
     """Those that the job names, and those that its recipe says that it uses."""
     if not recipe.rings:
         return body.rings
-    from contract.recipes.rendering import rings_of
+    from baton.contract.recipes.rendering import rings_of
 
     names, faults = rings_of(recipe, body.parameters, [ref.into for ref in body.inputs])
     if not faults and len({*body.rings, *names}) > MAX_RINGS:
@@ -199,7 +199,7 @@ def _joined(recipe: Requirements, job: Requirements) -> Requirements:
 
 @lru_cache(maxsize=64)
 def _recipe_in(document: str) -> tuple[Recipe | None, tuple[Fault, ...]]:
-    from contract.recipes.lint import lint
+    from baton.contract.recipes.lint import lint
 
     recipe, faults = lint(document)
     return recipe, tuple(faults)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from contract.jobs import Progress
+from baton.contract.jobs import Progress
 from functions.api.context import Context
 from functions.api.leasing import WRITE_TRIES
 from functions.domain.errors import FenceBroken, Refusal, StorageUnavailable, WriteConflict

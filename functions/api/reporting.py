@@ -7,9 +7,9 @@ from dataclasses import replace
 from itertools import islice
 from typing import Any
 
-from contract.jobs import Progress
-from contract.steering import Control, ControlReport, EndedBy, RulesInForce
-from contract.work import ReleaseRequest
+from baton.contract.jobs import Progress
+from baton.contract.steering import Control, ControlReport, EndedBy, RulesInForce
+from baton.contract.work import ReleaseRequest
 from functions.api.checkpointing import sound_checkpoints
 from functions.api.context import Call, Context, job_of
 from functions.api.leasing import WRITE_TRIES, apply_as_bearer

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import base64
 
-from contract.errors import ErrorCode
-from contract.names import DATA_BUCKET, RING_SETTINGS
-from contract.rings import (
+from baton.contract.errors import ErrorCode
+from baton.contract.names import DATA_BUCKET, RING_SETTINGS
+from baton.contract.rings import (
     MAX_DELETED,
     MAX_RECORD_BYTES,
     DeleteRequest,

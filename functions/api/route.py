@@ -10,8 +10,8 @@ from typing import Any, Literal
 
 from pydantic import BaseModel
 
-from contract.errors import ErrorCode as E
-from contract.names import Scope
+from baton.contract.errors import ErrorCode as E
+from baton.contract.names import Scope
 from functions.api.context import Call, Context
 
 Function = Literal["submitter", "worker", "transfer", "admin", "rings"]

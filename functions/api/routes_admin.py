@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from functools import partial
 
-from contract.errors import ErrorCode as E
-from contract.keys import HealthAnswer, KeyCreate, KeyCreated, KeyPage
-from contract.webhooks import (
+from baton.contract.errors import ErrorCode as E
+from baton.contract.keys import HealthAnswer, KeyCreate, KeyCreated, KeyPage
+from baton.contract.webhooks import (
     DeliveryPage,
     DeliveryQuery,
     ReplayAnswer,

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from functools import partial
 
-from contract.errors import ErrorCode as E
-from contract.rings import (
+from baton.contract.errors import ErrorCode as E
+from baton.contract.rings import (
     DeleteRequest,
     RecordsAnswer,
     RecordsRequest,

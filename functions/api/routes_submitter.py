@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from functools import partial
 
-from contract.checkpoints import CheckpointPage
-from contract.dreambooth import DreamboothSubmit, OriginalEvent, OriginalJob
-from contract.errors import ErrorCode as E
-from contract.history import AttemptPage, EventPage, EventView
-from contract.jobs import BatchSubmit, JobPage, JobSubmit, JobView, RetryRequest, StopRequest
-from contract.output import LogPage, MetricPage
-from contract.recipes.calls import RecipePage, RecipePush, RecipeQuery, RecipeView
-from contract.rule_calls import RulesChecked, RulesHistory, RulesRequest, RulesView
-from contract.steering import Command, CommandList, CommandRequest
-from contract.work import TransitionAnswer
+from baton.contract.checkpoints import CheckpointPage
+from baton.contract.dreambooth import DreamboothSubmit, OriginalEvent, OriginalJob
+from baton.contract.errors import ErrorCode as E
+from baton.contract.history import AttemptPage, EventPage, EventView
+from baton.contract.jobs import BatchSubmit, JobPage, JobSubmit, JobView, RetryRequest, StopRequest
+from baton.contract.output import LogPage, MetricPage
+from baton.contract.recipes.calls import RecipePage, RecipePush, RecipeQuery, RecipeView
+from baton.contract.rule_calls import RulesChecked, RulesHistory, RulesRequest, RulesView
+from baton.contract.steering import Command, CommandList, CommandRequest
+from baton.contract.work import TransitionAnswer
 from functions.api import (
     logs,
     recipes,

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from functools import partial
 
-from contract.artifacts import StoredArtifactsPage, StoredArtifactsQuery
-from contract.errors import ErrorCode as E
-from contract.transfers import (
+from baton.contract.artifacts import StoredArtifactsPage, StoredArtifactsQuery
+from baton.contract.errors import ErrorCode as E
+from baton.contract.transfers import (
     DownloadQuery,
     MultipartComplete,
     MultipartCreated,
@@ -19,7 +19,7 @@ from contract.transfers import (
     UploadedPart,
     UploadTargets,
 )
-from contract.work import (
+from baton.contract.work import (
     StatusAnswer,
 )
 from functions.api import (

@@ -5,11 +5,11 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
-from contract.checkpoints import BlobUrls, BlobUrlsRequest, CommitAnswer, DamagedRequest
-from contract.errors import ErrorCode as E
-from contract.manifest import Manifest, ManifestV1
-from contract.output import LogChunk
-from contract.work import (
+from baton.contract.checkpoints import BlobUrls, BlobUrlsRequest, CommitAnswer, DamagedRequest
+from baton.contract.errors import ErrorCode as E
+from baton.contract.manifest import Manifest, ManifestV1
+from baton.contract.output import LogChunk
+from baton.contract.work import (
     ArtifactsAnswer,
     ArtifactsRequest,
     CompleteRequest,

@@ -11,8 +11,8 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from contract.errors import ErrorCode
-from contract.jobs import JobState
+from baton.contract.errors import ErrorCode
+from baton.contract.jobs import JobState
 from functions.api.leasing import WRITE_TRIES
 from functions.domain import scaling as rules
 from functions.domain.change import Change, changed

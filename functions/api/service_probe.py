@@ -14,8 +14,8 @@ import secrets
 import urllib.error
 import urllib.request
 
-from contract.errors import ErrorCode
-from contract.names import KEY_PREFIX
+from baton.contract.errors import ErrorCode
+from baton.contract.names import KEY_PREFIX
 
 PROBED_PATH = "/heartbeat/probe"
 """The path names no job: the API refuses the key before it reads the path."""

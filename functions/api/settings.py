@@ -7,8 +7,8 @@ from typing import Annotated, Self
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from contract.leases import SWEEP_INTERVAL_S
-from contract.names import CHECKPOINTS_BUCKET, DATA_BUCKET
+from baton.contract.leases import SWEEP_INTERVAL_S
+from baton.contract.names import CHECKPOINTS_BUCKET, DATA_BUCKET
 from functions.api.defaults import TABLE_PREFIX
 from functions.domain.retention import LONGEST_URL_LIFE_S
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator
 
-from contract.names import CHECKPOINTS_BUCKET, SHARED_DIR
-from contract.work import InputObject
+from baton.contract.names import CHECKPOINTS_BUCKET, SHARED_DIR
+from baton.contract.work import InputObject
 from functions.api.context import Call, Context
 from functions.domain.checkpoints import artifacts_prefix
 from functions.domain.errors import StorageUnavailable

@@ -7,9 +7,9 @@ from functools import lru_cache
 from hashlib import sha256
 from typing import TypeVar
 
-from contract.base import Cursor, PageLimit, WireModel
-from contract.errors import ErrorCode, Fault
-from contract.rule_calls import (
+from baton.contract.base import Cursor, PageLimit, WireModel
+from baton.contract.errors import ErrorCode, Fault
+from baton.contract.rule_calls import (
     Acknowledged,
     ControlPlaneRules,
     DocumentFault,
@@ -19,7 +19,7 @@ from contract.rule_calls import (
     RulesRevision,
     RulesView,
 )
-from contract.steering import Command, CommandList, CommandRequest, RulesText
+from baton.contract.steering import Command, CommandList, CommandRequest, RulesText
 from functions.api.context import Call, Context, job_of
 from functions.api.leasing import WRITE_TRIES
 from functions.api.paging import fitting
@@ -159,7 +159,7 @@ def _checked(text: str, silence_s: int | None = None) -> tuple[tuple[Fault, ...]
     if not text.strip():
         return (), ()
     # Here: a function that starts cold and checks no rules does without the language.
-    from contract.rules.document import load
+    from baton.contract.rules.document import load
 
     loaded = load(text, max_silence_s=silence_s)
     if loaded.rules is None:

@@ -9,12 +9,12 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Literal
 
-from contract.base import Cursor, PageLimit, QueueName, WireModel
-from contract.checkpoints import CheckpointPage
-from contract.dreambooth import DreamboothSubmit, OriginalEvent, OriginalJob
-from contract.errors import ErrorCode
-from contract.history import AttemptPage, EventPage, EventView
-from contract.jobs import (
+from baton.contract.base import Cursor, PageLimit, QueueName, WireModel
+from baton.contract.checkpoints import CheckpointPage
+from baton.contract.dreambooth import DreamboothSubmit, OriginalEvent, OriginalJob
+from baton.contract.errors import ErrorCode
+from baton.contract.history import AttemptPage, EventPage, EventView
+from baton.contract.jobs import (
     BatchSubmit,
     JobPage,
     JobState,
@@ -23,7 +23,7 @@ from contract.jobs import (
     RetryRequest,
     StopRequest,
 )
-from contract.work import TransitionAnswer
+from baton.contract.work import TransitionAnswer
 from functions.api import original
 from functions.api.context import Call, Context, job_of
 from functions.api.leasing import WRITE_TRIES, apply_decision

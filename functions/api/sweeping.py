@@ -12,8 +12,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import NamedTuple, ParamSpec, TypeVar
 
-from contract.jobs import JobState, ReasonCode
-from contract.leases import SWEEP_INTERVAL_S
+from baton.contract.jobs import JobState, ReasonCode
+from baton.contract.leases import SWEEP_INTERVAL_S
 from functions.api.watching import look_at_all, look_at_move
 from functions.domain import jobs as rules
 from functions.domain.change import Change

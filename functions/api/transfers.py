@@ -12,10 +12,10 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from contract.base import WireModel
-from contract.errors import ErrorCode
-from contract.names import BUCKETS, CHECKPOINTS_BUCKET, DATA_BUCKET, Scope, in_a_ring
-from contract.transfers import (
+from baton.contract.base import WireModel
+from baton.contract.errors import ErrorCode
+from baton.contract.names import BUCKETS, CHECKPOINTS_BUCKET, DATA_BUCKET, Scope, in_a_ring
+from baton.contract.transfers import (
     DownloadQuery,
     MultipartComplete,
     MultipartCreated,
@@ -30,7 +30,7 @@ from contract.transfers import (
     UploadTarget,
     UploadTargets,
 )
-from contract.work import StatusAnswer
+from baton.contract.work import StatusAnswer
 from functions.api.context import Call, Context, NoContent, WithHeaders
 from functions.api.original import zip_step
 from functions.api.parts import PartedUploads, Whole

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
-from contract.checkpoints import CheckpointView
-from contract.dreambooth import OriginalEvent, OriginalJob
-from contract.events import event_id
-from contract.history import AttemptView, EventView
-from contract.jobs import JobState, JobView
-from contract.keys import KeyView
-from contract.names import CHECKPOINTS_BUCKET
-from contract.work import TransitionAnswer
+from baton.contract.checkpoints import CheckpointView
+from baton.contract.dreambooth import OriginalEvent, OriginalJob
+from baton.contract.events import event_id
+from baton.contract.history import AttemptView, EventView
+from baton.contract.jobs import JobState, JobView
+from baton.contract.keys import KeyView
+from baton.contract.names import CHECKPOINTS_BUCKET
+from baton.contract.work import TransitionAnswer
 from functions.api.original import event_name, job_columns, timestamp
 from functions.domain.api_keys import ApiKey
 from functions.domain.checkpoints import job_prefix

@@ -11,7 +11,7 @@ import time
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
-from contract.jobs import JobState
+from baton.contract.jobs import JobState
 from functions.api.group_reads import GroupReads, Members
 from functions.api.leasing import WRITE_TRIES
 from functions.domain.errors import FenceBroken, StorageUnavailable, WriteConflict
@@ -19,7 +19,7 @@ from functions.domain.ports import JobStore, LeaseStore
 from functions.domain.records import Job, Lease, MemberRecord, StandingRecord
 
 if TYPE_CHECKING:
-    from contract.rules.rule import RuleSet
+    from baton.contract.rules.rule import RuleSet
     from functions.domain.watching import Looked, Seen
 
 logger = logging.getLogger("baton.watching")

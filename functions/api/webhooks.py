@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from contract.errors import ErrorCode
-from contract.events import JobEvent, event_id
-from contract.webhooks import (
+from baton.contract.errors import ErrorCode
+from baton.contract.events import JobEvent, event_id
+from baton.contract.webhooks import (
     MAX_WEBHOOKS,
     DeliveryPage,
     DeliveryQuery,

@@ -6,12 +6,12 @@ import logging
 from itertools import islice
 from typing import Any
 
-from contract.checkpoints import CheckpointRef
-from contract.errors import ErrorCode
-from contract.goodput import Goodput
-from contract.jobs import FailureClass, JobState, Progress, Reason, ReasonCode
-from contract.names import CHECKPOINTS_BUCKET, DATA_BUCKET, ring_secret
-from contract.work import (
+from baton.contract.checkpoints import CheckpointRef
+from baton.contract.errors import ErrorCode
+from baton.contract.goodput import Goodput
+from baton.contract.jobs import FailureClass, JobState, Progress, Reason, ReasonCode
+from baton.contract.names import CHECKPOINTS_BUCKET, DATA_BUCKET, ring_secret
+from baton.contract.work import (
     AGENT_CRASHED,
     CompleteRequest,
     Directive,

@@ -9,13 +9,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from contract.history import EventType
-from contract.jobs import AttemptEnd, FailureClass, JobState, Progress, Reason, ReasonCode
-from contract.rules.actions import NAMES, Action, Alert, Evaluate, Log, Pause, Requeue, Save, Scale, Set, Stop
-from contract.rules.numbers import encoded
-from contract.rules.verdicts import State, Verdict
-from contract.steering import CommandKind, CommandRequest, EndedBy
-from contract.work import Directive
+from baton.contract.history import EventType
+from baton.contract.jobs import AttemptEnd, FailureClass, JobState, Progress, Reason, ReasonCode
+from baton.contract.rules.actions import NAMES, Action, Alert, Evaluate, Log, Pause, Requeue, Save, Scale, Set, Stop
+from baton.contract.rules.numbers import encoded
+from baton.contract.rules.verdicts import State, Verdict
+from baton.contract.steering import CommandKind, CommandRequest, EndedBy
+from baton.contract.work import Directive
 from functions.domain import jobs as transitions
 from functions.domain import retry as retry_policy
 from functions.domain import steering

@@ -11,8 +11,8 @@ import re
 from dataclasses import dataclass
 from typing import Protocol
 
-from contract.errors import ErrorCode
-from contract.names import KEY_ID_PATTERN, KEY_PREFIX, Scope
+from baton.contract.errors import ErrorCode
+from baton.contract.names import KEY_ID_PATTERN, KEY_PREFIX, Scope
 
 
 @dataclass(frozen=True, kw_only=True)

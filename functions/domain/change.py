@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any
 
-from contract.history import EventType
+from baton.contract.history import EventType
 from functions.domain.leases import Fence
 from functions.domain.records import (
     Attempt,

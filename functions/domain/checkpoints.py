@@ -6,10 +6,10 @@ import re
 from collections.abc import Iterable
 from dataclasses import replace
 
-from contract.errors import ErrorCode
-from contract.history import EventType
-from contract.jobs import Progress
-from contract.manifest import Manifest, ManifestV1
+from baton.contract.errors import ErrorCode
+from baton.contract.history import EventType
+from baton.contract.jobs import Progress
+from baton.contract.manifest import Manifest, ManifestV1
 from functions.domain.change import Change, CheckLease, changed
 from functions.domain.errors import Refusal
 from functions.domain.jobs import require_running

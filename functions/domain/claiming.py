@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from contract.work import WorkQuery
+from baton.contract.work import WorkQuery
 from functions.domain.change import Change, OpenLease
 from functions.domain.claimants import Claimant
 from functions.domain.matching import equals, mismatch

@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from contract.history import EventType
-from contract.jobs import AttemptEnd, JobCounters, JobState, Progress, Reason, ReasonCode
-from contract.steering import EndedBy
+from baton.contract.history import EventType
+from baton.contract.jobs import AttemptEnd, JobCounters, JobState, Progress, Reason, ReasonCode
+from baton.contract.steering import EndedBy
 from functions.domain import retry as retry_policy
 from functions.domain.change import Change, CloseLease, changed
 from functions.domain.leases import Fence

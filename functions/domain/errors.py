@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from contract.errors import ErrorCode, Fault
+from baton.contract.errors import ErrorCode, Fault
 
 if TYPE_CHECKING:
     # For annotations only: the authorizer starts without the records and what they are made of.

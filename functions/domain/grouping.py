@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 
-from contract.jobs import Progress
-from contract.rules.groups import GroupValue
-from contract.rules.metrics import name_in_rules
-from contract.rules.numbers import decoded, encoded
+from baton.contract.jobs import Progress
+from baton.contract.rules.groups import GroupValue
+from baton.contract.rules.metrics import name_in_rules
+from baton.contract.rules.numbers import decoded, encoded
 from functions.domain.records import MemberRecord, MemberValue
 
 KEPT_S = 30 * 86_400

@@ -15,9 +15,9 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from contract.errors import ErrorCode
-from contract.history import EventType
-from contract.jobs import (
+from baton.contract.errors import ErrorCode
+from baton.contract.history import EventType
+from baton.contract.jobs import (
     Artifact,
     AttemptEnd,
     FailureClass,
@@ -27,9 +27,9 @@ from contract.jobs import (
     Reason,
     ReasonCode,
 )
-from contract.leases import LEASE_INTERVALS
-from contract.steering import EndedBy
-from contract.work import AGENT_CRASHED, Directive, FailRequest, WorkQuery
+from baton.contract.leases import LEASE_INTERVALS
+from baton.contract.steering import EndedBy
+from baton.contract.work import AGENT_CRASHED, Directive, FailRequest, WorkQuery
 from functions.domain import retry as retry_policy
 from functions.domain.change import Change, DirectLease, OpenLease, changed, looked_at_soon
 from functions.domain.ending import (

@@ -9,8 +9,8 @@ from __future__ import annotations
 import hmac
 from dataclasses import dataclass
 
-from contract.errors import ErrorCode
-from contract.work import Directive
+from baton.contract.errors import ErrorCode
+from baton.contract.work import Directive
 from functions.domain.errors import Refusal
 from functions.domain.records import Lease
 

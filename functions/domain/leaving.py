@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from contract.errors import ErrorCode
-from contract.history import EventType
-from contract.jobs import AttemptEnd, Progress, Reason, ReasonCode, Retention
-from contract.steering import MAX_ROLLBACKS, EndedBy, LeaveByRule, Rollback, RolledBack
+from baton.contract.errors import ErrorCode
+from baton.contract.history import EventType
+from baton.contract.jobs import AttemptEnd, Progress, Reason, ReasonCode, Retention
+from baton.contract.steering import MAX_ROLLBACKS, EndedBy, LeaveByRule, Rollback, RolledBack
 from functions.domain import retry as retry_policy
 from functions.domain.change import Change
 from functions.domain.ending import by_whom, counted, requeued

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from contract.work import WorkQuery
+from baton.contract.work import WorkQuery
 from functions.domain.records import Job
 
 

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from contract.errors import ErrorCode
-from contract.manifest import Pack
+from baton.contract.errors import ErrorCode
+from baton.contract.manifest import Pack
 from functions.domain.change import Change, Forget
 from functions.domain.errors import Refusal
 from functions.domain.records import Job, PackRecord

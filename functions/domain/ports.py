@@ -6,8 +6,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Generic, Protocol, TypeVar
 
-from contract.events import JobEvent
-from contract.jobs import JobState, Progress
+from baton.contract.events import JobEvent
+from baton.contract.jobs import JobState, Progress
 from functions.domain.api_keys import ApiKey
 from functions.domain.change import Change, NoteLease
 from functions.domain.leases import Fence

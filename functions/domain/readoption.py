@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from contract.errors import ErrorCode
-from contract.history import EventType
-from contract.jobs import JobState, ReasonCode
+from baton.contract.errors import ErrorCode
+from baton.contract.history import EventType
+from baton.contract.jobs import JobState, ReasonCode
 from functions.domain.change import Change, ReopenLease, changed
 from functions.domain.ending import committed_step, cost_usd, counted
 from functions.domain.errors import Refusal

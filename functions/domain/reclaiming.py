@@ -3,12 +3,12 @@
 A lease expires although its machine lives whenever the API is away, slow or throttling, with the sweeper or without it.
 Each sweep therefore proves first that the API answers, and the watch records since when every sweep has proved this in
 time. Outages that the watch notices postpone revocations until workers had time to renew their leases; outages between
-two sweeps that the watch cannot notice are covered by the grace of each lease (contract/leases.py).
+two sweeps that the watch cannot notice are covered by the grace of each lease (baton/contract/leases.py).
 """
 
 from __future__ import annotations
 
-from contract.leases import renewal_window_s, revocation_grace_s, unseen_outage_s
+from baton.contract.leases import renewal_window_s, revocation_grace_s, unseen_outage_s
 from functions.domain.records import Lease
 from functions.domain.stored import Record
 

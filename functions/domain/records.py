@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from contract.history import EventType
-from contract.jobs import (
+from baton.contract.history import EventType
+from baton.contract.jobs import (
     Artifact,
     AttemptEnd,
     FailureClass,
@@ -17,9 +17,9 @@ from contract.jobs import (
     Reason,
     Requirements,
 )
-from contract.recipes.plan import RunPlan
-from contract.steering import CommandKind, EndedBy, RolledBack, RuleStatus
-from contract.work import Directive
+from baton.contract.recipes.plan import RunPlan
+from baton.contract.steering import CommandKind, EndedBy, RolledBack, RuleStatus
+from baton.contract.work import Directive
 from functions.domain.claimants import Claimant
 from functions.domain.scale_records import ScaleOrder
 from functions.domain.stored import Record

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from contract.jobs import Retention
+from baton.contract.jobs import Retention
 from functions.domain.change import Change
 from functions.domain.records import CheckpointRecord, Job
 

@@ -7,8 +7,8 @@ import re
 from collections.abc import Sequence
 from typing import Protocol
 
-from contract.errors import ErrorCode
-from contract.names import RING_TOKEN_PREFIX
+from baton.contract.errors import ErrorCode
+from baton.contract.names import RING_TOKEN_PREFIX
 from functions.domain.api_keys import token_digest
 
 RING_TOKEN_GRACE_S = 3600

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
-from contract.names import RINGS_PREFIX
+from baton.contract.names import RINGS_PREFIX
 
 if TYPE_CHECKING:
     from functions.domain.ports import Page

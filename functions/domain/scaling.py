@@ -10,11 +10,11 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
-from contract.errors import ErrorCode
-from contract.history import EventType
-from contract.jobs import JobState, Reason, ReasonCode
-from contract.rules.actions import Scale
-from contract.steering import CommandKind, CommandRequest, EndedBy
+from baton.contract.errors import ErrorCode
+from baton.contract.history import EventType
+from baton.contract.jobs import JobState, Reason, ReasonCode
+from baton.contract.rules.actions import Scale
+from baton.contract.steering import CommandKind, CommandRequest, EndedBy
 from functions.domain import jobs as transitions
 from functions.domain import steering
 from functions.domain.change import Change

@@ -5,8 +5,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from contract.jobs import JobState
-from contract.names import CHECKPOINTS_BUCKET, SHARED_PARTS
+from baton.contract.jobs import JobState
+from baton.contract.names import CHECKPOINTS_BUCKET, SHARED_PARTS
 from functions.domain.checkpoints import artifact_key, artifacts_prefix
 from functions.domain.records import Job
 from functions.domain.stored import Record

@@ -6,10 +6,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from contract.errors import ErrorCode
-from contract.history import EventType
-from contract.jobs import JobState
-from contract.steering import (
+from baton.contract.errors import ErrorCode
+from baton.contract.history import EventType
+from baton.contract.jobs import JobState
+from baton.contract.steering import (
     MAX_COMMANDS,
     MAX_REVISION,
     MAX_SEQUENCE,

@@ -14,18 +14,18 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from contract.errors import Fault
-from contract.jobs import JobState, Progress
-from contract.rules.document import load
-from contract.rules.evaluating import Evaluator, StateError
-from contract.rules.faults import Code
-from contract.rules.groups import GroupValues
-from contract.rules.limits import LIMITS
-from contract.rules.numbers import encoded
-from contract.rules.placing import needed_group_values, split
-from contract.rules.rule import RuleSet
-from contract.rules.typed import Aggregate, walk
-from contract.steering import MAX_STATUS_CHARS, RuleStatus
+from baton.contract.errors import Fault
+from baton.contract.jobs import JobState, Progress
+from baton.contract.rules.document import load
+from baton.contract.rules.evaluating import Evaluator, StateError
+from baton.contract.rules.faults import Code
+from baton.contract.rules.groups import GroupValues
+from baton.contract.rules.limits import LIMITS
+from baton.contract.rules.numbers import encoded
+from baton.contract.rules.placing import needed_group_values, split
+from baton.contract.rules.rule import RuleSet
+from baton.contract.rules.typed import Aggregate, walk
+from baton.contract.steering import MAX_STATUS_CHARS, RuleStatus
 from functions.domain.acting import Acting
 from functions.domain.change import Change
 from functions.domain.ending import cost_usd

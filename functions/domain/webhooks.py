@@ -9,9 +9,9 @@ import re
 from dataclasses import dataclass
 from urllib.parse import urlsplit
 
-from contract.errors import ErrorCode
-from contract.history import EventType
-from contract.webhooks import DeliveryState
+from baton.contract.errors import ErrorCode
+from baton.contract.history import EventType
+from baton.contract.webhooks import DeliveryState
 from functions.domain.errors import Refusal
 from functions.domain.stored import Record
 

@@ -17,7 +17,7 @@ from urllib.parse import parse_qsl, urlencode
 
 import urllib3
 
-from contract.errors import ErrorCode
+from baton.contract.errors import ErrorCode
 from functions.domain.errors import Refusal
 from functions.local.events import HttpRequest, HttpResponse
 

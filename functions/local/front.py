@@ -26,7 +26,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
-from contract.errors import ErrorCode
+from baton.contract.errors import ErrorCode
 from functions.api.dispatch import sent_by_original
 from functions.api.errors import error_response
 from functions.domain.errors import Refusal

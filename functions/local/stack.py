@@ -8,7 +8,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from contract.names import Scope
+from baton.contract.names import Scope
 from functions.api.keys import new_key
 from functions.api.routes import ROUTES
 from functions.api.service_probe import PROBED_PATH

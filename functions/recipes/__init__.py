@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     # Only a submission that names a recipe pays for the language.
-    from contract.recipes.model import Recipe
+    from baton.contract.recipes.model import Recipe
 
 
 @cache
@@ -29,8 +29,8 @@ def built_in_document(recipe_id: str) -> str | None:
 @cache
 def built_in_recipe(recipe_id: str) -> Recipe | None:
     """The recipe called `name@version`; None if there is none."""
-    from contract.documents import read_document
-    from contract.recipes.model import Recipe
+    from baton.contract.documents import read_document
+    from baton.contract.recipes.model import Recipe
 
     document = built_in_document(recipe_id)
     return None if document is None else Recipe.model_validate(read_document(document).value, strict=True)

@@ -12,7 +12,7 @@ import botocore.loaders
 import botocore.session
 from botocore.config import Config
 
-from contract.names import CHECKPOINTS_BUCKET, DATA_BUCKET
+from baton.contract.names import CHECKPOINTS_BUCKET, DATA_BUCKET
 from functions.storage.store_secret import keep_credentials_in
 
 CONNECT_TIMEOUT_S = 2

@@ -7,7 +7,7 @@ import binascii
 import json
 from collections.abc import Sequence
 
-from contract.errors import ErrorCode
+from baton.contract.errors import ErrorCode
 from functions.domain.errors import Refusal
 
 MAX_TEXT_BYTES = 990

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TypeVar
 
-from contract.errors import ErrorCode
+from baton.contract.errors import ErrorCode
 from functions.domain.errors import Refusal
 from functions.domain.stored import Record
 

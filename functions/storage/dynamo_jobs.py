@@ -9,8 +9,8 @@ from typing import Any, NoReturn, TypeVar
 
 from botocore.exceptions import ClientError
 
-from contract.jobs import JobState
-from contract.steering import MAX_COMMANDS
+from baton.contract.jobs import JobState
+from baton.contract.steering import MAX_COMMANDS
 from functions.domain.change import Change, NoteLease
 from functions.domain.errors import FenceBroken, StorageUnavailable, WriteConflict
 from functions.domain.ports import MAX_MEMBERS, Page

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from contract.names import Scope
+from baton.contract.names import Scope
 from functions.domain.api_keys import ApiKey
 from functions.storage import keys
 from functions.storage.items import Item

@@ -7,7 +7,7 @@ from typing import Any
 
 from botocore.exceptions import ClientError
 
-from contract.jobs import Progress
+from baton.contract.jobs import Progress
 from functions.domain.errors import FenceBroken, StorageUnavailable
 from functions.domain.leases import REPROOF_WINDOW_S, Fence
 from functions.domain.reclaiming import Watch

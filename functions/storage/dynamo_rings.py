@@ -8,7 +8,7 @@ from typing import Any
 
 from botocore.exceptions import ClientError
 
-from contract.errors import ErrorCode
+from baton.contract.errors import ErrorCode
 from functions.domain.errors import Refusal, StorageUnavailable
 from functions.domain.ports import Page
 from functions.domain.rings import RingRecord, StoredRing

@@ -5,8 +5,8 @@ Absent attributes stand for None and, for `closed`, for an attempt that lives.
 
 from __future__ import annotations
 
-from contract.jobs import Progress
-from contract.work import Directive
+from baton.contract.jobs import Progress
+from baton.contract.work import Directive
 from functions.domain.change import (
     Change,
     CheckLease,

@@ -6,8 +6,8 @@ from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from typing import TypeVar
 
-from contract.jobs import JobState
-from contract.steering import MAX_COMMANDS
+from baton.contract.jobs import JobState
+from baton.contract.steering import MAX_COMMANDS
 from functions.domain.change import Change, Forget, NoteLease, OpenLease, ReopenLease
 from functions.domain.errors import WriteConflict
 from functions.domain.ports import MAX_MEMBERS, Page

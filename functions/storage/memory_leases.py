@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from contract.jobs import Progress
-from contract.work import Directive
+from baton.contract.jobs import Progress
+from baton.contract.work import Directive
 from functions.domain.change import (
     Change,
     CheckLease,

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from urllib.parse import quote, urlencode
 
-from contract.names import BUCKETS
+from baton.contract.names import BUCKETS
 from functions.domain.ports import Page, Presigned, StoredObject, StoredPart
 from functions.storage import keys
 from functions.storage.crc64 import crc64nvme as crc64nvme_of

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from contract.errors import ErrorCode
+from baton.contract.errors import ErrorCode
 from functions.domain.errors import Refusal
 
 CHECKSUM_HEADER = "x-amz-checksum-crc64nvme"

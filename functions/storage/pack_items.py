@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from contract.manifest import Pack
+from baton.contract.manifest import Pack
 from functions.domain.packs import CONDEMNED_KEPT_S, CondemnPack, PackWrite, Sighting
 from functions.domain.records import PackRecord
 from functions.storage import keys

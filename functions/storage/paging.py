@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
-from contract.jobs import JobState
+from baton.contract.jobs import JobState
 from functions.domain.ports import Page
 from functions.storage import cursors
 

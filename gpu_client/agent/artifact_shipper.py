@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from contract.base import MAX_PATH_BYTES, path_problem
+from baton.contract.base import MAX_PATH_BYTES, path_problem
 from gpu_client.agent.conditions import Condition
 from gpu_client.agent.leased_calls import may_pass, pause_s
 from gpu_client.transport.cancel import CancelEvent

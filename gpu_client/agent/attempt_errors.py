@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import errno
 
-from contract.jobs import FailureClass
+from baton.contract.jobs import FailureClass
 from gpu_client.agent.failures import Failure
 from gpu_client.agent.inputs import InputsDiffer
 from gpu_client.agent.workspace import DiskFullError

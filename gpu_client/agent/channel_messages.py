@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from contract.base import MAX_STEP
+from baton.contract.base import MAX_STEP
 from gpu_client.checkpoints.metrics import usable_metrics, usable_readings
 
 MAX_POINTS_IN_A_MESSAGE = 65

@@ -6,9 +6,9 @@ import json
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
-from contract.jobs import FailureClass
-from contract.names import SHARED_DIR
-from contract.recipes.plan import OutputCheck
+from baton.contract.jobs import FailureClass
+from baton.contract.names import SHARED_DIR
+from baton.contract.recipes.plan import OutputCheck
 from gpu_client.agent.failures import Failure
 from gpu_client.checkpoints.errors import BadDirectory
 from gpu_client.checkpoints.tree import files_of, inside

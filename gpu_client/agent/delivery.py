@@ -6,8 +6,8 @@ import logging
 from collections.abc import Callable
 from pathlib import Path
 
-from contract.jobs import FailureClass
-from contract.work import WorkItem
+from baton.contract.jobs import FailureClass
+from baton.contract.work import WorkItem
 from gpu_client.agent.failures import Failure
 from gpu_client.agent.ledger import plan_of
 from gpu_client.agent.workspace import JobDirectories

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable
 from enum import StrEnum
 
-from contract.goodput import Goodput
+from baton.contract.goodput import Goodput
 
 
 class Activity(StrEnum):

@@ -9,10 +9,10 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
-from contract.base import MAX_STEP
-from contract.checkpoints import CommitAnswer
-from contract.manifest import Manifest
-from contract.work import WorkItem
+from baton.contract.base import MAX_STEP
+from baton.contract.checkpoints import CommitAnswer
+from baton.contract.manifest import Manifest
+from baton.contract.work import WorkItem
 from gpu_client.agent.arena import find_staged, give_back
 from gpu_client.agent.committer import Committer, Staged
 from gpu_client.agent.ledger import StepLedger

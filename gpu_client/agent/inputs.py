@@ -9,8 +9,14 @@ from typing import Protocol
 
 from pydantic import ValidationError
 
-from contract.datasets import DATASET_MANIFEST, MAX_DATASET_MANIFEST_BYTES, DatasetFile, DatasetManifest, is_manifest
-from contract.work import InputObject, InputPage, WorkItem
+from baton.contract.datasets import (
+    DATASET_MANIFEST,
+    MAX_DATASET_MANIFEST_BYTES,
+    DatasetFile,
+    DatasetManifest,
+    is_manifest,
+)
+from baton.contract.work import InputObject, InputPage, WorkItem
 from gpu_client.agent.workspace import DiskFullError
 from gpu_client.transport.cancel import CancelEvent
 from gpu_client.transport.digests import hash_file

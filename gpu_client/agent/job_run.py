@@ -12,9 +12,9 @@ import time
 from collections.abc import Callable
 from functools import partial
 
-from contract.jobs import FailureClass
-from contract.leases import heartbeat_budget_s
-from contract.work import Directive, HeartbeatAnswer, HeartbeatRequest, WorkItem
+from baton.contract.jobs import FailureClass
+from baton.contract.leases import heartbeat_budget_s
+from baton.contract.work import Directive, HeartbeatAnswer, HeartbeatRequest, WorkItem
 from gpu_client.agent.artifact_shipper import ArtifactShipper
 from gpu_client.agent.attempt_errors import expected, failure_of
 from gpu_client.agent.channel_messages import Progress

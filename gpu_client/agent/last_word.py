@@ -6,10 +6,10 @@ from collections.abc import Callable, Sequence
 from enum import StrEnum
 from typing import TypeVar
 
-from contract.goodput import Goodput
-from contract.jobs import FailureClass
-from contract.steering import EndedBy
-from contract.work import CompleteRequest, DeclaredArtifact, FailRequest, ReleaseRequest, SaladIdentity, WorkItem
+from baton.contract.goodput import Goodput
+from baton.contract.jobs import FailureClass
+from baton.contract.steering import EndedBy
+from baton.contract.work import CompleteRequest, DeclaredArtifact, FailRequest, ReleaseRequest, SaladIdentity, WorkItem
 from gpu_client.agent.channel_messages import Progress
 from gpu_client.agent.failures import ExitStatus, Failure
 from gpu_client.agent.leased_calls import LeasedCalls

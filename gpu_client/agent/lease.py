@@ -17,9 +17,9 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from contract.errors import ErrorCode
-from contract.leases import RETRY_PAUSES
-from contract.work import Directive, HeartbeatAnswer, HeartbeatRequest, WorkItem
+from baton.contract.errors import ErrorCode
+from baton.contract.leases import RETRY_PAUSES
+from baton.contract.work import Directive, HeartbeatAnswer, HeartbeatRequest, WorkItem
 from gpu_client.transport.errors import ApiError, BatonError, LeaseExpired, LeaseLost, Unauthorized
 
 logger = logging.getLogger("baton.lease")

@@ -10,9 +10,9 @@ import logging
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
-from contract.checkpoints import BlobUrls
-from contract.errors import ErrorCode
-from contract.work import ArtifactsAnswer, DeclaredArtifact, InputPage
+from baton.contract.checkpoints import BlobUrls
+from baton.contract.errors import ErrorCode
+from baton.contract.work import ArtifactsAnswer, DeclaredArtifact, InputPage
 from gpu_client.agent.conditions import Condition
 from gpu_client.agent.lease import LeaseKeeper
 from gpu_client.transport.api import BatonClient

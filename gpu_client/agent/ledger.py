@@ -21,9 +21,9 @@ import shutil
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from contract.base import MAX_STEP
-from contract.recipes.plan import RunPlan, StepOrder
-from contract.work import WorkItem
+from baton.contract.base import MAX_STEP
+from baton.contract.recipes.plan import RunPlan, StepOrder
+from baton.contract.work import WorkItem
 from gpu_client.agent.workspace import JobDirectories, disk_errors
 from gpu_client.checkpoints.errors import RestoreFailed
 from gpu_client.checkpoints.restore import Restored

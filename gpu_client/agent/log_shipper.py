@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from contract.output import LogChunk, ReportedPoint, log_wait_s
+from baton.contract.output import LogChunk, ReportedPoint, log_wait_s
 from gpu_client.agent.point_spool import PointSpool
 from gpu_client.agent.trainer_output import CHUNK_LINES, LogSpool
 from gpu_client.transport.errors import BatonError, InvalidRequest, LeaseLost

@@ -6,9 +6,9 @@ import logging
 import threading
 from collections.abc import Mapping, Sequence
 
-from contract.rules.metrics import name_in_rules
-from contract.rules.rule import Signal
-from contract.steering import RulesInForce
+from baton.contract.rules.metrics import name_in_rules
+from baton.contract.rules.rule import Signal
+from baton.contract.steering import RulesInForce
 from gpu_client.checkpoints.metrics import MAX_METRICS
 
 logger = logging.getLogger("baton.job")
@@ -76,7 +76,7 @@ def _signals_of(rules: RulesInForce) -> Sequence[Signal] | None:
     """None: the rules cannot be used, and those before stay in force."""
     if "signals" not in rules.text:
         return ()
-    from contract.rules.document import load
+    from baton.contract.rules.document import load
 
     try:
         found = load(rules.text).rules

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from contract.work import AGENT_CRASHED, ReleaseRequest, WorkItem, WorkQuery
+from baton.contract.work import AGENT_CRASHED, ReleaseRequest, WorkItem, WorkQuery
 from gpu_client.agent.health import Pulse
 from gpu_client.agent.job_run import JobRun
 from gpu_client.agent.last_word import Outcome

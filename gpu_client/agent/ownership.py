@@ -15,7 +15,7 @@ import secrets
 import uuid
 from pathlib import Path
 
-from contract.names import KEY_ID_PATTERN
+from baton.contract.names import KEY_ID_PATTERN
 from gpu_client.agent.arena import remove_arena
 from gpu_client.agent.clearing import allow, emptied, real_directory, sync_directory
 

@@ -7,8 +7,8 @@ import threading
 import time
 from collections.abc import Callable
 
-from contract.goodput import Goodput
-from contract.work import WorkItem
+from baton.contract.goodput import Goodput
+from baton.contract.work import WorkItem
 from gpu_client.agent.advice import CheckpointTimes
 from gpu_client.agent.goodput import Activity, GoodputMeter
 from gpu_client.checkpoints.upload import Committed

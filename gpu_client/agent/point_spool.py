@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from contract.output import MAX_POINTS, ReportedPoint
+from baton.contract.output import MAX_POINTS, ReportedPoint
 
 MAX_POINTS_BYTES = 128 * 1024
 """Of all that wait, as JSON: one chunk's, beside its lines. API Gateway bills each 512 KB of a request."""

@@ -14,16 +14,16 @@ from functools import cache
 from statistics import median
 from typing import Any, Protocol
 
-from contract.base import MAX_STEP
-from contract.rules.actions import Alert
-from contract.rules.document import load
-from contract.rules.evaluating import Evaluator
-from contract.rules.messages import Message
-from contract.rules.metrics import Kind, canonical_name
-from contract.rules.numbers import encoded
-from contract.rules.presets import DOCUMENT, NAMES
-from contract.rules.rule import RuleSet
-from contract.rules.verdicts import State, Verdict
+from baton.contract.base import MAX_STEP
+from baton.contract.rules.actions import Alert
+from baton.contract.rules.document import load
+from baton.contract.rules.evaluating import Evaluator
+from baton.contract.rules.messages import Message
+from baton.contract.rules.metrics import Kind, canonical_name
+from baton.contract.rules.numbers import encoded
+from baton.contract.rules.presets import DOCUMENT, NAMES
+from baton.contract.rules.rule import RuleSet
+from baton.contract.rules.verdicts import State, Verdict
 from gpu_client.agent.channel_messages import CheckpointNotice, Progress
 from gpu_client.agent.loss_trend import LossTrend
 from gpu_client.controller.probing import Probe

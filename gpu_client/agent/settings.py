@@ -41,8 +41,8 @@ from typing import Annotated, Literal, Self
 from pydantic import AliasChoices, Field, SecretStr, ValidationError, field_validator, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
-from contract.base import Identity, QueueName
-from contract.work import SaladIdentity, WorkQuery
+from baton.contract.base import Identity, QueueName
+from baton.contract.work import SaladIdentity, WorkQuery
 
 _GIB = 2**30
 

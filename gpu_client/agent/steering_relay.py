@@ -17,8 +17,8 @@ from typing import Any, NamedTuple
 
 from pydantic import ValidationError
 
-from contract.base import MAX_STEP
-from contract.steering import (
+from baton.contract.base import MAX_STEP
+from baton.contract.steering import (
     MAX_DECISIONS,
     MAX_RESULTS,
     MAX_STATUSES,
@@ -32,7 +32,7 @@ from contract.steering import (
     Rollback,
     RuleStatus,
 )
-from contract.work import HeartbeatAnswer
+from baton.contract.work import HeartbeatAnswer
 from gpu_client.agent.channel_messages import Progress
 from gpu_client.agent.channel_server import ChannelServer
 from gpu_client.agent.presets import PresetWatch

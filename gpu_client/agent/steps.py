@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
-from contract.jobs import FailureClass
-from contract.recipes.plan import CommandOrder, StepOrder
-from contract.work import WorkItem
+from baton.contract.jobs import FailureClass
+from baton.contract.recipes.plan import CommandOrder, StepOrder
+from baton.contract.work import WorkItem
 from gpu_client.agent.attempt_errors import start_failure
 from gpu_client.agent.channel_messages import Progress
 from gpu_client.agent.channel_server import ChannelServer, StopReason

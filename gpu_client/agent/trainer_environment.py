@@ -7,9 +7,9 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from contract.names import RING_TOKEN_VARIABLE, ring_token
-from contract.substitution import substituted, substituted_arguments
-from contract.work import WorkItem
+from baton.contract.names import RING_TOKEN_VARIABLE, ring_token
+from baton.contract.substitution import substituted, substituted_arguments
+from baton.contract.work import WorkItem
 from gpu_client.agent.workspace import JobDirectories
 
 
@@ -61,7 +61,7 @@ def trainer_environment(
 
 
 def expanded(command: Sequence[str], environment: Mapping[str, str]) -> list[str]:
-    """The command with its `BATON_` variables replaced (`contract.substitution`).
+    """The command with its `BATON_` variables replaced (`baton.contract.substitution`).
 
     The token for rings is not: everybody on a machine can read arguments.
     """

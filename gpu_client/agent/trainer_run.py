@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 from typing import NamedTuple
 
-from contract.work import WorkItem
+from baton.contract.work import WorkItem
 from gpu_client.agent.channel_server import ChannelServer, StopReason
 from gpu_client.agent.conditions import once
 from gpu_client.agent.failures import ExitStatus

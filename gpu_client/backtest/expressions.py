@@ -6,12 +6,12 @@ from collections.abc import Callable, Iterable
 
 import numpy as np
 
-from contract.rules.compiling import Compiler
-from contract.rules.limits import Limits
-from contract.rules.metrics import Kind
-from contract.rules.readers import Reader, Value
-from contract.rules.series import Clock
-from contract.rules.typed import Aggregate, Chain, Constant, Grouped, Operation, Reading, Summary, Typed, walk
+from baton.contract.rules.compiling import Compiler
+from baton.contract.rules.limits import Limits
+from baton.contract.rules.metrics import Kind
+from baton.contract.rules.readers import Reader, Value
+from baton.contract.rules.series import Clock
+from baton.contract.rules.typed import Aggregate, Chain, Constant, Grouped, Operation, Reading, Summary, Typed, walk
 from gpu_client.backtest import values
 from gpu_client.backtest.blocks import Block, value_at
 from gpu_client.backtest.history import Flags

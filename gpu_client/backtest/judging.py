@@ -11,12 +11,12 @@ from typing import NamedTuple
 
 import numpy as np
 
-from contract.rules.actions import NAMES, Pause, Requeue, Rollback, Stop
-from contract.rules.faults import did_you_mean
-from contract.rules.metrics import Goal, Metrics
-from contract.rules.placing import is_control_planes
-from contract.rules.rule import CONTROL_PLANE_EVENTS, Rule, RuleSet
-from contract.rules.typed import Aggregate, Grouped, Typed, walk
+from baton.contract.rules.actions import NAMES, Pause, Requeue, Rollback, Stop
+from baton.contract.rules.faults import did_you_mean
+from baton.contract.rules.metrics import Goal, Metrics
+from baton.contract.rules.placing import is_control_planes
+from baton.contract.rules.rule import CONTROL_PLANE_EVENTS, Rule, RuleSet
+from baton.contract.rules.typed import Aggregate, Grouped, Typed, walk
 from gpu_client.backtest.history import EVENTS, History
 from gpu_client.backtest.trying import Trial, tried
 

@@ -1,7 +1,7 @@
 """When a rule fires and is cleared, from all results of its checks: from one moment at which something can happen to
 the next, whatever lies between.
 
-It decides what `contract.rules.machine` decides check by check, for steps and times that never go back.
+It decides what `baton.contract.rules.machine` decides check by check, for steps and times that never go back.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from contract.rules.periods import OF_ALL
-from contract.rules.rule import Rule
+from baton.contract.rules.periods import OF_ALL
+from baton.contract.rules.rule import Rule
 from gpu_client.backtest.history import Flags, Floats, Whole
 
 UNKNOWN, NO, YES = 0, 1, 2

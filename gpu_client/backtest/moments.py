@@ -13,8 +13,8 @@ from functools import cached_property
 
 import numpy as np
 
-from contract.rules.series import Clock, Series
-from contract.rules.windows import Moments
+from baton.contract.rules.series import Clock, Series
+from baton.contract.rules.windows import Moments
 from gpu_client.backtest.history import Flags, Floats, Whole
 from gpu_client.backtest.spans import Span
 from gpu_client.backtest.values import Num, bounded

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Protocol
 
-from contract.rules.metrics import is_name, name_in_rules
+from baton.contract.rules.metrics import is_name, name_in_rules
 from gpu_client.backtest.history import Builder, History, HistoryError
 
 

@@ -11,8 +11,8 @@ from datetime import datetime
 from pathlib import Path
 from typing import IO, Any
 
-from contract.rules.arithmetic import number_of
-from contract.rules.metrics import is_name, name_in_rules
+from baton.contract.rules.arithmetic import number_of
+from baton.contract.rules.metrics import is_name, name_in_rules
 from gpu_client.backtest.history import Builder, History, HistoryError
 
 STEPS = ("step", "global_step", "_step")

@@ -7,8 +7,8 @@ from typing import TypeVar
 
 import numpy as np
 
-from contract.rules.limits import Limits
-from contract.rules.typed import Summary, Window
+from baton.contract.rules.limits import Limits
+from baton.contract.rules.typed import Summary, Window
 from gpu_client.backtest.blocks import Block, Points
 from gpu_client.backtest.history import Flags, Floats, Whole
 

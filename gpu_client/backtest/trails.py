@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from contract.rules.typed import Summary, Window
+from baton.contract.rules.typed import Summary, Window
 from gpu_client.backtest.blocks import Block, Points
 from gpu_client.backtest.history import Flags, Floats, Whole
 from gpu_client.backtest.values import Num, Truth, both, truth_of

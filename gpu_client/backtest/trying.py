@@ -12,11 +12,11 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from contract.rules.evaluating import Evaluator
-from contract.rules.readers import Value
-from contract.rules.rule import Rule, RuleSet
-from contract.rules.typed import Aggregate, Grouped, Reading, Typed, walk
-from contract.rules.verdicts import State
+from baton.contract.rules.evaluating import Evaluator
+from baton.contract.rules.readers import Value
+from baton.contract.rules.rule import Rule, RuleSet
+from baton.contract.rules.typed import Aggregate, Grouped, Reading, Typed, walk
+from baton.contract.rules.verdicts import State
 from gpu_client.backtest.blocks import BLOCK_ROWS, Block
 from gpu_client.backtest.expressions import Expressions, OneRow, has_median, is_understood
 from gpu_client.backtest.history import EVALUATE, STEP, Flags, Floats, History, Whole

@@ -6,9 +6,9 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
 
-from contract.base import MAX_PATH_BYTES
-from contract.parts import MAX_PARTED_BYTES
-from contract.work import MAX_ARTIFACT_PATHS_BYTES, MAX_ARTIFACTS, ArtifactsAnswer, DeclaredArtifact, WorkItem
+from baton.contract.base import MAX_PATH_BYTES
+from baton.contract.parts import MAX_PARTED_BYTES
+from baton.contract.work import MAX_ARTIFACT_PATHS_BYTES, MAX_ARTIFACTS, ArtifactsAnswer, DeclaredArtifact, WorkItem
 from gpu_client.checkpoints.errors import BadDirectory, MissingOutput
 from gpu_client.checkpoints.hashing import FileDigest, hash_files
 from gpu_client.checkpoints.tree import files_of, inside, require_storable

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from blake3 import blake3
 
-from contract.manifest import Chunk, Manifest
+from baton.contract.manifest import Chunk, Manifest
 from gpu_client.checkpoints.codecs import BadChunk, decode
 from gpu_client.checkpoints.reading import Part, Range, bases_of, places_of
 from gpu_client.transport.batch import run_batch

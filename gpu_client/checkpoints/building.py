@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from contract.manifest import Chunk, ChunkedFile, Codec, Pack
+from baton.contract.manifest import Chunk, ChunkedFile, Codec, Pack
 from gpu_client.checkpoints.choosing import Rates
 from gpu_client.checkpoints.chunking import MAX_COARSENESS, Width, spans_of
 from gpu_client.checkpoints.hashing import HASH_WORKERS

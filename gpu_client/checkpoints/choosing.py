@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from contract.manifest import Codec
+from baton.contract.manifest import Codec
 from gpu_client.checkpoints.chunking import Width
 from gpu_client.checkpoints.codecs import Buffer, encode
 

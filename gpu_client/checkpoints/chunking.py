@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO, Literal
 
-from contract.manifest import MAX_CHUNK_BYTES
+from baton.contract.manifest import MAX_CHUNK_BYTES
 
 MIN_SPAN_BYTES = 64 * 1024
 """What is smaller is grouped with its small neighbours."""

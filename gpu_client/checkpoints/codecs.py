@@ -1,4 +1,4 @@
-"""How the bytes of a chunk are stored, and back: lossless, bit for bit. contract/manifest.py says what each codec is.
+"""Encode and decode the bytes of a chunk, bit for bit. baton/contract/manifest.py describes each codec.
 
 Threads may use all of it at once: the work is done by numpy and zstd, outside the interpreter's lock.
 """
@@ -12,7 +12,7 @@ import zstandard
 from blake3 import blake3
 from numpy.typing import NDArray
 
-from contract.manifest import Codec
+from baton.contract.manifest import Codec
 
 _LEVEL = 1
 """Higher ones cost twice the time and save nothing on weights."""

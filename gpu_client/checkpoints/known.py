@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from typing import Protocol
 
-from contract.manifest import Chunk, Manifest, ManifestV1, Pack
+from baton.contract.manifest import Chunk, Manifest, ManifestV1, Pack
 from gpu_client.checkpoints.packing import crowding_packs
 from gpu_client.checkpoints.reading import as_chunks
 from gpu_client.transport.segments import Segment

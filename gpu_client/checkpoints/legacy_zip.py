@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
 
-from contract.base import path_problem
+from baton.contract.base import path_problem
 from gpu_client.transport.cancel import CancelEvent, stop_if_set
 from gpu_client.transport.errors import DiskFull, TransferError, UnsafePath, disk_full
 from gpu_client.transport.files import CHUNK_BYTES, StagedFile, local_errors, safe_destination

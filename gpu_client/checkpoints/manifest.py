@@ -14,8 +14,8 @@ from typing import Literal
 
 from pydantic import ValidationError
 
-from contract.base import MAX_PATH_BYTES
-from contract.manifest import MAX_FILE_BYTES, MAX_MANIFEST_FILES, Manifest, ManifestV1
+from baton.contract.base import MAX_PATH_BYTES
+from baton.contract.manifest import MAX_FILE_BYTES, MAX_MANIFEST_FILES, Manifest, ManifestV1
 from gpu_client.checkpoints.building import Build
 from gpu_client.checkpoints.choosing import Rates
 from gpu_client.checkpoints.errors import BadDirectory

@@ -4,7 +4,7 @@ import math
 
 from pydantic import TypeAdapter, ValidationError
 
-from contract.base import MetricName
+from baton.contract.base import MetricName
 
 MAX_METRICS = 64
 MAX_TAG_CHARS = 64

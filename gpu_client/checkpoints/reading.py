@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 from pydantic import ValidationError
 
-from contract.checkpoints import CheckpointRef
-from contract.manifest import Chunk, ChunkedFile, Manifest, ManifestV1, parse_manifest
+from baton.contract.checkpoints import CheckpointRef
+from baton.contract.manifest import Chunk, ChunkedFile, Manifest, ManifestV1, parse_manifest
 from gpu_client.checkpoints.hashing import digest_bytes
 
 MAX_MANIFEST_BYTES = 16 * 1024 * 1024

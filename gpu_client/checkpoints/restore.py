@@ -16,10 +16,10 @@ from functools import partial
 from pathlib import Path
 from typing import Protocol
 
-from contract.checkpoints import MAX_MISSING_PER_ANSWER, BlobUrls, CheckpointRef
-from contract.errors import ErrorCode
-from contract.manifest import Manifest, ManifestV1
-from contract.work import WorkItem
+from baton.contract.checkpoints import MAX_MISSING_PER_ANSWER, BlobUrls, CheckpointRef
+from baton.contract.errors import ErrorCode
+from baton.contract.manifest import Manifest, ManifestV1
+from baton.contract.work import WorkItem
 from gpu_client.checkpoints.assembly import WORKERS, Assembly
 from gpu_client.checkpoints.errors import RestoreFailed
 from gpu_client.checkpoints.legacy_zip import BadZip, unpack

@@ -26,7 +26,7 @@ from typing import Literal
 
 from pydantic import ValidationError
 
-from contract.manifest import Manifest, ManifestV1, parse_manifest
+from baton.contract.manifest import Manifest, ManifestV1, parse_manifest
 from gpu_client.checkpoints.reading import MAX_MANIFEST_BYTES, BadManifest, as_chunks, places_of, written_bytes
 from gpu_client.transport.segments import Segment
 

@@ -7,7 +7,7 @@ from itertools import pairwise
 
 from blake3 import blake3
 
-from contract.manifest import Chunk
+from baton.contract.manifest import Chunk
 from gpu_client.checkpoints.assembly import Assembly
 from gpu_client.checkpoints.reading import Part, Range
 

@@ -7,7 +7,7 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 
-from contract.base import MAX_OBJECT_BYTES, path_problem
+from baton.contract.base import MAX_OBJECT_BYTES, path_problem
 from gpu_client.checkpoints.errors import BadDirectory
 
 logger = logging.getLogger(__name__)

@@ -14,10 +14,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, Protocol
 
-from contract.checkpoints import CommitAnswer
-from contract.errors import ErrorCode
-from contract.manifest import Manifest
-from contract.work import WorkItem
+from baton.contract.checkpoints import CommitAnswer
+from baton.contract.errors import ErrorCode
+from baton.contract.manifest import Manifest
+from baton.contract.work import WorkItem
 from gpu_client.checkpoints.errors import CommitFailed
 from gpu_client.checkpoints.known import Known
 from gpu_client.checkpoints.manifest import LocalManifest, build_manifest

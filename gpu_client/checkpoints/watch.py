@@ -26,7 +26,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from contract.base import MAX_PATH_BYTES, MAX_STEP
+from baton.contract.base import MAX_PATH_BYTES, MAX_STEP
 from gpu_client.checkpoints.completeness import missing_in
 from gpu_client.checkpoints.holding import Hold
 from gpu_client.checkpoints.metrics import usable_metrics, usable_tag

@@ -12,7 +12,7 @@ def run() -> int:
 
         return main()
     except ModuleNotFoundError as error:
-        if (error.name or "").partition(".")[0] in ("contract", "gpu_client"):
+        if (error.name or "").partition(".")[0] in ("baton", "gpu_client"):
             raise
         sys.stderr.write(f"baton: {error.name} is not installed. Install the command line: pip install 'baton[cli]'\n")
         return 1

@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
-from contract.history import AttemptView
-from contract.jobs import JobState, JobView
-from contract.rules.document import load
-from contract.rules.metrics import name_in_rules
-from contract.rules.numbers import encoded
-from contract.rules.rule import RuleSet
-from contract.steering import MAX_RULES_BYTES
+from baton.contract.history import AttemptView
+from baton.contract.jobs import JobState, JobView
+from baton.contract.rules.document import load
+from baton.contract.rules.metrics import name_in_rules
+from baton.contract.rules.numbers import encoded
+from baton.contract.rules.rule import RuleSet
+from baton.contract.steering import MAX_RULES_BYTES
 from gpu_client.cli.documents import read_text, require_sound, told
 from gpu_client.cli.errors import CliError
 from gpu_client.cli.formats import count, duration, finite, number
@@ -202,7 +202,7 @@ def _row(finding: Finding, run: Run) -> list[str]:
 
 
 def _doings(finding: Finding) -> list[str]:
-    from contract.rules.actions import NAMES
+    from baton.contract.rules.actions import NAMES
 
     return list(dict.fromkeys(NAMES[type(action)] for action in finding.rule.actions))
 

@@ -11,8 +11,8 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
-from contract.keys import HealthAnswer
-from contract.names import DATA_BUCKET, Scope
+from baton.contract.keys import HealthAnswer
+from baton.contract.names import DATA_BUCKET, Scope
 from gpu_client.cli.errors import CliError, describe
 from gpu_client.cli.formats import duration, size
 from gpu_client.cli.scopes import scopes_of

@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Annotated, BinaryIO
 
 import typer
 
-from contract.base import path_problem
-from contract.datasets import is_manifest
-from contract.names import DATA_BUCKET, RINGS_PREFIX
-from contract.parts import MAX_PARTED_BYTES, count_parts, part_bytes_of
-from contract.transfers import ObjectView
+from baton.contract.base import path_problem
+from baton.contract.datasets import is_manifest
+from baton.contract.names import DATA_BUCKET, RINGS_PREFIX
+from baton.contract.parts import MAX_PARTED_BYTES, count_parts, part_bytes_of
+from baton.contract.transfers import ObjectView
 from gpu_client.cli.errors import CliError
 from gpu_client.cli.formats import count, moment, size
 from gpu_client.cli.output import FOLDED, Column

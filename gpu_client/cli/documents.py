@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NoReturn
 
-from contract.errors import Fault
+from baton.contract.errors import Fault
 from gpu_client.cli.errors import CliError
 from gpu_client.cli.formats import count
 

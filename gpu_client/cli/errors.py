@@ -7,7 +7,7 @@ from enum import IntEnum
 
 import typer.exceptions
 
-from contract.errors import ErrorCode, Fault
+from baton.contract.errors import ErrorCode, Fault
 from gpu_client.transport.errors import (
     ApiError,
     BatonError,

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import typer
 
-from contract.history import EventView
-from contract.jobs import JobState, JobView
+from baton.contract.history import EventView
+from baton.contract.jobs import JobState, JobView
 from gpu_client.cli.explaining import Explanation, Facts, explain
 from gpu_client.cli.output import Screen
 from gpu_client.cli.session import AsJson, JobIdArgument, find_job, session_of

@@ -6,8 +6,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from contract.history import AttemptView, EventType, EventView
-from contract.jobs import AttemptEnd, FailureClass, JobState, JobView, ReasonCode
+from baton.contract.history import AttemptView, EventType, EventView
+from baton.contract.jobs import AttemptEnd, FailureClass, JobState, JobView, ReasonCode
 from gpu_client.cli.firings import is_of_preset, preset_line
 from gpu_client.cli.formats import count, duration
 from gpu_client.cli.goodput import advice_on, percent, share_of

@@ -14,7 +14,7 @@ from typing import Annotated, NamedTuple
 
 import typer
 
-from contract.jobs import Artifact, JobState, JobView
+from baton.contract.jobs import Artifact, JobState, JobView
 from gpu_client.cli.errors import CliError, ExitCode
 from gpu_client.cli.formats import count, size
 from gpu_client.cli.pictures import outputs_so_far

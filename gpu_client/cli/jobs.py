@@ -8,10 +8,10 @@ from typing import Annotated
 
 import typer
 
-from contract.base import JsonObject
-from contract.history import AttemptView
-from contract.jobs import JobState, JobView
-from contract.recipes.lint import lint
+from baton.contract.base import JsonObject
+from baton.contract.history import AttemptView
+from baton.contract.jobs import JobState, JobView
+from baton.contract.recipes.lint import lint
 from gpu_client.cli.errors import CliError
 from gpu_client.cli.explaining import requirements_text
 from gpu_client.cli.formats import age, count, duration, finite, moment, number, size

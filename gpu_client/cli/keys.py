@@ -6,8 +6,8 @@ from typing import Annotated
 
 import typer
 
-from contract.keys import KeyCreate, KeyCreated, KeyView
-from contract.names import Scope
+from baton.contract.keys import KeyCreate, KeyCreated, KeyView
+from baton.contract.names import Scope
 from gpu_client.cli.errors import CliError
 from gpu_client.cli.formats import day, moment, parse_duration
 from gpu_client.cli.output import CUT, FOLDED, Column

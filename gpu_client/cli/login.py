@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 from pydantic import ValidationError
 
-from contract.names import Scope
+from baton.contract.names import Scope
 from gpu_client.cli.errors import CliError, ExitCode
 from gpu_client.cli.formats import finite
 from gpu_client.cli.profiles import Profile, ProfileFile, load_profiles, profile_path, save_profiles

@@ -8,9 +8,9 @@ from typing import Annotated, Any
 
 import typer
 
-from contract.history import AttemptView, EventView
-from contract.jobs import JobState, JobView
-from contract.output import LogLine, log_wait_s
+from baton.contract.history import AttemptView, EventView
+from baton.contract.jobs import JobState, JobView
+from baton.contract.output import LogLine, log_wait_s
 from gpu_client.cli.formats import duration, moment
 from gpu_client.cli.output import FOLDED, Column
 from gpu_client.cli.session import SHOWN_ID_CHARACTERS, AsJson, JobIdArgument, Session, full_id, session_of

@@ -7,9 +7,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from contract.history import AttemptView
-from contract.output import MetricPoint
-from contract.rules.metrics import BUILT_IN, Goal, canonical_name
+from baton.contract.history import AttemptView
+from baton.contract.output import MetricPoint
+from baton.contract.rules.metrics import BUILT_IN, Goal, canonical_name
 from gpu_client.transport.api import BatonClient
 from gpu_client.transport.calls import pages
 

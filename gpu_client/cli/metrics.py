@@ -11,8 +11,8 @@ from typing import Annotated
 
 import typer
 
-from contract.output import MetricPoint
-from contract.rules.metrics import canonical_name
+from baton.contract.output import MetricPoint
+from baton.contract.rules.metrics import canonical_name
 from gpu_client.cli.errors import CliError
 from gpu_client.cli.formats import count, number
 from gpu_client.cli.metric_history import Outline, history_of, outlines_of

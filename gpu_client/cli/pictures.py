@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from contract.artifacts import StoredArtifact
-from contract.jobs import JobState, JobView
+from baton.contract.artifacts import StoredArtifact
+from baton.contract.jobs import JobState, JobView
 from gpu_client.cli.formats import count, duration, size
 from gpu_client.cli.session import SHOWN_ID_CHARACTERS, Session
 from gpu_client.transport.api import BatonClient

@@ -10,9 +10,9 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
-from contract.datasets import DATASET_MANIFEST, MAX_DATASET_FILES, DatasetFile, DatasetManifest, is_manifest
-from contract.names import DATA_BUCKET
-from contract.transfers import ObjectView
+from baton.contract.datasets import DATASET_MANIFEST, MAX_DATASET_FILES, DatasetFile, DatasetManifest, is_manifest
+from baton.contract.names import DATA_BUCKET
+from baton.contract.transfers import ObjectView
 from gpu_client.cli.errors import CliError
 from gpu_client.transport.api import BatonClient
 from gpu_client.transport.cancel import CancelEvent

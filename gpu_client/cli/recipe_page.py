@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Iterator, Sequence
 
-from contract.recipes.model import Command, Output, Parameter, Recipe, Step
+from baton.contract.recipes.model import Command, Output, Parameter, Recipe, Step
 
 
 def page_of(recipe: Recipe) -> str:

@@ -15,11 +15,11 @@ from typing import NoReturn
 
 from pydantic import ValidationError
 
-from contract.errors import Fault
-from contract.jobs import InputRef, JobState, JobSubmit, JobView, Policy, Requirements
-from contract.names import DATA_BUCKET
-from contract.recipes.model import Recipe
-from contract.recipes.rendering import parameter_faults, plan_of
+from baton.contract.errors import Fault
+from baton.contract.jobs import InputRef, JobState, JobSubmit, JobView, Policy, Requirements
+from baton.contract.names import DATA_BUCKET
+from baton.contract.recipes.model import Recipe
+from baton.contract.recipes.rendering import parameter_faults, plan_of
 from gpu_client.cli.built_in import built_in_document
 from gpu_client.cli.data import local_files
 from gpu_client.cli.errors import CliError, ExitCode

@@ -8,10 +8,10 @@ from typing import Annotated
 
 import typer
 
-from contract.documents import MAX_DOCUMENT_BYTES
-from contract.recipes.calls import RecipeSummary
-from contract.recipes.lint import Linted, lint
-from contract.recipes.model import Recipe
+from baton.contract.documents import MAX_DOCUMENT_BYTES
+from baton.contract.recipes.calls import RecipeSummary
+from baton.contract.recipes.lint import Linted, lint
+from baton.contract.recipes.model import Recipe
 from gpu_client.cli.built_in import built_in_document
 from gpu_client.cli.documents import raise_faults, read_text, told
 from gpu_client.cli.errors import CliError, ExitCode

@@ -7,11 +7,11 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from contract.goodput import Goodput
-from contract.history import AttemptView, EventType, EventView
-from contract.jobs import JobState, JobView
-from contract.output import MetricPoint
-from contract.rules.metrics import canonical_name
+from baton.contract.goodput import Goodput
+from baton.contract.history import AttemptView, EventType, EventView
+from baton.contract.jobs import JobState, JobView
+from baton.contract.output import MetricPoint
+from baton.contract.rules.metrics import canonical_name
 from gpu_client.cli.charts import Curve, Frame, Mark, Point, drawn, is_log, text_of, value_at
 from gpu_client.cli.firings import line_of
 from gpu_client.cli.formats import duration, moment, number

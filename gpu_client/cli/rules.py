@@ -8,12 +8,12 @@ from typing import Annotated, Any
 import typer
 from pydantic import ValidationError
 
-from contract.rule_calls import ControlPlaneRules, RulesRevision, RulesView
-from contract.rules import presets
-from contract.rules.document import Loaded, load
-from contract.rules.ibm import import_ibm
-from contract.rules.metrics import BUILT_IN, SIGNALS
-from contract.steering import MAX_RULES_BYTES, Command, CommandKind, CommandRequest, RuleStatus
+from baton.contract.rule_calls import ControlPlaneRules, RulesRevision, RulesView
+from baton.contract.rules import presets
+from baton.contract.rules.document import Loaded, load
+from baton.contract.rules.ibm import import_ibm
+from baton.contract.rules.metrics import BUILT_IN, SIGNALS
+from baton.contract.steering import MAX_RULES_BYTES, Command, CommandKind, CommandRequest, RuleStatus
 from gpu_client.cli.backtest import backtest
 from gpu_client.cli.documents import read_text, require_sound, told
 from gpu_client.cli.errors import CliError, ExitCode

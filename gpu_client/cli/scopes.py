@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from contract.errors import ErrorCode
-from contract.names import Scope
-from contract.rings import RecordsRequest
-from contract.work import WorkQuery
+from baton.contract.errors import ErrorCode
+from baton.contract.names import Scope
+from baton.contract.rings import RecordsRequest
+from baton.contract.work import WorkQuery
 from gpu_client.transport.api import BatonClient
 from gpu_client.transport.errors import NotFound, Unauthorized
 

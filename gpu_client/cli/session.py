@@ -14,10 +14,10 @@ from typing import Annotated, TypeVar
 
 import typer
 
-from contract.base import JOB_ID_PATTERN
-from contract.jobs import JobView
-from contract.keys import KeyView
-from contract.webhooks import WebhookView
+from baton.contract.base import JOB_ID_PATTERN
+from baton.contract.jobs import JobView
+from baton.contract.keys import KeyView
+from baton.contract.webhooks import WebhookView
 from gpu_client.cli.errors import CliError
 from gpu_client.cli.output import Screen
 from gpu_client.cli.profiles import Profile, choose_profile

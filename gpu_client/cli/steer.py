@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from contract.work import TransitionAnswer
+from baton.contract.work import TransitionAnswer
 from gpu_client.cli.formats import moment
 from gpu_client.cli.session import AsJson, JobIdArgument, Session, full_id, session_of
 from gpu_client.transport.api import BatonClient

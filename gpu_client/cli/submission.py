@@ -10,8 +10,8 @@ from typing import Any
 import yaml
 from pydantic import ValidationError
 
-from contract.documents import load_values
-from contract.jobs import JobSubmit
+from baton.contract.documents import load_values
+from baton.contract.jobs import JobSubmit
 from gpu_client.cli.errors import CliError
 from gpu_client.cli.formats import parse_duration
 

@@ -8,8 +8,8 @@ from typing import Annotated
 
 import typer
 
-from contract.rules.document import load
-from contract.steering import MAX_RULES_BYTES
+from baton.contract.rules.document import load
+from baton.contract.steering import MAX_RULES_BYTES
 from gpu_client.cli.documents import read_text, require_sound, told
 from gpu_client.cli.errors import CliError
 from gpu_client.cli.pending import idempotency_key

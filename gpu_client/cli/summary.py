@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from contract.goodput import Goodput
-from contract.history import AttemptView
-from contract.jobs import JobState, JobView
-from contract.leases import LEASE_INTERVALS
+from baton.contract.goodput import Goodput
+from baton.contract.history import AttemptView
+from baton.contract.jobs import JobState, JobView
+from baton.contract.leases import LEASE_INTERVALS
 from gpu_client.cli.formats import count, duration, number
 from gpu_client.cli.goodput import percent, share_of
 

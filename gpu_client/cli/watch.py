@@ -13,8 +13,8 @@ from rich.progress import BarColumn, SpinnerColumn, TaskProgressColumn, TextColu
 from rich.progress import Progress as Bars
 from rich.text import Text
 
-from contract.history import AttemptView
-from contract.jobs import JobState, JobView, Progress
+from baton.contract.history import AttemptView
+from baton.contract.jobs import JobState, JobView, Progress
 from gpu_client.cli.errors import ExitCode
 from gpu_client.cli.firings import Firings
 from gpu_client.cli.formats import finite, plain

@@ -8,8 +8,8 @@ from typing import Annotated
 import typer
 from pydantic import ValidationError
 
-from contract.history import EventType
-from contract.webhooks import DeliveryView, WebhookCreate, WebhookCreated, WebhookView
+from baton.contract.history import EventType
+from baton.contract.webhooks import DeliveryView, WebhookCreate, WebhookCreated, WebhookView
 from gpu_client.cli.errors import CliError
 from gpu_client.cli.formats import count, moment
 from gpu_client.cli.output import FOLDED, Column

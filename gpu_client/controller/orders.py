@@ -8,9 +8,9 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any, Literal
 
-from contract.rules.actions import NAMES
-from contract.rules.messages import Message
-from contract.rules.verdicts import Verdict
+from baton.contract.rules.actions import NAMES
+from baton.contract.rules.messages import Message
+from baton.contract.rules.verdicts import Verdict
 
 log = logging.getLogger("baton.rules")
 

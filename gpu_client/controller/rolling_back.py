@@ -25,7 +25,7 @@ class Rollbacks:
         """Number of the newest one that is in the state."""
 
     def begin(self, known: Iterable[Mapping[str, Any]]) -> None:
-        """Each as contract.steering.RolledBack says it."""
+        """Each as baton.contract.steering.RolledBack says it."""
         self._known = list(known)
 
     def made_up_for(self, knobs: Mapping[str, Knob], states: list[object]) -> Iterator[dict[str, Any]]:
@@ -39,7 +39,7 @@ class Rollbacks:
 
 
 def adjusted(one: Mapping[str, Any], knobs: Mapping[str, Knob], states: Iterable[object]) -> Adjusted:
-    """Do what this rollback (contract.steering.RolledBack) asks of the states that were just taken back. Never raises.
+    """Apply a rollback (baton.contract.steering.RolledBack) to the states that were just restored. Never raises.
 
     The rate needs a knob `lr` that can `scale(factor)`, the batches a state that can `skip(batches)`.
     """

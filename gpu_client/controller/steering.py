@@ -15,8 +15,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, TypeVar
 
-from contract.rules.metrics import canonical_name
-from contract.rules.rule import REPORT
+from baton.contract.rules.metrics import canonical_name
+from baton.contract.rules.rule import REPORT
 from gpu_client.controller.commands import Commands
 from gpu_client.controller.ending import Ending
 from gpu_client.controller.engine import Engine
@@ -76,7 +76,7 @@ class Steering:
 
         note: is told the metrics of evaluations, for the job's history.
 
-        start: `rules`, `commands`, `rollbacks`, `ends`, `ran_s`, as in contract.steering.Control. step: of the
+        start: `rules`, `commands`, `rollbacks`, `ends`, `ran_s`, as in baton.contract.steering.Control. step: of the
             checkpoint from which the training is to go on.
         """
         self._step = step

@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
-from contract.names import RING_TOKEN_VARIABLE
+from baton.contract.names import RING_TOKEN_VARIABLE
 from gpu_client.ring.errors import RingMismatch
 
 URL = "BATON_API_URL"

@@ -6,7 +6,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from contract.names import RING_NAME_PATTERN
+from baton.contract.names import RING_NAME_PATTERN
 from gpu_client.ring.errors import RingMismatch
 from gpu_client.ring.ring import Ring
 from gpu_client.ring.settings import RingSettings

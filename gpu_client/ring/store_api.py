@@ -22,8 +22,8 @@ from typing import Any, TypeVar
 from awscrt import checksums
 from pydantic import ValidationError
 
-from contract.names import RING_SETTINGS
-from contract.rings import (
+from baton.contract.names import RING_SETTINGS
+from baton.contract.rings import (
     MAX_DELETED,
     MAX_RECORD_BYTES,
     MAX_URLS,

@@ -23,8 +23,7 @@ from safetensors.torch import save_file
 from torch import nn
 from torch.nn import functional
 
-from gpu_client.controller.knobs import LearningRate
-from gpu_client.training import BatchSampler, Session
+from baton import BatchSampler, LearningRate, Session
 
 HELD_OUT_EVERY = 5
 

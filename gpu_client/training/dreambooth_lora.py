@@ -24,7 +24,6 @@ import torch
 from diffusers.training_utils import compute_snr
 
 from gpu_client.controller.knobs import LearningRate
-from gpu_client.training import CheckpointMismatchError, Session, SessionError
 from gpu_client.training.dreambooth.batches import Chosen, PictureBatches
 from gpu_client.training.dreambooth.class_images import ClassImages
 from gpu_client.training.dreambooth.config import DreamboothConfig, read_config_file
@@ -38,7 +37,9 @@ from gpu_client.training.dreambooth.optimization import Optimization
 from gpu_client.training.dreambooth.progress import ProgressLines
 from gpu_client.training.dreambooth.settings import Noted, Settings
 from gpu_client.training.dreambooth.validation import ValidationPictures
+from gpu_client.training.errors import CheckpointMismatchError, SessionError
 from gpu_client.training.protocol import BAD_INPUT_EXIT_CODE, UNAVAILABLE_EXIT_CODE
+from gpu_client.training.session import Session
 
 log = logging.getLogger("baton.training")
 

@@ -8,8 +8,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from contract.rules.document import load
-from contract.rules.placing import split
+from baton.contract.rules.document import load
+from baton.contract.rules.placing import split
 from gpu_client.training import commit
 from gpu_client.training.errors import CheckpointMismatchError, SessionError
 
@@ -45,7 +45,7 @@ def read_params(environment: Mapping[str, str], given: Mapping[str, Any] | None)
 
 
 def read_control(environment: Mapping[str, str], rules: str | Path | None) -> dict[str, Any]:
-    """What BATON_CONTROL names: rules, commands, rollbacks (contract.steering.Control); or the script's own rules.
+    """Read BATON_CONTROL: rules, commands, rollbacks (baton.contract.steering.Control); or the script's own rules.
 
     Raises SessionError for a file that cannot be read, or rules that cannot be used.
     """

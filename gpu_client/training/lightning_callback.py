@@ -3,7 +3,7 @@
 ::
 
     session = Session.start()
-    callback = BatonCallback(session, every=500)
+    callback = LightningCallback(session, every=500)
     trainer = Trainer(callbacks=[callback], enable_checkpointing=False, ...)
     trainer.fit(model, ckpt_path=callback.resume_from)
     if session.finishing or not session.should_stop:
@@ -45,7 +45,7 @@ FILE = "lightning.ckpt"
 _EVALUATED = re.compile(r"(?:val|valid|validation|eval)[_/.-]")
 
 
-class BatonCallback(Callback):  # type: ignore[misc]  # lightning is not followed
+class LightningCallback(Callback):  # type: ignore[misc]  # lightning is not followed
     """Connects a Trainer to the session. Use one per Trainer, on every rank."""
 
     def __init__(self, session: Session, *, every: int | None = None) -> None:

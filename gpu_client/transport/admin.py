@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from contract.keys import HealthAnswer, KeyCreate, KeyCreated, KeyPage
-from contract.webhooks import (
+from baton.contract.keys import HealthAnswer, KeyCreate, KeyCreated, KeyPage
+from baton.contract.webhooks import (
     DeliveryPage,
     ReplayAnswer,
     ReplayRequest,

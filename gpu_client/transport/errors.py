@@ -34,7 +34,7 @@ import errno
 from collections.abc import Sequence
 from urllib.parse import urlsplit
 
-from contract.errors import ErrorCode, Fault
+from baton.contract.errors import ErrorCode, Fault
 
 _NO_SPACE = frozenset({errno.ENOSPC, errno.EDQUOT})
 
@@ -44,7 +44,7 @@ class BatonError(Exception):
 
 
 class ApiError(BatonError):
-    """The control plane refused. `code` is stable (`contract.errors.ErrorCode`, or `http_<status>` for other bodies).
+    """The control plane refused. `code` is an `ErrorCode` of `baton.contract`, or `http_<status>` for other bodies.
 
     `after_retry` is true if an earlier try of the same call went unanswered: it may have been carried out then.
     `foreign` is true if it was not our API that refused but something in between: a proxy, a firewall, a gateway being

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from contract.base import path_problem
+from baton.contract.base import path_problem
 from gpu_client.transport.errors import TransferError, UnsafePath, disk_full
 
 CHUNK_BYTES = 256 * 1024

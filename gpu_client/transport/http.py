@@ -26,8 +26,8 @@ from requests.adapters import HTTPAdapter
 from requests.utils import get_environ_proxies
 from urllib3.exceptions import HTTPError
 
-from contract.error_body import ErrorBody
-from contract.errors import ErrorCode, Fault
+from baton.contract.error_body import ErrorBody
+from baton.contract.errors import ErrorCode, Fault
 from gpu_client.transport.errors import ApiError, UnexpectedAnswer, Unreachable, api_error_class, without_query
 from gpu_client.transport.retry import RETRIED_STATUSES, Failure, RetryPolicy, parse_retry_after, retry_delay_s
 from gpu_client.transport.stats import CallStats

@@ -10,8 +10,16 @@ from itertools import islice
 from pathlib import Path
 from urllib.parse import quote
 
-from contract.errors import ErrorCode
-from contract.transfers import ObjectPage, PresignedUrl, TokenAnswer, TokenQuery, UploadBatch, UploadFile, UploadTargets
+from baton.contract.errors import ErrorCode
+from baton.contract.transfers import (
+    ObjectPage,
+    PresignedUrl,
+    TokenAnswer,
+    TokenQuery,
+    UploadBatch,
+    UploadFile,
+    UploadTargets,
+)
 from gpu_client.transport.batch import run_batch
 from gpu_client.transport.calls import ApiCalls, read_answer, segment
 from gpu_client.transport.cancel import CancelEvent

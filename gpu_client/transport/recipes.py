@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from contract.recipes.calls import RecipePage, RecipePush, RecipeView
+from baton.contract.recipes.calls import RecipePage, RecipePush, RecipeView
 from gpu_client.transport.calls import ApiCalls, read_answer, segment
 
 

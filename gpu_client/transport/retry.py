@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 
-from contract.errors import ErrorCode
+from baton.contract.errors import ErrorCode
 
 RETRIED_STATUSES = frozenset({408, 425, 429, 500, 502, 503, 504})
 """The server, or something in between, says: not now. The rest of 400 and above is about the request itself."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from contract.rings import (
+from baton.contract.rings import (
     DeleteRequest,
     RecordsAnswer,
     RecordsRequest,

@@ -14,7 +14,7 @@ from collections.abc import Set as AbstractSet
 from dataclasses import KW_ONLY, dataclass, field
 from pathlib import Path
 
-from contract.parts import part_range
+from baton.contract.parts import part_range
 from gpu_client.transport.bandwidth import Traffic
 from gpu_client.transport.cancel import CancelEvent
 from gpu_client.transport.digests import FileDigest

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import uuid
 
-from contract.rule_calls import RulesHistory, RulesRequest, RulesView
-from contract.steering import Command, CommandList, CommandRequest
+from baton.contract.rule_calls import RulesHistory, RulesRequest, RulesView
+from baton.contract.steering import Command, CommandList, CommandRequest
 from gpu_client.transport.calls import ApiCalls, read_answer, segment
 
 

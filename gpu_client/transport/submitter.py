@@ -7,12 +7,12 @@ from collections.abc import Collection, Iterator, Sequence
 
 from pydantic import BaseModel
 
-from contract.artifacts import StoredArtifactsPage
-from contract.checkpoints import CheckpointPage
-from contract.dreambooth import DreamboothSubmit
-from contract.errors import ErrorCode
-from contract.history import AttemptPage, EventPage
-from contract.jobs import (
+from baton.contract.artifacts import StoredArtifactsPage
+from baton.contract.checkpoints import CheckpointPage
+from baton.contract.dreambooth import DreamboothSubmit
+from baton.contract.errors import ErrorCode
+from baton.contract.history import AttemptPage, EventPage
+from baton.contract.jobs import (
     BatchSubmit,
     JobPage,
     JobState,
@@ -21,8 +21,8 @@ from contract.jobs import (
     RetryRequest,
     StopRequest,
 )
-from contract.output import LogPage, MetricPage, MetricPoint
-from contract.work import TransitionAnswer
+from baton.contract.output import LogPage, MetricPage, MetricPoint
+from baton.contract.work import TransitionAnswer
 from gpu_client.transport.calls import ApiCalls, read_answer, segment
 from gpu_client.transport.errors import ApiError
 

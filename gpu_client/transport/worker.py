@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from contract.checkpoints import BlobUrls, BlobUrlsRequest, CommitAnswer, DamagedRequest
-from contract.manifest import Manifest, ManifestV1
-from contract.output import LogChunk
-from contract.work import (
+from baton.contract.checkpoints import BlobUrls, BlobUrlsRequest, CommitAnswer, DamagedRequest
+from baton.contract.manifest import Manifest, ManifestV1
+from baton.contract.output import LogChunk
+from baton.contract.work import (
     ArtifactsAnswer,
     ArtifactsRequest,
     CompleteRequest,

@@ -11,8 +11,8 @@ from typing import Any
 
 from botocore.awsrequest import AWSPreparedRequest
 
-from contract.jobs import Policy, Progress
-from contract.work import FailRequest, WorkQuery
+from baton.contract.jobs import Policy, Progress
+from baton.contract.work import FailRequest, WorkQuery
 from functions.domain import checkpoints as checkpoint_rules
 from functions.domain import jobs as rules
 from functions.domain.change import Change

@@ -13,7 +13,7 @@ import pytest
 from blake3 import blake3
 from botocore.exceptions import ClientError
 
-from contract.names import BUCKETS, CHECKPOINTS_BUCKET, DATA_BUCKET
+from baton.contract.names import BUCKETS, CHECKPOINTS_BUCKET, DATA_BUCKET
 from functions.api.settings import Settings
 from functions.domain.ports import StoredObject, StoredPart
 from functions.local.emulator import Emulator

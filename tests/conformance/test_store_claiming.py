@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from contract.jobs import JobState, Policy, Requirements
-from contract.leases import renewal_window_s, revocation_grace_s
-from contract.work import WorkQuery
+from baton.contract.jobs import JobState, Policy, Requirements
+from baton.contract.leases import renewal_window_s, revocation_grace_s
+from baton.contract.work import WorkQuery
 from functions.api import claiming
 from functions.api.claiming import Claimed, claim_next, peek_next
 from functions.api.sweeping import RESERVED_S, TIMERS_S, end_overdue, keep_watch, run_timer, sweep

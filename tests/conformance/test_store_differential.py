@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from contract.jobs import FailureClass, JobState, Policy, Reason
-from contract.work import FailRequest, WorkQuery
+from baton.contract.jobs import FailureClass, JobState, Policy, Reason
+from baton.contract.work import FailRequest, WorkQuery
 from functions.api.claiming import claim_next
 from functions.api.sweeping import run_timer, sweep
 from functions.domain import checkpoints as checkpoint_rules

@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from contract.errors import ErrorCode
-from contract.history import EventType
-from contract.jobs import JobState, Policy, Reason
+from baton.contract.errors import ErrorCode
+from baton.contract.history import EventType
+from baton.contract.jobs import JobState, Policy, Reason
 from functions.domain import checkpoints as checkpoint_rules
 from functions.domain import jobs as rules
 from functions.domain import packs

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from contract.jobs import JobState, Policy
-from contract.work import Directive
+from baton.contract.jobs import JobState, Policy
+from baton.contract.work import Directive
 from functions.domain import jobs as rules
 from functions.domain.change import Change, CheckLease, CloseLease, OpenLease, ReopenLease, changed
 from functions.domain.claimants import Claimant

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from awscrt.checksums import crc64nvme
 
-from contract.errors import ErrorCode
+from baton.contract.errors import ErrorCode
 from functions.domain.errors import Refusal
 from functions.domain.ports import Presigned
 from functions.storage.clients import s3_client

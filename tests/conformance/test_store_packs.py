@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from contract.manifest import Pack
+from baton.contract.manifest import Pack
 from functions.domain import packs as rules
 from functions.domain.packs import CondemnPack, PackWrite, ReleasePack, Sighting
 from functions.domain.records import PackRecord

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from contract.errors import ErrorCode
-from contract.jobs import JobState, Reason
+from baton.contract.errors import ErrorCode
+from baton.contract.jobs import JobState, Reason
 from functions.domain import jobs as rules
 from functions.domain.errors import Refusal
 from functions.domain.ports import Page

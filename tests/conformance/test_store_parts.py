@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from contract.errors import ErrorCode
+from baton.contract.errors import ErrorCode
 from functions.domain.errors import Refusal
 from functions.domain.ports import Presigned, StoredPart
 from tests.clouds import Cloud, memory_cloud

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from contract.errors import ErrorCode
+from baton.contract.errors import ErrorCode
 from functions.domain.errors import Refusal
 from functions.domain.recipes import StoredRecipe
 from tests.clouds import Cloud

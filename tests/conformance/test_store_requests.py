@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from botocore.awsrequest import AWSPreparedRequest, AWSResponse
 
-from contract.names import CHECKPOINTS_BUCKET
-from contract.work import WorkQuery
+from baton.contract.names import CHECKPOINTS_BUCKET
+from baton.contract.work import WorkQuery
 from functions.api.claiming import Claimed, claim_next
 from functions.domain import jobs as rules
 from functions.domain.claiming import ClaimWindow

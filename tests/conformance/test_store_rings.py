@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from contract.rings import MAX_RECORD_BYTES
+from baton.contract.rings import MAX_RECORD_BYTES
 from functions.domain.rings import RingRecord, StoredRing
 from tests.clouds import Cloud
 from tests.conformance.store_kit import NOW

@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from contract.history import EventType
-from contract.steering import (
+from baton.contract.history import EventType
+from baton.contract.steering import (
     MAX_COMMANDS,
     MAX_DECISIONS,
     MAX_OPERANDS_BYTES,

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from contract.errors import ErrorCode
-from contract.names import Scope
+from baton.contract.errors import ErrorCode
+from baton.contract.names import Scope
 from functions.domain.api_keys import ApiKey
 from functions.domain.errors import Refusal, WriteConflict
 from functions.domain.records import TransferGrant

@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from contract.history import EventType
-from contract.work import Directive
+from baton.contract.history import EventType
+from baton.contract.work import Directive
 from functions.domain import jobs as rules
 from functions.domain.change import DirectLease, SteerLease, changed
 from functions.domain.errors import FenceBroken, Refusal, WriteConflict

@@ -13,10 +13,10 @@ import pytest
 from pydantic import ValidationError
 
 import functions.api
-from contract.errors import ERRORS, ErrorCode
-from contract.manifest import Chunk, Codec
-from contract.names import Scope
-from contract.steering import Decision
+from baton.contract.errors import ERRORS, ErrorCode
+from baton.contract.manifest import Chunk, Codec
+from baton.contract.names import Scope
+from baton.contract.steering import Decision
 from functions.api.openapi import describe
 from functions.api.routes import ROUTES, Route
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from contract.jobs import JobState
+from baton.contract.jobs import JobState
 from tests.stack import Stack
 from tests.workshop import Workshop
 

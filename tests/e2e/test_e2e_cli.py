@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from contract.jobs import JobState
+from baton.contract.jobs import JobState
 from gpu_client.transport.api import BatonClient
 from tests.stack import ROOT, clean_environment
 from tests.waiting import until

@@ -9,7 +9,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from contract.jobs import AttemptEnd, InputRef, JobState, JobSubmit, Policy
+from baton.contract.jobs import AttemptEnd, InputRef, JobState, JobSubmit, Policy
 from gpu_client.ring.access import Access
 from gpu_client.ring.errors import RingMismatch
 from gpu_client.ring.reader import RingReader

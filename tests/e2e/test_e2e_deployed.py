@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 import requests
 
-from contract.jobs import AttemptEnd, JobState, JobSubmit
-from contract.webhooks import DeliveryState, WebhookCreate
+from baton.contract.jobs import AttemptEnd, JobState, JobSubmit
+from baton.contract.webhooks import DeliveryState, WebhookCreate
 from functions.api.service_probe import PROBED_PATH, answers
 from functions.local.emulator import Emulator
 from functions.storage.tables import TABLES, create_tables

@@ -23,8 +23,8 @@ import pytest
 import torch
 from safetensors.torch import load, load_file
 
-from contract.jobs import InputRef, JobState, JobSubmit, JobView, Policy, Requirements
-from contract.names import SHARED_PARTS
+from baton.contract.jobs import InputRef, JobState, JobSubmit, JobView, Policy, Requirements
+from baton.contract.names import SHARED_PARTS
 from gpu_client.training.dreambooth.lora import WEIGHTS_FILE
 from gpu_client.training.dreambooth.shared_images import SHARED_FILE
 from tests.control_plane import TRAINERS

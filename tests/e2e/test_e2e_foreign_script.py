@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from sklearn.datasets import load_digits
 
-from contract.jobs import AttemptEnd, InputRef, JobState, JobSubmit, Policy
+from baton.contract.jobs import AttemptEnd, InputRef, JobState, JobSubmit, Policy
 from tests.control_plane import TRAINERS
 from tests.stack import clean_environment
 from tests.waiting import until
@@ -74,7 +74,7 @@ def uninterrupted(digits: bytes, tmp_path_factory: pytest.TempPathFactory) -> Pa
 def test_a_script_of_others_is_killed_twice_and_ends_with_the_same_bits(
     shop: Workshop, digits: bytes, uninterrupted: Path
 ) -> None:
-    assert not re.search(r"baton|gpu_client|contract", SCRIPT.read_text(), re.IGNORECASE)
+    assert not re.search(r"baton|gpu_client|baton.contract", SCRIPT.read_text(), re.IGNORECASE)
     stack = shop.stack
     stack.write(f"{shop.queue}/digits.npz", digits, bucket="training-data")
     gate = shop.gate(100)

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 import pytest
 from PIL import Image
 
-from contract.jobs import AttemptEnd, JobState
+from baton.contract.jobs import AttemptEnd, JobState
 from tests.stack import chain, weights
 from tests.waiting import until
 from tests.workshop import Workshop

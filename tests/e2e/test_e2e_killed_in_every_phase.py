@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager, nullcontext
 
 import pytest
 
-from contract.jobs import AttemptEnd, JobState
+from baton.contract.jobs import AttemptEnd, JobState
 from tests.proxies import Trouble
 from tests.stack import Stack, chain, weights
 from tests.waiting import until

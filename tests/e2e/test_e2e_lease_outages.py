@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from contract.jobs import AttemptEnd, JobState
+from baton.contract.jobs import AttemptEnd, JobState
 from functions.api.service_probe import PROBED_PATH
 from tests.proxies import FaultyProxy
 from tests.stack import Stack, chain

@@ -18,8 +18,8 @@ import psutil
 import pytest
 import requests
 
-from contract.jobs import JobState, JobSubmit, Policy
-from contract.work import Directive, HeartbeatRequest, WorkItem, WorkQuery
+from baton.contract.jobs import JobState, JobSubmit, Policy
+from baton.contract.work import Directive, HeartbeatRequest, WorkItem, WorkQuery
 from functions.domain.webhooks import signature
 from gpu_client.transport.api import BatonClient
 from tests.listening import Listening

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from contract.jobs import JobState
+from baton.contract.jobs import JobState
 from gpu_client.cli.main import main
 from gpu_client.cli.metric_history import history_of
 from gpu_client.cli.session import Session

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from contract.jobs import AttemptEnd, JobState
+from baton.contract.jobs import AttemptEnd, JobState
 from tests.stack import Stack, chain
 from tests.waiting import alive, until
 from tests.workshop import Workshop

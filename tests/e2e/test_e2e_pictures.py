@@ -10,8 +10,8 @@ import pytest
 import requests
 from PIL import Image
 
-from contract.artifacts import StoredArtifact
-from contract.jobs import AttemptEnd, InputRef, JobState, JobSubmit, Policy, Requirements
+from baton.contract.artifacts import StoredArtifact
+from baton.contract.jobs import AttemptEnd, InputRef, JobState, JobSubmit, Policy, Requirements
 from tests.photographs import save_crops
 from tests.tiny_pipelines import save_tiny_sd
 from tests.waiting import until

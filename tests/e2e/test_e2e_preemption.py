@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from contract.history import AttemptView
-from contract.jobs import AttemptEnd, JobState
+from baton.contract.history import AttemptView
+from baton.contract.jobs import AttemptEnd, JobState
 from tests.metadata import MetadataService
 from tests.stack import chain
 from tests.workshop import Workshop

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from contract.jobs import JobState
+from baton.contract.jobs import JobState
 from tests.stack import clean_environment
 from tests.workshop import Workshop
 

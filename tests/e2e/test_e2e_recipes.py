@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from contract.jobs import AttemptEnd, JobState, JobSubmit, Policy
-from contract.work import WorkQuery
+from baton.contract.jobs import AttemptEnd, JobState, JobSubmit, Policy
+from baton.contract.work import WorkQuery
 from tests.control_plane import TRAINERS
 from tests.waiting import until
 from tests.workshop import Workshop

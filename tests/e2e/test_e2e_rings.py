@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from contract.history import EventType
-from contract.jobs import AttemptEnd, FailureClass, JobState, JobSubmit, Policy
+from baton.contract.history import EventType
+from baton.contract.jobs import AttemptEnd, FailureClass, JobState, JobSubmit, Policy
 from gpu_client.ring.manifest import SAMPLES, ObjectId
 from gpu_client.ring.objects import StoredSamples
 from gpu_client.ring.places import make_ring, open_ring

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from contract.jobs import AttemptEnd, FailureClass, JobState
-from contract.steering import CommandRequest
+from baton.contract.jobs import AttemptEnd, FailureClass, JobState
+from baton.contract.steering import CommandRequest
 from tests.waiting import until
 from tests.workshop import Gate, Workshop
 

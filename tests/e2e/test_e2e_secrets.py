@@ -17,7 +17,7 @@ import boto3
 import pytest
 import requests
 
-from contract.jobs import AttemptEnd, JobState
+from baton.contract.jobs import AttemptEnd, JobState
 from tests.emulator import CREDENTIALS
 from tests.second_store import ACCESS_KEY_ID, SECRET_ACCESS_KEY, SecondStore
 from tests.stack import Stack, chain

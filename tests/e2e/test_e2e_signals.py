@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from contract.jobs import AttemptEnd, JobState
+from baton.contract.jobs import AttemptEnd, JobState
 from tests.stack import chain
 from tests.waiting import until
 from tests.workshop import Workshop

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from contract.jobs import AttemptEnd, FailureClass, JobState
+from baton.contract.jobs import AttemptEnd, FailureClass, JobState
 from tests.stack import chain
 from tests.waiting import until
 from tests.workshop import Workshop

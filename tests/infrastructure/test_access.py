@@ -13,9 +13,9 @@ import pytest
 from blake3 import blake3
 
 import tests.api_harness as harness
+from baton.contract.names import CHECKPOINTS_BUCKET, DATA_BUCKET, ring_token
+from baton.contract.steering import MAX_COMMANDS
 from cdk.access import ACCESS
-from contract.names import CHECKPOINTS_BUCKET, DATA_BUCKET, ring_token
-from contract.steering import MAX_COMMANDS
 from functions.api.routes import ROUTES
 from functions.domain.retention import LATE_AFTER_S
 from functions.local.emulator import Emulator

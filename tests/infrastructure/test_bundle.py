@@ -70,7 +70,7 @@ def test_it_is_for_lambdas_machines_and_nothing_of_this_one_is_in_it(bundled: Pa
 def test_it_has_our_code_and_neither_the_client_nor_the_local_stack(bundled: Path) -> None:
     ours = {
         path.relative_to(bundled).parts[:2]
-        for name in ("contract", "functions")
+        for name in ("baton", "functions")
         for path in (bundled / name).rglob("*.py")
     }
     assert ("functions", "handlers") in ours and ("functions", "local") not in ours
@@ -103,7 +103,7 @@ def test_every_handler_starts_from_the_bundle_alone(hosted: Path, name: str) -> 
 def test_recipes_are_read_and_rendered_from_the_bundle_alone(hosted: Path) -> None:
     program = (
         f"import sys; sys.path.insert(0, {str(hosted)!r}); "
-        "from contract.recipes.rendering import plan_of; from functions.recipes import built_in_recipe; "
+        "from baton.contract.recipes.rendering import plan_of; from functions.recipes import built_in_recipe; "
         "plan, faults = plan_of(built_in_recipe('command@1'), {'command': ['a', 'b']}); "
         "import jinja2; print(plan.steps[0].command, faults, jinja2.__file__)"
     )

@@ -64,7 +64,7 @@ def test_no_handler_loads_what_it_does_not_need(name: str) -> None:
     assert not NEVER & loaded
     own = {f"functions.api.routes_{name}"} if name in get_args(Function) else set()
     assert {module for module in loaded if module.startswith("functions.api.routes")} == own
-    assert not {module for module in loaded if module.startswith("contract.rules")}, (
+    assert not {module for module in loaded if module.startswith("baton.contract.rules")}, (
         "it is loaded where rules are checked"
     )
 
@@ -72,5 +72,10 @@ def test_no_handler_loads_what_it_does_not_need(name: str) -> None:
 def test_the_authorizer_loads_neither_models_nor_routes() -> None:
     loaded = modules_of("authorizer")
     assert not MODELS_AND_ROUTERS & loaded
-    ours = {module for module in loaded if module.startswith(("contract.", "functions.api."))}
-    assert ours == {"contract.errors", "contract.names", "functions.api.authorizing", "functions.api.defaults"}
+    ours = {module for module in loaded if module.startswith(("baton.contract.", "functions.api."))}
+    assert ours == {
+        "baton.contract.errors",
+        "baton.contract.names",
+        "functions.api.authorizing",
+        "functions.api.defaults",
+    }

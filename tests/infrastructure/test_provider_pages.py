@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import yaml
 
-from contract.jobs import Policy
+from baton.contract.jobs import Policy
 from gpu_client.agent.settings import AgentSettings, variable_of
 from gpu_client.agent.signals import LEAVE_MIN_S
 from tests.infrastructure.test_image import entrypoint, health_check, of

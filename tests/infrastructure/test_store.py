@@ -13,12 +13,12 @@ from typing import Any
 import pytest
 from aws_cdk import App
 
+from baton.contract.names import BUCKETS
 from cdk import store as cdk_store
 from cdk.access import ACCESS
 from cdk.app import build
 from cdk.stage import Stage, StageError
 from cdk.store import StoreError, require_store
-from contract.names import BUCKETS
 from functions.api.settings import Settings
 from functions.local.emulator import Emulator
 from functions.storage.s3_objects import S3ObjectStore

@@ -6,8 +6,8 @@ import timeit
 
 import numpy as np
 
-from contract.rules.document import load
-from contract.rules.evaluating import Evaluator
+from baton.contract.rules.document import load
+from baton.contract.rules.evaluating import Evaluator
 from gpu_client.backtest.history import Column, History
 from gpu_client.backtest.trying import tried
 from tests.performance.figures import Figure

@@ -15,10 +15,10 @@ from pathlib import Path
 
 import requests
 
-from contract.manifest import Chunk, ChunkedFile, Manifest, Pack
-from contract.names import Scope
-from contract.output import MAX_POINTS, LogChunk, ReportedPoint
-from contract.work import HeartbeatRequest, ReleaseRequest, WorkItem
+from baton.contract.manifest import Chunk, ChunkedFile, Manifest, Pack
+from baton.contract.names import Scope
+from baton.contract.output import MAX_POINTS, LogChunk, ReportedPoint
+from baton.contract.work import HeartbeatRequest, ReleaseRequest, WorkItem
 from functions.api.authorizing import authorize
 from functions.api.keys import new_key
 from functions.api.late_retention import run_due_retentions

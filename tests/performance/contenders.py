@@ -19,8 +19,8 @@ from typing import Any
 
 import psutil
 
-from contract.history import EventType
-from contract.jobs import InputRef, JobState, JobSubmit, Policy
+from baton.contract.history import EventType
+from baton.contract.jobs import InputRef, JobState, JobSubmit, Policy
 from gpu_client.transport.api import BatonClient
 from gpu_client.transport.objects import files_below
 from tests.performance.local_stack import RunningStack, clean_environment, pinned

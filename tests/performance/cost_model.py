@@ -6,9 +6,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import count
 
+from baton.contract.output import LONGEST_LOG_WAIT_S
 from cdk.api import AUTHORIZER_CACHE_S
 from cdk.functions import MEMORY_MIB
-from contract.output import LONGEST_LOG_WAIT_S
 from functions.storage.keys import DUE_BUCKET_S
 from gpu_client.checkpoints.packing import Cutter
 from tests.performance import prices

@@ -10,7 +10,8 @@ from typing import Any, Self
 
 from torch import nn
 
-from gpu_client.training import BatchSampler, digits
+from baton import BatchSampler
+from gpu_client.training import digits
 from tests.performance.stopwatch import Stopwatch, run, session_of
 
 

@@ -9,7 +9,7 @@ import json
 import time
 from pathlib import Path
 
-from gpu_client.training import Session
+from baton import Session
 
 
 def main() -> None:

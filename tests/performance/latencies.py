@@ -8,8 +8,8 @@ from contextlib import closing
 from pathlib import Path
 from statistics import median
 
-from contract.jobs import JobSubmit
-from contract.work import HeartbeatRequest, WorkQuery
+from baton.contract.jobs import JobSubmit
+from baton.contract.work import HeartbeatRequest, WorkQuery
 from gpu_client.checkpoints.upload import commit_checkpoint
 from gpu_client.transport.transfer import Transfer
 from tests.performance.figures import Figure

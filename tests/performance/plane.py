@@ -13,11 +13,11 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from contract.checkpoints import CommitAnswer
-from contract.jobs import Policy
-from contract.manifest import Manifest, ManifestV1
-from contract.names import BUCKETS
-from contract.work import WorkItem
+from baton.contract.checkpoints import CommitAnswer
+from baton.contract.jobs import Policy
+from baton.contract.manifest import Manifest, ManifestV1
+from baton.contract.names import BUCKETS
+from baton.contract.work import WorkItem
 from functions.api.context import Context
 from functions.api.dispatch import dispatch
 from functions.api.settings import Settings

@@ -8,7 +8,7 @@ from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
-from contract.work import HeartbeatRequest
+from baton.contract.work import HeartbeatRequest
 from gpu_client.checkpoints.upload import commit_checkpoint
 from gpu_client.transport.transfer import Transfer
 from tests.performance.figures import Figure

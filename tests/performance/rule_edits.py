@@ -14,7 +14,7 @@ from pathlib import Path
 from statistics import quantiles
 from typing import TypeVar
 
-from contract.jobs import JobState, JobSubmit, Policy
+from baton.contract.jobs import JobState, JobSubmit, Policy
 from tests.performance.contenders import ROOT
 from tests.performance.figures import Figure
 from tests.performance.local_stack import RunningStack, clean_environment

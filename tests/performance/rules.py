@@ -22,11 +22,11 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from contract.rules.document import load
-from contract.rules.metrics import Kind
-from contract.rules.rule import RuleSet
-from contract.rules.typed import Aggregate, Reading, walk
-from gpu_client.training import Session
+from baton import Session
+from baton.contract.rules.document import load
+from baton.contract.rules.metrics import Kind
+from baton.contract.rules.rule import RuleSet
+from baton.contract.rules.typed import Aggregate, Reading, walk
 from tests.performance.figures import Figure
 
 STEP_TARGET_US = 40.0

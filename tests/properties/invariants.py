@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from hypothesis.stateful import invariant
 
-from contract.jobs import JobState
+from baton.contract.jobs import JobState
 from functions.domain import checkpoints
 from functions.domain.records import Job
 from tests.paging import all_pages

@@ -13,9 +13,9 @@ from typing import ClassVar
 from hypothesis import strategies as st
 from hypothesis.stateful import precondition, rule
 
-from contract.errors import ErrorCode
-from contract.jobs import JobState, Policy, Requirements, Retention
-from contract.work import WorkQuery
+from baton.contract.errors import ErrorCode
+from baton.contract.jobs import JobState, Policy, Requirements, Retention
+from baton.contract.work import WorkQuery
 from functions.domain import jobs as rules
 from functions.domain import packs
 from functions.domain.change import Change, CheckLease, CloseLease, Forget

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from contract.jobs import FailureClass, JobCounters
-from contract.steering import CommandKind
+from baton.contract.jobs import FailureClass, JobCounters
+from baton.contract.steering import CommandKind
 from functions.domain.change import Change, CheckLease, CloseLease, OpenLease
 from functions.domain.leases import REPROOF_WINDOW_S
 from functions.domain.records import Attempt, CheckpointRecord, CommandRecord, Job, Lease

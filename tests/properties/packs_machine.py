@@ -15,9 +15,9 @@ from blake3 import blake3
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from contract.errors import ErrorCode
-from contract.manifest import parse_manifest
-from contract.names import CHECKPOINTS_BUCKET
+from baton.contract.errors import ErrorCode
+from baton.contract.manifest import parse_manifest
+from baton.contract.names import CHECKPOINTS_BUCKET
 from functions.domain.packs import DEAD_AFTER_S, FUNCTION_TIMEOUT_S, SWEEPER_TIMEOUT_S
 from functions.domain.records import CheckpointRecord
 from functions.domain.retention import LATE_AFTER_S

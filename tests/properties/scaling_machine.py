@@ -14,7 +14,7 @@ from typing import Any
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from contract.jobs import JobState
+from baton.contract.jobs import JobState
 from functions.domain.change import Change
 from functions.domain.records import Job, StandingRecord
 from functions.storage.memory_jobs import MemoryJobStore

@@ -9,9 +9,9 @@ from typing import Any, ClassVar, Literal, Protocol, TypeVar
 
 from hypothesis.stateful import RuleBasedStateMachine
 
-from contract.errors import ErrorCode
-from contract.jobs import Artifact, FailureClass, JobState, Progress, Reason
-from contract.steering import (
+from baton.contract.errors import ErrorCode
+from baton.contract.jobs import Artifact, FailureClass, JobState, Progress, Reason
+from baton.contract.steering import (
     CommandKind,
     CommandRequest,
     CommandResult,
@@ -22,7 +22,7 @@ from contract.steering import (
     Rollback,
     RuleStatus,
 )
-from contract.work import FailRequest
+from baton.contract.work import FailRequest
 from functions.domain import checkpoints, steering
 from functions.domain import jobs as rules
 from functions.domain.change import Change

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 import pytest
 from blake3 import blake3
 
-from contract.errors import ErrorCode
-from contract.manifest import Pack, parse_manifest
+from baton.contract.errors import ErrorCode
+from baton.contract.manifest import Pack, parse_manifest
 from functions.domain.packs import DEAD_AFTER_S, CondemnPack
 from tests.api_harness import TENANT, Answer, Api, Held, memory_api
 from tests.properties.stalling import StalledCall

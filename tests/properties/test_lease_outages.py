@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from contract.errors import ErrorCode
-from contract.leases import (
+from baton.contract.errors import ErrorCode
+from baton.contract.leases import (
     LEASE_INTERVALS,
     RETRY_PAUSES,
     heartbeat_budget_s,

@@ -10,14 +10,14 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from contract.errors import Fault
-from contract.rules.document import load, load_values
-from contract.rules.evaluating import Evaluator
-from contract.rules.faults import Code
-from contract.rules.functions import GROUPS, SUMMARIES
-from contract.rules.metrics import BUILT_IN
-from contract.rules.rule import EVENTS
-from contract.rules.verdicts import State, Verdict
+from baton.contract.errors import Fault
+from baton.contract.rules.document import load, load_values
+from baton.contract.rules.evaluating import Evaluator
+from baton.contract.rules.faults import Code
+from baton.contract.rules.functions import GROUPS, SUMMARIES
+from baton.contract.rules.metrics import BUILT_IN
+from baton.contract.rules.rule import EVENTS
+from baton.contract.rules.verdicts import State, Verdict
 from tests.properties.profiles import machine_settings
 
 NAMES = ("loss", "eval.loss", "x", "grad_norm", "wall", "gpu.mem", "step", "ckpt.age")

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from contract.errors import ErrorCode
+from baton.contract.errors import ErrorCode
 from functions.domain.packs import DEAD_AFTER_S, SWEEPER_TIMEOUT_S
 from functions.domain.retention import LATE_AFTER_S
 from tests.api_harness import TENANT, Answer, Api, Held

@@ -11,8 +11,8 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-from contract.manifest import Pack
-from contract.work import WorkQuery
+from baton.contract.manifest import Pack
+from baton.contract.work import WorkQuery
 from functions.api.claiming import claim_next
 from functions.domain.change import Change
 from functions.domain.claiming import ClaimWindow

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from contract.jobs import JobState, Policy
+from baton.contract.jobs import JobState, Policy
 from functions.domain import jobs as rules
 from functions.domain.errors import FenceBroken, WriteConflict
 from functions.domain.packs import Sighting

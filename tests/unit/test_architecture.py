@@ -18,19 +18,21 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-PRODUCT = ("contract", "functions", "gpu_client", "cdk")
+PRODUCT = ("baton", "functions", "gpu_client", "cdk")
 MAX_LINES = 600
 
 MAY_IMPORT: dict[str, set[str]] = {
-    "contract": set(),
-    "functions.domain": {"contract"},
-    "functions.recipes": {"contract"},
-    "functions.storage": {"contract", "functions.domain"},
-    "functions.api": {"contract", "functions.domain", "functions.recipes"},
-    "functions.publishing": {"contract", "functions.domain", "functions.storage"},
-    "functions.webhooks": {"contract", "functions.domain", "functions.publishing", "functions.storage"},
+    "baton.contract": set(),
+    # Lazy exports for users' scripts; nothing of the product imports them but the examples.
+    "baton": {"gpu_client.controller.knobs", "gpu_client.ring", "gpu_client.training"},
+    "functions.domain": {"baton.contract"},
+    "functions.recipes": {"baton.contract"},
+    "functions.storage": {"baton.contract", "functions.domain"},
+    "functions.api": {"baton.contract", "functions.domain", "functions.recipes"},
+    "functions.publishing": {"baton.contract", "functions.domain", "functions.storage"},
+    "functions.webhooks": {"baton.contract", "functions.domain", "functions.publishing", "functions.storage"},
     "functions.handlers": {
-        "contract",
+        "baton.contract",
         "functions.domain",
         "functions.recipes",
         "functions.api",
@@ -38,19 +40,21 @@ MAY_IMPORT: dict[str, set[str]] = {
         "functions.storage",
         "functions.webhooks",
     },
-    "functions.local": {"contract", "functions"},
-    "gpu_client.transport": {"contract"},
-    "gpu_client.checkpoints": {"contract", "gpu_client.transport"},
+    "functions.local": {"baton.contract", "functions"},
+    "gpu_client.transport": {"baton.contract"},
+    "gpu_client.checkpoints": {"baton.contract", "gpu_client.transport"},
+    # The example to copy imports what a user's script imports.
+    "gpu_client.training.digits": {"baton"},
     # What runs inside the training process: it knows neither the agent nor the network.
     "gpu_client.training": {
-        "contract",
+        "baton.contract",
         "gpu_client.controller",
         # What a mask has to be, as it was said before it was pushed, and nothing else of it.
         "gpu_client.datasets.images",
     },
-    "gpu_client.controller": {"contract"},
+    "gpu_client.controller": {"baton.contract"},
     "gpu_client.agent": {
-        "contract",
+        "baton.contract",
         "gpu_client.transport",
         "gpu_client.checkpoints",
         # The format of the messages between the two processes, and nothing else of it.
@@ -59,7 +63,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "gpu_client.controller.probing",
     },
     # The stack is made from the same tables and routes that the functions use.
-    "cdk": {"contract", "functions"},
+    "cdk": {"baton.contract", "functions"},
     # Looks at files, wherever they are: on the machine that pushes them, and on the one that trains.
     "gpu_client.datasets": set(),
     # One file beside a worker of the original orchestrator, in an image that has nothing else of ours.
@@ -67,13 +71,13 @@ MAY_IMPORT: dict[str, set[str]] = {
     # Runs by itself while the image is built.
     "gpu_client.requirements": set(),
     # Looks at what trainings reported, wherever that was written down.
-    "gpu_client.backtest": {"contract"},
+    "gpu_client.backtest": {"baton.contract"},
     # As a job it tells a session how far it is.
     "gpu_client.ring.generate": {"gpu_client.ring", "gpu_client.training"},
     # Generators and trainings on any machine use it, with and without the rest.
-    "gpu_client.ring": {"contract", "gpu_client.transport"},
+    "gpu_client.ring": {"baton.contract", "gpu_client.transport"},
     "gpu_client.cli": {
-        "contract",
+        "baton.contract",
         "gpu_client.transport",
         "gpu_client.checkpoints",
         "gpu_client.datasets",
@@ -84,13 +88,13 @@ MAY_IMPORT: dict[str, set[str]] = {
 """What each room may import of the product, besides itself."""
 
 THIRD_PARTY: dict[str, set[str]] = {
-    "contract": {"pydantic", "pydantic_core"},
+    "baton.contract": {"pydantic", "pydantic_core"},
     # Whoever reads a document that people write has YAML installed; it is loaded with the first text.
-    "contract.documents": {"yaml"},
+    "baton.contract.documents": {"yaml"},
     # Evaluated at every training step, and in Lambda: nothing at all from outside.
-    "contract.rules": set(),
+    "baton.contract.rules": set(),
     # Whoever reads or renders a recipe has these installed; whoever only runs one loads neither (see below).
-    "contract.recipes": {"pydantic", "pydantic_core", "yaml", "jinja2"},
+    "baton.contract.recipes": {"pydantic", "pydantic_core", "yaml", "jinja2"},
     "functions.domain": {"pydantic", "pydantic_core"},
 }
 """Rooms that take from outside only what is named here (and the standard library)."""
@@ -102,8 +106,8 @@ FORBIDDEN: dict[str, set[str]] = {
         "socket", "subprocess", "threading", "time", "uuid",
     },
     # Step, time and metrics are handed in: the same stream gives the same decisions on every machine.
-    "contract.rules": {
-        "asyncio", "contract.base", "datetime", "importlib", "os", "pathlib", "pickle", "random", "secrets",
+    "baton.contract.rules": {
+        "asyncio", "baton.contract.base", "datetime", "importlib", "os", "pathlib", "pickle", "random", "secrets",
         "socket", "subprocess", "sys", "threading", "time", "uuid",
     },
     # No AWS credential and no AWS library on a GPU machine; none behind the stores' backs either.
@@ -184,7 +188,7 @@ def test_imports_point_one_way(package: str) -> None:
     [
         ("functions.api.working", "functions.domain.jobs", True),
         ("functions.storage.memory", "functions.domain.ports", True),
-        ("functions.domain.jobs", "contract.work", True),
+        ("functions.domain.jobs", "baton.contract.work", True),
         ("functions.domain.jobs", "functions.storage.memory", False),
         ("functions.domain.jobs", "functions.api.context", False),
         ("functions.api.working", "functions.storage.memory", False),
@@ -203,9 +207,12 @@ def test_imports_point_one_way(package: str) -> None:
         ("gpu_client.training.session", "gpu_client.transport.http", False),
         ("gpu_client.ring.generate", "gpu_client.training.Session", True),
         ("gpu_client.ring.generating", "gpu_client.training.Session", False),
-        ("contract.jobs", "functions.domain.jobs", False),
-        ("contract.jobs", "contract.base", True),
+        ("baton.contract.jobs", "functions.domain.jobs", False),
+        ("baton.contract.jobs", "baton.contract.base", True),
         ("gpu_client", "gpu_client.agent", False),
+        ("baton", "gpu_client.training.session", True),
+        ("baton.contract.jobs", "gpu_client.training.session", False),
+        ("gpu_client.training.session", "baton.Session", False),
         ("functions.api.working", "tests.factories", False),
     ],
 )
@@ -244,9 +251,10 @@ def printed_by(program: str, **environment: str) -> list[str]:
 def test_recipes_cost_those_nothing_who_read_none() -> None:
     """Neither a cold start nor a GPU machine that runs a plan loads the template engine or YAML."""
     program = (
-        "import contract.work, functions.api.routes, gpu_client.agent.steps, sys; "
-        "print({'jinja2', 'yaml', 'contract.recipes.model'} & set(sys.modules)); "
-        "import contract.recipes.rendering, contract.recipes.lint; print({'jinja2', 'yaml'} & set(sys.modules))"
+        "import baton.contract.work, functions.api.routes, gpu_client.agent.steps, sys; "
+        "print({'jinja2', 'yaml', 'baton.contract.recipes.model'} & set(sys.modules)); "
+        "import baton.contract.recipes.rendering, baton.contract.recipes.lint; "
+        "print({'jinja2', 'yaml'} & set(sys.modules))"
     )
     assert printed_by(program) == ["set()", "set()"]
 
@@ -267,13 +275,13 @@ def test_rings_cost_those_nothing_who_have_none() -> None:
 def test_rules_cost_a_training_process_nothing_but_themselves() -> None:
     """Evaluating them loads no library at all; reading a document loads YAML, and nothing more."""
     program = (
-        "import sys; before = set(sys.modules); import contract.rules.evaluating; "
+        "import sys; before = set(sys.modules); import baton.contract.rules.evaluating; "
         "foreign = {name.partition('.')[0] for name in set(sys.modules) - before} - set(sys.stdlib_module_names); "
-        "print(sorted(foreign), 'contract.documents' in sys.modules); "
-        "import contract.rules.document; contract.rules.document.load('rules: []'); "
+        "print(sorted(foreign), 'baton.contract.documents' in sys.modules); "
+        "import baton.contract.rules.document; baton.contract.rules.document.load('rules: []'); "
         "print(sorted({'pydantic', 'numpy', 'torch', 'jinja2', 'yaml'} & set(sys.modules)))"
     )
-    assert printed_by(program) == ["['contract'] False", "['yaml']"]
+    assert printed_by(program) == ["['baton'] False", "['yaml']"]
 
 
 @pytest.mark.parametrize("room", FORBIDDEN)

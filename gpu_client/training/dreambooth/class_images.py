@@ -24,7 +24,6 @@ from typing import Any
 import torch
 from PIL import Image
 
-from gpu_client.training import Session
 from gpu_client.training.dreambooth.batches import Chosen, PictureBatches, derived_seed
 from gpu_client.training.dreambooth.config import DreamboothConfig
 from gpu_client.training.dreambooth.data import Picture, picture_of
@@ -33,6 +32,7 @@ from gpu_client.training.dreambooth.models import Models
 from gpu_client.training.dreambooth.sampling import sample
 from gpu_client.training.dreambooth.shared_images import EarlierImages, ImageParts, of_other_jobs, write_shared
 from gpu_client.training.errors import CheckpointMismatchError
+from gpu_client.training.session import Session
 
 OUTPUT_DIR = "class_images"
 KEPT_SETS = 32

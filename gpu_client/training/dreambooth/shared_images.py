@@ -17,8 +17,8 @@ import zlib
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
-from contract.names import SHARED_DIR, SHARED_PARTS
-from gpu_client.training import Session
+from baton.contract.names import SHARED_DIR, SHARED_PARTS
+from gpu_client.training.session import Session
 
 SHARED_FILE = "class_images.zip"
 PART_EVERY_S = 30.0

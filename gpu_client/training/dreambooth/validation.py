@@ -14,7 +14,6 @@ from typing import Any
 import torch
 from PIL import Image
 
-from gpu_client.training import Session
 from gpu_client.training.dreambooth.batches import derived_seed
 from gpu_client.training.dreambooth.config import DreamboothConfig
 from gpu_client.training.dreambooth.encoding import Encoder
@@ -23,6 +22,7 @@ from gpu_client.training.dreambooth.lora import Lora
 from gpu_client.training.dreambooth.models import Models
 from gpu_client.training.dreambooth.optimization import Optimization
 from gpu_client.training.dreambooth.sampling import sample
+from gpu_client.training.session import Session
 
 OUTPUT_DIR = "validation"
 GRID_FILE = "validation_grid.png"

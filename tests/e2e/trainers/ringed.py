@@ -13,8 +13,8 @@ from pathlib import Path
 import gate
 import torch
 
+from baton import Session
 from gpu_client.ring.datasets import RingLoader
-from gpu_client.training import Session
 
 EVERY = 5
 

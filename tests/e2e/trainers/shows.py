@@ -6,7 +6,7 @@ It resumes; pictures of an earlier attempt are written again from the checkpoint
 import time
 from pathlib import Path
 
-from gpu_client.training import Session
+from baton import Session
 
 
 class Pictures:

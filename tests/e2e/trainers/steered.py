@@ -13,8 +13,8 @@ from typing import Any
 
 import gate
 
+from baton import BatchSampler, Session
 from gpu_client.controller.knobs import LearningRate
-from gpu_client.training import BatchSampler, Session
 
 WRONG_FROM = 25
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import time
 
-from gpu_client.training import Session
+from baton import Session
 
 
 def main() -> None:

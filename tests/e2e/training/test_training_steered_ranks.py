@@ -18,7 +18,7 @@ import torch
 import torch.distributed as dist
 from training_runs import only_complete, run_ranks
 
-from gpu_client.training import Session
+from baton import Session
 from tests.unit.controller.controller_kit import Agent, command
 
 STEPS = 12

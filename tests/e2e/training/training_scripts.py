@@ -20,7 +20,7 @@ from safetensors.torch import save_file
 from torch import nn
 from torch.utils.data import Dataset
 
-from gpu_client.training import BatchSampler, CheckpointWriteError, ResumableLoader, Session
+from baton import BatchSampler, CheckpointWriteError, ResumableLoader, Session
 from gpu_client.training.digits import main as digits
 
 STEPS = 30
@@ -122,7 +122,7 @@ def trainer() -> None:
     """A Hugging Face Trainer on a tiny GPT-2. `stop_at`: SIGTERM to itself after that step."""
     from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainerCallback, TrainingArguments
 
-    from gpu_client.training import BatonCallback
+    from baton import BatonCallback
 
     torch.set_num_threads(1)
     session = Session.start(resume=True)
@@ -165,7 +165,7 @@ def lightning_trainer() -> None:
     """Lightning on a net with dropout. `stop_at`, `kill_at`: SIGTERM or SIGKILL to itself in that step."""
     import lightning.pytorch as pl
 
-    from gpu_client.training.lightning_callback import BatonCallback
+    from baton import LightningCallback
 
     class Module(pl.LightningModule):  # type: ignore[misc]
         def __init__(self) -> None:
@@ -185,7 +185,7 @@ def lightning_trainer() -> None:
     random.seed(5)
     np.random.seed(5)
     session = Session.start(resume=True)
-    callback = BatonCallback(session, every=5)
+    callback = LightningCallback(session, every=5)
     trainer = pl.Trainer(
         max_epochs=3, limit_train_batches=4, accelerator="cpu", logger=False, enable_checkpointing=False,
         enable_progress_bar=False, enable_model_summary=False, callbacks=[callback],
@@ -204,7 +204,7 @@ def steered_trainer() -> None:
     what `losses` says of each rank. Prints the rate after each step."""
     from transformers import Trainer, TrainerCallback, TrainingArguments
 
-    from gpu_client.training import BatonCallback
+    from baton import BatonCallback
 
     class Given(nn.Module):
         def __init__(self) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from contract.jobs import FailureClass
+from baton.contract.jobs import FailureClass
 from gpu_client.agent.failures import classify
 from gpu_client.agent.supervisor import Supervisor, TrainerProcess
 from gpu_client.agent.trainer_output import LogSpool, TrainerOutput

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from contract.names import CHECKPOINTS_BUCKET, Scope
+from baton.contract.names import CHECKPOINTS_BUCKET, Scope
 from tests.api_harness import SOURCE_IP, TENANT, Answer, Api
 
 JOB = {"instance_prompt": "dog", "instance_data_prefix": "dog/"}

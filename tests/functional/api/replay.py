@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, cast
 
-from contract.names import Scope
+from baton.contract.names import Scope
 from functions.api.authorizing import authorize
 from functions.api.dispatch import dispatch
 from functions.api.late_retention import run_due_retentions

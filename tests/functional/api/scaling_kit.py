@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from contract.jobs import JobState
+from baton.contract.jobs import JobState
 from tests.api_harness import Api, Held
 
 GROUP = {"group": "generators"}

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from contract.errors import ErrorCode
-from contract.names import DATA_BUCKET, Scope
+from baton.contract.errors import ErrorCode
+from baton.contract.names import DATA_BUCKET, Scope
 from functions.api import original_inputs
 from functions.api.original_inputs import MAX_KEYS_BYTES
 from functions.storage import cursors

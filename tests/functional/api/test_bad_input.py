@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from contract.errors import ErrorCode
+from baton.contract.errors import ErrorCode
 from functions.api.dispatch import MAX_BODY_BYTES, dispatch
 from functions.api.routes import ROUTES, Route
 from tests.api_harness import NO_JOB, NOW, Api

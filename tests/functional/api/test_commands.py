@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from contract.errors import ErrorCode
-from contract.leases import LEASE_INTERVALS
-from contract.steering import MAX_COMMANDS
+from baton.contract.errors import ErrorCode
+from baton.contract.leases import LEASE_INTERVALS
+from baton.contract.steering import MAX_COMMANDS
 from tests.api_harness import NOW, Answer, Api, Held
 
 

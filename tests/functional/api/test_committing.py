@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from blake3 import blake3
 
-from contract.errors import ErrorCode
-from contract.names import CHECKPOINTS_BUCKET
+from baton.contract.errors import ErrorCode
+from baton.contract.names import CHECKPOINTS_BUCKET
 from functions.domain.errors import StorageUnavailable
 from tests.api_harness import NOW, TENANT, Api, Held
 from tests.stored_files import described, pack_of

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from contract.errors import ErrorCode
-from contract.names import CHECKPOINTS_BUCKET
+from baton.contract.errors import ErrorCode
+from baton.contract.names import CHECKPOINTS_BUCKET
 from tests.api_harness import NOW, TENANT, Api, Held
 from tests.stored_files import described
 

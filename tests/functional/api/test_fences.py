@@ -6,8 +6,8 @@ from collections.abc import Callable
 
 import pytest
 
-from contract.errors import ErrorCode
-from contract.work import Directive
+from baton.contract.errors import ErrorCode
+from baton.contract.work import Directive
 from functions.domain.leases import REPROOF_WINDOW_S
 from tests.api_harness import NOW, Answer, Api, Held
 from tests.stored_files import described

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from contract.errors import ErrorCode
-from contract.steering import MAX_DECISIONS, MAX_OPERAND_CHARS, MAX_STATUS_CHARS, MAX_STATUSES
+from baton.contract.errors import ErrorCode
+from baton.contract.steering import MAX_DECISIONS, MAX_OPERAND_CHARS, MAX_STATUS_CHARS, MAX_STATUSES
 from tests.api_harness import Api
 
 

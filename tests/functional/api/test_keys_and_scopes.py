@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from contract.errors import ErrorCode
-from contract.names import Scope
+from baton.contract.errors import ErrorCode
+from baton.contract.names import Scope
 from functions.api.routes import ROUTES, Route
 from tests.api_harness import NO_JOB, NOW, RIVAL, TENANT, Api
 from tests.functional.api.calls import GUARDED, named, valid_call

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from blake3 import blake3
 
-from contract.names import CHECKPOINTS_BUCKET
-from contract.work import AGENT_CRASHED
+from baton.contract.names import CHECKPOINTS_BUCKET
+from baton.contract.work import AGENT_CRASHED
 from functions.api.late_retention import JOBS_A_SWEEP
 from functions.domain.errors import StorageUnavailable
 from functions.domain.records import Job

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from contract.errors import ErrorCode
-from contract.steering import MAX_ROLLBACKS
+from baton.contract.errors import ErrorCode
+from baton.contract.steering import MAX_ROLLBACKS
 from tests.api_harness import NOW, Answer, Api, Held
 
 BY = {"rule": "spike", "revision": 2, "step": 250, "message": "zscore(loss, 100) = 7.1"}

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from contract.errors import ErrorCode
+from baton.contract.errors import ErrorCode
 from tests.api_harness import NOW, Api, Held
 
 

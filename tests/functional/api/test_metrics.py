@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from contract.jobs import FailureClass
+from baton.contract.jobs import FailureClass
 from functions.api.metrics import DIMENSION, NAMESPACE, UNITS, Metrics, ends_in
 from functions.domain.change import Change
 from functions.handlers.wiring import MeasuredJobStore

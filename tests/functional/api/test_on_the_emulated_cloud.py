@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 from blake3 import blake3
 
-from contract.errors import ErrorCode
-from contract.names import Scope
+from baton.contract.errors import ErrorCode
+from baton.contract.names import Scope
 from functions.api.scaling import AT_ONCE
 from functions.local.emulator import Emulator
 from tests.api_harness import TENANT, Api, emulated_api

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from contract.errors import ErrorCode
-from contract.names import CHECKPOINTS_BUCKET
+from baton.contract.errors import ErrorCode
+from baton.contract.names import CHECKPOINTS_BUCKET
 from tests.api_harness import Answer, Api
 from tests.functional.api.original_calls import JOB, Original
 

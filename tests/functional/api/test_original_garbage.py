@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from contract.names import CHECKPOINTS_BUCKET
+from baton.contract.names import CHECKPOINTS_BUCKET
 from functions.domain.errors import StorageUnavailable
 from tests.api_harness import Api
 from tests.functional.api.original_calls import JOB, Original

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from contract.errors import ErrorCode
-from contract.names import Scope
+from baton.contract.errors import ErrorCode
+from baton.contract.names import Scope
 from tests.api_harness import NO_JOB, TENANT, Api
 from tests.functional.api.original_calls import JOB, Original
 from tests.functional.api.original_client import JOB_BODY

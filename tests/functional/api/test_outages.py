@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from contract.errors import ErrorCode
+from baton.contract.errors import ErrorCode
 from functions.api import submitting
 from functions.api.routes import Route
 from functions.api.sweeping import sweep

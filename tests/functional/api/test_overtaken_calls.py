@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 from blake3 import blake3
 
-from contract.errors import ErrorCode
-from contract.jobs import JobState
-from contract.leases import revocation_grace_s
-from contract.names import CHECKPOINTS_BUCKET
+from baton.contract.errors import ErrorCode
+from baton.contract.jobs import JobState
+from baton.contract.leases import revocation_grace_s
+from baton.contract.names import CHECKPOINTS_BUCKET
 from functions.domain.change import Change
 from functions.domain.errors import Refusal, StorageUnavailable, WriteConflict
 from functions.domain.packs import DEAD_AFTER_S

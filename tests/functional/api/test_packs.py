@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 from blake3 import blake3
 
-from contract.errors import ErrorCode
-from contract.manifest import MAX_MANIFEST_CHUNKS
-from contract.names import CHECKPOINTS_BUCKET
+from baton.contract.errors import ErrorCode
+from baton.contract.manifest import MAX_MANIFEST_CHUNKS
+from baton.contract.names import CHECKPOINTS_BUCKET
 from functions.api.dispatch import MAX_BODY_BYTES
 from functions.domain.errors import StorageUnavailable
 from functions.domain.packs import DEAD_AFTER_S

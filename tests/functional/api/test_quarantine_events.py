@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from contract.errors import ErrorCode
-from contract.steering import MAX_PLACE_CHARS
+from baton.contract.errors import ErrorCode
+from baton.contract.steering import MAX_PLACE_CHARS
 from tests.api_harness import NOW, Api
 
 KEY = "samples/w/00000001-0000000001"

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from contract.errors import ErrorCode
+from baton.contract.errors import ErrorCode
 from tests.api_harness import Api
 
 RECIPES = ["dreambooth-lora-sdxl@2", "dreambooth-lora-sd@2"]

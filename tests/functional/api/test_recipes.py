@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from contract.errors import ErrorCode
+from baton.contract.errors import ErrorCode
 from functions.recipes import built_in_document, built_in_ids
 from tests.api_harness import NOW, Api
 

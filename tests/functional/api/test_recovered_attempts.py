@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from contract.errors import ErrorCode
+from baton.contract.errors import ErrorCode
 from functions.domain.errors import WriteConflict
 from tests.api_harness import NOW, Api, Held
 from tests.functional.api.original_calls import JOB, Original

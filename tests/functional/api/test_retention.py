@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from blake3 import blake3
 
-from contract.manifest import Pack, parse_manifest
+from baton.contract.manifest import Pack, parse_manifest
 from functions.api import letting_go
 from functions.domain.errors import StorageUnavailable, WriteConflict
 from functions.domain.packs import Sighting

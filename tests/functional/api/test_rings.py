@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from contract.errors import ErrorCode
-from contract.names import DATA_BUCKET, Scope, ring_token
-from contract.rings import MAX_RECORD_BYTES
+from baton.contract.errors import ErrorCode
+from baton.contract.names import DATA_BUCKET, Scope, ring_token
+from baton.contract.rings import MAX_RECORD_BYTES
 from functions.api import rings
 from functions.api.settings import Settings
 from functions.storage.objects import EXPIRING_TAGGING

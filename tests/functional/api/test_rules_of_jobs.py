@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from contract.errors import ErrorCode
-from contract.steering import MAX_RULES_BYTES
+from baton.contract.errors import ErrorCode
+from baton.contract.steering import MAX_RULES_BYTES
 from functions.api.steering import MAX_BATCH_RULES_BYTES
 from tests.api_harness import NOW, Api, Held
 

@@ -8,7 +8,7 @@ import pytest
 
 import functions.api.scaling
 import functions.api.watching
-from contract.jobs import JobState
+from baton.contract.jobs import JobState
 from functions.api.scaling import MAX_GROUPS, Carrying
 from functions.domain.change import Change
 from functions.domain.errors import WriteConflict

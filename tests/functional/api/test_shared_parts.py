@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from test_sharing import JOB, MODEL, PATH, PLACE, claimed, done, inputs
 
-from contract.names import CHECKPOINTS_BUCKET, DATA_BUCKET
+from baton.contract.names import CHECKPOINTS_BUCKET, DATA_BUCKET
 from functions.api import sharing
 from tests.api_harness import TENANT, Api, Held
 

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from blake3 import blake3
 
-from contract.errors import ErrorCode
-from contract.names import CHECKPOINTS_BUCKET, DATA_BUCKET
+from baton.contract.errors import ErrorCode
+from baton.contract.names import CHECKPOINTS_BUCKET, DATA_BUCKET
 from functions.domain.errors import StorageUnavailable
 from tests.api_harness import TENANT, Api, Held
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from contract.errors import ErrorCode
+from baton.contract.errors import ErrorCode
 from tests.api_harness import NOW, Api, Held
 
 

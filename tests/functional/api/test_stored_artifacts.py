@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from contract.errors import ErrorCode
-from contract.names import CHECKPOINTS_BUCKET, DATA_BUCKET
+from baton.contract.errors import ErrorCode
+from baton.contract.names import CHECKPOINTS_BUCKET, DATA_BUCKET
 from tests.api_harness import NOW, Api, Held, emulated_api, memory_api
 from tests.emulator import unique
 from tests.functional.api.test_transfers import multipart, token

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 from blake3 import blake3
 
-from contract.base import MAX_OBJECT_BYTES
-from contract.errors import ErrorCode
-from contract.parts import MAX_PARTED_BYTES, count_parts, part_bytes_of
+from baton.contract.base import MAX_OBJECT_BYTES
+from baton.contract.errors import ErrorCode
+from baton.contract.parts import MAX_PARTED_BYTES, count_parts, part_bytes_of
 from functions.api import parts as parts_api
 from functions.api.settings import Settings
 from functions.local.emulator import Emulator

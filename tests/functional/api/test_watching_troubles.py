@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from contract.errors import ErrorCode
+from baton.contract.errors import ErrorCode
 from functions.api import watching as looking
 from functions.domain import watching
 from functions.domain.errors import StorageUnavailable, WriteConflict

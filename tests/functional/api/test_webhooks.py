@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from contract.errors import ErrorCode
-from contract.webhooks import MAX_WEBHOOKS, DeliveryState
+from baton.contract.errors import ErrorCode
+from baton.contract.webhooks import MAX_WEBHOOKS, DeliveryState
 from functions.api import webhooks
 from functions.domain.webhooks import Delivery
 from tests.api_harness import NOW, TENANT, Api, memory_api

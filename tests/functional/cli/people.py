@@ -14,10 +14,10 @@ from typing import Any
 
 import pytest
 
-from contract.goodput import Goodput
-from contract.jobs import FailureClass
-from contract.output import LogChunk
-from contract.work import CompleteRequest, FailRequest, HeartbeatRequest, ReleaseRequest, WorkItem, WorkQuery
+from baton.contract.goodput import Goodput
+from baton.contract.jobs import FailureClass
+from baton.contract.output import LogChunk
+from baton.contract.work import CompleteRequest, FailRequest, HeartbeatRequest, ReleaseRequest, WorkItem, WorkQuery
 from gpu_client.checkpoints.artifacts import collect_outputs, upload_artifacts
 from gpu_client.checkpoints.upload import commit_checkpoint
 from gpu_client.cli.main import main

@@ -14,8 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from contract.keys import KeyCreate
-from contract.names import Scope
+from baton.contract.keys import KeyCreate
+from baton.contract.names import Scope
 from gpu_client.cli import session as session_module
 from gpu_client.transport.api import BatonClient
 from gpu_client.transport.retry import RetryPolicy

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from contract.output import LogChunk
-from contract.work import WorkQuery
+from baton.contract.output import LogChunk
+from baton.contract.work import WorkQuery
 from tests.functional.cli.people import Baton, Labour, submit
 
 pytestmark = [pytest.mark.emulator, pytest.mark.processes]

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from contract.datasets import DATASET_MANIFEST, DatasetManifest, is_manifest
+from baton.contract.datasets import DATASET_MANIFEST, DatasetManifest, is_manifest
 from gpu_client.agent.inputs import InputsDiffer, fetch_inputs
 from tests.emulator import unique
 from tests.functional.cli.people import Baton, Labour, submit

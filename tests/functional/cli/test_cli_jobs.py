@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from contract.jobs import JobState
+from baton.contract.jobs import JobState
 from tests.functional.cli.people import Baton, Labour, submit
 from tests.proxies import FaultyProxy
 from tests.stack import Stack

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from contract.output import LogChunk, ReportedPoint
-from contract.steering import ControlReport, Decision
-from contract.work import HeartbeatRequest
+from baton.contract.output import LogChunk, ReportedPoint
+from baton.contract.steering import ControlReport, Decision
+from baton.contract.work import HeartbeatRequest
 from tests.functional.cli.people import Baton, Labour, submit
 
 pytestmark = [pytest.mark.emulator, pytest.mark.processes]

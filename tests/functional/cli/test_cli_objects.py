@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 from blake3 import blake3
 
-from contract.datasets import DATASET_MANIFEST, DatasetManifest, is_manifest
-from contract.jobs import JobState
-from contract.parts import PARTS_FROM_BYTES
-from contract.work import DeclaredArtifact
+from baton.contract.datasets import DATASET_MANIFEST, DatasetManifest, is_manifest
+from baton.contract.jobs import JobState
+from baton.contract.parts import PARTS_FROM_BYTES
+from baton.contract.work import DeclaredArtifact
 from tests.emulator import unique
 from tests.functional.cli import people
 from tests.functional.cli.people import Baton, Labour, finished, submit

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from contract.steering import CommandResult, ControlReport, Decision, RuleStatus
-from contract.work import HeartbeatRequest
+from baton.contract.steering import CommandResult, ControlReport, Decision, RuleStatus
+from baton.contract.work import HeartbeatRequest
 from tests.functional.cli.people import Baton, Labour, submit
 
 pytestmark = [pytest.mark.emulator, pytest.mark.processes]

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from contract.goodput import Goodput
+from baton.contract.goodput import Goodput
 from gpu_client.cli import logs as logs_module
 from gpu_client.cli import session as session_module
 from gpu_client.transport.retry import RetryPolicy

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from contract.webhooks import DeliveryPage, DeliveryState, ReplayAnswer, WebhookCreate
+from baton.contract.webhooks import DeliveryPage, DeliveryState, ReplayAnswer, WebhookCreate
 from gpu_client.transport.api import BatonClient
 from tests.functional.cli.people import Baton, Labour, submit
 from tests.proxies import FaultyProxy

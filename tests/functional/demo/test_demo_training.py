@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from contract.output import LogLine
+from baton.contract.output import LogLine
 from demo import digits
 from demo.rules import story
 from demo.rules.account import Trained, steps_of

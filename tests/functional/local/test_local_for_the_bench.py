@@ -8,7 +8,7 @@ import boto3
 import psutil
 import pytest
 
-from contract.work import WorkQuery
+from baton.contract.work import WorkQuery
 from tests.performance.local_stack import running_stack
 
 pytestmark = [pytest.mark.emulator, pytest.mark.processes]

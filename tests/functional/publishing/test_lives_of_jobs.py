@@ -6,8 +6,8 @@ import re
 from collections import defaultdict
 from pathlib import Path
 
-from contract.events import JobEvent
-from contract.history import EventType
+from baton.contract.events import JobEvent
+from baton.contract.history import EventType
 from functions.publishing.outbox import publish
 from tests.api_harness import NOW, Api, memory_api
 from tests.publishing import FakeBus, FakeDeadLetters, no_wait, stream_record

@@ -17,8 +17,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from contract.rings import UrlsAnswer, UrlsRequest
-from contract.work import WorkItem
+from baton.contract.rings import UrlsAnswer, UrlsRequest
+from baton.contract.work import WorkItem
 from functions.local.emulator import Emulator
 from gpu_client.agent.trainer_environment import trainer_environment
 from gpu_client.agent.workspace import JobDirectories

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from contract.checkpoints import CommitAnswer
-from contract.jobs import JobSubmit
-from contract.manifest import Manifest, ManifestFile, ManifestV1
-from contract.work import ReleaseRequest, WorkItem, WorkQuery
+from baton.contract.checkpoints import CommitAnswer
+from baton.contract.jobs import JobSubmit
+from baton.contract.manifest import Manifest, ManifestFile, ManifestV1
+from baton.contract.work import ReleaseRequest, WorkItem, WorkQuery
 from gpu_client.checkpoints.known import Known
 from gpu_client.checkpoints.restore import restore
 from gpu_client.checkpoints.store import LocalStore

@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 
-from contract.jobs import FailureClass, InputRef, JobState, JobSubmit, Policy
-from contract.keys import KeyCreate
-from contract.names import Scope
-from contract.output import LogChunk
-from contract.work import CompleteRequest, Directive, FailRequest, HeartbeatRequest, ReleaseRequest, WorkQuery
+from baton.contract.jobs import FailureClass, InputRef, JobState, JobSubmit, Policy
+from baton.contract.keys import KeyCreate
+from baton.contract.names import Scope
+from baton.contract.output import LogChunk
+from baton.contract.work import CompleteRequest, Directive, FailRequest, HeartbeatRequest, ReleaseRequest, WorkQuery
 from gpu_client.checkpoints.artifacts import collect_outputs, upload_artifacts
 from gpu_client.checkpoints.restore import restore
 from gpu_client.checkpoints.upload import commit_checkpoint

@@ -11,9 +11,9 @@ import http.client
 from collections.abc import Sequence
 from urllib.parse import urlsplit
 
-from contract.checkpoints import BlobUpload, BlobUrls, CheckpointRef, CommitAnswer
-from contract.manifest import Manifest
-from contract.work import WorkItem
+from baton.contract.checkpoints import BlobUpload, BlobUrls, CheckpointRef, CommitAnswer
+from baton.contract.manifest import Manifest
+from baton.contract.work import WorkItem
 from gpu_client.checkpoints.manifest import manifest_digest
 
 JOB_ID = "146683a1-cb76-4702-9fef-fcccd32594f1"

@@ -16,9 +16,9 @@ from pathlib import Path
 
 import torch
 
+from baton import Session
 from gpu_client.agent.arena import find_staged, give_back
 from gpu_client.agent.channel_server import ChannelServer
-from gpu_client.training import Session
 from tests.performance.checkpoints.states import Transformer
 
 MEMORY_CHECKPOINTS = 8

@@ -6,8 +6,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from contract.manifest import Chunk, ChunkedFile, Manifest, Pack
-from contract.work import Directive, HeartbeatAnswer, HeartbeatRequest, WorkItem
+from baton.contract.manifest import Chunk, ChunkedFile, Manifest, Pack
+from baton.contract.work import Directive, HeartbeatAnswer, HeartbeatRequest, WorkItem
 from gpu_client.checkpoints.upload import Committed
 from gpu_client.transport.digests import digest_bytes
 from gpu_client.transport.errors import ApiError, api_error_class

@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from contract.output import LogChunk
-from contract.work import DeclaredArtifact, HeartbeatRequest, InputPage, WorkItem
+from baton.contract.output import LogChunk
+from baton.contract.work import DeclaredArtifact, HeartbeatRequest, InputPage, WorkItem
 from gpu_client.agent import delivery, harvest, job_run, trainer_run
 from gpu_client.agent.failures import ExitStatus
 from gpu_client.agent.job_run import JobRun

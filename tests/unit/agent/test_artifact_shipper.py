@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from contract.errors import ErrorCode
+from baton.contract.errors import ErrorCode
 from gpu_client.agent import artifact_shipper
 from gpu_client.agent.artifact_shipper import ArtifactShipper
 from gpu_client.transport.cancel import CancelEvent

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from contract.steering import MAX_RULES_BYTES
+from baton.contract.steering import MAX_RULES_BYTES
 from gpu_client.agent.channel_server import MAX_WAITING_STEERING, ChannelServer
 from gpu_client.training.channel import Channel
 from tests.unit.agent.agent_kit import Clock

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from contract.jobs import FailureClass
-from contract.names import SHARED_DIR
-from contract.recipes.plan import OutputCheck
+from baton.contract.jobs import FailureClass
+from baton.contract.names import SHARED_DIR
+from baton.contract.recipes.plan import OutputCheck
 from gpu_client.agent.checks import changed_inputs, failed_outputs, look_at_inputs
 
 HEADER = json.dumps({"__metadata__": {"a": "b"}, "w": {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}}).encode()

@@ -4,7 +4,7 @@ import signal
 
 import pytest
 
-from contract.jobs import FailureClass
+from baton.contract.jobs import FailureClass
 from gpu_client.agent.failures import MAX_REASON_CHARS, ExitStatus, classify
 from gpu_client.training.protocol import BAD_INPUT_EXIT_CODE, UNAVAILABLE_EXIT_CODE
 

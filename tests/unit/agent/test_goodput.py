@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from contract.goodput import Goodput
+from baton.contract.goodput import Goodput
 from gpu_client.agent.goodput import Activity, GoodputMeter
 from tests.unit.agent.agent_kit import Clock
 

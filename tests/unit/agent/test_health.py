@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from contract.jobs import FailureClass
-from contract.work import HeartbeatRequest, WorkItem, WorkQuery
+from baton.contract.jobs import FailureClass
+from baton.contract.work import HeartbeatRequest, WorkItem, WorkQuery
 from gpu_client.agent import health
 from gpu_client.agent.health import SLACK_S, VARIABLE, Pulse, problem_of
 from gpu_client.agent.lease import MAX_INTERVAL_S, LeaseKeeper

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from contract.datasets import DatasetFile, DatasetManifest
-from contract.jobs import FailureClass, InputRef
-from contract.work import InputObject, InputPage, PushManifest, WorkItem
+from baton.contract.datasets import DatasetFile, DatasetManifest
+from baton.contract.jobs import FailureClass, InputRef
+from baton.contract.work import InputObject, InputPage, PushManifest, WorkItem
 from gpu_client.agent.attempt_errors import failure_of
 from gpu_client.agent.inputs import MAX_EXPIRED_ROUNDS, InputsDiffer, fetch_inputs
 from gpu_client.agent.workspace import DiskFullError

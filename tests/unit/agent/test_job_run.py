@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from contract.jobs import FailureClass
+from baton.contract.jobs import FailureClass
 from gpu_client.agent import delivery, harvest, job_run
 from gpu_client.agent.failures import ExitStatus
 from gpu_client.agent.last_word import Outcome

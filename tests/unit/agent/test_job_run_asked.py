@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from contract.work import Directive
+from baton.contract.work import Directive
 from gpu_client.agent import job_run, trainer_run
 from gpu_client.agent.conditions import Condition
 from gpu_client.agent.failures import ExitStatus

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from contract.jobs import FailureClass
-from contract.work import Directive
+from baton.contract.jobs import FailureClass
+from baton.contract.work import Directive
 from gpu_client.agent.last_word import Outcome
 from tests.unit.agent.agent_kit import make_answer, refusal
 from tests.unit.agent.job_kit import CLEAN, SIGTERMED, Stage, Trainer, checkpoint, exited

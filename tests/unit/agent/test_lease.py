@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from contract.leases import RETRY_PAUSES
-from contract.work import Directive, HeartbeatRequest
+from baton.contract.leases import RETRY_PAUSES
+from baton.contract.work import Directive, HeartbeatRequest
 from gpu_client.agent import lease as lease_module
 from gpu_client.agent.lease import PROVEN_SHARE, RETRY_MIN_S, LeaseKeeper, Lost
 from gpu_client.transport.errors import UnexpectedAnswer, Unreachable

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from contract.recipes.plan import StepOrder
+from baton.contract.recipes.plan import StepOrder
 from gpu_client.agent.ledger import RECORD, StepLedger
 from gpu_client.agent.workspace import JobDirectories
 from gpu_client.checkpoints.errors import BadDirectory, RestoreFailed

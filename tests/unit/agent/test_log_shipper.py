@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from contract.output import LONGEST_LOG_WAIT_S, LogChunk, log_wait_s
+from baton.contract.output import LONGEST_LOG_WAIT_S, LogChunk, log_wait_s
 from gpu_client.agent.log_shipper import (
     MAX_CALLS,
     MAX_FAREWELL_CALLS,

@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from contract.jobs import FailureClass
-from contract.work import ReleaseRequest, WorkItem, WorkQuery
+from baton.contract.jobs import FailureClass
+from baton.contract.work import ReleaseRequest, WorkItem, WorkQuery
 from gpu_client.agent import loop
 from gpu_client.agent.failures import Failure
 from gpu_client.agent.last_word import Outcome

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from itertools import pairwise
 
-from contract.output import MAX_POINTS
+from baton.contract.output import MAX_POINTS
 from gpu_client.agent.point_spool import MAX_POINTS_BYTES, PointSpool
 
 

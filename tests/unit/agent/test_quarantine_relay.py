@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from contract.steering import MAX_PLACE_CHARS, Decision
+from baton.contract.steering import MAX_PLACE_CHARS, Decision
 from gpu_client.agent import steering_relay
 from gpu_client.agent.steering_relay import MAX_QUARANTINED_TOLD, SteeringRelay
 from tests.unit.agent.agent_kit import make_answer

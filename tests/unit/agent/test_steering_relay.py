@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from contract.steering import MAX_DECISIONS, MAX_RESULTS, MAX_STATUSES, Control, ControlReport
-from contract.work import HeartbeatRequest
+from baton.contract.steering import MAX_DECISIONS, MAX_RESULTS, MAX_STATUSES, Control, ControlReport
+from baton.contract.work import HeartbeatRequest
 from gpu_client.agent import steering_relay
 from gpu_client.agent.channel_messages import Progress
 from gpu_client.agent.steering_relay import DEAF, DEAF_AFTER_S, SteeringRelay, leave_by_rule

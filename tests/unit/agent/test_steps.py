@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from contract.base import MAX_STEP
-from contract.jobs import FailureClass
-from contract.recipes.plan import RunPlan
+from baton.contract.base import MAX_STEP
+from baton.contract.jobs import FailureClass
+from baton.contract.recipes.plan import RunPlan
 from gpu_client.agent import artifact_shipper, job_run
 from gpu_client.agent import steps as steps_module
 from gpu_client.agent.failures import ExitStatus

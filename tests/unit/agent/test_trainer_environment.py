@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from contract.names import ring_token
+from baton.contract.names import ring_token
 from gpu_client.agent.trainer_environment import expanded, trainer_environment
 from gpu_client.agent.workspace import JobDirectories
 from tests.unit.agent.agent_kit import JOB_ID, make_item

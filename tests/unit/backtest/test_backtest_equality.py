@@ -13,10 +13,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from contract.rules.document import load_values
-from contract.rules.evaluating import Evaluator
-from contract.rules.limits import LIMITS, Limits
-from contract.rules.rule import Rule, RuleSet
+from baton.contract.rules.document import load_values
+from baton.contract.rules.evaluating import Evaluator
+from baton.contract.rules.limits import LIMITS, Limits
+from baton.contract.rules.rule import Rule, RuleSet
 from gpu_client.backtest import trying
 from gpu_client.backtest.history import Builder, History
 from gpu_client.backtest.trying import Trial, streamed, tried

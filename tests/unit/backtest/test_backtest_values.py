@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from contract.rules import arithmetic
-from contract.rules.folding import FUNCTIONS
+from baton.contract.rules import arithmetic
+from baton.contract.rules.folding import FUNCTIONS
 from gpu_client.backtest import values
 from gpu_client.backtest.expressions import _OPERATIONS
 from gpu_client.backtest.values import Num

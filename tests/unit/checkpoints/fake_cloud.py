@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from contract.checkpoints import BlobUpload, BlobUrls, CheckpointRef, CommitAnswer
-from contract.manifest import Manifest, ManifestFile, ManifestV1
-from contract.work import ArtifactsAnswer, DeclaredArtifact, PresignedPut, WorkItem
+from baton.contract.checkpoints import BlobUpload, BlobUrls, CheckpointRef, CommitAnswer
+from baton.contract.manifest import Manifest, ManifestFile, ManifestV1
+from baton.contract.work import ArtifactsAnswer, DeclaredArtifact, PresignedPut, WorkItem
 from gpu_client.transport.digests import digest_bytes
 from gpu_client.transport.errors import ApiError, api_error_class
 from tests.unit.transport.scripted_server import ScriptedServer, reply

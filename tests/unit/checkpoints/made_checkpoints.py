@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from contract.manifest import Chunk, ChunkedFile, Codec, Manifest, ManifestFile, ManifestV1, Pack
+from baton.contract.manifest import Chunk, ChunkedFile, Codec, Manifest, ManifestFile, ManifestV1, Pack
 from gpu_client.checkpoints.codecs import encode
 from gpu_client.transport.digests import digest_bytes
 from tests.unit.checkpoints.fake_cloud import JOB_ID, FakeCloud

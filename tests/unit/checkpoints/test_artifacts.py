@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from contract.parts import MAX_PARTED_BYTES
+from baton.contract.parts import MAX_PARTED_BYTES
 from gpu_client.checkpoints import artifacts
 from gpu_client.checkpoints.artifacts import MissingOutput, collect_outputs, upload_artifacts
 from gpu_client.checkpoints.errors import BadDirectory

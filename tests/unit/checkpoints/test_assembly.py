@@ -16,7 +16,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from contract.manifest import Codec
+from baton.contract.manifest import Codec
 from gpu_client.checkpoints import reading
 from gpu_client.checkpoints.assembly import Assembly
 from gpu_client.checkpoints.reading import Range, plan_ranges

@@ -12,7 +12,7 @@ import zstandard
 from hypothesis import given
 from hypothesis import strategies as st
 
-from contract.manifest import Codec
+from baton.contract.manifest import Codec
 from gpu_client.checkpoints.codecs import BadChunk, all_zero, decode, digest_of_zeros, encode
 from gpu_client.transport.digests import digest_bytes
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from contract.manifest import ManifestFile, ManifestV1
+from baton.contract.manifest import ManifestFile, ManifestV1
 from gpu_client.checkpoints import building, looking, sources
 from gpu_client.checkpoints.choosing import Choice
 from gpu_client.checkpoints.codecs import decode

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from blake3 import blake3
 
-from contract.manifest import MAX_FILE_BYTES, Manifest
+from baton.contract.manifest import MAX_FILE_BYTES, Manifest
 from gpu_client.checkpoints import building
 from gpu_client.checkpoints.errors import BadDirectory
 from gpu_client.checkpoints.manifest import LocalManifest, build_manifest, manifest_digest

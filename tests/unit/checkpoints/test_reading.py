@@ -9,8 +9,8 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from contract.checkpoints import CheckpointRef
-from contract.manifest import Chunk, Manifest, ManifestFile, ManifestV1, Pack
+from baton.contract.checkpoints import CheckpointRef
+from baton.contract.manifest import Chunk, Manifest, ManifestFile, ManifestV1, Pack
 from gpu_client.checkpoints.reading import (
     MAX_GAP_BYTES,
     MAX_RANGE_BYTES,

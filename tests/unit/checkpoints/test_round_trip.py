@@ -13,7 +13,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from contract.manifest import Manifest
+from baton.contract.manifest import Manifest
 from gpu_client.checkpoints.known import Known
 from gpu_client.checkpoints.restore import restore
 from gpu_client.checkpoints.store import LocalStore

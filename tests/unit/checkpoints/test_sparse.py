@@ -15,7 +15,7 @@ from blake3 import blake3
 from hypothesis import given
 from hypothesis import strategies as st
 
-from contract.manifest import Manifest
+from baton.contract.manifest import Manifest
 from gpu_client.checkpoints import sources
 from gpu_client.checkpoints.manifest import build_manifest
 from gpu_client.transport.errors import FileChanged

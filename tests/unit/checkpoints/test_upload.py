@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from blake3 import blake3
 
-from contract.checkpoints import CommitAnswer
-from contract.manifest import Manifest
+from baton.contract.checkpoints import CommitAnswer
+from baton.contract.manifest import Manifest
 from gpu_client.checkpoints import packing
 from gpu_client.checkpoints.errors import BadDirectory
 from gpu_client.checkpoints.known import Known

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from contract.parts import MAX_PARTED_BYTES, PARTS_FROM_BYTES, part_bytes_of
-from contract.transfers import ObjectView
+from baton.contract.parts import MAX_PARTED_BYTES, PARTS_FROM_BYTES, part_bytes_of
+from baton.contract.transfers import ObjectView
 from gpu_client.cli.data import etag_of, local_files, not_among, plan_push
 from gpu_client.cli.errors import CliError
 from gpu_client.transport.errors import TransferCanceled

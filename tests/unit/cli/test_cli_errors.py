@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import typer
 
-from contract.errors import ErrorCode, Fault
+from baton.contract.errors import ErrorCode, Fault
 from gpu_client.cli.errors import CliError, ExitCode, describe, problems_of
 from gpu_client.transport.errors import (
     ApiError,

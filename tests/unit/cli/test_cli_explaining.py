@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from contract.jobs import AttemptEnd, JobState, JobView
+from baton.contract.jobs import AttemptEnd, JobState, JobView
 from gpu_client.cli.explaining import Explanation, Facts, avoided_machines, explain, fruitless_interruptions, jobs_ahead
 from tests.unit.cli.cli_kit import ID, NOW, a_job, an_attempt
 

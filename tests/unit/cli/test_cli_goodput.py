@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from contract.goodput import Goodput
-from contract.history import AttemptView
-from contract.jobs import AttemptEnd, JobState
+from baton.contract.goodput import Goodput
+from baton.contract.history import AttemptView
+from baton.contract.jobs import AttemptEnd, JobState
 from gpu_client.cli.explaining import Facts, explain
 from gpu_client.cli.goodput import (
     checkpoints_text,

@@ -6,7 +6,7 @@ from typing import Any, cast
 
 import pytest
 
-from contract.jobs import JobPage, JobState
+from baton.contract.jobs import JobPage, JobState
 from gpu_client.cli.errors import CliError
 from gpu_client.cli.jobs import newest_jobs
 from gpu_client.cli.session import full_id

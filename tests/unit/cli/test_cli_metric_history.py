@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 import pytest
 
-from contract.output import MetricPoint
+from baton.contract.output import MetricPoint
 from gpu_client.cli.metric_history import History, goal_of, outlines_of, stitched
 
 

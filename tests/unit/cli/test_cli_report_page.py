@@ -12,11 +12,11 @@ from typing import Any
 
 import pytest
 
-from contract.goodput import Goodput
-from contract.history import AttemptView, EventView
-from contract.jobs import JobCounters, JobView, Policy, Progress, Reason, Requirements
-from contract.output import MetricPoint
-from contract.steering import EndedBy
+from baton.contract.goodput import Goodput
+from baton.contract.history import AttemptView, EventView
+from baton.contract.jobs import JobCounters, JobView, Policy, Progress, Reason, Requirements
+from baton.contract.output import MetricPoint
+from baton.contract.steering import EndedBy
 from gpu_client.cli.charts import Curve, Frame, Mark, drawn, nice_ticks, thinned
 from gpu_client.cli.metric_history import stitched
 from gpu_client.cli.report_page import Material, page_of

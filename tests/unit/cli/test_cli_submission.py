@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from contract.jobs import InputRef, JobSubmit
+from baton.contract.jobs import InputRef, JobSubmit
 from gpu_client.cli.errors import CliError
 from gpu_client.cli.submission import Options, build_job, parse_input, parse_setting, read_document
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from contract.jobs import JobState
+from baton.contract.jobs import JobState
 from gpu_client.cli.session import Session
 from gpu_client.cli.summary import Summary, summarize
 from gpu_client.cli.watch import display

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from contract.jobs import JobState
+from baton.contract.jobs import JobState
 from gpu_client.cli.pictures import Pictures
 from gpu_client.transport.errors import NotFound, UnexpectedAnswer, Unreachable
 

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from contract.history import EventPage, EventType, EventView
-from contract.jobs import JobState
+from baton.contract.history import EventPage, EventType, EventView
+from baton.contract.jobs import JobState
 from gpu_client.cli.firings import LOOK_EVERY_S, MAX_EVENTS, Firings
 from gpu_client.transport.errors import Unreachable
 

@@ -10,10 +10,17 @@ from typing import Any
 import pytest
 from pydantic import BaseModel, ValidationError
 
-from contract.base import MAX_OBJECT_BYTES, MAX_PARAMETERS_BYTES, MAX_PARAMETERS_DEPTH, MAX_STEP, WireModel, depth_of
-from contract.checkpoints import BlobUrlsRequest, DamagedRequest
-from contract.dreambooth import DreamboothSubmit
-from contract.jobs import (
+from baton.contract.base import (
+    MAX_OBJECT_BYTES,
+    MAX_PARAMETERS_BYTES,
+    MAX_PARAMETERS_DEPTH,
+    MAX_STEP,
+    WireModel,
+    depth_of,
+)
+from baton.contract.checkpoints import BlobUrlsRequest, DamagedRequest
+from baton.contract.dreambooth import DreamboothSubmit
+from baton.contract.jobs import (
     FailureClass,
     InputRef,
     JobState,
@@ -25,8 +32,8 @@ from contract.jobs import (
     RetryRequest,
     StopRequest,
 )
-from contract.keys import KeyCreate
-from contract.manifest import (
+from baton.contract.keys import KeyCreate
+from baton.contract.manifest import (
     MAX_CHUNK_BYTES,
     MAX_MANIFEST_CHUNKS,
     MAX_MANIFEST_PACKS,
@@ -35,9 +42,9 @@ from contract.manifest import (
     ManifestFile,
     Pack,
 )
-from contract.output import LogChunk
-from contract.transfers import MultipartComplete, ObjectQuery, TokenQuery, UploadFile
-from contract.work import (
+from baton.contract.output import LogChunk
+from baton.contract.transfers import MultipartComplete, ObjectQuery, TokenQuery, UploadFile
+from baton.contract.work import (
     MAX_ARTIFACT_PATHS_BYTES,
     MAX_ARTIFACTS,
     ArtifactsRequest,
@@ -68,8 +75,8 @@ def request_models() -> list[type[WireModel]]:
     return [
         member
         for name in REQUEST_MODULES
-        for member in vars(import_module(f"contract.{name}")).values()
-        if inspect.isclass(member) and issubclass(member, WireModel) and member.__module__ == f"contract.{name}"
+        for member in vars(import_module(f"baton.contract.{name}")).values()
+        if inspect.isclass(member) and issubclass(member, WireModel) and member.__module__ == f"baton.contract.{name}"
     ]
 
 

@@ -6,8 +6,8 @@ from collections import Counter
 
 import pytest
 
-from contract.error_body import ErrorBody
-from contract.errors import ERRORS, ErrorCode
+from baton.contract.error_body import ErrorBody
+from baton.contract.errors import ERRORS, ErrorCode
 
 STATUSES = {400, 401, 403, 404, 409, 413, 422, 429, 500, 503}
 

@@ -12,8 +12,8 @@ from urllib.parse import parse_qsl
 import pytest
 from pydantic import BaseModel, ValidationError
 
-from contract.base import AnswerModel, WireModel
-from contract.work import HeartbeatAnswer
+from baton.contract.base import AnswerModel, WireModel
+from baton.contract.work import HeartbeatAnswer
 
 MODULES = (
     "artifacts",
@@ -38,7 +38,7 @@ def models() -> list[type[BaseModel]]:
     """Every model of the contract."""
     found = []
     for name in MODULES:
-        module = import_module(f"contract.{name}")
+        module = import_module(f"baton.contract.{name}")
         found += [
             member
             for member in vars(module).values()

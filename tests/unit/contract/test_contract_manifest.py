@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from contract.manifest import MAX_MANIFEST_FILES, ManifestV1
+from baton.contract.manifest import MAX_MANIFEST_FILES, ManifestV1
 from tests.factories import JOB_ID, digest, make_file, make_manifest_v1
 
 

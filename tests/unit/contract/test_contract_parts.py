@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from contract.base import MAX_OBJECT_BYTES
-from contract.parts import (
+from baton.contract.base import MAX_OBJECT_BYTES
+from baton.contract.parts import (
     MAX_PART_BYTES,
     MAX_PARTED_BYTES,
     MAX_PARTS,

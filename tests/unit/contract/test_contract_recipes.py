@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from contract.recipes.model import Parameter, Recipe
-from contract.recipes.plan import CommandOrder, OutputCheck, RunPlan, StepOrder
-from contract.recipes.rendering import MAX_PLAN_CHARS, escape_of, input_faults, parameter_faults, plan_of
+from baton.contract.recipes.model import Parameter, Recipe
+from baton.contract.recipes.plan import CommandOrder, OutputCheck, RunPlan, StepOrder
+from baton.contract.recipes.rendering import MAX_PLAN_CHARS, escape_of, input_faults, parameter_faults, plan_of
 
 
 @pytest.mark.parametrize(

@@ -10,11 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from contract.dreambooth import DreamboothSubmit
-from contract.errors import Fault
-from contract.recipes.model import Parameter, Recipe
-from contract.recipes.rendering import parameter_faults
-from contract.recipes.templates import references
+from baton.contract.dreambooth import DreamboothSubmit
+from baton.contract.errors import Fault
+from baton.contract.recipes.model import Parameter, Recipe
+from baton.contract.recipes.rendering import parameter_faults
+from baton.contract.recipes.templates import references
 from functions.api import original
 from functions.recipes import built_in_recipe
 from gpu_client.training.dreambooth.config import DreamboothConfig

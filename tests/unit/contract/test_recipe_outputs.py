@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from contract.recipes.rendering import plan_of
+from baton.contract.recipes.rendering import plan_of
 from functions.recipes import built_in_recipe
 from gpu_client.training.dreambooth import validation
 from gpu_client.training.dreambooth.lora import WEIGHTS_FILE

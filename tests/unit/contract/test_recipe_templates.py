@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from contract.recipes.templates import (
+from baton.contract.recipes.templates import (
     MAX_RESULT_CHARS,
     Reference,
     TemplateError,

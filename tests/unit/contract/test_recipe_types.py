@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import yaml
 
-from contract.recipes.lint import lint
-from contract.recipes.model import Parameter
-from contract.recipes.samples import values_of
+from baton.contract.recipes.lint import lint
+from baton.contract.recipes.model import Parameter
+from baton.contract.recipes.samples import values_of
 from functions.recipes import built_in_document, built_in_ids
 
 PARAMETERS = {

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from pydantic import ValidationError
 
-from contract.jobs import JobSubmit
-from contract.recipes.rendering import plan_of
+from baton.contract.jobs import JobSubmit
+from baton.contract.recipes.rendering import plan_of
 from functions.recipes import built_in_recipe
 
 MALFORMED = [

@@ -7,9 +7,9 @@ from typing import Any, cast
 
 import pytest
 
-from contract.checkpoints import CheckpointView
-from contract.history import AttemptPage, AttemptView
-from contract.jobs import AttemptEnd, Progress, Reason
+from baton.contract.checkpoints import CheckpointView
+from baton.contract.history import AttemptPage, AttemptView
+from baton.contract.jobs import AttemptEnd, Progress, Reason
 from demo.failure import DemoError
 from demo.follow import Curve, Follower, Point, ended, equal_losses, step_of
 from demo.processes import Child

@@ -11,7 +11,7 @@ from PIL import Image
 from safetensors.numpy import save_file
 from safetensors.torch import save_file as save_torch_file
 
-from contract.goodput import Goodput
+from baton.contract.goodput import Goodput
 from demo import digits, measure, pictures
 from demo.digits import Digits
 from demo.follow import Point

@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 from PIL import Image
 
-from contract.goodput import Goodput
-from contract.history import AttemptView, EventType, EventView
-from contract.jobs import JobState, Progress
-from contract.output import LogLine
-from contract.rules.document import load
+from baton.contract.goodput import Goodput
+from baton.contract.history import AttemptView, EventType, EventView
+from baton.contract.jobs import JobState, Progress
+from baton.contract.output import LogLine
+from baton.contract.rules.document import load
 from demo.rules import pictures, story
 from demo.rules.account import Account, Firing, Trained, steps_of
 from demo.rules.summary import DEFINITIONS, Diverged, Live, Result, Spiked, final_loss

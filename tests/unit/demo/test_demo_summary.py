@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from contract.goodput import Goodput
-from contract.history import AttemptView
-from contract.jobs import AttemptEnd, Progress
+from baton.contract.goodput import Goodput
+from baton.contract.history import AttemptView
+from baton.contract.jobs import AttemptEnd, Progress
 from demo.saving import size_text
 from demo.summary import DEFINITIONS, Caller, Interruption, Result, caller_of, worker_stats
 

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from contract.errors import ErrorCode
-from contract.history import EventType
-from contract.jobs import JobState, Reason, Retention
-from contract.work import WorkQuery
+from baton.contract.errors import ErrorCode
+from baton.contract.history import EventType
+from baton.contract.jobs import JobState, Reason, Retention
+from baton.contract.work import WorkQuery
 from functions.domain import checkpoints as rules
 from functions.domain.change import CheckLease
 from functions.domain.errors import Refusal

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from contract.errors import ErrorCode
-from contract.work import Directive
+from baton.contract.errors import ErrorCode
+from baton.contract.work import Directive
 from functions.domain.api_keys import token_digest
 from functions.domain.leases import REPROOF_WINDOW_S, Fence, directive_for
 from functions.domain.reclaiming import Watch, reclaimable, watched

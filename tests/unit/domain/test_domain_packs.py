@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from contract.errors import ErrorCode
+from baton.contract.errors import ErrorCode
 from functions.domain import packs as rules
 from functions.domain.change import Forget
 from functions.domain.errors import Refusal

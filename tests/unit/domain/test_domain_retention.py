@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from contract.jobs import FailureClass, JobState, Policy, Reason
-from contract.work import AGENT_CRASHED, FailRequest
+from baton.contract.jobs import FailureClass, JobState, Policy, Reason
+from baton.contract.work import AGENT_CRASHED, FailRequest
 from functions.api.settings import Settings
 from functions.domain import jobs as rules
 from functions.domain.change import Change

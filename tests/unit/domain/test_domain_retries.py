@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from contract.errors import ErrorCode
-from contract.history import EventType
-from contract.jobs import AttemptEnd, FailureClass, JobCounters, JobState, Policy, Progress, Reason
-from contract.work import FailRequest
+from baton.contract.errors import ErrorCode
+from baton.contract.history import EventType
+from baton.contract.jobs import AttemptEnd, FailureClass, JobCounters, JobState, Policy, Progress, Reason
+from baton.contract.work import FailRequest
 from functions.domain import jobs as rules
 from functions.domain.change import Change
 from functions.domain.checkpoints import commit

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from contract.errors import ErrorCode
-from contract.names import ring_secret, ring_token
-from contract.work import WorkQuery
+from baton.contract.errors import ErrorCode
+from baton.contract.names import ring_secret, ring_token
+from baton.contract.work import WorkQuery
 from functions.domain import jobs as rules
 from functions.domain.api_keys import token_digest
 from functions.domain.change import Change, OpenLease

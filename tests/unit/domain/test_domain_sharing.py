@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from contract.jobs import Artifact, JobState
-from contract.names import CHECKPOINTS_BUCKET, DATA_BUCKET
-from contract.recipes.plan import RunPlan, SharedFile, StepOrder
+from baton.contract.jobs import Artifact, JobState
+from baton.contract.names import CHECKPOINTS_BUCKET, DATA_BUCKET
+from baton.contract.recipes.plan import RunPlan, SharedFile, StepOrder
 from functions.domain.checkpoints import artifact_key
 from functions.domain.records import Job
 from functions.domain.sharing import SharedRecord, offered, replaces

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from contract.errors import ErrorCode
-from contract.history import EventType
-from contract.jobs import Artifact, AttemptEnd, JobCounters, JobState, Reason
-from contract.work import Directive, FailRequest
+from baton.contract.errors import ErrorCode
+from baton.contract.history import EventType
+from baton.contract.jobs import Artifact, AttemptEnd, JobCounters, JobState, Reason
+from baton.contract.work import Directive, FailRequest
 from functions.domain import checkpoints
 from functions.domain import jobs as rules
 from functions.domain.change import Change, DirectLease

@@ -6,10 +6,10 @@ from collections.abc import Callable
 
 import pytest
 
-from contract.errors import ErrorCode as E
-from contract.jobs import FailureClass, Reason, ReasonCode
-from contract.jobs import JobState as S
-from contract.work import FailRequest
+from baton.contract.errors import ErrorCode as E
+from baton.contract.jobs import FailureClass, Reason, ReasonCode
+from baton.contract.jobs import JobState as S
+from baton.contract.work import FailRequest
 from functions.domain import checkpoints
 from functions.domain import jobs as rules
 from functions.domain.change import Change

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from contract.jobs import JobCounters, JobState, Progress
-from contract.steering import CommandKind
-from contract.work import Directive
+from baton.contract.jobs import JobCounters, JobState, Progress
+from baton.contract.steering import CommandKind
+from baton.contract.work import Directive
 from functions.domain.change import CloseLease, DirectLease, SteerLease
 from functions.domain.records import CommandRecord, Job, MemberRecord, StandingRecord
 from functions.domain.watching import (

@@ -10,9 +10,10 @@ from typing import Any
 
 import pytest
 
-from contract.jobs import FailureClass
+from baton import Session
+from baton.contract.jobs import FailureClass
 from gpu_client.agent.failures import ExitStatus, Failure, classify
-from gpu_client.training import Session, dreambooth_lora
+from gpu_client.training import dreambooth_lora
 from gpu_client.training.dreambooth import class_images, validation
 from gpu_client.training.dreambooth.config import DreamboothConfig
 

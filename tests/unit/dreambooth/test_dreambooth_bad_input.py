@@ -13,7 +13,8 @@ import torch
 from diffusers import EDMEulerScheduler
 from dreambooth_runs import Run, refusal
 
-from gpu_client.training import SessionError, dreambooth_lora
+from baton import SessionError
+from gpu_client.training import dreambooth_lora
 from gpu_client.training.dreambooth.config import DreamboothConfig
 from gpu_client.training.dreambooth.errors import ConfigError, DataError, ModelError
 from gpu_client.training.dreambooth.machine import check_machine

@@ -15,8 +15,8 @@ import pytest
 from dreambooth_runs import Run, outputs, power_cut
 from PIL import Image
 
-from contract.names import SHARED_DIR, SHARED_PARTS
-from gpu_client.training import Session
+from baton import Session
+from baton.contract.names import SHARED_DIR, SHARED_PARTS
 from gpu_client.training.dreambooth import class_images, shared_images
 from gpu_client.training.dreambooth.shared_images import PART_BYTES, PART_EVERY_S, SHARED_FILE, ImageParts
 

@@ -14,7 +14,8 @@ import torch
 from dreambooth_runs import CACHED, EVERYTHING, Run, outputs, power_cut, refusal, short_training, train_in
 from PIL import Image
 
-from gpu_client.training import CheckpointMismatchError, dreambooth_lora
+from baton import CheckpointMismatchError
+from gpu_client.training import dreambooth_lora
 from gpu_client.training.dreambooth import class_images
 from gpu_client.training.dreambooth.batches import PictureBatches
 from gpu_client.training.dreambooth.config import DreamboothConfig

@@ -12,7 +12,8 @@ from dreambooth_runs import EVERYTHING, Run, power_cut, refusal, short_training,
 from safetensors import safe_open
 from safetensors.torch import load_file
 
-from gpu_client.training import CheckpointMismatchError, dreambooth_lora
+from baton import CheckpointMismatchError
+from gpu_client.training import dreambooth_lora
 from gpu_client.training.dreambooth.config import DreamboothConfig
 from gpu_client.training.dreambooth.lora import WEIGHTS_FILE
 from gpu_client.training.dreambooth.settings import FREE, Settings

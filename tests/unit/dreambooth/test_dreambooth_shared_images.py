@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from dreambooth_runs import EVERYTHING, Run, outputs, power_cut
 
-from contract.names import SHARED_DIR
+from baton.contract.names import SHARED_DIR
 from functions.recipes import built_in_recipe
 from gpu_client.training.dreambooth.class_images import class_images_key
 from gpu_client.training.dreambooth.config import DreamboothConfig

@@ -15,7 +15,8 @@ from PIL import Image
 from safetensors import safe_open
 from safetensors.torch import load_file
 
-from gpu_client.training import Session, dreambooth_lora
+from baton import Session
+from gpu_client.training import dreambooth_lora
 from gpu_client.training.dreambooth.lora import WEIGHTS_FILE
 from gpu_client.training.dreambooth.validation import GRID_FILE
 from tests.photographs import save_crops, subject

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from contract.events import JobEvent
-from contract.history import EventType
+from baton.contract.events import JobEvent
+from baton.contract.history import EventType
 from functions.domain.errors import StorageUnavailable
 from functions.publishing.entries import MAX_REQUEST_BYTES, Entry
 from functions.publishing.outbox import NEVER, WAITS_S, publish

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from contract.events import JobEvent
+from baton.contract.events import JobEvent
 from functions.publishing.entries import Entry
 from functions.publishing.outbox import publish
 from tests.publishing import FakeBus, FakeDeadLetters, stream_record

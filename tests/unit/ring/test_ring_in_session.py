@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 import torch
 
+from baton import Session
 from gpu_client.ring.collector import Collector
 from gpu_client.ring.datasets import RingLoader
 from gpu_client.ring.leases import GROUPS, PINS
 from gpu_client.ring.manifest import MANIFESTS, SAMPLES
 from gpu_client.ring.mixing import MixedLoader
-from gpu_client.training import Session
 from gpu_client.training.sources import Sources
 from tests.unit.ring.training_kit import Generator
 

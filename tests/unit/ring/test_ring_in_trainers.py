@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 import torch
 
+from baton import Session, SessionError
 from gpu_client.ring.collector import Collector
 from gpu_client.ring.datasets import RingLoader
 from gpu_client.ring.leases import GROUPS
 from gpu_client.ring.manifest import MANIFESTS
 from gpu_client.ring.mixing import MixedLoader
-from gpu_client.training import Session, SessionError
 from tests.unit.ring.training_kit import Generator
 
 transformers = pytest.importorskip("transformers")
@@ -111,7 +111,7 @@ def by_lightning(
             kept.after(trainer.global_step, generator, loader, new=new)
             trainer.should_stop = trainer.global_step == until
 
-    callback = of_lightning.BatonCallback(session, every=EVERY)
+    callback = of_lightning.LightningCallback(session, every=EVERY)
     trainer = lightning.Trainer(
         max_epochs=epochs, limit_train_batches=STEPS // epochs if limited else None,
         callbacks=[callback, Look()], logger=False, enable_checkpointing=False, enable_progress_bar=False,

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from contract.rings import RecordsRequest, RemovalAnswer
+from baton.contract.rings import RecordsRequest, RemovalAnswer
 from gpu_client.ring.access import Access
 from gpu_client.ring.errors import RingMismatch
 from gpu_client.ring.presigned import MOST_KEPT

@@ -7,7 +7,7 @@ from dataclasses import MISSING, fields, replace
 
 import pytest
 
-from contract.names import Scope
+from baton.contract.names import Scope
 from functions.domain.api_keys import ApiKey
 from functions.storage.dynamo_keys import document, from_item
 

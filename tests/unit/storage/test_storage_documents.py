@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 from pydantic import BaseModel
 
-from contract.errors import ErrorCode
-from contract.history import EventType
-from contract.jobs import Progress
+from baton.contract.errors import ErrorCode
+from baton.contract.history import EventType
+from baton.contract.jobs import Progress
 from functions.domain.errors import Refusal
 from functions.domain.records import (
     Attempt,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from contract.webhooks import DeliveryState
+from baton.contract.webhooks import DeliveryState
 from functions.domain.webhooks import Delivery
 from functions.storage.dynamo_webhooks import DynamoWebhookStore
 from functions.storage.tables import WEBHOOKS

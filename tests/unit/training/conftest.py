@@ -9,7 +9,7 @@ import pytest
 import torch
 from listening_agent import ListeningAgent
 
-from gpu_client.training import Session
+from baton import Session
 
 
 @pytest.fixture(autouse=True)

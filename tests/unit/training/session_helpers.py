@@ -9,7 +9,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from gpu_client.training import Session
+from baton import Session
 
 
 class Counter:

@@ -8,8 +8,8 @@ import accelerate
 import pytest
 import torch
 
+from baton import Session
 from gpu_client.controller.knobs import LearningRate
-from gpu_client.training import Session
 
 RULES = """rules:
 - {name: slower, when: loss < 0.5, do: {set: {knob: lr, factor: 0.5}}}

@@ -18,7 +18,8 @@ from listening_agent import ListeningAgent
 from session_helpers import Counter, give_back, names
 from torch import nn
 
-from gpu_client.training import CheckpointWriteError, Session, arena, commit, memory
+from baton import CheckpointWriteError, Session
+from gpu_client.training import arena, commit, memory
 from tests.waiting import soon
 
 

@@ -13,7 +13,8 @@ import torch
 from session_helpers import Calls
 from torch import nn
 
-from gpu_client.training import Session, commit
+from baton import Session
+from gpu_client.training import commit
 
 # Newer Pythons warn about forking a process that has threads; nothing is done in the child that needs them.
 pytestmark = pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")

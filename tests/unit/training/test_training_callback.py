@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 import torch
 
+from baton import Session
 from gpu_client.controller.rolling_back import Rollbacks
 from gpu_client.controller.signals import Signals
 from gpu_client.controller.steering import Steering
-from gpu_client.training import Session
 from gpu_client.training import session as session_module
 from tests.unit.controller.controller_kit import Clock
 
@@ -24,7 +24,7 @@ from trainer_kit import Losses, Trained  # noqa: E402  # it needs transformers
 
 def test_what_a_trainer_logs_never_clashes_with_the_report_itself(start: Callable[..., Session]) -> None:
     """A metric called `total` was a second value for the argument, and ended the training."""
-    from gpu_client.training import BatonCallback
+    from baton import BatonCallback
 
     session = start()
     state = transformers.TrainerState(global_step=3, max_steps=10, is_world_process_zero=True)
@@ -162,7 +162,7 @@ def test_counters_outlive_an_interruption(tmp_path: Path, killed_at: int) -> Non
 
 def test_an_evaluation_says_how_far_it_is(start: Callable[..., Session]) -> None:
     """Else it would be taken for a training that stands still."""
-    from gpu_client.training import BatonCallback
+    from baton import BatonCallback
 
     said: list[tuple[str, int, int]] = []
     session = start()

@@ -12,7 +12,7 @@ import pytest
 from listening_agent import ListeningAgent
 from session_helpers import Counter, names
 
-from gpu_client.training import Session, SessionError
+from baton import Session, SessionError
 from tests.waiting import soon
 
 # Newer Pythons warn about forking a process that has threads; nothing is done in the child that needs them.

@@ -16,10 +16,10 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader
 
+from baton import BatchSampler, ResumableLoader, Session
 from gpu_client.controller.rolling_back import Rollbacks
 from gpu_client.controller.signals import Signals
 from gpu_client.controller.steering import Steering
-from gpu_client.training import BatchSampler, ResumableLoader, Session
 from gpu_client.training import session as session_module
 from gpu_client.training.commit import read_marker, verify
 from tests.unit.controller.controller_kit import Clock
@@ -32,7 +32,7 @@ pytestmark = pytest.mark.filterwarnings(
     "ignore:.*isinstance.treespec, LeafSpec.*",
     "ignore:.*val_dataloader.*",
 )
-from gpu_client.training.lightning_callback import FILE, BatonCallback  # noqa: E402 - only where Lightning is
+from gpu_client.training.lightning_callback import FILE, LightningCallback  # noqa: E402 - only where Lightning is
 
 BATCHES, EPOCHS = 4, 3
 STEPS = BATCHES * EPOCHS
@@ -136,7 +136,7 @@ class Trained:
         self.phases: list[tuple[str, int, int]] = []
         with Session.start(output_dir=folder / "output", rules=file, resume=True, variables={}) as session:
             self._listen(session)
-            callback = BatonCallback(session, every=every)
+            callback = LightningCallback(session, every=every)
             self.look = Look(folder / "output", kill_at, signal_at)
             self.module = Module(losses)
             data = torch.linspace(-1, 1, 96).reshape(24, 4)

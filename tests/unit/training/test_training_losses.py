@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from gpu_client.training import Session
+from baton import Session
 from gpu_client.training.losses import OddLosses
 
 transformers = pytest.importorskip("transformers")

@@ -13,7 +13,8 @@ from listening_agent import ListeningAgent
 from session_helpers import give_back
 from torch import nn
 
-from gpu_client.training import Session, commit, copying
+from baton import Session
+from gpu_client.training import commit, copying
 
 SIZE = 200  # square: more than what counts as small
 

@@ -12,7 +12,8 @@ import pytest
 import torch
 from listening_agent import ListeningAgent
 
-from gpu_client.training import Session, profiling
+from baton import Session
+from gpu_client.training import profiling
 from gpu_client.training.profiling import StepProfiler
 
 PROFILE = "rules: [{name: slow, when: loss > 2, do: {profile: 3}}]"

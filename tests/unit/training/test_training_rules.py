@@ -12,8 +12,8 @@ import torch
 from listening_agent import ListeningAgent
 from session_helpers import Counter
 
+from baton import Session, SessionError
 from gpu_client.controller.steering import Steering
-from gpu_client.training import Session, SessionError
 from gpu_client.training.commit import read_marker, verify
 
 NAN = "rules: [{name: nan, when: not isfinite(loss), do: {stop: failed}}]"

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils.data import Dataset, IterableDataset
 
-from gpu_client.training import BatchSampler, CheckpointMismatchError, ResumableLoader, SessionError
+from baton import BatchSampler, CheckpointMismatchError, ResumableLoader, SessionError
 
 
 @settings(deadline=None, max_examples=60)

@@ -18,17 +18,15 @@ from listening_agent import ListeningAgent
 from session_helpers import Counter, names
 from torch import nn
 
-from gpu_client.training import (
+from baton import (
     BatchSampler,
     CheckpointDamagedError,
     CheckpointMismatchError,
     CheckpointWriteError,
     Session,
     SessionError,
-    channel,
-    commit,
-    states,
 )
+from gpu_client.training import channel, commit, states
 from gpu_client.training.random_state import capture_random
 
 # --- the environment -----------------------------------------------------------------------------------------

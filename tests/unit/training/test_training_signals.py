@@ -11,7 +11,8 @@ import pytest
 from listening_agent import ListeningAgent
 from torch.utils.data import Dataset
 
-from gpu_client.training import BatchSampler, ResumableLoader, Session, channel
+from baton import BatchSampler, ResumableLoader, Session
+from gpu_client.training import channel
 
 
 class Slow(Dataset[int]):

@@ -10,7 +10,8 @@ import pytest
 from listening_agent import ListeningAgent
 from session_helpers import Counter
 
-from gpu_client.training import Session, channel
+from baton import Session
+from gpu_client.training import channel
 
 
 class Source(Counter):

@@ -15,7 +15,8 @@ from blake3 import blake3
 from safetensors.torch import load_file, save_file
 from torch import nn
 
-from gpu_client.training import Session, states
+from baton import Session
+from gpu_client.training import states
 from gpu_client.training.errors import CheckpointDamagedError, CheckpointMismatchError, CheckpointWriteError
 from gpu_client.training.random_state import capture_random, restore_random
 

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 import transformers
 
-from gpu_client.training import Session
+from baton import Session
 
 
 class Model(torch.nn.Module):
@@ -49,7 +49,7 @@ class Trained:
             control = tmp_path / "control.json"
             control.write_text(json.dumps({"rules": {"revision": 1, "text": rules} if rules else None}))
             variables = {"BATON_JOB_ID": "j1", "BATON_CONTROL": str(control)}
-        from gpu_client.training import BatonCallback
+        from baton import BatonCallback
 
         self.decisions: list[tuple[str, str, int]] = []
         self.logged: list[dict[str, float]] = []

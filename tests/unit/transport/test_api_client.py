@@ -11,14 +11,14 @@ from urllib.parse import parse_qs
 
 import pytest
 
-from contract.base import MAX_STEP
-from contract.jobs import JobState, JobSubmit, Policy
-from contract.keys import KeyCreate
-from contract.manifest import ManifestV1 as Manifest
-from contract.names import Scope
-from contract.output import LogChunk
-from contract.webhooks import WebhookCreate
-from contract.work import CompleteRequest, Directive, FailRequest, HeartbeatRequest, ReleaseRequest, WorkQuery
+from baton.contract.base import MAX_STEP
+from baton.contract.jobs import JobState, JobSubmit, Policy
+from baton.contract.keys import KeyCreate
+from baton.contract.manifest import ManifestV1 as Manifest
+from baton.contract.names import Scope
+from baton.contract.output import LogChunk
+from baton.contract.webhooks import WebhookCreate
+from baton.contract.work import CompleteRequest, Directive, FailRequest, HeartbeatRequest, ReleaseRequest, WorkQuery
 from gpu_client.transport.api import BatonClient
 from gpu_client.transport.calls import pages
 from gpu_client.transport.digests import digest_bytes
@@ -396,6 +396,6 @@ class TestObjects:
 
 
 def _artifact() -> Any:
-    from contract.work import DeclaredArtifact
+    from baton.contract.work import DeclaredArtifact
 
     return DeclaredArtifact(path="m", size_bytes=0, crc64nvme="AAAAAAAAAAA=", blake3="0" * 64)

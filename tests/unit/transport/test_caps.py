@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from contract.keys import KeyCreate
+from baton.contract.keys import KeyCreate
 from gpu_client.transport.api import BatonClient
 from gpu_client.transport.connections import Connections
 from gpu_client.transport.transfer import Download, RangeDownload, Transfer, Upload

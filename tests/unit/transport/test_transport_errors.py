@@ -6,7 +6,7 @@ import errno
 
 import pytest
 
-from contract.errors import ERRORS, ErrorCode
+from baton.contract.errors import ERRORS, ErrorCode
 from gpu_client.transport import errors
 from gpu_client.transport.http import parse_error
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from contract.errors import ErrorCode
+from baton.contract.errors import ErrorCode
 from functions.domain.errors import Refusal
 from functions.domain.webhooks import (
     BACKOFF_S,

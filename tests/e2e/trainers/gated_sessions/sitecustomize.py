@@ -2,6 +2,6 @@
 
 import gate
 
-from gpu_client.training import Session
+from baton import Session
 
 gate.behind_each_report(Session)

@@ -10,11 +10,11 @@ from typing import Any, NamedTuple
 import pytest
 import yaml
 
-from contract.rules.actions import NAMES, Log
-from contract.rules.evaluating import Evaluator
-from contract.rules.faults import Code
-from contract.rules.ibm import _LINE, import_ibm
-from contract.rules.verdicts import State
+from baton.contract.rules.actions import NAMES, Log
+from baton.contract.rules.evaluating import Evaluator
+from baton.contract.rules.faults import Code
+from baton.contract.rules.ibm import _LINE, import_ibm
+from baton.contract.rules.verdicts import State
 from tests.ibm_cases import METRICS, Cases, line_of
 from tests.ibm_original import Decided, Original
 from tests.ibm_streams import RECORDED, Moment, observation_of, stream

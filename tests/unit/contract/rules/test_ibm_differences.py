@@ -7,9 +7,9 @@ import math
 
 import pytest
 
-from contract.rules.evaluating import Evaluator
-from contract.rules.ibm import import_ibm
-from contract.rules.metrics import name_in_rules
+from baton.contract.rules.evaluating import Evaluator
+from baton.contract.rules.ibm import import_ibm
+from baton.contract.rules.metrics import name_in_rules
 from tests.ibm_cases import line_of
 from tests.ibm_original import Original
 from tests.ibm_streams import Moment, stream

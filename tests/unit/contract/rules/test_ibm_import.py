@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from contract.rules.document import load
-from contract.rules.faults import Code
-from contract.rules.ibm import Imported, import_ibm
-from contract.rules.limits import LIMITS
+from baton.contract.rules.document import load
+from baton.contract.rules.faults import Code
+from baton.contract.rules.ibm import Imported, import_ibm
+from baton.contract.rules.limits import LIMITS
 from tests.ibm_cases import Cases
 from tests.properties.profiles import machine_settings
 from tests.unit.contract.rules.test_ibm_decisions import LINE, config_of

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from contract.rules.ibm_files import _REFUSED_EVENTS, ACTIONS, EVENTS
-from contract.rules.ibm_metrics import CLASSES
+from baton.contract.rules.ibm_files import _REFUSED_EVENTS, ACTIONS, EVENTS
+from baton.contract.rules.ibm_metrics import CLASSES
 
 PAGE = Path(__file__).resolve().parents[4] / "docs" / "rules-ibm.md"
 TEXT = PAGE.read_text(encoding="utf-8")

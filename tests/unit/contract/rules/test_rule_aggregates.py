@@ -11,14 +11,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from contract.rules.checking import check
-from contract.rules.compiling import Compiler
-from contract.rules.limits import LIMITS
-from contract.rules.metrics import Metric, Metrics
-from contract.rules.readers import OF_MOMENTS, Reader
-from contract.rules.series import Clock
-from contract.rules.sums import SCALE_STEP
-from contract.rules.windows import Moments
+from baton.contract.rules.checking import check
+from baton.contract.rules.compiling import Compiler
+from baton.contract.rules.limits import LIMITS
+from baton.contract.rules.metrics import Metric, Metrics
+from baton.contract.rules.readers import OF_MOMENTS, Reader
+from baton.contract.rules.series import Clock
+from baton.contract.rules.sums import SCALE_STEP
+from baton.contract.rules.windows import Moments
 from tests.naive_rules import World
 from tests.properties.profiles import machine_settings
 

@@ -6,9 +6,9 @@ import math
 
 import pytest
 
-from contract.rules.checking import check_condition
-from contract.rules.faults import Code
-from contract.rules.metrics import Metrics, canonical_name, is_name
+from baton.contract.rules.checking import check_condition
+from baton.contract.rules.faults import Code
+from baton.contract.rules.metrics import Metrics, canonical_name, is_name
 from tests.rule_expressions import METRICS, fault_of, value_of
 
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from contract.rules.checking import check
-from contract.rules.faults import ExpressionError
-from contract.rules.lexer import tokens_of
-from contract.rules.limits import Limits
-from contract.rules.parser import parse
-from contract.rules.tree import (
+from baton.contract.rules.checking import check
+from baton.contract.rules.faults import ExpressionError
+from baton.contract.rules.lexer import tokens_of
+from baton.contract.rules.limits import Limits
+from baton.contract.rules.parser import parse
+from baton.contract.rules.tree import (
     Binary,
     Call,
     Comparison,

@@ -9,15 +9,15 @@ from collections.abc import Mapping, Sequence
 
 import pytest
 
-from contract.rules.checking import check_condition
-from contract.rules.document import load_values
-from contract.rules.evaluating import Evaluator
-from contract.rules.faults import Code
-from contract.rules.functions import GROUPS
-from contract.rules.groups import GroupValue, group_statistic
-from contract.rules.metrics import Kind, Metric, Metrics
-from contract.rules.placing import needed_group_values
-from contract.rules.verdicts import State
+from baton.contract.rules.checking import check_condition
+from baton.contract.rules.document import load_values
+from baton.contract.rules.evaluating import Evaluator
+from baton.contract.rules.faults import Code
+from baton.contract.rules.functions import GROUPS
+from baton.contract.rules.groups import GroupValue, group_statistic
+from baton.contract.rules.metrics import Kind, Metric, Metrics
+from baton.contract.rules.placing import needed_group_values
+from baton.contract.rules.verdicts import State
 
 NAN, INF = math.nan, math.inf
 METRICS = Metrics([Metric("acc", goal="max"), Metric("flag", Kind.BOOL), Metric("plain")])

@@ -11,15 +11,15 @@ from pathlib import Path
 
 import pytest
 
-from contract.rules.checking import check_condition
-from contract.rules.document import load_values
-from contract.rules.evaluating import Evaluator
-from contract.rules.faults import Code
-from contract.rules.limits import LIMITS, Limits
-from contract.rules.messages import MessageError, message_of
-from contract.rules.metrics import Metrics
-from contract.rules.parser import _Parser
-from contract.rules.tree import Node
+from baton.contract.rules.checking import check_condition
+from baton.contract.rules.document import load_values
+from baton.contract.rules.evaluating import Evaluator
+from baton.contract.rules.faults import Code
+from baton.contract.rules.limits import LIMITS, Limits
+from baton.contract.rules.messages import MessageError, message_of
+from baton.contract.rules.metrics import Metrics
+from baton.contract.rules.parser import _Parser
+from baton.contract.rules.tree import Node
 from tests.rule_corpora import HEAVIEST, HOSTILE, HOSTILE_TEXTS, KNOWN, wrong_conditions
 from tests.rule_expressions import METRICS, fault_of, value_of
 
@@ -127,7 +127,7 @@ def test_nothing_in_the_room_can_run_a_text() -> None:
     """Not even by accident: neither the functions that could, nor a name looked up in a module."""
     called = {
         (path.name, node.func.id)
-        for path in (ROOT / "contract" / "rules").glob("*.py")
+        for path in (ROOT / "baton" / "contract" / "rules").glob("*.py")
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)
     }

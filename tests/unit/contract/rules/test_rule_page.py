@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from contract.rules.actions import ACTIONS
-from contract.rules.document import _RULE_KEYS, load
-from contract.rules.functions import NAMES
-from contract.rules.limits import LIMITS
-from contract.rules.metrics import BUILT_IN
-from contract.rules.rule import EVENTS
+from baton.contract.rules.actions import ACTIONS
+from baton.contract.rules.document import _RULE_KEYS, load
+from baton.contract.rules.functions import NAMES
+from baton.contract.rules.limits import LIMITS
+from baton.contract.rules.metrics import BUILT_IN
+from baton.contract.rules.rule import EVENTS
 
 PAGE = Path(__file__).resolve().parents[4] / "docs" / "rules.md"
 TEXT = PAGE.read_text(encoding="utf-8")

@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 
-from contract.errors import Fault
-from contract.rules.document import load, load_values
-from contract.rules.faults import Code
-from contract.rules.metrics import BUILT_IN, name_in_rules
-from contract.rules.placing import needed_group_values, split
-from contract.rules.reading_signals import MAX_SIGNAL_CHARS, MAX_SIGNALS
-from contract.rules.rule import CONTROL_PLANE_EVENTS, EVENTS, Signal
+from baton.contract.errors import Fault
+from baton.contract.rules.document import load, load_values
+from baton.contract.rules.faults import Code
+from baton.contract.rules.metrics import BUILT_IN, name_in_rules
+from baton.contract.rules.placing import needed_group_values, split
+from baton.contract.rules.reading_signals import MAX_SIGNAL_CHARS, MAX_SIGNALS
+from baton.contract.rules.rule import CONTROL_PLANE_EVENTS, EVENTS, Signal
 from gpu_client.training.environment import read_control
 
 SIGNALS = {"ecc": "uncorrectable ECC error"}

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from contract.rules.checking import check_condition
-from contract.rules.document import load_values
-from contract.rules.evaluating import Evaluator
-from contract.rules.faults import Code
-from contract.rules.verdicts import State
+from baton.contract.rules.checking import check_condition
+from baton.contract.rules.document import load_values
+from baton.contract.rules.evaluating import Evaluator
+from baton.contract.rules.faults import Code
+from baton.contract.rules.verdicts import State
 from tests.rule_expressions import METRICS, value_of
 
 

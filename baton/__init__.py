@@ -1,0 +1,99 @@
+"""The names that training scripts, generators and readers import: `from baton import Session`.
+
+Python loads each name from its module at its first use, so that `import baton.contract` loads neither torch nor
+`gpu_client`: Lambda has only the contract.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from gpu_client.controller.knobs import LearningRate
+    from gpu_client.ring.datasets import RingLoader
+    from gpu_client.ring.mixing import MixedLoader
+    from gpu_client.ring.places import make_ring, open_ring
+    from gpu_client.ring.reader import RingReader
+    from gpu_client.ring.recording import Recorded
+    from gpu_client.ring.settings import RingSettings
+    from gpu_client.ring.wirehead import MongoheadDataset, MongoTupleheadDataset, WireheadGenerator, WireheadManager
+    from gpu_client.ring.wirehead_log import SwapLog, WireheadLogger, WireheadSnapshot
+    from gpu_client.ring.writer import RingWriter
+    from gpu_client.training.callback import BatonCallback
+    from gpu_client.training.errors import (
+        CheckpointDamagedError,
+        CheckpointMismatchError,
+        CheckpointWriteError,
+        SessionError,
+    )
+    from gpu_client.training.lightning_callback import LightningCallback
+    from gpu_client.training.sampler import BatchSampler, ResumableLoader
+    from gpu_client.training.session import Session
+
+_MODULES = {
+    # Training scripts.
+    "Session": "gpu_client.training.session",
+    "BatchSampler": "gpu_client.training.sampler",
+    "ResumableLoader": "gpu_client.training.sampler",
+    "LearningRate": "gpu_client.controller.knobs",
+    "BatonCallback": "gpu_client.training.callback",
+    "LightningCallback": "gpu_client.training.lightning_callback",
+    "SessionError": "gpu_client.training.errors",
+    "CheckpointDamagedError": "gpu_client.training.errors",
+    "CheckpointMismatchError": "gpu_client.training.errors",
+    "CheckpointWriteError": "gpu_client.training.errors",
+    # Generators of samples, and trainings that read them.
+    "make_ring": "gpu_client.ring.places",
+    "open_ring": "gpu_client.ring.places",
+    "RingSettings": "gpu_client.ring.settings",
+    "RingWriter": "gpu_client.ring.writer",
+    "RingReader": "gpu_client.ring.reader",
+    "RingLoader": "gpu_client.ring.datasets",
+    "MixedLoader": "gpu_client.ring.mixing",
+    "Recorded": "gpu_client.ring.recording",
+    # Wirehead's names, on a ring.
+    "WireheadGenerator": "gpu_client.ring.wirehead",
+    "WireheadManager": "gpu_client.ring.wirehead",
+    "MongoheadDataset": "gpu_client.ring.wirehead",
+    "MongoTupleheadDataset": "gpu_client.ring.wirehead",
+    "WireheadLogger": "gpu_client.ring.wirehead_log",
+    "SwapLog": "gpu_client.ring.wirehead_log",
+    "WireheadSnapshot": "gpu_client.ring.wirehead_log",
+}
+
+__all__ = [
+    "BatchSampler",
+    "BatonCallback",
+    "CheckpointDamagedError",
+    "CheckpointMismatchError",
+    "CheckpointWriteError",
+    "LearningRate",
+    "LightningCallback",
+    "MixedLoader",
+    "MongoTupleheadDataset",
+    "MongoheadDataset",
+    "Recorded",
+    "ResumableLoader",
+    "RingLoader",
+    "RingReader",
+    "RingSettings",
+    "RingWriter",
+    "Session",
+    "SessionError",
+    "SwapLog",
+    "WireheadGenerator",
+    "WireheadLogger",
+    "WireheadManager",
+    "WireheadSnapshot",
+    "make_ring",
+    "open_ring",
+]
+
+
+def __getattr__(name: str) -> Any:
+    """Load the public name `name` from its module. Raises AttributeError for any other name."""
+    module = _MODULES.get(name)
+    if module is None:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(module), name)

@@ -1,0 +1,112 @@
+"""The calls that commit, list and read checkpoints. What one consists of is in manifest.py."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import Field
+
+from baton.contract.base import AnswerModel, Blake3, Epoch, EpochSeconds, Metrics, Step, WireModel
+
+MAX_MISSING_PER_ANSWER = 1000
+"""Presigned URLs are long: one answer stays below Lambda's 6 MB."""
+
+
+class BlobUpload(AnswerModel):
+    """Where to PUT a missing pack; the headers must be sent exactly as given. 412 means it is already there.
+
+    Example: `{"blake3": "<64 hex>", "url": "https://...", "headers": {"if-none-match": "*"}}`
+    """
+
+    blake3: Blake3
+    url: str
+    headers: dict[str, str]
+
+
+class CommitAnswer(AnswerModel):
+    """Answer to `POST /job/{id}/checkpoints`.
+
+    Not committed: upload the missing packs and post the same manifest again. Committed: the checkpoint exists.
+    Example: `{"committed": true, "step": 100, "epoch": 2, "missing": []}`
+    """
+
+    committed: bool
+    step: Step
+    epoch: Epoch
+    missing: list[BlobUpload] = []
+    more_missing: bool = False
+    """True when the list was cut; post the manifest again after uploading these."""
+
+
+class CheckpointRef(AnswerModel):
+    """A committed checkpoint in a claim: where its manifest can be fetched.
+
+    Example: `{"step": 100, "epoch": 2, "manifest_url": "https://...", "manifest_blake3": "<64 hex>",
+    "total_bytes": 4096}`
+    """
+
+    step: Step
+    epoch: Epoch
+    manifest_url: str
+    manifest_blake3: Blake3 | None = None
+    total_bytes: int
+    legacy_key: str | None = None
+    """Set for a zip uploaded by an original client; `manifest_url` then fetches that zip."""
+
+
+class CheckpointView(AnswerModel):
+    """A committed checkpoint as users see it.
+
+    Example: `{"step": 100, "epoch": 2, "committed_at": 1790000000, "num_files": 4, ...}`
+    """
+
+    step: Step
+    epoch: Epoch
+    committed_at: EpochSeconds
+    num_files: int
+    total_bytes: int
+    """Of its files."""
+    new_bytes: int = 0
+    """Of the packs that its job did not have before: what keeping it takes beyond the earlier ones."""
+    metrics: Metrics = {}
+    manifest_key: str
+    current: bool
+    """True for the one that the next attempt resumes from."""
+    pinned: bool = False
+    damaged: bool = False
+    tag: str = ""
+    """By which a rule or command wanted it kept; empty for none."""
+
+
+class CheckpointPage(AnswerModel):
+    """Newest first. Example: `{"checkpoints": [], "next_cursor": null}`"""
+
+    checkpoints: list[CheckpointView]
+    next_cursor: str | None = None
+
+
+class BlobUrlsRequest(WireModel):
+    """Body of `POST /job/{id}/checkpoints/{step}/urls`: which packs of a committed checkpoint to fetch.
+
+    Example: `{"blake3": ["af1349b9f5f9a1a6a0404dea36dcc9499bcb25c9adc112b7cc9a93cae41f3262"]}`.
+    Without digests the first thousand are meant.
+    """
+
+    blake3: Annotated[list[Blake3], Field(max_length=MAX_MISSING_PER_ANSWER)] = []
+
+
+class BlobUrls(AnswerModel):
+    """Example: `{"urls": {"<64 hex>": "https://..."}, "expires_at": 1790000900}`"""
+
+    urls: dict[str, str]
+    expires_at: EpochSeconds
+
+
+class DamagedRequest(WireModel):
+    """Body of `POST /job/{id}/checkpoints/{step}/damaged`: this checkpoint's bytes do not verify.
+
+    Example: `{"epoch": 2, "message": "chunk 3f... has other bytes than its digest says"}`
+    """
+
+    epoch: Epoch
+    message: Annotated[str, Field(max_length=512)] = ""

@@ -1,0 +1,41 @@
+"""What is published when a job changes: the `detail` of an event on the bus."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field
+
+from baton.contract.base import AnswerModel, Epoch, EpochSeconds, JobId, JsonObject
+from baton.contract.history import EventType
+
+EVENT_SOURCE = "baton"
+"""`source` of every event; rules match on it, and on the type as `detail-type`."""
+
+
+class JobEvent(AnswerModel):
+    """One transition of a job, published once it is stored. docs/events.md says what `data` holds.
+
+    Example: `{"schema_version": 1, "id": "146683a1-cb76-4702-9fef-fcccd32594f1#3", "type": "checkpoint.committed",
+    "job_id": "146683a1-cb76-4702-9fef-fcccd32594f1", "tenant": "default", "seq": 3, "epoch": 1, "at": 1790000000,
+    "data": {"step": 100, "total_bytes": 5242880, "files": 4}, "data_omitted": false}`
+    """
+
+    schema_version: Literal[1] = 1
+    """Rises when a field changes its meaning or goes. New fields, new types and new data come without notice."""
+    id: str = Field(description="`<job>#<seq>`: the same for every delivery of the same event")
+    type: EventType
+    job_id: JobId
+    tenant: str
+    seq: int = Field(ge=1, description="Counts the job's events without a gap: their order")
+    epoch: Epoch
+    at: EpochSeconds
+    data: JsonObject = {}
+    data_omitted: bool = Field(
+        default=False, description="True when `data` was too large to publish: GET /job/{id}/events has it"
+    )
+
+
+def event_id(job_id: str, seq: int) -> str:
+    """The id of a job's event."""
+    return f"{job_id}#{seq}"

@@ -1,0 +1,397 @@
+"""Jobs as users submit and see them."""
+
+from __future__ import annotations
+
+import json
+from enum import StrEnum
+from typing import Annotated, Literal, Self
+
+from pydantic import ConfigDict, Field, field_validator, model_validator
+
+from baton.contract.base import (
+    MAX_KEY_BYTES,
+    MAX_PARAMETERS_BYTES,
+    MAX_PARAMETERS_DEPTH,
+    MAX_STEP,
+    AnswerModel,
+    Epoch,
+    EpochSeconds,
+    JobId,
+    JsonObject,
+    KeyPrefix,
+    MetricName,
+    Metrics,
+    NonFinite,
+    QueueName,
+    RelativePath,
+    Step,
+    WireModel,
+    checked_path,
+    depth_of,
+)
+from baton.contract.goodput import Goodput
+from baton.contract.leases import LEASE_INTERVALS, SWEEP_INTERVAL_S, revocation_grace_s
+from baton.contract.names import MAX_RINGS, RING_NAME_PATTERN
+from baton.contract.recipes.plan import RunPlan
+from baton.contract.steering import EndedBy, RulesText
+from baton.contract.substitution import command_problem
+
+
+class JobState(StrEnum):
+    """Where a job stands. `complete`, `failed` and `canceled` are terminal until a retry."""
+
+    PENDING = "pending"
+    RUNNING = "running"
+    PAUSED = "paused"
+    COMPLETE = "complete"
+    FAILED = "failed"
+    CANCELED = "canceled"
+
+    @property
+    def terminal(self) -> bool:
+        """True when no worker will be given the job again."""
+        return self in (JobState.COMPLETE, JobState.FAILED, JobState.CANCELED)
+
+
+class AttemptEnd(StrEnum):
+    """How an attempt ended."""
+
+    COMPLETE = "complete"
+    FAILED = "failed"
+    INTERRUPTED = "interrupted"
+    RELEASED = "released"
+    CANCELED = "canceled"
+
+
+class FailureClass(StrEnum):
+    """Why a worker gave up a job. Node faults are counted apart from failures of the job."""
+
+    SCRIPT_ERROR = "script_error"
+    OUT_OF_MEMORY = "out_of_memory"
+    SEGFAULT = "segfault"
+    KILLED_BY_SIGNAL = "killed_by_signal"
+    COMMAND_NOT_FOUND = "command_not_found"
+    NO_PROGRESS = "no_progress"
+    STOPPED_BY_RULE = "stopped_by_rule"
+    BAD_INPUT = "bad_input"
+    MISSING_OUTPUT = "missing_output"
+    STEP_TIMEOUT = "step_timeout"
+    RESTORE_FAILED = "restore_failed"
+    DISK_FULL = "disk_full"
+    NODE_FAULT = "node_fault"
+    TRANSFER_FAILED = "transfer_failed"
+
+    @property
+    def node_fault(self) -> bool:
+        """True when the machine is to blame rather than the job."""
+        return self in (FailureClass.DISK_FULL, FailureClass.NODE_FAULT, FailureClass.TRANSFER_FAILED)
+
+
+class ReasonCode(StrEnum):
+    """Why the control plane moved a job or ended an attempt."""
+
+    LEASE_EXPIRED = "lease_expired"
+    NOT_HANDED_OUT = "not_handed_out"
+    CANCELED_BY_USER = "canceled_by_user"
+    CANCELED_BY_RULE = "canceled_by_rule"
+    PAUSED_BY_USER = "paused_by_user"
+    DEADLINE = "deadline"
+    MAX_RUNTIME = "max_runtime"
+    FAILURE_CAP = "failure_cap"
+    NODE_FAULT_CAP = "node_fault_cap"
+    INTERRUPTION_CAP = "interruption_cap"
+    FRUITLESS_INTERRUPTION_CAP = "fruitless_interruption_cap"
+    ROLLED_BACK_BY_RULE = "rolled_back_by_rule"
+    PAUSED_BY_RULE = "paused_by_rule"
+    REQUEUED_BY_RULE = "requeued_by_rule"
+
+
+class InputRef(WireModel):
+    """Objects of the bucket `training-data` that the job reads.
+
+    Every object below `prefix` is placed in the data directory under `into`, keeping its path below the prefix.
+    Example: `{"prefix": "digits/", "into": "digits"}`
+    """
+
+    prefix: KeyPrefix
+    into: Annotated[str, Field(max_length=MAX_KEY_BYTES)] = ""
+
+    @field_validator("into")
+    @classmethod
+    def _into_is_relative(cls, into: str) -> str:
+        return checked_path(into) if into else into
+
+
+class Requirements(WireModel):
+    """What a worker must declare to be given the job. Unset means no requirement.
+
+    Example: `{"min_vram_gib": 24, "gpu_models": ["RTX 4090", "A100"]}`
+    """
+
+    min_vram_gib: Annotated[float, Field(ge=0, le=4096)] | None = None
+    min_disk_gib: Annotated[float, Field(ge=0, le=1_000_000)] | None = None
+    min_gpus: Annotated[int, Field(ge=0, le=64)] | None = None
+    gpu_models: Annotated[list[Annotated[str, Field(min_length=1, max_length=64)]], Field(max_length=32)] = []
+    image: Annotated[str, Field(min_length=1, max_length=256, pattern=r"^[\x21-\x7e]+$")] | None = None
+    """The container image that the worker must say it runs in; without a tag or digest, any of that name."""
+
+
+class Retention(WireModel):
+    """Which committed checkpoints are kept. The newest one always is.
+
+    Example: `{"keep_last": 3, "keep_every_steps": 1000, "keep_best_metric": "loss", "keep_best_mode": "min"}`
+    """
+
+    keep_last: Annotated[int, Field(ge=1, le=1000)] = 3
+    keep_every_steps: Annotated[int, Field(ge=1, le=MAX_STEP)] | None = None
+    keep_best_metric: MetricName | None = None
+    keep_best_mode: Literal["min", "max"] = "min"
+
+
+class Policy(WireModel):
+    """Limits and patience. Lost machines, failures and node faults are counted apart.
+
+    Example: `{"max_failures": 3, "max_runtime_s": 86400}`
+    """
+
+    max_failures: Annotated[int, Field(ge=1, le=1000)] = 3
+    max_interruptions: Annotated[int, Field(ge=1, le=100_000)] = 100
+    max_fruitless_interruptions: Annotated[int, Field(ge=1, le=100_000)] = 10
+    """Lost machines in a row without a new checkpoint: such a job probably kills its machines."""
+    max_node_faults: Annotated[int, Field(ge=1, le=1000)] = 10
+    backoff_s: Annotated[int, Field(ge=0, le=86_400)] = 15
+    """Pause after the first failure; doubles with each one after it, up to an hour."""
+    avoid_machine_s: Annotated[int, Field(ge=0, le=30 * 86_400)] = 86_400
+    """How long a machine that failed the job is not given it again."""
+    max_runtime_s: Annotated[int, Field(ge=1, le=365 * 86_400)] | None = None
+    """Time running, summed over all attempts; beyond it the job fails."""
+    deadline_at: EpochSeconds | None = None
+    heartbeat_interval_s: Annotated[int, Field(ge=1, le=600)] = 30
+    """The lease lasts three intervals."""
+    no_progress_timeout_s: Annotated[int, Field(ge=1, le=86_400)] | None = None
+    """The worker fails the attempt when neither the step has risen for this long, nor what the training says it makes
+    between steps."""
+    stop_grace_s: Annotated[int, Field(ge=0, le=3600)] = 30
+    """Time the training gets between being asked to stop and SIGKILL."""
+    checkpoint_every: Literal["auto"] | Annotated[int, Field(ge=5, le=86_400)] | None = None
+    """Seconds after which the worker asks the training for a checkpoint; `auto`: as often as pays, by what checkpoints
+    and interruptions were measured to cost. Unset: the training decides alone."""
+    retention: Retention = Retention()
+
+    @property
+    def max_silence_s(self) -> int:
+        """How old a heartbeat can become before the job is taken from its machine, if nothing else is amiss."""
+        lease_s = LEASE_INTERVALS * self.heartbeat_interval_s
+        return lease_s + revocation_grace_s(self.heartbeat_interval_s) + SWEEP_INTERVAL_S
+
+
+Priority = Annotated[int, Field(ge=0, le=100, description="Higher is handed out first")]
+RecipeName = Annotated[
+    str, Field(pattern=r"^[a-z0-9][a-z0-9-]{0,62}@[1-9][0-9]{0,5}$", examples=["dreambooth-lora-sdxl@1"])
+]
+Argument = Annotated[str, Field(max_length=4096)]
+EnvironmentName = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]{0,127}$")]
+Tags = Annotated[
+    dict[Annotated[str, Field(min_length=1, max_length=64)], Annotated[str, Field(max_length=256)]],
+    Field(max_length=50),
+]
+
+
+class JobSubmit(WireModel):
+    """A job to run: exactly one of `recipe` and `command`.
+
+    Example: `{"recipe": "digits@1", "parameters": {"steps": 600}, "inputs": [{"prefix": "digits/"}]}`
+    """
+
+    recipe: RecipeName | None = None
+    command: Annotated[list[Argument], Field(min_length=1, max_length=256)] | None = None
+    name: Annotated[str, Field(max_length=128)] | None = None
+    queue: QueueName = "default"
+    priority: Priority = 50
+    parameters: JsonObject = {}
+    environment: Annotated[dict[EnvironmentName, Annotated[str, Field(max_length=4096)]], Field(max_length=64)] = {}
+    inputs: Annotated[list[InputRef], Field(max_length=32)] = []
+    outputs: Annotated[list[RelativePath], Field(max_length=64)] | None = None
+    """Paths below the output directory that must exist at the end; with a recipe, the recipe's by default."""
+    requirements: Requirements = Requirements()
+    policy: Policy = Policy()
+    tags: Tags = {}
+    webhook: Annotated[str, Field(pattern=r"^[a-z0-9]{8,32}$")] | None = None
+    """Id of a webhook that is told of this job, besides those that are told of every job."""
+    rings: Annotated[list[Annotated[str, Field(pattern=RING_NAME_PATTERN)]], Field(max_length=MAX_RINGS)] = []
+    """Rings of the control plane that the job's processes may use, without a key of their own."""
+    rules: RulesText | None = None
+    """What watches and steers the training (docs/rules.md): the first revision of the job's rules."""
+
+    @model_validator(mode="after")
+    def _one_way_to_run(self) -> Self:
+        if (self.recipe is None) == (self.command is None):
+            raise ValueError("exactly one of 'recipe' and 'command' is needed")
+        return self
+
+    @field_validator("command")
+    @classmethod
+    def _command_has_a_program(cls, command: list[str] | None) -> list[str] | None:
+        if command is not None and (not command[0].strip() or any("\0" in argument for argument in command)):
+            raise ValueError("the first item names the program; no item may contain a NUL character")
+        if problem := command_problem(command or []):
+            raise ValueError(problem)
+        return command
+
+    @field_validator("environment")
+    @classmethod
+    def _environment_fits_a_process(cls, environment: dict[str, str]) -> dict[str, str]:
+        for name, value in environment.items():
+            if "\0" in value:
+                raise ValueError(f"the value of {name} contains a NUL character")
+        return environment
+
+    @field_validator("parameters")
+    @classmethod
+    def _parameters_are_small(cls, parameters: JsonObject) -> JsonObject:
+        if depth_of(parameters) > MAX_PARAMETERS_DEPTH:
+            raise ValueError(f"are nested too deeply; at most {MAX_PARAMETERS_DEPTH} levels are allowed")
+        try:
+            # Not escaped: a lone surrogate, which JSON can spell and UTF-8 cannot, is found here.
+            size_bytes = len(json.dumps(parameters, allow_nan=False, ensure_ascii=False).encode())
+        except (TypeError, ValueError) as error:
+            raise ValueError(f"must be plain JSON with finite numbers and valid Unicode ({error})") from error
+        if size_bytes > MAX_PARAMETERS_BYTES:
+            raise ValueError(f"are {size_bytes} bytes; at most {MAX_PARAMETERS_BYTES} are allowed")
+        return parameters
+
+
+class BatchSubmit(WireModel):
+    """Several jobs at once: all are valid or none is accepted; a repeat with the same key is safe.
+
+    Example: `{"jobs": [{"recipe": "digits@1"}, {"recipe": "digits@1", "priority": 90}]}`
+    """
+
+    jobs: Annotated[list[JobSubmit], Field(min_length=1, max_length=1000)]
+
+
+class Reason(AnswerModel):
+    """Why something happened. Example: `{"code": "lease_expired", "message": "no heartbeat for 92 s"}`"""
+
+    code: Annotated[
+        str, Field(description="A ReasonCode, a FailureClass, or the word with which a worker released the job")
+    ]
+    message: str = ""
+
+
+class Progress(AnswerModel):
+    """The newest progress report. Example: `{"step": 120, "total_steps": 500, "metrics": {"loss": 0.31}}`"""
+
+    step: Step
+    total_steps: Step | None = None
+    metrics: Metrics = {}
+    nonfinite: dict[MetricName, NonFinite] = {}
+    """Metrics that were NaN or infinite then."""
+    reported_at: EpochSeconds | None = None
+    goodput: Goodput | None = None
+
+
+class Artifact(AnswerModel):
+    """A stored output. Example: `{"path": "model.safetensors", "key": "jobs/.../model.safetensors", ...}`
+
+    `size_bytes` and `crc64nvme` are those of the stored object. `blake3` is what the worker declared:
+    compare it with the bytes before you use them.
+    """
+
+    path: str
+    bucket: str
+    key: str
+    size_bytes: int | None = None
+    crc64nvme: str | None = None
+    blake3: str | None = None
+
+
+class JobCounters(AnswerModel):
+    """What happened to the job so far, each counted apart.
+
+    Example: `{"attempts": 3, "failures": 1, "interruptions": 1, "node_faults": 0, "releases": 0, "runtime_s": 812}`
+    """
+
+    attempts: int = 0
+    failures: int = 0
+    interruptions: int = 0
+    node_faults: int = 0
+    releases: int = 0
+    runtime_s: int = 0
+
+
+class JobView(AnswerModel):
+    """A job as the API shows it.
+
+    Example: `{"id": "146683a1-...", "status": "running", "state": "running", "queue": "default", "epoch": 2, ...}`
+
+    Jobs submitted in the original orchestrator's form carry its columns too (`instance_prompt`, ...).
+    """
+
+    model_config = ConfigDict(extra="allow", frozen=True)
+
+    id: JobId
+    status: JobState
+    state: JobState
+    name: str | None = None
+    queue: QueueName
+    priority: int
+    recipe: str | None = None
+    command: list[str]
+    plan: RunPlan | None = None
+    """The steps that the recipe has become."""
+    parameters: JsonObject
+    environment: dict[str, str]
+    inputs: list[InputRef]
+    outputs: list[str]
+    requirements: Requirements
+    policy: Policy
+    tags: dict[str, str]
+    webhook: str | None = None
+    """Id of the webhook that the job names."""
+    rings: list[str] = []
+    copy_of: JobId | None = None
+    """The job that a rule has copied to make this one; its event `job.submitted` says which rule."""
+    epoch: Epoch
+    counters: JobCounters
+    reason: Reason | None = None
+    """Why the job is where it is: paused, failed, waiting after a failure, ..."""
+    ended_by: EndedBy | None = None
+    """The rule or command that ended the training, or the last attempt at it while no other has begun."""
+    not_before: EpochSeconds | None = None
+    created_at: EpochSeconds
+    started_at: EpochSeconds | None = None
+    completed_at: EpochSeconds | None = None
+    failed_at: EpochSeconds | None = None
+    canceled_at: EpochSeconds | None = None
+    updated_at: EpochSeconds
+    checkpoint_step: Step | None = None
+    progress: Progress | None = None
+    artifacts: list[Artifact] = []
+    checkpoint_bucket: str
+    checkpoint_prefix: str
+    machine_id: str | None = None
+    lease_expires_at: EpochSeconds | None = None
+
+
+class JobPage(AnswerModel):
+    """One page of jobs. Example: `{"jobs": [], "next_cursor": null}`"""
+
+    jobs: list[JobView]
+    next_cursor: str | None = None
+
+
+class StopRequest(WireModel):
+    """Optional body of stop and pause. Example: `{"message": "wrong prompt"}`"""
+
+    message: Annotated[str, Field(max_length=512)] = ""
+
+
+class RetryRequest(WireModel):
+    """Run an ended job again under the same id. Example: `{"from_step": 400}`
+
+    `from_step` names a committed checkpoint; 0 starts from nothing; unset means the newest checkpoint.
+    """
+
+    from_step: Step | None = None
+    reset_counters: bool = True

@@ -1,0 +1,58 @@
+"""The calls about recipes: register one, see those that can be used."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import Field
+
+from baton.contract.base import AnswerModel, Cursor, EpochSeconds, PageLimit, WireModel
+
+RECIPE_ID_PATTERN = r"^[a-z0-9][a-z0-9-]{0,62}@[1-9][0-9]{0,5}$"
+
+
+class RecipePush(WireModel):
+    """A recipe to register: the YAML text, as it is. Its name and version are in it.
+
+    Example: `{"document": "{name: hello, version: 1, description: Says hello.,
+    steps: [{name: hello, run: [echo, hello]}]}"}`
+    """
+
+    document: Annotated[str, Field(min_length=1, max_length=64 * 1024)]
+
+
+class RecipeSummary(AnswerModel):
+    """A recipe in a list. Example: `{"id": "digits@1", "description": "...", "built_in": true}`"""
+
+    id: str
+    """`name@version`: what jobs name in `recipe`."""
+    description: str
+    built_in: bool = False
+    created_at: EpochSeconds | None = None
+    """None for built-in ones."""
+
+
+class RecipeView(RecipeSummary):
+    """A recipe with its document.
+
+    Example: `{"id": "digits@1", "description": "...", "built_in": true, "document": "name: digits\\nversion: 1\\n..."}`
+    """
+
+    document: str
+
+
+class RecipeQuery(WireModel):
+    """Query of `GET /recipes`. Example: `?limit=100`"""
+
+    limit: PageLimit = 100
+    cursor: Cursor | None = None
+
+
+class RecipePage(AnswerModel):
+    """Built-in recipes, on the first page, then the tenant's own by name and version.
+
+    Example: `{"recipes": [], "next_cursor": null}`
+    """
+
+    recipes: list[RecipeSummary]
+    next_cursor: str | None = None

@@ -1,0 +1,105 @@
+"""Rule documents in calls: given to a job, checked, shown with how they stand."""
+
+from __future__ import annotations
+
+from baton.contract.base import AnswerModel, Epoch, EpochSeconds, Step, WireModel
+from baton.contract.steering import Revision, RulesInForce, RuleStatus, RulesText
+
+
+class RulesRevision(RulesInForce):
+    """One revision of a job's rules.
+
+    Example: `{"revision": 2, "text": "rules: []", "created_at": 1790000000, "created_by": "k1"}`
+    """
+
+    created_at: EpochSeconds
+    created_by: str | None = None
+    """Id of the API key."""
+
+
+class RulesRequest(WireModel):
+    """Body of `PUT /job/{id}/rules`: the next revision.
+
+    Example: `{"text": "rules: [{name: nan, when: not isfinite(loss), do: {stop: failed}}]", "if_revision": 1}`
+    """
+
+    text: RulesText
+    if_revision: Revision | None = None
+    """Only if this is the newest one; otherwise 409 `conflict`."""
+
+
+class DocumentFault(AnswerModel):
+    """What is wrong, or doubtful, in a rule document.
+
+    Example: `{"field": "rules.0.when", "reason": "there is no function 'mena'", "remedy": "Did you mean mean?",
+    "line": 3, "column": 11, "code": "unknown_function"}`
+    """
+
+    field: str
+    reason: str
+    remedy: str = ""
+    line: int | None = None
+    column: int | None = None
+    code: str = ""
+
+
+class RulesChecked(AnswerModel):
+    """Answer of `POST /rules/check`: without faults a job can have them. Example: `{"faults": [], "warnings": []}`"""
+
+    faults: list[DocumentFault] = []
+    warnings: list[DocumentFault] = []
+
+
+class Acknowledged(AnswerModel):
+    """What the worker said last of the rules that it has.
+
+    Example: `{"revision": 2, "epoch": 1, "step": 120, "at": 1790000000, "statuses": []}`
+    """
+
+    revision: Revision
+    """The newest that it has received."""
+    epoch: Epoch
+    step: Step | None = None
+    """At which it came into force; None while it has not, or where it was rejected."""
+    at: EpochSeconds
+    rejected: Revision | None = None
+    reason: str = ""
+    """Why that one was rejected."""
+    statuses: list[RuleStatus] = []
+
+
+class ControlPlaneRules(AnswerModel):
+    """How the rules stand that the control plane evaluates: those that read what it alone knows.
+
+    Example: `{"revision": 2, "at": 1790000000, "next_check_at": 1790000050, "statuses": []}`
+    """
+
+    revision: Revision
+    """To which `statuses` belong."""
+    at: EpochSeconds | None = None
+    """When they were checked last; None: never yet."""
+    next_check_at: EpochSeconds | None = None
+    """At the latest, within a minute; None where the job has ended."""
+    statuses: list[RuleStatus] = []
+
+
+class RulesView(AnswerModel):
+    """Answer of `GET` and `PUT /job/{id}/rules`.
+
+    Example: `{"newest": {"revision": 2, "text": "rules: []", "created_at": 1790000000}, "warnings": []}`
+    """
+
+    newest: RulesRevision | None = None
+    """None: the job has no rules."""
+    warnings: list[DocumentFault] = []
+    acknowledged: Acknowledged | None = None
+    """None until a worker has said anything."""
+    control_plane: ControlPlaneRules | None = None
+    """None: the control plane evaluates none of them."""
+
+
+class RulesHistory(AnswerModel):
+    """All revisions, newest first. Example: `{"revisions": [], "next_cursor": null}`"""
+
+    revisions: list[RulesRevision]
+    next_cursor: str | None = None

@@ -1,0 +1,292 @@
+"""From typed expressions to closures over series: no text is ever evaluated, and equal summaries are kept once."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Mapping
+from typing import TypeVar
+
+from baton.contract.rules import operators, readers
+from baton.contract.rules.arithmetic import COMPARE
+from baton.contract.rules.folding import FUNCTIONS
+from baton.contract.rules.groups import GroupValues, group_statistic
+from baton.contract.rules.limits import LIMITS, Limits
+from baton.contract.rules.metrics import Kind
+from baton.contract.rules.readers import Reader, Value
+from baton.contract.rules.series import Clock, Follower, Series
+from baton.contract.rules.trails import Average, Best, Lagged, Sample, Streak, same
+from baton.contract.rules.typed import Aggregate, Chain, Constant, Grouped, Operation, Reading, Summary, Typed
+from baton.contract.rules.typed import Window as Span
+from baton.contract.rules.windows import Extreme, Median, Moments, Window
+
+F = TypeVar("F", bound=Follower)
+
+_STREAKS: Mapping[str, Callable[[float, float], bool]] = {
+    "rising": operator.gt,
+    "falling": operator.lt,
+    "changed": same,
+}
+"""How a point goes on from the one before."""
+
+
+class Compiler:
+    """Compiles the expressions of one rule set; they share its series."""
+
+    def __init__(self, clock: Clock, limits: Limits = LIMITS, group: GroupValues | None = None) -> None:
+        """`group`: without it, nothing of a group is known."""
+        self.series: dict[str, Series] = {}
+        self._clock = clock
+        self._limits = limits
+        self._group = group
+        self._readers: dict[Summary, Reader] = {}
+        self.samples: list[Sample] = []
+        """What takes a value of another metric once an observation is complete."""
+
+    def compiled(self, typed: Typed) -> Reader:
+        """A closure that gives the value now: a float, a bool, or None if it is not known. It never raises."""
+        match typed:
+            case Constant(value):
+                return lambda: value
+            case Reading():
+                return self._reading(typed)
+            case Aggregate(summary):
+                if summary not in self._readers:
+                    self._readers[summary] = self._summary(summary)
+                return self._readers[summary]
+            case Grouped():
+                return _over_group(typed, self._group)
+            case Chain():
+                return self._chain(typed)
+            case Operation():
+                return self._operation(typed)
+
+    def keep(self, name: str) -> None:
+        """Have the newest value of that metric, whether or not an expression reads it."""
+        self._series(name)
+
+    def _series(self, name: str) -> Series:
+        return self.series.setdefault(name, Series())
+
+    def _reading(self, typed: Reading) -> Reader:
+        series = self._series(typed.metric)
+        if typed.kind is Kind.BOOL:
+
+            def flag() -> Value:
+                value = series.current
+                return None if value is None or value - value != 0.0 else value != 0.0
+
+            return flag
+        return lambda: series.current
+
+    def _chain(self, typed: Chain) -> Reader:
+        first, *rest = typed.operands
+        if len(rest) == 1:
+            if isinstance(first, Reading) and isinstance(rest[0], Constant):
+                return self._reading_against(first, COMPARE[typed.operators[0]], rest[0].value)
+            return operators.comparison(self.compiled(first), COMPARE[typed.operators[0]], rest[0], self.compiled)
+        if len(rest) == 2:
+            readers_of = [self.compiled(operand) for operand in typed.operands]
+            return operators.between(readers_of, COMPARE[typed.operators[0]], COMPARE[typed.operators[1]])
+        begin = self.compiled(first)
+        links = [
+            (COMPARE[operator], self.compiled(operand)) for operator, operand in zip(typed.operators, rest, strict=True)
+        ]
+
+        def chain() -> Value:
+            left, known = begin(), True
+            for compare, read in links:
+                right = read()
+                if left is None or right is None:
+                    known = False
+                elif not compare(left, right):
+                    return False
+                left = right
+            return True if known else None
+
+        return chain
+
+    def _reading_against(self, reading: Reading, compare: Callable[[float, float], bool], bound: float) -> Reader:
+        """The most frequent comparison, in one closure."""
+        series = self._series(reading.metric)
+
+        def against() -> Value:
+            value = series.current
+            return None if value is None else compare(value, bound)
+
+        return against
+
+    def _test(self, name: str, reading: Reading) -> Reader:
+        """Of a metric, in one closure."""
+        series = self._series(reading.metric)
+
+        def is_nan() -> Value:
+            value = series.current
+            return None if value is None else value != value  # noqa: PLR0124 - quicker than isnan
+
+        def is_finite() -> Value:
+            value = series.current
+            return None if value is None else value - value == 0.0
+
+        return is_nan if name == "isnan" else is_finite
+
+    def _operation(self, typed: Operation) -> Reader:
+        operands = [self.compiled(operand) for operand in typed.operands]
+        match typed.name:
+            case "and":
+                return operators.connective(operands, decisive=False)
+            case "or":
+                return operators.connective(operands, decisive=True)
+            case "not":
+                return operators.negation(operands[0])
+            case "missing":
+                inner = operands[0]
+                return lambda: inner() is None
+            case "coalesce":
+                return operators.first_known(operands)
+            case "isnan" | "isfinite" if isinstance(typed.operands[0], Reading):
+                return self._test(typed.name, typed.operands[0])
+            case name if len(operands) == 1:
+                return operators.function_of_one(FUNCTIONS[name], operands[0])
+            case name if len(operands) == 2 and isinstance(typed.operands[0], Constant):
+                return operators.function_with_constant(FUNCTIONS[name], typed.operands[0].value, operands[1])
+            case name if len(operands) == 2:
+                return operators.function_of_two(FUNCTIONS[name], *operands)
+            case name:
+                return operators.function(FUNCTIONS[name], operands)
+
+    def _follow(self, metric: str, name: str, make: Callable[[Series], F]) -> F:
+        """One follower for all that ask for the same."""
+        series = self._series(metric)
+        if name not in series.followers:
+            series.follow(name, make(series))
+        return series.followers[name]  # type: ignore[return-value]
+
+    def _summary(self, summary: Summary) -> Reader:
+        function, metric, window, goal, min_delta, partner = summary
+        clock = self._clock
+        if partner:
+            return self._sample(metric, partner)
+        if goal is not None:
+            name = f"best({goal}, {min_delta!r})"
+            best = self._follow(metric, name, lambda series: Best(series, clock, goal, min_delta))
+            return best.value if function == "best" else best.since
+        if window is None:
+            return self._without_window(function, self._series(metric))
+        if function in ("rising", "falling", "changed"):
+            streak = self._follow(metric, function, lambda series: Streak(series, clock, _STREAKS[function]))
+            return _streak(function, streak, window)
+        if function == "ema":
+            name = f"ema({window.points}, {window.seconds!r})"
+            average = self._follow(metric, name, lambda series: Average(series, clock, *window))
+            return _when_covered(average, window)
+        if function in ("delta", "lag") and window.points:
+            lagged = self._follow(
+                metric, f"delta({window.points})", lambda series: Lagged(series, clock, window.points)
+            )
+            return lagged.change if function == "delta" else lagged.earlier
+        return self._over_window(function, metric, window)
+
+    def _sample(self, metric: str, partner: str) -> Reader:
+        sampled = self._series(metric)
+        sample = self._follow(partner, f"at({metric})", lambda series: Sample(series, self._clock, sampled))
+        if sample not in self.samples:
+            self.samples.append(sample)
+        return lambda: sample.value
+
+    def _without_window(self, function: str, series: Series) -> Reader:
+        if function == "count":
+            return lambda: float(series.total)
+        clock = self._clock
+        return lambda: None if series.at is None else clock.now - series.at
+
+    def _over_window(self, function: str, metric: str, span: Span) -> Reader:
+        clock, seconds = self._clock, span.seconds
+        most = span.points or min(self._limits.duration_points, self._limits.window_points)
+        size = f"{span.points}, {seconds!r}"
+        if function in ("min", "max"):
+            sign = 1.0 if function == "min" else -1.0
+            extreme = self._follow(
+                metric, f"{function}({size})", lambda series: Extreme(series, clock, most, seconds, sign=sign)
+            )
+            return _over_duration(extreme, extreme.value, 1) if seconds else readers.extreme(extreme)
+        if function == "median":
+            most = min(most, self._limits.median_points)
+            median = self._follow(metric, f"median({size})", lambda series: Median(series, clock, most, seconds))
+            return _over_duration(median, median.value, 1) if seconds else readers.median(median)
+        if function in ("delta", "count"):
+            window = self._follow(metric, f"points({size})", lambda series: Window(series, clock, most, seconds))
+            return _size(window) if function == "count" else _over_duration(window, lambda: _change(window), 2)
+        lag = int(function == "zscore")
+        moments = self._follow(
+            metric, f"moments({size}, {lag})", lambda series: Moments(series, clock, most, seconds, lag)
+        )
+        moments.sums.with_squares = moments.sums.with_squares or function in ("std", "zscore")
+        moments.sums.weighs = moments.sums.weighs or function == "slope"
+        if not seconds:
+            return readers.OF_MOMENTS[function](moments)
+        compute = {"mean": moments.mean, "std": moments.std, "slope": moments.slope, "zscore": moments.zscore}[function]
+        return _over_duration(moments, compute, 1 if function == "mean" else 2)
+
+
+def _over_group(typed: Grouped, group: GroupValues | None) -> Reader:
+    if group is None:
+        return lambda: None
+    function, metric, step, goal = typed.function, typed.metric, typed.step, typed.goal
+    if goal is None:
+        return lambda: group_statistic(function, group.members(metric, step), None, None)
+    return lambda: group_statistic(function, group.members(metric, step), group.own(metric, step), goal)
+
+
+def _over_duration(window: Window, compute: Callable[[], float], least: int) -> Reader:
+    """The value once the window is full, worked out again only when it has changed."""
+    stamp, value = -1, 0.0
+
+    def over_duration() -> Value:
+        nonlocal stamp, value
+        window.trim()
+        if not window.is_known(least):
+            return None
+        if window.stamp != stamp:
+            stamp, value = window.stamp, compute()
+        return value
+
+    return over_duration
+
+
+def _change(window: Window) -> float:
+    newest = window.series.newest
+    return (0.0 if newest is None else newest) - window.oldest()
+
+
+def _size(window: Window) -> Reader:
+    def size() -> Value:
+        window.trim()
+        return float(len(window))
+
+    return size
+
+
+def _streak(function: str, streak: Streak, window: Span) -> Reader:
+    points, seconds = window
+    if function == "changed":
+        if points:
+            return lambda: streak.broken_over_points(points)
+        return lambda: streak.broken_over_seconds(seconds)
+    if points:
+        return lambda: streak.over_points(points)
+    return lambda: streak.over_seconds(seconds)
+
+
+def _when_covered(average: Average, window: Span) -> Reader:
+    points, seconds = window
+    if points:
+        series = average.series
+
+        def over_points() -> Value:
+            if series.total - average.unseen < points:
+                return None
+            newest = series.newest
+            return newest if newest is not None and newest - newest != 0.0 else average.average
+
+        return over_points
+    return lambda: average.value() if average.covers(seconds) else None

@@ -1,0 +1,374 @@
+"""From a document to checked rules, or to everything that is wrong with it, each with its place and the remedy."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import re
+from collections.abc import Iterable, Mapping
+from typing import Any, NamedTuple
+
+from baton.contract.documents import Document, Location, read_document
+from baton.contract.errors import Fault
+from baton.contract.rules.checking import Checked, check_condition
+from baton.contract.rules.faults import Code, did_you_mean
+from baton.contract.rules.limits import LIMITS, Limits
+from baton.contract.rules.metrics import BUILT_IN, REDUCES, Kind, Metric, Metrics, doubt_of, is_name
+from baton.contract.rules.periods import MAX_CHECKS_OF, ONE_CHECK, Measure, Period, hold_of, period_of
+from baton.contract.rules.placing import look_at_place, needed_group_values
+from baton.contract.rules.presets import NAMES as PRESETS
+from baton.contract.rules.reachability import Reach, look_for_what_never_happens
+from baton.contract.rules.reading_actions import read_action
+from baton.contract.rules.reading_signals import read_signals
+from baton.contract.rules.rule import EVENTS, Rule, RuleSet
+from baton.contract.rules.typed import Aggregate, Typed, walk
+
+MAX_ACTIONS = 16
+MAX_FIRES = 10**9
+_RULE_NAME = re.compile(r"[a-z0-9][a-z0-9_-]{0,62}")
+_KEYS = ("version", "presets", "metrics", "signals", "rules")
+_METRIC_KEYS = ("kind", "goal", "unit", "reduce")
+_RULE_KEYS = (
+    "name", "description", "when", "on", "every", "for", "warmup", "cooldown", "once", "max_fires", "clear", "do",
+    "severity", "mode", "on_error",
+)  # fmt: skip
+_CHOICES = {
+    "severity": ("info", "warning", "error"),
+    "mode": ("enforce", "dry_run"),
+    "on_error": ("ignore", "stop"),
+}
+_SWITCHES = ("on", "off", True, False)
+
+
+class Loaded(NamedTuple):
+    """The rules, if there are no faults. Warnings leave them usable."""
+
+    rules: RuleSet | None
+    faults: list[Fault]
+    warnings: list[Fault]
+
+
+def load(
+    text: str,
+    *,
+    reported: Iterable[str] | None = None,
+    max_steps: int | None = None,
+    max_silence_s: float | None = None,
+    limits: Limits = LIMITS,
+    presets: bool = False,
+) -> Loaded:
+    """Read a document, in YAML or JSON. Never raises, whatever the text is.
+
+    `reported`: the metrics that the training is known to report, so that all others are faults. `max_steps`: how long
+    it will run, `max_silence_s`: how old its heartbeats can become, so that rules which would need more are warned of.
+    `presets`: this is the presets' own document.
+    """
+    document = read_document(text)
+    if document.faults and not document.too_large and text.lstrip()[:1] == "{":
+        # JSON that is no YAML (tabs): without places, but with all that it says
+        try:
+            document = Document(value=json.loads(text))
+        except (ValueError, RecursionError):
+            return Loaded(None, _coded(document.faults, Code.UNREADABLE), [])
+    if document.faults:
+        return Loaded(None, _coded(document.faults, Code.UNREADABLE), [])
+    reach = Reach(max_steps, max_silence_s=max_silence_s)
+    loaded = _Reader(document, reported, reach, limits, () if presets else PRESETS).loaded()
+    if loaded.rules is None:
+        return loaded
+    digest = hashlib.sha256(text.encode(errors="replace")).hexdigest()[:16]
+    return loaded._replace(rules=loaded.rules._replace(digest=digest))
+
+
+def load_values(
+    value: Any, *, reported: Iterable[str] | None = None, max_steps: int | None = None, limits: Limits = LIMITS
+) -> Loaded:
+    """The same from plain values, as JSON has them; faults have no place."""
+    try:
+        text = json.dumps(value, ensure_ascii=False)
+    except (TypeError, ValueError, RecursionError):
+        return Loaded(None, [Fault("", "is not plain JSON", "Send a JSON object.", code=Code.UNREADABLE)], [])
+    loaded = load(text, reported=reported, max_steps=max_steps, limits=limits)
+    plain = [[one._replace(line=None, column=None) for one in found] for found in loaded[1:]]
+    return Loaded(loaded.rules, *plain)
+
+
+def _coded(faults: Iterable[Fault], code: Code) -> list[Fault]:
+    return [fault if fault.code else fault._replace(code=code) for fault in faults]
+
+
+def _ordered(faults: Iterable[Fault]) -> list[Fault]:
+    return sorted(dict.fromkeys(faults), key=lambda fault: (fault.line or 0, fault.column or 0, fault.field))
+
+
+class _Reader:
+    def __init__(
+        self,
+        document: Document,
+        reported: Iterable[str] | None,
+        reach: Reach,
+        limits: Limits,
+        taken: tuple[str, ...],
+    ) -> None:
+        """`taken`: names that no rule may have."""
+        self._document = document
+        self._taken = taken
+        self._reported = reported
+        self._limits = limits
+        self._reach = reach
+        self._warnings = Document(places=document.places, texts=document.texts)
+        self._metrics = Metrics(reported=reported)
+
+    def loaded(self) -> Loaded:
+        value = self._document.value
+        if not isinstance(value, dict):
+            self._fault((), "this is no rule document", "Write 'rules:' and a list.", Code.WRONG_SHAPE)
+            return self._result(None)
+        self._unknown_keys((), value, _KEYS)
+        if type(value.get("version", 1)) is not int or value.get("version", 1) != 1:
+            self._fault(("version",), "the version is not known", "Write 'version: 1'.", Code.INVALID_VALUE)
+        declared = self._declared(value.get("metrics"))
+        signals = read_signals(self._document, value.get("signals"), {metric.name for metric in declared})
+        known = (*declared, *(signal.metric for signal in signals))
+        self._metrics = Metrics(known, reported=self._reported)
+        self._reach = self._reach._replace(metrics=self._metrics)
+        if "rules" not in value:
+            self._fault((), "'rules' is missing", "Write 'rules:' and a list.", Code.MISSING_KEY)
+        said = value.get("rules", [])
+        if not isinstance(said, list):
+            self._fault(("rules",), "is no list", "Begin each rule with '- name: ...'.", Code.WRONG_SHAPE)
+            said = []
+        if len(said) > self._limits.rules:
+            reason = f"there are {len(said)} rules; at most {self._limits.rules} are allowed"
+            self._fault(("rules",), reason, "Leave some out.", Code.TOO_LARGE)
+            return self._result(None)
+        rules = [self._rule(("rules", number), one) for number, one in enumerate(said)]
+        self._look_for_repetitions(said)
+        kept = tuple(rule for rule in rules if rule is not None)
+        off = self._presets_off(value.get("presets", True))
+        found = RuleSet(kept, tuple(declared), self._limits, tuple(signals), off)
+        self._look_at_memory(found)
+        return self._result(found)
+
+    def _result(self, rules: RuleSet | None) -> Loaded:
+        faults = _coded(self._document.faults, Code.INVALID_VALUE)
+        return Loaded(None if faults else rules, _ordered(faults), _ordered(self._warnings.faults))
+
+    def _fault(self, location: Location, reason: str, remedy: str, code: Code) -> None:
+        self._document.fault(location, reason, remedy, code=code)
+
+    def _unknown_keys(self, location: Location, value: Mapping[str, Any], known: Iterable[str]) -> None:
+        for key in value:
+            if key not in known:
+                self._fault((*location, key), "is not a key here", did_you_mean(key, known), Code.UNKNOWN_KEY)
+
+    def _declared(self, said: Any) -> list[Metric]:
+        if said is None:
+            return []
+        if not isinstance(said, dict):
+            remedy = "Write 'my.metric: {goal: max}'."
+            self._fault(("metrics",), "is no mapping of metrics", remedy, Code.WRONG_SHAPE)
+            return []
+        return [metric for name, about in said.items() if (metric := self._metric(name, about)) is not None]
+
+    def _metric(self, name: str, about: Any) -> Metric | None:
+        location: Location = ("metrics", name)
+        about = {} if about is None else about
+        if not isinstance(about, dict):
+            self._fault(location, "is no mapping", "Write '{goal: max}' or '{kind: bool}'.", Code.WRONG_SHAPE)
+            return None
+        self._unknown_keys(location, about, _METRIC_KEYS)
+        if not is_name(name):
+            remedy = "Write letters, digits and '_', joined by '.': eval.f1_macro."
+            self._fault(location, "cannot be a metric's name", remedy, Code.INVALID_VALUE)
+            return None
+        if name in BUILT_IN:
+            self._fault(location, "is built in", "Leave it out, or choose another name.", Code.DUPLICATE_NAME)
+            return None
+        kind, goal, unit = about.get("kind", "number"), about.get("goal"), about.get("unit", "")
+        if kind not in tuple(Kind) or goal not in (None, "min", "max") or not isinstance(unit, str):
+            remedy = "There are kind (number, duration, size, bool), goal (min, max) and unit (a text)."
+            self._fault(location, "is not declared rightly", remedy, Code.INVALID_VALUE)
+            return None
+        reduce = about.get("reduce")
+        if reduce not in (None, *REDUCES):
+            remedy = (
+                f"Write {', '.join(REDUCES[:-1])} or {REDUCES[-1]}: what becomes of the values of several processes."
+            )
+            self._fault((*location, "reduce"), "cannot be that", remedy, Code.INVALID_VALUE)
+            return None
+        return Metric(name, Kind(kind), unit[:16], goal, reduce=reduce)
+
+    def _presets_off(self, said: Any) -> frozenset[str]:
+        """`presets: off`, or `presets: {preset-stuck: off}`."""
+        switches = said if isinstance(said, dict) else dict.fromkeys(PRESETS, said)
+        for name, switch in switches.items():
+            place: Location = ("presets", name) if isinstance(said, dict) else ("presets",)
+            if name not in PRESETS:
+                self._fault(place, f"there is no preset {name[:63]!r}", did_you_mean(name, PRESETS), Code.UNKNOWN_KEY)
+            if not isinstance(switch, (str, bool)) or switch not in _SWITCHES:
+                remedy = "Write 'presets: off', or 'presets: {preset-stuck: off}'."
+                self._fault(place, "is neither on nor off", remedy, Code.INVALID_VALUE)
+                break
+        return frozenset(name for name, switch in switches.items() if switch is False or switch == "off")
+
+    def _rule(self, location: Location, said: Any) -> Rule | None:
+        if not isinstance(said, dict):
+            self._fault(location, "is no rule", "Write 'name:', 'when:' and 'do:'.", Code.WRONG_SHAPE)
+            return None
+        before = len(self._document.faults)
+        self._unknown_keys(location, said, _RULE_KEYS)
+        name = self._name(location, said)
+        when, clear = self._expression(location, said, "when"), self._expression(location, said, "clear")
+        on, every = self._due(location, said)
+        more: dict[str, Any] = {key: self._choice(location, said, key) for key in _CHOICES if key in said}
+        more["hold"] = self._hold(location, said)
+        more["warmup"] = self._period(location, said, "warmup", "steps", "seconds", "checks")
+        more["cooldown"] = self._period(location, said, "cooldown", "steps", "seconds", "checks")
+        more["max_fires"] = self._max_fires(location, said)
+        more["actions"] = self._actions(location, said)
+        if not isinstance(said.get("description", ""), str):
+            self._fault((*location, "description"), "is no text", "Put it into quotes.", Code.INVALID_VALUE)
+        if len(self._document.faults) > before or when is None:
+            return None
+        more["description"] = said.get("description", "")[:500]
+        rule = Rule(name, when, clear, on=on, every=every, **more)
+        look_for_what_never_happens(rule, self._reach, location, self._warnings)
+        for told in rule.told:
+            if told not in self._metrics and (doubt := doubt_of(told, self._metrics)):
+                self._warnings.fault((*location, "do"), *doubt, code=Code.DOUBTFUL_NAME)
+        look_at_place(rule, self._metrics, location, self._document, self._warnings)
+        return rule
+
+    def _name(self, location: Location, said: Mapping[str, Any]) -> str:
+        name = said.get("name")
+        if name is None:
+            self._fault(location, "has no name", "Add 'name: ...'.", Code.MISSING_KEY)
+        elif not isinstance(name, str) or not _RULE_NAME.fullmatch(name):
+            remedy = "Use up to 63 lower-case letters, digits, '-' and '_', a letter or digit first."
+            self._fault((*location, "name"), "cannot be a rule's name", remedy, Code.INVALID_VALUE)
+        elif name in self._taken:
+            remedy = f"Choose another name; 'presets: {{{name}: off}}' switches that one off."
+            self._fault((*location, "name"), "is the name of a preset", remedy, Code.DUPLICATE_NAME)
+        return str(name)
+
+    def _expression(self, location: Location, said: Mapping[str, Any], key: str) -> Typed | None:
+        place = (*location, key)
+        if key not in said:
+            if key == "when":
+                self._fault(location, "has no condition", "Add 'when: loss > 4'.", Code.MISSING_KEY)
+            return None
+        text = said[key]
+        if isinstance(text, bool):
+            text = "true" if text else "false"
+        if not isinstance(text, str):
+            self._fault(place, "is no expression", "Write one like loss > 4.", Code.WRONG_SHAPE)
+            return None
+        checked: Checked = check_condition(text, self._metrics, self._limits)
+        for error in checked.faults:
+            self._document.text_fault(place, error.offset, error.reason, error.remedy, code=error.code)
+        for doubt in checked.doubts:
+            self._warnings.text_fault(place, doubt.offset, doubt.reason, doubt.remedy, code=doubt.code)
+        return checked.typed
+
+    def _due(self, location: Location, said: Mapping[str, Any]) -> tuple[frozenset[str], Period | None]:
+        if "on" in said and "every" in said:
+            remedy = "Leave out one of them."
+            self._fault((*location, "every"), "'on' and 'every' exclude each other", remedy, Code.CONFLICT)
+        every = self._period(location, said, "every", "steps", "seconds")
+        if every is not None and every.amount == 0:
+            self._fault((*location, "every"), "is nothing", "Write '1 step' or more.", Code.INVALID_VALUE)
+        events = said.get("on", [])
+        events = [events] if isinstance(events, str) else events
+        if not isinstance(events, list) or ("on" in said and not events):
+            remedy = f"Write one or a list of {', '.join(EVENTS)}."
+            self._fault((*location, "on"), "names no event", remedy, Code.WRONG_SHAPE)
+            return frozenset(), every
+        for number, event in enumerate(events):
+            if event not in EVENTS:
+                place = (*location, "on", number) if isinstance(said["on"], list) else (*location, "on")
+                self._fault(
+                    place,
+                    f"there is no event {str(event)[:40]!r}",
+                    did_you_mean(str(event), EVENTS),
+                    Code.UNKNOWN_EVENT,
+                )
+        return frozenset(event for event in events if isinstance(event, str)), every
+
+    def _period(self, location: Location, said: Mapping[str, Any], key: str, *measures: Measure) -> Period | None:
+        if key not in said:
+            return None
+        period = period_of(said[key], *measures)
+        if period is None:
+            words = {"checks": "'3 checks'", "steps": "'200 steps'", "seconds": "'10m'"}
+            remedy = f"Write it like {' or '.join(words[measure] for measure in measures)}."
+            self._fault((*location, key), "is no such period", remedy, Code.INVALID_VALUE)
+        return period
+
+    def _hold(self, location: Location, said: Mapping[str, Any]) -> Any:
+        hold = hold_of(said["for"]) if "for" in said else ONE_CHECK
+        if hold is None:
+            remedy = f"Write '3 checks', '200 steps', '10m', '3 of 5' (of at most {MAX_CHECKS_OF}) or '3 of all'."
+            self._fault((*location, "for"), "is no such period", remedy, Code.INVALID_VALUE)
+        return hold
+
+    def _choice(self, location: Location, said: Mapping[str, Any], key: str) -> Any:
+        if said[key] not in _CHOICES[key]:
+            remedy = f"Write {' or '.join(_CHOICES[key])}."
+            self._fault((*location, key), f"{key} cannot be that", remedy, Code.INVALID_VALUE)
+        return said[key]
+
+    def _max_fires(self, location: Location, said: Mapping[str, Any]) -> int | None:
+        once, most = said.get("once", False), said.get("max_fires")
+        if not isinstance(once, bool):
+            self._fault((*location, "once"), "is neither true nor false", "Write 'once: true'.", Code.INVALID_VALUE)
+        if "max_fires" not in said:
+            return 1 if once is True else None
+        if type(most) is not int or not 1 <= most <= MAX_FIRES:
+            remedy = "Write how often it may fire at most: 1 or more."
+            self._fault((*location, "max_fires"), "is no such number", remedy, Code.INVALID_VALUE)
+            return None
+        if once is True and most != 1:
+            remedy = "Leave out one of them."
+            self._fault((*location, "max_fires"), "'once' says something else", remedy, Code.CONFLICT)
+        return most
+
+    def _actions(self, location: Location, said: Mapping[str, Any]) -> tuple[Any, ...]:
+        place = (*location, "do")
+        given = said.get("do")
+        if given is None:
+            self._fault(location, "does nothing", "Add 'do: [alert: ...]' or another action.", Code.MISSING_KEY)
+            return ()
+        items = given if isinstance(given, list) else [given]
+        if not 1 <= len(items) <= MAX_ACTIONS:
+            self._fault(place, f"has {len(items)} actions", f"Give 1 to {MAX_ACTIONS}.", Code.INVALID_VALUE)
+            return ()
+        places = [(*place, number) if isinstance(given, list) else place for number in range(len(items))]
+        pairs = zip(places, items, strict=True)
+        return tuple(read_action(self._document, where, item, self._metrics) for where, item in pairs)
+
+    def _look_for_repetitions(self, said: list[Any]) -> None:
+        seen: dict[str, int] = {}
+        for number, one in enumerate(said):
+            name = one.get("name") if isinstance(one, dict) else None
+            if isinstance(name, str):
+                if name in seen:
+                    reason = f"there is a rule {name[:63]!r} already (rule {seen[name] + 1})"
+                    self._fault(("rules", number, "name"), reason, "Choose another name.", Code.DUPLICATE_NAME)
+                seen.setdefault(name, number)
+
+    def _look_at_memory(self, found: RuleSet) -> None:
+        """All windows together are bounded: equal ones count once. So is what the jobs of a group keep."""
+        limits = self._limits
+        values = len(needed_group_values(found))
+        if values > limits.group_values:
+            reason = f"group functions need {values} metrics or steps; at most {limits.group_values} are allowed"
+            self._fault(("rules",), reason, "Use the same metrics and steps in several rules.", Code.TOO_LARGE)
+        expressions = [one for rule in found.rules for one in (rule.when, rule.clear) if one is not None]
+        summaries = {part.summary for one in expressions for part in walk(one) if isinstance(part, Aggregate)}
+        windows = {(one.metric, one.function, one.window) for one in summaries if one.window is not None}
+        points = sum(math.ceil(window.points or limits.duration_points) for _, _, window in windows)
+        if points > limits.total_points:
+            reason = f"all windows together hold {points:,} points; at most {limits.total_points:,} are allowed"
+            self._fault(("rules",), reason, "Make windows smaller, or use ema.", Code.TOO_LARGE)

@@ -1,0 +1,103 @@
+"""Texts of logs and alerts: `{loss}` and `{loss:.3f}` become a metric's value. Nothing else can be reached.
+
+A text is taken apart here, once; Python's own formatting sees a float and a form that this pattern allowed.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from baton.contract.rules.metrics import is_name
+
+MAX_CHARS = 1_000
+_FIELD = re.compile(r"\{\{|\}\}|\{(?P<name>[^{}:]*)(?::(?P<form>[^{}]*))?\}|[{}]")
+_FORM = re.compile(r",?(?:\.[0-9]{1,2})?[fegd%]?")
+
+
+class MessageError(Exception):
+    """The text cannot be used. `offset` counts its characters from 0."""
+
+    def __init__(self, reason: str, remedy: str, offset: int) -> None:
+        """`remedy`: what would be right."""
+        super().__init__(reason)
+        self.reason = reason
+        self.remedy = remedy
+        self.offset = offset
+
+
+class Field(NamedTuple):
+    """A metric in a text."""
+
+    metric: str
+    form: str
+    offset: int
+
+
+class Message(NamedTuple):
+    """A text, taken apart."""
+
+    text: str
+    parts: tuple[str | Field, ...]
+
+    @property
+    def fields(self) -> tuple[Field, ...]:
+        """Its metrics, in their order."""
+        return tuple(part for part in self.parts if isinstance(part, Field))
+
+    def render(self, values: Mapping[str, float | None]) -> str:
+        """With the values filled in; what is not known is `unknown`."""
+        return "".join(
+            part if isinstance(part, str) else _said(values.get(part.metric), part.form) for part in self.parts
+        )
+
+
+def message_of(text: str) -> Message:
+    """Take a text apart. Raises MessageError."""
+    if len(text) > MAX_CHARS:
+        raise MessageError(f"has {len(text)} characters; at most {MAX_CHARS} are allowed", "Shorten it.", 0)
+    if not text.strip():
+        raise MessageError("is empty", "Say what has happened.", 0)
+    parts: list[str | Field] = []
+    last = 0
+    for found in _FIELD.finditer(text):
+        parts.append(text[last : found.start()])
+        last = found.end()
+        if found[0] in ("{{", "}}"):
+            parts.append(found[0][0])
+        elif found["name"] is None:
+            raise MessageError(
+                f"has a single '{found[0]}'", f"Write '{found[0] * 2}' for the character.", found.start()
+            )
+        else:
+            parts.append(_field(found))
+    parts.append(text[last:])
+    return Message(text, tuple(part for part in parts if part))
+
+
+def is_form(form: str) -> bool:
+    """Whether a value can be written so: `.3f`, `d`, `.1%`; or nothing."""
+    return _FORM.fullmatch(form) is not None
+
+
+def _field(found: re.Match[str]) -> Field:
+    name, form = found["name"], found["form"] or ""
+    if not is_name(name):
+        remedy = "Between braces stands a metric's name: {loss}, {eval.loss:.3f}."
+        raise MessageError(f"names {name[:40]!a}, which is no metric", remedy, found.start())
+    if not is_form(form):
+        remedy = "Write a form like .3f, .2e, .4g, d, .1% or ,.0f."
+        raise MessageError(f"has the form {form[:40]!a}", remedy, found.start())
+    return Field(name, form, found.start())
+
+
+def _said(value: float | None, form: str) -> str:
+    if value is None:
+        return "unknown"
+    if not math.isfinite(value):
+        return "NaN" if math.isnan(value) else "inf" if value > 0 else "-inf"
+    if form.endswith("d"):
+        return format(round(value), form.partition(".")[0].rstrip("d") + "d")
+    return format(value, form or ".6g")

@@ -1,0 +1,185 @@
+"""From words to a tree: a Pratt parser with bounds on size and depth."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from baton.contract.rules.faults import Code, ExpressionError
+from baton.contract.rules.lexer import WORDS, Token, tokens_of
+from baton.contract.rules.limits import LIMITS, Limits
+from baton.contract.rules.tree import (
+    BINDING,
+    COMPARE,
+    COMPARISONS,
+    NOT,
+    SIGN,
+    Binary,
+    Call,
+    Comparison,
+    Logic,
+    Name,
+    Node,
+    Number,
+    Truth,
+    Unary,
+    depth_of,
+)
+
+_FOREIGN_WORDS = {
+    "if": "Write 'a and b or c', or two rules.",
+    "else": "Write 'a and b or c', or two rules.",
+    "in": "Compare with each value.",
+    "is": "Write '=='; missing(x) tests for a value that is not there.",
+    "lambda": "There are only the functions of docs/rules.md.",
+    "for": "Use a window: mean(loss, 50).",
+    "None": "missing(x) tests for a value that is not there.",
+    "null": "missing(x) tests for a value that is not there.",
+    "True": "Write 'true'.",
+    "False": "Write 'false'.",
+    "AND": "Write 'and'.",
+    "OR": "Write 'or'.",
+    "NOT": "Write 'not'.",
+}
+
+
+def parse(text: str, limits: Limits = LIMITS) -> Node:
+    """The tree of an expression. Raises ExpressionError."""
+    return _Parser(tokens_of(text, limits), limits).whole()
+
+
+class _Parser:
+    def __init__(self, tokens: Iterator[Token], limits: Limits) -> None:
+        self._tokens = tokens
+        self._next = next(tokens)
+        self._limits = limits
+        self._nodes = 0
+        self._level = 0
+
+    def whole(self) -> Node:
+        if self._next.kind == "end":
+            raise ExpressionError(Code.SYNTAX, "the expression is empty", "Write one like loss > 4.", 0)
+        found = self._expression(0)
+        if self._next.kind != "end":
+            raise self._unexpected()
+        if depth_of(found) > self._limits.depth:
+            raise self._too_deep(0)
+        return found
+
+    def _take(self) -> Token:
+        """The next token; that of the end stays."""
+        token = self._next
+        if token.kind != "end":
+            self._next = next(self._tokens)
+        return token
+
+    def _skip(self, text: str) -> bool:
+        if self._next.kind == "op" and self._next.text == text:
+            self._take()
+            return True
+        return False
+
+    def _count(self, node: Node) -> Node:
+        self._nodes += 1
+        if self._nodes > self._limits.nodes:
+            reason = f"the expression has more than {self._limits.nodes} parts"
+            raise ExpressionError(Code.TOO_LARGE, reason, "Split it into several rules.", node.offset)
+        return node
+
+    def _expression(self, binding: int) -> Node:
+        """Of operators that bind at least that tightly."""
+        self._level += 1
+        # what lies in parentheses takes no node: both are bounded
+        if self._level > 2 * self._limits.depth:
+            raise self._too_deep(self._next.offset)
+        left = self._operand()
+        while (found := self._binding()) and found >= max(binding, 1):
+            left = self._infix(left, found)
+        self._level -= 1
+        return left
+
+    def _binding(self) -> int | None:
+        token = self._next
+        return BINDING.get(token.text) if token.kind in ("op", "name") else None
+
+    def _infix(self, left: Node, binding: int) -> Node:
+        token = self._next
+        if binding == COMPARE:
+            operators, operands = [], [left]
+            while self._next.kind == "op" and self._next.text in COMPARISONS:
+                operators.append(self._take().text)
+                operands.append(self._expression(binding + 1))
+            return self._count(Comparison(tuple(operators), tuple(operands), token.offset))
+        if token.kind == "name":
+            operands = [left]
+            while self._next.kind == "name" and self._next.text == token.text:
+                self._take()
+                operands.append(self._expression(binding + 1))
+            return self._count(Logic(token.text, tuple(operands), token.offset))
+        self._take()
+        return self._count(Binary(token.text, left, self._expression(binding + 1), token.offset))
+
+    def _operand(self) -> Node:
+        token = self._next
+        if token.kind == "number":
+            self._take()
+            return self._count(Number(float(token.text), token.unit, token.offset))
+        if token.kind == "name":
+            return self._named(token)
+        if token.kind == "op" and token.text in ("-", "+"):
+            self._take()
+            return self._count(Unary(token.text, self._expression(SIGN), token.offset))
+        if token.text == "(":
+            self._take()
+            inner = self._expression(0)
+            self._close(token)
+            return inner
+        raise self._unexpected()
+
+    def _named(self, token: Token) -> Node:
+        if token.text in WORDS and token.text not in ("not", "true", "false"):
+            raise self._unexpected()
+        if token.text in _FOREIGN_WORDS:
+            raise ExpressionError(
+                Code.SYNTAX, f"there is no '{token.text}' here", _FOREIGN_WORDS[token.text], token.offset
+            )
+        self._take()
+        if token.text == "not":
+            return self._count(Unary("not", self._expression(NOT), token.offset))
+        if token.text in ("true", "false"):
+            return self._count(Truth(token.text == "true", token.offset))
+        if not self._skip("("):
+            return self._count(Name(token.text, token.offset))
+        arguments: list[Node] = []
+        while not self._skip(")"):
+            arguments.append(self._expression(0))
+            if not self._skip(","):
+                self._close(token)
+                break
+        return self._count(Call(token.text, tuple(arguments), token.offset))
+
+    def _close(self, opened: Token) -> None:
+        if not self._skip(")"):
+            if self._next.kind == "end":
+                reason = "a parenthesis is not closed"
+                raise ExpressionError(Code.SYNTAX, reason, "Add ')'.", opened.offset)
+            raise self._unexpected()
+
+    def _unexpected(self) -> ExpressionError:
+        token = self._next
+        if token.kind == "end":
+            return ExpressionError(Code.SYNTAX, "the expression ends too early", "Complete it.", token.offset)
+        known = _FOREIGN_WORDS.get(token.text)
+        if known and token.kind == "name":
+            return ExpressionError(Code.SYNTAX, f"there is no '{token.text}' here", known, token.offset)
+        if token.text == "(":
+            return ExpressionError(
+                Code.SYNTAX, "only functions can be called", "Write one like mean(loss, 50).", token.offset
+            )
+        said = token.text + token.unit
+        reason = f"'{said}' is not expected here"
+        remedy = "Put an operator before it." if token.kind in ("number", "name") else "Leave it out, or complete it."
+        return ExpressionError(Code.SYNTAX, reason, remedy, token.offset)
+
+    def _too_deep(self, offset: int) -> ExpressionError:
+        reason = f"the expression is nested deeper than {self._limits.depth} levels"
+        return ExpressionError(Code.TOO_LARGE, reason, "Split it into several rules.", offset)

@@ -1,0 +1,175 @@
+"""The actions of a document: `stop`, `save: best`, `set: {knob: lr, factor: 0.5}`."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import MISSING, fields
+from typing import Any, NamedTuple
+
+from baton.contract.documents import Document, Location
+from baton.contract.rules.actions import ACTIONS, Action
+from baton.contract.rules.faults import Code, did_you_mean
+from baton.contract.rules.messages import Message, MessageError, message_of
+from baton.contract.rules.metrics import Metrics
+
+_TAG = re.compile(r"[a-z0-9][a-z0-9-]{0,62}")
+_GROUP = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,255}")
+"""What a tag may be that is easily written."""
+_KNOB = re.compile(r"[A-Za-z_][A-Za-z0-9_.]{0,63}")
+
+MAX_GROUP_JOBS = 100
+"""Whatever a rule says: its jobs are paid for."""
+
+
+class Field(NamedTuple):
+    """What a parameter may be."""
+
+    kind: str
+    """number, whole, flag, name, message, or choice."""
+    low: float = -math.inf
+    high: float = math.inf
+    choices: tuple[str, ...] = ()
+    pattern: re.Pattern[str] = _KNOB
+
+    def problem(self, value: Any) -> str | None:
+        """What it would have to be; None if it is that."""
+        match self.kind:
+            case "flag":
+                return None if isinstance(value, bool) else "true or false"
+            case "choice":
+                return None if value in self.choices else " or ".join(self.choices)
+            case "name":
+                fits = isinstance(value, str) and self.pattern.fullmatch(value)
+                return None if fits else "a name of letters and digits"
+            case "message":
+                return None if isinstance(value, str) else "a text"
+        kinds = int if self.kind == "whole" else (int, float)
+        if isinstance(value, bool) or not isinstance(value, kinds) or not self.low <= value <= self.high:
+            what = "a whole number" if self.kind == "whole" else "a number"
+            return f"{what} from {self.low:g} to {self.high:g}" if math.isfinite(self.high) else what
+        return None if math.isfinite(value) else "a finite number"
+
+
+_FINITE = Field("number", -1e300, 1e300)
+_FIELDS: Mapping[str, Mapping[str, Field]] = {
+    "stop": {"outcome": Field("choice", choices=("complete", "failed")), "save": Field("flag")},
+    "save": {"tag": Field("name", pattern=_TAG)},
+    "evaluate": {},
+    "log": {"text": Field("message")},
+    "alert": {"text": Field("message")},
+    "set": {
+        "knob": Field("name"),
+        "value": _FINITE,
+        "factor": Field("number", 1e-9, 1e9),
+        "min": _FINITE,
+        "max": _FINITE,
+    },
+    "rollback": {
+        "to": Field("choice", choices=("last", "best")),
+        "skip": Field("whole", 0, 10**9),
+        "lr_factor": Field("number", 1e-9, 1),
+        "budget": Field("whole", 1, 100),
+    },
+    "skip_batch": {},
+    "pause": {},
+    "profile": {"steps": Field("whole", 1, 100)},
+    "requeue": {"exclude_host": Field("flag")},
+    "scale": {
+        "group": Field("name", pattern=_GROUP),
+        "delta": Field("whole", -MAX_GROUP_JOBS, MAX_GROUP_JOBS),
+        "least": Field("whole", 0, MAX_GROUP_JOBS),
+        "most": Field("whole", 1, MAX_GROUP_JOBS),
+    },
+    "hook": {"name": Field("name")},
+}
+_MAIN = {"stop": "outcome", "save": "tag", "log": "text", "alert": "text", "profile": "steps", "hook": "name"}
+"""The parameter that may be given alone: `profile: 10`."""
+
+
+def read_action(document: Document, location: Location, said: Any, metrics: Metrics) -> Action | None:
+    """One item of `do`; None, and faults noted, if it is wrong."""
+    given: Any = {}
+    if isinstance(said, str):
+        name, place = said, location
+    elif isinstance(said, dict) and len(said) == 1:
+        name, given = next(iter(said.items()))
+        place = (*location, name)
+    else:
+        remedy = "Write one like 'stop', 'save: best' or 'set: {knob: lr, factor: 0.5}'."
+        document.fault(location, "is no action", remedy, code=Code.WRONG_SHAPE)
+        return None
+    if name not in ACTIONS:
+        document.fault(place, f"there is no action {name!r}", did_you_mean(name, ACTIONS), code=Code.UNKNOWN_ACTION)
+        return None
+    if given is None:
+        given = {}
+    if not isinstance(given, dict):
+        if name not in _MAIN:
+            known = ", ".join(_FIELDS[name]) or "none"
+            document.fault(place, f"needs its parameters by name ({known})", "Add them.", code=Code.WRONG_SHAPE)
+            return None
+        given = {_MAIN[name]: given}
+        return _action(document, place, name, given, metrics, alone=True)
+    return _action(document, place, name, given, metrics, alone=False)
+
+
+def _action(
+    document: Document, place: Location, name: str, given: dict[str, Any], metrics: Metrics, *, alone: bool
+) -> Action | None:
+    known = _FIELDS[name]
+    taken: dict[str, Any] = {}
+    before = len(document.faults)
+    for key, value in given.items():
+        where = place if alone else (*place, key)
+        if key not in known:
+            remedy = did_you_mean(key, known) if known else "Leave it out."
+            document.fault(where, f"is no parameter of {name}", remedy, code=Code.UNKNOWN_KEY)
+            continue
+        wanted = known[key].problem(value)
+        if wanted is not None:
+            document.fault(where, f"{key} of {name} must be {wanted}", "Change it so.", code=Code.INVALID_VALUE)
+        elif known[key].kind == "message":
+            taken[key] = _message(document, where, value, metrics)
+        else:
+            taken[key] = float(value) if known[key].kind == "number" else value
+    kind = ACTIONS[name]
+    for one in fields(kind):
+        if one.name not in given and one.default is MISSING:
+            reason = f"{name} needs '{one.name}'"
+            document.fault(place, reason, f"Write {name}: {{{one.name}: ...}}.", code=Code.MISSING_KEY)
+    if len(document.faults) == before:
+        _look_at(document, place, name, taken)
+    return kind(**taken) if len(document.faults) == before else None
+
+
+def _message(document: Document, where: Location, text: str, metrics: Metrics) -> Message | None:
+    try:
+        message = message_of(text)
+    except MessageError as error:
+        document.text_fault(where, error.offset, error.reason, error.remedy, code=Code.INVALID_TEXT)
+        return None
+    for field in message.fields:
+        if field.metric not in metrics and not metrics.open:
+            reason = f"the metric {field.metric} never appears"
+            remedy = did_you_mean(field.metric, metrics)
+            document.text_fault(where, field.offset, reason, remedy, code=Code.UNKNOWN_METRIC)
+    return message
+
+
+def _look_at(document: Document, place: Location, name: str, taken: dict[str, Any]) -> None:
+    """What parameters have to do with each other."""
+    if name == "set":
+        if ("value" in taken) == ("factor" in taken):
+            remedy = "Write 'value: 1e-5', or 'factor: 0.5'."
+            document.fault(place, "set needs exactly one of 'value' and 'factor'", remedy, code=Code.CONFLICT)
+        elif taken.get("min", -math.inf) > taken.get("max", math.inf):
+            document.fault(place, "min is more than max", "Exchange them.", code=Code.CONFLICT)
+        elif "value" in taken and not taken.get("min", -math.inf) <= taken["value"] <= taken.get("max", math.inf):
+            document.fault(place, "the value is out of its bounds", "Change one of them.", code=Code.CONFLICT)
+    elif name == "scale" and taken["delta"] == 0:
+        document.fault(place, "a delta of 0 changes nothing", "Write 1 or -1.", code=Code.INVALID_VALUE)
+    elif name == "scale" and taken.get("least", 0) > taken.get("most", MAX_GROUP_JOBS):
+        # Of a rule that says but one of them, the other one's usual value bounds nothing: the delta has one sign.
+        document.fault(place, "least is more than most", "Exchange them.", code=Code.CONFLICT)

@@ -1,0 +1,324 @@
+"""Windows over the newest points of a series: so many, or those of the last so many seconds.
+
+What a window sums up is never added to and taken from as floats: errors would pile up, and one huge value would leave
+its rounding behind for ever. `Moments` takes it from exact sums (`sums.py`), so every value is the float nearest to the
+exact one, whatever has passed through the window, on every machine.
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_left, insort
+from collections import deque
+from typing import Any
+
+from baton.contract.rules.arithmetic import INF, NAN, ratio, root_of_ratio
+from baton.contract.rules.numbers import decoded, encoded
+from baton.contract.rules.series import Clock, Series
+
+
+class Window:
+    """The points from number `start` on. Alone it counts and remembers them."""
+
+    __slots__ = ("began", "clock", "lag", "limit", "seconds", "series", "stamp", "start")
+
+    def __init__(self, series: Series, clock: Clock, limit: int, seconds: float = 0.0, lag: int = 0) -> None:
+        """`limit`: most points. `lag`: newest points that are not in it."""
+        self.series = series
+        self.clock = clock
+        self.limit = limit
+        self.seconds = seconds
+        self.lag = lag
+        self.start = 0
+        self.began: float | None = None
+        """When its first point came, of a window over a duration."""
+        self.stamp = 0
+        """Rises with every change."""
+        series.keeps = True
+        series.keeps_times = series.keeps_times or seconds > 0
+
+    @property
+    def wants_points(self) -> bool:
+        """Whether it is to be told of each point."""
+        return True
+
+    def __len__(self) -> int:
+        return max(0, self.series.total - self.lag - self.start)
+
+    def push(self, value: float, now: float) -> None:
+        """Take the newest point."""
+        self.stamp += 1
+        size = len(self)
+        self._add(value, size - 1)
+        if size > self.limit:
+            self._drop()
+        if self.seconds:
+            self._begin(now)
+            self.trim()
+
+    def _begin(self, now: float) -> None:
+        if self.began is None:
+            self.began = now
+
+    def trim(self) -> None:
+        """Let go what is too old by now."""
+        edge = self.clock.now - self.seconds
+        series = self.series
+        end = series.total - self.lag
+        while self.start < end and series.times[self.start - series.base] <= edge:
+            self.stamp += 1
+            self._drop()
+
+    def is_known(self, least: int) -> bool:
+        """Whether it is full: has all its points, or has gone on for its duration and has `least` of them."""
+        size = self.series.total - self.lag - self.start
+        if not self.seconds:
+            return size >= self.limit
+        return size >= least and self.began is not None and self.clock.now - self.began >= self.seconds
+
+    def oldest(self) -> float:
+        """Its first point; there must be one."""
+        return self.series.values[self.start - self.series.base]
+
+    def _drop(self) -> None:
+        value = self.series.values[self.start - self.series.base]
+        self.start += 1
+        self._remove(value)
+
+    def _add(self, value: float, index: int) -> None:
+        """A point that becomes number `index` of the window, from 0."""
+
+    def _remove(self, value: float) -> None:
+        """The oldest point; `start` is past it already."""
+
+    def _clear(self) -> None:
+        """As without points."""
+
+    def first_needed(self) -> int:
+        """Number of the oldest point that it will still look at."""
+        return min(self.start, self.series.total)
+
+    def state(self) -> Any:
+        """What its points do not tell."""
+        return {"start": self.start, "began": encoded(self.began)}
+
+    def restore(self, state: Any) -> None:
+        """The sums are made anew from the points: they are exact, so they are the same."""
+        series = self.series
+        self._clear()
+        self.stamp += 1
+        if state is None:
+            self.start, self.began = series.total, None
+            return
+        start = state["start"]
+        if type(start) is not int or not series.base <= start <= series.total:
+            raise ValueError("a window lies outside of its points")
+        if series.total - self.lag - start > self.limit:
+            raise ValueError("a window has too many points")
+        self.start, self.began = start, decoded(state["began"])
+        inside = series.values[start - series.base : max(0, series.total - self.lag - series.base)]
+        for index, value in enumerate(inside):
+            self._add(value, index)
+
+
+class Moments(Window):
+    """Mean, standard deviation and slope, from the sums that all windows of a series share."""
+
+    __slots__ = ("sums",)
+
+    def __init__(self, series: Series, clock: Clock, limit: int, seconds: float = 0.0, lag: int = 0) -> None:
+        """As of all windows."""
+        super().__init__(series, clock, limit, seconds, lag)
+        self.sums = series.summed()
+
+    @property
+    def wants_points(self) -> bool:
+        """One of so many points begins where it is asked for."""
+        return self.seconds > 0
+
+    def push(self, value: float, now: float) -> None:
+        """Only of a window over a duration."""
+        self.stamp += 1
+        self._begin(now)
+        self.trim()
+
+    def trim(self) -> None:
+        """Let go what is too much, or too old by now."""
+        earliest = self.series.total - self.lag - self.limit
+        if self.start < earliest:
+            self.stamp += 1
+            self.start = earliest
+        if self.seconds:
+            super().trim()
+
+    def first_needed(self) -> int:
+        """Number of the oldest point that it will still look at."""
+        self.trim()
+        return super().first_needed()
+
+    def _drop(self) -> None:
+        self.start += 1
+
+    def _odd(self) -> float | None:
+        """The sum, if there is NaN or an infinity among the points."""
+        nan, high, low = self.sums.oddities(self.start, self.lag)
+        if nan or (high and low):
+            return NAN
+        return INF if high else -INF if low else None
+
+    def _sum(self, sums: list[int], power: int = 1) -> int:
+        return self.sums.between(sums, self.start, self.series.total - self.lag, power)
+
+    def mean(self) -> float:
+        """NaN with one, or with infinities of both signs."""
+        self.trim()
+        odd = self._odd()
+        return odd if odd is not None else ratio(self._sum(self.sums.totals), len(self) << self.sums.scale)
+
+    def std(self) -> float:
+        """With n - 1, as of a sample."""
+        self.trim()
+        if self._odd() is not None:
+            return NAN
+        size, total = len(self), self._sum(self.sums.totals)
+        numerator = size * self._sum(self.sums.squares, 2) - total * total
+        return root_of_ratio(numerator, size * (size - 1) << 2 * self.sums.scale)
+
+    def slope(self) -> float:
+        """Of the line of least squares, per point."""
+        self.trim()
+        if self._odd() is not None:
+            return NAN
+        size, total = len(self), self._sum(self.sums.totals)
+        # weighed by their number in the training: here the first has the number 0
+        weighted = self._sum(self.sums.weighted) - self.start * total
+        return ratio(12 * weighted - 6 * (size - 1) * total, size * (size * size - 1) << self.sums.scale)
+
+    def zscore(self) -> float:
+        """Of the newest point; infinite where all before it are the same and it is not."""
+        newest = self.series.newest
+        return deviations((NAN if newest is None else newest) - self.mean(), self.std())
+
+
+def deviations(offset: float, spread: float) -> float:
+    """How many standard deviations that is."""
+    if spread:
+        return offset / spread
+    return offset if offset == 0 or math.isnan(offset) else math.copysign(INF, offset)
+
+
+class Extreme(Window):
+    """Least or greatest point: a queue of those that no later one outdoes."""
+
+    __slots__ = ("nans", "queue", "sign")
+
+    def __init__(self, series: Series, clock: Clock, limit: int, seconds: float = 0.0, *, sign: float) -> None:
+        """`sign`: 1 for the least, -1 for the greatest."""
+        super().__init__(series, clock, limit, seconds)
+        self.sign = sign
+        self._clear()
+
+    def _clear(self) -> None:
+        self.nans = 0
+        self.queue: deque[tuple[int, float]] = deque()
+
+    def push(self, value: float, now: float) -> None:
+        """As of all windows, in one piece."""
+        self.stamp += 1
+        last = self.series.total - 1
+        queue = self.queue
+        if value == value:  # noqa: PLR0124 - quicker than isnan
+            signed = value * self.sign
+            while queue and queue[-1][1] >= signed:
+                queue.pop()
+            queue.append((last, signed))
+        else:
+            self.nans += 1
+        if last - self.start >= self.limit:
+            if self.nans:
+                self._drop()
+            else:
+                self.start += 1
+                if queue[0][0] < self.start:
+                    queue.popleft()
+        if self.seconds:
+            self._begin(now)
+            self.trim()
+
+    def _add(self, value: float, index: int) -> None:
+        if math.isnan(value):
+            self.nans += 1
+            return
+        signed = value * self.sign
+        queue = self.queue
+        while queue and queue[-1][1] >= signed:
+            queue.pop()
+        queue.append((self.start + index, signed))
+
+    def _remove(self, value: float) -> None:
+        if math.isnan(value):
+            self.nans -= 1
+        elif self.queue[0][0] < self.start:
+            self.queue.popleft()
+
+    def value(self) -> float:
+        """NaN with one."""
+        return NAN if self.nans else self.queue[0][1] * self.sign
+
+
+class Median(Window):
+    """The middle, from a sorted list: an update takes O(log n) comparisons and moves at most 8 bytes a point."""
+
+    __slots__ = ("nans", "ordered")
+
+    def __init__(self, series: Series, clock: Clock, limit: int, seconds: float = 0.0) -> None:
+        """As of all windows."""
+        super().__init__(series, clock, limit, seconds)
+        self._clear()
+
+    def _clear(self) -> None:
+        self.nans = 0
+        self.ordered: list[float] = []
+
+    def push(self, value: float, now: float) -> None:
+        """As of all windows, in one piece."""
+        self.stamp += 1
+        ordered, series = self.ordered, self.series
+        if value == value:  # noqa: PLR0124 - quicker than isnan
+            insort(ordered, value)
+        else:
+            self.nans += 1
+        if series.total - self.start > self.limit:
+            oldest = series.values[self.start - series.base]
+            self.start += 1
+            if oldest == oldest:  # noqa: PLR0124
+                del ordered[bisect_left(ordered, oldest)]
+            else:
+                self.nans -= 1
+        if self.seconds:
+            self._begin(now)
+            self.trim()
+
+    def _add(self, value: float, index: int) -> None:
+        if math.isnan(value):
+            self.nans += 1
+        else:
+            insort(self.ordered, value)
+
+    def _remove(self, value: float) -> None:
+        if math.isnan(value):
+            self.nans -= 1
+        else:
+            del self.ordered[bisect_left(self.ordered, value)]
+
+    def value(self) -> float:
+        """NaN with one; of an even number of points the mean of the two in the middle."""
+        if self.nans:
+            return NAN
+        size = len(self.ordered)
+        upper = self.ordered[size // 2]
+        if size % 2:
+            return upper
+        lower = self.ordered[size // 2 - 1]
+        middle = (lower + upper) / 2
+        return middle if middle - middle == 0.0 else lower / 2 + upper / 2

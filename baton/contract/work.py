@@ -1,0 +1,361 @@
+"""The worker's calls: claim, heartbeat, progress, complete, fail, release."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Annotated, Literal
+
+from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, model_validator
+
+from baton.contract.base import (
+    AnswerModel,
+    Blake3,
+    Crc64,
+    Epoch,
+    EpochSeconds,
+    Identity,
+    JobId,
+    JsonObject,
+    Metrics,
+    ObjectKey,
+    QueueName,
+    RelativePath,
+    Step,
+    WireModel,
+)
+from baton.contract.checkpoints import CheckpointRef
+from baton.contract.goodput import Goodput
+from baton.contract.jobs import FailureClass, InputRef
+from baton.contract.parts import LargeSizeBytes, Parts, require_fitting
+from baton.contract.recipes.plan import RunPlan
+from baton.contract.steering import Command, Control, ControlReport, EndedBy, LeaveByRule, RulesInForce, Sequence
+
+
+class Directive(StrEnum):
+    """What the control plane tells a worker in the reply to a heartbeat."""
+
+    CONTINUE = "continue"
+    CANCEL = "cancel"
+    PAUSE = "pause"
+    CHECKPOINT = "checkpoint"
+
+
+class SaladIdentity(WireModel):
+    """Where the worker runs, as the original orchestrator's clients say it. All optional.
+
+    Example: `{"organization_name": "acme", "container_group_id": "cg-1", "machine_id": "m-1"}`
+    """
+
+    organization_name: Identity | None = None
+    project_name: Identity | None = None
+    container_group_name: Identity | None = None
+    container_group_id: Identity | None = None
+    machine_id: Identity | None = None
+
+
+class WorkQuery(SaladIdentity):
+    """Query of `GET /work`: which queue, and what this worker has.
+
+    Example: `?queue=default&machine_id=m-1&provider=salad&vram_gib=24&disk_gib=80&gpu_model=RTX%204090`
+    """
+
+    queue: QueueName = "default"
+    provider: Identity | None = None
+    worker_id: Identity | None = None
+    vram_gib: Annotated[float, Field(ge=0, le=4096)] | None = None
+    disk_gib: Annotated[float, Field(ge=0, le=10**6)] | None = None
+    gpus: Annotated[int, Field(ge=0, le=64)] | None = None
+    gpu_model: Annotated[str, Field(max_length=64)] | None = None
+    price_usd_per_hour: Annotated[float, Field(ge=0, le=10**6, allow_inf_nan=False)] | None = None
+    """Of this machine, for rules about cost; None: not known."""
+    image: Annotated[str, Field(max_length=256, pattern=r"^[\x21-\x7e]*$")] | None = None
+    """The container image that the worker runs in."""
+    runs_plans: bool | None = None
+    """It runs the steps of a `plan`. Others are given only jobs whose `command` is all there is to them."""
+
+
+class WorkItem(AnswerModel):
+    """A claimed job, as a lease-aware worker receives it (`GET /work` answers a list of none or one).
+
+    `resume` lists committed checkpoints, newest first: use the first whose bytes verify.
+    Example: `{"id": "146683a1-...", "epoch": 2, "lease_token": "...", "lease_duration_s": 90, "resume": [], ...}`
+    """
+
+    model_config = ConfigDict(extra="allow", frozen=True)
+
+    id: JobId
+    status: Literal["running"] = "running"
+    epoch: Epoch
+    lease_token: str
+    lease_duration_s: int
+    lease_expires_at: EpochSeconds
+    heartbeat_interval_s: int
+    server_time: EpochSeconds
+    recipe: str | None = None
+    command: list[str]
+    """For workers that know no plans: the program of its only step."""
+    plan: RunPlan | None = None
+    """The steps to run in order; None for a bare command."""
+    parameters: JsonObject
+    environment: dict[str, str]
+    inputs: list[InputRef]
+    outputs: list[str]
+    data_bucket: str
+    checkpoint_bucket: str
+    checkpoint_prefix: str
+    resume: list[CheckpointRef]
+    last_step: Step | None = None
+    """The last step that any attempt reported: what lies between it and the resumed step is repeated."""
+    no_progress_timeout_s: int | None = None
+    stop_grace_s: int = 30
+    checkpoint_every: Literal["auto"] | int | None = None
+    """Seconds; see Policy."""
+    runtime_s: int = 0
+    """Of all earlier attempts."""
+    interruptions: int = 0
+    control: Control | None = None
+    """None: nobody has given the job rules or commands yet."""
+    rings: list[str] = []
+    """Of the control plane, which the job's processes may use: by the token that follows from the lease's."""
+    quarantines: bool = False
+    """Whether `ring.quarantined` may be among the decisions of a report: an older control plane refuses it, and with it
+    the heartbeat."""
+
+
+class HeartbeatRequest(SaladIdentity):
+    """Body of `POST /heartbeat/{id}`; may be empty.
+
+    Example: `{"step": 120, "total_steps": 500, "metrics": {"loss": 0.31}, "phase": "training"}`
+    """
+
+    goodput: Goodput | None = None
+
+    step: Step | None = None
+    total_steps: Step | None = None
+    metrics: Metrics | None = None
+    phase: Annotated[str, Field(pattern=r"^[a-z_]{1,32}$")] | None = None
+    control: ControlReport | None = None
+    """From workers that know rules and commands."""
+
+
+def _or_continue(word: object) -> object:
+    """A directive that a later control plane has and this worker does not know must not end its heartbeats."""
+    return word if isinstance(word, str) and word in set(Directive) else Directive.CONTINUE
+
+
+class HeartbeatAnswer(AnswerModel):
+    """Example: `{"status": "ok", "directive": "continue", "lease_expires_at": 1790000090, ...}`"""
+
+    status: Literal["ok"] = "ok"
+    directive: Annotated[Directive, BeforeValidator(_or_continue)] = Directive.CONTINUE
+    reason: str = ""
+    epoch: Epoch
+    lease_expires_at: EpochSeconds
+    lease_duration_s: int
+    heartbeat_interval_s: int
+    server_time: EpochSeconds
+    rules: RulesInForce | None = None
+    """Newer ones than those that the worker said it has."""
+    commands: list[Command] = []
+    """Those after the last one that it said it has received, and that can still be carried out."""
+    commands_seq: Sequence | None = None
+    """All commands up to this one are here, or will never be: what to say next. None: as the worker said."""
+
+
+class ProgressRequest(SaladIdentity):
+    """Body of `POST /progress`: the original's "a checkpoint was uploaded to this key".
+
+    Lease-aware workers commit checkpoints instead; here the object is registered if it is stored.
+    Example: `{"job_id": "146683a1-cb76-4702-9fef-fcccd32594f1", "bucket_name": "training-checkpoints",
+    "key": "jobs/146683a1-cb76-4702-9fef-fcccd32594f1/attempt-1/checkpoint-50.zip"}`
+    """
+
+    job_id: JobId
+    bucket_name: Annotated[str, Field(min_length=1, max_length=64)]
+    key: ObjectKey
+
+
+class DeclaredArtifact(WireModel):
+    """An output that the worker says is stored.
+
+    The control plane compares `size_bytes` and `crc64nvme` with what the object store computed. `blake3` is the
+    worker's own statement, which each reader compares with the bytes that it gets.
+    Example: `{"path": "model.safetensors", "size_bytes": 1024, "crc64nvme": "UvieJR3alJI=",
+    "blake3": "af1349b9f5f9a1a6a0404dea36dcc9499bcb25c9adc112b7cc9a93cae41f3262"}`
+    """
+
+    path: RelativePath
+    size_bytes: LargeSizeBytes
+    crc64nvme: Crc64
+    blake3: Blake3
+    parts: Parts | None = None
+    """Of a large file that is to be uploaded; without them it is one PUT. `complete` does not need them."""
+
+    @model_validator(mode="after")
+    def _parts_fit(self) -> DeclaredArtifact:
+        require_fitting(self.parts, self.size_bytes)
+        return self
+
+
+MAX_ARTIFACTS = 500
+MAX_ARTIFACT_PATHS_BYTES = 32 * 1024
+"""All paths together: a finished job names its artifacts in one item of the jobs table."""
+
+
+def _storable(artifacts: list[DeclaredArtifact]) -> list[DeclaredArtifact]:
+    paths = [artifact.path for artifact in artifacts]
+    if len(set(paths)) != len(paths):
+        raise ValueError("name a path twice")
+    size_bytes = sum(len(path.encode()) for path in paths)
+    if size_bytes > MAX_ARTIFACT_PATHS_BYTES:
+        raise ValueError(f"have paths of {size_bytes} bytes in total; at most {MAX_ARTIFACT_PATHS_BYTES} are allowed")
+    return artifacts
+
+
+DeclaredArtifacts = Annotated[list[DeclaredArtifact], AfterValidator(_storable), Field(max_length=MAX_ARTIFACTS)]
+
+
+class ArtifactsRequest(WireModel):
+    """Body of `POST /job/{id}/artifacts`: what will be uploaded; the answer has URLs for what is missing.
+
+    Those with `parts` have to be declared again when their parts are stored: that makes an object of them.
+
+    Example: `{"artifacts": [{"path": "model.safetensors", "size_bytes": 1024, "crc64nvme": "UvieJR3alJI=",
+    "blake3": "af1349b9f5f9a1a6a0404dea36dcc9499bcb25c9adc112b7cc9a93cae41f3262"}]}`
+    """
+
+    artifacts: Annotated[DeclaredArtifacts, Field(min_length=1)]
+
+
+class PresignedPut(AnswerModel):
+    """Where to PUT one file, or one part of it; the headers must be sent exactly as given.
+
+    412 means that the file is already there.
+
+    Example: `{"name": "model.safetensors", "url": "https://...", "headers": {"if-none-match": "*"}}`
+    """
+
+    name: str
+    """The path of the artifact."""
+    url: str
+    headers: dict[str, str]
+    part: Annotated[int, Field(ge=1, le=10_000)] | None = None
+    """Number of the part, from 1; none for the whole file."""
+
+
+class ArtifactsAnswer(AnswerModel):
+    """Example: `{"missing": [{"name": "model.safetensors", "url": "https://...", "headers": {}}]}`"""
+
+    missing: list[PresignedPut]
+    pending: list[str] = []
+    """Artifacts in parts that are not stored yet, with URLs among `missing` or none so far: declare them again."""
+
+
+class CompleteRequest(SaladIdentity):
+    """Body of `POST /complete`: `artifacts` from lease-aware workers, `bucket_name` and `key` from the original's.
+
+    Example: `{"job_id": "146683a1-cb76-4702-9fef-fcccd32594f1", "artifacts": [
+    {"path": "model.safetensors", "size_bytes": 1024, "crc64nvme": "UvieJR3alJI=",
+    "blake3": "af1349b9f5f9a1a6a0404dea36dcc9499bcb25c9adc112b7cc9a93cae41f3262"}]}`
+    """
+
+    job_id: JobId
+    bucket_name: Annotated[str, Field(min_length=1, max_length=64)] | None = None
+    key: ObjectKey | None = None
+    artifacts: DeclaredArtifacts = []
+    step: Step | None = None
+    metrics: Metrics | None = None
+    goodput: Goodput | None = None
+    control: ControlReport | None = None
+    ended_by: EndedBy | None = None
+    """The rule or command that ended the training before its last step."""
+
+
+class FailRequest(SaladIdentity):
+    """Body of `POST /fail`.
+
+    Example: `{"job_id": "146683a1-cb76-4702-9fef-fcccd32594f1", "failure_class": "out_of_memory", "exit_code": 1,
+    "log_tail": ["torch.OutOfMemoryError: CUDA out of memory."]}`
+    """
+
+    job_id: JobId
+    bucket_name: Annotated[str, Field(max_length=64)] | None = None
+    key: Annotated[str, Field(max_length=1024)] | None = None
+    failure_class: FailureClass = FailureClass.SCRIPT_ERROR
+    exit_code: Annotated[int, Field(ge=-(2**31), le=2**32)] | None = None
+    signal: Annotated[int, Field(ge=1, le=64)] | None = None
+    message: Annotated[str, Field(max_length=1024)] = ""
+    log_tail: Annotated[list[Annotated[str, Field(max_length=2000)]], Field(max_length=100)] = []
+    goodput: Goodput | None = None
+    control: ControlReport | None = None
+    ended_by: EndedBy | None = None
+
+
+AGENT_CRASHED = "agent_crashed"
+"""Reason of a release by an agent that was started again after a crash: counted as an interruption."""
+
+
+class ReleaseRequest(SaladIdentity):
+    """Body of `POST /release`: the worker is going away; hand the job to another one now.
+
+    Example: `{"job_id": "146683a1-cb76-4702-9fef-fcccd32594f1", "reason": "sigterm"}`
+    """
+
+    job_id: JobId
+    reason: Annotated[str, Field(pattern=r"^[a-z_]{1,32}$")] = "sigterm"
+    message: Annotated[str, Field(max_length=512)] = ""
+    goodput: Goodput | None = None
+    control: ControlReport | None = None
+    by_rule: LeaveByRule | None = None
+
+
+class StatusAnswer(AnswerModel):
+    """What the original's calls answer with. Example: `{"status": "ok"}`"""
+
+    status: Literal["ok"] = "ok"
+
+
+class TransitionAnswer(AnswerModel):
+    """Example: `{"status": "ok", "state": "pending", "not_before": 1790000015}`"""
+
+    status: Literal["ok"] = "ok"
+    state: str
+    not_before: EpochSeconds | None = None
+
+
+class InputObject(AnswerModel):
+    """One input file and where to GET it until `expires_at` of the page.
+
+    Example: `{"key": "digits/3/1.png", "path": "digits/3/1.png", "size_bytes": 301, "etag": "9b2c...", ...}`
+    """
+
+    key: str
+    path: str
+    """Path below the data directory."""
+    size_bytes: int
+    etag: str
+    url: str
+    blake3: str | None = None
+    """Where the control plane knows it."""
+    shared: bool = False
+    """True for what an earlier job, or attempt at this one, has left: to be done without if it cannot be fetched."""
+
+
+class PushManifest(AnswerModel):
+    """What says which bytes were pushed to a folder, and where to GET it until `expires_at` of the page.
+
+    Example: `{"key": "digits/.baton/dataset.json", "url": "https://..."}`
+    """
+
+    key: str
+    url: str
+
+
+class InputPage(AnswerModel):
+    """One page of a job's inputs. Example: `{"inputs": [], "next_cursor": null, "expires_at": 1790000900}`"""
+
+    inputs: list[InputObject]
+    manifests: list[PushManifest] = []
+    """Of pushed folders of which an input is only a part; on its first page. Others are among the inputs."""
+    next_cursor: str | None = None
+    expires_at: EpochSeconds
