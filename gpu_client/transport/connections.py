@@ -61,7 +61,7 @@ class Connections:
         max_idle: int = 16,
     ) -> None:
         self._connect_timeout_s = connect_timeout_s
-        self.stall_timeout_s = stall_timeout_s
+        self._stall_timeout_s = stall_timeout_s
         self._tls = tls
         self._max_idle = max_idle
         self._lock = threading.Lock()
@@ -129,7 +129,7 @@ class Connections:
             connection.close()
             timed_out = isinstance(error, TimeoutError)
             raise BrokenConnection(f"cannot connect to {without_query(url)}: {error}", timed_out=timed_out) from error
-        connection.sock.settimeout(self.stall_timeout_s)
+        connection.sock.settimeout(self._stall_timeout_s)
         return connection, False
 
     def _idle_one(self, origin: _Origin) -> http.client.HTTPConnection | None:

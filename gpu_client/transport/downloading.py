@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import time
 from dataclasses import dataclass
-from http.client import HTTPResponse
 from pathlib import Path
 
 from gpu_client.transport.answers import begins_at, pieces, range_headers, require_end, require_success, skip
@@ -17,9 +16,8 @@ from gpu_client.transport.digests import Digester, FileDigest
 from gpu_client.transport.errors import ChecksumMismatch, FalseDigest
 from gpu_client.transport.files import CHUNK_BYTES, StagedFile, safe_destination
 from gpu_client.transport.items import Download, RangeDownload
-from gpu_client.transport.lane import Flow, Lane, Meter
+from gpu_client.transport.lane import Lane, Meter
 from gpu_client.transport.parts import Part, PartedFile
-from gpu_client.transport.splicing import can_splice, pipe, read_ahead
 from gpu_client.transport.stats import TransferStats
 from gpu_client.transport.tries import Tries
 
@@ -110,8 +108,6 @@ class Downloads:
             if begin != part.reached:
                 raise ChecksumMismatch(f"{item.name}: the store does not send parts of objects")
             file.pin(response.headers.get("ETag"))
-            if can_splice(response, item.url, part.end - part.reached):
-                self._splice(response, file, part, flow)
             for piece in pieces(response, flow):
                 if len(piece) > part.end - part.reached:
                     raise ChecksumMismatch(f"{item.name}: the store sends more bytes than were asked for")
@@ -119,21 +115,6 @@ class Downloads:
                 flow.kept()
             if part.reached < part.end:
                 raise BrokenConnection(f"ended {part.end - part.reached} bytes too early")
-
-    def _splice(self, response: HTTPResponse, file: PartedFile, part: Part, flow: Flow) -> None:
-        """The body up to the connection's end. Where the kernel cannot, what is left of it is still to be read."""
-        first = read_ahead(response)
-        flow.moved(len(first))
-        file.write(part, memoryview(first))
-        flow.kept()
-        with pipe() as through:
-            while left := part.end - part.reached:
-                got = through.fill(response, flow.allow(left), self._connections.stall_timeout_s)
-                if not got:
-                    return
-                flow.moved(got)
-                file.take(part, through.source, got)
-                flow.kept()
 
     def _complete(self, file: PartedFile, flight: Flight, meter: Meter) -> None:
         item = file.item

@@ -94,29 +94,10 @@ class PartedFile:
     def write(self, part: Part, piece: memoryview) -> None:
         """The next bytes of a part. TransferCanceled if the file was given up meanwhile."""
         with self._used():
-            self._write(part, piece)
-
-    def take(self, part: Part, pipe: int, size_bytes: int) -> None:
-        """The same from a pipe that has so many."""
-        with self._used():
-            while size_bytes:
-                try:
-                    taken = os.splice(pipe, self._descriptor, size_bytes, offset_dst=part.reached)
-                except OSError as error:
-                    if error.errno != errno.EINVAL:  # that is a file system that cannot
-                        raise
-                    piece = memoryview(os.read(pipe, size_bytes))
-                    taken = len(piece)
-                    self._write(part, piece)
-                else:
-                    part.reached += taken
-                size_bytes -= taken
-
-    def _write(self, part: Part, piece: memoryview) -> None:
-        while piece:
-            written = os.pwrite(self._descriptor, piece, part.reached)
-            part.reached += written
-            piece = piece[written:]
+            while piece:
+                written = os.pwrite(self._descriptor, piece, part.reached)
+                part.reached += written
+                piece = piece[written:]
 
     @contextmanager
     def _used(self) -> Iterator[None]:

@@ -1,4 +1,4 @@
-"""Who is measured brings back what it took: ours on the bench's control plane, the rivals, the raw copies."""
+"""Who is measured brings back what it took: ours on the bench's control plane and the rivals."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ import pytest
 from tests.certificates import throwaway_certificate
 from tests.performance.checkpoints import curl
 from tests.performance.checkpoints.kelpie_mirror import KelpieProcess, MirrorRival
-from tests.performance.checkpoints.raw import Raw
 from tests.performance.checkpoints.server import running_sink
 from tests.performance.checkpoints.subjects import Bench, store_client
 
@@ -79,18 +78,6 @@ def test_a_mirror_that_fails_says_why(bench: Bench, tmp_path: Path) -> None:
             MirrorRival(process, "no-such-bucket").fetch("one", tmp_path)
         with pytest.raises(RuntimeError, match="ENOENT"):
             MirrorRival(process, bench.bucket()).save(tmp_path / "absent", "one")
-
-
-def test_raw_copies(bench: Bench, source: Path, tmp_path: Path) -> None:
-    url = f"{bench.url}/{bench.bucket()}"
-    parts = [(offset, min(2**20, SIZE_BYTES - offset)) for offset in range(0, SIZE_BYTES, 2**20)]
-    copies = Raw()
-    copies.put(url, "raw", source / "weights.bin", parts)
-    copies.get(url, "raw", tmp_path / "target", parts)
-    assert (tmp_path / "target").read_bytes() == (source / "weights.bin").read_bytes()
-    with pytest.raises(RuntimeError, match="404"):
-        copies.get(url, "other", tmp_path / "absent", parts)
-    copies.close()
 
 
 @pytest.mark.skipif(curl.CURL is None, reason="there is no curl")

@@ -12,7 +12,6 @@ from pathlib import Path
 from gpu_client.checkpoints.known import Known
 from gpu_client.checkpoints.store import LocalStore
 from gpu_client.transport.transfer import Transfer
-from tests.performance.checkpoints.raw import Part, Raw
 from tests.performance.checkpoints.subjects import WORKERS, Bench
 from tests.performance.checkpoints.timing import Cost, measured
 from tests.performance.figures import Figure
@@ -26,7 +25,7 @@ def saving(bench: Bench, rounds: int) -> list[Figure]:
     first = bench.states("full") / "1"
     raw_bytes = sum(path.stat().st_size for path in first.rglob("*") if path.is_file())
     ours, zips, mirrors = [], [], []
-    fetched, unzipped, mirrored, copied = [], [], [], []
+    fetched, unzipped, mirrored = [], [], []
     puts: list[float] = []
     bench.warm_up()
     for _ in range(rounds):
@@ -39,7 +38,6 @@ def saving(bench: Bench, rounds: int) -> list[Figure]:
             fetched.append(_fetched(bench, worker.fetch))
             mirrored.append(_mirrored(bench, lambda to, mirroring=mirroring: mirroring.fetch("one", to)))
             unzipped.append(_fetched(bench, lambda to, zipping=zipping: zipping.fetch("one", to)))
-            copied.append(_copied(bench, first))
     gigabytes = raw_bytes / 1e9
     return [
         against("time to durable", "s", [c.wall_s for c in ours], "zip", [c.wall_s for c in zips], 1 / 15),
@@ -49,7 +47,6 @@ def saving(bench: Bench, rounds: int) -> list[Figure]:
         against("CPU of saving", "s", [c.cpu_s for c in ours], "mirror", [c.cpu_s for c in mirrors], 1 / 10),
         against("resume", "s", [c.wall_s for c in fetched], "zip", [c.wall_s for c in unzipped], 1 / 15),
         against("resume", "s", [c.wall_s for c in fetched], "mirror", [c.wall_s for c in mirrored], 1 / 3),
-        against("resume", "s", [c.wall_s for c in fetched], "raw copy", [c.wall_s for c in copied], None),
         Figure(name="PUTs beyond new bytes / 32 MiB + 2", unit="requests", rounds=puts, at_most=0.0, counted=True),
     ]
 
@@ -81,28 +78,6 @@ def second_of_lora(bench: Bench, rounds: int) -> list[Figure]:
 def _fetched(bench: Bench, fetch: Callable[[Path], object]) -> Cost:
     with bench.folder() as target:
         return measured(lambda: fetch(target))[0]
-
-
-def _copied(bench: Bench, folder: Path) -> Cost:
-    """The files of the folder down from the server by raw copies, unverified: nobody can be faster on this machine."""
-    url = f"{bench.url}/{bench.bucket()}"
-    files = [path for path in folder.rglob("*") if path.is_file() and path.stat().st_size]
-    parts = {path: _parts(path.stat().st_size) for path in files}
-    raw = Raw()
-    for number, path in enumerate(files):
-        raw.put(url, f"raw-{number}", path, parts[path])
-
-    def fetch(target: Path) -> None:
-        for number, path in enumerate(files):
-            raw.get(url, f"raw-{number}", target / f"raw-{number}", parts[path])
-
-    cost = _fetched(bench, fetch)
-    raw.close()
-    return cost
-
-
-def _parts(size_bytes: int) -> list[Part]:
-    return [(offset, min(PACK_BYTES, size_bytes - offset)) for offset in range(0, size_bytes, PACK_BYTES)]
 
 
 def _mirrored(bench: Bench, fetch: Callable[[Path], Cost]) -> Cost:

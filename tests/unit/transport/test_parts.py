@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import errno
-import os
 import threading
 from itertools import pairwise
 from pathlib import Path
 
 import pytest
 
-from gpu_client.transport import parts as module
 from gpu_client.transport.connections import Connections
 from gpu_client.transport.digests import digest_bytes
 from gpu_client.transport.errors import (
@@ -50,43 +47,6 @@ def test_a_large_file_arrives_in_parts(server: ScriptedServer, transfer: Transfe
     assert sum(steps) == len(DATA)
     counts = transfer.stats.counts
     assert (counts.downloaded_objects, counts.downloaded_bytes, counts.wasted_bytes) == (1, len(DATA), 0)
-
-
-def test_the_bytes_of_parts_do_not_pass_through_this_process(
-    server: ScriptedServer, transfer: Transfer, root: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    passed: list[int] = []
-    write = module.PartedFile._write
-    monkeypatch.setattr(
-        module.PartedFile, "_write", lambda file, part, piece: (passed.append(len(piece)), write(file, part, piece))
-    )
-    data = os.urandom(2 * MIB)
-    server.objects = {"/o": data}
-    transfer.download([download(server, root, data=data)])
-    assert (root / "o").read_bytes() == data
-    assert sum(passed) <= 12 * 64 * 1024 < len(data) / 2  # what is read with the head of each of the twelve answers
-
-
-@pytest.mark.parametrize("where", ["system", "socket", "file"])
-def test_where_the_kernel_cannot_they_do(
-    server: ScriptedServer, transfer: Transfer, root: Path, monkeypatch: pytest.MonkeyPatch, where: str
-) -> None:
-    splice = os.splice
-
-    def cannot(*arguments: int, **more: int) -> int:
-        if bool(more) is (where == "file"):  # into a file it is told where
-            raise OSError(errno.EINVAL, "cannot")
-        return splice(*arguments)
-
-    if where == "system":
-        monkeypatch.delattr(os, "splice")
-    else:
-        monkeypatch.setattr(os, "splice", cannot)
-    server.objects = {"/o": DATA}
-    transfer.download([download(server, root)])
-    assert (root / "o").read_bytes() == DATA
-    assert len(server.seen) == len(ALL)
-    assert transfer.stats.counts.wasted_bytes == 0
 
 
 def test_parts_move_at_the_same_time(server: ScriptedServer, transfer: Transfer, root: Path) -> None:
