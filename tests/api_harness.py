@@ -36,10 +36,10 @@ from functions.local.events import (
     function_event,
     http_response,
 )
-from functions.storage.memory import MemoryCloud
 from tests.clouds import Cloud, MinistackClients, memory_cloud
 from tests.fakes import FakeClock, FakeLine, SeededRandomness
 from tests.stored_files import described, in_packs
+from tests.twins.cloud import MemoryCloud
 
 NOW = 1_790_000_000
 TENANT = "acme"

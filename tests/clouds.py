@@ -34,10 +34,10 @@ from functions.storage.dynamo_sharing import DynamoSharedStore
 from functions.storage.dynamo_tokens import DynamoTokenStore
 from functions.storage.dynamo_webhooks import DynamoWebhookStore
 from functions.storage.keys import job_id_of
-from functions.storage.memory import MemoryCloud
 from functions.storage.s3_objects import S3ObjectStore
 from functions.storage.tables import HEARTBEATS, JOBS, create_tables
 from tests.emulator import CREDENTIALS
+from tests.twins.cloud import MemoryCloud
 
 
 @dataclass

@@ -20,7 +20,6 @@ from functions.local.emulator import Emulator
 from functions.storage import store_secret
 from functions.storage.clients import Clients
 from functions.storage.crc64 import crc64nvme
-from functions.storage.memory_objects import MemoryObjectStore, _Signed
 from functions.storage.s3_objects import S3ObjectStore
 from functions.storage.store_check import TENANT, missing_of_multipart, missing_promises
 from functions.storage.store_secret import StoreSecretError, read_secret
@@ -28,6 +27,7 @@ from tests.api_harness import Api, memory_api
 from tests.clouds import Cloud, memory_cloud
 from tests.emulator import unique
 from tests.second_store import ACCESS_KEY_ID, SECRET_ACCESS_KEY, SecondStore
+from tests.twins.objects import MemoryObjectStore, _Signed
 
 CHECKSUM = "it stores other bytes than x-amz-checksum-crc64nvme says"
 UNSIGNED = "it takes an upload without a header that was signed"

@@ -16,7 +16,6 @@ from functions.domain.errors import Refusal
 from functions.domain.ports import Presigned
 from functions.storage.clients import s3_client
 from functions.storage.keys import object_key
-from functions.storage.memory_objects import MemoryObjectStore
 from functions.storage.objects import EXPIRING_TAG
 from functions.storage.s3_objects import S3ObjectStore
 from tests.clouds import Cloud, memory_cloud, moto_cloud
@@ -24,6 +23,7 @@ from tests.conformance.store_kit import TENANT
 from tests.emulator import CREDENTIALS
 from tests.paging import all_pages
 from tests.second_store import SecondStore
+from tests.twins.objects import MemoryObjectStore
 
 DATA = "training-data"
 CHECKPOINTS = "training-checkpoints"

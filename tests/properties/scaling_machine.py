@@ -17,9 +17,9 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from baton.contract.jobs import JobState
 from functions.domain.change import Change
 from functions.domain.records import Job, StandingRecord
-from functions.storage.memory_jobs import MemoryJobStore
 from tests.api_harness import TENANT, Api, Held, memory_api
 from tests.properties.watching_machine import Died
+from tests.twins.jobs import MemoryJobStore
 
 MOST, LEAST = 6, 2
 STEPS = 3

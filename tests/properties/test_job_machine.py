@@ -5,10 +5,10 @@
 
 from __future__ import annotations
 
-from functions.storage.memory import MemoryCloud
 from tests.properties.job_machine import JobMachine
 from tests.properties.profiles import machine_settings
 from tests.properties.tokens_machine import TokenMachine
+from tests.twins.cloud import MemoryCloud
 
 
 class MemoryJobMachine(JobMachine):

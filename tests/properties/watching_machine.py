@@ -17,8 +17,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from functions.domain.change import Change
 from functions.domain.records import StandingRecord
 from functions.domain.watching import unpacked
-from functions.storage.memory_jobs import MemoryJobStore
 from tests.api_harness import Api, Held, memory_api
+from tests.twins.jobs import MemoryJobStore
 
 ONE = "{name: high, when: loss > 5, on: [heartbeat, timer], do: {set: {knob: lr, factor: 0.5}}}"
 TWO = "{name: long, when: count(loss) >= 3 and failures == 0, do: {alert: x}, clear: failures > 99}"

@@ -187,13 +187,13 @@ def test_imports_point_one_way(package: str) -> None:
     ("importer", "imported", "allowed"),
     [
         ("functions.api.working", "functions.domain.jobs", True),
-        ("functions.storage.memory", "functions.domain.ports", True),
+        ("functions.storage.dynamo_jobs", "functions.domain.ports", True),
         ("functions.domain.jobs", "baton.contract.work", True),
-        ("functions.domain.jobs", "functions.storage.memory", False),
+        ("functions.domain.jobs", "functions.storage.dynamo_jobs", False),
         ("functions.domain.jobs", "functions.api.context", False),
-        ("functions.api.working", "functions.storage.memory", False),
+        ("functions.api.working", "functions.storage.dynamo_jobs", False),
         ("functions.api.working", "functions.handlers.worker", False),
-        ("functions.storage.memory", "functions.api.context", False),
+        ("functions.storage.dynamo_jobs", "functions.api.context", False),
         ("functions.handlers.worker", "functions.local.front", False),
         ("functions.local.front", "functions.handlers.worker", True),
         ("functions.local.front", "gpu_client.transport.http", False),
@@ -214,6 +214,7 @@ def test_imports_point_one_way(package: str) -> None:
         ("baton.contract.jobs", "gpu_client.training.session", False),
         ("gpu_client.training.session", "baton.Session", False),
         ("functions.api.working", "tests.factories", False),
+        ("functions.storage.dynamo_jobs", "tests.twins.cloud", False),
     ],
 )
 def test_the_walk_can_fail(importer: str, imported: str, allowed: bool) -> None:

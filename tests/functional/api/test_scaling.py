@@ -7,9 +7,9 @@ import pytest
 from functions.api.scaling import AT_ONCE
 from functions.domain.change import Change
 from functions.domain.errors import StorageUnavailable
-from functions.storage.memory_jobs import MemoryJobStore
 from tests.api_harness import RIVAL, Api
 from tests.functional.api.scaling_kit import GROUP, generators, live, scaling, told, training
+from tests.twins.jobs import MemoryJobStore
 
 
 def test_copies_of_the_newest_job_are_submitted(api: Api) -> None:

@@ -15,9 +15,9 @@ from functions.domain.errors import WriteConflict
 from functions.domain.ports import Page
 from functions.domain.records import Job
 from functions.domain.scale_records import ScaleOrder, ScalingRecord
-from functions.storage.memory_jobs import MemoryJobStore
 from tests.api_harness import Api
 from tests.functional.api.scaling_kit import GROUP, generators, live, scaling, told, training
+from tests.twins.jobs import MemoryJobStore
 
 
 def test_a_job_that_cannot_be_copied_keeps_no_rule_from_being_evaluated(

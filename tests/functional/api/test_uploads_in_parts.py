@@ -14,9 +14,9 @@ from baton.contract.parts import MAX_PARTED_BYTES, count_parts, part_bytes_of
 from functions.api import parts as parts_api
 from functions.api.settings import Settings
 from functions.local.emulator import Emulator
-from functions.storage import memory_objects
 from tests.api_harness import TENANT, Answer, Api, Held, emulated_api, memory_api
 from tests.parted import PART, checksum, declared, large, pieces
+from tests.twins import objects
 
 DATA, CHECKPOINTS = "training-data", "training-checkpoints"
 FILE = large(3)
@@ -24,7 +24,7 @@ FILE = large(3)
 
 @pytest.fixture(params=["memory", pytest.param("emulated", marks=pytest.mark.emulator)])
 def api(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Api]:
-    monkeypatch.setattr(memory_objects, "crc64nvme_of", checksum)  # the twin's own takes a second for a part
+    monkeypatch.setattr(objects, "crc64nvme_of", checksum)  # the twin's own takes a second for a part
     if request.param == "memory":
         yield memory_api()
     else:
@@ -171,7 +171,7 @@ def test_a_call_names_so_many_parts_and_looks_at_so_many_files(api: Api, monkeyp
 
 
 def test_a_store_that_cannot_gets_one_upload(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(memory_objects, "crc64nvme_of", checksum)
+    monkeypatch.setattr(objects, "crc64nvme_of", checksum)
     api = memory_api(settings=Settings(multipart=False))
     (target,) = ask(api, [declared(FILE, key="k")])["uploads"]
     assert target["part"] is None

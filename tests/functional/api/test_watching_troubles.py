@@ -12,8 +12,8 @@ from functions.api import watching as looking
 from functions.domain import watching
 from functions.domain.errors import StorageUnavailable, WriteConflict
 from functions.domain.records import StandingRecord
-from functions.storage.memory_jobs import MemoryJobStore
 from tests.api_harness import NOW, Api, Held
+from tests.twins.jobs import MemoryJobStore
 
 RULES = "rules: [{name: here, when: failures >= 0 and cost > 1, do: {alert: x}}]"
 

@@ -11,8 +11,8 @@ import pytest
 
 from functions.domain.errors import StorageUnavailable
 from functions.domain.records import MemberRecord, MemberValue
-from functions.storage.memory_jobs import MemoryJobStore
 from tests.api_harness import NOW, Api, Held
+from tests.twins.jobs import MemoryJobStore
 
 COST = "rules: [{name: here, when: cost > 1, do: %s}]"
 ECC = """

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from functions.storage.sorted_index import SortedIndex
+from tests.twins.sorted_index import SortedIndex
 
 members = st.sampled_from("abcdefgh")
 moves = st.lists(st.tuples(members, st.sampled_from(["p", "q", None]), st.integers(0, 5)), max_size=60)

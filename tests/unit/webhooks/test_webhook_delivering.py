@@ -17,7 +17,6 @@ from baton.contract.webhooks import DeliveryState
 from functions.domain.errors import StorageUnavailable
 from functions.domain.webhooks import BACKOFF_S, GIVE_UP_AFTER_S, Target, backoff_s, signature
 from functions.publishing.entries import entry_of
-from functions.storage.memory import MemoryCloud
 from functions.storage.stream import transition_of
 from functions.webhooks.delivering import deliver
 from functions.webhooks.lines import KNOWN_FOR_S, MAX_MESSAGE_BYTES, Subscribers, Waiting
@@ -26,6 +25,7 @@ from functions.webhooks.serving import serve
 from tests.fakes import FakeLine
 from tests.hooks import HOOK_ID, SECRET, line_record, make_event, make_webhook
 from tests.publishing import AT, OTHER_JOB, TENANT, stream_record
+from tests.twins.cloud import MemoryCloud
 
 NOW = AT + 60
 DOCUMENT = Path(__file__).parents[3] / "docs" / "webhooks.md"

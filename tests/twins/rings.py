@@ -9,8 +9,8 @@ from baton.contract.errors import ErrorCode
 from functions.domain.errors import Refusal
 from functions.domain.ports import Page
 from functions.domain.rings import RingRecord, StoredRing
-from functions.storage.memory_state import MemoryState
 from functions.storage.paging import page, ring_keys_list, rings_list
+from tests.twins.state import MemoryState
 
 
 class MemoryRings:

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from functions.domain import packs as rules
 from functions.domain.packs import PackWrite, Sighting
 from functions.domain.records import PackRecord
-from functions.storage.memory_state import MemoryState
+from tests.twins.state import MemoryState
 
 
 class MemoryPackStore:

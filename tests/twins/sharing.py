@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from functions.domain.sharing import SharedRecord
-from functions.storage.memory_state import MemoryState
+from tests.twins.state import MemoryState
 
 
 class MemorySharedStore:

@@ -14,7 +14,7 @@ from functions.domain.rings import RingRecord, StoredRing
 from functions.domain.sharing import SharedRecord
 from functions.domain.webhooks import Delivery, Webhook
 from functions.storage import keys
-from functions.storage.sorted_index import SortedIndex
+from tests.twins.sorted_index import SortedIndex
 
 
 class StoredJob(NamedTuple):

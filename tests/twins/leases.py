@@ -22,7 +22,7 @@ from functions.domain.leases import REPROOF_WINDOW_S, Fence
 from functions.domain.reclaiming import Watch
 from functions.domain.records import Lease
 from functions.storage import keys
-from functions.storage.memory_state import MemoryState
+from tests.twins.state import MemoryState
 
 
 class MemoryLeaseStore:

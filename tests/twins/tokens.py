@@ -7,11 +7,11 @@ from functions.domain.errors import WriteConflict
 from functions.domain.ports import Page
 from functions.domain.records import TransferGrant
 from functions.storage import keys
-from functions.storage.memory_state import MemoryState, created_of
 from functions.storage.paging import (
     keys_list,
     page,
 )
+from tests.twins.state import MemoryState, created_of
 
 
 class MemoryTokenStore:

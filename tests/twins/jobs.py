@@ -26,8 +26,6 @@ from functions.domain.scale_records import ScalingRecord
 from functions.domain.stored import Record
 from functions.storage import keys
 from functions.storage.documents import dump, load
-from functions.storage.memory_leases import lease_after, noted
-from functions.storage.memory_state import MemoryState, StoredJob, created_of
 from functions.storage.paging import (
     attempts_list,
     checkpoints_list,
@@ -37,6 +35,8 @@ from functions.storage.paging import (
     ready_list,
     rules_list,
 )
+from tests.twins.leases import lease_after, noted
+from tests.twins.state import MemoryState, StoredJob, created_of
 
 R = TypeVar("R", bound=Record)
 
