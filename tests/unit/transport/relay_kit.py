@@ -24,6 +24,9 @@ class Time:
         self.now_s = 0.0
         self.pauses: list[float] = []
 
+    def monotonic(self) -> float:
+        return self.now_s
+
     def sleep(self, pause_s: float) -> None:
         self.now_s += pause_s
         self.pauses.append(pause_s)
@@ -42,7 +45,7 @@ def time() -> Time:
 
 @pytest.fixture
 def relay(server: ScriptedServer, time: Time) -> Iterator[Relay]:
-    running = Relay(Upstream(server.url + "/prod/", sleep=time.sleep, clock=lambda: time.now_s))
+    running = Relay(Upstream(server.url + "/prod/", time))
     thread = threading.Thread(target=running.serve_forever, args=(0.02,), daemon=True)
     thread.start()
     yield running
