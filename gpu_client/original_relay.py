@@ -41,6 +41,7 @@ HOST = "127.0.0.1"
 DEFAULT_PORT = 8788
 PATIENCE_S = 300.0
 LONGEST_PAUSE_S = 10.0
+HEARTBEAT_PAUSE_S = 1.0
 API_TIMEOUT_S = (10, 40)
 """To connect, and for the answer: API Gateway ends a call after 30 s."""
 STORE_TIMEOUT_S = (10, 60)
@@ -317,6 +318,9 @@ class Handler(BaseHTTPRequestHandler):
         self._answer(status, {"Content-Type": "application/json"}, json.dumps(said).encode())
 
     def _answer(self, status: int, headers: dict[str, str], data: bytes) -> None:
+        if status > 400 and self.command == "POST" and self.path.startswith("/heartbeat/"):
+            # The worker sends its next heartbeat at once after any error but 400, which makes it stop.
+            self.upstream.clock.sleep(HEARTBEAT_PAUSE_S)
         self.send_response(status)
         for name, value in headers.items():
             self.send_header(name, value)

@@ -8,6 +8,7 @@ import pytest
 import requests
 
 from gpu_client.original_relay import LONGEST_PAUSE_S, PATIENCE_S, Relay
+from tests.functional.api.original_client import OriginalClient
 from tests.unit.transport.relay_kit import DOWNLOAD, UPLOAD, Time, stored
 from tests.unit.transport.scripted_server import Act, Handler, ScriptedServer, reply, reset, sends, truncated
 
@@ -201,6 +202,16 @@ def test_a_refusal_of_another_token_is_the_worker_s_answer(
     for answer in (put(relay, **{"x-upload-token": "t"}), get(relay)):
         assert (answer.status_code, answer.json()) == (status, refusal)
     assert time.pauses == [] and len(server.seen) == 4
+
+
+@pytest.mark.parametrize("status", [401, 403, 404, 500, 302])
+def test_errors_of_heartbeats_are_held_back(
+    server: ScriptedServer, worker: OriginalClient, time: Time, status: int
+) -> None:
+    """The worker sends the next heartbeat at once: about 100 a second."""
+    server.routes["POST", "/prod/heartbeat/1"] = reply(status, {"error": "why"})
+    assert worker.heartbeat("1") == (502 if status == 302 else status)
+    assert time.pauses == [1.0] and len(server.seen) == 1
 
 
 def test_a_call_that_may_have_written_is_not_repeated_after_a_500(
