@@ -358,7 +358,13 @@ def _path(target: str) -> str:
 
 
 def _said(answer: requests.Response, name: str) -> str:
-    return str(answer.json()[name])
+    """Return a text of the API's JSON. Raises RelayError (502) for an answer that is not the API's."""
+    try:
+        return str(answer.json()[name])
+    except (ValueError, LookupError, TypeError) as error:
+        problem = f'{_path(answer.url)} answered 200 without the JSON field "{name}": this is not the API.'
+        right = "BATON_API_URL must be the API's own address, with no login page before it."
+        raise RelayError(502, f"{problem} {right}") from error
 
 
 def main() -> int:

@@ -223,3 +223,22 @@ def test_a_call_that_may_have_written_is_not_repeated_after_a_500(
     server.script("POST", f"/prod{UPLOAD}", reply(500))
     create = requests.post(f"{relay.url}{UPLOAD}?action=mpu-create", timeout=30)
     assert create.status_code == 200 and len(time.pauses) == 1, "an upload may be created twice"
+
+
+@pytest.mark.parametrize("body", [b"<html>Log in</html>", b"[]", b'{"expires_at": 1}'])
+def test_an_answer_that_is_not_the_api_s_is_told_as_502(
+    relay: Relay, server: ScriptedServer, body: bytes, caplog: pytest.LogCaptureFixture
+) -> None:
+    """BATON_API_URL names another server, or a login page answers for the API."""
+    server.routes["POST", f"/prod{UPLOAD}"] = server.routes["GET", f"/prod{DOWNLOAD}"] = reply(200, body)
+    for answer, path in ((put(relay), UPLOAD), (get(relay), DOWNLOAD)):
+        said = answer.json()["error"]
+        assert (
+            answer.status_code == 502 and f'{server.url}/prod{path} answered 200 without the JSON field "url"' in said
+        )
+        assert "BATON_API_URL must be" in said
+    server.routes["POST", f"/prod{UPLOAD}"] = EXPIRED
+    server.routes["GET", "/prod/upload/token"] = reply(200, body)
+    answer = put(relay, **{"x-upload-token": "t"})
+    assert answer.status_code == 502 and 'the JSON field "token"' in answer.json()["error"]
+    assert "Traceback" not in caplog.text
