@@ -122,6 +122,8 @@ class Upstream:
         self._http = requests.Session()
         # No header of one server may reach another: neither cookies nor the defaults of a session.
         self._http.cookies.set_policy(DefaultCookiePolicy(allowed_domains=[]))
+        # Without an `auth` of its own, a session adds logins of ~/.netrc. S3 refuses them beside a presigned URL.
+        self._http.auth = lambda request: request
         for scheme in ("http://", "https://"):
             self._http.mount(scheme, HTTPAdapter(pool_connections=4, pool_maxsize=POOL_SIZE))
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from urllib.parse import parse_qs
 
 import pytest
 import requests
 
-from gpu_client.original_relay import LONGEST_PAUSE_S, PATIENCE_S, Relay
+from gpu_client.original_relay import LONGEST_PAUSE_S, PATIENCE_S, Relay, Upstream
 from tests.functional.api.original_client import OriginalClient
 from tests.unit.transport.relay_kit import DOWNLOAD, UPLOAD, Time, stored
 from tests.unit.transport.scripted_server import Act, Handler, ScriptedServer, reply, reset, sends, truncated
@@ -242,3 +243,33 @@ def test_an_answer_that_is_not_the_api_s_is_told_as_502(
     answer = put(relay, **{"x-upload-token": "t"})
     assert answer.status_code == 502 and 'the JSON field "token"' in answer.json()["error"]
     assert "Traceback" not in caplog.text
+
+
+def test_no_login_of_netrc_reaches_a_server(
+    relay: Relay,
+    server: ScriptedServer,
+    store: ScriptedServer,
+    signing: Signing,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> None:
+    """S3 refuses a presigned URL beside a second authentication."""
+    netrc = tmp_path / "netrc"
+    netrc.write_text("machine 127.0.0.1 login me password secret\n")
+    netrc.chmod(0o600)
+    monkeypatch.setenv("NETRC", str(netrc))
+    store.routes["PUT", "/s3"] = stored
+    store.objects["/s3"] = DATA
+    assert put(relay).status_code == 200 and get(relay).status_code == 200
+    assert not [seen for seen in server.seen + store.seen if "authorization" in seen.headers]
+
+
+def test_a_proxy_of_the_environment_carries_calls_to_the_api(
+    server: ScriptedServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("no_proxy", "NO_PROXY"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("http_proxy", server.url)
+    server.routes["GET", "/work"] = reply(200, [])
+    assert Upstream("http://api.invalid").api("GET", "/work", {}).json() == []
+    assert server.seen[0].headers["host"] == "api.invalid"
