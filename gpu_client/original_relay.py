@@ -3,8 +3,12 @@
 Those workers PUT parts of 10 MiB to the API and expect `{"etag", "partNumber"}`, and download files from it. Lambda
 carries 6 MB at most. The relay runs beside the worker, in the same container, and listens on 127.0.0.1:
 
+    export no_proxy="127.0.0.1,${no_proxy:-${NO_PROXY:-}}"
+    export NO_PROXY="$no_proxy"
     BATON_API_URL=https://... python -m gpu_client.original_relay &
     API_URL=http://127.0.0.1:8788 exec python src/main.py
+
+Without `no_proxy`, a worker that has HTTP_PROXY set would send its calls to the relay, and its key, to that proxy.
 
 The relay asks the API for presigned URLs, sends parts there (`PUT /upload/...`), and streams objects back from there
 (`GET /download/...`). Every other call passes to the API unchanged.

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import os
+import re
+import subprocess
+import sys
+import textwrap
 from pathlib import Path
 from urllib.parse import parse_qs
 
 import pytest
 import requests
 
+from gpu_client import original_relay
 from gpu_client.original_relay import LONGEST_PAUSE_S, PATIENCE_S, Relay, Upstream
 from tests.functional.api.original_client import OriginalClient
 from tests.unit.transport.relay_kit import DOWNLOAD, UPLOAD, Time, stored
@@ -15,6 +21,7 @@ from tests.unit.transport.scripted_server import Act, Handler, ScriptedServer, r
 
 PART = f"{UPLOAD}?uploadId=u&partNumber=1"
 EXPIRED = reply(401, {"error": "The transfer token is unknown, used up or expired."})
+README = Path(__file__).parents[3] / "README.md"
 DATA = bytes(range(256)) * 8000
 """A part larger than what the relay keeps in memory."""
 
@@ -273,3 +280,29 @@ def test_a_proxy_of_the_environment_carries_calls_to_the_api(
     server.routes["GET", "/work"] = reply(200, [])
     assert Upstream("http://api.invalid").api("GET", "/work", {}).json() == []
     assert server.seen[0].headers["host"] == "api.invalid"
+
+
+SHOWS_PROXIES = f"""#!{sys.executable}
+import os, requests
+if "API_URL" in os.environ:
+    for url in (os.environ["API_URL"] + "/work", "http://huggingface.co/", "http://mirror.lan/"):
+        print(bool(requests.utils.get_environ_proxies(url)))
+"""
+"""Stands for `python`: says for a worker whether a proxy carries its calls to the relay, to the web and to a mirror."""
+
+
+@pytest.mark.parametrize("name", ["NO_PROXY", "no_proxy", ""])
+@pytest.mark.parametrize("text", [README.read_text(encoding="utf-8"), original_relay.__doc__], ids=["README", "module"])
+def test_the_start_script_keeps_the_worker_s_key_from_a_proxy(tmp_path: Path, text: str, name: str) -> None:
+    """`requests` sends calls to 127.0.0.1 to the proxy of the environment, too. What bypassed the proxy still does."""
+    script = re.search(r"    export no_proxy=.*\n( {4}.*\n)+", text)
+    assert script is not None
+    python = tmp_path / "python"
+    python.write_text(SHOWS_PROXIES)
+    python.chmod(0o700)
+    environment = {"PATH": f"{tmp_path}{os.pathsep}{os.environ['PATH']}", "HTTP_PROXY": "http://proxy:3128"}
+    if name:
+        environment[name] = "mirror.lan"
+    shell = ["sh", "-euc", textwrap.dedent(script[0])]
+    ran = subprocess.run(shell, env=environment, capture_output=True, text=True, timeout=60, check=True)
+    assert ran.stdout.split() == ["False", "True", str(not name)], ran.stderr
