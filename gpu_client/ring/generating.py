@@ -30,7 +30,6 @@ logger = logging.getLogger("baton.ring")
 
 T = TypeVar("T")
 
-"""Records: how many samples were put under each name that is kept."""
 TELL_EVERY_S = 0.5
 RATES_OVER_S = 2.0
 MOST_FAILURES = 10
@@ -181,17 +180,13 @@ class Generation:
             return False
         tally = self._tally
         try:
-            self._patiently(self._writer.flush, to_the_end=True)
+            self._to_the_end(self._writer.flush)
             if tally is not None:
-                self._patiently(lambda: tally.note(self._put), to_the_end=True)
+                self._to_the_end(lambda: tally.note(self._put))
         except WriterFenced:
             if self._progress.should_stop or not self._begin_again():
                 raise
             logger.warning("samples of a pack came too late: others are made")
-        except OSError as error:
-            raise RingError(
-                f"what was put last could not be stored: {error}", "Start it again, to make more"
-            ) from error
         return self._over()
 
     def _some(self) -> None:
@@ -257,15 +252,21 @@ class Generation:
         self._tell()
 
     def _put_patiently(self, sample: object, seed: int) -> None:
-        try:
-            self._writer.put(sample, seed=seed)
-        except OSError as error:
-            logger.warning("the ring cannot be reached now: %s", error)
-            # What is in the pack is stored when it can be.
-            self._patiently(self._writer.flush)
-            self._taken = self._put
-        else:
-            self._taken += 1
+        tried = False
+
+        def put() -> bool:
+            nonlocal tried
+            if tried and self._writer.unsure:
+                # The sample is stored already: it lacks its claim.
+                self._writer.flush()
+            else:
+                tried = True
+                self._writer.put(sample, seed=seed)
+            return True
+
+        if not self._patiently(put):
+            self._to_the_end(put)
+        self._taken += 1
 
     def _begin_again(self) -> bool:
         """After having been taken for dead; False when told to stop before it could. Raises WriterFenced where another
@@ -313,6 +314,13 @@ class Generation:
                 logger.warning("the ring cannot be reached now: %s", error)
             self._pause(wait_s)
             wait_s = min(wait_s * 2, 10.0)
+
+    def _to_the_end(self, action: Callable[[], object]) -> None:
+        try:
+            self._patiently(action, to_the_end=True)
+        except OSError as error:
+            why = f"what was put last could not be stored: {error}"
+            raise RingError(why, "Start it again, to make more") from error
 
     def _waits(self) -> bool:
         """Asked again and again while a sample waits for readers, or for room: whether to give up."""

@@ -15,11 +15,11 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from http.client import HTTPResponse
 from typing import NamedTuple, TypeVar
 
-from gpu_client.transport.answers import read_to_end, require_success
 from gpu_client.transport.cancel import Flight
 from gpu_client.transport.connections import BrokenConnection, Connections, send_whole
 from gpu_client.transport.errors import ChecksumMismatch, ObjectMissing, TransferError, UrlExpired
 from gpu_client.transport.retry import Failure, RetryPolicy, retry_delay_s
+from gpu_client.transport.store_answers import read_to_end, require_success
 from gpu_client.transport.tries import NotNow
 
 logger = logging.getLogger("baton.ring")

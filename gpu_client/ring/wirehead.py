@@ -58,6 +58,8 @@ class WireheadGenerator:
     ) -> None:
         self._config = Config.read(config_path)
         self._generator = iter(generator)
+        self._left: list[tuple[Any, ...]] = []
+        """The generator's last sample, if its `put` has raised without taking it."""
         self._n_samples = n_samples
         self._ring = self._config.ring()
         self._looked_at = -float("inf")
@@ -76,13 +78,18 @@ class WireheadGenerator:
     def cycle(self, verbose: bool = False) -> None:
         """Put the next sample of the generator; `verbose` prints so, and the swaps of which no process has told yet.
 
-        A refused sample is logged and passed over. Raises StopIteration behind the generator's last sample.
+        A refused sample is logged and passed over. Raises StopIteration behind the generator's last sample, and what
+        `RingWriter.put` raises: the next call puts a sample again that was not taken.
         """
-        sample = next(self._generator)
+        sample = self._left.pop() if self._left else next(self._generator)
         try:
             self.put(sample)
         except SampleRefused as error:
             logger.warning("a sample was refused: %s", error)
+        except BaseException:
+            if not self._writer.unsure:
+                self._left.append(sample)
+            raise
         else:
             if verbose:
                 say(f"Generator: {self._writer.put_samples} samples put, {self._config.cap} make a generation")

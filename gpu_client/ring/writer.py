@@ -13,7 +13,6 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from typing import NamedTuple
 
 from gpu_client.ring.codecs import check_codec
 from gpu_client.ring.errors import RingError, RingMismatch, SampleRefused, StoreFull, WaitedTooLong, WriterFenced
@@ -27,20 +26,13 @@ from gpu_client.ring.ring import Ring
 from gpu_client.ring.room import Grants
 from gpu_client.ring.seeds import plain_seed
 from gpu_client.ring.tree import Taken, take_apart
+from gpu_client.ring.waiting import Waiting, bytes_of, fitting
 
 logger = logging.getLogger("baton.ring")
 
 _TRIES = 8
 READ_AT_ONCE = 256
 """Samples that readers may take at a time without making writers wait for them to be read."""
-
-
-class _Waiting(NamedTuple):
-    """A sample that waits for its pack to be full."""
-
-    taken: Taken
-    seed: object
-    size_bytes: int
 
 
 class RingWriter:
@@ -75,13 +67,14 @@ class RingWriter:
         self._gives_up = gives_up
         self._lock = threading.Lock()
         self._inside = 0
-        self._pack: list[_Waiting] = []
+        self._pack: list[Waiting] = []
         self._pack_bytes = 0
         self._seq = 0
         self._process = os.getpid()
         self._closed = False
         self._claimed: ObjectId | None = None
         self._unclaimed: Claim | None = None
+        self._calls = threading.local()  # `raised`: the sample of the thread's last `put`, unless that has returned
         self._unseen = 0
         self._seen_turns = 0
         self._kind: object = None
@@ -105,9 +98,12 @@ class RingWriter:
     def put(self, sample: object, *, seed: object = None) -> None:
         """Store a sample, when there is room for it. `seed`: what it was made from, as JSON has it.
 
-        Its arrays may be used again when this returns. Raises SampleRefused (the ring goes on without it),
-        WriterFenced, WaitedTooLong; and StoreFull: then it is kept, and stored by the next call.
+        When `put` returns, the caller may use the arrays again. Raises SampleRefused (the ring goes on without it),
+        WriterFenced, WaitedTooLong, StoreFull, and OSError where the store cannot be reached. A `put` that raises
+        anything, KeyboardInterrupt too, has not taken its sample, and the caller may put that one again; but where
+        `unsure` is true then, the sample is stored. Earlier samples stay: the next call or `flush` stores them.
         """
+        self._calls.raised = None
         self._require_usable()
         try:
             seed = plain_seed(seed)
@@ -116,19 +112,24 @@ class RingWriter:
             with self._lock:
                 self.refused += 1
             raise
+        self._calls.raised = own = Waiting(taken, seed, taken.size_bytes)
         with self._alone():
             self._wait_for_room()
-            self._pack.append(_Waiting(taken, seed, taken.size_bytes))
-            self._pack_bytes += taken.size_bytes
             settings = self._ring.settings
             try:
+                self._pack.append(own)
+                self._pack_bytes += own.size_bytes
                 # Its pack may be full with it; or one that it does not fit into, and then perhaps its own.
                 while len(self._pack) >= settings.pack or self._pack_bytes >= settings.most_pack_bytes:
                     self._store()
-            finally:
                 if self._pack:
                     # It stays for later, and its arrays are the caller's.
-                    self._pack[-1] = self._pack[-1]._replace(taken=taken.copied())
+                    own.taken = taken.copied()
+            except BaseException:
+                self._pack = [one for one in self._pack if one is not own]
+                self._pack_bytes = bytes_of(self._pack)
+                raise
+        self._calls.raised = None
 
     def run(self, generator: Iterable[object], *, seeds: bool = False) -> int:
         """Put everything that a generator makes; how many were taken. Refused samples are logged and left out.
@@ -159,8 +160,12 @@ class RingWriter:
 
     @property
     def unsure(self) -> bool:
-        """Whether samples were stored, and perhaps claimed, of which this writer cannot say that they count."""
-        return self._unclaimed is not None
+        """Whether the last `put` of this thread has raised, but its sample is stored: then it must not be put again.
+
+        The next call of any thread claims it. Of a writer that is fenced nobody can say whether the sample counts.
+        """
+        raised: Waiting | None = getattr(self._calls, "raised", None)
+        return raised is not None and raised.stored
 
     def holds_name(self) -> bool:
         """Whether nobody else has taken its name, asked of the store."""
@@ -275,7 +280,7 @@ class RingWriter:
         """Store a pack, then claim it. What was stored and not claimed is claimed first by the next call."""
         self._claim()
         settings = self._ring.settings
-        count = self._fitting()
+        count = fitting(self._pack, settings)
         pack, rest = self._pack[:count], self._pack[count:]
         for _ in range(_TRIES):
             # Counted up first: an object that was stored in part of a failure is left behind, and another made.
@@ -297,20 +302,11 @@ class RingWriter:
             raise RingMismatch(
                 f"there are objects of {self.name} already, of nobody knows what", "Give it another name"
             )
-        # Together: an interrupt in between would have it stored again.
-        self._unclaimed, self._pack = Claim(found, count, self._now_ms()), rest
-        self._pack_bytes = sum(one.size_bytes for one in rest)
-        self.put_bytes += made.size_bytes
+        claim, stored_bytes, rest_bytes = Claim(found, count, self._now_ms()), made.size_bytes, bytes_of(rest)
+        # Without a call in between: an interrupt there would have the pack stored again, or counted wrong.
+        self._unclaimed, self._pack, self._pack_bytes, pack[-1].stored = claim, rest, rest_bytes, True
+        self.put_bytes += stored_bytes
         self._claim()
-
-    def _fitting(self) -> int:
-        """How many of the samples that wait are in the next object."""
-        settings, size_bytes = self._ring.settings, 0
-        for place, one in enumerate(self._pack[: settings.pack]):
-            size_bytes += one.size_bytes
-            if place and size_bytes > settings.most_pack_bytes:
-                return place
-        return min(len(self._pack), settings.pack)
 
     def _claim(self) -> None:
         claim = self._unclaimed

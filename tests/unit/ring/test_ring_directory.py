@@ -167,6 +167,7 @@ def test_a_directory_that_is_closed_in_the_middle_of_it_costs_no_sample(others_d
         with pytest.raises(PermissionError):
             writer.put(np.array([1]))
         beside.chmod(0o755)
+        writer.put(np.array([1]))
         writer.put(np.array([2]))
         writer.close()
         with RingReader(ring, threads=False) as reader:

@@ -12,7 +12,7 @@ from gpu_client.ring.errors import RingError, WriterFenced
 from gpu_client.ring.generating import STOPPING_PATIENCE_S, STORE_PATIENCE_S, Generation
 from gpu_client.ring.leases import Watch
 from gpu_client.ring.tally import put_under
-from tests.unit.ring.generating_kit import Scene, Slow, Told, but_at
+from tests.unit.ring.generating_kit import Scene, Slow, Told, but_at, one
 from tests.unit.ring.ring_kit import MortalStore
 
 
@@ -98,6 +98,24 @@ def test_an_outage_in_which_it_is_taken_for_dead_ends_no_generator(pack: int, fa
         assert len(set(seeds)) == len(seeds), (fails_after, seeds)
         assert made.put == 8 <= len(seeds) <= 8 + pack, (fails_after, seeds)
         assert scene.ring.newest().slots[-1].object.epoch > 1
+
+
+@pytest.mark.parametrize("pack", [1, 2])
+@pytest.mark.parametrize("fails_done", [False, True])
+def test_a_sample_whose_put_failed_is_there_once(pack: int, fails_done: bool) -> None:
+    for fails_after in range(60):
+        scene = Scene(pack=pack)
+        store = Outage(scene.store)
+        made: list[int] = []
+
+        def make(seed: int, made: list[int] = made) -> Any:
+            made.append(seed)
+            return one(seed)
+
+        generation = scene.generation(make, store=store, count=8, name="w")
+        store.fails_after, store.fails_done = fails_after, fails_done
+        assert generation.run().put == 8
+        assert [seed for _, seed in scene.readable()] == made, fails_after
 
 
 def test_taken_over_in_an_outage_it_leaves() -> None:

@@ -102,6 +102,41 @@ def test_what_readers_pin_counts() -> None:
         reader.sample(slot)
 
 
+@pytest.mark.parametrize("pack", [1, 3])
+def test_a_sample_that_found_no_room_is_not_taken_and_may_be_put_again(pack: int) -> None:
+    scene = Scene(settings(cap=12, objects=12 + 4 * pack, pack=pack))
+    writer = scene.writer("w", patience_s=60.0)
+
+    def put(number: int) -> None:
+        writer.put(np.full(1000, number))
+
+    for number in range(12):
+        put(number)
+    scene.waited(TURN_S)
+    reader = RingReader(scene.ring, "r", threads=False, clock=scene.clock)
+    scene.renewed.append(reader.tell)
+    reader.newest()
+    number = 11
+    with pytest.raises(WaitedTooLong, match="max_bytes"):
+        while True:
+            number += 1
+            put(number)
+    counts, began_at, waited_s = (writer.put_samples, writer.put_bytes), scene.clock(), writer.waited_s
+    for _ in range(2):
+        with pytest.raises(WaitedTooLong, match="max_bytes"):
+            put(number)
+    assert (writer.put_samples, writer.put_bytes) == counts
+    assert writer.waited_s - waited_s == pytest.approx(scene.clock() - began_at)
+    scene.renewed.remove(reader.tell)
+    reader.close()
+    put(number)
+    assert writer.put_samples == number + 1
+    scene.waited(TURN_S)
+    with RingReader(scene.ring, "r", threads=False, clock=scene.clock) as reader:
+        found = [int(reader.sample(slot)[0]) for slot in reader.newest().slots]
+    assert found == list(range(number - 11, number + 1))
+
+
 @pytest.mark.parametrize("done_first", [False, True])
 @pytest.mark.parametrize("dies_after", range(6))
 def test_what_the_killed_leave_counts_until_it_is_removed(dies_after: int, done_first: bool) -> None:

@@ -114,7 +114,7 @@ def test_a_sample_that_is_larger_than_a_pack_may_be_has_an_object_of_its_own() -
     ]  # fmt: skip
 
 
-def test_what_found_no_room_is_kept_and_stored_in_packs_that_are_no_larger() -> None:
+def test_what_waits_behind_a_full_store_is_stored_in_packs_that_are_no_larger() -> None:
     scene = Scene(cap=20, pack=3, pack_bytes=BOUND)
     writer = scene.writer(patience_s=0.5)
     create, full = scene.store.create, True
@@ -126,14 +126,14 @@ def test_what_found_no_room_is_kept_and_stored_in_packs_that_are_no_larger() -> 
         return create(key, pieces)
 
     scene.store.create = refuse  # type: ignore[method-assign]
-    for number in range(7):
-        if number < 2:
-            writer.put(sample(number, 1500))
-        else:
-            with pytest.raises(StoreFull):
-                writer.put(sample(number, 1500))
+    for number in range(2):
+        writer.put(sample(number, 1500))
+    for _ in range(5):
+        with pytest.raises(StoreFull):
+            writer.put(sample(2, 1500))
     full = False
-    writer.put(sample(7, 1500))
+    for number in range(2, 8):
+        writer.put(sample(number, 1500))
     writer.close()
     assert [len(pack) for pack in stored(scene)] == [2, 2, 2, 2]
     assert [int(value["number"][0]) for value in scene.values()] == list(range(8))

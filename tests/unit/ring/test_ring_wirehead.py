@@ -65,6 +65,27 @@ def test_what_is_beyond_a_generation_belongs_to_the_next(tmp_path: Path) -> None
     assert ring.newest().inserted == 30
 
 
+def test_a_sample_whose_put_failed_is_put_by_the_next_cycle(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    generator = WireheadGenerator(generator=numbered(), config_path=config(tmp_path), n_samples=12)
+    put, failures = RingWriter.put, [1, 4, 5]
+
+    def fails(writer: RingWriter, sample: object) -> None:
+        calls.append(sample)
+        if len(calls) in failures:
+            raise OSError("no route")
+        put(writer, sample)
+
+    calls: list[object] = []
+    monkeypatch.setattr(RingWriter, "put", fails)
+    for _ in failures:
+        with pytest.raises(OSError, match="no route"):
+            while True:
+                generator.cycle()
+    assert generator.run() == 2 + 12
+    dataset = MongoheadDataset(config_path=str(tmp_path / "config.yaml"))
+    assert [float(dataset[index]["input"][0]) for index in range(10)] == [index + 0.5 for index in range(10)]
+
+
 def test_pairs_normalising_and_a_stock_loader(tmp_path: Path) -> None:
     path = config(tmp_path)
     WireheadGenerator(generator=numbered(), config_path=path, n_samples=10).run()

@@ -127,8 +127,8 @@ def test_arrays_may_be_used_again_when_put_returns() -> None:
     assert [int(value["image"][0]) for value in scene.values()] == [0, 1, 2, 3, 4]
 
 
-def test_arrays_may_be_used_again_though_there_was_no_room_for_them() -> None:
-    scene = Scene()
+def test_arrays_may_be_used_again_though_there_was_no_room_for_their_pack() -> None:
+    scene = Scene(pack=2)
     writer = scene.writer(patience_s=0.5)
     create = scene.store.create
     full = True
@@ -141,9 +141,11 @@ def test_arrays_may_be_used_again_though_there_was_no_room_for_them() -> None:
 
     scene.store.create = refuse  # type: ignore[method-assign]
     image = np.ones(4)
+    writer.put(image)
+    image[:] = 2
     with pytest.raises(StoreFull):
         writer.put(image)
-    image[:] = 2
+    image[:] = 3
     full = False
     writer.close()
     assert [int(value[0]) for value in scene.values()] == [1]
