@@ -17,7 +17,7 @@ from gpu_client.transport.batch import run_batch
 from gpu_client.transport.cancel import CancelEvent, Flight, stop_if_set
 from gpu_client.transport.errors import ChecksumMismatch
 from gpu_client.transport.files import local_errors, safe_destination
-from gpu_client.transport.segments import Segment
+from gpu_client.transport.items import Segment
 
 WORKERS = 4
 PIECE_BYTES = 4 * 1024 * 1024

@@ -21,7 +21,7 @@ from gpu_client.checkpoints.sources import Buffers, SourceFile, Spool
 from gpu_client.transport.cancel import CancelEvent, stop_if_set
 from gpu_client.transport.errors import DiskFull, TransferError
 from gpu_client.transport.files import local_errors
-from gpu_client.transport.segments import Segment
+from gpu_client.transport.items import Segment
 
 logger = logging.getLogger(__name__)
 

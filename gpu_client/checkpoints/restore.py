@@ -47,7 +47,7 @@ from gpu_client.transport.errors import (
     UrlExpired,
 )
 from gpu_client.transport.files import local_errors, sync_directory
-from gpu_client.transport.segments import Segment
+from gpu_client.transport.items import Segment
 from gpu_client.transport.transfer import Download, Progress, RangeDownload, Transfer
 
 __all__ = ["RestoreFailed", "Restored", "restore"]

@@ -15,7 +15,7 @@ from typing import TypeVar
 
 from gpu_client.transport.errors import FileChanged, TransferError
 from gpu_client.transport.files import local_errors
-from gpu_client.transport.segments import Segment
+from gpu_client.transport.items import Segment
 
 T = TypeVar("T")
 

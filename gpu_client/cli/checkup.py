@@ -18,9 +18,9 @@ from gpu_client.cli.formats import duration, size
 from gpu_client.cli.scopes import scopes_of
 from gpu_client.cli.session import Session, connect
 from gpu_client.transport.api import BatonClient
+from gpu_client.transport.connections import user_agent
 from gpu_client.transport.digests import hash_file
 from gpu_client.transport.errors import BatonError, Unreachable
-from gpu_client.transport.http import user_agent
 from gpu_client.transport.retry import RetryPolicy
 from gpu_client.transport.transfer import Transfer
 

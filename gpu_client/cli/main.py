@@ -38,7 +38,7 @@ from gpu_client.cli import (
 from gpu_client.cli.errors import ExitCode, describe, problems_of
 from gpu_client.cli.formats import plain
 from gpu_client.cli.session import Session
-from gpu_client.transport.http import user_agent
+from gpu_client.transport.connections import user_agent
 
 app = typer.Typer(
     name="baton",

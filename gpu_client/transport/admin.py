@@ -1,8 +1,19 @@
-"""Calls of the scope `admin`, and the one that needs no key."""
+"""Calls about API keys, webhooks and rings, and the one that needs no key."""
 
 from __future__ import annotations
 
 from baton.contract.keys import HealthAnswer, KeyCreate, KeyCreated, KeyPage
+from baton.contract.rings import (
+    DeleteRequest,
+    RecordsAnswer,
+    RecordsRequest,
+    RemovalAnswer,
+    RingKeysPage,
+    RingKeysQuery,
+    RingsPage,
+    UrlsAnswer,
+    UrlsRequest,
+)
 from baton.contract.webhooks import (
     DeliveryPage,
     ReplayAnswer,
@@ -12,7 +23,7 @@ from baton.contract.webhooks import (
     WebhookList,
     WebhookView,
 )
-from gpu_client.transport.calls import ApiCalls, read_answer, segment
+from gpu_client.transport.calls import ApiCalls, segment
 
 
 class AdminCalls(ApiCalls):
@@ -20,13 +31,11 @@ class AdminCalls(ApiCalls):
 
     def create_key(self, request: KeyCreate) -> KeyCreated:
         """A new key, shown this once. Not tried again after a lost answer: that would leave a second live key."""
-        answer = self._send("create_key", "POST", "/keys", body=request, repeatable=False)
-        return read_answer("create_key", answer, KeyCreated)
+        return self._read(KeyCreated, "create_key", "POST", "/keys", body=request, repeatable=False)
 
     def list_keys(self, *, limit: int = 100, cursor: str | None = None) -> KeyPage:
         """One page of keys, without their secrets."""
-        answer = self._send("list_keys", "GET", "/keys", query={"limit": limit, "cursor": cursor})
-        return read_answer("list_keys", answer, KeyPage)
+        return self._read(KeyPage, "list_keys", "GET", "/keys", query={"limit": limit, "cursor": cursor})
 
     def revoke_key(self, key_id: str) -> None:
         """From now on the key is refused."""
@@ -34,13 +43,11 @@ class AdminCalls(ApiCalls):
 
     def create_webhook(self, request: WebhookCreate) -> WebhookCreated:
         """A new webhook, its secret shown this once. Not tried again after a lost answer: that would make a second."""
-        answer = self._send("create_webhook", "POST", "/webhooks", body=request, repeatable=False)
-        return read_answer("create_webhook", answer, WebhookCreated)
+        return self._read(WebhookCreated, "create_webhook", "POST", "/webhooks", body=request, repeatable=False)
 
     def list_webhooks(self) -> list[WebhookView]:
         """All webhooks, without their secrets."""
-        answer = self._send("list_webhooks", "GET", "/webhooks")
-        return read_answer("list_webhooks", answer, WebhookList).webhooks
+        return self._read(WebhookList, "list_webhooks", "GET", "/webhooks").webhooks
 
     def delete_webhook(self, webhook_id: str) -> None:
         """It is told nothing more. Raises NotFound, too, when an earlier try's answer was lost."""
@@ -49,16 +56,46 @@ class AdminCalls(ApiCalls):
     def deliveries(self, webhook_id: str, *, limit: int = 100, cursor: str | None = None) -> DeliveryPage:
         """One page of how a webhook's deliveries stand, the newest event first."""
         path = f"/webhooks/{segment(webhook_id)}/deliveries"
-        answer = self._send("deliveries", "GET", path, query={"limit": limit, "cursor": cursor})
-        return read_answer("deliveries", answer, DeliveryPage)
+        return self._read(DeliveryPage, "deliveries", "GET", path, query={"limit": limit, "cursor": cursor})
 
     def replay_webhook(self, webhook_id: str, job_id: str, from_seq: int = 1) -> ReplayAnswer:
         """Deliver a job's events again; not tried again after a lost answer, for each try delivers them once more."""
         body = ReplayRequest(job_id=job_id, from_seq=from_seq)
         path = f"/webhooks/{segment(webhook_id)}/replay"
-        answer = self._send("replay_webhook", "POST", path, body=body, repeatable=False)
-        return read_answer("replay_webhook", answer, ReplayAnswer)
+        return self._read(ReplayAnswer, "replay_webhook", "POST", path, body=body, repeatable=False)
 
     def health(self) -> HealthAnswer:
         """Whether the control plane answers, and its version."""
-        return read_answer("health", self._send("health", "GET", "/health"), HealthAnswer)
+        return self._read(HealthAnswer, "health", "GET", "/health")
+
+
+class RingCalls(ApiCalls):
+    """Their records, and URLs of their objects. Each call may be repeated: the same write has the same version."""
+
+    def ring_records(self, ring: str, request: RecordsRequest) -> RecordsAnswer:
+        """Write one record and read some."""
+        return self._read(RecordsAnswer, "ring_records", "POST", f"{_ring(ring)}/records", body=request)
+
+    def ring_urls(self, ring: str, request: UrlsRequest) -> UrlsAnswer:
+        """Where to store and to fetch objects."""
+        return self._read(UrlsAnswer, "ring_urls", "POST", f"{_ring(ring)}/urls", body=request)
+
+    def ring_keys(self, ring: str, query: RingKeysQuery) -> RingKeysPage:
+        """One page of the keys below a prefix."""
+        return self._read(RingKeysPage, "ring_keys", "GET", f"{_ring(ring)}/keys", query=query)
+
+    def ring_delete(self, ring: str, request: DeleteRequest) -> None:
+        """Forget records and objects."""
+        self._send("ring_delete", "POST", f"{_ring(ring)}/delete", body=request)
+
+    def rings(self, *, limit: int = 100, cursor: str | None = None) -> RingsPage:
+        """One page of the tenant's rings, by name."""
+        return self._read(RingsPage, "rings", "GET", "/rings", query={"limit": limit, "cursor": cursor})
+
+    def remove_ring(self, ring: str) -> RemovalAnswer:
+        """Remove a part of it; to be called until it is done. NotFound if there is no such ring."""
+        return self._read(RemovalAnswer, "remove_ring", "DELETE", _ring(ring))
+
+
+def _ring(name: str) -> str:
+    return f"/rings/{segment(name)}"

@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-from gpu_client.transport.admin import AdminCalls
+from gpu_client.transport.admin import AdminCalls, RingCalls
 from gpu_client.transport.http import HttpClient
 from gpu_client.transport.objects import ObjectCalls
-from gpu_client.transport.recipes import RecipeCalls
 from gpu_client.transport.retry import RetryPolicy
-from gpu_client.transport.rings import RingCalls
 from gpu_client.transport.stats import CallStats
-from gpu_client.transport.steering import SteeringCalls
 from gpu_client.transport.submitter import SubmitterCalls
 from gpu_client.transport.transfer import Transfer
 from gpu_client.transport.worker import WorkerCalls
 
 
-class BatonClient(SubmitterCalls, SteeringCalls, RecipeCalls, WorkerCalls, AdminCalls, RingCalls, ObjectCalls):
+class BatonClient(SubmitterCalls, WorkerCalls, AdminCalls, RingCalls, ObjectCalls):
     """All calls; which of them the key may make depends on its scopes. Safe from several threads.
 
     Every method raises ApiError (by kind, see `errors`), Unreachable after all retries, UnexpectedAnswer.

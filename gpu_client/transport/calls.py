@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from functools import cache
-from typing import Any, Protocol, TypeVar, cast
+from typing import Any, Protocol, TypedDict, TypeVar, Unpack, cast
 from urllib.parse import quote
 
 from pydantic import BaseModel, TypeAdapter, ValidationError
@@ -27,6 +27,16 @@ class Page(Protocol):
 P = TypeVar("P", bound=Page)
 
 
+class _Request(TypedDict, total=False):
+    """What a call may have besides its kind, method and path."""
+
+    query: Mapping[str, object] | BaseModel | None
+    body: BaseModel
+    lease_token: str | None
+    headers: Mapping[str, str]
+    repeatable: bool
+
+
 class ApiCalls:
     """Base of the groups of calls. All methods raise ApiError, Unreachable, UnexpectedAnswer."""
 
@@ -34,46 +44,42 @@ class ApiCalls:
         self._http = http
         self._budget_s = budget_s
 
-    def _send(
-        self,
-        kind: str,
-        method: str,
-        path: str,
-        *,
-        query: Mapping[str, object] | BaseModel | None = None,
-        body: BaseModel | None = None,
-        lease_token: str | None = None,
-        headers: Mapping[str, str] | None = None,
-        repeatable: bool = True,
-    ) -> Answer:
-        lease = {"x-lease-token": lease_token} if lease_token is not None else {}
+    def _read(self, model: type[T], kind: str, method: str, path: str, **request: Unpack[_Request]) -> T:
+        """Send a call and return its answer as `model`. Raises UnexpectedAnswer if the answer is not one."""
+        answer = self._send(kind, method, path, **request)
+        try:
+            return cast(T, _adapter(cast(Any, model)).validate_python(answer.data))
+        except ValidationError as error:
+            problems = "; ".join(
+                f"{'.'.join(map(str, problem['loc']))}: {problem['msg']}" for problem in error.errors()[:3]
+            )
+            raise UnexpectedAnswer(f"{kind}: the answer is not what this version understands ({problems})") from error
+
+    def _send(self, kind: str, method: str, path: str, **request: Unpack[_Request]) -> Answer:
+        """Send a call whose answer's data nobody needs, or that another method reads."""
+        token, body = request.get("lease_token"), request.get("body")
+        lease = {"x-lease-token": token} if token is not None else {}
         call = Call(
             kind=kind,
             method=method,
             path=path,
-            query=_query(query),
-            # only what was said: an older control plane refuses fields that it does not know
+            query=_query(request.get("query")),
+            # An older control plane refuses fields that it does not know: send only those that the caller has set.
             body=body.model_dump_json(exclude_unset=True) if body is not None else None,
-            headers={**lease, **(headers or {})},
-            repeatable=repeatable,
+            headers={**lease, **request.get("headers", {})},
+            repeatable=request.get("repeatable", True),
         )
         return self._http.call(call, budget_s=self._budget_s)
-
-
-def read_answer(kind: str, answer: Answer, model: type[T]) -> T:
-    """The answer's data as `model`. Raises UnexpectedAnswer if it is not one."""
-    try:
-        return cast(T, _adapter(cast(Any, model)).validate_python(answer.data))
-    except ValidationError as error:
-        problems = "; ".join(
-            f"{'.'.join(map(str, problem['loc']))}: {problem['msg']}" for problem in error.errors()[:3]
-        )
-        raise UnexpectedAnswer(f"{kind}: the answer is not what this version understands ({problems})") from error
 
 
 def segment(text: str) -> str:
     """`text` as one segment of a path."""
     return quote(text, safe="")
+
+
+def job_path(job_id: str) -> str:
+    """Return the path of a job."""
+    return f"/job/{segment(job_id)}"
 
 
 def pages(fetch: Callable[[str | None], P]) -> Iterator[P]:

@@ -8,6 +8,7 @@ the environment are not used.
 from __future__ import annotations
 
 import http.client
+import platform
 import re
 import select
 import socket
@@ -15,12 +16,14 @@ import ssl
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import cache
+from importlib.metadata import PackageNotFoundError, version
 from urllib.parse import urlsplit
+
+import certifi
 
 from gpu_client.transport.cancel import Flight
 from gpu_client.transport.errors import TransferError, without_query
-from gpu_client.transport.http import user_agent
-from gpu_client.transport.tls import shared_tls
 
 CONNECT_TIMEOUT_S = 10.0
 STALL_TIMEOUT_S = 60.0
@@ -34,6 +37,28 @@ _ENCODED = re.compile(r"[\x21-\x7e]*")
 _Origin = tuple[str, str, int | None]
 SendBody = Callable[[socket.socket], None]
 """Writes the request's body to the socket that it is given."""
+
+
+@cache
+def user_agent() -> str:
+    """How this client names itself. Looked up once: reading the package's metadata takes longer than a request."""
+    try:
+        release = version("baton")
+    except PackageNotFoundError:
+        release = "source"
+    return f"baton/{release} python/{platform.python_version()}"
+
+
+@cache
+def shared_tls() -> ssl.SSLContext:
+    """Trusts the machine's roots (SSL_CERT_FILE and SSL_CERT_DIR included) and those that ship with certifi.
+
+    Slim container images have no roots of their own; machines behind a company's proxy have roots certifi lacks.
+    """
+    context = ssl.create_default_context()
+    context.load_verify_locations(cafile=certifi.where())
+    context.set_alpn_protocols(["http/1.1"])
+    return context
 
 
 class BrokenConnection(Exception):  # noqa: N818 - a normal outcome, tried again

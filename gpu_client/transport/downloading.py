@@ -7,7 +7,6 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from gpu_client.transport.answers import begins_at, pieces, range_headers, require_end, require_success, skip
 from gpu_client.transport.bandwidth import Traffic
 from gpu_client.transport.buffers import BufferPool
 from gpu_client.transport.cancel import Flight, stop_if_set
@@ -19,6 +18,7 @@ from gpu_client.transport.items import Download, RangeDownload
 from gpu_client.transport.lane import Lane, Meter
 from gpu_client.transport.parts import Part, PartedFile
 from gpu_client.transport.stats import TransferStats
+from gpu_client.transport.store_answers import begins_at, pieces, range_headers, require_end, require_success, skip
 from gpu_client.transport.tries import Tries
 
 logger = logging.getLogger(__name__)

@@ -8,15 +8,12 @@ from __future__ import annotations
 
 import json
 import logging
-import platform
 import random
 import re
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from functools import cache
 from http.cookiejar import DefaultCookiePolicy
-from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -28,10 +25,10 @@ from urllib3.exceptions import HTTPError
 
 from baton.contract.error_body import ErrorBody
 from baton.contract.errors import ErrorCode, Fault
+from gpu_client.transport.connections import shared_tls, user_agent
 from gpu_client.transport.errors import ApiError, UnexpectedAnswer, Unreachable, api_error_class, without_query
 from gpu_client.transport.retry import RETRIED_STATUSES, Failure, RetryPolicy, parse_retry_after, retry_delay_s
 from gpu_client.transport.stats import CallStats
-from gpu_client.transport.tls import shared_tls
 
 logger = logging.getLogger(__name__)
 
@@ -43,16 +40,6 @@ MAX_ANSWER_BYTES = 16 * 1024 * 1024
 """Lambda answers at most 6 MB; more than this is not our API."""
 
 _PLAIN_CODES = {401: ErrorCode.UNAUTHORIZED, 404: ErrorCode.NOT_FOUND, 413: ErrorCode.PAYLOAD_TOO_LARGE}
-
-
-@cache
-def user_agent() -> str:
-    """How this client names itself. Looked up once: reading the package's metadata takes longer than a request."""
-    try:
-        release = version("baton")
-    except PackageNotFoundError:
-        release = "source"
-    return f"baton/{release} python/{platform.python_version()}"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,7 +7,15 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gpu_client.transport.bandwidth import Traffic
-from gpu_client.transport.segments import Segment
+
+
+@dataclass(frozen=True)
+class Segment:
+    """A piece of a local file."""
+
+    path: Path
+    offset: int
+    size_bytes: int
 
 
 @dataclass(frozen=True, kw_only=True)

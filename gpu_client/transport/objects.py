@@ -21,7 +21,7 @@ from baton.contract.transfers import (
     UploadTargets,
 )
 from gpu_client.transport.batch import run_batch
-from gpu_client.transport.calls import ApiCalls, read_answer, segment
+from gpu_client.transport.calls import ApiCalls, segment
 from gpu_client.transport.cancel import CancelEvent
 from gpu_client.transport.digests import FileDigest, hash_file
 from gpu_client.transport.errors import FalseDigest, TokenRefused, TransferError, UnexpectedAnswer, UrlExpired
@@ -99,7 +99,7 @@ class ObjectCalls(ApiCalls):
 
     def _missing(self, bucket: str, keys: Sequence[str], digests: Mapping[str, FileDigest]) -> Missing:
         wanted = UploadBatch(bucket=bucket, files=[_upload_file(key, digests[key]) for key in keys])
-        answer = read_answer("upload_urls", self._send("upload_urls", "POST", "/uploads", body=wanted), UploadTargets)
+        answer = self._read(UploadTargets, "upload_urls", "POST", "/uploads", body=wanted)
         named = {target.key for target in answer.uploads} | set(answer.pending)
         if named - set(keys) or any(key not in named for key in keys if digests[key].parts is None):
             raise UnexpectedAnswer("upload_urls: the answer names other keys than were asked for")
@@ -191,25 +191,26 @@ class ObjectCalls(ApiCalls):
 
     def delete_object(self, bucket: str, key: str) -> None:
         """Remove one object; one that is not there is no error."""
-        answer = self._send("upload_token", "GET", "/upload/token", query=TokenQuery(bucket=bucket, key=key))
-        token = read_answer("upload_token", answer, TokenAnswer).token
+        token = self._read(
+            TokenAnswer, "upload_token", "GET", "/upload/token", query=TokenQuery(bucket=bucket, key=key)
+        ).token
         path = f"/upload/{segment(bucket)}/{quote(key, safe='/')}"
         self._send("delete", "DELETE", path, query={"action": "delete"}, headers={"x-upload-token": token})
 
     def _download_url(self, bucket: str, key: str) -> str:
         query = TokenQuery(bucket=bucket, key=key)
-        answer = self._send("download_token", "GET", "/download/token", query=query)
-        token = read_answer("download_token", answer, TokenAnswer).token
+        token = self._read(TokenAnswer, "download_token", "GET", "/download/token", query=query).token
         path = f"/download/{segment(bucket)}/{quote(key, safe='/')}"
-        answer = self._send("download", "GET", path, query={"as": "url"}, headers={"x-download-token": token})
-        return read_answer("download", answer, PresignedUrl).url
+        return self._read(
+            PresignedUrl, "download", "GET", path, query={"as": "url"}, headers={"x-download-token": token}
+        ).url
 
     def list_objects(
         self, bucket: str = "training-data", *, prefix: str = "", limit: int = 1000, cursor: str | None = None
     ) -> ObjectPage:
         """One page of a bucket's objects below `prefix`, by key."""
         query = {"bucket": bucket, "prefix": prefix or None, "limit": limit, "cursor": cursor}
-        return read_answer("list_objects", self._send("list_objects", "GET", "/data", query=query), ObjectPage)
+        return self._read(ObjectPage, "list_objects", "GET", "/data", query=query)
 
 
 def _upload_file(key: str, digest: FileDigest) -> UploadFile:

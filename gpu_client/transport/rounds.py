@@ -19,9 +19,8 @@ from gpu_client.transport.bandwidth import Traffic
 from gpu_client.transport.cancel import CancelEvent
 from gpu_client.transport.digests import FileDigest
 from gpu_client.transport.errors import TransferError, UnexpectedAnswer, UrlExpired
-from gpu_client.transport.items import Upload
+from gpu_client.transport.items import Segment, Upload
 from gpu_client.transport.lane import Progress
-from gpu_client.transport.segments import Segment
 from gpu_client.transport.transfer import Transfer
 
 logger = logging.getLogger(__name__)

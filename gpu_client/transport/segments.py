@@ -1,41 +1,78 @@
-"""What an upload consists of: pieces of local files, sent one behind the other by one buffer."""
+"""PUTs by presigned URL: segments of local files, sent one behind the other by one buffer."""
 
 from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Protocol
 
-from gpu_client.transport.errors import FileChanged
+from gpu_client.transport.cancel import Flight
+from gpu_client.transport.connections import Connections
+from gpu_client.transport.errors import FileChanged, UrlExpired
 from gpu_client.transport.files import CHUNK_BYTES, local_errors
+from gpu_client.transport.items import Segment, Upload
+from gpu_client.transport.lane import Flow, Lane, Meter
+from gpu_client.transport.stats import TransferStats
+from gpu_client.transport.store_answers import read_to_end, require_success
+from gpu_client.transport.tries import Tries
 
 
-@dataclass(frozen=True)
-class Segment:
-    """A piece of a local file."""
+class Uploads:
+    """Does one upload at a time, in whichever thread calls."""
 
-    path: Path
-    offset: int
-    size_bytes: int
+    def __init__(
+        self,
+        connections: Connections,
+        tries: Tries,
+        lane: Lane,
+        stats: TransferStats,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._connections = connections
+        self._tries = tries
+        self._lane = lane
+        self._stats = stats
+        self._clock = clock
 
+    def put(self, item: Upload, flight: Flight, meter: Meter, *, begin_by: float | None = None) -> None:
+        """Until it is stored, or turns out to be stored already. UrlExpired instead of a try after `begin_by`."""
 
-class Pace(Protocol):
-    """Whoever allows bytes to move and counts those that have."""
+        def once() -> bool:
+            if begin_by is not None and self._clock() >= begin_by:
+                raise UrlExpired(f"{item.name}: the presigned URL is about to run out")
+            return self._put_once(item, flight, meter)
 
-    def allow(self, wanted_bytes: int) -> int:
-        """How many of the next `wanted_bytes` may move now: at least 1. Waits; raises TransferCanceled."""
-        ...
+        stored = self._tries.twice_if_altered(item.name, flight, self._lane, once)
+        if stored and item.part:
+            self._stats.add(uploaded_parts=1, uploaded_bytes=item.size_bytes)
+        elif stored:
+            self._stats.add(uploaded_objects=1, uploaded_bytes=item.size_bytes)
+        else:
+            self._stats.add(already_stored_objects=1)
 
-    def moved(self, size_bytes: int) -> None:
-        """So many have moved."""
-        ...
+    def _put_once(self, item: Upload, flight: Flight, meter: Meter) -> bool:
+        """True if stored, False if it was there."""
+        headers = {name: value for name, value in item.headers.items() if name.lower() != "content-length"}
+        headers["Content-Length"] = str(item.size_bytes)
+        with self._lane.attempt(flight, meter, self._stats, item.traffic) as flow:
+
+            def send_body(sock: socket.socket) -> None:
+                send_segments(sock, item.segments, flow, file_bytes=item.file_bytes)
+
+            with self._connections.exchange("PUT", item.url, headers, flight, send_body) as response:
+                create_only = any(name.lower() == "if-none-match" for name in headers)
+                stored = not (response.status == 412 and create_only)
+                if stored:
+                    require_success(response, name=item.name, method="PUT", url=item.url)
+                read_to_end(response)
+        return stored
 
 
 def send_segments(
-    sock: socket.socket, segments: Sequence[Segment], pace: Pace, *, file_bytes: int | None = None
+    sock: socket.socket, segments: Sequence[Segment], flow: Flow, *, file_bytes: int | None = None
 ) -> None:
     """Send the segments' bytes. `file_bytes`: how many bytes the file that they are of must have.
 
@@ -55,9 +92,9 @@ def send_segments(
                 offset += got
                 filled += got
                 if filled == len(buffer):
-                    _send_all(sock, buffer, pace)
+                    _send_all(sock, buffer, flow)
                     filled = 0
-        _send_all(sock, buffer[:filled], pace)
+        _send_all(sock, buffer[:filled], flow)
 
 
 class _Files:
@@ -103,11 +140,11 @@ def changed(segment: Segment) -> FileChanged:
     return FileChanged(f"{segment.path} has no longer the bytes that were declared")
 
 
-def _send_all(sock: socket.socket, piece: memoryview, pace: Pace) -> None:
+def _send_all(sock: socket.socket, piece: memoryview, flow: Flow) -> None:
     while piece:
-        size_bytes = pace.allow(len(piece))
+        size_bytes = flow.allow(len(piece))
         sock.sendall(piece[:size_bytes])
-        pace.moved(size_bytes)
+        flow.moved(size_bytes)
         piece = piece[size_bytes:]
 
 

@@ -22,15 +22,14 @@ from gpu_client.transport.connections import Connections
 from gpu_client.transport.downloading import Downloads
 from gpu_client.transport.errors import UrlExpired
 from gpu_client.transport.files import safe_destination
-from gpu_client.transport.items import Download, RangeDownload, Upload
+from gpu_client.transport.items import Download, RangeDownload, Segment, Upload
 from gpu_client.transport.lane import Lane, Meter, Pause, Progress
 from gpu_client.transport.parts import PARTS_FROM_BYTES, PartedFile
 from gpu_client.transport.retry import RetryPolicy
-from gpu_client.transport.segments import Segment
+from gpu_client.transport.segments import Uploads
 from gpu_client.transport.stats import TransferStats
 from gpu_client.transport.store_answers import url_life_s
 from gpu_client.transport.tries import Tries
-from gpu_client.transport.uploading import Uploads
 
 __all__ = ["Download", "Progress", "RangeDownload", "Segment", "Transfer", "TransferSpeed", "Upload"]
 

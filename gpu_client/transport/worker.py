@@ -23,7 +23,7 @@ from baton.contract.work import (
     WorkItem,
     WorkQuery,
 )
-from gpu_client.transport.calls import ApiCalls, read_answer, segment
+from gpu_client.transport.calls import ApiCalls, job_path, segment
 
 _LEASE_AWARE = {"x-lease-aware": "1"}
 MAX_DAMAGE_MESSAGE = 512
@@ -38,39 +38,34 @@ class WorkerCalls(ApiCalls):
         If an answer gets lost, the job it carried waits until its lease ends: that is an interruption, not a loss.
         Tried once: a second try would claim a second job, and whoever asks for work asks again anyway.
         """
-        answer = self._send("claim", "GET", "/work", query=query, headers=_LEASE_AWARE, repeatable=False)
-        items = read_answer("claim", answer, list[WorkItem])
+        items = self._read(list[WorkItem], "claim", "GET", "/work", query=query, headers=_LEASE_AWARE, repeatable=False)
         return items[0] if items else None
 
     def peek(self, query: WorkQuery) -> list[dict[str, Any]]:
         """What a claim would hand out now, without claiming it: none or one job."""
-        answer = self._send("peek", "GET", "/work/peek", query=query, headers=_LEASE_AWARE)
-        return read_answer("peek", answer, list[dict[str, Any]])
+        return self._read(list[dict[str, Any]], "peek", "GET", "/work/peek", query=query, headers=_LEASE_AWARE)
 
     def heartbeat(self, job_id: str, lease_token: str, request: HeartbeatRequest | None = None) -> HeartbeatAnswer:
         """Prolong the lease, report progress, receive the directive. `client.within(budget_s)` keeps it short."""
         path = f"/heartbeat/{segment(job_id)}"
-        answer = self._send("heartbeat", "POST", path, body=request or HeartbeatRequest(), lease_token=lease_token)
-        return read_answer("heartbeat", answer, HeartbeatAnswer)
+        return self._read(
+            HeartbeatAnswer, "heartbeat", "POST", path, body=request or HeartbeatRequest(), lease_token=lease_token
+        )
 
     def commit(self, lease_token: str, manifest: Manifest | ManifestV1) -> CommitAnswer:
         """Commit a checkpoint, or learn which packs are missing. Posting the same manifest again is safe."""
-        path = f"{_job(manifest.job_id)}/checkpoints"
-        return read_answer(
-            "commit", self._send("commit", "POST", path, body=manifest, lease_token=lease_token), CommitAnswer
-        )
+        path = f"{job_path(manifest.job_id)}/checkpoints"
+        return self._read(CommitAnswer, "commit", "POST", path, body=manifest, lease_token=lease_token)
 
     def blob_urls(self, job_id: str, step: int, blake3: Sequence[str], *, lease_token: str | None = None) -> BlobUrls:
         """Where to fetch up to 1,000 packs of a committed checkpoint."""
-        path = f"{_job(job_id)}/checkpoints/{step}/urls"
+        path = f"{job_path(job_id)}/checkpoints/{step}/urls"
         body = BlobUrlsRequest(blake3=list(blake3))
-        return read_answer(
-            "blob_urls", self._send("blob_urls", "POST", path, body=body, lease_token=lease_token), BlobUrls
-        )
+        return self._read(BlobUrls, "blob_urls", "POST", path, body=body, lease_token=lease_token)
 
     def report_damaged(self, job_id: str, step: int, lease_token: str, *, epoch: int, message: str) -> None:
         """Say that a committed checkpoint's bytes do not verify: nobody is sent to it again."""
-        path = f"{_job(job_id)}/checkpoints/{step}/damaged"
+        path = f"{job_path(job_id)}/checkpoints/{step}/damaged"
         body = DamagedRequest(epoch=epoch, message=message[:MAX_DAMAGE_MESSAGE])
         self._send("report_damaged", "POST", path, body=body, lease_token=lease_token)
 
@@ -79,31 +74,31 @@ class WorkerCalls(ApiCalls):
     ) -> ArtifactsAnswer:
         """Say which outputs will be uploaded; answers with URLs for those that are not stored."""
         body = ArtifactsRequest(artifacts=list(artifacts))
-        answer = self._send(
-            "declare_artifacts", "POST", f"{_job(job_id)}/artifacts", body=body, lease_token=lease_token
+        return self._read(
+            ArtifactsAnswer,
+            "declare_artifacts",
+            "POST",
+            f"{job_path(job_id)}/artifacts",
+            body=body,
+            lease_token=lease_token,
         )
-        return read_answer("declare_artifacts", answer, ArtifactsAnswer)
 
     def complete(self, lease_token: str, request: CompleteRequest) -> TransitionAnswer:
         """End the attempt: the job is done. NotStoredYet or DigestMismatch if an artifact is not as declared."""
-        answer = self._send("complete", "POST", "/complete", body=request, lease_token=lease_token)
-        return read_answer("complete", answer, TransitionAnswer)
+        return self._read(TransitionAnswer, "complete", "POST", "/complete", body=request, lease_token=lease_token)
 
     def fail(self, lease_token: str, request: FailRequest) -> TransitionAnswer:
         """End the attempt: it failed."""
-        answer = self._send("fail", "POST", "/fail", body=request, lease_token=lease_token)
-        return read_answer("fail", answer, TransitionAnswer)
+        return self._read(TransitionAnswer, "fail", "POST", "/fail", body=request, lease_token=lease_token)
 
     def release(self, lease_token: str, request: ReleaseRequest) -> TransitionAnswer:
         """End the attempt: hand the job to another worker now."""
-        answer = self._send("release", "POST", "/release", body=request, lease_token=lease_token)
-        return read_answer("release", answer, TransitionAnswer)
+        return self._read(TransitionAnswer, "release", "POST", "/release", body=request, lease_token=lease_token)
 
     def inputs_page(self, job_id: str, lease_token: str, *, cursor: str | None = None) -> InputPage:
         """One page of the job's inputs. Ask for the same cursor again when its URLs have run out."""
-        path = f"{_job(job_id)}/inputs"
-        answer = self._send("inputs", "GET", path, query={"cursor": cursor}, lease_token=lease_token)
-        return read_answer("inputs", answer, InputPage)
+        path = f"{job_path(job_id)}/inputs"
+        return self._read(InputPage, "inputs", "GET", path, query={"cursor": cursor}, lease_token=lease_token)
 
     def inputs(self, job_id: str, lease_token: str) -> Iterator[InputPage]:
         """All pages of the job's inputs, asked for one by one, so that their URLs are fresh."""
@@ -117,9 +112,4 @@ class WorkerCalls(ApiCalls):
 
     def send_logs(self, job_id: str, lease_token: str, chunk: LogChunk) -> None:
         """Store lines of output; the same chunk sent again changes nothing."""
-        answer = self._send("send_logs", "POST", f"{_job(job_id)}/logs", body=chunk, lease_token=lease_token)
-        read_answer("send_logs", answer, StatusAnswer)
-
-
-def _job(job_id: str) -> str:
-    return f"/job/{segment(job_id)}"
+        self._read(StatusAnswer, "send_logs", "POST", f"{job_path(job_id)}/logs", body=chunk, lease_token=lease_token)

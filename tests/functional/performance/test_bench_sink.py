@@ -17,7 +17,7 @@ import pytest
 from botocore.config import Config
 from botocore.exceptions import ClientError
 
-from gpu_client.transport.segments import Segment
+from gpu_client.transport.items import Segment
 from gpu_client.transport.transfer import Download, RangeDownload, Transfer, Upload
 from tests.certificates import throwaway_certificate
 from tests.performance.checkpoints.subjects import store_client

@@ -12,7 +12,7 @@ import sys
 from pathlib import Path
 
 from gpu_client.transport.connections import Connections
-from gpu_client.transport.segments import Segment
+from gpu_client.transport.items import Segment
 from gpu_client.transport.transfer import Transfer, Upload
 from tests.certificates import throwaway_certificate
 from tests.performance.checkpoints import curl

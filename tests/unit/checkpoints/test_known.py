@@ -16,7 +16,7 @@ from gpu_client.checkpoints.codecs import decode
 from gpu_client.checkpoints.known import Known
 from gpu_client.checkpoints.manifest import LocalManifest, build_manifest
 from gpu_client.transport.digests import digest_bytes
-from gpu_client.transport.segments import Segment
+from gpu_client.transport.items import Segment
 from tests.unit.checkpoints.fake_cloud import JOB_ID
 
 SLOW = 5e6

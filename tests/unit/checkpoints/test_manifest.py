@@ -16,7 +16,7 @@ from gpu_client.checkpoints.manifest import LocalManifest, build_manifest, manif
 from gpu_client.checkpoints.packing import pack_name
 from gpu_client.transport.digests import digest_bytes
 from gpu_client.transport.errors import FileChanged, TransferCanceled
-from gpu_client.transport.segments import Segment
+from gpu_client.transport.items import Segment
 from tests.unit.checkpoints.fake_cloud import JOB_ID
 
 

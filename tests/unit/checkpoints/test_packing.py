@@ -21,7 +21,7 @@ from gpu_client.checkpoints.packing import (
     crowding_packs,
 )
 from gpu_client.transport.digests import digest_bytes
-from gpu_client.transport.segments import Segment
+from gpu_client.transport.items import Segment
 from tests.unit.checkpoints.fake_cloud import JOB_ID
 
 KIB = 1024
