@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import errno
-import io
 import lzma
 import stat
-import struct
 import zipfile
 import zlib
 from collections.abc import Iterator
@@ -15,17 +13,16 @@ from pathlib import Path
 from typing import BinaryIO
 
 from baton.contract.base import path_problem
-from gpu_client.transport.cancel import CancelEvent, stop_if_set
 from gpu_client.transport.errors import DiskFull, TransferError, UnsafePath, disk_full
-from gpu_client.transport.files import CHUNK_BYTES, StagedFile, local_errors, safe_destination
+from gpu_client.transport.net.cancellation import CancelEvent, stop_if_set
+from gpu_client.transport.net.files import CHUNK_BYTES, StagedFile, local_errors, safe_destination
 
 MAX_ENTRIES = 10_000
 MAX_ENTRY_BYTES = 1024
 """Of an entry in the list of files at the end, on average: its name takes 900 at most."""
-_END, _END_FIELDS = b"PK\5\6", struct.Struct("<10sHL")
-_ZIP64_END, _ZIP64_END_FIELDS = b"PK\6\6", struct.Struct("<32sQQ")
-_LONGEST_END_BYTES = 22 + 65_535 + 20 + 56
-"""The last record, its comment, and the two that a large archive has before it."""
+_ENTRY_BEGINS = b"PK\1\2"
+_LONGEST_END_BYTES = 22 + 65_536
+"""The last record and its comment, as far as `zipfile` reads them at once."""
 MAX_UNPACKED_BYTES = 256 * 1024**3
 _METHODS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED, zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA)
 
@@ -52,9 +49,10 @@ def unpack(
     with local_errors(f"opening {archive.name}"):
         stream = archive.open("rb")
     with stream:
+        bounded = _BoundedReader(stream, max_entries)
         with _damage(archive.name):
-            _require_small_directory(stream, max_entries)
-            opened = zipfile.ZipFile(stream)
+            opened = zipfile.ZipFile(bounded)
+        bounded.list_is_read = True
         with opened:
             entries = _checked_entries(opened, max_bytes=max_bytes, max_entries=max_entries)
             total_bytes = sum(entry.file_size for entry in entries)
@@ -83,30 +81,35 @@ def _damage(name: str) -> Iterator[None]:
         raise BadZip(f"{name}: {error}") from error
 
 
-def _require_small_directory(stream: BinaryIO, max_entries: int) -> None:
-    """Raise BadZip for more entries than allowed, before `zipfile` makes an object of each of them.
+class _BoundedReader:
+    """Hand the bytes of an archive to `zipfile`, but no list of files that is larger than allowed.
 
-    Reads the records at the end of the file (APPNOTE 4.3.14 to 4.3.16). The number of entries in them may be a lie, the
-    size of the directory may not: `zipfile` reads as much as it says.
+    `zipfile` reads the list in one piece, then makes an object of each entry. Where the list lies and how long it is,
+    several records say, and they may contradict each other. So this class looks at the bytes that `zipfile` takes,
+    whichever record `zipfile` believes: `zipfile` makes no object of an entry without its signature.
     """
-    stream.seek(0, io.SEEK_END)
-    tail_bytes = min(stream.tell(), _LONGEST_END_BYTES)
-    stream.seek(-tail_bytes, io.SEEK_END)
-    tail = stream.read(tail_bytes)
-    at = tail.rfind(_END)
-    if at < 0 or len(tail) < at + _END_FIELDS.size:
-        raise zipfile.BadZipFile("File is not a zip file")
-    _, entries, directory_bytes = _END_FIELDS.unpack_from(tail, at)
-    if entries == 0xFFFF or directory_bytes == 0xFFFFFFFF:
-        large = tail.rfind(_ZIP64_END, 0, at)
-        if large >= 0 and len(tail) >= large + _ZIP64_END_FIELDS.size:
-            _, entries, directory_bytes = _ZIP64_END_FIELDS.unpack_from(tail, large)
-    if entries > max_entries:
-        raise BadZip(f"has {entries} entries; at most {max_entries} are allowed")
-    if directory_bytes > max_entries * MAX_ENTRY_BYTES:
-        raise BadZip(
-            f"its list of files takes {directory_bytes} bytes; at most {max_entries * MAX_ENTRY_BYTES} are allowed"
-        )
+
+    def __init__(self, stream: BinaryIO, max_entries: int) -> None:
+        self._stream = stream
+        self._max_entries = max_entries
+        self._max_bytes = max(max_entries * MAX_ENTRY_BYTES, _LONGEST_END_BYTES)
+        self.seek, self.tell, self.seekable = stream.seek, stream.tell, stream.seekable
+        self.list_is_read = False
+        """From then on everything may be read: data of files."""
+
+    def read(self, size: int = -1) -> bytes:
+        """Read at most `size` bytes. Raises BadZip for what may be too long a list of files."""
+        if self.list_is_read:
+            return self._stream.read(size)
+        data = self._stream.read(size if 0 <= size <= self._max_bytes else self._max_bytes + 1)
+        if len(data) > self._max_bytes:
+            raise BadZip(f"its list of files takes more than the {self._max_bytes} bytes that are allowed")
+        # A shorter piece may be the archive's end, with data and a comment in which the signature proves nothing; a
+        # list that is so short has few entries.
+        entries = data.count(_ENTRY_BEGINS) if len(data) > _LONGEST_END_BYTES else 0
+        if entries > self._max_entries:
+            raise BadZip(f"has {entries} entries; at most {self._max_entries} are allowed")
+        return data
 
 
 def _checked_entries(archive: zipfile.ZipFile, *, max_bytes: int, max_entries: int) -> list[zipfile.ZipInfo]:
