@@ -1,102 +1,108 @@
-"""Histories from files: tables, lines of JSON, the state of a Hugging Face Trainer. Read as a stream: what is kept are
-numbers. Whatever is wrong is a HistoryError with the line."""
+"""Read histories from files (tables, JSON lines, the state of a Hugging Face Trainer) and from the points of a job.
+
+Files are read as a stream, and memory has only their numbers. Each fault of a file is a HistoryError with its line.
+"""
 
 from __future__ import annotations
 
 import csv
 import json
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from datetime import datetime
+from itertools import count
 from pathlib import Path
 from typing import IO, Any
 
+from baton.contract.output import MetricPoint
 from baton.contract.rules.arithmetic import number_of
 from baton.contract.rules.metrics import is_name, name_in_rules
 from gpu_client.backtest.history import Builder, History, HistoryError
 
 STEPS = ("step", "global_step", "_step")
 TIMES = ("time", "at", "wall", "timestamp", "_timestamp")
-"""Names of what is the step and the time: the first that is there."""
+"""Names of a step and of a time in files; the first name that a file has is taken."""
 MAX_LINE_CHARS = 1_000_000
 MAX_DOCUMENT_BYTES = 256 * 1024 * 1024
-"""A document of JSON that is not lines has to be in memory at once."""
+"""A JSON document that is not split into lines is in memory as a whole."""
 _WORDS = ("nan", "inf", "+inf", "-inf", "infinity", "+infinity", "-infinity")
-_EVALUATED = "eval_"
+_TRAINER_EVALUATION = "eval_"
 _NO_STEP = "Name a column 'step': whole numbers that do not fall."
 
 
-def read_csv(file: Path) -> History:
-    """A table with a head: `step`, perhaps a time (`time`, `at`, `wall`: seconds, or ISO 8601), and metrics.
+def history_of_points(points: Sequence[MetricPoint], name: str) -> History:
+    """Build one history of the points of all attempts of a job. Raises HistoryError if there are none."""
+    if not points:
+        raise HistoryError("nothing was reported", "Report metrics from the training.")
+    builder = Builder(name)
+    for point in points:
+        named = {name_in_rules(one): value for one, value in point.numbers().items()}
+        builder.add(point.step, point.at, {one: value for one, value in named.items() if is_name(one)})
+    return builder.history()
 
-    An empty cell is a metric that was not reported then. Columns of text are left out. Raises HistoryError.
+
+def read_csv(file: Path) -> History:
+    """Read a table with a header: `step`, optionally a time (`time`, `at`, `wall`: seconds, or ISO 8601), and metrics.
+
+    An empty cell means that the row does not report the metric. Columns of text are left out. Raises HistoryError.
     """
-    with _opened(file) as lines:
+    with _numbered_lines(file) as lines:
         return _Table(file, lines).history()
 
 
 def read_jsonl(file: Path) -> History:
-    """An object in each line, with the same names; null is a metric that was looked for and not there.
+    """Read JSON lines, one object for each row, with the names of `read_csv`; null reports a metric as missing.
 
-    What is neither number nor "nan" or "inf" is no metric. A `trainer_state.json` of Hugging Face is read, too, and
-    any list of such objects. Raises HistoryError.
+    Values other than numbers, "nan" and "inf" are left out. The file may also be a `trainer_state.json` of Hugging
+    Face, or one list of such objects. Raises HistoryError.
     """
-    with _opened(file) as lines:
+    with _numbered_lines(file) as lines:
         first = next(lines, None)
         if first is None:
             return Builder(file.name).history()
         number, text = first
         try:
-            said = json.loads(text)
+            entry = json.loads(text)
         except (ValueError, RecursionError):
             if not text.lstrip().startswith(("{", "[")):
                 raise HistoryError("this is no JSON", "Write one object a line.", number) from None
             return _of_document(file)
-        if isinstance(said, list) or (isinstance(said, dict) and "log_history" in said):
+        if isinstance(entry, list) or (isinstance(entry, dict) and "log_history" in entry):
             return _of_document(file)
         builder = Builder(file.name)
-        _add(builder, said, number)
+        _add(builder, entry, number)
         for number, text in lines:
             _add(builder, _parsed(text, number), number)
         return builder.history()
 
 
-class _opened:  # noqa: N801 - used like a function
-    """The lines of a file with their numbers, blank ones left out."""
+@contextmanager
+def _numbered_lines(file: Path) -> Iterator[Iterator[tuple[int, str]]]:
+    """Open a file, and yield its lines with their numbers, without blank lines."""
+    try:
+        opened = file.open(encoding="utf-8-sig", newline="")
+    except OSError as error:
+        raise _unreadable(error) from error
+    with opened:
+        yield _lines(opened)
 
-    def __init__(self, file: Path) -> None:
-        self._file = file
-        self._opened: IO[str] | None = None
 
-    def __enter__(self) -> Iterator[tuple[int, str]]:
+def _lines(opened: IO[str]) -> Iterator[tuple[int, str]]:
+    for number in count(1):
         try:
-            self._opened = self._file.open(encoding="utf-8-sig", newline="")
+            line = opened.readline(MAX_LINE_CHARS + 1)
+        except UnicodeDecodeError as error:
+            raise HistoryError("this is not UTF-8 text", "Save it as UTF-8.", number) from error
         except OSError as error:
             raise _unreadable(error) from error
-        return self._lines(self._opened)
-
-    def __exit__(self, *_: object) -> None:
-        if self._opened is not None:
-            self._opened.close()
-
-    @staticmethod
-    def _lines(opened: IO[str]) -> Iterator[tuple[int, str]]:
-        number = 0
-        while True:
-            number += 1
-            try:
-                line = opened.readline(MAX_LINE_CHARS + 1)
-            except UnicodeDecodeError as error:
-                raise HistoryError("this is not UTF-8 text", "Save it as UTF-8.", number) from error
-            except OSError as error:
-                raise _unreadable(error) from error
-            if not line:
-                return
-            if len(line) > MAX_LINE_CHARS:
-                reason = f"the line is longer than {MAX_LINE_CHARS:,} characters"
-                raise HistoryError(reason, "Is it a table, or one object a line?", number)
-            if line.strip():
-                yield number, line
+        if not line:
+            return
+        if len(line) > MAX_LINE_CHARS:
+            reason = f"the line is longer than {MAX_LINE_CHARS:,} characters"
+            raise HistoryError(reason, "Is it a table, or one object a line?", number)
+        if line.strip():
+            yield number, line
 
 
 def _unreadable(error: OSError) -> HistoryError:
@@ -121,7 +127,7 @@ class _Table:
         self._time = self._place(TIMES)
         self._metrics = self._columns()
         self._numbers: set[str] = set()
-        """The metrics that have had one."""
+        """The metrics that had a number in a row so far."""
 
     def _place(self, names: tuple[str, ...]) -> int | None:
         lowered = [name.lower() for name in self._names]
@@ -129,7 +135,7 @@ class _Table:
 
     def _columns(self) -> dict[int, str]:
         found: dict[int, str] = {}
-        # as `baton metrics --csv` writes it: the first is the attempt's number
+        # `baton metrics --csv` writes such a header; its column `epoch` has the attempt's number
         attempts = 0 if self._names[:3] == ["epoch", "step", "at"] else None
         for place, name in enumerate(self._names):
             if place in (self._step, attempts) or (place == self._time and name.lower() != "wall") or not name:
@@ -182,7 +188,7 @@ class _Table:
         self._builder.add(step, at, metrics, self._line)
 
     def _leave_out(self, place: int, cell: str) -> None:
-        """A column that has begun with text is none of a metric; one that has had numbers has a fault."""
+        """Drop a column that begins with text. Raises HistoryError if the column had numbers before."""
         name = self._metrics[place]
         if name in self._numbers:
             reason = f"{name} is {cell.strip()[:40]!r}, no number"
@@ -192,12 +198,12 @@ class _Table:
 
 
 def _of_document(file: Path) -> History:
-    """One JSON document."""
+    """Read a file that is one JSON document."""
     try:
         if file.stat().st_size > MAX_DOCUMENT_BYTES:
             reason = f"one document of more than {MAX_DOCUMENT_BYTES // 2**20} MiB"
             raise HistoryError(reason, "Write one object a line.")
-        said = json.loads(file.read_text(encoding="utf-8-sig"))
+        document = json.loads(file.read_text(encoding="utf-8-sig"))
     except OSError as error:
         raise _unreadable(error) from error
     except UnicodeDecodeError as error:
@@ -206,23 +212,23 @@ def _of_document(file: Path) -> History:
         raise HistoryError(f"this is no JSON ({error.msg})", "Write one object a line.", error.lineno) from error
     except (ValueError, RecursionError) as error:
         raise HistoryError("this is no JSON", "Write one object a line.") from error
-    trainer = isinstance(said, dict)
-    entries = said.get("log_history") if isinstance(said, dict) else said
+    of_trainer = isinstance(document, dict)
+    entries = document.get("log_history") if of_trainer else document
     if not isinstance(entries, list):
         remedy = "Write one object a line, or give a trainer_state.json."
         raise HistoryError("there is no 'log_history' in this document", remedy)
     builder = Builder(file.name)
     for number, entry in enumerate(entries, 1):
-        _add(builder, _evaluated(entry) if trainer else entry, number)
+        _add(builder, _with_names_of_callback(entry) if of_trainer else entry, number)
     return builder.history()
 
 
-def _evaluated(entry: Any) -> Any:
-    """As a Trainer's callback has it: `eval_accuracy` is `eval.accuracy`."""
+def _with_names_of_callback(entry: Any) -> Any:
+    """Rename `eval_accuracy` to `eval.accuracy`, as the callback of a Hugging Face Trainer does."""
     if not isinstance(entry, dict):
         return entry
     return {
-        f"eval.{name.removeprefix(_EVALUATED)}" if name.startswith(_EVALUATED) else name: value
+        f"eval.{name.removeprefix(_TRAINER_EVALUATION)}" if name.startswith(_TRAINER_EVALUATION) else name: value
         for name, value in entry.items()
     }
 
@@ -234,16 +240,16 @@ def _parsed(text: str, number: int) -> Any:
         raise HistoryError("this is no JSON", "Write one object a line.", number) from error
 
 
-def _add(builder: Builder, said: Any, number: int) -> None:
-    if not isinstance(said, dict):
+def _add(builder: Builder, entry: Any, number: int) -> None:
+    if not isinstance(entry, dict):
         raise HistoryError("this is no JSON object", 'Write {"step": 1, "loss": 2.5}.', number)
-    step = next((said[name] for name in STEPS if name in said), None)
+    step = next((entry[name] for name in STEPS if name in entry), None)
     if step is None:
         raise HistoryError("there is no step", 'Write {"step": 1, "loss": 2.5}.', number)
-    time = next((name for name in TIMES if said.get(name) is not None), None)
-    inner = said.get("metrics")
-    # as Baton writes points: then `epoch` is the attempt's number
-    named: Mapping[str, Any] = inner if isinstance(inner, dict) else said
+    time = next((name for name in TIMES if entry.get(name) is not None), None)
+    inner = entry.get("metrics")
+    # `baton metrics --jsonl` writes the metrics of a point in an object of their own, beside the attempt's number
+    named: Mapping[str, Any] = inner if isinstance(inner, dict) else entry
     skipped = {*STEPS, *({time} - {"wall"})}
     metrics: dict[str, float | None] = {}
     for name, value in named.items():
@@ -255,21 +261,21 @@ def _add(builder: Builder, said: Any, number: int) -> None:
                 metrics[known] = float(value)
         elif value is None or isinstance(value, (int, float)):
             metrics[known] = number_of(value)
-    builder.add(_whole(step, number), None if time is None else _seconds(said[time], number), metrics, number)
+    builder.add(_whole(step, number), None if time is None else _seconds(entry[time], number), metrics, number)
 
 
-def _whole(said: Any, line: int) -> int:
-    """A step."""
-    if isinstance(said, (str, int, float)) and not isinstance(said, bool):
+def _whole(value: Any, line: int) -> int:
+    """Parse a step."""
+    if isinstance(value, (str, int, float)) and not isinstance(value, bool):
         try:
-            return int(said) if not isinstance(said, float) else _as_whole(said)
+            return int(value) if not isinstance(value, float) else _as_whole(value)
         except (ValueError, OverflowError):
             pass
         try:
-            return _as_whole(float(said))
+            return _as_whole(float(value))
         except (ValueError, OverflowError):
             pass
-    raise HistoryError(f"the step is {str(said)[:40]!r}, no whole number", _NO_STEP, line)
+    raise HistoryError(f"the step is {str(value)[:40]!r}, no whole number", _NO_STEP, line)
 
 
 def _as_whole(number: float) -> int:
@@ -278,20 +284,20 @@ def _as_whole(number: float) -> int:
     return int(number)
 
 
-def _seconds(said: Any, line: int) -> float:
-    """A time."""
+def _seconds(value: Any, line: int) -> float:
+    """Parse a time, in seconds."""
     try:
-        if isinstance(said, str):
+        if isinstance(value, str):
             try:
-                at = float(said)
+                at = float(value)
             except ValueError:
-                at = datetime.fromisoformat(said.strip()).timestamp()
+                at = datetime.fromisoformat(value.strip()).timestamp()
         else:
-            at = float(said)
+            at = float(value)
     except (ValueError, TypeError, OverflowError):
         at = math.nan
     if not math.isfinite(at):
         raise HistoryError(
-            f"the time is {str(said)[:40]!r}", "Write seconds, or a date like 2026-01-31T12:00:00Z.", line
+            f"the time is {str(value)[:40]!r}", "Write seconds, or a date like 2026-01-31T12:00:00Z.", line
         )
     return at

@@ -148,7 +148,7 @@ def _run_of(client: BatonClient, job: JobView, asked: _Asked) -> Run:
 
 def _history_of(client: BatonClient, job: JobView, attempts: Iterable[AttemptView]) -> History:
     from gpu_client.backtest.history import HistoryError
-    from gpu_client.backtest.points import history_of_points
+    from gpu_client.backtest.reading import history_of_points
 
     points = stitched(client.metric_points(job.id), {one.epoch: one.resumed_step for one in attempts}).kept
     name = job.name or job.id[:SHOWN_ID_CHARACTERS]
