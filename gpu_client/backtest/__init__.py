@@ -1,1 +1,1 @@
-"""Rules tried on what trainings reported."""
+"""Replay rules on recorded runs."""

@@ -1,11 +1,10 @@
-"""What rules would have meant for a run: where it would have ended, the GPU hours after that, and whether they were
-wasted."""
+"""Judge rules by a recorded run: where the run would have ended, and whether the GPU hours after that were wasted."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import NamedTuple
 
@@ -17,29 +16,29 @@ from baton.contract.rules.metrics import Goal, Metrics
 from baton.contract.rules.placing import is_control_planes
 from baton.contract.rules.rule import CONTROL_PLANE_EVENTS, Rule, RuleSet
 from baton.contract.rules.typed import Aggregate, Grouped, Typed, walk
-from gpu_client.backtest.history import EVENTS, History
-from gpu_client.backtest.trying import Trial, tried
+from gpu_client.backtest.history import ROW_EVENTS, History
+from gpu_client.backtest.replay import Trial, replay
 
-ENDS = (Stop, Pause)
-"""The machine is given back for good: what comes after is not paid for."""
-TURNS = (Rollback, Requeue)
-"""The run goes on, but on another way than the one that was recorded."""
-_GOALS = ("eval.loss", "loss")
+_ENDING = (Stop, Pause)
+"""Actions that give the machine back: nobody pays for the time after them."""
+_DIVERTING = (Rollback, Requeue)
+"""Actions after which the run goes on, but otherwise than it was recorded."""
+_DEFAULT_GOALS = ("eval.loss", "loss")
 
 
 class Use(StrEnum):
-    """What the GPU hours after a firing were good for."""
+    """Verdict on the GPU hours after a rule first fired."""
 
     SAVED = "saved"
-    """The run failed, or ended with a loss or goal that is no finite number, or never got better again."""
+    """The run failed, or its last loss or goal is not finite, or its goal did not improve after the firing."""
     WRONGLY = "wrongly"
-    """The run got better again, and ended well."""
+    """The goal of the run improved after the firing, and the run ended well."""
     UNKNOWN = "unknown"
-    """Nobody knows what is better."""
+    """The run has no goal."""
 
 
 class Aim(NamedTuple):
-    """What the run was to make better."""
+    """Goal of a run: the metric, and whether its lower or its higher values are better."""
 
     metric: str
     goal: Goal
@@ -47,9 +46,9 @@ class Aim(NamedTuple):
 
 @dataclass(frozen=True)
 class Run:
-    """A history, and what else is known of it. `gpus`: how many it kept busy. `failed`: it ended so.
+    """A recorded run. `gpus`: number of GPUs that it kept busy. `failed`: whether its job ended as failed.
 
-    held: when it had a machine, in the history's times; None for from its first row to its last.
+    `held`: intervals in which the run had a machine, in the times of the history; None for the whole history.
     """
 
     history: History
@@ -59,7 +58,7 @@ class Run:
     held: Sequence[tuple[float, float]] | None = None
 
     def seconds_after(self, row: int) -> float | None:
-        """From that row to the last one, on a machine; None without times."""
+        """Return the seconds on a machine between a row and the last row; None if the history has no times."""
         if self.history.times is None:
             return None
         clock = self.history.clock
@@ -70,7 +69,7 @@ class Run:
 
 
 class Best(NamedTuple):
-    """The best value of the aim."""
+    """The best value of a goal, and its row."""
 
     value: float
     row: int
@@ -78,51 +77,51 @@ class Best(NamedTuple):
 
 @dataclass(frozen=True)
 class After:
-    """What came after a row."""
+    """The part of a run after a row, and the verdict on it."""
 
     use: Use
     gpu_hours: float | None
     seconds: float | None
     why: str
     better: Best | None = None
-    """The best value, if that came later."""
+    """The best value of the goal, if it came after the row."""
 
 
 @dataclass(frozen=True)
 class Finding:
-    """What one rule would have done."""
+    """Result of one rule on one run."""
 
     rule: Rule
     trial: Trial | None
-    """None if it could not be tried."""
-    reason: str = ""
-    """Why not; or what it would have needed besides."""
-    action: str = ""
-    """`stop`, `pause`, `rollback` or `requeue`, if it does one of those."""
-    after: After | None = None
-    """Of its first firing, if that gives the machine back."""
+    """None if the history cannot answer for the rule."""
+    reason: str
+    """Why the history cannot, or which metrics of the rule it lacks and who evaluates the rule; "" for neither."""
+    action: str
+    """First of the rule's actions `stop`, `pause`, `rollback` and `requeue`; "" if it has none."""
+    after: After | None
+    """The time after the first firing, if the rule then gives the machine back."""
 
     @property
     def first(self) -> int | None:
-        """The row in which it first fired."""
+        """The row at which the rule first fired."""
         return int(self.trial.fired[0]) if self.trial is not None and len(self.trial.fired) else None
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """All rules on one run."""
+    """Results of all rules on one run."""
 
     run: Run
     findings: tuple[Finding, ...]
     end: Finding | None
-    """The rule in force that would have changed its way first."""
+    """The enforced rule that would have been the first to end or divert the run."""
 
 
-def judged(rules: RuleSet, run: Run) -> Verdict:
-    """Each rule for itself; and which of those in force would have come first."""
+def judged(rules: RuleSet, run: Run, advance: Callable[[int], object] = lambda rows: None) -> Verdict:
+    """Judge each rule by itself, and find the enforced rule that would have been first. `advance`: see `replay`."""
     metrics = rules.metrics()
-    possible = tuple(rule for rule in rules.rules if not why_not(rule, metrics, run.history))
-    trials = {trial.rule.name: trial for trial in tried(rules._replace(rules=possible), run.history)}
+    possible = tuple(rule for rule in rules.rules if not _why_not(rule, metrics, run.history))
+    trials = {trial.rule.name: trial for trial in replay(rules._replace(rules=possible), run.history, advance)}
     findings = tuple(_finding(rule, trials.get(rule.name), metrics, run) for rule in rules.rules)
     ending = [one for one in findings if one.action and one.first is not None and one.rule.mode == "enforce"]
     return Verdict(run, findings, min(ending, key=lambda one: one.first or 0, default=None))
@@ -130,19 +129,19 @@ def judged(rules: RuleSet, run: Run) -> Verdict:
 
 def _finding(rule: Rule, trial: Trial | None, metrics: Metrics, run: Run) -> Finding:
     if trial is None:
-        reason = why_not(rule, metrics, run.history)
+        reason = _why_not(rule, metrics, run.history)
     else:
         elsewhere = "the control plane evaluates it, at heartbeats" if is_control_planes(rule, metrics) else ""
-        reason = "; ".join(filter(None, (never_reported(rule, run.history), elsewhere)))
-    kinds = [type(action) for action in rule.actions if isinstance(action, (*ENDS, *TURNS))]
-    found = Finding(rule, trial, reason, NAMES[kinds[0]] if kinds else "")
-    if found.first is None or not kinds or kinds[0] not in ENDS:
+        reason = "; ".join(filter(None, (_never_reported(rule, run.history), elsewhere)))
+    kinds = [type(action) for action in rule.actions if isinstance(action, (*_ENDING, *_DIVERTING))]
+    found = Finding(rule, trial, reason, NAMES[kinds[0]] if kinds else "", None)
+    if found.first is None or not kinds or kinds[0] not in _ENDING:
         return found
-    return Finding(rule, trial, reason, found.action, after(run, found.first))
+    return replace(found, after=_after(run, found.first))
 
 
-def why_not(rule: Rule, metrics: Metrics, history: History) -> str:
-    """Why it cannot be tried on this history; "" if it can."""
+def _why_not(rule: Rule, metrics: Metrics, history: History) -> str:
+    """Explain why the history cannot answer for a rule; "" if it can."""
     if any(isinstance(part, Grouped) for part in _parts(rule)):
         return "not in this history: the other jobs of its group"
     seen = rule.on
@@ -150,7 +149,7 @@ def why_not(rule: Rule, metrics: Metrics, history: History) -> str:
         seen = rule.on & CONTROL_PLANE_EVENTS
         if not seen:
             return "the control plane evaluates it, and sees none of its events"
-    if seen and not seen & EVENTS:
+    if seen and not seen & ROW_EVENTS:
         return f"not in this history: the events {', '.join(sorted(seen))}"
     named = [name for name in rule.metrics if not (name in metrics and metrics[name].clock)] or list(rule.metrics)
     if named and not any(history.has(name) for name in named):
@@ -160,18 +159,18 @@ def why_not(rule: Rule, metrics: Metrics, history: History) -> str:
     return ""
 
 
-def never_reported(rule: Rule, history: History) -> str:
-    """The metrics that it waits for in vain."""
+def _never_reported(rule: Rule, history: History) -> str:
+    """Name the metrics of a rule that the history lacks; "" for none."""
     missing = [name for name in rule.metrics if not history.has(name)]
     return f"never reported: {_nearest(missing, history)}" if missing else ""
 
 
 def _nearest(missing: Iterable[str], history: History) -> str:
-    said = []
+    names = []
     for name in missing:
         hint = did_you_mean(name, history.columns)
-        said.append(f"{name} ({hint})" if hint.startswith("Did") else name)
-    return ", ".join(said)
+        names.append(f"{name} ({hint})" if hint.startswith("Did") else name)
+    return ", ".join(names)
 
 
 def _parts(rule: Rule) -> list[Typed]:
@@ -190,14 +189,17 @@ def _needs_times(rule: Rule) -> bool:
     return False
 
 
-def aim_of(history: History, metrics: Metrics, said: str | None, keep_best: Aim | None = None) -> Aim | None:
-    """What the run was to make better: as is said (`eval.f1:max`, or `eval.f1` if rules know its goal), as the job's
-    retention has it, else the evaluation's loss, else the loss. Raises ValueError for one that nobody can know."""
-    if said is None:
+def aim_of(history: History, metrics: Metrics, option: str | None, keep_best: Aim | None = None) -> Aim | None:
+    """Choose the goal of a run: the option `--goal`, else that of the job's retention, else `eval.loss`, else `loss`.
+
+    The option is `METRIC:min`, `METRIC:max`, or `METRIC` if the rules declare which of its values are better. Raises
+    ValueError if they do not, or the history lacks the metric.
+    """
+    if option is None:
         if keep_best is not None and history.has(keep_best.metric):
             return keep_best
-        return next((Aim(name, "min") for name in _GOALS if history.has(name)), None)
-    name, _, goal = said.partition(":")
+        return next((Aim(name, "min") for name in _DEFAULT_GOALS if history.has(name)), None)
+    name, _, goal = option.partition(":")
     if not history.has(name):
         raise ValueError(f"the metric {name[:64]} is not in this history. {did_you_mean(name, history.columns)}")
     if goal in ("min", "max"):
@@ -208,14 +210,14 @@ def aim_of(history: History, metrics: Metrics, said: str | None, keep_best: Aim 
     return Aim(name, known)
 
 
-def after(run: Run, row: int) -> After:
-    """What the time after that row was good for."""
+def _after(run: Run, row: int) -> After:
+    """Judge the part of a run after a row."""
     seconds = run.seconds_after(row)
     hours = None if seconds is None else seconds / 3600 * run.gpus
     aim = run.aim
     later: Best | None = None
     if aim is not None:
-        before, best = best_until(run.history, aim, row), best_until(run.history, aim, run.history.rows - 1)
+        before, best = _best_until(run.history, aim, row), _best_until(run.history, aim, run.history.rows - 1)
         if best is not None and best.row > row and (before is None or best.value != before.value):
             later = best
     if run.failed:
@@ -231,8 +233,8 @@ def after(run: Run, row: int) -> After:
     return After(Use.SAVED, hours, seconds, f"{aim.metric} never got better again")
 
 
-def best_until(history: History, aim: Aim, row: int) -> Best | None:
-    """The best finite value up to that row, and where it first was."""
+def _best_until(history: History, aim: Aim, row: int) -> Best | None:
+    """Find the best finite value up to a row, at the first row that has it; None if there is none."""
     column = history.column(aim.metric)
     values = column.values[: int(np.searchsorted(column.rows, row, side="right"))]
     finite = np.isfinite(values)

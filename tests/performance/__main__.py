@@ -113,7 +113,7 @@ def _rules(rounds: int, quick: bool) -> list[Figure]:
 
 
 def _backtest(rounds: int, quick: bool) -> list[Figure]:
-    return backtest.measure(rounds=rounds, points=50_000 if quick else backtest.POINTS)
+    return backtest.measure(rounds=rounds, reports=10_000 if quick else backtest.REPORTS)
 
 
 def _overhead(rounds: int, quick: bool) -> list[Figure]:

@@ -1,0 +1,71 @@
+"""Replay a recorded run through the evaluator of trainings: at which reports each rule fires and is cleared."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from baton.contract.rules.evaluating import Evaluator
+from baton.contract.rules.rule import Rule, RuleSet
+from baton.contract.rules.verdicts import Operand, State
+from gpu_client.backtest.history import EVALUATE, STEP, History, Whole
+
+BLOCK_ROWS = 8_192
+"""Rows whose reports are in memory at once."""
+
+
+@dataclass(frozen=True)
+class Trial:
+    """What the evaluator decided about one rule; all rows in rising order."""
+
+    rule: Rule
+    fired: Whole
+    cleared: Whole
+    operands: tuple[Operand, ...]
+    """Operands of the rule's condition when the rule first fired; empty if it never did."""
+
+
+def replay(rules: RuleSet, history: History, advance: Callable[[int], object]) -> list[Trial]:
+    """Evaluate all rules on all rows of a history; the trials are in the order of the rules.
+
+    No rule changes what another one sees: actions are not performed. `advance` is called after each block with the
+    number of its rows.
+    """
+    groups = {on: _evaluator(rules, on) for on in {rule.on for rule in rules.rules}}
+    names = list(dict.fromkeys(name for rule in rules.rules for name in rule.metrics))
+    rows = {(rule.name, state): array("q") for rule in rules.rules for state in (State.FIRED, State.CLEARED)}
+    operands: dict[str, tuple[Operand, ...]] = {}
+    for low in range(0, history.rows, BLOCK_ROWS):
+        high = min(low + BLOCK_ROWS, history.rows)
+        reports = history.reports(names, low, high)
+        for on, evaluator in groups.items():
+            events = [STEP if happens else EVALUATE for happens in history.happens(on, low, high).tolist()]
+            for row, event, (metrics, step, now) in zip(range(low, high), events, reports, strict=True):
+                for verdict in evaluator.observe(metrics, step=step, now=now, event=event):
+                    if verdict.state is State.FIRED:
+                        operands.setdefault(verdict.rule, verdict.operands)
+                    if (verdict.rule, verdict.state) in rows:
+                        rows[verdict.rule, verdict.state].append(row)
+        advance(high - low)
+    return [
+        Trial(
+            rule,
+            np.array(rows[rule.name, State.FIRED], np.int64),
+            np.array(rows[rule.name, State.CLEARED], np.int64),
+            operands.get(rule.name, ()),
+        )
+        for rule in rules.rules
+    ]
+
+
+def _evaluator(rules: RuleSet, on: frozenset[str]) -> Evaluator:
+    """Make the evaluator of the rules that are checked at the events `on`.
+
+    A row can be several events at once, but the evaluator takes one event for each observation. Therefore the rules
+    are checked at steps, a row with any event of `on` is replayed as a step, and each other row as an evaluation.
+    """
+    events = frozenset((STEP,)) if on else on
+    return Evaluator(rules._replace(rules=tuple(replace(rule, on=events) for rule in rules.rules if rule.on == on)))
