@@ -1,13 +1,15 @@
-"""`baton rules backtest`: what rules would have done to trainings that are over."""
+"""`baton rules backtest`: show what rules would have done to recorded runs."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
+from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
 from baton.contract.history import AttemptView
 from baton.contract.jobs import JobState, JobView
@@ -18,7 +20,7 @@ from baton.contract.rules.rule import RuleSet
 from baton.contract.steering import MAX_RULES_BYTES
 from gpu_client.cli.documents import read_text, require_sound, told
 from gpu_client.cli.errors import CliError
-from gpu_client.cli.formats import count, duration, finite, number
+from gpu_client.cli.formats import count, duration, finite, number, plain
 from gpu_client.cli.metric_history import stitched
 from gpu_client.cli.output import FOLDED, Column
 from gpu_client.cli.session import SHOWN_ID_CHARACTERS, AsJson, Session, find_job, session_of
@@ -26,7 +28,7 @@ from gpu_client.transport.api import BatonClient
 from gpu_client.transport.calls import pages
 
 if TYPE_CHECKING:
-    # numpy takes its time: only this command loads it
+    # loading numpy takes long, so that only this command does
     from gpu_client.backtest.history import History
     from gpu_client.backtest.judging import After, Aim, Finding, Run, Verdict
 
@@ -68,19 +70,32 @@ def backtest(
     rules = _rules(session, file)
     from gpu_client.backtest.judging import judged
 
-    asked = _Asked(rules, goal, gpus)
-    runs = chain(_runs_of_files(asked, tables or [], documents or []), _runs_of_jobs(session, asked, jobs or []))
-    found = [judged(rules, run) for run in runs]
+    options = _Options(rules, goal, gpus)
+    runs = chain(_runs_of_files(options, tables or [], documents or []), _runs_of_jobs(session, options, jobs or []))
+    verdicts: list[Verdict] = []
+    for run in runs:
+        with _rows_bar(session, run.history) as advance:
+            verdicts.append(judged(rules, run, advance))
     if as_json:
-        session.screen.json({"rules": str(file), "runs": [_as_data(one) for one in found], "total": _total(found)})
+        data = {"rules": str(file), "runs": [_as_data(one) for one in verdicts], "total": _total(verdicts)}
+        session.screen.json(data)
         return
-    for number_of, verdict in enumerate(found):
-        if number_of:
+    for place, verdict in enumerate(verdicts):
+        if place:
             session.screen.line("")
         _show(session, verdict)
-    if len(found) > 1:
+    if len(verdicts) > 1:
         session.screen.line("")
-        session.screen.line(_told_of_all(_total(found)))
+        session.screen.line(_total_sentence(_total(verdicts)))
+
+
+@contextmanager
+def _rows_bar(session: Session, history: History) -> Iterator[Callable[[int], None]]:
+    """Show a bar on a terminal's standard error, nothing elsewhere; yields what is called with a number of rows."""
+    columns = (TextColumn("{task.description}", markup=False), BarColumn(), TaskProgressColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=session.screen.err, transient=True, disable=not session.screen.live) as bar:
+        task = bar.add_task(plain(history.name), total=history.rows)
+        yield lambda rows: bar.update(task, advance=rows)
 
 
 def _rules(session: Session, file: Path) -> RuleSet:
@@ -93,16 +108,16 @@ def _rules(session: Session, file: Path) -> RuleSet:
     return loaded.rules
 
 
-class _Asked(NamedTuple):
-    """Of all runs."""
+class _Options(NamedTuple):
+    """Options that are the same for all runs."""
 
     rules: RuleSet
     goal: str | None
     gpus: float | None
 
 
-def _runs_of_files(asked: _Asked, tables: Sequence[Path], documents: Sequence[Path]) -> Iterator[Run]:
-    """One after the other, so that only one is in memory."""
+def _runs_of_files(options: _Options, tables: Sequence[Path], documents: Sequence[Path]) -> Iterator[Run]:
+    """Read one file after the other."""
     from gpu_client.backtest.history import HistoryError
     from gpu_client.backtest.judging import Run
     from gpu_client.backtest.reading import read_csv, read_jsonl
@@ -114,18 +129,18 @@ def _runs_of_files(asked: _Asked, tables: Sequence[Path], documents: Sequence[Pa
             except HistoryError as error:
                 line = f":{error.line}" if error.line is not None else ""
                 raise CliError(f"{one}{line}: {error.reason}", error.remedy) from error
-            yield Run(history, 1.0 if asked.gpus is None else asked.gpus, aim=_aim(history, asked, None))
+            yield Run(history, 1.0 if options.gpus is None else options.gpus, aim=_aim(history, options, None))
 
 
-def _runs_of_jobs(session: Session, asked: _Asked, jobs: Sequence[str]) -> Iterator[Run]:
+def _runs_of_jobs(session: Session, options: _Options, jobs: Sequence[str]) -> Iterator[Run]:
     if not jobs:
         return
     with session.client() as client:
         for given in jobs:
-            yield _run_of(client, find_job(client, given), asked)
+            yield _run_of(client, find_job(client, given), options)
 
 
-def _run_of(client: BatonClient, job: JobView, asked: _Asked) -> Run:
+def _run_of(client: BatonClient, job: JobView, options: _Options) -> Run:
     from gpu_client.backtest.judging import Aim, Run
 
     attempts = [
@@ -139,9 +154,9 @@ def _run_of(client: BatonClient, job: JobView, asked: _Asked) -> Run:
     end = float(history.clock[-1])
     return Run(
         history,
-        asked.gpus if asked.gpus is not None else float(job.requirements.min_gpus or 1),
+        options.gpus if options.gpus is not None else float(job.requirements.min_gpus or 1),
         failed=job.state is JobState.FAILED,
-        aim=_aim(history, asked, keep_best),
+        aim=_aim(history, options, keep_best),
         held=[(float(one.started_at), float(one.ended_at) if one.ended_at is not None else end) for one in attempts],
     )
 
@@ -161,11 +176,11 @@ def _history_of(client: BatonClient, job: JobView, attempts: Iterable[AttemptVie
         ) from error
 
 
-def _aim(history: History, asked: _Asked, keep_best: Aim | None) -> Aim | None:
+def _aim(history: History, options: _Options, keep_best: Aim | None) -> Aim | None:
     from gpu_client.backtest.judging import aim_of
 
     try:
-        return aim_of(history, asked.rules.metrics(), asked.goal, keep_best)
+        return aim_of(history, options.rules.metrics(), options.goal, keep_best)
     except ValueError as error:
         raise CliError(f"{history.name}: {error}") from error
 
@@ -173,14 +188,14 @@ def _aim(history: History, asked: _Asked, keep_best: Aim | None) -> Aim | None:
 def _show(session: Session, verdict: Verdict) -> None:
     run, history = verdict.run, verdict.run.history
     steps = f"steps {history.steps[0]:,} to {history.steps[-1]:,}"
-    lasted = "no times" if history.times is None else _lasted(run.seconds_after(0))
+    time_span = "no times" if history.times is None else _duration_text(run.seconds_after(0))
     aim = f"goal: {run.aim.goal} {run.aim.metric}" if run.aim is not None else "no goal known"
     gpus = f"{run.gpus:g} {'GPU' if run.gpus == 1 else 'GPUs'}"
-    session.screen.line(f"{history.name}: {count(history.rows, 'row')}, {steps}, {lasted}, {gpus}, {aim}")
+    session.screen.line(f"{history.name}: {count(history.rows, 'row')}, {steps}, {time_span}, {gpus}, {aim}")
     for note in history.notes:
         session.screen.say(f"{history.name}: {note}")
     session.screen.table(_COLUMNS, [_row(finding, run) for finding in verdict.findings])
-    session.screen.line(_told_of_end(verdict))
+    session.screen.line(_end_sentence(verdict))
 
 
 def _row(finding: Finding, run: Run) -> list[str]:
@@ -190,35 +205,34 @@ def _row(finding: Finding, run: Run) -> list[str]:
         return [name, "-", "", "", "", "", "", finding.reason]
     if row is None:
         return [name, "0", "", "", "", "", "", finding.reason]
-    values = ", ".join(f"{text} = {_said(value)}" for text, value in trial.operands)
-    after, would = finding.after, ", ".join(_doings(finding))
+    values = ", ".join(f"{text} = {_value_text(value)}" for text, value in trial.operands)
+    after, would = finding.after, ", ".join(_action_names(finding))
     hours, why = "", finding.reason
     if after is not None:
         hours = "" if after.gpu_hours is None else f"{after.gpu_hours:.2f} {after.use}"
         why = "; ".join(filter(None, (_reason(after, finding, run), finding.reason)))
-    since = _since(run, row)
-    step = f"{run.history.steps[row]:,}"
-    return [name, f"{len(trial.fired):,}", step, "" if since is None else _lasted(since), values, would, hours, why]
+    first = f"{run.history.steps[row]:,}", _duration_text(_seconds_to(run, row))
+    return [name, f"{len(trial.fired):,}", *first, values, would, hours, why]
 
 
-def _doings(finding: Finding) -> list[str]:
+def _action_names(finding: Finding) -> list[str]:
     from baton.contract.rules.actions import NAMES
 
     return list(dict.fromkeys(NAMES[type(action)] for action in finding.rule.actions))
 
 
 def _reason(after: After, finding: Finding, run: Run) -> str:
-    """`the best eval.loss, 0.31, came 1 h 6 min later`."""
+    """Explain a verdict: `the best eval.loss, 0.31, came 1 h 6 min later`."""
     better = after.better
     if better is None or finding.first is None or run.aim is None or after.use != "wrongly":
         return after.why
     when = f"at step {run.history.steps[better.row]:,}"
     if run.history.times is not None:
-        when = f"{_lasted(float(run.history.clock[better.row] - run.history.clock[finding.first]))} later"
-    return f"the best {run.aim.metric}, {_said(better.value)}, came {when}"
+        when = f"{_duration_text(float(run.history.clock[better.row] - run.history.clock[finding.first]))} later"
+    return f"the best {run.aim.metric}, {_value_text(better.value)}, came {when}"
 
 
-def _told_of_end(verdict: Verdict) -> str:
+def _end_sentence(verdict: Verdict) -> str:
     end, run = verdict.end, verdict.run
     if end is None or end.first is None:
         return "The run would have gone its way to the end."
@@ -227,7 +241,7 @@ def _told_of_end(verdict: Verdict) -> str:
         return (
             f"At step {step} {end.rule.name} would have given it another way ({end.action}): what then, nobody knows."
         )
-    earlier = "" if end.after.seconds is None else f", {_lasted(end.after.seconds)} earlier"
+    earlier = "" if end.after.seconds is None else f", {_duration_text(end.after.seconds)} earlier"
     hours = "The rest" if end.after.gpu_hours is None else f"{end.after.gpu_hours:.2f} GPU hours"
     use = {"saved": "saved", "wrongly": "wrongly cut off", "unknown": "of unknown use"}[end.after.use]
     why = _reason(end.after, end, run)
@@ -235,7 +249,7 @@ def _told_of_end(verdict: Verdict) -> str:
 
 
 def _total(found: Sequence[Verdict]) -> dict[str, Any]:
-    """Of the first end of each run."""
+    """Sum up the GPU hours after the first end of each run."""
     ends = [one.end.after for one in found if one.end is not None and one.end.after is not None]
     hours = {
         use: sum(one.gpu_hours or 0.0 for one in ends if one.use == use) for use in ("saved", "wrongly", "unknown")
@@ -248,7 +262,7 @@ def _total(found: Sequence[Verdict]) -> dict[str, Any]:
     }
 
 
-def _told_of_all(total: dict[str, Any]) -> str:
+def _total_sentence(total: dict[str, Any]) -> str:
     hours = total["gpu_hours"]
     unknown = f", {hours['unknown']:.2f} of unknown use" if hours["unknown"] else ""
     return (
@@ -287,9 +301,9 @@ def _finding_as_data(finding: Finding, run: Run) -> dict[str, Any]:
         "fires": 0 if trial is None else len(trial.fired),
         "cleared": 0 if trial is None else len(trial.cleared),
         "first_step": None if row is None else int(history.steps[row]),
-        "first_after_s": None if row is None else _since(run, row),
+        "first_after_s": None if row is None else _seconds_to(run, row),
         "operands": {} if trial is None else {text: _encoded(value) for text, value in trial.operands},
-        "actions": _doings(finding),
+        "actions": _action_names(finding),
         "gpu_hours": None if after is None else after.gpu_hours,
         "use": None if after is None else str(after.use),
         "why": "" if after is None else after.why,
@@ -303,18 +317,18 @@ def _encoded(value: float | bool | None) -> Any:
     return value if isinstance(value, bool) else encoded(value)
 
 
-def _since(run: Run, row: int) -> float | None:
-    """Seconds since the first row."""
+def _seconds_to(run: Run, row: int) -> float | None:
+    """Return the seconds from the first row to this one; None if the history has no times."""
     if run.history.times is None:
         return None
     return float(run.history.clock[row] - run.history.clock[0])
 
 
-def _said(value: float | bool | None) -> str:
+def _value_text(value: float | bool | None) -> str:
     if value is None:
         return "unknown"
     return str(value).lower() if isinstance(value, bool) else number(value)
 
 
-def _lasted(seconds: float | None) -> str:
+def _duration_text(seconds: float | None) -> str:
     return "" if seconds is None else duration(seconds)

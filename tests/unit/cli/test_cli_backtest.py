@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import io
 import json
 import re
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -48,6 +50,21 @@ def test_the_page_s_example(command: Command, monkeypatch: pytest.MonkeyPatch) -
     typed, shown = re.findall(r"```\n\$ baton rules backtest (.*?)\n(.*?)```", page, re.DOTALL)[0]
     monkeypatch.chdir(ROOT)
     assert command(*typed.split()) == (0, shown, "")
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_a_terminal_shows_how_much_is_replayed(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    shown = Terminal()
+    monkeypatch.setattr(sys, "stderr", shown)
+    monkeypatch.setenv("TERM", "xterm-256color")
+    code, out, _ = command(RULES, "--csv", RECORDED / "late.csv", "--csv", RECORDED / "diverged.csv")
+    bars = re.findall(r"([a-z]+\.csv)[^\n]*?(\d+)%", re.sub(r"\x1b\[[\d;?]*[A-Za-z]", "", shown.getvalue()))
+    assert code == 0 and "late.csv: 130 rows" in out
+    assert dict(bars) == {"late.csv": "100", "diverged.csv": "100"}
 
 
 def test_several_runs_have_a_sum(command: Command) -> None:
