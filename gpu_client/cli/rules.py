@@ -11,7 +11,6 @@ from pydantic import ValidationError
 from baton.contract.rule_calls import ControlPlaneRules, RulesRevision, RulesView
 from baton.contract.rules import presets
 from baton.contract.rules.document import Loaded, load
-from baton.contract.rules.ibm import import_ibm
 from baton.contract.rules.metrics import BUILT_IN, SIGNALS
 from baton.contract.steering import MAX_RULES_BYTES, Command, CommandKind, CommandRequest, RuleStatus
 from gpu_client.cli.backtest import backtest
@@ -20,6 +19,7 @@ from gpu_client.cli.errors import CliError, ExitCode
 from gpu_client.cli.formats import count, moment
 from gpu_client.cli.output import FOLDED, Column
 from gpu_client.cli.session import SHOWN_ID_CHARACTERS, AsJson, JobIdArgument, Session, find_job, full_id, session_of
+from gpu_client.importers.ibm.trainer_controller import import_ibm
 from gpu_client.transport.calls import pages
 
 rules = typer.Typer(help="What watches and steers a training: docs/rules.md.", no_args_is_help=True)

@@ -72,6 +72,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     "gpu_client.requirements": set(),
     # Looks at what trainings reported, wherever that was written down.
     "gpu_client.backtest": {"baton.contract"},
+    # Translates rule files of other systems; the command line alone imports it, so Lambda does not load it.
+    "gpu_client.importers": {"baton.contract"},
     # As a job it tells a session how far it is.
     "gpu_client.ring.generate": {"gpu_client.ring", "gpu_client.training"},
     # Generators and trainings on any machine use it, with and without the rest.
@@ -82,6 +84,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "gpu_client.checkpoints",
         "gpu_client.datasets",
         "gpu_client.backtest",
+        "gpu_client.importers",
         "gpu_client.ring",
     },
 }
@@ -209,6 +212,9 @@ def test_imports_point_one_way(package: str) -> None:
         ("gpu_client.ring.generating", "gpu_client.training.Session", False),
         ("baton.contract.jobs", "functions.domain.jobs", False),
         ("baton.contract.jobs", "baton.contract.base", True),
+        ("baton.contract.rules.document", "gpu_client.importers.ibm.trainer_controller", False),
+        ("gpu_client.agent.loop", "gpu_client.importers.ibm.trainer_controller", False),
+        ("gpu_client.cli.rules", "gpu_client.importers.ibm.trainer_controller", True),
         ("gpu_client", "gpu_client.agent", False),
         ("baton", "gpu_client.training.session", True),
         ("baton.contract.jobs", "gpu_client.training.session", False),

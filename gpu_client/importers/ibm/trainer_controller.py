@@ -12,11 +12,11 @@ from baton.contract.documents import Document, Location, read_document, write_do
 from baton.contract.errors import Fault
 from baton.contract.rules.document import load
 from baton.contract.rules.faults import Code, ExpressionError
-from baton.contract.rules.ibm_expressions import translated
-from baton.contract.rules.ibm_files import ACTIONS, EVENTS, LEVELS, Controller, FileReader, LogFormat
-from baton.contract.rules.ibm_metrics import FINAL_SAVE, Source
-from baton.contract.rules.ibm_texts import Known, text_of_format
 from baton.contract.rules.rule import RuleSet
+from gpu_client.importers.ibm.expressions import translated
+from gpu_client.importers.ibm.files import ACTIONS, EVENTS, LEVELS, Controller, FileReader, LogFormat
+from gpu_client.importers.ibm.log_formats import Known, text_of_format
+from gpu_client.importers.ibm.metrics import FINAL_SAVE, Source
 
 _LINE = "step {step:d}, epoch {epoch:.2f}, loss {loss}"
 """What is written where the original has the trainer write whatever it has."""

@@ -8,12 +8,12 @@ import math
 import pytest
 
 from baton.contract.rules.evaluating import Evaluator
-from baton.contract.rules.ibm import import_ibm
 from baton.contract.rules.metrics import name_in_rules
+from gpu_client.importers.ibm.trainer_controller import import_ibm
 from tests.ibm_cases import line_of
 from tests.ibm_original import Original
 from tests.ibm_streams import Moment, stream
-from tests.unit.contract.rules.test_ibm_decisions import Told, by_the_import, config_of, told_by
+from tests.unit.importers.test_ibm_decisions import Told, by_the_import, config_of, told_by
 
 pytestmark = pytest.mark.processes
 PLAIN = stream([3.0, 2.0, 1.0, 0.5, 0.25, 0.2], evals={4: {"eval_loss": 1.0}}, save_every=100)

@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 
 from baton.contract.rules.document import load
 from baton.contract.rules.faults import Code
-from baton.contract.rules.ibm import Imported, import_ibm
 from baton.contract.rules.limits import LIMITS
+from gpu_client.importers.ibm.trainer_controller import Imported, import_ibm
 from tests.ibm_cases import Cases
 from tests.properties.profiles import machine_settings
-from tests.unit.contract.rules.test_ibm_decisions import LINE, config_of
+from tests.unit.importers.test_ibm_decisions import LINE, config_of
 
 LISTED = """
 controller_metrics:

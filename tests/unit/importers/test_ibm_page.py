@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from baton.contract.rules.ibm_files import _REFUSED_EVENTS, ACTIONS, EVENTS
-from baton.contract.rules.ibm_metrics import CLASSES
+from gpu_client.importers.ibm.files import _REFUSED_EVENTS, ACTIONS, EVENTS
+from gpu_client.importers.ibm.metrics import CLASSES
 
-PAGE = Path(__file__).resolve().parents[4] / "docs" / "rules-ibm.md"
+PAGE = Path(__file__).resolve().parents[3] / "docs" / "rules-ibm.md"
 TEXT = PAGE.read_text(encoding="utf-8")
 
 

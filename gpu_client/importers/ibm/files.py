@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 
 from baton.contract.documents import Document, Location
 from baton.contract.rules.faults import Code, did_you_mean
-from baton.contract.rules.ibm_metrics import CLASSES, Source
 from baton.contract.rules.limits import LIMITS
+from gpu_client.importers.ibm.metrics import CLASSES, Source
 
 EVENTS: Mapping[str, str] = {
     "on_train_begin": "start",

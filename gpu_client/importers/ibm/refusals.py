@@ -6,7 +6,7 @@ import ast
 from collections.abc import Mapping
 
 from baton.contract.rules.faults import Code, ExpressionError
-from baton.contract.rules.ibm_metrics import refusal
+from gpu_client.importers.ibm.metrics import refusal
 
 _NO_POWERS = ("powers can take seconds, at every check", "Multiply.")
 _NO_BITS = ("there are no bit operators", "Write 'and', 'or', 'not'.")

@@ -13,8 +13,8 @@ import yaml
 from baton.contract.rules.actions import NAMES, Log
 from baton.contract.rules.evaluating import Evaluator
 from baton.contract.rules.faults import Code
-from baton.contract.rules.ibm import _LINE, import_ibm
 from baton.contract.rules.verdicts import State
+from gpu_client.importers.ibm.trainer_controller import _LINE, import_ibm
 from tests.ibm_cases import METRICS, Cases, line_of
 from tests.ibm_original import Decided, Original
 from tests.ibm_streams import RECORDED, Moment, observation_of, stream

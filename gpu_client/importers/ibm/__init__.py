@@ -1,0 +1,1 @@
+"""Importer of the trainer-controller files of IBM's fms-hf-tuning."""
