@@ -11,7 +11,7 @@ from baton.contract.history import AttemptView
 from baton.contract.jobs import AttemptEnd
 from demo.failure import DemoError
 from demo.processes import Child
-from gpu_client.transport.api import BatonClient
+from gpu_client.transport.api.client import BatonClient
 
 POLL_S = 0.4
 

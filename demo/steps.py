@@ -4,17 +4,18 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from demo.saving import size_text
+from demo.summary import Caller, caller_of, worker_stats
+
 from baton.contract.jobs import InputRef, JobState, JobSubmit, JobView, Policy, Retention
 from baton.contract.keys import KeyCreate
 from baton.contract.names import DATA_BUCKET, Scope
 from demo import digits
 from demo.failure import DemoError
 from demo.processes import Child, Household, Stack
-from demo.saving import size_text
 from demo.screen import Screen
-from demo.summary import Caller, caller_of, worker_stats
-from gpu_client.transport.api import BatonClient
-from gpu_client.transport.digests import FileDigest, hash_file
+from gpu_client.transport.api.client import BatonClient
+from gpu_client.transport.net.digests import FileDigest, hash_file
 from gpu_client.transport.retry import RetryPolicy
 
 STEPS = 500

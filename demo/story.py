@@ -7,15 +7,16 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from demo import measure, pictures
-from demo.failure import DemoError
 from demo.follow import Attempts, Follower, Point, ended, step_of
-from demo.processes import Child
 from demo.saving import Saving
-from demo.screen import Phase, Screen
 from demo.steps import HIDDEN, STEPS, Steps
 from demo.summary import Interruption, Result
-from gpu_client.transport.api import BatonClient
+
+from demo import measure, pictures
+from demo.failure import DemoError
+from demo.processes import Child
+from demo.screen import Phase, Screen
+from gpu_client.transport.api.client import BatonClient
 
 KILL_AT = 0.40
 LEAST_ACCURACY = 0.97

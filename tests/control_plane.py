@@ -11,7 +11,7 @@ from baton.contract.jobs import InputRef, JobState, JobSubmit, JobView, Policy
 from baton.contract.manifest import Manifest, parse_manifest
 from gpu_client.checkpoints.codecs import decode
 from gpu_client.checkpoints.reading import as_chunks
-from gpu_client.transport.api import BatonClient
+from gpu_client.transport.api.client import BatonClient
 from tests.waiting import PATIENCE_S, until
 
 TRAINERS = Path(__file__).parent / "e2e" / "trainers"

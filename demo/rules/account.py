@@ -12,8 +12,8 @@ from baton.contract.history import AttemptView, EventType, EventView
 from baton.contract.jobs import JobView
 from baton.contract.output import LogLine
 from baton.contract.rules import presets
-from gpu_client.transport.api import BatonClient
-from gpu_client.transport.calls import pages
+from gpu_client.transport.api.calls import pages
+from gpu_client.transport.api.client import BatonClient
 
 LINES_PER_PAGE = 1000
 

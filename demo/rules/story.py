@@ -9,6 +9,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from demo.rules.account import Account, ask
+from demo.rules.summary import Diverged, Live, Result, Spiked
+from demo.steps import HIDDEN, MODEL, PREFIX, Steps
+
 from baton.contract.history import EventType
 from baton.contract.jobs import InputRef, JobState, JobSubmit, JobView, Policy, Retention
 from baton.contract.rules.document import load
@@ -18,11 +22,8 @@ from demo.digits import Digits
 from demo.failure import DemoError
 from demo.processes import Child
 from demo.rules import pictures
-from demo.rules.account import Account, ask
-from demo.rules.summary import Diverged, Live, Result, Spiked
 from demo.screen import Phase, Screen
-from demo.steps import HIDDEN, MODEL, PREFIX, Steps
-from gpu_client.transport.api import BatonClient
+from gpu_client.transport.api.client import BatonClient
 
 HERE = Path(__file__).resolve().parent
 STEPS = 300

@@ -16,7 +16,6 @@ from pathlib import Path
 from baton.contract.base import MAX_PATH_BYTES, path_problem
 from gpu_client.agent.conditions import Condition
 from gpu_client.agent.leased_calls import may_pass, pause_s
-from gpu_client.transport.cancel import CancelEvent
 from gpu_client.transport.errors import (
     ApiError,
     BatonError,
@@ -25,6 +24,7 @@ from gpu_client.transport.errors import (
     TransferCanceled,
     Unreachable,
 )
+from gpu_client.transport.net.cancellation import CancelEvent
 
 logger = logging.getLogger("baton.artifacts")
 

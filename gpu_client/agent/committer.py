@@ -15,7 +15,6 @@ from gpu_client.agent.conditions import Condition
 from gpu_client.agent.leased_calls import may_pass
 from gpu_client.checkpoints.errors import BadDirectory
 from gpu_client.checkpoints.watch import CreatedBy, FileSeen, ReadyCheckpoint
-from gpu_client.transport.cancel import CancelEvent
 from gpu_client.transport.errors import (
     ApiError,
     BatonError,
@@ -25,6 +24,7 @@ from gpu_client.transport.errors import (
     TransferCanceled,
     Unreachable,
 )
+from gpu_client.transport.net.cancellation import CancelEvent
 
 logger = logging.getLogger("baton.committer")
 

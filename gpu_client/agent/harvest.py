@@ -23,9 +23,9 @@ from gpu_client.checkpoints.staging import StageError, added_since, require_unch
 from gpu_client.checkpoints.store import LocalStore
 from gpu_client.checkpoints.upload import CommitApi, Committed, bookkeeping, commit_checkpoint
 from gpu_client.checkpoints.watch import CheckpointWatcher, ReadyCheckpoint, list_files
-from gpu_client.transport.cancel import CancelEvent
 from gpu_client.transport.errors import FileChanged
-from gpu_client.transport.transfer import Transfer
+from gpu_client.transport.net.cancellation import CancelEvent
+from gpu_client.transport.transfer.manager import Transfer
 
 logger = logging.getLogger("baton.job")
 

@@ -18,8 +18,6 @@ from baton.contract.datasets import (
 )
 from baton.contract.work import InputObject, InputPage, WorkItem
 from gpu_client.agent.workspace import DiskFullError
-from gpu_client.transport.cancel import CancelEvent
-from gpu_client.transport.digests import hash_file
 from gpu_client.transport.errors import (
     ChecksumMismatch,
     DiskFull,
@@ -28,7 +26,9 @@ from gpu_client.transport.errors import (
     UnsafePath,
     UrlExpired,
 )
-from gpu_client.transport.transfer import Download, Transfer
+from gpu_client.transport.net.cancellation import CancelEvent
+from gpu_client.transport.net.digests import hash_file
+from gpu_client.transport.transfer.manager import Download, Transfer
 
 logger = logging.getLogger("baton.inputs")
 

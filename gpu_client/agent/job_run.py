@@ -44,9 +44,9 @@ from gpu_client.agent.workspace import JobDirectories, Workspace, WorkspaceError
 from gpu_client.checkpoints.artifacts import upload_artifacts
 from gpu_client.checkpoints.restore import restore
 from gpu_client.checkpoints.store import LocalStore
-from gpu_client.transport.api import BatonClient
+from gpu_client.transport.api.client import BatonClient
 from gpu_client.transport.errors import BatonError, LeaseLost, RollbackRefused, TransferCanceled, Unauthorized
-from gpu_client.transport.transfer import Transfer
+from gpu_client.transport.transfer.manager import Transfer
 
 logger = logging.getLogger("baton.job")
 

@@ -15,7 +15,7 @@ from baton.contract.errors import ErrorCode
 from baton.contract.work import ArtifactsAnswer, DeclaredArtifact, InputPage
 from gpu_client.agent.conditions import Condition
 from gpu_client.agent.lease import LeaseKeeper
-from gpu_client.transport.api import BatonClient
+from gpu_client.transport.api.client import BatonClient
 from gpu_client.transport.errors import ApiError, LeaseExpired, TransferCanceled, UnexpectedAnswer, Unreachable
 
 logger = logging.getLogger("baton.job")

@@ -18,9 +18,9 @@ from gpu_client.agent.lease import key_is_refused
 from gpu_client.agent.settings import AgentSettings
 from gpu_client.agent.signals import StopRequest
 from gpu_client.agent.workspace import Workspace
-from gpu_client.transport.api import BatonClient
+from gpu_client.transport.api.client import BatonClient
 from gpu_client.transport.errors import BatonError, Unauthorized
-from gpu_client.transport.transfer import Transfer
+from gpu_client.transport.transfer.manager import Transfer
 
 logger = logging.getLogger("baton.agent")
 

@@ -17,8 +17,8 @@ from gpu_client.agent.settings import AgentSettings, bytes_per_s, problems_of
 from gpu_client.agent.signals import StopRequest, stop_on_signals
 from gpu_client.agent.spot_notice import watching
 from gpu_client.agent.workspace import Workspace, WorkspaceError
-from gpu_client.transport.api import BatonClient
-from gpu_client.transport.transfer import Transfer
+from gpu_client.transport.api.client import BatonClient
+from gpu_client.transport.transfer.manager import Transfer
 
 EXIT_BAD_SETTINGS = 2
 EXIT_WORKSPACE = 3

@@ -31,7 +31,7 @@ from gpu_client.agent.trainer_output import TrainerOutput
 from gpu_client.agent.trainer_run import TrainerEnd, TrainerRun
 from gpu_client.agent.workspace import JobDirectories
 from gpu_client.checkpoints.store import LocalStore
-from gpu_client.transport.cancel import CancelEvent
+from gpu_client.transport.net.cancellation import CancelEvent
 
 logger = logging.getLogger("baton.job")
 

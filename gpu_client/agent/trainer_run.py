@@ -15,7 +15,7 @@ from gpu_client.agent.failures import ExitStatus
 from gpu_client.agent.pace import Pace
 from gpu_client.agent.signals import StopLevel, StopRequest
 from gpu_client.agent.supervisor import TrainerProcess
-from gpu_client.transport.cancel import CancelEvent
+from gpu_client.transport.net.cancellation import CancelEvent
 
 logger = logging.getLogger("baton.job")
 

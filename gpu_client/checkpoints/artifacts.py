@@ -12,9 +12,9 @@ from baton.contract.work import MAX_ARTIFACT_PATHS_BYTES, MAX_ARTIFACTS, Artifac
 from gpu_client.checkpoints.errors import BadDirectory, MissingOutput
 from gpu_client.checkpoints.hashing import FileDigest, hash_files
 from gpu_client.checkpoints.tree import files_of, inside, require_storable
-from gpu_client.transport.cancel import CancelEvent
-from gpu_client.transport.rounds import LocalFile, Missing, Target, upload_in_rounds
-from gpu_client.transport.transfer import Progress, Transfer
+from gpu_client.transport.net.cancellation import CancelEvent
+from gpu_client.transport.transfer.manager import Progress, Transfer
+from gpu_client.transport.transfer.upload_rounds import LocalFile, Missing, Target, upload_in_rounds
 
 __all__ = ["MissingOutput", "collect_outputs", "upload_artifacts"]
 

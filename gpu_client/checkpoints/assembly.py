@@ -13,11 +13,11 @@ from blake3 import blake3
 from baton.contract.manifest import Chunk, Manifest
 from gpu_client.checkpoints.codecs import BadChunk, decode
 from gpu_client.checkpoints.reading import Part, Range, bases_of, places_of
-from gpu_client.transport.batch import run_batch
-from gpu_client.transport.cancel import CancelEvent, Flight, stop_if_set
 from gpu_client.transport.errors import ChecksumMismatch
-from gpu_client.transport.files import local_errors, safe_destination
-from gpu_client.transport.items import Segment
+from gpu_client.transport.limits.thread_batch import run_batch
+from gpu_client.transport.net.cancellation import CancelEvent, Flight, stop_if_set
+from gpu_client.transport.net.files import local_errors, safe_destination
+from gpu_client.transport.transfer.transfer_requests import Segment
 
 WORKERS = 4
 PIECE_BYTES = 4 * 1024 * 1024

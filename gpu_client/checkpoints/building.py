@@ -18,10 +18,10 @@ from gpu_client.checkpoints.known import Known, Stored
 from gpu_client.checkpoints.looking import Looked, Looker, Piece
 from gpu_client.checkpoints.packing import LARGE_CHUNK_BYTES, PackWriter, StoredDigest
 from gpu_client.checkpoints.sources import Buffers, SourceFile, Spool
-from gpu_client.transport.cancel import CancelEvent, stop_if_set
 from gpu_client.transport.errors import DiskFull, TransferError
-from gpu_client.transport.files import local_errors
-from gpu_client.transport.items import Segment
+from gpu_client.transport.net.cancellation import CancelEvent, stop_if_set
+from gpu_client.transport.net.files import local_errors
+from gpu_client.transport.transfer.transfer_requests import Segment
 
 logger = logging.getLogger(__name__)
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from gpu_client.transport.batch import run_batch
-from gpu_client.transport.cancel import CancelEvent, Flight
-from gpu_client.transport.digests import Digester, FileDigest, digest_bytes, hash_file
+from gpu_client.transport.limits.thread_batch import run_batch
+from gpu_client.transport.net.cancellation import CancelEvent, Flight
+from gpu_client.transport.net.digests import Digester, FileDigest, digest_bytes, hash_file
 
 __all__ = ["Digester", "FileDigest", "digest_bytes", "hash_file", "hash_files"]
 

@@ -9,7 +9,7 @@ from typing import Protocol
 from baton.contract.manifest import Chunk, Manifest, ManifestV1, Pack
 from gpu_client.checkpoints.packing import crowding_packs
 from gpu_client.checkpoints.reading import as_chunks
-from gpu_client.transport.items import Segment
+from gpu_client.transport.transfer.transfer_requests import Segment
 
 
 class RawBytes(Protocol):

@@ -17,7 +17,7 @@ from gpu_client.checkpoints.codecs import all_zero, digest_of_zeros, encode
 from gpu_client.checkpoints.known import Known, Stored
 from gpu_client.checkpoints.packing import StoredDigest
 from gpu_client.checkpoints.sources import Buffers, SourceFile
-from gpu_client.transport.items import Segment
+from gpu_client.transport.transfer.transfer_requests import Segment
 
 logger = logging.getLogger(__name__)
 

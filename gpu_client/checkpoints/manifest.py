@@ -24,8 +24,8 @@ from gpu_client.checkpoints.known import Known
 from gpu_client.checkpoints.metrics import usable_metrics
 from gpu_client.checkpoints.sources import Spool
 from gpu_client.checkpoints.tree import files_of, require_storable
-from gpu_client.transport.cancel import CancelEvent
-from gpu_client.transport.items import Segment
+from gpu_client.transport.net.cancellation import CancelEvent
+from gpu_client.transport.transfer.transfer_requests import Segment
 
 __all__ = ["LocalManifest", "build_manifest", "manifest_digest"]
 

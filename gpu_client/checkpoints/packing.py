@@ -14,7 +14,7 @@ from awscrt import checksums
 from blake3 import blake3
 
 from baton.contract.manifest import Manifest, Pack
-from gpu_client.transport.items import Segment
+from gpu_client.transport.transfer.transfer_requests import Segment
 
 MIN_PACK_BYTES = 32 * 1024 * 1024
 """A pack is not cut below this: there are never more than new bytes / MIN_PACK_BYTES + 1 of them."""

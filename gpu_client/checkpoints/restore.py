@@ -36,8 +36,6 @@ from gpu_client.checkpoints.reading import (
 )
 from gpu_client.checkpoints.store import LocalStore
 from gpu_client.checkpoints.streaming import PIECE_BYTES, RawStream, can_stream
-from gpu_client.transport.batch import run_batch
-from gpu_client.transport.cancel import CancelEvent, Flight, stop_if_set
 from gpu_client.transport.errors import (
     ChecksumMismatch,
     DiskFull,
@@ -46,9 +44,11 @@ from gpu_client.transport.errors import (
     UnsafePath,
     UrlExpired,
 )
-from gpu_client.transport.files import local_errors, sync_directory
-from gpu_client.transport.items import Segment
-from gpu_client.transport.transfer import Download, Progress, RangeDownload, Transfer
+from gpu_client.transport.limits.thread_batch import run_batch
+from gpu_client.transport.net.cancellation import CancelEvent, Flight, stop_if_set
+from gpu_client.transport.net.files import local_errors, sync_directory
+from gpu_client.transport.transfer.manager import Download, Progress, RangeDownload, Transfer
+from gpu_client.transport.transfer.transfer_requests import Segment
 
 __all__ = ["RestoreFailed", "Restored", "restore"]
 

@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import TypeVar
 
 from gpu_client.transport.errors import FileChanged, TransferError
-from gpu_client.transport.files import local_errors
-from gpu_client.transport.items import Segment
+from gpu_client.transport.net.files import local_errors
+from gpu_client.transport.transfer.transfer_requests import Segment
 
 T = TypeVar("T")
 

@@ -28,7 +28,7 @@ from pydantic import ValidationError
 
 from baton.contract.manifest import Manifest, ManifestV1, parse_manifest
 from gpu_client.checkpoints.reading import MAX_MANIFEST_BYTES, BadManifest, as_chunks, places_of, written_bytes
-from gpu_client.transport.items import Segment
+from gpu_client.transport.transfer.transfer_requests import Segment
 
 logger = logging.getLogger(__name__)
 

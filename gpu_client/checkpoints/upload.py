@@ -21,9 +21,9 @@ from baton.contract.work import WorkItem
 from gpu_client.checkpoints.errors import CommitFailed
 from gpu_client.checkpoints.known import Known
 from gpu_client.checkpoints.manifest import LocalManifest, build_manifest
-from gpu_client.transport.cancel import CancelEvent, stop_if_set
 from gpu_client.transport.errors import Conflict, NotStoredYet, UnexpectedAnswer, UrlExpired
-from gpu_client.transport.transfer import Progress, Transfer, Upload
+from gpu_client.transport.net.cancellation import CancelEvent, stop_if_set
+from gpu_client.transport.transfer.manager import Progress, Transfer, Upload
 
 __all__ = ["CommitFailed", "Committed", "bookkeeping", "commit_checkpoint"]
 

@@ -9,6 +9,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
+from gpu_client.cli.documents import read_text, require_sound, told
+from gpu_client.cli.errors import CliError
+from gpu_client.cli.formats import count, duration, finite, number, plain
+from gpu_client.cli.metric_history import stitched
+from gpu_client.cli.output import FOLDED, Column
+from gpu_client.cli.session import SHOWN_ID_CHARACTERS, AsJson, Session, find_job, session_of
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
 from baton.contract.history import AttemptView
@@ -18,14 +24,8 @@ from baton.contract.rules.metrics import name_in_rules
 from baton.contract.rules.numbers import encoded
 from baton.contract.rules.rule import RuleSet
 from baton.contract.steering import MAX_RULES_BYTES
-from gpu_client.cli.documents import read_text, require_sound, told
-from gpu_client.cli.errors import CliError
-from gpu_client.cli.formats import count, duration, finite, number, plain
-from gpu_client.cli.metric_history import stitched
-from gpu_client.cli.output import FOLDED, Column
-from gpu_client.cli.session import SHOWN_ID_CHARACTERS, AsJson, Session, find_job, session_of
-from gpu_client.transport.api import BatonClient
-from gpu_client.transport.calls import pages
+from gpu_client.transport.api.calls import pages
+from gpu_client.transport.api.client import BatonClient
 
 if TYPE_CHECKING:
     # loading numpy takes long, so that only this command does

@@ -11,18 +11,19 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
-from baton.contract.keys import HealthAnswer
-from baton.contract.names import DATA_BUCKET, Scope
 from gpu_client.cli.errors import CliError, describe
 from gpu_client.cli.formats import duration, size
 from gpu_client.cli.scopes import scopes_of
 from gpu_client.cli.session import Session, connect
-from gpu_client.transport.api import BatonClient
-from gpu_client.transport.connections import user_agent
-from gpu_client.transport.digests import hash_file
+
+from baton.contract.keys import HealthAnswer
+from baton.contract.names import DATA_BUCKET, Scope
+from gpu_client.transport.api.client import BatonClient
 from gpu_client.transport.errors import BatonError, Unreachable
+from gpu_client.transport.net.connections import user_agent
+from gpu_client.transport.net.digests import hash_file
 from gpu_client.transport.retry import RetryPolicy
-from gpu_client.transport.transfer import Transfer
+from gpu_client.transport.transfer.manager import Transfer
 
 SKEW_WARN_S, SKEW_FAIL_S = 5, 900
 """Nothing is decided by this machine's clock, but TLS fails when it is far off, and logs are hard to match."""

@@ -11,25 +11,25 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, BinaryIO
 
 import typer
-
-from baton.contract.base import path_problem
-from baton.contract.datasets import is_manifest
-from baton.contract.names import DATA_BUCKET, RINGS_PREFIX
-from baton.contract.parts import MAX_PARTED_BYTES, count_parts, part_bytes_of
-from baton.contract.transfers import ObjectView
 from gpu_client.cli.errors import CliError
 from gpu_client.cli.formats import count, moment, size
 from gpu_client.cli.output import FOLDED, Column
 from gpu_client.cli.pushed import Manifests, require_room
 from gpu_client.cli.session import AsJson, session_of
 from gpu_client.cli.validate import Captions, MinSide, named_as_image, require_sound, validate
-from gpu_client.transport.api import BatonClient
-from gpu_client.transport.calls import pages
-from gpu_client.transport.cancel import CancelEvent, stop_if_set
-from gpu_client.transport.digests import FileDigest
+
+from baton.contract.base import path_problem
+from baton.contract.datasets import is_manifest
+from baton.contract.names import DATA_BUCKET, RINGS_PREFIX
+from baton.contract.parts import MAX_PARTED_BYTES, count_parts, part_bytes_of
+from baton.contract.transfers import ObjectView
+from gpu_client.transport.api.calls import pages
+from gpu_client.transport.api.client import BatonClient
+from gpu_client.transport.api.objects import files_below
 from gpu_client.transport.errors import TransferError
-from gpu_client.transport.files import local_errors
-from gpu_client.transport.objects import files_below
+from gpu_client.transport.net.cancellation import CancelEvent, stop_if_set
+from gpu_client.transport.net.digests import FileDigest
+from gpu_client.transport.net.files import local_errors
 
 if TYPE_CHECKING:
     from hashlib import _Hash as Digest

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import typer
-
-from baton.contract.history import EventView
-from baton.contract.jobs import JobState, JobView
 from gpu_client.cli.explaining import Explanation, Facts, explain
 from gpu_client.cli.output import Screen
 from gpu_client.cli.session import AsJson, JobIdArgument, find_job, session_of
-from gpu_client.transport.api import BatonClient
-from gpu_client.transport.calls import pages
+
+from baton.contract.history import EventView
+from baton.contract.jobs import JobState, JobView
+from gpu_client.transport.api.calls import pages
+from gpu_client.transport.api.client import BatonClient
 
 _TO_DO = "What to do"
 _MAX_PAGES = 10

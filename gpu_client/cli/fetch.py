@@ -13,18 +13,18 @@ from pathlib import Path
 from typing import Annotated, NamedTuple
 
 import typer
-
-from baton.contract.jobs import Artifact, JobState, JobView
 from gpu_client.cli.errors import CliError, ExitCode
 from gpu_client.cli.formats import count, size
 from gpu_client.cli.pictures import outputs_so_far
 from gpu_client.cli.session import SHOWN_ID_CHARACTERS, AsJson, JobIdArgument, find_job, session_of
-from gpu_client.transport.api import BatonClient
-from gpu_client.transport.cancel import CancelEvent
-from gpu_client.transport.digests import hash_file
-from gpu_client.transport.files import local_errors, safe_destination
-from gpu_client.transport.objects import Wanted
-from gpu_client.transport.transfer import Progress
+
+from baton.contract.jobs import Artifact, JobState, JobView
+from gpu_client.transport.api.client import BatonClient
+from gpu_client.transport.api.objects import Wanted
+from gpu_client.transport.net.cancellation import CancelEvent
+from gpu_client.transport.net.digests import hash_file
+from gpu_client.transport.net.files import local_errors, safe_destination
+from gpu_client.transport.transfer.manager import Progress
 
 _HASHERS = 4
 _LEFTOVER = re.compile(r"\.[0-9a-f]{16}\.part")

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+from gpu_client.cli.session import Session
+
 from baton.contract.history import EventType, EventView
 from baton.contract.jobs import JobState
 from baton.contract.rules import presets
-from gpu_client.cli.session import Session
-from gpu_client.transport.api import BatonClient
+from gpu_client.transport.api.client import BatonClient
 from gpu_client.transport.errors import Unreachable
 
 LOOK_EVERY_S = 10.0

@@ -7,11 +7,6 @@ import shlex
 from typing import Annotated
 
 import typer
-
-from baton.contract.base import JsonObject
-from baton.contract.history import AttemptView
-from baton.contract.jobs import JobState, JobView
-from baton.contract.recipes.lint import lint
 from gpu_client.cli.errors import CliError
 from gpu_client.cli.explaining import requirements_text
 from gpu_client.cli.formats import age, count, duration, finite, moment, number, size
@@ -19,8 +14,13 @@ from gpu_client.cli.goodput import goodput_lines, total_of
 from gpu_client.cli.output import CUT, FOLDED, Column, Screen, as_data
 from gpu_client.cli.session import SHOWN_ID_CHARACTERS, AsJson, JobIdArgument, Session, find_job, session_of
 from gpu_client.cli.summary import reason_text, summarize
-from gpu_client.transport.api import BatonClient
-from gpu_client.transport.calls import pages
+
+from baton.contract.base import JsonObject
+from baton.contract.history import AttemptView
+from baton.contract.jobs import JobState, JobView
+from baton.contract.recipes.lint import lint
+from gpu_client.transport.api.calls import pages
+from gpu_client.transport.api.client import BatonClient
 from gpu_client.transport.errors import ApiError
 
 _COLUMNS = (

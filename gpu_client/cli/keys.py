@@ -5,15 +5,15 @@ from __future__ import annotations
 from typing import Annotated
 
 import typer
-
-from baton.contract.keys import KeyCreate, KeyCreated, KeyView
-from baton.contract.names import Scope
 from gpu_client.cli.errors import CliError
 from gpu_client.cli.formats import day, moment, parse_duration
 from gpu_client.cli.output import CUT, FOLDED, Column
 from gpu_client.cli.session import AsJson, Session, making, named, session_of
-from gpu_client.transport.api import BatonClient
-from gpu_client.transport.calls import pages
+
+from baton.contract.keys import KeyCreate, KeyCreated, KeyView
+from baton.contract.names import Scope
+from gpu_client.transport.api.calls import pages
+from gpu_client.transport.api.client import BatonClient
 
 _MIN_LIFE_S, _MAX_LIFE_S = 60, 10 * 365 * 86_400
 _MAX_OVERLAP_S = 30 * 86_400

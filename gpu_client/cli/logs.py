@@ -7,16 +7,16 @@ from collections.abc import Iterator
 from typing import Annotated, Any
 
 import typer
-
-from baton.contract.history import AttemptView, EventView
-from baton.contract.jobs import JobState, JobView
-from baton.contract.output import LogLine, log_wait_s
 from gpu_client.cli.formats import duration, moment
 from gpu_client.cli.output import FOLDED, Column
 from gpu_client.cli.session import SHOWN_ID_CHARACTERS, AsJson, JobIdArgument, Session, full_id, session_of
 from gpu_client.cli.summary import running_s
-from gpu_client.transport.api import BatonClient
-from gpu_client.transport.calls import pages
+
+from baton.contract.history import AttemptView, EventView
+from baton.contract.jobs import JobState, JobView
+from baton.contract.output import LogLine, log_wait_s
+from gpu_client.transport.api.calls import pages
+from gpu_client.transport.api.client import BatonClient
 from gpu_client.transport.errors import Unreachable
 
 FOLLOW_S = 2.0

@@ -14,6 +14,9 @@ from types import FrameType
 from typing import Annotated
 
 import typer
+from gpu_client.cli.errors import ExitCode, describe, problems_of
+from gpu_client.cli.formats import plain
+from gpu_client.cli.session import Session
 
 from gpu_client.cli import (
     data,
@@ -35,10 +38,7 @@ from gpu_client.cli import (
     watch,
     webhooks,
 )
-from gpu_client.cli.errors import ExitCode, describe, problems_of
-from gpu_client.cli.formats import plain
-from gpu_client.cli.session import Session
-from gpu_client.transport.connections import user_agent
+from gpu_client.transport.net.connections import user_agent
 
 app = typer.Typer(
     name="baton",

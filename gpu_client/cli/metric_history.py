@@ -10,8 +10,8 @@ from typing import NamedTuple
 from baton.contract.history import AttemptView
 from baton.contract.output import MetricPoint
 from baton.contract.rules.metrics import BUILT_IN, Goal, canonical_name
-from gpu_client.transport.api import BatonClient
-from gpu_client.transport.calls import pages
+from gpu_client.transport.api.calls import pages
+from gpu_client.transport.api.client import BatonClient
 
 
 @dataclass(frozen=True)

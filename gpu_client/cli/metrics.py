@@ -10,15 +10,15 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-
-from baton.contract.output import MetricPoint
-from baton.contract.rules.metrics import canonical_name
 from gpu_client.cli.errors import CliError
 from gpu_client.cli.formats import count, number
 from gpu_client.cli.metric_history import Outline, history_of, outlines_of
 from gpu_client.cli.output import Column
 from gpu_client.cli.session import SHOWN_ID_CHARACTERS, AsJson, JobIdArgument, full_id, session_of
-from gpu_client.transport.files import write_whole
+
+from baton.contract.output import MetricPoint
+from baton.contract.rules.metrics import canonical_name
+from gpu_client.transport.net.files import write_whole
 
 
 def register(app: typer.Typer) -> None:

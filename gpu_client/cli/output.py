@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
+from gpu_client.cli.formats import plain, printable
 from pydantic import BaseModel
 from rich.console import Console, RenderableType
 from rich.live import Live
@@ -19,8 +20,7 @@ from rich.style import Style
 from rich.table import Table
 from rich.text import Text
 
-from gpu_client.cli.formats import plain, printable
-from gpu_client.transport.transfer import Progress as BytesMoved
+from gpu_client.transport.transfer.manager import Progress as BytesMoved
 
 _PIPED_WIDTH = 100_000
 """Into a pipe or a file nothing is cut or broken to the width of a terminal that is not there."""

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from baton.contract.artifacts import StoredArtifact
-from baton.contract.jobs import JobState, JobView
 from gpu_client.cli.formats import count, duration, size
 from gpu_client.cli.session import SHOWN_ID_CHARACTERS, Session
-from gpu_client.transport.api import BatonClient
-from gpu_client.transport.calls import pages
+
+from baton.contract.artifacts import StoredArtifact
+from baton.contract.jobs import JobState, JobView
+from gpu_client.transport.api.calls import pages
+from gpu_client.transport.api.client import BatonClient
 from gpu_client.transport.errors import ApiError, UnexpectedAnswer, Unreachable
 
 LOOK_EVERY_S = 10.0

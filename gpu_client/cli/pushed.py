@@ -8,15 +8,15 @@ from collections.abc import Collection, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+from gpu_client.cli.errors import CliError
 from pydantic import ValidationError
 
 from baton.contract.datasets import DATASET_MANIFEST, MAX_DATASET_FILES, DatasetFile, DatasetManifest, is_manifest
 from baton.contract.names import DATA_BUCKET
 from baton.contract.transfers import ObjectView
-from gpu_client.cli.errors import CliError
-from gpu_client.transport.api import BatonClient
-from gpu_client.transport.cancel import CancelEvent
-from gpu_client.transport.digests import FileDigest, hash_file
+from gpu_client.transport.api.client import BatonClient
+from gpu_client.transport.net.cancellation import CancelEvent
+from gpu_client.transport.net.digests import FileDigest, hash_file
 
 _HASHERS = 4
 

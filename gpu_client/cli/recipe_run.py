@@ -13,6 +13,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import NoReturn
 
+from gpu_client.cli.built_in import built_in_document
+from gpu_client.cli.errors import CliError, ExitCode
+from gpu_client.cli.fetch import fetch_outputs
+from gpu_client.cli.local import require_local_stack
+from gpu_client.cli.session import PATIENCE, Session
+from gpu_client.cli.submission import parse_setting
 from pydantic import ValidationError
 
 from baton.contract.errors import Fault
@@ -20,14 +26,8 @@ from baton.contract.jobs import InputRef, JobState, JobSubmit, JobView, Policy, 
 from baton.contract.names import DATA_BUCKET
 from baton.contract.recipes.model import Recipe
 from baton.contract.recipes.rendering import parameter_faults, plan_of
-from gpu_client.cli.built_in import built_in_document
 from gpu_client.cli.data import local_files
-from gpu_client.cli.errors import CliError, ExitCode
-from gpu_client.cli.fetch import fetch_outputs
-from gpu_client.cli.local import require_local_stack
-from gpu_client.cli.session import PATIENCE, Session
-from gpu_client.cli.submission import parse_setting
-from gpu_client.transport.api import BatonClient
+from gpu_client.transport.api.client import BatonClient
 
 POLL_S = 0.3
 END_S = 20.0

@@ -7,11 +7,6 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-
-from baton.contract.documents import MAX_DOCUMENT_BYTES
-from baton.contract.recipes.calls import RecipeSummary
-from baton.contract.recipes.lint import Linted, lint
-from baton.contract.recipes.model import Recipe
 from gpu_client.cli.built_in import built_in_document
 from gpu_client.cli.documents import raise_faults, read_text, told
 from gpu_client.cli.errors import CliError, ExitCode
@@ -21,8 +16,13 @@ from gpu_client.cli.profiles import NoProfileError
 from gpu_client.cli.recipe_page import page_of
 from gpu_client.cli.recipe_run import LocalRun
 from gpu_client.cli.session import AsJson, Session, session_of
-from gpu_client.transport.api import BatonClient
-from gpu_client.transport.calls import pages
+
+from baton.contract.documents import MAX_DOCUMENT_BYTES
+from baton.contract.recipes.calls import RecipeSummary
+from baton.contract.recipes.lint import Linted, lint
+from baton.contract.recipes.model import Recipe
+from gpu_client.transport.api.calls import pages
+from gpu_client.transport.api.client import BatonClient
 
 recipes = typer.Typer(help="Training tools: what they take, run and leave.", no_args_is_help=True)
 FileArgument = Annotated[Path, typer.Argument(metavar="FILE", help="YAML.", show_default=False)]

@@ -7,13 +7,13 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-
 from gpu_client.cli.formats import count, finite, size
 from gpu_client.cli.metric_history import history_of
 from gpu_client.cli.report_page import Material, page_of
 from gpu_client.cli.session import SHOWN_ID_CHARACTERS, AsJson, JobIdArgument, find_job, session_of
-from gpu_client.transport.calls import pages
-from gpu_client.transport.files import write_whole
+
+from gpu_client.transport.api.calls import pages
+from gpu_client.transport.net.files import write_whole
 
 
 def register(app: typer.Typer) -> None:

@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import Annotated
 
 import typer
-
 from gpu_client.cli.errors import CliError
 from gpu_client.cli.formats import count, moment
-from gpu_client.cli.ring import Place, told
 from gpu_client.cli.session import AsJson, Session, session_of
-from gpu_client.transport.calls import pages
+
+from gpu_client.cli.ring import Place, told
+from gpu_client.transport.api.calls import pages
 
 
 def register(rings: typer.Typer) -> None:

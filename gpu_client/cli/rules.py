@@ -6,6 +6,12 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from gpu_client.cli.backtest import backtest
+from gpu_client.cli.documents import read_text, require_sound, told
+from gpu_client.cli.errors import CliError, ExitCode
+from gpu_client.cli.formats import count, moment
+from gpu_client.cli.output import FOLDED, Column
+from gpu_client.cli.session import SHOWN_ID_CHARACTERS, AsJson, JobIdArgument, Session, find_job, full_id, session_of
 from pydantic import ValidationError
 
 from baton.contract.rule_calls import ControlPlaneRules, RulesRevision, RulesView
@@ -13,14 +19,8 @@ from baton.contract.rules import presets
 from baton.contract.rules.document import Loaded, load
 from baton.contract.rules.metrics import BUILT_IN, SIGNALS
 from baton.contract.steering import MAX_RULES_BYTES, Command, CommandKind, CommandRequest, RuleStatus
-from gpu_client.cli.backtest import backtest
-from gpu_client.cli.documents import read_text, require_sound, told
-from gpu_client.cli.errors import CliError, ExitCode
-from gpu_client.cli.formats import count, moment
-from gpu_client.cli.output import FOLDED, Column
-from gpu_client.cli.session import SHOWN_ID_CHARACTERS, AsJson, JobIdArgument, Session, find_job, full_id, session_of
 from gpu_client.importers.ibm.trainer_controller import import_ibm
-from gpu_client.transport.calls import pages
+from gpu_client.transport.api.calls import pages
 
 rules = typer.Typer(help="What watches and steers a training: docs/rules.md.", no_args_is_help=True)
 FileArgument = Annotated[Path, typer.Argument(metavar="FILE", help="Rules: YAML or JSON.", show_default=False)]

@@ -8,7 +8,7 @@ from baton.contract.errors import ErrorCode
 from baton.contract.names import Scope
 from baton.contract.rings import RecordsRequest
 from baton.contract.work import WorkQuery
-from gpu_client.transport.api import BatonClient
+from gpu_client.transport.api.client import BatonClient
 from gpu_client.transport.errors import NotFound, Unauthorized
 
 

@@ -13,18 +13,18 @@ from functools import cached_property
 from typing import Annotated, TypeVar
 
 import typer
+from gpu_client.cli.errors import CliError
+from gpu_client.cli.output import Screen
+from gpu_client.cli.profiles import Profile, choose_profile
 
 from baton.contract.base import JOB_ID_PATTERN
 from baton.contract.jobs import JobView
 from baton.contract.keys import KeyView
 from baton.contract.webhooks import WebhookView
-from gpu_client.cli.errors import CliError
-from gpu_client.cli.output import Screen
-from gpu_client.cli.profiles import Profile, choose_profile
-from gpu_client.transport.api import BatonClient
+from gpu_client.transport.api.client import BatonClient
 from gpu_client.transport.errors import Unreachable
 from gpu_client.transport.retry import RetryPolicy
-from gpu_client.transport.transfer import Transfer
+from gpu_client.transport.transfer.manager import Transfer
 
 V = TypeVar("V", KeyView, WebhookView)
 

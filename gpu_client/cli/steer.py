@@ -6,11 +6,11 @@ from collections.abc import Callable
 from typing import Annotated
 
 import typer
-
-from baton.contract.work import TransitionAnswer
 from gpu_client.cli.formats import moment
 from gpu_client.cli.session import AsJson, JobIdArgument, Session, full_id, session_of
-from gpu_client.transport.api import BatonClient
+
+from baton.contract.work import TransitionAnswer
+from gpu_client.transport.api.client import BatonClient
 
 Message = Annotated[str, typer.Option("--message", "-m", help="Why; kept in the job's history.")]
 

@@ -8,13 +8,6 @@ from dataclasses import replace
 from typing import Annotated
 
 import typer
-from rich.console import RenderableType
-from rich.progress import BarColumn, SpinnerColumn, TaskProgressColumn, TextColumn
-from rich.progress import Progress as Bars
-from rich.text import Text
-
-from baton.contract.history import AttemptView
-from baton.contract.jobs import JobState, JobView, Progress
 from gpu_client.cli.errors import ExitCode
 from gpu_client.cli.firings import Firings
 from gpu_client.cli.formats import finite, plain
@@ -22,8 +15,15 @@ from gpu_client.cli.goodput import goodput_lines, total_of
 from gpu_client.cli.pictures import Pictures
 from gpu_client.cli.session import SHOWN_ID_CHARACTERS, AsJson, JobIdArgument, Session, full_id, session_of
 from gpu_client.cli.summary import Summary, headline, summarize
-from gpu_client.transport.api import BatonClient
-from gpu_client.transport.calls import pages
+from rich.console import RenderableType
+from rich.progress import BarColumn, SpinnerColumn, TaskProgressColumn, TextColumn
+from rich.progress import Progress as Bars
+from rich.text import Text
+
+from baton.contract.history import AttemptView
+from baton.contract.jobs import JobState, JobView, Progress
+from gpu_client.transport.api.calls import pages
+from gpu_client.transport.api.client import BatonClient
 from gpu_client.transport.errors import Unreachable
 
 DEFAULT_EVERY_S = 2.0

@@ -6,15 +6,15 @@ import sys
 from typing import Annotated
 
 import typer
-from pydantic import ValidationError
-
-from baton.contract.history import EventType
-from baton.contract.webhooks import DeliveryView, WebhookCreate, WebhookCreated, WebhookView
 from gpu_client.cli.errors import CliError
 from gpu_client.cli.formats import count, moment
 from gpu_client.cli.output import FOLDED, Column
 from gpu_client.cli.session import AsJson, full_id, making, named, session_of
-from gpu_client.transport.api import BatonClient
+from pydantic import ValidationError
+
+from baton.contract.history import EventType
+from baton.contract.webhooks import DeliveryView, WebhookCreate, WebhookCreated, WebhookView
+from gpu_client.transport.api.client import BatonClient
 from gpu_client.transport.errors import NotFound
 
 PER_PAGE = 1000

@@ -15,12 +15,11 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from http.client import HTTPResponse
 from typing import NamedTuple, TypeVar
 
-from gpu_client.transport.cancel import Flight
-from gpu_client.transport.connections import BrokenConnection, Connections, send_whole
 from gpu_client.transport.errors import ChecksumMismatch, ObjectMissing, TransferError, UrlExpired
-from gpu_client.transport.retry import Failure, RetryPolicy, retry_delay_s
-from gpu_client.transport.store_answers import read_to_end, require_success
-from gpu_client.transport.tries import NotNow
+from gpu_client.transport.net.cancellation import Flight
+from gpu_client.transport.net.connections import BrokenConnection, Connections, send_whole
+from gpu_client.transport.net.s3_responses import read_to_end, require_success
+from gpu_client.transport.retry import Failure, RetryLater, RetryPolicy, retry_delay_s
 
 logger = logging.getLogger("baton.ring")
 
@@ -179,7 +178,7 @@ class PresignedObjects:
                     tries -= 1
                     continue
                 failure = Failure(reason=str(error))
-            except NotNow as error:
+            except RetryLater as error:
                 failure = error.failure
             except (ObjectMissing, UrlExpired):
                 raise

@@ -25,8 +25,8 @@ from urllib.parse import quote
 
 from gpu_client.ring.errors import RingMismatch, StoreFull
 from gpu_client.ring.s3_signing import Endpoint, Signer, region_of
-from gpu_client.transport.cancel import Flight
-from gpu_client.transport.connections import BrokenConnection, Connections, send_whole
+from gpu_client.transport.net.cancellation import Flight
+from gpu_client.transport.net.connections import BrokenConnection, Connections, send_whole
 from gpu_client.transport.retry import RETRIED_STATUSES, Failure, RetryPolicy, parse_retry_after, retry_delay_s
 
 logger = logging.getLogger("baton.ring")

@@ -45,9 +45,9 @@ from gpu_client.ring.leases import WRITERS
 from gpu_client.ring.manifest import INBOX, MANIFESTS
 from gpu_client.ring.presigned import MOST_KEPT, PresignedObjects, Url, Urls, numbered_after
 from gpu_client.ring.store import Versioned
-from gpu_client.transport.admin import RingCalls
+from gpu_client.transport.api.admin import RingCalls
+from gpu_client.transport.api.http import HttpClient
 from gpu_client.transport.errors import ApiError, BatonError, NotFound, UrlExpired
-from gpu_client.transport.http import HttpClient
 from gpu_client.transport.retry import RetryPolicy
 
 T = TypeVar("T")

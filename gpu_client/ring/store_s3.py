@@ -23,7 +23,7 @@ from gpu_client.ring.errors import ObjectDamaged, RingMismatch
 from gpu_client.ring.fetching import Fetching
 from gpu_client.ring.s3_requests import Bucket, Reply, Request
 from gpu_client.ring.store import Versioned
-from gpu_client.transport.connections import BrokenConnection
+from gpu_client.transport.net.connections import BrokenConnection
 
 PART_BYTES = 8 * 1024 * 1024
 """More than so much is read in several parts at a time."""

@@ -43,6 +43,14 @@ class Failure:
     overload: bool = False
 
 
+class RetryLater(Exception):  # noqa: N818 - a normal outcome, tried again
+    """One try failed and may be repeated; `failure` tells why."""
+
+    def __init__(self, failure: Failure) -> None:
+        self.failure = failure
+        super().__init__(failure.reason)
+
+
 def retry_delay_s(
     policy: RetryPolicy, failure: Failure, *, tries: int, elapsed_s: float, draw: float, repeatable: bool = True
 ) -> float | None:

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from baton.contract.jobs import JobState
-from gpu_client.transport.api import BatonClient
+from gpu_client.transport.api.client import BatonClient
 from tests.stack import ROOT, clean_environment
 from tests.waiting import until
 

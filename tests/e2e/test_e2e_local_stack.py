@@ -21,7 +21,7 @@ import requests
 from baton.contract.jobs import JobState, JobSubmit, Policy
 from baton.contract.work import Directive, HeartbeatRequest, WorkItem, WorkQuery
 from functions.domain.webhooks import signature
-from gpu_client.transport.api import BatonClient
+from gpu_client.transport.api.client import BatonClient
 from tests.listening import Listening
 from tests.stack import ROOT, clean_environment, leashed
 from tests.waiting import until

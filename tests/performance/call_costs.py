@@ -14,6 +14,7 @@ from contextlib import closing
 from pathlib import Path
 
 import requests
+from functions.storage.keys import DUE_BUCKET_S
 
 from baton.contract.manifest import Chunk, ChunkedFile, Manifest, Pack
 from baton.contract.names import Scope
@@ -25,12 +26,11 @@ from functions.api.late_retention import run_due_retentions
 from functions.api.sweeping import sweep
 from functions.api.watching import look_at_all
 from functions.storage.clients import dynamodb_client
-from functions.storage.keys import DUE_BUCKET_S
 from functions.webhooks.delivering import deliver
 from functions.webhooks.lines import Waiting
 from functions.webhooks.posting import Outcome
 from gpu_client.checkpoints.upload import commit_checkpoint
-from gpu_client.transport.transfer import Transfer
+from gpu_client.transport.transfer.manager import Transfer
 from tests.emulator import CREDENTIALS
 from tests.hooks import make_event, make_webhook
 from tests.performance.plane import TENANT, Plane

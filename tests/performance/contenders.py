@@ -21,8 +21,8 @@ import psutil
 
 from baton.contract.history import EventType
 from baton.contract.jobs import InputRef, JobState, JobSubmit, Policy
-from gpu_client.transport.api import BatonClient
-from gpu_client.transport.objects import files_below
+from gpu_client.transport.api.client import BatonClient
+from gpu_client.transport.api.objects import files_below
 from tests.performance.local_stack import RunningStack, clean_environment, pinned
 from tests.performance.turns import Handle, Subject, overlap_s, take_turns
 

@@ -11,7 +11,7 @@ from statistics import median
 from baton.contract.jobs import JobSubmit
 from baton.contract.work import HeartbeatRequest, WorkQuery
 from gpu_client.checkpoints.upload import commit_checkpoint
-from gpu_client.transport.transfer import Transfer
+from gpu_client.transport.transfer.manager import Transfer
 from tests.performance.figures import Figure
 from tests.performance.local_stack import RunningStack
 from tests.performance.request_counts import FILES

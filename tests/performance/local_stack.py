@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from gpu_client.transport.api import BatonClient
+from gpu_client.transport.api.client import BatonClient
 
 START_TIMEOUT_S = 60.0
 STOP_TIMEOUT_S = 30.0

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from baton.contract.work import HeartbeatRequest
 from gpu_client.checkpoints.upload import commit_checkpoint
-from gpu_client.transport.transfer import Transfer
+from gpu_client.transport.transfer.manager import Transfer
 from tests.performance.figures import Figure
 from tests.performance.plane import Plane
 

@@ -14,7 +14,7 @@ from typing import Self
 from gpu_client.agent.arena import find_staged, give_back, make_arena, remove_arena
 from gpu_client.agent.channel_server import ChannelServer
 from gpu_client.agent.committer import Committer, Staged
-from gpu_client.transport.cancel import CancelEvent
+from gpu_client.transport.net.cancellation import CancelEvent
 
 
 class StagingAgent:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from gpu_client.cli.session import Session
 
 from baton.contract.goodput import Goodput
 from baton.contract.jobs import FailureClass
@@ -21,8 +22,7 @@ from baton.contract.work import CompleteRequest, FailRequest, HeartbeatRequest, 
 from gpu_client.checkpoints.artifacts import collect_outputs, upload_artifacts
 from gpu_client.checkpoints.upload import commit_checkpoint
 from gpu_client.cli.main import main
-from gpu_client.cli.session import Session
-from gpu_client.transport.api import BatonClient
+from gpu_client.transport.api.client import BatonClient
 from tests.emulator import unique
 from tests.stack import ROOT, clean_environment, leashed
 from tests.trees import write_files

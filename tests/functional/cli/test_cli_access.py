@@ -17,7 +17,7 @@ import pytest
 from baton.contract.keys import KeyCreate
 from baton.contract.names import Scope
 from gpu_client.cli import session as session_module
-from gpu_client.transport.api import BatonClient
+from gpu_client.transport.api.client import BatonClient
 from gpu_client.transport.retry import RetryPolicy
 from tests.functional.api.original_client import OriginalClient
 from tests.functional.cli.people import Baton

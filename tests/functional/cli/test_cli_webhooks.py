@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from baton.contract.webhooks import DeliveryPage, DeliveryState, ReplayAnswer, WebhookCreate
-from gpu_client.transport.api import BatonClient
+from gpu_client.transport.api.client import BatonClient
 from tests.functional.cli.people import Baton, Labour, submit
 from tests.proxies import FaultyProxy
 from tests.stack import Stack

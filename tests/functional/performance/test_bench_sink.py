@@ -17,8 +17,8 @@ import pytest
 from botocore.config import Config
 from botocore.exceptions import ClientError
 
-from gpu_client.transport.items import Segment
-from gpu_client.transport.transfer import Download, RangeDownload, Transfer, Upload
+from gpu_client.transport.transfer.manager import Download, RangeDownload, Transfer, Upload
+from gpu_client.transport.transfer.transfer_requests import Segment
 from tests.certificates import throwaway_certificate
 from tests.performance.checkpoints.subjects import store_client
 from tests.performance.sink import Sink

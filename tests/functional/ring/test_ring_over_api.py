@@ -37,9 +37,9 @@ from gpu_client.ring.store import DistantStore, RingStore
 from gpu_client.ring.store_api import DECLARED_BYTES
 from gpu_client.ring.stream import Stream
 from gpu_client.ring.writer import RingWriter
-from gpu_client.transport.admin import RingCalls
-from gpu_client.transport.connections import Connections
+from gpu_client.transport.api.admin import RingCalls
 from gpu_client.transport.errors import UrlExpired
+from gpu_client.transport.net.connections import Connections
 from tests.emulator import unique
 from tests.served_api import ServedApi, served_api
 

@@ -17,9 +17,9 @@ from gpu_client.checkpoints.known import Known
 from gpu_client.checkpoints.restore import restore
 from gpu_client.checkpoints.store import LocalStore
 from gpu_client.checkpoints.upload import Committed, commit_checkpoint
-from gpu_client.transport.api import BatonClient
-from gpu_client.transport.digests import digest_bytes
-from gpu_client.transport.transfer import Upload
+from gpu_client.transport.api.client import BatonClient
+from gpu_client.transport.net.digests import digest_bytes
+from gpu_client.transport.transfer.manager import Upload
 from tests.emulator import unique
 from tests.stack import Stack
 from tests.trees import files_below, write_files

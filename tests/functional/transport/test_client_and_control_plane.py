@@ -19,11 +19,11 @@ from baton.contract.work import CompleteRequest, Directive, FailRequest, Heartbe
 from gpu_client.checkpoints.artifacts import collect_outputs, upload_artifacts
 from gpu_client.checkpoints.restore import restore
 from gpu_client.checkpoints.upload import commit_checkpoint
-from gpu_client.transport.api import BatonClient
-from gpu_client.transport.calls import pages
-from gpu_client.transport.digests import hash_file
+from gpu_client.transport.api.calls import pages
+from gpu_client.transport.api.client import BatonClient
 from gpu_client.transport.errors import InvalidRequest, LeaseLost, NotFound, StepNotNewer, Unauthorized
-from gpu_client.transport.transfer import Download
+from gpu_client.transport.net.digests import hash_file
+from gpu_client.transport.transfer.manager import Download
 from tests.emulator import unique
 from tests.trees import files_below, write_files
 

@@ -11,9 +11,9 @@ import ssl
 import sys
 from pathlib import Path
 
-from gpu_client.transport.connections import Connections
-from gpu_client.transport.items import Segment
-from gpu_client.transport.transfer import Transfer, Upload
+from gpu_client.transport.net.connections import Connections
+from gpu_client.transport.transfer.manager import Transfer, Upload
+from gpu_client.transport.transfer.transfer_requests import Segment
 from tests.certificates import throwaway_certificate
 from tests.performance.checkpoints import curl
 from tests.performance.checkpoints.measure import PACK_BYTES, against

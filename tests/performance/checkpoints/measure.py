@@ -11,7 +11,7 @@ from pathlib import Path
 
 from gpu_client.checkpoints.known import Known
 from gpu_client.checkpoints.store import LocalStore
-from gpu_client.transport.transfer import Transfer
+from gpu_client.transport.transfer.manager import Transfer
 from tests.performance.checkpoints.subjects import WORKERS, Bench
 from tests.performance.checkpoints.timing import Cost, measured
 from tests.performance.figures import Figure

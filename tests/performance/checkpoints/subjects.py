@@ -16,7 +16,7 @@ from functions.storage.clients import s3_client
 from gpu_client.checkpoints.known import Known
 from gpu_client.checkpoints.restore import restore
 from gpu_client.checkpoints.upload import Committed, commit_checkpoint
-from gpu_client.transport.transfer import Transfer
+from gpu_client.transport.transfer.manager import Transfer
 from tests.performance.checkpoints.kelpie_mirror import KelpieProcess, MirrorRival
 from tests.performance.checkpoints.plane import Plane
 from tests.performance.checkpoints.server import running_sink

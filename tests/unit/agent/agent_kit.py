@@ -9,9 +9,9 @@ from typing import Any
 from baton.contract.manifest import Chunk, ChunkedFile, Manifest, Pack
 from baton.contract.work import Directive, HeartbeatAnswer, HeartbeatRequest, WorkItem
 from gpu_client.checkpoints.upload import Committed
-from gpu_client.transport.digests import digest_bytes
+from gpu_client.transport.api.http import parse_error
 from gpu_client.transport.errors import ApiError, api_error_class
-from gpu_client.transport.http import parse_error
+from gpu_client.transport.net.digests import digest_bytes
 
 JOB_ID = "146683a1-cb76-4702-9fef-fcccd32594f1"
 TOKEN = "the-lease-token-of-this-attempt"

@@ -25,7 +25,7 @@ from gpu_client.agent.trainer_output import TrainerOutput
 from gpu_client.agent.workspace import Workspace
 from gpu_client.training.channel import Channel
 from gpu_client.training.protocol import Directive
-from gpu_client.transport.cancel import CancelEvent, stop_if_set
+from gpu_client.transport.net.cancellation import CancelEvent, stop_if_set
 from tests.unit.agent.agent_kit import Heart, make_committed, make_item, make_manifest
 from tests.waiting import until
 

@@ -11,7 +11,6 @@ import pytest
 
 from gpu_client.agent.committer import MAX_TRIES, Committer, Staged
 from gpu_client.checkpoints.errors import BadDirectory, CommitFailed
-from gpu_client.transport.cancel import CancelEvent
 from gpu_client.transport.errors import (
     BatonError,
     DiskFull,
@@ -23,6 +22,7 @@ from gpu_client.transport.errors import (
     Unreachable,
     UrlExpired,
 )
+from gpu_client.transport.net.cancellation import CancelEvent
 from tests.unit.agent.agent_kit import foreign, refusal
 
 PATIENCE_S = 20

@@ -24,7 +24,7 @@ from gpu_client.checkpoints.staging import stage
 from gpu_client.checkpoints.store import LocalStore
 from gpu_client.checkpoints.watch import CheckpointWatcher, ReadyCheckpoint
 from gpu_client.transport.errors import ChecksumMismatch, FileChanged, Unreachable
-from gpu_client.transport.transfer import Transfer
+from gpu_client.transport.transfer.manager import Transfer
 from tests.unit.agent.agent_kit import JOB_ID, Clock, make_item
 from tests.unit.checkpoints.fake_cloud import TOKEN, FakeCloud
 from tests.unit.transport.scripted_server import ScriptedServer

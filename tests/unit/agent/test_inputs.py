@@ -14,7 +14,6 @@ from baton.contract.work import InputObject, InputPage, PushManifest, WorkItem
 from gpu_client.agent.attempt_errors import failure_of
 from gpu_client.agent.inputs import MAX_EXPIRED_ROUNDS, InputsDiffer, fetch_inputs
 from gpu_client.agent.workspace import DiskFullError
-from gpu_client.transport.digests import digest_bytes
 from gpu_client.transport.errors import (
     ChecksumMismatch,
     DiskFull,
@@ -23,7 +22,8 @@ from gpu_client.transport.errors import (
     UnsafePath,
     UrlExpired,
 )
-from gpu_client.transport.transfer import Download
+from gpu_client.transport.net.digests import digest_bytes
+from gpu_client.transport.transfer.manager import Download
 from tests.unit.agent.agent_kit import JOB_ID, TOKEN, make_item
 
 ITEM = make_item(inputs=[InputRef(prefix="digits/")])

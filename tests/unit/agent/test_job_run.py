@@ -15,7 +15,6 @@ from gpu_client.agent.last_word import Outcome
 from gpu_client.agent.workspace import DiskFullError, WorkspaceError
 from gpu_client.checkpoints.errors import BadDirectory, RestoreFailed
 from gpu_client.checkpoints.restore import Restored
-from gpu_client.transport.cancel import CancelEvent
 from gpu_client.transport.errors import (
     ChecksumMismatch,
     DiskFull,
@@ -26,6 +25,7 @@ from gpu_client.transport.errors import (
     Unreachable,
     UnsafePath,
 )
+from gpu_client.transport.net.cancellation import CancelEvent
 from tests.unit.agent.agent_kit import foreign, refusal
 from tests.unit.agent.job_kit import CLEAN, Stage, Trainer, checkpoint, exited
 

@@ -22,7 +22,7 @@ from gpu_client.agent.settings import AgentSettings
 from gpu_client.agent.signals import StopRequest
 from gpu_client.agent.workspace import Workspace
 from gpu_client.transport.errors import UnexpectedAnswer, Unreachable
-from gpu_client.transport.stats import CallStats, TransferStats
+from gpu_client.transport.limits.stats import CallStats, TransferStats
 from tests.unit.agent.agent_kit import JOB_ID, Clock, make_item, refusal
 
 

@@ -8,8 +8,8 @@ from typing import Any
 from baton.contract.checkpoints import BlobUpload, BlobUrls, CheckpointRef, CommitAnswer
 from baton.contract.manifest import Manifest, ManifestFile, ManifestV1
 from baton.contract.work import ArtifactsAnswer, DeclaredArtifact, PresignedPut, WorkItem
-from gpu_client.transport.digests import digest_bytes
 from gpu_client.transport.errors import ApiError, api_error_class
+from gpu_client.transport.net.digests import digest_bytes
 from tests.unit.transport.scripted_server import ScriptedServer, reply
 
 JOB_ID = "146683a1-cb76-4702-9fef-fcccd32594f1"

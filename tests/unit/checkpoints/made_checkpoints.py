@@ -8,7 +8,7 @@ from typing import Any
 
 from baton.contract.manifest import Chunk, ChunkedFile, Codec, Manifest, ManifestFile, ManifestV1, Pack
 from gpu_client.checkpoints.codecs import encode
-from gpu_client.transport.digests import digest_bytes
+from gpu_client.transport.net.digests import digest_bytes
 from tests.unit.checkpoints.fake_cloud import JOB_ID, FakeCloud
 
 

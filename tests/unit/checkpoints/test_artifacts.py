@@ -11,10 +11,10 @@ from baton.contract.parts import MAX_PARTED_BYTES
 from gpu_client.checkpoints import artifacts
 from gpu_client.checkpoints.artifacts import MissingOutput, collect_outputs, upload_artifacts
 from gpu_client.checkpoints.errors import BadDirectory
-from gpu_client.transport import digests
-from gpu_client.transport.digests import digest_bytes
 from gpu_client.transport.errors import FileChanged, LeaseLost, Unreachable, UrlExpired
-from gpu_client.transport.transfer import Transfer
+from gpu_client.transport.net import digests
+from gpu_client.transport.net.digests import digest_bytes
+from gpu_client.transport.transfer.manager import Transfer
 from tests.parted import PART, large
 from tests.trees import write_files
 from tests.unit.checkpoints.fake_cloud import EXPIRED, FakeCloud, refusal

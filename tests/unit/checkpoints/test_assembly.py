@@ -22,7 +22,7 @@ from gpu_client.checkpoints.assembly import Assembly
 from gpu_client.checkpoints.reading import Range, plan_ranges
 from gpu_client.checkpoints.streaming import RawStream, can_stream
 from gpu_client.transport.errors import ChecksumMismatch, TransferCanceled, UnsafePath
-from gpu_client.transport.items import Segment
+from gpu_client.transport.transfer.transfer_requests import Segment
 from tests.trees import files_below
 from tests.unit.checkpoints.made_checkpoints import Maker
 

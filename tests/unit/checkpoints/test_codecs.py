@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from baton.contract.manifest import Codec
 from gpu_client.checkpoints.codecs import BadChunk, all_zero, decode, digest_of_zeros, encode
-from gpu_client.transport.digests import digest_bytes
+from gpu_client.transport.net.digests import digest_bytes
 
 WIDTHS = (1, 2, 4, 8)
 sizes_around_widths = st.integers(0, 12).flatmap(lambda count: st.integers(max(0, 8 * count - 3), 8 * count + 3))

@@ -15,8 +15,8 @@ from gpu_client.checkpoints.choosing import Choice
 from gpu_client.checkpoints.codecs import decode
 from gpu_client.checkpoints.known import Known
 from gpu_client.checkpoints.manifest import LocalManifest, build_manifest
-from gpu_client.transport.digests import digest_bytes
-from gpu_client.transport.items import Segment
+from gpu_client.transport.net.digests import digest_bytes
+from gpu_client.transport.transfer.transfer_requests import Segment
 from tests.unit.checkpoints.fake_cloud import JOB_ID
 
 SLOW = 5e6

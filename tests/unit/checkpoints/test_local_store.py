@@ -13,8 +13,8 @@ import pytest
 from gpu_client.checkpoints import store as module
 from gpu_client.checkpoints.reading import as_chunks
 from gpu_client.checkpoints.store import LocalStore, excess_stores
-from gpu_client.transport.digests import digest_bytes
-from gpu_client.transport.items import Segment
+from gpu_client.transport.net.digests import digest_bytes
+from gpu_client.transport.transfer.transfer_requests import Segment
 from tests.trees import write_files
 from tests.unit.checkpoints.fake_cloud import JOB_ID
 from tests.unit.checkpoints.made_checkpoints import Maker, whole_files

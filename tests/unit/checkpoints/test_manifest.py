@@ -14,9 +14,9 @@ from gpu_client.checkpoints import building
 from gpu_client.checkpoints.errors import BadDirectory
 from gpu_client.checkpoints.manifest import LocalManifest, build_manifest, manifest_digest
 from gpu_client.checkpoints.packing import pack_name
-from gpu_client.transport.digests import digest_bytes
 from gpu_client.transport.errors import FileChanged, TransferCanceled
-from gpu_client.transport.items import Segment
+from gpu_client.transport.net.digests import digest_bytes
+from gpu_client.transport.transfer.transfer_requests import Segment
 from tests.unit.checkpoints.fake_cloud import JOB_ID
 
 

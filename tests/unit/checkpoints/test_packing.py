@@ -20,8 +20,8 @@ from gpu_client.checkpoints.packing import (
     StoredDigest,
     crowding_packs,
 )
-from gpu_client.transport.digests import digest_bytes
-from gpu_client.transport.items import Segment
+from gpu_client.transport.net.digests import digest_bytes
+from gpu_client.transport.transfer.transfer_requests import Segment
 from tests.unit.checkpoints.fake_cloud import JOB_ID
 
 KIB = 1024

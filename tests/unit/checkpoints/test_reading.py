@@ -26,7 +26,7 @@ from gpu_client.checkpoints.reading import (
     scratch_bytes,
     written_bytes,
 )
-from gpu_client.transport.digests import digest_bytes
+from gpu_client.transport.net.digests import digest_bytes
 from tests.unit.checkpoints.fake_cloud import JOB_ID
 from tests.unit.checkpoints.made_checkpoints import Maker
 

@@ -17,7 +17,7 @@ from gpu_client.transport.errors import (
     TransferError,
     Unreachable,
 )
-from gpu_client.transport.transfer import Transfer
+from gpu_client.transport.transfer.manager import Transfer
 from tests.trees import write_files
 from tests.unit.checkpoints.fake_cloud import EXPIRED, FakeCloud, refusal
 from tests.unit.checkpoints.restore_kit import assert_restored, contents

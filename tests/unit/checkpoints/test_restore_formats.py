@@ -14,11 +14,11 @@ import pytest
 
 from gpu_client.checkpoints import reading
 from gpu_client.checkpoints.restore import RestoreFailed, restore
-from gpu_client.transport.digests import digest_bytes
 from gpu_client.transport.errors import (
     DiskFull,
 )
-from gpu_client.transport.transfer import Transfer
+from gpu_client.transport.net.digests import digest_bytes
+from gpu_client.transport.transfer.manager import Transfer
 from tests.trees import files_below
 from tests.unit.checkpoints.fake_cloud import EXPIRED, JOB_ID, FakeCloud
 from tests.unit.checkpoints.made_checkpoints import Maker, put

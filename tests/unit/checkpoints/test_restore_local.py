@@ -11,8 +11,8 @@ import pytest
 
 from gpu_client.checkpoints.restore import restore
 from gpu_client.checkpoints.store import LocalStore
-from gpu_client.transport.digests import digest_bytes
-from gpu_client.transport.transfer import Transfer
+from gpu_client.transport.net.digests import digest_bytes
+from gpu_client.transport.transfer.manager import Transfer
 from tests.trees import files_below, write_files
 from tests.unit.checkpoints.fake_cloud import JOB_ID, FakeCloud
 from tests.unit.checkpoints.made_checkpoints import Maker, put

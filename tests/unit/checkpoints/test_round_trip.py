@@ -18,8 +18,8 @@ from gpu_client.checkpoints.known import Known
 from gpu_client.checkpoints.restore import restore
 from gpu_client.checkpoints.store import LocalStore
 from gpu_client.checkpoints.upload import Committed, commit_checkpoint
-from gpu_client.transport.digests import hash_file
-from gpu_client.transport.transfer import Transfer
+from gpu_client.transport.net.digests import hash_file
+from gpu_client.transport.transfer.manager import Transfer
 from tests.unit.checkpoints.fake_cloud import JOB_ID, FakeCloud
 
 SLOW_LINE = 1e6

@@ -28,7 +28,7 @@ from gpu_client.transport.errors import (
     UnexpectedAnswer,
     Unreachable,
 )
-from gpu_client.transport.transfer import Transfer
+from gpu_client.transport.transfer.manager import Transfer
 from tests.trees import write_files
 from tests.unit.checkpoints.fake_cloud import EXPIRED, FakeCloud, refusal
 from tests.unit.transport.scripted_server import Handler, reply
@@ -341,7 +341,7 @@ def _pack(data: bytes) -> str:
 
 
 def _digest(data: bytes) -> str:
-    from gpu_client.transport.digests import digest_bytes
+    from gpu_client.transport.net.digests import digest_bytes
 
     return digest_bytes(data).blake3
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 import typer
+from gpu_client.cli.errors import CliError, ExitCode, describe, problems_of
 
 from baton.contract.errors import ErrorCode, Fault
-from gpu_client.cli.errors import CliError, ExitCode, describe, problems_of
 from gpu_client.transport.errors import (
     ApiError,
     ChecksumMismatch,
@@ -19,7 +19,7 @@ from gpu_client.transport.errors import (
     UnsafePath,
     api_error_class,
 )
-from gpu_client.transport.files import local_errors
+from gpu_client.transport.net.files import local_errors
 
 
 def refusal(code: str, status: int = 403, **more: object) -> ApiError:

@@ -6,14 +6,14 @@ from pathlib import Path
 from typing import Any, cast
 
 import pytest
+from demo.follow import Curve, Follower, Point, ended, equal_losses, step_of
 
 from baton.contract.checkpoints import CheckpointView
 from baton.contract.history import AttemptPage, AttemptView
 from baton.contract.jobs import AttemptEnd, Progress, Reason
 from demo.failure import DemoError
-from demo.follow import Curve, Follower, Point, ended, equal_losses, step_of
 from demo.processes import Child
-from gpu_client.transport.api import BatonClient
+from gpu_client.transport.api.client import BatonClient
 
 
 def attempt(epoch: int, step: int | None = None, loss: float = 0.5, **more: Any) -> AttemptView:

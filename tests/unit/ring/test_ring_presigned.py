@@ -14,7 +14,7 @@ from gpu_client.ring.access import Access, find_access, look_elsewhere
 from gpu_client.ring.errors import RingMismatch
 from gpu_client.ring.presigned import MARGIN_S, PresignedObjects, Url, Urls, numbered_after
 from gpu_client.ring.s3_requests import Bucket, Request
-from gpu_client.transport.connections import SENT_BYTES, Connections
+from gpu_client.transport.net.connections import SENT_BYTES, Connections
 
 LIFE_S = 600.0
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from gpu_client.transport.concurrency import AdaptiveLimit
+from gpu_client.transport.limits.concurrency import AdaptiveLimit
 
 STEP_S = 0.1
 

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from gpu_client.transport import parts as module
-from gpu_client.transport import transfer as transfer_module
-from gpu_client.transport.digests import digest_bytes
-from gpu_client.transport.transfer import Download
+from gpu_client.transport.net.digests import digest_bytes
+from gpu_client.transport.transfer.manager import Download
+from gpu_client.transport.transfer import manager as transfer_module
+from gpu_client.transport.transfer import parted_file as module
 from tests.unit.transport.scripted_server import (
     ScriptedServer,
     reply,

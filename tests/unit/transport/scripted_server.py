@@ -18,7 +18,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 from urllib.parse import urlsplit
 
-from gpu_client.transport.digests import digest_bytes
+from gpu_client.transport.net.digests import digest_bytes
 
 Act = Callable[["Handler"], None]
 

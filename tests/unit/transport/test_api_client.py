@@ -19,9 +19,10 @@ from baton.contract.names import Scope
 from baton.contract.output import LogChunk
 from baton.contract.webhooks import WebhookCreate
 from baton.contract.work import CompleteRequest, Directive, FailRequest, HeartbeatRequest, ReleaseRequest, WorkQuery
-from gpu_client.transport.api import BatonClient
-from gpu_client.transport.calls import pages
-from gpu_client.transport.digests import digest_bytes
+from gpu_client.transport.api.calls import pages
+from gpu_client.transport.api.client import BatonClient
+from gpu_client.transport.api.http import HttpClient
+from gpu_client.transport.api.objects import files_below
 from gpu_client.transport.errors import (
     ApiError,
     ChecksumMismatch,
@@ -33,9 +34,8 @@ from gpu_client.transport.errors import (
     Unreachable,
     UrlExpired,
 )
-from gpu_client.transport.http import HttpClient
-from gpu_client.transport.objects import files_below
-from gpu_client.transport.transfer import Transfer
+from gpu_client.transport.net.digests import digest_bytes
+from gpu_client.transport.transfer.manager import Transfer
 from tests.unit.transport.scripted_server import Act, Handler, ScriptedServer, reply, reset
 
 ID = "146683a1-cb76-4702-9fef-fcccd32594f1"
@@ -309,7 +309,7 @@ class TestObjects:
         tmp_path: Path,
         monkeypatch: pytest.MonkeyPatch,
     ) -> None:
-        monkeypatch.setattr("gpu_client.transport.objects.FILES_PER_BATCH", 4)
+        monkeypatch.setattr("gpu_client.transport.api.objects.FILES_PER_BATCH", 4)
         for index in range(10):
             (tmp_path / f"{index}.png").write_bytes(bytes([index]) * index)
         server.routes["POST", "/uploads"] = self._uploads(store)

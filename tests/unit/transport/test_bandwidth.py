@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpu_client.transport.bandwidth import WEIGHTS, Bandwidth, Traffic
+from gpu_client.transport.limits.bandwidth import WEIGHTS, Bandwidth, Traffic
 from tests.unit.transport.fake_line import Clock
 
 RATE = 1_000_000.0

@@ -6,8 +6,8 @@ import threading
 
 import pytest
 
-from gpu_client.transport.buffers import BufferPool
 from gpu_client.transport.errors import TransferCanceled
+from gpu_client.transport.net.buffers import BufferPool
 
 MIB = 1024**2
 NEVER = threading.Event()

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from baton.contract.keys import KeyCreate
-from gpu_client.transport.api import BatonClient
-from gpu_client.transport.connections import Connections
-from gpu_client.transport.transfer import Download, RangeDownload, Transfer, Upload
+from gpu_client.transport.api.client import BatonClient
+from gpu_client.transport.net.connections import Connections
+from gpu_client.transport.transfer.manager import Download, RangeDownload, Transfer, Upload
 from tests.unit.transport.fake_line import Clock
 from tests.unit.transport.scripted_server import Handler, ScriptedServer, reply
 from tests.waiting import until

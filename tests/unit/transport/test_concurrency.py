@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from gpu_client.transport.concurrency import EPOCH_S, FIRST, HOLD_EPOCHS, AdaptiveLimit
+from gpu_client.transport.limits.concurrency import EPOCH_S, FIRST, HOLD_EPOCHS, AdaptiveLimit
 from tests.unit.transport.fake_line import Clock, run_line
 
 MB = 1e6

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from gpu_client.transport import digests
-from gpu_client.transport.digests import Digester, digest_bytes, hash_file
 from gpu_client.transport.errors import FileChanged, TransferCanceled, TransferError
+from gpu_client.transport.net import digests
+from gpu_client.transport.net.digests import Digester, digest_bytes, hash_file
 from tests.parted import PART, checksum, large, pieces
 
 

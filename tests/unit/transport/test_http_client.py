@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from gpu_client.transport.api.http import Call, HttpClient
 from gpu_client.transport.errors import (
     ApiError,
     Conflict,
@@ -18,7 +19,6 @@ from gpu_client.transport.errors import (
     UnexpectedAnswer,
     Unreachable,
 )
-from gpu_client.transport.http import Call, HttpClient
 from gpu_client.transport.retry import RetryPolicy
 from tests.unit.transport.scripted_server import ScriptedServer, reply, reset, truncated
 
@@ -239,7 +239,7 @@ def test_no_cookies_and_no_netrc(
 def test_an_endless_answer_is_cut_off(
     server: ScriptedServer, client: HttpClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("gpu_client.transport.http.MAX_ANSWER_BYTES", 1000)
+    monkeypatch.setattr("gpu_client.transport.api.http.MAX_ANSWER_BYTES", 1000)
     server.script("POST", "/complete", reply(200, b"x" * 1001))
     with pytest.raises(UnexpectedAnswer, match="more than 1000 bytes"):
         client.call(POST)

@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from gpu_client.transport.api import BatonClient
-from gpu_client.transport.digests import digest_bytes
+from gpu_client.transport.api.client import BatonClient
+from gpu_client.transport.api.http import HttpClient
+from gpu_client.transport.api.objects import Wanted
 from gpu_client.transport.errors import ChecksumMismatch, FalseDigest, NotFound, TransferCanceled, UnsafePath
-from gpu_client.transport.http import HttpClient
-from gpu_client.transport.objects import Wanted
-from gpu_client.transport.transfer import Transfer
+from gpu_client.transport.net.digests import digest_bytes
+from gpu_client.transport.transfer.manager import Transfer
 from tests.trees import files_below
 from tests.unit.transport.scripted_server import ScriptedServer, reply
 

@@ -17,7 +17,7 @@ from gpu_client.transport.errors import (
     Unreachable,
     UrlExpired,
 )
-from gpu_client.transport.transfer import Transfer
+from gpu_client.transport.transfer.manager import Transfer
 from tests.unit.transport.parts_kit import DATA, EXPIRED, OTHER, download, left_in, make_parts_small, ranges
 from tests.unit.transport.scripted_server import (
     ScriptedServer,

@@ -10,9 +10,9 @@ from collections.abc import Iterable
 
 import pytest
 
-from gpu_client.transport.connections import Connections
 from gpu_client.transport.errors import ChecksumMismatch, ObjectMissing, TransferCanceled, TransferError, UrlExpired
-from gpu_client.transport.transfer import RangeDownload, Transfer
+from gpu_client.transport.net.connections import Connections
+from gpu_client.transport.transfer.manager import RangeDownload, Transfer
 from tests.unit.transport.scripted_server import (
     Handler,
     ScriptedServer,

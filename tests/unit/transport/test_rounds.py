@@ -10,9 +10,6 @@ from pathlib import Path
 
 import pytest
 
-from gpu_client.transport import digests
-from gpu_client.transport.connections import Connections
-from gpu_client.transport.digests import hash_file
 from gpu_client.transport.errors import (
     ChecksumMismatch,
     FileChanged,
@@ -22,8 +19,17 @@ from gpu_client.transport.errors import (
     Unreachable,
     UrlExpired,
 )
-from gpu_client.transport.rounds import MAX_FRUITLESS_ROUNDS, LocalFile, Missing, Target, upload_in_rounds
-from gpu_client.transport.transfer import Transfer
+from gpu_client.transport.net import digests
+from gpu_client.transport.net.connections import Connections
+from gpu_client.transport.net.digests import hash_file
+from gpu_client.transport.transfer.manager import Transfer
+from gpu_client.transport.transfer.upload_rounds import (
+    MAX_FRUITLESS_ROUNDS,
+    LocalFile,
+    Missing,
+    Target,
+    upload_in_rounds,
+)
 from tests.parted import PART, checksum, large, pieces
 from tests.unit.transport.scripted_server import Handler, ScriptedServer, refuse_unread, reply, reset
 

@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from gpu_client.transport.connections import Connections
-from gpu_client.transport.digests import digest_bytes
 from gpu_client.transport.errors import FileChanged, TransferCanceled, TransferError, Unreachable
+from gpu_client.transport.net.connections import Connections
+from gpu_client.transport.net.digests import digest_bytes
 from gpu_client.transport.retry import RetryPolicy
-from gpu_client.transport.transfer import Segment, Transfer, Upload
+from gpu_client.transport.transfer.manager import Segment, Transfer, Upload
 from tests.unit.transport.scripted_server import ScriptedServer, reply, reset, unread
 
 DATA = os.urandom(3_000_000)

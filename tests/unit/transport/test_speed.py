@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gpu_client.transport.lane import HALF_LIFE_S, LEAST_BYTES, Speed
+from gpu_client.transport.limits.channel import HALF_LIFE_S, LEAST_BYTES, Speed
 from tests.unit.transport.fake_line import Clock
 
 

@@ -19,7 +19,7 @@ from gpu_client.transport.errors import (
     Unreachable,
     UrlExpired,
 )
-from gpu_client.transport.transfer import Download, Transfer, Upload
+from gpu_client.transport.transfer.manager import Download, Transfer, Upload
 from tests.unit.transport.scripted_server import (
     Handler,
     ScriptedServer,

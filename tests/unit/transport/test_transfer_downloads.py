@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from gpu_client.transport.digests import digest_bytes
 from gpu_client.transport.errors import (
     ChecksumMismatch,
     DiskFull,
@@ -19,7 +18,8 @@ from gpu_client.transport.errors import (
     UnsafePath,
     UrlExpired,
 )
-from gpu_client.transport.transfer import Download, Transfer
+from gpu_client.transport.net.digests import digest_bytes
+from gpu_client.transport.transfer.manager import Download, Transfer
 from tests.unit.transport.scripted_server import (
     ScriptedServer,
     reply,

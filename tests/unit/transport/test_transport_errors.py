@@ -8,7 +8,7 @@ import pytest
 
 from baton.contract.errors import ERRORS, ErrorCode
 from gpu_client.transport import errors
-from gpu_client.transport.http import parse_error
+from gpu_client.transport.api.http import parse_error
 
 LEASE_LOST = {"lease_lost", "job_canceled", "job_finished", "lease_required", "job_not_running"}
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from gpu_client.transport.digests import digest_bytes
-from gpu_client.transport.transfer import Download, Upload
+from gpu_client.transport.net.digests import digest_bytes
+from gpu_client.transport.transfer.manager import Download, Upload
 from tests.unit.transport.scripted_server import (
     ScriptedServer,
     reply,

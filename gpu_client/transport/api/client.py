@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from gpu_client.transport.admin import AdminCalls, RingCalls
-from gpu_client.transport.http import HttpClient
-from gpu_client.transport.objects import ObjectCalls
+from gpu_client.transport.api.admin import AdminCalls, RingCalls
+from gpu_client.transport.api.http import HttpClient
+from gpu_client.transport.api.objects import ObjectCalls
+from gpu_client.transport.api.submitter import SubmitterCalls
+from gpu_client.transport.api.worker import WorkerCalls
+from gpu_client.transport.limits.stats import CallStats
 from gpu_client.transport.retry import RetryPolicy
-from gpu_client.transport.stats import CallStats
-from gpu_client.transport.submitter import SubmitterCalls
-from gpu_client.transport.transfer import Transfer
-from gpu_client.transport.worker import WorkerCalls
+from gpu_client.transport.transfer.manager import Transfer
 
 
 class BatonClient(SubmitterCalls, WorkerCalls, AdminCalls, RingCalls, ObjectCalls):

@@ -26,7 +26,7 @@ from baton.contract.recipes.calls import RecipePage, RecipePush, RecipeView
 from baton.contract.rule_calls import RulesHistory, RulesRequest, RulesView
 from baton.contract.steering import Command, CommandList, CommandRequest
 from baton.contract.work import TransitionAnswer
-from gpu_client.transport.calls import ApiCalls, job_path, segment
+from gpu_client.transport.api.calls import ApiCalls, job_path, segment
 from gpu_client.transport.errors import ApiError
 
 DEFAULT_LIMIT = 100

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from gpu_client.transport.bandwidth import Traffic
+from gpu_client.transport.limits.bandwidth import Traffic
 
 
 @dataclass(frozen=True)

@@ -15,13 +15,13 @@ from dataclasses import KW_ONLY, dataclass, field
 from pathlib import Path
 
 from baton.contract.parts import part_range
-from gpu_client.transport.bandwidth import Traffic
-from gpu_client.transport.cancel import CancelEvent
-from gpu_client.transport.digests import FileDigest
 from gpu_client.transport.errors import TransferError, UnexpectedAnswer, UrlExpired
-from gpu_client.transport.items import Segment, Upload
-from gpu_client.transport.lane import Progress
-from gpu_client.transport.transfer import Transfer
+from gpu_client.transport.limits.bandwidth import Traffic
+from gpu_client.transport.limits.channel import Progress
+from gpu_client.transport.net.cancellation import CancelEvent
+from gpu_client.transport.net.digests import FileDigest
+from gpu_client.transport.transfer.manager import Transfer
+from gpu_client.transport.transfer.transfer_requests import Segment, Upload
 
 logger = logging.getLogger(__name__)
 

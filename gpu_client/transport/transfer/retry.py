@@ -7,28 +7,20 @@ import random
 from collections.abc import Callable
 from typing import TypeVar
 
-from gpu_client.transport.cancel import Flight, stop_if_set
-from gpu_client.transport.connections import BrokenConnection
 from gpu_client.transport.errors import ChecksumMismatch, FalseDigest, Unreachable
-from gpu_client.transport.lane import Lane, Pause
-from gpu_client.transport.retry import Failure, RetryPolicy, retry_delay_s
-from gpu_client.transport.stats import TransferStats
+from gpu_client.transport.limits.channel import Pause, TransferChannel
+from gpu_client.transport.limits.stats import TransferStats
+from gpu_client.transport.net.cancellation import Flight, stop_if_set
+from gpu_client.transport.net.connections import BrokenConnection
+from gpu_client.transport.retry import Failure, RetryLater, RetryPolicy, retry_delay_s
 
 logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
 
-class NotNow(Exception):  # noqa: N818 - a normal outcome, tried again
-    """The store asked to come back later."""
-
-    def __init__(self, failure: Failure) -> None:
-        self.failure = failure
-        super().__init__(failure.reason)
-
-
-class Tries:
-    """Tries of the policy, each after a pause of random length. Tells the lane when the store is overloaded."""
+class TransferRetry:
+    """Tries of the policy, each after a pause of random length. Tells the channel when the store is overloaded."""
 
     def __init__(
         self, policy: RetryPolicy, stats: TransferStats, *, pause: Pause, draw: Callable[[], float] = random.random
@@ -38,18 +30,18 @@ class Tries:
         self._pause = pause
         self._draw = draw
 
-    def twice_if_altered(self, name: str, flight: Flight, lane: Lane, once: Callable[[], T]) -> T:
+    def twice_if_altered(self, name: str, flight: Flight, channel: TransferChannel, once: Callable[[], T]) -> T:
         """Bytes can be altered on the way: only a second mismatch means that they are wrong at their source."""
         try:
-            return self.until_done(name, flight, lane, once)
+            return self.until_done(name, flight, channel, once)
         except FalseDigest:
             raise
         except ChecksumMismatch as error:
             logger.warning("%s; moving it once more", error)
             self._stats.add(retries=1)
-            return self.until_done(name, flight, lane, once)
+            return self.until_done(name, flight, channel, once)
 
-    def until_done(self, name: str, flight: Flight, lane: Lane, once: Callable[[], T]) -> T:
+    def until_done(self, name: str, flight: Flight, channel: TransferChannel, once: Callable[[], T]) -> T:
         """What `once` returns. Raises Unreachable after all tries, TransferCanceled, and whatever `once` does not mean
         to be tried again."""
         tries, waited_s = 0, 0.0
@@ -64,11 +56,11 @@ class Tries:
                     tries -= 1
                     continue
                 failure = Failure(reason=str(error), overload=error.timed_out)
-            except NotNow as error:
+            except RetryLater as error:
                 failure = error.failure
             stop_if_set(flight)
             if failure.overload:
-                lane.limit.slow_down()
+                channel.limit.slow_down()
             delay_s = retry_delay_s(self._policy, failure, tries=tries, elapsed_s=waited_s, draw=self._draw())
             if delay_s is None:
                 raise Unreachable(f"{name}: not moved after {tries} tries (last: {failure.reason})")

@@ -22,8 +22,8 @@ from urllib.parse import urlsplit
 
 import certifi
 
-from gpu_client.transport.cancel import Flight
 from gpu_client.transport.errors import TransferError, without_query
+from gpu_client.transport.net.cancellation import Flight
 
 CONNECT_TIMEOUT_S = 10.0
 STALL_TIMEOUT_S = 60.0

@@ -15,8 +15,8 @@ from awscrt import checksums
 from blake3 import blake3
 
 from baton.contract.parts import PARTS_FROM_BYTES, Parts, part_bytes_of
-from gpu_client.transport.cancel import CancelEvent, stop_if_set
 from gpu_client.transport.errors import FileChanged, TransferError
+from gpu_client.transport.net.cancellation import CancelEvent, stop_if_set
 
 READ_BYTES = 1024 * 1024
 

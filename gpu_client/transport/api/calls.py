@@ -9,8 +9,8 @@ from urllib.parse import quote
 
 from pydantic import BaseModel, TypeAdapter, ValidationError
 
+from gpu_client.transport.api.http import Answer, Call, HttpClient
 from gpu_client.transport.errors import UnexpectedAnswer
-from gpu_client.transport.http import Answer, Call, HttpClient
 
 T = TypeVar("T")
 

@@ -8,14 +8,13 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from email.utils import parsedate_to_datetime
 from http.client import HTTPResponse
+from typing import Protocol
 from urllib.parse import parse_qs, urlsplit
 
-from gpu_client.transport.connections import BrokenConnection
 from gpu_client.transport.errors import ChecksumMismatch, ObjectMissing, TransferError, UrlExpired
-from gpu_client.transport.files import CHUNK_BYTES
-from gpu_client.transport.lane import Flow
-from gpu_client.transport.retry import RETRIED_STATUSES, Failure, parse_retry_after
-from gpu_client.transport.tries import NotNow
+from gpu_client.transport.net.connections import BrokenConnection
+from gpu_client.transport.net.files import CHUNK_BYTES
+from gpu_client.transport.retry import RETRIED_STATUSES, Failure, RetryLater, parse_retry_after
 
 MAX_ERROR_BYTES = 16 * 1024
 
@@ -24,6 +23,22 @@ _OVERLOAD_CODES = frozenset({"SlowDown", "RequestTimeout"})
 _DIGEST_CODES = frozenset({"BadDigest", "XAmzContentChecksumMismatch", "XAmzContentSHA256Mismatch"})
 _EXPIRED_CODES = frozenset({"ExpiredToken", "RequestExpired", "ExpiredRequest", "TokenRefreshRequired"})
 _CONTENT_RANGE = re.compile(r"bytes (\d{1,19})-(\d{1,19})/(\d{1,19}|\*)")
+
+
+class Pace(Protocol):
+    """Limits and counts the bytes of one try."""
+
+    def allow(self, wanted_bytes: int) -> int:
+        """Return how many of the next `wanted_bytes` may move now, at least 1. Waits; raises TransferCanceled."""
+        ...
+
+    def moved(self, size_bytes: int) -> None:
+        """Count bytes that have moved."""
+        ...
+
+    def passed(self, size_bytes: int) -> None:
+        """Count bytes that have moved and that the caller discards."""
+        ...
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -109,7 +124,7 @@ def require_success(response: HTTPResponse, *, name: str, method: str, url: str)
         )
     )
     if isinstance(outcome, Failure):
-        raise NotNow(outcome)
+        raise RetryLater(outcome)
     raise outcome
 
 
@@ -118,14 +133,14 @@ def read_to_end(response: HTTPResponse) -> None:
     response.read(MAX_ERROR_BYTES)
 
 
-def pieces(response: HTTPResponse, flow: Flow) -> Iterator[memoryview]:
+def pieces(response: HTTPResponse, pace: Pace) -> Iterator[memoryview]:
     """The body, piece by piece (valid until the next one). BrokenConnection if it is shorter than announced."""
     view = memoryview(bytearray(CHUNK_BYTES))
     announced = response.length
     received = 0
-    while size_bytes := response.readinto(view[: flow.allow(CHUNK_BYTES)]):
+    while size_bytes := response.readinto(view[: pace.allow(CHUNK_BYTES)]):
         received += size_bytes
-        flow.moved(size_bytes)
+        pace.moved(size_bytes)
         yield view[:size_bytes]
     if announced is not None and received < announced:
         raise BrokenConnection(f"cut short after {received} of {announced} bytes")
@@ -159,14 +174,14 @@ def begins_at(response: HTTPResponse, *, name: str, url: str, offset: int, end: 
     return begin
 
 
-def skip(response: HTTPResponse, size_bytes: int, flow: Flow) -> None:
+def skip(response: HTTPResponse, size_bytes: int, pace: Pace) -> None:
     """Leave out the next bytes of the body. They do not count as moved, but the cap counts them."""
     view = memoryview(bytearray(CHUNK_BYTES))
     while size_bytes:
-        got = response.readinto(view[: flow.allow(min(size_bytes, CHUNK_BYTES))])
+        got = response.readinto(view[: pace.allow(min(size_bytes, CHUNK_BYTES))])
         if not got:
             raise BrokenConnection("cut short before the bytes that were asked for")
-        flow.passed(got)
+        pace.passed(got)
         size_bytes -= got
 
 

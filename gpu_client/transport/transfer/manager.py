@@ -15,21 +15,21 @@ from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 
-from gpu_client.transport.batch import run_batch
-from gpu_client.transport.buffers import BufferPool
-from gpu_client.transport.cancel import CancelEvent, Flight, stop_if_set
-from gpu_client.transport.connections import Connections
-from gpu_client.transport.downloading import Downloads
 from gpu_client.transport.errors import UrlExpired
-from gpu_client.transport.files import safe_destination
-from gpu_client.transport.items import Download, RangeDownload, Segment, Upload
-from gpu_client.transport.lane import Lane, Meter, Pause, Progress
-from gpu_client.transport.parts import PARTS_FROM_BYTES, PartedFile
+from gpu_client.transport.limits.channel import Meter, Pause, Progress, TransferChannel
+from gpu_client.transport.limits.stats import TransferStats
+from gpu_client.transport.limits.thread_batch import run_batch
+from gpu_client.transport.net.buffers import BufferPool
+from gpu_client.transport.net.cancellation import CancelEvent, Flight, stop_if_set
+from gpu_client.transport.net.connections import Connections
+from gpu_client.transport.net.files import safe_destination
+from gpu_client.transport.net.s3_responses import url_life_s
 from gpu_client.transport.retry import RetryPolicy
-from gpu_client.transport.segments import Uploads
-from gpu_client.transport.stats import TransferStats
-from gpu_client.transport.store_answers import url_life_s
-from gpu_client.transport.tries import Tries
+from gpu_client.transport.transfer.download import Downloads
+from gpu_client.transport.transfer.parted_file import PARTS_FROM_BYTES, PartedFile
+from gpu_client.transport.transfer.retry import TransferRetry
+from gpu_client.transport.transfer.transfer_requests import Download, RangeDownload, Segment, Upload
+from gpu_client.transport.transfer.upload import Uploads
 
 __all__ = ["Download", "Progress", "RangeDownload", "Segment", "Transfer", "TransferSpeed", "Upload"]
 
@@ -45,7 +45,9 @@ TRANSFER_POLICY = RetryPolicy(max_tries=8, budget_s=300.0, first_delay_s=0.5, ma
 class TransferSpeed:
     """Bytes per second while something was under way, lately; None before anything was measured."""
 
-    def __init__(self, uploads: Lane, downloads: Lane, max_upload_bytes_per_s: float | None) -> None:
+    def __init__(
+        self, uploads: TransferChannel, downloads: TransferChannel, max_upload_bytes_per_s: float | None
+    ) -> None:
         self._uploads = uploads
         self._downloads = downloads
         self._max_upload_bytes_per_s = max_upload_bytes_per_s
@@ -86,10 +88,10 @@ class Transfer:
         self.stats = TransferStats()
         self._connections = connections or Connections(max_idle=workers)
         self._buffers = BufferPool(memory_bytes)
-        self._sending = Lane(workers, cap_bytes_per_s=max_upload_bytes_per_s, pause=pause, clock=clock)
-        self._receiving = Lane(workers, cap_bytes_per_s=max_download_bytes_per_s, pause=pause, clock=clock)
+        self._sending = TransferChannel(workers, cap_bytes_per_s=max_upload_bytes_per_s, pause=pause, clock=clock)
+        self._receiving = TransferChannel(workers, cap_bytes_per_s=max_download_bytes_per_s, pause=pause, clock=clock)
         self.speed = TransferSpeed(self._sending, self._receiving, max_upload_bytes_per_s)
-        tries = Tries(policy, self.stats, pause=pause, draw=draw)
+        tries = TransferRetry(policy, self.stats, pause=pause, draw=draw)
         self._uploads = Uploads(self._connections, tries, self._sending, self.stats, clock=clock)
         self._downloads = Downloads(self._connections, tries, self._receiving, self.stats, self._buffers)
         self._pause = pause
@@ -130,7 +132,7 @@ class Transfer:
         before a URL runs out that was not used in time. `stored` hears of each item, from worker threads.
         """
         meter = Meter(progress)
-        lane = self._sending
+        channel = self._sending
         now = self._clock()
 
         def put(item: Upload, flight: Flight) -> None:
@@ -142,9 +144,9 @@ class Transfer:
         run_batch(
             items,
             put,
-            workers=lane.most,
+            workers=channel.most,
             cancel=cancel,
-            slot=lane.slot,
+            slot=channel.slot,
         )
 
     def download(
@@ -192,8 +194,8 @@ class Transfer:
         return found[0]
 
     def _receive(self, pieces: Sequence[_Piece], cancel: CancelEvent | None) -> None:
-        lane = self._receiving
-        run_batch(pieces, lambda piece, flight: piece(flight), workers=lane.most, cancel=cancel, slot=lane.slot)
+        channel = self._receiving
+        run_batch(pieces, lambda piece, flight: piece(flight), workers=channel.most, cancel=cancel, slot=channel.slot)
 
     @contextmanager
     def _parted(self, files: list[PartedFile]) -> Iterator[None]:

@@ -8,8 +8,8 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Generic, TypeVar
 
-from gpu_client.transport.cancel import CancelEvent, Flight, stop_if_set
 from gpu_client.transport.errors import UrlExpired
+from gpu_client.transport.net.cancellation import CancelEvent, Flight, stop_if_set
 
 T = TypeVar("T")
 Slot = Callable[[Callable[[], bool]], AbstractContextManager[object]]

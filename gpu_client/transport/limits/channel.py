@@ -9,10 +9,10 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 
-from gpu_client.transport.bandwidth import Bandwidth, Traffic
-from gpu_client.transport.cancel import CancelEvent, Flight, stop_if_set
-from gpu_client.transport.concurrency import AdaptiveLimit
-from gpu_client.transport.stats import TransferStats
+from gpu_client.transport.limits.bandwidth import Bandwidth, Traffic
+from gpu_client.transport.limits.concurrency import AdaptiveLimit
+from gpu_client.transport.limits.stats import TransferStats
+from gpu_client.transport.net.cancellation import CancelEvent, Flight, stop_if_set
 
 Progress = Callable[[int], None]
 """Told how many more bytes have moved; a negative number when a transfer starts again. Called from worker threads."""
@@ -27,7 +27,7 @@ LEAST_BYTES = 1024 * 1024
 """Fewer measure how long an answer takes, not how fast the line is."""
 
 
-class Lane:
+class TransferChannel:
     """Uploads, or downloads. `cap_bytes_per_s` None: no limit. Safe from several threads."""
 
     def __init__(
@@ -101,8 +101,8 @@ class Lane:
 class Flow:
     """The bytes of one try: told to move by the cap, counted when they have."""
 
-    def __init__(self, lane: Lane, flight: Flight, meter: Meter, pause: Pause, traffic: Traffic) -> None:
-        self._lane = lane
+    def __init__(self, channel: TransferChannel, flight: Flight, meter: Meter, pause: Pause, traffic: Traffic) -> None:
+        self._channel = channel
         self._flight = flight
         self._meter = meter
         self._pause = pause
@@ -114,7 +114,7 @@ class Flow:
     def allow(self, wanted_bytes: int) -> int:
         """How many of the next `wanted_bytes` may move now. Waits; raises TransferCanceled."""
         stop_if_set(self._flight)
-        cap = self._lane.cap
+        cap = self._channel.cap
         if cap is None:
             return wanted_bytes
         while not self._granted_bytes:
@@ -132,10 +132,10 @@ class Flow:
 
     def passed(self, size_bytes: int) -> None:
         """So many have moved that nobody wants."""
-        if self._lane.cap is not None:
+        if self._channel.cap is not None:
             self._granted_bytes -= size_bytes
-        self._lane.limit.moved(size_bytes)
-        self._lane.speed.moved(size_bytes)
+        self._channel.limit.moved(size_bytes)
+        self._channel.speed.moved(size_bytes)
 
     def kept(self) -> None:
         """What has moved so far stays, also if this try fails: the next goes on behind it."""
@@ -143,8 +143,8 @@ class Flow:
 
     def give_back(self) -> None:
         """Bytes that were allowed and did not move."""
-        if self._lane.cap is not None and self._granted_bytes > 0:
-            self._lane.cap.give_back(self._granted_bytes)
+        if self._channel.cap is not None and self._granted_bytes > 0:
+            self._channel.cap.give_back(self._granted_bytes)
             self._granted_bytes = 0
 
 

@@ -8,15 +8,15 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 
-from gpu_client.transport.cancel import Flight
-from gpu_client.transport.connections import Connections
 from gpu_client.transport.errors import FileChanged, UrlExpired
-from gpu_client.transport.files import CHUNK_BYTES, local_errors
-from gpu_client.transport.items import Segment, Upload
-from gpu_client.transport.lane import Flow, Lane, Meter
-from gpu_client.transport.stats import TransferStats
-from gpu_client.transport.store_answers import read_to_end, require_success
-from gpu_client.transport.tries import Tries
+from gpu_client.transport.limits.channel import Flow, Meter, TransferChannel
+from gpu_client.transport.limits.stats import TransferStats
+from gpu_client.transport.net.cancellation import Flight
+from gpu_client.transport.net.connections import Connections
+from gpu_client.transport.net.files import CHUNK_BYTES, local_errors
+from gpu_client.transport.net.s3_responses import read_to_end, require_success
+from gpu_client.transport.transfer.retry import TransferRetry
+from gpu_client.transport.transfer.transfer_requests import Segment, Upload
 
 
 class Uploads:
@@ -25,15 +25,15 @@ class Uploads:
     def __init__(
         self,
         connections: Connections,
-        tries: Tries,
-        lane: Lane,
+        tries: TransferRetry,
+        channel: TransferChannel,
         stats: TransferStats,
         *,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._connections = connections
         self._tries = tries
-        self._lane = lane
+        self._channel = channel
         self._stats = stats
         self._clock = clock
 
@@ -45,7 +45,7 @@ class Uploads:
                 raise UrlExpired(f"{item.name}: the presigned URL is about to run out")
             return self._put_once(item, flight, meter)
 
-        stored = self._tries.twice_if_altered(item.name, flight, self._lane, once)
+        stored = self._tries.twice_if_altered(item.name, flight, self._channel, once)
         if stored and item.part:
             self._stats.add(uploaded_parts=1, uploaded_bytes=item.size_bytes)
         elif stored:
@@ -57,7 +57,7 @@ class Uploads:
         """True if stored, False if it was there."""
         headers = {name: value for name, value in item.headers.items() if name.lower() != "content-length"}
         headers["Content-Length"] = str(item.size_bytes)
-        with self._lane.attempt(flight, meter, self._stats, item.traffic) as flow:
+        with self._channel.attempt(flight, meter, self._stats, item.traffic) as flow:
 
             def send_body(sock: socket.socket) -> None:
                 send_segments(sock, item.segments, flow, file_bytes=item.file_bytes)

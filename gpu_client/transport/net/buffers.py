@@ -6,7 +6,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from gpu_client.transport.cancel import CancelEvent, stop_if_set
+from gpu_client.transport.net.cancellation import CancelEvent, stop_if_set
 
 _ROUND_BYTES = 256 * 1024
 """Sizes are rounded up, so that buffers fit again."""

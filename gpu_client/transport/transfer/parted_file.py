@@ -14,11 +14,11 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from gpu_client.transport.cancel import CancelEvent, stop_if_set
-from gpu_client.transport.digests import READ_BYTES, Digester, FileDigest
 from gpu_client.transport.errors import ChecksumMismatch, TransferCanceled
-from gpu_client.transport.files import local_errors
-from gpu_client.transport.items import Download
+from gpu_client.transport.net.cancellation import CancelEvent, stop_if_set
+from gpu_client.transport.net.digests import READ_BYTES, Digester, FileDigest
+from gpu_client.transport.net.files import local_errors
+from gpu_client.transport.transfer.transfer_requests import Download
 
 PARTS_FROM_BYTES = 32 * 1024**2
 """Smaller objects are fetched by one connection."""

@@ -20,14 +20,14 @@ from baton.contract.transfers import (
     UploadFile,
     UploadTargets,
 )
-from gpu_client.transport.batch import run_batch
-from gpu_client.transport.calls import ApiCalls, segment
-from gpu_client.transport.cancel import CancelEvent
-from gpu_client.transport.digests import FileDigest, hash_file
+from gpu_client.transport.api.calls import ApiCalls, segment
+from gpu_client.transport.api.http import HttpClient
 from gpu_client.transport.errors import FalseDigest, TokenRefused, TransferError, UnexpectedAnswer, UrlExpired
-from gpu_client.transport.http import HttpClient
-from gpu_client.transport.rounds import LocalFile, Missing, Target, upload_in_rounds
-from gpu_client.transport.transfer import DEFAULT_WORKERS, Download, Progress, Transfer
+from gpu_client.transport.limits.thread_batch import run_batch
+from gpu_client.transport.net.cancellation import CancelEvent
+from gpu_client.transport.net.digests import FileDigest, hash_file
+from gpu_client.transport.transfer.manager import DEFAULT_WORKERS, Download, Progress, Transfer
+from gpu_client.transport.transfer.upload_rounds import LocalFile, Missing, Target, upload_in_rounds
 
 FILES_PER_BATCH = 500
 """Half of what one call may ask for: URLs are made when they can be used soon."""

@@ -7,19 +7,19 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from gpu_client.transport.bandwidth import Traffic
-from gpu_client.transport.buffers import BufferPool
-from gpu_client.transport.cancel import Flight, stop_if_set
-from gpu_client.transport.connections import BrokenConnection, Connections
-from gpu_client.transport.digests import Digester, FileDigest
 from gpu_client.transport.errors import ChecksumMismatch, FalseDigest
-from gpu_client.transport.files import CHUNK_BYTES, StagedFile, safe_destination
-from gpu_client.transport.items import Download, RangeDownload
-from gpu_client.transport.lane import Lane, Meter
-from gpu_client.transport.parts import Part, PartedFile
-from gpu_client.transport.stats import TransferStats
-from gpu_client.transport.store_answers import begins_at, pieces, range_headers, require_end, require_success, skip
-from gpu_client.transport.tries import Tries
+from gpu_client.transport.limits.bandwidth import Traffic
+from gpu_client.transport.limits.channel import Meter, TransferChannel
+from gpu_client.transport.limits.stats import TransferStats
+from gpu_client.transport.net.buffers import BufferPool
+from gpu_client.transport.net.cancellation import Flight, stop_if_set
+from gpu_client.transport.net.connections import BrokenConnection, Connections
+from gpu_client.transport.net.digests import Digester, FileDigest
+from gpu_client.transport.net.files import CHUNK_BYTES, StagedFile, safe_destination
+from gpu_client.transport.net.s3_responses import begins_at, pieces, range_headers, require_end, require_success, skip
+from gpu_client.transport.transfer.parted_file import Part, PartedFile
+from gpu_client.transport.transfer.retry import TransferRetry
+from gpu_client.transport.transfer.transfer_requests import Download, RangeDownload
 
 logger = logging.getLogger(__name__)
 
@@ -34,11 +34,16 @@ class Downloads:
     """Does one download, part or range at a time, in whichever thread calls."""
 
     def __init__(
-        self, connections: Connections, tries: Tries, lane: Lane, stats: TransferStats, buffers: BufferPool
+        self,
+        connections: Connections,
+        tries: TransferRetry,
+        channel: TransferChannel,
+        stats: TransferStats,
+        buffers: BufferPool,
     ) -> None:
         self._connections = connections
         self._tries = tries
-        self._lane = lane
+        self._channel = channel
         self._stats = stats
         self._buffers = buffers
 
@@ -46,13 +51,13 @@ class Downloads:
         """By one connection, verified while it arrives."""
         destination = safe_destination(item.root, item.path)
         size_bytes = self._tries.twice_if_altered(
-            item.name, flight, self._lane, lambda: self._whole_once(item, destination, flight, meter)
+            item.name, flight, self._channel, lambda: self._whole_once(item, destination, flight, meter)
         )
         self._stats.add(downloaded_objects=1, downloaded_bytes=size_bytes)
 
     def _whole_once(self, item: Download, destination: Path, flight: Flight, meter: Meter) -> int:
         with (
-            self._lane.attempt(flight, meter, self._stats, _TRAFFIC) as flow,
+            self._channel.attempt(flight, meter, self._stats, _TRAFFIC) as flow,
             self._connections.exchange("GET", item.url, {}, flight) as response,
         ):
             require_success(response, name=item.name, method="GET", url=item.url)
@@ -83,7 +88,7 @@ class Downloads:
             file.make()
             try:
                 self._tries.until_done(
-                    file.item.name, flight, self._lane, lambda: self._part_once(file, part, flight, meter)
+                    file.item.name, flight, self._channel, lambda: self._part_once(file, part, flight, meter)
                 )
             except ChecksumMismatch as error:
                 file.spoiled = error
@@ -94,7 +99,7 @@ class Downloads:
         item = file.item
         headers = range_headers(part.reached, part.end, file.size_bytes)
         with (
-            self._lane.attempt(flight, meter, self._stats, _TRAFFIC) as flow,
+            self._channel.attempt(flight, meter, self._stats, _TRAFFIC) as flow,
             self._connections.exchange("GET", item.url, headers, flight) as response,
         ):
             begin = begins_at(
@@ -135,7 +140,7 @@ class Downloads:
             file.discard()
             destination = safe_destination(item.root, item.path)
             size_bytes = self._tries.until_done(
-                item.name, flight, self._lane, lambda: self._whole_once(item, destination, flight, meter)
+                item.name, flight, self._channel, lambda: self._whole_once(item, destination, flight, meter)
             )
         else:
             file.commit()
@@ -159,7 +164,7 @@ class Downloads:
                     arrived.size_bytes = arrived.waiting_bytes = 0
                     raise
 
-            self._tries.twice_if_altered(item.name, flight, self._lane, once)
+            self._tries.twice_if_altered(item.name, flight, self._channel, once)
         self._stats.add(downloaded_ranges=1, downloaded_bytes=item.size_bytes)
 
     def _range_once(
@@ -169,7 +174,7 @@ class Downloads:
         offset, end = item.offset + arrived.size_bytes, item.offset + item.size_bytes
         headers = range_headers(offset, end, item.object_bytes)
         with (
-            self._lane.attempt(flight, meter, self._stats, _TRAFFIC) as flow,
+            self._channel.attempt(flight, meter, self._stats, _TRAFFIC) as flow,
             self._connections.exchange("GET", item.url, headers, flight) as response,
         ):
             begin = begins_at(
@@ -196,11 +201,13 @@ class Downloads:
 
     def read(self, url: str, *, name: str, max_bytes: int, flight: Flight) -> bytes:
         """A small object's bytes, ChecksumMismatch if there are more than `max_bytes`."""
-        return self._tries.until_done(name, flight, self._lane, lambda: self._read_once(url, name, max_bytes, flight))
+        return self._tries.until_done(
+            name, flight, self._channel, lambda: self._read_once(url, name, max_bytes, flight)
+        )
 
     def _read_once(self, url: str, name: str, max_bytes: int, flight: Flight) -> bytes:
         with (
-            self._lane.attempt(flight, Meter(None), self._stats, _TRAFFIC) as flow,
+            self._channel.attempt(flight, Meter(None), self._stats, _TRAFFIC) as flow,
             self._connections.exchange("GET", url, {}, flight) as response,
         ):
             require_success(response, name=name, method="GET", url=url)

@@ -23,7 +23,7 @@ from baton.contract.work import (
     WorkItem,
     WorkQuery,
 )
-from gpu_client.transport.calls import ApiCalls, job_path, segment
+from gpu_client.transport.api.calls import ApiCalls, job_path, segment
 
 _LEASE_AWARE = {"x-lease-aware": "1"}
 MAX_DAMAGE_MESSAGE = 512

@@ -23,7 +23,7 @@ from baton.contract.webhooks import (
     WebhookList,
     WebhookView,
 )
-from gpu_client.transport.calls import ApiCalls, segment
+from gpu_client.transport.api.calls import ApiCalls, segment
 
 
 class AdminCalls(ApiCalls):

@@ -25,10 +25,10 @@ from urllib3.exceptions import HTTPError
 
 from baton.contract.error_body import ErrorBody
 from baton.contract.errors import ErrorCode, Fault
-from gpu_client.transport.connections import shared_tls, user_agent
 from gpu_client.transport.errors import ApiError, UnexpectedAnswer, Unreachable, api_error_class, without_query
+from gpu_client.transport.limits.stats import CallStats
+from gpu_client.transport.net.connections import shared_tls, user_agent
 from gpu_client.transport.retry import RETRIED_STATUSES, Failure, RetryPolicy, parse_retry_after, retry_delay_s
-from gpu_client.transport.stats import CallStats
 
 logger = logging.getLogger(__name__)
 
