@@ -14,30 +14,16 @@ from types import FrameType
 from typing import Annotated
 
 import typer
-from gpu_client.cli.errors import ExitCode, describe, problems_of
-from gpu_client.cli.formats import plain
-from gpu_client.cli.session import Session
 
-from gpu_client.cli import (
-    data,
-    doctor,
-    explain,
-    fetch,
-    jobs,
-    keys,
-    local,
-    login,
-    logs,
-    metrics,
-    recipes,
-    report,
-    ring,
-    rules,
-    steer,
-    submit,
-    watch,
-    webhooks,
-)
+from gpu_client.cli.admin import doctor, keys, local, login, webhooks
+from gpu_client.cli.core.errors import ExitCode, describe, problems_of
+from gpu_client.cli.core.formats import plain
+from gpu_client.cli.core.session import Session
+from gpu_client.cli.data import fetch, push
+from gpu_client.cli.insight import logs, metrics, report
+from gpu_client.cli.jobs import control, explain, show, submit, watch
+from gpu_client.cli.ring import commands as ring
+from gpu_client.cli.rules_recipes import recipes, rules
 from gpu_client.transport.net.connections import user_agent
 
 app = typer.Typer(
@@ -48,7 +34,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 _IN_ORDER = (
-    login, data, submit, jobs, watch, logs, metrics, report, explain, steer, rules, fetch, recipes, keys, webhooks,
+    login, push, submit, show, watch, logs, metrics, report, explain, control, rules, fetch, recipes, keys, webhooks,
     ring, local, doctor,
 )  # fmt: skip
 for commands in _IN_ORDER:

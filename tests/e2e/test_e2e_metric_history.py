@@ -12,9 +12,9 @@ import pytest
 from PIL import Image
 
 from baton.contract.jobs import JobState
+from gpu_client.cli.core.session import Session
+from gpu_client.cli.insight.metric_history import history_of
 from gpu_client.cli.main import main
-from gpu_client.cli.metric_history import history_of
-from gpu_client.cli.session import Session
 from tests.waiting import until
 from tests.workshop import Workshop
 

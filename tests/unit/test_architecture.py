@@ -98,15 +98,25 @@ MAY_IMPORT: dict[str, set[str]] = {
     "gpu_client.ring.generate": {"gpu_client.ring", "gpu_client.training"},
     # Generators and trainings on any machine use it, with and without the rest.
     "gpu_client.ring": {"baton.contract", "gpu_client.transport"},
-    "gpu_client.cli": {
+    "gpu_client.cli.core": {"baton.contract", "gpu_client.transport"},
+    "gpu_client.cli.admin": {"baton.contract", "gpu_client.transport", "gpu_client.cli.core"},
+    "gpu_client.cli.ring": {"baton.contract", "gpu_client.transport", "gpu_client.ring", "gpu_client.cli.core"},
+    "gpu_client.cli.data": {"baton.contract", "gpu_client.transport", "gpu_client.datasets", "gpu_client.cli.core"},
+    "gpu_client.cli.jobs": {"baton.contract", "gpu_client.transport", "gpu_client.cli.core", "gpu_client.cli.data"},
+    "gpu_client.cli.insight": {"baton.contract", "gpu_client.transport", "gpu_client.cli.core", "gpu_client.cli.jobs"},
+    "gpu_client.cli.rules_recipes": {
         "baton.contract",
         "gpu_client.transport",
-        "gpu_client.checkpoints",
-        "gpu_client.datasets",
         "gpu_client.backtest",
         "gpu_client.importers",
-        "gpu_client.ring",
+        "gpu_client.cli.admin",
+        "gpu_client.cli.core",
+        "gpu_client.cli.data",
+        "gpu_client.cli.insight",
+        "gpu_client.cli.jobs",
     },
+    # The program and its entry point import the commands; no command imports the program.
+    "gpu_client.cli": {"gpu_client.transport"},
 }
 """What each room may import of the product, besides itself."""
 
@@ -237,7 +247,12 @@ def test_imports_point_one_way(package: str) -> None:
         ("baton.contract.jobs", "baton.contract.base", True),
         ("baton.contract.rules.document", "gpu_client.importers.ibm.trainer_controller", False),
         ("gpu_client.agent.loop", "gpu_client.importers.ibm.trainer_controller", False),
-        ("gpu_client.cli.rules", "gpu_client.importers.ibm.trainer_controller", True),
+        ("gpu_client.cli.rules_recipes.rules", "gpu_client.importers.ibm.trainer_controller", True),
+        ("gpu_client.cli.core.session", "gpu_client.cli.jobs.show", False),
+        ("gpu_client.cli.jobs.watch", "gpu_client.cli.insight.report", False),
+        ("gpu_client.cli.insight.report", "gpu_client.cli.jobs.goodput", True),
+        ("gpu_client.cli.ring.commands", "gpu_client.cli.main", False),
+        ("gpu_client.cli.main", "gpu_client.cli.ring.commands", True),
         ("gpu_client", "gpu_client.agent", False),
         ("baton", "gpu_client.training.session", True),
         ("baton.contract.jobs", "gpu_client.training.session", False),

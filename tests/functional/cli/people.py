@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from gpu_client.cli.session import Session
 
 from baton.contract.goodput import Goodput
 from baton.contract.jobs import FailureClass
@@ -21,6 +20,7 @@ from baton.contract.output import LogChunk
 from baton.contract.work import CompleteRequest, FailRequest, HeartbeatRequest, ReleaseRequest, WorkItem, WorkQuery
 from gpu_client.checkpoints.artifacts import collect_outputs, upload_artifacts
 from gpu_client.checkpoints.upload import commit_checkpoint
+from gpu_client.cli.core.session import Session
 from gpu_client.cli.main import main
 from gpu_client.transport.api.client import BatonClient
 from tests.emulator import unique

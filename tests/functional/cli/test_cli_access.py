@@ -16,7 +16,7 @@ import pytest
 
 from baton.contract.keys import KeyCreate
 from baton.contract.names import Scope
-from gpu_client.cli import session as session_module
+from gpu_client.cli.core import session as session_module
 from gpu_client.transport.api.client import BatonClient
 from gpu_client.transport.retry import RetryPolicy
 from tests.functional.api.original_client import OriginalClient

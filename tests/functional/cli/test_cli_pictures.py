@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 import requests
 
-from gpu_client.cli import pictures
-from gpu_client.cli import session as session_module
+from gpu_client.cli.core import session as session_module
+from gpu_client.cli.jobs import watch
 from gpu_client.transport.retry import RetryPolicy
 from tests.functional.cli.people import Baton, Labour, Said, submit
 from tests.functional.cli.test_cli_watching import steps
@@ -25,7 +25,7 @@ LINK = re.compile(r"^step (\d+): (\S+) \((.*), link valid for 15 min\) (http://\
 
 @pytest.fixture(autouse=True)
 def every_look(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pictures, "LOOK_EVERY_S", 0.1)
+    monkeypatch.setattr(watch, "LOOK_EVERY_S", 0.1)
 
 
 def picture(step: int, number: int = 0) -> dict[str, bytes]:

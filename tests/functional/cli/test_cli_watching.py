@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from baton.contract.goodput import Goodput
-from gpu_client.cli import logs as logs_module
-from gpu_client.cli import session as session_module
+from gpu_client.cli.core import session as session_module
+from gpu_client.cli.insight import logs as logs_module
 from gpu_client.transport.retry import RetryPolicy
 from tests.functional.cli.people import Baton, Labour, submit
 from tests.proxies import FaultyProxy

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
+from gpu_client.cli.core.session import Session
 from gpu_client.cli.main import main
-from gpu_client.cli.session import Session
 
 ROOT = Path(__file__).resolve().parents[3]
 RECORDED = ROOT / "demo" / "rules" / "recorded"

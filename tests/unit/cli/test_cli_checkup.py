@@ -3,7 +3,14 @@ from __future__ import annotations
 import pytest
 
 from baton.contract.names import Scope
-from gpu_client.cli.checkup import Verdict, judge_bandwidth, judge_clock, judge_latency, judge_scopes, judge_versions
+from gpu_client.cli.admin.doctor import (
+    Verdict,
+    judge_bandwidth,
+    judge_clock,
+    judge_latency,
+    judge_scopes,
+    judge_versions,
+)
 
 SERVER = 1_790_000_000
 

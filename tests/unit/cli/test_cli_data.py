@@ -10,8 +10,8 @@ import pytest
 
 from baton.contract.parts import MAX_PARTED_BYTES, PARTS_FROM_BYTES, part_bytes_of
 from baton.contract.transfers import ObjectView
-from gpu_client.cli.data import etag_of, local_files, not_among, plan_push
-from gpu_client.cli.errors import CliError
+from gpu_client.cli.core.errors import CliError
+from gpu_client.cli.data.push import etag_of, local_files, not_among, plan_push
 from gpu_client.transport.errors import TransferCanceled
 
 HELLO_MD5 = "5d41402abc4b2a76b9719d911017c592"

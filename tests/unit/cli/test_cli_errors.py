@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 import typer
-from gpu_client.cli.errors import CliError, ExitCode, describe, problems_of
 
 from baton.contract.errors import ErrorCode, Fault
+from gpu_client.cli.core.errors import CliError, ExitCode, describe, problems_of
 from gpu_client.transport.errors import (
     ApiError,
     ChecksumMismatch,

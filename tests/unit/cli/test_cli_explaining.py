@@ -7,7 +7,14 @@ from typing import Any
 import pytest
 
 from baton.contract.jobs import AttemptEnd, JobState, JobView
-from gpu_client.cli.explaining import Explanation, Facts, avoided_machines, explain, fruitless_interruptions, jobs_ahead
+from gpu_client.cli.jobs.explain import (
+    Explanation,
+    Facts,
+    avoided_machines,
+    explain,
+    fruitless_interruptions,
+    jobs_ahead,
+)
 from tests.unit.cli.cli_kit import ID, NOW, a_job, an_attempt
 
 

@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import pytest
 
-from gpu_client.cli.errors import CliError
-from gpu_client.cli.formats import count, duration, parse_duration, plain, printable, size
+from gpu_client.cli.core.errors import CliError
+from gpu_client.cli.core.formats import count, duration, parse_duration, plain, printable, size
 
 
 @pytest.mark.parametrize(

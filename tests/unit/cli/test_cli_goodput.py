@@ -9,8 +9,8 @@ import pytest
 from baton.contract.goodput import Goodput
 from baton.contract.history import AttemptView
 from baton.contract.jobs import AttemptEnd, JobState
-from gpu_client.cli.explaining import Facts, explain
-from gpu_client.cli.goodput import (
+from gpu_client.cli.jobs.explain import Facts, explain
+from gpu_client.cli.jobs.goodput import (
     checkpoints_text,
     goodput_lines,
     losses_text,
@@ -20,7 +20,7 @@ from gpu_client.cli.goodput import (
     short,
     total_of,
 )
-from gpu_client.cli.summary import headline, summarize
+from gpu_client.cli.jobs.summary import headline, summarize
 from tests.unit.cli.cli_kit import NOW, a_job, an_attempt
 
 TIMES = Goodput(productive_s=812.5, repeated_s=31.0, stalled_s=1.25, transferring_s=12.0, idle_s=43.25)

@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import Any, cast
 
 import pytest
-from gpu_client.cli.errors import CliError
-from gpu_client.cli.session import full_id
 
 from baton.contract.jobs import JobPage, JobState
-from gpu_client.cli.jobs import newest_jobs
+from gpu_client.cli.core.errors import CliError
+from gpu_client.cli.core.session import full_id
+from gpu_client.cli.jobs.show import newest_jobs
 from gpu_client.transport.api.client import BatonClient
 from tests.unit.cli.cli_kit import ID, a_job
 

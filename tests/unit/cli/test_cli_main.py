@@ -12,11 +12,12 @@ from pathlib import Path
 import pytest
 import typer
 
-from gpu_client.cli import jobs as jobs_module
-from gpu_client.cli import local as local_module
+from gpu_client.cli import main as main_module
 from gpu_client.cli.__main__ import run
+from gpu_client.cli.admin import local as local_module
+from gpu_client.cli.core.session import Session
+from gpu_client.cli.jobs import show as show_module
 from gpu_client.cli.main import app, main
-from gpu_client.cli.session import Session
 
 GROUPS = {
     "data": ["push", "ls"],
@@ -146,7 +147,7 @@ def test_signals_end_it_in_good_order(
     number: signal.Signals, session: Session, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     before = signal.getsignal(number)
-    monkeypatch.setattr(jobs_module, "session_of", lambda _: signal.raise_signal(number))
+    monkeypatch.setattr(show_module, "session_of", lambda _: signal.raise_signal(number))
     assert main(["jobs"], session) == 130
     assert session.cancel.is_set()
     assert capsys.readouterr().err == "baton: interrupted\n"
@@ -159,7 +160,7 @@ def test_a_defect_is_one_line_without_a_traceback(
     def broken(_: object) -> None:
         raise KeyError("x")
 
-    monkeypatch.setattr(jobs_module, "session_of", broken)
+    monkeypatch.setattr(show_module, "session_of", broken)
     assert main(["jobs"], session) == 1
     said = capsys.readouterr().err
     assert said == "baton: a defect of this program (KeyError: 'x'). BATON_DEBUG=1 shows where.\n"
@@ -230,10 +231,10 @@ def test_nothing_of_the_control_plane_is_imported() -> None:
 
 def test_no_command_takes_a_key_as_an_argument() -> None:
     """Arguments are seen by every user of the machine (`ps`) and kept in the shell's history."""
-    cli = Path(jobs_module.__file__).parent
+    cli = Path(main_module.__file__).parent
     options = [
         node.value
-        for path in cli.glob("*.py")
+        for path in cli.rglob("*.py")
         for node in ast.walk(ast.parse(path.read_text()))
         if isinstance(node, ast.Constant) and isinstance(node.value, str) and node.value.startswith("--")
     ]

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 import pytest
 
 from baton.contract.output import MetricPoint
-from gpu_client.cli.metric_history import History, goal_of, outlines_of, stitched
+from gpu_client.cli.insight.metric_history import History, goal_of, outlines_of, stitched
 
 
 def points(epoch: int, steps: Iterable[int], **metrics: float) -> list[MetricPoint]:

@@ -10,7 +10,7 @@ from collections.abc import Callable
 import pytest
 from rich.cells import cell_len
 
-from gpu_client.cli.output import CUT, FOLDED, WHOLE, Column, Screen
+from gpu_client.cli.core.output import CUT, FOLDED, WHOLE, Column, Screen
 
 COLUMNS = (Column("id", WHOLE), Column("job", CUT), Column("note", FOLDED), Column("step", WHOLE, right=True))
 ID = "146683a1"

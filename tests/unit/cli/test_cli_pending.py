@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from gpu_client.cli.pending import FORGOTTEN_AFTER_S, idempotency_key
+from gpu_client.cli.jobs.submit import FORGOTTEN_AFTER_S, idempotency_key
 from gpu_client.transport.errors import ApiError, Unreachable
 
 

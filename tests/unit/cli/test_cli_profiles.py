@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from gpu_client.cli.errors import CliError
-from gpu_client.cli.profiles import (
+from gpu_client.cli.core.errors import CliError
+from gpu_client.cli.core.profiles import (
     Profile,
     ProfileFile,
     choose_profile,

@@ -7,7 +7,7 @@ import json
 import pytest
 
 from functions.recipes import built_in_ids, built_in_recipe
-from gpu_client.cli.recipe_page import page_of
+from gpu_client.cli.rules_recipes.recipes import page_of
 
 
 def test_a_list_is_submitted_as_json() -> None:

@@ -17,9 +17,9 @@ from baton.contract.history import AttemptView, EventView
 from baton.contract.jobs import JobCounters, JobView, Policy, Progress, Reason, Requirements
 from baton.contract.output import MetricPoint
 from baton.contract.steering import EndedBy
-from gpu_client.cli.charts import Curve, Frame, Mark, drawn, nice_ticks, thinned
-from gpu_client.cli.metric_history import stitched
-from gpu_client.cli.report_page import Material, page_of
+from gpu_client.cli.insight.charts import Curve, Frame, Mark, drawn, nice_ticks, thinned
+from gpu_client.cli.insight.metric_history import stitched
+from gpu_client.cli.insight.report import Material, page_of
 
 ID = "146683a1-cb76-4702-9fef-fcccd32594f1"
 EVIL = '"><script>alert(1)</script><img src=x onerror=alert(2)>&amp;\x1b[31m\x00'

@@ -8,9 +8,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from gpu_client.cli.core.output import Screen
+from gpu_client.cli.core.session import Session
 from gpu_client.cli.main import main
-from gpu_client.cli.output import Screen
-from gpu_client.cli.session import Session
 from gpu_client.ring.manifest import SAMPLES, Manifest, manifest_key
 from gpu_client.ring.places import make_ring, open_ring
 from gpu_client.ring.settings import RingSettings

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from gpu_client.cli.core.session import Session
 from gpu_client.cli.main import main
-from gpu_client.cli.session import Session
 from gpu_client.ring.bench import PlaceBench, Rates, Turn, sample_of
 from gpu_client.ring.places import make_ring, open_ring
 from gpu_client.ring.settings import RingSettings

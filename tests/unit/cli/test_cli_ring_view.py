@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from rich.console import Console
 
-from gpu_client.cli.ring_view import curve, view
+from gpu_client.cli.ring.view import curve, view
 from gpu_client.ring.status import ReaderRow, Status, WriterRow
 from gpu_client.ring.trend import Trend
 

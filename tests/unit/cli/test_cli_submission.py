@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 
 from baton.contract.jobs import InputRef, JobSubmit
-from gpu_client.cli.errors import CliError
-from gpu_client.cli.submission import Options, build_job, parse_input, parse_setting, read_document
+from gpu_client.cli.core.errors import CliError
+from gpu_client.cli.jobs.submit import Options, build_job, parse_input, parse_setting, read_document
 
 DIGITS = {"recipe": "digits@1"}
 

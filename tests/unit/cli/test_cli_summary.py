@@ -3,7 +3,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from baton.contract.jobs import AttemptEnd, JobState
-from gpu_client.cli.summary import headline, summarize
+from gpu_client.cli.jobs.summary import headline, summarize
 from tests.unit.cli.cli_kit import NOW, a_job, an_attempt
 
 PROGRESS = {"step": 150, "total_steps": 500, "metrics": {"loss": 0.31234}, "reported_at": NOW - 300}

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from baton.contract.jobs import JobState
-from gpu_client.cli.session import Session
-from gpu_client.cli.summary import Summary, summarize
-from gpu_client.cli.watch import display
+from gpu_client.cli.core.session import Session
+from gpu_client.cli.jobs.summary import Summary, summarize
+from gpu_client.cli.jobs.watch import display
 from tests.unit.cli.cli_kit import NOW, a_job, an_attempt
 
 

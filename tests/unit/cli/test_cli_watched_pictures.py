@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from baton.contract.jobs import JobState
-from gpu_client.cli.pictures import Pictures
+from gpu_client.cli.jobs.watch import Pictures
 from gpu_client.transport.errors import NotFound, UnexpectedAnswer, Unreachable
 
 NO_SUCH_ROUTE = NotFound(code="http_404", status=404, message="no such route", foreign=True)

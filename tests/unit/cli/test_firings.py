@@ -9,7 +9,7 @@ import pytest
 
 from baton.contract.history import EventPage, EventType, EventView
 from baton.contract.jobs import JobState
-from gpu_client.cli.firings import LOOK_EVERY_S, MAX_EVENTS, Firings
+from gpu_client.cli.jobs.watch import LOOK_EVERY_S, MAX_EVENTS, Firings
 from gpu_client.transport.errors import Unreachable
 
 

@@ -1,0 +1,48 @@
+"""What rules did in a job, and what was found damaged: shown by `baton watch` as it happens."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from baton.contract.history import EventType, EventView
+from baton.contract.rules import presets
+
+
+def is_of_preset(event: EventView) -> bool:
+    """Whether it is what a preset told, or that this is over."""
+    return event.data.get("rule") in presets.NAMES and event.type in (EventType.RULE_FIRED, EventType.RULE_CLEARED)
+
+
+def preset_line(event: EventView) -> str:
+    """`preset-stuck: no step for 14 min, usual 0.4 s`."""
+    return f"{event.data['rule']}: {event.data.get('message') or 'is over'}"
+
+
+def line_of(event: EventView) -> str:
+    """`step 120: rule spike fired: loss = 7.25 (rollback)`."""
+    data = event.data
+    if is_of_preset(event):
+        return f"step {data.get('step')}: {preset_line(event)}"
+    if event.type is EventType.RING_QUARANTINED:
+        count = f" ({data['objects']:,} objects so far)" if _is_many(data.get("objects")) else ""
+        return f"step {data.get('step')}: ring {data.get('ring')}: quarantined{count}: {data.get('message')}"
+    who = f"rule {data['rule']}" if data.get("rule") else "rules"
+    who = f"command {data['command']}" if data.get("command") else who
+    word = {EventType.ROLLED_BACK: f"rolled back to step {data.get('to_step')}"}.get(
+        event.type, event.type.value.partition(".")[2]
+    )
+    if event.type.value.startswith("action."):
+        word = f"{', '.join(data.get('actions', []))} {word}"
+    dry = " (dry run)" if data.get("dry_run") else ""
+    said = [f"{text} = {_said(value)}" for text, value in dict(data.get("operands") or {}).items()]
+    said += [str(data["message"])] if data.get("message") else []
+    line = f"step {data.get('step')}: {who} {word}{dry}"
+    return f"{line}: {', '.join(said)}" if said else line
+
+
+def _is_many(objects: object) -> bool:
+    return isinstance(objects, int) and objects > 1
+
+
+def _said(value: Any) -> str:
+    return "unknown" if value is None else f"{value:.6g}" if isinstance(value, float) else str(value)

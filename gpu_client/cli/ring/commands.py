@@ -1,0 +1,358 @@
+"""Command group `baton ring`: create, inspect, repair, measure and delete rings."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+from itertools import count as counting
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from gpu_client.cli.core.errors import CliError, ExitCode
+from gpu_client.cli.core.formats import count, moment
+from gpu_client.cli.core.output import Screen
+from gpu_client.cli.core.session import AsJson, Session, session_of
+from gpu_client.transport.api.calls import pages
+
+if TYPE_CHECKING:
+    from gpu_client.ring.status import Status
+
+
+ring_app = typer.Typer(no_args_is_help=True, help="A circular cache of generated samples.")
+
+Place = Annotated[
+    str, typer.Argument(metavar="RING", help="Its directory, s3://BUCKET/PREFIX, or baton:NAME.", show_default=False)
+]
+
+
+def register(app: typer.Typer) -> None:
+    """Add the group `ring` to the program."""
+    app.add_typer(ring_app, name="ring")
+
+
+@ring_app.command()
+def make(
+    context: typer.Context,
+    place: Place,
+    *,
+    setting: Annotated[
+        list[str],
+        typer.Option("--set", metavar="NAME=VALUE", help="As in gpu_client/ring/settings.py; cap is needed."),
+    ],
+    as_json: AsJson = False,
+) -> None:
+    """Make a ring, or look whether the one that is there has these settings."""
+    session = session_of(context)
+    with told():
+        from pydantic import ValidationError
+
+        from gpu_client.ring.places import make_ring
+        from gpu_client.ring.settings import RingSettings
+
+        given = dict(_pair(one) for one in setting)
+        try:
+            settings = RingSettings.model_validate_strings(given)
+        except ValidationError as error:
+            said = [f"{'.'.join(map(str, one['loc'])) or 'settings'}: {one['msg']}" for one in error.errors()]
+            raise CliError("these are no settings of a ring", problems=said) from error
+        ring = make_ring(place, settings)
+    if as_json:
+        session.screen.json(ring.settings.model_dump(mode="json"))
+        return
+    session.screen.say(f"{place} is a ring of {count(ring.settings.cap, 'sample')}, {ring.settings.mode}")
+
+
+@ring_app.command()
+def status(context: typer.Context, place: Place, *, as_json: AsJson = False) -> None:
+    """How full it is, how old, who writes and reads."""
+    session = session_of(context)
+    with told():
+        from gpu_client.ring.places import open_ring
+        from gpu_client.ring.status import status_of
+
+        found = status_of(open_ring(place))
+    if as_json:
+        session.screen.json({**asdict(found), "reuse": found.reuse})
+    else:
+        show(session.screen, found, None)
+
+
+@ring_app.command()
+def watch(
+    context: typer.Context,
+    place: Place,
+    *,
+    every: Annotated[float, typer.Option(min=0.1, help="Seconds between two looks.")] = 1.0,
+    looks: Annotated[int | None, typer.Option(min=1, help="End after so many; else with Ctrl-C.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """The same again and again, with rates: a live view on a terminal. --json: one line each."""
+    session = session_of(context)
+    with told(), _shown(session.screen, place, as_json=as_json) as shown:
+        from gpu_client.ring.errors import RingError
+        from gpu_client.ring.places import open_ring
+        from gpu_client.ring.status import status_of
+
+        ring = open_ring(place)
+        shown(status_of(ring))
+        silent = False
+        for look in counting(1):
+            if look == looks or session.cancel.wait(every):
+                return
+            try:
+                shown(status_of(ring))
+                silent = False
+            except (RingError, OSError) as error:
+                if not silent:
+                    session.screen.say(f"{error}. Still trying; Ctrl-C ends the watching.")
+                silent = True
+
+
+@ring_app.command()
+def verify(
+    context: typer.Context,
+    place: Place,
+    *,
+    repair: Annotated[
+        bool, typer.Option("--repair", help="Point to the newest good manifest, and leave out what is damaged.")
+    ] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Read all that can be read. Exit code 1 if anything is damaged and stays so."""
+    session = session_of(context)
+    with told():
+        from gpu_client.ring.places import open_ring
+        from gpu_client.ring.repairing import examined, repaired
+
+        ring = open_ring(place)
+        found = repaired(ring) if repair else examined(ring)
+        newest = ring.newest() if repair else None
+    if as_json:
+        result = {"objects": found.read, "damaged": found.damaged}
+        session.screen.json(
+            result if newest is None else {**result, "manifest": newest.number, "readable": len(newest)}
+        )
+    else:
+        for key, why in found.damaged.items():
+            session.screen.line(why if key in why else f"{key}: {why}")
+        session.screen.say(f"{count(found.read, 'object')} read, {len(found.damaged)} damaged")
+        if newest is not None and found.damaged:
+            session.screen.say(f"repaired: {count(len(newest), 'sample')} can be read, by manifest {newest.number}")
+        elif found.damaged:
+            session.screen.say("baton ring verify --repair leaves them out")
+    if found.damaged and not repair:
+        raise typer.Exit(ExitCode.FAILED)
+
+
+@ring_app.command()
+def publish(context: typer.Context, place: Place, *, as_json: AsJson = False) -> None:
+    """Make readable what waits, a whole generation or not."""
+    session = session_of(context)
+    with told():
+        from gpu_client.ring.places import open_ring
+
+        ring = open_ring(place)
+        while ring.publish(at_once=True) is not None:
+            pass
+        newest = ring.newest()
+    if as_json:
+        session.screen.json({"manifest": newest.number, "readable": len(newest), "inserted": newest.inserted})
+        return
+    session.screen.say(f"{count(len(newest), 'sample')} can be read, by manifest {newest.number}")
+
+
+@ring_app.command(name="record")
+def record_samples(
+    context: typer.Context,
+    place: Place,
+    directory: Annotated[Path, typer.Argument(metavar="DIR", help="Where the data set is to be.", show_default=False)],
+    *,
+    samples: Annotated[int, typer.Option(min=1, help="So many, each once; waits for them.")],
+    shard: Annotated[int, typer.Option(min=1, help="Samples in a file.")] = 256,
+    seed: Annotated[int, typer.Option(help="Of the order.")] = 0,
+    patience: Annotated[float, typer.Option(min=0, help="Seconds to wait for the next new sample.")] = 600.0,
+    as_json: AsJson = False,
+) -> None:
+    """Make a data set that stays of what comes into a ring: shuffled, in shards."""
+    session = session_of(context)
+    with told():
+        from gpu_client.ring.places import open_ring
+        from gpu_client.ring.reader import RingReader
+        from gpu_client.ring.recording import record
+
+        with RingReader(open_ring(place), patience_s=patience) as reader:
+            damaged = record(reader, directory, samples, shard=shard, seed=seed)
+    if as_json:
+        session.screen.json({"samples": samples, "damaged": damaged})
+        return
+    session.screen.say(f"{count(samples, 'sample')} recorded in {directory}, {damaged} damaged ones left out")
+
+
+@ring_app.command()
+def bench(
+    context: typer.Context,
+    place: Place,
+    *,
+    size: Annotated[float, typer.Option(min=0.001, max=4096, help="MiB of a sample.")] = 32.0,
+    samples: Annotated[int, typer.Option(min=1, help="In a round.")] = 6,
+    rounds: Annotated[int, typer.Option(min=1, help="After one that is not counted.")] = 5,
+    as_json: AsJson = False,
+) -> None:
+    """Put and read samples, in turns with the raw way. What it makes is beside the ring, and removed."""
+    session = session_of(context)
+    with told():
+        from gpu_client.cli.ring.view import bench_document, show_bench
+        from gpu_client.ring.bench import bench, machine_limits
+
+        size_bytes = int(size * 1024 * 1024)
+        rates = bench(place, size_bytes=size_bytes, samples=samples, rounds=rounds)
+        limits = machine_limits(size_bytes)
+    if as_json:
+        session.screen.json(bench_document(rates, limits))
+    else:
+        show_bench(session.screen, rates, limits)
+
+
+def show(screen: Screen, found: Status, rates: tuple[float, float] | None) -> None:
+    """For people."""
+    age = "" if found.oldest_s is None or found.newest_s is None else f"{found.newest_s:.1f} to {found.oldest_s:.1f} s"
+    reuse = "" if found.reuse is None else f"{found.reuse:.2f} reads of each"
+    fields = [
+        ("readable", f"{found.readable} of {found.cap}, manifest {found.manifest} ({found.mode})"),
+        ("waiting", f"{count(found.finished, 'finished sample')}"),
+        ("so far", f"{found.inserted} put, {found.read} read{', ' if reuse else ''}{reuse}"),
+        ("age", age),
+        ("stored", f"{count(found.objects, 'object')}, {found.unlisted} of them not listed"),
+    ]
+    if found.writers:
+        silent = len(found.writers) - len(found.at_work)
+        said = f"{len(found.at_work)} at work, {sum(row.put for row in found.at_work)} put by them"
+        fields.append(("writers", said + (f"; {silent} silent or dead" if silent else "")))
+    if rates is not None:
+        fields.insert(2, ("per second", f"{rates[0]:.1f} put, {rates[1]:.1f} read"))
+    if found.damaged:
+        fields.append(("damaged", ", ".join(sorted(found.damaged)[:5])))
+    screen.fields([(name, value) for name, value in fields if value])
+    if found.writers:
+        rows = [(row.name, row.state, str(row.put), str(row.refused), f"{row.waited_s:.1f}") for row in found.writers]
+        screen.table(["writer", "", "put", "refused", "waited (s)"], rows)
+    if found.readers:
+        lines = [(row.name, str(row.read), str(row.damaged), f"{row.waited_s:.1f}") for row in found.readers]
+        screen.table(["reader", "read", "damaged", "waited (s)"], lines)
+
+
+@contextmanager
+def _shown(screen: Screen, place: str, *, as_json: bool) -> Iterator[Callable[[Status], None]]:
+    """What shows one look after the other: lines of JSON, a view on a terminal, or the same fields again."""
+    from gpu_client.cli.ring.view import view
+    from gpu_client.ring.trend import Trend
+
+    trend = Trend()
+    if screen.live and not as_json:
+        with screen.redrawn() as draw:
+
+            def drawn(found: Status) -> None:
+                trend.look(found)
+                lines, columns = screen.area
+                draw(view(place, found, trend, lines=lines, columns=columns, unicode=screen.knows_blocks))
+
+            yield drawn
+        return
+
+    def said(found: Status) -> None:
+        trend.look(found)
+        rates = trend.rates[-1] if trend.rates else None
+        if as_json:
+            put_per_s, get_per_s = rates or (None, None)
+            screen.json_line({**asdict(found), "put_per_s": put_per_s, "get_per_s": get_per_s})
+        else:
+            show(screen, found, rates)
+
+    yield said
+
+
+@contextmanager
+def told() -> Iterator[None]:
+    """What is wrong with a ring, in the words of the command line."""
+    try:
+        from gpu_client.ring.errors import RingError
+    except ImportError as error:
+        raise CliError(f"rings need {error.name}", "Install it with: pip install 'baton[ring]'") from error
+    try:
+        yield
+    except ImportError as error:
+        raise CliError(f"rings need {error.name}", "Install it with: pip install 'baton[ring]'") from error
+    except RingError as error:
+        raise CliError(error.problem, error.remedy, exit_code=ExitCode.FAILED) from error
+    except OSError as error:
+        raise CliError(f"the ring cannot be reached: {error.strerror or error}", exit_code=ExitCode.FAILED) from error
+
+
+def _pair(text: str) -> tuple[str, Any]:
+    name, equals, value = text.partition("=")
+    if not equals or not name:
+        raise CliError(f"{text!r} is no setting", "Write it as: --set cap=1000")
+    return name, value
+
+
+@ring_app.callback()
+def _with_profile(context: typer.Context) -> None:
+    """A circular cache of generated samples."""
+    from gpu_client.ring.access import look_elsewhere
+
+    session = session_of(context)
+    look_elsewhere(lambda: _access(session))
+    context.call_on_close(lambda: look_elsewhere(None))  # of this command alone, whatever the process does next
+
+
+@ring_app.command(name="list")
+def list_rings(context: typer.Context, as_json: AsJson = False) -> None:
+    """Those that lie with the control plane: baton:NAME."""
+    session = session_of(context)
+    with session.client() as client:
+        found = [ring for page in pages(lambda cursor: client.rings(cursor=cursor)) for ring in page.rings]
+    if as_json:
+        session.screen.json({"rings": [ring.model_dump() for ring in found]})
+        return
+    if not found:
+        session.screen.say("No rings. Make one: baton ring make baton:NAME --set cap=1000")
+        return
+    rows = [(f"baton:{ring.name}", moment(ring.created_at), "being removed" if ring.removing else "") for ring in found]
+    session.screen.table(["ring", "made", ""], rows)
+
+
+@ring_app.command()
+def remove(
+    context: typer.Context,
+    place: Place,
+    *,
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Remove a ring with all its samples. Stop what uses it before.
+
+    Repeated after an interruption, it goes on.
+    """
+    session = session_of(context)
+    if not yes and not as_json and not typer.confirm(f"Remove {place} with all that is in it?", err=True):
+        raise CliError(f"{place} is as it was")
+    with told():
+        from gpu_client.ring.removing import remove_ring
+
+        removed = remove_ring(place)
+    if as_json:
+        session.screen.json({"ring": place, "removed": removed})
+        return
+    session.screen.say(f"{place} is removed, with {count(removed, 'object')} in it")
+
+
+def _access(session: Session) -> tuple[str, str] | None:
+    from gpu_client.ring.access import TOKEN
+
+    if session.profile_name is None and session.environ.get(TOKEN):
+        return None  # one of a job's processes, which is let in by that
+    profile = session.profile()
+    return profile.url, profile.api_key
