@@ -1,27 +1,35 @@
-"""When a call or a transfer is tried again, and how long to wait first: one pure function.
+"""The one retry loop of calls and transfers, and its policy.
 
 After stripe-python's `_should_retry`: a short list of statuses, capped exponential backoff (here with full jitter, so
-that a fleet does not come back in step), and never sooner than the server says.
+that the machines of a fleet do not return in step), and never sooner than the server's Retry-After says.
 """
 
 from __future__ import annotations
 
+import logging
+import random
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
+from typing import TypeVar
 
 from baton.contract.errors import ErrorCode
 
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
 RETRIED_STATUSES = frozenset({408, 425, 429, 500, 502, 503, 504})
-"""The server, or something in between, says: not now. The rest of 400 and above is about the request itself."""
+"""The server, or a gateway before it, refuses for now. Every other status from 400 on is about the request itself."""
 
 RETRIED_CODES = frozenset({ErrorCode.CONFLICT.value})
-"""Somebody else changed the same item at the same moment: repeating is the remedy."""
+"""Another client changed the same item at the same moment: repeating the call is the remedy."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class RetryPolicy:
-    """Bounds of trying again. `budget_s` counts from the first try; a wait that would exceed it is not begun."""
+    """Bounds of one call's tries. No pause begins that would end after `budget_s` seconds."""
 
     max_tries: int = 10
     budget_s: float = 60.0
@@ -31,9 +39,9 @@ class RetryPolicy:
 
 @dataclass(frozen=True, kw_only=True)
 class Failure:
-    """What one try ended with. `status` None means that no (complete) answer came: connection, timeout, cut short.
+    """How one try failed. `status` None: no complete answer came (connection, timeout, cut short).
 
-    `overload`: the other side says, or seems, to have too much to do.
+    `overload`: the server reports, or its silence suggests, that it has too much to do.
     """
 
     reason: str
@@ -44,26 +52,78 @@ class Failure:
 
 
 class RetryLater(Exception):  # noqa: N818 - a normal outcome, tried again
-    """One try failed and may be repeated; `failure` tells why."""
+    """One try failed and the policy decides whether to repeat it.
 
-    def __init__(self, failure: Failure) -> None:
+    `stale`: the server had closed a kept-alive connection before the request came; a repetition needs no pause and does
+    not count as a try.
+    """
+
+    def __init__(self, failure: Failure, *, stale: bool = False) -> None:
         self.failure = failure
+        self.stale = stale
         super().__init__(failure.reason)
+
+
+class GaveUp(Exception):  # noqa: N818 - callers turn it into an error of their own
+    """The policy allows no further try. `failures`: of all tries, oldest first; `last`: what the last one raised."""
+
+    def __init__(self, failures: list[Failure], last: RetryLater, elapsed_s: float) -> None:
+        self.failures = failures
+        self.last = last
+        self.elapsed_s = elapsed_s
+        super().__init__(f"{len(failures)} tries (last: {last})")
+
+
+def call_with_retry(
+    once: Callable[[], T],
+    policy: RetryPolicy,
+    *,
+    name: str,
+    pause: Callable[[float], object],
+    draw: Callable[[], float] = random.random,
+    clock: Callable[[], float] | None = None,
+    repeatable: bool = True,
+) -> T:
+    """Return the result of `once`, repeated while it raises RetryLater and `policy` allows another try.
+
+    `pause` waits for seconds. The policy's budget counts all time by `clock`; without a clock, only the pauses.
+    `repeatable` as for `retry_delay_s`. Raises GaveUp, and every other exception of `once` at once.
+    """
+    began_s = clock() if clock else 0.0
+    waited_s = 0.0
+    failures: list[Failure] = []
+    while True:
+        try:
+            return once()
+        except RetryLater as error:
+            if error.stale:
+                continue
+            last = error
+        failures.append(last.failure)
+        elapsed_s = clock() - began_s if clock else waited_s
+        delay_s = retry_delay_s(
+            policy, last.failure, tries=len(failures), elapsed_s=elapsed_s, draw=draw(), repeatable=repeatable
+        )
+        if delay_s is None:
+            raise GaveUp(failures, last, elapsed_s)
+        logger.info("%s: %s; trying again in %.1f s", name, last, delay_s)
+        pause(delay_s)
+        waited_s += delay_s
 
 
 def retry_delay_s(
     policy: RetryPolicy, failure: Failure, *, tries: int, elapsed_s: float, draw: float, repeatable: bool = True
 ) -> float | None:
-    """Seconds to wait before the next try; None to give up.
+    """Return the seconds to wait before the next try; None to give up.
 
     `tries` have been made in `elapsed_s`; `draw` is a random number in [0, 1). A call that is not `repeatable` (it has
-    neither fence nor idempotency key) is only tried again after 429, which is answered before anything is done.
+    neither fence nor idempotency key) is repeated only after 429, because the server sends 429 before it does anything.
     """
     if not _may_pass(failure) or tries >= policy.max_tries or not (repeatable or failure.status == 429):
         return None
     delay_s = draw * min(policy.max_delay_s, policy.first_delay_s * 2.0 ** min(tries - 1, 30))
     if failure.retry_after_s is not None:
-        # At least: a server that says "at once" is not asked ten times without a pause.
+        # At least the backoff: a Retry-After of 0 would otherwise cause ten requests without a pause.
         delay_s = max(delay_s, failure.retry_after_s)
     return delay_s if elapsed_s + delay_s <= policy.budget_s else None
 
@@ -73,7 +133,7 @@ def _may_pass(failure: Failure) -> bool:
 
 
 def parse_retry_after(value: str | None, *, date: str | None) -> float | None:
-    """Seconds that a Retry-After header asks for; None if it says nothing usable.
+    """Return the seconds that a Retry-After header asks for; None if it has no usable value.
 
     A point in time is compared with the answer's own Date header, never with this machine's clock.
     """

@@ -7,13 +7,13 @@ configured URL only. The key appears in no log line, message or `repr`.
 from __future__ import annotations
 
 import json
-import logging
 import random
 import re
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from http.cookiejar import DefaultCookiePolicy
+from itertools import count
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -28,9 +28,15 @@ from baton.contract.errors import ErrorCode, Fault
 from gpu_client.transport.errors import ApiError, UnexpectedAnswer, Unreachable, api_error_class, without_query
 from gpu_client.transport.limits.stats import CallStats
 from gpu_client.transport.net.connections import shared_tls, user_agent
-from gpu_client.transport.retry import RETRIED_STATUSES, Failure, RetryPolicy, parse_retry_after, retry_delay_s
-
-logger = logging.getLogger(__name__)
+from gpu_client.transport.retry import (
+    RETRIED_STATUSES,
+    Failure,
+    GaveUp,
+    RetryLater,
+    RetryPolicy,
+    call_with_retry,
+    parse_retry_after,
+)
 
 CONNECT_TIMEOUT_S = 10.0
 READ_TIMEOUT_S = 35.0
@@ -62,6 +68,14 @@ class Answer:
 
     status: int
     data: Any
+
+
+class _Refused(RetryLater):
+    """The server answered with an error."""
+
+    def __init__(self, failure: Failure, error: ApiError) -> None:
+        self.error = error
+        super().__init__(failure)
 
 
 class HttpClient:
@@ -104,28 +118,28 @@ class HttpClient:
 
         Raises ApiError (refused), Unreachable (no usable answer), UnexpectedAnswer (not our API).
         """
-        policy = self.policy if budget_s is None else _with_budget(self.policy, budget_s)
+        policy = self.policy if budget_s is None else replace(self.policy, budget_s=budget_s)
         started = self._clock()
-        tries = 0
-        unanswered = False
-        while True:
-            self.stats.count(call.kind, retry=tries > 0)
-            tries += 1
-            outcome = self._try(call, remaining_s=policy.budget_s - (self._clock() - started))
-            if isinstance(outcome, Answer):
-                return outcome
-            failure, error = outcome
-            elapsed_s = self._clock() - started
-            delay_s = retry_delay_s(
-                policy, failure, tries=tries, elapsed_s=elapsed_s, draw=self._draw(), repeatable=call.repeatable
-            )
-            if delay_s is None:
-                raise self._final(call, failure, error, tries=tries, elapsed_s=elapsed_s, unanswered=unanswered)
-            unanswered = unanswered or failure.status is None or failure.status >= 500
-            logger.info("%s: %s; trying again in %.1f s", call.kind, failure.reason, delay_s)
-            self._sleep(delay_s)
+        earlier_tries = count()
 
-    def _try(self, call: Call, *, remaining_s: float) -> Answer | tuple[Failure, ApiError | None]:
+        def once() -> Answer:
+            self.stats.count(call.kind, retry=next(earlier_tries) > 0)
+            return self._try(call, remaining_s=policy.budget_s - (self._clock() - started))
+
+        try:
+            return call_with_retry(
+                once,
+                policy,
+                name=call.kind,
+                pause=self._sleep,
+                draw=self._draw,
+                clock=self._clock,
+                repeatable=call.repeatable,
+            )
+        except GaveUp as error:
+            raise self._final(call, error) from None
+
+    def _try(self, call: Call, *, remaining_s: float) -> Answer:
         url = self.url + call.path
         limit_s = max(0.1, remaining_s)
         until = self._clock() + limit_s
@@ -149,7 +163,7 @@ class HttpClient:
                 body = self._read(response, until=until)
         except (requests.ConnectionError, requests.Timeout, HTTPError) as error:
             # urllib3's HTTPError comes from reading the body below requests
-            return Failure(reason=_reason(error)), None
+            raise RetryLater(Failure(reason=_reason(error))) from error
         return self._understood(call, response, body)
 
     def _read(self, response: requests.Response, *, until: float) -> bytes:
@@ -165,16 +179,13 @@ class HttpClient:
                 raise requests.ReadTimeout("the answer took longer than the call may take")
         return bytes(body)
 
-    def _understood(
-        self, call: Call, response: requests.Response, body: bytes
-    ) -> Answer | tuple[Failure, ApiError | None]:
+    def _understood(self, call: Call, response: requests.Response, body: bytes) -> Answer:
         status = response.status_code
         if status >= 400:
             error = parse_error(status, body)
             retry_after_s = parse_retry_after(response.headers.get("Retry-After"), date=response.headers.get("Date"))
-            return (
-                Failure(reason=f"{status} {error}", status=status, code=error.code, retry_after_s=retry_after_s),
-                error,
+            raise _Refused(
+                Failure(reason=f"{status} {error}", status=status, code=error.code, retry_after_s=retry_after_s), error
             )
         if status >= 300:
             raise UnexpectedAnswer(f"{call.kind}: a redirect, which the control plane never answers with")
@@ -182,19 +193,20 @@ class HttpClient:
             return Answer(status, None)
         try:
             return Answer(status, json.loads(body))
-        except ValueError:
-            return Failure(reason=f"{status} with a body that is not JSON: {_snippet(body)}"), None
+        except ValueError as error:
+            raise RetryLater(Failure(reason=f"{status} with a body that is not JSON: {_snippet(body)}")) from error
 
-    def _final(
-        self, call: Call, failure: Failure, error: ApiError | None, *, tries: int, elapsed_s: float, unanswered: bool
-    ) -> Exception:
+    def _final(self, call: Call, gave_up: GaveUp) -> Exception:
+        error = gave_up.last.error if isinstance(gave_up.last, _Refused) else None
         if error is not None and error.status < 500 and error.status not in RETRIED_STATUSES:
             self.stats.refused(error.code)
-            error.after_retry = unanswered
+            # The server may have carried out an earlier try whose answer got lost.
+            error.after_retry = any(one.status is None or one.status >= 500 for one in gave_up.failures[:-1])
             return error
+        tries = len(gave_up.failures)
         return Unreachable(
             f"{call.kind}: no usable answer from {self.url} after {tries} {'try' if tries == 1 else 'tries'} "
-            f"in {elapsed_s:.0f} s (last: {failure.reason})"
+            f"in {gave_up.elapsed_s:.0f} s (last: {gave_up.last})"
         )
 
 
@@ -279,15 +291,6 @@ def _reason(error: BaseException) -> str:
     # "Connection refused", without the names of urllib3's objects around it
     said = root.strerror if isinstance(root, OSError) and root.strerror else str(cause)
     return f"{type(error).__name__}: {said[:200]}"
-
-
-def _with_budget(policy: RetryPolicy, budget_s: float) -> RetryPolicy:
-    return RetryPolicy(
-        max_tries=policy.max_tries,
-        budget_s=budget_s,
-        first_delay_s=policy.first_delay_s,
-        max_delay_s=policy.max_delay_s,
-    )
 
 
 def _checked_url(url: str) -> str:

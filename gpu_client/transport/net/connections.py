@@ -24,6 +24,7 @@ import certifi
 
 from gpu_client.transport.errors import TransferError, without_query
 from gpu_client.transport.net.cancellation import Flight
+from gpu_client.transport.retry import Failure, RetryLater
 
 CONNECT_TIMEOUT_S = 10.0
 STALL_TIMEOUT_S = 60.0
@@ -61,17 +62,11 @@ def shared_tls() -> ssl.SSLContext:
     return context
 
 
-class BrokenConnection(Exception):  # noqa: N818 - a normal outcome, tried again
-    """The connection failed before a whole answer came.
-
-    `stale`: it had been idle, and the other side closed it before this request came. `timed_out`: no byte moved for
-    too long.
-    """
+class BrokenConnection(RetryLater):
+    """The connection failed before a whole answer came. `timed_out`: no byte moved within the stall timeout."""
 
     def __init__(self, message: str, *, stale: bool = False, timed_out: bool = False) -> None:
-        self.stale = stale
-        self.timed_out = timed_out
-        super().__init__(message)
+        super().__init__(Failure(reason=message, overload=timed_out), stale=stale)
 
 
 class Connections:

@@ -1,4 +1,4 @@
-"""One transfer tried until it is done: what may pass is waited out, bytes that were altered are moved once more."""
+"""One transfer, repeated until it is done: after failures that may pass, and once more after altered bytes."""
 
 from __future__ import annotations
 
@@ -11,8 +11,7 @@ from gpu_client.transport.errors import ChecksumMismatch, FalseDigest, Unreachab
 from gpu_client.transport.limits.channel import Pause, TransferChannel
 from gpu_client.transport.limits.stats import TransferStats
 from gpu_client.transport.net.cancellation import Flight, stop_if_set
-from gpu_client.transport.net.connections import BrokenConnection
-from gpu_client.transport.retry import Failure, RetryLater, RetryPolicy, retry_delay_s
+from gpu_client.transport.retry import GaveUp, RetryLater, RetryPolicy, call_with_retry
 
 logger = logging.getLogger(__name__)
 
@@ -20,7 +19,7 @@ T = TypeVar("T")
 
 
 class TransferRetry:
-    """Tries of the policy, each after a pause of random length. Tells the channel when the store is overloaded."""
+    """Repeats transfers by `policy`, whose budget bounds the pauses. Reports overload of the store to the channel."""
 
     def __init__(
         self, policy: RetryPolicy, stats: TransferStats, *, pause: Pause, draw: Callable[[], float] = random.random
@@ -31,7 +30,10 @@ class TransferRetry:
         self._draw = draw
 
     def twice_if_altered(self, name: str, flight: Flight, channel: TransferChannel, once: Callable[[], T]) -> T:
-        """Bytes can be altered on the way: only a second mismatch means that they are wrong at their source."""
+        """Repeat `once` as `until_done` does, and once more after ChecksumMismatch.
+
+        The network can alter bytes, therefore only a second mismatch proves that the bytes are wrong at their source.
+        """
         try:
             return self.until_done(name, flight, channel, once)
         except FalseDigest:
@@ -42,29 +44,26 @@ class TransferRetry:
             return self.until_done(name, flight, channel, once)
 
     def until_done(self, name: str, flight: Flight, channel: TransferChannel, once: Callable[[], T]) -> T:
-        """What `once` returns. Raises Unreachable after all tries, TransferCanceled, and whatever `once` does not mean
-        to be tried again."""
-        tries, waited_s = 0, 0.0
-        while True:
+        """Return the result of `once`, repeated while it raises RetryLater.
+
+        Raises Unreachable after all tries, TransferCanceled, and every other exception of `once` at once.
+        """
+
+        def attempt() -> T:
             stop_if_set(flight)
-            tries += 1
             try:
                 return once()
-            except BrokenConnection as error:
-                if error.stale and not flight.is_set():
-                    # a store closes connections that were idle for long: there is nothing to wait for
-                    tries -= 1
-                    continue
-                failure = Failure(reason=str(error), overload=error.timed_out)
             except RetryLater as error:
-                failure = error.failure
-            stop_if_set(flight)
-            if failure.overload:
-                channel.limit.slow_down()
-            delay_s = retry_delay_s(self._policy, failure, tries=tries, elapsed_s=waited_s, draw=self._draw())
-            if delay_s is None:
-                raise Unreachable(f"{name}: not moved after {tries} tries (last: {failure.reason})")
-            logger.info("%s: %s; trying again in %.1f s", name, failure.reason, delay_s)
+                stop_if_set(flight)
+                if error.failure.overload:
+                    channel.limit.slow_down()
+                raise
+
+        def pause(delay_s: float) -> None:
             self._stats.add(retries=1)
             self._pause(flight, delay_s)
-            waited_s += delay_s
+
+        try:
+            return call_with_retry(attempt, self._policy, name=name, pause=pause, draw=self._draw)
+        except GaveUp as error:
+            raise Unreachable(f"{name}: not moved after {error}") from error.last

@@ -2,9 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 
-from gpu_client.transport.retry import Failure, RetryPolicy, parse_retry_after, retry_delay_s
+from gpu_client.transport.retry import (
+    Failure,
+    GaveUp,
+    RetryLater,
+    RetryPolicy,
+    call_with_retry,
+    parse_retry_after,
+    retry_delay_s,
+)
 
 POLICY = RetryPolicy(max_tries=5, budget_s=60, first_delay_s=0.5, max_delay_s=4)
 
@@ -90,3 +100,56 @@ def test_unusable_retry_after_is_ignored(value: str | None) -> None:
     """Numbers beyond all bounds ended the agent: they raise OverflowError, which is no ValueError."""
     assert parse_retry_after(value, date=None) is None
     assert parse_retry_after(value, date="Fri, 20 Nov 2026 20:00:00 GMT") is None
+
+
+def failing(*failures: RetryLater) -> Callable[[], str]:
+    """A call that raises each failure once and then succeeds."""
+    left = iter(failures)
+
+    def once() -> str:
+        for failure in left:
+            raise failure
+        return "done"
+
+    return once
+
+
+def later(status: int | None = 503, *, stale: bool = False) -> RetryLater:
+    return RetryLater(Failure(reason=f"status {status}", status=status), stale=stale)
+
+
+def test_a_call_is_repeated_after_growing_pauses() -> None:
+    pauses: list[float] = []
+    once = failing(later(), later(), later(None))
+    assert call_with_retry(once, POLICY, name="call", pause=pauses.append, draw=lambda: 1.0) == "done"
+    assert pauses == [0.5, 1, 2]
+
+
+def test_a_stale_connection_costs_neither_a_pause_nor_a_try() -> None:
+    policy = RetryPolicy(max_tries=1)
+    once = failing(*[later(None, stale=True)] * 20)
+    assert call_with_retry(once, policy, name="call", pause=lambda _: pytest.fail("it paused")) == "done"
+
+
+def test_what_gave_up_has_all_failures() -> None:
+    with pytest.raises(GaveUp, match=r"3 tries \(last: status 400\)") as caught:
+        call_with_retry(failing(later(), later(None), later(400)), POLICY, name="call", pause=lambda _: None)
+    assert [failure.status for failure in caught.value.failures] == [503, None, 400]
+
+
+def test_the_budget_counts_all_time_by_a_clock_and_else_the_pauses() -> None:
+    times = iter([0.0, 59.8])
+    with pytest.raises(GaveUp):
+        call_with_retry(
+            failing(later()), POLICY, name="c", pause=lambda _: None, draw=lambda: 1.0, clock=lambda: next(times)
+        )
+    pauses: list[float] = []
+    with pytest.raises(GaveUp) as caught:
+        call_with_retry(
+            failing(*[later()] * 9),
+            RetryPolicy(budget_s=10, first_delay_s=4, max_delay_s=4),
+            name="c",
+            pause=pauses.append,
+            draw=lambda: 1.0,
+        )
+    assert (pauses, caught.value.elapsed_s) == ([4, 4], 8)
