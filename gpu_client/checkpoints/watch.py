@@ -14,8 +14,6 @@ a directory of our own (`Hold`); a directory that the script deletes, or leaves 
 and is taken from these links.
 """
 
-import errno
-import json
 import logging
 import os
 import re
@@ -26,16 +24,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from baton.contract.base import MAX_PATH_BYTES, MAX_STEP
+from baton.contract.base import MAX_STEP
 from gpu_client.checkpoints.completeness import missing_in
 from gpu_client.checkpoints.holding import Hold
-from gpu_client.checkpoints.metrics import usable_metrics, usable_tag
+from gpu_client.checkpoints.listing import MARKER, FileSeen, list_files, read_marker
+
+__all__ = ["MARKER", "CheckpointWatcher", "CreatedBy", "FileSeen", "ReadyCheckpoint", "list_files", "read_marker"]
 
 _log = logging.getLogger(__name__)
 
-MARKER = "baton.json"
-MARKER_FORMATS = (1, 2)
-MARKER_MAX_BYTES = 256 * 1024
 STABLE_S = 5.0
 # A directory with fewer kinds of files than the script's last checkpoint, or the first: more is probably coming.
 INCOMPLETE_PATIENCE = 6
@@ -49,15 +46,6 @@ CreatedBy = Literal["session", "foreign"]
 
 
 @dataclass(frozen=True, slots=True)
-class FileSeen:
-    """A file of a checkpoint as it was seen: its path inside the directory, size and modification time."""
-
-    path: str
-    size_bytes: int
-    modified_ns: int
-
-
-@dataclass(frozen=True, slots=True)
 class ReadyCheckpoint:
     """A complete checkpoint directory, and the files it had when it was found complete."""
 
@@ -67,16 +55,6 @@ class ReadyCheckpoint:
     created_by: CreatedBy
     files: tuple[FileSeen, ...]
     tag: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class Marker:
-    """What the session says about a checkpoint that it has completed."""
-
-    step: int
-    metrics: dict[str, float]
-    tag: str = ""
-    """By which it is to be kept."""
 
 
 @dataclass(slots=True)
@@ -351,50 +329,6 @@ class CheckpointWatcher:
             _log.warning("%s in the output directory %s", name, text)
 
 
-def list_files(directory: Path) -> tuple[FileSeen, ...]:
-    """All files below ``directory``, by path. Links count as themselves.
-
-    Raises OSError, FileNotFoundError if something is removed meanwhile.
-    """
-    files: list[FileSeen] = []
-    waiting = [directory]
-    while waiting:
-        with os.scandir(waiting.pop()) as entries:
-            for entry in entries:
-                relative = Path(entry.path).relative_to(directory).as_posix()
-                if entry.is_dir(follow_symlinks=False):
-                    if len(os.fsencode(relative)) > MAX_PATH_BYTES:
-                        raise OSError(errno.ENAMETOOLONG, f"a path longer than {MAX_PATH_BYTES} bytes cannot be stored")
-                    waiting.append(Path(entry.path))
-                    continue
-                info = entry.stat(follow_symlinks=False)
-                files.append(FileSeen(relative, info.st_size, info.st_mtime_ns))
-    return tuple(sorted(files, key=lambda file: file.path))
-
-
 def _kinds(files: Iterable[FileSeen]) -> Counter[str]:
     """The names of files without the numbers that tell steps, shards and ranks apart, and how often each occurs."""
     return Counter(_DIGITS.sub("#", file.path) for file in files)
-
-
-def read_marker(path: Path) -> Marker | None:
-    """A ``baton.json``; None if there is none. Raises ValueError if it is none of a kind that is known."""
-    try:
-        fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
-    except FileNotFoundError:
-        return None
-    except OSError as error:
-        raise ValueError(str(error)) from error
-    with os.fdopen(fd, "rb") as file:
-        try:
-            marker = json.loads(file.read(MARKER_MAX_BYTES))
-        except (OSError, RecursionError) as error:
-            raise ValueError(str(error)) from error
-    if not isinstance(marker, dict):
-        raise ValueError("it is not an object")
-    if marker.get("format") not in MARKER_FORMATS:
-        raise ValueError(f"its format is {str(marker.get('format'))[:20]!r}, not one of {MARKER_FORMATS}")
-    step = marker.get("step")
-    if not isinstance(step, int) or isinstance(step, bool) or not 0 <= step <= MAX_STEP:
-        raise ValueError(f"its step is {str(step)[:20]!r}")
-    return Marker(step, usable_metrics(marker.get("metrics")), usable_tag(marker.get("tag")))

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from gpu_client.checkpoints import watch
+from gpu_client.checkpoints import listing, watch
 from gpu_client.checkpoints.staging import stage
 from gpu_client.checkpoints.watch import CheckpointWatcher
 from gpu_client.training import commit
@@ -336,5 +336,5 @@ def test_a_tree_too_deep_for_any_manifest_is_not_a_checkpoint(scene: Scene) -> N
 
 def test_the_agent_reads_the_marker_that_the_session_writes() -> None:
     """Neither may import the other: the names are written down twice."""
-    assert (watch.MARKER, watch.MARKER_MAX_BYTES) == (commit.MARKER, commit.MARKER_MAX_BYTES)
-    assert watch.MARKER_FORMATS == (1, commit.FORMAT)
+    assert (listing.MARKER, listing.MARKER_MAX_BYTES) == (commit.MARKER, commit.MARKER_MAX_BYTES)
+    assert listing.MARKER_FORMATS == (1, commit.FORMAT)
