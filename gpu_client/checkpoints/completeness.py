@@ -8,11 +8,16 @@ import stat
 import zipfile
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import BinaryIO
 
 MAX_HEADER_BYTES = 100_000_000
 """Of a safetensors file, by the format's own bound."""
 MAX_JSON_BYTES = 64 * 1024 * 1024
+"""A longer document is not judged: it costs too much memory to read."""
+MAX_NAMED = 200
+"""Characters of a name that a file states, in what is said of it."""
+_LFS_POINTER = b"version https://git-lfs"
+"""Of a file that git-lfs has not fetched: it stands in the file's place, whatever the file's name is."""
 _ZIP = b"PK\x03\x04"
 
 
@@ -20,7 +25,7 @@ def missing_in(directory: Path, paths: Iterable[str]) -> str:
     """Return which part of which file is missing, by the file's own statement; "" if no file states that one is.
 
     Judged are safetensors files, zip archives (as `torch.save` writes them), indexes of shards (`*.index.json`) and
-    `trainer_state.json`. Every other file counts as whole. Raises OSError.
+    `trainer_state.json`. Every other file counts as whole, and so does a pointer of git-lfs. Raises OSError.
     """
     names = set(paths)
     for path in sorted(names):
@@ -40,14 +45,16 @@ def _judge(directory: Path, path: str, names: set[str]) -> str:
         info = os.fstat(fd)
         if not stat.S_ISREG(info.st_mode):
             return ""
+        start = file.read(len(_LFS_POINTER))
+        file.seek(0)
+        if start == _LFS_POINTER:
+            return ""
         name = Path(path).name
         if name.endswith(".safetensors"):
             return _safetensors(file, info.st_size)
-        if name.endswith(".index.json"):
-            return _index(file, Path(path).parent, names)
-        if name == "trainer_state.json":
-            return "" if isinstance(_json(file), dict) else "is not complete JSON"
-        if file.read(len(_ZIP)) == _ZIP:
+        if name == "trainer_state.json" or name.endswith(".index.json"):
+            return "" if info.st_size > MAX_JSON_BYTES else _document(file, Path(path).parent, names)
+        if start.startswith(_ZIP):
             return _archive(file)
     return ""
 
@@ -60,7 +67,7 @@ def _safetensors(file: BinaryIO, size_bytes: int) -> str:
     try:
         header = json.loads(file.read(header_bytes))
         ends = [int(entry["data_offsets"][1]) for name, entry in header.items() if name != "__metadata__"]
-    except (ValueError, RecursionError, AttributeError, KeyError, IndexError, TypeError):
+    except (ValueError, RecursionError, AttributeError, KeyError, IndexError, TypeError, OverflowError):
         return "has no readable safetensors header"
     length_bytes = 8 + header_bytes + max(ends, default=0)
     return f"has {size_bytes} of {length_bytes} bytes" if size_bytes < length_bytes else ""
@@ -75,20 +82,16 @@ def _archive(file: BinaryIO) -> str:
         return f"is not a whole zip archive ({error})"
 
 
-def _index(file: BinaryIO, folder: Path, names: set[str]) -> str:
-    index = _json(file)
-    if not isinstance(index, dict):
+def _document(file: BinaryIO, folder: Path, names: set[str]) -> str:
+    """Read the JSON object, and look for the shards that an index names."""
+    try:
+        document = json.load(file)
+    except (ValueError, RecursionError):
+        document = None
+    if not isinstance(document, dict):
         return "is not complete JSON"
-    shards = index.get("weight_map")
+    shards = document.get("weight_map")
     if not isinstance(shards, dict):
         return ""
     lacking = sorted({str(shard) for shard in shards.values() if (folder / str(shard)).as_posix() not in names})
-    return f"names {lacking[0]}, which is not there" if lacking else ""
-
-
-def _json(file: BinaryIO) -> Any:
-    """Return the document, None if the file holds none."""
-    try:
-        return json.loads(file.read(MAX_JSON_BYTES))
-    except (ValueError, RecursionError):
-        return None
+    return f"names {lacking[0][:MAX_NAMED]}, which is not there" if lacking else ""

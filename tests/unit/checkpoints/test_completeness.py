@@ -1,4 +1,4 @@
-"""Files that are shorter than they state themselves are waited for, however long they have been left alone."""
+"""Files that are shorter than they state: how each is recognized, and how long a checkpoint with one is waited for."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import pytest
 import torch
 from safetensors.torch import save
 
+from gpu_client.checkpoints import completeness
 from gpu_client.checkpoints.completeness import missing_in
 from gpu_client.checkpoints.watch import INCOMPLETE_PATIENCE
 from tests.unit.checkpoints.watch_kit import STABLE_S, Scene
@@ -63,6 +64,28 @@ def test_other_files_are_whole(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "scheduler.pt").write_bytes(content)
     os.mkfifo(tmp_path / "pipe.safetensors")
     assert missing_in(tmp_path, ["scheduler.pt", "pipe.safetensors"]) == ""
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "trainer_state.json", "model.safetensors.index.json"])
+def test_a_git_lfs_pointer_is_whole(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).write_bytes(b"version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 12345\n")
+    assert missing_in(tmp_path, [name]) == ""
+
+
+@pytest.mark.parametrize("name", ["trainer_state.json", "model.safetensors.index.json"])
+def test_a_json_file_that_is_too_long_to_be_read_is_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    """It was cut off at the bound, and what was left was no JSON."""
+    (tmp_path / name).write_text('{"weight_map": {"a": "elsewhere"}, "log_history": []}')
+    monkeypatch.setattr(completeness, "MAX_JSON_BYTES", 20)
+    assert missing_in(tmp_path, [name]) == ""
+
+
+def test_an_endless_tensor_is_no_header(tmp_path: Path) -> None:
+    header = b'{"a": {"data_offsets": [0, Infinity]}}'
+    (tmp_path / "model.safetensors").write_bytes(len(header).to_bytes(8, "little") + header)
+    assert missing_in(tmp_path, ["model.safetensors"]) == "model.safetensors has no readable safetensors header"
 
 
 def test_a_checkpoint_with_a_short_file_is_waited_for(tmp_path: Path) -> None:
