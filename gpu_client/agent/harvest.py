@@ -152,7 +152,7 @@ class Harvest:
 
     def _new_watcher(self) -> CheckpointWatcher:
         output, staging = self._directories.output, self._directories.staging
-        return CheckpointWatcher(output, self._clock, self._files_open, self._stable_s, staging)
+        return CheckpointWatcher(output, self._clock, self._files_open, self._stable_s, staging, say=self._say)
 
     def _files_open(self) -> set[Path]:
         return self._trainer.files_open_for_writing() if self._trainer else set()

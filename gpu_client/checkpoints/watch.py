@@ -7,7 +7,8 @@ file in it open for writing.
 
 There is no way to be told by a foreign script that it is done, so patience is learned: a directory that lacks files
 which the script's former checkpoint had is given more time, and so is the first one, unless it ends with a file that
-trainers write last. A file that is shorter than its own header states is waited for.
+trainers write last. One with a file that is shorter than the file itself states is given as much, and is taken as it is
+then: the file may never have been whole.
 
 A script may rotate its checkpoints faster than they settle. So each poll links the files of unfinished directories into
 a directory of our own (`Hold`); a directory that the script deletes, or leaves for its successor, was finished then,
@@ -34,7 +35,8 @@ __all__ = ["MARKER", "CheckpointWatcher", "CreatedBy", "FileSeen", "ReadyCheckpo
 _log = logging.getLogger(__name__)
 
 STABLE_S = 5.0
-# A directory with fewer kinds of files than the script's last checkpoint, or the first: more is probably coming.
+# A directory with fewer kinds of files than the script's last checkpoint, or the first, or one with a file that is not
+# whole: more is probably coming.
 INCOMPLETE_PATIENCE = 6
 # The Hugging Face Trainer and accelerate write these behind everything else.
 _LAST_FILES = re.compile(r"trainer_state\.json|random_states_[0-9]+\.pkl")
@@ -86,6 +88,8 @@ class CheckpointWatcher:
 
     ``clock``: monotonic seconds. ``open_for_writing``: the files that the trainer's processes have open for writing;
     asked only when a directory looks complete. ``holding_dir``: where files are linked to, on the same file system.
+    ``say``: puts a line into the job's log. The watcher says there why it does not take a directory over, once for
+    each kind of reason.
     """
 
     def __init__(
@@ -95,6 +99,8 @@ class CheckpointWatcher:
         open_for_writing: Callable[[], set[Path]],
         stable_s: float = STABLE_S,
         holding_dir: Path | None = None,
+        *,
+        say: Callable[[str], object] = lambda line: None,
     ) -> None:
         self._output_dir = output_dir
         self._clock = clock
@@ -111,7 +117,9 @@ class CheckpointWatcher:
         self._removed: list[tuple[str, _Candidate]] = []
         self.missed: list[int] = []
         """Steps of directories that the script removed before they could be taken over."""
+        self._say = say
         self._warned: set[tuple[str, str]] = set()
+        self._told: set[str] = set()
 
     def mark_seen(self, path: Path) -> None:
         """Never report this directory as it is now: the agent put it there itself (a restored checkpoint)."""
@@ -137,10 +145,17 @@ class CheckpointWatcher:
     def final_poll(self, *, clean_exit: bool) -> list[ReadyCheckpoint]:
         """The rest, once all of the trainer's processes are gone. Does not wait.
 
-        After a clean exit (code 0) whatever is there is complete. After a crash or a kill only the session's own
-        checkpoints are: a foreign one that had not settled may have been cut off in the middle.
+        After a clean exit (code 0) whatever is there is complete, whatever its files state. After a crash or a kill
+        only the session's own checkpoints are: a foreign one that had not settled may have been cut off in the middle.
         """
-        return self._look(lambda _name, _files: clean_exit)
+        ready = self._look(lambda _name, _files: clean_exit)
+        for name, candidate in self._candidates.items():
+            if candidate.foreign:
+                self._tell(
+                    name,
+                    "is not taken over: the script ended before the directory had settled, and it may be cut off",
+                )
+        return ready
 
     def _look(self, is_complete: Callable[[str, tuple[FileSeen, ...]], bool]) -> list[ReadyCheckpoint]:
         ready: list[ReadyCheckpoint] = []
@@ -178,7 +193,7 @@ class CheckpointWatcher:
             self._release(candidate)
             return
         usual, kinds = self._usual_names, _kinds(candidate.whole)
-        found = None if usual is None or usual - kinds else self._held(candidate)
+        found = None if usual is None or usual - kinds else self._held(name, candidate)
         if usual is None or found is not None:
             self._usual_names = kinds  # a part of one must not be the measure of the next
         if found is None:
@@ -197,13 +212,13 @@ class CheckpointWatcher:
             if not any(one.step > candidate.step and one.first_look > candidate.first_look for one in foreign.values()):
                 continue
             path = self._output_dir / name
-            if self._is_open(path) or self._is_short(name, candidate.files):
+            if self._is_open(path) or self._missing(name, path, candidate.files):
                 continue
             self._usual_names = _kinds(candidate.files)
-            held = self._held(candidate)
+            held = self._held(name, candidate)
             yield held or ReadyCheckpoint(candidate.step, path, {}, "foreign", candidate.files)
 
-    def _held(self, candidate: _Candidate) -> ReadyCheckpoint | None:
+    def _held(self, name: str, candidate: _Candidate) -> ReadyCheckpoint | None:
         """The checkpoint by its links, if they are all of its files, and as these were seen last or left behind."""
         hold = candidate.hold
         if hold is None:
@@ -214,7 +229,7 @@ class CheckpointWatcher:
                 return None
             changed = {file.path for file in set(files) - set(candidate.whole)}
             # A file that changed and still has a name elsewhere may be on its way to be part of another checkpoint.
-            if not all(hold.is_deleted(path) for path in changed) or missing_in(hold.path, (one.path for one in files)):
+            if not all(hold.is_deleted(path) for path in changed) or self._missing(name, hold.path, files):
                 return None
         except OSError as error:
             _log.warning("the links to step %d cannot be read: %s", candidate.step, error)
@@ -248,7 +263,7 @@ class CheckpointWatcher:
             if not matched or int(matched.group(1)) > MAX_STEP:
                 continue
             if entry.is_symlink():
-                self._warn(entry.name, "is a symbolic link and is ignored")
+                self._tell(entry.name, "is a symbolic link and is ignored")
                 continue
             try:
                 info = entry.stat(follow_symlinks=False)
@@ -268,7 +283,7 @@ class CheckpointWatcher:
         except FileNotFoundError:
             return None  # It is being removed, or written: the next look tells.
         except OSError as error:
-            self._warn(name, f"cannot be read: {error}")
+            self._tell(name, f"cannot be read, and is not taken: {error}")
             return None
         known = self._candidates.get(name)
         if known is None:
@@ -285,7 +300,7 @@ class CheckpointWatcher:
         except ValueError as error:
             # Damaged, or a copy that is still being written: then what goes for foreign ones goes for it.
             if is_complete(name, files):
-                self._warn(name, f"has a {MARKER} that is not usable, and is not taken: {error}")
+                self._tell(name, f"has a {MARKER} that is not usable, and is not taken: {error}")
             return None
         if marker is not None:
             if all(file.path != MARKER for file in files):
@@ -293,35 +308,66 @@ class CheckpointWatcher:
             return ReadyCheckpoint(step, path, marker.metrics, "session", files, marker.tag)
         known.foreign = True
         self._hold(name, known)
-        if not is_complete(name, files) or self._is_short(name, files):
+        if not is_complete(name, files):
             return None
+        if missing := self._missing(name, path, files):
+            _log.warning("%s is taken over as it is: %s", name, missing)
         self._usual_names = _kinds(files)
         return ReadyCheckpoint(step, path, {}, "foreign", files)
 
     def _is_settled(self, name: str, files: tuple[FileSeen, ...]) -> bool:
         """It has been left alone for long enough, and nobody has it open."""
-        if self._usual_names is None:
-            lacking = not any(_LAST_FILES.fullmatch(file.path) for file in files)
-        else:
-            lacking = bool(self._usual_names - _kinds(files))
-        patience_s = self._stable_s * (INCOMPLETE_PATIENCE if lacking else 1)
-        if self._clock() - self._candidates[name].unchanged_since < patience_s:
+        unchanged_s = self._clock() - self._candidates[name].unchanged_since
+        patient = unchanged_s >= self._stable_s * INCOMPLETE_PATIENCE
+        if not patient and (unchanged_s < self._stable_s or self._is_lacking(files)):
             return False
-        return not self._is_open(self._output_dir / name)
+        path = self._output_dir / name
+        if self._is_open(path):
+            if patient:
+                self._tell(
+                    name,
+                    "is waited for: a process of the script has a file in it open for writing, and has not changed it "
+                    f"for {self._stable_s * INCOMPLETE_PATIENCE:g} s",
+                )
+            return False
+        return patient or not self._missing(name, path, files)
+
+    def _is_lacking(self, files: tuple[FileSeen, ...]) -> bool:
+        """More files are probably coming."""
+        if self._usual_names is None:
+            return not any(_LAST_FILES.fullmatch(file.path) for file in files)
+        return bool(self._usual_names - _kinds(files))
 
     def _is_open(self, path: Path) -> bool:
         directory = path.resolve()
         return any(directory in file.parents for file in self._open_for_writing())
 
-    def _is_short(self, name: str, files: tuple[FileSeen, ...]) -> bool:
-        """A file lacks a part that it says it has."""
+    def _missing(self, name: str, directory: Path, files: tuple[FileSeen, ...]) -> str:
+        """Return the part of a file that is missing by the file's own statement, and tell the job of it."""
         try:
-            missing = missing_in(self._output_dir / name, (file.path for file in files))
+            missing = missing_in(directory, (file.path for file in files))
         except OSError:
-            return False  # taking it over fails for the same reason, and says so
+            return ""  # taking it over fails for the same reason, and says so
         if missing:
-            self._warn(name, f"is waited for: {missing}")
-        return bool(missing)
+            wait_s = INCOMPLETE_PATIENCE * self._stable_s
+            text = (
+                f"is not whole: {missing}. Baton takes it over as it is once it has not changed for "
+                f"{wait_s:g} s, or when the script has exited with code 0"
+            )
+            self._tell(name, text, missing.partition(" ")[0])
+        return missing
+
+    def _tell(self, name: str, text: str, about: str = "") -> None:
+        """Say in the job's log why a directory is not taken over; once for all that differ by their numbers alone.
+
+        `about`: by which to tell whether it was said, instead of the text.
+        """
+        self._warn(name, text)
+        kind = _DIGITS.sub("#", about or text)
+        if kind not in self._told:
+            self._told.add(kind)
+            line = f"[baton] {name} in the output directory {text}"
+            self._say("".join(character if character.isprintable() else "?" for character in line))
 
     def _warn(self, name: str, text: str) -> None:
         if (name, text) not in self._warned:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import io
 import json
+import logging
 import os
+import shutil
 from pathlib import Path
 
 import pytest
@@ -93,10 +95,83 @@ def test_a_checkpoint_with_a_short_file_is_waited_for(tmp_path: Path) -> None:
     directory = scene.write("checkpoint-20")
     (directory / "model.safetensors").write_bytes(SAFETENSORS[:-1])
     scene.poll()
-    assert scene.poll(100 * STABLE_S) == []
+    assert scene.poll(INCOMPLETE_PATIENCE * STABLE_S - 1) == []
     (directory / "model.safetensors").write_bytes(SAFETENSORS)
     assert scene.poll() == []
     assert scene.poll(STABLE_S) == [20]
+
+
+class TestAFileThatStaysShort:
+    """An index that names shards which are not there came from a copied model: no checkpoint was ever taken."""
+
+    @pytest.fixture
+    def scene(self, tmp_path: Path) -> Scene:
+        return Scene(tmp_path)
+
+    def write(self, scene: Scene, step: int) -> Path:
+        directory = scene.write(f"checkpoint-{step}")
+        (directory / "model.safetensors.index.json").write_text(INDEX)
+        return directory
+
+    def test_it_costs_time_and_not_the_checkpoint(self, scene: Scene, caplog: pytest.LogCaptureFixture) -> None:
+        for step in (20, 40):
+            self.write(scene, step)
+            scene.poll()
+            assert scene.poll(INCOMPLETE_PATIENCE * STABLE_S - 1) == []
+            with caplog.at_level(logging.WARNING):
+                assert scene.poll(1) == [step]
+            assert f"checkpoint-{step} is taken over as it is: model.safetensors.index.json names" in caplog.text
+
+    def test_a_successor_does_not_shorten_the_time(self, scene: Scene) -> None:
+        for step in (20, 40):
+            self.write(scene, step)
+            scene.poll()
+        assert scene.poll(INCOMPLETE_PATIENCE * STABLE_S - 1) == []
+        assert scene.poll(1) == [20, 40]
+
+    def test_one_that_is_open_is_still_written(self, scene: Scene) -> None:
+        scene.open = {self.write(scene, 20) / "model-00001-of-00002.safetensors"}
+        scene.poll()
+        assert scene.poll(100 * STABLE_S) == []
+
+    def test_behind_a_clean_exit_it_is_taken_and_behind_a_crash_it_is_not(self, scene: Scene) -> None:
+        self.write(scene, 20)
+        assert scene.watcher.final_poll(clean_exit=False) == []
+        assert [one.step for one in scene.watcher.final_poll(clean_exit=True)] == [20]
+        assert "is not whole" in scene.said[-1]
+
+    def test_one_that_is_removed_is_missed(self, scene: Scene) -> None:
+        directory = self.write(scene, 20)
+        scene.poll()
+        shutil.rmtree(directory)
+        assert scene.poll() == []
+        assert scene.watcher.missed == [20]
+        assert len(scene.said) == 1
+
+    def test_the_job_is_told_once_for_each_kind_of_file(self, scene: Scene) -> None:
+        for step in (20, 40):
+            self.write(scene, step)
+            scene.poll()
+            scene.poll(STABLE_S)
+            scene.poll(STABLE_S)
+        assert scene.said == [
+            "[baton] checkpoint-20 in the output directory is not whole: model.safetensors.index.json names "
+            "model-00001-of-00002.safetensors, which is not there. Baton takes it over as it is once it has not "
+            "changed for 30 s, or when the script has exited with code 0"
+        ]
+        (scene.output / "checkpoint-40" / "model.safetensors").write_bytes(SAFETENSORS[:-1])
+        scene.poll()
+        scene.poll(STABLE_S)
+        assert len(scene.said) == 2
+
+    def test_what_a_file_says_stays_one_line_of_the_log(self, scene: Scene) -> None:
+        directory = scene.write("checkpoint-20")
+        (directory / "x.index.json").write_text(json.dumps({"weight_map": {"a": "\n\ud800" + "x" * 10_000}}))
+        scene.poll()
+        scene.poll(STABLE_S)
+        (line,) = scene.said
+        assert line.isprintable()
+        assert len(line) < 1000
 
 
 def test_the_first_one_has_more_time(tmp_path: Path) -> None:

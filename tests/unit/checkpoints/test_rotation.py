@@ -190,3 +190,10 @@ def test_what_cannot_be_opened_hinders_no_other_checkpoint(tmp_path: Path) -> No
     scene.write("checkpoint-20")
     scene.poll()
     assert 20 in [*scene.poll(STABLE_S), *scene.poll(6 * STABLE_S)]
+
+
+def test_a_link_in_the_place_of_a_checkpoint_is_told(script: Script) -> None:
+    for step in (25, 50):
+        (script.scene.output / f"checkpoint-{step}").symlink_to("/tmp")
+        script.look()
+    assert script.scene.said == ["[baton] checkpoint-25 in the output directory is a symbolic link and is ignored"]

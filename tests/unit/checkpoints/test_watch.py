@@ -311,6 +311,30 @@ def test_after_a_crash_only_committed_ones_count(scene: Scene) -> None:
     assert [found.step for found in scene.watcher.final_poll(clean_exit=False)] == [25]
 
 
+def test_what_a_crash_may_have_cut_off_is_told(scene: Scene) -> None:
+    scene.session("checkpoint-20", step=20)
+    scene.write("checkpoint-30")
+    scene.write("checkpoint-40", model="half writt")
+    assert [found.step for found in scene.watcher.final_poll(clean_exit=False)] == [20]
+    assert scene.said == [
+        "[baton] checkpoint-30 in the output directory is not taken over: the script ended before the directory had "
+        "settled, and it may be cut off"
+    ]
+
+
+def test_a_file_that_is_never_closed_is_told(scene: Scene) -> None:
+    """A log that the script writes into its checkpoint's directory, for instance."""
+    scene.open = {scene.write("checkpoint-20") / "log"}
+    scene.poll()
+    assert scene.poll(STABLE_S * watch.INCOMPLETE_PATIENCE - 1) == []
+    assert scene.said == []
+    assert scene.poll(1) == []
+    assert scene.said == [
+        "[baton] checkpoint-20 in the output directory is waited for: a process of the script has a file in it open "
+        "for writing, and has not changed it for 30 s"
+    ]
+
+
 def test_what_the_agent_put_there_is_not_told(scene: Scene) -> None:
     restored = scene.session("checkpoint-40", step=40)
     scene.watcher.mark_seen(restored)

@@ -20,8 +20,11 @@ class Scene:
         self.now = 1000.0
         self.open: set[Path] = set()
         self.asked = 0
+        self.said: list[str] = []
         self.staging = root / "staging"
-        self.watcher = CheckpointWatcher(self.output, lambda: self.now, self.opened, STABLE_S, self.staging)
+        self.watcher = CheckpointWatcher(
+            self.output, lambda: self.now, self.opened, STABLE_S, self.staging, say=self.said.append
+        )
         if resumed:
             restored = self.output / "checkpoint-0"
             restored.mkdir()
