@@ -19,7 +19,6 @@ import logging
 import os
 import re
 import stat
-from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,6 +26,7 @@ from typing import Literal
 
 from baton.contract.base import MAX_STEP
 from gpu_client.checkpoints.completeness import missing_in
+from gpu_client.checkpoints.habits import Habits, kind_of
 from gpu_client.checkpoints.holding import Hold
 from gpu_client.checkpoints.listing import MARKER, FileSeen, list_files, read_marker
 
@@ -38,11 +38,8 @@ STABLE_S = 5.0
 # A directory with fewer kinds of files than the script's last checkpoint, or the first, or one with a file that is not
 # whole: more is probably coming.
 INCOMPLETE_PATIENCE = 6
-# The Hugging Face Trainer and accelerate write these behind everything else.
-_LAST_FILES = re.compile(r"trainer_state\.json|random_states_[0-9]+\.pkl")
 # [0-9], not \d: other scripts' digits are not what a training script writes.
 _NAME = re.compile(r"checkpoint-([0-9]{1,15})")
-_DIGITS = re.compile(r"[0-9]+")
 
 CreatedBy = Literal["session", "foreign"]
 
@@ -110,8 +107,7 @@ class CheckpointWatcher:
         # By name and inode: a directory that was removed and written anew is a new checkpoint; one that shrinks because
         # it is being removed is not.
         self._reported: dict[str, int] = {}
-        self._usual_names: Counter[str] | None = None
-        """Kinds of files in the script's last checkpoint, with their numbers; None before the first."""
+        self._habits = Habits()
         self._holding_dir = holding_dir
         self._looks = 0
         self._removed: list[tuple[str, _Candidate]] = []
@@ -125,7 +121,7 @@ class CheckpointWatcher:
         """Never report this directory as it is now: the agent put it there itself (a restored checkpoint)."""
         self._reported[path.name] = path.lstat().st_ino
         if not (path / MARKER).exists():
-            self._usual_names = _kinds(list_files(path))
+            self._habits.learn(file.path for file in list_files(path))
 
     def close(self) -> None:
         """Give up the links to files of directories that were not reported."""
@@ -192,10 +188,13 @@ class CheckpointWatcher:
         if not candidate.foreign:
             self._release(candidate)
             return
-        usual, kinds = self._usual_names, _kinds(candidate.whole)
-        found = None if usual is None or usual - kinds else self._held(name, candidate)
-        if usual is None or found is not None:
-            self._usual_names = kinds  # a part of one must not be the measure of the next
+        names = [file.path for file in candidate.whole]
+        has_all = self._habits.known and not self._habits.lacks(names)
+        found = self._held(name, candidate) if has_all else None
+        if found is not None:
+            self._habits.learn(names)
+        elif not has_all and candidate.looks > 1:  # what one look saw may be a part, and no measure of the next
+            self._habits.learn_from_missed(names)
         if found is None:
             self._release(candidate)
             self.missed.append(candidate.step)
@@ -211,10 +210,12 @@ class CheckpointWatcher:
                 continue
             if not any(one.step > candidate.step and one.first_look > candidate.first_look for one in foreign.values()):
                 continue
-            path = self._output_dir / name
+            path, names = self._output_dir / name, [file.path for file in candidate.files]
+            if self._habits.known and self._habits.lacks(names):
+                continue  # A writer of its own may still be busy with it: the successor shows nothing.
             if self._is_open(path) or self._missing(name, path, candidate.files):
                 continue
-            self._usual_names = _kinds(candidate.files)
+            self._habits.learn(names)
             held = self._held(name, candidate)
             yield held or ReadyCheckpoint(candidate.step, path, {}, "foreign", candidate.files)
 
@@ -312,14 +313,14 @@ class CheckpointWatcher:
             return None
         if missing := self._missing(name, path, files):
             _log.warning("%s is taken over as it is: %s", name, missing)
-        self._usual_names = _kinds(files)
+        self._habits.learn(file.path for file in files)
         return ReadyCheckpoint(step, path, {}, "foreign", files)
 
     def _is_settled(self, name: str, files: tuple[FileSeen, ...]) -> bool:
         """It has been left alone for long enough, and nobody has it open."""
         unchanged_s = self._clock() - self._candidates[name].unchanged_since
         patient = unchanged_s >= self._stable_s * INCOMPLETE_PATIENCE
-        if not patient and (unchanged_s < self._stable_s or self._is_lacking(files)):
+        if not patient and (unchanged_s < self._stable_s or self._habits.lacks(file.path for file in files)):
             return False
         path = self._output_dir / name
         if self._is_open(path):
@@ -331,12 +332,6 @@ class CheckpointWatcher:
                 )
             return False
         return patient or not self._missing(name, path, files)
-
-    def _is_lacking(self, files: tuple[FileSeen, ...]) -> bool:
-        """More files are probably coming."""
-        if self._usual_names is None:
-            return not any(_LAST_FILES.fullmatch(file.path) for file in files)
-        return bool(self._usual_names - _kinds(files))
 
     def _is_open(self, path: Path) -> bool:
         directory = path.resolve()
@@ -363,7 +358,7 @@ class CheckpointWatcher:
         `about`: by which to tell whether it was said, instead of the text.
         """
         self._warn(name, text)
-        kind = _DIGITS.sub("#", about or text)
+        kind = kind_of(about or text)
         if kind not in self._told:
             self._told.add(kind)
             line = f"[baton] {name} in the output directory {text}"
@@ -373,8 +368,3 @@ class CheckpointWatcher:
         if (name, text) not in self._warned:
             self._warned.add((name, text))
             _log.warning("%s in the output directory %s", name, text)
-
-
-def _kinds(files: Iterable[FileSeen]) -> Counter[str]:
-    """The names of files without the numbers that tell steps, shards and ranks apart, and how often each occurs."""
-    return Counter(_DIGITS.sub("#", file.path) for file in files)

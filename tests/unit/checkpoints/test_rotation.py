@@ -192,6 +192,83 @@ def test_what_cannot_be_opened_hinders_no_other_checkpoint(tmp_path: Path) -> No
     assert 20 in [*scene.poll(STABLE_S), *scene.poll(6 * STABLE_S)]
 
 
+class TestARunOfFewerFiles:
+    """The files of an earlier checkpoint are the measure of the next ones, but not if all of these fall short."""
+
+    def test_resumed_with_fewer_ranks_it_misses_two(self, script: Script) -> None:
+        ranks = {f"random_states_{rank}.pkl": "x" for rank in range(4)}
+        restored = script.scene.write("checkpoint-25", model="weights 25", optimizer="state 25", **ranks)
+        script.scene.watcher.mark_seen(restored)
+        script.accelerates(50, 75, 100, 125, 150)
+        assert (script.steps, script.scene.watcher.missed) == ([100, 125], [50, 75])
+
+    def test_and_so_it_does_where_links_are_refused(self, script: Script, monkeypatch: pytest.MonkeyPatch) -> None:
+        def refused(*_: object, **__: object) -> None:
+            raise OSError(errno.EXDEV, "Invalid cross-device link")
+
+        monkeypatch.setattr(os, "link", refused)
+        restored = script.scene.write("checkpoint-25", model="weights 25", optimizer="state 25", scaler="x")
+        script.scene.watcher.mark_seen(restored)
+        script.trainers(50, 75, 100, 125, looks=1)
+        assert (script.steps, script.scene.watcher.missed) == ([100], [50, 75])
+
+    def test_one_that_was_seen_once_says_nothing_of_the_next(self, script: Script) -> None:
+        """Each lacks what was written behind its only look."""
+        script.accelerates(25, 50, 75)
+        for step in (100, 125, 150, 175):
+            shutil.rmtree(script.last or Path())
+            script.last = script.scene.write(f"checkpoint-{step}", model=f"weights {step}")
+            script.look()
+            script.scene.write(f"checkpoint-{step}", optimizer=f"state {step}")
+        shutil.rmtree(script.last or Path())
+        script.look()
+        assert script.steps == [50, 75]
+
+    def test_nor_does_the_first(self, script: Script) -> None:
+        """Its part was the measure of the next, which was taken as the same part."""
+        for step in (25, 50):
+            if script.last:
+                shutil.rmtree(script.last)
+            script.last = script.scene.write(f"checkpoint-{step}", model=f"weights {step}")
+            script.look()
+            script.scene.write(f"checkpoint-{step}", optimizer=f"state {step}")
+        shutil.rmtree(script.last or Path())
+        script.look()
+        assert script.steps == []
+        script.last = None
+        script.accelerates(75, 100, 125)
+        assert script.steps == [100]
+
+    def test_one_has_to_have_what_either_of_the_two_before_had(self, script: Script) -> None:
+        script.accelerates(25, 50, 75)
+        for step, *names in ((100, "model", "scheduler"), (125, "model"), (150, "model"), (175, "model", "scheduler")):
+            shutil.rmtree(script.last or Path())
+            script.last = script.scene.write(f"checkpoint-{step}", **dict.fromkeys(names, f"of {step}"))
+            script.train()
+        script.accelerates(200)
+        assert script.scene.watcher.missed == [25, 100, 125, 150]
+        assert [one.step for one in script.taken] == [50, 75, 175]
+
+
+def test_a_successor_makes_no_checkpoint_of_one_whose_files_an_asynchronous_writer_still_writes(
+    script: Script,
+) -> None:
+    script.trainers(25, looks=1)
+    script.scene.now += 6 * STABLE_S
+    script.look()
+    assert script.steps == [25]
+    lacking = script.scene.write("checkpoint-50", model="weights 50")
+    script.look()
+    script.scene.write("checkpoint-75", model="weights 75")
+    script.look()
+    script.look()
+    assert script.steps == [25]
+    (lacking / "optimizer").write_text("state 50")
+    script.look()
+    script.look()
+    assert script.steps == [25, 50]
+
+
 def test_a_link_in_the_place_of_a_checkpoint_is_told(script: Script) -> None:
     for step in (25, 50):
         (script.scene.output / f"checkpoint-{step}").symlink_to("/tmp")
