@@ -40,6 +40,12 @@ class Hold:
                 link.parent.mkdir(parents=True, exist_ok=True)
                 os.link(source, link, follow_symlinks=False)
 
+    def drop_others(self, paths: set[str]) -> None:
+        """Remove the links to files that are not named: the script removed them while it wrote, or renamed them."""
+        for link in [path for path in self.path.rglob("*") if not path.is_dir()]:
+            if link.relative_to(self.path).as_posix() not in paths:
+                link.unlink()
+
     def is_deleted(self, path: str) -> bool:
         """True if the link is the file's last one: nobody can open the file under its former name any more."""
         return (self.path / path).lstat().st_nlink == 1

@@ -225,6 +225,7 @@ class CheckpointWatcher:
         if hold is None:
             return None
         try:
+            hold.drop_others({file.path for file in candidate.whole})
             files = list_files(hold.path)
             if [file.path for file in files] != [file.path for file in candidate.whole]:
                 return None

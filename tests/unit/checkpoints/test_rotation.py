@@ -269,6 +269,20 @@ def test_a_successor_makes_no_checkpoint_of_one_whose_files_an_asynchronous_writ
     assert script.steps == [25, 50]
 
 
+def test_a_file_that_was_written_under_another_name_first_costs_no_checkpoint(script: Script) -> None:
+    """A look that saw the other name kept a link by it, and then the links were not the files."""
+    script.accelerates(25)
+    for step in (50, 75):
+        shutil.rmtree(script.last or Path())
+        script.last = script.scene.write(f"checkpoint-{step}", **{"optimizer.tmp": f"state {step}"})
+        script.look()
+        (script.last / "optimizer.tmp").rename(script.last / "optimizer")
+        script.scene.write(f"checkpoint-{step}", model=f"weights {step}")
+        script.train()
+    assert script.steps == [50]
+    assert sorted(path.name for path in script.taken[0].path.iterdir()) == ["model", "optimizer"]
+
+
 def test_a_link_in_the_place_of_a_checkpoint_is_told(script: Script) -> None:
     for step in (25, 50):
         (script.scene.output / f"checkpoint-{step}").symlink_to("/tmp")
