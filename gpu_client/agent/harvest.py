@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import logging
+import shutil
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from pathlib import Path
 
 from baton.contract.base import MAX_STEP
@@ -18,11 +20,12 @@ from gpu_client.agent.committer import Committer, Staged
 from gpu_client.agent.ledger import StepLedger
 from gpu_client.agent.supervisor import TrainerProcess
 from gpu_client.agent.workspace import JobDirectories
+from gpu_client.checkpoints.errors import BadDirectory
 from gpu_client.checkpoints.known import Known
 from gpu_client.checkpoints.staging import StageError, added_since, require_unchanged, stage
 from gpu_client.checkpoints.store import LocalStore
 from gpu_client.checkpoints.upload import CommitApi, Committed, bookkeeping, commit_checkpoint
-from gpu_client.checkpoints.watch import CheckpointWatcher, ReadyCheckpoint, list_files
+from gpu_client.checkpoints.watch import CheckpointWatcher, FileSeen, ReadyCheckpoint, list_files
 from gpu_client.transport.errors import FileChanged
 from gpu_client.transport.net.cancellation import CancelEvent
 from gpu_client.transport.transfer.manager import Transfer
@@ -72,6 +75,8 @@ class Harvest:
         self._stable_s = stable_s
         self._grown: deque[ReadyCheckpoint] = deque()
         """Checkpoints that turned out to be incomplete when they were about to be committed."""
+        self._uncommitted: Staged | None = None
+        """The newest checkpoint that was taken over, until it is committed."""
         self._missed = 0
         self._say = say
         self._on_total = on_total
@@ -86,6 +91,9 @@ class Harvest:
         self._missed += len(self._watcher.missed)
         self._watcher = self._new_watcher()
         self._trainer = None
+        self._takes.clear()
+        self._grown.clear()
+        self._uncommitted = None
         if resume_from is not None:
             self.ignore(resume_from)
             self._tell_total(resume_from)
@@ -112,7 +120,10 @@ class Harvest:
     def gather_rest(self, committer: Committer, *, clean_exit: bool) -> None:
         """The same once all processes of the trainer are gone."""
         self._take_staged(committer)
-        self._take_all(lambda: self._watcher.final_poll(clean_exit=clean_exit), committer)
+        # The commit refuses a checkpoint that has grown, and no look follows this one.
+        if (newest := self._uncommitted) is not None and newest.origin is not None and _has_grown(newest):
+            self._watcher.look_again(newest.origin)
+        self._take_all(lambda: self._watcher.final_poll(clean_exit=clean_exit), committer, tries=1)
 
     def commit(self, client: CommitApi, transfer: Transfer, staged: Staged, cancel: CancelEvent) -> None:
         """Commit one checkpoint that was taken over. Raises what `commit_checkpoint` raises, and nothing once it is
@@ -121,20 +132,29 @@ class Harvest:
             # Of a commit that is repeated, the codecs must choose as they did.
             self._speed = staged, transfer.speed.upload_bytes_per_s()
         upload_bytes_per_s = self._speed[1]
-        result = commit_checkpoint(
-            _Unchanged(client, staged, self._grown.append),
-            transfer,
-            self._item,
-            staged.path,
-            staged.step,
-            metrics=staged.metrics,
-            tag=staged.tag,
-            created_by="session" if staged.created_by == "session" else "script",
-            known=self._known,
-            upload_bytes_per_s=upload_bytes_per_s,
-            spool=self._directories.root / "spool",
-            cancel=cancel,
-        )
+        try:
+            result = commit_checkpoint(
+                _Unchanged(client, staged),
+                transfer,
+                self._item,
+                staged.path,
+                staged.step,
+                metrics=staged.metrics,
+                tag=staged.tag,
+                created_by="session" if staged.created_by == "session" else "script",
+                known=self._known,
+                upload_bytes_per_s=upload_bytes_per_s,
+                spool=self._directories.root / "spool",
+                cancel=cancel,
+            )
+        except (BadDirectory, FileChanged) as error:
+            if staged.origin is not None and _has_grown(staged):
+                self._grown.append(staged.origin)
+            else:
+                self._say(f"[baton] the checkpoint of step {staged.step} is not stored: {error}")
+            raise
+        if self._uncommitted is staged:
+            self._uncommitted = None
         in_memory = staged.give_back is not None
         if not in_memory or upload_bytes_per_s is None or upload_bytes_per_s < COPY_BELOW_BYTES_PER_S:
             with bookkeeping("keeping it on this machine"):
@@ -175,7 +195,9 @@ class Harvest:
         self.highest = max(self.highest, counted)
         return counted
 
-    def _take_all(self, find: Callable[[], Iterable[ReadyCheckpoint]], committer: Committer) -> None:
+    def _take_all(
+        self, find: Callable[[], Iterable[ReadyCheckpoint]], committer: Committer, tries: int = MAX_TAKES
+    ) -> None:
         """Out of the trainer's reach, so that its own rotation cannot pull a checkpoint from under an upload."""
         while self._grown:
             self._watcher.look_again(self._grown.popleft())
@@ -189,32 +211,46 @@ class Harvest:
             self._tell_missed(self._watcher.missed[-1])
         for ready in found:
             try:
-                taken = stage(ready, self._directories.staging)
-                files = list_files(taken.path) if self._ledger.attach(taken.path) else taken.files
+                taken, files = self._take(ready)
             except (StageError, OSError) as error:
-                logger.warning("job %s: step %d cannot be taken over: %s", self._item.id, ready.step, error)
-                if not ready.path.exists():
-                    self._missed += 1
-                    self._tell_missed(ready.step)
-                    continue
-                # It changed at that moment, or the disk was full: what is a checkpoint a second later is not lost.
-                self._takes[ready.path.name] += 1
-                if self._takes[ready.path.name] < MAX_TAKES:
-                    self._watcher.look_again(ready)
+                self._not_taken(ready, error, tries)
                 continue
             step = self._counted(taken.step)
             self._tell_total(taken.path)
-            committer.offer(
-                Staged(
-                    step,
-                    taken.path,
-                    taken.metrics,
-                    taken.created_by,
-                    files,
-                    tag=taken.tag,
-                    origin=ready if ready.created_by == "foreign" and ready.path != taken.path else None,
-                )
-            )
+            # Of one whose directory is there still a second look is taken before its commit.
+            origin = replace(ready, links=None) if ready.created_by == "foreign" else None
+            offered = Staged(step, taken.path, taken.metrics, taken.created_by, files, tag=taken.tag, origin=origin)
+            self._uncommitted = offered
+            committer.offer(offered)
+
+    def _take(self, ready: ReadyCheckpoint) -> tuple[ReadyCheckpoint, tuple[FileSeen, ...]]:
+        """Take one over, with the record of finished steps. Raises StageError, OSError."""
+        taken = stage(ready, self._directories.staging)
+        try:
+            if not self._ledger.attach(taken.path):
+                return taken, taken.files
+            files = list_files(taken.path)
+            if changed := set(taken.files) - set(files):
+                raise StageError(f"{min(file.path for file in changed)} was written to meanwhile")
+        except (StageError, OSError):
+            if ready.links is None:
+                shutil.rmtree(taken.path, ignore_errors=True)
+            raise
+        return taken, files
+
+    def _not_taken(self, ready: ReadyCheckpoint, error: Exception, tries: int) -> None:
+        """It changed at that moment, or the disk was full: what is a checkpoint a second later is not lost."""
+        logger.warning("job %s: step %d cannot be taken over: %s", self._item.id, ready.step, error)
+        if not (ready.links or ready.path).exists():
+            self._missed += 1
+            self._tell_missed(ready.step)
+            return
+        self._takes[ready.path.name] += 1
+        if self._takes[ready.path.name] < tries:
+            self._watcher.look_again(ready)
+        else:
+            self._watcher.give_up(ready)
+            self._say(f"[baton] {ready.path.name} is not stored, for it could not be taken over: {error}")
 
     def _tell_total(self, checkpoint: Path) -> None:
         if (total := _total_in(checkpoint)) is not None:
@@ -232,20 +268,30 @@ class Harvest:
 class _Unchanged:
     """Posts a manifest only while the files of the staged checkpoint are as they were when it was taken over."""
 
-    def __init__(self, client: CommitApi, staged: Staged, grown: Callable[[ReadyCheckpoint], object]) -> None:
-        """`grown` is told of a checkpoint whose directory has got more files since."""
+    def __init__(self, client: CommitApi, staged: Staged) -> None:
         self._client = client
         self._staged = staged
-        self._grown = grown
 
     def commit(self, lease_token: str, manifest: Manifest) -> CommitAnswer:
         if self._staged.files is not None:
             require_unchanged(self._staged.path, self._staged.files)
         origin = self._staged.origin
         if origin is not None and (new := added_since(origin)):
-            self._grown(origin)
             raise FileChanged(f"{new} was added to {origin.path} after it looked complete")
         return self._client.commit(lease_token, manifest)
+
+
+def _has_grown(staged: Staged) -> bool:
+    """Return True if files were added to the script's directory, or replaced, since its checkpoint was taken over.
+
+    False if one of the files that were taken over was written to: the script may be making its next checkpoint of them,
+    and a second look would find a mixture of two.
+    """
+    try:
+        require_unchanged(staged.path, staged.files or ())
+    except FileChanged:
+        return False
+    return staged.origin is not None and bool(added_since(staged.origin))
 
 
 def _total_in(checkpoint: Path) -> int | None:

@@ -26,10 +26,10 @@ def stage(checkpoint: ReadyCheckpoint, staging_dir: Path) -> ReadyCheckpoint:
 
     All files or none: raises StageError if the checkpoint is not as it was when it was found complete, or holds
     something other than regular files and links to some inside the output directory; OSError if the disk fails.
-    A checkpoint that the watcher held there already is returned as it is.
+    A checkpoint that the watcher holds there by links already stays where these are.
     """
-    if checkpoint.path.parent == staging_dir:
-        return checkpoint
+    if checkpoint.links is not None:
+        return replace(checkpoint, path=checkpoint.links)
     name = f"{checkpoint.path.name}-{uuid.uuid4().hex[:8]}"
     temporary = staging_dir / f".{name}.tmp"
     target = staging_dir / name
@@ -70,7 +70,7 @@ def require_unchanged(directory: Path, files: tuple[FileSeen, ...]) -> None:
 
 
 def added_since(found: ReadyCheckpoint) -> str:
-    """Return a file that a foreign checkpoint's directory has got since it was found, or that was replaced; "" if none.
+    """Return a file that was added to a foreign checkpoint's directory since it was found, or replaced; "" if none.
 
     A directory that is being removed, or is gone, has got none.
     """

@@ -16,8 +16,10 @@ and is taken from these links.
 """
 
 import logging
+import math
 import os
 import re
+import shutil
 import stat
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -54,6 +56,8 @@ class ReadyCheckpoint:
     created_by: CreatedBy
     files: tuple[FileSeen, ...]
     tag: str = ""
+    links: Path | None = None
+    """The directory where its files are held by links, for one that the script may have removed from `path`."""
 
 
 @dataclass(slots=True)
@@ -113,6 +117,8 @@ class CheckpointWatcher:
         self._removed: list[tuple[str, _Candidate]] = []
         self.missed: list[int] = []
         """Steps of directories that the script removed before they could be taken over."""
+        self._again: list[tuple[float, ReadyCheckpoint]] = []
+        """Held checkpoints that could not be taken over, and when each is to be reported once more."""
         self._say = say
         self._warned: set[tuple[str, str]] = set()
         self._told: set[str] = set()
@@ -124,19 +130,30 @@ class CheckpointWatcher:
             self._habits.learn(file.path for file in list_files(path))
 
     def close(self) -> None:
-        """Give up the links to files of directories that were not reported."""
+        """Give up the links to files of directories that were not reported, or not taken over."""
         for candidate in self._candidates.values():
             if candidate.hold:
                 candidate.hold.release()
         self._candidates.clear()
+        while self._again:
+            self.give_up(self._again.pop()[1])
 
     def look_again(self, checkpoint: ReadyCheckpoint) -> None:
-        """It could not be taken over as it was found: report it once more when it is complete."""
-        self._reported.pop(checkpoint.path.name, None)
+        """Report a checkpoint that could not be taken over once more: when its directory is complete, or, if it is
+        held by links, which nothing completes, after a while."""
+        if checkpoint.links is None:
+            self._reported.pop(checkpoint.path.name, None)
+        else:
+            self._again.append((self._clock() + self._stable_s, checkpoint))
+
+    def give_up(self, checkpoint: ReadyCheckpoint) -> None:
+        """Remove the links, if any, of a checkpoint that is not taken over."""
+        if checkpoint.links is not None:
+            shutil.rmtree(checkpoint.links, ignore_errors=True)
 
     def poll(self) -> list[ReadyCheckpoint]:
         """The checkpoints that have become complete since the last call, by step. While the trainer runs."""
-        return self._look(self._is_settled)
+        return self._look(self._is_settled, self._clock())
 
     def final_poll(self, *, clean_exit: bool) -> list[ReadyCheckpoint]:
         """The rest, once all of the trainer's processes are gone. Does not wait.
@@ -144,7 +161,7 @@ class CheckpointWatcher:
         After a clean exit (code 0) whatever is there is complete, whatever its files state. After a crash or a kill
         only the session's own checkpoints are: a foreign one that had not settled may have been cut off in the middle.
         """
-        ready = self._look(lambda _name, _files: clean_exit)
+        ready = self._look(lambda _name, _files: clean_exit, math.inf)
         for name, candidate in self._candidates.items():
             if candidate.foreign:
                 self._tell(
@@ -153,7 +170,10 @@ class CheckpointWatcher:
                 )
         return ready
 
-    def _look(self, is_complete: Callable[[str, tuple[FileSeen, ...]], bool]) -> list[ReadyCheckpoint]:
+    def _look(
+        self, is_complete: Callable[[str, tuple[FileSeen, ...]], bool], again_until: float
+    ) -> list[ReadyCheckpoint]:
+        """`again_until`: by the clock, to which time held checkpoints have become due to be reported once more."""
         ready: list[ReadyCheckpoint] = []
         self._looks += 1
         present = self._directories()
@@ -171,13 +191,15 @@ class CheckpointWatcher:
         ready.extend(self._superseded({found.path.name for found in ready}))
         # Only now: if looking at one directory failed, those found before it are found again.
         for found in ready:
-            name = f"checkpoint-{found.path.name.split('-')[1]}"
+            name = found.path.name
             self._reported[name] = present[name][1]
             done = self._candidates.pop(name, None)
-            if done and done.hold and done.hold.path != found.path:
+            if done and done.hold and done.hold.path != found.links:
                 done.hold.release()
         while self._removed:
             ready.extend(self._left_behind(*self._removed.pop()))
+        ready.extend(checkpoint for due, checkpoint in self._again if due <= again_until)
+        self._again = [again for again in self._again if again[0] > again_until]
         return sorted(ready, key=lambda checkpoint: checkpoint.step)
 
     def _left_behind(self, name: str, candidate: _Candidate) -> Iterable[ReadyCheckpoint]:
@@ -236,7 +258,7 @@ class CheckpointWatcher:
         except OSError as error:
             _log.warning("the links to step %d cannot be read: %s", candidate.step, error)
             return None
-        return ReadyCheckpoint(candidate.step, hold.path, {}, "foreign", files)
+        return ReadyCheckpoint(candidate.step, self._output_dir / name, {}, "foreign", files, links=hold.path)
 
     def _hold(self, name: str, candidate: _Candidate) -> None:
         if candidate.hold is None:
