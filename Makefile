@@ -68,10 +68,10 @@ costs: setup ## count requests and units on the emulated cloud, and write docs/c
 openapi: setup ## write functions/api/openapi.json anew
 	$(BIN)/python -m functions.api.openapi > functions/api/openapi.json
 
-demo: setup ## train for real, kill the worker, resume, compare: see demo-report/
+demo: setup ## kill the worker of a real training, resume elsewhere, compare: see demo-report/
 	$(BIN)/python -m demo
 
-demo-rules: setup ## stop what diverges, roll back what spikes, steer what runs: see demo-report-rules/
+demo-rules: setup ## let rules stop a diverging training, roll a spiking one back, steer a running one: see demo-report-rules/
 	$(BIN)/python -m demo.rules
 
 demo-ring: setup ## train on generated samples while generators are killed, with and without a ring: see demo-report-ring/

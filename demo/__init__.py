@@ -1,1 +1,1 @@
-"""`make demo`: the whole product at work on one machine, with a worker killed in the middle."""
+"""Demos of the whole product on one machine: `make demo`, `make demo-rules`, `make demo-ring`."""

@@ -1,20 +1,22 @@
-"""`python -m demo`: train, kill the worker, resume, compare."""
+"""`python -m demo`: training that outlives its machines."""
 
 from __future__ import annotations
 
 import sys
 
-from demo.performance import Demo
-from demo.story import tell
+from demo.runner import Demo
+from demo.takeover.figures import draw
+from demo.takeover.scenario import play
 
 DEMO = Demo(
-    program="demo",
-    description="Train, kill the worker, resume, compare.",
-    title="training that outlives its machines",
-    story=tell,
-    report="demo-report",
-    files=("loss.png", "predictions.png", "time.png", "summary.json"),
+    "demo",
+    "training that outlives its machines",
+    "demo-report",
+    ("loss.png", "predictions.png", "time.png"),
+    play,
+    draw,
 )
+
 
 if __name__ == "__main__":
     sys.exit(DEMO.main())

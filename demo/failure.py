@@ -1,4 +1,4 @@
-"""How the demo fails: one sentence, and the log that explains it. And how it is interrupted."""
+"""The demo's error and its interruption by signals."""
 
 from __future__ import annotations
 
@@ -12,11 +12,10 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class DemoError(Exception):
-    """The demo cannot go on or has shown something wrong. `log` is the file whose last lines explain it."""
+    """The demo cannot go on, or a claim does not hold. The last lines of the file `log` explain the error."""
 
     def __init__(self, sentence: str, log: Path | None = None) -> None:
         super().__init__(sentence)
-        self.sentence = sentence
         self.log = log
 
 
@@ -28,13 +27,13 @@ class Interrupts:
         self._pending = False
 
     def install(self) -> None:
-        """From now on. Main thread only."""
+        """Register the signal handlers. Main thread only."""
         for number in SIGNALS:
             signal.signal(number, self._arrived)
 
     @contextmanager
     def held(self) -> Iterator[None]:
-        """What is inside runs to its end; an interruption that came meanwhile is raised after it."""
+        """Delay an interruption to the end of the section."""
         self._holders += 1
         try:
             yield
@@ -53,7 +52,7 @@ class Interrupts:
 
 
 def log_tail(log: Path, lines: int = 20) -> str:
-    """The last lines of a log; "" if there is none."""
+    """Return the last lines of a log; "" if the file is missing."""
     try:
         return "\n".join(log.read_text(encoding="utf-8", errors="replace").splitlines()[-lines:])
     except FileNotFoundError:

@@ -1,4 +1,4 @@
-"""The demo's processes: the local stack and the workers. Each leads a session of its own and is never left behind."""
+"""Start, kill and end the demo's processes. Each process leads a session of its own; none outlives the demo."""
 
 from __future__ import annotations
 
@@ -10,10 +10,9 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType, TracebackType
-from typing import Any, Self
+from typing import Self
 
 import psutil
 
@@ -21,13 +20,12 @@ from demo.failure import DemoError, Interrupts
 from functions.local.emulator import PYTHON_VARIABLE
 
 ROOT = Path(__file__).resolve().parent.parent
-STACK_NAME = "the local stack"
-STACK_LOG = "stack.log"
+STACK_NAME = "stack"
 STACK_START_S = 90.0
 STACK_STOP_S = 20.0
-WORKER_STOP_S = 3.0
+STOP_S = 3.0
 GONE_WITHIN_S = 10.0
-"""The warden of a training process needs a moment to notice that its agent is dead, and to kill what it started."""
+"""The guardian of a training process takes a moment to notice that the agent is dead, and to kill the training."""
 POLL_S = 0.05
 
 
@@ -45,7 +43,7 @@ class Child:
         return self._process.poll()
 
     def family(self) -> list[psutil.Process]:
-        """It and all its descendants, in whatever group or session they are."""
+        """Return the process and all its descendants, whatever their group or session."""
         try:
             leader = psutil.Process(self._process.pid)
             return [leader, *leader.children(recursive=True)]
@@ -53,9 +51,9 @@ class Child:
             return []
 
     def kill_group(self) -> int:
-        """SIGKILL its process group, as if the machine were gone; returns how many processes that ended.
+        """SIGKILL the process group, as if the machine were lost; returns the number of processes that ended.
 
-        Raises DemoError if it has ended by itself, or if any process that it had started outlives it.
+        Raises DemoError if the process had ended before, or if a descendant outlives it.
         """
         if self.exit_code is not None:
             raise DemoError(f"{self.name} left before it could be killed, with exit code {self.exit_code}", self.log)
@@ -69,14 +67,14 @@ class Child:
         return len(family)
 
     def wait(self, timeout_s: float) -> int:
-        """Its exit code. Raises DemoError if it is still running after `timeout_s`."""
+        """Wait for the exit code. Raises DemoError if the process still runs after `timeout_s`."""
         try:
             return self._process.wait(timeout_s)
         except subprocess.TimeoutExpired:
             raise DemoError(f"{self.name} did not end within {timeout_s:.0f} s", self.log) from None
 
     def end(self, grace_s: float) -> None:
-        """SIGTERM, a grace, then SIGKILL to it and all its descendants. Nothing of it runs afterwards."""
+        """Send SIGTERM; after `grace_s` SIGKILL. No descendant runs afterwards."""
         family = self.family()
         if self._process.poll() is None:
             self._process.terminate()
@@ -88,15 +86,7 @@ class Child:
         _kill(_wait_gone(family, 2.0))
 
 
-@dataclass(frozen=True)
-class Stack:
-    """The running control plane."""
-
-    url: str
-    admin_key: str
-
-
-class Household:
+class ManagedProcesses:
     """All processes of the demo; a context manager that ends them, the last started first."""
 
     def __init__(self, logs: Path, scratch: Path, interrupts: Interrupts) -> None:
@@ -118,53 +108,43 @@ class Household:
                 child.end(grace_s)
 
     def explain(self, error: Exception) -> DemoError:
-        """What an error of a call to the control plane really means."""
+        """Make a DemoError of a failed API call: if the control plane has ended, that is the cause."""
         for child, _ in self._children:
             if child.name == STACK_NAME and child.exit_code is not None:
-                return DemoError(f"{child.name} ended by itself with exit code {child.exit_code}", child.log)
-        return DemoError(f"the control plane did not do its part: {error}", self._logs / STACK_LOG)
+                return DemoError(f"the control plane ended by itself with exit code {child.exit_code}", child.log)
+        return DemoError(f"a call to the control plane failed: {error}", self._logs / f"{STACK_NAME}.log")
 
-    def start_stack(self) -> Stack:
-        """Start the local control plane, which forgets everything at its end, and wait for its address."""
-        said = self._scratch / "stack.json"
-        command = ["-m", "functions.local", "--forget", "--port", "0", "--json", "--sweep-interval-s", "5"]
-        child = self._start(STACK_NAME, command, log_name=STACK_LOG, output=said, grace_s=STACK_STOP_S)
+    def start_stack(self) -> tuple[str, str]:
+        """Start the local control plane, which keeps nothing; returns its URL and admin key when it is ready."""
+        output = self._scratch / "stack.json"
+        options = ["--forget", "--port", "0", "--json", "--sweep-interval-s", "5"]
+        child = self.start(STACK_NAME, "-m", "functions.local", *options, output=output, grace_s=STACK_STOP_S)
         deadline = time.monotonic() + STACK_START_S
-        while not (line := said.read_text(encoding="utf-8")).endswith("\n"):
+        while not (line := output.read_text(encoding="utf-8")).endswith("\n"):
             if child.exit_code is not None:
-                raise DemoError(f"the local stack ended at once with exit code {child.exit_code}", child.log)
+                raise DemoError(f"the control plane ended at once with exit code {child.exit_code}", child.log)
             if time.monotonic() > deadline:
-                raise DemoError(f"the local stack did not come up within {STACK_START_S:.0f} s", child.log)
+                raise DemoError(f"the control plane was not ready within {STACK_START_S:.0f} s", child.log)
             time.sleep(POLL_S)
-        answer: dict[str, Any] = json.loads(line)
-        return Stack(answer["url"], answer["keys"]["admin"])
+        answer = json.loads(line)
+        return answer["url"], answer["keys"]["admin"]
 
-    def start_worker(self, name: str, settings: Mapping[str, str]) -> Child:
-        """Start an agent with these `BATON_*` settings."""
-        command = ["-m", "gpu_client.agent"]
-        return self._start(name, command, settings, log_name=f"{name}.log", grace_s=WORKER_STOP_S)
-
-    def start_program(self, name: str, module: str, *arguments: object, grace_s: float = WORKER_STOP_S) -> Child:
-        """Start a module of the demo's own."""
-        return self._start(name, ["-m", module, *map(str, arguments)], log_name=f"{name}.log", grace_s=grace_s)
-
-    def _start(
+    def start(
         self,
         name: str,
-        arguments: Sequence[str],
+        *arguments: object,
         settings: Mapping[str, str] = MappingProxyType({}),
-        *,
-        log_name: str,
-        grace_s: float,
+        grace_s: float = STOP_S,
         output: Path | None = None,
     ) -> Child:
-        # What a killed process leaves in its temporary directory goes with the demo's own.
+        """Start Python with `arguments` and the variables in `settings`. `output`: file of its standard output."""
+        # Temporary files of a killed process are deleted with the demo's own.
         environment = own_environment(os.environ) | {"TMPDIR": str(self._scratch)} | dict(settings)
-        log = self._logs / log_name
-        # Held: a process that is started but not yet known could not be ended.
+        log = self._logs / f"{name}.log"
+        # Held: an interruption before `append` would leave the new process running.
         with self._interrupts.held(), log.open("wb") as errors, (output or log).open("ab") as standard_output:
             process = subprocess.Popen(
-                [sys.executable, *arguments],
+                [sys.executable, *map(str, arguments)],
                 cwd=ROOT,
                 env=environment,
                 stdin=subprocess.DEVNULL,
@@ -178,7 +158,7 @@ class Household:
 
 
 def own_environment(inherited: Mapping[str, str]) -> dict[str, str]:
-    """The environment without what would point a process at some other control plane, cloud or machine."""
+    """Remove the variables that would lead a process to another control plane, cloud or machine."""
     return {
         name: value
         for name, value in inherited.items()
@@ -187,7 +167,7 @@ def own_environment(inherited: Mapping[str, str]) -> dict[str, str]:
 
 
 def _wait_gone(processes: Sequence[psutil.Process], timeout_s: float) -> list[psutil.Process]:
-    """Those that still run after `timeout_s`. A zombie is gone: it only waits for somebody to ask for its exit code."""
+    """Return the processes that still run after `timeout_s`. A zombie does not run."""
     deadline = time.monotonic() + timeout_s
     while (alive := [process for process in processes if _runs(process)]) and time.monotonic() < deadline:
         time.sleep(POLL_S)

@@ -1,1 +1,1 @@
-"""The demo of the sample ring: generators that die, a training that does not wait for them."""
+"""`make demo-ring`: a training reads generated samples from a ring while its generators are killed."""

@@ -1,20 +1,17 @@
-"""`python -m demo.ring`: generators that die, and a training that does not wait for them."""
+"""`python -m demo.ring`: a training that does not wait for its generators."""
 
 from __future__ import annotations
 
 import sys
 
-from demo.performance import Demo
-from demo.ring.story import tell
+from demo.ring.figures import draw
+from demo.ring.scenario import play
+from demo.runner import Demo
 
 DEMO = Demo(
-    program="demo.ring",
-    description="Train on generated samples, with and without a ring in between.",
-    title="a training that does not wait for its generators",
-    story=tell,
-    report="demo-report-ring",
-    files=("ring.png", "summary.json"),
+    "demo.ring", "a training that does not wait for its generators", "demo-report-ring", ("ring.png",), play, draw
 )
+
 
 if __name__ == "__main__":
     sys.exit(DEMO.main())

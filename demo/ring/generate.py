@@ -1,6 +1,6 @@
-"""One generator: `python -m demo.ring.generate PLACE NUMBER START FILE`. SIGTERM ends it behind its present sample.
+"""One generator: `python -m demo.ring.generate PLACE NUMBER START FILE`. SIGTERM ends it after its current sample.
 
-All that it takes is the loop in `main`; seeds are never used twice, since each start of each generator has its own.
+A generator is no more than the loop in `main`. No seed is used twice, because each start of each generator has its own.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from gpu_client.ring.writer import RingWriter
 
 
 def main(place: str, number: str, start: str, file: str) -> None:
-    """Draw and put until told to end. `file` grows by a byte for each sample that is begun."""
+    """Draw and put samples until SIGTERM. `file` grows by a byte for each sample that is begun."""
     ending = threading.Event()
     signal.signal(signal.SIGTERM, lambda *_: ending.set())
     with (

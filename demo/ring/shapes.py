@@ -1,6 +1,6 @@
-"""What the generators make: pictures of shapes, drawn slowly. Every picture is made from its seed alone.
+"""Draw pictures of shapes, slowly, each from its seed alone.
 
-`python -m demo.ring.shapes FILE SEED FIRST COUNT` draws some into a file, for measuring with.
+`python -m demo.ring.shapes FILE SEED FIRST COUNT` draws pictures into a file, to measure a model with.
 """
 
 from __future__ import annotations
@@ -14,19 +14,19 @@ from numpy.typing import NDArray
 
 NAMES = ("disc", "triangle", "square", "star", "cross")
 SIDE = 32
-"""Of a picture, in pixels."""
+"""Side of a picture in pixels."""
 NICE = 10
-"""Of processes that draw: on one machine the training goes first."""
+"""Niceness of processes that draw: on one machine the training has priority."""
 _FINER = 4
-"""Points along the side of a pixel."""
+"""Sampling points along the side of a pixel."""
 _SHADOW_POINTS = 18
-"""Towards the lamp: where the shape is in between, there is shadow."""
+"""Sampling points towards the lamp; the share of them inside the shape is the shadow."""
 
 Points = NDArray[np.float64]
 
 
 def render(seed: Sequence[int]) -> tuple[NDArray[np.float32], int]:
-    """One picture (1, SIDE, SIDE) and which of `NAMES` it shows: a lit shape, its soft shadow, a grained ground."""
+    """Draw a lit shape with a soft shadow on a grained ground; returns pixels (1, SIDE, SIDE) and index in `NAMES`."""
     chance = np.random.default_rng(list(seed))
     label = int(chance.integers(len(NAMES)))
     size, turned = chance.uniform(0.4, 0.65), chance.uniform(0, 2 * np.pi)
@@ -50,13 +50,13 @@ def render(seed: Sequence[int]) -> tuple[NDArray[np.float32], int]:
 
 
 def held_out(path: Path) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
-    """Pictures and labels of a file that `main` has written."""
+    """Read the pictures and labels of a file that `main` has written."""
     with np.load(path) as found:
         return found["images"], found["labels"]
 
 
 def _outline(name: str, size: float, turned: float) -> Points:
-    """The corners, one after the other."""
+    """Return the corners in order."""
     corners, radii = {
         "disc": (24, (1.0,)),
         "triangle": (3, (1.1,)),
@@ -73,7 +73,7 @@ def _outline(name: str, size: float, turned: float) -> Points:
 
 
 def _inside(outline: Points, x: Points, y: Points) -> Points:
-    """1 for the points that a ray leaves through an odd number of sides."""
+    """Return 1 for the points inside the outline: a ray from them crosses an odd number of sides."""
     crossed = np.zeros(x.shape, dtype=bool)
     for (x1, y1), (x2, y2) in zip(outline, np.roll(outline, -1, axis=0), strict=True):
         level = (y1 > y) != (y2 > y)

@@ -1,1 +1,1 @@
-"""`make demo-rules`: rules and live commands steer trainings that go wrong, and one that goes well."""
+"""`make demo-rules`: rules stop, roll back and end trainings; live commands steer one."""

@@ -1,20 +1,15 @@
-"""`python -m demo.rules`: stop what diverges, roll back what spikes, steer what runs."""
+"""`python -m demo.rules`: rules that watch a training and steer it."""
 
 from __future__ import annotations
 
 import sys
 
-from demo.performance import Demo
-from demo.rules.story import tell
+from demo.rules.figures import draw
+from demo.rules.scenario import play
+from demo.runner import Demo
 
-DEMO = Demo(
-    program="demo.rules",
-    description="Stop what diverges, roll back what spikes, steer what runs.",
-    title="rules that watch a training and steer it",
-    story=tell,
-    report="demo-report-rules",
-    files=("rules.png", "summary.json"),
-)
+DEMO = Demo("demo.rules", "rules that watch a training and steer it", "demo-report-rules", ("rules.png",), play, draw)
+
 
 if __name__ == "__main__":
     sys.exit(DEMO.main())

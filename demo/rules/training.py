@@ -37,16 +37,16 @@ class Settings:
     evaluate_every: int = 25
     damaged_from: int = 0
     damaged_to: int = 0
-    """These batches, counted from 1, come as if from a broken file: bytes where numbers from 0 to 1 are meant, each
-    picture with its neighbour's label."""
+    """These batches, counted from 1, are damaged as by a broken file: values from 0 to 255 instead of 0 to 1, each
+    picture with the label of its neighbour."""
 
     def is_damaged(self, batch: int) -> bool:
-        """Whether something is wrong with the data of this batch."""
+        """Return whether the data of this batch are damaged."""
         return self.damaged_from <= batch <= self.damaged_to
 
 
 def accuracy_of(model: nn.Module, images: torch.Tensor, labels: torch.Tensor) -> float:
-    """Share of pictures that it reads correctly, 0 to 1."""
+    """Return the share of pictures that the model reads correctly, 0 to 1."""
     model.eval()
     with torch.no_grad():
         right = (model(images).argmax(dim=1) == labels).double().mean().item()
@@ -55,7 +55,7 @@ def accuracy_of(model: nn.Module, images: torch.Tensor, labels: torch.Tensor) ->
 
 
 def main() -> None:
-    """Train as rules and commands want it."""
+    """Train, and obey rules and commands."""
     session = Session.start(resume=True)
     settings = Settings(**session.params)
     torch.use_deterministic_algorithms(True)
@@ -69,7 +69,7 @@ def main() -> None:
     scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, settings.steps)
     batches = BatchSampler(len(train_labels), settings.batch_size, seed=settings.seed)
 
-    # What rules and commands may do here besides stopping and saving. A rollback turns the knob, too.
+    # Besides stopping and saving, rules and commands may turn this knob and evaluate. A rollback turns the knob, too.
     session.steering.offer(knobs={"lr": LearningRate(optimizer, scheduler)}, evaluate=True)
     state = {"model": model, "optimizer": optimizer, "scheduler": scheduler, "batches": batches}
     done = session.resume(**state)
@@ -94,8 +94,8 @@ def main() -> None:
             session.checkpoint(step, **state)
         if session.should_stop:
             if session.finishing:
-                break  # a rule or a command says that this is the end
-            return  # asked to leave: failed, handed back, or rolled back
+                break  # a rule or a command ends the training as complete
+            return  # the attempt ends: failed, handed back, or rolled back
 
     save_file(model.state_dict(), session.output_dir / "model.safetensors")
 

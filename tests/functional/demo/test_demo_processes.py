@@ -9,7 +9,7 @@ import pytest
 
 from demo import processes
 from demo.failure import DemoError, Interrupts, log_tail
-from demo.processes import Child, Household, own_environment
+from demo.processes import Child, ManagedProcesses, own_environment
 from tests.waiting import alive, until
 
 NESTED = """
@@ -21,14 +21,14 @@ time.sleep(60)
 
 
 @pytest.fixture
-def household(tmp_path: Path) -> Household:
+def managed(tmp_path: Path) -> ManagedProcesses:
     scratch = tmp_path / "scratch"
     scratch.mkdir()
-    return Household(tmp_path / "logs", scratch, Interrupts())
+    return ManagedProcesses(tmp_path / "logs", scratch, Interrupts())
 
 
-def start(household: Household, program: str, *, grace_s: float = 5.0) -> Child:
-    return household._start("child", ["-c", program], log_name="child.log", grace_s=grace_s)
+def start(managed: ManagedProcesses, program: str, *, grace_s: float = 5.0) -> Child:
+    return managed.start("child", "-c", program, grace_s=grace_s)
 
 
 def inner_pid(child: Child) -> int:
@@ -37,9 +37,9 @@ def inner_pid(child: Child) -> int:
 
 
 @pytest.mark.processes
-def test_killing_the_group_takes_its_children_along(household: Household) -> None:
-    with household:
-        child = start(household, NESTED.format(apart=False))
+def test_killing_the_group_takes_its_children_along(managed: ManagedProcesses) -> None:
+    with managed:
+        child = start(managed, NESTED.format(apart=False))
         pid = inner_pid(child)
         assert child.kill_group() == 2
         assert child.exit_code == -signal.SIGKILL
@@ -48,11 +48,11 @@ def test_killing_the_group_takes_its_children_along(household: Household) -> Non
 
 @pytest.mark.processes
 def test_a_process_that_outlives_the_kill_is_a_failure_and_does_not_stay(
-    household: Household, monkeypatch: pytest.MonkeyPatch
+    managed: ManagedProcesses, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(processes, "GONE_WITHIN_S", 0.2)
-    with household:
-        child = start(household, NESTED.format(apart=True))
+    with managed:
+        child = start(managed, NESTED.format(apart=True))
         pid = inner_pid(child)
         with pytest.raises(DemoError, match="1 processes of child outlived its SIGKILL"):
             child.kill_group()
@@ -60,11 +60,11 @@ def test_a_process_that_outlives_the_kill_is_a_failure_and_does_not_stay(
 
 
 @pytest.mark.processes
-def test_nothing_is_left_behind_whatever_happens(household: Household) -> None:
-    with pytest.raises(ZeroDivisionError), household:
-        first = start(household, NESTED.format(apart=True))
+def test_nothing_is_left_behind_whatever_happens(managed: ManagedProcesses) -> None:
+    with pytest.raises(ZeroDivisionError), managed:
+        first = start(managed, NESTED.format(apart=True))
         pid = inner_pid(first)
-        second = start(household, "import signal, time; signal.signal(15, signal.SIG_IGN); time.sleep(60)", grace_s=0.5)
+        second = start(managed, "import signal, time; signal.signal(15, signal.SIG_IGN); time.sleep(60)", grace_s=0.5)
         raise ZeroDivisionError
     assert first.exit_code == -signal.SIGTERM
     assert second.exit_code is not None
@@ -72,45 +72,45 @@ def test_nothing_is_left_behind_whatever_happens(household: Household) -> None:
 
 
 @pytest.mark.processes
-def test_a_worker_that_has_left_cannot_be_killed(household: Household) -> None:
-    with household:
-        child = start(household, "raise SystemExit(3)")
+def test_a_worker_that_has_left_cannot_be_killed(managed: ManagedProcesses) -> None:
+    with managed:
+        child = start(managed, "raise SystemExit(3)")
         assert child.wait(10.0) == 3
         with pytest.raises(DemoError, match="left before it could be killed, with exit code 3"):
             child.kill_group()
 
 
 @pytest.mark.processes
-def test_waiting_for_a_process_has_a_deadline(household: Household) -> None:
-    with household:
-        child = start(household, "import time; time.sleep(60)")
+def test_waiting_for_a_process_has_a_deadline(managed: ManagedProcesses) -> None:
+    with managed:
+        child = start(managed, "import time; time.sleep(60)")
         with pytest.raises(DemoError, match="child did not end within"):
             child.wait(0.05)
 
 
 @pytest.mark.processes
 def test_a_stack_that_does_not_start_is_told_with_its_log(
-    household: Household, monkeypatch: pytest.MonkeyPatch
+    managed: ManagedProcesses, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("BATON_EMULATOR_PYTHON", "nowhere/python")
-    with household, pytest.raises(DemoError, match="the local stack ended at once with exit code 1") as failure:
-        household.start_stack()
+    with managed, pytest.raises(DemoError, match="the control plane ended at once with exit code 1") as failure:
+        managed.start_stack()
     assert failure.value.log is not None
     assert "nowhere/python does not exist" in log_tail(failure.value.log)
 
 
 @pytest.mark.processes
 def test_an_error_of_the_api_is_blamed_on_a_stack_that_is_gone(
-    household: Household, monkeypatch: pytest.MonkeyPatch
+    managed: ManagedProcesses, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(processes, "STACK_NAME", "child")
     refusal = OSError("connection refused")
-    with household:
-        child = start(household, "import time; time.sleep(60)")
-        assert household.explain(refusal).sentence == "the control plane did not do its part: connection refused"
+    with managed:
+        child = start(managed, "import time; time.sleep(60)")
+        assert str(managed.explain(refusal)) == "a call to the control plane failed: connection refused"
         child.kill_group()
-        assert household.explain(refusal).sentence == "child ended by itself with exit code -9"
-        assert household.explain(refusal).log == child.log
+        assert str(managed.explain(refusal)) == "the control plane ended by itself with exit code -9"
+        assert managed.explain(refusal).log == child.log
 
 
 def test_children_get_nothing_of_a_persons_settings() -> None:

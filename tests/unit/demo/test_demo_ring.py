@@ -1,4 +1,4 @@
-"""The demo of the ring: its pictures of shapes, who is killed when, its numbers and its picture."""
+"""The demo of the ring: its pictures of shapes, its plan of kills, its numbers, its claims and its chart."""
 
 from __future__ import annotations
 
@@ -11,42 +11,51 @@ import pytest
 import torch
 from PIL import Image
 
-from demo.ring import pictures
-from demo.ring.crew import Turn, plan
-from demo.ring.shapes import NAMES, SIDE, held_out, main, render
-from demo.ring.summary import (
+from demo.ring import figures
+from demo.ring.generators import Turn, plan
+from demo.ring.results import (
     DEFINITIONS,
-    Event,
-    Look,
+    GeneratorEvent,
     Measured,
     Proof,
-    Result,
+    RingResults,
+    RingState,
     Step,
-    Trained,
-    nobody,
-    trained_of,
+    Training,
+    gaps,
+    read_training,
 )
+from demo.ring.shapes import NAMES, SIDE, held_out, main, render
 from demo.ring.train import network
 
 
-def trained(steps: int, wait_s: float, *, began_at: float = 100.0) -> Trained:
+def trained(steps: int, wait_s: float, *, began_at: float = 100.0) -> Training:
     """Steps of 0.1 s each; the first batch came at `began_at`."""
     at, found = began_at, []
     for number in range(steps):
         at += 0.1 + (wait_s if number else 0.0)
         found.append(Step(at, wait_s if number else 7.0, 0.1, 2.0 / (number + 1)))
-    return Trained(found, [Measured(began_at + 0.1, 1.6, 0.2), Measured(at, 0.4, 0.85)])
+    return Training(found, [Measured(began_at + 0.1, 1.6, 0.2), Measured(at, 0.4, 0.85)])
 
 
-def result() -> Result:
-    looks = [
-        Look(98.0 + second, min(20 * second, 64), 20 * second, 60 * second, 0.1, 3.0 + second, 4)
+def results() -> RingResults:
+    states = [
+        RingState(98.0 + second, min(20 * second, 64), 20 * second, 60 * second, 0.1, 3.0 + second, 4)
         for second in range(1, 12)
     ]
-    events = [Event(97.0, started=4), Event(103.0, killed=1), Event(104.0, started=1), Event(105.0, killed=4),
-              Event(108.0, started=4)]  # fmt: skip
+    events = [
+        GeneratorEvent(97.0, started=4),
+        GeneratorEvent(103.0, killed=1),
+        GeneratorEvent(104.0, started=1),
+        GeneratorEvent(105.0, killed=4),
+        GeneratorEvent(108.0, started=4),
+    ]
     proof = Proof(begun=225, inserted=220, kills=5, objects=64, damaged=0, replayed=24, wrong=[])
-    return Result(trained(10, 0.4), trained(40, 0.0), looks, events, proof, 64, {"ring": 11.0})
+    return RingResults(trained(10, 0.4), trained(40, 0.0), states, events, proof, 64)
+
+
+def failure(measured: RingResults) -> str:
+    return next((claim.failure for claim in measured.claims() if claim.failure), "")
 
 
 def test_a_picture_is_made_from_its_seed_alone() -> None:
@@ -82,26 +91,26 @@ def test_one_after_the_other_is_killed_then_all() -> None:
     ]  # fmt: skip
 
 
-def test_when_nobody_generated() -> None:
-    assert nobody(result().events) == [(105.0, 108.0)]
-    assert nobody([Event(1.0, started=1)]) == []
+def test_the_gaps_without_a_generator() -> None:
+    assert gaps(results().events) == [(105.0, 108.0)]
+    assert gaps([GeneratorEvent(1.0, started=1)]) == []
 
 
-def test_what_a_training_has_told_so_far_is_read(tmp_path: Path) -> None:
+def test_what_a_training_has_written_so_far_is_read(tmp_path: Path) -> None:
     step = '{"at": 5.0, "wait_s": 1.0, "step_s": 0.5, "loss": 1.5}\n'
     measured = '{"at": 5.0, "held_out_loss": 1.6, "accuracy": 0.2}\n'
     (tmp_path / "told").write_text(step + measured + step[:20])
-    assert trained_of(tmp_path / "told") == Trained([Step(5.0, 1.0, 0.5, 1.5)], [Measured(5.0, 1.6, 0.2)])
+    assert read_training(tmp_path / "told") == Training([Step(5.0, 1.0, 0.5, 1.5)], [Measured(5.0, 1.6, 0.2)])
 
 
-def test_waiting_is_counted_behind_the_first_batch() -> None:
+def test_waiting_is_counted_after_the_first_batch() -> None:
     assert trained(10, 0.4).wait_share == pytest.approx(9 * 0.4 / (9 * 0.4 + 10 * 0.1))
     assert trained(10, 0.0).wait_share == 0
     assert trained(1, 0.4).wait_share == 0
 
 
 def test_the_numbers() -> None:
-    summary = result().as_dict()
+    summary = results().as_dict()
     assert summary["without_the_ring"]["wait_share"] == 0.7826
     assert summary["with_the_ring"] == {
         "steps": 40, "wait_share": 0.0, "first_batch_s": 7.0, "held_out_loss": 0.4, "accuracy": 0.85, "reuse": 3.0,
@@ -113,11 +122,11 @@ def test_the_numbers() -> None:
     assert DEFINITIONS.keys() <= numbers
 
 
-def test_the_plain_words_carry_the_numbers() -> None:
-    words = " ".join(result().in_plain_words())
+def test_the_claims_carry_the_numbers() -> None:
+    words = " ".join(claim.sentence for claim in results().claims())
     for fact in (
         "waited 78.3 % of its time: 10 steps, 85 %", "waited 0.0 % of its time: 40 steps", "3.0 times",
-        "5 generators were killed, for 3 s there was none", "Of 225 samples that were begun, 5 never",
+        "5 generators were killed, for 3 s none was alive", "Of 225 samples that generators had begun, 5 never",
     ):  # fmt: skip
         assert fact in words
 
@@ -129,22 +138,23 @@ def test_the_plain_words_carry_the_numbers() -> None:
         ({"begun": 226}, "6 samples were lost in 5 kills"),
         ({"inserted": 226}, "-1 samples were lost in 5 kills"),
         ({"damaged": 2}, "2 of 64 stored samples are damaged"),
-        ({"wrong": ["generator-1-2-3"]}, "sample generator-1-2-3 is not what its seed gives"),
+        ({"wrong": ["generator-1-2-3"]}, "sample generator-1-2-3 is not reproduced by its seed"),
     ],
 )
-def test_what_did_not_come_out_is_told(changed: dict[str, object], wrong: str) -> None:
-    whole = result()
-    assert replace(whole, proof=replace(whole.proof, **changed)).wrong() == wrong  # type: ignore[arg-type]
+def test_lost_damaged_and_wrong_samples_are_failures(changed: dict[str, object], wrong: str) -> None:
+    whole = results()
+    changed_proof = replace(whole.proof, **changed)  # type: ignore[arg-type]
+    assert failure(replace(whole, proof=changed_proof)) == wrong
 
 
-def test_a_ring_that_does_not_help_is_told() -> None:
-    whole = result()
-    assert "with the ring, and 78.3 % without" in replace(whole, fed=trained(40, 0.1)).wrong()
-    assert replace(whole, fed=trained(10, 0.0)).wrong() == "the training made 10 steps with the ring, and 10 without"
+def test_a_ring_that_does_not_help_is_a_failure() -> None:
+    whole = results()
+    assert "with the ring, and 78.3 % without" in failure(replace(whole, fed=trained(40, 0.1)))
+    assert failure(replace(whole, fed=trained(10, 0.0))) == "the training made 10 steps with the ring, and 10 without"
 
 
-def test_the_picture_shows_fill_reuse_age_and_loss(tmp_path: Path) -> None:
-    figure = pictures.figure_of(result())
+def test_the_chart_shows_fill_reuse_age_and_loss(tmp_path: Path) -> None:
+    figure = figures.draw(results())["ring.png"]
     titles = [axes.get_title(loc="left") for axes in figure.axes]
     assert titles[:4] == ["5 generators were killed; the training went on", "Reuse", "Age", "Loss"]
     fill, reuse, _, loss = figure.axes[:4]

@@ -1,4 +1,4 @@
-"""The demo of rules: its documents, what it makes of a job's history, its numbers and its picture."""
+"""The demo of rules: its documents, its numbers, its claims and its chart."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from baton.contract.history import AttemptView, EventType, EventView
 from baton.contract.jobs import JobState, Progress
 from baton.contract.output import LogLine
 from baton.contract.rules.document import load
-from demo.rules import pictures, story
-from demo.rules.account import Account, Firing, Trained, steps_of
-from demo.rules.summary import DEFINITIONS, Diverged, Live, Result, Spiked, final_loss
+from demo.jobs import JobRecord, TrainedStep, printed_steps
+from demo.rules import figures, scenario
+from demo.rules.results import DEFINITIONS, Diverged, Firing, RulesResults, Spiked, Steered, final_loss
 from tests.unit.cli.cli_kit import a_job
 
 BACK = {"number": 1, "rule": "spike", "step": 16, "to_step": 15, "skip": 4, "lr_factor": 0.5}
@@ -31,41 +31,43 @@ def fired(rule: str, step: int, **operands: Any) -> EventView:
     return event(EventType.RULE_FIRED, rule=rule, step=step, operands=operands)
 
 
-def account(steps: list[Trained], *events: EventView, state: JobState = JobState.COMPLETE) -> Account:
+def record(steps: list[TrainedStep], *events: EventView, state: JobState = JobState.COMPLETE) -> JobRecord:
     goodput = Goodput(productive_s=len(steps) / 10)
     attempt = AttemptView(epoch=1, started_at=1, progress=Progress(step=len(steps), goodput=goodput))
-    return Account(a_job(state), [attempt], list(events), steps, [])
+    return JobRecord(a_job(state), [attempt], list(events), steps)
 
 
 def steps(
     first: int, last: int, *, epoch: int = 1, skip: int = 0, factor: float = 1.0, loss: float = 0.5
-) -> list[Trained]:
-    return [Trained(epoch, step, loss, 1.0 / step * factor, step + skip) for step in range(first, last + 1)]
+) -> list[TrainedStep]:
+    return [
+        TrainedStep(epoch, step, {"loss": loss, "lr": 1.0 / step * factor, "batch": step + skip})
+        for step in range(first, last + 1)
+    ]
 
 
-def result() -> Result:
-    diverged = account(steps(1, 10, loss=9.0), fired("diverging", 10, **{"loss": 9.0, "mean(loss, 10)": 9.0}))
-    spike = account(
+def results() -> RulesResults:
+    diverged = record(steps(1, 10, loss=9.0), fired("diverging", 10, **{"loss": 9.0, "mean(loss, 10)": 9.0}))
+    spike = record(
         steps(1, 16) + steps(16, 30, epoch=2, skip=4, factor=0.5),
         fired("spike", 16, **{"zscore(loss, 50)": 99.0}), event(EventType.ROLLED_BACK, **BACK),
     )  # fmt: skip
-    live = account(steps(1, 20), fired("good-enough", 20, **{"min(eval.accuracy, 3)": 0.98}))
-    return Result(
+    live = record(steps(1, 20), fired("good-enough", 20, **{"min(eval.accuracy, 3)": 0.98}))
+    return RulesResults(
         Diverged(diverged, 30, "mean(loss, 10) > 5"),
-        Spiked(spike, account(steps(1, 30, loss=2.3)), 0.98, 0.1, 30, "zscore(loss, 50) > 8"),
-        Live(live, 5, 2, 9, 20, 0.975, 3000, "min(eval.accuracy, 3) >= 0.97"),
-        {"total": 60.0},
+        Spiked(spike, record(steps(1, 30, loss=2.3)), 0.98, 0.1, 30, "zscore(loss, 50) > 8"),
+        Steered(live, 5, 2, 9, 20, 0.975, 3000, "min(eval.accuracy, 3) >= 0.97"),
     )
 
 
-@pytest.mark.parametrize("path", sorted(story.HERE.glob("*.yaml")), ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", sorted(scenario.HERE.glob("*.yaml")), ids=lambda path: path.stem)
 def test_the_documents_of_the_demo_are_sound(path: Path) -> None:
     loaded = load(path.read_text(encoding="utf-8"))
     assert loaded.rules is not None and not loaded.faults and not loaded.warnings
 
 
 def test_the_next_revision_keeps_what_the_training_began_with() -> None:
-    began, later = (load(story.rules(name)).rules for name in ("watching", "enough"))
+    began, later = (load(scenario.document(name)).rules for name in ("watching", "enough"))
     assert began is not None and later is not None
     assert began.rules[0] == later.rules[0]
 
@@ -76,9 +78,9 @@ def test_the_steps_are_read_from_what_the_training_printed() -> None:
         '{"step": 1, "loss": 2.5, "lr": 0.1, "batch": 7}',
         '{"step": 2, "loss": NaN, "lr": 0.1, "batch": 8}',
     ]
-    first, second = steps_of(LogLine(epoch=3, line=n, text=text, at=1) for n, text in enumerate(texts))
-    assert first == Trained(3, 1, 2.5, 0.1, 7)
-    assert second.loss != second.loss and second.batch == 8
+    first, second = printed_steps(LogLine(epoch=3, line=n, text=text, at=1) for n, text in enumerate(texts))
+    assert first == (3, 1, {"loss": 2.5, "lr": 0.1, "batch": 7})
+    assert second[2]["loss"] != second[2]["loss"]
 
 
 @pytest.mark.parametrize(
@@ -93,7 +95,7 @@ def test_a_firing_says_why(operands: dict[str, Any], because: str) -> None:
 
 
 def test_the_numbers() -> None:
-    summary = result().as_dict()
+    summary = results().as_dict()
     assert summary["diverging"]["steps_saved"] == 20
     assert summary["diverging"]["steps_saved_share"] == 0.6667
     assert summary["diverging"]["machine_time_saved_s"] == 2.0, "at 0.1 s a step"
@@ -105,10 +107,11 @@ def test_the_numbers() -> None:
     assert DEFINITIONS.keys() <= numbers
 
 
-def test_the_plain_words_carry_the_numbers() -> None:
-    words = " ".join(result().in_plain_words())
+def test_the_claims_hold_and_carry_the_numbers() -> None:
+    assert not any(claim.failure for claim in results().claims())
+    words = " ".join(claim.sentence for claim in results().claims())
     for fact in (
-        "rule diverging fired at step 10 (mean(loss, 10) = 9)", "20 of 30 steps (67 % of the machine's time, here 2 s)",
+        "rule diverging fired at step 10 (mean(loss, 10) = 9)", "20 of 30 steps (67 % of machine time, here 2 s)",
         "checkpoint of step 15, passed over 4 batches", "0.5 times", "98.0 %", "10.0 %, loss 2.3",
         "save was carried out after step 5, revision 2 of the rules was in force from step 9", "at step 20 of 3000",
     ):  # fmt: skip
@@ -124,18 +127,34 @@ def test_the_plain_words_carry_the_numbers() -> None:
         (steps(16, 30, epoch=2, skip=4), "attempt 2 went on with learning rate 0.0625, not with 0.03125"),
     ],
 )
-def test_a_rollback_that_did_not_do_what_it_says_is_found(after: list[Trained], wrong: str) -> None:
-    spiked = result().spiked
-    told = account(steps(1, 16) + after, *spiked.account.events)
-    assert replace(spiked, account=told).wrong() == wrong
+def test_a_rollback_that_did_not_do_what_it_says_is_found(after: list[TrainedStep], wrong: str) -> None:
+    whole = results()
+    spiked = replace(whole.spiked, record=record(steps(1, 16) + after, *whole.spiked.record.events))
+    assert replace(whole, spiked=spiked).claims()[1].failure == wrong
+
+
+@pytest.mark.parametrize(
+    ("accuracy", "unruled", "live", "failure"),
+    [
+        (0.94, 0.1, 0.975, "the job that was rolled back reads 94.0 %"),
+        (0.96, 0.97, 0.975, "the one without rules 97.0 %"),
+        (0.98, 0.1, 0.94, "the steered job reads only 94.0 %"),
+    ],
+)
+def test_a_model_that_reads_too_little_is_a_failure(accuracy: float, unruled: float, live: float, failure: str) -> None:
+    whole = results()
+    spiked = replace(whole.spiked, accuracy=accuracy, unruled_accuracy=unruled)
+    changed = replace(whole, spiked=spiked, steered=replace(whole.steered, accuracy=live))
+    (found,) = [claim.failure for claim in changed.claims() if claim.failure]
+    assert failure in found
 
 
 def test_the_final_loss_is_of_the_last_steps_alone() -> None:
-    assert final_loss(account(steps(1, 30, loss=100.0) + steps(31, 50, loss=2.0))) == 2.0
+    assert final_loss(record(steps(1, 30, loss=100.0) + steps(31, 50, loss=2.0))) == 2.0
 
 
 def test_the_picture_names_every_event_on_its_curve(tmp_path: Path) -> None:
-    figure = pictures.figure_of(result())
+    figure = figures.draw(results())["rules.png"]
     stopped, rolled_back, steered = ([text.get_text() for text in axes.texts] for axes in figure.axes)
     assert any("rule diverging fired at step 10: mean(loss, 10) = 9" in text for text in stopped)
     assert any("20 steps, 67 % of the job" in text for text in stopped)
@@ -149,9 +168,10 @@ def test_the_picture_names_every_event_on_its_curve(tmp_path: Path) -> None:
 
 
 def test_a_loss_that_is_no_number_can_be_drawn(tmp_path: Path) -> None:
-    whole = result()
-    burst = account([*steps(1, 9), Trained(1, 10, float("nan"), 0.1, 10)], fired("diverging", 10, loss="nan"))
-    pictures.figure_of(replace(whole, diverged=replace(whole.diverged, account=burst))).savefig(tmp_path / "rules.png")
+    whole = results()
+    nan = TrainedStep(1, 10, {"loss": float("nan"), "lr": 0.1})
+    burst = record([*steps(1, 9), nan], fired("diverging", 10, loss="nan"))
+    changed = replace(whole, diverged=replace(whole.diverged, record=burst))
+    figures.draw(changed)["rules.png"].savefig(tmp_path / "rules.png")
     assert (tmp_path / "rules.png").stat().st_size > 10_000
-    summary = replace(whole, diverged=replace(whole.diverged, account=burst)).as_dict()
-    assert summary["diverging"]["final_loss"] == "nan"
+    assert changed.as_dict()["diverging"]["final_loss"] == "nan"

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from demo.failure import Interrupts
-from demo.processes import Household
-from demo.ring.crew import Crew, Turn
+from demo.processes import ManagedProcesses
+from demo.ring.generators import Generators, Turn
 from demo.ring.shapes import render
 from gpu_client.ring.places import make_ring
 from gpu_client.ring.reader import RingReader
@@ -18,29 +18,29 @@ from tests.waiting import until
 pytestmark = pytest.mark.processes
 
 
-def test_killed_and_told_to_end_generators_lose_one_sample_each(tmp_path: Path) -> None:
+def test_a_killed_generator_loses_one_sample_at_most_and_an_ended_one_none(tmp_path: Path) -> None:
     scratch = tmp_path / "scratch"
     scratch.mkdir()
     ring = make_ring(str(tmp_path / "ring"), RingSettings(cap=400, publish_interval_s=0.05, lease_s=2.0))
-    with Household(tmp_path / "logs", scratch, Interrupts()) as household:
+    with ManagedProcesses(tmp_path / "logs", scratch, Interrupts()) as processes:
         turns = [Turn(1.0, kill=(0,)), Turn(2.0, start=(0,))]
-        crew = Crew(household, str(tmp_path / "ring"), tmp_path / "begun", 2, turns)
-        crew.start(0, 1)
+        generators = Generators(processes, str(tmp_path / "ring"), tmp_path / "begun", 2, turns)
+        generators.start(0, 1)
         until(lambda: ring.newest().inserted >= 8)
-        crew.carry_on(0.5)
-        assert (crew.alive, crew.kills) == (2, 0)
-        crew.carry_on(1.5)
-        assert (crew.alive, crew.kills) == (1, 1)
-        crew.carry_on(2.0)
-        assert crew.alive == 2
+        generators.carry_on(0.5)
+        assert (generators.alive, generators.kills) == (2, 0)
+        generators.carry_on(1.5)
+        assert (generators.alive, generators.kills) == (1, 1)
+        generators.carry_on(2.0)
+        assert generators.alive == 2
         begun = tmp_path / "begun" / "0"
         before = begun.stat().st_size
         until(lambda: begun.stat().st_size >= before + 5)
-        crew.dismiss()
+        generators.end()
     while ring.publish() is not None:
         pass
     newest = ring.newest()
-    assert 0 <= crew.samples_begun - newest.inserted <= 1
+    assert 0 <= generators.samples_begun - newest.inserted <= 1
     with RingReader(ring, threads=False) as reader:
         seeds = [tuple(reader.provenance(slot)["seed"]) for slot in newest.slots]
         assert len(set(seeds)) == len(seeds) == newest.inserted
