@@ -9,11 +9,20 @@ from fractions import Fraction
 from itertools import pairwise
 
 from baton.contract.rules import arithmetic
+from baton.contract.rules.document.durations import OF_ALL
+from baton.contract.rules.document.rule import Rule
+from baton.contract.rules.language.typed_ast import (
+    Aggregate,
+    Chain,
+    Constant,
+    Grouped,
+    Operation,
+    Reading,
+    Summary,
+    Typed,
+)
 from baton.contract.rules.limits import LIMITS
 from baton.contract.rules.metrics import Kind
-from baton.contract.rules.periods import OF_ALL
-from baton.contract.rules.rule import Rule
-from baton.contract.rules.typed import Aggregate, Chain, Constant, Grouped, Operation, Reading, Summary, Typed
 
 Value = float | bool | None
 

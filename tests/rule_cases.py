@@ -19,7 +19,7 @@ import torch
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
-from baton.contract.rules.document import load_values
+from baton.contract.rules.document.loader import load_values
 from tests.properties.test_rule_fuzz import EXPRESSION, SOUND, STREAM, document, rule
 from tests.rule_verdicts import COUNT, Cases, Observation
 

@@ -13,8 +13,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from baton.contract.rules.functions import SUMMARIES
-from baton.contract.rules.rule import EVENTS
+from baton.contract.rules.document.rule import EVENTS
+from baton.contract.rules.language.functions import SUMMARIES
 from tests.unit.controller.controller_kit import Setup, command
 
 NAMES = ("loss", "eval.loss", "x", "grad_norm", "wall", "gpu.mem", "step", "ckpt.age", "lr", "cost", "y")
@@ -141,7 +141,7 @@ def _setup(text: str) -> Setup:
 
 
 def _is_sound(rule: Any) -> bool:
-    from baton.contract.rules.document import load_values
+    from baton.contract.rules.document.loader import load_values
 
     loaded = load_values({"rules": [rule]})
     if (loaded.rules is None) != bool(loaded.faults):

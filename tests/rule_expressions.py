@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from baton.contract.rules.checking import check, check_condition
-from baton.contract.rules.compiling import Compiler
-from baton.contract.rules.faults import ExpressionError
+from baton.contract.rules.engine.compiler import Compiler
+from baton.contract.rules.language.checker import check, check_condition
+from baton.contract.rules.language.faults import ExpressionError
 from baton.contract.rules.limits import LIMITS, Limits
 from baton.contract.rules.metrics import Kind, Metric, Metrics
-from baton.contract.rules.series import Clock
+from baton.contract.rules.windows.series import Clock
 
 METRICS = Metrics([Metric("flag", Kind.BOOL), Metric("acc", goal="max")])
 

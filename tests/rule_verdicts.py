@@ -13,10 +13,10 @@ from importlib.abc import MetaPathFinder
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from baton.contract.rules.document import load
-from baton.contract.rules.evaluating import Evaluator
-from baton.contract.rules.rule import RuleSet
-from baton.contract.rules.verdicts import Verdict
+from baton.contract.rules.document.loader import load
+from baton.contract.rules.document.rule import RuleSet
+from baton.contract.rules.engine.evaluator import Evaluator
+from baton.contract.rules.engine.verdicts import Verdict
 
 COUNT = 10_000
 ALLOWED = frozenset(("baton", "tests", "yaml", "_yaml", *sys.stdlib_module_names))

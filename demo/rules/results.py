@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from baton.contract.history import EventType
-from baton.contract.rules import presets
+from baton.contract.rules.document import presets
 from demo.jobs import JobRecord
 from demo.runner import Claim
 from gpu_client.cli.jobs.rule_events import line_of

@@ -9,7 +9,7 @@ from typing import Any
 
 from baton.contract.history import EventType
 from baton.contract.jobs import JobState, JobSubmit, JobView, Policy, Retention
-from baton.contract.rules.document import load
+from baton.contract.rules.document.loader import load
 from baton.contract.steering import CommandKind, CommandRequest
 from demo.cluster import DIGITS, HIDDEN, MODEL, LocalCluster
 from demo.digits import Digits, read_digits

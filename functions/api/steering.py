@@ -159,7 +159,7 @@ def _checked(text: str, silence_s: int | None = None) -> tuple[tuple[Fault, ...]
     if not text.strip():
         return (), ()
     # Here: a function that starts cold and checks no rules does without the language.
-    from baton.contract.rules.document import load
+    from baton.contract.rules.document.loader import load
 
     loaded = load(text, max_silence_s=silence_s)
     if loaded.rules is None:

@@ -19,7 +19,7 @@ from functions.domain.ports import JobStore, LeaseStore
 from functions.domain.records import Job, Lease, MemberRecord, StandingRecord
 
 if TYPE_CHECKING:
-    from baton.contract.rules.rule import RuleSet
+    from baton.contract.rules.document.rule import RuleSet
     from functions.domain.watching import Looked, Seen
 
 logger = logging.getLogger("baton.watching")

@@ -11,9 +11,21 @@ from typing import Any
 
 from baton.contract.history import EventType
 from baton.contract.jobs import AttemptEnd, FailureClass, JobState, Progress, Reason, ReasonCode
-from baton.contract.rules.actions import NAMES, Action, Alert, Evaluate, Log, Pause, Requeue, Save, Scale, Set, Stop
+from baton.contract.rules.document.actions import (
+    NAMES,
+    Action,
+    Alert,
+    Evaluate,
+    Log,
+    Pause,
+    Requeue,
+    Save,
+    Scale,
+    Set,
+    Stop,
+)
+from baton.contract.rules.engine.verdicts import State, Verdict
 from baton.contract.rules.numbers import encoded
-from baton.contract.rules.verdicts import State, Verdict
 from baton.contract.steering import CommandKind, CommandRequest, EndedBy
 from baton.contract.work import Directive
 from functions.domain import jobs as transitions

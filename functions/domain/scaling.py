@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from baton.contract.errors import ErrorCode
 from baton.contract.history import EventType
 from baton.contract.jobs import JobState, Reason, ReasonCode
-from baton.contract.rules.actions import Scale
+from baton.contract.rules.document.actions import Scale
 from baton.contract.steering import CommandKind, CommandRequest, EndedBy
 from functions.domain import jobs as transitions
 from functions.domain import steering

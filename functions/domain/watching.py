@@ -16,15 +16,15 @@ from typing import Any
 
 from baton.contract.errors import Fault
 from baton.contract.jobs import JobState, Progress
-from baton.contract.rules.document import load
-from baton.contract.rules.evaluating import Evaluator, StateError
-from baton.contract.rules.faults import Code
-from baton.contract.rules.groups import GroupValues
+from baton.contract.rules.document.loader import load
+from baton.contract.rules.document.rule import RuleSet
+from baton.contract.rules.document.rule_placement import needed_group_values, split
+from baton.contract.rules.engine.evaluator import Evaluator, StateError
+from baton.contract.rules.engine.group_statistics import GroupValues
+from baton.contract.rules.language.faults import Code
+from baton.contract.rules.language.typed_ast import Aggregate, walk
 from baton.contract.rules.limits import LIMITS
 from baton.contract.rules.numbers import encoded
-from baton.contract.rules.placing import needed_group_values, split
-from baton.contract.rules.rule import RuleSet
-from baton.contract.rules.typed import Aggregate, walk
 from baton.contract.steering import MAX_STATUS_CHARS, RuleStatus
 from functions.domain.acting import Acting
 from functions.domain.change import Change

@@ -6,8 +6,8 @@ import logging
 import threading
 from collections.abc import Mapping, Sequence
 
+from baton.contract.rules.document.rule import Signal
 from baton.contract.rules.metrics import name_in_rules
-from baton.contract.rules.rule import Signal
 from baton.contract.steering import RulesInForce
 from gpu_client.checkpoints.metrics import MAX_METRICS
 
@@ -76,7 +76,7 @@ def _signals_of(rules: RulesInForce) -> Sequence[Signal] | None:
     """None: the rules cannot be used, and those before stay in force."""
     if "signals" not in rules.text:
         return ()
-    from baton.contract.rules.document import load
+    from baton.contract.rules.document.loader import load
 
     try:
         found = load(rules.text).rules

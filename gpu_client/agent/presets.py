@@ -15,15 +15,15 @@ from statistics import median
 from typing import Any, Protocol
 
 from baton.contract.base import MAX_STEP
-from baton.contract.rules.actions import Alert
-from baton.contract.rules.document import load
-from baton.contract.rules.evaluating import Evaluator
-from baton.contract.rules.messages import Message
+from baton.contract.rules.document.actions import Alert
+from baton.contract.rules.document.loader import load
+from baton.contract.rules.document.presets import DOCUMENT, NAMES
+from baton.contract.rules.document.rule import RuleSet
+from baton.contract.rules.engine.evaluator import Evaluator
+from baton.contract.rules.engine.verdicts import State, Verdict
+from baton.contract.rules.language.messages import Message
 from baton.contract.rules.metrics import Kind, canonical_name
 from baton.contract.rules.numbers import encoded
-from baton.contract.rules.presets import DOCUMENT, NAMES
-from baton.contract.rules.rule import RuleSet
-from baton.contract.rules.verdicts import State, Verdict
 from gpu_client.agent.channel_messages import CheckpointNotice, Progress
 from gpu_client.agent.loss_trend import LossTrend
 from gpu_client.controller.probing import Probe

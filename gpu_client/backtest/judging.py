@@ -10,12 +10,12 @@ from typing import NamedTuple
 
 import numpy as np
 
-from baton.contract.rules.actions import NAMES, Pause, Requeue, Rollback, Stop
-from baton.contract.rules.faults import did_you_mean
+from baton.contract.rules.document.actions import NAMES, Pause, Requeue, Rollback, Stop
+from baton.contract.rules.document.rule import CONTROL_PLANE_EVENTS, Rule, RuleSet
+from baton.contract.rules.document.rule_placement import is_control_planes
+from baton.contract.rules.language.faults import did_you_mean
+from baton.contract.rules.language.typed_ast import Aggregate, Grouped, Typed, walk
 from baton.contract.rules.metrics import Goal, Metrics
-from baton.contract.rules.placing import is_control_planes
-from baton.contract.rules.rule import CONTROL_PLANE_EVENTS, Rule, RuleSet
-from baton.contract.rules.typed import Aggregate, Grouped, Typed, walk
 from gpu_client.backtest.history import ROW_EVENTS, History
 from gpu_client.backtest.replay import Trial, replay
 

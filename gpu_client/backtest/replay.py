@@ -8,9 +8,9 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from baton.contract.rules.evaluating import Evaluator
-from baton.contract.rules.rule import Rule, RuleSet
-from baton.contract.rules.verdicts import Operand, State
+from baton.contract.rules.document.rule import Rule, RuleSet
+from baton.contract.rules.engine.evaluator import Evaluator
+from baton.contract.rules.engine.verdicts import Operand, State
 from gpu_client.backtest.history import EVALUATE, STEP, History, Whole
 
 BLOCK_ROWS = 8_192

@@ -6,15 +6,15 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from baton.contract.rules.actions import NAMES
 from baton.contract.rules.arithmetic import number_of
-from baton.contract.rules.document import load
-from baton.contract.rules.evaluating import Evaluator, StateError
+from baton.contract.rules.document.actions import NAMES
+from baton.contract.rules.document.loader import load
+from baton.contract.rules.document.rule import REPORT
+from baton.contract.rules.document.rule_placement import split
+from baton.contract.rules.engine.evaluator import Evaluator, StateError
+from baton.contract.rules.engine.verdicts import State, Verdict
 from baton.contract.rules.metrics import BUILT_IN, Reduce, name_in_rules
 from baton.contract.rules.numbers import encoded
-from baton.contract.rules.placing import split
-from baton.contract.rules.rule import REPORT
-from baton.contract.rules.verdicts import State, Verdict
 from gpu_client.controller.budget import Budget
 from gpu_client.controller.orders import Order, orders_of
 

@@ -8,9 +8,9 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any, Literal
 
-from baton.contract.rules.actions import NAMES
-from baton.contract.rules.messages import Message
-from baton.contract.rules.verdicts import Verdict
+from baton.contract.rules.document.actions import NAMES
+from baton.contract.rules.engine.verdicts import Verdict
+from baton.contract.rules.language.messages import Message
 
 log = logging.getLogger("baton.rules")
 

@@ -7,9 +7,9 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
 from baton.contract.rules.arithmetic import number_of
+from baton.contract.rules.document.rule import REPORT
 from baton.contract.rules.metrics import Reduce
 from baton.contract.rules.numbers import decoded, encoded
-from baton.contract.rules.rule import REPORT
 from gpu_client.controller.engine import Engine
 
 _STEPS = ("step", REPORT)

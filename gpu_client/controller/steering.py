@@ -15,8 +15,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, TypeVar
 
+from baton.contract.rules.document.rule import REPORT
 from baton.contract.rules.metrics import canonical_name
-from baton.contract.rules.rule import REPORT
 from gpu_client.controller.commands import Commands
 from gpu_client.controller.ending import Ending
 from gpu_client.controller.engine import Engine

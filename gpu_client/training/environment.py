@@ -8,8 +8,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from baton.contract.rules.document import load
-from baton.contract.rules.placing import split
+from baton.contract.rules.document.loader import load
+from baton.contract.rules.document.rule_placement import split
 from gpu_client.training import commit
 from gpu_client.training.errors import CheckpointMismatchError, SessionError
 

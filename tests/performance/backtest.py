@@ -7,7 +7,7 @@ from statistics import median
 
 import numpy as np
 
-from baton.contract.rules.document import load
+from baton.contract.rules.document.loader import load
 from gpu_client.backtest.history import Column, History
 from gpu_client.backtest.replay import replay
 from tests.performance.figures import Figure

@@ -9,10 +9,10 @@ from collections.abc import Callable, Sequence
 from itertools import count
 from statistics import median
 
-from baton.contract.rules.checking import check_condition
-from baton.contract.rules.document import load_values
-from baton.contract.rules.evaluating import Evaluator
-from baton.contract.rules.messages import MessageError, message_of
+from baton.contract.rules.document.loader import load_values
+from baton.contract.rules.engine.evaluator import Evaluator
+from baton.contract.rules.language.checker import check_condition
+from baton.contract.rules.language.messages import MessageError, message_of
 from tests import rule_chances
 from tests.performance.figures import Figure
 from tests.rule_corpora import HEAVIEST, HOSTILE, HOSTILE_TEXTS, KNOWN, wrong_conditions

@@ -23,10 +23,10 @@ from statistics import median
 from typing import Any
 
 from baton import Session
-from baton.contract.rules.document import load
+from baton.contract.rules.document.loader import load
+from baton.contract.rules.document.rule import RuleSet
+from baton.contract.rules.language.typed_ast import Aggregate, Reading, walk
 from baton.contract.rules.metrics import Kind
-from baton.contract.rules.rule import RuleSet
-from baton.contract.rules.typed import Aggregate, Reading, walk
 from tests.performance.figures import Figure
 
 STEP_TARGET_US = 40.0

@@ -11,13 +11,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from baton.contract.errors import Fault
-from baton.contract.rules.document import load, load_values
-from baton.contract.rules.evaluating import Evaluator
-from baton.contract.rules.faults import Code
-from baton.contract.rules.functions import GROUPS, SUMMARIES
+from baton.contract.rules.document.loader import load, load_values
+from baton.contract.rules.document.rule import EVENTS
+from baton.contract.rules.engine.evaluator import Evaluator
+from baton.contract.rules.engine.verdicts import State, Verdict
+from baton.contract.rules.language.faults import Code
+from baton.contract.rules.language.functions import GROUPS, SUMMARIES
 from baton.contract.rules.metrics import BUILT_IN
-from baton.contract.rules.rule import EVENTS
-from baton.contract.rules.verdicts import State, Verdict
 from tests.properties.profiles import machine_settings
 
 NAMES = ("loss", "eval.loss", "x", "grad_norm", "wall", "gpu.mem", "step", "ckpt.age")

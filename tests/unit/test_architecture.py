@@ -245,7 +245,7 @@ def test_imports_point_one_way(package: str) -> None:
         ("gpu_client.ring.generating", "gpu_client.training.Session", False),
         ("baton.contract.jobs", "functions.domain.jobs", False),
         ("baton.contract.jobs", "baton.contract.base", True),
-        ("baton.contract.rules.document", "gpu_client.importers.ibm.trainer_controller", False),
+        ("baton.contract.rules.document.loader", "gpu_client.importers.ibm.trainer_controller", False),
         ("gpu_client.agent.loop", "gpu_client.importers.ibm.trainer_controller", False),
         ("gpu_client.cli.rules_recipes.rules", "gpu_client.importers.ibm.trainer_controller", True),
         ("gpu_client.cli.core.session", "gpu_client.cli.jobs.show", False),
@@ -320,10 +320,10 @@ def test_rings_cost_those_nothing_who_have_none() -> None:
 def test_rules_cost_a_training_process_nothing_but_themselves() -> None:
     """Evaluating them loads no library at all; reading a document loads YAML, and nothing more."""
     program = (
-        "import sys; before = set(sys.modules); import baton.contract.rules.evaluating; "
+        "import sys; before = set(sys.modules); import baton.contract.rules.engine.evaluator; "
         "foreign = {name.partition('.')[0] for name in set(sys.modules) - before} - set(sys.stdlib_module_names); "
         "print(sorted(foreign), 'baton.contract.documents' in sys.modules); "
-        "import baton.contract.rules.document; baton.contract.rules.document.load('rules: []'); "
+        "import baton.contract.rules.document.loader; baton.contract.rules.document.loader.load('rules: []'); "
         "print(sorted({'pydantic', 'numpy', 'torch', 'jinja2', 'yaml'} & set(sys.modules)))"
     )
     assert printed_by(program) == ["['baton'] False", "['yaml']"]

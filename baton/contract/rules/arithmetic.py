@@ -107,3 +107,15 @@ OPERATE: Mapping[str, Callable[[float, float], float]] = {
     "/": divide,
     "%": remainder,
 }
+FUNCTIONS: Mapping[str, Callable[..., float]] = {
+    **OPERATE,
+    "negate": lambda value: -value,
+    "abs": abs,
+    "isnan": math.isnan,
+    "isfinite": math.isfinite,
+    "log": logarithm,
+    "clamp": clamp,
+    "min": least,
+    "max": greatest,
+}
+"""Of values that are all known."""

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from enum import StrEnum
 from typing import Literal, NamedTuple
 
-from baton.contract.rules.faults import nearest, slip_of
+from baton.contract.rules.language.faults import nearest, slip_of
 from baton.contract.rules.limits import MAX_NAME_CHARS
 
 Goal = Literal["min", "max"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from baton.contract.history import EventType, EventView
-from baton.contract.rules import presets
+from baton.contract.rules.document import presets
 
 
 def is_of_preset(event: EventView) -> bool:

@@ -22,7 +22,7 @@ from pydantic import ValidationError
 
 from baton.contract.documents import load_values
 from baton.contract.jobs import JobSubmit
-from baton.contract.rules.document import load
+from baton.contract.rules.document.loader import load
 from baton.contract.steering import MAX_RULES_BYTES
 from gpu_client.cli.core.documents import read_text, require_sound, told
 from gpu_client.cli.core.errors import CliError, ExitCode

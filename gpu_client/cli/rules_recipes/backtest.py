@@ -13,10 +13,10 @@ from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, T
 
 from baton.contract.history import AttemptView
 from baton.contract.jobs import JobState, JobView
-from baton.contract.rules.document import load
+from baton.contract.rules.document.loader import load
+from baton.contract.rules.document.rule import RuleSet
 from baton.contract.rules.metrics import name_in_rules
 from baton.contract.rules.numbers import encoded
-from baton.contract.rules.rule import RuleSet
 from baton.contract.steering import MAX_RULES_BYTES
 from gpu_client.cli.core.documents import read_text, require_sound, told
 from gpu_client.cli.core.errors import CliError
@@ -216,7 +216,7 @@ def _row(finding: Finding, run: Run) -> list[str]:
 
 
 def _action_names(finding: Finding) -> list[str]:
-    from baton.contract.rules.actions import NAMES
+    from baton.contract.rules.document.actions import NAMES
 
     return list(dict.fromkeys(NAMES[type(action)] for action in finding.rule.actions))
 

@@ -8,9 +8,8 @@ from typing import Annotated, Any
 import typer
 
 from baton.contract.rule_calls import ControlPlaneRules, RulesRevision, RulesView
-from baton.contract.rules import presets
-from baton.contract.rules.document import Loaded, load
-from gpu_client.importers.ibm.trainer_controller import import_ibm
+from baton.contract.rules.document import presets
+from baton.contract.rules.document.loader import Loaded, load
 from baton.contract.rules.metrics import BUILT_IN, SIGNALS
 from baton.contract.steering import MAX_RULES_BYTES, RuleStatus
 from gpu_client.cli.core.documents import read_text, require_sound, told
@@ -27,6 +26,7 @@ from gpu_client.cli.core.session import (
     session_of,
 )
 from gpu_client.cli.rules_recipes.backtest import backtest
+from gpu_client.importers.ibm.trainer_controller import import_ibm
 from gpu_client.transport.api.calls import pages
 
 rules = typer.Typer(help="What watches and steers a training: docs/rules.md.", no_args_is_help=True)

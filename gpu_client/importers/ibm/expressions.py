@@ -8,9 +8,8 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping
 from typing import NamedTuple, TypeVar
 
-from baton.contract.rules.faults import Code, ExpressionError, did_you_mean
-from baton.contract.rules.limits import LIMITS
-from baton.contract.rules.tree import (
+from baton.contract.rules.language.faults import Code, ExpressionError, did_you_mean
+from baton.contract.rules.language.syntax_tree import (
     Binary,
     Call,
     Comparison,
@@ -23,6 +22,7 @@ from baton.contract.rules.tree import (
     children,
     text_of,
 )
+from baton.contract.rules.limits import LIMITS
 from gpu_client.importers.ibm.metrics import (
     ALWAYS_KNOWN,
     EVALUATED,

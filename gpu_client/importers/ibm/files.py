@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
 from baton.contract.documents import Document, Location
-from baton.contract.rules.faults import Code, did_you_mean
+from baton.contract.rules.language.faults import Code, did_you_mean
 from baton.contract.rules.limits import LIMITS
 from gpu_client.importers.ibm.metrics import CLASSES, Source
 

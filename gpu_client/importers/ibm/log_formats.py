@@ -11,9 +11,9 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import NamedTuple
 
-from baton.contract.rules.faults import Code, ExpressionError, did_you_mean
-from baton.contract.rules.messages import is_form
-from baton.contract.rules.tree import Call, Name, Number, number_text
+from baton.contract.rules.language.faults import Code, ExpressionError, did_you_mean
+from baton.contract.rules.language.messages import is_form
+from baton.contract.rules.language.syntax_tree import Call, Name, Number, number_text
 from gpu_client.importers.ibm.metrics import Keys, Source, number_at, refusal
 
 _FIELD = re.compile(r"\{\{|\}\}|\{(?P<path>[^{}:!]*)(?P<conversion>![^{}:]*)?(?::(?P<form>[^{}]*))?\}|[{}]")

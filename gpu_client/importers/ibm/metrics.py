@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from baton.contract.rules.faults import Code, ExpressionError, did_you_mean
+from baton.contract.rules.language.faults import Code, ExpressionError, did_you_mean
+from baton.contract.rules.language.syntax_tree import Call, Name, Node, Number
 from baton.contract.rules.metrics import canonical_name, is_name
-from baton.contract.rules.tree import Call, Name, Node, Number
 
 CLASSES: Mapping[str, tuple[str, ...]] = {
     "TrainingState": (),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Mapping
 
-from baton.contract.rules.faults import Code, ExpressionError
+from baton.contract.rules.language.faults import Code, ExpressionError
 from gpu_client.importers.ibm.metrics import refusal
 
 _NO_POWERS = ("powers can take seconds, at every check", "Multiply.")

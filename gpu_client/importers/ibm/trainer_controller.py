@@ -10,9 +10,9 @@ from typing import Any, NamedTuple
 
 from baton.contract.documents import Document, Location, read_document, write_document
 from baton.contract.errors import Fault
-from baton.contract.rules.document import load
-from baton.contract.rules.faults import Code, ExpressionError
-from baton.contract.rules.rule import RuleSet
+from baton.contract.rules.document.loader import load
+from baton.contract.rules.document.rule import RuleSet
+from baton.contract.rules.language.faults import Code, ExpressionError
 from gpu_client.importers.ibm.expressions import translated
 from gpu_client.importers.ibm.files import ACTIONS, EVENTS, LEVELS, Controller, FileReader, LogFormat
 from gpu_client.importers.ibm.log_formats import Known, text_of_format

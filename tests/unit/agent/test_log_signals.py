@@ -87,7 +87,7 @@ def test_rules_that_cannot_be_used_leave_those_before_in_force() -> None:
 
 
 def test_rules_without_signals_are_not_even_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "baton.contract.rules.document", None)  # importing it fails
+    monkeypatch.setitem(sys.modules, "baton.contract.rules.document.loader", None)  # importing it fails
     found = output(rules(1))
     found.feed(b"a line\n")
     assert found.signals.beside({"loss": 1.0}) == {"loss": 1.0}

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from baton.contract.rules.document import load
-from baton.contract.rules.presets import NAMES
+from baton.contract.rules.document.loader import load
+from baton.contract.rules.document.presets import NAMES
 from gpu_client.agent import presets as module
 from gpu_client.agent.channel_messages import Point, Progress, parse
 from gpu_client.agent.presets import MAX_TOLD, QUIET_AFTER_ATTEMPTS

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from baton.contract.rules.document import load_values
+from baton.contract.rules.document.loader import load_values
+from baton.contract.rules.document.rule import RuleSet
 from baton.contract.rules.metrics import Metric, Metrics
-from baton.contract.rules.rule import RuleSet
 from gpu_client.backtest.history import Builder, History
 from gpu_client.backtest.judging import Aim, Run, Use, Verdict, aim_of, judged
 

@@ -12,10 +12,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from baton.contract.rules.document import load_values
-from baton.contract.rules.evaluating import Evaluator
-from baton.contract.rules.rule import Rule, RuleSet
-from baton.contract.rules.verdicts import Verdict
+from baton.contract.rules.document.loader import load_values
+from baton.contract.rules.document.rule import Rule, RuleSet
+from baton.contract.rules.engine.evaluator import Evaluator
+from baton.contract.rules.engine.verdicts import Verdict
 from gpu_client.backtest import replay as replaying
 from gpu_client.backtest.history import Builder, History
 from gpu_client.backtest.replay import Trial, replay

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from controller_kit import rule
 
-from baton.contract.rules.rule import REPORT
+from baton.contract.rules.document.rule import REPORT
 from gpu_client.controller.budget import BUDGET_S, MAX_EVERY, MEASURE_EVERY, SAMPLES, Budget
 from gpu_client.controller.engine import Engine
 

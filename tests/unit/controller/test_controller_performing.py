@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from controller_kit import Loop
 
-from baton.contract.rules.actions import ACTIONS
+from baton.contract.rules.document.actions import ACTIONS
 from gpu_client.controller.knobs import Setting
 from gpu_client.controller.orders import Order
 from gpu_client.controller.performing import Offer, Performer

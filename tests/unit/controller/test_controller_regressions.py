@@ -11,7 +11,7 @@ import pytest
 import torch
 from controller_kit import Setup, command, rule, run_together
 
-from baton.contract.rules.rule import REPORT
+from baton.contract.rules.document.rule import REPORT
 from gpu_client.controller.reducing import Gathering, Observed
 from gpu_client.controller.telling import STATUS_EVERY_S
 

@@ -14,7 +14,7 @@ from baton.contract.goodput import Goodput
 from baton.contract.history import AttemptView, EventType, EventView
 from baton.contract.jobs import JobState, Progress
 from baton.contract.output import LogLine
-from baton.contract.rules.document import load
+from baton.contract.rules.document.loader import load
 from demo.jobs import JobRecord, TrainedStep, printed_steps
 from demo.rules import figures, scenario
 from demo.rules.results import DEFINITIONS, Diverged, Firing, RulesResults, Spiked, Steered, final_loss

@@ -10,10 +10,10 @@ from typing import Any, NamedTuple
 import pytest
 import yaml
 
-from baton.contract.rules.actions import NAMES, Log
-from baton.contract.rules.evaluating import Evaluator
-from baton.contract.rules.faults import Code
-from baton.contract.rules.verdicts import State
+from baton.contract.rules.document.actions import NAMES, Log
+from baton.contract.rules.engine.evaluator import Evaluator
+from baton.contract.rules.engine.verdicts import State
+from baton.contract.rules.language.faults import Code
 from gpu_client.importers.ibm.trainer_controller import _LINE, import_ibm
 from tests.ibm_cases import METRICS, Cases, line_of
 from tests.ibm_original import Decided, Original

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from baton.contract.rules.document import load
-from baton.contract.rules.faults import Code
+from baton.contract.rules.document.loader import load
+from baton.contract.rules.language.faults import Code
 from baton.contract.rules.limits import LIMITS
 from gpu_client.importers.ibm.trainer_controller import Imported, import_ibm
 from tests.ibm_cases import Cases

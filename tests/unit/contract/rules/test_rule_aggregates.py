@@ -11,14 +11,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from baton.contract.rules.checking import check
-from baton.contract.rules.compiling import Compiler
+from baton.contract.rules.engine.compiler import Compiler
+from baton.contract.rules.language.checker import check
 from baton.contract.rules.limits import LIMITS
 from baton.contract.rules.metrics import Metric, Metrics
-from baton.contract.rules.readers import OF_MOMENTS, Reader
-from baton.contract.rules.series import Clock
-from baton.contract.rules.sums import SCALE_STEP
-from baton.contract.rules.windows import Moments
+from baton.contract.rules.windows.series import SCALE_STEP, Clock
+from baton.contract.rules.windows.sliding_windows import Moments
+from baton.contract.rules.windows.window_fast_paths import OF_MOMENTS, Reader
 from tests.naive_rules import World
 from tests.properties.profiles import machine_settings
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from baton.contract.rules.actions import (
+from baton.contract.rules.document.actions import (
     ACTIONS,
     NAMES,
     Alert,
@@ -25,13 +25,13 @@ from baton.contract.rules.actions import (
     SkipBatch,
     Stop,
 )  # fmt: skip
-from baton.contract.rules.document import Loaded, load, load_values
-from baton.contract.rules.faults import Code, slip_of
+from baton.contract.rules.document.durations import Hold, Period, hold_of, period_of
+from baton.contract.rules.document.loader import Loaded, load, load_values
+from baton.contract.rules.language.faults import Code, slip_of
+from baton.contract.rules.language.messages import MessageError, message_of
+from baton.contract.rules.language.typed_ast import Chain
 from baton.contract.rules.limits import Limits
-from baton.contract.rules.messages import MessageError, message_of
 from baton.contract.rules.metrics import Kind, Metric
-from baton.contract.rules.periods import Hold, Period, hold_of, period_of
-from baton.contract.rules.typed import Chain
 
 FULL = """\
 version: 1

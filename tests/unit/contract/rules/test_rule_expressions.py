@@ -6,8 +6,8 @@ import math
 
 import pytest
 
-from baton.contract.rules.checking import check_condition
-from baton.contract.rules.faults import Code
+from baton.contract.rules.language.checker import check_condition
+from baton.contract.rules.language.faults import Code
 from baton.contract.rules.metrics import Metrics, canonical_name, is_name
 from tests.rule_expressions import METRICS, fault_of, value_of
 

@@ -5,12 +5,10 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from baton.contract.rules.checking import check
-from baton.contract.rules.faults import ExpressionError
-from baton.contract.rules.lexer import tokens_of
-from baton.contract.rules.limits import Limits
-from baton.contract.rules.parser import parse
-from baton.contract.rules.tree import (
+from baton.contract.rules.language.checker import check
+from baton.contract.rules.language.faults import ExpressionError
+from baton.contract.rules.language.parser import parse, tokens_of
+from baton.contract.rules.language.syntax_tree import (
     Binary,
     Call,
     Comparison,
@@ -24,6 +22,7 @@ from baton.contract.rules.tree import (
     depth_of,
     text_of,
 )
+from baton.contract.rules.limits import Limits
 from tests.properties.profiles import machine_settings
 
 LEAF = st.one_of(

@@ -9,15 +9,15 @@ from collections.abc import Mapping, Sequence
 
 import pytest
 
-from baton.contract.rules.checking import check_condition
-from baton.contract.rules.document import load_values
-from baton.contract.rules.evaluating import Evaluator
-from baton.contract.rules.faults import Code
-from baton.contract.rules.functions import GROUPS
-from baton.contract.rules.groups import GroupValue, group_statistic
+from baton.contract.rules.document.loader import load_values
+from baton.contract.rules.document.rule_placement import needed_group_values
+from baton.contract.rules.engine.evaluator import Evaluator
+from baton.contract.rules.engine.group_statistics import GroupValue, group_statistic
+from baton.contract.rules.engine.verdicts import State
+from baton.contract.rules.language.checker import check_condition
+from baton.contract.rules.language.faults import Code
+from baton.contract.rules.language.functions import GROUPS
 from baton.contract.rules.metrics import Kind, Metric, Metrics
-from baton.contract.rules.placing import needed_group_values
-from baton.contract.rules.verdicts import State
 
 NAN, INF = math.nan, math.inf
 METRICS = Metrics([Metric("acc", goal="max"), Metric("flag", Kind.BOOL), Metric("plain")])

@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from baton.contract.rules.actions import Save, Stop
-from baton.contract.rules.document import load_values
-from baton.contract.rules.evaluating import Evaluator
-from baton.contract.rules.rule import Rule
-from baton.contract.rules.verdicts import Operand, State, Verdict
+from baton.contract.rules.document.actions import Save, Stop
+from baton.contract.rules.document.loader import load_values
+from baton.contract.rules.document.rule import Rule
+from baton.contract.rules.engine.evaluator import Evaluator
+from baton.contract.rules.engine.verdicts import Operand, State, Verdict
 from tests.naive_rules import NaiveRule, World
 from tests.properties.profiles import machine_settings
 

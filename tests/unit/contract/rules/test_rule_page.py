@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from baton.contract.rules.actions import ACTIONS
-from baton.contract.rules.document import _RULE_KEYS, load
-from baton.contract.rules.functions import NAMES
+from baton.contract.rules.document.actions import ACTIONS
+from baton.contract.rules.document.loader import _RULE_KEYS, load
+from baton.contract.rules.document.rule import EVENTS
+from baton.contract.rules.language.functions import NAMES
 from baton.contract.rules.limits import LIMITS
 from baton.contract.rules.metrics import BUILT_IN
-from baton.contract.rules.rule import EVENTS
 
 PAGE = Path(__file__).resolve().parents[4] / "docs" / "rules.md"
 TEXT = PAGE.read_text(encoding="utf-8")

@@ -9,12 +9,11 @@ from typing import Any
 import pytest
 
 from baton.contract.errors import Fault
-from baton.contract.rules.document import load, load_values
-from baton.contract.rules.faults import Code
+from baton.contract.rules.document.loader import MAX_SIGNAL_CHARS, MAX_SIGNALS, load, load_values
+from baton.contract.rules.document.rule import CONTROL_PLANE_EVENTS, EVENTS, Signal
+from baton.contract.rules.document.rule_placement import needed_group_values, split
+from baton.contract.rules.language.faults import Code
 from baton.contract.rules.metrics import BUILT_IN, name_in_rules
-from baton.contract.rules.placing import needed_group_values, split
-from baton.contract.rules.reading_signals import MAX_SIGNAL_CHARS, MAX_SIGNALS
-from baton.contract.rules.rule import CONTROL_PLANE_EVENTS, EVENTS, Signal
 from gpu_client.training.environment import read_control
 
 SIGNALS = {"ecc": "uncorrectable ECC error"}

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from baton.contract.rules.actions import Alert
-from baton.contract.rules.document import load, load_values
-from baton.contract.rules.presets import DOCUMENT, NAMES
+from baton.contract.rules.document.actions import Alert
+from baton.contract.rules.document.loader import load, load_values
+from baton.contract.rules.document.presets import DOCUMENT, NAMES
 
 
 def test_the_presets_are_sound_rules_that_only_tell() -> None:

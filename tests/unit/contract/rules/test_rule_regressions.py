@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from baton.contract.rules.checking import check_condition
-from baton.contract.rules.document import load_values
-from baton.contract.rules.evaluating import Evaluator
-from baton.contract.rules.faults import Code
-from baton.contract.rules.verdicts import State
+from baton.contract.rules.document.loader import load_values
+from baton.contract.rules.engine.evaluator import Evaluator
+from baton.contract.rules.engine.verdicts import State
+from baton.contract.rules.language.checker import check_condition
+from baton.contract.rules.language.faults import Code
 from tests.rule_expressions import METRICS, value_of
 
 

@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from baton.contract.rules.document import load_values
-from baton.contract.rules.evaluating import Carried, Evaluator, StateError
-from baton.contract.rules.rule import RuleSet
+from baton.contract.rules.document.loader import load_values
+from baton.contract.rules.document.rule import RuleSet
+from baton.contract.rules.engine.evaluator import Carried, Evaluator, StateError
 from tests.properties.profiles import machine_settings
 
 NAN, INF = math.nan, math.inf

@@ -6,13 +6,11 @@ import math
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from baton.contract.rules.faults import Code, ExpressionError, did_you_mean
-from baton.contract.rules.folding import folded
-from baton.contract.rules.functions import GROUPS, NAMES, PLAIN, SUMMARIES, Function, usage_of
-from baton.contract.rules.limits import LIMITS, MAX_STEP, Limits
-from baton.contract.rules.metrics import SIGNALS, UNITS, Kind, Metric, Metrics, doubt_of, is_name
-from baton.contract.rules.parser import parse
-from baton.contract.rules.tree import (
+from baton.contract.rules import arithmetic
+from baton.contract.rules.language.faults import Code, ExpressionError, did_you_mean
+from baton.contract.rules.language.functions import GROUPS, NAMES, PLAIN, SUMMARIES, Function, usage_of
+from baton.contract.rules.language.parser import parse
+from baton.contract.rules.language.syntax_tree import (
     Binary,
     Call,
     Comparison,
@@ -25,7 +23,19 @@ from baton.contract.rules.tree import (
     number_text,
     text_of,
 )
-from baton.contract.rules.typed import Aggregate, Chain, Constant, Grouped, Operation, Reading, Summary, Typed, Window
+from baton.contract.rules.language.typed_ast import (
+    Aggregate,
+    Chain,
+    Constant,
+    Grouped,
+    Operation,
+    Reading,
+    Summary,
+    Typed,
+    Window,
+)
+from baton.contract.rules.limits import LIMITS, MAX_STEP, Limits
+from baton.contract.rules.metrics import SIGNALS, UNITS, Kind, Metric, Metrics, doubt_of, is_name
 
 _QUANTITIES = (Kind.NUMBER, Kind.DURATION, Kind.SIZE)
 _EXAMPLES = {Kind.NUMBER: "a number", Kind.DURATION: "a duration such as 90s", Kind.SIZE: "a size such as 10GiB"}
@@ -406,3 +416,34 @@ class _Checker:
             )
             return None
         return summary._replace(goal=goal, min_delta=delta.value)
+
+
+def folded(typed: Operation | Chain) -> Typed:
+    """A constant where nothing in it can change, whatever is unknown."""
+    constants = [one for one in typed.operands if isinstance(one, Constant)]
+    if isinstance(typed, Operation) and typed.name in ("and", "or"):
+        decisive = typed.name == "or"
+        if any(bool(one.value) is decisive for one in constants):
+            return Constant(decisive, Kind.BOOL, typed.text)
+    if len(constants) < len(typed.operands):
+        return typed
+    return Constant(_value_of(typed, [one.value for one in constants]), typed.kind, typed.text)
+
+
+def _value_of(typed: Operation | Chain, values: list[float]) -> float:
+    if isinstance(typed, Chain):
+        pairs = zip(typed.operators, values, values[1:], strict=False)
+        return all(arithmetic.COMPARE[operator](left, right) for operator, left, right in pairs)
+    match typed.name:
+        case "and":
+            return all(values)
+        case "or":
+            return any(values)
+        case "not":
+            return not values[0]
+        case "missing":
+            return False
+        case "coalesce":
+            return values[0]
+        case name:
+            return arithmetic.FUNCTIONS[name](*values)

@@ -11,12 +11,12 @@ from __future__ import annotations
 from collections import deque
 from typing import Any
 
+from baton.contract.rules.document.durations import OF_ALL, Period
+from baton.contract.rules.document.rule import Rule
+from baton.contract.rules.engine.verdicts import State
 from baton.contract.rules.numbers import decoded, encoded
-from baton.contract.rules.periods import OF_ALL, Period
-from baton.contract.rules.readers import Reader
-from baton.contract.rules.rule import Rule
-from baton.contract.rules.series import Series
-from baton.contract.rules.verdicts import State
+from baton.contract.rules.windows.series import Series
+from baton.contract.rules.windows.window_fast_paths import Reader
 
 MAX_ERRORS = 3
 

@@ -10,18 +10,18 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from baton.contract.rules.actions import Action, Stop
 from baton.contract.rules.arithmetic import number_of
-from baton.contract.rules.compiling import Compiler
-from baton.contract.rules.groups import GroupValues
-from baton.contract.rules.machine import MAX_ERRORS, Machine
+from baton.contract.rules.document.actions import Action, Stop
+from baton.contract.rules.document.durations import Period
+from baton.contract.rules.document.rule import EVENTS, REPORT, RuleSet
+from baton.contract.rules.engine.compiler import Compiler
+from baton.contract.rules.engine.group_statistics import GroupValues
+from baton.contract.rules.engine.rule_state_machine import MAX_ERRORS, Machine
+from baton.contract.rules.engine.verdicts import Operand, State, Verdict
+from baton.contract.rules.language.typed_ast import Aggregate, Grouped, Reading, walk
 from baton.contract.rules.numbers import decoded, encoded
-from baton.contract.rules.periods import Period
-from baton.contract.rules.readers import Reader, Value
-from baton.contract.rules.rule import EVENTS, REPORT, RuleSet
-from baton.contract.rules.series import Clock, Series
-from baton.contract.rules.typed import Aggregate, Grouped, Reading, walk
-from baton.contract.rules.verdicts import Operand, State, Verdict
+from baton.contract.rules.windows.series import Clock, Series
+from baton.contract.rules.windows.window_fast_paths import Reader, Value
 
 STATE_VERSION = 1
 MAX_PROBLEM_CHARS = 120

@@ -6,11 +6,11 @@ import hashlib
 from dataclasses import asdict, dataclass, fields
 from typing import Literal, NamedTuple
 
-from baton.contract.rules.actions import NAMES, Action, Alert, Log
+from baton.contract.rules.document.actions import NAMES, Action, Alert, Log
+from baton.contract.rules.document.durations import ONE_CHECK, Hold, Period
+from baton.contract.rules.language.typed_ast import Aggregate, Grouped, Typed, metrics_of, moves_by_itself, walk
 from baton.contract.rules.limits import LIMITS, Limits
 from baton.contract.rules.metrics import SIGNALS, Metric, Metrics
-from baton.contract.rules.periods import ONE_CHECK, Hold, Period
-from baton.contract.rules.typed import Aggregate, Grouped, Typed, metrics_of, moves_by_itself, walk
 
 EVENTS = ("start", "step", "log", "evaluate", "save", "epoch", "end", "heartbeat", "timer", "state")
 """What an observation can be: of the training, then of the control plane."""

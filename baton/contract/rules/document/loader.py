@@ -6,23 +6,22 @@ import hashlib
 import json
 import math
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Set
 from typing import Any, NamedTuple
 
 from baton.contract.documents import Document, Location, read_document
 from baton.contract.errors import Fault
-from baton.contract.rules.checking import Checked, check_condition
-from baton.contract.rules.faults import Code, did_you_mean
+from baton.contract.rules.document.action_reader import read_action
+from baton.contract.rules.document.durations import MAX_CHECKS_OF, ONE_CHECK, Measure, Period, hold_of, period_of
+from baton.contract.rules.document.lint import Reach, look_for_what_never_happens
+from baton.contract.rules.document.presets import NAMES as PRESETS
+from baton.contract.rules.document.rule import EVENTS, Rule, RuleSet, Signal
+from baton.contract.rules.document.rule_placement import look_at_place, needed_group_values
+from baton.contract.rules.language.checker import Checked, check_condition
+from baton.contract.rules.language.faults import Code, did_you_mean
+from baton.contract.rules.language.typed_ast import Aggregate, Typed, walk
 from baton.contract.rules.limits import LIMITS, Limits
-from baton.contract.rules.metrics import BUILT_IN, REDUCES, Kind, Metric, Metrics, doubt_of, is_name
-from baton.contract.rules.periods import MAX_CHECKS_OF, ONE_CHECK, Measure, Period, hold_of, period_of
-from baton.contract.rules.placing import look_at_place, needed_group_values
-from baton.contract.rules.presets import NAMES as PRESETS
-from baton.contract.rules.reachability import Reach, look_for_what_never_happens
-from baton.contract.rules.reading_actions import read_action
-from baton.contract.rules.reading_signals import read_signals
-from baton.contract.rules.rule import EVENTS, Rule, RuleSet
-from baton.contract.rules.typed import Aggregate, Typed, walk
+from baton.contract.rules.metrics import BUILT_IN, REDUCES, SIGNALS, Kind, Metric, Metrics, doubt_of, is_name
 
 MAX_ACTIONS = 16
 MAX_FIRES = 10**9
@@ -372,3 +371,42 @@ class _Reader:
         if points > limits.total_points:
             reason = f"all windows together hold {points:,} points; at most {limits.total_points:,} are allowed"
             self._fault(("rules",), reason, "Make windows smaller, or use ema.", Code.TOO_LARGE)
+
+
+MAX_SIGNALS = 16
+MAX_SIGNAL_CHARS = 200
+_NAME = re.compile(r"[a-z][a-z0-9_]{0,30}")
+
+
+def read_signals(document: Document, said: Any, declared: Set[str]) -> list[Signal]:
+    """Those that can be used; faults are noted of all others. `declared`: names of the user's own metrics."""
+    place: Location = ("signals",)
+    if said is None:
+        return []
+    if not isinstance(said, dict):
+        remedy = "Write 'ecc: uncorrectable ECC error'."
+        document.fault(place, "is no mapping of names to texts", remedy, code=Code.WRONG_SHAPE)
+        return []
+    if len(said) > MAX_SIGNALS:
+        reason = f"there are {len(said)} signals; at most {MAX_SIGNALS} are allowed"
+        document.fault(place, reason, "Leave some out.", code=Code.TOO_LARGE)
+        return []
+    return [one for name, text in said.items() if (one := _signal(document, name, text, declared)) is not None]
+
+
+def _signal(document: Document, name: str, text: Any, declared: Set[str]) -> Signal | None:
+    place: Location = ("signals", name)
+    if not _NAME.fullmatch(name):
+        remedy = "Use up to 31 lower-case letters, digits and '_', a letter first."
+        document.fault(place, "cannot be a signal's name", remedy, code=Code.INVALID_VALUE)
+        return None
+    if SIGNALS + name in declared:
+        reason = f"there is a metric {SIGNALS}{name} already"
+        document.fault(place, reason, "Choose another name.", code=Code.DUPLICATE_NAME)
+        return None
+    # lines are looked through without control characters
+    if not isinstance(text, str) or not 1 <= len(text) <= MAX_SIGNAL_CHARS or not text.isprintable():
+        remedy = f"Write what stands in the line: 1 to {MAX_SIGNAL_CHARS} printable characters."
+        document.fault(place, "is no text of one line", remedy, code=Code.INVALID_VALUE)
+        return None
+    return Signal(name, text)

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from math import sqrt
 
 from baton.contract.rules.arithmetic import NAN
-from baton.contract.rules.windows import Extreme, Median, Moments, deviations
+from baton.contract.rules.windows.sliding_windows import Extreme, Median, Moments, deviations
 
 Value = float | bool | None
 """None: not known."""

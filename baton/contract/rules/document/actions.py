@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
-from baton.contract.rules.messages import Message
+from baton.contract.rules.language.messages import Message
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,13 +6,13 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from baton.contract.documents import Document, Location
-from baton.contract.rules.actions import NAMES, Hook, Pause, Profile, Requeue, Rollback, Scale, SkipBatch, Stop
-from baton.contract.rules.faults import Code
-from baton.contract.rules.groups import GroupValue
+from baton.contract.rules.document.actions import NAMES, Hook, Pause, Profile, Requeue, Rollback, Scale, SkipBatch, Stop
+from baton.contract.rules.document.lint import outcomes
+from baton.contract.rules.document.rule import CONTROL_PLANE_EVENTS, Rule, RuleSet
+from baton.contract.rules.engine.group_statistics import GroupValue
+from baton.contract.rules.language.faults import Code
+from baton.contract.rules.language.typed_ast import Aggregate, Grouped, Typed, walk
 from baton.contract.rules.metrics import Metrics
-from baton.contract.rules.reachability import outcomes
-from baton.contract.rules.rule import CONTROL_PLANE_EVENTS, Rule, RuleSet
-from baton.contract.rules.typed import Aggregate, Grouped, Typed, walk
 
 TRAINING_ONLY = (Rollback, SkipBatch, Profile, Hook)
 """Actions that nobody but the training can do, between two of its steps."""

@@ -9,9 +9,9 @@ from dataclasses import MISSING, fields
 from typing import Any, NamedTuple
 
 from baton.contract.documents import Document, Location
-from baton.contract.rules.actions import ACTIONS, Action
-from baton.contract.rules.faults import Code, did_you_mean
-from baton.contract.rules.messages import Message, MessageError, message_of
+from baton.contract.rules.document.actions import ACTIONS, Action
+from baton.contract.rules.language.faults import Code, did_you_mean
+from baton.contract.rules.language.messages import Message, MessageError, message_of
 from baton.contract.rules.metrics import Metrics
 
 _TAG = re.compile(r"[a-z0-9][a-z0-9-]{0,62}")

@@ -14,7 +14,7 @@ from typing import Any
 
 from baton.contract.rules.arithmetic import INF, NAN, ratio, root_of_ratio
 from baton.contract.rules.numbers import decoded, encoded
-from baton.contract.rules.series import Clock, Series
+from baton.contract.rules.windows.series import Clock, Series
 
 
 class Window:

@@ -6,18 +6,26 @@ import operator
 from collections.abc import Callable, Mapping
 from typing import TypeVar
 
-from baton.contract.rules import operators, readers
-from baton.contract.rules.arithmetic import COMPARE
-from baton.contract.rules.folding import FUNCTIONS
-from baton.contract.rules.groups import GroupValues, group_statistic
+from baton.contract.rules.arithmetic import COMPARE, FUNCTIONS
+from baton.contract.rules.engine.group_statistics import GroupValues, group_statistic
+from baton.contract.rules.language.typed_ast import (
+    Aggregate,
+    Chain,
+    Constant,
+    Grouped,
+    Operation,
+    Reading,
+    Summary,
+    Typed,
+)
+from baton.contract.rules.language.typed_ast import Window as Span
 from baton.contract.rules.limits import LIMITS, Limits
 from baton.contract.rules.metrics import Kind
-from baton.contract.rules.readers import Reader, Value
-from baton.contract.rules.series import Clock, Follower, Series
-from baton.contract.rules.trails import Average, Best, Lagged, Sample, Streak, same
-from baton.contract.rules.typed import Aggregate, Chain, Constant, Grouped, Operation, Reading, Summary, Typed
-from baton.contract.rules.typed import Window as Span
-from baton.contract.rules.windows import Extreme, Median, Moments, Window
+from baton.contract.rules.windows import window_fast_paths
+from baton.contract.rules.windows.running_statistics import Average, Best, Lagged, Sample, Streak, same
+from baton.contract.rules.windows.series import Clock, Follower, Series
+from baton.contract.rules.windows.sliding_windows import Extreme, Median, Moments, Window
+from baton.contract.rules.windows.window_fast_paths import Reader, Value
 
 F = TypeVar("F", bound=Follower)
 
@@ -83,10 +91,10 @@ class Compiler:
         if len(rest) == 1:
             if isinstance(first, Reading) and isinstance(rest[0], Constant):
                 return self._reading_against(first, COMPARE[typed.operators[0]], rest[0].value)
-            return operators.comparison(self.compiled(first), COMPARE[typed.operators[0]], rest[0], self.compiled)
+            return comparison(self.compiled(first), COMPARE[typed.operators[0]], rest[0], self.compiled)
         if len(rest) == 2:
             readers_of = [self.compiled(operand) for operand in typed.operands]
-            return operators.between(readers_of, COMPARE[typed.operators[0]], COMPARE[typed.operators[1]])
+            return between(readers_of, COMPARE[typed.operators[0]], COMPARE[typed.operators[1]])
         begin = self.compiled(first)
         links = [
             (COMPARE[operator], self.compiled(operand)) for operator, operand in zip(typed.operators, rest, strict=True)
@@ -133,26 +141,26 @@ class Compiler:
         operands = [self.compiled(operand) for operand in typed.operands]
         match typed.name:
             case "and":
-                return operators.connective(operands, decisive=False)
+                return connective(operands, decisive=False)
             case "or":
-                return operators.connective(operands, decisive=True)
+                return connective(operands, decisive=True)
             case "not":
-                return operators.negation(operands[0])
+                return negation(operands[0])
             case "missing":
                 inner = operands[0]
                 return lambda: inner() is None
             case "coalesce":
-                return operators.first_known(operands)
+                return first_known(operands)
             case "isnan" | "isfinite" if isinstance(typed.operands[0], Reading):
                 return self._test(typed.name, typed.operands[0])
             case name if len(operands) == 1:
-                return operators.function_of_one(FUNCTIONS[name], operands[0])
+                return function_of_one(FUNCTIONS[name], operands[0])
             case name if len(operands) == 2 and isinstance(typed.operands[0], Constant):
-                return operators.function_with_constant(FUNCTIONS[name], typed.operands[0].value, operands[1])
+                return function_with_constant(FUNCTIONS[name], typed.operands[0].value, operands[1])
             case name if len(operands) == 2:
-                return operators.function_of_two(FUNCTIONS[name], *operands)
+                return function_of_two(FUNCTIONS[name], *operands)
             case name:
-                return operators.function(FUNCTIONS[name], operands)
+                return function(FUNCTIONS[name], operands)
 
     def _follow(self, metric: str, name: str, make: Callable[[Series], F]) -> F:
         """One follower for all that ask for the same."""
@@ -208,11 +216,11 @@ class Compiler:
             extreme = self._follow(
                 metric, f"{function}({size})", lambda series: Extreme(series, clock, most, seconds, sign=sign)
             )
-            return _over_duration(extreme, extreme.value, 1) if seconds else readers.extreme(extreme)
+            return _over_duration(extreme, extreme.value, 1) if seconds else window_fast_paths.extreme(extreme)
         if function == "median":
             most = min(most, self._limits.median_points)
             median = self._follow(metric, f"median({size})", lambda series: Median(series, clock, most, seconds))
-            return _over_duration(median, median.value, 1) if seconds else readers.median(median)
+            return _over_duration(median, median.value, 1) if seconds else window_fast_paths.median(median)
         if function in ("delta", "count"):
             window = self._follow(metric, f"points({size})", lambda series: Window(series, clock, most, seconds))
             return _size(window) if function == "count" else _over_duration(window, lambda: _change(window), 2)
@@ -223,7 +231,7 @@ class Compiler:
         moments.sums.with_squares = moments.sums.with_squares or function in ("std", "zscore")
         moments.sums.weighs = moments.sums.weighs or function == "slope"
         if not seconds:
-            return readers.OF_MOMENTS[function](moments)
+            return window_fast_paths.OF_MOMENTS[function](moments)
         compute = {"mean": moments.mean, "std": moments.std, "slope": moments.slope, "zscore": moments.zscore}[function]
         return _over_duration(moments, compute, 1 if function == "mean" else 2)
 
@@ -290,3 +298,158 @@ def _when_covered(average: Average, window: Span) -> Reader:
 
         return over_points
     return lambda: average.value() if average.covers(seconds) else None
+
+
+def comparison(
+    left: Reader, compare: Callable[[float, float], bool], right: Typed, compiled: Callable[[Typed], Reader]
+) -> Reader:
+    """`left` against `right`, which is compiled only if it is no constant. `>`, which is frequent, takes no call."""
+    if isinstance(right, Constant):
+        bound = right.value
+        if compare is operator.gt:
+
+            def above_constant() -> Value:
+                value = left()
+                return None if value is None else value > bound
+
+            return above_constant
+
+        def against_constant() -> Value:
+            value = left()
+            return None if value is None else compare(value, bound)
+
+        return against_constant
+    other = compiled(right)
+    if compare is operator.gt:
+
+        def above() -> Value:
+            value, bound = left(), other()
+            return None if value is None or bound is None else value > bound
+
+        return above
+
+    def against() -> Value:
+        value, bound = left(), other()
+        return None if value is None or bound is None else compare(value, bound)
+
+    return against
+
+
+def connective(operands: list[Reader], *, decisive: bool) -> Reader:
+    """`or` where true decides, `and` where false does, as Kleene has them."""
+    if len(operands) == 2:
+        first, second = operands
+
+        def both() -> Value:
+            left = first()
+            if left is decisive:
+                return decisive
+            right = second()
+            if right is decisive:
+                return decisive
+            return None if left is None or right is None else not decisive
+
+        return both
+
+    def combined() -> Value:
+        known = True
+        for operand in operands:
+            value = operand()
+            if value is decisive:
+                return decisive
+            if value is None:
+                known = False
+        return not decisive if known else None
+
+    return combined
+
+
+def negation(operand: Reader) -> Reader:
+    """`not`."""
+
+    def negation() -> Value:
+        value = operand()
+        return None if value is None else not value
+
+    return negation
+
+
+def first_known(operands: list[Reader]) -> Reader:
+    """`coalesce`."""
+
+    def first_known() -> Value:
+        for operand in operands:
+            value = operand()
+            if value is not None:
+                return value
+        return None
+
+    return first_known
+
+
+def function_of_one(function: Callable[..., float], operand: Reader) -> Reader:
+    """Of one value."""
+
+    def of_one() -> Value:
+        value = operand()
+        return None if value is None else function(value)
+
+    return of_one
+
+
+def function_of_two(function: Callable[..., float], first: Reader, second: Reader) -> Reader:
+    """Of two."""
+
+    def of_two() -> Value:
+        left, right = first(), second()
+        return None if left is None or right is None else function(left, right)
+
+    return of_two
+
+
+def function_with_constant(function: Callable[..., float], first: float, second: Reader) -> Reader:
+    """Of two, of which the first never changes."""
+    if function is operator.mul:
+
+        def times_constant() -> Value:
+            value = second()
+            return None if value is None else first * value
+
+        return times_constant
+
+    def with_constant() -> Value:
+        value = second()
+        return None if value is None else function(first, value)
+
+    return with_constant
+
+
+def between(
+    operands: list[Reader],
+    compare: Callable[[float, float], bool],
+    compare_next: Callable[[float, float], bool],
+) -> Reader:
+    """`a < b <= c`: false as soon as one comparison is."""
+    first, second, third = operands
+
+    def between() -> Value:
+        left, middle, right = first(), second(), third()
+        if middle is None:
+            return None
+        if left is not None and not compare(left, middle):
+            return False
+        if right is not None and not compare_next(middle, right):
+            return False
+        return None if left is None or right is None else True
+
+    return between
+
+
+def function(function: Callable[..., float], operands: list[Reader]) -> Reader:
+    """Of any number of values."""
+
+    def of_many() -> Value:
+        values = [operand() for operand in operands]
+        return None if None in values else function(*values)
+
+    return of_many

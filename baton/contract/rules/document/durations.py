@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from typing import Literal, NamedTuple
 
+from baton.contract.rules.language.syntax_tree import number_text
 from baton.contract.rules.metrics import UNITS, Kind
-from baton.contract.rules.tree import number_text
 
 Measure = Literal["checks", "steps", "seconds"]
 MAX_COUNT = 10**9

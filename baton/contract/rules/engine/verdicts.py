@@ -6,9 +6,9 @@ import math
 from enum import StrEnum
 from typing import NamedTuple
 
-from baton.contract.rules.actions import Action
-from baton.contract.rules.periods import OF_ALL, Measure, Period
-from baton.contract.rules.rule import Mode, Severity
+from baton.contract.rules.document.actions import Action
+from baton.contract.rules.document.durations import OF_ALL, Measure, Period
+from baton.contract.rules.document.rule import Mode, Severity
 
 
 class State(StrEnum):

@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 from baton.contract.rules.metrics import Goal
 from baton.contract.rules.numbers import decoded, encoded
-from baton.contract.rules.series import Clock, Series
+from baton.contract.rules.windows.series import Clock, Series
 
 
 class Trail:

@@ -1,0 +1,1 @@
+"""Rule documents: from YAML or JSON to checked rules."""

@@ -1,0 +1,1 @@
+"""The evaluator: from observations to verdicts."""

@@ -1,0 +1,1 @@
+"""Metric histories: windows and running statistics over their points."""
