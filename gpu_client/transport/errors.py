@@ -1,26 +1,26 @@
-"""Everything that can go wrong between a client and the control plane or the object store.
+"""The exceptions of calls to the control plane and of transfers.
 
     BatonError
     ├── ApiError                  the control plane refused; repeating the call unchanged will not help
-    │   ├── Unauthorized          the API key will not do: unknown, revoked, expired, wrong scope
-    │   ├── TokenRefused          a one-time transfer token is used up or for another object; ask for a new one
-    │   ├── InvalidRequest        malformed or out of bounds: `field` says where
+    │   ├── Unauthorized          the API key is unknown, revoked, expired or lacks the scope
+    │   ├── TokenRefused          a one-time transfer token is used up, expired or for another object: request a new one
+    │   ├── InvalidRequest        malformed or out of bounds: `field` names the place
     │   ├── NotFound              no such job, checkpoint, object or route
-    │   ├── LeaseLost             the attempt may change nothing more: stop the trainer, ask for work again
-    │   ├── LeaseExpired          prove the lease again with a heartbeat, then repeat
+    │   ├── LeaseLost             the attempt may no longer write: stop the trainer, claim again
+    │   ├── LeaseExpired          renew the lease with a heartbeat, then repeat
     │   ├── NotStoredYet          a declared object is not stored: upload it, then repeat
     │   ├── DigestMismatch        a stored object has other bytes than declared
-    │   ├── StepNotNewer          this or a later step is committed already
-    │   ├── RollbackRefused       as often as it may already, or further than checkpoints are kept
-    │   └── Conflict              any other clash with the state of the job
-    ├── Unreachable               no usable answer after all retries: connection, timeout, 429, 5xx. Try again later
-    ├── UnexpectedAnswer          an answer that this version does not understand
-    ├── TransferError             moving one object failed for good
+    │   ├── StepNotNewer          this step or a later one is committed already
+    │   ├── RollbackRefused       the rollback budget is spent, or the checkpoint is no longer kept
+    │   └── Conflict              any other conflict with the state of the job
+    ├── Unreachable               no usable answer after all retries: connection, timeout, 429, 5xx
+    ├── UnexpectedAnswer          an answer that does not match the models of this version
+    ├── TransferError             the transfer of one object failed for good
     │   ├── ObjectMissing         404: the object is not in the store
-    │   ├── ChecksumMismatch      the bytes are not those that were promised, also when fetched again
-    │   │   └── FalseDigest       the stored bytes arrived, and the promised BLAKE3 was never theirs
-    │   ├── UrlExpired            the presigned URL has run out: ask for a new one
-    │   ├── FileChanged           a local file changed while it was read
+    │   ├── ChecksumMismatch      the bytes differ from the declared ones, also after a second transfer
+    │   │   └── FalseDigest       the stored bytes arrived intact, and the declared BLAKE3 is not theirs
+    │   ├── UrlExpired            the presigned URL has expired: request a new one
+    │   ├── FileChanged           a local file changed during the transfer
     │   └── UnsafePath            a destination would lie outside its directory
     ├── DiskFull                  no space (or quota) left on this machine
     └── TransferCanceled          the caller's cancel event was set
@@ -40,16 +40,15 @@ _NO_SPACE = frozenset({errno.ENOSPC, errno.EDQUOT})
 
 
 class BatonError(Exception):
-    """Root of everything this package raises on purpose."""
+    """Root of the exceptions that the transport raises on purpose."""
 
 
 class ApiError(BatonError):
     """The control plane refused. `code` is an `ErrorCode` of `baton.contract`, or `http_<status>` for other bodies.
 
-    `after_retry` is true if an earlier try of the same call went unanswered: it may have been carried out then.
-    `foreign` is true if it was not our API that refused but something in between: a proxy, a firewall, a gateway being
-    deployed. That may pass, and says nothing about the request. `problems`: everything that is wrong, where the answer
-    says more than one thing.
+    `after_retry` is true if an earlier try of the same call went unanswered, which the server may have carried out.
+    `foreign` is true if a proxy, a firewall or a gateway refused instead of our API; such a refusal may pass and is not
+    about the request. `problems`: all faults of the request, if the answer lists more than one.
     """
 
     def __init__(
@@ -78,7 +77,7 @@ class ApiError(BatonError):
 
 
 class Unauthorized(ApiError):  # noqa: N818 - named after what the caller branches on
-    """The API key will not do for this call."""
+    """The API key does not permit this call."""
 
 
 class TokenRefused(ApiError):  # noqa: N818
@@ -90,15 +89,15 @@ class InvalidRequest(ApiError):  # noqa: N818
 
 
 class NotFound(ApiError):  # noqa: N818
-    """What was asked for does not exist, or belongs to another tenant."""
+    """The job, object or route does not exist, or belongs to another tenant."""
 
 
 class LeaseLost(ApiError):  # noqa: N818
-    """The attempt may change nothing more: reassigned, canceled, finished, or no lease was sent."""
+    """The attempt may no longer write: reassigned, canceled, finished, or the call had no lease."""
 
 
 class LeaseExpired(ApiError):  # noqa: N818
-    """The lease has run out but may still be proved again by a heartbeat."""
+    """The lease has expired, but a heartbeat may still renew it."""
 
 
 class NotStoredYet(ApiError):  # noqa: N818
@@ -106,7 +105,7 @@ class NotStoredYet(ApiError):  # noqa: N818
 
 
 class RollbackRefused(ApiError):  # noqa: N818
-    """A rule has rolled the job back as often as it may, or further back than checkpoints are kept."""
+    """The rule's rollback budget is spent, or the checkpoint to roll back to is no longer kept."""
 
 
 class DigestMismatch(ApiError):  # noqa: N818
@@ -118,7 +117,7 @@ class StepNotNewer(ApiError):  # noqa: N818
 
 
 class Conflict(ApiError):  # noqa: N818
-    """Another clash with the state of the job."""
+    """The call conflicts with the state of the job in another way."""
 
 
 class Unreachable(BatonError):  # noqa: N818
@@ -126,11 +125,11 @@ class Unreachable(BatonError):  # noqa: N818
 
 
 class UnexpectedAnswer(BatonError):  # noqa: N818
-    """The answer is well-formed but not one that this version understands."""
+    """The answer is well-formed, but does not match the models of this version."""
 
 
 class TransferError(BatonError):
-    """Moving one object failed, and repeating it unchanged will not help."""
+    """The transfer of one object failed, and repeating it unchanged will not help."""
 
 
 class ObjectMissing(TransferError):  # noqa: N818
@@ -138,28 +137,28 @@ class ObjectMissing(TransferError):  # noqa: N818
 
 
 class ChecksumMismatch(TransferError):  # noqa: N818
-    """The bytes are not the promised ones."""
+    """The bytes differ from the declared ones."""
 
 
 class FalseDigest(ChecksumMismatch):
-    """The bytes have the promised size and CRC-64/NVME and another BLAKE3: whoever declared the digest lied or erred.
+    """The bytes have the declared size and CRC-64/NVME, but another BLAKE3: the declared digest is false.
 
-    To fetch them again does not help.
+    Fetching the bytes again does not help.
     """
 
     code = ErrorCode.DIGEST_MISMATCH
 
 
 class UrlExpired(TransferError):  # noqa: N818
-    """The presigned URL has run out."""
+    """The presigned URL has expired."""
 
 
 class FileChanged(TransferError):  # noqa: N818
-    """A local file changed while it was hashed or uploaded, so what was promised does not hold."""
+    """A local file changed while it was hashed or uploaded, so that its declared digest is no longer valid."""
 
 
 class UnsafePath(TransferError):  # noqa: N818
-    """A destination would lie outside the directory it belongs to."""
+    """A destination lies outside of its directory."""
 
 
 class DiskFull(BatonError):  # noqa: N818
@@ -167,7 +166,7 @@ class DiskFull(BatonError):  # noqa: N818
 
 
 class TransferCanceled(BatonError):  # noqa: N818
-    """The caller's cancel event was set; nothing more is sent or written."""
+    """The caller's cancel event is set; the transfer sends and writes nothing more."""
 
 
 _BY_CODE: dict[str, type[ApiError]] = {
@@ -202,18 +201,18 @@ _BY_STATUS: dict[int, type[ApiError]] = {
 
 
 def api_error_class(code: str, status: int) -> type[ApiError]:
-    """The class for an answer: by its code where we know it, else by its status."""
+    """Return the exception class for an answer: by its code if known, else by its status."""
     return _BY_CODE.get(code) or _BY_STATUS.get(status, ApiError)
 
 
 def disk_full(error: OSError, what: str) -> DiskFull | None:
-    """`error` as DiskFull if that is what it means, else None."""
+    """Return DiskFull if `error` means a full disk, else None."""
     if error.errno in _NO_SPACE:
         return DiskFull(f"no space left on this machine: {what}")
     return None
 
 
 def without_query(url: str) -> str:
-    """A URL as it may be shown: the query of a presigned one is its signature."""
+    """Return a URL for messages, without its query, because the query of a presigned URL is a signature."""
     parts = urlsplit(url)
     return f"{parts.scheme}://{parts.hostname or ''}{':' + str(parts.port) if parts.port else ''}{parts.path}"

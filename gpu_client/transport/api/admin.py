@@ -1,4 +1,4 @@
-"""Calls about API keys, webhooks and rings, and the one that needs no key."""
+"""Calls about API keys, webhooks and rings, and the health call, which needs no key."""
 
 from __future__ import annotations
 
@@ -27,73 +27,73 @@ from gpu_client.transport.api.calls import ApiCalls, segment
 
 
 class AdminCalls(ApiCalls):
-    """Making, listing and revoking API keys and webhooks."""
+    """Create, list and revoke API keys and webhooks."""
 
     def create_key(self, request: KeyCreate) -> KeyCreated:
-        """A new key, shown this once. Not tried again after a lost answer: that would leave a second live key."""
+        """Create a key, shown only in this answer. Sent once, because a retry could leave a second live key."""
         return self._read(KeyCreated, "create_key", "POST", "/keys", body=request, repeatable=False)
 
     def list_keys(self, *, limit: int = 100, cursor: str | None = None) -> KeyPage:
-        """One page of keys, without their secrets."""
+        """Return one page of keys, without their secrets."""
         return self._read(KeyPage, "list_keys", "GET", "/keys", query={"limit": limit, "cursor": cursor})
 
     def revoke_key(self, key_id: str) -> None:
-        """From now on the key is refused."""
+        """Revoke a key: the API refuses it from now on."""
         self._send("revoke_key", "DELETE", f"/keys/{segment(key_id)}")
 
     def create_webhook(self, request: WebhookCreate) -> WebhookCreated:
-        """A new webhook, its secret shown this once. Not tried again after a lost answer: that would make a second."""
+        """Create a webhook; only this answer has its secret. Sent once, because a retry could create a second one."""
         return self._read(WebhookCreated, "create_webhook", "POST", "/webhooks", body=request, repeatable=False)
 
     def list_webhooks(self) -> list[WebhookView]:
-        """All webhooks, without their secrets."""
+        """Return all webhooks, without their secrets."""
         return self._read(WebhookList, "list_webhooks", "GET", "/webhooks").webhooks
 
     def delete_webhook(self, webhook_id: str) -> None:
-        """It is told nothing more. Raises NotFound, too, when an earlier try's answer was lost."""
+        """Delete a webhook. Raises NotFound also if the answer of an earlier try was lost."""
         self._send("delete_webhook", "DELETE", f"/webhooks/{segment(webhook_id)}")
 
     def deliveries(self, webhook_id: str, *, limit: int = 100, cursor: str | None = None) -> DeliveryPage:
-        """One page of how a webhook's deliveries stand, the newest event first."""
+        """Return one page of the states of a webhook's deliveries, newest event first."""
         path = f"/webhooks/{segment(webhook_id)}/deliveries"
         return self._read(DeliveryPage, "deliveries", "GET", path, query={"limit": limit, "cursor": cursor})
 
     def replay_webhook(self, webhook_id: str, job_id: str, from_seq: int = 1) -> ReplayAnswer:
-        """Deliver a job's events again; not tried again after a lost answer, for each try delivers them once more."""
+        """Deliver a job's events again. Sent once, because each try delivers them once more."""
         body = ReplayRequest(job_id=job_id, from_seq=from_seq)
         path = f"/webhooks/{segment(webhook_id)}/replay"
         return self._read(ReplayAnswer, "replay_webhook", "POST", path, body=body, repeatable=False)
 
     def health(self) -> HealthAnswer:
-        """Whether the control plane answers, and its version."""
+        """Return the health and the version of the control plane."""
         return self._read(HealthAnswer, "health", "GET", "/health")
 
 
 class RingCalls(ApiCalls):
-    """Their records, and URLs of their objects. Each call may be repeated: the same write has the same version."""
+    """Records of rings, and URLs of their objects. Each call is repeatable: the same write has the same version."""
 
     def ring_records(self, ring: str, request: RecordsRequest) -> RecordsAnswer:
         """Write one record and read some."""
         return self._read(RecordsAnswer, "ring_records", "POST", f"{_ring(ring)}/records", body=request)
 
     def ring_urls(self, ring: str, request: UrlsRequest) -> UrlsAnswer:
-        """Where to store and to fetch objects."""
+        """Return URLs for storing and fetching objects."""
         return self._read(UrlsAnswer, "ring_urls", "POST", f"{_ring(ring)}/urls", body=request)
 
     def ring_keys(self, ring: str, query: RingKeysQuery) -> RingKeysPage:
-        """One page of the keys below a prefix."""
+        """Return one page of the keys below a prefix."""
         return self._read(RingKeysPage, "ring_keys", "GET", f"{_ring(ring)}/keys", query=query)
 
     def ring_delete(self, ring: str, request: DeleteRequest) -> None:
-        """Forget records and objects."""
+        """Delete records and objects."""
         self._send("ring_delete", "POST", f"{_ring(ring)}/delete", body=request)
 
     def rings(self, *, limit: int = 100, cursor: str | None = None) -> RingsPage:
-        """One page of the tenant's rings, by name."""
+        """Return one page of the tenant's rings, by name."""
         return self._read(RingsPage, "rings", "GET", "/rings", query={"limit": limit, "cursor": cursor})
 
     def remove_ring(self, ring: str) -> RemovalAnswer:
-        """Remove a part of it; to be called until it is done. NotFound if there is no such ring."""
+        """Remove a part of a ring; repeat until the answer reports completion. Raises NotFound for an unknown ring."""
         return self._read(RemovalAnswer, "remove_ring", "DELETE", _ring(ring))
 
 

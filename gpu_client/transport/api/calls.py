@@ -1,4 +1,4 @@
-"""What all groups of calls share: sending a model, reading a model, the lease header, paths."""
+"""Base of the groups of calls: sends request models, validates answers, builds paths."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ T = TypeVar("T")
 
 
 class Page(Protocol):
-    """An answer that is one page of many."""
+    """An answer that is one page of a list."""
 
     @property
     def next_cursor(self) -> str | None:
-        """Where the next page begins; None at the end."""
+        """Return the cursor of the next page; None after the last page."""
         ...
 
 
@@ -28,7 +28,7 @@ P = TypeVar("P", bound=Page)
 
 
 class _Request(TypedDict, total=False):
-    """What a call may have besides its kind, method and path."""
+    """Optional parts of a call, besides kind, method and path."""
 
     query: Mapping[str, object] | BaseModel | None
     body: BaseModel
@@ -38,7 +38,7 @@ class _Request(TypedDict, total=False):
 
 
 class ApiCalls:
-    """Base of the groups of calls. All methods raise ApiError, Unreachable, UnexpectedAnswer."""
+    """Sends calls. All methods raise ApiError, Unreachable, UnexpectedAnswer."""
 
     def __init__(self, http: HttpClient, *, budget_s: float | None = None) -> None:
         self._http = http
@@ -56,7 +56,7 @@ class ApiCalls:
             raise UnexpectedAnswer(f"{kind}: the answer is not what this version understands ({problems})") from error
 
     def _send(self, kind: str, method: str, path: str, **request: Unpack[_Request]) -> Answer:
-        """Send a call whose answer's data nobody needs, or that another method reads."""
+        """Send a call and return its raw answer."""
         token, body = request.get("lease_token"), request.get("body")
         lease = {"x-lease-token": token} if token is not None else {}
         call = Call(
@@ -73,7 +73,7 @@ class ApiCalls:
 
 
 def segment(text: str) -> str:
-    """`text` as one segment of a path."""
+    """Return `text` encoded as one segment of a path."""
     return quote(text, safe="")
 
 
@@ -83,7 +83,7 @@ def job_path(job_id: str) -> str:
 
 
 def pages(fetch: Callable[[str | None], P]) -> Iterator[P]:
-    """All pages of a list: `pages(lambda cursor: client.jobs(cursor=cursor))`."""
+    """Yield all pages of a list: `pages(lambda cursor: client.jobs(cursor=cursor))`."""
     cursor: str | None = None
     while True:
         page = fetch(cursor)

@@ -13,7 +13,7 @@ from gpu_client.transport.transfer.manager import Transfer
 
 
 class BatonClient(SubmitterCalls, WorkerCalls, AdminCalls, RingCalls, ObjectCalls):
-    """All calls; which of them the key may make depends on its scopes. Safe from several threads.
+    """All calls; the scopes of the API key permit some of them. Safe from several threads.
 
     Every method raises ApiError (by kind, see `errors`), Unreachable after all retries, UnexpectedAnswer.
     """
@@ -27,17 +27,17 @@ class BatonClient(SubmitterCalls, WorkerCalls, AdminCalls, RingCalls, ObjectCall
         transfer: Transfer | None = None,
         http: HttpClient | None = None,
     ) -> None:
-        """`policy` bounds the tries of each call. `http`, given by tests, stands in for the other arguments."""
+        """`policy` bounds the tries of each call. `http` replaces the other arguments (for tests)."""
         transfer = transfer or Transfer()
         super().__init__(http or HttpClient(url, api_key, policy=policy, sent=transfer.count_upload), transfer)
 
     @property
     def stats(self) -> CallStats:
-        """Control-plane requests by kind. Bytes moved are counted in `client.transfer.stats`."""
+        """Return the counters of control-plane requests by kind. `client.transfer.stats` counts transferred bytes."""
         return self._http.stats
 
     def within(self, budget_s: float) -> BatonClient:
-        """The same client (connections and counts included), each call of which ends within `budget_s`."""
+        """Return a client with the same connections and counters whose calls each end within `budget_s` seconds."""
         limited = BatonClient(self._http.url, "", transfer=self.transfer, http=self._http)
         limited._budget_s = budget_s
         return limited

@@ -1,6 +1,6 @@
 """Calls to the control plane: one pooled session, timeouts, retries, errors by type, requests counted by kind.
 
-Every call has a time budget over all its tries. Redirects are never followed, so that the API key goes to the
+Every call has a time budget over all its tries. The session never follows a redirect, so that the API key goes to the
 configured URL only. The key appears in no log line, message or `repr`.
 """
 
@@ -40,17 +40,17 @@ from gpu_client.transport.retry import (
 
 CONNECT_TIMEOUT_S = 10.0
 READ_TIMEOUT_S = 35.0
-"""Longer than the 30 s after which API Gateway gives up on a handler."""
+"""Longer than API Gateway's limit of 30 s for a handler."""
 
 MAX_ANSWER_BYTES = 16 * 1024 * 1024
-"""Lambda answers at most 6 MB; more than this is not our API."""
+"""Lambda answers at most 6 MB, therefore a larger answer does not come from our API."""
 
 _PLAIN_CODES = {401: ErrorCode.UNAUTHORIZED, 404: ErrorCode.NOT_FOUND, 413: ErrorCode.PAYLOAD_TOO_LARGE}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Call:
-    """One request of the API. `kind` is the name it is counted and logged under."""
+    """One request of the API. `kind` is its name in counters and log lines."""
 
     kind: str
     method: str
@@ -59,12 +59,12 @@ class Call:
     body: str | None = None
     headers: Mapping[str, str] = field(default_factory=dict)
     repeatable: bool = True
-    """True if doing it twice is like doing it once: reads, fenced writes, calls with an idempotency key."""
+    """True if a repetition has the same effect: reads, fenced writes, calls with an idempotency key."""
 
 
 @dataclass(frozen=True)
 class Answer:
-    """An answer below 300."""
+    """An answer with a status below 300."""
 
     status: int
     data: Any
@@ -94,7 +94,7 @@ class HttpClient:
         draw: Callable[[], float] = random.random,
         sent: Callable[[int], None] = lambda _size_bytes: None,
     ) -> None:
-        """`sent` is told the size of each body. Raises ValueError for a URL or key that can be no such thing."""
+        """`sent` receives the size of each body in bytes. Raises ValueError for an invalid URL or key."""
         self.url = _checked_url(url)
         self.policy = policy or RetryPolicy()
         self.stats = CallStats()
@@ -114,7 +114,7 @@ class HttpClient:
         self._session.close()
 
     def call(self, call: Call, *, budget_s: float | None = None) -> Answer:
-        """The answer to `call`, after as many tries as the policy and `budget_s` allow.
+        """Return the answer to `call`, after as many tries as the policy and `budget_s` allow.
 
         Raises ApiError (refused), Unreachable (no usable answer), UnexpectedAnswer (not our API).
         """
@@ -162,12 +162,12 @@ class HttpClient:
             ) as response:
                 body = self._read(response, until=until)
         except (requests.ConnectionError, requests.Timeout, HTTPError) as error:
-            # urllib3's HTTPError comes from reading the body below requests
+            # urllib3 raises its HTTPError from reading the raw body, which requests does not wrap.
             raise RetryLater(Failure(reason=_reason(error))) from error
         return self._understood(call, response, body)
 
     def _read(self, response: requests.Response, *, until: float) -> bytes:
-        """The body; a server that sends it drop by drop is a timeout."""
+        """Return the body. A body that takes longer than the call may take is a timeout, even if bytes still arrive."""
         body = bytearray()
         for piece in _pieces(response):
             body += piece
@@ -211,7 +211,7 @@ class HttpClient:
 
 
 class _OneContextAdapter(HTTPAdapter):
-    """Every connection of the session uses the shared TLS context as it is."""
+    """Uses the shared TLS context, unchanged, for every connection of the session."""
 
     def init_poolmanager(self, *args: Any, **kwargs: Any) -> None:
         super().init_poolmanager(*args, ssl_context=shared_tls(), **kwargs)
@@ -220,13 +220,13 @@ class _OneContextAdapter(HTTPAdapter):
         return super().proxy_manager_for(proxy, ssl_context=shared_tls(), **proxy_kwargs)
 
     def cert_verify(self, conn: Any, url: str, verify: bool | str, cert: Any) -> None:
-        """Leave the context's roots alone: by default requests reads its bundle anew for each connection."""
+        """Keep the context's roots, because requests by default reads its bundle again for each connection."""
         conn.cert_reqs = "CERT_REQUIRED"
 
 
 def _session(api_key: str) -> requests.Session:
     session = requests.Session()
-    # Off: it would also send ~/.netrc passwords. Proxies are looked up call by call instead.
+    # Off, because it would also send ~/.netrc passwords. Each call looks up its proxies instead.
     session.trust_env = False
     session.cookies.set_policy(DefaultCookiePolicy(allowed_domains=[]))
     session.headers.clear()
@@ -240,13 +240,13 @@ def _session(api_key: str) -> requests.Session:
 
 
 def _pieces(response: requests.Response) -> Iterator[bytes]:
-    """Body pieces as they arrive; requests' own iterator waits until a whole piece is full."""
+    """Yield body pieces as they arrive, because requests' own iterator waits for full pieces."""
     while piece := response.raw.read1(64 * 1024):
         yield piece
 
 
 def parse_error(status: int, body: bytes) -> ApiError:
-    """The error in an answer of 400 or more: our body, API Gateway's `{"message"}`, or whatever stood in between."""
+    """Return the error of an answer of 400 or more: from our body, API Gateway's `{"message"}`, or a foreign text."""
     try:
         data = json.loads(body)
     except ValueError:
@@ -268,7 +268,7 @@ def parse_error(status: int, body: bytes) -> ApiError:
 
 
 def _plain_message(data: Any) -> str:
-    """The text of API Gateway's `{"message"}` or of the original orchestrator's `{"error", "message"}`."""
+    """Return the text of API Gateway's `{"message"}` or of the original orchestrator's `{"error", "message"}`."""
     if not isinstance(data, dict):
         return ""
     found = data.get("message") or data.get("Message") or data.get("error")
@@ -276,7 +276,7 @@ def _plain_message(data: Any) -> str:
 
 
 def _snippet(body: bytes) -> str:
-    """The beginning of a foreign body as one line of text, without markup."""
+    """Return the beginning of a foreign body as one line of text, without markup."""
     text = re.sub(
         r"<(script|style)\b.*?(</\1>|$)|<[^>]*>", " ", body[:4096].decode("utf-8", "replace"), flags=re.S | re.I
     )
@@ -284,20 +284,20 @@ def _snippet(body: bytes) -> str:
 
 
 def _reason(error: BaseException) -> str:
-    """One line about a failed connection: of requests' and urllib3's wrappings the one that says most."""
+    """Return the most informative line of a connection error that requests and urllib3 have wrapped."""
     cause = error.args[0] if error.args and isinstance(error.args[0], BaseException) else error
     cause = getattr(cause, "reason", None) or cause
     root = cause.__cause__
-    # "Connection refused", without the names of urllib3's objects around it
-    said = root.strerror if isinstance(root, OSError) and root.strerror else str(cause)
-    return f"{type(error).__name__}: {said[:200]}"
+    # For example "Connection refused", without the names of urllib3's objects.
+    text = root.strerror if isinstance(root, OSError) and root.strerror else str(cause)
+    return f"{type(error).__name__}: {text[:200]}"
 
 
 def _checked_url(url: str) -> str:
     try:
         parts = urlsplit(url.strip())
         usable = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
-    except ValueError:  # brackets without an address in them, a port that is none
+    except ValueError:  # Brackets without an address, or an invalid port.
         usable = False
     if not usable or parts.query or parts.fragment or parts.username:
         raise ValueError("the API's URL must look like https://host or https://host/stage")

@@ -1,4 +1,4 @@
-"""Users' objects: many files up by batches of presigned URLs, single ones down by one-time token."""
+"""Users' objects: uploads by batches of presigned URLs, downloads of single objects by one-time token."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ from gpu_client.transport.transfer.manager import DEFAULT_WORKERS, Download, Pro
 from gpu_client.transport.transfer.upload_rounds import LocalFile, Missing, Target, upload_in_rounds
 
 FILES_PER_BATCH = 500
-"""Half of what one call may ask for: URLs are made when they can be used soon."""
+"""Half of a call's limit, so that URLs are made shortly before their use."""
 
 MAX_EXPIRED_ROUNDS = 3
 
 
 @dataclass(frozen=True, kw_only=True)
 class Wanted:
-    """One object and the file `path` below `root` that it is fetched to; size and digests are verified where given."""
+    """An object and its destination, the file `path` below `root`. Given size and digests are verified."""
 
     bucket: str
     key: str
@@ -49,7 +49,7 @@ class Wanted:
 
 
 class ObjectCalls(ApiCalls):
-    """Uploading, downloading and listing objects of the API's buckets."""
+    """Upload, download, list and delete objects of the API's buckets."""
 
     def __init__(self, http: HttpClient, transfer: Transfer, *, budget_s: float | None = None) -> None:
         super().__init__(http, budget_s=budget_s)
@@ -63,7 +63,7 @@ class ObjectCalls(ApiCalls):
         cancel: CancelEvent | None = None,
         progress: Progress | None = None,
     ) -> dict[str, FileDigest]:
-        """Upload local files under the given keys; answers what was stored.
+        """Upload local files under the given keys; return the digests of the stored files.
 
         Raises what Transfer raises: then some files may be stored and others not; repeating is safe.
         """
@@ -119,7 +119,7 @@ class ObjectCalls(ApiCalls):
         cancel: CancelEvent | None = None,
         progress: Progress | None = None,
     ) -> None:
-        """Fetch one object to the file `path`; with `digest`, only if it is exactly that.
+        """Fetch one object to the file `path`; with `digest`, verify the object first.
 
         Raises NotFound (no such object) besides what Transfer raises.
         """
@@ -144,7 +144,7 @@ class ObjectCalls(ApiCalls):
     ) -> None:
         """Fetch several objects at once. A file that exists under its name afterwards is complete, also after an error.
 
-        Raises as `download` does; the first failure stops the others, but FalseDigest: that is raised behind them.
+        Raises as `download` does; the first failure stops the others, except FalseDigest, which is raised after them.
         """
         lock = threading.Lock()
         false: list[FalseDigest] = []
@@ -179,18 +179,18 @@ class ObjectCalls(ApiCalls):
                 )
                 self.transfer.download([item], cancel=cancel, progress=progress)
             except (UrlExpired, TokenRefused) as error:
-                # a token is refused too when it was redeemed and the answer got lost
+                # The server also refuses a token that was redeemed by a request whose answer was lost.
                 if last or (isinstance(error, TokenRefused) and error.code != ErrorCode.TOKEN_INVALID):
                     raise
             else:
                 return
 
     def delete_objects(self, bucket: str, keys: Sequence[str], *, cancel: CancelEvent | None = None) -> None:
-        """Remove several at once; the first failure stops the others, and repeating is safe."""
+        """Delete objects in parallel. The first failure stops the others; repeating is safe."""
         run_batch(keys, lambda key, _: self.delete_object(bucket, key), workers=DEFAULT_WORKERS, cancel=cancel)
 
     def delete_object(self, bucket: str, key: str) -> None:
-        """Remove one object; one that is not there is no error."""
+        """Delete one object; a missing object is no error."""
         token = self._read(
             TokenAnswer, "upload_token", "GET", "/upload/token", query=TokenQuery(bucket=bucket, key=key)
         ).token
@@ -208,19 +208,19 @@ class ObjectCalls(ApiCalls):
     def list_objects(
         self, bucket: str = "training-data", *, prefix: str = "", limit: int = 1000, cursor: str | None = None
     ) -> ObjectPage:
-        """One page of a bucket's objects below `prefix`, by key."""
+        """Return one page of a bucket's objects below `prefix`, by key."""
         query = {"bucket": bucket, "prefix": prefix or None, "limit": limit, "cursor": cursor}
         return self._read(ObjectPage, "list_objects", "GET", "/data", query=query)
 
 
 def _upload_file(key: str, digest: FileDigest) -> UploadFile:
     named = UploadFile(key=key, size_bytes=digest.size_bytes, crc64nvme=digest.crc64nvme)
-    # only where there are any: an older control plane refuses fields that it does not know
+    # Only if the file has parts, because an older control plane refuses unknown fields.
     return named if digest.parts is None else named.model_copy(update={"parts": digest.parts})
 
 
 def files_below(directory: Path, *, prefix: str = "") -> dict[str, Path]:
-    """Keys and paths of all files below a directory, for `upload_files`. Raises TransferError for what is no file."""
+    """Return keys and paths of all files below a directory. Raises TransferError for any other kind of entry."""
     found: dict[str, Path] = {}
     for path in sorted(directory.rglob("*")):
         if path.is_dir() and not path.is_symlink():

@@ -30,41 +30,41 @@ MAX_DAMAGE_MESSAGE = 512
 
 
 class WorkerCalls(ApiCalls):
-    """What workers do. All writes raise LeaseLost or LeaseExpired when the attempt may no longer write."""
+    """Claim a job, run it, report about it. All writes raise LeaseLost or LeaseExpired without a valid lease."""
 
     def claim(self, query: WorkQuery) -> WorkItem | None:
-        """A job with its lease, or None if there is none for this worker.
+        """Claim a job with its lease; return None if no job suits this worker.
 
-        If an answer gets lost, the job it carried waits until its lease ends: that is an interruption, not a loss.
-        Tried once: a second try would claim a second job, and whoever asks for work asks again anyway.
+        The call is sent once, because a retry would claim a second job, and workers poll anyway. If the answer is lost,
+        the claimed job is interrupted until its lease expires.
         """
         items = self._read(list[WorkItem], "claim", "GET", "/work", query=query, headers=_LEASE_AWARE, repeatable=False)
         return items[0] if items else None
 
     def peek(self, query: WorkQuery) -> list[dict[str, Any]]:
-        """What a claim would hand out now, without claiming it: none or one job."""
+        """Return the job that a claim would return now, without claiming it: none or one."""
         return self._read(list[dict[str, Any]], "peek", "GET", "/work/peek", query=query, headers=_LEASE_AWARE)
 
     def heartbeat(self, job_id: str, lease_token: str, request: HeartbeatRequest | None = None) -> HeartbeatAnswer:
-        """Prolong the lease, report progress, receive the directive. `client.within(budget_s)` keeps it short."""
+        """Renew the lease, report progress, return the directive. `client.within(budget_s)` bounds the call."""
         path = f"/heartbeat/{segment(job_id)}"
         return self._read(
             HeartbeatAnswer, "heartbeat", "POST", path, body=request or HeartbeatRequest(), lease_token=lease_token
         )
 
     def commit(self, lease_token: str, manifest: Manifest | ManifestV1) -> CommitAnswer:
-        """Commit a checkpoint, or learn which packs are missing. Posting the same manifest again is safe."""
+        """Commit a checkpoint, or return which packs are missing. Repeating the same manifest is safe."""
         path = f"{job_path(manifest.job_id)}/checkpoints"
         return self._read(CommitAnswer, "commit", "POST", path, body=manifest, lease_token=lease_token)
 
     def blob_urls(self, job_id: str, step: int, blake3: Sequence[str], *, lease_token: str | None = None) -> BlobUrls:
-        """Where to fetch up to 1,000 packs of a committed checkpoint."""
+        """Return URLs of up to 1,000 packs of a committed checkpoint."""
         path = f"{job_path(job_id)}/checkpoints/{step}/urls"
         body = BlobUrlsRequest(blake3=list(blake3))
         return self._read(BlobUrls, "blob_urls", "POST", path, body=body, lease_token=lease_token)
 
     def report_damaged(self, job_id: str, step: int, lease_token: str, *, epoch: int, message: str) -> None:
-        """Say that a committed checkpoint's bytes do not verify: nobody is sent to it again."""
+        """Report that a committed checkpoint's bytes do not verify, so that no attempt resumes from it."""
         path = f"{job_path(job_id)}/checkpoints/{step}/damaged"
         body = DamagedRequest(epoch=epoch, message=message[:MAX_DAMAGE_MESSAGE])
         self._send("report_damaged", "POST", path, body=body, lease_token=lease_token)
@@ -72,7 +72,7 @@ class WorkerCalls(ApiCalls):
     def declare_artifacts(
         self, job_id: str, lease_token: str, artifacts: Sequence[DeclaredArtifact]
     ) -> ArtifactsAnswer:
-        """Say which outputs will be uploaded; answers with URLs for those that are not stored."""
+        """Declare outputs before their upload; return URLs for those that are not stored."""
         body = ArtifactsRequest(artifacts=list(artifacts))
         return self._read(
             ArtifactsAnswer,
@@ -84,24 +84,24 @@ class WorkerCalls(ApiCalls):
         )
 
     def complete(self, lease_token: str, request: CompleteRequest) -> TransitionAnswer:
-        """End the attempt: the job is done. NotStoredYet or DigestMismatch if an artifact is not as declared."""
+        """Complete the job. Raises NotStoredYet or DigestMismatch if an artifact is not as declared."""
         return self._read(TransitionAnswer, "complete", "POST", "/complete", body=request, lease_token=lease_token)
 
     def fail(self, lease_token: str, request: FailRequest) -> TransitionAnswer:
-        """End the attempt: it failed."""
+        """End the attempt as failed."""
         return self._read(TransitionAnswer, "fail", "POST", "/fail", body=request, lease_token=lease_token)
 
     def release(self, lease_token: str, request: ReleaseRequest) -> TransitionAnswer:
-        """End the attempt: hand the job to another worker now."""
+        """End the attempt, so that another worker can claim the job now."""
         return self._read(TransitionAnswer, "release", "POST", "/release", body=request, lease_token=lease_token)
 
     def inputs_page(self, job_id: str, lease_token: str, *, cursor: str | None = None) -> InputPage:
-        """One page of the job's inputs. Ask for the same cursor again when its URLs have run out."""
+        """Return one page of the job's inputs. The same cursor returns fresh URLs after the old ones have expired."""
         path = f"{job_path(job_id)}/inputs"
         return self._read(InputPage, "inputs", "GET", path, query={"cursor": cursor}, lease_token=lease_token)
 
     def inputs(self, job_id: str, lease_token: str) -> Iterator[InputPage]:
-        """All pages of the job's inputs, asked for one by one, so that their URLs are fresh."""
+        """Yield all pages of the job's inputs, requested one by one, so that their URLs are fresh."""
         cursor: str | None = None
         while True:
             page = self.inputs_page(job_id, lease_token, cursor=cursor)
@@ -111,5 +111,5 @@ class WorkerCalls(ApiCalls):
                 return
 
     def send_logs(self, job_id: str, lease_token: str, chunk: LogChunk) -> None:
-        """Store lines of output; the same chunk sent again changes nothing."""
+        """Store lines of output. Repeating the same chunk has no effect."""
         self._read(StatusAnswer, "send_logs", "POST", f"{job_path(job_id)}/logs", body=chunk, lease_token=lease_token)

@@ -1,4 +1,4 @@
-"""A limit on how many bytes move in a second, shared fairly by the kinds of traffic. It never sleeps itself."""
+"""A cap in bytes per second, shared by weight between the kinds of traffic. The module never sleeps itself."""
 
 from __future__ import annotations
 
@@ -10,25 +10,25 @@ from contextlib import contextmanager
 from typing import Literal
 
 Traffic = Literal["checkpoint", "artifact", "data"]
-"""Bulk traffic. Calls of the API, log lines among them, are tiny: they never wait but count."""
+"""Kinds of bulk traffic. API calls, log lines included, are tiny, therefore they count but never wait."""
 
 WEIGHTS: Mapping[Traffic, float] = {"checkpoint": 2.0, "artifact": 1.0, "data": 1.0}
-"""Shares of those that move bytes at the same time: a checkpoint is what a lost machine costs."""
+"""Shares of simultaneous traffic. Checkpoints weigh more, because a lost machine costs what is not yet uploaded."""
 
 _BURST_S = 0.1
 _LEAST_BURST_BYTES = 64 * 1024
 _QUANTUM_BYTES = 16 * 1024
-"""Less is not handed out unless less is asked for: many tiny writes cost more than they move."""
+"""Least grant, unless the caller asks for less, because many tiny writes cost more than they move."""
 
 _LONGEST_WAIT_S = 0.25
-"""Who waits looks again after this long: meanwhile another may have finished and left its share."""
+"""Longest wait before the next request, because another kind may finish meanwhile and free its share."""
 
 
 class Bandwidth:
-    """Token buckets: one for each kind of traffic and a common one for what they leave. Safe from several threads.
+    """Token buckets: one for each kind of traffic, and a common one for the rest. Safe from several threads.
 
-    In any `t` seconds at most `t * bytes_per_s` are granted, and one burst for each bucket. A kind that has something
-    to move gets at least its share by weight; what one does not use goes to the others.
+    In any `t` seconds the buckets grant at most `t * bytes_per_s` and one burst each. An active kind gets at least its
+    share by weight; the others get what it does not use.
     """
 
     def __init__(
@@ -39,7 +39,7 @@ class Bandwidth:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         if bytes_per_s <= 0:
-            raise ValueError("a bandwidth must be more than 0 bytes per second")
+            raise ValueError(f"the bandwidth is {bytes_per_s} bytes per second, but must be more than 0")
         self.burst_bytes = max(_LEAST_BURST_BYTES, bytes_per_s * _BURST_S)
         self._bytes_per_s = bytes_per_s
         self._weights = weights
@@ -52,7 +52,7 @@ class Bandwidth:
 
     @contextmanager
     def using(self, traffic: Traffic) -> Iterator[None]:
-        """Has a share as long as this lasts."""
+        """Give `traffic` a share of the bandwidth during the `with` block."""
         with self._lock:
             self._fill()
             self._users[traffic] += 1
@@ -67,9 +67,9 @@ class Bandwidth:
                     self._common = min(self.burst_bytes, self._common + self._own.pop(traffic))
 
     def take(self, traffic: Traffic, wanted_bytes: int) -> tuple[int, float]:
-        """How many bytes of `wanted_bytes` may move now; if none, after how many seconds to ask again.
+        """Return how many of `wanted_bytes` may move now; if none, also the seconds until the next request.
 
-        Only while `using` the same traffic.
+        Only during `using(traffic)`.
         """
         with self._lock:
             self._fill()
@@ -84,12 +84,12 @@ class Bandwidth:
             return 0, min(_LONGEST_WAIT_S, max(0.001, wait_s))
 
     def give_back(self, size_bytes: int) -> None:
-        """Granted but not used."""
+        """Return granted bytes that did not move."""
         with self._lock:
             self._common = min(self.burst_bytes, self._common + size_bytes)
 
     def spend(self, size_bytes: int) -> None:
-        """Bytes that do not wait: whoever waits does so longer."""
+        """Count bytes that have moved without a grant; waiting traffic waits longer for them."""
         with self._lock:
             self._fill()
             self._common -= size_bytes

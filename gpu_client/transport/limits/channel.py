@@ -1,4 +1,4 @@
-"""One direction of all transfers of a process: its connections, its bandwidth, its speed."""
+"""One direction of all transfers of a process: its connection slots, its bandwidth, its measured speed."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ from gpu_client.transport.limits.stats import TransferStats
 from gpu_client.transport.net.cancellation import CancelEvent, Flight, stop_if_set
 
 Progress = Callable[[int], None]
-"""Told how many more bytes have moved; a negative number when a transfer starts again. Called from worker threads."""
+"""Receives the number of bytes that have moved, negative when a transfer starts again; called in worker threads."""
 
 Pause = Callable[[CancelEvent, float], object]
-"""Waits so many seconds, or until the event is set."""
+"""Waits for seconds, or until the event is set."""
 
 _POLL_S = 0.1
 
 HALF_LIFE_S = 20.0
 LEAST_BYTES = 1024 * 1024
-"""Fewer measure how long an answer takes, not how fast the line is."""
+"""Least bytes for a measurement, because fewer measure the latency of an answer, not the speed of the line."""
 
 
 class TransferChannel:
-    """Uploads, or downloads. `cap_bytes_per_s` None: no limit. Safe from several threads."""
+    """All uploads, or all downloads. `cap_bytes_per_s` None: no cap. Safe from several threads."""
 
     def __init__(
         self,
@@ -40,16 +40,16 @@ class TransferChannel:
     ) -> None:
         self.most = most
         self.limit = AdaptiveLimit(most, clock=clock)
-        self.speed = Speed(clock=clock)
+        self.speed = SpeedMeter(clock=clock)
         self.cap = Bandwidth(cap_bytes_per_s, clock=clock) if cap_bytes_per_s is not None else None
         self._pause = pause
         self._lock = threading.Lock()
         self._queue: deque[threading.Condition] = deque()
-        """Who waits for a connection; only the first has to know that something has changed."""
+        """Waiting threads in order of arrival; only the first is woken by a change."""
 
     @contextmanager
     def slot(self, over: Callable[[], bool]) -> Iterator[None]:
-        """The right to one connection. Waits for it, unless `over` says that nothing is left to do with it."""
+        """Reserve one connection for the `with` block. Waits for it, until `over()` is true: then no work is left."""
         entered = self._enter(over)
         try:
             yield
@@ -65,7 +65,7 @@ class TransferChannel:
             self._queue.append(place)
             try:
                 while True:
-                    # in turn: else the many threads of a checkpoint would hand a connection on among themselves
+                    # In turn, because the many threads of a checkpoint would otherwise pass a connection to each other.
                     if self._queue[0] is place and self.limit.enter():
                         return True
                     if over():
@@ -81,7 +81,7 @@ class TransferChannel:
 
     @contextmanager
     def attempt(self, flight: Flight, meter: Meter, stats: TransferStats, traffic: Traffic) -> Iterator[Flow]:
-        """One try: if it fails, its bytes that were not kept are taken back from the progress and counted as wasted."""
+        """Yield the flow of one try. After a failure, the bytes that were not kept count as wasted, not as progress."""
         flow = Flow(self, flight, meter, self._pause, traffic)
         with ExitStack() as stack:
             stack.enter_context(self.speed.under_way())
@@ -99,7 +99,7 @@ class TransferChannel:
 
 
 class Flow:
-    """The bytes of one try: told to move by the cap, counted when they have."""
+    """The bytes of one try: permitted by the cap, counted after they have moved."""
 
     def __init__(self, channel: TransferChannel, flight: Flight, meter: Meter, pause: Pause, traffic: Traffic) -> None:
         self._channel = channel
@@ -109,10 +109,10 @@ class Flow:
         self._traffic = traffic
         self._granted_bytes = 0
         self.lost_bytes = 0
-        """What would have to move again if this try failed now."""
+        """Bytes that would have to move again if this try failed now."""
 
     def allow(self, wanted_bytes: int) -> int:
-        """How many of the next `wanted_bytes` may move now. Waits; raises TransferCanceled."""
+        """Return how many of the next `wanted_bytes` may move now. Waits; raises TransferCanceled."""
         stop_if_set(self._flight)
         cap = self._channel.cap
         if cap is None:
@@ -125,48 +125,45 @@ class Flow:
         return min(self._granted_bytes, wanted_bytes)
 
     def moved(self, size_bytes: int) -> None:
-        """So many have moved."""
+        """Count bytes that have moved."""
         self.passed(size_bytes)
         self.lost_bytes += size_bytes
         self._meter.add(size_bytes)
 
     def passed(self, size_bytes: int) -> None:
-        """So many have moved that nobody wants."""
+        """Count bytes that have moved and that the caller discards."""
         if self._channel.cap is not None:
             self._granted_bytes -= size_bytes
         self._channel.limit.moved(size_bytes)
         self._channel.speed.moved(size_bytes)
 
     def kept(self) -> None:
-        """What has moved so far stays, also if this try fails: the next goes on behind it."""
+        """Keep all bytes so far, also if this try fails: the next try continues after them."""
         self.lost_bytes = 0
 
     def give_back(self) -> None:
-        """Bytes that were allowed and did not move."""
+        """Return bytes to the cap that were permitted and did not move."""
         if self._channel.cap is not None and self._granted_bytes > 0:
             self._channel.cap.give_back(self._granted_bytes)
             self._granted_bytes = 0
 
 
 class Meter:
-    """Passes progress on from several threads, one at a time."""
+    """Forwards progress of several threads, one call at a time."""
 
     def __init__(self, progress: Progress | None) -> None:
         self._progress = progress
         self._lock = threading.Lock()
 
     def add(self, size_bytes: int) -> None:
-        """More bytes; fewer if negative."""
+        """Report `size_bytes` more, fewer if negative."""
         if self._progress is not None and size_bytes:
             with self._lock:
                 self._progress(size_bytes)
 
 
-class Speed:
-    """Bytes per second of the time in which something was under way; what is long ago counts less and less.
-
-    Safe from several threads.
-    """
+class SpeedMeter:
+    """Bytes per second of the time with transfers in progress, exponentially weighted. Safe from several threads."""
 
     def __init__(self, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -179,7 +176,7 @@ class Speed:
 
     @contextmanager
     def under_way(self) -> Iterator[None]:
-        """Something moves as long as this lasts."""
+        """Count the time of the `with` block as time with a transfer in progress."""
         with self._lock:
             self._pass_time()
             self._under_way += 1
@@ -191,14 +188,14 @@ class Speed:
                 self._under_way -= 1
 
     def moved(self, size_bytes: int) -> None:
-        """Bytes have moved, whether for good or not."""
+        """Count bytes that have moved, also those of a try that fails later."""
         with self._lock:
             self._pass_time()
             self._total_bytes += size_bytes
             self._bytes += size_bytes
 
     def bytes_per_s(self) -> float | None:
-        """None before enough has moved to tell."""
+        """Return the measured bytes per second; None before enough bytes have moved."""
         with self._lock:
             self._pass_time()
             if self._total_bytes < LEAST_BYTES or not self._busy_s:

@@ -1,4 +1,4 @@
-"""How many connections move bytes at once: as many as make it faster. Knows no sockets."""
+"""The number of simultaneous connections, as large as it raises the total speed. Pure: the module opens no socket."""
 
 from __future__ import annotations
 
@@ -7,22 +7,22 @@ import time
 from collections.abc import Callable
 
 FIRST = 4
-"""Enough for most lines; object stores limit each connection to some 90 MB/s."""
+"""Connections at the start. Enough for most lines; object stores limit each connection to some 90 MB/s."""
 
 EPOCH_S = 1.0
-HOLD_EPOCHS = 15
-"""So long no more are tried after more did not help: lines change, but not every second."""
+COOLDOWN_EPOCHS = 15
+"""Epochs without a new experiment after one that did not help, because lines do not change every second."""
 
 _WORTH = 0.3
-"""A connection more is worth it if it brings this much of what each of those before it brings."""
+"""Least speed of an added connection, as a share of the earlier ones' speed each, to stay."""
 _FULLY_USED = 0.9
 
 
 class AdaptiveLimit:
-    """Starts with a few, adds while the total rises, takes back what did not help, halves when told to slow down.
+    """Adds connections while the total speed rises, removes those that did not help, halves on `slow_down`.
 
-    Safe from several threads. Only times in which nearly all allowed connections were in use are judged, and after a
-    change the first epoch is not: buffers that fill up look like speed.
+    Safe from several threads. Only epochs in which nearly all allowed connections were in use are judged. The first
+    epoch after a change is skipped, because filling buffers look like speed.
     """
 
     def __init__(self, most: int, *, first: int = FIRST, clock: Callable[[], float] = time.monotonic) -> None:
@@ -34,18 +34,18 @@ class AdaptiveLimit:
         self._lock = threading.Lock()
         self._in_use = 0
         self._before: tuple[int, float] | None = None
-        """While more are tried: how many there were, and their bytes per second."""
-        self._hold_epochs = 0
+        """During an experiment: the earlier number of connections, and their bytes per second."""
+        self._cooldown_epochs = 0
         self._halved_at: float | None = None
         self._begin(clock(), settled=False)
 
     @property
     def allowed(self) -> int:
-        """How many connections may be in use now."""
+        """Return how many connections may be in use now."""
         return self._allowed
 
     def enter(self) -> bool:
-        """Take a connection into use; False if no more are allowed."""
+        """Count a connection as in use; return False if no more are allowed."""
         with self._lock:
             if self._in_use >= self._allowed:
                 return False
@@ -54,13 +54,13 @@ class AdaptiveLimit:
             return True
 
     def leave(self) -> None:
-        """One that was in use is so no longer."""
+        """Count a connection as no longer in use."""
         with self._lock:
             self._count_use()
             self._in_use -= 1
 
     def moved(self, size_bytes: int) -> None:
-        """Bytes have moved."""
+        """Count bytes that have moved."""
         with self._lock:
             self._count_use()
             self._bytes += size_bytes
@@ -68,14 +68,14 @@ class AdaptiveLimit:
                 self._judge(self._used_at)
 
     def slow_down(self) -> None:
-        """The store asked for it, or does not answer in time. Those in use are not stopped."""
+        """Halve the allowed connections, after the store asked for it or timed out. Connections in use continue."""
         with self._lock:
             now = self._clock()
             if self._halved_at is not None and now - self._halved_at < EPOCH_S:
-                return  # all that are under way are refused at once
+                return  # The store refuses all simultaneous requests at once, which is one signal.
             self._halved_at = now
             self._before = None
-            self._hold_epochs = HOLD_EPOCHS
+            self._cooldown_epochs = COOLDOWN_EPOCHS
             self._change(max(1, self._allowed // 2), now)
 
     def _judge(self, now: float) -> None:
@@ -90,11 +90,11 @@ class AdaptiveLimit:
             count, before_bytes_per_s = self._before
             self._before = None
             if bytes_per_s < before_bytes_per_s * (1 + _WORTH * (self._allowed - count) / count):
-                self._hold_epochs = HOLD_EPOCHS
+                self._cooldown_epochs = COOLDOWN_EPOCHS
                 self._change(count, now)
                 return
-        if self._hold_epochs:
-            self._hold_epochs -= 1
+        if self._cooldown_epochs:
+            self._cooldown_epochs -= 1
         elif self._allowed < self._most:
             self._before = (self._allowed, bytes_per_s)
             self._change(min(self._most, self._allowed + max(1, self._allowed // 4)), now)

@@ -1,4 +1,4 @@
-"""Work on many items with a few threads: the first failure stops all, a cancel event stops all at once."""
+"""Work on many items in a few threads: the first failure, or a cancel event, stops all of them."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from gpu_client.transport.net.cancellation import CancelEvent, Flight, stop_if_s
 
 T = TypeVar("T")
 Slot = Callable[[Callable[[], bool]], AbstractContextManager[object]]
-"""What a thread holds while it works on an item. It may be waited for, until what it is given says that it is over."""
+"""Reserves what a thread needs to work on an item. May wait, until the given function returns True: no work is left."""
 
 _POLL_S = 0.05
-"""How often the cancel event is looked at while bytes move."""
+"""Interval between checks of the cancel event while bytes move."""
 
-_FAREWELL_S = 2.0
-"""How long a stopped batch waits for its threads. One that still hangs (in a name look-up, say) is a daemon and ends at
-its next step, before it writes anything."""
+_JOIN_TIMEOUT_S = 2.0
+"""Longest wait for the threads of a stopped batch. A thread that still blocks (in a name look-up, for example) is a
+daemon and ends at its next step, before it writes anything."""
 
 
 class _Batch(Generic[T]):
-    """What the threads of one batch share."""
+    """The state that the threads of one batch share."""
 
     def __init__(
         self, items: Sequence[T], work: Callable[[T, Flight], None], cancel: CancelEvent | None, slot: Slot
@@ -39,7 +39,7 @@ class _Batch(Generic[T]):
         self._left = len(items)
 
     def loop(self) -> None:
-        """What each thread does."""
+        """Work on items until none is left; the body of each thread."""
         try:
             while self._step():
                 pass
@@ -49,7 +49,7 @@ class _Batch(Generic[T]):
             self._flight.abort()
 
     def _step(self) -> bool:
-        """Work on one item; False if there is none left to begin."""
+        """Work on one item; return False if none is left to begin."""
         with self._slot(self._over):
             item = self._take()
             if item is None:
@@ -72,14 +72,14 @@ class _Batch(Generic[T]):
             return next(self._items)
 
     def stop(self, threads: Sequence[threading.Thread]) -> None:
-        """End all threads, waking those that are blocked."""
+        """Wake and end all threads."""
         self._flight.abort()
-        farewell_at = time.monotonic() + _FAREWELL_S
+        join_until = time.monotonic() + _JOIN_TIMEOUT_S
         for thread in threads:
-            thread.join(max(0.0, farewell_at - time.monotonic()))
+            thread.join(max(0.0, join_until - time.monotonic()))
 
     def raise_failure(self) -> None:
-        """Raise what went wrong, if anything did."""
+        """Raise the first failure, else the first UrlExpired, if there is one."""
         if self.failure is not None:
             raise self.failure
         if self._expired is not None:
@@ -94,10 +94,10 @@ def run_batch(
     cancel: CancelEvent | None,
     slot: Slot = nullcontext,
 ) -> None:
-    """Call `work` on each item, in at most `workers` threads and with a `slot` held.
+    """Call `work` on each item, in at most `workers` threads, each within a `slot`.
 
-    Raises the first failure, TransferCanceled if `cancel` is set. After UrlExpired nothing new is begun but what is
-    under way finishes: its bytes would be lost for nothing.
+    Raises the first failure, and TransferCanceled if `cancel` is set. After UrlExpired no new item begins, but items in
+    progress finish, because stopping them would waste their bytes.
     """
     if cancel is not None:
         stop_if_set(cancel)
@@ -115,7 +115,7 @@ def run_batch(
         raise
     batch.raise_failure()
     if cancel is not None:
-        stop_if_set(cancel)  # the threads may have seen it first and left items undone
+        stop_if_set(cancel)  # The threads may have noticed the event first and left items undone.
 
 
 def _join(thread: threading.Thread, cancel: CancelEvent | None) -> None:

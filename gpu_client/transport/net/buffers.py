@@ -1,4 +1,4 @@
-"""Memory for what is fetched into memory: reused, and never more than a budget."""
+"""Reused memory buffers for ranges, within a budget."""
 
 from __future__ import annotations
 
@@ -9,32 +9,32 @@ from contextlib import contextmanager
 from gpu_client.transport.net.cancellation import CancelEvent, stop_if_set
 
 _ROUND_BYTES = 256 * 1024
-"""Sizes are rounded up, so that buffers fit again."""
+"""The pool rounds sizes up to a multiple of this, so that a freed buffer fits later requests."""
 
 _WASTE = 4
-"""A free buffer that is more times too large is not used while there is room for another."""
+"""A free buffer larger than this many times the request stays free while the budget allows a new one."""
 
 _POLL_S = 0.1
 
 
 class BufferPool:
-    """Buffers of any size. One that is larger than the budget is handed out when no other is in use."""
+    """Buffers of any size. The pool grants a buffer larger than the budget only while no other is in use."""
 
     def __init__(self, budget_bytes: int) -> None:
         self._budget_bytes = budget_bytes
         self._freed = threading.Condition()
         self._free: list[bytearray] = []
         self._in_use = 0
-        self._held_bytes = 0
+        self._allocated_bytes = 0
 
     @property
-    def held_bytes(self) -> int:
-        """Of all buffers, in use or kept for the next."""
-        return self._held_bytes
+    def allocated_bytes(self) -> int:
+        """Return the bytes of all buffers, in use or free."""
+        return self._allocated_bytes
 
     @contextmanager
     def buffer(self, size_bytes: int, cancel: CancelEvent) -> Iterator[memoryview]:
-        """A buffer with old bytes in it. Waits for one; raises TransferCanceled."""
+        """Yield a buffer of `size_bytes` with arbitrary content. Waits for the budget; raises TransferCanceled."""
         buffer = self._take(size_bytes, cancel)
         try:
             yield memoryview(buffer)[:size_bytes]
@@ -46,7 +46,7 @@ class BufferPool:
                 self._freed.notify_all()
 
     def clear(self) -> None:
-        """Let go of the buffers that are not in use."""
+        """Release the memory of the buffers that are not in use."""
         with self._freed:
             self._drop(self._budget_bytes)
 
@@ -56,19 +56,19 @@ class BufferPool:
             while True:
                 stop_if_set(cancel)
                 fitting = min((one for one in self._free if len(one) >= needed), key=len, default=None)
-                no_room = self._held_bytes + needed > self._budget_bytes
+                no_room = self._allocated_bytes + needed > self._budget_bytes
                 if fitting is not None and (no_room or len(fitting) <= _WASTE * needed):
                     self._free = [one for one in self._free if one is not fitting]
                     self._in_use += 1
                     return fitting
                 self._drop(needed)
-                if self._held_bytes + needed <= self._budget_bytes or not self._in_use:
-                    self._held_bytes += needed
+                if self._allocated_bytes + needed <= self._budget_bytes or not self._in_use:
+                    self._allocated_bytes += needed
                     self._in_use += 1
                     return bytearray(needed)
                 self._freed.wait(_POLL_S)
 
     def _drop(self, needed: int) -> None:
-        """Let go of free buffers until `needed` more bytes are within the budget, if that can be."""
-        while self._free and self._held_bytes + needed > self._budget_bytes:
-            self._held_bytes -= len(self._free.pop())
+        """Release free buffers until `needed` more bytes fit the budget or no free buffer is left."""
+        while self._free and self._allocated_bytes + needed > self._budget_bytes:
+            self._allocated_bytes -= len(self._free.pop())

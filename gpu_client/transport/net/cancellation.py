@@ -1,4 +1,4 @@
-"""How a caller stops transfers at once: an event it sets, and the sockets that are shut when it does."""
+"""Cancellation of transfers: the caller's event, and the sockets that the batch shuts when the event is set."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from gpu_client.transport.errors import TransferCanceled
 
 
 class CancelEvent(Protocol):
-    """What `threading.Event` offers and is used here."""
+    """The part of `threading.Event` that transfers use."""
 
     def is_set(self) -> bool:
-        """True once everything shall stop."""
+        """Return True once every transfer shall stop."""
         ...
 
     def wait(self, timeout: float | None = None) -> bool:
-        """Sleep until set or until the timeout (seconds); true if set."""
+        """Wait until the event is set or `timeout` seconds have passed; return True if the event is set."""
         ...
 
 
@@ -28,7 +28,7 @@ def stop_if_set(cancel: CancelEvent) -> None:
 
 
 class Flight:
-    """The sockets of one batch of transfers. Shutting them wakes threads that are blocked in them."""
+    """The sockets of one batch of transfers. Shutting a socket wakes the thread that is blocked in it."""
 
     def __init__(self, cancel: CancelEvent | None = None) -> None:
         self._cancel = cancel
@@ -37,31 +37,31 @@ class Flight:
         self._aborted = threading.Event()
 
     def is_set(self) -> bool:
-        """True once the flight was aborted or its caller's event set: a Flight is itself a CancelEvent."""
+        """Return True once the flight is aborted or the caller's event is set. A Flight is itself a CancelEvent."""
         return self._aborted.is_set() or (self._cancel is not None and self._cancel.is_set())
 
     def wait(self, timeout: float | None = None) -> bool:
-        """Sleep until aborted or until the timeout (seconds)."""
+        """Wait until the flight is aborted or `timeout` seconds have passed; return True if it is aborted."""
         return self._aborted.wait(timeout)
 
     def enter(self, sock: socket.socket) -> None:
-        """`sock` is about to be used. Raises TransferCanceled if the flight was aborted meanwhile."""
+        """Register `sock` before its use. Raises TransferCanceled if the flight is aborted already."""
         with self._lock:
             if self.is_set():
                 raise TransferCanceled("canceled by the caller")
             self._sockets.add(sock)
 
     def leave(self, sock: socket.socket) -> None:
-        """`sock` is no longer used by this flight."""
+        """Unregister `sock` after its use."""
         with self._lock:
             self._sockets.discard(sock)
 
     def abort(self) -> None:
-        """Wake everything that is under way; nothing new starts."""
+        """Shut all registered sockets, which wakes their threads, and refuse new ones."""
         with self._lock:
             self._aborted.set()
             for sock in self._sockets:
                 try:
                     sock.shutdown(socket.SHUT_RDWR)
                 except OSError:
-                    continue  # closed by the other side already: its thread is awake
+                    continue  # The other side has closed the socket, therefore its thread is awake.

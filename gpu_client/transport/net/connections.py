@@ -1,8 +1,8 @@
 """Keep-alive connections to the object store, on the standard library's `http.client`.
 
-Presigned transfer needs little and needs it exactly: the given headers and no others, no redirects, no credentials
-from the environment, an answer that comes before the upload is finished, and threads that can be woken. Proxies from
-the environment are not used.
+A presigned transfer needs exact control: the signed headers and no others, no redirects, no credentials from the
+environment, an answer that arrives before the upload is complete, and threads that a cancellation can wake. The proxies
+of the environment are not used.
 """
 
 from __future__ import annotations
@@ -28,21 +28,21 @@ from gpu_client.transport.retry import Failure, RetryLater
 
 CONNECT_TIMEOUT_S = 10.0
 STALL_TIMEOUT_S = 60.0
-"""A connection on which no byte moved for this long is given up; slow ones that move are not."""
+"""A connection on which no byte moves for this long is closed; a slow one that moves bytes is not."""
 
 SENT_BYTES = 256 * 1024
-"""At most so many in one call: what is sent in one has to be gone within the timeout."""
+"""Most bytes of one `sendall`, because one call has to finish within the stall timeout."""
 
 _ENCODED = re.compile(r"[\x21-\x7e]*")
 
 _Origin = tuple[str, str, int | None]
 SendBody = Callable[[socket.socket], None]
-"""Writes the request's body to the socket that it is given."""
+"""Writes the request's body to the given socket."""
 
 
 @cache
 def user_agent() -> str:
-    """How this client names itself. Looked up once: reading the package's metadata takes longer than a request."""
+    """Return the User-Agent header. Cached, because reading the package's metadata takes longer than a request."""
     try:
         release = version("baton")
     except PackageNotFoundError:
@@ -52,9 +52,10 @@ def user_agent() -> str:
 
 @cache
 def shared_tls() -> ssl.SSLContext:
-    """Trusts the machine's roots (SSL_CERT_FILE and SSL_CERT_DIR included) and those that ship with certifi.
+    """Return the one TLS context, cached because making a context takes tens of milliseconds.
 
-    Slim container images have no roots of their own; machines behind a company's proxy have roots certifi lacks.
+    The context trusts the machine's roots (SSL_CERT_FILE and SSL_CERT_DIR included), because a company's proxy has
+    roots that certifi lacks, and certifi's, because slim container images have no roots of their own.
     """
     context = ssl.create_default_context()
     context.load_verify_locations(cafile=certifi.where())
@@ -106,8 +107,8 @@ class Connections:
     ) -> Iterator[http.client.HTTPResponse]:
         """Send a request and yield its answer, whose body the caller reads.
 
-        The connection is kept if the body was read to its end, else closed. Raises BrokenConnection (also from within
-        the `with` block when reading fails), TransferCanceled, TransferError for a URL that is none.
+        The connection stays open for reuse if the caller has read the body to its end. Raises BrokenConnection (also
+        when reading in the `with` block fails), TransferCanceled, TransferError for an invalid URL.
         """
         origin, target = _split(url)
         connection, used_before = self._open(origin, url)
@@ -120,7 +121,7 @@ class Connections:
             yield response
             reusable = response.isclosed() and not response.will_close and connection.sock is not None
         except (http.client.HTTPException, OSError) as error:
-            # local files are the caller's: their OSErrors have other types by the time they come here
+            # An OSError here is one of the socket: the caller converts those of local files (`local_errors`).
             stale = used_before and response is None and isinstance(error, ConnectionError)
             timed_out = isinstance(error, TimeoutError)
             raise BrokenConnection(f"{type(error).__name__}: {error}", stale=stale, timed_out=timed_out) from error
@@ -129,14 +130,14 @@ class Connections:
             if not (reusable and self._keep(origin, connection)):
                 connection.close()
                 if response is not None:
-                    response.close()  # one that closes its connection owns the socket
+                    response.close()  # A response that closes its connection owns the socket.
 
     def _open(self, origin: _Origin, url: str) -> tuple[http.client.HTTPConnection, bool]:
-        """A connection, and whether it was used before."""
+        """Return a connection, and whether it was used before."""
         while connection := self._idle_one(origin):
             if not _is_readable(connection.sock):
                 return connection, True
-            connection.close()  # readable while idle means that the other side has closed it
+            connection.close()  # An idle connection is readable only if the other side has closed it.
         scheme, host, port = origin
         if scheme == "https":
             tls = self._tls or shared_tls()
@@ -167,7 +168,7 @@ class Connections:
 
 
 def send_whole(sock: socket.socket, piece: memoryview) -> None:
-    """All of it, however long it takes as long as it moves. TimeoutError if it does not."""
+    """Send all bytes of `piece`. Raises TimeoutError if no byte moves within the stall timeout."""
     whole = piece.cast("B") if piece.nbytes else piece
     for begin in range(0, piece.nbytes, SENT_BYTES):
         sock.sendall(whole[begin : begin + SENT_BYTES])
@@ -183,13 +184,13 @@ def _split(url: str) -> tuple[_Origin, str]:
     try:
         parts = urlsplit(url)
         port = parts.port
-    except ValueError:  # its text may hold the query
+    except ValueError:  # The text of the exception may contain the query, therefore it is not shown.
         raise TransferError(f"not a URL: {url.partition('?')[0][:80]!r}") from None
     if parts.scheme not in ("http", "https") or not parts.hostname:
         raise TransferError(f"not an http(s) URL: {without_query(url)[:200]!r}")
     if not _ENCODED.fullmatch(url):
-        # http.client would say so too, quoting all of it
-        raise TransferError(f"not a URL, for it has a character that is not encoded: {without_query(url)[:200]!r}")
+        # http.client would refuse the URL too, but with the signature in its message.
+        raise TransferError(f"not a URL, because a character is not percent-encoded: {without_query(url)[:200]!r}")
     target = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
     return (parts.scheme, parts.hostname, port), target
 
@@ -201,7 +202,7 @@ def _request(
     headers: Mapping[str, str],
     send_body: SendBody | None,
 ) -> http.client.HTTPResponse:
-    """The answer, also if the server gives it (a refusal) before it has read the whole body."""
+    """Send the request and return the answer, also a refusal that the server sends before it has read the body."""
     connection.putrequest(method, target, skip_accept_encoding=True)
     for name, value in {"User-Agent": user_agent(), "Accept-Encoding": "identity", **headers}.items():
         if name.lower() != "host":
@@ -211,7 +212,7 @@ def _request(
         connection.endheaders()
         if send_body is not None:
             send_body(connection.sock)
-    except (ConnectionError, ssl.SSLError) as error:  # a stalled one (TimeoutError) has no answer to wait for
+    except (ConnectionError, ssl.SSLError) as error:  # A stalled connection (TimeoutError) has no answer to wait for.
         broken = error
     try:
         response = connection.getresponse()

@@ -1,6 +1,6 @@
-"""Size, BLAKE3 and CRC-64/NVME of a file in one pass: what a manifest promises and the object store checks.
+"""Size, BLAKE3 and CRC-64/NVME of a file in one pass: what a manifest declares and the object store verifies.
 
-Of a large file the checksum of each part that it is uploaded in, too; that of the whole is put together from them.
+A large file also gets the checksum of each of its upload parts; the checksum of the file is combined from them.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ READ_BYTES = 1024 * 1024
 
 @dataclass(frozen=True)
 class FileDigest:
-    """What identifies the bytes of a file: `blake3` as lower-case hex, `crc64nvme` as base64 of the big-endian u64."""
+    """The identity of a file's bytes: `blake3` as lower-case hex, `crc64nvme` as base64 of the big-endian u64."""
 
     size_bytes: int
     blake3: str
     crc64nvme: str
     parts: Parts | None = field(default=None, compare=False, repr=False)
-    """How a large file is cut; the same for the same bytes."""
+    """The upload parts of a large file; the same bytes always have the same parts."""
 
 
 class Digester:
-    """Takes bytes piece by piece. With `part_bytes` it keeps the checksums of parts of that size."""
+    """Digests bytes piece by piece. With `part_bytes`, keeps the checksum of each part of that size."""
 
     def __init__(self, *, part_bytes: int | None = None) -> None:
         self._blake3 = blake3()
@@ -42,10 +42,10 @@ class Digester:
         self._part_crc = 0
         self._part_size_bytes = 0
         self._parts: list[tuple[int, int]] = []
-        """Checksum and size of those that are complete."""
+        """Checksum and size in bytes of each complete part."""
 
     def update(self, piece: bytes | memoryview) -> None:
-        """Add the next bytes."""
+        """Add the next bytes to the digests."""
         self._blake3.update(piece)
         self._size_bytes += len(piece)
         view = memoryview(piece)
@@ -60,7 +60,7 @@ class Digester:
 
     @property
     def digest(self) -> FileDigest:
-        """Of everything added so far."""
+        """Return the digest of all bytes added so far."""
         found = [*self._parts, (self._part_crc, self._part_size_bytes)]
         parts = [(crc, size_bytes) for crc, size_bytes in found if size_bytes]
         whole = 0
@@ -77,20 +77,20 @@ def _encoded(crc: int) -> str:
 
 
 def digest_bytes(data: bytes) -> FileDigest:
-    """Of bytes in memory."""
+    """Return the digest of bytes in memory."""
     digester = Digester()
     digester.update(data)
     return digester.digest
 
 
 def hash_file(path: Path, *, cancel: CancelEvent | None = None) -> FileDigest:
-    """Of the file at `path`; symlinks are followed.
+    """Return the digest of the file at `path`, following symlinks.
 
-    Raises FileChanged if it is written, replaced or removed meanwhile, TransferError if it cannot be read,
+    Raises FileChanged if the file is written, replaced or removed meanwhile, TransferError if it cannot be read,
     TransferCanceled.
     """
     try:
-        # non-blocking: opening a FIFO would otherwise wait for a writer
+        # Non-blocking, because opening a FIFO would otherwise wait for a writer.
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
         try:
             before = os.fstat(descriptor)

@@ -1,4 +1,4 @@
-"""Local files of transfers: destinations that stay in their directory, writes that are all or nothing."""
+"""Local files of transfers: destinations that cannot leave their directory, all-or-nothing writes."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ MAX_NAME_BYTES = 255
 
 @contextmanager
 def local_errors(what: str) -> Iterator[None]:
-    """Turn OSErrors of local files into DiskFull or TransferError, so that they never pass for network trouble."""
+    """Convert OSErrors of local files to DiskFull or TransferError, because a retry would not repair them."""
     try:
         yield
     except OSError as error:
@@ -25,9 +25,10 @@ def local_errors(what: str) -> Iterator[None]:
 
 
 def safe_destination(root: Path, relative: str) -> Path:
-    """Where `relative` (a '/'-separated path from elsewhere) lies below `root`; its directories are made.
+    """Return the path of `relative` ('/'-separated, from an untrusted source) below `root`, and make its directories.
 
-    Raises UnsafePath if it has '..' or the like, or if a directory on the way is a symlink, which could lead outside.
+    Raises UnsafePath if `relative` contains '..' or the like, or if a directory on the way is a symlink, because a
+    symlink can lead outside of `root`.
     """
     problem = path_problem(relative)
     if problem:
@@ -52,7 +53,7 @@ def safe_destination(root: Path, relative: str) -> Path:
 
 
 class StagedFile:
-    """A file that is written aside and appears under its name complete or not at all."""
+    """A file written under a temporary name; it gets its own name complete or not at all."""
 
     def __init__(self, destination: Path, *, fsync: bool) -> None:
         self._destination = destination
@@ -67,23 +68,23 @@ class StagedFile:
         return self
 
     def write(self, piece: memoryview) -> None:
-        """Append."""
+        """Append the bytes of `piece`."""
         with local_errors(f"writing {self._destination}"):
             while piece:
                 piece = piece[os.write(self._descriptor, piece) :]
 
     def commit(self) -> None:
-        """Give the file its name. With `fsync` its bytes are on the disk first."""
+        """Rename the file to its destination. With `fsync`, after its bytes are on the disk."""
         with local_errors(f"writing {self._destination}"):
             if self._fsync:
                 os.fsync(self._descriptor)
-            # close before the rename: some file systems report a full disk only here
+            # Close before the rename, because some file systems report a full disk only at close.
             descriptor, self._descriptor = self._descriptor, -1
             os.close(descriptor)
             self._aside.replace(self._destination)
 
     def __exit__(self, *exception: object) -> None:
-        """Remove what was not committed."""
+        """Remove the temporary file unless it was committed."""
         with local_errors(f"cleaning up after {self._destination}"):
             if self._descriptor >= 0:
                 os.close(self._descriptor)
@@ -91,7 +92,7 @@ class StagedFile:
 
 
 def write_whole(destination: Path, data: bytes) -> None:
-    """Write a file completely or not at all; one that is there is replaced. Raises DiskFull or TransferError."""
+    """Write or replace a file, completely or not at all. Raises DiskFull or TransferError."""
     with StagedFile(destination, fsync=False) as file:
         file.write(memoryview(data))
         file.commit()

@@ -1,4 +1,4 @@
-"""The object store's answers: what they mean, their bodies piece by piece, whether a range is the one asked for."""
+"""Answers of S3 and compatible stores: their meaning, their bodies piece by piece, the ranges they contain."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Pace(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class RefusedRequest:
-    """A request that was answered with 300 or more, and that answer. `name` stands for the object in messages."""
+    """A request with its answer of 300 or more. `name` is the object's name in messages."""
 
     name: str
     method: str
@@ -55,31 +55,31 @@ class RefusedRequest:
 
 
 def judge_refusal(refused: RefusedRequest) -> Failure | TransferError:
-    """A Failure if it may pass by itself, else the error to raise."""
+    """Return a Failure if a repetition may succeed, else the error to raise."""
     name, method, status = refused.name, refused.method, refused.status
     code, message = _code_and_message(refused.body)
-    said = f"{status} {code or ''} {message or ''}".strip()
+    summary = f"{status} {code or ''} {message or ''}".strip()
     retry_after_s = parse_retry_after(refused.retry_after, date=refused.date)
     passing = status in RETRIED_STATUSES or code in _PASSING_CODES
     if passing or (status == 409 and method == "PUT"):
-        # 409 on a create-only PUT: another upload of the same object was under way
+        # 409 on a create-only PUT: another upload of the same object is in progress.
         overload = status in (429, 503) or code in _OVERLOAD_CODES
-        return Failure(reason=said, status=503, code=code, retry_after_s=retry_after_s, overload=overload)
+        return Failure(reason=summary, status=503, code=code, retry_after_s=retry_after_s, overload=overload)
     if code in _DIGEST_CODES:
-        return ChecksumMismatch(f"{name}: the store received other bytes than declared ({said})")
-    if status in (400, 401, 403) and (code in _EXPIRED_CODES or "expired" in said.lower()):
-        return UrlExpired(f"{name}: the presigned URL has run out ({said})")
+        return ChecksumMismatch(f"{name}: the store received other bytes than declared ({summary})")
+    if status in (400, 401, 403) and (code in _EXPIRED_CODES or "expired" in summary.lower()):
+        return UrlExpired(f"{name}: the presigned URL has run out ({summary})")
     if status == 403 and _ran_out(refused.url, refused.date):
-        return UrlExpired(f"{name}: the presigned URL has run out ({said})")
+        return UrlExpired(f"{name}: the presigned URL has run out ({summary})")
     if status == 412:
-        # the version that the URL was to replace is gone, or our own unanswered try has replaced it
-        return UrlExpired(f"{name}: the object has changed since the URL was made ({said})")
+        # The version that the URL may replace is gone; our own unanswered try may have replaced it.
+        return UrlExpired(f"{name}: the object has changed since the URL was made ({summary})")
     if code == "NoSuchUpload":
-        # an upload in parts that somebody else has completed, or a lifecycle rule has ended
-        return UrlExpired(f"{name}: the upload that the URL is for has ended ({said})")
+        # Another client has completed the multipart upload, or a lifecycle rule has ended it.
+        return UrlExpired(f"{name}: the upload that the URL is for has ended ({summary})")
     if status == 404 and method == "GET":
-        return ObjectMissing(f"{name}: not in the store ({said})")
-    return TransferError(f"{name}: the store refused the {method} ({said})")
+        return ObjectMissing(f"{name}: not in the store ({summary})")
+    return TransferError(f"{name}: the store refused the {method} ({summary})")
 
 
 def _code_and_message(body: bytes) -> tuple[str | None, str | None]:
@@ -90,7 +90,7 @@ def _code_and_message(body: bytes) -> tuple[str | None, str | None]:
 
 
 def url_life_s(url: str) -> int | None:
-    """For how many seconds a presigned URL was made; None if it does not say."""
+    """Return the lifetime of a presigned URL in seconds; None if the URL does not contain it."""
     try:
         return int(parse_qs(urlsplit(url).query)["X-Amz-Expires"][0])
     except (KeyError, ValueError):
@@ -98,18 +98,18 @@ def url_life_s(url: str) -> int | None:
 
 
 def _ran_out(url: str, date: str | None) -> bool:
-    """True if by the store's own clock the URL's time is over: not every store says so in its answer."""
+    """Return True if the URL has expired by the store's clock. Not every store names that reason in its answer."""
     query = parse_qs(urlsplit(url).query)
     try:
         signed_at = datetime.strptime(query["X-Amz-Date"][0], "%Y%m%dT%H%M%SZ").replace(tzinfo=UTC)
         life = timedelta(seconds=int(query["X-Amz-Expires"][0]))
         return date is not None and parsedate_to_datetime(date) >= signed_at + life
     except (KeyError, ValueError, TypeError, OverflowError):
-        return False  # not an AWS-style URL, or a Date without a zone, or numbers beyond all bounds
+        return False  # No AWS-style URL, a Date without a zone, or numbers out of bounds.
 
 
 def require_success(response: HTTPResponse, *, name: str, method: str, url: str) -> None:
-    """Raise what the answer means unless it is a success (S3 says 200; look-alikes 201 or 204 to a PUT)."""
+    """Raise the error of an answer unless it is a success (200 of S3; 201 or 204 to a PUT of compatible stores)."""
     if response.status in (200, 201, 204):
         return
     outcome = judge_refusal(
@@ -129,12 +129,12 @@ def require_success(response: HTTPResponse, *, name: str, method: str, url: str)
 
 
 def read_to_end(response: HTTPResponse) -> None:
-    """What is left of a short answer, so that the connection can be used again."""
+    """Read the rest of a short answer, so that the connection can be reused."""
     response.read(MAX_ERROR_BYTES)
 
 
 def pieces(response: HTTPResponse, pace: Pace) -> Iterator[memoryview]:
-    """The body, piece by piece (valid until the next one). BrokenConnection if it is shorter than announced."""
+    """Yield the body's pieces, each valid until the next one. Raises BrokenConnection if bytes are missing."""
     view = memoryview(bytearray(CHUNK_BYTES))
     announced = response.length
     received = 0
@@ -147,14 +147,14 @@ def pieces(response: HTTPResponse, pace: Pace) -> Iterator[memoryview]:
 
 
 def range_headers(offset: int, end: int, object_bytes: int) -> dict[str, str]:
-    """What asks for the bytes from `offset` up to `end`; nothing when that is the whole object."""
+    """Return the Range header for the bytes from `offset` up to `end`; no header for the whole object."""
     return {} if (offset, end) == (0, object_bytes) else {"Range": f"bytes={offset}-{end - 1}"}
 
 
 def begins_at(response: HTTPResponse, *, name: str, url: str, offset: int, end: int, object_bytes: int) -> int:
-    """Where in the object the body begins: at `offset`, or at 0 if the store sends all of it.
+    """Return the offset in the object at which the body begins: `offset`, or 0 if the store sends the whole object.
 
-    Raises ChecksumMismatch for any other part of any other object, and what a refusal means.
+    Raises ChecksumMismatch for another range or an object of another size, and the error of a refusal.
     """
     if response.status == 416:
         raise ChecksumMismatch(f"{name}: has fewer than the {end} bytes that it should have")
@@ -175,7 +175,7 @@ def begins_at(response: HTTPResponse, *, name: str, url: str, offset: int, end: 
 
 
 def skip(response: HTTPResponse, size_bytes: int, pace: Pace) -> None:
-    """Leave out the next bytes of the body. They do not count as moved, but the cap counts them."""
+    """Discard the next bytes of the body. They count for the bandwidth cap, not for the progress."""
     view = memoryview(bytearray(CHUNK_BYTES))
     while size_bytes:
         got = response.readinto(view[: pace.allow(min(size_bytes, CHUNK_BYTES))])
@@ -186,6 +186,6 @@ def skip(response: HTTPResponse, size_bytes: int, pace: Pace) -> None:
 
 
 def require_end(response: HTTPResponse, *, name: str) -> None:
-    """Without a length only the end of the connection tells: ChecksumMismatch if more follows."""
+    """Raise ChecksumMismatch if more bytes follow. Without a length, only the end of the connection ends the body."""
     if response.length is None and response.read(1):
         raise ChecksumMismatch(f"{name}: the store sends more bytes than were asked for")

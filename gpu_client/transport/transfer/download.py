@@ -17,7 +17,7 @@ from gpu_client.transport.net.connections import BrokenConnection, Connections
 from gpu_client.transport.net.digests import Digester, FileDigest
 from gpu_client.transport.net.files import CHUNK_BYTES, StagedFile, safe_destination
 from gpu_client.transport.net.s3_responses import begins_at, pieces, range_headers, require_end, require_success, skip
-from gpu_client.transport.transfer.parted_file import Part, PartedFile
+from gpu_client.transport.transfer.parted_file import FilePart, PartedFile
 from gpu_client.transport.transfer.retry import TransferRetry
 from gpu_client.transport.transfer.transfer_requests import Download, RangeDownload
 
@@ -27,11 +27,11 @@ _TRAFFIC: Traffic = "data"
 
 MAX_READ_BYTES = 4 * 1024 * 1024
 READ_S = 0.05
-"""Of a range as much is read at once as comes in about so long: progress is told behind it, and each read costs."""
+"""Target duration of one read of a range: longer reads delay the progress, shorter ones cost more calls."""
 
 
 class Downloads:
-    """Does one download, part or range at a time, in whichever thread calls."""
+    """Performs one download, part or range at a time, in the calling thread."""
 
     def __init__(
         self,
@@ -48,7 +48,7 @@ class Downloads:
         self._buffers = buffers
 
     def whole(self, item: Download, flight: Flight, meter: Meter) -> None:
-        """By one connection, verified while it arrives."""
+        """Fetch a whole object by one connection, verified while it arrives."""
         destination = safe_destination(item.root, item.path)
         size_bytes = self._tries.twice_if_altered(
             item.name, flight, self._channel, lambda: self._whole_once(item, destination, flight, meter)
@@ -74,7 +74,7 @@ class Downloads:
                     if digester:
                         digester.update(piece)
                 if item.size_bytes is not None and size_bytes < item.size_bytes:
-                    # without Content-Length the end of the connection is the only end there is
+                    # Without Content-Length only the end of the connection ends the body.
                     raise BrokenConnection(f"ended after {size_bytes} of {item.size_bytes} bytes")
                 if digester:
                     _verify(item, digester.digest)
@@ -82,8 +82,8 @@ class Downloads:
                 file.commit()
         return size_bytes
 
-    def part(self, file: PartedFile, part: Part, flight: Flight, meter: Meter) -> None:
-        """One part of a file; the last to arrive verifies all of it and gives the file its name."""
+    def part(self, file: PartedFile, part: FilePart, flight: Flight, meter: Meter) -> None:
+        """Fetch one part of a file. The last part to arrive verifies and completes the file."""
         if file.spoiled is None and part.reached < part.end:
             file.make()
             try:
@@ -95,7 +95,7 @@ class Downloads:
         if file.finish(part):
             self._complete(file, flight, meter)
 
-    def _part_once(self, file: PartedFile, part: Part, flight: Flight, meter: Meter) -> None:
+    def _part_once(self, file: PartedFile, part: FilePart, flight: Flight, meter: Meter) -> None:
         item = file.item
         headers = range_headers(part.reached, part.end, file.size_bytes)
         with (
@@ -111,7 +111,7 @@ class Downloads:
                 object_bytes=file.size_bytes,
             )
             if begin != part.reached:
-                raise ChecksumMismatch(f"{item.name}: the store does not send parts of objects")
+                raise ChecksumMismatch(f"{item.name}: the store ignores the Range header of a GET")
             file.pin(response.headers.get("ETag"))
             for piece in pieces(response, flow):
                 if len(piece) > part.end - part.reached:
@@ -148,9 +148,9 @@ class Downloads:
         self._stats.add(downloaded_objects=1, downloaded_bytes=size_bytes)
 
     def range(self, item: RangeDownload, flight: Flight, meter: Meter) -> None:
-        """Some bytes of an object, handed to whoever wants them."""
+        """Fetch a range and pass it to `item.deliver`."""
         with self._buffers.buffer(min(item.size_bytes, item.piece_bytes or item.size_bytes), flight) as view:
-            arrived = _Arrived()
+            arrived = _RangeProgress()
 
             def once() -> None:
                 try:
@@ -168,9 +168,9 @@ class Downloads:
         self._stats.add(downloaded_ranges=1, downloaded_bytes=item.size_bytes)
 
     def _range_once(
-        self, item: RangeDownload, view: memoryview, arrived: _Arrived, flight: Flight, meter: Meter
+        self, item: RangeDownload, view: memoryview, arrived: _RangeProgress, flight: Flight, meter: Meter
     ) -> None:
-        """Go on behind what has arrived. The last piece is left in `view`: the connection is not needed for it."""
+        """Fetch the bytes that have not arrived. The last piece stays in `view`, delivered without a connection."""
         offset, end = item.offset + arrived.size_bytes, item.offset + item.size_bytes
         headers = range_headers(offset, end, item.object_bytes)
         with (
@@ -200,7 +200,7 @@ class Downloads:
                 require_end(response, name=item.name)
 
     def read(self, url: str, *, name: str, max_bytes: int, flight: Flight) -> bytes:
-        """A small object's bytes, ChecksumMismatch if there are more than `max_bytes`."""
+        """Return a small object's bytes. Raises ChecksumMismatch if the object has more than `max_bytes`."""
         return self._tries.until_done(
             name, flight, self._channel, lambda: self._read_once(url, name, max_bytes, flight)
         )
@@ -221,8 +221,8 @@ class Downloads:
 
 
 @dataclass
-class _Arrived:
-    """How much of a range has come, over all its tries, and how much of that was not delivered yet."""
+class _RangeProgress:
+    """Bytes of a range that have arrived in all its tries, and those of them not delivered yet."""
 
     size_bytes: int = 0
     waiting_bytes: int = 0
@@ -232,6 +232,6 @@ def _verify(item: Download, found: FileDigest) -> None:
     if item.crc64nvme is not None and found.crc64nvme != item.crc64nvme:
         raise ChecksumMismatch(f"{item.name}: CRC-64/NVME is {found.crc64nvme} instead of {item.crc64nvme}")
     if item.blake3 is not None and found.blake3 != item.blake3:
-        # The CRC is the store's own: what changed on the way would have changed it, too.
+        # The CRC matches the stored bytes, therefore the network did not alter them and the declared BLAKE3 is false.
         kind = ChecksumMismatch if item.crc64nvme is None else FalseDigest
         raise kind(f"{item.name}: BLAKE3 is {found.blake3} instead of {item.blake3}")

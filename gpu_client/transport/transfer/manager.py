@@ -1,8 +1,8 @@
-"""Moving objects by presigned URL: parallel, streamed, verified, tried again, stopped at once when told to.
+"""Transfers of objects by presigned URL: parallel, streamed, verified, repeated after failures, cancelable at once.
 
-Memory in flight is one small buffer for each connection, and a budget for ranges that are fetched to memory. Every
-failure is raised; when one object fails for good, the rest of its batch is stopped first. A PUT that breaks off starts
-again, so that large files go up in parts (`rounds`); a range, or a large download, goes on where it was.
+A transfer needs one small buffer for each connection, and a budget for ranges that are fetched to memory. Every failure
+is raised; if one object fails for good, the rest of its batch stops first. An interrupted PUT starts again, therefore
+large files are uploaded in parts (`upload_rounds`); an interrupted range or large download resumes.
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ __all__ = ["Download", "Progress", "RangeDownload", "Segment", "Transfer", "Tran
 DEFAULT_WORKERS = 4
 RANGES_BYTES = 256 * 1024**2
 _USED_WITHIN = 0.9
-"""Of the life of a URL: later no request is begun with it, which would only be refused."""
+"""Share of a URL's lifetime after which no request begins with it, because the store would refuse the request."""
 
 TRANSFER_POLICY = RetryPolicy(max_tries=8, budget_s=300.0, first_delay_s=0.5, max_delay_s=20.0)
-"""Here `budget_s` bounds the time spent waiting between tries, not the time that bytes take to move."""
+"""Here `budget_s` bounds the pauses between tries, not the time in which bytes move."""
 
 
 class TransferSpeed:
-    """Bytes per second while something was under way, lately; None before anything was measured."""
+    """Recent bytes per second while transfers were in progress; None before the first measurement."""
 
     def __init__(
         self, uploads: TransferChannel, downloads: TransferChannel, max_upload_bytes_per_s: float | None
@@ -53,20 +53,20 @@ class TransferSpeed:
         self._max_upload_bytes_per_s = max_upload_bytes_per_s
 
     def upload_bytes_per_s(self) -> float | None:
-        """Of all uploads together; before that is measured, what they are limited to."""
+        """Return the bytes per second of all uploads together; before a measurement, the cap."""
         measured = self._uploads.speed.bytes_per_s()
         return self._max_upload_bytes_per_s if measured is None else measured
 
     def download_bytes_per_s(self) -> float | None:
-        """Of all downloads together."""
+        """Return the bytes per second of all downloads together."""
         return self._downloads.speed.bytes_per_s()
 
 
 class Transfer:
     """Uploads and downloads. Safe from several threads; `pause`, `draw` and `clock` are for tests.
 
-    In each direction at most `workers` connections are used, as many of them as make it faster. Ranges take up to
-    `memory_bytes`. Raises of all methods: TransferError and its kinds, DiskFull, Unreachable (after all retries),
+    Each direction uses at most `workers` connections, and fewer if more do not raise the speed. Ranges use up to
+    `memory_bytes`. All methods raise TransferError and its kinds, DiskFull, Unreachable (after all retries),
     TransferCanceled.
     """
 
@@ -84,7 +84,7 @@ class Transfer:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         if workers < 1:
-            raise ValueError("at least one worker is needed")
+            raise ValueError(f"workers is {workers}, but must be at least 1")
         self.stats = TransferStats()
         self._connections = connections or Connections(max_idle=workers)
         self._buffers = BufferPool(memory_bytes)
@@ -100,7 +100,7 @@ class Transfer:
         self._unfinished: dict[Path, PartedFile] = {}
 
     def close(self) -> None:
-        """Close idle connections; what has arrived of unfinished files is removed."""
+        """Close idle connections and remove the parts of unfinished files."""
         self._connections.close()
         with self._lock:
             unfinished, self._unfinished = self._unfinished, {}
@@ -108,12 +108,12 @@ class Transfer:
             file.discard()
 
     def count_upload(self, size_bytes: int) -> None:
-        """Bytes that something else sends at once, a call of the API say: under a cap, uploads wait for them."""
+        """Count bytes that an API call has sent without waiting: under a cap, uploads wait for them."""
         if self._sending.cap is not None:
             self._sending.cap.spend(size_bytes)
 
     def wait(self, delay_s: float, cancel: CancelEvent | None = None) -> None:
-        """Before something is asked again. Raises TransferCanceled."""
+        """Pause for `delay_s` seconds before a repetition. Raises TransferCanceled."""
         event = cancel if cancel is not None else threading.Event()
         self._pause(event, delay_s)
         stop_if_set(event)
@@ -126,10 +126,10 @@ class Transfer:
         progress: Progress | None = None,
         stored: Callable[[Upload], object] | None = None,
     ) -> None:
-        """PUT all items, whose URLs are fresh. An object that is there already (412 to a create-only PUT) is a success.
+        """PUT all items, whose URLs are fresh. An object that exists already (412 to a create-only PUT) is a success.
 
-        UrlExpired leaves the other uploads under way to finish; ask for URLs of what is still missing. It is raised
-        before a URL runs out that was not used in time. `stored` hears of each item, from worker threads.
+        After UrlExpired the uploads in progress have finished; ask for URLs of the missing ones. UrlExpired is raised
+        before a URL expires that no request has used in time. `stored` is called with each item, in worker threads.
         """
         meter = Meter(progress)
         channel = self._sending
@@ -154,8 +154,8 @@ class Transfer:
     ) -> None:
         """GET all items. A file that exists under its name afterwards is complete and verified, also after an error.
 
-        UrlExpired leaves the other downloads under way to finish; ask for URLs of what does not exist yet. Objects
-        whose `size_bytes` is known and large are fetched in parts, by several connections at once.
+        After UrlExpired the downloads in progress have finished; ask for URLs of the missing ones. Objects whose
+        `size_bytes` is known and large are fetched in parts, by several connections at once.
         """
         meter = Meter(progress)
         files: list[PartedFile] = []
@@ -173,9 +173,9 @@ class Transfer:
     def fetch_ranges(
         self, items: Sequence[RangeDownload], *, cancel: CancelEvent | None = None, progress: Progress | None = None
     ) -> None:
-        """GET all ranges and deliver each, in any order, several at a time.
+        """GET all ranges and deliver each, in any order, several at the same time.
 
-        UrlExpired leaves the other ranges under way to finish; ask for URLs of what was not delivered.
+        After UrlExpired the ranges in progress have been delivered; ask for URLs of the others.
         """
         meter = Meter(progress)
         try:
@@ -184,7 +184,7 @@ class Transfer:
             self._buffers.clear()
 
     def read(self, url: str, *, name: str, max_bytes: int, cancel: CancelEvent | None = None) -> bytes:
-        """A small object's bytes. ChecksumMismatch if it has more than `max_bytes`: it cannot be what it should be."""
+        """Return a small object's bytes. Raises ChecksumMismatch if the object has more than `max_bytes`."""
         found: list[bytes] = []
 
         def fetch(_: str, flight: Flight) -> None:
@@ -199,7 +199,7 @@ class Transfer:
 
     @contextmanager
     def _parted(self, files: list[PartedFile]) -> Iterator[None]:
-        """Afterwards none of the files is open: complete, kept because URLs have run out, or gone."""
+        """Close all files afterwards: each is complete, parked because its URLs have expired, or removed."""
         expired = False
         try:
             yield
@@ -227,4 +227,4 @@ class Transfer:
 
 
 _Piece = Callable[[Flight], None]
-"""What one thread does in one go."""
+"""The work that a thread does without giving up its connection slot."""

@@ -1,7 +1,7 @@
-"""One large file that is fetched in parts, by several connections at once, into its place.
+"""One large file that several connections fetch in parts at once.
 
-It gets its name when all of it is there and verified. When URLs run out in between, what has arrived stays beside its
-place and the next download of the same object goes on from there, as long as the process lives.
+The file gets its name after all parts have arrived and are verified. If URLs expire before, the parts stay in a
+temporary file, and the next download of the same object by the same process resumes from them.
 """
 
 from __future__ import annotations
@@ -21,38 +21,38 @@ from gpu_client.transport.net.files import local_errors
 from gpu_client.transport.transfer.transfer_requests import Download
 
 PARTS_FROM_BYTES = 32 * 1024**2
-"""Smaller objects are fetched by one connection."""
+"""Least size of an object that is fetched in parts."""
 
 _LEAST_PART_BYTES = 8 * 1024**2
 _MOST_PARTS = 12
-"""Few and large: a part whose request began in time arrives although its URL runs out meanwhile, so that even the
-slowest line gets through in a few rounds of URLs."""
+"""Few and large parts, because a part whose request began in time arrives although its URL expires meanwhile: even the
+slowest line needs few rounds of URLs."""
 
 
-class Part:
-    """The bytes from `offset` up to `end`; those before `reached` have arrived."""
+class FilePart:
+    """The bytes from `offset` up to `end`; the bytes before `reached` have arrived."""
 
     def __init__(self, offset: int, end: int) -> None:
         self.offset = self.reached = offset
         self.end = end
 
 
-def parts_of(size_bytes: int) -> list[Part]:
-    """The parts of an object, in order."""
+def parts_of(size_bytes: int) -> list[FilePart]:
+    """Return the parts of an object of `size_bytes`, in order."""
     part_bytes = max(_LEAST_PART_BYTES, -(-size_bytes // _MOST_PARTS))
-    return [Part(offset, min(size_bytes, offset + part_bytes)) for offset in range(0, size_bytes, part_bytes)]
+    return [FilePart(offset, min(size_bytes, offset + part_bytes)) for offset in range(0, size_bytes, part_bytes)]
 
 
 class PartedFile:
-    """Where the parts of one download go. Safe from several threads."""
+    """The destination of one download's parts. Safe from several threads."""
 
     def __init__(self, item: Download, destination: Path, size_bytes: int) -> None:
-        """Nothing is made yet: a batch may have more files than a process may have open."""
+        """Make no file yet, because a batch may have more files than a process may have open."""
         self.item = item
         self.size_bytes = size_bytes
-        self.parts: Sequence[Part] = parts_of(size_bytes)
+        self.parts: Sequence[FilePart] = parts_of(size_bytes)
         self.spoiled: ChecksumMismatch | None = None
-        """Set when the parts cannot be those of one object: then it has to be fetched as a whole."""
+        """Set if the parts cannot belong to one object; the download then fetches the object as a whole."""
         self.complete = False
         self.destination = destination
         self._aside = destination.with_name(f".{secrets.token_hex(8)}.part")
@@ -61,10 +61,10 @@ class PartedFile:
         self._closed = False
         self._descriptor = -1
         self._etag: str | None = None
-        self._left: set[Part] = set()
+        self._left: set[FilePart] = set()
 
     def make(self) -> None:
-        """Make the file, with all of its space, unless that is done. TransferCanceled if it was given up meanwhile."""
+        """Create the file with all of its space, unless it exists. Raises TransferCanceled if the file is closed."""
         with self._lock, local_errors(f"creating {self.destination}"):
             if self._closed:
                 raise TransferCanceled("the batch has ended")
@@ -73,16 +73,16 @@ class PartedFile:
                 self._descriptor = os.open(self._aside, flags, 0o666)
                 _allocate(self._descriptor, self.size_bytes)
 
-    def begin(self) -> list[Part]:
-        """The parts that have not arrived."""
+    def begin(self) -> list[FilePart]:
+        """Return the parts that have not arrived, or the last part if all have."""
         left = [part for part in self.parts if part.reached < part.end]
-        self._left = set(left) or {self.parts[-1]}  # somebody has to complete it
+        self._left = set(left) or {self.parts[-1]}  # One part has to complete the file.
         return [part for part in self.parts if part in self._left]
 
     def pin(self, etag: str | None) -> None:
-        """Say which version of the object a part is of: ChecksumMismatch if it is another than that of the others.
+        """Record the version (ETag) of a part's object. Raises ChecksumMismatch if another part has another version.
 
-        Where digests are promised they tell too.
+        An answer without ETag is accepted if the download has digests, because they detect mixed versions too.
         """
         with self._lock:
             if etag is None and not (self.item.blake3 or self.item.crc64nvme):
@@ -91,8 +91,8 @@ class PartedFile:
                 raise ChecksumMismatch(f"{self.item.name}: was replaced while it was fetched")
             self._etag = self._etag or etag
 
-    def write(self, part: Part, piece: memoryview) -> None:
-        """The next bytes of a part. TransferCanceled if the file was given up meanwhile."""
+    def write(self, part: FilePart, piece: memoryview) -> None:
+        """Write the next bytes of a part. Raises TransferCanceled after the file is closed."""
         with self._used():
             while piece:
                 written = os.pwrite(self._descriptor, piece, part.reached)
@@ -111,14 +111,14 @@ class PartedFile:
         finally:
             self._done_with()
 
-    def finish(self, part: Part) -> bool:
-        """`part` has arrived, or is not needed any more; true for the last one."""
+    def finish(self, part: FilePart) -> bool:
+        """Mark `part` as arrived or no longer needed; return True for the last part."""
         with self._lock:
             self._left.discard(part)
             return not self._left
 
     def digest(self, cancel: CancelEvent) -> FileDigest:
-        """Of all that has arrived."""
+        """Return the digest of the whole file."""
         digester = Digester()
         view = memoryview(bytearray(READ_BYTES))
         offset = 0
@@ -130,7 +130,7 @@ class PartedFile:
         return digester.digest
 
     def commit(self) -> None:
-        """Give the file its name. With `fsync` its bytes are on the disk first."""
+        """Rename the file to its destination. With `fsync`, after its bytes are on the disk."""
         with local_errors(f"writing {self.destination}"):
             if self.item.fsync:
                 os.fsync(self._descriptor)
@@ -139,12 +139,12 @@ class PartedFile:
         self.complete = True
 
     def park(self) -> None:
-        """Keep what has arrived, without holding the file open."""
+        """Close the file and keep its parts."""
         with local_errors(f"writing {self.destination}"):
             self._close()
 
     def resume(self, item: Download) -> bool:
-        """Go on with fresh URLs; False if that cannot be: another object is meant, or the file is gone."""
+        """Reopen the file for fresh URLs; return False if `item` is another object or the file is gone."""
         promised = (item.name, item.size_bytes, item.blake3, item.crc64nvme)
         ours = (self.item.name, self.item.size_bytes, self.item.blake3, self.item.crc64nvme)
         if promised != ours or self.spoiled or self._using:
@@ -159,13 +159,13 @@ class PartedFile:
         return True
 
     def discard(self) -> None:
-        """Remove it unless it has its name."""
+        """Remove the temporary file, if it exists."""
         with local_errors(f"cleaning up after {self.destination}"):
             self._close()
             self._aside.unlink(missing_ok=True)
 
     def _close(self) -> None:
-        """No thread that is late may write to a descriptor that belongs to another file by then."""
+        """Close after the last user, because a late thread must not write to a descriptor that another file reuses."""
         with self._lock:
             if self._closed:
                 return
@@ -182,10 +182,10 @@ class PartedFile:
 
 
 def _allocate(descriptor: int, size_bytes: int) -> None:
-    """Take the space now, so that a full disk is noticed before anything is fetched."""
+    """Allocate the space, so that a full disk fails before the first byte is fetched."""
     try:
         os.posix_fallocate(descriptor, 0, size_bytes)
     except (AttributeError, OSError) as error:
         if isinstance(error, OSError) and error.errno not in (errno.EINVAL, errno.EOPNOTSUPP):
             raise
-        os.ftruncate(descriptor, size_bytes)  # a file system, or a kernel, that cannot
+        os.ftruncate(descriptor, size_bytes)  # The file system or the kernel does not support allocation.

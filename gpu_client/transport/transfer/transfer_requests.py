@@ -1,4 +1,4 @@
-"""What is moved: uploads, downloads to files, ranges fetched into memory. Names stand for objects in messages."""
+"""Requests of transfers: uploads, downloads to files, ranges to memory. `name` is the object's name in messages."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from gpu_client.transport.limits.bandwidth import Traffic
 
 @dataclass(frozen=True)
 class Segment:
-    """A piece of a local file."""
+    """A range of a local file."""
 
     path: Path
     offset: int
@@ -20,7 +20,7 @@ class Segment:
 
 @dataclass(frozen=True, kw_only=True)
 class Upload:
-    """One PUT of the segments, one behind the other. `headers` are signed: they are sent exactly as given."""
+    """One PUT of the segments, one after the other. `headers` are signed, therefore they are sent exactly as given."""
 
     name: str
     segments: tuple[Segment, ...]
@@ -29,9 +29,9 @@ class Upload:
     headers: Mapping[str, str]
     traffic: Traffic = "checkpoint"
     file_bytes: int | None = None
-    """How many bytes the file has that the segments are of: one that has grown meanwhile is not sent."""
+    """Size of the segments' file, checked before sending, so that a file that has grown is not sent."""
     part: bool = False
-    """True if it is one part of an object, which is there when somebody puts its parts together."""
+    """True for one part of a multipart upload; the object exists after the control plane has joined its parts."""
 
     def __post_init__(self) -> None:
         if sum(segment.size_bytes for segment in self.segments) != self.size_bytes:
@@ -48,7 +48,7 @@ class Upload:
         headers: Mapping[str, str],
         traffic: Traffic = "checkpoint",
     ) -> Upload:
-        """Of one whole file."""
+        """Make the upload of a whole file."""
         segments = (Segment(path, 0, size_bytes),)
         return cls(
             name=name,
@@ -63,9 +63,9 @@ class Upload:
 
 @dataclass(frozen=True, kw_only=True)
 class Download:
-    """One object to the file `path` below `root`. What is given of size and digests is verified before it appears.
+    """One object to the file `path` below `root`. Given size and digests are verified before the file appears.
 
-    `fsync` can be left out where a crash of the machine loses the directory anyway.
+    `fsync=False` suits directories that a crash of the machine loses anyway.
     """
 
     name: str
@@ -84,12 +84,12 @@ def _nothing() -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class RangeDownload:
-    """Some bytes of an object of `object_bytes`, to memory.
+    """A range of an object of `object_bytes`, to memory.
 
-    `deliver` is called in a worker thread with the bytes in order, `piece_bytes` at a time (None: all at once), which
-    are valid until it returns; before the first of them `begin` is called. If `deliver` raises ChecksumMismatch, the
-    bytes come once more from the first one on; what it raises then, or else, ends the batch. It raises no OSError:
-    between pieces that would be taken for one of the connection.
+    `deliver` is called in a worker thread with the bytes in order, `piece_bytes` at a time (None: all at once); each
+    piece is valid until `deliver` returns. `begin` is called before the first piece. If `deliver` raises
+    ChecksumMismatch, the range is fetched once more from its first byte; a second one, and every other exception, ends
+    the batch. `deliver` must not raise OSError, because the transfer would treat it as a failure of the connection.
     """
 
     name: str

@@ -1,4 +1,4 @@
-"""PUTs by presigned URL: segments of local files, sent one behind the other by one buffer."""
+"""PUTs by presigned URL: segments of local files, sent one after the other through one buffer."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from gpu_client.transport.transfer.transfer_requests import Segment, Upload
 
 
 class Uploads:
-    """Does one upload at a time, in whichever thread calls."""
+    """Performs one upload at a time, in the calling thread."""
 
     def __init__(
         self,
@@ -38,7 +38,7 @@ class Uploads:
         self._clock = clock
 
     def put(self, item: Upload, flight: Flight, meter: Meter, *, begin_by: float | None = None) -> None:
-        """Until it is stored, or turns out to be stored already. UrlExpired instead of a try after `begin_by`."""
+        """PUT `item` until the store has it. Raises UrlExpired for a try that would begin after `begin_by` (s)."""
 
         def once() -> bool:
             if begin_by is not None and self._clock() >= begin_by:
@@ -54,7 +54,7 @@ class Uploads:
             self._stats.add(already_stored_objects=1)
 
     def _put_once(self, item: Upload, flight: Flight, meter: Meter) -> bool:
-        """True if stored, False if it was there."""
+        """PUT once; return True if the object was uploaded, False if it already existed."""
         headers = {name: value for name, value in item.headers.items() if name.lower() != "content-length"}
         headers["Content-Length"] = str(item.size_bytes)
         with self._channel.attempt(flight, meter, self._stats, item.traffic) as flow:
@@ -74,7 +74,7 @@ class Uploads:
 def send_segments(
     sock: socket.socket, segments: Sequence[Segment], flow: Flow, *, file_bytes: int | None = None
 ) -> None:
-    """Send the segments' bytes. `file_bytes`: how many bytes the file that they are of must have.
+    """Send the segments' bytes. `file_bytes`: the size that the segments' file must still have.
 
     Raises FileChanged if a file is gone or too short, TransferError if it cannot be read, OSError of the socket.
     """
@@ -98,7 +98,7 @@ def send_segments(
 
 
 class _Files:
-    """The file that is being sent; one at a time is open."""
+    """Opens the segments' files, one at a time."""
 
     def __init__(self, file_bytes: int | None) -> None:
         self._file_bytes = file_bytes
@@ -107,12 +107,12 @@ class _Files:
         self._size_bytes = 0
 
     def descriptor(self, segment: Segment) -> int:
-        """Of the segment's file, which has the segment's bytes."""
+        """Return a descriptor of the segment's file. Raises FileChanged if the file lacks the segment's bytes."""
         if segment.path != self._path:
             self._close()
             with local_errors(f"reading {segment.path}"):
                 try:
-                    # non-blocking: opening a FIFO would otherwise wait for a writer
+                    # Non-blocking, because opening a FIFO would otherwise wait for a writer.
                     self._descriptor = os.open(segment.path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
                 except FileNotFoundError as error:
                     raise FileChanged(f"{segment.path} does not exist (any more)") from error
@@ -136,7 +136,7 @@ class _Files:
 
 
 def changed(segment: Segment) -> FileChanged:
-    """The file has not the bytes that were declared."""
+    """Return the error for a file that lacks the declared bytes."""
     return FileChanged(f"{segment.path} has no longer the bytes that were declared")
 
 
@@ -149,7 +149,7 @@ def _send_all(sock: socket.socket, piece: memoryview, flow: Flow) -> None:
 
 
 def _joined(segments: Iterable[Segment]) -> Iterator[Segment]:
-    """The same bytes in as few segments as can be."""
+    """Yield the same bytes in as few segments as possible."""
     last: Segment | None = None
     for segment in segments:
         if last is not None and (segment.path, segment.offset) == (last.path, last.offset + last.size_bytes):

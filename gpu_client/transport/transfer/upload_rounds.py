@@ -1,8 +1,8 @@
-"""Files to the object store, in as many rounds of URLs as it takes: ask, send what is missing, ask again.
+"""Uploads of files in as many rounds of URLs as needed: ask for URLs, send what is missing, ask again.
 
-A small file is one PUT. A large one goes up in parts, several at a time, and has to be asked for again when they are
-stored: that makes an object of them. What the store has is never sent again, whoever sent it: a process that was killed
-is followed by one that goes on.
+A small file is one PUT. A large file is sent in parts, several at once; the next request for its URLs lets the control
+plane join the stored parts to an object. Stored bytes are never sent again, also those of an earlier process: after a
+kill, the next process resumes.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ from gpu_client.transport.transfer.transfer_requests import Segment, Upload
 logger = logging.getLogger(__name__)
 
 MAX_FRUITLESS_ROUNDS = 4
-"""Rounds that brought nothing nearer before it is given up."""
+"""Consecutive rounds without progress before the upload fails."""
 
 _PAUSE_S = 1.0
 
 
 @dataclass(frozen=True)
 class LocalFile:
-    """What is to be stored: it must not change meanwhile."""
+    """A file to store; it must not change during the upload."""
 
     path: Path
     digest: FileDigest
@@ -41,7 +41,7 @@ class LocalFile:
 
 @dataclass(frozen=True, kw_only=True)
 class Target:
-    """Where to PUT the file of that name, or its part of that number."""
+    """The URL for the file `name`, or for its part number `part`."""
 
     name: str
     url: str
@@ -51,14 +51,14 @@ class Target:
 
 @dataclass(frozen=True)
 class Missing:
-    """What the control plane says is not stored. `pending` files, in parts, have to be asked for again in any case."""
+    """What the store lacks. `pending`: files in parts, which need another round after their parts are stored."""
 
     targets: Sequence[Target]
     pending: AbstractSet[str]
 
 
 Ask = Callable[[Sequence[str]], Missing]
-"""Names of files to what is missing of them."""
+"""Asks the control plane which of the named files are missing, with URLs."""
 
 
 def upload_in_rounds(
@@ -70,9 +70,9 @@ def upload_in_rounds(
     cancel: CancelEvent | None = None,
     progress: Progress | None = None,
 ) -> None:
-    """Until all files are stored. `progress` hears of every byte of them, also of those that were stored before.
+    """Upload files until all are stored. `progress` counts every byte, also those that were stored before.
 
-    Raises what `ask` and the transfer raise; UrlExpired or TransferError when rounds bring nothing nearer.
+    Raises what `ask` and the transfer raise; UrlExpired or TransferError after rounds without progress.
     """
     _Rounds(transfer, files, ask, traffic=traffic, cancel=cancel, progress=progress).run()
 
@@ -95,9 +95,9 @@ class _Rounds:
     cancel: CancelEvent | None
     progress: Progress | None
     stored: set[_Piece] = field(default_factory=set)
-    """Of those that were sent last."""
+    """Pieces that the current round has stored."""
     sent_bytes: Counter[str] = field(default_factory=Counter)
-    """Of each file, what had to be sent."""
+    """Bytes sent of each file."""
 
     def run(self) -> None:
         wanted = list(self.files)
@@ -118,7 +118,7 @@ class _Rounds:
             wanted = [name for name in wanted if name in missing.pending or name in unsent]
 
     def _send(self, uploads: Mapping[_Piece, Upload]) -> UrlExpired | None:
-        """What URLs have run out for is left to the next round."""
+        """Send one round; return UrlExpired if some URLs expired, whose pieces the next round sends."""
         pieces = {id(upload): piece for piece, upload in uploads.items()}
         self.stored.clear()
         try:
@@ -136,7 +136,7 @@ class _Rounds:
         return None
 
     def _finish(self, names: AbstractSet[str]) -> None:
-        """These are stored: what of them did not have to be sent counts as moved."""
+        """Count files as stored, and their bytes that an earlier process had sent as progress."""
         for name in names:
             size_bytes, sent_bytes = self.files[name].digest.size_bytes, self.sent_bytes[name]
             if self.progress is not None and size_bytes > sent_bytes:
@@ -146,14 +146,14 @@ class _Rounds:
 
     def _give_up_after(self, fruitless: int, expired: UrlExpired | None, wanted: Sequence[str]) -> None:
         if fruitless > MAX_FRUITLESS_ROUNDS:
-            raise expired or TransferError(f"{wanted[0]}: what was uploaded is still said to be missing")
-        logger.info("%s: nothing new is stored; asking again", wanted[0])
+            raise expired or TransferError(f"{wanted[0]}: uploaded, but the control plane still reports it as missing")
+        logger.info("%s: no progress in this round; asking for URLs again", wanted[0])
         self.transfer.wait(_PAUSE_S * fruitless, self.cancel)
 
     def _uploads(self, missing: Missing, wanted: Sequence[str]) -> dict[_Piece, Upload]:
         unknown = ({target.name for target in missing.targets} | missing.pending) - set(wanted)
         if unknown:
-            raise UnexpectedAnswer(f"upload: {min(unknown)!r} is asked for, which was not declared")
+            raise UnexpectedAnswer(f"upload: {min(unknown)!r} is requested by the control plane, but was not declared")
         return {_Piece(target.name, target.part): self._upload(target) for target in missing.targets}
 
     def _upload(self, target: Target) -> Upload:
@@ -170,7 +170,7 @@ class _Rounds:
         parts = file.digest.parts
         if parts is None or not 1 <= target.part <= len(parts.crc64nvme):
             raise UnexpectedAnswer(
-                f"upload: part {target.part} of {target.name!r} is asked for, which it does not have"
+                f"upload: part {target.part} of {target.name!r} is requested by the control plane, but does not exist"
             )
         offset, size_bytes = part_range(file.digest.size_bytes, parts.part_bytes, target.part)
         return Upload(

@@ -21,7 +21,7 @@ def test_a_buffer_is_reused_and_has_the_size_asked_for() -> None:
     with pool.buffer(900_000, NEVER) as second:
         assert len(second) == 900_000
         assert second.obj is memory
-    assert pool.held_bytes == MIB
+    assert pool.allocated_bytes == MIB
 
 
 def test_a_large_buffer_is_not_spent_on_a_small_range_while_there_is_room() -> None:
@@ -41,7 +41,7 @@ def test_many_threads_stay_within_the_budget() -> None:
         nonlocal most
         for number in range(50):
             with pool.buffer((seed * 7 + number) % 30 * 100_000 + 1, NEVER), lock:
-                most = max(most, pool.held_bytes)
+                most = max(most, pool.allocated_bytes)
 
     threads = [threading.Thread(target=work, args=(seed,)) for seed in range(6)]
     for thread in threads:
@@ -51,7 +51,7 @@ def test_many_threads_stay_within_the_budget() -> None:
         assert not thread.is_alive()
     assert 2 * MIB < most <= 4 * MIB
     pool.clear()
-    assert pool.held_bytes == 0
+    assert pool.allocated_bytes == 0
 
 
 def test_one_that_is_larger_than_the_budget_comes_alone_and_is_not_kept() -> None:
@@ -63,8 +63,8 @@ def test_one_that_is_larger_than_the_budget_comes_alone_and_is_not_kept() -> Non
             pass
     with pool.buffer(5 * MIB, NEVER) as view:
         assert len(view) == 5 * MIB
-        assert pool.held_bytes == 5 * MIB
-    assert pool.held_bytes == 0
+        assert pool.allocated_bytes == 5 * MIB
+    assert pool.allocated_bytes == 0
 
 
 def test_waiting_for_memory_ends_when_canceled() -> None:

@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from gpu_client.transport.limits.concurrency import EPOCH_S, FIRST, HOLD_EPOCHS, AdaptiveLimit
+from gpu_client.transport.limits.concurrency import COOLDOWN_EPOCHS, EPOCH_S, FIRST, AdaptiveLimit
 from tests.unit.transport.fake_line import Clock, run_line
 
 MB = 1e6
@@ -51,7 +51,7 @@ def test_a_line_that_gets_wider_is_noticed_after_a_while(clock: Clock) -> None:
     limit = AdaptiveLimit(16, clock=clock)
     run_line(limit, clock, 30, lambda _: 10 * MB)
     assert limit.allowed <= FIRST + 1
-    run_line(limit, clock, 3 * HOLD_EPOCHS * EPOCH_S, lambda count: count * 50 * MB)
+    run_line(limit, clock, 3 * COOLDOWN_EPOCHS * EPOCH_S, lambda count: count * 50 * MB)
     assert limit.allowed == 16
 
 
@@ -79,7 +79,7 @@ def test_after_slowing_down_it_waits_before_it_tries_more(clock: Clock) -> None:
         if limit.allowed > 8:
             limit.slow_down()
             refusals += 1
-    assert refusals <= 300 / HOLD_EPOCHS
+    assert refusals <= 300 / COOLDOWN_EPOCHS
     assert 4 <= limit.allowed <= 8
 
 

@@ -89,7 +89,7 @@ def test_ranges_arrive_and_are_counted(server: ScriptedServer, transfer: Transfe
     ]
     counts = transfer.stats.counts
     assert (counts.downloaded_ranges, counts.downloaded_bytes, counts.wasted_bytes) == (4, len(DATA), 0)
-    assert transfer._buffers.held_bytes == 0, "memory is given back at the end"
+    assert transfer._buffers.allocated_bytes == 0, "memory is given back at the end"
 
 
 def test_over_tls_too(tls: tuple[ssl.SSLContext, ssl.SSLContext], sink: Sink) -> None:
@@ -299,18 +299,18 @@ def test_a_wrong_piece_is_not_waited_behind(server: ScriptedServer, transfer: Tr
 def test_pieces_need_no_more_memory_than_one_of_them(server: ScriptedServer) -> None:
     server.objects = {"/o": DATA}
     transfer = Transfer(workers=1)
-    held_bytes: set[int] = set()
+    allocated_bytes: set[int] = set()
     sink = Sink(piece_bytes=262_144)
     item = sink.want(server, 0, len(DATA))
 
     def deliver(view: memoryview) -> None:
-        held_bytes.add(transfer._buffers.held_bytes)
+        allocated_bytes.add(transfer._buffers.allocated_bytes)
         item.deliver(view)
 
     transfer.fetch_ranges([RangeDownload(**{**vars(item), "deliver": deliver})])
     transfer.close()
     assert sink.complete([(0, len(DATA))])
-    assert held_bytes == {262_144}
+    assert allocated_bytes == {262_144}
 
 
 def test_wrong_bytes_at_their_source_stop_the_others(server: ScriptedServer, transfer: Transfer, sink: Sink) -> None:
@@ -386,7 +386,7 @@ def test_memory_stays_within_its_budget(server: ScriptedServer) -> None:
     def watched(item: RangeDownload) -> RangeDownload:
         def deliver(view: memoryview) -> None:
             nonlocal most
-            most = max(most, transfer._buffers.held_bytes)
+            most = max(most, transfer._buffers.allocated_bytes)
             item.deliver(view)
 
         return RangeDownload(**{**vars(item), "deliver": deliver})

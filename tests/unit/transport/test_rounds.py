@@ -322,7 +322,7 @@ def test_an_upload_that_somebody_else_has_ended_is_looked_at_again(plane: Plane,
 
 def test_what_is_never_put_together_is_given_up(plane: Plane, transfer: Transfer) -> None:
     plane.completes = False
-    with pytest.raises(TransferError, match="big: what was uploaded is still said to be missing"):
+    with pytest.raises(TransferError, match="big: uploaded, but the control plane still reports it as missing"):
         upload(plane, transfer)
     assert sent(plane) == ALL_ONCE
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gpu_client.transport.limits.channel import HALF_LIFE_S, LEAST_BYTES, Speed
+from gpu_client.transport.limits.channel import HALF_LIFE_S, LEAST_BYTES, SpeedMeter
 from tests.unit.transport.fake_line import Clock
 
 
@@ -13,7 +13,7 @@ def clock() -> Clock:
     return Clock()
 
 
-def move(speed: Speed, clock: Clock, seconds: int, bytes_per_s: int) -> None:
+def move(speed: SpeedMeter, clock: Clock, seconds: int, bytes_per_s: int) -> None:
     with speed.under_way():
         for _ in range(seconds):
             clock.advance(1)
@@ -21,7 +21,7 @@ def move(speed: Speed, clock: Clock, seconds: int, bytes_per_s: int) -> None:
 
 
 def test_nothing_is_known_before_enough_has_moved(clock: Clock) -> None:
-    speed = Speed(clock=clock)
+    speed = SpeedMeter(clock=clock)
     assert speed.bytes_per_s() is None
     move(speed, clock, 1, LEAST_BYTES - 1)
     assert speed.bytes_per_s() is None
@@ -30,7 +30,7 @@ def test_nothing_is_known_before_enough_has_moved(clock: Clock) -> None:
 
 
 def test_only_time_in_which_something_moves_counts(clock: Clock) -> None:
-    speed = Speed(clock=clock)
+    speed = SpeedMeter(clock=clock)
     for _ in range(5):
         move(speed, clock, 2, 8_000_000)
         clock.advance(3600)
@@ -38,7 +38,7 @@ def test_only_time_in_which_something_moves_counts(clock: Clock) -> None:
 
 
 def test_several_at_once_are_one_line(clock: Clock) -> None:
-    speed = Speed(clock=clock)
+    speed = SpeedMeter(clock=clock)
     with speed.under_way(), speed.under_way(), speed.under_way():
         clock.advance(2)
         for _ in range(3):
@@ -47,7 +47,7 @@ def test_several_at_once_are_one_line(clock: Clock) -> None:
 
 
 def test_what_is_long_ago_counts_less(clock: Clock) -> None:
-    speed = Speed(clock=clock)
+    speed = SpeedMeter(clock=clock)
     move(speed, clock, 100, 100_000_000)
     move(speed, clock, int(HALF_LIFE_S), 2_000_000)
     found = speed.bytes_per_s()
@@ -57,7 +57,7 @@ def test_what_is_long_ago_counts_less(clock: Clock) -> None:
 
 
 def test_a_stall_is_seen(clock: Clock) -> None:
-    speed = Speed(clock=clock)
+    speed = SpeedMeter(clock=clock)
     with speed.under_way():
         clock.advance(1)
         speed.moved(10_000_000)
