@@ -1,6 +1,7 @@
-"""The configuration of a Dreambooth job as a typed object: every parameter with its bounds, checked as a whole.
+"""Check the parameters of a Dreambooth job, one by one and as a whole.
 
-The first groups are the fields of the original orchestrator's job, with its defaults; the bounds are ours.
+The parameters of the original orchestrator's job keep its names and, but for the learning rate, its defaults; the
+bounds are Baton's.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 from gpu_client.training.dreambooth.errors import ConfigError
 
 PIXELS_PER_LATENT = 8
-"""Images are this many times larger than their latents in both directions."""
+"""Ratio of an image's side to the side of its latent."""
 
 Prompt = Annotated[str, Field(min_length=1, max_length=1024)]
 Steps = Annotated[int, Field(ge=1, le=10**7)]
@@ -25,41 +26,42 @@ Place = Annotated[str, Field(min_length=1, max_length=512)]
 
 
 class DreamboothConfig(BaseModel):
-    """The parameters of a Dreambooth LoRA training. A name that is not listed here is refused.
+    """The parameters of a Dreambooth LoRA training; any other name is refused.
 
-    The recipes `dreambooth-lora-sd` and `dreambooth-lora-sdxl` say the same for the control plane, which refuses at
-    submit what would be refused here; tests/unit/contract/test_recipe_dreambooth.py compares the two.
+    The recipes `dreambooth-lora-sd` and `dreambooth-lora-sdxl` repeat the bounds: a published version must
+    not change with this class, and the control plane, which refuses at submit, has no code of the training.
+    tests/unit/contract/test_recipe_dreambooth.py compares the newest versions with this class.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True)
 
     # What to learn.
     instance_prompt: Prompt
-    """Names the subject: `a photo of sks dog`. Of every image, unless use_captions."""
+    """Prompt that names the subject, such as `a photo of sks dog`; for every image, unless use_captions is set."""
     class_prompt: Prompt | None = None
-    """Names its class: `a photo of a dog`."""
+    """Prompt that names the subject's class, such as `a photo of a dog`."""
     instance_data_dir: str = "instance"
-    """Where the images lie, in the data directory. If it does not exist there, the data directory itself is meant."""
+    """Folder of the images in the data directory; the data directory itself, if the folder does not exist."""
     class_data_dir: str = "class"
-    """Where images of the class lie, in the data directory, if there are any: what is missing is generated."""
+    """Folder of the class images in the data directory; the training generates the missing ones."""
 
     # The base model.
     pretrained_model_name_or_path: Place = "stabilityai/stable-diffusion-xl-base-1.0"
     """A directory (also one in the data directory) in the format of diffusers, or a name on the hub."""
     pretrained_vae_model_name_or_path: Place | None = None
-    """A VAE to use instead of the base model's."""
+    """VAE that replaces the base model's own."""
     revision: Annotated[str, Field(min_length=1, max_length=256)] | None = None
     variant: Annotated[str, Field(min_length=1, max_length=64)] | None = None
     model_type: Literal["auto", "sd", "sdxl"] = "auto"
-    """What the base model has to be; "auto" takes either."""
+    """Required kind of the base model; "auto" takes either."""
 
     # How long.
     max_train_steps: Steps = 500
     num_train_epochs: Annotated[int, Field(ge=1, le=10**6)] = 1
-    """More than 1 replaces max_train_steps, and so does 1 where those are not given."""
+    """A number above 1 replaces max_train_steps; a given 1 does so if max_train_steps is not given."""
     train_batch_size: Annotated[int, Field(ge=1, le=4096)] = 1
     gradient_accumulation_steps: Annotated[int, Field(ge=1, le=4096)] = 4
-    """Batches to a step."""
+    """Batches per optimizer step."""
     checkpointing_steps: Steps = 100
 
     # The optimizer.
@@ -71,11 +73,11 @@ class DreamboothConfig(BaseModel):
         "linear", "cosine", "cosine_with_restarts", "polynomial", "constant", "constant_with_warmup"
     ] = "constant"
     lr_warmup_steps: Annotated[int, Field(ge=0, le=10**7)] = 0
-    """Steps in which the learning rate rises from 0; honoured by every scheduler, "constant" too."""
+    """Steps in which the learning rate rises from 0, with every scheduler, "constant" included."""
     lr_num_cycles: Annotated[int, Field(ge=1, le=10_000)] = 1
-    """Of cosine_with_restarts."""
+    """Cycles of cosine_with_restarts."""
     lr_power: Annotated[float, Field(gt=0, le=100, allow_inf_nan=False)] = 1.0
-    """Of polynomial."""
+    """Power of polynomial."""
     adam_beta1: Annotated[float, Field(ge=0, lt=1)] = 0.9
     adam_beta2: Annotated[float, Field(ge=0, lt=1)] = 0.999
     adam_weight_decay: Annotated[float, Field(ge=0, le=10)] = 1e-2
@@ -87,24 +89,24 @@ class DreamboothConfig(BaseModel):
     # The LoRA.
     lora_rank: Annotated[int, Field(ge=1, le=1024)] = 4
     lora_alpha: Annotated[float, Field(gt=0, le=65536)] | None = None
-    """Scales the LoRA by alpha / rank; lora_rank unless said."""
+    """The LoRA is scaled by alpha / rank; None: lora_rank."""
     lora_dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0
 
     # The images.
     resolution: Annotated[int, Field(ge=64, le=8192)] = 1024
     center_crop: bool = False
-    """Cut out the middle of what is not square; else a different part each time."""
+    """Crop the middle of an image; otherwise a random part each time."""
     random_flip: bool = False
     aspect_ratio_buckets: bool = False
-    """Keep aspect ratios: images of similar ones are trained together, with about resolution x resolution pixels."""
+    """Keep aspect ratios: a batch has images of similar ratio, scaled to about resolution x resolution pixels."""
     bucket_step: Annotated[int, Field(ge=8, le=1024)] = 64
-    """Widths and heights of buckets are multiples of it."""
+    """Divisor of the widths and heights of buckets."""
     use_captions: bool = False
-    """Each image has its own prompt, in `<name>.txt` beside it, or in captions.jsonl or metadata.jsonl."""
+    """Read each image's own prompt from `<name>.txt` beside the image, captions.jsonl or metadata.jsonl."""
     use_masks: bool = False
-    """`<name>.mask.png` beside an image says what counts (white) and what does not (black)."""
+    """Weigh the loss by `<name>.mask.png` beside each image: white counts, black counts unmasked_weight."""
     unmasked_weight: Annotated[float, Field(ge=0, le=1)] = 0.0
-    """How much a black pixel counts."""
+    """Weight of a black mask pixel."""
     cache_latents: bool = False
     """Encode each image once, not in every epoch; later attempts find the latents in the checkpoint."""
     cache_text_embeddings: bool = False
@@ -115,11 +117,11 @@ class DreamboothConfig(BaseModel):
     prior_loss_weight: Annotated[float, Field(ge=0, le=1000)] = 1.0
     num_class_images: Annotated[int, Field(ge=0, le=100_000)] = 100
     sample_batch_size: Annotated[int, Field(ge=1, le=1024)] = 4
-    """Images that are generated at once."""
+    """Number of class images generated at once."""
     snr_gamma: Annotated[float, Field(gt=0, le=1000)] | None = None
-    """Min-SNR weighting; 5 is usual."""
+    """Gamma of Min-SNR weighting; 5 is usual."""
     use_ema: bool = False
-    """Keep a moving average of the LoRA: it is what pictures are made with, and what is written in the end."""
+    """Keep a moving average of the LoRA; validation pictures and the result are made of the average."""
     ema_decay: Annotated[float, Field(gt=0, lt=1)] = 0.9999
 
     # Pictures.
@@ -127,23 +129,22 @@ class DreamboothConfig(BaseModel):
     validation_epochs: Annotated[int, Field(ge=1, le=10**6)] = 50
     num_validation_images: Annotated[int, Field(ge=1, le=64)] = 4
     num_inference_steps: Annotated[int, Field(ge=1, le=1000)] = 25
-    """Of validation pictures and class images."""
+    """Denoising steps of validation pictures and class images."""
     guidance_scale: Annotated[float, Field(ge=0, le=100)] = 7.5
 
     # The machine.
     seed: Annotated[int, Field(ge=0, le=2**53 - 1)] = 0
-    """What JSON's numbers hold exactly."""
+    """Seed of all random numbers; a JSON number holds every value up to the bound exactly."""
     cache_dir: str | None = None
-    """Generated class images are kept here for later jobs on this machine; ~/.cache/baton/dreambooth unless said,
-    nowhere if empty."""
+    """Folder that keeps generated class images for later jobs; None: ~/.cache/baton/dreambooth; "": no folder."""
     deterministic: bool = False
-    """Ask CUDA for reproducible results too, at some cost. On a CPU they always are."""
+    """Make CUDA's results reproducible, at some cost; a CPU's always are."""
     cpu_threads: Annotated[int, Field(ge=1, le=1024)] = 1
-    """Threads where the training runs on a CPU; results depend on their number."""
+    """Threads of a training on a CPU; the results depend on the number."""
 
     @classmethod
     def of(cls, parameters: Mapping[str, Any]) -> Self:
-        """The configuration from a job's parameters. Raises ConfigError naming every fault."""
+        """Make the configuration of a job's parameters. Raises ConfigError with every fault."""
         try:
             return cls.model_validate(dict(parameters))
         except ValidationError as error:
@@ -152,7 +153,7 @@ class DreamboothConfig(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _as_meant(cls, given: Any) -> Any:
-        """What is null was not given: the original's job has a column for each field. And YAML reads `no` as false."""
+        """Drop nulls: the original's job has a column for each field. Read false as "no": YAML reads `no` as false."""
         if not isinstance(given, dict):
             return given
         said = {name: value for name, value in given.items() if value is not None}
@@ -221,7 +222,7 @@ class DreamboothConfig(BaseModel):
         return self.num_train_epochs > 1 or ("num_train_epochs" in given and "max_train_steps" not in given)
 
     def total_steps(self, batches_per_epoch: int) -> int:
-        """How many steps are trained. A step may reach into the next epoch: none is shorter than the others."""
+        """Return the number of steps. All steps have equally many batches; one may reach into the next epoch."""
         if not self._by_epochs:
             return self.max_train_steps
         return -(-self.num_train_epochs * batches_per_epoch // self.gradient_accumulation_steps)
@@ -231,7 +232,7 @@ _POLYNOMIAL_END = 1e-7
 
 
 class _InconsistentError(ValueError):
-    """Fields that are allowed one by one contradict each other: "fields: reason" of each contradiction."""
+    """Fields that contradict each other; `faults` has "fields: reason" of each contradiction."""
 
     def __init__(self, faults: list[str]) -> None:
         super().__init__("; ".join(faults))
@@ -239,7 +240,7 @@ class _InconsistentError(ValueError):
 
 
 def read_config_file(path: Path) -> dict[str, Any]:
-    """The parameters in a JSON or YAML file. Raises ConfigError."""
+    """Read the parameters in a JSON or YAML file. Raises ConfigError."""
     import yaml
 
     try:

@@ -1,4 +1,4 @@
-"""The Dreambooth recipes take what their script takes, and refuse at submit what it would refuse at its start."""
+"""The Dreambooth recipes accept the parameters that their script accepts, and refuse all others at submit."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ FIRST_VERSIONS = ["dreambooth-lora-sdxl@1", "dreambooth-lora-sd@1"]
 """With the learning rate of the original orchestrator."""
 NEEDED = {"instance_prompt": "a photo of sks dog"}
 NOT_THE_USERS = {"instance_data_dir", "class_data_dir", "cache_dir"}
-"""Folders: the recipes' inputs say the first two, the worker the third."""
+"""Folders: the recipes' inputs set the first two, the worker sets the third."""
 OF_THE_RECIPE = {"pretrained_model_name_or_path", "pretrained_vae_model_name_or_path", "model_type", "resolution"}
 """Defaults that follow from the kind of model."""
 WITHOUT_DEFAULT = {"max_train_steps", "num_train_epochs"}
@@ -50,7 +50,7 @@ def recipe_of(recipe_id: str) -> Recipe:
 
 
 def kind_and_bounds(schema: dict[str, Any]) -> dict[str, Any]:
-    """Of a field in a JSON schema, that it may be null left out, in the words of recipes."""
+    """Translate type and bounds of a field from JSON schema to recipe names; null is left out."""
     kind = next((one for one in schema.get("anyOf", ()) if one["type"] != "null"), schema)
     return {"type": kind["type"]} | {ours: kind[name] for name, ours in BOUNDS.items() if name in kind}
 
@@ -69,7 +69,7 @@ def config_problems(parameters: dict[str, Any]) -> list[str]:
 
 
 def fields_of(faults: Sequence[Fault | str]) -> set[str]:
-    """The field, the first of several, of each fault: "class_prompt" of "class_prompt, other: is needed"."""
+    """Return the first field of each fault: "class_prompt" for "class_prompt, other: is needed"."""
     named = [fault.field.removeprefix("parameters.") if isinstance(fault, Fault) else fault for fault in faults]
     return {name.partition(":")[0].partition(",")[0] for name in named}
 
@@ -109,7 +109,7 @@ def test_the_two_recipes_differ_in_nothing_else() -> None:
 
 @pytest.mark.parametrize(("first", "second"), [*zip(FIRST_VERSIONS, RECIPES, strict=True)])
 def test_the_second_versions_differ_in_the_learning_rate(first: str, second: str) -> None:
-    """2e-6 is a rate for whole models: 500 of its steps hardly move a LoRA."""
+    """2e-6 is a rate for whole models; 500 steps at 2e-6 hardly change a LoRA."""
     before, after = (recipe_of(recipe_id).model_dump(exclude={"version"}) for recipe_id in (first, second))
     rates = [recipe["parameters"]["learning_rate"].pop("default") for recipe in (before, after)]
     assert rates == [2e-6, 1e-4]
@@ -183,12 +183,12 @@ def test_no_rule_and_no_contradiction_is_without_a_case_above() -> None:
 
 
 def unchecked(changed: dict[str, Any]) -> DreamboothConfig:
-    """A config that was not checked as a whole."""
+    """Make a config without the check of the whole."""
     return DreamboothConfig.model_construct(_fields_set=set(changed), **NEEDED, **changed)
 
 
 def edges(spec: Parameter) -> list[Any]:
-    """Values at the bounds of a parameter, beside them and beyond them."""
+    """Return values at, inside and beyond the bounds of a parameter."""
     if spec.type == "boolean":
         return [True, False]
     if spec.type == "string":
@@ -232,11 +232,11 @@ NEAR: dict[str, list[Any]] = {
     "bucket_step": [8, 64, 72, 128],
     "num_class_images": [0, 1],
 }
-"""Values that are allowed one by one, and near to where they contradict each other."""
+"""Values that are valid one by one and close to a contradiction with others."""
 
 
 def sets_of(recipe: Recipe) -> st.SearchStrategy[dict[str, Any]]:
-    """All the parameters that rules read, given or not, and any of the others."""
+    """Draw all parameters that rules read, each given or not, and some of the others."""
     read = {one.member for rule in recipe.rules for one in references(rule.require, bare=True)}
     assert read >= NEAR.keys()
     fields, others = {"instance_prompt": st.just("a dog")}, {}
@@ -253,7 +253,7 @@ def sets_of(recipe: Recipe) -> st.SearchStrategy[dict[str, Any]]:
 @settings(max_examples=400, deadline=None)
 @given(st.data(), st.sampled_from(RECIPES))
 def test_a_set_of_parameters_is_taken_by_both_or_by_neither(data: st.DataObject, recipe_id: str) -> None:
-    """But for steps and epochs together: the script lets epochs win, as the original did; a recipe asks for one."""
+    """Exception: steps and epochs together. The script lets epochs win, as the original did; a recipe refuses both."""
     recipe = recipe_of(recipe_id)
     given = data.draw(sets_of(recipe))
     faults = parameter_faults(recipe, given)
