@@ -96,23 +96,17 @@ class TakeoverResults:
         return self.total.raw_bytes - self.total.reused_bytes - self.total.encoded_bytes
 
     @property
-    def calls(self) -> dict[str, int]:
-        """Return the requests of all clients to the control plane by kind, most frequent first."""
-        return dict(sum((Counter(one.calls) for one in self.traffic.values()), Counter[str]()).most_common())
-
-    @property
-    def uploaded_bytes(self) -> int:
-        """Return the bytes that all clients uploaded."""
-        return sum(one.uploaded_bytes for one in self.traffic.values())
-
-    @property
-    def downloaded_bytes(self) -> int:
-        """Return the bytes that all clients downloaded."""
-        return sum(one.downloaded_bytes for one in self.traffic.values())
+    def all_traffic(self) -> Traffic:
+        """Add up the traffic of all clients; the most frequent calls come first."""
+        every = self.traffic.values()
+        calls = sum((Counter(one.calls) for one in every), Counter[str]()).most_common()
+        return Traffic(
+            dict(calls), sum(one.uploaded_bytes for one in every), sum(one.downloaded_bytes for one in every)
+        )
 
     def as_dict(self) -> dict[str, Any]:
         """Return the content of `summary.json`."""
-        cut = self.interruption
+        cut, sent = self.interruption, self.all_traffic
         return {
             "attempts": len(self.interrupted.attempts),
             "steps_wanted": self.steps_wanted,
@@ -129,8 +123,8 @@ class TakeoverResults:
             "different_tensors": self.different_tensors,
             "weights_blake3": self.weights_blake3,
             "undisturbed_weights_blake3": self.undisturbed_weights_blake3,
-            "bytes_uploaded": self.uploaded_bytes,
-            "bytes_downloaded": self.downloaded_bytes,
+            "bytes_uploaded": sent.uploaded_bytes,
+            "bytes_downloaded": sent.downloaded_bytes,
             "goodput": {
                 name: {**seconds_of(one), "share": round(share_of(one), 4)} for name, one in self.goodputs.items()
             },
@@ -140,7 +134,7 @@ class TakeoverResults:
             "bytes_saved_by_addressing": self.bytes_by_addressing,
             "bytes_saved_by_codec": self.bytes_by_codec,
             "checkpoint_bytes_sent": self.total.uploaded_bytes,
-            "control_plane_calls": {"total": sum(self.calls.values()), "by_kind": self.calls},
+            "control_plane_calls": {"total": sum(sent.calls.values()), "by_kind": sent.calls},
             "callers": {name: asdict(one) for name, one in self.traffic.items()},
             "attempt_history": [
                 attempt.model_dump(mode="json", exclude={"log_tail"}, exclude_none=True)
@@ -153,7 +147,7 @@ class TakeoverResults:
 
     def claims(self) -> list[Claim]:
         """Return the claims: another worker took over, the model is good, the kill changed no bit, at what cost."""
-        cut, total, calls = self.interruption, self.total, self.calls
+        cut, total, sent = self.interruption, self.total, self.all_traffic
         readings, whole = self.readings, len(self.readings.predicted)
         backwards = not 0 < cut.resumed_from_step <= cut.killed_at_step
         inaccurate, different = readings.accuracy < LEAST_ACCURACY, ", ".join(self.different_tensors)
@@ -197,9 +191,9 @@ class TakeoverResults:
                 f"{size_text(total.uploaded_bytes)} went up."
             ),
             Claim(
-                f"The demo made {sum(calls.values())} calls to the control plane, "
-                f"{calls.get('attempts', 0) + calls.get('get_job', 0)} of them only to watch the jobs. "
-                f"{size_text(self.uploaded_bytes)} went up and {size_text(self.downloaded_bytes)} came down, directly "
+                f"The demo made {sum(sent.calls.values())} calls to the control plane, "
+                f"{sent.calls.get('attempts', 0) + sent.calls.get('get_job', 0)} of them only to watch the jobs. "
+                f"{size_text(sent.uploaded_bytes)} went up and {size_text(sent.downloaded_bytes)} came down, directly "
                 "to and from storage."
             ),
         ]  # fmt: skip

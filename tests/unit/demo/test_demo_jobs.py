@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -120,7 +121,11 @@ class Ended(Api):
         return [MetricPoint(epoch=epoch, step=step, at=1.0, metrics=metrics) for epoch, step, metrics in points]
 
     def logs(self, job_id: str, *, limit: int, cursor: str | None) -> LogPage:
-        texts = ["loading", '{"step": 12, "loss": 0.6, "batch": 52}'] if cursor is None else []
+        texts = (
+            ["loading", '{"step": 12, "loss": 0.6, "batch": 52}', '{"step": 13, "loss": NaN, "batch": 53}']
+            if cursor is None
+            else []
+        )
         lines = [LogLine(epoch=2, line=number, text=text, at=1) for number, text in enumerate(texts)]
         return LogPage(lines=lines, next_cursor="more")
 
@@ -130,8 +135,8 @@ class Ended(Api):
 
 def test_the_record_joins_what_was_reported_and_printed_once_a_step() -> None:
     record = read_record(cast(BatonClient, Ended()), "job")
-    assert [(one.epoch, one.step) for one in record.steps] == [(1, 10), (1, 20), (2, 11), (2, 12)]
-    assert record.steps[0].loss != record.steps[0].loss, "NaN"
-    assert [one.loss for one in record.steps[1:]] == [0.4, 0.7, 0.6]
-    assert record.of_attempt(2)[-1].metrics["batch"] == 52
+    assert [(one.epoch, one.step) for one in record.steps] == [(1, 10), (1, 20), (2, 11), (2, 12), (2, 13)]
+    assert all(math.isnan(one.loss) for one in (record.steps[0], record.steps[-1]))
+    assert [one.loss for one in record.steps[1:-1]] == [0.4, 0.7, 0.6]
+    assert [one.metrics["batch"] for one in record.steps[-2:]] == [52, 53]
     assert (record.last_step, record.epochs) == (20, [1, 2])

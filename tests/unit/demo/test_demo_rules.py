@@ -13,9 +13,8 @@ from PIL import Image
 from baton.contract.goodput import Goodput
 from baton.contract.history import AttemptView, EventType, EventView
 from baton.contract.jobs import JobState, Progress
-from baton.contract.output import LogLine
 from baton.contract.rules.document.loader import load
-from demo.jobs import JobRecord, TrainedStep, printed_steps
+from demo.jobs import JobRecord, TrainedStep
 from demo.rules import figures, scenario
 from demo.rules.results import DEFINITIONS, Diverged, Firing, RulesResults, Spiked, Steered, final_loss
 from tests.unit.cli.cli_kit import a_job
@@ -70,17 +69,6 @@ def test_the_next_revision_keeps_what_the_training_began_with() -> None:
     began, later = (load(scenario.document(name)).rules for name in ("watching", "enough"))
     assert began is not None and later is not None
     assert began.rules[0] == later.rules[0]
-
-
-def test_the_steps_are_read_from_what_the_training_printed() -> None:
-    texts = [
-        "loading",
-        '{"step": 1, "loss": 2.5, "lr": 0.1, "batch": 7}',
-        '{"step": 2, "loss": NaN, "lr": 0.1, "batch": 8}',
-    ]
-    first, second = printed_steps(LogLine(epoch=3, line=n, text=text, at=1) for n, text in enumerate(texts))
-    assert first == (3, 1, {"loss": 2.5, "lr": 0.1, "batch": 7})
-    assert second[2]["loss"] != second[2]["loss"]
 
 
 @pytest.mark.parametrize(
