@@ -67,7 +67,7 @@ def title(axes: Axes, text: str, explanation: str) -> None:
 
 
 def legend(axes: Axes, **more: Any) -> None:
-    """Add the legend, at the upper right unless `more` says another place."""
+    """Add the legend, at the upper right unless `more` has another `loc`."""
     fixed: dict[str, Any] = {"loc": "upper right", "borderaxespad": 0.2, "edgecolor": "none", "framealpha": 0.9}
     axes.legend(labelcolor=INK, fontsize=10, **{**fixed, **more})
 

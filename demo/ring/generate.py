@@ -12,7 +12,7 @@ from itertools import count
 from pathlib import Path
 
 from demo.ring.shapes import render
-from gpu_client.ring.places import open_ring
+from gpu_client.ring.ring import open_ring
 from gpu_client.ring.writer import RingWriter
 
 

@@ -42,7 +42,9 @@ def loss(results: TakeoverResults) -> Figure:
     charts.legend(axes)
     same, common = equal_losses(interrupted.steps, undisturbed.steps)
     where = f"all {common}" if same == common else f"only {same} of {common}"
-    explanation = f"Each dot is the loss of one batch. At {where} steps of both runs, the losses are exactly equal."
+    explanation = (
+        f"Each dot is the loss of one batch. At {where} steps that both runs reported, the losses are exactly equal."
+    )
     charts.title(axes, "Killed, resumed on another machine, and back on the same curve", explanation)
     return figure
 

@@ -89,7 +89,7 @@ def test_waiting_for_a_process_has_a_deadline(managed: ManagedProcesses) -> None
 
 
 @pytest.mark.processes
-def test_a_stack_that_does_not_start_is_told_with_its_log(
+def test_the_log_explains_a_stack_that_does_not_start(
     managed: ManagedProcesses, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("BATON_EMULATOR_PYTHON", "nowhere/python")

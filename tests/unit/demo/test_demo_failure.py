@@ -1,4 +1,4 @@
-"""Failures and interruptions of the demo are told, and nothing is torn out of a held section."""
+"""An interruption ends the demo, but never inside a held section; the tail of a log explains a failure."""
 
 from __future__ import annotations
 

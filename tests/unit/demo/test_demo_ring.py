@@ -99,8 +99,8 @@ def test_the_gaps_without_a_generator() -> None:
 def test_what_a_training_has_written_so_far_is_read(tmp_path: Path) -> None:
     step = '{"at": 5.0, "wait_s": 1.0, "step_s": 0.5, "loss": 1.5}\n'
     measured = '{"at": 5.0, "held_out_loss": 1.6, "accuracy": 0.2}\n'
-    (tmp_path / "told").write_text(step + measured + step[:20])
-    assert read_training(tmp_path / "told") == Training([Step(5.0, 1.0, 0.5, 1.5)], [Measured(5.0, 1.6, 0.2)])
+    (tmp_path / "training.jsonl").write_text(step + measured + step[:20])
+    assert read_training(tmp_path / "training.jsonl") == Training([Step(5.0, 1.0, 0.5, 1.5)], [Measured(5.0, 1.6, 0.2)])
 
 
 def test_waiting_is_counted_after_the_first_batch() -> None:

@@ -148,8 +148,8 @@ def test_the_picture_names_every_event_on_its_curve(tmp_path: Path) -> None:
     assert any("20 steps, 67 % of the job" in text for text in stopped)
     assert any("rule spike fired at step 16\nzscore(loss, 50) = 99" in text for text in rolled_back)
     assert any("checkpoint of step 15:\n4 batches skipped, learning rate × 0.5" in text for text in rolled_back)
-    for said in ("carried out at step 5", "in force from step 9", "rule good-enough fired at step 20"):
-        assert any(said in text for text in steered)
+    for text in ("carried out at step 5", "in force from step 9", "rule good-enough fired at step 20"):
+        assert any(text in note for note in steered)
     figure.savefig(tmp_path / "rules.png")
     with Image.open(tmp_path / "rules.png") as image:
         assert image.size == (1600, 2080)

@@ -92,7 +92,7 @@ def test_a_scenario_that_fails_leaves_no_file_of_an_earlier_run(
 
 
 @pytest.mark.parametrize(
-    ("error", "code", "told"),
+    ("error", "code", "message"),
     [
         (Unreachable("no answer"), 1, "a call to the control plane failed: no answer"),
         (RingError("damaged"), 1, "the ring failed: damaged"),
@@ -100,14 +100,14 @@ def test_a_scenario_that_fails_leaves_no_file_of_an_earlier_run(
         (KeyboardInterrupt(), 130, "Every process of the demo has ended"),
     ],
 )
-def test_an_error_is_told_in_a_sentence(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], error: BaseException, code: int, told: str
+def test_an_error_ends_the_demo_with_one_sentence(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], error: BaseException, code: int, message: str
 ) -> None:
     def scenario(stage: Stage) -> Measured:
         raise error
 
     assert demo(scenario).main(["--report", str(tmp_path)]) == code
-    assert told in capsys.readouterr().out
+    assert message in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

@@ -36,7 +36,7 @@ def test_without_a_terminal_there_are_plain_lines_at_each_quarter() -> None:
     assert shown.durations_s["train"] > 0
 
 
-def test_a_phase_that_fails_is_not_told_as_done() -> None:
+def test_a_phase_that_fails_is_not_shown_as_done() -> None:
     shown, output = screen(terminal=False)
     with pytest.raises(DemoError), shown.phase("fetch", "Fetch") as phase:
         phase.ends_with("fetched")
