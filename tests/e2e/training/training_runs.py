@@ -19,9 +19,9 @@ import training_scripts
 from gpu_client.training import commit
 from tests.ports import free_port
 
-_server = multiprocessing.get_context("forkserver")
+forkserver = multiprocessing.get_context("forkserver")
 # torch._dynamo: otherwise imported (for seconds) by the first optimizer of every process.
-_server.set_forkserver_preload(["transformers.trainer", "accelerate", "torch._dynamo", "training_scripts"])
+forkserver.set_forkserver_preload(["transformers.trainer", "accelerate", "torch._dynamo", "training_scripts"])
 
 
 class Run:
@@ -35,7 +35,7 @@ class Run:
         parameters = output.parent / f"{output.name}-params.json"
         parameters.write_text(json.dumps(dict(params or {})))
         variables = {"BATON_OUTPUT_DIR": str(output), "BATON_PARAMS": str(parameters), **environment}
-        self._process = _server.Process(target=training_scripts.run, args=(script, variables, str(self.log)))
+        self._process = forkserver.Process(target=training_scripts.run, args=(script, variables, str(self.log)))
         self._process.start()
 
     @property
