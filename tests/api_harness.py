@@ -324,13 +324,8 @@ class Held:
         return self.post(f"/heartbeat/{self.id}", body or None)
 
     def manifest(self, step: int, files: Mapping[str, bytes], **more: Any) -> dict[str, Any]:
-        """Of version 2."""
+        """Make the body of a commit."""
         return {"version": 2, "job_id": self.id, "step": step, "epoch": self.epoch, **in_packs(files), **more}
-
-    def manifest_v1(self, step: int, files: Mapping[str, bytes], **more: Any) -> dict[str, Any]:
-        """As older workers send it: without saying its version."""
-        named = [described(path, data) for path, data in files.items()]
-        return {"job_id": self.id, "step": step, "epoch": self.epoch, "files": named, **more}
 
     def upload_missing(self, answer: Answer, blobs: Mapping[str, bytes]) -> None:
         """PUT what a commit or a declaration still misses; `blobs` by digest or by path."""
@@ -339,10 +334,9 @@ class Held:
             assert self.api.send("PUT", item["url"], item["headers"], data).status in (200, 412)
 
     def commit(self, step: int, files: Mapping[str, bytes] | None = None, **more: Any) -> Answer:
-        """Upload and commit a checkpoint; the last answer. `version=1` as an older worker does it."""
+        """Upload and commit a checkpoint; return the last answer."""
         files = {"model.bin": b"weights at %d" % step} if files is None else files
-        make = self.manifest_v1 if more.get("version") == 1 else self.manifest
-        manifest = make(step, files, **more)
+        manifest = self.manifest(step, files, **more)
         first = self.post(f"/job/{self.id}/checkpoints", manifest)
         if first.status != 200 or first.json["committed"]:
             return first

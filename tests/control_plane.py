@@ -10,7 +10,6 @@ from baton.contract.history import AttemptView, EventView
 from baton.contract.jobs import InputRef, JobState, JobSubmit, JobView, Policy
 from baton.contract.manifest import Manifest, parse_manifest
 from gpu_client.checkpoints.codecs import decode
-from gpu_client.checkpoints.reading import as_chunks
 from gpu_client.transport.api.client import BatonClient
 from tests.waiting import PATIENCE_S, until
 
@@ -148,7 +147,7 @@ class ControlPlane:
 
     def manifest(self, key: str) -> Manifest:
         """What a checkpoint consists of, by its manifest's key."""
-        return as_chunks(parse_manifest(self.read(key)))
+        return parse_manifest(self.read(key))
 
     def files_of(self, manifest: Manifest) -> dict[str, bytes]:
         """A checkpoint's files as they were, put together from the stored packs."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from baton.contract.jobs import JobState, Policy
-from baton.contract.manifest import Chunk, ChunkedFile, Manifest, ManifestFile, ManifestV1, Pack
+from baton.contract.manifest import Chunk, ChunkedFile, Manifest, Pack
 from baton.contract.work import WorkQuery
 from functions.domain import jobs as rules
 from functions.domain.api_keys import token_digest
@@ -93,16 +93,6 @@ def make_record(step: int = 100, epoch: int = 1, **fields: Any) -> CheckpointRec
             **fields,
         }
     )
-
-
-def make_file(path: str = "model.safetensors", **fields: Any) -> ManifestFile:
-    """A file of a checkpoint; its digest follows from its path."""
-    return ManifestFile(**{"path": path, "size_bytes": 1024, "blake3": digest(path), "crc64nvme": CRC64, **fields})
-
-
-def make_manifest_v1(step: int = 100, epoch: int = 1, **fields: Any) -> ManifestV1:
-    """A manifest of version 1."""
-    return ManifestV1(**{"job_id": JOB_ID, "step": step, "epoch": epoch, "files": [make_file()], **fields})
 
 
 def make_pack(name: str = "pack", **fields: Any) -> Pack:

@@ -1,4 +1,4 @@
-"""What a checkpoint consists of: the manifest, in its present form and in the one before.
+"""The manifest: the list of a checkpoint's files, chunks and packs.
 
 A file is a sequence of chunks; a chunk is named by the BLAKE3 of its bytes, and lies, encoded or as it is, in a pack. A
 pack is one stored object, named by the BLAKE3 of its chunks' BLAKE3s, and shared by all checkpoints of all jobs of a
@@ -8,14 +8,16 @@ tenant that name it. docs/checkpoints.md says how to read and write one.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Annotated, Literal, Self
+from typing import Annotated, Final, Literal, Self
 
-from pydantic import Field, TypeAdapter, model_validator
+from pydantic import Field, model_validator
 
 from baton.contract.base import Blake3, Crc64, Epoch, JobId, Metrics, RelativePath, SizeBytes, Step, WireModel
 
 CheckpointTag = Annotated[str, Field(max_length=64)]
 """A name for a checkpoint that is worth keeping; empty for most."""
+MANIFEST_VERSION: Final = 2
+"""The one version that exists; every reader refuses another one."""
 MAX_MANIFEST_FILES = 10_000
 MAX_MANIFEST_CHUNKS = 30_000
 """As many as one request to a Lambda function can carry."""
@@ -168,73 +170,9 @@ class Manifest(WireModel):
         return sum(file.size_bytes for file in self.files)
 
 
-class ManifestFile(WireModel):
-    """One file of a checkpoint of version 1; its bytes are the object named by `blake3`.
-
-    Example: `{"path": "model.safetensors", "size_bytes": 1024,
-    "blake3": "af1349b9f5f9a1a6a0404dea36dcc9499bcb25c9adc112b7cc9a93cae41f3262", "crc64nvme": "UvieJR3alJI="}`
-    """
-
-    path: RelativePath
-    size_bytes: SizeBytes
-    blake3: Blake3
-    crc64nvme: Crc64
-
-
-class ManifestV1(WireModel):
-    """Version 1, of older workers: each file is stored whole.
-
-    Example: `{"version": 1, "job_id": "146683a1-cb76-4702-9fef-fcccd32594f1", "step": 100, "epoch": 2,
-    "files": [{"path": "model.safetensors", "size_bytes": 1024,
-    "blake3": "af1349b9f5f9a1a6a0404dea36dcc9499bcb25c9adc112b7cc9a93cae41f3262", "crc64nvme": "UvieJR3alJI="}],
-    "metrics": {"loss": 0.4}, "created_by": "session"}`
-    """
-
-    version: Literal[1] = 1
-    job_id: JobId
-    step: Step
-    epoch: Epoch
-    files: Annotated[list[ManifestFile], Field(min_length=1, max_length=MAX_MANIFEST_FILES)]
-    metrics: Metrics = {}
-    created_by: Literal["session", "script"] = "session"
-
-    @model_validator(mode="after")
-    def _paths_fit_together(self) -> Self:
-        _require_separate_paths([file.path for file in self.files])
-        sizes: dict[str, tuple[int, str]] = {}
-        for file in self.files:
-            if sizes.setdefault(file.blake3, (file.size_bytes, file.crc64nvme)) != (
-                file.size_bytes,
-                file.crc64nvme,
-            ):
-                raise ValueError(f"blob {file.blake3} is declared with two sizes or checksums")
-        return self
-
-    @property
-    def packs(self) -> list[Pack]:
-        """What is stored: each of the files' contents once."""
-        unique = {file.blake3: file for file in self.files}.values()
-        return [Pack(blake3=file.blake3, size_bytes=file.size_bytes, crc64nvme=file.crc64nvme) for file in unique]
-
-    def canonical_bytes(self) -> bytes:
-        """The bytes that are stored and whose BLAKE3 names the manifest: compact JSON, files sorted by path."""
-        files = sorted(self.files, key=lambda file: file.path)
-        metrics = dict(sorted(self.metrics.items()))
-        return self.model_copy(update={"files": files, "metrics": metrics}).model_dump_json().encode()
-
-    @property
-    def total_bytes(self) -> int:
-        """Bytes of all files, each path counted."""
-        return sum(file.size_bytes for file in self.files)
-
-
-AnyManifest = Annotated[Manifest | ManifestV1, Field(discriminator="version")]
-_reader: TypeAdapter[Manifest | ManifestV1] = TypeAdapter(AnyManifest, config={"defer_build": True})
-
-
-def parse_manifest(data: bytes) -> Manifest | ManifestV1:
-    """A stored manifest, of any version. Raises pydantic's ValidationError."""
-    return _reader.validate_json(data)
+def parse_manifest(data: bytes) -> Manifest:
+    """Parse the JSON of a stored manifest. Raises pydantic's ValidationError."""
+    return Manifest.model_validate_json(data)
 
 
 def _require_separate_paths(paths: Iterable[str]) -> None:

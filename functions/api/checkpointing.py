@@ -15,7 +15,7 @@ from baton.contract.checkpoints import (
     DamagedRequest,
 )
 from baton.contract.errors import ErrorCode
-from baton.contract.manifest import Manifest, ManifestV1
+from baton.contract.manifest import Manifest
 from baton.contract.names import CHECKPOINTS_BUCKET
 from baton.contract.work import ProgressRequest, StatusAnswer
 from functions.api.context import Call, Context, job_of
@@ -44,7 +44,7 @@ def commit(context: Context, call: Call) -> CommitAnswer:
     raise Refusal(ErrorCode.CONFLICT, "The job or its packs are being changed by others all the time.")
 
 
-def _committed(context: Context, call: Call, manifest: Manifest | ManifestV1, *, alone: bool) -> CommitAnswer | None:
+def _committed(context: Context, call: Call, manifest: Manifest, *, alone: bool) -> CommitAnswer | None:
     """One look at everything, and the commit if nothing is missing; None if somebody else wrote in between.
 
     The job is read first: whatever ends its lease, and whatever its retention does to the packs, raises its `rev`, the
@@ -82,7 +82,7 @@ def _committed(context: Context, call: Call, manifest: Manifest | ManifestV1, *,
         total_bytes=manifest.total_bytes,
         new_bytes=looked.new_bytes,
         metrics=manifest.metrics,
-        tag=manifest.tag if isinstance(manifest, Manifest) else "",
+        tag=manifest.tag,
         manifest_key=key,
         manifest_blake3=digest,
         # Who reads another branch's checkpoint of this step goes on reading it: `left_behind` spares its manifest.

@@ -8,7 +8,7 @@ import logging
 import re
 from collections.abc import Mapping
 from functools import partial
-from typing import Any, get_args
+from typing import Any
 
 from pydantic import BaseModel, TypeAdapter, ValidationError
 from pydantic_core import from_json, to_json
@@ -205,14 +205,7 @@ def _validated(model: type[BaseModel], raw: bytes, document: dict[str, Any]) -> 
 
 
 def _meant(document: dict[str, Any], models: tuple[type[BaseModel], ...]) -> type[BaseModel]:
-    """Of several body models, the one of the body's version (1 unless said), or one of whose required fields is there;
-    the first one otherwise."""
-    for model in models:
-        version = model.model_fields.get("version")
-        if version is not None and get_args(version.annotation) == (document.get("version", 1),):
-            return model
-    if "version" in models[0].model_fields:
-        return models[0]
+    """Choose the body model of which the document has a required field; the first model if there is none."""
     for model in models[1:]:
         required = [name for name, field in model.model_fields.items() if field.is_required()]
         if any(name in document for name in required):

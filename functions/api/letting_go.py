@@ -11,7 +11,7 @@ from blake3 import blake3
 from pydantic import ValidationError
 
 from baton.contract.errors import ErrorCode
-from baton.contract.manifest import Manifest, ManifestV1, Pack, parse_manifest
+from baton.contract.manifest import Manifest, Pack, parse_manifest
 from baton.contract.names import CHECKPOINTS_BUCKET
 from functions.api.context import Context
 from functions.api.leasing import WRITE_TRIES
@@ -32,10 +32,10 @@ MAX_FORGOTTEN = 50
 """Records in one transaction."""
 
 
-def read_manifest(context: Context, job: Job, record: CheckpointRecord) -> Manifest | ManifestV1:
+def read_manifest(context: Context, job: Job, record: CheckpointRecord) -> Manifest:
     """The manifest of a committed checkpoint, verified; refuses if it is damaged.
 
-    One that a newer control plane took is not: nobody may be told so, or steps would go on from an older checkpoint.
+    A manifest of another version is not damaged: reporting damage would make the job resume from an older checkpoint.
     """
     data = context.objects.read(job.tenant, CHECKPOINTS_BUCKET, record.manifest_key)
     if data is None or blake3(data).hexdigest() != record.manifest_blake3:
@@ -47,7 +47,8 @@ def read_manifest(context: Context, job: Job, record: CheckpointRecord) -> Manif
     except ValidationError as error:
         raise Refusal(
             ErrorCode.UNAVAILABLE,
-            f"The manifest of step {record.step} is of a version that this control plane cannot read; a newer one can.",
+            f"The manifest of step {record.step} has a version that this control plane cannot read; "
+            "use the release that committed the checkpoint.",
             field="step",
         ) from error
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from baton.contract.checkpoints import BlobUrls, BlobUrlsRequest, CommitAnswer, DamagedRequest
 from baton.contract.errors import ErrorCode as E
-from baton.contract.manifest import Manifest, ManifestV1
+from baton.contract.manifest import Manifest
 from baton.contract.output import LogChunk
 from baton.contract.work import (
     ArtifactsAnswer,
@@ -73,7 +73,7 @@ ROUTES: tuple[Route, ...] = (
         "POST",
         "/job/{id}/checkpoints",
         checkpointing.commit,
-        body=(Manifest, ManifestV1),
+        body=(Manifest,),
         answer=CommitAnswer,
         refuses=(*LEASE, E.STEP_NOT_NEWER, E.CHECKPOINT_CONFLICT),
     ),

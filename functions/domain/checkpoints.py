@@ -9,7 +9,7 @@ from dataclasses import replace
 from baton.contract.errors import ErrorCode
 from baton.contract.history import EventType
 from baton.contract.jobs import Progress
-from baton.contract.manifest import Manifest, ManifestV1
+from baton.contract.manifest import Manifest
 from functions.domain.change import Change, CheckLease, changed
 from functions.domain.errors import Refusal
 from functions.domain.jobs import require_running
@@ -69,9 +69,7 @@ def artifact_key(job_id: str, epoch: int, path: str) -> str:
     return f"{artifacts_prefix(job_id)}{epoch}/{path}"
 
 
-def already_committed(
-    job: Job, existing: CheckpointRecord | None, manifest: Manifest | ManifestV1, digest: str
-) -> bool:
+def already_committed(job: Job, existing: CheckpointRecord | None, manifest: Manifest, digest: str) -> bool:
     """True if this very manifest is committed: the call was repeated. Refuses what cannot be committed."""
     require_running(job)
     if manifest.job_id != job.id:

@@ -6,9 +6,8 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from typing import Protocol
 
-from baton.contract.manifest import Chunk, Manifest, ManifestV1, Pack
+from baton.contract.manifest import Chunk, Manifest, Pack
 from gpu_client.checkpoints.packing import crowding_packs
-from gpu_client.checkpoints.reading import as_chunks
 from gpu_client.transport.transfer.transfer_requests import Segment
 
 
@@ -42,7 +41,7 @@ class Known:
         self._bases: dict[str, str] = {}
 
     @classmethod
-    def of(cls, manifests: Iterable[Manifest | ManifestV1], raw: RawBytes | None = None) -> Known:
+    def of(cls, manifests: Iterable[Manifest], raw: RawBytes | None = None) -> Known:
         """The chunks of committed manifests, the newest last. `raw`: for bases of deltas."""
         known = cls(raw)
         for manifest in manifests:
@@ -76,8 +75,7 @@ class Known:
             return None
         return self._stored.get(self._bases.get(chunk.blake3, chunk.blake3))
 
-    def _take(self, manifest: Manifest | ManifestV1) -> None:
-        manifest = as_chunks(manifest)
+    def _take(self, manifest: Manifest) -> None:
         self._bases = {}
         # bases first; and what is stored whole is not given up for a delta
         for chunk in sorted(manifest.chunks, key=lambda chunk: chunk.base is not None):

@@ -15,7 +15,7 @@ from typing import Literal
 from pydantic import ValidationError
 
 from baton.contract.base import MAX_PATH_BYTES
-from baton.contract.manifest import MAX_FILE_BYTES, MAX_MANIFEST_FILES, Manifest, ManifestV1
+from baton.contract.manifest import MANIFEST_VERSION, MAX_FILE_BYTES, MAX_MANIFEST_FILES, Manifest
 from gpu_client.checkpoints.building import Build
 from gpu_client.checkpoints.choosing import Rates
 from gpu_client.checkpoints.errors import BadDirectory
@@ -51,7 +51,7 @@ class LocalManifest:
         return {pack.blake3: pack.size_bytes for pack in self.manifest.packs}
 
 
-def manifest_digest(manifest: Manifest | ManifestV1) -> str:
+def manifest_digest(manifest: Manifest) -> str:
     """BLAKE3 of the manifest's one JSON text: what the control plane stores and names it by."""
     return digest_bytes(manifest.canonical_bytes()).blake3
 
@@ -85,7 +85,7 @@ def build_manifest(
     try:
         build.run()
         manifest = Manifest(
-            version=2,
+            version=MANIFEST_VERSION,
             job_id=job_id,
             step=step,
             epoch=epoch,

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pydantic import ValidationError
 
 from baton.contract.checkpoints import CheckpointRef
-from baton.contract.manifest import Chunk, ChunkedFile, Manifest, ManifestV1, parse_manifest
+from baton.contract.manifest import MANIFEST_VERSION, Chunk, Manifest, parse_manifest
 from gpu_client.checkpoints.hashing import digest_bytes
 
 MAX_MANIFEST_BYTES = 16 * 1024 * 1024
@@ -18,11 +18,6 @@ MAX_RANGE_BYTES = 16 * 1024 * 1024
 
 MAX_GAP_BYTES = 1024 * 1024
 """Bytes that nobody wants and that are fetched all the same, because another request would cost more."""
-
-NEWEST_VERSION = 2
-"""This, and the ones before it, can be read."""
-
-_EMPTY_BLAKE3 = digest_bytes(b"").blake3
 
 
 class BadManifest(Exception):  # noqa: N818 - a finding about stored bytes, reported as damage
@@ -63,10 +58,10 @@ class Range:
     parts: tuple[Part, ...]
 
 
-def read_manifest(data: bytes, *, job_id: str, ref: CheckpointRef) -> Manifest | ManifestV1:
+def read_manifest(data: bytes, *, job_id: str, ref: CheckpointRef) -> Manifest:
     """The manifest of checkpoint `ref` of the job.
 
-    Raises BadManifest if the bytes are anything else, UnknownVersion if a newer program has written them.
+    Raises BadManifest if the bytes are anything else, UnknownVersion if they have another version.
     """
     if ref.manifest_blake3 is not None and digest_bytes(data).blake3 != ref.manifest_blake3:
         raise BadManifest("the manifest has other bytes than its digest says")
@@ -74,10 +69,10 @@ def read_manifest(data: bytes, *, job_id: str, ref: CheckpointRef) -> Manifest |
         manifest = parse_manifest(data)
     except ValidationError as error:
         version = _version(data)
-        if version is not None and version > NEWEST_VERSION:
+        if version is not None and version != MANIFEST_VERSION:
             raise UnknownVersion(
-                f"its manifest has version {version}; this worker reads versions up to {NEWEST_VERSION}: "
-                "update the worker, or use one as new as the one that wrote it"
+                f"its manifest has version {version}; this worker reads version {MANIFEST_VERSION}: "
+                "use a worker of the release that wrote it"
             ) from error
         raise BadManifest(f"the manifest cannot be read: {error.errors()[0]['msg']}") from error
     named = (manifest.job_id, manifest.step, manifest.epoch)
@@ -94,36 +89,6 @@ def _version(data: bytes) -> int | None:
         return None
     version = found.get("version") if isinstance(found, dict) else None
     return version if isinstance(version, int) and not isinstance(version, bool) else None
-
-
-def as_chunks(manifest: Manifest | ManifestV1) -> Manifest:
-    """Either version as version 2: a file of version 1 is one `raw` chunk, however large. Raises BadManifest."""
-    if isinstance(manifest, Manifest):
-        return manifest
-    if any(file.size_bytes == 0 and file.blake3 != _EMPTY_BLAKE3 for file in manifest.files):
-        raise BadManifest("an empty file has the digest of one that is not")
-    packs = [pack for pack in manifest.packs if pack.size_bytes]
-    index = {pack.blake3: number for number, pack in enumerate(packs)}
-    # Not validated again: a whole file may be larger than a chunk of version 2.
-    return Manifest.model_construct(
-        version=2,
-        job_id=manifest.job_id,
-        step=manifest.step,
-        epoch=manifest.epoch,
-        packs=packs,
-        chunks=[
-            Chunk.model_construct(blake3=pack.blake3, size_bytes=pack.size_bytes, pack=number)
-            for number, pack in enumerate(packs)
-        ],
-        files=[
-            ChunkedFile.model_construct(
-                path=file.path, size_bytes=file.size_bytes, chunks=[index[file.blake3]] if file.size_bytes else []
-            )
-            for file in manifest.files
-        ],
-        metrics=manifest.metrics,
-        created_by=manifest.created_by,
-    )
 
 
 def places_of(manifest: Manifest) -> dict[int, list[Place]]:

@@ -2,7 +2,7 @@
 
 Damage (a missing or altered pack, a manifest that is none) is reported, so that nobody is sent there again and steps go
 on from the next older checkpoint, which is tried then. Trouble on the way there (network, disk, a refused request, a
-manifest of a newer version) is not damage: it is raised, and nothing is thrown away. A checkpoint appears under its
+manifest of another version) is not damage: it is raised, and nothing is thrown away. A checkpoint appears under its
 name complete and verified or not at all. What this machine has in its local store is not fetched.
 """
 
@@ -18,7 +18,7 @@ from typing import Protocol
 
 from baton.contract.checkpoints import MAX_MISSING_PER_ANSWER, BlobUrls, CheckpointRef
 from baton.contract.errors import ErrorCode
-from baton.contract.manifest import Manifest, ManifestV1
+from baton.contract.manifest import Manifest
 from baton.contract.work import WorkItem
 from gpu_client.checkpoints.assembly import WORKERS, Assembly
 from gpu_client.checkpoints.errors import RestoreFailed
@@ -28,7 +28,6 @@ from gpu_client.checkpoints.reading import (
     BadManifest,
     Range,
     UnknownVersion,
-    as_chunks,
     plan_ranges,
     read_manifest,
     scratch_bytes,
@@ -172,14 +171,14 @@ class _Attempt:
 
     def _fetch(self) -> Restored:
         content = self._aside / "content"
-        manifest: Manifest | ManifestV1 | None = None
+        manifest: Manifest | None = None
         fetched_bytes = local_bytes = 0
         if self._ref.legacy_key is not None:
             total_bytes = fetched_bytes = self._fetch_zip(content)
         else:
             manifest = self._manifest()
             total_bytes = manifest.total_bytes
-            fetched_bytes, local_bytes = self._assemble(as_chunks(manifest), content)
+            fetched_bytes, local_bytes = self._assemble(manifest, content)
         if self._cancel is not None:
             stop_if_set(self._cancel)
         path = self._directory / f"checkpoint-{self._ref.step}"
@@ -194,7 +193,7 @@ class _Attempt:
                 self._store.restored(manifest, path)
         return Restored(self._ref.step, self._ref.epoch, path, total_bytes, fetched_bytes, local_bytes)
 
-    def _manifest(self) -> Manifest | ManifestV1:
+    def _manifest(self) -> Manifest:
         name = f"manifest of step {self._ref.step}"
         data = self._transfer.read(self._ref.manifest_url, name=name, max_bytes=MAX_MANIFEST_BYTES, cancel=self._cancel)
         try:

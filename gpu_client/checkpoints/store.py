@@ -26,8 +26,8 @@ from typing import Literal
 
 from pydantic import ValidationError
 
-from baton.contract.manifest import Manifest, ManifestV1, parse_manifest
-from gpu_client.checkpoints.reading import MAX_MANIFEST_BYTES, BadManifest, as_chunks, places_of, written_bytes
+from baton.contract.manifest import Manifest, parse_manifest
+from gpu_client.checkpoints.reading import MAX_MANIFEST_BYTES, places_of, written_bytes
 from gpu_client.transport.transfer.transfer_requests import Segment
 
 logger = logging.getLogger(__name__)
@@ -84,15 +84,15 @@ class LocalStore:
         with self._lock:
             return self._manifests
 
-    def restored(self, manifest: Manifest | ManifestV1, directory: Path) -> None:
+    def restored(self, manifest: Manifest, directory: Path) -> None:
         """The attempt begins with this checkpoint; its files are linked. What else the job has here is let go: it was
         older, damaged or not of this line."""
         with self._lock:
-            self._manifests = (as_chunks(manifest),)
+            self._manifests = (manifest,)
             kept = self._keep(manifest, directory, "link")
             self._let_go([entry for entry in self._entries if entry is not kept])
 
-    def committed(self, manifest: Manifest | ManifestV1, directory: Path, *, copy: bool = False) -> None:
+    def committed(self, manifest: Manifest, directory: Path, *, copy: bool = False) -> None:
         """The attempt has committed this checkpoint; `directory` is moved into the store, or left where that cannot be.
 
         `copy`: its files will be written to again, so that they are copied. Kept are this checkpoint, the one that the
@@ -101,7 +101,7 @@ class LocalStore:
         """
         with self._lock:
             resumed = [one for one in self._manifests if one.epoch < manifest.epoch]
-            self._manifests = (*resumed, as_chunks(manifest))
+            self._manifests = (*resumed, manifest)
             kept = self._keep(manifest, directory, "copy" if copy else "move")
             wanted = {(one.step, one.epoch) for one in resumed} | self._holder_of_bases(self._manifests[-1])
             self._let_go(
@@ -157,7 +157,7 @@ class LocalStore:
         found = self._entries[number].manifest if most_bytes else None
         return {(found.step, found.epoch)} if found else set()
 
-    def _keep(self, manifest: Manifest | ManifestV1, directory: Path, how: _How) -> _Entry | None:
+    def _keep(self, manifest: Manifest, directory: Path, how: _How) -> _Entry | None:
         """A new entry; None if it cannot be had."""
         name = f"{manifest.step}-{manifest.epoch}"
         self._let_go([entry for entry in self._entries if entry.path.name == name])
@@ -173,8 +173,7 @@ class LocalStore:
             logger.warning("checkpoint of step %d is not kept on this machine: %s", manifest.step, error)
             _remove(temporary)
             return None
-        chunks = as_chunks(manifest)
-        entry = _Entry(chunks, self._directory / name, written_bytes(chunks))
+        entry = _Entry(manifest, self._directory / name, written_bytes(manifest))
         self._entries.append(entry)
         self._index = None
         self._bound()
@@ -237,7 +236,7 @@ def _read_entries(directory: Path, job_id: str) -> list[_Entry]:
     for path in directory.iterdir():
         try:
             found.append(_read_entry(path, job_id))
-        except (OSError, ValueError, BadManifest) as error:
+        except (OSError, ValueError) as error:
             # ValidationError is a ValueError too.
             logger.warning("%s in the local store is damaged and removed: %s", path.name, error)
             _remove(path)
@@ -245,14 +244,14 @@ def _read_entries(directory: Path, job_id: str) -> list[_Entry]:
 
 
 def _read_entry(path: Path, job_id: str) -> _Entry:
-    """Raises OSError, ValueError or BadManifest if it is not whole."""
+    """Raises OSError or ValueError if it is not whole."""
     if not _ENTRY.fullmatch(path.name):
         raise ValueError("it was never finished")
     if not stat.S_ISDIR(path.lstat().st_mode):
         raise ValueError("it is not a directory")
     data = _read_regular(path / _MANIFEST)
     try:
-        manifest = as_chunks(parse_manifest(data))
+        manifest = parse_manifest(data)
     except ValidationError as error:
         raise ValueError(f"its manifest cannot be read: {error.errors()[0]['msg']}") from error
     if manifest.job_id != job_id or f"{manifest.step}-{manifest.epoch}" != path.name:
@@ -282,7 +281,7 @@ def _segments(entry: _Entry) -> dict[str, Segment]:
     }
 
 
-def _take_over(manifest: Manifest | ManifestV1, directory: Path, target: Path, how: _How) -> None:
+def _take_over(manifest: Manifest, directory: Path, target: Path, how: _How) -> None:
     """The files of `directory` as `target`. Raises OSError."""
     if how == "move" and not any(path.is_symlink() for path in directory.rglob("*")):
         try:
@@ -294,7 +293,7 @@ def _take_over(manifest: Manifest | ManifestV1, directory: Path, target: Path, h
             return
     target.mkdir()
     copied = how == "copy" or directory.stat().st_dev != target.stat().st_dev
-    if copied and written_bytes(as_chunks(manifest)) > _share_bytes(target, 0):
+    if copied and written_bytes(manifest) > _share_bytes(target, 0):
         raise OSError(errno.ENOSPC, "it would have to be copied, and the disk is too full")
     for file in manifest.files:
         place = target / file.path

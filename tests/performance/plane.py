@@ -15,7 +15,7 @@ from pydantic import BaseModel
 
 from baton.contract.checkpoints import CommitAnswer
 from baton.contract.jobs import Policy
-from baton.contract.manifest import Manifest, ManifestV1
+from baton.contract.manifest import Manifest
 from baton.contract.names import BUCKETS
 from baton.contract.work import WorkItem
 from functions.api.context import Context
@@ -163,7 +163,7 @@ class Plane:
         self.submit()
         return WorkItem.model_validate(self.claim()[0])
 
-    def commit(self, lease_token: str, manifest: Manifest | ManifestV1) -> CommitAnswer:
+    def commit(self, lease_token: str, manifest: Manifest) -> CommitAnswer:
         """`POST /job/{id}/checkpoints`, as the agent's commit wants it."""
         answer = self.worker_call(
             "POST /job/{id}/checkpoints",

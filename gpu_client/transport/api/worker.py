@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from baton.contract.checkpoints import BlobUrls, BlobUrlsRequest, CommitAnswer, DamagedRequest
-from baton.contract.manifest import Manifest, ManifestV1
+from baton.contract.manifest import Manifest
 from baton.contract.output import LogChunk
 from baton.contract.work import (
     ArtifactsAnswer,
@@ -52,7 +52,7 @@ class WorkerCalls(ApiCalls):
             HeartbeatAnswer, "heartbeat", "POST", path, body=request or HeartbeatRequest(), lease_token=lease_token
         )
 
-    def commit(self, lease_token: str, manifest: Manifest | ManifestV1) -> CommitAnswer:
+    def commit(self, lease_token: str, manifest: Manifest) -> CommitAnswer:
         """Commit a checkpoint, or return which packs are missing. Repeating the same manifest is safe."""
         path = f"{job_path(manifest.job_id)}/checkpoints"
         return self._read(CommitAnswer, "commit", "POST", path, body=manifest, lease_token=lease_token)

@@ -30,11 +30,9 @@ def manifests(api: Api, held: Held) -> list[str]:
     return sorted(key.removeprefix(prefix).rsplit("-", 1)[0] for key in api.objects(prefix=prefix))
 
 
-@pytest.mark.parametrize("version", [1, 2])
-def test_nothing_is_committed_before_every_pack_is_stored(api: Api, held: Held, version: int) -> None:
+def test_nothing_is_committed_before_every_pack_is_stored(api: Api, held: Held) -> None:
     files = {"model.bin": b"weights", "optimizer.bin": b"moments", "copy.bin": b"weights"}
-    make = held.manifest_v1 if version == 1 else held.manifest
-    manifest = make(100, files, metrics={"loss": 0.5})
+    manifest = held.manifest(100, files, metrics={"loss": 0.5})
     answer = held.post(f"/job/{held.id}/checkpoints", manifest).ok()
     # From here on retention knows what this attempt uploads, whatever becomes of it.
     assert manifests(api, held) == ["100-1"]

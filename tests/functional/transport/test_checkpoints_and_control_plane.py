@@ -1,4 +1,4 @@
-"""Checkpoints through the real control plane: those of older workers, and chunks that two attempts send at once."""
+"""Two attempts commit the same chunks concurrently through the real control plane."""
 
 from __future__ import annotations
 
@@ -11,15 +11,11 @@ import pytest
 
 from baton.contract.checkpoints import CommitAnswer
 from baton.contract.jobs import JobSubmit
-from baton.contract.manifest import Manifest, ManifestFile, ManifestV1
+from baton.contract.manifest import Manifest
 from baton.contract.work import ReleaseRequest, WorkItem, WorkQuery
-from gpu_client.checkpoints.known import Known
 from gpu_client.checkpoints.restore import restore
-from gpu_client.checkpoints.store import LocalStore
 from gpu_client.checkpoints.upload import Committed, commit_checkpoint
 from gpu_client.transport.api.client import BatonClient
-from gpu_client.transport.net.digests import digest_bytes
-from gpu_client.transport.transfer.manager import Upload
 from tests.emulator import unique
 from tests.stack import Stack
 from tests.trees import files_below, write_files
@@ -50,62 +46,6 @@ def claim_again(worker: BatonClient, queue: str) -> WorkItem:
     item = worker.claim(WorkQuery(queue=queue))
     assert item is not None
     return item
-
-
-def commit_whole_files(worker: BatonClient, item: WorkItem, place: Path, step: int) -> ManifestV1:
-    """As workers did before there were chunks: each file an object."""
-    digests = {name: digest_bytes(data) for name, data in files_below(place).items()}
-    files = [
-        ManifestFile(path=name, size_bytes=one.size_bytes, blake3=one.blake3, crc64nvme=one.crc64nvme)
-        for name, one in digests.items()
-    ]
-    manifest = ManifestV1(job_id=item.id, step=step, epoch=item.epoch, files=files)
-    missing = {blob.blake3: blob for blob in worker.commit(item.lease_token, manifest).missing}
-    assert missing.keys() == {one.blake3 for one in digests.values()}
-    uploads = {
-        one.blake3: Upload.of_file(
-            name=name,
-            path=place / name,
-            size_bytes=one.size_bytes,
-            url=missing[one.blake3].url,
-            headers=missing[one.blake3].headers,
-        )
-        for name, one in digests.items()
-    }
-    worker.transfer.upload(list(uploads.values()))
-    assert worker.commit(item.lease_token, manifest).committed
-    return manifest
-
-
-def test_a_checkpoint_of_an_older_worker_comes_back_and_is_built_upon(
-    stack: Stack, worker: BatonClient, tmp_path: Path
-) -> None:
-    queue = unique("q")
-    first = claim(stack, worker, queue)
-    made = {"model.bin": bytes(range(256)) * 200, "deep/ü.txt": b"x", "same.txt": b"x", "empty": b""}
-    old = commit_whole_files(worker, first, write_files(tmp_path / "made", made), 10)
-    worker.release(first.lease_token, ReleaseRequest(job_id=first.id))
-
-    second = claim_again(worker, queue)
-    store = LocalStore(tmp_path / "stores", second.id)
-    restored = restore(worker, worker.transfer, second, tmp_path / "output", store=store)
-    assert restored is not None
-    assert (restored.step, restored.epoch, files_below(restored.path)) == (10, 1, made)
-    assert store.manifests
-
-    made["more.bin"] = b"new" * 1000
-    known = Known.of(store.manifests, store)
-    done = commit_checkpoint(worker, worker.transfer, second, write_files(tmp_path / "made", made), 20, known=known)
-    assert done.uploaded_bytes == 3000, "what the older worker stored is not sent again"
-    worker.release(second.lease_token, ReleaseRequest(job_id=second.id))
-
-    third = claim_again(worker, queue)
-    assert [ref.step for ref in third.resume] == [20, 10]
-    restored = restore(worker, worker.transfer, third, tmp_path / "elsewhere")
-    assert restored is not None
-    assert (restored.step, files_below(restored.path)) == (20, made)
-    stored = stack.keys_below("packs/")
-    assert all(f"packs/{file.blake3}" in stored for file in old.files)
 
 
 class AtOnce:

@@ -7,8 +7,8 @@ import pytest
 
 from gpu_client.checkpoints import reading
 from tests.unit.checkpoints.fake_cloud import FakeCloud
-from tests.unit.checkpoints.made_checkpoints import put, put_whole_files
-from tests.unit.checkpoints.restore_kit import contents, made
+from tests.unit.checkpoints.made_checkpoints import put
+from tests.unit.checkpoints.restore_kit import made
 from tests.unit.transport.conftest import delays, transfer
 from tests.unit.transport.scripted_server import ScriptedServer
 
@@ -21,14 +21,11 @@ def cloud() -> Iterator[FakeCloud]:
         yield FakeCloud(store)
 
 
-@pytest.fixture(params=["version 1", "version 2"])
-def cloud_100_200(request: pytest.FixtureRequest, cloud: FakeCloud) -> FakeCloud:
+@pytest.fixture
+def cloud_100_200(cloud: FakeCloud) -> FakeCloud:
     """A cloud with checkpoints of steps 100 and 200."""
     for step in (100, 200):
-        if request.param == "version 1":
-            put_whole_files(cloud, contents(step), step=step)
-        else:
-            put(cloud, made(step))
+        put(cloud, made(step))
     return cloud
 
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from baton.contract.checkpoints import BlobUpload, BlobUrls, CheckpointRef, CommitAnswer
-from baton.contract.manifest import Manifest, ManifestFile, ManifestV1
+from baton.contract.manifest import Manifest
 from baton.contract.work import ArtifactsAnswer, DeclaredArtifact, PresignedPut, WorkItem
 from gpu_client.transport.errors import ApiError, api_error_class
 from gpu_client.transport.net.digests import digest_bytes
@@ -27,7 +27,7 @@ class FakeCloud:
     def __init__(self, store: ScriptedServer, *, max_missing: int = 1000) -> None:
         self.store = store
         self.max_missing = max_missing
-        self.committed: list[Manifest | ManifestV1] = []
+        self.committed: list[Manifest] = []
         self.damaged: list[tuple[int, int, str]] = []
         self.calls: list[str] = []
         self.raises: dict[str, list[Exception]] = {}
@@ -39,7 +39,7 @@ class FakeCloud:
 
     # What the agent calls
 
-    def commit(self, lease_token: str, manifest: Manifest | ManifestV1) -> CommitAnswer:
+    def commit(self, lease_token: str, manifest: Manifest) -> CommitAnswer:
         self._called("commit", lease_token)
         missing = [
             BlobUpload(
@@ -110,10 +110,10 @@ class FakeCloud:
         return f"/packs/{digest}"
 
     @staticmethod
-    def manifest_path(manifest: Manifest | ManifestV1) -> str:
+    def manifest_path(manifest: Manifest) -> str:
         return f"/manifests/{manifest.step}-{manifest.epoch}.json"
 
-    def manifest(self, step: int) -> Manifest | ManifestV1:
+    def manifest(self, step: int) -> Manifest:
         return next(manifest for manifest in self.committed if manifest.step == step)
 
     def packs(self, step: int) -> list[str]:
@@ -124,8 +124,6 @@ class FakeCloud:
         """Where the pack that a file of a checkpoint begins in lies in the store."""
         manifest = self.manifest(step)
         file = next(file for file in manifest.files if file.path == path)
-        if isinstance(file, ManifestFile):
-            return self.pack_path(file.blake3)
         pack = manifest.chunks[file.chunks[0]].pack
         return self.pack_path(manifest.packs[pack].blake3)
 

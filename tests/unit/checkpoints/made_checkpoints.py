@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from baton.contract.manifest import Chunk, ChunkedFile, Codec, Manifest, ManifestFile, ManifestV1, Pack
+from baton.contract.manifest import Chunk, ChunkedFile, Codec, Manifest, Pack
 from gpu_client.checkpoints.codecs import encode
 from gpu_client.transport.net.digests import digest_bytes
 from tests.unit.checkpoints.fake_cloud import JOB_ID, FakeCloud
@@ -74,29 +74,10 @@ class Maker:
         )
 
 
-def whole_files(contents: Mapping[str, bytes], *, step: int, epoch: int = 1) -> ManifestV1:
-    """As older workers wrote it."""
-    found = {path: digest_bytes(data) for path, data in contents.items()}
-    files = [
-        ManifestFile(path=path, size_bytes=one.size_bytes, blake3=one.blake3, crc64nvme=one.crc64nvme)
-        for path, one in found.items()
-    ]
-    return ManifestV1(job_id=JOB_ID, step=step, epoch=epoch, files=files)
-
-
 def put(cloud: FakeCloud, made: Maker) -> Manifest:
     """Commit it, without any worker."""
     manifest = made.manifest
     cloud.committed.append(manifest)
     cloud.store.objects[cloud.manifest_path(manifest)] = manifest.canonical_bytes()
     cloud.store.objects |= {cloud.pack_path(digest): body for digest, body in made.objects.items()}
-    return manifest
-
-
-def put_whole_files(cloud: FakeCloud, contents: Mapping[str, bytes], *, step: int) -> ManifestV1:
-    """Commit it as an older worker did."""
-    manifest = whole_files(contents, step=step)
-    cloud.committed.append(manifest)
-    cloud.store.objects[cloud.manifest_path(manifest)] = manifest.canonical_bytes()
-    cloud.store.objects |= {cloud.pack_path(digest_bytes(data).blake3): data for data in contents.values()}
     return manifest

@@ -19,7 +19,7 @@ from gpu_client.checkpoints.known import Known
 from gpu_client.checkpoints.manifest import LocalManifest, build_manifest, manifest_digest
 from gpu_client.checkpoints.store import LocalStore
 from tests.unit.checkpoints.fake_cloud import JOB_ID
-from tests.unit.checkpoints.made_checkpoints import Maker, whole_files
+from tests.unit.checkpoints.made_checkpoints import Maker
 
 SLOW_LINE = 1e6
 """Bytes per second that every codec pays on."""
@@ -62,8 +62,6 @@ def decoded(manifest: dict[str, Any], index: int, get: Callable[[str], bytes]) -
 
 def read(data: bytes, digest: str, get: Callable[[str], bytes]) -> dict[str, bytes]:
     manifest = json.loads(verified(data, digest))
-    if manifest["version"] == 1:
-        return {file["path"]: verified(get("packs/" + file["blake3"]), file["blake3"]) for file in manifest["files"]}
     assert manifest["version"] == 2
     files = {}
     for file in manifest["files"]:
@@ -155,13 +153,6 @@ def test_it_reads_every_width(width: int) -> None:
     objects = {"packs/" + digest: body for digest, body in made.objects.items()}
     data = made.manifest.canonical_bytes()
     assert read(data, blake3(data).hexdigest(), objects.__getitem__) == made.contents
-
-
-def test_it_reads_version_1() -> None:
-    files = {"a": b"one", "sub/b": b"two", "empty": b""}
-    data = whole_files(files, step=3).canonical_bytes()
-    objects = {"packs/" + blake3(body).hexdigest(): body for body in files.values()}
-    assert read(data, blake3(data).hexdigest(), objects.__getitem__) == files
 
 
 def test_the_example_is_as_long_as_it_says() -> None:

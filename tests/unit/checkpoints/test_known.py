@@ -9,7 +9,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from baton.contract.manifest import ManifestFile, ManifestV1
 from gpu_client.checkpoints import building, looking, sources
 from gpu_client.checkpoints.choosing import Choice
 from gpu_client.checkpoints.codecs import decode
@@ -277,19 +276,6 @@ def test_no_deltas_where_their_bases_would_burst_the_manifest(scene: Scene, monk
     monkeypatch.setattr(building, "MAX_CHUNKS", len(one.manifest.chunks) * 2 - 1)
     assert "delta" not in codecs(scene.save({"w": new.tobytes()})), "nor are those named that are stored"
     assert "delta" not in codecs(scene.save({"w": nudged(new).tobytes()}))
-
-
-def test_small_files_of_version_1_are_found_again(scene: Scene) -> None:
-    data, large = b"s" * 5000, os.urandom(100_000)
-    files = []
-    for name, content in (("s", data), ("l", large), ("e", b"")):
-        digest = digest_bytes(content)
-        files.append(ManifestFile(path=name, size_bytes=len(content), blake3=digest.blake3, crc64nvme=digest.crc64nvme))
-    old = ManifestV1(job_id=JOB_ID, step=1, epoch=1, files=files)
-    scene.known = Known.of([old], scene.kept)
-    scene.cloud.packs[digest_bytes(data).blake3] = data
-    local = scene.save({"s": data, "l": large, "e": b""})
-    assert local.new_bytes == len(large)
 
 
 def test_a_full_disk_costs_the_encoding_only(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,13 +11,12 @@ from pathlib import Path
 import pytest
 
 from gpu_client.checkpoints import store as module
-from gpu_client.checkpoints.reading import as_chunks
 from gpu_client.checkpoints.store import LocalStore, excess_stores
 from gpu_client.transport.net.digests import digest_bytes
 from gpu_client.transport.transfer.transfer_requests import Segment
 from tests.trees import write_files
 from tests.unit.checkpoints.fake_cloud import JOB_ID
-from tests.unit.checkpoints.made_checkpoints import Maker, whole_files
+from tests.unit.checkpoints.made_checkpoints import Maker
 
 OTHER_JOB = JOB_ID.replace("1", "2")
 FROZEN = b"never changes" * 10
@@ -255,21 +254,6 @@ def test_the_same_checkpoint_twice_is_there_once(scene: Scene) -> None:
     scene.commit(10)
     assert scene.entries() == ["10-2"]
     assert_has(scene.store, 10, epoch=2)
-
-
-def test_version_1_is_kept_too(scene: Scene) -> None:
-    contents = {"a": b"same", "b": b"same", "empty": b""}
-    manifest = whole_files(contents, step=10)
-    directory = scene.tmp_path / "old"
-    directory.mkdir()
-    for path, data in contents.items():
-        (directory / path).write_bytes(data)
-    scene.store.restored(manifest, directory)
-    for store in (scene.store, scene.again()):
-        found = store.newest()
-        assert found is not None
-        assert found[0] == as_chunks(manifest)
-        assert read(store.find(digest(b"same"))) == b"same"
 
 
 @pytest.mark.parametrize("call", ["mkdir", "link", "rename", "write_bytes"])

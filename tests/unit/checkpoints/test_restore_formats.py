@@ -147,7 +147,7 @@ class TestFormat2:
         cloud.store.objects[cloud.manifest_path(manifest)] = data
         newest = item.resume[0].model_copy(update={"manifest_blake3": digest_bytes(data).blake3})
         item = item.model_copy(update={"resume": [newest, *item.resume[1:]]})
-        with pytest.raises(RestoreFailed, match=r"step 200: .* version 3; this worker reads versions up to 2: update"):
+        with pytest.raises(RestoreFailed, match=r"step 200: .* version 3; this worker reads version 2: use"):
             restore(cloud, transfer, item, output)
         assert cloud.damaged == []
         assert list(output.iterdir()) == []

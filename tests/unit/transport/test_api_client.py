@@ -14,7 +14,7 @@ import pytest
 from baton.contract.base import MAX_STEP
 from baton.contract.jobs import JobState, JobSubmit, Policy
 from baton.contract.keys import KeyCreate
-from baton.contract.manifest import ManifestV1 as Manifest
+from baton.contract.manifest import ChunkedFile, Manifest
 from baton.contract.names import Scope
 from baton.contract.output import LogChunk
 from baton.contract.webhooks import WebhookCreate
@@ -198,12 +198,8 @@ class TestWorker:
         assert len(server.seen) == 1
 
     def test_every_write_carries_the_lease(self, server: ScriptedServer, client: BatonClient) -> None:
-        manifest = Manifest(
-            job_id=ID,
-            step=MAX_STEP,
-            epoch=2,
-            files=[{"path": "a", "size_bytes": 0, "blake3": "0" * 64, "crc64nvme": "AAAAAAAAAAA="}],
-        )
+        empty = ChunkedFile(path="a", size_bytes=0, chunks=[])
+        manifest = Manifest(version=2, job_id=ID, step=MAX_STEP, epoch=2, packs=[], chunks=[], files=[empty])
         server.routes |= {
             ("POST", f"/heartbeat/{ID}"): reply(200, BEAT),
             ("POST", f"/job/{ID}/checkpoints"): reply(200, {"committed": True, "step": 1, "epoch": 2}),
