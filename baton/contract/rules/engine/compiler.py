@@ -216,11 +216,11 @@ class Compiler:
             extreme = self._follow(
                 metric, f"{function}({size})", lambda series: Extreme(series, clock, most, seconds, sign=sign)
             )
-            return _over_duration(extreme, extreme.value, 1) if seconds else window_fast_paths.extreme(extreme)
+            return _over_duration(extreme, extreme.value, 1) if seconds else window_fast_paths.read_extreme(extreme)
         if function == "median":
             most = min(most, self._limits.median_points)
             median = self._follow(metric, f"median({size})", lambda series: Median(series, clock, most, seconds))
-            return _over_duration(median, median.value, 1) if seconds else window_fast_paths.median(median)
+            return _over_duration(median, median.value, 1) if seconds else window_fast_paths.read_median(median)
         if function in ("delta", "count"):
             window = self._follow(metric, f"points({size})", lambda series: Window(series, clock, most, seconds))
             return _size(window) if function == "count" else _over_duration(window, lambda: _change(window), 2)
@@ -231,7 +231,7 @@ class Compiler:
         moments.sums.with_squares = moments.sums.with_squares or function in ("std", "zscore")
         moments.sums.weighs = moments.sums.weighs or function == "slope"
         if not seconds:
-            return window_fast_paths.OF_MOMENTS[function](moments)
+            return window_fast_paths.MOMENT_READERS[function](moments)
         compute = {"mean": moments.mean, "std": moments.std, "slope": moments.slope, "zscore": moments.zscore}[function]
         return _over_duration(moments, compute, 1 if function == "mean" else 2)
 

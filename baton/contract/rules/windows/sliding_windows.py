@@ -197,11 +197,11 @@ class Moments(Window):
     def zscore(self) -> float:
         """Of the newest point; infinite where all before it are the same and it is not."""
         newest = self.series.newest
-        return deviations((NAN if newest is None else newest) - self.mean(), self.std())
+        return count_deviations((NAN if newest is None else newest) - self.mean(), self.std())
 
 
-def deviations(offset: float, spread: float) -> float:
-    """How many standard deviations that is."""
+def count_deviations(offset: float, spread: float) -> float:
+    """How many standard count_deviations that is."""
     if spread:
         return offset / spread
     return offset if offset == 0 or math.isnan(offset) else math.copysign(INF, offset)

@@ -1,7 +1,8 @@
-"""What rules read most: windows over so many points, each in one closure, worked out once for each point.
+"""Closures for windows over points: each computes its value once for each new point.
 
-They say what the windows' own methods say (`windows.py`), of which they are the quick way for finite points: to divide
-whole numbers first and to scale them by a power of two then gives the same float, but where one of them is too large.
+They return the same float as the methods of `sliding_windows.py`, at about half the cost of a step. For finite points they
+divide integers first and scale by a power of two afterwards; only an overflow changes the result, therefore the exact
+method then takes over.
 """
 
 from __future__ import annotations
@@ -10,128 +11,83 @@ from collections.abc import Callable, Mapping
 from math import sqrt
 
 from baton.contract.rules.arithmetic import NAN
-from baton.contract.rules.windows.sliding_windows import Extreme, Median, Moments, deviations
+from baton.contract.rules.windows.sliding_windows import Extreme, Median, Moments, count_deviations
 
 Value = float | bool | None
-"""None: not known."""
+"""Value of an expression; None while it is not known."""
 Reader = Callable[[], Value]
 
 
-def mean(window: Moments) -> Reader:
-    """Of a window over points."""
-    series, sums, limit, lag = window.series, window.sums, window.limit, window.lag
-    totals, end, begin = sums.totals, -1 - lag, -1 - lag - limit
-    seen, value = -1, 0.0
+def _memoise(window: Moments, compute: Callable[[int], float], compute_exactly: Callable[[], float]) -> Reader:
+    """Return a closure that computes once for each point. `compute` takes the number of the window's first point."""
+    series, sums, span = window.series, window.sums, window.lag + window.limit
+    computed_at, value = -1, 0.0
 
     def read() -> Value:
-        nonlocal seen, value
+        nonlocal computed_at, value
         total = series.total
-        if total != seen:
-            start = total - lag - limit
+        if total != computed_at:
+            start = total - span
             if start < window.start:
                 return None
-            if start < sums.plain_from:
-                value = window.mean()
-            else:
-                try:
-                    value = (totals[end] - totals[begin]) / limit * sums.unit
-                except OverflowError:
-                    value = window.mean()
-            seen = total
+            try:
+                value = compute(start) if start >= sums.plain_from else compute_exactly()
+            except OverflowError:
+                value = compute_exactly()
+            computed_at = total
         return value
 
     return read
 
 
-def std(window: Moments) -> Reader:
-    """Of a window over points."""
-    series, sums, limit = window.series, window.sums, window.limit
+def read_mean(window: Moments) -> Reader:
+    """Return a closure for the mean of a window over points."""
+    sums, limit = window.sums, window.limit
+    totals, end, begin = sums.totals, -1 - window.lag, -1 - window.lag - limit
+    return _memoise(window, lambda _: (totals[end] - totals[begin]) / limit * sums.unit, window.mean)
+
+
+def read_std(window: Moments) -> Reader:
+    """Return a closure for the standard deviation of a window over points."""
+    sums, limit = window.sums, window.limit
     totals, squares, begin, pairs = sums.totals, sums.squares, -1 - limit, limit * (limit - 1)
-    seen, value = -1, 0.0
 
-    def read() -> Value:
-        nonlocal seen, value
-        total = series.total
-        if total != seen:
-            start = total - limit
-            if start < window.start:
-                return None
-            if start < sums.plain_from:
-                value = window.std()
-            else:
-                added = totals[-1] - totals[begin]
-                squared = limit * (squares[-1] - squares[begin]) - added * added
-                try:
-                    value = sqrt(squared / pairs) * sums.unit
-                except OverflowError:
-                    value = window.std()
-            seen = total
-        return value
+    def compute(_: int) -> float:
+        total = totals[-1] - totals[begin]
+        return sqrt((limit * (squares[-1] - squares[begin]) - total * total) / pairs) * sums.unit
 
-    return read
+    return _memoise(window, compute, window.std)
 
 
-def slope(window: Moments) -> Reader:
-    """Of a window over points."""
-    series, sums, limit = window.series, window.sums, window.limit
+def read_slope(window: Moments) -> Reader:
+    """Return a closure for the slope per point of a window over points."""
+    sums, limit = window.sums, window.limit
     totals, weighted, begin = sums.totals, sums.weighted, -1 - limit
     middle, spread = 6 * (limit - 1), limit * (limit * limit - 1)
-    seen, value = -1, 0.0
 
-    def read() -> Value:
-        nonlocal seen, value
-        total = series.total
-        if total != seen:
-            start = total - limit
-            if start < window.start:
-                return None
-            if start < sums.plain_from:
-                value = window.slope()
-            else:
-                added = totals[-1] - totals[begin]
-                moment = 12 * (weighted[-1] - weighted[begin] - start * added) - middle * added
-                try:
-                    value = moment / spread * sums.unit
-                except OverflowError:
-                    value = window.slope()
-            seen = total
-        return value
+    def compute(start: int) -> float:
+        total = totals[-1] - totals[begin]
+        return (12 * (weighted[-1] - weighted[begin] - start * total) - middle * total) / spread * sums.unit
 
-    return read
+    return _memoise(window, compute, window.slope)
 
 
-def zscore(window: Moments) -> Reader:
-    """Of a window over points, without the newest."""
+def read_zscore(window: Moments) -> Reader:
+    """Return a closure for the z-score of the newest point against the window of points before it."""
     series, sums, limit = window.series, window.sums, window.limit
     totals, squares, begin, pairs = sums.totals, sums.squares, -2 - limit, limit * (limit - 1)
-    seen, value = -1, 0.0
 
-    def read() -> Value:
-        nonlocal seen, value
-        total = series.total
-        if total != seen:
-            start = total - 1 - limit
-            if start < window.start:
-                return None
-            if start < sums.plain_from:
-                value = window.zscore()
-            else:
-                added, unit, newest = totals[-2] - totals[begin], sums.unit, series.newest
-                squared = limit * (squares[-2] - squares[begin]) - added * added
-                try:
-                    offset = (NAN if newest is None else newest) - added / limit * unit
-                    spread = sqrt(squared / pairs) * unit
-                    value = offset / spread if spread else deviations(offset, spread)
-                except OverflowError:
-                    value = window.zscore()
-            seen = total
-        return value
+    def compute(_: int) -> float:
+        total, unit, newest = totals[-2] - totals[begin], sums.unit, series.newest
+        offset = (NAN if newest is None else newest) - total / limit * unit
+        spread = sqrt((limit * (squares[-2] - squares[begin]) - total * total) / pairs) * unit
+        return offset / spread if spread else count_deviations(offset, spread)
 
-    return read
+    return _memoise(window, compute, window.zscore)
 
 
-def extreme(window: Extreme) -> Reader:
-    """Of a window over points."""
+def read_extreme(window: Extreme) -> Reader:
+    """Return a closure for the least or greatest point of a window over points."""
     series, limit, sign = window.series, window.limit, window.sign
 
     def read() -> Value:
@@ -142,8 +98,8 @@ def extreme(window: Extreme) -> Reader:
     return read
 
 
-def median(window: Median) -> Reader:
-    """Of a window over points."""
+def read_median(window: Median) -> Reader:
+    """Return a closure for the median of a window over points."""
     series, limit = window.series, window.limit
     middle, odd = limit // 2, limit % 2
 
@@ -155,4 +111,9 @@ def median(window: Median) -> Reader:
     return read
 
 
-OF_MOMENTS: Mapping[str, Callable[[Moments], Reader]] = {"mean": mean, "std": std, "slope": slope, "zscore": zscore}
+MOMENT_READERS: Mapping[str, Callable[[Moments], Reader]] = {
+    "mean": read_mean,
+    "std": read_std,
+    "slope": read_slope,
+    "zscore": read_zscore,
+}
