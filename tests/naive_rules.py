@@ -16,9 +16,9 @@ from baton.contract.rules.language.typed_ast import (
     Chain,
     Constant,
     Grouped,
+    HistorySummary,
     Operation,
     Reading,
-    Summary,
     Typed,
 )
 from baton.contract.rules.limits import LIMITS
@@ -139,7 +139,7 @@ def operation(name: str, values: list[Value]) -> Value:  # noqa: C901 - one case
     return {"+": left + rest[0], "-": left - rest[0], "*": left * rest[0]}[name]
 
 
-def aggregate(summary: Summary, points: list[tuple[float, float]], now: float) -> Value:
+def aggregate(summary: HistorySummary, points: list[tuple[float, float]], now: float) -> Value:
     """A summary of a whole history."""
     function, _, window, goal, min_delta, _ = summary
     values = [value for value, _ in points]
@@ -299,7 +299,7 @@ class NaiveRule:
         if not self._cool(index):
             return None
         ends = [*self.fired, *self.cleared]
-        if rule.hold.of == OF_ALL and rule.clear is None and rule.cooldown is not None:
+        if rule.pending.of == OF_ALL and rule.clear is None and rule.cooldown is not None:
             # it was never held, and being cleared forgets nothing
             ends = self.fired
         begin = max([*(at + 1 for at in ends), 0])
@@ -335,7 +335,7 @@ class NaiveRule:
     def _holds(self, counted: list[tuple[bool | None, bool | None, int, float]], truth: bool | None) -> bool:
         if truth is None:
             return False
-        period, of = self.rule.hold
+        period, of = self.rule.pending
         if of == OF_ALL:
             return sum(one[0] is True for one in counted) >= period.amount
         if of:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from baton.contract.rules.language.functions import NAMES, SUMMARIES
-from baton.contract.rules.metrics import BUILT_IN, UNITS, Kind, Metric, Metrics
+from baton.contract.rules.metrics import BUILT_IN, UNITS, Kind, Metric, MetricCatalog
 
 HOSTILE = [
     "10**3999999 > 0", "3999999**399999 > 0", "loss.append(1) > 0", "loss.tofile(path) > 0", "model.zero_() > 0",
@@ -39,7 +39,7 @@ HEAVIEST = [
 """What the limits allow: it is evaluated, and takes no longer than a refusal may."""
 
 REPORTED = ("acc", "eval.f1_macro")
-KNOWN = Metrics([Metric("reader.wait", Kind.DURATION), Metric("flag", Kind.BOOL)], reported=REPORTED)
+KNOWN = MetricCatalog([Metric("reader.wait", Kind.DURATION), Metric("flag", Kind.BOOL)], reported=REPORTED)
 """What a training is known to report besides what is built in."""
 
 

@@ -6,17 +6,17 @@ from baton.contract.rules.engine.compiler import Compiler
 from baton.contract.rules.language.checker import check, check_condition
 from baton.contract.rules.language.faults import ExpressionError
 from baton.contract.rules.limits import LIMITS, Limits
-from baton.contract.rules.metrics import Kind, Metric, Metrics
-from baton.contract.rules.windows.series import Clock
+from baton.contract.rules.metrics import Kind, Metric, MetricCatalog
+from baton.contract.rules.windows.series import ObservationClock
 
-METRICS = Metrics([Metric("flag", Kind.BOOL), Metric("acc", goal="max")])
+METRICS = MetricCatalog([Metric("flag", Kind.BOOL), Metric("acc", goal="max")])
 
 
 def value_of(text: str, **metrics: float) -> float | bool | None:
     """With these metrics, each of one point."""
     checked = check(text, METRICS)
     assert checked.typed is not None, checked.faults
-    clock = Clock()
+    clock = ObservationClock()
     compiler = Compiler(clock)
     read = compiler.compiled(checked.typed)
     clock.now = 10.0
@@ -26,7 +26,7 @@ def value_of(text: str, **metrics: float) -> float | bool | None:
     return read()
 
 
-def fault_of(text: str, metrics: Metrics = METRICS, limits: Limits = LIMITS) -> ExpressionError:
+def fault_of(text: str, metrics: MetricCatalog = METRICS, limits: Limits = LIMITS) -> ExpressionError:
     checked = check_condition(text, metrics, limits)
     assert checked.typed is None
     return checked.faults[0]

@@ -25,7 +25,7 @@ from baton.contract.rules.document.actions import (
     Stop,
 )
 from baton.contract.rules.engine.verdicts import State, Verdict
-from baton.contract.rules.numbers import encoded
+from baton.contract.rules.numbers import encode
 from baton.contract.steering import CommandKind, CommandRequest, EndedBy
 from baton.contract.work import Directive
 from functions.domain import jobs as transitions
@@ -109,7 +109,7 @@ class Acting:
     def take(self, verdict: Verdict, values: Mapping[str, float | None]) -> None:
         """Tell what a rule decided, and do what it wants. `values` fill its texts."""
         dry_run = verdict.mode == "dry_run"
-        operands = {one.text: encoded(one.value) for one in verdict.operands[:MAX_OPERANDS]}
+        operands = {one.text: encode(one.value) for one in verdict.operands[:MAX_OPERANDS]}
         common = {"rule": verdict.rule, "severity": verdict.severity, "dry_run": dry_run}
         names = [NAMES[type(action)] for action in verdict.actions]
         would = [self._would(action, verdict) for action in verdict.actions if isinstance(action, Scale) and dry_run]

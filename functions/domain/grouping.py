@@ -10,7 +10,7 @@ from collections.abc import Collection, Mapping, Sequence
 from baton.contract.jobs import Progress
 from baton.contract.rules.engine.group_statistics import GroupValue
 from baton.contract.rules.metrics import name_in_rules
-from baton.contract.rules.numbers import decoded, encoded
+from baton.contract.rules.numbers import decode, encode
 from functions.domain.records import MemberRecord, MemberValue
 
 KEPT_S = 30 * 86_400
@@ -29,7 +29,7 @@ def own_values(
         if progress is None or one.metric not in reported:
             continue
         if one.step is None or (progress.step >= one.step and (one.metric, one.step) not in known):
-            known[one.metric, one.step] = encoded(reported[one.metric])
+            known[one.metric, one.step] = encode(reported[one.metric])
     wanted = {(one.metric, one.step) for one in needed}
     order = {(one.metric, one.step): place for place, one in enumerate(before.values)}
     # Dropped are the ones that nobody has asked for for longest.
@@ -44,7 +44,7 @@ def own_values(
 
 def values_in_rules(progress: Progress) -> dict[str, float | None]:
     """What was reported, by the names in rules; NaN and infinity are values."""
-    said = {**progress.metrics, **{name: decoded(word) for name, word in progress.nonfinite.items()}}
+    said = {**progress.metrics, **{name: decode(word) for name, word in progress.nonfinite.items()}}
     return {name_in_rules(name): value for name, value in said.items()}
 
 
@@ -71,5 +71,5 @@ class Group:
 
 
 def _by_name(member: MemberRecord) -> dict[GroupValue, float]:
-    values = ((GroupValue(one.metric, one.step), decoded(one.value)) for one in member.values)
+    values = ((GroupValue(one.metric, one.step), decode(one.value)) for one in member.values)
     return {name: value for name, value in values if value is not None}

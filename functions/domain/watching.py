@@ -18,13 +18,13 @@ from baton.contract.errors import Fault
 from baton.contract.jobs import JobState, Progress
 from baton.contract.rules.document.loader import load
 from baton.contract.rules.document.rule import RuleSet
-from baton.contract.rules.document.rule_placement import needed_group_values, split
+from baton.contract.rules.document.rule_placement import collect_group_values, split
 from baton.contract.rules.engine.evaluator import Evaluator, StateError
 from baton.contract.rules.engine.group_statistics import GroupValues
 from baton.contract.rules.language.faults import Code
 from baton.contract.rules.language.typed_ast import Aggregate, walk
 from baton.contract.rules.limits import LIMITS
-from baton.contract.rules.numbers import encoded
+from baton.contract.rules.numbers import encode
 from baton.contract.steering import MAX_STATUS_CHARS, RuleStatus
 from functions.domain.acting import Acting
 from functions.domain.change import Change
@@ -113,7 +113,7 @@ def look(
     """
     job, before = seen.job, seen.standing
     progress = _unseen(seen)
-    needed = needed_group_values(rules)
+    needed = collect_group_values(rules)
     member = before.member if before is not None else MemberRecord()
     if needed and members is not None:
         member = own_values(member, needed, progress, now=now)
@@ -150,7 +150,7 @@ def look(
 
 def asks_for_group(rules: RuleSet) -> bool:
     """Whether any of them reads what the jobs of a group report."""
-    return bool(needed_group_values(rules))
+    return bool(collect_group_values(rules))
 
 
 def failed(seen: Seen, error: str, *, now: int, severity: str = "error") -> Looked:
@@ -191,7 +191,7 @@ def statuses(
     rules: RuleSet, standing: StandingRecord, job_id: str, members: Mapping[str, MemberRecord] | None
 ) -> Iterator[RuleStatus]:
     """How each rule stands, in words; `members` as for `look`: what is said of a group is as of now."""
-    group = Group(job_id, standing.member, members) if needed_group_values(rules) else None
+    group = Group(job_id, standing.member, members) if collect_group_values(rules) else None
     evaluator, _ = _restored(rules, group, standing, standing.revision)
     for one in evaluator.statuses():
         yield RuleStatus(rule=one.rule, state=str(one.state), said=one.describe()[:MAX_STATUS_CHARS], fires=one.fires)
@@ -255,7 +255,7 @@ def _observed(
         return found
     known = evaluator.values()
     # As they are saved: NaN is the same as NaN there.
-    return {name: value for name, value in found.items() if encoded(known.get(name)) != encoded(value)}
+    return {name: value for name, value in found.items() if encode(known.get(name)) != encode(value)}
 
 
 def _of_another_machine(rules: RuleSet, seen: Seen) -> dict[str, float | None]:

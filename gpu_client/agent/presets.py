@@ -23,7 +23,7 @@ from baton.contract.rules.engine.evaluator import Evaluator
 from baton.contract.rules.engine.verdicts import State, Verdict
 from baton.contract.rules.language.messages import Message
 from baton.contract.rules.metrics import Kind, canonical_name
-from baton.contract.rules.numbers import encoded
+from baton.contract.rules.numbers import encode
 from gpu_client.agent.channel_messages import CheckpointNotice, Progress
 from gpu_client.agent.loss_trend import LossTrend
 from gpu_client.controller.probing import Probe
@@ -172,7 +172,7 @@ class PresetWatch:
             logger.error("%s cannot be checked: %s", name, verdict.reason)
 
     def _tell(self, what: str, verdict: Verdict, training: _Training, **more: Any) -> None:
-        operands = {one.text: encoded(one.value) for one in verdict.operands}
+        operands = {one.text: encode(one.value) for one in verdict.operands}
         said = {"rule": verdict.rule, "step": training.step, "severity": verdict.severity, "operands": operands}
         said |= {} if training.epoch is None else {"training_epoch": training.epoch}
         self._decide({"type": "decision", "decision": what, **said, **more})

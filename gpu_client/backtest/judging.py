@@ -10,18 +10,18 @@ from typing import NamedTuple
 
 import numpy as np
 
-from baton.contract.rules.document.actions import NAMES, Pause, Requeue, Rollback, Stop
+from baton.contract.rules.document.actions import NAMES, Pause, Requeue, RollbackAction, Stop
 from baton.contract.rules.document.rule import CONTROL_PLANE_EVENTS, Rule, RuleSet
-from baton.contract.rules.document.rule_placement import is_control_planes
-from baton.contract.rules.language.faults import did_you_mean
+from baton.contract.rules.document.rule_placement import runs_in_control_plane
+from baton.contract.rules.language.faults import suggest_name
 from baton.contract.rules.language.typed_ast import Aggregate, Grouped, Typed, walk
-from baton.contract.rules.metrics import Goal, Metrics
+from baton.contract.rules.metrics import Goal, MetricCatalog
 from gpu_client.backtest.history import ROW_EVENTS, History
 from gpu_client.backtest.replay import Trial, replay
 
 _ENDING = (Stop, Pause)
 """Actions that give the machine back: nobody pays for the time after them."""
-_DIVERTING = (Rollback, Requeue)
+_DIVERTING = (RollbackAction, Requeue)
 """Actions after which the run goes on, but otherwise than it was recorded."""
 _DEFAULT_GOALS = ("eval.loss", "loss")
 
@@ -127,11 +127,11 @@ def judged(rules: RuleSet, run: Run, advance: Callable[[int], object] = lambda r
     return Verdict(run, findings, min(ending, key=lambda one: one.first or 0, default=None))
 
 
-def _finding(rule: Rule, trial: Trial | None, metrics: Metrics, run: Run) -> Finding:
+def _finding(rule: Rule, trial: Trial | None, metrics: MetricCatalog, run: Run) -> Finding:
     if trial is None:
         reason = _why_not(rule, metrics, run.history)
     else:
-        elsewhere = "the control plane evaluates it, at heartbeats" if is_control_planes(rule, metrics) else ""
+        elsewhere = "the control plane evaluates it, at heartbeats" if runs_in_control_plane(rule, metrics) else ""
         reason = "; ".join(filter(None, (_never_reported(rule, run.history), elsewhere)))
     kinds = [type(action) for action in rule.actions if isinstance(action, (*_ENDING, *_DIVERTING))]
     found = Finding(rule, trial, reason, NAMES[kinds[0]] if kinds else "", None)
@@ -140,12 +140,12 @@ def _finding(rule: Rule, trial: Trial | None, metrics: Metrics, run: Run) -> Fin
     return replace(found, after=_after(run, found.first))
 
 
-def _why_not(rule: Rule, metrics: Metrics, history: History) -> str:
+def _why_not(rule: Rule, metrics: MetricCatalog, history: History) -> str:
     """Explain why the history cannot answer for a rule; "" if it can."""
     if any(isinstance(part, Grouped) for part in _parts(rule)):
         return "not in this history: the other jobs of its group"
     seen = rule.on
-    if rule.on and is_control_planes(rule, metrics):
+    if rule.on and runs_in_control_plane(rule, metrics):
         seen = rule.on & CONTROL_PLANE_EVENTS
         if not seen:
             return "the control plane evaluates it, and sees none of its events"
@@ -168,7 +168,7 @@ def _never_reported(rule: Rule, history: History) -> str:
 def _nearest(missing: Iterable[str], history: History) -> str:
     names = []
     for name in missing:
-        hint = did_you_mean(name, history.columns)
+        hint = suggest_name(name, history.columns)
         names.append(f"{name} ({hint})" if hint.startswith("Did") else name)
     return ", ".join(names)
 
@@ -178,7 +178,7 @@ def _parts(rule: Rule) -> list[Typed]:
 
 
 def _needs_times(rule: Rule) -> bool:
-    periods = [rule.every, rule.hold.period, rule.warmup, rule.cooldown]
+    periods = [rule.every, rule.pending.period, rule.warmup, rule.cooldown]
     if any(period is not None and period.measure == "seconds" for period in periods):
         return True
     for part in _parts(rule):
@@ -189,7 +189,7 @@ def _needs_times(rule: Rule) -> bool:
     return False
 
 
-def aim_of(history: History, metrics: Metrics, option: str | None, keep_best: Aim | None = None) -> Aim | None:
+def aim_of(history: History, metrics: MetricCatalog, option: str | None, keep_best: Aim | None = None) -> Aim | None:
     """Choose the goal of a run: the option `--goal`, else that of the job's retention, else `eval.loss`, else `loss`.
 
     The option is `METRIC:min`, `METRIC:max`, or `METRIC` if the rules declare which of its values are better. Raises
@@ -201,7 +201,7 @@ def aim_of(history: History, metrics: Metrics, option: str | None, keep_best: Ai
         return next((Aim(name, "min") for name in _DEFAULT_GOALS if history.has(name)), None)
     name, _, goal = option.partition(":")
     if not history.has(name):
-        raise ValueError(f"the metric {name[:64]} is not in this history. {did_you_mean(name, history.columns)}")
+        raise ValueError(f"the metric {name[:64]} is not in this history. {suggest_name(name, history.columns)}")
     if goal in ("min", "max"):
         return Aim(name, "min" if goal == "min" else "max")
     known = metrics[name].goal if name in metrics else None

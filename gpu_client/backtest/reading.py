@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from baton.contract.output import MetricPoint
-from baton.contract.rules.arithmetic import number_of
+from baton.contract.rules.arithmetic import to_number
 from baton.contract.rules.metrics import is_name, name_in_rules
 from gpu_client.backtest.history import Builder, History, HistoryError
 
@@ -260,7 +260,7 @@ def _add(builder: Builder, entry: Any, number: int) -> None:
             if value.strip().lower() in _WORDS:
                 metrics[known] = float(value)
         elif value is None or isinstance(value, (int, float)):
-            metrics[known] = number_of(value)
+            metrics[known] = to_number(value)
     builder.add(_whole(step, number), None if time is None else _seconds(entry[time], number), metrics, number)
 
 

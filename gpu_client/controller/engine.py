@@ -6,7 +6,7 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from baton.contract.rules.arithmetic import number_of
+from baton.contract.rules.arithmetic import to_number
 from baton.contract.rules.document.actions import NAMES
 from baton.contract.rules.document.loader import load
 from baton.contract.rules.document.rule import REPORT
@@ -14,7 +14,7 @@ from baton.contract.rules.document.rule_placement import split
 from baton.contract.rules.engine.evaluator import Evaluator, StateError
 from baton.contract.rules.engine.verdicts import State, Verdict
 from baton.contract.rules.metrics import BUILT_IN, Reduce, name_in_rules
-from baton.contract.rules.numbers import encoded
+from baton.contract.rules.numbers import encode
 from gpu_client.controller.budget import Budget
 from gpu_client.controller.orders import Order, orders_of
 
@@ -95,7 +95,7 @@ class Engine:
         self.revision = revision
         self.presets_off = loaded.rules.presets_off if loaded is not None and loaded.rules else frozenset()
         here = evaluator.rules.rules if evaluator is not None else ()
-        self.reads = frozenset(name for rule in here for name in (*rule.metrics, *rule.told))
+        self.reads = frozenset(name for rule in here for name in (*rule.metrics, *rule.text_metrics))
         known = evaluator.rules.metrics() if evaluator is not None else BUILT_IN
         self.reducers = {name: known[name].reduced_by for name in self.reads if name in known}
         self._seen = 0
@@ -149,7 +149,7 @@ class Engine:
         for name in self.reads & found.keys():
             value = found[name]
             try:
-                read[name] = number_of(value)
+                read[name] = to_number(value)
             except Exception:  # noqa: BLE001 - any object at all: the evaluator says what is wrong with it
                 read[name] = value
         return read
@@ -253,7 +253,7 @@ class Engine:
             step=verdict.step,
             severity=verdict.severity,
             dry_run=verdict.mode == "dry_run",
-            operands={one.text: encoded(one.value) for one in verdict.operands},
+            operands={one.text: encode(one.value) for one in verdict.operands},
             actions=[order.action for order in orders_of(verdict._replace(mode="enforce"), 0, {})],
             message=verdict.reason,
         )

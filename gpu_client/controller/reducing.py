@@ -6,10 +6,10 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
-from baton.contract.rules.arithmetic import number_of
+from baton.contract.rules.arithmetic import to_number
 from baton.contract.rules.document.rule import REPORT
 from baton.contract.rules.metrics import Reduce
-from baton.contract.rules.numbers import decoded, encoded
+from baton.contract.rules.numbers import decode, encode
 from gpu_client.controller.engine import Engine
 
 _STEPS = ("step", REPORT)
@@ -40,13 +40,13 @@ class Observed(NamedTuple):
 
     def as_values(self) -> dict[str, Any]:
         """Plain JSON."""
-        numbers = {name: encoded(_number(value)) for name, value in self.metrics.items()}
+        numbers = {name: encode(_number(value)) for name, value in self.metrics.items()}
         return {"event": self.event, "step": self.step, "now": self.now, "metrics": numbers}
 
     @staticmethod
     def of_values(values: Mapping[str, Any]) -> Observed:
         """From that. Raises KeyError, TypeError or ValueError."""
-        metrics = {str(name): decoded(value) for name, value in values["metrics"].items()}
+        metrics = {str(name): decode(value) for name, value in values["metrics"].items()}
         return Observed(str(values["event"]), int(values["step"]), float(values["now"]), metrics)
 
 
@@ -162,6 +162,6 @@ _REDUCERS: Mapping[Reduce, Callable[[list[float]], float]] = {"mean": _mean, "ma
 
 def _number(value: object) -> float | None:
     try:
-        return number_of(value)
+        return to_number(value)
     except Exception:  # noqa: BLE001 - a value can be any object, and fail in any way: then it is missing
         return None

@@ -12,7 +12,7 @@ from statistics import median
 from baton.contract.rules.document.loader import load_values
 from baton.contract.rules.engine.evaluator import Evaluator
 from baton.contract.rules.language.checker import check_condition
-from baton.contract.rules.language.messages import MessageError, message_of
+from baton.contract.rules.language.messages import MessageError, parse_message
 from tests import rule_chances
 from tests.performance.figures import Figure
 from tests.rule_corpora import HEAVIEST, HOSTILE, HOSTILE_TEXTS, KNOWN, wrong_conditions
@@ -89,7 +89,7 @@ def _fuzzed(rules: int) -> Figure:
 
 def _is_refused(text: str) -> bool:
     try:
-        message_of(text)
+        parse_message(text)
     except MessageError:
         return True
     return False

@@ -1,6 +1,6 @@
-"""What operators and functions of plain values give: total, for whatever numbers come.
+"""Operators and functions of plain values, defined for every float.
 
-Floats as IEEE 754 has them: 1 / 0 is inf, 0 / 0 is NaN, what is too large is inf, a comparison with NaN is false.
+Floats follow IEEE 754: 1 / 0 is inf, 0 / 0 is NaN, an overflow is inf, a comparison with NaN is false.
 """
 
 from __future__ import annotations
@@ -15,51 +15,51 @@ INF: Final = math.inf
 
 
 def divide(left: float, right: float) -> float:
-    """`left / right`."""
+    """Divide `left` by `right`."""
     if right:
         return left / right
     return NAN if left == 0 or math.isnan(left) else math.copysign(INF, left)
 
 
-def remainder(left: float, right: float) -> float:
-    """`left % right`, with the sign of `right`."""
+def take_remainder(left: float, right: float) -> float:
+    """Compute `left % right`, with the sign of `right`."""
     return left % right if right and left - left == 0 else NAN
 
 
-def logarithm(value: float) -> float:
-    """The natural one; of 0 it is -inf, of what is less NaN."""
+def take_logarithm(value: float) -> float:
+    """Compute the natural logarithm: -inf for 0, NaN for a negative value."""
     if value > 0:
         return math.log(value)
     return -INF if value == 0 else NAN
 
 
 def clamp(value: float, low: float, high: float) -> float:
-    """`value`, at least `low`, and at most `high` even if that is less."""
+    """Clamp `value` to [`low`, `high`]; `high` wins if it is less than `low`."""
     if math.isnan(value) or math.isnan(low) or math.isnan(high):
         return NAN
     return min(max(value, low), high)
 
 
-def least(*values: float) -> float:
-    """NaN if there is one."""
+def find_least(*values: float) -> float:
+    """Find the least value, or NaN if a value is NaN."""
     return NAN if any(map(math.isnan, values)) else min(values)
 
 
-def greatest(*values: float) -> float:
-    """NaN if there is one."""
+def find_greatest(*values: float) -> float:
+    """Find the greatest value, or NaN if a value is NaN."""
     return NAN if any(map(math.isnan, values)) else max(values)
 
 
-def ratio(numerator: int, denominator: int) -> float:
-    """The float nearest to a fraction of whole numbers; the denominator is positive."""
+def divide_exactly(numerator: int, denominator: int) -> float:
+    """Divide two integers, rounding once; the denominator is positive."""
     try:
         return numerator / denominator
     except OverflowError:
         return INF if numerator > 0 else -INF
 
 
-def root_of_ratio(numerator: int, denominator: int) -> float:
-    """The square root of such a fraction, also where the fraction itself is no float."""
+def root_exactly(numerator: int, denominator: int) -> float:
+    """Compute the square root of a fraction of integers, also where the fraction overflows a float."""
     if numerator <= 0:
         return 0.0
     excess = numerator.bit_length() - denominator.bit_length()
@@ -76,10 +76,10 @@ def root_of_ratio(numerator: int, denominator: int) -> float:
         return INF
 
 
-def number_of(value: object) -> float | None:
-    """A reported value as a float; None if it is none.
+def to_number(value: object) -> float | None:
+    """Convert a reported value to a float; None stays None.
 
-    Raises TypeError for what is no number. Minus zero becomes zero, so that equal values are the same value.
+    Raises TypeError if the value is no number. Minus zero becomes zero, so that equal values have equal bits.
     """
     if value is None:
         return None
@@ -88,7 +88,7 @@ def number_of(value: object) -> float | None:
     try:
         return float(value) + 0.0  # type: ignore[arg-type]
     except OverflowError:
-        # only whole numbers of any length do that
+        # Only integers of any length overflow, therefore the sign can be compared.
         return INF if value > 0 else -INF  # type: ignore[operator]
 
 
@@ -105,7 +105,7 @@ OPERATE: Mapping[str, Callable[[float, float], float]] = {
     "-": operator.sub,
     "*": operator.mul,
     "/": divide,
-    "%": remainder,
+    "%": take_remainder,
 }
 FUNCTIONS: Mapping[str, Callable[..., float]] = {
     **OPERATE,
@@ -113,9 +113,9 @@ FUNCTIONS: Mapping[str, Callable[..., float]] = {
     "abs": abs,
     "isnan": math.isnan,
     "isfinite": math.isfinite,
-    "log": logarithm,
+    "log": take_logarithm,
     "clamp": clamp,
-    "min": least,
-    "max": greatest,
+    "min": find_least,
+    "max": find_greatest,
 }
-"""Of values that are all known."""
+"""Functions of operands that are all known."""

@@ -1,4 +1,4 @@
-"""How large rules may be: what bounds the time and memory that any document can take."""
+"""Bounds on the time and memory that a rule document can take."""
 
 from __future__ import annotations
 
@@ -6,24 +6,24 @@ from typing import NamedTuple
 
 
 class Limits(NamedTuple):
-    """The defaults hold for training processes; a smaller machine may hand in smaller ones."""
+    """Bounds of one document. The defaults apply to training processes; a smaller machine may pass smaller bounds."""
 
     text_chars: int = 2_000
-    """Of one expression."""
+    """Characters of one expression."""
     nodes: int = 200
     """Numbers, names, operators and calls of one expression."""
     depth: int = 20
-    """Of one expression's tree, and of its parentheses."""
+    """Levels of one syntax tree, and of nested parentheses."""
     rules: int = 200
     window_points: int = 100_000
     median_points: int = 10_000
-    """A median keeps its window sorted: an update moves up to 80 kB of pointers."""
+    """Points of a median. A median keeps its window sorted, therefore an update moves up to 80 kB of pointers."""
     total_points: int = 1_000_000
-    """Of all windows of one document together; a window over a duration counts with what it may hold."""
+    """Points of all windows of a document; a window over a duration counts with its capacity."""
     duration_points: int = 20_000
-    """What a window over a duration may hold; the oldest go first."""
+    """Capacity of a window over a duration; the window drops its oldest points first."""
     group_values: int = 16
-    """Metrics and steps of which the jobs of a group keep a value."""
+    """Pairs of metric and step for which the jobs of a group keep a value."""
 
 
 LIMITS = Limits()

@@ -1,4 +1,4 @@
-"""The metrics that rules can name: what is built in, what a document declares, what a training is known to report."""
+"""Metrics that rules can name: built in, declared by a document, or reported by a training."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from enum import StrEnum
 from typing import Literal, NamedTuple
 
-from baton.contract.rules.language.faults import nearest, slip_of
+from baton.contract.rules.language.faults import find_nearest, find_typo
 from baton.contract.rules.limits import MAX_NAME_CHARS
 
 Goal = Literal["min", "max"]
@@ -16,18 +16,18 @@ Reduce = Literal["mean", "max", "min", "sum"]
 REDUCES: tuple[Reduce, ...] = ("mean", "max", "min", "sum")
 NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*(?:\.[A-Za-z0-9_]+)*")
 SIGNALS = "log."
-"""What the names of signals' metrics begin with."""
+"""Prefix of the metrics that count signals."""
 RESERVED = frozenset(("and", "or", "not", "true", "false", "inf", "min", "max"))
 
 
 class Kind(StrEnum):
-    """Types of values. A series is a metric's name where a function takes its history."""
+    """Kinds of values. A function of a history takes a metric by its name, whatever its kind."""
 
     NUMBER = "number"
     DURATION = "duration"
-    """In seconds."""
+    """Unit: seconds."""
     SIZE = "size"
-    """In bytes."""
+    """Unit: bytes."""
     BOOL = "bool"
 
 
@@ -46,32 +46,34 @@ UNITS: Mapping[str, tuple[Kind, float]] = {
     "GiB": (Kind.SIZE, 2.0**30),
     "TiB": (Kind.SIZE, 2.0**40),
 }
-"""Units of literals: `90s`, `1.5h`, `10GiB`."""
+"""Units of literals (`90s`, `1.5h`, `10GiB`): kind and factor."""
 
 
 class Metric(NamedTuple):
-    """One that rules can name."""
+    """Declaration of one metric."""
 
     name: str
     kind: Kind = Kind.NUMBER
     unit: str = ""
-    """For readers: %, USD, tokens. Rules give plain numbers in it."""
+    """Unit for display: %, USD, tokens. Rules compare plain numbers in this unit."""
     goal: Goal | None = None
-    """Which values are better; None where nobody can know."""
+    """Direction of better values; None if the metric has none."""
     low: float = -math.inf
     high: float = math.inf
     clock: bool = False
-    """It moves with every step: its arrival alone does not make a rule that has other metrics due."""
+    """True if the metric changes with every step; such a metric makes a rule due only if the rule reads nothing else.
+    """
     meaning: str = ""
     control_plane: bool = False
-    """Only the control plane knows it."""
+    """True if the control plane alone knows the metric."""
     reduce: Reduce | None = None
-    """How the values of several processes become one; see `reduced_by`."""
+    """Declared reduction over processes; see `reduced_by`."""
 
     @property
     def reduced_by(self) -> Reduce:
-        """As declared, else the mean of numbers; of times and sizes the greatest, which all processes wait for, and of
-        truths whether one of them is true."""
+        """Reduction over processes: as declared; otherwise the mean of numbers, and the maximum of durations and sizes
+        (all processes wait for the slowest) and of booleans (true in one process is true).
+        """
         return self.reduce or ("mean" if self.kind is Kind.NUMBER else "max")
 
 
@@ -131,14 +133,14 @@ _BUILT_IN = (
 BUILT_IN: Mapping[str, Metric] = {metric.name: metric for metric in _BUILT_IN}
 
 
-class Metrics(Mapping[str, Metric]):
-    """All metrics that a rule document may name.
+class MetricCatalog(Mapping[str, Metric]):
+    """Metrics that a rule document may name.
 
-    Until it is known what a training reports, any other name is taken for a number of the user's own (`open`).
+    While the reported names are unknown (`open`), any other name counts as a number of the user.
     """
 
     def __init__(self, declared: Iterable[Metric] = (), *, reported: Iterable[str] | None = None) -> None:
-        """`declared`: the user's own, with their kinds. `reported`: names of all others that the training reports."""
+        """Collect the built-in metrics, the `declared` ones, and the `reported` names."""
         self._known = {**BUILT_IN, **{metric.name: metric for metric in declared}}
         self.open = reported is None
         for name in map(canonical_name, reported or ()):
@@ -155,7 +157,7 @@ class Metrics(Mapping[str, Metric]):
 
 
 def is_name(text: str) -> bool:
-    """Whether a metric can be called so."""
+    """Check whether `text` can name a metric."""
     fits = len(text) <= MAX_NAME_CHARS and NAME.fullmatch(text) is not None and text not in RESERVED
     return fits and not any(part.startswith("__") for part in text.split("."))
 
@@ -165,27 +167,27 @@ ALIASES: Mapping[str, str] = {
     "eval_loss": "eval.loss",
     "num_input_tokens_seen": "tokens",
 }
-"""Names that training loops use for what rules call otherwise."""
+"""Names that training loops report, and their names in rules."""
 
 
 def name_in_rules(reported: str) -> str:
-    """`canonical_name`, for what training loops call otherwise too."""
+    """Return the name in rules of a reported metric, aliases included."""
     return canonical_name(ALIASES.get(reported, reported))
 
 
-def doubt_of(name: str, metrics: Metrics) -> tuple[str, str] | None:
-    """Why a name that is not among them is hardly one of the training's own, and the remedy; None if it may be."""
+def explain_doubt(name: str, metrics: MetricCatalog) -> tuple[str, str] | None:
+    """Explain why an undeclared name is probably a mistake, with a remedy; None if the name is plausible."""
     if name in ALIASES:
-        return f"what a training reports as {name} is called {ALIASES[name]} in rules", f"Write {ALIASES[name]}."
-    close = slip_of(name, metrics) or nearest(name, metrics, cutoff=0.86)
+        return f"what a training reports as {name} is {ALIASES[name]} in rules", f"Write {ALIASES[name]}."
+    close = find_typo(name, metrics) or find_nearest(name, metrics, cutoff=0.86)
     if close is None and not name.startswith(SIGNALS):
         return None
     what = "signal of this document" if name.startswith(SIGNALS) else "built-in metric"
-    reason = f"{name} is no {what}; it is taken for one of the training's own"
+    reason = f"{name} is no {what}; rules treat it as a metric that the training reports"
     return reason, f"Did you mean {close}?" if close else "Add its text to 'signals' if lines are to be counted."
 
 
 def canonical_name(reported: str) -> str:
-    """How rules name a metric that a training reports: `train/loss` is `train.loss`, `f1-macro` is `f1_macro`."""
+    """Return the canonical name: `train/loss` becomes `train.loss`, `f1-macro` becomes `f1_macro`."""
     parts = [part.replace("-", "_") for part in reported.replace("/", ".").split(".") if part]
     return ".".join(parts)

@@ -1,4 +1,4 @@
-"""Numbers in saved states: JSON has neither NaN nor infinity, so these are words."""
+"""JSON form of the numbers in saved states: NaN and infinity become words, since JSON lacks both."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from typing import Any
 _WORDS = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
 
 
-def encoded(value: float | None) -> float | str | None:
-    """As JSON can say it, and read it as the same number."""
+def encode(value: float | None) -> float | str | None:
+    """Encode a number so that JSON preserves its value."""
     if value is None or math.isfinite(value):
         return value
     return "nan" if math.isnan(value) else "inf" if value > 0 else "-inf"
 
 
-def decoded(value: Any) -> float | None:
-    """From that. Raises ValueError for what `encoded` never gives."""
+def decode(value: Any) -> float | None:
+    """Decode a number. Raises ValueError if `encode` cannot have produced the value."""
     if value is None:
         return None
     if isinstance(value, str):
@@ -32,29 +32,31 @@ def decoded(value: Any) -> float | None:
 
 
 PACKED_FROM = 64
-"""So many numbers and more are one text: a list of 100,000 holds a checkpoint up for a second."""
+"""Length from which `pack` writes one base64 text, because a JSON list of 100,000 numbers delays a checkpoint by a
+second.
+"""
 
 
-def packed(values: array[float]) -> str | list[float | str | None]:
-    """As JSON can say them: few as a list, many as the base64 of their bits, lowest byte first."""
+def pack(values: array[float]) -> str | list[float | str | None]:
+    """Pack numbers for JSON: a short list stays a list, a long one becomes base64 of little-endian doubles."""
     if len(values) < PACKED_FROM:
-        return [encoded(value) for value in values]
+        return [encode(value) for value in values]
     return base64.b64encode(struct.pack(f"<{len(values)}d", *values)).decode()
 
 
-def unpacked(values: Any) -> array[float]:
-    """From that. Raises ValueError or TypeError for what `packed` never gives."""
+def unpack(values: Any) -> array[float]:
+    """Unpack numbers. Raises ValueError or TypeError if `pack` cannot have produced the value."""
     if not isinstance(values, str):
-        return array("d", decoded_all(values))
+        return array("d", decode_all(values))
     data = base64.b64decode(values, validate=True)
     if len(data) % 8:
         raise ValueError("the bits of a number are missing")
     return array("d", struct.unpack(f"<{len(data) // 8}d", data))
 
 
-def decoded_all(values: Any) -> list[float]:
-    """Each of them; none may be missing."""
-    found = [decoded(value) for value in values]
+def decode_all(values: Any) -> list[float]:
+    """Decode a list of numbers. Raises ValueError if a number is missing."""
+    found = [decode(value) for value in values]
     if any(value is None for value in found):
         raise ValueError("a number is missing")
     return [value for value in found if value is not None]

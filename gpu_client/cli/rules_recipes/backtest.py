@@ -16,7 +16,7 @@ from baton.contract.jobs import JobState, JobView
 from baton.contract.rules.document.loader import load
 from baton.contract.rules.document.rule import RuleSet
 from baton.contract.rules.metrics import name_in_rules
-from baton.contract.rules.numbers import encoded
+from baton.contract.rules.numbers import encode
 from baton.contract.steering import MAX_RULES_BYTES
 from gpu_client.cli.core.documents import read_text, require_sound, told
 from gpu_client.cli.core.errors import CliError
@@ -314,7 +314,7 @@ def _finding_as_data(finding: Finding, run: Run) -> dict[str, Any]:
 
 
 def _encoded(value: float | bool | None) -> Any:
-    return value if isinstance(value, bool) else encoded(value)
+    return value if isinstance(value, bool) else encode(value)
 
 
 def _seconds_to(run: Run, row: int) -> float | None:

@@ -1,4 +1,9 @@
-"""IBM's rules, which are Python, as expressions of this language: they decide the same, or they are refused."""
+"""Translator of Python conditions into expressions that decide the same, or are refused.
+
+The original reads operands from left to right and skips the rule at the first missing metric; this language continues,
+because `unknown or true` is true. Where the two would decide differently, the translation repeats the first operand,
+so that the whole is unknown whenever that operand is.
+"""
 
 from __future__ import annotations
 
@@ -8,19 +13,19 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping
 from typing import NamedTuple, TypeVar
 
-from baton.contract.rules.language.faults import Code, ExpressionError, did_you_mean
+from baton.contract.rules.language.faults import Code, ExpressionError, suggest_name
 from baton.contract.rules.language.syntax_tree import (
     Binary,
-    Call,
     Comparison,
+    FunctionCall,
     Logic,
     Name,
     Node,
     Number,
     Truth,
     Unary,
-    children,
-    text_of,
+    format_node,
+    get_children,
 )
 from baton.contract.rules.limits import LIMITS
 from gpu_client.importers.ibm.metrics import (
@@ -29,52 +34,56 @@ from gpu_client.importers.ibm.metrics import (
     FINAL_SAVE,
     Evaluated,
     Keys,
+    MetricSource,
     Size,
-    Source,
-    eval_name,
-    number_at,
-    presence_of,
-    refusal,
-    size_at,
+    find_presence,
+    name_evaluation,
+    refuse,
+    translate_number,
+    translate_size,
 )
-from gpu_client.importers.ibm.refusals import refused_call, refused_node
+from gpu_client.importers.ibm.refusals import refuse_call, refuse_node
 
 
-class Context(NamedTuple):
-    """What a part is needed for."""
+class ConditionContext(NamedTuple):
+    """Requirements of the surrounding expression."""
 
     positive: bool = True
-    """The rule is true if it is; under a `not` it is the other way round."""
+    """True outside `not`: a true part supports a true rule."""
     exact: bool = False
-    """False and unknown have to be told apart: a patience is reset by the one, and not by the other."""
+    """True if false and unknown must stay distinct, because false resets a patience and unknown does not."""
     beside: bool = False
-    """What stands after it may decide without it, where the original gives the rule up at it."""
+    """True if a later operand may decide without this one, where the original skips the rule."""
     full: frozenset[str] = frozenset()
-    """Metrics whose windows are full wherever it decides anything."""
+    """Metrics whose windows are full wherever this part decides."""
 
 
-class Part(NamedTuple):
-    """A condition, translated."""
+class TranslatedCondition(NamedTuple):
+    """A translated condition."""
 
     node: Node
     may: frozenset[str] = frozenset()
-    """Metrics that the original gives the rule up for, on one way or another through it."""
+    """Metrics whose absence makes the original skip the rule on some path."""
     sure: frozenset[str] = frozenset()
-    """Metrics without any of which the translation is unknown, whatever the others are."""
+    """Metrics whose absence makes the translation unknown."""
 
 
-def joined(operator: str, first: Part, rest: Part, context: Context) -> Part:
-    """`first and rest`, or the same with `or`."""
+def join_conditions(
+    operator: str, first: TranslatedCondition, rest: TranslatedCondition, context: ConditionContext
+) -> TranslatedCondition:
+    """Join two conditions by `and` or `or`."""
     inner = rest.node.operands if isinstance(rest.node, Logic) and rest.node.operator == operator else (rest.node,)
-    plain = Part(Logic(operator, (first.node, *inner)), first.may | rest.may, first.sure & rest.sure)
+    plain = TranslatedCondition(Logic(operator, (first.node, *inner)), first.may | rest.may, first.sure & rest.sure)
     decides = context.exact or context.beside or (operator == "or") is context.positive
     if not (first.may <= rest.sure or not decides):
         other = "or" if operator == "and" else "and"
-        plain = Part(Logic(other, (plain.node, settled(first.node, operator))), plain.may, first.sure)
-    # operands that are said several times, within each other, multiply
+        plain = TranslatedCondition(
+            Logic(other, (plain.node, require_known(first.node, operator))), plain.may, first.sure
+        )
+    # Nested repetitions multiply, therefore the size is bounded.
     if _is_large(plain.node):
         reason = f"its translation has more than {LIMITS.nodes} parts"
-        raise refusal(reason, "Split it into several controllers.", Code.TOO_LARGE)
+        raise refuse(reason, "Split it into several controllers.", Code.TOO_LARGE)
     return plain
 
 
@@ -82,12 +91,12 @@ def _is_large(node: Node) -> bool:
     seen, pending = 0, [node]
     while pending and seen <= LIMITS.nodes:
         seen += 1
-        pending += children(pending.pop())
+        pending += get_children(pending.pop())
     return seen > LIMITS.nodes
 
 
-def settled(node: Node, operator: str) -> Node:
-    """Unknown when the condition is; else true for `or`, false for `and`."""
+def require_known(node: Node, operator: str) -> Node:
+    """Return an expression that is unknown with the condition, otherwise true for `or` and false for `and`."""
     return Logic(operator, (node, Unary("not", node)))
 
 
@@ -102,38 +111,40 @@ _ARITHMETIC: Mapping[type[ast.operator], str] = {
 
 
 class Translated(NamedTuple):
-    """A whole rule."""
+    """Translation of a whole rule."""
 
     text: str
     final: bool
-    """It asks whether a save is the last one."""
+    """The rule reads `is_final`."""
     differs: tuple[tuple[int, str], ...]
-    """What it decides otherwise than the original: offset and reason."""
+    """Differences from the original: offset and reason."""
 
 
-def translated(text: str, sources: Mapping[str, Source], *, resets: bool, saves_only: bool | None) -> Translated:
-    """A rule. Raises ExpressionError.
+def translate_expression(
+    text: str, sources: Mapping[str, MetricSource], *, resets: bool, saves_only: bool | None
+) -> Translated:
+    """Translate a rule. Raises ExpressionError.
 
-    `resets`: a false check resets a patience. `saves_only`: whether it is asked only when the trainer saves (True), at
-    other events only (False), or both (None).
+    `resets`: a false check resets a patience. `saves_only`: True if only saves trigger the rule, False if none does,
+    None for a mix.
     """
     if len(text) > LIMITS.text_chars:
-        raise refusal(
+        raise refuse(
             f"has {len(text)} characters; at most {LIMITS.text_chars} are allowed", "Split it.", Code.TOO_LARGE
         )
     if "__" in text:
-        error = refusal("two underscores in a row reach into Python itself", "Name metrics and numbers.")
+        error = refuse("two underscores in a row reach into Python itself", "Name metrics and numbers.")
         error.offset = text.index("__")
         raise error
     translator = _Translator(text, sources, saves_only)
     if _is_deep(translator.tree()):
-        raise refusal("is nested too deeply", "Split it into several controllers.", Code.TOO_LARGE)
-    part = translator.condition(translator.tree(), Context(exact=resets and translator.branches()))
-    return Translated(text_of(part.node), translator.final, tuple(translator.differs))
+        raise refuse("is nested too deeply", "Split it into several controllers.", Code.TOO_LARGE)
+    part = translator.condition(translator.tree(), ConditionContext(exact=resets and translator.branches()))
+    return Translated(format_node(part.node), translator.final, tuple(translator.differs))
 
 
 class _Translator:
-    def __init__(self, text: str, sources: Mapping[str, Source], saves_only: bool | None) -> None:
+    def __init__(self, text: str, sources: Mapping[str, MetricSource], saves_only: bool | None) -> None:
         self._text = text
         self._begin = len(text) - len(text.lstrip())
         self._lines = text.strip().split("\n")
@@ -148,7 +159,7 @@ class _Translator:
         return self._parsed
 
     def branches(self) -> bool:
-        """Whether it can be true for more than one reason."""
+        """Check whether the rule can be true for more than one reason."""
         return any(isinstance(node, (ast.Or, ast.Not, ast.IfExp)) for node in ast.walk(self._parsed))
 
     def _parse(self) -> ast.expr:
@@ -176,23 +187,23 @@ class _Translator:
         return error
 
     def _an_evaluated_metric(self) -> str:
-        """One that the rule itself reads of evaluations."""
+        """Return a metric of evaluations that the rule reads."""
         for node in ast.walk(self._parsed):
             match node:
                 case ast.Subscript(_, ast.Constant(str() as key)) | ast.Attribute(_, key) if key.startswith("eval_"):
                     try:
-                        return eval_name(key)
+                        return name_evaluation(key)
                     except ExpressionError:
                         break
         return EVALUATED
 
     # Conditions
 
-    def condition(self, node: ast.expr, context: Context) -> Part:
-        """What is true or false."""
+    def condition(self, node: ast.expr, context: ConditionContext) -> TranslatedCondition:
+        """Translate a boolean expression."""
         match node:
             case ast.Constant(bool() as value):
-                return Part(Truth(value))
+                return TranslatedCondition(Truth(value))
             case ast.BoolOp(operator, values):
                 return self._logic("and" if isinstance(operator, ast.And) else "or", values, context)
             case ast.UnaryOp(ast.Not(), operand):
@@ -208,9 +219,9 @@ class _Translator:
             self._path(node)
         self._refuse_foreign(node)
         reason = "is not true or false: the original would fail, or take it for true"
-        raise self._placed(refusal(reason, "Compare it with a number.", Code.WRONG_TYPE), node)
+        raise self._placed(refuse(reason, "Compare it with a number.", Code.WRONG_TYPE), node)
 
-    def _logic(self, operator: str, values: list[ast.expr], context: Context) -> Part:
+    def _logic(self, operator: str, values: list[ast.expr], context: ConditionContext) -> TranslatedCondition:
         if operator == "and" and context.positive and not context.exact:
             full = {metric for value in values for metric in self._full_windows(value)}
             context = context._replace(full=context.full | full)
@@ -218,55 +229,57 @@ class _Translator:
         parts = [self.condition(value, first) for value in values[:-1]] + [self.condition(values[-1], context)]
         found = parts.pop()
         while parts:
-            found = joined(operator, parts.pop(), found, context)
+            found = join_conditions(operator, parts.pop(), found, context)
         return found
 
-    def _choice(self, test: ast.expr, body: ast.expr, orelse: ast.expr, context: Context) -> Part:
-        """`a if c else b` is `c and a or not c and b`."""
+    def _choice(
+        self, test: ast.expr, body: ast.expr, orelse: ast.expr, context: ConditionContext
+    ) -> TranslatedCondition:
+        """Translate `a if c else b` as `c and a or not c and b`."""
         negated = ast.copy_location(ast.UnaryOp(ast.Not(), test), test)
         yes = ast.copy_location(ast.BoolOp(ast.And(), [test, body]), test)
         no = ast.copy_location(ast.BoolOp(ast.And(), [negated, orelse]), test)
         return self._logic("or", [yes, no], context)
 
-    def _comparison(self, node: ast.Compare, context: Context) -> Part:
-        parts: list[Part] = []
+    def _comparison(self, node: ast.Compare, context: ConditionContext) -> TranslatedCondition:
+        parts: list[TranslatedCondition] = []
         operands = [node.left, *node.comparators]
         for left, operator, right in zip(operands, node.ops, node.comparators, strict=False):
             if type(operator) not in _COMPARISONS:
-                error = refused_node(operator) or refusal("is no comparison here", "Write one of < <= > >= == !=.")
+                error = refuse_node(operator) or refuse("is no comparison here", "Write one of < <= > >= == !=.")
                 raise self._placed(error, right)
             parts.append(self._pair(left, _COMPARISONS[type(operator)], right, context))
         found = parts.pop()
         while parts:
-            found = joined("and", parts.pop(), found, context)
+            found = join_conditions("and", parts.pop(), found, context)
         return found
 
-    def _pair(self, left: ast.expr, operator: str, right: ast.expr, context: Context) -> Part:
-        for one, other, said in ((left, right, operator), (right, left, _MIRRORED[operator])):
+    def _pair(self, left: ast.expr, operator: str, right: ast.expr, context: ConditionContext) -> TranslatedCondition:
+        for one, other, symbol in ((left, right, operator), (right, left, _MIRRORED[operator])):
             match other:
                 case ast.Constant(None):
-                    return self._presence(one, said, context)
-                case ast.Constant(bool() as wanted) if said in ("==", "!="):
-                    positive = context.positive if wanted is (said == "==") else not context.positive
+                    return self._presence(one, symbol, context)
+                case ast.Constant(bool() as wanted) if symbol in ("==", "!="):
+                    positive = context.positive if wanted is (symbol == "==") else not context.positive
                     part = self.condition(one, context._replace(positive=positive))
-                    return part if wanted is (said == "==") else part._replace(node=Unary("not", part.node))
+                    return part if wanted is (symbol == "==") else part._replace(node=Unary("not", part.node))
             if (path := self._length(one)) is not None:
-                return self._size(path, said, other, context)
+                return self._size(path, symbol, other, context)
         operands = (self._number(left, context), self._number(right, context))
         needs = frozenset(metric for operand in operands for metric in _metrics_of(operand)) - ALWAYS_KNOWN
-        return Part(Comparison((operator,), operands), needs, needs)
+        return TranslatedCondition(Comparison((operator,), operands), needs, needs)
 
-    def _presence(self, node: ast.expr, operator: str, context: Context) -> Part:
-        """Compared with None."""
+    def _presence(self, node: ast.expr, operator: str, context: ConditionContext) -> TranslatedCondition:
+        """Translate a comparison with None."""
         if not isinstance(node, ast.Name) or operator not in ("==", "!="):
             reason = "only whether a metric is there at all can be asked"
-            raise self._placed(refusal(reason, "Write metric != None."), node)
+            raise self._placed(refuse(reason, "Write metric != None."), node)
         source = self._source(node)
-        metric = self._tried(node, lambda: presence_of(source, self._evaluated))
+        metric = self._tried(node, lambda: find_presence(source, self._evaluated))
         if metric is None:
-            return Part(Truth(operator == "!="))
-        missing = Call("missing", (Name(metric),))
-        return Part(missing if operator == "==" else Unary("not", missing))
+            return TranslatedCondition(Truth(operator == "!="))
+        missing = FunctionCall("missing", (Name(metric),))
+        return TranslatedCondition(missing if operator == "==" else Unary("not", missing))
 
     # Lengths of windows
 
@@ -276,47 +289,49 @@ class _Translator:
                 return path
         return None
 
-    def _size(self, path: ast.expr, operator: str, other: ast.expr, context: Context) -> Part:
+    def _size(self, path: ast.expr, operator: str, other: ast.expr, context: ConditionContext) -> TranslatedCondition:
         source, keys = self._path(path)
         size = self._size_at(path, source, keys)
         bound = self._bound(other)
         if not isinstance(bound, Number):
             reason = "the length of a window is compared with a number here"
-            raise self._placed(refusal(reason, f'Write a number, or {source.name}["window_size"].'), other)
+            raise self._placed(refuse(reason, f'Write a number, or {source.name}["window_size"].'), other)
         if isinstance(size, Evaluated):
             return self._evaluations(size, operator, bound.value, path, context)
         node, empty = _against(size, operator, bound.value)
         if empty is not context.positive and not context.exact and not context.beside:
-            return Part(node)
-        reason = f"nothing is decided by an empty window: the rule waits for the first {size.metric}"
+            return TranslatedCondition(node)
+        reason = f"an empty window decides nothing: the rule waits for the first {size.metric}"
         self.differs.append((self._offset(path), reason))
-        # before the first point the original gives the rule up: unknown and true, or unknown or false, is unknown
+        # Before the first point the original skips the rule; unknown and true, or unknown or false, is unknown.
         word = "and" if empty else "or"
-        test = Call("isnan", (Name(size.metric),))
+        test = FunctionCall("isnan", (Name(size.metric),))
         needs = frozenset((size.metric,))
-        return Part(Logic(word, (settled(test, "or" if empty else "and"), node)), needs, needs)
+        return TranslatedCondition(Logic(word, (require_known(test, "or" if empty else "and"), node)), needs, needs)
 
     def _bound(self, node: ast.expr) -> Node:
-        """What a length is compared with: the only place where a window's size is as good as its number."""
+        """Translate the bound of a length; only there may `window_size` stand for its number."""
         if isinstance(node, (ast.Subscript, ast.Attribute)):
             source, keys = self._path(node)
             if keys == ("window_size",):
-                return self._tried(node, lambda: number_at(source, keys, full=False))
-        return self._number(node, Context())
+                return self._tried(node, lambda: translate_number(source, keys, full=False))
+        return self._number(node, ConditionContext())
 
-    def _size_at(self, path: ast.expr, source: Source, keys: Keys) -> Size | Evaluated:
-        return self._tried(path, lambda: size_at(source, keys, self._evaluated))
+    def _size_at(self, path: ast.expr, source: MetricSource, keys: Keys) -> Size | Evaluated:
+        return self._tried(path, lambda: translate_size(source, keys, self._evaluated))
 
-    def _evaluations(self, size: Evaluated, operator: str, bound: float, path: ast.expr, context: Context) -> Part:
-        """An evaluation gives three numbers at least: one of its own, step and epoch."""
+    def _evaluations(
+        self, size: Evaluated, operator: str, bound: float, path: ast.expr, context: ConditionContext
+    ) -> TranslatedCondition:
+        """Translate the length of evaluation metrics: at least 3 after an evaluation (its metric, step and epoch)."""
         least = {">": 0 <= bound < 3, ">=": 0 < bound <= 3, "!=": bound == 0}.get(operator, False)
         if not least or not context.positive or context.exact or context.beside:
             reason = "only whether there has been an evaluation can be asked, without 'not' or 'or'"
-            raise self._placed(refusal(reason, "Write len(...) > 0 and ..."), path)
-        return Part(Comparison((">",), (Call("count", (Name(size.metric),)), Number(0.0, ""))))
+            raise self._placed(refuse(reason, "Write len(...) > 0 and ..."), path)
+        return TranslatedCondition(Comparison((">",), (FunctionCall("count", (Name(size.metric),)), Number(0.0, ""))))
 
     def _full_windows(self, node: ast.expr) -> Iterator[str]:
-        """Metrics whose windows are full if this is true: `len(x) == size`."""
+        """Yield metrics whose windows are full if a comparison like `len(x) == size` is true."""
         match node:
             case ast.Compare(left, [ast.Eq() | ast.GtE()], [right]):
                 pairs = ((left, right),) if isinstance(node.ops[0], ast.GtE) else ((left, right), (right, left))
@@ -332,7 +347,7 @@ class _Translator:
 
     # Numbers
 
-    def _number(self, node: ast.expr, context: Context) -> Node:
+    def _number(self, node: ast.expr, context: ConditionContext) -> Node:
         match node:
             case ast.Constant(int() | float() as value) if not isinstance(value, bool):
                 return self._constant(node, value)
@@ -342,24 +357,24 @@ class _Translator:
                 operands = self._number(left, context), self._number(right, context)
                 return Binary(_ARITHMETIC[type(operator)], *operands)
             case ast.Call(ast.Name("abs"), [operand], []):
-                return Call("abs", (self._number(operand, context),))
+                return FunctionCall("abs", (self._number(operand, context),))
             case ast.Call(ast.Name("float"), [operand], []):
                 return self._number(operand, context)
             case ast.Name() | ast.Subscript() | ast.Attribute():
                 source, keys = self._path(node)
                 if keys == ("window_size",):
                     reason = "the size of a window is compared with its length alone"
-                    raise self._placed(refusal(reason, "Write it as a number."), node)
+                    raise self._placed(refuse(reason, "Write it as a number."), node)
                 return self._tried(node, lambda: self._number_at(source, keys, context))
         self._refuse_foreign(node)
         reason = "is no number"
-        raise self._placed(refusal(reason, "Compare numbers; join conditions with 'and', 'or', 'not'."), node)
+        raise self._placed(refuse(reason, "Compare numbers; join conditions with 'and', 'or', 'not'."), node)
 
-    def _number_at(self, source: Source, keys: Keys, context: Context) -> Node:
+    def _number_at(self, source: MetricSource, keys: Keys, context: ConditionContext) -> Node:
         windows = {metric for name, _, metric in (one.partition(".") for one in context.full) if name == source.name}
-        found = number_at(source, keys, full=bool(windows), evaluated=self._evaluated)
+        found = translate_number(source, keys, full=bool(windows), evaluated=self._evaluated)
         if windows and not set(_metrics_of(found)) <= windows | ALWAYS_KNOWN:
-            return number_at(source, keys, full=False, evaluated=self._evaluated)
+            return translate_number(source, keys, full=False, evaluated=self._evaluated)
         return found
 
     def _constant(self, node: ast.expr, value: float) -> Node:
@@ -368,16 +383,16 @@ class _Translator:
         except OverflowError:
             number = math.inf
         if not math.isfinite(number):
-            raise self._placed(refusal("the number is too large", "Write a smaller one.", Code.INVALID_VALUE), node)
+            raise self._placed(refuse("the number is too large", "Write a smaller one.", Code.INVALID_VALUE), node)
         return Number(number, "")
 
-    def _source(self, node: ast.Name) -> Source:
+    def _source(self, node: ast.Name) -> MetricSource:
         if node.id in self._sources:
             return self._sources[node.id]
-        remedy = did_you_mean(node.id, self._sources) if self._sources else "Define it under controller_metrics."
-        raise self._placed(refusal(f"there is no metric {node.id[:40]!r}", remedy, Code.UNKNOWN_METRIC), node)
+        remedy = suggest_name(node.id, self._sources) if self._sources else "Define it under controller_metrics."
+        raise self._placed(refuse(f"there is no metric {node.id[:40]!r}", remedy, Code.UNKNOWN_METRIC), node)
 
-    def _path(self, node: ast.expr) -> tuple[Source, Keys]:
+    def _path(self, node: ast.expr) -> tuple[MetricSource, Keys]:
         keys: list[str | int] = []
         at = node
         while True:
@@ -392,10 +407,10 @@ class _Translator:
                     keys.append(attribute)
                 case ast.Subscript(_, index):
                     self._refuse_foreign(index)
-                    raise self._placed(refusal("an index is worked out here", "Write a key or a number."), index)
+                    raise self._placed(refuse("an index is worked out here", "Write a key or a number."), index)
                 case _:
                     self._refuse_foreign(at)
-                    raise self._placed(refusal("only metrics have keys", "Name a metric first."), at)
+                    raise self._placed(refuse("only metrics have keys", "Name a metric first."), at)
             at = value
 
     def _is_final(self, node: ast.expr) -> bool:
@@ -404,17 +419,17 @@ class _Translator:
                 return name in self._sources and self._sources[name].kind == "TrainingState"
         return False
 
-    def _final(self) -> Part:
+    def _final(self) -> TranslatedCondition:
         if self._saves_only is None:
             remedy = "Make two controllers of it: one with on_save alone."
-            raise refusal("is_final is told with on_save alone", remedy)
+            raise refuse("is_final is available with on_save alone", remedy)
         if not self._saves_only:
-            return Part(Truth(False))
+            return TranslatedCondition(Truth(False))
         self.final = True
-        return Part(Call("coalesce", (Name(FINAL_SAVE), Truth(False))))
+        return TranslatedCondition(FunctionCall("coalesce", (Name(FINAL_SAVE), Truth(False))))
 
     def _refuse_foreign(self, node: ast.expr) -> None:
-        error = refused_call(node) if isinstance(node, ast.Call) else refused_node(node)
+        error = refuse_call(node) if isinstance(node, ast.Call) else refuse_node(node)
         if error is not None:
             raise self._placed(error, node)
 
@@ -426,7 +441,7 @@ class _Translator:
 
 
 def _is_deep(tree: ast.expr) -> bool:
-    """Levels of the tree, without recursion; a path of keys takes several."""
+    """Check the depth without recursion; a path of keys takes several levels."""
     level: list[ast.AST] = [tree]
     for _ in range(3 * LIMITS.depth):
         level = [child for one in level for child in ast.iter_child_nodes(one)]
@@ -434,8 +449,8 @@ def _is_deep(tree: ast.expr) -> bool:
 
 
 def _against(size: Size, operator: str, bound: float) -> tuple[Node, bool]:
-    """A window's length compared with a number, and whether that is true of an empty one."""
-    count: Node = Call("count", (Name(size.metric),))
+    """Compare the length of a window with a number; also return the result for an empty window."""
+    count: Node = FunctionCall("count", (Name(size.metric),))
     limit = size.limit
     of_none = {"<": bound > 0, "<=": bound >= 0, ">": bound < 0, ">=": bound <= 0, "==": bound == 0, "!=": bound != 0}
     empty = of_none[operator]
@@ -443,7 +458,7 @@ def _against(size: Size, operator: str, bound: float) -> tuple[Node, bool]:
         if bound == limit and operator in ("==", "!="):
             operator = ">=" if operator == "==" else "<"
         elif not (bound < limit or (bound == limit and operator in ("<", ">="))):
-            count = Call("clamp", (count, Number(0.0, ""), Number(float(limit), "")))
+            count = FunctionCall("clamp", (count, Number(0.0, ""), Number(float(limit), "")))
     constant = Number(bound, "")
     return Comparison((operator,), (count, constant)), empty
 
@@ -451,5 +466,5 @@ def _against(size: Size, operator: str, bound: float) -> tuple[Node, bool]:
 def _metrics_of(node: Node) -> Iterator[str]:
     if isinstance(node, Name):
         yield node.name
-    for child in children(node):
+    for child in get_children(node):
         yield from _metrics_of(child)

@@ -1,7 +1,7 @@
-"""The shape of IBM's trainer-controller files: what their keys hold, or every fault with its place.
+"""Reader of trainer-controller files: typed records, or every fault with its place.
 
-Both shapes are read: `controller_metrics`, a list, as the original's code has it; `controller-metrics`, a mapping of
-names to classes (or a list too), as its design has it.
+The reader accepts `controller_metrics`, a list, which the original's code reads, and `controller-metrics`, a mapping
+of names to classes or a list, which the original's design shows.
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
 from baton.contract.documents import Document, Location
-from baton.contract.rules.language.faults import Code, did_you_mean
+from baton.contract.rules.language.faults import Code, suggest_name
 from baton.contract.rules.limits import LIMITS
-from gpu_client.importers.ibm.metrics import CLASSES, Source
+from gpu_client.importers.ibm.metrics import CLASSES, MetricSource
 
 EVENTS: Mapping[str, str] = {
     "on_train_begin": "start",
@@ -45,7 +45,7 @@ LEVELS: Mapping[str, str] = {
     "notset": "info", "debug": "info", "info": "info", "warn": "warning", "warning": "warning", "error": "error",
     "critical": "error", "fatal": "error",
 }  # fmt: skip
-"""Python's levels of logs, and the severity of a rule."""
+"""Severity of a rule for each Python log level."""
 
 _METRICS_KEYS = ("controller_metrics", "controller-metrics")
 _KEYS = (*_METRICS_KEYS, "operations", "controllers")
@@ -56,7 +56,7 @@ MAX_PATIENCE = 10**6
 
 
 class Item(NamedTuple):
-    """A metric or an operation as the file defines it."""
+    """Definition of a metric or an operation."""
 
     name: str
     kind: str
@@ -66,7 +66,7 @@ class Item(NamedTuple):
 
 
 class LogFormat(NamedTuple):
-    """An operation that writes a line."""
+    """An operation that writes a log line."""
 
     text: str
     level: str
@@ -74,33 +74,33 @@ class LogFormat(NamedTuple):
 
 
 class Controller(NamedTuple):
-    """A rule as the file has it."""
+    """Definition of a controller, which becomes a rule."""
 
     place: Location
     name: str
     events: tuple[str, ...]
     rule: str
     operations: tuple[tuple[Location, str, LogFormat | None], ...]
-    """Place, one of ACTIONS, and the format where it is a LogControl's."""
+    """Place, key of ACTIONS, and the format of a LogControl."""
     patience: int
     resets: bool
-    """A false check takes the patience back to its beginning."""
+    """True if a false check resets the patience."""
 
 
 class FileReader:
-    """Reads one file; what is wrong is noted in the document."""
+    """Reader of one file; faults go to its document."""
 
     def __init__(self, document: Document, notes: Document) -> None:
-        """`notes`: what is left out, with its place."""
+        """Create a reader; `notes` collects what is left out."""
         self._document = document
         self._notes = notes
-        self.sources: dict[str, Source] = {}
+        self.sources: dict[str, MetricSource] = {}
         self.unsound: set[str] = set()
-        """Metrics and operations whose definitions have faults: that they are missing is not told again."""
+        """Names of invalid definitions, whose absence is no second fault."""
         self._formats: dict[str, LogFormat | None] = {"hfcontrols": None}
 
     def controllers(self) -> list[Controller]:
-        """Those whose rules can be read, even if something else about them is wrong."""
+        """Read the controllers whose rules are readable, even if other parts are invalid."""
         value = self._document.value
         if not isinstance(value, dict):
             self._fault((), "this is no trainer-controller file", "Write 'controllers:' and a list.", Code.WRONG_SHAPE)
@@ -114,16 +114,16 @@ class FileReader:
                 self._take(item, self._take_bare_metric if key == "controller-metrics" else self._take_metric)
         for item in self._items(("operations",), value.get("operations"), "log"):
             self._take(item, self._take_operation)
-        said = value.get("controllers")
-        if not isinstance(said, list) or not said:
+        entry = value.get("controllers")
+        if not isinstance(entry, list) or not entry:
             place: Location = ("controllers",) if "controllers" in value else ()
             self._fault(place, "there are no controllers", "Write 'controllers:' and a list.", Code.MISSING_KEY)
             return []
-        if len(said) > LIMITS.rules:
-            reason = f"there are {len(said)} controllers; at most {LIMITS.rules} are allowed"
+        if len(entry) > LIMITS.rules:
+            reason = f"there are {len(entry)} controllers; at most {LIMITS.rules} are allowed"
             self._fault(("controllers",), reason, "Leave some out.", Code.TOO_LARGE)
             return []
-        found = [self._controller(("controllers", number), one) for number, one in enumerate(said)]
+        found = [self._controller(("controllers", number), one) for number, one in enumerate(entry)]
         return [one for one in found if one is not None]
 
     def _fault(self, place: Location, reason: str, remedy: str, code: Code) -> None:
@@ -132,19 +132,19 @@ class FileReader:
     def _unknown_keys(self, place: Location, value: Mapping[str, Any], known: Iterable[str]) -> None:
         for key in value:
             if key not in known:
-                remedy = did_you_mean(key, known) if known else "Leave it out."
+                remedy = suggest_name(key, known) if known else "Leave it out."
                 self._fault((*place, key), "is not a key here", remedy, Code.UNKNOWN_KEY)
 
     # Metrics and operations
 
-    def _items(self, place: Location, said: Any, example: str) -> list[Item]:
-        """From a list of name, class and arguments, or a mapping of names to classes."""
-        if said is None:
+    def _items(self, place: Location, entry: Any, example: str) -> list[Item]:
+        """Read a list of name, class and arguments, or a mapping of names to classes."""
+        if entry is None:
             return []
-        if isinstance(said, dict):
-            items = [self._mapped((*place, name), name, one) for name, one in said.items()]
-        elif isinstance(said, list):
-            items = [self._listed((*place, number), one) for number, one in enumerate(said)]
+        if isinstance(entry, dict):
+            items = [self._mapped((*place, name), name, one) for name, one in entry.items()]
+        elif isinstance(entry, list):
+            items = [self._listed((*place, number), one) for number, one in enumerate(entry)]
         else:
             remedy = f"Begin each with '- name: {example}'."
             self._fault(place, "is no list", remedy, Code.WRONG_SHAPE)
@@ -163,23 +163,23 @@ class FileReader:
                 found[item.name] = item
         return list(found.values())
 
-    def _listed(self, place: Location, said: Any) -> Item | None:
-        if not isinstance(said, dict):
+    def _listed(self, place: Location, entry: Any) -> Item | None:
+        if not isinstance(entry, dict):
             self._fault(place, "has no name and no class", "Write 'name:' and 'class:'.", Code.WRONG_SHAPE)
             return None
-        self._unknown_keys(place, said, ("name", "class", "arguments"))
+        self._unknown_keys(place, entry, ("name", "class", "arguments"))
         for key in ("name", "class"):
-            if not isinstance(said.get(key), str):
-                where = (*place, key) if key in said else place
+            if not isinstance(entry.get(key), str):
+                where = (*place, key) if key in entry else place
                 self._fault(where, f"'{key}' is no text or not there", f"Write '{key}: ...'.", Code.MISSING_KEY)
                 return None
-        return self._item(said["name"], said["class"], said.get("arguments"), place, (*place, "arguments"))
+        return self._item(entry["name"], entry["class"], entry.get("arguments"), place, (*place, "arguments"))
 
-    def _mapped(self, place: Location, name: str, said: Any) -> Item | None:
-        if isinstance(said, str):
-            return self._item(name, said, None, place, place)
-        if isinstance(said, dict) and len(said) == 1:
-            kind, arguments = next(iter(said.items()))
+    def _mapped(self, place: Location, name: str, entry: Any) -> Item | None:
+        if isinstance(entry, str):
+            return self._item(name, entry, None, place, place)
+        if isinstance(entry, dict) and len(entry) == 1:
+            kind, arguments = next(iter(entry.items()))
             return self._item(name, kind, arguments, place, (*place, kind))
         self._fault(place, "has no class", "Write 'loss: {Loss: }'.", Code.WRONG_SHAPE)
         return None
@@ -202,7 +202,7 @@ class FileReader:
     def _take_metric(self, item: Item, *, bare: bool = False) -> None:
         if item.kind not in CLASSES:
             reason = f"there is no metric of class {item.kind[:40]!r}"
-            remedy = f"{did_you_mean(item.kind, CLASSES)} A metric of your own: report it, and name it in a rule."
+            remedy = f"{suggest_name(item.kind, CLASSES)} A metric of your own: report it, and name it in a rule."
             self._fault(item.place, reason, remedy, Code.UNSUPPORTED)
             return
         self._unknown_keys(item.arguments_place, item.arguments, CLASSES[item.kind])
@@ -216,7 +216,7 @@ class FileReader:
             place = (*item.arguments_place, "source_event")
             self._fault(place, "metrics come from on_evaluate alone", "Leave it out.", Code.UNSUPPORTED)
             return
-        self.sources[item.name] = Source(item.name, item.kind, window, bare)
+        self.sources[item.name] = MetricSource(item.name, item.kind, window, bare)
 
     def _take_operation(self, item: Item) -> None:
         if item.kind == "HFControls":
@@ -243,40 +243,40 @@ class FileReader:
 
     # Controllers
 
-    def _controller(self, place: Location, said: Any) -> Controller | None:
-        if not isinstance(said, dict):
+    def _controller(self, place: Location, entry: Any) -> Controller | None:
+        if not isinstance(entry, dict):
             self._fault(place, "is no controller", "Write name, triggers, rule and operations.", Code.WRONG_SHAPE)
             return None
-        self._unknown_keys(place, said, _CONTROLLER_KEYS)
+        self._unknown_keys(place, entry, _CONTROLLER_KEYS)
         for key in ("name", "triggers", "rule", "operations"):
-            if key not in said:
+            if key not in entry:
                 self._fault(place, f"has no '{key}'", f"Add '{key}:'.", Code.MISSING_KEY)
         for key in ("name", "rule"):
-            if key in said and not isinstance(said[key], str):
+            if key in entry and not isinstance(entry[key], str):
                 self._fault((*place, key), "is no text", "Put it into quotes.", Code.WRONG_SHAPE)
-        events = [self._event(where, one) for where, one in self._texts((*place, "triggers"), said.get("triggers"))]
+        events = [self._event(where, one) for where, one in self._texts((*place, "triggers"), entry.get("triggers"))]
         operations = [
-            self._action(where, one) for where, one in self._texts((*place, "operations"), said.get("operations"))
+            self._action(where, one) for where, one in self._texts((*place, "operations"), entry.get("operations"))
         ]
-        patience, resets = self._patience((*place, "patience"), said.get("patience"))
-        self._note_config((*place, "config"), said.get("config"))
-        if not isinstance(said.get("name"), str) or not isinstance(said.get("rule"), str):
+        patience, resets = self._patience((*place, "patience"), entry.get("patience"))
+        self._note_config((*place, "config"), entry.get("config"))
+        if not isinstance(entry.get("name"), str) or not isinstance(entry.get("rule"), str):
             return None
         known = tuple(dict.fromkeys(one for one in events if one))
         for number, event in enumerate(events):
             if event and event in events[:number]:
-                reason = f"{event} is there already: the rule is asked once; the original asks it twice"
+                reason = f"{event} is there already: the rule is checked once; the original checks it twice"
                 self._notes.fault((*place, "triggers", number), reason, "Leave it out.", code=Code.DIFFERS)
         wanted = tuple(one for one in operations if one is not None)
-        return Controller(place, said["name"], known, said["rule"], wanted, patience, resets)
+        return Controller(place, entry["name"], known, entry["rule"], wanted, patience, resets)
 
-    def _texts(self, place: Location, said: Any) -> list[tuple[Location, str]]:
-        if said is None and place[-1] not in self._at(place[:-1]):
+    def _texts(self, place: Location, entry: Any) -> list[tuple[Location, str]]:
+        if entry is None and place[-1] not in self._at(place[:-1]):
             return []
-        if not isinstance(said, list) or not said or not all(isinstance(one, str) for one in said):
+        if not isinstance(entry, list) or not entry or not all(isinstance(one, str) for one in entry):
             self._fault(place, "is no list of names", "Begin each with '- '.", Code.WRONG_SHAPE)
             return []
-        return [((*place, number), one) for number, one in enumerate(said)]
+        return [((*place, number), one) for number, one in enumerate(entry)]
 
     def _at(self, place: Location) -> Any:
         value = self._document.value
@@ -290,18 +290,18 @@ class FileReader:
             self._fault(place, f"{event} {reason}", remedy, Code.UNSUPPORTED)
         elif event not in EVENTS:
             reason = f"there is no event {event[:40]!r}"
-            self._fault(place, reason, did_you_mean(event, EVENTS), Code.UNKNOWN_EVENT)
+            self._fault(place, reason, suggest_name(event, EVENTS), Code.UNKNOWN_EVENT)
         else:
             return event
         return ""
 
-    def _action(self, place: Location, said: str) -> tuple[Location, str, LogFormat | None] | None:
-        name, _, action = said.partition(".")
+    def _action(self, place: Location, entry: str) -> tuple[Location, str, LogFormat | None] | None:
+        name, _, action = entry.partition(".")
         if name in self.unsound:
             return None
         if name not in self._formats:
             reason = f"there is no operation {name[:40]!r}"
-            self._fault(place, reason, did_you_mean(name, self._formats), Code.UNKNOWN_ACTION)
+            self._fault(place, reason, suggest_name(name, self._formats), Code.UNKNOWN_ACTION)
             return None
         known = ("should_log",) if self._formats[name] is not None else tuple(ACTIONS)
         if action == "should_epoch_stop" and self._formats[name] is None:
@@ -310,34 +310,34 @@ class FileReader:
             return None
         if action not in known:
             reason = f"{name} has no action {action[:40]!r}"
-            self._fault(place, reason, did_you_mean(action, known), Code.UNKNOWN_ACTION)
+            self._fault(place, reason, suggest_name(action, known), Code.UNKNOWN_ACTION)
             return None
         return place, action, self._formats[name]
 
-    def _patience(self, place: Location, said: Any) -> tuple[int, bool]:
-        if said is None and place[-1] not in self._at(place[:-1]):
+    def _patience(self, place: Location, entry: Any) -> tuple[int, bool]:
+        if entry is None and place[-1] not in self._at(place[:-1]):
             return 0, True
-        if not isinstance(said, dict):
+        if not isinstance(entry, dict):
             self._fault(place, "is no mapping", "Write 'patience_threshold: 2'.", Code.WRONG_SHAPE)
             return 0, True
-        self._unknown_keys(place, said, ("patience_threshold", "mode"))
-        threshold, mode = said.get("patience_threshold", 1), said.get("mode", _MODES[0])
+        self._unknown_keys(place, entry, ("patience_threshold", "mode"))
+        threshold, mode = entry.get("patience_threshold", 1), entry.get("mode", _MODES[0])
         if type(threshold) is not int or not 0 <= threshold <= MAX_PATIENCE:
             remedy = f"Write how many checks are put up with: 0 to {MAX_PATIENCE:,}."
-            self._fault((*place, "patience_threshold"), "is no such number", remedy, Code.INVALID_VALUE)
+            self._fault((*place, "patience_threshold"), "is no valid count", remedy, Code.INVALID_VALUE)
             threshold = 0
         if mode not in _MODES:
-            remedy = did_you_mean(str(mode), _MODES)
+            remedy = suggest_name(str(mode), _MODES)
             self._fault((*place, "mode"), "is no mode of patience", remedy, Code.INVALID_VALUE)
         return threshold, mode != _MODES[1]
 
-    def _note_config(self, place: Location, said: Any) -> None:
-        if said is None:
+    def _note_config(self, place: Location, entry: Any) -> None:
+        if entry is None:
             return
-        if not isinstance(said, dict):
+        if not isinstance(entry, dict):
             self._fault(place, "is no mapping", "Leave it out.", Code.WRONG_SHAPE)
             return
-        self._unknown_keys(place, said, ("trigger_log_level",))
-        if "trigger_log_level" in said:
-            reason = "trigger_log_level is left out: what a rule does is always told, with the values it saw"
+        self._unknown_keys(place, entry, ("trigger_log_level",))
+        if "trigger_log_level" in entry:
+            reason = "trigger_log_level is left out: every decision is reported with its values"
             self._notes.fault((*place, "trigger_log_level"), reason, "Nothing is to be done.", code=Code.DROPPED)

@@ -1,7 +1,7 @@
-"""IBM's metric handlers: what each exposes, and what that is here.
+"""IBM's metric classes, and their counterparts in the rule language.
 
-A path is what a rule or a log format writes of a metric: `window["training_loss"]["loss"][-1]` is the source `window`
-and the keys `training_loss`, `loss`, -1.
+A path is the text that a rule or log format writes: `window["training_loss"]["loss"][-1]` has the source `window` and
+the keys `training_loss`, `loss`, -1.
 """
 
 from __future__ import annotations
@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from baton.contract.rules.language.faults import Code, ExpressionError, did_you_mean
-from baton.contract.rules.language.syntax_tree import Call, Name, Node, Number
+from baton.contract.rules.language.faults import Code, ExpressionError, suggest_name
+from baton.contract.rules.language.syntax_tree import FunctionCall, Name, Node, Number
 from baton.contract.rules.metrics import canonical_name, is_name
 
 CLASSES: Mapping[str, tuple[str, ...]] = {
@@ -24,74 +24,74 @@ CLASSES: Mapping[str, tuple[str, ...]] = {
 
 ALWAYS_KNOWN = frozenset(("step", "epoch"))
 EVALUATED = "eval.loss"
-"""What comes with every evaluation."""
+"""Metric that every evaluation reports."""
 FINAL_SAVE = "save.final"
-"""True with the save that ends a training; declared by the documents that need it."""
+"""True with the final save of a training; documents that read it declare it."""
 MAX_SPELT_OUT = 16
-"""The oldest point of a window that is not full yet is spelt out point by point, up to so many."""
+"""Largest window whose oldest point is expressed by a `coalesce` of lags while the window fills."""
 
 Keys = tuple[str | int, ...]
 _STATE = {"epoch": "epoch", "global_step": "step", "num_input_tokens_seen": "tokens"}
 _LOGGED = {"learning_rate": "lr"}
 
 
-class Source(NamedTuple):
-    """One of the file's metrics."""
+class MetricSource(NamedTuple):
+    """A metric that the file defines."""
 
     name: str
     kind: str
     window: int = 1
-    """Of a HistoryBasedMetric; less than 0 for all points."""
+    """Points of a HistoryBasedMetric; negative for all points."""
     bare: bool = False
-    """Its name alone is its number, as the first draft of the original had it."""
+    """True if the name alone is the number, as in the original's first draft."""
 
-    def said(self, keys: Keys) -> str:
-        """As it is written in a rule."""
+    def path_text(self, keys: Keys) -> str:
+        """Format a path as a rule writes it."""
         return self.name + "".join(f"[{key}]" if isinstance(key, int) else f'["{key}"]' for key in keys)
 
 
 class Size(NamedTuple):
-    """The length of a window of a metric's points."""
+    """Length of a window of a metric's points."""
 
     metric: str
     limit: int
-    """Less than 0 for none."""
+    """Window size; negative if unbounded."""
 
 
 class Evaluated(NamedTuple):
-    """How many metrics evaluations gave: none before the first, some after."""
+    """Number of evaluation metrics: none before the first evaluation."""
 
     metric: str
 
 
-def refusal(reason: str, remedy: str, code: Code = Code.UNSUPPORTED) -> ExpressionError:
-    """To be raised; who reads the text adds the place."""
+def refuse(reason: str, remedy: str, code: Code = Code.UNSUPPORTED) -> ExpressionError:
+    """Create an ExpressionError to raise; the caller that knows the text adds the place."""
     return ExpressionError(code, reason, remedy, 0)
 
 
-def eval_name(key: str) -> str:
-    """What the trainer calls `eval_loss` is `eval.loss`. Raises ExpressionError for what is none of an evaluation."""
+def name_evaluation(key: str) -> str:
+    """Translate `eval_loss` to `eval.loss`. Raises ExpressionError for a key without that prefix."""
     name = f"eval.{canonical_name(key.removeprefix('eval_'))}"
     if not key.startswith("eval_") or not is_name(name):
-        raise refusal(f"{key[:40]!r} is no metric of an evaluation", 'They are called like "eval_loss".')
+        raise refuse(f"{key[:40]!r} is no metric of an evaluation", 'They are called like "eval_loss".')
     return name
 
 
-def at(metric: str, when: str) -> Node:
-    """The value of one when the newest point of the other came."""
-    return Call("at", (Name(metric), Name(when)))
+def sample_at(metric: str, when: str) -> Node:
+    """Return `at(metric, when)`."""
+    return FunctionCall("at", (Name(metric), Name(when)))
 
 
-def lag(metric: str, points: int) -> Node:
-    """An earlier point."""
-    return Name(metric) if points == 0 else Call("lag", (Name(metric), Number(float(points), "")))
+def lag_by(metric: str, points: int) -> Node:
+    """Return `lag(metric, points)`."""
+    return Name(metric) if points == 0 else FunctionCall("lag", (Name(metric), Number(float(points), "")))
 
 
-def number_at(source: Source, keys: Keys, *, full: bool, evaluated: str = EVALUATED) -> Node:
-    """The number that a path leads to. Raises ExpressionError.
+def translate_number(source: MetricSource, keys: Keys, *, full: bool, evaluated: str = EVALUATED) -> Node:
+    """Translate a path to a number. Raises ExpressionError.
 
-    `full`: the rule asks for it only while the window has all its points. `evaluated`: a metric that comes with every
-    evaluation.
+    `full`: the rule reads the number only while the window is full. `evaluated`: a metric that every evaluation
+    reports.
     """
     match source.kind, keys:
         case "TrainingState", (str() as key,):
@@ -104,18 +104,18 @@ def number_at(source: Source, keys: Keys, *, full: bool, evaluated: str = EVALUA
         case "Loss", (str() as key,):
             return _logged(key)
         case "EvalMetrics", ("epoch",):
-            return at("epoch", evaluated)
+            return sample_at("epoch", evaluated)
         case "EvalMetrics", (str() as key,):
-            return Name(eval_name(key))
+            return Name(name_evaluation(key))
         case "HistoryBasedMetric", ("window_size",):
             if source.window > 0:
                 return Number(float(source.window), "")
-            raise refusal("the window has no size", "Write a window_size of 1 or more.")
+            raise refuse("the window has no size", "Write a window_size of 1 or more.")
         case "HistoryBasedMetric", ("training_loss" | "metrics" as group, str() as key, int() as index):
             return _in_window(source, (group, key), index, full=full, evaluated=evaluated)
         case "PerProcessState", ("rank",):
             remedy = "Leave the comparison out: rules are decided once, for all ranks alike."
-            raise refusal("ranks do not decide on their own here", remedy)
+            raise refuse("ranks do not decide separately here", remedy)
     raise _no_number(source, keys)
 
 
@@ -123,83 +123,87 @@ def _of_state(key: str) -> str:
     if key in _STATE:
         return _STATE[key]
     if key == "is_final":
-        raise refusal("is_final is true or false, not a number", "Compare it with True or False.", Code.WRONG_TYPE)
+        raise refuse("is_final is true or false, not a number", "Compare it with True or False.", Code.WRONG_TYPE)
     if key in ("log_history", "best_metric", "best_global_step"):
-        raise refusal(f"rules do not see {key}", "Use best(eval.loss), or a window, in a rule of this language.")
+        raise refuse(f"rules do not see {key}", "Use best(eval.loss), or a window, in a rule of this language.")
     remedy = f"There are {', '.join(_STATE)} and is_final; write what is fixed as a number."
-    raise refusal(f"rules do not see {key[:40]!r} of the trainer's state", remedy, Code.UNKNOWN_METRIC)
+    raise refuse(f"rules do not see {key[:40]!r} of the trainer's state", remedy, Code.UNKNOWN_METRIC)
 
 
 def _logged(key: str) -> Node:
     name = _LOGGED.get(key, canonical_name(key))
     if not is_name(name):
-        raise refusal(f"{key[:40]!r} cannot be a metric's name", "Use another metric.", Code.INVALID_VALUE)
-    return at(name, "loss")
+        raise refuse(f"{key[:40]!r} cannot be a metric's name", "Use another metric.", Code.INVALID_VALUE)
+    return sample_at(name, "loss")
 
 
-def _in_window(source: Source, path: tuple[str, str], index: int, *, full: bool, evaluated: str) -> Node:
+def _in_window(source: MetricSource, path: tuple[str, str], index: int, *, full: bool, evaluated: str) -> Node:
     _, key = path
-    metric = window_metric(path, evaluated)
+    metric = find_window_metric(path, evaluated)
     size = source.window
-    said = source.said((*path, index))
+    path_text = source.path_text((*path, index))
     if size > 0 and not -size <= index < size:
-        raise refusal(f"{said} is never there: the window has {size}", "Use an index within it.", Code.INVALID_WINDOW)
+        raise refuse(
+            f"{path_text} is never there: the window has {size}", "Use an index within it.", Code.INVALID_WINDOW
+        )
     newest = index == -1 or size == 1
     if key in ("epoch", "steps"):
         if not newest:
-            raise refusal(f"of {key}, only the newest is kept: {said}", "Use [-1].")
-        return at("step" if key == "steps" else key, metric)
+            raise refuse(f"of {key}, only the newest is kept: {path_text}", "Use [-1].")
+        return sample_at("step" if key == "steps" else key, metric)
     if newest:
         return Name(metric)
     if index < 0:
-        return lag(metric, -1 - index)
+        return lag_by(metric, -1 - index)
     if size < 0:
-        raise refusal(f"{said} is the first of all points, which are not kept", "Give the window a size.")
+        raise refuse(f"{path_text} is the first of all points, which are not kept", "Give the window a size.")
     if full:
-        return lag(metric, size - 1 - index)
+        return lag_by(metric, size - 1 - index)
     if index == 0 and size <= MAX_SPELT_OUT:
-        return Call("coalesce", tuple(lag(metric, points) for points in range(size - 1, -1, -1)))
-    guard = f'len({source.said(path)}) == {source.name}["window_size"] and ...'
-    raise refusal(f"{said} is another point while the window fills", f"Write {guard}", Code.INVALID_WINDOW)
+        return FunctionCall("coalesce", tuple(lag_by(metric, points) for points in range(size - 1, -1, -1)))
+    guard = f'len({source.path_text(path)}) == {source.name}["window_size"] and ...'
+    raise refuse(f"{path_text} is another point while the window fills", f"Write {guard}", Code.INVALID_WINDOW)
 
 
-def window_metric(path: tuple[str, str], evaluated: str) -> str:
-    """Whose points a window of that group has. Raises ExpressionError."""
+def find_window_metric(path: tuple[str, str], evaluated: str) -> str:
+    """Return the metric whose points a window group holds. Raises ExpressionError."""
     group, key = path
     if group == "metrics":
-        return evaluated if key in ("epoch", "steps") else eval_name(key)
+        return evaluated if key in ("epoch", "steps") else name_evaluation(key)
     if key == "global_step":
-        raise refusal("the key is 'steps'; the original's pages say 'global_step'", "Write steps.", Code.UNKNOWN_KEY)
+        raise refuse("the key is 'steps'; the original's pages say 'global_step'", "Write steps.", Code.UNKNOWN_KEY)
     if key not in ("loss", "epoch", "steps"):
-        raise refusal(f"there is no {key[:40]!r} in training_loss", did_you_mean(key, ("loss", "epoch", "steps")))
+        raise refuse(f"there is no {key[:40]!r} in training_loss", suggest_name(key, ("loss", "epoch", "steps")))
     return "loss"
 
 
-def size_at(source: Source, keys: Keys, evaluated: str = EVALUATED) -> Size | Evaluated:
-    """What `len` of a path is. Raises ExpressionError. `evaluated`: a metric that comes with every evaluation."""
+def translate_size(source: MetricSource, keys: Keys, evaluated: str = EVALUATED) -> Size | Evaluated:
+    """Translate `len` of a path. Raises ExpressionError. `evaluated`: a metric that every evaluation reports."""
     if source.kind == "HistoryBasedMetric":
         match keys:
             case ("metrics",):
                 return Evaluated(evaluated)
             case ("training_loss" | "metrics" as group, str() as key):
-                return Size(window_metric((group, key), evaluated), source.window)
+                return Size(find_window_metric((group, key), evaluated), source.window)
     remedy = 'There is the length of a window: len(window["training_loss"]["loss"]).'
-    raise refusal(f"{source.said(keys)} has no length here", remedy, Code.WRONG_TYPE)
+    raise refuse(f"{source.path_text(keys)} has no length here", remedy, Code.WRONG_TYPE)
 
 
-def presence_of(source: Source, evaluated: str = EVALUATED) -> str | None:
-    """The metric that is known as soon as the original's is; None if that is always. Raises ExpressionError."""
+def find_presence(source: MetricSource, evaluated: str = EVALUATED) -> str | None:
+    """Return the metric that becomes known together with the original's; None if the original's always exists. Raises
+    ExpressionError.
+    """
     if source.kind == "Loss":
         return "loss"
     if source.kind == "EvalMetrics":
         return evaluated
     if source.kind == "HistoryBasedMetric":
         remedy = f'Write len({source.name}["training_loss"]["loss"]) > 0.'
-        raise refusal(f"{source.name} is there before it holds anything", remedy)
+        raise refuse(f"{source.name} is there before it holds anything", remedy)
     return None
 
 
-def _no_number(source: Source, keys: Keys) -> ExpressionError:
+def _no_number(source: MetricSource, keys: Keys) -> ExpressionError:
     example = {
         "TrainingState": '["epoch"]',
         "PerProcessState": "",
@@ -208,4 +212,4 @@ def _no_number(source: Source, keys: Keys) -> ExpressionError:
         "HistoryBasedMetric": '["training_loss"]["loss"][-1]',
     }[source.kind]
     remedy = f"Write {source.name}{example}."
-    return refusal(f"{source.said(keys)[:80]} is no number", remedy, Code.WRONG_TYPE)
+    return refuse(f"{source.path_text(keys)[:80]} is no number", remedy, Code.WRONG_TYPE)

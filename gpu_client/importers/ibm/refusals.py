@@ -1,4 +1,4 @@
-"""What IBM's rules may say and rules here do not: why, and what to write instead."""
+"""Python constructs without a counterpart in the rule language: reason and remedy."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import ast
 from collections.abc import Mapping
 
 from baton.contract.rules.language.faults import Code, ExpressionError
-from gpu_client.importers.ibm.metrics import refusal
+from gpu_client.importers.ibm.metrics import refuse
 
 _NO_POWERS = ("powers can take seconds, at every check", "Multiply.")
 _NO_BITS = ("there are no bit operators", "Write 'and', 'or', 'not'.")
@@ -22,8 +22,8 @@ _NODES: Mapping[type[ast.AST], tuple[str, str]] = {
     ast.BitOr: _NO_BITS,
     ast.BitXor: _NO_BITS,
     ast.Invert: _NO_BITS,
-    ast.Is: ("'is' tells a metric that is not there from None", "Write '=='."),
-    ast.IsNot: ("'is not' tells a metric that is not there from None", "Write '!='."),
+    ast.Is: ("'is' distinguishes a missing metric from None", "Write '=='."),
+    ast.IsNot: ("'is not' distinguishes a missing metric from None", "Write '!='."),
     ast.In: ("there are no lists to look into", "Compare with each value."),
     ast.NotIn: ("there are no lists to look into", "Compare with each value."),
     ast.Lambda: ("functions cannot be made", "Write an expression of metrics."),
@@ -44,8 +44,8 @@ _NODES: Mapping[type[ast.AST], tuple[str, str]] = {
     ast.YieldFrom: ("there is nothing to yield to", "Write an expression of metrics."),
 }
 _CALLS: Mapping[str, tuple[str, str]] = {
-    "rand": ("chance would decide otherwise on every rank", "Leave it out."),
-    "randint": ("chance would decide otherwise on every rank", "Leave it out."),
+    "rand": ("a random number differs on every rank", "Leave it out."),
+    "randint": ("a random number differs on every rank", "Leave it out."),
     "sum": ("there is no sum of a window", "Write a rule of this language: mean(loss, 5) > 2."),
     "round": ("nothing is rounded here", "Compare the number itself, with bounds: 1.5 <= x < 2.5 for round(x) == 2."),
     "int": ("nothing is rounded here", "Compare the number itself, with bounds: 2 <= x < 3 for int(x) == 2."),
@@ -60,27 +60,27 @@ _CALLS: Mapping[str, tuple[str, str]] = {
 }
 
 
-def refused_node(node: ast.AST) -> ExpressionError | None:
-    """Why this cannot be said; None if it is not the node itself that is wrong."""
+def refuse_node(node: ast.AST) -> ExpressionError | None:
+    """Return the refusal of a node; None if the node itself is acceptable."""
     kind: ast.AST = node
     if isinstance(node, (ast.BinOp, ast.UnaryOp)):
         kind = node.op
     if isinstance(node, ast.Constant) and isinstance(node.value, (str, bytes)):
-        return refusal("there are no texts", "Texts are keys of metrics alone.")
+        return refuse("there are no texts", "Texts are keys of metrics alone.")
     if isinstance(node, ast.Constant) and isinstance(node.value, complex):
-        return refusal("there are no complex numbers", "Compare numbers.")
+        return refuse("there are no complex numbers", "Compare numbers.")
     found = _NODES.get(type(kind))
-    return refusal(*found) if found else None
+    return refuse(*found) if found else None
 
 
-def refused_call(node: ast.Call) -> ExpressionError:
-    """Why this cannot be called."""
+def refuse_call(node: ast.Call) -> ExpressionError:
+    """Return the refusal of a call."""
     if isinstance(node.func, ast.Name):
         name = node.func.id
         if name in _CALLS:
-            return refusal(*_CALLS[name])
+            return refuse(*_CALLS[name])
         remedy = "There are abs and len; others are of this language: docs/rules.md."
-        return refusal(f"there is no function {name[:40]!r}", remedy, Code.UNKNOWN_FUNCTION)
+        return refuse(f"there is no function {name[:40]!r}", remedy, Code.UNKNOWN_FUNCTION)
     if isinstance(node.func, ast.Attribute):
-        return refusal("a method can change or write what it belongs to", "Name metrics and numbers.")
-    return refusal("only functions can be called", "Name metrics and numbers.")
+        return refuse("a method can change or write what it belongs to", "Name metrics and numbers.")
+    return refuse("only functions can be called", "Name metrics and numbers.")

@@ -1,6 +1,6 @@
-"""IBM's trainer-controller files, as documents of this language: docs/rules-ibm.md says what becomes of what.
+"""Importer of trainer-controller files; docs/rules-ibm.md lists every translation.
 
-Events and metrics have to be handed in as that page says; then the rules decide as the original did.
+With events and metrics reported as that page requires, the rules decide as the original does.
 """
 
 from __future__ import annotations
@@ -13,28 +13,28 @@ from baton.contract.errors import Fault
 from baton.contract.rules.document.loader import load
 from baton.contract.rules.document.rule import RuleSet
 from baton.contract.rules.language.faults import Code, ExpressionError
-from gpu_client.importers.ibm.expressions import translated
+from gpu_client.importers.ibm.expressions import translate_expression
 from gpu_client.importers.ibm.files import ACTIONS, EVENTS, LEVELS, Controller, FileReader, LogFormat
-from gpu_client.importers.ibm.log_formats import Known, text_of_format
-from gpu_client.importers.ibm.metrics import FINAL_SAVE, Source
+from gpu_client.importers.ibm.log_formats import FormatNames, translate_format
+from gpu_client.importers.ibm.metrics import FINAL_SAVE, MetricSource
 
 _LINE = "step {step:d}, epoch {epoch:.2f}, loss {loss}"
-"""What is written where the original has the trainer write whatever it has."""
+"""Log line for `should_log`; the original lets the trainer log all its values."""
 _SEVERITIES = ("info", "warning", "error")
 
 
 class Imported(NamedTuple):
-    """The rules, and the same as a document, if there are no faults. Notes leave them usable."""
+    """The imported rules and their document, or faults. Notes leave the rules usable."""
 
     text: str
     rules: RuleSet | None
     faults: list[Fault]
     notes: list[Fault]
-    """What was left out, or is not as in the original; lines and columns are those of the file."""
+    """Parts that are left out or differ from the original, with line and column of the file."""
 
 
 def import_ibm(text: str) -> Imported:
-    """Read a trainer-controller file. Never raises, whatever the text is."""
+    """Import a trainer-controller file. Never raises."""
     document = read_document(text)
     if document.faults:
         faults = [fault if fault.code else fault._replace(code=Code.UNREADABLE) for fault in document.faults]
@@ -64,7 +64,7 @@ class _Importer:
         loaded = load(text)
         for faults, place in ((self._document, loaded.faults), (self._notes, loaded.warnings)):
             for fault in place:
-                self._told_of_the_file(faults, fault, controllers)
+                self._report_in_file(faults, fault, controllers)
         return self._result(text, loaded.rules)
 
     def _result(self, text: str, rules: RuleSet | None) -> Imported:
@@ -74,15 +74,15 @@ class _Importer:
         )
         return Imported("" if faults else text, None if faults else rules, faults, notes)
 
-    def _told_of_the_file(self, into: Document, fault: Fault, controllers: list[Controller]) -> None:
-        """What the translation is told of, at the controller that it comes from."""
+    def _report_in_file(self, into: Document, fault: Fault, controllers: list[Controller]) -> None:
+        """Report a fault of the translation at its controller in the file."""
         found = re.match(r"rules\.([0-9]+)\.(when|do)", fault.field)
         place: Location = ("controllers",)
         if found:
             place = (*controllers[int(found[1])].place, "rule" if found[2] == "when" else "operations")
         into.fault(place, f"{fault.reason} (of its translation)", fault.remedy, code=fault.code)
 
-    def _rule(self, controller: Controller, sources: dict[str, Source]) -> dict[str, Any]:
+    def _rule(self, controller: Controller, sources: dict[str, MetricSource]) -> dict[str, Any]:
         events = [EVENTS[event] for event in controller.events]
         rule: dict[str, Any] = {
             "name": self._name(controller),
@@ -96,7 +96,7 @@ class _Importer:
                 reason = f"patience is one for all its {len(events)} triggers; the original counts each by itself"
                 remedy = "Make a controller for each trigger, if each is to be counted by itself."
                 self._notes.fault((*controller.place, "patience"), reason, remedy, code=Code.DIFFERS)
-        # it fires at every true check, as the original does, not once until it is cleared
+        # The original fires at every true check; a cooldown of one check does the same.
         rule["cooldown"] = "1 check"
         formats = [form for _, _, form in controller.operations if form is not None]
         if formats and len(formats) == len(controller.operations):
@@ -117,18 +117,18 @@ class _Importer:
             self._notes.fault((*controller.place, "name"), reason, remedy, code=Code.DIFFERS)
         return name
 
-    def _when(self, controller: Controller, sources: dict[str, Source]) -> str:
+    def _when(self, controller: Controller, sources: dict[str, MetricSource]) -> str:
         place = (*controller.place, "rule")
         saves = {event == "on_save" for event in controller.events}
         try:
-            found = translated(
+            found = translate_expression(
                 controller.rule,
                 sources,
                 resets=controller.resets and controller.patience > 0,
                 saves_only=None if len(saves) > 1 else saves != {False},
             )
         except ExpressionError as error:
-            # a metric may be missing because its definition has a fault, which has been told
+            # A metric whose definition has a fault is missing as a consequence; report the first fault only.
             if error.code is not Code.UNKNOWN_METRIC or not self._unsound:
                 self._document.text_fault(place, error.offset, error.reason, error.remedy, code=error.code)
             return ""
@@ -137,13 +137,18 @@ class _Importer:
             self._notes.text_fault(place, offset, reason, remedy, code=Code.DIFFERS)
         if found.final:
             self._final = True
-            reason = f"is_final becomes {FINAL_SAVE}, which no adapter hands in: it stays false"
-            remedy = "Use on_train_end with another rule, or hand it in with each save from a loop of your own."
+            reason = f"is_final becomes {FINAL_SAVE}, which no adapter reports: it stays false"
+            remedy = "Use on_train_end with another rule, or report it with each save from a loop of your own."
             self._notes.fault(place, reason, remedy, code=Code.DIFFERS)
         return found.text
 
     def _action(
-        self, controller: Controller, sources: dict[str, Source], place: Location, action: str, form: LogFormat | None
+        self,
+        controller: Controller,
+        sources: dict[str, MetricSource],
+        place: Location,
+        action: str,
+        form: LogFormat | None,
     ) -> Any:
         if form is not None:
             return {"log": self._text(controller, sources, form)}
@@ -151,17 +156,17 @@ class _Importer:
             return {"stop": {"save": False}}
         if action == "should_log":
             reason = "a line with step, epoch and loss is written; the trainer itself is not asked to log"
-            self._notes.fault(place, reason, "Write what the line shall say in 'log'.", code=Code.DIFFERS)
+            self._notes.fault(place, reason, "Write the line's text in 'log'.", code=Code.DIFFERS)
             return {"log": _LINE}
         return ACTIONS[action]
 
-    def _text(self, controller: Controller, sources: dict[str, Source], form: LogFormat) -> str:
+    def _text(self, controller: Controller, sources: dict[str, MetricSource], form: LogFormat) -> str:
         def differs(offset: int, reason: str) -> None:
-            remedy = "Name what shall be told: {step:d}, {loss:.3f}."
+            remedy = "Name the values: {step:d}, {loss:.3f}."
             self._notes.text_fault(form.place, offset, reason, remedy, code=Code.DIFFERS)
 
         try:
-            return text_of_format(form.text, Known(sources, controller.name, controller.events), differs)
+            return translate_format(form.text, FormatNames(sources, controller.name, controller.events), differs)
         except ExpressionError as error:
             self._document.text_fault(form.place, error.offset, error.reason, error.remedy, code=error.code)
             return ""

@@ -9,7 +9,7 @@ import pytest
 
 from baton.contract.rules.document.loader import load_values
 from baton.contract.rules.document.rule import RuleSet
-from baton.contract.rules.metrics import Metric, Metrics
+from baton.contract.rules.metrics import Metric, MetricCatalog
 from gpu_client.backtest.history import Builder, History
 from gpu_client.backtest.judging import Aim, Run, Use, Verdict, aim_of, judged
 
@@ -188,7 +188,7 @@ def test_an_evaluation_with_the_step_of_the_row_before_is_nothing_else() -> None
 
 def test_the_goal_of_a_run() -> None:
     run = history(1, 1, eval__loss=[1, 1], eval__f1=[1, 1])
-    metrics = Metrics([Metric("eval.f1", goal="max")])
+    metrics = MetricCatalog([Metric("eval.f1", goal="max")])
     assert aim_of(run, metrics, None) == Aim("eval.loss", "min")
     assert aim_of(history(1), metrics, None) == Aim("loss", "min")
     assert aim_of(run, metrics, None, Aim("eval.f1", "max")) == Aim("eval.f1", "max")

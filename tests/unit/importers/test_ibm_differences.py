@@ -161,7 +161,7 @@ def test_a_trigger_that_is_named_twice_is_one(original: Original) -> None:
     config = config_of('newest["loss"] < 1', "on_log", "on_save", "on_log")
     imported = import_ibm(json.dumps(config))
     assert [(note.field, note.reason) for note in imported.notes] == [
-        ("controllers.0.triggers.2", "on_log is there already: the rule is asked once; the original asks it twice")
+        ("controllers.0.triggers.2", "on_log is there already: the rule is checked once; the original checks it twice")
     ]
     found, expected = by_the_import(config, PLAIN), told_by(original.decides(config, PLAIN))
     assert sorted(found.decisions) == sorted(set(expected.decisions))
@@ -180,7 +180,7 @@ def test_a_line_with_two_triggers_names_both(original: Original) -> None:
     config = config_of("True", "on_log", "on_save", operations=["line.should_log"])
     config["operations"] = [line_of("at {event_name}")]
     (note,) = import_ibm(json.dumps(config)).notes
-    assert (note.code, note.reason) == ("differs", "{event_name} is told as all the rule's triggers")
+    assert (note.code, note.reason) == ("differs", "{event_name} is rendered as all triggers of the rule")
     assert {line for _, line in by_the_import(config, PLAIN).lines} == {"at on_log or on_save"}
     assert {line for _, line in original.decides(config, PLAIN).lines} == {"at on_log", "at on_save"}
 
@@ -189,7 +189,7 @@ def test_a_final_save_is_noted_to_be_handed_in_by_nobody() -> None:
     imported = import_ibm(json.dumps(config_of('now["is_final"] == True', "on_save")))
     assert imported.rules is not None
     assert [(note.code, note.reason) for note in imported.notes] == [
-        ("differs", "is_final becomes save.final, which no adapter hands in: it stays false")
+        ("differs", "is_final becomes save.final, which no adapter reports: it stays false")
     ]
 
 

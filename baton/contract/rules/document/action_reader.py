@@ -1,4 +1,4 @@
-"""The actions of a document: `stop`, `save: best`, `set: {knob: lr, factor: 0.5}`."""
+"""Reader of the `do` entries: `stop`, `save: best`, `set: {knob: lr, factor: 0.5}`."""
 
 from __future__ import annotations
 
@@ -10,31 +10,31 @@ from typing import Any, NamedTuple
 
 from baton.contract.documents import Document, Location
 from baton.contract.rules.document.actions import ACTIONS, Action
-from baton.contract.rules.language.faults import Code, did_you_mean
-from baton.contract.rules.language.messages import Message, MessageError, message_of
-from baton.contract.rules.metrics import Metrics
+from baton.contract.rules.language.faults import Code, suggest_name
+from baton.contract.rules.language.messages import Message, MessageError, parse_message
+from baton.contract.rules.metrics import MetricCatalog
 
 _TAG = re.compile(r"[a-z0-9][a-z0-9-]{0,62}")
 _GROUP = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,255}")
-"""What a tag may be that is easily written."""
+"""Characters of tags, and of group names."""
 _KNOB = re.compile(r"[A-Za-z_][A-Za-z0-9_.]{0,63}")
 
 MAX_GROUP_JOBS = 100
-"""Whatever a rule says: its jobs are paid for."""
+"""Upper bound of `scale`, whatever a rule declares, because every job costs money."""
 
 
-class Field(NamedTuple):
-    """What a parameter may be."""
+class Parameter(NamedTuple):
+    """Type and bounds of a parameter."""
 
     kind: str
-    """number, whole, flag, name, message, or choice."""
+    """One of number, whole, flag, name, message, choice."""
     low: float = -math.inf
     high: float = math.inf
     choices: tuple[str, ...] = ()
     pattern: re.Pattern[str] = _KNOB
 
     def problem(self, value: Any) -> str | None:
-        """What it would have to be; None if it is that."""
+        """Describe the expected value; None if `value` is valid."""
         match self.kind:
             case "flag":
                 return None if isinstance(value, bool) else "true or false"
@@ -52,56 +52,56 @@ class Field(NamedTuple):
         return None if math.isfinite(value) else "a finite number"
 
 
-_FINITE = Field("number", -1e300, 1e300)
-_FIELDS: Mapping[str, Mapping[str, Field]] = {
-    "stop": {"outcome": Field("choice", choices=("complete", "failed")), "save": Field("flag")},
-    "save": {"tag": Field("name", pattern=_TAG)},
+_FINITE = Parameter("number", -1e300, 1e300)
+_FIELDS: Mapping[str, Mapping[str, Parameter]] = {
+    "stop": {"outcome": Parameter("choice", choices=("complete", "failed")), "save": Parameter("flag")},
+    "save": {"tag": Parameter("name", pattern=_TAG)},
     "evaluate": {},
-    "log": {"text": Field("message")},
-    "alert": {"text": Field("message")},
+    "log": {"text": Parameter("message")},
+    "alert": {"text": Parameter("message")},
     "set": {
-        "knob": Field("name"),
+        "knob": Parameter("name"),
         "value": _FINITE,
-        "factor": Field("number", 1e-9, 1e9),
+        "factor": Parameter("number", 1e-9, 1e9),
         "min": _FINITE,
         "max": _FINITE,
     },
     "rollback": {
-        "to": Field("choice", choices=("last", "best")),
-        "skip": Field("whole", 0, 10**9),
-        "lr_factor": Field("number", 1e-9, 1),
-        "budget": Field("whole", 1, 100),
+        "to": Parameter("choice", choices=("last", "best")),
+        "skip": Parameter("whole", 0, 10**9),
+        "lr_factor": Parameter("number", 1e-9, 1),
+        "budget": Parameter("whole", 1, 100),
     },
     "skip_batch": {},
     "pause": {},
-    "profile": {"steps": Field("whole", 1, 100)},
-    "requeue": {"exclude_host": Field("flag")},
+    "profile": {"steps": Parameter("whole", 1, 100)},
+    "requeue": {"exclude_host": Parameter("flag")},
     "scale": {
-        "group": Field("name", pattern=_GROUP),
-        "delta": Field("whole", -MAX_GROUP_JOBS, MAX_GROUP_JOBS),
-        "least": Field("whole", 0, MAX_GROUP_JOBS),
-        "most": Field("whole", 1, MAX_GROUP_JOBS),
+        "group": Parameter("name", pattern=_GROUP),
+        "delta": Parameter("whole", -MAX_GROUP_JOBS, MAX_GROUP_JOBS),
+        "least": Parameter("whole", 0, MAX_GROUP_JOBS),
+        "most": Parameter("whole", 1, MAX_GROUP_JOBS),
     },
-    "hook": {"name": Field("name")},
+    "hook": {"name": Parameter("name")},
 }
 _MAIN = {"stop": "outcome", "save": "tag", "log": "text", "alert": "text", "profile": "steps", "hook": "name"}
-"""The parameter that may be given alone: `profile: 10`."""
+"""Parameter that an action takes in its short form: `profile: 10`."""
 
 
-def read_action(document: Document, location: Location, said: Any, metrics: Metrics) -> Action | None:
-    """One item of `do`; None, and faults noted, if it is wrong."""
+def read_action(document: Document, location: Location, entry: Any, metrics: MetricCatalog) -> Action | None:
+    """Read one entry of `do`; None if it has faults, which are recorded in the document."""
     given: Any = {}
-    if isinstance(said, str):
-        name, place = said, location
-    elif isinstance(said, dict) and len(said) == 1:
-        name, given = next(iter(said.items()))
+    if isinstance(entry, str):
+        name, place = entry, location
+    elif isinstance(entry, dict) and len(entry) == 1:
+        name, given = next(iter(entry.items()))
         place = (*location, name)
     else:
         remedy = "Write one like 'stop', 'save: best' or 'set: {knob: lr, factor: 0.5}'."
         document.fault(location, "is no action", remedy, code=Code.WRONG_SHAPE)
         return None
     if name not in ACTIONS:
-        document.fault(place, f"there is no action {name!r}", did_you_mean(name, ACTIONS), code=Code.UNKNOWN_ACTION)
+        document.fault(place, f"there is no action {name!r}", suggest_name(name, ACTIONS), code=Code.UNKNOWN_ACTION)
         return None
     if given is None:
         given = {}
@@ -116,7 +116,7 @@ def read_action(document: Document, location: Location, said: Any, metrics: Metr
 
 
 def _action(
-    document: Document, place: Location, name: str, given: dict[str, Any], metrics: Metrics, *, alone: bool
+    document: Document, place: Location, name: str, given: dict[str, Any], metrics: MetricCatalog, *, alone: bool
 ) -> Action | None:
     known = _FIELDS[name]
     taken: dict[str, Any] = {}
@@ -124,12 +124,12 @@ def _action(
     for key, value in given.items():
         where = place if alone else (*place, key)
         if key not in known:
-            remedy = did_you_mean(key, known) if known else "Leave it out."
+            remedy = suggest_name(key, known) if known else "Leave it out."
             document.fault(where, f"is no parameter of {name}", remedy, code=Code.UNKNOWN_KEY)
             continue
         wanted = known[key].problem(value)
         if wanted is not None:
-            document.fault(where, f"{key} of {name} must be {wanted}", "Change it so.", code=Code.INVALID_VALUE)
+            document.fault(where, f"{key} of {name} must be {wanted}", "Correct the value.", code=Code.INVALID_VALUE)
         elif known[key].kind == "message":
             taken[key] = _message(document, where, value, metrics)
         else:
@@ -140,26 +140,26 @@ def _action(
             reason = f"{name} needs '{one.name}'"
             document.fault(place, reason, f"Write {name}: {{{one.name}: ...}}.", code=Code.MISSING_KEY)
     if len(document.faults) == before:
-        _look_at(document, place, name, taken)
+        _check_combination(document, place, name, taken)
     return kind(**taken) if len(document.faults) == before else None
 
 
-def _message(document: Document, where: Location, text: str, metrics: Metrics) -> Message | None:
+def _message(document: Document, where: Location, text: str, metrics: MetricCatalog) -> Message | None:
     try:
-        message = message_of(text)
+        message = parse_message(text)
     except MessageError as error:
         document.text_fault(where, error.offset, error.reason, error.remedy, code=Code.INVALID_TEXT)
         return None
     for field in message.fields:
         if field.metric not in metrics and not metrics.open:
             reason = f"the metric {field.metric} never appears"
-            remedy = did_you_mean(field.metric, metrics)
+            remedy = suggest_name(field.metric, metrics)
             document.text_fault(where, field.offset, reason, remedy, code=Code.UNKNOWN_METRIC)
     return message
 
 
-def _look_at(document: Document, place: Location, name: str, taken: dict[str, Any]) -> None:
-    """What parameters have to do with each other."""
+def _check_combination(document: Document, place: Location, name: str, taken: dict[str, Any]) -> None:
+    """Check parameters against each other."""
     if name == "set":
         if ("value" in taken) == ("factor" in taken):
             remedy = "Write 'value: 1e-5', or 'factor: 0.5'."
@@ -171,5 +171,5 @@ def _look_at(document: Document, place: Location, name: str, taken: dict[str, An
     elif name == "scale" and taken["delta"] == 0:
         document.fault(place, "a delta of 0 changes nothing", "Write 1 or -1.", code=Code.INVALID_VALUE)
     elif name == "scale" and taken.get("least", 0) > taken.get("most", MAX_GROUP_JOBS):
-        # Of a rule that says but one of them, the other one's usual value bounds nothing: the delta has one sign.
+        # The delta has one sign, therefore only one of `least` and `most` applies if the rule gives one of them.
         document.fault(place, "least is more than most", "Exchange them.", code=Code.CONFLICT)

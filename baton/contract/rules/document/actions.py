@@ -1,4 +1,4 @@
-"""What a rule can do: a closed set, each with its own parameters. Doing it is up to who evaluates the rules."""
+"""Actions of rules: a closed set, each with its parameters. The host that evaluates the rules executes them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from baton.contract.rules.language.messages import Message
 
 @dataclass(frozen=True, slots=True)
 class Stop:
-    """End the training. `outcome`: what the job is then."""
+    """End the training; the job gets `outcome`."""
 
     outcome: Literal["complete", "failed"] = "complete"
     save: bool = True
@@ -19,35 +19,35 @@ class Stop:
 
 @dataclass(frozen=True, slots=True)
 class Save:
-    """Commit a checkpoint, under a name that retention keeps."""
+    """Commit a checkpoint under a tag that retention keeps."""
 
     tag: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class Evaluate:
-    """Evaluate now."""
+    """Evaluate the model now."""
 
 
 @dataclass(frozen=True, slots=True)
 class Log:
-    """A line in the training's log."""
+    """Write a line to the training's log."""
 
     text: Message
 
 
 @dataclass(frozen=True, slots=True)
 class Alert:
-    """An event that people are told of."""
+    """Publish an alert event."""
 
     text: Message
 
 
 @dataclass(frozen=True, slots=True)
 class Set:
-    """Change a knob that the training registered: to a value, or by a factor, and then into the bounds.
+    """Set a registered knob to a value, or multiply it by a factor, within bounds.
 
-    A factor turns it one way only: a knob beyond a bound already is not turned back to it.
+    A factor moves the knob in one direction: a knob that is outside its bounds already does not move back.
     """
 
     knob: str
@@ -58,65 +58,77 @@ class Set:
 
 
 @dataclass(frozen=True, slots=True)
-class Rollback:
-    """Go back to a checkpoint, at most `budget` times in a job's life."""
+class RollbackAction:
+    """Restore a checkpoint, at most `budget` times in a job's life."""
 
     to: Literal["last", "best"] = "last"
     skip: int = 0
-    """Batches that are passed over afterwards."""
+    """Batches to skip after the restore."""
     lr_factor: float = 1.0
     budget: int = 3
 
 
 @dataclass(frozen=True, slots=True)
 class SkipBatch:
-    """Do not apply the gradients of this batch."""
+    """Discard the gradients of this batch."""
 
 
 @dataclass(frozen=True, slots=True)
 class Pause:
-    """Commit a checkpoint and give the machine back; the job waits until somebody resumes it."""
+    """Commit a checkpoint and release the machine; the job waits until a user resumes it."""
 
 
 @dataclass(frozen=True, slots=True)
-class Profile:
-    """Profile so many steps."""
+class ProfileAction:
+    """Profile the next `steps` steps."""
 
     steps: int
 
 
 @dataclass(frozen=True, slots=True)
 class Requeue:
-    """Give the job to another machine."""
+    """Return the job to the queue for another machine."""
 
     exclude_host: bool = True
 
 
 MOST_JOBS = 16
-"""Of a group that a rule adds to, unless it says more: nobody wants to be surprised by a bill."""
+"""Default upper bound of a group that a rule enlarges, so that its cost stays foreseeable."""
 
 
 @dataclass(frozen=True, slots=True)
 class Scale:
-    """More or fewer jobs of a group: copies of its newest one, or its newest ones taken out."""
+    """Change the number of a group's jobs: copy the newest job, or cancel the newest jobs."""
 
     group: str
     delta: int
     least: int = 0
-    """Jobs that are left by a delta below 0."""
+    """Jobs that a negative delta leaves."""
     most: int = MOST_JOBS
-    """Jobs that have not ended, behind a delta above 0."""
+    """Unfinished jobs that a positive delta may reach."""
 
 
 @dataclass(frozen=True, slots=True)
-class Hook:
-    """Call what the job's image registered under that name."""
+class HookAction:
+    """Call the hook that the job's image registered under `name`."""
 
     name: str
 
 
 Action: TypeAlias = (
-    Stop | Save | Evaluate | Log | Alert | Set | Rollback | SkipBatch | Pause | Profile | Requeue | Scale | Hook
+    Stop
+    | Save
+    | Evaluate
+    | Log
+    | Alert
+    | Set
+    | RollbackAction
+    | SkipBatch
+    | Pause
+    | ProfileAction
+    | Requeue
+    | Scale
+    | HookAction
 )
 ACTIONS: Mapping[str, type[Action]] = {
     "stop": Stop,
@@ -125,12 +137,12 @@ ACTIONS: Mapping[str, type[Action]] = {
     "log": Log,
     "alert": Alert,
     "set": Set,
-    "rollback": Rollback,
+    "rollback": RollbackAction,
     "skip_batch": SkipBatch,
     "pause": Pause,
-    "profile": Profile,
+    "profile": ProfileAction,
     "requeue": Requeue,
     "scale": Scale,
-    "hook": Hook,
+    "hook": HookAction,
 }
 NAMES: Mapping[type[Action], str] = {kind: name for name, kind in ACTIONS.items()}

@@ -1,4 +1,4 @@
-"""From a document to checked rules, or to everything that is wrong with it, each with its place and the remedy."""
+"""Loader: a document becomes checked rules, or a list of faults with place and remedy."""
 
 from __future__ import annotations
 
@@ -12,16 +12,23 @@ from typing import Any, NamedTuple
 from baton.contract.documents import Document, Location, read_document
 from baton.contract.errors import Fault
 from baton.contract.rules.document.action_reader import read_action
-from baton.contract.rules.document.durations import MAX_CHECKS_OF, ONE_CHECK, Measure, Period, hold_of, period_of
-from baton.contract.rules.document.lint import Reach, look_for_what_never_happens
+from baton.contract.rules.document.durations import (
+    MAX_CHECKS_OF,
+    ONE_CHECK,
+    Measure,
+    Period,
+    parse_pending_period,
+    parse_period,
+)
+from baton.contract.rules.document.lint import TrainingBounds, lint_rule
 from baton.contract.rules.document.presets import NAMES as PRESETS
 from baton.contract.rules.document.rule import EVENTS, Rule, RuleSet, Signal
-from baton.contract.rules.document.rule_placement import look_at_place, needed_group_values
+from baton.contract.rules.document.rule_placement import check_placement, collect_group_values
 from baton.contract.rules.language.checker import Checked, check_condition
-from baton.contract.rules.language.faults import Code, did_you_mean
+from baton.contract.rules.language.faults import Code, suggest_name
 from baton.contract.rules.language.typed_ast import Aggregate, Typed, walk
 from baton.contract.rules.limits import LIMITS, Limits
-from baton.contract.rules.metrics import BUILT_IN, REDUCES, SIGNALS, Kind, Metric, Metrics, doubt_of, is_name
+from baton.contract.rules.metrics import BUILT_IN, REDUCES, SIGNALS, Kind, Metric, MetricCatalog, explain_doubt, is_name
 
 MAX_ACTIONS = 16
 MAX_FIRES = 10**9
@@ -41,7 +48,7 @@ _SWITCHES = ("on", "off", True, False)
 
 
 class Loaded(NamedTuple):
-    """The rules, if there are no faults. Warnings leave them usable."""
+    """Result of loading: `rules` is None if there are faults; warnings leave the rules usable."""
 
     rules: RuleSet | None
     faults: list[Fault]
@@ -57,23 +64,23 @@ def load(
     limits: Limits = LIMITS,
     presets: bool = False,
 ) -> Loaded:
-    """Read a document, in YAML or JSON. Never raises, whatever the text is.
+    """Load a document in YAML or JSON. Never raises.
 
-    `reported`: the metrics that the training is known to report, so that all others are faults. `max_steps`: how long
-    it will run, `max_silence_s`: how old its heartbeats can become, so that rules which would need more are warned of.
-    `presets`: this is the presets' own document.
+    `reported`: all metrics that the training reports; any other name is a fault. `max_steps` and `max_silence_s`
+    (steps of the training, greatest age of a heartbeat in seconds) enable warnings about rules that exceed them.
+    `presets`: the document is that of the presets, whose names are reserved otherwise.
     """
     document = read_document(text)
     if document.faults and not document.too_large and text.lstrip()[:1] == "{":
-        # JSON that is no YAML (tabs): without places, but with all that it says
+        # YAML forbids the tabs of some JSON, therefore parse JSON itself; its faults have no place.
         try:
             document = Document(value=json.loads(text))
         except (ValueError, RecursionError):
             return Loaded(None, _coded(document.faults, Code.UNREADABLE), [])
     if document.faults:
         return Loaded(None, _coded(document.faults, Code.UNREADABLE), [])
-    reach = Reach(max_steps, max_silence_s=max_silence_s)
-    loaded = _Reader(document, reported, reach, limits, () if presets else PRESETS).loaded()
+    reach = TrainingBounds(max_steps, max_silence_s=max_silence_s)
+    loaded = _DocumentReader(document, reported, reach, limits, () if presets else PRESETS).loaded()
     if loaded.rules is None:
         return loaded
     digest = hashlib.sha256(text.encode(errors="replace")).hexdigest()[:16]
@@ -83,7 +90,7 @@ def load(
 def load_values(
     value: Any, *, reported: Iterable[str] | None = None, max_steps: int | None = None, limits: Limits = LIMITS
 ) -> Loaded:
-    """The same from plain values, as JSON has them; faults have no place."""
+    """Load a document from plain JSON values; its faults have no place."""
     try:
         text = json.dumps(value, ensure_ascii=False)
     except (TypeError, ValueError, RecursionError):
@@ -101,23 +108,23 @@ def _ordered(faults: Iterable[Fault]) -> list[Fault]:
     return sorted(dict.fromkeys(faults), key=lambda fault: (fault.line or 0, fault.column or 0, fault.field))
 
 
-class _Reader:
+class _DocumentReader:
     def __init__(
         self,
         document: Document,
         reported: Iterable[str] | None,
-        reach: Reach,
+        reach: TrainingBounds,
         limits: Limits,
         taken: tuple[str, ...],
     ) -> None:
-        """`taken`: names that no rule may have."""
+        """Create a reader; `taken` lists reserved rule names."""
         self._document = document
         self._taken = taken
         self._reported = reported
         self._limits = limits
         self._reach = reach
         self._warnings = Document(places=document.places, texts=document.texts)
-        self._metrics = Metrics(reported=reported)
+        self._metrics = MetricCatalog(reported=reported)
 
     def loaded(self) -> Loaded:
         value = self._document.value
@@ -130,24 +137,24 @@ class _Reader:
         declared = self._declared(value.get("metrics"))
         signals = read_signals(self._document, value.get("signals"), {metric.name for metric in declared})
         known = (*declared, *(signal.metric for signal in signals))
-        self._metrics = Metrics(known, reported=self._reported)
+        self._metrics = MetricCatalog(known, reported=self._reported)
         self._reach = self._reach._replace(metrics=self._metrics)
         if "rules" not in value:
             self._fault((), "'rules' is missing", "Write 'rules:' and a list.", Code.MISSING_KEY)
-        said = value.get("rules", [])
-        if not isinstance(said, list):
+        entry = value.get("rules", [])
+        if not isinstance(entry, list):
             self._fault(("rules",), "is no list", "Begin each rule with '- name: ...'.", Code.WRONG_SHAPE)
-            said = []
-        if len(said) > self._limits.rules:
-            reason = f"there are {len(said)} rules; at most {self._limits.rules} are allowed"
+            entry = []
+        if len(entry) > self._limits.rules:
+            reason = f"there are {len(entry)} rules; at most {self._limits.rules} are allowed"
             self._fault(("rules",), reason, "Leave some out.", Code.TOO_LARGE)
             return self._result(None)
-        rules = [self._rule(("rules", number), one) for number, one in enumerate(said)]
-        self._look_for_repetitions(said)
+        rules = [self._rule(("rules", number), one) for number, one in enumerate(entry)]
+        self._check_duplicate_names(entry)
         kept = tuple(rule for rule in rules if rule is not None)
         off = self._presets_off(value.get("presets", True))
         found = RuleSet(kept, tuple(declared), self._limits, tuple(signals), off)
-        self._look_at_memory(found)
+        self._check_memory(found)
         return self._result(found)
 
     def _result(self, rules: RuleSet | None) -> Loaded:
@@ -160,16 +167,16 @@ class _Reader:
     def _unknown_keys(self, location: Location, value: Mapping[str, Any], known: Iterable[str]) -> None:
         for key in value:
             if key not in known:
-                self._fault((*location, key), "is not a key here", did_you_mean(key, known), Code.UNKNOWN_KEY)
+                self._fault((*location, key), "is not a key here", suggest_name(key, known), Code.UNKNOWN_KEY)
 
-    def _declared(self, said: Any) -> list[Metric]:
-        if said is None:
+    def _declared(self, entry: Any) -> list[Metric]:
+        if entry is None:
             return []
-        if not isinstance(said, dict):
+        if not isinstance(entry, dict):
             remedy = "Write 'my.metric: {goal: max}'."
             self._fault(("metrics",), "is no mapping of metrics", remedy, Code.WRONG_SHAPE)
             return []
-        return [metric for name, about in said.items() if (metric := self._metric(name, about)) is not None]
+        return [metric for name, about in entry.items() if (metric := self._metric(name, about)) is not None]
 
     def _metric(self, name: str, about: Any) -> Metric | None:
         location: Location = ("metrics", name)
@@ -188,7 +195,7 @@ class _Reader:
         kind, goal, unit = about.get("kind", "number"), about.get("goal"), about.get("unit", "")
         if kind not in tuple(Kind) or goal not in (None, "min", "max") or not isinstance(unit, str):
             remedy = "There are kind (number, duration, size, bool), goal (min, max) and unit (a text)."
-            self._fault(location, "is not declared rightly", remedy, Code.INVALID_VALUE)
+            self._fault(location, "has an invalid declaration", remedy, Code.INVALID_VALUE)
             return None
         reduce = about.get("reduce")
         if reduce not in (None, *REDUCES):
@@ -199,49 +206,49 @@ class _Reader:
             return None
         return Metric(name, Kind(kind), unit[:16], goal, reduce=reduce)
 
-    def _presets_off(self, said: Any) -> frozenset[str]:
-        """`presets: off`, or `presets: {preset-stuck: off}`."""
-        switches = said if isinstance(said, dict) else dict.fromkeys(PRESETS, said)
+    def _presets_off(self, entry: Any) -> frozenset[str]:
+        """Read `presets: off` or `presets: {preset-stuck: off}`."""
+        switches = entry if isinstance(entry, dict) else dict.fromkeys(PRESETS, entry)
         for name, switch in switches.items():
-            place: Location = ("presets", name) if isinstance(said, dict) else ("presets",)
+            place: Location = ("presets", name) if isinstance(entry, dict) else ("presets",)
             if name not in PRESETS:
-                self._fault(place, f"there is no preset {name[:63]!r}", did_you_mean(name, PRESETS), Code.UNKNOWN_KEY)
+                self._fault(place, f"there is no preset {name[:63]!r}", suggest_name(name, PRESETS), Code.UNKNOWN_KEY)
             if not isinstance(switch, (str, bool)) or switch not in _SWITCHES:
                 remedy = "Write 'presets: off', or 'presets: {preset-stuck: off}'."
                 self._fault(place, "is neither on nor off", remedy, Code.INVALID_VALUE)
                 break
         return frozenset(name for name, switch in switches.items() if switch is False or switch == "off")
 
-    def _rule(self, location: Location, said: Any) -> Rule | None:
-        if not isinstance(said, dict):
+    def _rule(self, location: Location, entry: Any) -> Rule | None:
+        if not isinstance(entry, dict):
             self._fault(location, "is no rule", "Write 'name:', 'when:' and 'do:'.", Code.WRONG_SHAPE)
             return None
         before = len(self._document.faults)
-        self._unknown_keys(location, said, _RULE_KEYS)
-        name = self._name(location, said)
-        when, clear = self._expression(location, said, "when"), self._expression(location, said, "clear")
-        on, every = self._due(location, said)
-        more: dict[str, Any] = {key: self._choice(location, said, key) for key in _CHOICES if key in said}
-        more["hold"] = self._hold(location, said)
-        more["warmup"] = self._period(location, said, "warmup", "steps", "seconds", "checks")
-        more["cooldown"] = self._period(location, said, "cooldown", "steps", "seconds", "checks")
-        more["max_fires"] = self._max_fires(location, said)
-        more["actions"] = self._actions(location, said)
-        if not isinstance(said.get("description", ""), str):
+        self._unknown_keys(location, entry, _RULE_KEYS)
+        name = self._name(location, entry)
+        when, clear = self._expression(location, entry, "when"), self._expression(location, entry, "clear")
+        on, every = self._due(location, entry)
+        more: dict[str, Any] = {key: self._choice(location, entry, key) for key in _CHOICES if key in entry}
+        more["pending"] = self._pending(location, entry)
+        more["warmup"] = self._period(location, entry, "warmup", "steps", "seconds", "checks")
+        more["cooldown"] = self._period(location, entry, "cooldown", "steps", "seconds", "checks")
+        more["max_fires"] = self._max_fires(location, entry)
+        more["actions"] = self._actions(location, entry)
+        if not isinstance(entry.get("description", ""), str):
             self._fault((*location, "description"), "is no text", "Put it into quotes.", Code.INVALID_VALUE)
         if len(self._document.faults) > before or when is None:
             return None
-        more["description"] = said.get("description", "")[:500]
+        more["description"] = entry.get("description", "")[:500]
         rule = Rule(name, when, clear, on=on, every=every, **more)
-        look_for_what_never_happens(rule, self._reach, location, self._warnings)
-        for told in rule.told:
-            if told not in self._metrics and (doubt := doubt_of(told, self._metrics)):
+        lint_rule(rule, self._reach, location, self._warnings)
+        for name in rule.text_metrics:
+            if name not in self._metrics and (doubt := explain_doubt(name, self._metrics)):
                 self._warnings.fault((*location, "do"), *doubt, code=Code.DOUBTFUL_NAME)
-        look_at_place(rule, self._metrics, location, self._document, self._warnings)
+        check_placement(rule, self._metrics, location, self._document, self._warnings)
         return rule
 
-    def _name(self, location: Location, said: Mapping[str, Any]) -> str:
-        name = said.get("name")
+    def _name(self, location: Location, entry: Mapping[str, Any]) -> str:
+        name = entry.get("name")
         if name is None:
             self._fault(location, "has no name", "Add 'name: ...'.", Code.MISSING_KEY)
         elif not isinstance(name, str) or not _RULE_NAME.fullmatch(name):
@@ -252,13 +259,13 @@ class _Reader:
             self._fault((*location, "name"), "is the name of a preset", remedy, Code.DUPLICATE_NAME)
         return str(name)
 
-    def _expression(self, location: Location, said: Mapping[str, Any], key: str) -> Typed | None:
+    def _expression(self, location: Location, entry: Mapping[str, Any], key: str) -> Typed | None:
         place = (*location, key)
-        if key not in said:
+        if key not in entry:
             if key == "when":
                 self._fault(location, "has no condition", "Add 'when: loss > 4'.", Code.MISSING_KEY)
             return None
-        text = said[key]
+        text = entry[key]
         if isinstance(text, bool):
             text = "true" if text else "false"
         if not isinstance(text, str):
@@ -271,73 +278,73 @@ class _Reader:
             self._warnings.text_fault(place, doubt.offset, doubt.reason, doubt.remedy, code=doubt.code)
         return checked.typed
 
-    def _due(self, location: Location, said: Mapping[str, Any]) -> tuple[frozenset[str], Period | None]:
-        if "on" in said and "every" in said:
+    def _due(self, location: Location, entry: Mapping[str, Any]) -> tuple[frozenset[str], Period | None]:
+        if "on" in entry and "every" in entry:
             remedy = "Leave out one of them."
             self._fault((*location, "every"), "'on' and 'every' exclude each other", remedy, Code.CONFLICT)
-        every = self._period(location, said, "every", "steps", "seconds")
+        every = self._period(location, entry, "every", "steps", "seconds")
         if every is not None and every.amount == 0:
-            self._fault((*location, "every"), "is nothing", "Write '1 step' or more.", Code.INVALID_VALUE)
-        events = said.get("on", [])
+            self._fault((*location, "every"), "is zero", "Write '1 step' or more.", Code.INVALID_VALUE)
+        events = entry.get("on", [])
         events = [events] if isinstance(events, str) else events
-        if not isinstance(events, list) or ("on" in said and not events):
+        if not isinstance(events, list) or ("on" in entry and not events):
             remedy = f"Write one or a list of {', '.join(EVENTS)}."
             self._fault((*location, "on"), "names no event", remedy, Code.WRONG_SHAPE)
             return frozenset(), every
         for number, event in enumerate(events):
             if event not in EVENTS:
-                place = (*location, "on", number) if isinstance(said["on"], list) else (*location, "on")
+                place = (*location, "on", number) if isinstance(entry["on"], list) else (*location, "on")
                 self._fault(
                     place,
                     f"there is no event {str(event)[:40]!r}",
-                    did_you_mean(str(event), EVENTS),
+                    suggest_name(str(event), EVENTS),
                     Code.UNKNOWN_EVENT,
                 )
         return frozenset(event for event in events if isinstance(event, str)), every
 
-    def _period(self, location: Location, said: Mapping[str, Any], key: str, *measures: Measure) -> Period | None:
-        if key not in said:
+    def _period(self, location: Location, entry: Mapping[str, Any], key: str, *measures: Measure) -> Period | None:
+        if key not in entry:
             return None
-        period = period_of(said[key], *measures)
+        period = parse_period(entry[key], *measures)
         if period is None:
             words = {"checks": "'3 checks'", "steps": "'200 steps'", "seconds": "'10m'"}
             remedy = f"Write it like {' or '.join(words[measure] for measure in measures)}."
-            self._fault((*location, key), "is no such period", remedy, Code.INVALID_VALUE)
+            self._fault((*location, key), "is no valid period", remedy, Code.INVALID_VALUE)
         return period
 
-    def _hold(self, location: Location, said: Mapping[str, Any]) -> Any:
-        hold = hold_of(said["for"]) if "for" in said else ONE_CHECK
-        if hold is None:
+    def _pending(self, location: Location, entry: Mapping[str, Any]) -> Any:
+        pending = parse_pending_period(entry["for"]) if "for" in entry else ONE_CHECK
+        if pending is None:
             remedy = f"Write '3 checks', '200 steps', '10m', '3 of 5' (of at most {MAX_CHECKS_OF}) or '3 of all'."
-            self._fault((*location, "for"), "is no such period", remedy, Code.INVALID_VALUE)
-        return hold
+            self._fault((*location, "for"), "is no valid period", remedy, Code.INVALID_VALUE)
+        return pending
 
-    def _choice(self, location: Location, said: Mapping[str, Any], key: str) -> Any:
-        if said[key] not in _CHOICES[key]:
+    def _choice(self, location: Location, entry: Mapping[str, Any], key: str) -> Any:
+        if entry[key] not in _CHOICES[key]:
             remedy = f"Write {' or '.join(_CHOICES[key])}."
             self._fault((*location, key), f"{key} cannot be that", remedy, Code.INVALID_VALUE)
-        return said[key]
+        return entry[key]
 
-    def _max_fires(self, location: Location, said: Mapping[str, Any]) -> int | None:
-        once, most = said.get("once", False), said.get("max_fires")
+    def _max_fires(self, location: Location, entry: Mapping[str, Any]) -> int | None:
+        once, most = entry.get("once", False), entry.get("max_fires")
         if not isinstance(once, bool):
             self._fault((*location, "once"), "is neither true nor false", "Write 'once: true'.", Code.INVALID_VALUE)
-        if "max_fires" not in said:
+        if "max_fires" not in entry:
             return 1 if once is True else None
         if type(most) is not int or not 1 <= most <= MAX_FIRES:
             remedy = "Write how often it may fire at most: 1 or more."
-            self._fault((*location, "max_fires"), "is no such number", remedy, Code.INVALID_VALUE)
+            self._fault((*location, "max_fires"), "is no valid count", remedy, Code.INVALID_VALUE)
             return None
         if once is True and most != 1:
             remedy = "Leave out one of them."
-            self._fault((*location, "max_fires"), "'once' says something else", remedy, Code.CONFLICT)
+            self._fault((*location, "max_fires"), "'once: true' contradicts it", remedy, Code.CONFLICT)
         return most
 
-    def _actions(self, location: Location, said: Mapping[str, Any]) -> tuple[Any, ...]:
+    def _actions(self, location: Location, entry: Mapping[str, Any]) -> tuple[Any, ...]:
         place = (*location, "do")
-        given = said.get("do")
+        given = entry.get("do")
         if given is None:
-            self._fault(location, "does nothing", "Add 'do: [alert: ...]' or another action.", Code.MISSING_KEY)
+            self._fault(location, "has no action", "Add 'do: [alert: ...]' or another action.", Code.MISSING_KEY)
             return ()
         items = given if isinstance(given, list) else [given]
         if not 1 <= len(items) <= MAX_ACTIONS:
@@ -347,9 +354,9 @@ class _Reader:
         pairs = zip(places, items, strict=True)
         return tuple(read_action(self._document, where, item, self._metrics) for where, item in pairs)
 
-    def _look_for_repetitions(self, said: list[Any]) -> None:
+    def _check_duplicate_names(self, entry: list[Any]) -> None:
         seen: dict[str, int] = {}
-        for number, one in enumerate(said):
+        for number, one in enumerate(entry):
             name = one.get("name") if isinstance(one, dict) else None
             if isinstance(name, str):
                 if name in seen:
@@ -357,10 +364,10 @@ class _Reader:
                     self._fault(("rules", number, "name"), reason, "Choose another name.", Code.DUPLICATE_NAME)
                 seen.setdefault(name, number)
 
-    def _look_at_memory(self, found: RuleSet) -> None:
-        """All windows together are bounded: equal ones count once. So is what the jobs of a group keep."""
+    def _check_memory(self, found: RuleSet) -> None:
+        """Bound the points of all windows, equal windows counted once, and the values kept for a group."""
         limits = self._limits
-        values = len(needed_group_values(found))
+        values = len(collect_group_values(found))
         if values > limits.group_values:
             reason = f"group functions need {values} metrics or steps; at most {limits.group_values} are allowed"
             self._fault(("rules",), reason, "Use the same metrics and steps in several rules.", Code.TOO_LARGE)
@@ -378,20 +385,20 @@ MAX_SIGNAL_CHARS = 200
 _NAME = re.compile(r"[a-z][a-z0-9_]{0,30}")
 
 
-def read_signals(document: Document, said: Any, declared: Set[str]) -> list[Signal]:
-    """Those that can be used; faults are noted of all others. `declared`: names of the user's own metrics."""
+def read_signals(document: Document, entry: Any, declared: Set[str]) -> list[Signal]:
+    """Read the signals; invalid ones become faults. `declared`: names of the user's own metrics."""
     place: Location = ("signals",)
-    if said is None:
+    if entry is None:
         return []
-    if not isinstance(said, dict):
+    if not isinstance(entry, dict):
         remedy = "Write 'ecc: uncorrectable ECC error'."
         document.fault(place, "is no mapping of names to texts", remedy, code=Code.WRONG_SHAPE)
         return []
-    if len(said) > MAX_SIGNALS:
-        reason = f"there are {len(said)} signals; at most {MAX_SIGNALS} are allowed"
+    if len(entry) > MAX_SIGNALS:
+        reason = f"there are {len(entry)} signals; at most {MAX_SIGNALS} are allowed"
         document.fault(place, reason, "Leave some out.", code=Code.TOO_LARGE)
         return []
-    return [one for name, text in said.items() if (one := _signal(document, name, text, declared)) is not None]
+    return [one for name, text in entry.items() if (one := _signal(document, name, text, declared)) is not None]
 
 
 def _signal(document: Document, name: str, text: Any, declared: Set[str]) -> Signal | None:
@@ -404,9 +411,9 @@ def _signal(document: Document, name: str, text: Any, declared: Set[str]) -> Sig
         reason = f"there is a metric {SIGNALS}{name} already"
         document.fault(place, reason, "Choose another name.", code=Code.DUPLICATE_NAME)
         return None
-    # lines are looked through without control characters
+    # Log lines are searched after control characters are removed, therefore a text must be printable.
     if not isinstance(text, str) or not 1 <= len(text) <= MAX_SIGNAL_CHARS or not text.isprintable():
-        remedy = f"Write what stands in the line: 1 to {MAX_SIGNAL_CHARS} printable characters."
+        remedy = f"Write a text of the line: 1 to {MAX_SIGNAL_CHARS} printable characters."
         document.fault(place, "is no text of one line", remedy, code=Code.INVALID_VALUE)
         return None
     return Signal(name, text)

@@ -1,32 +1,32 @@
-"""Rules that every training has: they tell what is almost certainly wrong, and change nothing.
+"""Presets: rules that every training has; they alert about probable failures and change nothing.
 
-The worker's agent evaluates them, on what the training reports (at most five times a second) and every ten seconds.
-A document switches them off by `presets: off`, or each by its name.
+The worker's agent evaluates them on the training's reports (at most five a second) and every ten seconds. A document
+disables all of them by `presets: off`, or one by its name.
 """
 
 from __future__ import annotations
 
 DOCUMENT = """\
-# Each only tells. To act on one, copy its condition into a rule of your own, with another name.
-# A preset tells three times at most in an attempt, and once in each attempt after a job's tenth.
+# Presets only send alerts. To act on a condition, copy it into a rule of your own with another name.
+# A preset sends at most three alerts in an attempt, and one in each attempt after a job's tenth.
 
 metrics:
-  # Known to the agent alone. Where it is not time that counts, it is 0.
-  step.age: {kind: duration}    # since a new step; not before the first, behind the last, nor while phase.age counts
-  phase.age: {kind: duration}   # since anything moved in a phase between steps, or a checkpoint began to be stored
-  still: {kind: duration}       # since anything moved at all
-  step.gap: {kind: duration}    # between the reports of the newest two steps: many loops do not report each
-  step.usual: {kind: duration}  # median of the newest 50 gaps; not known before there are 20
-  # Levels are medians of 20 reports each. Not known before there are 16 of them.
-  loss.level: {}                # the lowest of the newest four: what is over within 80 reports is not in it
+  # Only the agent knows these metrics. While a time does not count, it is 0.
+  step.age: {kind: duration}    # since the newest step; 0 before the first, after the last, and during a phase
+  phase.age: {kind: duration}   # since the last sign of life in a phase between steps or a checkpoint upload
+  still: {kind: duration}       # since the last sign of life
+  step.gap: {kind: duration}    # between the newest two reported steps: many loops do not report every step
+  step.usual: {kind: duration}  # median of the newest 50 gaps; unknown before 20 gaps
+  # Levels are medians of 20 reports each; unknown before 16 levels.
+  loss.level: {}                # the lowest of the newest four, so that a spike within 80 reports has no effect
   loss.before: {}               # the level eight before the newest
-  loss.jump: {}                 # by how much it went up from there, in usual changes from one level to the next
-  loss.lost: {}                 # how much of the way from the worst to the best level is lost again, as a share
-  checkpoints.missed: {}        # checkpoints that the script deleted before the agent could take them over
+  loss.jump: {}                 # rise since loss.before, in typical changes between two levels
+  loss.lost: {}                 # lost share of the way from the worst to the best level
+  checkpoints.missed: {}        # checkpoints that the script deleted before the agent could store them
 
 rules:
-  # One NaN is one too many: from here on the weights are usually lost. The norm of the gradients is left alone,
-  # because mixed precision makes it infinite now and then, and skips that step.
+  # A NaN loss usually means that the weights are lost. The preset ignores the norm of the gradients, because mixed
+  # precision makes the norm infinite now and then and skips that step.
   - name: preset-nonfinite
     when: not isfinite(coalesce(loss, 0)) or not isfinite(coalesce(eval.loss, 0))
     cooldown: 10m
@@ -35,10 +35,10 @@ rules:
     severity: error
     do: {alert: "the loss is {loss} (that of an evaluation: {eval.loss})"}
 
-  # A third of what was learnt is lost, suddenly, and for longer than a spike lasts. Restarts of the learning rate, new
-  # data and noise lose less, or come back sooner; a loss that wanders or swings by nature (random walks, two networks
-  # against each other) makes no jump of twenty usual changes within 160 reports: 15 were the most in trials, and 25 the
-  # least of those that diverged. What is lost slowly is not told from such, and not seen.
+  # The training suddenly loses a third of its progress, for longer than a spike lasts. Restarts of the learning rate,
+  # new data and noise lose less or recover sooner. A loss that wanders or oscillates by nature (random walks,
+  # adversarial networks) does not jump by twenty typical changes within 160 reports: in trials, 15 was the maximum of
+  # healthy trainings and 25 the minimum of diverged ones. The preset does not detect a slow loss of progress.
   - name: preset-divergence
     when: loss.lost > 0.33 and loss.jump > 20
     cooldown: 1h
@@ -47,11 +47,11 @@ rules:
     severity: error
     do: {alert: "the loss went up from {loss.before:.4g} to {loss.level:.4g} and stays there"}
 
-  # Twenty times as long as usual, and never less than ten minutes: a slow step, a garbage collection or a cache that is
-  # filled again are none. An hour where the usual time is not known yet, because the first steps compile. Twice as long
-  # as the longest pause so far, since an evaluation of which nobody tells may come again; two hours where there was
-  # none yet, since a script may report once an epoch. What goes on between steps, and says so (`session.phase`), may
-  # stand still for two hours.
+  # A step takes twenty times the usual time, and more than ten minutes: slow steps, garbage collections and refilled
+  # caches take less. While the usual time is unknown, the limit is an hour, because the first steps compile. The limit
+  # is also twice the longest pause so far, because an unreported evaluation may recur, or two hours before the first
+  # pause, because a script may report once an epoch. A reported phase between steps (`session.phase`) may last two
+  # hours without a sign of life.
   - name: preset-stuck
     when: >-
       step.age > 10m and step.age > 20 * coalesce(step.usual, 3m) and step.age > 2 * coalesce(best(step.gap, max), 1h)
@@ -62,8 +62,8 @@ rules:
     severity: error
     do: {alert: "no step for {still}, usual {step.usual}"}
 
-  # More than half of ten minutes went by waiting for batches: the GPU could do twice as much. Caches that are filled in
-  # the first epoch, and single slow files, do not last ten minutes.
+  # The training waited for batches for more than half of ten minutes, therefore the GPU could do twice the work. Cache
+  # fills of the first epoch and single slow files take less than ten minutes.
   - name: preset-starved
     when: mean(data.wait, 10m) > 0.5 * mean(step.time, 10m)
     cooldown: 1h
@@ -71,16 +71,16 @@ rules:
     max_fires: 3
     do: {alert: "more than half of the time goes by waiting for data: {data.wait} of a step's {step.time}"}
 
-  # No GPU of the machine was as busy as 5 % in any look of 15 minutes, though the training reports steps, or has used
-  # one before. Loading, downloading and evaluating do not take that long without a moment of work.
+  # No sample of 15 minutes shows a GPU above 5 %, although the training reports steps or has used a GPU. Loading,
+  # downloading and evaluating do not leave the GPUs idle for that long.
   - name: preset-gpu-idle
     when: max(gpu.util, 15m) < 5 and (count(step.time) > 0 or coalesce(best(gpu.util), 0) >= 5)
     cooldown: 1h
     max_fires: 3
     do: {alert: "no GPU has done anything for 15 minutes"}
 
-  # A script that knows nothing of Baton deletes its checkpoints before they can be stored. The first of an attempt may
-  # go by; a second one says that an interruption would cost more than it should, perhaps everything.
+  # A script without a Baton session deletes its checkpoints before the agent can store them. One deletion in an attempt
+  # is tolerable; after a second one, an interruption could cost all progress.
   - name: preset-rotation
     when: checkpoints.missed > 1
     cooldown: 1h
@@ -89,7 +89,7 @@ rules:
     severity: error
     do: {alert: "the script has deleted {checkpoints.missed:.0f} checkpoints before they could be stored"}
 """
-"""All presets, as a document of the language."""
+"""The presets as a rule document."""
 
 NAMES = (
     "preset-nonfinite",
@@ -99,4 +99,4 @@ NAMES = (
     "preset-gpu-idle",
     "preset-rotation",
 )
-"""Which no other rule may have."""
+"""Names of the presets, reserved in all other documents."""

@@ -1,4 +1,4 @@
-"""A rule as it was read and checked, and a set of them."""
+"""Records of checked rules and rule sets."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ from dataclasses import asdict, dataclass, fields
 from typing import Literal, NamedTuple
 
 from baton.contract.rules.document.actions import NAMES, Action, Alert, Log
-from baton.contract.rules.document.durations import ONE_CHECK, Hold, Period
-from baton.contract.rules.language.typed_ast import Aggregate, Grouped, Typed, metrics_of, moves_by_itself, walk
+from baton.contract.rules.document.durations import ONE_CHECK, PendingPeriod, Period
+from baton.contract.rules.language.typed_ast import Aggregate, Grouped, Typed, find_metrics, is_time_dependent, walk
 from baton.contract.rules.limits import LIMITS, Limits
-from baton.contract.rules.metrics import SIGNALS, Metric, Metrics
+from baton.contract.rules.metrics import SIGNALS, Metric, MetricCatalog
 
 EVENTS = ("start", "step", "log", "evaluate", "save", "epoch", "end", "heartbeat", "timer", "state")
-"""What an observation can be: of the training, then of the control plane."""
+"""Events of the training, then (last three) of the control plane."""
 CONTROL_PLANE_EVENTS = frozenset(EVENTS[-3:])
 REPORT = "report"
-"""What an observation can be besides: a `step` and a `log` at once, of loops that report numbers with each step."""
+"""Observation event that is a `step` and a `log` at once, for loops that report numbers with each step."""
 
 Severity = Literal["info", "warning", "error"]
 Mode = Literal["enforce", "dry_run"]
@@ -24,15 +24,15 @@ Mode = Literal["enforce", "dry_run"]
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """What a document says of one rule, with its expressions checked."""
+    """One rule of a document, with its expressions checked."""
 
     name: str
     when: Typed
     clear: Typed | None = None
     on: frozenset[str] = frozenset()
-    """Events at which it is checked; without them and `every`, whenever one of its metrics has a new value."""
+    """Events that check the rule. Without `on` and `every`, a new value of one of its metrics does."""
     every: Period | None = None
-    hold: Hold = ONE_CHECK
+    pending: PendingPeriod = ONE_CHECK
     warmup: Period | None = None
     cooldown: Period | None = None
     max_fires: int | None = None
@@ -44,30 +44,32 @@ class Rule:
 
     @property
     def metrics(self) -> tuple[str, ...]:
-        """Those that its expressions read."""
-        cleared = metrics_of(self.clear) if self.clear is not None else []
-        return tuple(dict.fromkeys((*metrics_of(self.when), *cleared)))
+        """Metrics that its expressions read."""
+        cleared = find_metrics(self.clear) if self.clear is not None else []
+        return tuple(dict.fromkeys((*find_metrics(self.when), *cleared)))
 
     @property
-    def told(self) -> tuple[str, ...]:
-        """The metrics that its texts name."""
+    def text_metrics(self) -> tuple[str, ...]:
+        """Metrics that its texts name."""
         texts = [action.text for action in self.actions if isinstance(action, Log | Alert)]
         return tuple(dict.fromkeys(field.metric for text in texts for field in text.fields))
 
     @property
-    def moves_by_itself(self) -> bool:
-        """Whether its expressions may change without a new value."""
-        return moves_by_itself(self.when) or (self.clear is not None and moves_by_itself(self.clear))
+    def is_time_dependent(self) -> bool:
+        """Whether its expressions can change without a new point."""
+        return is_time_dependent(self.when) or (self.clear is not None and is_time_dependent(self.clear))
 
     @property
     def identity(self) -> str:
-        """The same for two rules whose counters mean the same."""
+        """Digest that is equal for two rules whose counters have the same meaning."""
         cleared = self.clear.text if self.clear is not None else ""
         checked = ",".join(sorted(self.on)) or str(self.every or "")
-        return _digest(self.when.text, cleared, str(self.hold), checked, *self._goals())
+        return _digest(self.when.text, cleared, str(self.pending), checked, *self._goals())
 
     def _goals(self) -> list[str]:
-        """Which values are better, where its expressions ask for that: a metric's declaration may say so alone."""
+        """List the goals that its expressions use, since a metric's declaration can change a goal without changing the
+        text.
+        """
         parts = [part for one in (self.when, self.clear) if one is not None for part in walk(one)]
         asked = {
             part.text: part.summary.goal if isinstance(part, Aggregate) else part.goal
@@ -77,47 +79,47 @@ class Rule:
         return [f"{text} {goal}" for text, goal in asked.items() if goal is not None]
 
     @property
-    def deeds(self) -> str:
-        """The same for two rules that do the same when they fire."""
-        return _digest(self.mode, *map(_said, self.actions))
+    def action_identity(self) -> str:
+        """Digest that is equal for two rules with the same actions and mode."""
+        return _digest(self.mode, *map(_format_action, self.actions))
 
 
-def _said(action: Action) -> str:
-    """With what is not as if left out: a parameter that only later versions know changes nothing here."""
+def _format_action(action: Action) -> str:
+    """Format an action without default values, so that a parameter added in a later version keeps the digest."""
     values = asdict(action)
     given = [(one.name, values[one.name]) for one in fields(action) if values[one.name] != one.default]
     return f"{NAMES[type(action)]} {given}"
 
 
-def _digest(*said: str) -> str:
-    return hashlib.sha256("\n".join(said).encode()).hexdigest()[:16]
+def _digest(*parts: str) -> str:
+    return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]
 
 
 class Signal(NamedTuple):
-    """A text that is counted in what the training prints: the metric `log.<name>`."""
+    """A text to count in the log: the metric `log.<name>`."""
 
     name: str
     text: str
 
     @property
     def metric(self) -> Metric:
-        """How many lines of the attempt had it."""
+        """Metric that counts the lines of the attempt with the text."""
         meaning = "lines of the attempt that had the text"
         return Metric(SIGNALS + self.name, goal="min", low=0, meaning=meaning, control_plane=True)
 
 
 class RuleSet(NamedTuple):
-    """All rules of a document, and the metrics that it declares."""
+    """All rules of a document, with the metrics that it declares."""
 
     rules: tuple[Rule, ...] = ()
     declared: tuple[Metric, ...] = ()
     limits: Limits = LIMITS
     signals: tuple[Signal, ...] = ()
     presets_off: frozenset[str] = frozenset()
-    """Those that are not to tell anything."""
+    """Names of the disabled presets."""
     digest: str = ""
-    """Of the document's text: another revision has another."""
+    """Digest of the document's text; it differs between revisions."""
 
-    def metrics(self) -> Metrics:
-        """What its rules may name."""
-        return Metrics((*self.declared, *(signal.metric for signal in self.signals)))
+    def metrics(self) -> MetricCatalog:
+        """Return the metrics that its rules may name."""
+        return MetricCatalog((*self.declared, *(signal.metric for signal in self.signals)))

@@ -1,4 +1,4 @@
-"""From typed expressions to closures over series: no text is ever evaluated, and equal summaries are kept once."""
+"""Compiler: typed expressions become closures over series. Equal summaries share one statistic."""
 
 from __future__ import annotations
 
@@ -7,24 +7,24 @@ from collections.abc import Callable, Mapping
 from typing import TypeVar
 
 from baton.contract.rules.arithmetic import COMPARE, FUNCTIONS
-from baton.contract.rules.engine.group_statistics import GroupValues, group_statistic
+from baton.contract.rules.engine.group_statistics import GroupValues, compute_group_statistic
 from baton.contract.rules.language.typed_ast import (
     Aggregate,
     Chain,
     Constant,
     Grouped,
+    HistorySummary,
     Operation,
     Reading,
-    Summary,
     Typed,
+    WindowSize,
 )
-from baton.contract.rules.language.typed_ast import Window as Span
 from baton.contract.rules.limits import LIMITS, Limits
 from baton.contract.rules.metrics import Kind
 from baton.contract.rules.windows import window_fast_paths
-from baton.contract.rules.windows.running_statistics import Average, Best, Lagged, Sample, Streak, same
-from baton.contract.rules.windows.series import Clock, Follower, Series
-from baton.contract.rules.windows.sliding_windows import Extreme, Median, Moments, Window
+from baton.contract.rules.windows.running_statistics import Average, BestPoint, Lagged, SampledMetric, Streak, are_equal
+from baton.contract.rules.windows.series import Follower, ObservationClock, Series
+from baton.contract.rules.windows.sliding_windows import Extreme, Median, Moments, SlidingWindow
 from baton.contract.rules.windows.window_fast_paths import Reader, Value
 
 F = TypeVar("F", bound=Follower)
@@ -32,26 +32,28 @@ F = TypeVar("F", bound=Follower)
 _STREAKS: Mapping[str, Callable[[float, float], bool]] = {
     "rising": operator.gt,
     "falling": operator.lt,
-    "changed": same,
+    "changed": are_equal,
 }
-"""How a point goes on from the one before."""
+"""Relation of a point to its predecessor that continues a streak."""
 
 
 class Compiler:
-    """Compiles the expressions of one rule set; they share its series."""
+    """Compiler of the expressions of one rule set, which share their series."""
 
-    def __init__(self, clock: Clock, limits: Limits = LIMITS, group: GroupValues | None = None) -> None:
-        """`group`: without it, nothing of a group is known."""
+    def __init__(self, clock: ObservationClock, limits: Limits = LIMITS, group: GroupValues | None = None) -> None:
+        """Create a compiler; without `group`, all values of a group are unknown."""
         self.series: dict[str, Series] = {}
         self._clock = clock
         self._limits = limits
         self._group = group
-        self._readers: dict[Summary, Reader] = {}
-        self.samples: list[Sample] = []
-        """What takes a value of another metric once an observation is complete."""
+        self._readers: dict[HistorySummary, Reader] = {}
+        self.samples: list[SampledMetric] = []
+        """Statistics that sample another metric once an observation is complete."""
 
     def compiled(self, typed: Typed) -> Reader:
-        """A closure that gives the value now: a float, a bool, or None if it is not known. It never raises."""
+        """Compile an expression to a closure for its current value: float, bool, or None if unknown. The closure never
+        raises.
+        """
         match typed:
             case Constant(value):
                 return lambda: value
@@ -69,7 +71,7 @@ class Compiler:
                 return self._operation(typed)
 
     def keep(self, name: str) -> None:
-        """Have the newest value of that metric, whether or not an expression reads it."""
+        """Keep the newest value of a metric that no expression reads."""
         self._series(name)
 
     def _series(self, name: str) -> Series:
@@ -91,10 +93,10 @@ class Compiler:
         if len(rest) == 1:
             if isinstance(first, Reading) and isinstance(rest[0], Constant):
                 return self._reading_against(first, COMPARE[typed.operators[0]], rest[0].value)
-            return comparison(self.compiled(first), COMPARE[typed.operators[0]], rest[0], self.compiled)
+            return compile_comparison(self.compiled(first), COMPARE[typed.operators[0]], rest[0], self.compiled)
         if len(rest) == 2:
             readers_of = [self.compiled(operand) for operand in typed.operands]
-            return between(readers_of, COMPARE[typed.operators[0]], COMPARE[typed.operators[1]])
+            return compile_between(readers_of, COMPARE[typed.operators[0]], COMPARE[typed.operators[1]])
         begin = self.compiled(first)
         links = [
             (COMPARE[operator], self.compiled(operand)) for operator, operand in zip(typed.operators, rest, strict=True)
@@ -114,7 +116,7 @@ class Compiler:
         return chain
 
     def _reading_against(self, reading: Reading, compare: Callable[[float, float], bool], bound: float) -> Reader:
-        """The most frequent comparison, in one closure."""
+        """Compile the most frequent comparison to a single closure."""
         series = self._series(reading.metric)
 
         def against() -> Value:
@@ -124,7 +126,7 @@ class Compiler:
         return against
 
     def _test(self, name: str, reading: Reading) -> Reader:
-        """Of a metric, in one closure."""
+        """Compile a test of a metric to a single closure."""
         series = self._series(reading.metric)
 
         def is_nan() -> Value:
@@ -141,42 +143,42 @@ class Compiler:
         operands = [self.compiled(operand) for operand in typed.operands]
         match typed.name:
             case "and":
-                return connective(operands, decisive=False)
+                return compile_connective(operands, decisive=False)
             case "or":
-                return connective(operands, decisive=True)
+                return compile_connective(operands, decisive=True)
             case "not":
-                return negation(operands[0])
+                return compile_negation(operands[0])
             case "missing":
                 inner = operands[0]
                 return lambda: inner() is None
             case "coalesce":
-                return first_known(operands)
+                return compile_coalesce(operands)
             case "isnan" | "isfinite" if isinstance(typed.operands[0], Reading):
                 return self._test(typed.name, typed.operands[0])
             case name if len(operands) == 1:
-                return function_of_one(FUNCTIONS[name], operands[0])
+                return compile_unary(FUNCTIONS[name], operands[0])
             case name if len(operands) == 2 and isinstance(typed.operands[0], Constant):
-                return function_with_constant(FUNCTIONS[name], typed.operands[0].value, operands[1])
+                return compile_with_constant(FUNCTIONS[name], typed.operands[0].value, operands[1])
             case name if len(operands) == 2:
-                return function_of_two(FUNCTIONS[name], *operands)
+                return compile_binary(FUNCTIONS[name], *operands)
             case name:
-                return function(FUNCTIONS[name], operands)
+                return compile_function(FUNCTIONS[name], operands)
 
     def _follow(self, metric: str, name: str, make: Callable[[Series], F]) -> F:
-        """One follower for all that ask for the same."""
+        """Return the follower called `name`; create it on first use."""
         series = self._series(metric)
         if name not in series.followers:
             series.follow(name, make(series))
         return series.followers[name]  # type: ignore[return-value]
 
-    def _summary(self, summary: Summary) -> Reader:
+    def _summary(self, summary: HistorySummary) -> Reader:
         function, metric, window, goal, min_delta, partner = summary
         clock = self._clock
         if partner:
             return self._sample(metric, partner)
         if goal is not None:
             name = f"best({goal}, {min_delta!r})"
-            best = self._follow(metric, name, lambda series: Best(series, clock, goal, min_delta))
+            best = self._follow(metric, name, lambda series: BestPoint(series, clock, goal, min_delta))
             return best.value if function == "best" else best.since
         if window is None:
             return self._without_window(function, self._series(metric))
@@ -196,7 +198,7 @@ class Compiler:
 
     def _sample(self, metric: str, partner: str) -> Reader:
         sampled = self._series(metric)
-        sample = self._follow(partner, f"at({metric})", lambda series: Sample(series, self._clock, sampled))
+        sample = self._follow(partner, f"at({metric})", lambda series: SampledMetric(series, self._clock, sampled))
         if sample not in self.samples:
             self.samples.append(sample)
         return lambda: sample.value
@@ -207,7 +209,7 @@ class Compiler:
         clock = self._clock
         return lambda: None if series.at is None else clock.now - series.at
 
-    def _over_window(self, function: str, metric: str, span: Span) -> Reader:
+    def _over_window(self, function: str, metric: str, span: WindowSize) -> Reader:
         clock, seconds = self._clock, span.seconds
         most = span.points or min(self._limits.duration_points, self._limits.window_points)
         size = f"{span.points}, {seconds!r}"
@@ -222,7 +224,7 @@ class Compiler:
             median = self._follow(metric, f"median({size})", lambda series: Median(series, clock, most, seconds))
             return _over_duration(median, median.value, 1) if seconds else window_fast_paths.read_median(median)
         if function in ("delta", "count"):
-            window = self._follow(metric, f"points({size})", lambda series: Window(series, clock, most, seconds))
+            window = self._follow(metric, f"points({size})", lambda series: SlidingWindow(series, clock, most, seconds))
             return _size(window) if function == "count" else _over_duration(window, lambda: _change(window), 2)
         lag = int(function == "zscore")
         moments = self._follow(
@@ -241,12 +243,12 @@ def _over_group(typed: Grouped, group: GroupValues | None) -> Reader:
         return lambda: None
     function, metric, step, goal = typed.function, typed.metric, typed.step, typed.goal
     if goal is None:
-        return lambda: group_statistic(function, group.members(metric, step), None, None)
-    return lambda: group_statistic(function, group.members(metric, step), group.own(metric, step), goal)
+        return lambda: compute_group_statistic(function, group.members(metric, step), None, None)
+    return lambda: compute_group_statistic(function, group.members(metric, step), group.own(metric, step), goal)
 
 
-def _over_duration(window: Window, compute: Callable[[], float], least: int) -> Reader:
-    """The value once the window is full, worked out again only when it has changed."""
+def _over_duration(window: SlidingWindow, compute: Callable[[], float], least: int) -> Reader:
+    """Return a closure that recomputes the value of a full window only after a change."""
     stamp, value = -1, 0.0
 
     def over_duration() -> Value:
@@ -261,12 +263,12 @@ def _over_duration(window: Window, compute: Callable[[], float], least: int) -> 
     return over_duration
 
 
-def _change(window: Window) -> float:
+def _change(window: SlidingWindow) -> float:
     newest = window.series.newest
     return (0.0 if newest is None else newest) - window.oldest()
 
 
-def _size(window: Window) -> Reader:
+def _size(window: SlidingWindow) -> Reader:
     def size() -> Value:
         window.trim()
         return float(len(window))
@@ -274,7 +276,7 @@ def _size(window: Window) -> Reader:
     return size
 
 
-def _streak(function: str, streak: Streak, window: Span) -> Reader:
+def _streak(function: str, streak: Streak, window: WindowSize) -> Reader:
     points, seconds = window
     if function == "changed":
         if points:
@@ -285,7 +287,7 @@ def _streak(function: str, streak: Streak, window: Span) -> Reader:
     return lambda: streak.over_seconds(seconds)
 
 
-def _when_covered(average: Average, window: Span) -> Reader:
+def _when_covered(average: Average, window: WindowSize) -> Reader:
     points, seconds = window
     if points:
         series = average.series
@@ -300,10 +302,10 @@ def _when_covered(average: Average, window: Span) -> Reader:
     return lambda: average.value() if average.covers(seconds) else None
 
 
-def comparison(
+def compile_comparison(
     left: Reader, compare: Callable[[float, float], bool], right: Typed, compiled: Callable[[Typed], Reader]
 ) -> Reader:
-    """`left` against `right`, which is compiled only if it is no constant. `>`, which is frequent, takes no call."""
+    """Compile a comparison. A constant operand needs no closure, and the frequent `>` needs no call."""
     if isinstance(right, Constant):
         bound = right.value
         if compare is operator.gt:
@@ -335,8 +337,8 @@ def comparison(
     return against
 
 
-def connective(operands: list[Reader], *, decisive: bool) -> Reader:
-    """`or` where true decides, `and` where false does, as Kleene has them."""
+def compile_connective(operands: list[Reader], *, decisive: bool) -> Reader:
+    """Compile `or` (decisive: true) or `and` (decisive: false) in Kleene logic."""
     if len(operands) == 2:
         first, second = operands
 
@@ -364,18 +366,18 @@ def connective(operands: list[Reader], *, decisive: bool) -> Reader:
     return combined
 
 
-def negation(operand: Reader) -> Reader:
-    """`not`."""
+def compile_negation(operand: Reader) -> Reader:
+    """Compile `not`."""
 
-    def negation() -> Value:
+    def negated() -> Value:
         value = operand()
         return None if value is None else not value
 
-    return negation
+    return negated
 
 
-def first_known(operands: list[Reader]) -> Reader:
-    """`coalesce`."""
+def compile_coalesce(operands: list[Reader]) -> Reader:
+    """Compile `coalesce`."""
 
     def first_known() -> Value:
         for operand in operands:
@@ -387,8 +389,8 @@ def first_known(operands: list[Reader]) -> Reader:
     return first_known
 
 
-def function_of_one(function: Callable[..., float], operand: Reader) -> Reader:
-    """Of one value."""
+def compile_unary(function: Callable[..., float], operand: Reader) -> Reader:
+    """Compile a function of one value."""
 
     def of_one() -> Value:
         value = operand()
@@ -397,8 +399,8 @@ def function_of_one(function: Callable[..., float], operand: Reader) -> Reader:
     return of_one
 
 
-def function_of_two(function: Callable[..., float], first: Reader, second: Reader) -> Reader:
-    """Of two."""
+def compile_binary(function: Callable[..., float], first: Reader, second: Reader) -> Reader:
+    """Compile a function of two values."""
 
     def of_two() -> Value:
         left, right = first(), second()
@@ -407,8 +409,8 @@ def function_of_two(function: Callable[..., float], first: Reader, second: Reade
     return of_two
 
 
-def function_with_constant(function: Callable[..., float], first: float, second: Reader) -> Reader:
-    """Of two, of which the first never changes."""
+def compile_with_constant(function: Callable[..., float], first: float, second: Reader) -> Reader:
+    """Compile a function whose first argument is constant."""
     if function is operator.mul:
 
         def times_constant() -> Value:
@@ -424,12 +426,12 @@ def function_with_constant(function: Callable[..., float], first: float, second:
     return with_constant
 
 
-def between(
+def compile_between(
     operands: list[Reader],
     compare: Callable[[float, float], bool],
     compare_next: Callable[[float, float], bool],
 ) -> Reader:
-    """`a < b <= c`: false as soon as one comparison is."""
+    """Compile `a < b <= c`: false as soon as one comparison is false."""
     first, second, third = operands
 
     def between() -> Value:
@@ -445,8 +447,8 @@ def between(
     return between
 
 
-def function(function: Callable[..., float], operands: list[Reader]) -> Reader:
-    """Of any number of values."""
+def compile_function(function: Callable[..., float], operands: list[Reader]) -> Reader:
+    """Compile a function of any number of values."""
 
     def of_many() -> Value:
         values = [operand() for operand in operands]

@@ -1,4 +1,4 @@
-"""Statistics over the jobs of a group: each has one value of a metric, its newest or the one at a step."""
+"""Statistics over the jobs of a group, each with its newest value of a metric or its value at a step."""
 
 from __future__ import annotations
 
@@ -11,31 +11,31 @@ from baton.contract.rules.metrics import Goal
 
 
 class GroupValue(NamedTuple):
-    """What is known of each job of a group: its newest value of a metric, or the one at a step."""
+    """Key of a value that each job of a group keeps."""
 
     metric: str
-    """By its name in rules (`metrics.name_in_rules`)."""
+    """Name in rules (`metrics.name_in_rules`)."""
     step: int | None = None
-    """At the job's first report at or after that step."""
+    """Step of the value: the job's first report at or after it; None for the newest value."""
 
 
 class GroupValues(Protocol):
-    """What the jobs of a group have reported; NaN and infinity are values. It must not raise."""
+    """Source of the values of a group, NaN and infinity included. Implementations must not raise."""
 
     def members(self, metric: str, step: int | None) -> Sequence[float] | None:
-        """Of every job of the group that has one, this job's own among them; None: the job is in no group."""
+        """Return the values of all jobs that have one, this job's included; None if the job is in no group."""
 
     def own(self, metric: str, step: int | None) -> float | None:
-        """This job's; None: it has none."""
+        """Return this job's value; None if it has none."""
 
 
-def group_statistic(
+def compute_group_statistic(
     function: str, values: Sequence[float] | None, own: float | None, goal: Goal | None
 ) -> float | None:
-    """The value of a function of functions.GROUPS; None: not known.
+    """Compute a function of `functions.GROUPS`; None while it is unknown.
 
-    NaN is a value that is worse than all others. It is counted, and left out of mean, median, min and max, which are
-    NaN only if nothing else is there: one job that diverged does not blind the rules of all others.
+    NaN ranks behind all numbers. `group_count` counts NaN, but mean, median, min and max ignore it unless all values
+    are NaN, so that one diverged job does not disable the rules of the others.
     """
     if values is None:
         return None
@@ -68,7 +68,7 @@ def _rank(values: Sequence[float], own: float, sign: float) -> float:
 
 
 def _mean(numbers: Sequence[float]) -> float:
-    """Whatever their order, the same; infinite where one is, NaN where both infinities are."""
+    """Compute the mean independently of the order; infinite if one value is, NaN if both infinities occur."""
     if not (math.isfinite(numbers[0]) and math.isfinite(numbers[-1])):
         return numbers[0] + numbers[-1] if not math.isfinite(numbers[0]) else numbers[-1]
     try:

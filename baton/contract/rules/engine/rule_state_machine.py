@@ -1,9 +1,9 @@
-"""What becomes of a rule's results: for, warm-up, cooldown, once, hysteresis. One for each rule, whatever made it due.
+"""State machine of one rule: `for`, warm-up, cooldown, `once` and hysteresis.
 
-A condition that is not known neither counts nor resets. While a rule warms up, cools down, or waits to be cleared,
-nothing is counted. A rule without `clear` is cleared by its condition being false; one with a `cooldown` and without
-`clear` may fire again while the condition stays true. One that has fired as often as it may goes on
-counting, for the moment when a revision lets it fire again.
+An unknown condition neither counts nor resets. During warm-up and cooldown, and until a fired rule is cleared, nothing
+counts. A false condition clears a rule without `clear`; a rule with `cooldown` and without `clear` may fire again
+while its condition stays true. A rule that has reached `max_fires` keeps counting, because a revision may let it fire
+again.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 from baton.contract.rules.document.durations import OF_ALL, Period
 from baton.contract.rules.document.rule import Rule
 from baton.contract.rules.engine.verdicts import State
-from baton.contract.rules.numbers import decoded, encoded
+from baton.contract.rules.numbers import decode, encode
 from baton.contract.rules.windows.series import Series
 from baton.contract.rules.windows.window_fast_paths import Reader
 
@@ -23,37 +23,37 @@ MAX_ERRORS = 3
 _COUNTERS = ("checks", "run", "fires", "fired_checks", "errors")
 _NUMBERS = ("began", "since", "fired_step", "fired_at", "due_step", "due_at")
 _STEPS = ("onset", "fired_onset")
-"""Not in states that were saved before they were counted."""
+"""Absent in states of versions that did not count them."""
 _FLAGS = ("warm", "active")
 _LASTS = "lasts"
-"""Not in states that were saved before it was kept."""
+"""Absent in states of versions that did not keep it."""
 
 
-class Machine:
-    """The counters of one rule."""
+class RuleStateMachine:
+    """Counters and state of one rule."""
 
     __slots__ = (
-        *_COUNTERS, *_NUMBERS, *_STEPS, *_FLAGS, _LASTS, "condition", "cooldown", "hold_of", "hold_period",
+        *_COUNTERS, *_NUMBERS, *_STEPS, *_FLAGS, _LASTS, "condition", "cooldown", "pending_of", "pending_period",
         "index", "inert", "needed", "reads", "release", "result_steps", "results", "rule",  "timed", "truth",
     )  # fmt: skip
 
     def __init__(self, rule: Rule, condition: Reader, release: Reader | None) -> None:
-        """`release`: the compiled `clear`."""
+        """Create the machine; `release` is the compiled `clear`."""
         self.rule = rule
         self.condition = condition
         self.release = release
-        self.hold_period, self.hold_of = rule.hold
-        self.needed = self.hold_period.amount
-        self.timed = self.hold_period.measure != "checks"
+        self.pending_period, self.pending_of = rule.pending
+        self.needed = self.pending_period.amount
+        self.timed = self.pending_period.measure != "checks"
         self.cooldown = rule.cooldown
         self.reads: list[Series] = []
-        """The metrics of its expressions."""
+        """Series that its expressions read."""
         self.index = 0
-        """Its place among the rules."""
+        """Position among the rules."""
         self.clear_all()
 
     def clear_all(self) -> None:
-        """As never checked."""
+        """Reset to the state before the first check."""
         self.checks = self.run = self.fires = self.fired_checks = self.errors = 0
         self.began: float | None = None
         self.since: float | None = None
@@ -64,33 +64,33 @@ class Machine:
         self.due_at: float | None = None
         self.warm = self.rule.warmup is None
         self.active = False
-        """It has fired, and was not cleared since."""
+        """True from firing until the rule is cleared."""
         self.lasts = False
-        """It is active, and its condition was not false since it fired."""
+        """True while active, if the condition has not been false since the rule fired."""
         self.onset: int | None = None
-        """The step at which what is being counted began to be true."""
+        """Step at which the present progress towards `for` began."""
         self.fired_onset: int | None = None
-        """The same of what it last fired for."""
-        self.results: deque[bool] = deque(maxlen=max(self.hold_of, 1))
-        self.result_steps: deque[int] = deque(maxlen=max(self.hold_of, 1))
+        """Onset of the last firing."""
+        self.results: deque[bool] = deque(maxlen=max(self.pending_of, 1))
+        self.result_steps: deque[int] = deque(maxlen=max(self.pending_of, 1))
         self.truth: bool | None = False
         self.inert: bool | None = False if self.warm else None
-        """The result that changes nothing, for now: False where nothing is being counted, True where a rule that has
-        fired waits to be cleared by its condition. None: there is no such result."""
-        """A false condition changes nothing."""
+        """Result that changes nothing at present: False while nothing counts, True while a fired rule waits for a
+        false condition, None if every result matters.
+        """
 
     @property
     def disabled(self) -> bool:
-        """Whether it has failed too often."""
+        """Whether errors have disabled the rule."""
         return self.errors >= MAX_ERRORS
 
     @property
     def spent(self) -> bool:
-        """Whether it has fired as often as it may."""
+        """Whether the rule has fired `max_fires` times."""
         return self.rule.max_fires is not None and self.fires >= self.rule.max_fires
 
     def check(self, truth: bool | None, step: int, now: float) -> State | None:
-        """Take a result. FIRED or CLEARED if it did that, else None."""
+        """Take a result; return FIRED or CLEARED, or None if neither happened."""
         self.checks += 1
         self.truth = truth
         if not self.warm and not self._warms_up(step, now):
@@ -99,12 +99,12 @@ class Machine:
             self.lasts = False
         if self.active and self._is_released(truth):
             self.active = self.lasts = False
-            if self.hold_of == OF_ALL:
+            if self.pending_of == OF_ALL:
                 self.inert = None if self.run else False
             else:
-                self._forget()
+                self._reset_pending()
             return State.CLEARED
-        if self._is_held(step, now):
+        if self._is_blocked(step, now):
             if self.cooldown is not None:
                 self.inert = None
             else:
@@ -117,46 +117,46 @@ class Machine:
         self.active = self.lasts = True
         self.fired_step, self.fired_at, self.fired_checks = step, now, self.checks
         self.fired_onset = step if self.onset is None else self.onset
-        self._forget()
+        self._reset_pending()
         self.inert = None
         return State.FIRED
 
     def fail(self) -> State:
-        """Take an error instead of a result."""
+        """Count an error instead of a result."""
         self.checks += 1
         self.errors += 1
         return State.ERROR
 
     def arm(self) -> None:
-        """Let it fire again, as if it never had: at the next check that is true, if its condition held since it fired.
+        """Let the rule fire again at the next true check, if its condition has held since it fired.
 
-        Whatever else counts towards `for` is kept.
+        All other progress towards `for` remains.
         """
         if self.lasts:
             all_but_one = int(self.needed) - 1
             begun = self.fired_step if self.fired_onset is None else self.fired_onset
             self.onset = int(begun or 0)
             if self.timed:
-                fired = self.fired_step if self.hold_period.measure == "steps" else self.fired_at
+                fired = self.fired_step if self.pending_period.measure == "steps" else self.fired_at
                 self.since = (fired or 0) - self.needed
             else:
                 self.run = all_but_one
-            if self.hold_of > 0:
-                self.results = deque([True] * all_but_one, maxlen=self.hold_of)
-                self.result_steps = deque([self.onset] * all_but_one, maxlen=self.hold_of)
+            if self.pending_of > 0:
+                self.results = deque([True] * all_but_one, maxlen=self.pending_of)
+                self.result_steps = deque([self.onset] * all_but_one, maxlen=self.pending_of)
         self.fires = self.fired_checks = self.errors = 0
         self.fired_step = self.fired_at = self.fired_onset = None
         self.active = self.lasts = False
         self.inert = None
 
-    def revised(self, deeds: object, *, elsewhere: bool) -> str:
-        """Why it is armed anew by a revision, if it is.
+    def apply_revision(self, saved_identity: object, *, elsewhere: bool) -> str:
+        """Arm the rule anew if a revision requires it, and return the reason; otherwise "".
 
-        `deeds`: what it did before; None in states that did not have it yet. `elsewhere`: something of the document
-        has changed.
+        `saved_identity`: action identity in the saved state; None if its version had none. `elsewhere`: another part
+        of the document changed.
         """
         reason = ""
-        if deeds not in (None, self.rule.deeds):
+        if saved_identity not in (None, self.rule.action_identity):
             reason = "its 'do' or 'mode' has changed: it is armed anew"
         elif elsewhere and self.disabled:
             reason = "it was disabled by errors: it is armed anew"
@@ -167,7 +167,7 @@ class Machine:
         return reason
 
     def _warms_up(self, step: int, now: float) -> bool:
-        """Whether the warm-up is over."""
+        """Check whether the warm-up is over."""
         if self.began is None:
             self.began = now
         warmup = self.rule.warmup
@@ -181,42 +181,42 @@ class Machine:
     def _is_released(self, truth: bool | None) -> bool:
         return truth is False if self.release is None else self.release() is True
 
-    def _is_held(self, step: int, now: float) -> bool:
-        """Whether it may not fire yet: it was not cleared, or cools down."""
+    def _is_blocked(self, step: int, now: float) -> bool:
+        """Check whether hysteresis or cooldown prevents firing."""
         if self.active and (self.release is not None or self.cooldown is None):
             return True
         return not self.is_cool(step, now)
 
     def is_cool(self, step: int, now: float) -> bool:
-        """Whether the cooldown is over."""
+        """Check whether the cooldown is over."""
         if self.cooldown is None or self.fired_step is None or self.fired_at is None:
             return True
-        return self._gone(self.cooldown, step, now) >= self.cooldown.amount
+        return self._elapsed(self.cooldown, step, now) >= self.cooldown.amount
 
-    def _gone(self, period: Period, step: int, now: float) -> float:
-        """Since it last fired."""
+    def _elapsed(self, period: Period, step: int, now: float) -> float:
+        """Return the part of `period` since the rule last fired."""
         if period.measure == "steps":
             return step - (self.fired_step or 0)
         return now - (self.fired_at or 0) if period.measure == "seconds" else self.checks - self.fired_checks
 
     def _count(self, truth: bool | None, step: int, now: float) -> bool:
-        """Whether the condition has been true for long enough."""
+        """Count a result; return whether `for` is satisfied."""
         if truth is None:
             return False
         if self.timed:
             if not truth:
                 self.since = self.onset = None
                 return False
-            at = step if self.hold_period.measure == "steps" else now
-            # a training that was rolled back comes to the same steps again
+            at = step if self.pending_period.measure == "steps" else now
+            # A rollback repeats steps, therefore an earlier step restarts the count.
             if self.since is None or at < self.since:
                 self.since, self.onset = at, step
             return at - self.since >= self.needed
-        if self.hold_of == OF_ALL:
+        if self.pending_of == OF_ALL:
             self.run += truth
             if truth and self.onset is None:
                 self.onset = step
-        elif self.hold_of:
+        elif self.pending_of:
             self.results.append(truth)
             self.result_steps.append(step)
             self.run = sum(self.results)
@@ -231,7 +231,7 @@ class Machine:
                 self.onset = step if truth else None
         return self.run >= self.needed
 
-    def _forget(self) -> None:
+    def _reset_pending(self) -> None:
         self.run = 0
         self.since = self.onset = None
         self.results.clear()
@@ -239,25 +239,25 @@ class Machine:
         self.inert = None if self.active else False
 
     def progress(self, step: int, now: float) -> float:
-        """How much there is of what is needed, in the rule's own measure."""
+        """Return the progress towards `for`, in the rule's own measure."""
         if not self.timed:
             return float(self.run)
-        at = step if self.hold_period.measure == "steps" else now
+        at = step if self.pending_period.measure == "steps" else now
         return 0.0 if self.since is None else float(at - self.since)
 
     def left(self, state: State, step: int, now: float) -> Period | None:
-        """After how much more it counts again, if it warms up or cools down."""
+        """Return the rest of a warm-up or cooldown."""
         period = {State.WARMUP: self.rule.warmup, State.COOLDOWN: self.cooldown}.get(state)
         if period is None:
             return None
         if state is State.COOLDOWN:
-            gone = self._gone(period, step, now)
+            gone = self._elapsed(period, step, now)
         else:
             gone = {"steps": step, "seconds": now - (self.began or 0), "checks": self.checks - 1}[period.measure]
         return period._replace(amount=max(0.0, float(period.amount - gone)))
 
     def state(self, step: int, now: float) -> State:
-        """How the rule stands."""
+        """Return the state at a step and time."""
         if self.disabled:
             return State.DISABLED
         if not self.warm and self.checks:
@@ -272,13 +272,13 @@ class Machine:
             return State.PENDING
         return State.UNKNOWN if self.truth is None else State.ARMED
 
-    def saved(self) -> dict[str, Any]:
-        """As plain values."""
+    def save(self) -> dict[str, Any]:
+        """Return the state as plain values."""
         return {
             "identity": self.rule.identity,
-            "deeds": self.rule.deeds,
+            "deeds": self.rule.action_identity,
             **{name: getattr(self, name) for name in (*_COUNTERS, *_FLAGS, _LASTS)},
-            **{name: encoded(getattr(self, name)) for name in _NUMBERS},
+            **{name: encode(getattr(self, name)) for name in _NUMBERS},
             **{name: getattr(self, name) for name in _STEPS},
             "results": list(self.results),
             "result_steps": list(self.result_steps),
@@ -286,7 +286,7 @@ class Machine:
         }
 
     def restore(self, state: Any) -> None:
-        """Take that back. Raises ValueError, TypeError or KeyError if it is damaged."""
+        """Restore a state. Raises ValueError, TypeError or KeyError if it is damaged."""
         counters = [state[name] for name in _COUNTERS]
         flags = [state[name] for name in _FLAGS]
         results, truth = state["results"], state["truth"]
@@ -302,13 +302,13 @@ class Machine:
         for name, value in zip((*_COUNTERS, *_FLAGS), (*counters, *flags), strict=True):
             setattr(self, name, value)
         for name in _NUMBERS:
-            setattr(self, name, decoded(state[name]))
+            setattr(self, name, decode(state[name]))
         for name, at in steps.items():
             setattr(self, name, at)
-        self.results = deque(results, maxlen=max(self.hold_of, 1))
-        self.result_steps = deque((int(at) for at in result_steps), maxlen=max(self.hold_of, 1))
+        self.results = deque(results, maxlen=max(self.pending_of, 1))
+        self.result_steps = deque((int(at) for at in result_steps), maxlen=max(self.pending_of, 1))
         self.truth, self.lasts = truth, lasts
-        # a rule may have lost or got a warm-up since
+        # A revision may have added or removed the warm-up.
         self.warm = self.warm or self.rule.warmup is None
-        # the next check finds out
+        # The next check recomputes the inert result.
         self.inert = None

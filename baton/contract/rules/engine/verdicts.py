@@ -1,4 +1,4 @@
-"""How a rule stands, as a small record that can be shown, sent and stored."""
+"""Verdict: the state of a rule as a small record for display, transfer and storage."""
 
 from __future__ import annotations
 
@@ -12,92 +12,92 @@ from baton.contract.rules.document.rule import Mode, Severity
 
 
 class State(StrEnum):
-    """Of a rule."""
+    """States of a rule."""
 
     ARMED = "armed"
-    """Its condition is false, or was never checked."""
+    """The condition is false, or was never checked."""
     WARMUP = "warmup"
     PENDING = "pending"
-    """Its condition is true, but not for long enough yet."""
+    """The condition is true, but `for` is not satisfied yet."""
     UNKNOWN = "unknown"
-    """Its condition depends on what is not known."""
+    """The condition depends on an unknown value."""
     FIRED = "fired"
-    """It fired, and has not been cleared since."""
+    """The rule fired and is not cleared."""
     COOLDOWN = "cooldown"
     CLEARED = "cleared"
-    """Only as an answer to an observation: from now on it can fire again."""
+    """Result of an observation only: the rule can fire again."""
     SPENT = "spent"
-    """It has fired as often as it may."""
+    """The rule has fired `max_fires` times."""
     ERROR = "error"
-    """Only as an answer to an observation: it could not be checked."""
+    """Result of an observation only: the check failed."""
     DISABLED = "disabled"
-    """After too many errors."""
+    """Too many errors."""
 
 
 class Operand(NamedTuple):
-    """A metric or an aggregate of a condition, and its value."""
+    """A metric or aggregate of a condition with its value."""
 
     text: str
     value: float | bool | None
 
 
 class Verdict(NamedTuple):
-    """How a rule stands after an observation."""
+    """State of a rule after an observation."""
 
     rule: str
     state: State
     step: int
     at: float
-    """The observation's time, in seconds."""
+    """Time of the observation in seconds."""
     operands: tuple[Operand, ...] = ()
     done: float = 0.0
-    """How much of `needed` there is, in checks, steps or seconds."""
+    """Progress towards `needed`, in checks, steps or seconds."""
     needed: float = 1
     measure: Measure = "checks"
     of: int = 0
-    """Where `needed` is of the last so many checks, or -1 where of all since it last fired."""
+    """Window of checks for `needed`; -1 counts all checks since the last firing."""
     fires: int = 0
     next_step: int | None = None
-    """When it is checked next, if that is a matter of steps."""
+    """Step of the next check, for a period in steps."""
     next_at: float | None = None
-    """The same, if it is a matter of time."""
+    """Time of the next check in seconds, for a period in seconds."""
     left: Period | None = None
-    """Of a warm-up or cooldown: after how much more a check counts again."""
+    """Rest of a warm-up or cooldown."""
     actions: tuple[Action, ...] = ()
-    """What is to be done now: only when it fired (or failed, and says that the training ends then)."""
+    """Actions to execute now: those of a fired rule, or a stop after an error with `on_error: stop`."""
     severity: Severity = "warning"
     mode: Mode = "enforce"
     reason: str = ""
-    """Of an error."""
+    """Reason of an error."""
     onset: int = 0
-    """If it fired: the first step at which the condition, which has now held for long enough, was true."""
+    """For a fired rule: first step of the condition that satisfied `for`."""
 
     def describe(self) -> str:
-        """`armed, 3 of 5, last value 2.31, next check step 1200`."""
+        """Format the verdict: `armed, 3 of 5, last value 2.31, next check step 1200`."""
         parts = [str(self.state)]
         if self.state in (State.ARMED, State.PENDING, State.UNKNOWN) and (self.needed > 1 or self.of):
             within = f" (of the last {self.of})" if self.of else "" if self.measure == "checks" else f" {self.measure}"
             within = " (of all)" if self.of == OF_ALL else within
-            parts.append(f"{_said(self.done)} of {_said(self.needed)}{within}")
+            parts.append(f"{_format_value(self.done)} of {_format_value(self.needed)}{within}")
         if self.left is not None:
             steps = self.left.measure == "steps"
             parts.append(
-                f"counts from step {_said(self.step + self.left.amount)}" if steps else f"counts in {self.left}"
+                f"counts from step {_format_value(self.step + self.left.amount)}" if steps else f"counts in {self.left}"
             )
         if len(self.operands) == 1:
-            parts.append(f"last value {_said(self.operands[0].value)}")
+            parts.append(f"last value {_format_value(self.operands[0].value)}")
         elif self.operands:
-            parts.append(", ".join(f"{one.text} = {_said(one.value)}" for one in self.operands))
+            parts.append(", ".join(f"{one.text} = {_format_value(one.value)}" for one in self.operands))
         if self.next_step is not None:
             parts.append(f"next check step {self.next_step}")
         if self.next_at is not None:
-            parts.append(f"next check in {_said(max(0.0, self.next_at - self.at))} s")
+            parts.append(f"next check in {_format_value(max(0.0, self.next_at - self.at))} s")
         if self.reason:
             parts.append(self.reason)
         return ", ".join(parts)
 
 
-def _said(value: float | bool | None) -> str:
+def _format_value(value: float | bool | None) -> str:
     if value is None:
         return "unknown"
     if isinstance(value, bool):

@@ -1,4 +1,4 @@
-"""The static check: from a tree to a typed expression, or to everything that is wrong with it."""
+"""Static check: a syntax tree becomes a typed expression, or a list of faults."""
 
 from __future__ import annotations
 
@@ -7,60 +7,60 @@ from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from baton.contract.rules import arithmetic
-from baton.contract.rules.language.faults import Code, ExpressionError, did_you_mean
-from baton.contract.rules.language.functions import GROUPS, NAMES, PLAIN, SUMMARIES, Function, usage_of
+from baton.contract.rules.language.faults import Code, ExpressionError, suggest_name
+from baton.contract.rules.language.functions import GROUPS, NAMES, PLAIN, SUMMARIES, Function, find_usage
 from baton.contract.rules.language.parser import parse
 from baton.contract.rules.language.syntax_tree import (
     Binary,
-    Call,
     Comparison,
+    FunctionCall,
     Logic,
     Name,
     Node,
     Number,
     Truth,
     Unary,
-    number_text,
-    text_of,
+    format_node,
+    format_number,
 )
 from baton.contract.rules.language.typed_ast import (
     Aggregate,
     Chain,
     Constant,
     Grouped,
+    HistorySummary,
     Operation,
     Reading,
-    Summary,
     Typed,
-    Window,
+    WindowSize,
 )
 from baton.contract.rules.limits import LIMITS, MAX_STEP, Limits
-from baton.contract.rules.metrics import SIGNALS, UNITS, Kind, Metric, Metrics, doubt_of, is_name
+from baton.contract.rules.metrics import SIGNALS, UNITS, Kind, Metric, MetricCatalog, explain_doubt, is_name
 
 _QUANTITIES = (Kind.NUMBER, Kind.DURATION, Kind.SIZE)
 _EXAMPLES = {Kind.NUMBER: "a number", Kind.DURATION: "a duration such as 90s", Kind.SIZE: "a size such as 10GiB"}
 
 
 class Checked(NamedTuple):
-    """`typed` is there if there are no faults."""
+    """Result of a check; `typed` is set if there are no faults."""
 
     typed: Typed | None
     faults: list[ExpressionError]
     doubts: list[ExpressionError]
-    """Warnings."""
+    """Warnings: names that are probably misspelt."""
 
 
-def check_condition(text: str, metrics: Metrics | None = None, limits: Limits = LIMITS) -> Checked:
-    """An expression that has to be true or false."""
+def check_condition(text: str, metrics: MetricCatalog | None = None, limits: Limits = LIMITS) -> Checked:
+    """Check an expression that must be boolean."""
     checked = check(text, metrics, limits)
     if checked.typed is None or checked.typed.kind is Kind.BOOL:
         return checked
     return Checked(None, [_not_bool(checked.typed, 0)], checked.doubts)
 
 
-def check(text: str, metrics: Metrics | None = None, limits: Limits = LIMITS) -> Checked:
-    """An expression of any kind."""
-    checker = _Checker(metrics if metrics is not None else Metrics(), limits)
+def check(text: str, metrics: MetricCatalog | None = None, limits: Limits = LIMITS) -> Checked:
+    """Check an expression of any kind."""
+    checker = _Checker(metrics if metrics is not None else MetricCatalog(), limits)
     try:
         typed = checker.typed(parse(text, limits))
     except ExpressionError as error:
@@ -78,13 +78,13 @@ def _article(kind: Kind) -> str:
 
 
 def _all_of(found: Iterable[Typed | None]) -> list[Typed] | None:
-    """None if one is missing: then its fault is noted."""
+    """Return the typed operands, or None if one is missing; its fault is recorded already."""
     typed = list(found)
     return None if None in typed else [one for one in typed if one is not None]
 
 
 class _Checker:
-    def __init__(self, metrics: Metrics, limits: Limits) -> None:
+    def __init__(self, metrics: MetricCatalog, limits: Limits) -> None:
         self._metrics = metrics
         self._limits = limits
         self.faults: list[ExpressionError] = []
@@ -94,12 +94,12 @@ class _Checker:
         self.faults.append(ExpressionError(code, reason, remedy, offset))
 
     def typed(self, node: Node) -> Typed | None:
-        """None if something in it is wrong; what, is in `faults`."""
+        """Type a node; None if the node is wrong, with its faults in `faults`."""
         match node:
             case Number():
                 return self._number(node)
             case Truth(value):
-                return Constant(value, Kind.BOOL, text_of(node))
+                return Constant(value, Kind.BOOL, format_node(node))
             case Name("inf"):
                 return Constant(math.inf, Kind.NUMBER, "inf")
             case Name():
@@ -113,30 +113,30 @@ class _Checker:
                 return self._comparison(node)
             case Logic():
                 return self._logic(node)
-            case Call():
+            case FunctionCall():
                 return self._call(node)
 
     def _number(self, node: Number) -> Constant | None:
         if not node.unit:
-            return Constant(node.value, Kind.NUMBER, text_of(node))
+            return Constant(node.value, Kind.NUMBER, format_node(node))
         if node.unit not in UNITS:
             self._fault(
-                Code.UNKNOWN_UNIT, f"there is no unit {node.unit!r}", did_you_mean(node.unit, UNITS), node.offset
+                Code.UNKNOWN_UNIT, f"there is no unit {node.unit!r}", suggest_name(node.unit, UNITS), node.offset
             )
             return None
         kind, factor = UNITS[node.unit]
-        return Constant(node.value * factor, kind, text_of(node))
+        return Constant(node.value * factor, kind, format_node(node))
 
     def _metric(self, node: Node) -> Metric | None:
         if not isinstance(node, Name):
-            reason = f"{text_of(node)} is no metric, and only metrics have a history"
+            reason = f"{format_node(node)} is no metric, and only metrics have a history"
             self._fault(Code.WRONG_TYPE, reason, "Name a metric: mean(loss, 50).", node.offset)
             return None
         name = node.name
         if name in self._metrics:
             return self._metrics[name]
         if name in NAMES:
-            self._fault(Code.WRONG_ARITY, f"{name} is a function", f"Write it like {usage_of(name)}.", node.offset)
+            self._fault(Code.WRONG_ARITY, f"{name} is a function", f"Write it like {find_usage(name)}.", node.offset)
         elif not is_name(name):
             self._fault(
                 Code.SYNTAX,
@@ -146,9 +146,9 @@ class _Checker:
             )
         elif not self._metrics.open:
             reason = f"the metric {name} never appears"
-            self._fault(Code.UNKNOWN_METRIC, reason, did_you_mean(name, self._metrics), node.offset)
+            self._fault(Code.UNKNOWN_METRIC, reason, suggest_name(name, self._metrics), node.offset)
         else:
-            if doubt := doubt_of(name, self._metrics):
+            if doubt := explain_doubt(name, self._metrics):
                 self.doubts.append(ExpressionError(Code.DOUBTFUL_NAME, *doubt, node.offset))
             return Metric(name)
         return None
@@ -171,18 +171,18 @@ class _Checker:
     def _unary(self, node: Unary) -> Typed | None:
         if node.operator == "not":
             operand = self._condition(node.operand)
-            return operand and folded(Operation("not", (operand,), Kind.BOOL, text_of(node)))
+            return operand and fold(Operation("not", (operand,), Kind.BOOL, format_node(node)))
         operand = self._quantity(node.operand)
         if operand is None or node.operator == "+":
             return operand
-        return folded(Operation("negate", (operand,), operand.kind, text_of(node)))
+        return fold(Operation("negate", (operand,), operand.kind, format_node(node)))
 
     def _binary(self, node: Binary) -> Typed | None:
         left, right = self._quantity(node.left), self._quantity(node.right)
         if left is None or right is None:
             return None
         kind = self._kind_of(node, left, right)
-        return folded(Operation(node.operator, (left, right), kind, text_of(node))) if kind else None
+        return fold(Operation(node.operator, (left, right), kind, format_node(node))) if kind else None
 
     def _kind_of(self, node: Binary, left: Typed, right: Typed) -> Kind | None:
         sides = {left.kind, right.kind}
@@ -198,7 +198,7 @@ class _Checker:
         return None
 
     def _common(self, operands: Sequence[Typed], node: Node) -> Kind | None:
-        """The kind that all have; 0 and inf are of any."""
+        """Find the common kind of the operands; 0 and inf fit every kind."""
         fixed = [one for one in operands if not (isinstance(one, Constant) and one.value in (0, math.inf, -math.inf))]
         kind = (fixed or operands)[0].kind
         for one in fixed:
@@ -216,13 +216,13 @@ class _Checker:
         found = _all_of(map(self._quantity, node.operands))
         if found is None or self._common(found, node) is None:
             return None
-        return folded(Chain(node.operators, tuple(found), Kind.BOOL, text_of(node)))
+        return fold(Chain(node.operators, tuple(found), Kind.BOOL, format_node(node)))
 
     def _logic(self, node: Logic) -> Typed | None:
         found = _all_of(map(self._condition, node.operands))
-        return folded(Operation(node.operator, tuple(found), Kind.BOOL, text_of(node))) if found else None
+        return fold(Operation(node.operator, tuple(found), Kind.BOOL, format_node(node))) if found else None
 
-    def _call(self, node: Call) -> Typed | None:
+    def _call(self, node: FunctionCall) -> Typed | None:
         name = node.function
         if name in PLAIN:
             return self._plain(node)
@@ -235,15 +235,15 @@ class _Checker:
         if name in self._metrics:
             self._fault(Code.UNKNOWN_FUNCTION, f"{name} is a metric, no function", f"Write {name}.", node.offset)
         else:
-            self._fault(Code.UNKNOWN_FUNCTION, f"there is no function {name!r}", did_you_mean(name, NAMES), node.offset)
+            self._fault(Code.UNKNOWN_FUNCTION, f"there is no function {name!r}", suggest_name(name, NAMES), node.offset)
         return None
 
     @staticmethod
-    def _over_window(node: Call) -> bool:
+    def _over_window(node: FunctionCall) -> bool:
         arguments = node.arguments
         return len(arguments) < 2 or (len(arguments) == 2 and isinstance(arguments[1], Number))
 
-    def _extreme(self, node: Call) -> Typed | None:
+    def _extreme(self, node: FunctionCall) -> Typed | None:
         if any(isinstance(argument, Number) for argument in node.arguments):
             remedy = f"Bound values with clamp(x, 0, 1); a window comes second: {node.function}(loss, 50)."
             self._fault(Code.WRONG_ARITY, f"{node.function} of a value and a number", remedy, node.offset)
@@ -252,18 +252,18 @@ class _Checker:
         if not found:
             return None
         kind = self._common(found, node)
-        return folded(Operation(node.function, tuple(found), kind, text_of(node))) if kind else None
+        return fold(Operation(node.function, tuple(found), kind, format_node(node))) if kind else None
 
-    def _arity(self, node: Call, least: int, most: int) -> bool:
+    def _arity(self, node: FunctionCall, least: int, most: int) -> bool:
         given = len(node.arguments)
         if least <= given <= most:
             return True
         wanted = str(least) if least == most else f"{least} to {most}" if most < 99 else f"at least {least}"
         reason = f"{node.function} takes {wanted} argument{'s' * (wanted != '1')}, not {given}"
-        self._fault(Code.WRONG_ARITY, reason, f"Write it like {usage_of(node.function)}.", node.offset)
+        self._fault(Code.WRONG_ARITY, reason, f"Write it like {find_usage(node.function)}.", node.offset)
         return False
 
-    def _plain(self, node: Call) -> Typed | None:
+    def _plain(self, node: FunctionCall) -> Typed | None:
         name = node.function
         least, most = {"clamp": (3, 3), "coalesce": (2, 99)}.get(name, (1, 1))
         if not self._arity(node, least, most):
@@ -282,9 +282,9 @@ class _Checker:
                 remedy = "Make a number of it first: log(wall / 1s)."
                 self._fault(Code.WRONG_TYPE, f"{found[0].text} is {_article(found[0].kind)}", remedy, node.offset)
                 return None
-        return folded(Operation(name, tuple(found), kind, text_of(node))) if kind else None
+        return fold(Operation(name, tuple(found), kind, format_node(node))) if kind else None
 
-    def _coalesce(self, node: Call) -> Typed | None:
+    def _coalesce(self, node: FunctionCall) -> Typed | None:
         found = _all_of(map(self.typed, node.arguments))
         if found is None:
             return None
@@ -294,11 +294,11 @@ class _Checker:
                 reason = "coalesce mixes numbers with what is true or false"
                 self._fault(Code.WRONG_TYPE, reason, "Give values of one kind.", node.offset)
                 return None
-            return folded(Operation("coalesce", tuple(found), Kind.BOOL, text_of(node)))
+            return fold(Operation("coalesce", tuple(found), Kind.BOOL, format_node(node)))
         kind = self._common(found, node)
-        return folded(Operation("coalesce", tuple(found), kind, text_of(node))) if kind else None
+        return fold(Operation("coalesce", tuple(found), kind, format_node(node))) if kind else None
 
-    def _summary(self, node: Call, function: Function) -> Typed | None:
+    def _summary(self, node: FunctionCall, function: Function) -> Typed | None:
         name = node.function
         least = 2 if (function.window and function.window_required) or function.partner else 1
         most = 1 + function.window + function.goal + function.min_delta + function.partner
@@ -308,7 +308,7 @@ class _Checker:
         if metric is None:
             return None
         kind = metric.kind if function.gives == "same" else Kind(function.gives)
-        summary = Summary(name, metric.name)
+        summary = HistorySummary(name, metric.name)
         if function.window:
             if len(node.arguments) == 2:
                 window = self._window(node, function)
@@ -316,7 +316,7 @@ class _Checker:
                     return None
                 summary = summary._replace(window=window)
             elif name in ("delta", "changed"):
-                summary = summary._replace(window=Window(points=1))
+                summary = summary._replace(window=WindowSize(points=1))
         if function.partner:
             partner = self._metric(node.arguments[1])
             if partner is None:
@@ -327,9 +327,9 @@ class _Checker:
             if with_goal is None:
                 return None
             summary = with_goal
-        return Aggregate(summary, kind, text_of(node))
+        return Aggregate(summary, kind, format_node(node))
 
-    def _metric_for(self, node: Call, function: Function) -> Metric | None:
+    def _metric_for(self, node: FunctionCall, function: Function) -> Metric | None:
         metric = self._metric(node.arguments[0])
         if metric is not None and metric.kind is Kind.BOOL and not function.any_kind:
             reason = f"{metric.name} is true or false; {node.function} takes numbers"
@@ -337,7 +337,7 @@ class _Checker:
             return None
         return metric
 
-    def _grouped(self, node: Call, function: Function) -> Typed | None:
+    def _grouped(self, node: FunctionCall, function: Function) -> Typed | None:
         metric = self._metric_for(node, function) if self._arity(node, 1, 2 + function.goal) else None
         if metric is None:
             return None
@@ -350,59 +350,65 @@ class _Checker:
             given, rest = rest[0], rest[1:]
             if not isinstance(given, Number) or given.unit or given.value > MAX_STEP or given.value % 1:
                 remedy = f"Write a whole number: {function.usage}."
-                self._fault(Code.INVALID_WINDOW, f"{text_of(given)} is no step", remedy, given.offset)
+                self._fault(Code.INVALID_WINDOW, f"{format_node(given)} is no step", remedy, given.offset)
                 return None
             step = int(given.value)
         goal = None
         if function.goal:
-            with_goal = self._with_goal(node, Summary(node.function, metric.name), metric, rest)
+            with_goal = self._with_goal(node, HistorySummary(node.function, metric.name), metric, rest)
             if with_goal is None:
                 return None
             goal = with_goal.goal
         kind = metric.kind if function.gives == "same" else Kind(function.gives)
-        return Grouped(node.function, metric.name, step, goal, kind, text_of(node))
+        return Grouped(node.function, metric.name, step, goal, kind, format_node(node))
 
-    def _window(self, node: Call, function: Function) -> Window | None:
+    def _window(self, node: FunctionCall, function: Function) -> WindowSize | None:
         given = node.arguments[1]
         foreign = not isinstance(given, Number) or (
             given.unit and (function.points_only or UNITS.get(given.unit, (None,))[0] is not Kind.DURATION)
         )
         if foreign or not isinstance(given, Number):
-            reason = f"{text_of(given)} is no window"
-            remedy = f"Write a number of points or a duration: {usage_of(node.function)}, {node.function}(loss, 10m)."
+            reason = f"{format_node(given)} is no window"
+            remedy = f"Write a number of points or a duration: {find_usage(node.function)}, {node.function}(loss, 10m)."
             if function.points_only:
-                remedy = f"Write a number of points: {usage_of(node.function)}."
+                remedy = f"Write a number of points: {find_usage(node.function)}."
             self._fault(Code.INVALID_WINDOW, reason, remedy, given.offset)
             return None
         if given.unit:
             seconds = given.value * UNITS[given.unit][1]
             if not 0 < seconds <= 366 * 86400:
-                self._fault(Code.INVALID_WINDOW, f"a window of {text_of(given)}", "Write 1ms to 366d.", given.offset)
+                self._fault(
+                    Code.INVALID_WINDOW, f"a window of {format_node(given)}", "Write 1ms to 366d.", given.offset
+                )
                 return None
-            return Window(seconds=seconds)
+            return WindowSize(seconds=seconds)
         most = self._limits.median_points if node.function == "median" else self._limits.window_points
         if node.function == "count":
             remedy = "Write count(x) for all points so far, or count(x, 10m)."
             self._fault(Code.INVALID_WINDOW, "count over points is their number", remedy, given.offset)
             return None
         if not (function.least_points <= given.value <= most and given.value == int(given.value)):
-            reason = f"a window of {number_text(given.value)} points"
+            reason = f"a window of {format_number(given.value)} points"
             remedy = f"{node.function} takes {function.least_points} to {most:,} points."
             self._fault(Code.INVALID_WINDOW, reason, remedy, given.offset)
             return None
-        return Window(points=int(given.value))
+        return WindowSize(points=int(given.value))
 
-    def _with_goal(self, node: Call, summary: Summary, metric: Metric, arguments: Sequence[Node]) -> Summary | None:
+    def _with_goal(
+        self, node: FunctionCall, summary: HistorySummary, metric: Metric, arguments: Sequence[Node]
+    ) -> HistorySummary | None:
         rest = list(arguments)
         goal = metric.goal
         if rest and isinstance(rest[0], Name):
-            said = rest.pop(0)
-            if said.name not in ("min", "max"):  # type: ignore[union-attr]
-                self._fault(Code.WRONG_TYPE, f"{text_of(said)} is no goal", "Write min or max.", said.offset)
+            goal_name = rest.pop(0)
+            if goal_name.name not in ("min", "max"):  # type: ignore[union-attr]
+                self._fault(
+                    Code.WRONG_TYPE, f"{format_node(goal_name)} is no goal", "Write min or max.", goal_name.offset
+                )
                 return None
-            goal = "min" if said.name == "min" else "max"  # type: ignore[union-attr]
+            goal = "min" if goal_name.name == "min" else "max"  # type: ignore[union-attr]
         if goal is None:
-            reason = f"nobody knows whether less or more of {metric.name} is better"
+            reason = f"{metric.name} has no goal: min or max is undeclared"
             remedy = f"Write {node.function}({metric.name}, min) or {node.function}({metric.name}, max)."
             self._fault(Code.WRONG_ARITY, reason, remedy, node.offset)
             return None
@@ -412,14 +418,14 @@ class _Checker:
         delta = self._number(rest[0]) if isinstance(rest[0], Number) and wanted.min_delta and len(rest) == 1 else None
         if delta is None or delta.kind is not metric.kind:
             self._fault(
-                Code.WRONG_ARITY, f"{text_of(rest[0])} is out of place", f"Write {wanted.usage}.", rest[0].offset
+                Code.WRONG_ARITY, f"{format_node(rest[0])} is out of place", f"Write {wanted.usage}.", rest[0].offset
             )
             return None
         return summary._replace(goal=goal, min_delta=delta.value)
 
 
-def folded(typed: Operation | Chain) -> Typed:
-    """A constant where nothing in it can change, whatever is unknown."""
+def fold(typed: Operation | Chain) -> Typed:
+    """Fold an operation to a constant if no metric can change its value."""
     constants = [one for one in typed.operands if isinstance(one, Constant)]
     if isinstance(typed, Operation) and typed.name in ("and", "or"):
         decisive = typed.name == "or"

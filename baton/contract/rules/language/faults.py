@@ -1,4 +1,4 @@
-"""What can be wrong with a rule document: stable codes, and the nearest valid name."""
+"""Faults of rule documents: stable codes, and suggestions of the nearest valid name."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from itertools import islice
 
 
 class Code(StrEnum):
-    """Kinds of faults and warnings. Programs may branch on these; the sentences may change."""
+    """Codes of faults and warnings. Programs may branch on codes; the texts may change."""
 
-    # The document
+    # Documents
     UNREADABLE = "unreadable"
     WRONG_SHAPE = "wrong_shape"
     UNKNOWN_KEY = "unknown_key"
@@ -24,8 +24,8 @@ class Code(StrEnum):
     INVALID_TEXT = "invalid_text"
     TOO_LARGE = "too_large"
     UNSUPPORTED = "unsupported"
-    """It means something elsewhere, and nothing safe or sure here."""
-    # An expression
+    """The construct has no safe or exact counterpart in this language."""
+    # Expressions
     SYNTAX = "syntax"
     UNKNOWN_METRIC = "unknown_metric"
     UNKNOWN_FUNCTION = "unknown_function"
@@ -40,19 +40,19 @@ class Code(StrEnum):
     ALWAYS_CLEARS = "always_clears"
     DOUBTFUL_NAME = "doubtful_name"
     HEARTBEAT_PACE = "heartbeat_pace"
-    # A fault of an action, a warning of a text
+    # Faults of actions, warnings of texts
     MISPLACED = "misplaced"
-    """It is not to be had where the rule is evaluated."""
+    """The action or metric is unavailable where the rule is evaluated."""
     # Notes of an import
     DIFFERS = "differs"
     DROPPED = "dropped"
 
 
 class ExpressionError(Exception):
-    """A text is no expression. `offset` counts characters of the text from 0."""
+    """Fault of an expression. `offset` counts characters of its text from 0."""
 
     def __init__(self, code: Code, reason: str, remedy: str, offset: int) -> None:
-        """`remedy`: what would be right."""
+        """Create the fault; `remedy` says how to correct the text."""
         super().__init__(f"{reason} (character {offset + 1})")
         self.code = code
         self.reason = reason
@@ -60,27 +60,29 @@ class ExpressionError(Exception):
         self.offset = offset
 
 
-def nearest(name: str, known: Iterable[str], *, cutoff: float = 0.6) -> str | None:
-    """The known name that `name` was probably meant to be."""
+def find_nearest(name: str, known: Iterable[str], *, cutoff: float = 0.6) -> str | None:
+    """Find the known name that `name` probably means."""
     candidates = list(known)
     close = get_close_matches(name[:80].lower(), candidates, n=1, cutoff=cutoff)
     if close:
         return close[0]
-    # `eval.f1` for `eval.f1_macro`, `f1_macro` for `eval.f1_macro`
+    # Match a prefix or a last part: `eval.f1` and `f1_macro` for `eval.f1_macro`.
     inside = [one for one in candidates if len(name) > 1 and (one.startswith(name) or one.endswith(f".{name}"))]
     return min(inside, key=len, default=None)
 
 
 _MAX_OFF = 2
 _LEAST_CHARS = {1: 4, 2: 6}
-"""Of known names that others are taken for a slip of: `kl` is no `lr`."""
+"""Least length of a known name for 1 or 2 edits: `kl` is not a typo of `lr`."""
 _MAX_CHARS = 40
 _MAX_COMPARED = 200
-"""Names of nearly the same length: a document may declare thousands."""
+"""Candidates compared at most, since a document may declare thousands of metrics."""
 
 
-def slip_of(name: str, known: Iterable[str]) -> str | None:
-    """The known name that `name` is one letter off, or two of a long one; two that changed places are one."""
+def find_typo(name: str, known: Iterable[str]) -> str | None:
+    """Find the known name within one edit of `name`, or within two if the name is long; a swap of neighbours is one
+    edit.
+    """
     if len(name) > _MAX_CHARS:
         return None
     alike = (one for one in known if abs(len(one) - len(name)) <= _MAX_OFF)
@@ -89,14 +91,14 @@ def slip_of(name: str, known: Iterable[str]) -> str | None:
         off = _letters_off(name.lower(), one)
         if not 0 < off <= _MAX_OFF or len(one) < _LEAST_CHARS[off]:
             continue
-        # a part more is another name: `g.loss`
+        # A name with one more part is another metric: `g.loss` is no typo of `loss`.
         if off == 1 or (len(name) >= _LEAST_CHARS[off] and one.count(".") == name.count(".")):
             found.append((off, one))
     return min(found)[1] if found else None
 
 
 def _letters_off(left: str, right: str) -> int:
-    """Letters to be left out, put in, replaced, or exchanged with the next one; many where it is more than two."""
+    """Count edits (delete, insert, replace, swap neighbours) between two names; stops above two."""
     many = _MAX_OFF + 1
     two_ago, before = [many] * (len(right) + 1), list(range(len(right) + 1))
     for row, letter in enumerate(left, 1):
@@ -113,10 +115,10 @@ def _letters_off(left: str, right: str) -> int:
     return before[-1]
 
 
-def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """A remedy: the nearest name, or all of them if none is near and they are few."""
+def suggest_name(name: str, known: Iterable[str]) -> str:
+    """Suggest a remedy: the nearest name, or all names if none is near and they are few."""
     candidates = sorted(known)
-    found = nearest(name, candidates)
+    found = find_nearest(name, candidates)
     if found is not None:
         return f"Did you mean {found}?"
     return f"There are {', '.join(candidates)}." if 0 < len(candidates) <= 40 else "Check its spelling."

@@ -1,4 +1,4 @@
-"""The functions of the language: what each takes and gives."""
+"""Functions of the language: arguments, results and meanings."""
 
 from __future__ import annotations
 
@@ -7,25 +7,25 @@ from typing import NamedTuple
 
 
 class Function(NamedTuple):
-    """A function of a metric's history."""
+    """Signature of a function of a metric's history."""
 
     usage: str
     meaning: str
     window: bool = False
-    """It takes a window as its second argument."""
+    """The second argument is a window."""
     window_required: bool = True
     least_points: int = 1
     goal: bool = False
-    """It takes `min` or `max`."""
+    """The function takes `min` or `max`."""
     min_delta: bool = False
     gives: str = "same"
-    """The kind of its value, or `same` as the metric's."""
+    """Kind of the result; `same` means the metric's kind."""
     points_only: bool = False
-    """Its window is not a duration."""
+    """The window counts points and is never a duration."""
     partner: bool = False
-    """It takes another metric as its second argument."""
+    """The second argument is another metric."""
     any_kind: bool = False
-    """It takes metrics that are true or false, too."""
+    """The function accepts boolean metrics too."""
 
 
 SUMMARIES: Mapping[str, Function] = {
@@ -90,7 +90,7 @@ GROUPS: Mapping[str, Function] = {
         gives="number",
     ),
 }
-"""Functions of what the jobs of a group report: newest values, or those at a step."""
+"""Functions over the jobs of a group, at their newest values or at a step."""
 
 PLAIN: Mapping[str, tuple[str, str]] = {
     "isnan": ("isnan(x)", "whether the value is NaN"),
@@ -106,8 +106,8 @@ PLAIN: Mapping[str, tuple[str, str]] = {
 NAMES = (*SUMMARIES, *GROUPS, *PLAIN)
 
 
-def usage_of(name: str) -> str:
-    """How it is called."""
+def find_usage(name: str) -> str:
+    """Return the usage text of a function."""
     if name in PLAIN:
         return PLAIN[name][0]
     return (SUMMARIES.get(name) or GROUPS[name]).usage

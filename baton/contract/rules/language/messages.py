@@ -1,6 +1,7 @@
-"""Texts of logs and alerts: `{loss}` and `{loss:.3f}` become a metric's value. Nothing else can be reached.
+"""Texts of logs and alerts: `{loss}` and `{loss:.3f}` become a metric's value.
 
-A text is taken apart here, once; Python's own formatting sees a float and a form that this pattern allowed.
+`parse_message` splits a text once. Python's formatting then sees only a float and a format spec that the pattern
+allows, therefore a text cannot reach an attribute or an object.
 """
 
 from __future__ import annotations
@@ -18,18 +19,18 @@ _FORM = re.compile(r",?(?:\.[0-9]{1,2})?[fegd%]?")
 
 
 class MessageError(Exception):
-    """The text cannot be used. `offset` counts its characters from 0."""
+    """Fault of a message text. `offset` counts its characters from 0."""
 
     def __init__(self, reason: str, remedy: str, offset: int) -> None:
-        """`remedy`: what would be right."""
+        """Create the fault; `remedy` says how to correct the text."""
         super().__init__(reason)
         self.reason = reason
         self.remedy = remedy
         self.offset = offset
 
 
-class Field(NamedTuple):
-    """A metric in a text."""
+class MessageField(NamedTuple):
+    """Reference to a metric in a text."""
 
     metric: str
     form: str
@@ -37,30 +38,30 @@ class Field(NamedTuple):
 
 
 class Message(NamedTuple):
-    """A text, taken apart."""
+    """A parsed message text."""
 
     text: str
-    parts: tuple[str | Field, ...]
+    parts: tuple[str | MessageField, ...]
 
     @property
-    def fields(self) -> tuple[Field, ...]:
-        """Its metrics, in their order."""
-        return tuple(part for part in self.parts if isinstance(part, Field))
+    def fields(self) -> tuple[MessageField, ...]:
+        """The referenced metrics, in order."""
+        return tuple(part for part in self.parts if isinstance(part, MessageField))
 
     def render(self, values: Mapping[str, float | None]) -> str:
-        """With the values filled in; what is not known is `unknown`."""
+        """Render the text; an unknown value becomes `unknown`."""
         return "".join(
-            part if isinstance(part, str) else _said(values.get(part.metric), part.form) for part in self.parts
+            part if isinstance(part, str) else _format_value(values.get(part.metric), part.form) for part in self.parts
         )
 
 
-def message_of(text: str) -> Message:
-    """Take a text apart. Raises MessageError."""
+def parse_message(text: str) -> Message:
+    """Parse a message text. Raises MessageError."""
     if len(text) > MAX_CHARS:
         raise MessageError(f"has {len(text)} characters; at most {MAX_CHARS} are allowed", "Shorten it.", 0)
     if not text.strip():
-        raise MessageError("is empty", "Say what has happened.", 0)
-    parts: list[str | Field] = []
+        raise MessageError("is empty", "Describe the event.", 0)
+    parts: list[str | MessageField] = []
     last = 0
     for found in _FIELD.finditer(text):
         parts.append(text[last : found.start()])
@@ -77,23 +78,23 @@ def message_of(text: str) -> Message:
     return Message(text, tuple(part for part in parts if part))
 
 
-def is_form(form: str) -> bool:
-    """Whether a value can be written so: `.3f`, `d`, `.1%`; or nothing."""
+def is_format_spec(form: str) -> bool:
+    """Check whether `form` is an allowed format spec: `.3f`, `d`, `.1%`, or empty."""
     return _FORM.fullmatch(form) is not None
 
 
-def _field(found: re.Match[str]) -> Field:
+def _field(found: re.Match[str]) -> MessageField:
     name, form = found["name"], found["form"] or ""
     if not is_name(name):
-        remedy = "Between braces stands a metric's name: {loss}, {eval.loss:.3f}."
+        remedy = "Write a metric's name between braces: {loss}, {eval.loss:.3f}."
         raise MessageError(f"names {name[:40]!a}, which is no metric", remedy, found.start())
-    if not is_form(form):
+    if not is_format_spec(form):
         remedy = "Write a form like .3f, .2e, .4g, d, .1% or ,.0f."
         raise MessageError(f"has the form {form[:40]!a}", remedy, found.start())
-    return Field(name, form, found.start())
+    return MessageField(name, form, found.start())
 
 
-def _said(value: float | None, form: str) -> str:
+def _format_value(value: float | None, form: str) -> str:
     if value is None:
         return "unknown"
     if not math.isfinite(value):

@@ -1,4 +1,7 @@
-"""From words to a tree: a Pratt parser with bounds on size and depth."""
+"""Parser: expression text becomes tokens in one pass without backtracking, then a syntax tree (Pratt parser).
+
+Limits bound the text's length, the number of nodes and the depth.
+"""
 
 from __future__ import annotations
 
@@ -14,15 +17,15 @@ from baton.contract.rules.language.syntax_tree import (
     NOT,
     SIGN,
     Binary,
-    Call,
     Comparison,
+    FunctionCall,
     Logic,
     Name,
     Node,
     Number,
     Truth,
     Unary,
-    depth_of,
+    measure_depth,
 )
 from baton.contract.rules.limits import LIMITS, MAX_NAME_CHARS, MAX_NUMBER_CHARS, Limits
 
@@ -65,7 +68,7 @@ _FOREIGN = {
 
 
 class Token(NamedTuple):
-    """A word; `kind` is number, name, op or end."""
+    """A token; `kind` is number, name, op or end."""
 
     kind: str
     text: str
@@ -73,8 +76,8 @@ class Token(NamedTuple):
     unit: str = ""
 
 
-def tokens_of(text: str, limits: Limits = LIMITS) -> Iterator[Token]:
-    """The words, closed by one of kind `end`, one at a time: who has read enough of them reads no more.
+def tokenize(text: str, limits: Limits = LIMITS) -> Iterator[Token]:
+    """Yield tokens lazily, closed by one of kind `end`, so that an early fault stops the scan.
 
     Raises ExpressionError.
     """
@@ -106,7 +109,7 @@ def tokens_of(text: str, limits: Limits = LIMITS) -> Iterator[Token]:
 
 
 def _require_few(text: str, limits: Limits) -> None:
-    """Each number and name is a part of the tree: too many of them are refused before any is looked at."""
+    """Refuse a text with too many operands before any node is built; each operand is one node."""
     operands = 0
     for operand in _OPERANDS.finditer(text):
         operands += operand[0] not in ("and", "or")
@@ -152,8 +155,8 @@ _FOREIGN_WORDS = {
 
 
 def parse(text: str, limits: Limits = LIMITS) -> Node:
-    """The tree of an expression. Raises ExpressionError."""
-    return _Parser(tokens_of(text, limits), limits).whole()
+    """Parse an expression into its syntax tree. Raises ExpressionError."""
+    return _Parser(tokenize(text, limits), limits).whole()
 
 
 class _Parser:
@@ -170,12 +173,12 @@ class _Parser:
         found = self._expression(0)
         if self._next.kind != "end":
             raise self._unexpected()
-        if depth_of(found) > self._limits.depth:
+        if measure_depth(found) > self._limits.depth:
             raise self._too_deep(0)
         return found
 
     def _take(self) -> Token:
-        """The next token; that of the end stays."""
+        """Consume the next token; the end token remains."""
         token = self._next
         if token.kind != "end":
             self._next = next(self._tokens)
@@ -195,9 +198,9 @@ class _Parser:
         return node
 
     def _expression(self, binding: int) -> Node:
-        """Of operators that bind at least that tightly."""
+        """Parse operators that bind at least as tightly as `binding`."""
         self._level += 1
-        # what lies in parentheses takes no node: both are bounded
+        # Parentheses create no node, therefore the recursion has its own bound.
         if self._level > 2 * self._limits.depth:
             raise self._too_deep(self._next.offset)
         left = self._operand()
@@ -264,7 +267,7 @@ class _Parser:
             if not self._skip(","):
                 self._close(token)
                 break
-        return self._count(Call(token.text, tuple(arguments), token.offset))
+        return self._count(FunctionCall(token.text, tuple(arguments), token.offset))
 
     def _close(self, opened: Token) -> None:
         if not self._skip(")"):
@@ -284,8 +287,8 @@ class _Parser:
             return ExpressionError(
                 Code.SYNTAX, "only functions can be called", "Write one like mean(loss, 50).", token.offset
             )
-        said = token.text + token.unit
-        reason = f"'{said}' is not expected here"
+        text = token.text + token.unit
+        reason = f"'{text}' is not expected here"
         remedy = "Put an operator before it." if token.kind in ("number", "name") else "Leave it out, or complete it."
         return ExpressionError(Code.SYNTAX, reason, remedy, token.offset)
 

@@ -1,4 +1,4 @@
-"""An expression as it was written: its tree, and the tree as text again."""
+"""Syntax tree of an expression, and its canonical text."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import NamedTuple, TypeAlias
 
 
 class Number(NamedTuple):
-    """`30s` is 30 with the unit `s`; never negative, never infinite."""
+    """A literal: `30s` is 30 with the unit `s`; never negative or infinite."""
 
     value: float
     unit: str
@@ -21,7 +21,7 @@ class Truth(NamedTuple):
 
 
 class Name(NamedTuple):
-    """A metric, or one of the words `inf`, `min`, `max` where they stand alone."""
+    """A metric, or one of the words `inf`, `min`, `max`."""
 
     name: str
     offset: int = 0
@@ -36,7 +36,7 @@ class Unary(NamedTuple):
 
 
 class Binary(NamedTuple):
-    """Arithmetic."""
+    """An arithmetic operation."""
 
     operator: str
     left: Node
@@ -53,58 +53,58 @@ class Comparison(NamedTuple):
 
 
 class Logic(NamedTuple):
-    """`a and b and c`, or the same with `or`."""
+    """`a and b and c`, or a chain of `or`."""
 
     operator: str
     operands: tuple[Node, ...]
     offset: int = 0
 
 
-class Call(NamedTuple):
-    """A function and its arguments."""
+class FunctionCall(NamedTuple):
+    """A function call."""
 
     function: str
     arguments: tuple[Node, ...]
     offset: int = 0
 
 
-Node: TypeAlias = Number | Truth | Name | Unary | Binary | Comparison | Logic | Call
+Node: TypeAlias = Number | Truth | Name | Unary | Binary | Comparison | Logic | FunctionCall
 
 OR, AND, NOT, COMPARE, ADD, MULTIPLY, SIGN, ATOM = range(1, 9)
 COMPARISONS = ("<", "<=", ">", ">=", "==", "!=")
 BINDING = {"or": OR, "and": AND, "+": ADD, "-": ADD, "*": MULTIPLY, "/": MULTIPLY, "%": MULTIPLY} | dict.fromkeys(
     COMPARISONS, COMPARE
 )
-"""How tightly an operator binds its operands."""
+"""Binding strength of each operator."""
 
 
-def children(node: Node) -> tuple[Node, ...]:
-    """What an inner node is made of."""
+def get_children(node: Node) -> tuple[Node, ...]:
+    """Return the child nodes."""
     match node:
         case Unary(_, operand):
             return (operand,)
         case Binary(_, left, right):
             return (left, right)
-        case Comparison(_, operands) | Logic(_, operands) | Call(_, operands):
+        case Comparison(_, operands) | Logic(_, operands) | FunctionCall(_, operands):
             return operands
         case _:
             return ()
 
 
-def depth_of(node: Node) -> int:
-    """Levels of the tree, without recursion."""
+def measure_depth(node: Node) -> int:
+    """Measure the depth in levels, without recursion."""
     depth, level = 0, [node]
     while level:
         depth += 1
-        level = [child for one in level for child in children(one)]
+        level = [child for one in level for child in get_children(one)]
     return depth
 
 
-def text_of(node: Node) -> str:
-    """The shortest text that reads as this tree: equal expressions have equal texts."""
+def format_node(node: Node) -> str:
+    """Format a tree as its shortest text; equal expressions have equal texts."""
     match node:
         case Number(value, unit):
-            return number_text(value) + unit
+            return format_number(value) + unit
         case Truth(value):
             return "true" if value else "false"
         case Name(name):
@@ -124,17 +124,17 @@ def text_of(node: Node) -> str:
         case Logic(operator, operands):
             binding = BINDING[operator]
             return f" {operator} ".join(_within(operand, binding + 1) for operand in operands)
-        case Call(function, arguments):
-            return f"{function}({', '.join(text_of(argument) for argument in arguments)})"
+        case FunctionCall(function, arguments):
+            return f"{function}({', '.join(format_node(argument) for argument in arguments)})"
 
 
-def number_text(value: float) -> str:
-    """A number as short as it can be read back."""
+def format_number(value: float) -> str:
+    """Format a number as the shortest text that reads back as the same value."""
     return str(int(value)) if value == value // 1 and abs(value) < 1e15 else repr(value)
 
 
 def _within(node: Node, binding: int) -> str:
-    text = text_of(node)
+    text = format_node(node)
     return f"({text})" if _binding_of(node) < binding else text
 
 

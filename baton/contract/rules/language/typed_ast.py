@@ -1,4 +1,4 @@
-"""An expression that was checked: every part has a kind, every window a size, every constant its value."""
+"""Typed expression: every node has a kind, every window a size, every constant its value."""
 
 from __future__ import annotations
 
@@ -8,27 +8,27 @@ from typing import NamedTuple, TypeAlias
 from baton.contract.rules.metrics import Goal, Kind
 
 
-class Window(NamedTuple):
-    """The newest points of a metric: so many, or those of so many seconds."""
+class WindowSize(NamedTuple):
+    """Size of a window: a number of points, or a duration in seconds."""
 
     points: int = 0
     seconds: float = 0.0
 
 
-class Summary(NamedTuple):
-    """What is kept up to date of a metric's history. Equal ones are kept once, however many rules ask for them."""
+class HistorySummary(NamedTuple):
+    """Key of a statistic over a history. Equal keys share one statistic across all rules."""
 
     function: str
     metric: str
-    window: Window | None = None
+    window: WindowSize | None = None
     goal: Goal | None = None
     min_delta: float = 0.0
     partner: str = ""
-    """The metric whose newest point says when."""
+    """Metric whose newest point sets the sampling time."""
 
 
 class Constant(NamedTuple):
-    """A bool if its kind is that, else a float."""
+    """A constant: a bool if its kind is BOOL, otherwise a float."""
 
     value: float
     kind: Kind
@@ -36,7 +36,7 @@ class Constant(NamedTuple):
 
 
 class Reading(NamedTuple):
-    """A metric's newest value."""
+    """The newest value of a metric."""
 
     metric: str
     kind: Kind
@@ -44,27 +44,27 @@ class Reading(NamedTuple):
 
 
 class Aggregate(NamedTuple):
-    """A summary's value."""
+    """The value of a summary."""
 
-    summary: Summary
+    summary: HistorySummary
     kind: Kind
     text: str
 
 
 class Grouped(NamedTuple):
-    """A statistic over the jobs of a group, each with one value of a metric."""
+    """A statistic over the jobs of a group, with one value of a metric for each job."""
 
     function: str
     metric: str
     step: int | None
-    """Each job's value at its first report at or after that step; None: its newest."""
+    """Step of the compared values: each job's first report at or after it; None for the newest value."""
     goal: Goal | None
     kind: Kind
     text: str
 
 
 class Operation(NamedTuple):
-    """An operator or a function of values: `+`, `<`, `and`, `not`, `clamp`, `missing`, ..."""
+    """An operator or function of values: `+`, `and`, `not`, `clamp`, `missing`, ..."""
 
     name: str
     operands: tuple[Typed, ...]
@@ -85,7 +85,7 @@ Typed: TypeAlias = Constant | Reading | Aggregate | Grouped | Operation | Chain
 
 
 def walk(typed: Typed) -> Iterator[Typed]:
-    """All parts, from left to right, the whole first."""
+    """Yield all nodes in pre-order, left to right."""
     pending = [typed]
     while pending:
         one = pending.pop()
@@ -94,8 +94,8 @@ def walk(typed: Typed) -> Iterator[Typed]:
             pending += reversed(one.operands)
 
 
-def metrics_of(typed: Typed) -> list[str]:
-    """Names of all metrics of the job itself that it reads, each once."""
+def find_metrics(typed: Typed) -> list[str]:
+    """List the job's own metrics that an expression reads, each once."""
     found: dict[str, None] = {}
     for one in walk(typed):
         if isinstance(one, Reading):
@@ -107,8 +107,8 @@ def metrics_of(typed: Typed) -> list[str]:
     return list(found)
 
 
-def moves_by_itself(typed: Typed) -> bool:
-    """Whether it may change without a new value of any metric: with time, or when a value goes missing."""
+def is_time_dependent(typed: Typed) -> bool:
+    """Check whether the value can change without a new point: with time, or when a value goes missing."""
     return any(_moves(one) for one in walk(typed))
 
 

@@ -1,7 +1,10 @@
-"""A metric's history: its newest value, and as many points as the longest window needs.
+"""Histories of metrics: points, and exact running sums that all windows of a metric share.
 
-All windows of a metric look at the same points, each from its own first one on. Points are counted through from the
-beginning of the training; memory is bounded by the longest window.
+A series keeps as many points as its longest window needs; each window reads them from its own first point. Point
+numbers count from the beginning of the training.
+
+Sums add values as integers in units of 2 ** -scale, therefore never round: the sum of a window is the difference of
+two running sums and depends on the window's points alone.
 """
 
 from __future__ import annotations
@@ -13,18 +16,18 @@ from collections.abc import Callable, Iterable
 from typing import Any, Protocol
 
 from baton.contract.rules.arithmetic import NAN
-from baton.contract.rules.numbers import decoded, encoded, packed, unpacked
+from baton.contract.rules.numbers import decode, encode, pack, unpack
 
 SCALE_STEP = 8
-"""The unit gets finer by so many bits at once: at most 135 times in a training's life."""
+"""Bits by which the unit gets finer at once: at most 135 times in the life of a training."""
 MAX_FACTOR_BITS = 1000
 _NEVER = -1
 _NOWHERE = 1 << 62
-"""A number that no point has."""
+"""A number that no point reaches."""
 
 
 class Sums:
-    """Of values, their squares and their values weighed by their number; `totals[i]` is that before point base + i."""
+    """Running sums of values, squares, and values weighted by point number; `totals[i]` precedes point base + i."""
 
     __slots__ = (
         "eras", "factor", "high", "high_before", "low", "low_before", "nan", "nan_before", "number", "plain_from",
@@ -40,24 +43,24 @@ class Sums:
         self._clear(0)
 
     def _clear(self, number: int) -> None:
-        # in place: readers hold on to the lists
+        # Clear in place, because closures keep references to the lists.
         self.totals[:] = self.squares[:] = self.weighted[:] = [0]
         self.scale = 0
         self.factor = self.unit = 1.0
-        """2 ** scale and 2 ** -scale, where that is a float."""
+        """2 ** scale and 2 ** -scale, if these are floats."""
         self.number = number
-        """Of the next point."""
+        """Number of the next point."""
         self.eras = [(number, 0)]
-        """From which sums on they are in which scale: older ones are shifted by who reads them."""
+        """First point number and scale of each era; `_at` shifts sums of older eras."""
         self.plain_from = number
-        """From that point on all are finite, and their sums in the present scale, of which `unit` is the unit."""
-        # of each kind of those that are not finite the number of the newest, and of the one before it
+        """First point number from which all points are finite and all sums have the present scale."""
+        # Number of the newest point of each kind that is not finite, and of the one before it.
         self.nan = self.nan_before = self.high = self.high_before = self.low = self.low_before = _NEVER
 
     def push(self, value: float, now: float) -> None:
-        """Take the newest point; in one piece, for here rules spend much of their time."""
+        """Take the newest point. The body is one piece, because this method dominates the cost of a step."""
         scaled = value * self.factor
-        # a power of two as a factor is exact; what is not finite is no whole number either
+        # Scaling by a power of two is exact. NaN and infinity are no integers either, therefore `_whole` handles them.
         whole = int(scaled) if scaled.is_integer() else self._whole(value)
         totals = self.totals
         totals.append(totals[-1] + whole)
@@ -70,7 +73,9 @@ class Sums:
         self.number += 1
 
     def _whole(self, value: float) -> int:
-        """The value in units of 2 ** -scale, which gets finer where it has to; 0 for what is only remembered."""
+        """Convert a value to units of 2 ** -scale and refine the scale if needed; a value that is not finite counts as
+        0.
+        """
         if value - value != 0.0:
             self.plain_from = max(self.plain_from, self.number + 1)
             if math.isnan(value):
@@ -98,7 +103,7 @@ class Sums:
         return numerator << shift
 
     def drop(self, points: int) -> None:
-        """Let the oldest points go."""
+        """Drop the oldest points."""
         del self.totals[:points]
         if self.with_squares:
             del self.squares[:points]
@@ -106,13 +111,15 @@ class Sums:
             del self.weighted[:points]
 
     def rebuild(self, values: Iterable[float], base: int) -> None:
-        """Anew from points, of which the first has the number `base`: exact, so the same as before."""
+        """Rebuild the sums from points, the first of which has the number `base`. Exact sums are equal after a
+        rebuild.
+        """
         self._clear(base)
         for value in values:
             self.push(value, 0.0)
 
     def between(self, sums: list[int], begin: int, end: int, power: int = 1) -> int:
-        """What the points from number `begin` to before `end` add up to; `power`: 2 of squares."""
+        """Sum the points from number `begin` to before `end`; `power` is 2 for squares."""
         return self._at(sums, end, power) - self._at(sums, begin, power)
 
     def _at(self, sums: list[int], number: int, power: int) -> int:
@@ -120,7 +127,7 @@ class Sums:
         return sums[number - self.number - 1] << power * (self.scale - self.eras[era][1])
 
     def oddities(self, start: int, lag: int) -> tuple[bool, bool, bool]:
-        """Whether there is NaN, inf, -inf among the points from `start` on, without the newest `lag` (0 or 1)."""
+        """Check for NaN, inf and -inf among the points from `start` on, without the newest `lag` (0 or 1)."""
         newest = self.number - 1
         return (
             (self.nan_before if lag and self.nan == newest else self.nan) >= start,
@@ -132,8 +139,8 @@ class Sums:
 _SLACK = 128
 
 
-class Clock:
-    """The time of the newest observation, in seconds: it never goes back, and stands still between observations."""
+class ObservationClock:
+    """Time of the newest observation in seconds; it never goes back, and is constant between observations."""
 
     __slots__ = ("now",)
 
@@ -142,30 +149,30 @@ class Clock:
 
 
 class Follower(Protocol):
-    """What is kept up to date with a series."""
+    """Interface of a statistic that follows a series."""
 
     @property
     def wants_points(self) -> bool:
-        """Whether it is to be told of each point as it comes; else it looks at the series when it is asked."""
+        """Whether the series must push each point; otherwise the statistic reads the series on demand."""
 
     def push(self, value: float, now: float) -> None:
-        """Take the newest point, which the series holds already."""
+        """Take the newest point, which the series contains already."""
 
     def first_needed(self) -> int:
-        """Number of the oldest point that it will still look at."""
+        """Return the number of the oldest point that is still needed."""
 
     def state(self) -> Any:
-        """As plain values."""
+        """Return the state as plain values."""
 
     def restore(self, state: Any) -> None:
-        """Take that back, or begin with the next point if it is None; the series has its points already.
+        """Restore a state, or start with the next point if it is None; the series has restored its points already.
 
-        Raises ValueError, TypeError or KeyError if it is damaged.
+        Raises ValueError, TypeError or KeyError if the state is damaged.
         """
 
 
 class Series:
-    """The points of one metric."""
+    """Points of one metric."""
 
     __slots__ = (
         "at", "base", "current", "followers", "keeps", "keeps_times", "newest", "previous", "problem", "pushes",
@@ -174,43 +181,43 @@ class Series:
 
     def __init__(self) -> None:
         self.current: float | None = None
-        """The value; None while it is not known."""
+        """Current value; None while it is unknown."""
         self.problem = ""
-        """Why the newest value could not be taken."""
+        """Reason why the newest value is invalid."""
         self.newest: float | None = None
-        """The newest point, whether or not the value is still known."""
+        """Newest point, even if the current value is unknown."""
         self.previous: float | None = None
-        """The point before that."""
+        """Point before the newest."""
         self.at: float | None = None
-        """When the newest point came."""
+        """Time of the newest point in seconds."""
         self.total = 0
         self.base = 0
-        """Number of the oldest point that is kept."""
+        """Number of the oldest point kept."""
         self.values = array("d")
         self.times = array("d")
         self.keeps = False
         self.keeps_times = False
         self.trim_at = _SLACK
-        """As soon as there are more points than that, old ones go."""
+        """Point count above which old points are dropped."""
         self.sums: Sums | None = None
         self.followers: dict[str, Follower] = {}
         self.pushes: list[Callable[[float, float], None]] = []
 
     def follow(self, name: str, follower: Follower) -> None:
-        """Keep it up to date from now on."""
+        """Register a follower."""
         self.followers[name] = follower
         if follower.wants_points:
             self.pushes.append(follower.push)
 
     def summed(self) -> Sums:
-        """Its running sums, kept from now on."""
+        """Return the running sums, kept from the first call on."""
         if self.sums is None:
             self.sums = Sums()
             self.pushes.append(self.sums.push)
         return self.sums
 
     def push(self, value: float, now: float) -> None:
-        """Take a point; amortised O(1) besides what the followers take."""
+        """Take a point, in O(1) amortised time besides the followers."""
         self.previous = self.newest
         self.newest = self.current = value
         self.at = now
@@ -237,7 +244,7 @@ class Series:
         self._trim_later()
 
     def _trim_later(self) -> None:
-        """So late that each point is moved a few times at most, and a quarter more is kept than is needed."""
+        """Schedule the next trim: each point moves a few times at most, at the price of a quarter more points."""
         self.trim_at = self.total + len(self.values) // 4 + _SLACK
 
     def _droppable(self) -> int:
@@ -245,32 +252,32 @@ class Series:
         return max(0, needed - self.base)
 
     def state(self) -> dict[str, Any]:
-        """As plain values."""
+        """Return the state as plain values."""
         skip = self._droppable()
         return {
-            "current": encoded(self.current),
-            "newest": encoded(self.newest),
-            "previous": encoded(self.previous),
-            "at": encoded(self.at),
+            "current": encode(self.current),
+            "newest": encode(self.newest),
+            "previous": encode(self.previous),
+            "at": encode(self.at),
             "total": self.total,
-            "values": packed(self.values[skip:]),
-            "times": packed(self.times[skip:]),
+            "values": pack(self.values[skip:]),
+            "times": pack(self.times[skip:]),
             "problem": self.problem,
         }
 
     def restore(self, state: Any) -> None:
-        """Take that back. Raises ValueError, TypeError or KeyError if it is damaged."""
-        values, times = unpacked(state["values"]), unpacked(state["times"])
+        """Restore a state. Raises ValueError, TypeError or KeyError if it is damaged."""
+        values, times = unpack(state["values"]), unpack(state["times"])
         total = state["total"]
         if type(total) is not int or len(values) > total or len(times) not in (0, len(values)):
             raise ValueError("counts of points disagree")
-        self.current, self.newest = decoded(state["current"]), decoded(state["newest"])
-        self.previous, self.at = decoded(state["previous"]), decoded(state["at"])
+        self.current, self.newest = decode(state["current"]), decode(state["newest"])
+        self.previous, self.at = decode(state["previous"]), decode(state["at"])
         if total and (self.at is None or self.newest is None):
             raise ValueError("the newest point is missing")
         self.total, self.problem = total, str(state["problem"])
         self.values = array("d", values if self.keeps else ())
-        # who looks at times begins anew if there were none: older points need some, whichever
+        # Times may be missing in the state; their reader then restarts, therefore any placeholder is correct.
         self.times = array("d", (times or [0.0] * len(values)) if self.keeps_times else ())
         self.base = total - len(self.values)
         if self.sums is not None:

@@ -1,8 +1,8 @@
-"""Windows over the newest points of a series: so many, or those of the last so many seconds.
+"""Sliding windows over the newest points of a series, or over a duration.
 
-What a window sums up is never added to and taken from as floats: errors would pile up, and one huge value would leave
-its rounding behind for ever. `Moments` takes it from exact sums (`sums.py`), so every value is the float nearest to the
-exact one, whatever has passed through the window, on every machine.
+Adding and subtracting floats would accumulate rounding errors, and one huge value would leave its error behind.
+`Moments` therefore uses the exact sums of `series.py`: every value is the float nearest to the exact result, whatever
+passed through the window, on every machine.
 """
 
 from __future__ import annotations
@@ -12,18 +12,18 @@ from bisect import bisect_left, insort
 from collections import deque
 from typing import Any
 
-from baton.contract.rules.arithmetic import INF, NAN, ratio, root_of_ratio
-from baton.contract.rules.numbers import decoded, encoded
-from baton.contract.rules.windows.series import Clock, Series
+from baton.contract.rules.arithmetic import INF, NAN, divide_exactly, root_exactly
+from baton.contract.rules.numbers import decode, encode
+from baton.contract.rules.windows.series import ObservationClock, Series
 
 
-class Window:
-    """The points from number `start` on. Alone it counts and remembers them."""
+class SlidingWindow:
+    """Window of the points from number `start` on. The base class counts and keeps the points."""
 
     __slots__ = ("began", "clock", "lag", "limit", "seconds", "series", "stamp", "start")
 
-    def __init__(self, series: Series, clock: Clock, limit: int, seconds: float = 0.0, lag: int = 0) -> None:
-        """`limit`: most points. `lag`: newest points that are not in it."""
+    def __init__(self, series: Series, clock: ObservationClock, limit: int, seconds: float = 0.0, lag: int = 0) -> None:
+        """Create a window of at most `limit` points that excludes the newest `lag` points."""
         self.series = series
         self.clock = clock
         self.limit = limit
@@ -31,15 +31,15 @@ class Window:
         self.lag = lag
         self.start = 0
         self.began: float | None = None
-        """When its first point came, of a window over a duration."""
+        """Time of the first point, for a window over a duration."""
         self.stamp = 0
-        """Rises with every change."""
+        """Counter of changes."""
         series.keeps = True
         series.keeps_times = series.keeps_times or seconds > 0
 
     @property
     def wants_points(self) -> bool:
-        """Whether it is to be told of each point."""
+        """Whether `push` must be called for each point."""
         return True
 
     def __len__(self) -> int:
@@ -61,7 +61,7 @@ class Window:
             self.began = now
 
     def trim(self) -> None:
-        """Let go what is too old by now."""
+        """Drop points that are too old."""
         edge = self.clock.now - self.seconds
         series = self.series
         end = series.total - self.lag
@@ -70,14 +70,14 @@ class Window:
             self._drop()
 
     def is_known(self, least: int) -> bool:
-        """Whether it is full: has all its points, or has gone on for its duration and has `least` of them."""
+        """Check whether the window is full: all its points, or its whole duration with at least `least` points."""
         size = self.series.total - self.lag - self.start
         if not self.seconds:
             return size >= self.limit
         return size >= least and self.began is not None and self.clock.now - self.began >= self.seconds
 
     def oldest(self) -> float:
-        """Its first point; there must be one."""
+        """Return the first point; there must be one."""
         return self.series.values[self.start - self.series.base]
 
     def _drop(self) -> None:
@@ -86,24 +86,24 @@ class Window:
         self._remove(value)
 
     def _add(self, value: float, index: int) -> None:
-        """A point that becomes number `index` of the window, from 0."""
+        """Add a point as number `index` of the window, from 0."""
 
     def _remove(self, value: float) -> None:
-        """The oldest point; `start` is past it already."""
+        """Remove the oldest point; `start` has advanced already."""
 
     def _clear(self) -> None:
-        """As without points."""
+        """Reset to the state without points."""
 
     def first_needed(self) -> int:
-        """Number of the oldest point that it will still look at."""
+        """Return the number of the oldest point that is still needed."""
         return min(self.start, self.series.total)
 
     def state(self) -> Any:
-        """What its points do not tell."""
-        return {"start": self.start, "began": encoded(self.began)}
+        """Return the state that does not follow from the points."""
+        return {"start": self.start, "began": encode(self.began)}
 
     def restore(self, state: Any) -> None:
-        """The sums are made anew from the points: they are exact, so they are the same."""
+        """Restore a state; the statistic is rebuilt from the points."""
         series = self.series
         self._clear()
         self.stamp += 1
@@ -115,35 +115,35 @@ class Window:
             raise ValueError("a window lies outside of its points")
         if series.total - self.lag - start > self.limit:
             raise ValueError("a window has too many points")
-        self.start, self.began = start, decoded(state["began"])
+        self.start, self.began = start, decode(state["began"])
         inside = series.values[start - series.base : max(0, series.total - self.lag - series.base)]
         for index, value in enumerate(inside):
             self._add(value, index)
 
 
-class Moments(Window):
-    """Mean, standard deviation and slope, from the sums that all windows of a series share."""
+class Moments(SlidingWindow):
+    """Mean, standard deviation and slope from the shared sums of a series."""
 
     __slots__ = ("sums",)
 
-    def __init__(self, series: Series, clock: Clock, limit: int, seconds: float = 0.0, lag: int = 0) -> None:
-        """As of all windows."""
+    def __init__(self, series: Series, clock: ObservationClock, limit: int, seconds: float = 0.0, lag: int = 0) -> None:
+        """Create a window; see `SlidingWindow`."""
         super().__init__(series, clock, limit, seconds, lag)
         self.sums = series.summed()
 
     @property
     def wants_points(self) -> bool:
-        """One of so many points begins where it is asked for."""
+        """Whether `push` must be called: a window over points computes its start on demand."""
         return self.seconds > 0
 
     def push(self, value: float, now: float) -> None:
-        """Only of a window over a duration."""
+        """Take the newest point of a window over a duration."""
         self.stamp += 1
         self._begin(now)
         self.trim()
 
     def trim(self) -> None:
-        """Let go what is too much, or too old by now."""
+        """Drop points that exceed the limit or are too old."""
         earliest = self.series.total - self.lag - self.limit
         if self.start < earliest:
             self.stamp += 1
@@ -152,7 +152,7 @@ class Moments(Window):
             super().trim()
 
     def first_needed(self) -> int:
-        """Number of the oldest point that it will still look at."""
+        """Return the number of the oldest point that is still needed."""
         self.trim()
         return super().first_needed()
 
@@ -160,7 +160,7 @@ class Moments(Window):
         self.start += 1
 
     def _odd(self) -> float | None:
-        """The sum, if there is NaN or an infinity among the points."""
+        """Return the sum if a point is NaN or infinite; otherwise None."""
         nan, high, low = self.sums.oddities(self.start, self.lag)
         if nan or (high and low):
             return NAN
@@ -170,50 +170,52 @@ class Moments(Window):
         return self.sums.between(sums, self.start, self.series.total - self.lag, power)
 
     def mean(self) -> float:
-        """NaN with one, or with infinities of both signs."""
+        """Compute the mean: NaN if a point is NaN, or if both infinities occur."""
         self.trim()
         odd = self._odd()
-        return odd if odd is not None else ratio(self._sum(self.sums.totals), len(self) << self.sums.scale)
+        return odd if odd is not None else divide_exactly(self._sum(self.sums.totals), len(self) << self.sums.scale)
 
     def std(self) -> float:
-        """With n - 1, as of a sample."""
+        """Compute the sample standard deviation (n - 1)."""
         self.trim()
         if self._odd() is not None:
             return NAN
         size, total = len(self), self._sum(self.sums.totals)
         numerator = size * self._sum(self.sums.squares, 2) - total * total
-        return root_of_ratio(numerator, size * (size - 1) << 2 * self.sums.scale)
+        return root_exactly(numerator, size * (size - 1) << 2 * self.sums.scale)
 
     def slope(self) -> float:
-        """Of the line of least squares, per point."""
+        """Compute the least-squares slope per point."""
         self.trim()
         if self._odd() is not None:
             return NAN
         size, total = len(self), self._sum(self.sums.totals)
-        # weighed by their number in the training: here the first has the number 0
+        # The sum weighs values by their number in the training; shift it so that the first point has the number 0.
         weighted = self._sum(self.sums.weighted) - self.start * total
-        return ratio(12 * weighted - 6 * (size - 1) * total, size * (size * size - 1) << self.sums.scale)
+        return divide_exactly(12 * weighted - 6 * (size - 1) * total, size * (size * size - 1) << self.sums.scale)
 
     def zscore(self) -> float:
-        """Of the newest point; infinite where all before it are the same and it is not."""
+        """Compute the z-score of the newest point; infinite if it differs from a constant window."""
         newest = self.series.newest
         return count_deviations((NAN if newest is None else newest) - self.mean(), self.std())
 
 
 def count_deviations(offset: float, spread: float) -> float:
-    """How many standard count_deviations that is."""
+    """Divide an offset by a standard deviation, which may be 0."""
     if spread:
         return offset / spread
     return offset if offset == 0 or math.isnan(offset) else math.copysign(INF, offset)
 
 
-class Extreme(Window):
-    """Least or greatest point: a queue of those that no later one outdoes."""
+class Extreme(SlidingWindow):
+    """Least or greatest point, from a queue of candidates that no later point outdoes."""
 
     __slots__ = ("nans", "queue", "sign")
 
-    def __init__(self, series: Series, clock: Clock, limit: int, seconds: float = 0.0, *, sign: float) -> None:
-        """`sign`: 1 for the least, -1 for the greatest."""
+    def __init__(
+        self, series: Series, clock: ObservationClock, limit: int, seconds: float = 0.0, *, sign: float
+    ) -> None:
+        """Create a window; `sign` is 1 for the least and -1 for the greatest point."""
         super().__init__(series, clock, limit, seconds)
         self.sign = sign
         self._clear()
@@ -223,7 +225,7 @@ class Extreme(Window):
         self.queue: deque[tuple[int, float]] = deque()
 
     def push(self, value: float, now: float) -> None:
-        """As of all windows, in one piece."""
+        """Take the newest point; inlined for speed."""
         self.stamp += 1
         last = self.series.total - 1
         queue = self.queue
@@ -262,17 +264,17 @@ class Extreme(Window):
             self.queue.popleft()
 
     def value(self) -> float:
-        """NaN with one."""
+        """Return the extreme; NaN if a point is NaN."""
         return NAN if self.nans else self.queue[0][1] * self.sign
 
 
-class Median(Window):
-    """The middle, from a sorted list: an update takes O(log n) comparisons and moves at most 8 bytes a point."""
+class Median(SlidingWindow):
+    """Median from a sorted list: an update takes O(log n) comparisons and moves at most 8 bytes for each point."""
 
     __slots__ = ("nans", "ordered")
 
-    def __init__(self, series: Series, clock: Clock, limit: int, seconds: float = 0.0) -> None:
-        """As of all windows."""
+    def __init__(self, series: Series, clock: ObservationClock, limit: int, seconds: float = 0.0) -> None:
+        """Create a window; see `SlidingWindow`."""
         super().__init__(series, clock, limit, seconds)
         self._clear()
 
@@ -281,7 +283,7 @@ class Median(Window):
         self.ordered: list[float] = []
 
     def push(self, value: float, now: float) -> None:
-        """As of all windows, in one piece."""
+        """Take the newest point; inlined for speed."""
         self.stamp += 1
         ordered, series = self.ordered, self.series
         if value == value:  # noqa: PLR0124 - quicker than isnan
@@ -312,7 +314,7 @@ class Median(Window):
             del self.ordered[bisect_left(self.ordered, value)]
 
     def value(self) -> float:
-        """NaN with one; of an even number of points the mean of the two in the middle."""
+        """Return the median, the mean of the middle two for an even count; NaN if a point is NaN."""
         if self.nans:
             return NAN
         size = len(self.ordered)

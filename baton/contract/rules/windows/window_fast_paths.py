@@ -1,8 +1,8 @@
 """Closures for windows over points: each computes its value once for each new point.
 
-They return the same float as the methods of `sliding_windows.py`, at about half the cost of a step. For finite points they
-divide integers first and scale by a power of two afterwards; only an overflow changes the result, therefore the exact
-method then takes over.
+The closures return the same floats as the methods of `sliding_windows.py`, at about half the cost of a step. For
+finite points they divide integers first and scale by a power of two afterwards. Only an overflow changes the result,
+therefore the exact method then takes over.
 """
 
 from __future__ import annotations

@@ -14,14 +14,14 @@ from hypothesis import strategies as st
 from baton.contract.rules.engine.compiler import Compiler
 from baton.contract.rules.language.checker import check
 from baton.contract.rules.limits import LIMITS
-from baton.contract.rules.metrics import Metric, Metrics
-from baton.contract.rules.windows.series import SCALE_STEP, Clock
+from baton.contract.rules.metrics import Metric, MetricCatalog
+from baton.contract.rules.windows.series import SCALE_STEP, ObservationClock
 from baton.contract.rules.windows.sliding_windows import Moments
-from baton.contract.rules.windows.window_fast_paths import OF_MOMENTS, Reader
+from baton.contract.rules.windows.window_fast_paths import MOMENT_READERS, Reader
 from tests.naive_rules import World
 from tests.properties.profiles import machine_settings
 
-METRICS = Metrics([Metric("x"), Metric("y")])
+METRICS = MetricCatalog([Metric("x"), Metric("y")])
 EXACT = [
     "min(x, 4)", "max(x, 4)", "min(x, 10s)", "max(x, 10s)", "median(x, 3)", "median(x, 4)", "median(x, 10s)",
     "mean(x, 1)", "mean(x, 5)", "mean(x, 10s)", "delta(x)", "delta(x, 3)", "delta(x, 10s)", "rising(x, 2)",
@@ -51,7 +51,7 @@ class Stream:
     """Expressions of one set of series, fed by hand."""
 
     def __init__(self, *texts: str) -> None:
-        self.clock = Clock()
+        self.clock = ObservationClock()
         self.compiler = Compiler(self.clock)
         self.typed = {}
         self.readers: dict[str, Reader] = {}
@@ -231,12 +231,12 @@ def test_sums_of_values_that_become_ever_smaller_are_exact_and_not_made_anew() -
     )
 )
 def test_the_quick_way_gives_the_same_float_as_the_windows_own(values: list[float]) -> None:
-    series = Compiler(Clock())
+    series = Compiler(ObservationClock())
     found: list[tuple[str, Moments, Reader]] = []
-    for function in OF_MOMENTS:
-        window = Moments(series._series("x"), Clock(), 4, 0.0, int(function == "zscore"))
+    for function in MOMENT_READERS:
+        window = Moments(series._series("x"), ObservationClock(), 4, 0.0, int(function == "zscore"))
         window.sums.with_squares = window.sums.weighs = True
-        found.append((function, window, OF_MOMENTS[function](window)))
+        found.append((function, window, MOMENT_READERS[function](window)))
     for value in values:
         series.series["x"].push(value, 0.0)
         for function, window, read in found:

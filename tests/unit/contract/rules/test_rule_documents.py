@@ -13,22 +13,22 @@ from baton.contract.rules.document.actions import (
     NAMES,
     Alert,
     Evaluate,
-    Hook,
+    HookAction,
     Log,
     Pause,
-    Profile,
+    ProfileAction,
     Requeue,
-    Rollback,
+    RollbackAction,
     Save,
     Scale,
     Set,
     SkipBatch,
     Stop,
 )  # fmt: skip
-from baton.contract.rules.document.durations import Hold, Period, hold_of, period_of
+from baton.contract.rules.document.durations import PendingPeriod, Period, parse_pending_period, parse_period
 from baton.contract.rules.document.loader import Loaded, load, load_values
-from baton.contract.rules.language.faults import Code, slip_of
-from baton.contract.rules.language.messages import MessageError, message_of
+from baton.contract.rules.language.faults import Code, find_typo
+from baton.contract.rules.language.messages import MessageError, parse_message
 from baton.contract.rules.language.typed_ast import Chain
 from baton.contract.rules.limits import Limits
 from baton.contract.rules.metrics import Kind, Metric
@@ -82,11 +82,11 @@ def test_everything_a_document_can_say() -> None:
     assert (first.name, first.description) == ("diverged", "The loss runs away.")
     assert first.when.text == "zscore(loss, 100) > 6 or not isfinite(loss)"
     assert isinstance(first.clear, Chain)
-    assert (first.hold, first.warmup) == (Hold(Period("checks", 3), 5), Period("steps", 200))
+    assert (first.pending, first.warmup) == (PendingPeriod(Period("checks", 3), 5), Period("steps", 200))
     assert (first.cooldown, first.max_fires, first.on_error) == (Period("seconds", 600.0), 2, "stop")
     assert (first.severity, first.mode) == ("error", "dry_run")
     rollback, alert = first.actions
-    assert rollback == Rollback("best", 10, 0.5, 2)
+    assert rollback == RollbackAction("best", 10, 0.5, 2)
     assert isinstance(alert, Alert)
     assert alert.text.render({"loss": 2.0, "step": 7.0, "eval.f1_macro": None}) == "loss 2.000 at step 7, unknown"
     assert (second.every, second.on, second.actions) == (Period("steps", 100), frozenset(), (Save(),))
@@ -117,18 +117,18 @@ def test_json_reads_as_yaml_does() -> None:
         ("save", Save()),
         ("save: best-so-far", Save("best-so-far")),
         ("evaluate", Evaluate()),
-        ("log: at {step}", Log(message_of("at {step}"))),
+        ("log: at {step}", Log(parse_message("at {step}"))),
         ("set: {knob: lr, factor: 0.5, min: 1.0e-6}", Set("lr", factor=0.5, min=1e-6)),
         ("set: {knob: data.generators, value: 4}", Set("data.generators", value=4.0)),
-        ("rollback", Rollback()),
+        ("rollback", RollbackAction()),
         ("skip_batch", SkipBatch()),
         ("pause", Pause()),
-        ("profile: 10", Profile(10)),
+        ("profile: 10", ProfileAction(10)),
         ("requeue: {exclude_host: false}", Requeue(False)),
         ("scale: {group: generators, delta: -1}", Scale("generators", -1, least=0, most=16)),
         ("scale: {group: generators, delta: -5, least: 20}", Scale("generators", -5, least=20, most=16)),
         ("scale: {group: Digits_1.a, delta: 3, least: 2, most: 100}", Scale("Digits_1.a", 3, least=2, most=100)),
-        ("hook: my_hook", Hook("my_hook")),
+        ("hook: my_hook", HookAction("my_hook")),
     ],
 )
 def test_actions(said: str, expected: object) -> None:
@@ -203,7 +203,7 @@ RULE = "rules:\n  - name: a\n    when: loss > 1\n    do: stop\n"
         ("rules:\n  - when: loss > 1\n    do: stop\n", Code.MISSING_KEY, 2, 5, "no name"),
         (RULE.replace("name: a", "name: Bad Name"), Code.INVALID_VALUE, 2, 5, "rule's name"),
         (RULE.replace("    when: loss > 1\n", ""), Code.MISSING_KEY, 2, 5, "no condition"),
-        (RULE.replace("    do: stop\n", ""), Code.MISSING_KEY, 2, 5, "does nothing"),
+        (RULE.replace("    do: stop\n", ""), Code.MISSING_KEY, 2, 5, "has no action"),
         (RULE + "    patiense: 3\n", Code.UNKNOWN_KEY, 5, 5, "There are"),
         (RULE + "    colldown: 3s\n", Code.UNKNOWN_KEY, 5, 5, "Did you mean cooldown?"),
         (RULE + "    do: save\n", Code.UNREADABLE, 5, 5, "said twice"),
@@ -299,11 +299,11 @@ def test_metrics_that_a_training_is_known_to_report() -> None:
         ({"when": "mean(x, 5) < 1", "clear": "mean(x, 5) < 1"}, Code.ALWAYS_CLEARS, "fires again"),
         ({"when": "isnan(loss)", "clear": "isnan(loss)"}, Code.ALWAYS_CLEARS, "fires again"),
         ({"when": "loss > 5", "clear": "true"}, Code.ALWAYS_CLEARS, "fires again"),
-        ({"when": "eval.loss > 3", "on": ["start"]}, Code.NEVER_FIRES, "nothing is known but its step"),
-        ({"when": "missing(x) and mean(loss, 5) > 3", "on": "start"}, Code.NEVER_FIRES, "nothing is known"),
-        ({"when": "not (missing(x) or step > 3)", "on": "start"}, Code.NEVER_FIRES, "nothing is known"),
-        ({"do": ["stop", {"alert": "ends"}, "rollback"]}, Code.NEVER_FIRES, "this rollback is never done"),
-        ({"do": ["stop", {"stop": "failed"}]}, Code.NEVER_FIRES, "this stop is never done"),
+        ({"when": "eval.loss > 3", "on": ["start"]}, Code.NEVER_FIRES, "knows its step alone"),
+        ({"when": "missing(x) and mean(loss, 5) > 3", "on": "start"}, Code.NEVER_FIRES, "its step alone"),
+        ({"when": "not (missing(x) or step > 3)", "on": "start"}, Code.NEVER_FIRES, "its step alone"),
+        ({"do": ["stop", {"alert": "ends"}, "rollback"]}, Code.NEVER_FIRES, "this rollback is never executed"),
+        ({"do": ["stop", {"stop": "failed"}]}, Code.NEVER_FIRES, "this stop is never executed"),
         ({"when": "cots > 5"}, Code.DOUBTFUL_NAME, "Did you mean cost?"),
         ({"when": "los > 5"}, Code.DOUBTFUL_NAME, "Did you mean loss?"),
         ({"when": "faluires > 5"}, Code.DOUBTFUL_NAME, "Did you mean failures?"),
@@ -377,7 +377,7 @@ def test_values_nested_without_end() -> None:
     ],
 )  # fmt: skip
 def test_texts(text: str, values: dict[str, float | None], expected: str) -> None:
-    assert message_of(text).render(values) == expected
+    assert parse_message(text).render(values) == expected
 
 
 @pytest.mark.parametrize(
@@ -388,7 +388,7 @@ def test_texts(text: str, values: dict[str, float | None], expected: str) -> Non
 )  # fmt: skip
 def test_texts_that_reach_for_more(text: str) -> None:
     with pytest.raises(MessageError):
-        message_of(text)
+        parse_message(text)
 
 
 @pytest.mark.parametrize(
@@ -403,20 +403,20 @@ def test_texts_that_reach_for_more(text: str) -> None:
     ],
 )
 def test_periods(text: object, expected: Period | None) -> None:
-    found = period_of(text, "checks", "steps", "seconds")
+    found = parse_period(text, "checks", "steps", "seconds")
     assert found == expected
     if found is not None:
-        assert period_of(str(found), "checks", "steps", "seconds") == found
+        assert parse_period(str(found), "checks", "steps", "seconds") == found
 
 
 @pytest.mark.parametrize(
     ("text", "expected"),
-    [("3 of 5", Hold(Period("checks", 3), 5)), ("0 of 5", None), ("3 of 2000", None), ("0 steps", None)],
+    [("3 of 5", PendingPeriod(Period("checks", 3), 5)), ("0 of 5", None), ("3 of 2000", None), ("0 steps", None)],
 )
-def test_holds(text: str, expected: Hold | None) -> None:
-    found = hold_of(text)
+def test_holds(text: str, expected: PendingPeriod | None) -> None:
+    found = parse_pending_period(text)
     assert found == expected
-    assert found is None or hold_of(str(found)) == found
+    assert found is None or parse_pending_period(str(found)) == found
 
 
 @pytest.mark.parametrize(
@@ -464,6 +464,6 @@ rules: [{name: a, when: reader.stall > 1 or log.eccc > 0 or cots > 1, do: stop}]
 def test_a_slip_is_looked_for_quickly_among_many_names() -> None:
     known = [f"{'a' * 35}.{number:03d}" for number in range(4000)]
     began = time.process_time()
-    assert [slip_of(f"{'a' * 33}bb.x{number:02d}", known) for number in range(20)] == [None] * 20
-    assert slip_of("a" * 4000, known) is None
+    assert [find_typo(f"{'a' * 33}bb.x{number:02d}", known) for number in range(20)] == [None] * 20
+    assert find_typo("a" * 4000, known) is None
     assert time.process_time() - began < 3

@@ -8,7 +8,7 @@ import pytest
 
 from baton.contract.rules.language.checker import check_condition
 from baton.contract.rules.language.faults import Code
-from baton.contract.rules.metrics import Metrics, canonical_name, is_name
+from baton.contract.rules.metrics import MetricCatalog, canonical_name, is_name
 from tests.rule_expressions import METRICS, fault_of, value_of
 
 
@@ -162,12 +162,12 @@ def test_all_faults_of_an_expression_are_told_at_once() -> None:
 
 
 def test_the_nearest_name_is_offered() -> None:
-    reported = Metrics(reported=["eval/f1_macro"])
+    reported = MetricCatalog(reported=["eval/f1_macro"])
     error = fault_of("eval.f1 > 0.9", reported)
     assert (error.reason, error.remedy) == ("the metric eval.f1 never appears", "Did you mean eval.f1_macro?")
     assert fault_of("losss > 1", reported).remedy == "Did you mean loss?"
     assert fault_of("meen(loss, 5) > 1").remedy == "Did you mean mean?"
-    doubts = check_condition("eval.los > 1", Metrics()).doubts
+    doubts = check_condition("eval.los > 1", MetricCatalog()).doubts
     assert [(doubt.code, doubt.remedy) for doubt in doubts] == [(Code.DOUBTFUL_NAME, "Did you mean eval.loss?")]
 
 

@@ -7,20 +7,20 @@ from hypothesis import strategies as st
 
 from baton.contract.rules.language.checker import check
 from baton.contract.rules.language.faults import ExpressionError
-from baton.contract.rules.language.parser import parse, tokens_of
+from baton.contract.rules.language.parser import parse, tokenize
 from baton.contract.rules.language.syntax_tree import (
     Binary,
-    Call,
     Comparison,
+    FunctionCall,
     Logic,
     Name,
     Node,
     Number,
     Truth,
     Unary,
-    children,
-    depth_of,
-    text_of,
+    format_node,
+    get_children,
+    measure_depth,
 )
 from baton.contract.rules.limits import Limits
 from tests.properties.profiles import machine_settings
@@ -44,7 +44,7 @@ def inner(nodes: st.SearchStrategy[Node]) -> st.SearchStrategy[Node]:
         st.builds(Binary, st.sampled_from("+-*/%"), nodes, nodes),
         comparison,
         st.builds(Logic, st.sampled_from(["and", "or"]), several),
-        st.builds(Call, st.sampled_from(["mean", "f", "abs"]), st.lists(nodes, max_size=3).map(tuple)),
+        st.builds(FunctionCall, st.sampled_from(["mean", "f", "abs"]), st.lists(nodes, max_size=3).map(tuple)),
     )
 
 
@@ -54,17 +54,17 @@ TREES = st.recursive(LEAF, inner, max_leaves=25)
 @machine_settings(runs=150, steps=1)
 @given(tree=TREES)
 def test_what_is_printed_reads_as_the_same(tree: Node) -> None:
-    text = text_of(tree)
+    text = format_node(tree)
     limits = Limits(text_chars=10**6, nodes=10**4, depth=200)
     again = parse(text, limits)
-    assert text_of(again) == text
+    assert format_node(again) == text
     assert without_places(again) == without_places(tree)
-    assert depth_of(again) == depth_of(tree)
+    assert measure_depth(again) == measure_depth(tree)
 
 
 def without_places(node: Node) -> object:
     """The kinds and contents of all nodes."""
-    inner = children(node)
+    inner = get_children(node)
     own = [part for part in node[:-1] if part is not inner and part not in inner]
     return (type(node).__name__, own, [without_places(child) for child in inner])
 
@@ -79,7 +79,7 @@ WORDS = (
 @given(text=st.text(max_size=60) | st.lists(st.sampled_from(WORDS), max_size=40).map(" ".join))
 def test_no_text_raises_anything_else(text: str) -> None:
     try:
-        list(tokens_of(text))
+        list(tokenize(text))
         tree = parse(text)
     except ExpressionError as error:
         assert 0 <= error.offset <= len(text)
@@ -87,7 +87,7 @@ def test_no_text_raises_anything_else(text: str) -> None:
         assert error.remedy
         assert check(text).typed is None
         return
-    assert text_of(parse(text_of(tree))) == text_of(tree)
+    assert format_node(parse(format_node(tree))) == format_node(tree)
     checked = check(text)
     assert (checked.typed is None) == bool(checked.faults)
     assert all(0 <= error.offset <= len(text) for error in (*checked.faults, *checked.doubts))

@@ -10,17 +10,17 @@ from collections.abc import Mapping, Sequence
 import pytest
 
 from baton.contract.rules.document.loader import load_values
-from baton.contract.rules.document.rule_placement import needed_group_values
+from baton.contract.rules.document.rule_placement import collect_group_values
 from baton.contract.rules.engine.evaluator import Evaluator
-from baton.contract.rules.engine.group_statistics import GroupValue, group_statistic
+from baton.contract.rules.engine.group_statistics import GroupValue, compute_group_statistic
 from baton.contract.rules.engine.verdicts import State
 from baton.contract.rules.language.checker import check_condition
 from baton.contract.rules.language.faults import Code
 from baton.contract.rules.language.functions import GROUPS
-from baton.contract.rules.metrics import Kind, Metric, Metrics
+from baton.contract.rules.metrics import Kind, Metric, MetricCatalog
 
 NAN, INF = math.nan, math.inf
-METRICS = Metrics([Metric("acc", goal="max"), Metric("flag", Kind.BOOL), Metric("plain")])
+METRICS = MetricCatalog([Metric("acc", goal="max"), Metric("flag", Kind.BOOL), Metric("plain")])
 
 
 class Group:
@@ -113,7 +113,7 @@ def test_the_order_of_the_jobs_does_not_matter() -> None:
         values = [chance.choice([chance.gauss(0, 1e9), 1e-9, NAN, INF]) for _ in range(chance.randint(1, 9))]
         shuffled = chance.sample(values, len(values))
         for function in GROUPS:
-            first, second = (group_statistic(function, order, values[0], "min") for order in (values, shuffled))
+            first, second = (compute_group_statistic(function, order, values[0], "min") for order in (values, shuffled))
             assert first == second or (first != first and second != second)
 
 
@@ -122,7 +122,7 @@ def test_they_agree_with_the_standard_library_on_what_is_finite() -> None:
     for _ in range(200):
         values = [chance.gauss(0, 100) for _ in range(chance.randint(1, 12))]
         own = chance.choice(values)
-        told = {name: group_statistic(name, values, own, "max") for name in GROUPS}
+        told = {name: compute_group_statistic(name, values, own, "max") for name in GROUPS}
         assert told["group_mean"] == pytest.approx(statistics.mean(values), rel=1e-12, abs=1e-12)
         assert told["group_median"] == pytest.approx(statistics.median(values))
         assert (told["group_min"], told["group_max"]) == (min(values), max(values))
@@ -151,7 +151,7 @@ def test_the_worst_half_at_step_500_is_stopped() -> None:
     rule = {"name": "worst-half", "when": "group_count(loss, 500) >= 4 and group_rank(loss, 500) >= 0.5", "do": "stop"}
     loaded = load_values({"rules": [rule]})
     assert loaded.rules is not None and loaded.warnings == []
-    assert needed_group_values(loaded.rules) == {GroupValue("loss", 500)}
+    assert collect_group_values(loaded.rules) == {GroupValue("loss", 500)}
     losses: list[float] = [0.9, 0.4, NAN, 0.7, 0.5, 0.8]
     values: dict[tuple[str, int | None], list[float | None]] = {}
     stopped = {}
@@ -230,6 +230,6 @@ def test_what_is_kept_of_every_job_is_bounded_and_told_once() -> None:
 
     loaded = load_values(said(range(15)))
     assert loaded.rules is not None
-    assert needed_group_values(loaded.rules) == {GroupValue("loss"), *(GroupValue("loss", n) for n in range(15))}
+    assert collect_group_values(loaded.rules) == {GroupValue("loss"), *(GroupValue("loss", n) for n in range(15))}
     (fault,) = load_values(said(range(16))).faults
     assert fault.code == Code.TOO_LARGE and "17" in fault.reason

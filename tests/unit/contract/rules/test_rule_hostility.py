@@ -15,11 +15,11 @@ from baton.contract.rules.document.loader import load_values
 from baton.contract.rules.engine.evaluator import Evaluator
 from baton.contract.rules.language.checker import check_condition
 from baton.contract.rules.language.faults import Code
-from baton.contract.rules.language.messages import MessageError, message_of
+from baton.contract.rules.language.messages import MessageError, parse_message
 from baton.contract.rules.language.parser import _Parser
 from baton.contract.rules.language.syntax_tree import Node
 from baton.contract.rules.limits import LIMITS, Limits
-from baton.contract.rules.metrics import Metrics
+from baton.contract.rules.metrics import MetricCatalog
 from tests.rule_corpora import HEAVIEST, HOSTILE, HOSTILE_TEXTS, KNOWN, wrong_conditions
 from tests.rule_expressions import METRICS, fault_of, value_of
 
@@ -95,7 +95,7 @@ def test_expressions_that_the_original_has_and_this_language_refuses(text: str) 
 
 
 def test_a_name_that_nobody_reports_is_refused_where_that_is_known() -> None:
-    assert fault_of("nonexistentmetric < 3.0", Metrics(reported=[])).code is Code.UNKNOWN_METRIC
+    assert fault_of("nonexistentmetric < 3.0", MetricCatalog(reported=[])).code is Code.UNKNOWN_METRIC
 
 
 @pytest.mark.parametrize("text", HOSTILE, ids=range(len(HOSTILE)))
@@ -167,7 +167,7 @@ def test_the_largest_expression_that_is_allowed_is_evaluated() -> None:
 def test_hostile_texts_of_alerts_are_refused(text: str) -> None:
     """Also where the document is read: nothing of an attribute is ever looked up."""
     with pytest.raises(MessageError):
-        message_of(text)
+        parse_message(text)
     loaded = load_values({"rules": [{"name": "a", "when": "loss > 1", "do": {"alert": text}}]})
     assert loaded.rules is None
     assert {fault.code for fault in loaded.faults} == {Code.INVALID_TEXT}

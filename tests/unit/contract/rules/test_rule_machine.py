@@ -331,7 +331,7 @@ def test_any_rule_does_as_the_model(rules: list[dict[str, Any]], stream: list[tu
 def due(rule: Rule, metrics: dict[str, Any], event: str) -> bool:
     if rule.on:
         return event in rule.on
-    return rule.moves_by_itself or bool(set(rule.metrics) & set(metrics))
+    return rule.is_time_dependent or bool(set(rule.metrics) & set(metrics))
 
 
 def test_checks_that_come_to_nothing_are_counted_whatever_they_come_with() -> None:

@@ -11,7 +11,7 @@ import pytest
 from baton.contract.errors import Fault
 from baton.contract.rules.document.loader import MAX_SIGNAL_CHARS, MAX_SIGNALS, load, load_values
 from baton.contract.rules.document.rule import CONTROL_PLANE_EVENTS, EVENTS, Signal
-from baton.contract.rules.document.rule_placement import needed_group_values, split
+from baton.contract.rules.document.rule_placement import collect_group_values, split
 from baton.contract.rules.language.faults import Code
 from baton.contract.rules.metrics import BUILT_IN, name_in_rules
 from gpu_client.training.environment import read_control
@@ -75,7 +75,7 @@ def test_only_the_control_plane_knows_what_is_marked_so() -> None:
 
 def test_rules_without_groups_need_nothing_of_others() -> None:
     loaded = load_values({"rules": [rule("cost > 5")]})
-    assert loaded.rules is not None and needed_group_values(loaded.rules) == frozenset()
+    assert loaded.rules is not None and collect_group_values(loaded.rules) == frozenset()
 
 
 def faults_of(said: Any) -> list[Fault]:

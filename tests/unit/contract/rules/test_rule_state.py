@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from baton.contract.rules.document.loader import load_values
 from baton.contract.rules.document.rule import RuleSet
-from baton.contract.rules.engine.evaluator import Carried, Evaluator, StateError
+from baton.contract.rules.engine.evaluator import Evaluator, RestoredRule, StateError
 from tests.properties.profiles import machine_settings
 
 NAN, INF = math.nan, math.inf
@@ -116,11 +116,11 @@ def test_a_revision_keeps_what_means_the_same() -> None:
         )
     )
     assert second.load_state_dict(saved(first)) == [
-        Carried("rule-0", True),
-        Carried("rule-1", False, "its condition, 'for', 'on' or 'every' has changed"),
-        Carried("rule-2", False, "its condition, 'for', 'on' or 'every' has changed"),
-        Carried("new", False, "the rule is new"),
-        Carried("rule-3", False, "the rule is gone"),
+        RestoredRule("rule-0", True),
+        RestoredRule("rule-1", False, "its condition, 'for', 'on' or 'every' has changed"),
+        RestoredRule("rule-2", False, "its condition, 'for', 'on' or 'every' has changed"),
+        RestoredRule("new", False, "the rule is new"),
+        RestoredRule("rule-3", False, "the rule is gone"),
     ]
     # the mean goes on in the middle of its window: four checks of five were made
     found = [[one.rule for one in second.observe({"loss": 2.0}, step=step, now=float(step))] for step in range(6, 12)]
@@ -132,7 +132,7 @@ HIGH = {"when": "loss > 5"}
 
 def revised(
     before: dict[str, Any], after: dict[str, Any], *, at: int, steps: int = 30, losses: dict[int, float] | None = None
-) -> tuple[list[Carried], list[tuple[int, str]]]:
+) -> tuple[list[RestoredRule], list[tuple[int, str]]]:
     """One rule, replaced by another before step `at`; what becomes of its counters, and what both tell."""
     evaluator, carried = Evaluator(rules_of(before)), []
     told = []
@@ -156,7 +156,7 @@ def revised(
 def test_a_rule_that_was_tried_acts_as_soon_as_it_may(hold: str, more: dict[str, Any]) -> None:
     rule = {**HIGH, **more, "for": hold}
     carried, told = revised({**rule, "mode": "dry_run"}, rule, at=12)
-    assert carried == [Carried("rule-0", False, "its 'do' or 'mode' has changed: it is armed anew")]
+    assert carried == [RestoredRule("rule-0", False, "its 'do' or 'mode' has changed: it is armed anew")]
     assert [one for one in told if one[0] >= 12] == [(12, "enforce fired")]
     assert len(told) == 2
 
@@ -193,7 +193,7 @@ def test_one_that_is_spent_goes_on_counting() -> None:
 def test_a_rule_that_does_the_same_stays_as_it_was() -> None:
     rule = {**HIGH, "do": {"stop": {"outcome": "complete", "save": True}}}
     carried, told = revised(rule, {**rule, "do": "stop", "severity": "error", "description": "as before"}, at=12)
-    assert carried == [Carried("rule-0", True)]
+    assert carried == [RestoredRule("rule-0", True)]
     assert told == [(1, "enforce fired")]
 
 
@@ -204,7 +204,7 @@ def test_a_state_of_an_earlier_version_arms_nothing() -> None:
     state = saved(first)
     del state["document"], state["rules"]["rule-0"]["deeds"], state["rules"]["rule-0"]["lasts"]
     again = Evaluator(rules_of(HIGH))
-    assert again.load_state_dict(state) == [Carried("rule-0", True)]
+    assert again.load_state_dict(state) == [RestoredRule("rule-0", True)]
     assert again.observe({"loss": 9.0}, step=5, now=0.0) == ()
     # and it is known that the condition has held: another revision acts at once
     later = Evaluator(rules_of({**HIGH, "do": "stop"}))
@@ -218,12 +218,12 @@ def test_another_revision_arms_a_rule_that_errors_disabled() -> None:
         first.observe({"loss": [9.0]}, step=step, now=0.0)
     state = saved(first)
     same = Evaluator(rules_of(HIGH))
-    assert same.load_state_dict(state) == [Carried("rule-0", True)]
+    assert same.load_state_dict(state) == [RestoredRule("rule-0", True)]
     assert str(same.statuses()[0].state) == "disabled"
     assert same.observe({"loss": 9.0}, step=4, now=0.0) == ()
     other = Evaluator(rules_of({**HIGH, "description": "looked at"}))
     assert other.load_state_dict(state) == [
-        Carried("rule-0", False, "it was disabled by errors: it is armed anew"),
+        RestoredRule("rule-0", False, "it was disabled by errors: it is armed anew"),
     ]
     assert [str(one.state) for one in other.observe({"loss": 9.0}, step=4, now=0.0)] == ["fired"]
 
@@ -233,7 +233,7 @@ def test_another_revision_forgets_errors() -> None:
     for step in range(2):
         first.observe({"loss": [9.0]}, step=step, now=0.0)
     other = Evaluator(rules_of({**HIGH, "severity": "error"}))
-    assert other.load_state_dict(saved(first)) == [Carried("rule-0", True)]
+    assert other.load_state_dict(saved(first)) == [RestoredRule("rule-0", True)]
     other.observe({"loss": [9.0]}, step=2, now=0.0)
     assert [str(one.state) for one in other.observe({"loss": 9.0}, step=3, now=0.0)] == ["fired"]
 
