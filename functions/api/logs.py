@@ -129,9 +129,9 @@ def _page(
     call: Call,
     kind: _Kind,
     items_of: Callable[[_Stored, int, int], list[E]],
-    format_node: Callable[[E], str],
+    text_of: Callable[[E], str],
 ) -> tuple[list[E], str | None]:
-    """The next items, and where to go on. `format_node`: what of an item may be large, as JSON."""
+    """The next items, and where to go on. `text_of`: what of an item may be large, as JSON."""
     query: LogsQuery = call.query
     job = job_of(context, call, call.path["id"])
     prefix = f"{job_prefix(job.id)}logs/"
@@ -147,7 +147,7 @@ def _page(
             continue
         found = items_of(chunk, skip, query.limit - len(items))
         # Output may be full of control characters, each of which takes seven bytes.
-        ends_bytes = [0, *accumulate(sent_bytes(format_node(item)) for item in found)]
+        ends_bytes = [0, *accumulate(sent_bytes(text_of(item)) for item in found)]
         taken = [item for item, before in zip(found, ends_bytes, strict=False) if before < room_bytes]
         items += taken
         room_bytes -= ends_bytes[len(taken)]

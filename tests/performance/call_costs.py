@@ -14,6 +14,7 @@ from contextlib import closing
 from pathlib import Path
 
 import requests
+from functions.storage.keys import DUE_BUCKET_S
 
 from baton.contract.manifest import Chunk, ChunkedFile, Manifest, Pack
 from baton.contract.names import Scope
@@ -25,7 +26,6 @@ from functions.api.late_retention import run_due_retentions
 from functions.api.sweeping import sweep
 from functions.api.watching import look_at_all
 from functions.storage.clients import dynamodb_client
-from functions.storage.keys import DUE_BUCKET_S
 from functions.webhooks.delivering import deliver
 from functions.webhooks.lines import Waiting
 from functions.webhooks.posting import Outcome

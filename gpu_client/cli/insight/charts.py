@@ -64,7 +64,7 @@ class Frame:
     title: str = ""
 
 
-def format_node(foreign: str, limit: int = 400) -> str:
+def text_of(foreign: str, limit: int = 400) -> str:
     """Foreign text as part of a page: nothing in it is markup, nothing a control character."""
     clean = "".join(character if character.isprintable() else " " for character in plain(foreign))
     return escape(clean if len(clean) <= limit else f"{clean[: limit - 1]}…", quote=True)
@@ -183,7 +183,7 @@ def drawn(curves: Sequence[Curve], frame: Frame) -> str:
         body.append(_label((left + right) / 2, (top + base) / 2, "nothing finite was reported", "none", "middle"))
     on = [point for point in curves[0].points if math.isfinite(point[1])] if curves else []
     body += _marks(placed, on, x, y, base)
-    name = format_node(frame.title)
+    name = text_of(frame.title)
     return (
         f'<svg viewBox="0 0 {frame.width:g} {frame.height:g}" role="img" aria-label="{name}">'
         f"<title>{name}</title>{''.join(body)}</svg>"
@@ -308,7 +308,7 @@ def _marks(placed: Sequence[_Placed], on: Sequence[Point], x: _Axis, y: _Axis | 
     for mark, lane, before in placed:
         at = x(mark.step)
         begin = 12.0 + (lane or 0) * _LANE
-        detail = f"<title>{format_node(mark.detail or mark.label)}</title>"
+        detail = f"<title>{text_of(mark.detail or mark.label)}</title>"
         lines.append(
             f'<line class="{mark.kind} stem" x1="{at:.1f}" x2="{at:.1f}" y1="{begin - 8:g}" y2="{base:g}">'
             f"{detail}</line>"
@@ -338,4 +338,4 @@ def value_at(on: Sequence[Point], step: int) -> float:
 
 
 def _label(x: float, y: float, text: str, kind: str, anchor: str) -> str:
-    return f'<text class="{kind}" x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}">{format_node(text)}</text>'
+    return f'<text class="{kind}" x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}">{text_of(text)}</text>'

@@ -19,7 +19,7 @@ from baton.contract.output import MetricPoint
 from baton.contract.rules.metrics import canonical_name
 from gpu_client.cli.core.formats import count, duration, finite, moment, number, size
 from gpu_client.cli.core.session import SHOWN_ID_CHARACTERS, AsJson, JobIdArgument, find_job, session_of
-from gpu_client.cli.insight.charts import Curve, Frame, Mark, Point, drawn, format_node, is_log, value_at
+from gpu_client.cli.insight.charts import Curve, Frame, Mark, Point, drawn, is_log, text_of, value_at
 from gpu_client.cli.insight.metric_history import History, history_of, outlines_of
 from gpu_client.cli.insight.report_style import STYLE, TIP
 from gpu_client.cli.jobs.goodput import losses, losses_text, percent, share_of, share_text, total_of, total_s
@@ -111,20 +111,20 @@ def page_of(found: Material) -> str:
     job = found.job
     name = job.name or job.id[:8]
     body = [
-        f'<header><h1>{format_node(name)}</h1><p class="state {format_node(job.state.value)}">{format_node(job.state.value)}</p>',
+        f'<header><h1>{text_of(name)}</h1><p class="state {text_of(job.state.value)}">{text_of(job.state.value)}</p>',
         f"</header>{_facts(found)}",
         _main_chart(found),
         _other_charts(found),
         _metrics_table(found),
         _decisions(found),
         _attempts(found),
-        f"<footer>Job {format_node(job.id)}, as of {format_node(moment(found.written_at))}.</footer>",
+        f"<footer>Job {text_of(job.id)}, as of {text_of(moment(found.written_at))}.</footer>",
     ]
     return (
         '<!doctype html><html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
         "<meta http-equiv=\"Content-Security-Policy\" content=\"default-src 'none'; style-src 'unsafe-inline'\">"
-        f"<title>{format_node(name)}</title><style>{STYLE}</style></head><body>{TIP}<main>{''.join(body)}</main></body></html>\n"
+        f"<title>{text_of(name)}</title><style>{STYLE}</style></head><body>{TIP}<main>{''.join(body)}</main></body></html>\n"
     )
 
 
@@ -147,7 +147,7 @@ def _facts(found: Material) -> str:
         ("lost", losses_text(goodput, found.price_per_hour) if goodput else ""),
         ("tags", ", ".join(f"{name}: {value}" for name, value in job.tags.items())),
     ]
-    rows = "".join(f"<dt>{name}</dt><dd>{format_node(value)}</dd>" for name, value in facts if value)
+    rows = "".join(f"<dt>{name}</dt><dd>{text_of(value)}</dd>" for name, value in facts if value)
     return f"<dl>{rows}</dl>"
 
 
@@ -194,7 +194,7 @@ def _main_chart(found: Material) -> str:
     values = [value for curve in curves for _, value in curve.points]
     scale = ", log scale" if is_log(values) else ""
     return (
-        f"<section><h2>{format_node(main)} <small>over steps{scale}</small></h2>{drawn(curves, frame)}"
+        f"<section><h2>{text_of(main)} <small>over steps{scale}</small></h2>{drawn(curves, frame)}"
         f"{_legend(curves, beside, bool(ticks), marks)}</section>"
     )
 
@@ -213,7 +213,7 @@ def _legend(curves: Sequence[Curve], beside: str | None, checkpoints: bool, mark
              if kind in seen]  # fmt: skip
     return (
         '<p class="legend">'
-        + "".join(f'<span class="key {kind}">{format_node(text)}</span>' for kind, text in said)
+        + "".join(f'<span class="key {kind}">{text_of(text)}</span>' for kind, text in said)
         + "</p>"
     )
 
@@ -297,7 +297,7 @@ def _other_charts(found: Material) -> str:
         )
         log = " <small>log scale</small>" if is_log([value for _, value in own]) else ""
         curve = Curve("eval" if canonical_name(name).startswith("eval") else "curve", own)
-        figures.append(f"<figure><figcaption>{format_node(name)}{log}</figcaption>{drawn([curve], frame)}</figure>")
+        figures.append(f"<figure><figcaption>{text_of(name)}{log}</figcaption>{drawn([curve], frame)}</figure>")
     if not figures:
         return ""
     more = f'<p class="none">{len(names) - MAX_CHARTS} more are in the table.</p>' if len(names) > MAX_CHARTS else ""
@@ -324,9 +324,9 @@ def _metrics_table(found: Material) -> str:
         return ""
     rows = [
         [
-            format_node(one.name),
+            text_of(one.name),
             f"{one.points:,}",
-            *(format_node(number(value)) if value is not None else "" for value in (one.first, one.last)),
+            *(text_of(number(value)) if value is not None else "" for value in (one.first, one.last)),
             "" if one.best is None else f"{number(one.best)} <small>at step {one.best_step:,}</small>",
             *("" if value is None else number(value) for value in (one.lowest, one.highest)),
             f"{one.not_finite:,}" if one.not_finite else "",
@@ -349,7 +349,7 @@ def _decisions(found: Material) -> str:
         who = str(data.get("rule") or "") or (f"command {data['command']}" if data.get("command") else "")
         operands = dict(data.get("operands") or {}) if isinstance(data.get("operands"), dict) else {}
         values = "".join(
-            f"<div><code>{format_node(str(text))}</code> = {format_node(_value(value))}</div>"
+            f"<div><code>{text_of(str(text))}</code> = {text_of(_value(value))}</div>"
             for text, value in operands.items()
         )
         step = _step_of(event)
@@ -360,12 +360,12 @@ def _decisions(found: Material) -> str:
             [
                 "" if step is None else f"{step:,}",
                 str(event.epoch or ""),
-                format_node(who),
-                f'<span class="word {_kind_of(event)}">{format_node(event.type.value)}</span>'
+                text_of(who),
+                f'<span class="word {_kind_of(event)}">{text_of(event.type.value)}</span>'
                 + (" <small>dry run</small>" if data.get("dry_run") else ""),
                 values,
-                format_node(", ".join(map(str, data.get("actions") or []))),
-                format_node(said),
+                text_of(", ".join(map(str, data.get("actions") or []))),
+                text_of(said),
             ]
         )
     left_out = len(events) - len(rows)
@@ -398,12 +398,12 @@ def _attempts(found: Material) -> str:
         rows.append(
             [
                 str(one.epoch),
-                format_node(one.machine_id or ""),
-                format_node(moment(one.started_at)),
-                format_node(duration(ended_at - one.started_at)),
+                text_of(one.machine_id or ""),
+                text_of(moment(one.started_at)),
+                text_of(duration(ended_at - one.started_at)),
                 "" if one.resumed_step is None else f"{one.resumed_step:,}",
                 "" if one.checkpoint_step is None else f"{one.checkpoint_step:,}",
-                f'<span class="state {format_node(end)}">{format_node(end)}</span> <small>{format_node(why)}</small>',
+                f'<span class="state {text_of(end)}">{text_of(end)}</span> <small>{text_of(why)}</small>',
                 _bar(goodput),
                 _money(goodput, found.price_per_hour),
             ]
