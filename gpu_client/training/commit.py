@@ -24,7 +24,7 @@ from gpu_client.training.errors import CheckpointDamagedError, CheckpointWriteEr
 
 MARKER = "baton.json"
 FORMAT = 2
-"""2 knows the form "tensors" and files without digests; 1 is read as well."""
+"""Format number of the marker; a reader refuses any other."""
 # What the agent reads of a marker.
 MARKER_MAX_BYTES = 256 * 1024
 log = logging.getLogger("baton.training")
@@ -41,9 +41,9 @@ _DAMAGE_REMEDY = (
 class Marker:
     """The content of `baton.json`.
 
-    states maps each saved state's name to its form ("tensors", "directory"; in format 1 also "safetensors", "bundle");
-    empty when the script's own library wrote the files. files maps paths relative to the directory to size in bytes and
-    BLAKE3 hex digest, "" where none was taken.
+    states maps the name of each saved state to its form, "tensors" or "directory"; empty if the script's own library
+    wrote the files. files maps paths relative to the directory to size in bytes and BLAKE3 hex digest, "" if no digest
+    was taken.
     """
 
     step: int
@@ -132,9 +132,9 @@ def read_marker(directory: Path) -> Marker:
     except (OSError, ValueError) as error:
         raise CheckpointDamagedError(f"{path} cannot be read ({error})", _DAMAGE_REMEDY) from error
     try:
-        if content["format"] not in (1, FORMAT):
+        if content["format"] != FORMAT:
             raise CheckpointDamagedError(
-                f"{path} has format {content['format']!r}, this version reads formats 1 and {FORMAT}",
+                f"{path} has format {content['format']!r}, this version reads format {FORMAT}",
                 "Resume with the version of Baton that wrote it",
             )
         return Marker(

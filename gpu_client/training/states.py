@@ -4,8 +4,6 @@ Every state's tensors become `<name>.safetensors` (tied weights are stored once)
 piece `<name>.rank<k>of<n>.safetensors`; the structures of all states, tensors that safetensors cannot hold and the
 random states go into one small `state.pt`, which `torch.load(weights_only=True)` reads. An object with
 `save_state(directory)` / `load_state(directory)` (accelerate's Accelerator) gets a directory of its own.
-
-Checkpoints of format 1, which kept nested states whole in `state.pt`, are read as well.
 """
 
 from __future__ import annotations
@@ -207,11 +205,7 @@ def _save_directory(path: Path, name: str, holder: Any) -> None:
 
 
 def _load_state(directory: Path, name: str, form: str, bundle: Mapping[str, Any], holder: Any) -> Any:
-    if form == "bundle":  # format 1
-        return bundle["states"][name]
     path = directory / f"{name}.safetensors"
-    if form == "safetensors":  # format 1: a flat state, whose structure is its names
-        return _load_flat(path, bundle["tensors"][name])
     if form != "tensors":
         raise ValueError(f"{name!r} has the form {form!r}, which this version does not know")
     # Mapped, not read: what a module loads is copied once, from the page cache into its parameters.
@@ -228,15 +222,6 @@ def _load_state(directory: Path, name: str, form: str, bundle: Mapping[str, Any]
             return pieces.read(key, shape, sharding.counterpart(holder, live[0], place, shape))
 
         return put_together(bundle["states"][name], tensors.__getitem__, shard)
-
-
-def _load_flat(path: Path, kept: Mapping[str, Any]) -> dict[str, torch.Tensor]:
-    state: OrderedDict[str, torch.Tensor] = OrderedDict(load_file(str(path)))
-    for alias, key in kept["aliases"].items():
-        state[alias] = state[key]
-    if kept["module_versions"] is not None:
-        state._metadata = kept["module_versions"]  # type: ignore[attr-defined]
-    return state
 
 
 def _is_plain(value: object) -> bool:

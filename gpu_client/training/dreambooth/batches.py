@@ -109,8 +109,6 @@ class PictureBatches:
         """Continue where `state` was taken. Raises CheckpointMismatchError when the pictures or settings are others."""
         epoch, stored = int(state["epoch"]), dict(state["order"])
         here = self._order_facts(epoch)
-        if "captions" not in stored:  # checkpoints of older versions do not say
-            here.pop("captions", None)
         different = [
             f"{name} was {stored.get(name)}, is {here[name]}" for name in here if stored.get(name) != here[name]
         ]

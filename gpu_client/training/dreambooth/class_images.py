@@ -50,7 +50,7 @@ class ClassImages:
         self._provided = list(provided)[: config.num_class_images]
         self._encoded: list[bytes] = []
         self._key: str | None = None
-        """Of those that were made; None of an older checkpoint's."""
+        """Of those that were made."""
         self._batches: PictureBatches | None = None
         self._shared = 0
         """How many of them another job has shared."""
@@ -82,7 +82,7 @@ class ClassImages:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Take over the images of an earlier attempt."""
         self._encoded = [image.numpy().tobytes() for image in state["images"]]
-        self._shared, self._key = state.get("shared", 0), state.get("key")  # older checkpoints have none
+        self._shared, self._key = state["shared"], state["key"]
         if self.missing > 0:
             raise CheckpointMismatchError(
                 f"the checkpoint was written with {self.missing} fewer class images",

@@ -58,7 +58,7 @@ class Settings:
     def require_same(self, checkpoint: Path | None) -> None:
         """Raises CheckpointMismatchError naming every field in which the run that wrote the checkpoint differs.
 
-        Checkpoints of older versions say nothing, nor do those that cannot be read.
+        A checkpoint that cannot be read passes here: the restore reports the damage.
         """
         if checkpoint is None:
             return

@@ -87,8 +87,9 @@ def flip(path: Path) -> None:
         (lambda d: (d / "baton.json").unlink(), r"has no baton\.json"),
         (lambda d: (d / "baton.json").write_text("{"), "cannot be read"),
         (lambda d: (d / "baton.json").write_text("[]"), "not a checkpoint marker"),
-        (lambda d: (d / "baton.json").write_text('{"format": 1}'), "not a checkpoint marker"),
-        (lambda d: (d / "baton.json").write_text('{"format": 3}'), "reads formats 1 and 2"),
+        (lambda d: (d / "baton.json").write_text('{"format": 2}'), "not a checkpoint marker"),
+        (lambda d: (d / "baton.json").write_text('{"format": 1}'), "reads format 2"),
+        (lambda d: (d / "baton.json").write_text('{"format": 3}'), "reads format 2"),
         (lambda d: (d / "baton.json").write_bytes(b"\xff\xfe"), "cannot be read"),
     ],
 )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import random
 from collections import Counter
 from pathlib import Path
@@ -11,11 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from blake3 import blake3
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from torch import nn
 
-from baton import Session
 from gpu_client.training import states
 from gpu_client.training.errors import CheckpointDamagedError, CheckpointMismatchError, CheckpointWriteError
 from gpu_client.training.random_state import capture_random, restore_random
@@ -74,46 +71,6 @@ def test_equal_models_make_equal_files(tmp_path: Path) -> None:
         saved(tmp_path / str(attempt), model=model)
         contents.add((tmp_path / str(attempt) / "model.safetensors").read_bytes())
     assert len(contents) == 1, "an unchanged model would be uploaded again"
-
-
-def test_a_checkpoint_of_format_1_still_loads(tmp_path: Path) -> None:
-    """As it was written before: flat states as safetensors with aliases, all others whole in one bundle."""
-    torch.manual_seed(1)
-    model = Tied()
-    optimizer = torch.optim.AdamW(model.parameters())
-    model.head(model.embedding(torch.tensor([1]))).sum().backward()
-    optimizer.step()
-    flat = {name: value for name, value in model.state_dict().items() if name != "head.weight"}
-    save_file(flat, tmp_path / "model.safetensors", metadata={"format": "pt"})
-    versions = dict(model.state_dict()._metadata)
-    bundle = {
-        "states": {"optimizer": optimizer.state_dict()},
-        "tensors": {"model": {"aliases": {"head.weight": "embedding.weight"}, "module_versions": versions}},
-        "random": [capture_random()],
-    }
-    torch.save(bundle, tmp_path / "state.pt")
-    digests = {}
-    for name in ("model.safetensors", "state.pt"):
-        content = (tmp_path / name).read_bytes()
-        digests[name] = {"size_bytes": len(content), "blake3": blake3(content).hexdigest()}
-    marker = {"format": 1, "step": 7, "metrics": {}, "created_by": "session", "files": digests}
-    forms = {"model": "safetensors", "optimizer": "bundle"}
-    (tmp_path / "baton.json").write_text(json.dumps(marker | {"states": forms}))
-    expected = torch.rand(3)
-    torch.manual_seed(2)
-    other = Tied()
-    resumed = torch.optim.AdamW(other.parameters(), lr=0.5)
-    variables = {"BATON_OUTPUT_DIR": str(tmp_path / "output"), "BATON_RESUME_FROM": str(tmp_path)}
-    with Session.start(variables=variables) as session:
-        assert session.resume(model=other, optimizer=resumed) == 7
-    assert torch.equal(torch.rand(3), expected)
-    assert other.head.weight is other.embedding.weight
-    for name, value in model.state_dict().items():
-        assert torch.equal(value, other.state_dict()[name])
-    assert repr(resumed.state_dict()) == repr(optimizer.state_dict())
-    (tmp_path / "model.safetensors").write_bytes(b"altered")
-    with Session.start(variables=variables) as session, pytest.raises(CheckpointDamagedError, match="7 bytes instead"):
-        session.resume(model=other, optimizer=resumed)
 
 
 def test_odd_tensors_survive(tmp_path: Path) -> None:
