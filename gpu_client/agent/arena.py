@@ -25,9 +25,7 @@ from gpu_client.training.protocol import ARENA_CHECKPOINT
 logger = logging.getLogger("baton.job")
 
 _NOTE = "arena"
-_NAME = "baton-arena-"
-_LOCKED_NAME = f"{_NAME}locked-"
-"""Agents of earlier versions lock nothing: their arenas, which have other names, stay."""
+_NAME = "baton-arena-locked-"
 _TRIES = 3
 
 
@@ -55,7 +53,7 @@ def make_arena(parent: Path, slot: Path) -> HeldArena | None:
     """Make and lock a private directory below `parent`; None (logged) where there can be none."""
     try:
         for _ in range(_TRIES):
-            path = parent / f"{_LOCKED_NAME}{secrets.token_hex(8)}"
+            path = parent / f"{_NAME}{secrets.token_hex(8)}"
             (slot / _NOTE).write_text(str(path), encoding="utf-8")
             path.mkdir(mode=0o700)
             lock_fd = _lock(path)
@@ -71,7 +69,7 @@ def make_arena(parent: Path, slot: Path) -> HeldArena | None:
 
 def remove_dead_arenas(parent: Path) -> None:
     """Remove the arenas below `parent` whose agents have died, in any slot or container; what stays is logged."""
-    for path in parent.glob(f"{_LOCKED_NAME}*"):
+    for path in parent.glob(f"{_NAME}*"):
         try:
             # A job can make what it likes there: nothing but a directory of this user is touched.
             lock_fd = _lock(path) if _is_own_directory(path) else None

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from baton.contract.base import MAX_PATH_BYTES, path_problem
 from gpu_client.agent.conditions import Condition
-from gpu_client.agent.leased_calls import may_pass, pause_s
+from gpu_client.agent.retry import backoff_s, may_pass
 from gpu_client.transport.errors import (
     ApiError,
     BatonError,
@@ -136,7 +136,7 @@ class ArtifactShipper:
                 self._news.wait(POLL_S)
                 self._news.clear()
                 continue
-            if self._over.wait(pause_s(self._retry_s, fruitless - 1) if fruitless else self._gather_s):
+            if self._over.wait(backoff_s(self._retry_s, fruitless - 1) if fruitless else self._gather_s):
                 return
             fruitless = 0 if self._ship() else fruitless + 1
 

@@ -3,15 +3,26 @@
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from baton.contract.jobs import FailureClass
 from baton.contract.names import SHARED_DIR
 from baton.contract.recipes.plan import OutputCheck
+from baton.contract.work import WorkItem
 from gpu_client.agent.failures import Failure
+from gpu_client.agent.ledger import plan_of
+from gpu_client.agent.workspace import JobDirectories
+from gpu_client.checkpoints.artifacts import collect_outputs
 from gpu_client.checkpoints.errors import BadDirectory
 from gpu_client.checkpoints.tree import files_of, inside
+from gpu_client.transport.errors import DigestMismatch, NotStoredYet, TransferError
+
+logger = logging.getLogger("baton.job")
+
+COMPLETE_TRIES = 5
+COMPLETE_RETRY_S = 2.0
 
 MAX_JSON_BYTES = 64 * 1024 * 1024
 MAX_HEADER_BYTES = 100 * 1024 * 1024
@@ -30,6 +41,36 @@ def failed_outputs(
     wanted = [*checks, *(check for check in optional if (root / check.path).exists())]
     problems = [f"{check.path} {problem}" for check in wanted if (problem := _problem(root, check))]
     return Failure(FailureClass.MISSING_OUTPUT, f"outputs: {'; '.join(problems)}") if problems else None
+
+
+def outputs_of(item: WorkItem, directories: JobDirectories, *, on_left_out: Callable[[str], object]) -> dict[str, Path]:
+    """The declared outputs, and what is there of those that may be missing and of files for later jobs.
+
+    Raises what `collect_outputs` raises.
+    """
+    plan = plan_of(item)
+    optional = [*(one.path for one in plan.shared), *(check.path for check in plan.optional_outputs)]
+    return collect_outputs(directories.output, item.outputs, optional, on_left_out=on_left_out)
+
+
+def until_stored(item: WorkItem, deliver: Callable[[], None], pause: Callable[[float], object]) -> Failure | None:
+    """Upload and report; what is refused or said not to be stored is uploaded again, a few times. None: it is done.
+
+    deliver: does both; what it raises besides that is raised. pause: waits so many seconds, or less.
+    """
+    tries = 0
+    while True:
+        tries += 1
+        try:
+            deliver()
+        except (NotStoredYet, DigestMismatch, TransferError) as error:
+            logger.warning("job %s: %s", item.id, error)
+            if tries >= COMPLETE_TRIES:
+                reason = f"after {tries} uploads the outputs are still refused: {error}"
+                return Failure(FailureClass.TRANSFER_FAILED, reason)
+            pause(COMPLETE_RETRY_S)
+            continue
+        return None
 
 
 def look_at_inputs(data_dir: Path) -> Inputs:

@@ -12,7 +12,7 @@ from enum import Enum
 from pathlib import Path
 
 from gpu_client.agent.conditions import Condition
-from gpu_client.agent.leased_calls import may_pass
+from gpu_client.agent.retry import may_pass
 from gpu_client.checkpoints.errors import BadDirectory
 from gpu_client.checkpoints.watch import CreatedBy, FileSeen, ReadyCheckpoint
 from gpu_client.transport.errors import (

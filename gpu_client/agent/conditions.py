@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 
 POLL_S = 0.05
 
@@ -29,23 +27,3 @@ class Condition:
                 return False
             time.sleep(left_s)
         return True
-
-
-@contextmanager
-def once(holds: Callable[[], bool], act: Callable[[], object]) -> Iterator[None]:
-    """While inside, `act` is called, once and in a thread of its own, as soon as the condition holds."""
-    left = threading.Event()
-
-    def watch() -> None:
-        while not left.wait(POLL_S):
-            if holds():
-                act()
-                return
-
-    thread = threading.Thread(target=watch, name="once", daemon=True)
-    thread.start()
-    try:
-        yield
-    finally:
-        left.set()
-        thread.join()

@@ -86,10 +86,10 @@ class GoodputMeter:
             self._counts["encoded_bytes"] += encoded_bytes
             self._counts["uploaded_bytes"] += uploaded_bytes
 
-    def skipped(self, checkpoints: int = 1) -> None:
-        """Checkpoints were passed over for newer ones."""
+    def skipped(self) -> None:
+        """A checkpoint was passed over for a newer one."""
         with self._lock:
-            self._counts["skipped"] += checkpoints
+            self._counts["skipped"] += 1
 
     def report(self) -> Goodput:
         """As of now."""

@@ -10,6 +10,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
+from typing import Protocol
 
 from baton.contract.base import MAX_STEP
 from baton.contract.checkpoints import CommitAnswer
@@ -18,7 +19,6 @@ from baton.contract.work import WorkItem
 from gpu_client.agent.arena import find_staged, give_back
 from gpu_client.agent.committer import Committer, Staged
 from gpu_client.agent.ledger import StepLedger
-from gpu_client.agent.supervisor import TrainerProcess
 from gpu_client.agent.workspace import JobDirectories
 from gpu_client.checkpoints.errors import BadDirectory
 from gpu_client.checkpoints.known import Known
@@ -41,6 +41,14 @@ HURRY_S = 0.1
 """The same once a checkpoint was removed before it could be taken over."""
 MAX_TAKES = 5
 """How often one directory is tried that cannot be taken over."""
+
+
+class FileOpener(Protocol):
+    """The processes of a trainer."""
+
+    def files_open_for_writing(self) -> set[Path]:
+        """Return the files that a process of the trainer holds open for writing."""
+        ...
 
 
 class Harvest:
@@ -66,7 +74,7 @@ class Harvest:
         self._clock = clock
         self._looked_at = float("-inf")
         self._takes: Counter[str] = Counter()
-        self._trainer: TrainerProcess | None = None
+        self._trainer: FileOpener | None = None
         self._staged_version: tuple[int, int] | None = None
         self._store = store
         self._on_committed = on_committed
@@ -95,19 +103,15 @@ class Harvest:
         self._grown.clear()
         self._uncommitted = None
         if resume_from is not None:
-            self.ignore(resume_from)
+            self._watcher.mark_seen(resume_from)
             self._tell_total(resume_from)
-
-    def ignore(self, restored: Path) -> None:
-        """This checkpoint was put there by the agent."""
-        self._watcher.mark_seen(restored)
 
     @property
     def missed(self) -> int:
         """How many checkpoints the script removed before they could be taken over."""
         return self._missed + len(self._watcher.missed)
 
-    def gather(self, trainer: TrainerProcess, committer: Committer, *, now: bool = False) -> None:
+    def gather(self, trainer: FileOpener, committer: Committer, *, now: bool = False) -> None:
         """Take over what has become complete, looking at most twice a second unless there is news (`now`)."""
         every_s = HURRY_S if self.missed else LOOK_EVERY_S
         if not now and self._clock() - self._looked_at < every_s:

@@ -16,14 +16,12 @@ from baton.contract.jobs import FailureClass
 from baton.contract.leases import heartbeat_budget_s
 from baton.contract.work import Directive, HeartbeatAnswer, HeartbeatRequest, WorkItem
 from gpu_client.agent.artifact_shipper import ArtifactShipper
-from gpu_client.agent.attempt_errors import expected, failure_of
 from gpu_client.agent.channel_messages import Progress
 from gpu_client.agent.channel_server import StopReason
-from gpu_client.agent.checks import failed_outputs
+from gpu_client.agent.checks import failed_outputs, outputs_of, until_stored
 from gpu_client.agent.committer import Committer
 from gpu_client.agent.conditions import Condition
-from gpu_client.agent.delivery import outputs_of, until_stored
-from gpu_client.agent.failures import ExitStatus, Failure
+from gpu_client.agent.failures import ExitStatus, Failure, expected, failure_of
 from gpu_client.agent.goodput import Activity
 from gpu_client.agent.harvest import Harvest
 from gpu_client.agent.inputs import fetch_inputs
@@ -38,7 +36,7 @@ from gpu_client.agent.settings import AgentSettings
 from gpu_client.agent.signals import StopLevel, StopRequest
 from gpu_client.agent.steering_relay import Leaving, SteeringRelay
 from gpu_client.agent.steps import Steps, StepsEnd, Surroundings
-from gpu_client.agent.supervisor import Supervisor
+from gpu_client.agent.supervisor import start_trainer
 from gpu_client.agent.trainer_output import TrainerOutput
 from gpu_client.agent.workspace import JobDirectories, Workspace, WorkspaceError
 from gpu_client.checkpoints.artifacts import upload_artifacts
@@ -99,8 +97,7 @@ class JobRun:
         self._output = TrainerOutput(echo=lambda line: logger.debug("| %s", line), points=points)
         self._output.signals.follow(item.control.rules if item.control else None)
         self._shipper: LogShipper | None = None
-        spoken_of, told = "control" in item.model_fields_set, item.quarantines
-        self._steering = SteeringRelay(item.control, spoken_of=spoken_of, quarantines=told, attempt=item.epoch)
+        self._steering = SteeringRelay(item.control, attempt=item.epoch)
         heart = client.within(heartbeat_budget_s(item.heartbeat_interval_s))
         self._keeper = LeaseKeeper(
             item,
@@ -163,8 +160,7 @@ class JobRun:
             total_steps=progress.total if progress else self._pace.total,
             metrics=metrics,
             goodput=self._pace.goodput(),
-            # Not set is not sent: a control plane that knows no rules would refuse the heartbeat.
-            **({"control": self._steering.report(progress)} if self._steering.spoken_of else {}),
+            control=self._steering.report(progress),
         )
 
     def _answered(self, request: HeartbeatRequest, answer: HeartbeatAnswer) -> None:
@@ -253,7 +249,7 @@ class JobRun:
             on_skipped=self._pace.skipped,
         )
         around = Surroundings(
-            start=Supervisor().start,
+            start=start_trainer,
             pace=self._pace,
             stop=self._stop,
             over=self._ended,

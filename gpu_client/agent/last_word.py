@@ -114,18 +114,15 @@ class LastWord:
         token = self._item.lease_token
         self._calls.insist("release", lambda client: (self._before(), client.release(token, self._steered(request))))
 
-    # What is not set is not sent: a control plane that knows nothing of rules would refuse it.
-
     def _ended_by(self, stopped: bool = False) -> dict[str, EndedBy]:
         """`stopped`: the job ends by the rule, also if that wanted it to go on: a rollback that may not be."""
         leaving = self._steering.leaving
-        known = self._steering.spoken_of and leaving is not None and (stopped or leaving.kind == "stop")
-        return {"ended_by": leaving.ended_by} if leaving is not None and known else {}
+        by_rule = leaving is not None and (stopped or leaving.kind == "stop")
+        return {"ended_by": leaving.ended_by} if leaving is not None and by_rule else {}
 
     def _steered(self, request: _Request) -> _Request:
         """With what rules have said and done, as of now: heartbeats have told the most of it in the meantime."""
-        update = {"control": self._steering.report()} if self._steering.spoken_of else {}
-        return request.model_copy(update=update)
+        return request.model_copy(update={"control": self._steering.report()})
 
 
 def _text(text: str, max_chars: int) -> str:

@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from baton.contract.errors import ErrorCode
 from baton.contract.leases import RETRY_PAUSES
 from baton.contract.work import Directive, HeartbeatAnswer, HeartbeatRequest, WorkItem
+from gpu_client.agent.retry import backoff_s
 from gpu_client.transport.errors import ApiError, BatonError, LeaseExpired, LeaseLost, Unauthorized
 
 logger = logging.getLogger("baton.lease")
@@ -117,7 +118,6 @@ class LeaseKeeper:
         self._lost: Lost | None = None
         self._sending = threading.Lock()
         self._closed = threading.Event()
-        self._wake = threading.Event()
         self._thread = threading.Thread(target=self._run, name="lease-keeper", daemon=True)
 
     def start(self) -> None:
@@ -127,7 +127,6 @@ class LeaseKeeper:
     def close(self) -> None:
         """Stop at once; no further heartbeat is sent after this returns."""
         self._closed.set()
-        self._wake.set()
         if self._thread.is_alive() and threading.current_thread() is not self._thread:
             self._thread.join()
 
@@ -180,7 +179,7 @@ class LeaseKeeper:
         if not self._failures:
             return self._interval_s * self._rng.uniform(0.9, 1.0)
         longest_s = max(self._interval_s / RETRY_PAUSES, RETRY_MIN_S)
-        pause_s = min(RETRY_MIN_S * 2 ** min(self._failures - 1, 16), longest_s)
+        pause_s = backoff_s(RETRY_MIN_S, self._failures - 1, longest_s)
         return self._rng.uniform(pause_s / 2, pause_s)
 
     def _request(self) -> HeartbeatRequest:
@@ -208,9 +207,7 @@ class LeaseKeeper:
         while not self._closed.is_set() and self._lost is None:
             pause_s = self.next_pause_s()
             self._on_pause(pause_s + self._interval_s)
-            self._wake.wait(pause_s)
-            self._wake.clear()
-            if self._closed.is_set():
+            if self._closed.wait(pause_s):
                 return
             try:
                 self.beat()

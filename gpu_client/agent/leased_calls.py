@@ -11,10 +11,10 @@ from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 from baton.contract.checkpoints import BlobUrls
-from baton.contract.errors import ErrorCode
 from baton.contract.work import ArtifactsAnswer, DeclaredArtifact, InputPage
 from gpu_client.agent.conditions import Condition
 from gpu_client.agent.lease import LeaseKeeper
+from gpu_client.agent.retry import backoff_s, may_pass
 from gpu_client.transport.api.client import BatonClient
 from gpu_client.transport.errors import ApiError, LeaseExpired, TransferCanceled, UnexpectedAnswer, Unreachable
 
@@ -29,22 +29,11 @@ HURRIED_BUDGET_S = 2.0
 """The same when there is no time left: one last try."""
 
 RETRY_S = 2.0
-MAX_PAUSE_S = 30.0
 MAX_UNEXPECTED = 5
 """Answers that this version does not understand, before that counts as final."""
 
 MAX_FOREIGN = 20
 """The same of refusals by something in between: eight minutes, enough for a deployment or a proxy's bad moment."""
-
-
-def may_pass(error: ApiError) -> bool:
-    """True for a refusal that says nothing about the request: from something in between, or a clash to be repeated."""
-    return error.foreign or error.code == ErrorCode.CONFLICT
-
-
-def pause_s(first_s: float, times: int) -> float:
-    """How long to wait after so many waits already: doubling up to a maximum."""
-    return min(first_s * 2.0 ** min(times, 16), MAX_PAUSE_S)
 
 
 class LeasedCalls:
@@ -96,7 +85,7 @@ class LeasedCalls:
                 raise TransferCanceled(f"{what}: not waiting any longer ({trouble})")
             logger.warning("%s: %s; trying again", what, trouble)
             over = Condition(lambda: self._keeper.lost is not None or self._given_up())
-            over.wait(pause_s(self._retry_s, rounds))
+            over.wait(backoff_s(self._retry_s, rounds))
             rounds += 1
 
     def inputs_page(self, job_id: str, lease_token: str, *, cursor: str | None = None) -> InputPage:

@@ -5,12 +5,13 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from collections import deque
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from baton.contract.output import LogChunk, ReportedPoint, log_wait_s
 from gpu_client.agent.point_spool import PointSpool
-from gpu_client.agent.trainer_output import CHUNK_LINES, LogSpool
 from gpu_client.transport.errors import BatonError, InvalidRequest, LeaseLost
 
 logger = logging.getLogger("baton.logs")
@@ -18,7 +19,11 @@ logger = logging.getLogger("baton.logs")
 SHIP_EVERY_S = 5.0
 """How often full chunks are sent, and during the first minutes whatever there is; later on that waits (`log_wait_s`).
 Each is a call of the API and a PUT; one every 5 s would cost twenty times as much as all heartbeats (docs/costs.md)."""
-MAX_LINES = CHUNK_LINES
+# A chunk is sent by one call.
+CHUNK_BYTES = 64 * 1024
+CHUNK_LINES = 500
+SPOOL_BYTES = 4 * 1024 * 1024
+
 MAX_LINE_CHARS = 4000
 MAX_CALLS = 4
 """In one round. A script that prints faster than this loses its oldest lines: the spool counts them."""
@@ -26,6 +31,88 @@ MAX_CALLS = 4
 MAX_FAREWELL_CALLS = 20
 MAX_SHIP_S = 20.0
 """After this long no further call is begun, so that a slow control plane does not hold up the report of the end."""
+
+
+@dataclass(frozen=True, slots=True)
+class SpooledChunk:
+    """Some lines of the log. ``sequence`` counts from 0 without gaps; ``dropped_bytes`` were lost just before this."""
+
+    sequence: int
+    data: bytes
+    dropped_bytes: int
+
+
+class LogSpool:
+    """Lines waiting to be shipped, in chunks, at most ``max_bytes`` of them: the oldest go first, and are counted.
+
+    One consumer takes a chunk, ships it, and acknowledges it; an unacknowledged chunk is given again.
+    """
+
+    def __init__(
+        self, max_bytes: int = SPOOL_BYTES, chunk_bytes: int = CHUNK_BYTES, chunk_lines: int = CHUNK_LINES
+    ) -> None:
+        self._max_bytes = max_bytes
+        self._chunk_bytes = chunk_bytes
+        self._chunk_lines = chunk_lines
+        self._lock = threading.Lock()
+        self._sealed: deque[bytes] = deque()
+        self._open = bytearray()
+        self._open_lines = 0
+        self._size_bytes = 0  # Of sealed and open; the chunk in flight is the consumer's.
+        self._in_flight: SpooledChunk | None = None
+        self._next_sequence = 0
+        self._dropped_bytes = 0
+        self._dropped_total_bytes = 0
+
+    @property
+    def dropped_total_bytes(self) -> int:
+        """All that was ever dropped here."""
+        return self._dropped_total_bytes
+
+    def append(self, line: str) -> None:
+        """Add one line. Never blocks on the consumer."""
+        data = line.encode("utf-8", "replace") + b"\n"
+        with self._lock:
+            full = self._open_lines >= self._chunk_lines or len(self._open) + len(data) > self._chunk_bytes
+            if self._open and full:
+                self._seal()
+            self._open += data
+            self._open_lines += 1
+            self._size_bytes += len(data)
+            while self._size_bytes > self._max_bytes and (self._sealed or self._open):
+                if not self._sealed:
+                    self._seal()
+                lost_bytes = len(self._sealed.popleft())
+                self._size_bytes -= lost_bytes
+                self._dropped_bytes += lost_bytes
+                self._dropped_total_bytes += lost_bytes
+
+    def next_chunk(self, flush: bool = False) -> SpooledChunk | None:
+        """The oldest full chunk, with ``flush`` also an unfull one; None if there is none. The same until ``ack``."""
+        with self._lock:
+            if self._in_flight is None:
+                if not self._sealed and flush and self._open:
+                    self._seal()
+                if not self._sealed:
+                    return None
+                data = self._sealed.popleft()
+                self._size_bytes -= len(data)
+                self._in_flight = SpooledChunk(self._next_sequence, data, self._dropped_bytes)
+                self._next_sequence += 1
+                self._dropped_bytes = 0
+            return self._in_flight
+
+    def ack(self, sequence: int) -> None:
+        """The chunk with this number is stored: forget it. Another number is a caller's mistake: ValueError."""
+        with self._lock:
+            if self._in_flight is None or self._in_flight.sequence != sequence:
+                raise ValueError(f"log chunk {sequence} is not the one in flight")
+            self._in_flight = None
+
+    def _seal(self) -> None:
+        self._sealed.append(bytes(self._open))
+        self._open.clear()
+        self._open_lines = 0
 
 
 class _Parcel(NamedTuple):
@@ -134,10 +221,12 @@ class LogShipper:
 
     def _deliver(self, parcel: _Parcel) -> None:
         """Send it. What is refused is dropped: it would be refused for ever, and all that comes later with it."""
-        fields: dict[str, Any] = {"first_line": self._next_line, "lines": parcel.lines}
-        fields |= {"dropped_bytes": parcel.dropped_bytes} if parcel.dropped_bytes else {}
-        # Not set is not sent: an older control plane would refuse what it does not know.
-        fields |= {"first_point": self._next_point} if self._next_point else {}
+        fields: dict[str, Any] = {
+            "first_line": self._next_line,
+            "lines": parcel.lines,
+            "dropped_bytes": parcel.dropped_bytes,
+            "first_point": self._next_point,
+        }
         if parcel.points:
             try:
                 self._send(LogChunk(**fields, points=parcel.points))

@@ -15,6 +15,7 @@ from gpu_client.agent.health import Pulse
 from gpu_client.agent.job_run import JobRun
 from gpu_client.agent.last_word import Outcome
 from gpu_client.agent.lease import key_is_refused
+from gpu_client.agent.retry import backoff_s
 from gpu_client.agent.settings import AgentSettings
 from gpu_client.agent.signals import StopRequest
 from gpu_client.agent.workspace import Workspace
@@ -103,7 +104,7 @@ class Agent:
             faults = faults + 1 if run.failure and run.failure.failure_class.node_fault else 0
             if faults > 1:
                 # One may be the job's doing. A full disk or a broken driver would fail every job of the queue in turn.
-                pause_s = min(FAULT_PAUSE_S * 2.0 ** min(faults - 1, 16), FAULT_PAUSE_MAX_S)
+                pause_s = backoff_s(FAULT_PAUSE_S, faults - 1, FAULT_PAUSE_MAX_S)
                 logger.warning("this machine failed %d jobs in a row: no claim for %.0f s", faults, pause_s)
                 self._pulse.beat(pause_s)
                 self._stop.wait(pause_s)
@@ -142,7 +143,7 @@ class Agent:
 
     def pause_s(self, empty_polls: int) -> float:
         """How long to wait after so many polls without work: exponential with full jitter."""
-        ceiling_s = min(self._settings.poll_min_s * 2 ** min(empty_polls, 16), self._settings.poll_max_s)
+        ceiling_s = backoff_s(self._settings.poll_min_s, empty_polls, self._settings.poll_max_s)
         return self._rng.uniform(self._settings.poll_min_s / 2, ceiling_s)
 
     def _idle_for_too_long(self, idle_since: float) -> bool:

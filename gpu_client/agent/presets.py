@@ -25,7 +25,6 @@ from baton.contract.rules.language.messages import Message
 from baton.contract.rules.metrics import Kind, canonical_name
 from baton.contract.rules.numbers import encode
 from gpu_client.agent.channel_messages import CheckpointNotice, Progress
-from gpu_client.agent.loss_trend import LossTrend
 from gpu_client.controller.probing import Probe
 
 logger = logging.getLogger("baton.job")
@@ -41,6 +40,20 @@ _LOSSES = ("loss", "train_loss", "train.loss", "training_loss")
 _EVALUATIONS = ("eval.loss", "eval_loss", "val_loss", "val.loss", "validation_loss")
 
 _MEASURED = ("step.time", "data.wait")
+
+TREND_POINTS = 20
+"""Of one level: their median. Spikes of up to ten reports are not in it."""
+TREND_NEWEST = 4
+"""So many of the newest levels have to be high: what comes down within 80 reports was a spike."""
+TREND_LAG = 8
+"""They are compared with the level before as many."""
+TREND_MIN_LEVELS = 16
+"""Levels before anything is said: 320 reports."""
+TREND_CHANGES = 500
+"""Changes from which the usual one, their median, is worked out: 10,000 reports."""
+TREND_MIN_CHANGE = 1e-3
+TREND_MIN_PROGRESS = 0.1
+"""Of the loss's magnitude; where it is constant, there would be neither."""
 
 Decide = Callable[[dict[str, Any]], object]
 
@@ -335,3 +348,57 @@ def _lasting(seconds: float) -> str:
     if seconds >= 5400:
         return f"{seconds / 3600:.1f} h"
     return f"{seconds / 60:.0f} min" if seconds >= 120 else f"{seconds:.2g} s" if seconds < 10 else f"{seconds:.0f} s"
+
+
+class LossTrend:
+    """Fed with each new value. Constant time and memory, but for a look at 500 numbers once in 20 values."""
+
+    def __init__(self) -> None:
+        self._points: list[float] = []
+        self._newest: deque[float] = deque(maxlen=TREND_LAG + 1)
+        self._changes: deque[float] = deque(maxlen=TREND_CHANGES)
+        self._late: deque[float] = deque(maxlen=TREND_LAG)
+        """Changes that are too new to be usual ones."""
+        self._levels = 0
+        self._best = math.inf
+        self._worst = -math.inf
+        """Of the levels up to `TREND_LAG` ago."""
+
+    def push(self, value: float) -> dict[str, float] | None:
+        """Return the new levels once in `TREND_POINTS` finite values, else None.
+
+        loss.level: the lowest of the newest levels. loss.before: the one to compare it with. loss.jump: the difference
+        in usual changes. loss.lost: share of the way from the worst to the best level that is lost again.
+        """
+        if not math.isfinite(value):
+            return None
+        self._points.append(value)
+        if len(self._points) < TREND_POINTS:
+            return None
+        level = median(self._points)
+        self._points.clear()
+        return self._leveled(level)
+
+    def _leveled(self, level: float) -> dict[str, float] | None:
+        newest, late = self._newest, self._late
+        if newest:
+            if len(late) == TREND_LAG:
+                self._changes.append(late[0])
+            late.append(abs(level - newest[-1]))
+        newest.append(level)
+        self._best = min(self._best, level)
+        if len(newest) == TREND_LAG + 1:
+            self._worst = max(self._worst, newest[0])
+        self._levels += 1
+        if self._levels < TREND_MIN_LEVELS:
+            return None
+        now, before = min(list(newest)[-TREND_NEWEST:]), newest[0]
+        magnitude = max(abs(self._best), abs(self._worst))
+        usual = max(median(self._changes), TREND_MIN_CHANGE * magnitude)
+        progress = max(self._worst - self._best, TREND_MIN_PROGRESS * magnitude)
+        return {
+            "loss.level": now,
+            "loss.before": before,
+            "loss.jump": (now - before) / usual if usual else 0.0,
+            "loss.lost": (now - self._best) / progress if progress else 0.0,
+        }

@@ -5,7 +5,7 @@ import queue
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from enum import IntEnum
 from types import FrameType
@@ -14,6 +14,8 @@ _log = logging.getLogger(__name__)
 
 # One event often comes as two signals (to the process and to its group): so close together they are one request.
 SAME_REQUEST_S = 1.0
+
+SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 Handler = Callable[[int, FrameType | None], None]
 
@@ -131,10 +133,9 @@ class StopRequest:
 @contextmanager
 def stop_on_signals(
     stop: StopRequest,
-    signals: Sequence[signal.Signals] = (signal.SIGTERM, signal.SIGINT),
     register: Callable[[signal.Signals, Handler], object] = signal.signal,
 ) -> Iterator[None]:
-    """While inside, ``signals`` become requests on ``stop``; afterwards the former handlers are back.
+    """While inside, SIGTERM and SIGINT become requests on ``stop``; afterwards the former handlers are back.
 
     Main thread only (``signal.signal`` says so). ``register`` sets a handler and returns the former one.
     """
@@ -153,7 +154,7 @@ def stop_on_signals(
 
     thread = threading.Thread(target=pass_on, name="signals", daemon=True)
     thread.start()
-    former = [(number, register(number, handle)) for number in signals]
+    former = [(number, register(number, handle)) for number in SIGNALS]
     try:
         yield
     finally:

@@ -79,17 +79,11 @@ class SteeringRelay:
         self,
         control: Control | None,
         *,
-        spoken_of: bool = True,
-        quarantines: bool = True,
         attempt: int = 1,
         now: Callable[[], float] = time.time,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`spoken_of`: whether the control plane knows of rules and commands; else it would refuse what is said of
-        them. `quarantines`: the same of damaged objects. `attempt`: which one of the job it is. `now`: seconds since
-        1970, for the record only. `clock`: monotonic seconds."""
-        self.spoken_of = spoken_of
-        self._quarantines = quarantines
+        """`attempt`: its number. `now`: seconds since 1970, for the record only. `clock`: monotonic seconds."""
         self._control = control or Control()
         self._now = now
         self._clock = clock
@@ -135,7 +129,7 @@ class SteeringRelay:
         with self._lock:
             start = self._control.model_dump(mode="json")
             if "ends" not in self._control.model_fields_set:
-                del start["ends"]  # a control plane that does not count them: 0 would be a claim
+                del start["ends"]  # the control plane has not counted: 0 would be a claim
             start["rules"] = self._rules.model_dump(mode="json") if self._rules else None
             start["commands"] = [self._sendable(one) for one in self._commands.values() if self._is_of_now(one)]
             # The checkpoint that such a step begins with has the number before its first one.
@@ -155,8 +149,7 @@ class SteeringRelay:
 
         base: added to its steps to count them within the job. The rest is for the presets.
         """
-        if self.spoken_of:
-            self._presets.attach(channel, base=base, storing=storing, say=say, missed=missed)
+        self._presets.attach(channel, base=base, storing=storing, say=say, missed=missed)
         with self._lock:
             self._channel, self._base = channel, base
             self._started_at = self._clock()
@@ -204,7 +197,7 @@ class SteeringRelay:
     @property
     def behind(self) -> bool:
         """Whether more is to be said than one report holds."""
-        return self.spoken_of and (len(self._decisions) > MAX_DECISIONS or len(self._results) > MAX_RESULTS)
+        return len(self._decisions) > MAX_DECISIONS or len(self._results) > MAX_RESULTS
 
     def heard(self, report: ControlReport, answer: HeartbeatAnswer | None) -> None:
         """The control plane has accepted that report; its answer may have news for the training."""
@@ -266,7 +259,7 @@ class SteeringRelay:
             self._statuses = [RuleStatus.model_validate(one) for one in message["statuses"][:MAX_STATUSES]]
         elif kind == "decision":
             self._decide({**message, "step": self._of_job(message["step"])})
-        elif kind == "quarantined" and self._quarantines:
+        elif kind == "quarantined":
             self._note_quarantined(message)
         elif kind == "command_result":
             fields = {name: message[name] for name in CommandResult.model_fields}

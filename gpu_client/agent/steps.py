@@ -13,13 +13,12 @@ from typing import NamedTuple, Protocol
 from baton.contract.jobs import FailureClass
 from baton.contract.recipes.plan import CommandOrder, StepOrder
 from baton.contract.work import WorkItem
-from gpu_client.agent.attempt_errors import start_failure
 from gpu_client.agent.channel_messages import Progress
 from gpu_client.agent.channel_server import ChannelServer, StopReason
 from gpu_client.agent.checks import changed_inputs, failed_outputs, look_at_inputs
 from gpu_client.agent.committer import Committer, Staged
 from gpu_client.agent.conditions import Condition
-from gpu_client.agent.failures import ExitStatus, Failure, classify
+from gpu_client.agent.failures import ExitStatus, Failure, classify, start_failure
 from gpu_client.agent.harvest import Harvest
 from gpu_client.agent.ledger import RECORD, StepLedger, plan_of
 from gpu_client.agent.pace import Pace
@@ -47,7 +46,7 @@ _FINAL = frozenset({FailureClass.STOPPED_BY_RULE})
 
 
 class Start(Protocol):
-    """Starts a trainer, as `Supervisor.start` does."""
+    """Starts a trainer, as `start_trainer` does."""
 
     def __call__(
         self, command: list[str], env: Mapping[str, str], cwd: Path, output: TrainerOutput | None = None

@@ -26,8 +26,6 @@ from gpu_client.agent import warden
 from gpu_client.agent.failures import ExitStatus
 from gpu_client.agent.trainer_output import TrainerOutput
 
-__all__ = ["ExitStatus", "Supervisor", "TrainerProcess", "oom_kill_count"]
-
 _log = logging.getLogger(__name__)
 
 # Marks every process of one trainer, so that they are found even if their warden was killed.
@@ -73,7 +71,7 @@ def oom_kill_count(
 
 
 class TrainerProcess:
-    """One run of a training command. Made by ``Supervisor.start``; all methods may be called from any thread."""
+    """One run of a training command. Made by ``start_trainer``; all methods may be called from any thread."""
 
     def __init__(
         self,
@@ -146,20 +144,16 @@ class TrainerProcess:
         self._done.wait(timeout_s)
         return self._status
 
-    def stop(self, grace_s: float, first_signal: signal.Signals = signal.SIGTERM) -> ExitStatus:
-        """End it: ``first_signal`` (SIGINT or SIGTERM), then SIGTERM, then SIGKILL; returns when everything is dead.
+    def stop(self, grace_s: float) -> ExitStatus:
+        """End it: SIGTERM, after ``grace_s`` SIGKILL (0: at once); returns when everything is dead.
 
-        ``grace_s`` is the time until SIGKILL, shared evenly by the polite signals; 0 kills at once. The polite ones go
-        to the command's process group, SIGKILL to every descendant. A second call, from another thread and with a
-        shorter grace, makes it faster. Processes that cannot be killed are named in the result.
+        SIGTERM goes to the command's process group, SIGKILL to every descendant. A second call, from another thread and
+        with a shorter grace, makes it faster. Processes that cannot be killed are named in the result.
         """
-        polite = [signal.SIGINT, signal.SIGTERM] if first_signal == signal.SIGINT else [first_signal]
         deadline = time.monotonic() + grace_s
         if grace_s > 0:
-            for number in polite:
-                self._command(f"signal {int(number)}")
-                if self._main_exited.wait(grace_s / len(polite)):
-                    break
+            self._command(f"signal {int(signal.SIGTERM)}")
+            self._main_exited.wait(grace_s)
             # What the command left behind has the warden's own grace, but not longer than ours.
             self._done.wait(max(0.0, deadline - time.monotonic()))
         if not self._done.is_set():
@@ -300,33 +294,28 @@ def _carrying(mark: bytes) -> list[int]:
     return pids
 
 
-class Supervisor:
-    """Starts trainers. One at a time is the agent's business; nothing here forbids more."""
+def start_trainer(
+    command: Sequence[str],
+    env: Mapping[str, str],
+    cwd: Path,
+    output: TrainerOutput | None = None,
+    *,
+    leftover_grace_s: float = LEFTOVER_GRACE_S,
+    count_oom_kills: Callable[[], int | None] = oom_kill_count,
+) -> TrainerProcess:
+    """Start ``command`` in ``cwd`` with exactly ``env``; its output goes to ``output``.
 
-    def __init__(
-        self,
-        leftover_grace_s: float = LEFTOVER_GRACE_S,
-        count_oom_kills: Callable[[], int | None] = oom_kill_count,
-    ) -> None:
-        self._leftover_grace_s = leftover_grace_s
-        self._count_oom_kills = count_oom_kills
-
-    def start(
-        self, command: Sequence[str], env: Mapping[str, str], cwd: Path, output: TrainerOutput | None = None
-    ) -> TrainerProcess:
-        """Start ``command`` in ``cwd`` with exactly ``env``; its output goes to ``output``.
-
-        A command that cannot be executed gives a process that has ended, with ``start_error`` set. Raises ValueError
-        for an empty command or a NUL in it, OSError if ``cwd`` is missing or the machine cannot start processes,
-        TimeoutError if the machine is too busy to start one.
-        """
-        if not command or not command[0]:
-            raise ValueError("the command is empty")
-        return TrainerProcess(
-            command,
-            env,
-            cwd,
-            output=output or TrainerOutput(),
-            leftover_grace_s=self._leftover_grace_s,
-            count_oom_kills=self._count_oom_kills,
-        )
+    A command that cannot be executed gives a process that has ended, with ``start_error`` set. Raises ValueError
+    for an empty command or a NUL in it, OSError if ``cwd`` is missing or the machine cannot start processes,
+    TimeoutError if the machine is too busy to start one.
+    """
+    if not command or not command[0]:
+        raise ValueError("the command is empty")
+    return TrainerProcess(
+        command,
+        env,
+        cwd,
+        output=output or TrainerOutput(),
+        leftover_grace_s=leftover_grace_s,
+        count_oom_kills=count_oom_kills,
+    )

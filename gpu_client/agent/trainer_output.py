@@ -7,25 +7,27 @@ megabytes without a newline, binary garbage. A slow or absent consumer costs the
 from __future__ import annotations
 
 import codecs
+import logging
 import re
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
 
-from gpu_client.agent.log_signals import LogSignals
+from baton.contract.rules.document.rule import Signal
+from baton.contract.rules.metrics import name_in_rules
+from baton.contract.steering import RulesInForce
+from gpu_client.agent.log_shipper import LogSpool
 from gpu_client.agent.point_spool import PointSpool
+from gpu_client.checkpoints.metrics import MAX_METRICS
+
+logger = logging.getLogger("baton.job")
 
 LAST_LINES = 200
 # With the note of what was cut it fits into the 4,000 characters that a job's log takes.
 MAX_LINE_CHARS = 3900
 # A progress bar is redrawn many times a second: one state of it per this many seconds is kept.
 REDRAW_INTERVAL_S = 10.0
-# A chunk is sent by one call.
-CHUNK_BYTES = 64 * 1024
-CHUNK_LINES = 500
-SPOOL_BYTES = 4 * 1024 * 1024
 
 # Terminal control sequences, and control characters other than the tab.
 _CONTROL = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]|\x1b[@-_]|[\x00-\x08\x0a-\x1f\x7f-\x9f]")
@@ -89,88 +91,6 @@ class LineAssembler:
         return f"{line[: self._max_line_chars]} ...[{cut} characters cut]" if cut else line
 
 
-@dataclass(frozen=True, slots=True)
-class LogChunk:
-    """Some lines of the log. ``sequence`` counts from 0 without gaps; ``dropped_bytes`` were lost just before this."""
-
-    sequence: int
-    data: bytes
-    dropped_bytes: int
-
-
-class LogSpool:
-    """Lines waiting to be shipped, in chunks, at most ``max_bytes`` of them: the oldest go first, and are counted.
-
-    One consumer takes a chunk, ships it, and acknowledges it; an unacknowledged chunk is given again.
-    """
-
-    def __init__(
-        self, max_bytes: int = SPOOL_BYTES, chunk_bytes: int = CHUNK_BYTES, chunk_lines: int = CHUNK_LINES
-    ) -> None:
-        self._max_bytes = max_bytes
-        self._chunk_bytes = chunk_bytes
-        self._chunk_lines = chunk_lines
-        self._lock = threading.Lock()
-        self._sealed: deque[bytes] = deque()
-        self._open = bytearray()
-        self._open_lines = 0
-        self._size_bytes = 0  # Of sealed and open; the chunk in flight is the consumer's.
-        self._in_flight: LogChunk | None = None
-        self._next_sequence = 0
-        self._dropped_bytes = 0
-        self._dropped_total_bytes = 0
-
-    @property
-    def dropped_total_bytes(self) -> int:
-        """All that was ever dropped here."""
-        return self._dropped_total_bytes
-
-    def append(self, line: str) -> None:
-        """Add one line. Never blocks on the consumer."""
-        data = line.encode("utf-8", "replace") + b"\n"
-        with self._lock:
-            full = self._open_lines >= self._chunk_lines or len(self._open) + len(data) > self._chunk_bytes
-            if self._open and full:
-                self._seal()
-            self._open += data
-            self._open_lines += 1
-            self._size_bytes += len(data)
-            while self._size_bytes > self._max_bytes and (self._sealed or self._open):
-                if not self._sealed:
-                    self._seal()
-                lost_bytes = len(self._sealed.popleft())
-                self._size_bytes -= lost_bytes
-                self._dropped_bytes += lost_bytes
-                self._dropped_total_bytes += lost_bytes
-
-    def next_chunk(self, flush: bool = False) -> LogChunk | None:
-        """The oldest full chunk, with ``flush`` also an unfull one; None if there is none. The same until ``ack``."""
-        with self._lock:
-            if self._in_flight is None:
-                if not self._sealed and flush and self._open:
-                    self._seal()
-                if not self._sealed:
-                    return None
-                data = self._sealed.popleft()
-                self._size_bytes -= len(data)
-                self._in_flight = LogChunk(self._next_sequence, data, self._dropped_bytes)
-                self._next_sequence += 1
-                self._dropped_bytes = 0
-            return self._in_flight
-
-    def ack(self, sequence: int) -> None:
-        """The chunk with this number is stored: forget it. Another number is a caller's mistake: ValueError."""
-        with self._lock:
-            if self._in_flight is None or self._in_flight.sequence != sequence:
-                raise ValueError(f"log chunk {sequence} is not the one in flight")
-            self._in_flight = None
-
-    def _seal(self) -> None:
-        self._sealed.append(bytes(self._open))
-        self._open.clear()
-        self._open_lines = 0
-
-
 class TrainerOutput:
     """The sink of one trainer: a ring of its last lines, a spool for shipping, and optionally an echo.
 
@@ -183,7 +103,6 @@ class TrainerOutput:
         echo: Callable[[str], None] | None = None,
         last_lines: int = LAST_LINES,
         spool: LogSpool | None = None,
-        assembler: LineAssembler | None = None,
         *,
         points: PointSpool | None = None,
         signals: LogSignals | None = None,
@@ -192,7 +111,7 @@ class TrainerOutput:
         self.points = points or PointSpool(time.time)
         """What it reports, to be shipped with its lines."""
         self.signals = signals or LogSignals()
-        self._assembler = assembler or LineAssembler()
+        self._assembler = LineAssembler()
         self._lock = threading.Lock()
         self._ring: deque[str] = deque(maxlen=last_lines)
         self._write = echo
@@ -204,11 +123,10 @@ class TrainerOutput:
             self._write, self._ring.maxlen or LAST_LINES, self.spool, points=self.points, signals=self.signals
         )
 
-    def last_lines(self, limit: int | None = None) -> list[str]:
+    def last_lines(self) -> list[str]:
         """The newest lines, oldest first."""
         with self._lock:
-            lines = list(self._ring)
-        return lines if limit is None else lines[max(0, len(lines) - limit) :]
+            return list(self._ring)
 
     def feed(self, data: bytes, final: bool = False) -> None:
         """Take what the trainer wrote."""
@@ -226,6 +144,78 @@ class TrainerOutput:
         self.feed(b"", final=True)
         if self._echo:
             self._echo.close()
+
+
+class LogSignals:
+    """How many lines of an attempt had each of the texts. Without any, a line costs nothing.
+
+    Lines are counted in the thread that reads them, all else comes from the heartbeats'.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._revision = 0
+        self._counts: dict[Signal, int] = {}
+        self._heard: dict[str, float] = {}
+
+    def count(self, lines: Sequence[str]) -> None:
+        """Look through new lines."""
+        if not self._counts:
+            return
+        with self._lock:
+            for signal in self._counts:
+                self._counts[signal] += sum(signal.text in line for line in lines)
+
+    def follow(self, rules: RulesInForce | None) -> None:
+        """Count what these rules want, unless they are older than those before or cannot be used.
+
+        A signal that was there before with the same text goes on; others count from now.
+        """
+        if rules is None or rules.revision <= self._revision:
+            return
+        self._revision = rules.revision
+        wanted = _signals_of(rules)
+        if wanted is not None:
+            with self._lock:
+                self._counts = {signal: self._counts.get(signal, 0) for signal in wanted}
+
+    def beside(self, metrics: Mapping[str, float]) -> dict[str, float] | None:
+        """The counts as metrics, and those of the training, as many as a heartbeat takes; None if there are none."""
+        counts = self._metrics()
+        if not counts:
+            return dict(metrics) or None
+        others = [(name, value) for name, value in metrics.items() if name_in_rules(name) not in counts]
+        return {**dict(others[: MAX_METRICS - len(counts)]), **counts}
+
+    def heard(self, metrics: Mapping[str, float] | None) -> None:
+        """The control plane has these."""
+        if self._counts:
+            self._heard = dict(metrics or {})
+
+    @property
+    def unheard(self) -> bool:
+        """Whether a line has come that the control plane has not heard of: perhaps it is why the training ends."""
+        return any(self._heard.get(name, 0.0) != count for name, count in self._metrics().items())
+
+    def _metrics(self) -> dict[str, float]:
+        if not self._counts:
+            return {}
+        with self._lock:
+            return {signal.metric.name: float(count) for signal, count in self._counts.items()}
+
+
+def _signals_of(rules: RulesInForce) -> Sequence[Signal] | None:
+    """None: the rules cannot be used, and those before stay in force."""
+    if "signals" not in rules.text:
+        return ()
+    from baton.contract.rules.document.loader import load
+
+    try:
+        found = load(rules.text).rules
+    except ImportError as error:
+        logger.warning("signals of the rules are not counted: %s", error)
+        return ()
+    return found.signals if found is not None else None
 
 
 class _Echo:

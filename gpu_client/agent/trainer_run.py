@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import logging
-import signal
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import NamedTuple
 
 from baton.contract.work import WorkItem
 from gpu_client.agent.channel_server import ChannelServer, StopReason
-from gpu_client.agent.conditions import once
 from gpu_client.agent.failures import ExitStatus
 from gpu_client.agent.pace import Pace
 from gpu_client.agent.signals import StopLevel, StopRequest
@@ -20,6 +20,7 @@ from gpu_client.transport.net.cancellation import CancelEvent
 logger = logging.getLogger("baton.job")
 
 POLL_S = 0.1
+WATCH_S = 0.05
 LOST_GRACE_S = 5.0
 """A trainer whose lease is lost works for nothing: it gets only this long to end."""
 
@@ -131,7 +132,27 @@ class TrainerRun:
     def _end(self, grace_s: float) -> ExitStatus:
         """End the trainer; its grace is cut short by a second SIGTERM, and by the loss of the lease meanwhile."""
         held = not self._over.is_set()
-        with once(
+        with _once(
             lambda: self._stop.level is StopLevel.NOW or (held and self._over.is_set()), lambda: self._trainer.stop(0)
         ):
-            return self._trainer.stop(0 if self._stop.level is StopLevel.NOW else grace_s, signal.SIGTERM)
+            return self._trainer.stop(0 if self._stop.level is StopLevel.NOW else grace_s)
+
+
+@contextmanager
+def _once(holds: Callable[[], bool], act: Callable[[], object]) -> Iterator[None]:
+    """While inside, `act` is called, once and in a thread of its own, as soon as the condition holds."""
+    left = threading.Event()
+
+    def watch() -> None:
+        while not left.wait(WATCH_S):
+            if holds():
+                act()
+                return
+
+    thread = threading.Thread(target=watch, name="once", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        left.set()
+        thread.join()

@@ -5,13 +5,13 @@ import sys
 import time
 from pathlib import Path
 
-from gpu_client.agent.supervisor import Supervisor
+from gpu_client.agent.supervisor import start_trainer
 
 
 def main(directory: Path) -> None:
     trainer = Path(__file__).with_name("family_trainer.py")
     command = [sys.executable, str(trainer), str(directory), "stays"]
-    process = Supervisor().start(command, {"PATH": os.environ["PATH"]}, directory)
+    process = start_trainer(command, {"PATH": os.environ["PATH"]}, directory)
     (directory / "warden.tmp").write_text(str(process._warden.pid))
     (directory / "warden.tmp").rename(directory / "warden")
     time.sleep(60)

@@ -14,7 +14,7 @@ import pytest
 
 from baton.contract.output import LogChunk
 from baton.contract.work import DeclaredArtifact, HeartbeatRequest, InputPage, WorkItem
-from gpu_client.agent import delivery, harvest, job_run, trainer_run
+from gpu_client.agent import checks, harvest, job_run, trainer_run
 from gpu_client.agent.failures import ExitStatus
 from gpu_client.agent.job_run import JobRun
 from gpu_client.agent.last_word import Outcome
@@ -139,7 +139,7 @@ class Trainer:
             self._act(self, self._looks)
         return self.status
 
-    def stop(self, grace_s: float, _signal: int = 15) -> ExitStatus:
+    def stop(self, grace_s: float) -> ExitStatus:
         self.stops.append(grace_s)
         if self.status is None:
             self.ends(self.on_stop())
@@ -174,12 +174,11 @@ class Stage:
         self.act: Callable[[Trainer, int], object] = lambda trainer, _looks: trainer.ends(CLEAN)
         stage = self
 
-        class Supervisor:
-            def start(self, command: list[str], env: dict[str, str], cwd: Path, output: TrainerOutput) -> Trainer:
-                if stage.start_error:
-                    raise stage.start_error
-                stage.trainers.append(Trainer(stage.act, env, output, stage.greeted))
-                return stage.trainers[-1]
+        def start(command: list[str], env: dict[str, str], cwd: Path, output: TrainerOutput) -> Trainer:
+            if stage.start_error:
+                raise stage.start_error
+            stage.trainers.append(Trainer(stage.act, env, output, stage.greeted))
+            return stage.trainers[-1]
 
         def restore(*_: object, **__: object) -> Any:
             if isinstance(stage.restored, Exception):
@@ -199,12 +198,12 @@ class Stage:
             manifest = make_manifest(item.id, step, item.epoch, path)
             return make_committed(step, manifest, epoch=item.epoch, seconds=stage.commit_s)
 
-        monkeypatch.setattr(job_run, "Supervisor", Supervisor)
+        monkeypatch.setattr(job_run, "start_trainer", start)
         monkeypatch.setattr(job_run, "restore", restore)
         monkeypatch.setattr(job_run, "upload_artifacts", upload)
         monkeypatch.setattr(harvest, "commit_checkpoint", commit)
         monkeypatch.setattr(trainer_run, "POLL_S", 0.002)
-        monkeypatch.setattr(delivery, "COMPLETE_RETRY_S", 0.0)
+        monkeypatch.setattr(checks, "COMPLETE_RETRY_S", 0.0)
         monkeypatch.setattr(job_run, "LeasedCalls", partial(LeasedCalls, retry_s=0.0))
         write_state = self.workspace.write_state
 

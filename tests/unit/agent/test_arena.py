@@ -75,7 +75,7 @@ def test_a_note_that_a_job_has_changed_harms_nothing(tmp_path: Path, memory: Pat
     precious = tmp_path / "precious"
     precious.mkdir()
     (precious / "file").write_text("kept")
-    named = memory / "baton-arena-1"
+    named = memory / "baton-arena-locked-1"
     if kind == "another directory":
         named = precious
     elif kind == "a link":
@@ -117,7 +117,7 @@ def test_an_agent_that_starts_removes_the_memory_of_dead_ones_in_other_workspace
         assert list(memory.iterdir()) == []
 
 
-def test_memory_that_is_not_an_agents_of_this_version_stays(tmp_path: Path, memory: Path) -> None:
+def test_memory_that_is_no_agents_stays(tmp_path: Path, memory: Path) -> None:
     (tmp_path / "precious").mkdir()
     (tmp_path / "precious" / "file").write_text("kept")
     (memory / "baton-arena-0123456789abcdef").mkdir()

@@ -62,7 +62,7 @@ class Scene:
         # Resumed from a checkpoint without files: no name is missing from later ones.
         restored = output / "checkpoint-0"
         restored.mkdir()
-        self.harvest.ignore(restored)
+        self.harvest.begin(restored)
 
     def write(self, step: int, *, session: bool = False) -> Path:
         directory = self.directories.output / f"checkpoint-{step}"

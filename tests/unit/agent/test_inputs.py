@@ -11,7 +11,7 @@ import pytest
 from baton.contract.datasets import DatasetFile, DatasetManifest
 from baton.contract.jobs import FailureClass, InputRef
 from baton.contract.work import InputObject, InputPage, PushManifest, WorkItem
-from gpu_client.agent.attempt_errors import failure_of
+from gpu_client.agent.failures import failure_of
 from gpu_client.agent.inputs import MAX_EXPIRED_ROUNDS, InputsDiffer, fetch_inputs
 from gpu_client.agent.workspace import DiskFullError
 from gpu_client.transport.errors import (

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from baton.contract.jobs import FailureClass
-from gpu_client.agent import delivery, harvest, job_run
+from gpu_client.agent import checks, harvest, job_run
 from gpu_client.agent.failures import ExitStatus
 from gpu_client.agent.last_word import Outcome
 from gpu_client.agent.workspace import DiskFullError, WorkspaceError
@@ -259,7 +259,7 @@ def test_the_report_waits_for_the_control_plane(stage: Stage) -> None:
 
 @pytest.mark.parametrize("code", ["not_stored_yet", "digest_mismatch"])
 def test_what_is_not_stored_is_uploaded_again_but_not_for_ever(stage: Stage, code: str) -> None:
-    stage.client.trouble["complete"] = [refusal(code)] * (delivery.COMPLETE_TRIES - 1)
+    stage.client.trouble["complete"] = [refusal(code)] * (checks.COMPLETE_TRIES - 1)
     assert stage.run() is Outcome.COMPLETE
 
     stage.client.said.clear()
@@ -267,7 +267,7 @@ def test_what_is_not_stored_is_uploaded_again_but_not_for_ever(stage: Stage, cod
     assert stage.run() is Outcome.FAILED
     assert stage.last_word().failure_class is FailureClass.TRANSFER_FAILED
     assert "the outputs are still refused" in stage.last_word().message
-    assert len(stage.client.trouble["complete"]) == 1000 - delivery.COMPLETE_TRIES
+    assert len(stage.client.trouble["complete"]) == 1000 - checks.COMPLETE_TRIES
 
 
 def test_an_upload_is_tried_until_the_store_is_back(stage: Stage) -> None:
@@ -275,10 +275,10 @@ def test_an_upload_is_tried_until_the_store_is_back(stage: Stage) -> None:
     stage.uploads = [Unreachable("the store"), Unreachable("the store"), None]
     assert stage.run() is Outcome.COMPLETE
     stage.client.said.clear()
-    stage.uploads = [TransferError("403 of a proxy")] * (delivery.COMPLETE_TRIES - 1)
+    stage.uploads = [TransferError("403 of a proxy")] * (checks.COMPLETE_TRIES - 1)
     assert stage.run() is Outcome.COMPLETE, "hours of training are not given up for one refusal"
     stage.client.said.clear()
-    stage.uploads = [TransferError("403")] * delivery.COMPLETE_TRIES
+    stage.uploads = [TransferError("403")] * checks.COMPLETE_TRIES
     assert stage.run() is Outcome.FAILED
     assert "complete" not in stage.client.kinds()
     assert stage.last_word().failure_class is FailureClass.TRANSFER_FAILED

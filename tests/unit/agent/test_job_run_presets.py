@@ -68,12 +68,6 @@ def test_what_is_switched_off_is_not_told(stage: Stage, control: dict[str, Any])
     assert told(stage) == []
 
 
-def test_an_old_control_plane_is_told_nothing(stage: Stage) -> None:
-    stage.act = reports(1.0, math.nan)
-    assert stage.run() is Outcome.COMPLETE
-    assert "control" not in stage.last_word().model_dump(exclude_unset=True)
-
-
 def test_each_step_of_a_plan_is_a_training_of_its_own(stage: Stage) -> None:
     def act(trainer: Trainer, looks: int) -> None:
         losses = (1.0, math.nan) if len(stage.trainers) == 2 else (1.0,)

@@ -269,24 +269,6 @@ def test_a_command_of_a_heartbeat_reaches_the_trainer_and_its_result_the_next_on
     assert stage.last_word().control.commands_seq == 3
 
 
-def test_an_old_control_plane_is_told_nothing_of_rules(stage: Stage) -> None:
-    """It refuses what it does not know, also when there is nothing in it; and no heartbeat empties what waits."""
-    run = stage.make()
-    messages = [*(decision(step) for step in range(40)), leaving("stop", outcome="complete")]
-
-    def act(trainer: Trainer, looks: int) -> None:
-        if looks == 2:
-            assert run._keeper.beat()
-        if looks == 3:
-            says(*messages)(trainer, looks)
-
-    stage.act = act
-    assert run.run() is Outcome.COMPLETE
-    requests = [*stage.client.heart.requests, stage.last_word()]
-    assert all("control" not in request.model_dump(exclude_unset=True) for request in requests)
-    assert "ended_by" not in stage.last_word().model_dump(exclude_unset=True)
-
-
 def test_hostile_last_words_of_a_training_are_none(stage: Stage) -> None:
     stage.act = says(leaving("explode"), {"type": "leaving"}, leaving("rollback", before_step=-4))
     assert stage.run(control=CONTROL) is Outcome.COMPLETE

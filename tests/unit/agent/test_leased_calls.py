@@ -11,11 +11,10 @@ from gpu_client.agent.leased_calls import (
     CALL_BUDGET_S,
     HURRIED_BUDGET_S,
     MAX_FOREIGN,
-    MAX_PAUSE_S,
     MAX_UNEXPECTED,
     LeasedCalls,
-    pause_s,
 )
+from gpu_client.agent.retry import MAX_PAUSE_S, backoff_s
 from gpu_client.transport.errors import ApiError, LeaseLost, TransferCanceled, UnexpectedAnswer, Unreachable
 from tests.unit.agent.agent_kit import Clock, Heart, foreign, make_item, refusal
 
@@ -139,5 +138,5 @@ def test_a_conflict_is_tried_again() -> None:
 
 
 def test_pauses_grow_to_a_maximum() -> None:
-    assert [pause_s(2.0, times) for times in range(6)] == [2, 4, 8, 16, MAX_PAUSE_S, MAX_PAUSE_S]
-    assert pause_s(2.0, 10_000) == MAX_PAUSE_S
+    assert [backoff_s(2.0, times) for times in range(6)] == [2, 4, 8, 16, MAX_PAUSE_S, MAX_PAUSE_S]
+    assert backoff_s(2.0, 10_000) == MAX_PAUSE_S

@@ -9,14 +9,15 @@ import pytest
 
 from baton.contract.output import LONGEST_LOG_WAIT_S, LogChunk, log_wait_s
 from gpu_client.agent.log_shipper import (
+    CHUNK_LINES,
     MAX_CALLS,
     MAX_FAREWELL_CALLS,
-    MAX_LINES,
     MAX_SHIP_S,
     LogShipper,
+    LogSpool,
 )
 from gpu_client.agent.point_spool import PointSpool
-from gpu_client.agent.trainer_output import LogSpool, TrainerOutput
+from gpu_client.agent.trainer_output import TrainerOutput
 from gpu_client.transport.errors import Unreachable
 from tests.unit.agent.agent_kit import Clock, refusal
 from tests.waiting import until
@@ -69,12 +70,12 @@ def shipped(api: Api, fill: Callable[[LogSpool], object], spool: LogSpool | None
 
 def test_lines_are_numbered_from_zero_across_chunks() -> None:
     def fill(spool: LogSpool) -> None:
-        for number in range(2 * MAX_LINES + 7):
+        for number in range(2 * CHUNK_LINES + 7):
             spool.append(f"line {number}")
 
     api = shipped(Api(), fill)
-    assert api.lines() == {number: f"line {number}" for number in range(2 * MAX_LINES + 7)}
-    assert max(len(chunk.lines) for chunk in api.sent) == MAX_LINES
+    assert api.lines() == {number: f"line {number}" for number in range(2 * CHUNK_LINES + 7)}
+    assert max(len(chunk.lines) for chunk in api.sent) == CHUNK_LINES
 
 
 def test_empty_lines_are_lines() -> None:
@@ -90,7 +91,7 @@ def test_what_could_not_be_sent_is_sent_later_under_the_same_numbers() -> None:
 def test_after_a_failure_only_what_was_not_taken_is_sent_again() -> None:
     api = Api()
     spool = LogSpool()
-    for number in range(MAX_LINES + 1):
+    for number in range(CHUNK_LINES + 1):
         spool.append(str(number))
     second = iter([None, Unreachable("down")])
     tried: list[int] = []
@@ -106,7 +107,7 @@ def test_after_a_failure_only_what_was_not_taken_is_sent_again() -> None:
     shipper.flush()
     shipper.flush()
     shipper.close()
-    assert tried == [0, MAX_LINES, MAX_LINES]
+    assert tried == [0, CHUNK_LINES, CHUNK_LINES]
 
 
 def test_what_is_refused_for_good_does_not_block_what_follows() -> None:
@@ -153,7 +154,7 @@ def test_short_lines_do_not_make_a_storm_of_calls() -> None:
     shipper.flush()
     assert len(api.sent) == MAX_CALLS + MAX_FAREWELL_CALLS
     shipper.close()
-    assert set(api.lines()) == set(range((MAX_CALLS + MAX_FAREWELL_CALLS) * MAX_LINES))
+    assert set(api.lines()) == set(range((MAX_CALLS + MAX_FAREWELL_CALLS) * CHUNK_LINES))
 
 
 def test_a_slow_control_plane_does_not_hold_up_the_end() -> None:
@@ -207,16 +208,16 @@ def test_an_old_attempt_sends_full_chunks_at_once_and_the_rest_now_and_then() ->
     now[0] = 6000
     spool.append("second")
     until(lambda: len(api.sent) == 2)
-    for n in range(MAX_LINES + 1):
+    for n in range(CHUNK_LINES + 1):
         spool.append(f"line {n}")
     until(lambda: len(api.sent) == 3)
-    assert len(api.sent[2].lines) == MAX_LINES, "the full chunk, and not the line behind it"
+    assert len(api.sent[2].lines) == CHUNK_LINES, "the full chunk, and not the line behind it"
     now[0] += LONGEST_LOG_WAIT_S - 1
     spool.append("last")
     assert not threading.Event().wait(0.02) and len(api.sent) == 3
     now[0] += 1
     until(lambda: len(api.sent) == 4)
-    assert api.sent[3].lines == [f"line {MAX_LINES}", "last"]
+    assert api.sent[3].lines == [f"line {CHUNK_LINES}", "last"]
     shipper.close()
 
 
@@ -240,9 +241,9 @@ def numbered(api: Api) -> dict[int, int]:
 def test_points_travel_with_lines() -> None:
     spool, api, points = LogSpool(), Api(), metered(1, 2, 3)
     shipper = LogShipper(spool, api, points=points, every_s=NEVER_S)
-    lines(*map(str, range(2 * MAX_LINES + 1)))(spool)
+    lines(*map(str, range(2 * CHUNK_LINES + 1)))(spool)
     shipper._ship(max_calls=MAX_CALLS, unfull=True)
-    assert [(len(chunk.lines), len(chunk.points)) for chunk in api.sent] == [(MAX_LINES, 3), (MAX_LINES, 0), (1, 0)]
+    assert [(len(chunk.lines), len(chunk.points)) for chunk in api.sent] == [(CHUNK_LINES, 3), (CHUNK_LINES, 0), (1, 0)]
     points.offer(4, {"loss": 0.5})
     shipper._ship(max_calls=MAX_CALLS, unfull=False)
     assert len(api.sent) == 3, "no full chunk, no call"
@@ -251,7 +252,7 @@ def test_points_travel_with_lines() -> None:
     shipper.close()
     assert numbered(api) == {0: 1, 1: 2, 2: 3, 3: 4}
     assert len(api.sent) == 4
-    assert len(api.lines()) == 2 * MAX_LINES + 2
+    assert len(api.lines()) == 2 * CHUNK_LINES + 2
 
 
 def test_a_job_that_prints_costs_no_more_calls_for_what_it_reports() -> None:
@@ -332,4 +333,3 @@ def test_an_older_control_plane_loses_no_lines_for_points() -> None:
     assert api.lines() == {0: "a", 1: "b"}
     assert numbered(api) == {}
     assert all("points" not in chunk.model_fields_set for chunk in api.sent)
-    assert all("first_point" not in chunk.model_fields_set for chunk in api.sent)

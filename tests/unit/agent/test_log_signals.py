@@ -12,8 +12,7 @@ from baton.contract.jobs import FailureClass
 from baton.contract.steering import RulesInForce
 from gpu_client.agent.channel_messages import Progress
 from gpu_client.agent.last_word import Outcome
-from gpu_client.agent.log_signals import LogSignals
-from gpu_client.agent.trainer_output import TrainerOutput
+from gpu_client.agent.trainer_output import LogSignals, TrainerOutput
 from gpu_client.checkpoints.metrics import MAX_METRICS
 from tests.unit.agent.agent_kit import make_answer
 from tests.unit.agent.job_kit import Stage, Trainer, exited

@@ -12,7 +12,7 @@ from baton.contract.steering import MAX_PLACE_CHARS, Decision
 from gpu_client.agent import steering_relay
 from gpu_client.agent.steering_relay import MAX_QUARANTINED_TOLD, SteeringRelay
 from tests.unit.agent.agent_kit import make_answer
-from tests.unit.agent.test_steering_relay import Channel, decision, relay_of, say
+from tests.unit.agent.test_steering_relay import decision, relay_of, say
 
 
 def quarantined(number: int, **more: Any) -> dict[str, Any]:
@@ -107,12 +107,3 @@ def test_what_is_no_object_is_not_passed_on(wrong: dict[str, Any], caplog: pytes
     (told,) = all_told(relay)
     assert (told.number, told.objects, told.object) == (1, 1, quarantined(2)["object"])
     assert told.message == "m" * 1024
-
-
-def test_a_control_plane_that_knows_nothing_of_it_is_told_nothing() -> None:
-    """It would refuse every heartbeat from then on, and the attempt would be lost."""
-    relay, channel = SteeringRelay(None, quarantines=False), Channel()
-    relay.attach(channel)  # type: ignore[arg-type]
-    say(relay, channel, quarantined(1), decision(2))
-    relay.detach()
-    assert [one.type for one in all_told(relay)] == ["rule.fired"]

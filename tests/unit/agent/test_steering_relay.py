@@ -334,11 +334,3 @@ def test_what_cannot_be_passed_on_is_not_taken(message: dict[str, Any], caplog: 
     say(relay, channel, message, decision(2))
     assert [one.step for one in relay.report().decisions] == [2] and relay.leaving is None
     assert "ignored what the training says" in caplog.text
-
-
-def test_a_control_plane_that_knows_nothing_of_it_is_never_behind() -> None:
-    """The last word waited for heartbeats to take what they had no room for: for ever."""
-    relay, channel = SteeringRelay(None, spoken_of=False), Channel()
-    relay.attach(channel)  # type: ignore[arg-type]
-    say(relay, channel, *(decision(step) for step in range(100)))
-    assert not relay.behind

@@ -29,7 +29,7 @@ class Trainer:
     def poll(self) -> ExitStatus | None:
         return self.status
 
-    def stop(self, grace_s: float, *_: Any) -> ExitStatus:
+    def stop(self, grace_s: float) -> ExitStatus:
         self.graces_s.append(grace_s)
         self.status = self.status or ExitStatus(code=None, signal=15, oom_suspected=False, stopped_by_us=True)
         return self.status
