@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any, Literal
 
@@ -153,3 +153,108 @@ def _said(value: float | bool | None) -> str:
     if isinstance(value, bool):
         return "true" if value else "false"
     return format(value, ".6g") if math.isfinite(value) else str(value)
+
+
+class Ending:
+    """Of one process. What it announces may be lost with its machine, and the checkpoint counts the rule as fired."""
+
+    def __init__(self) -> None:
+        self._ends: int | None = None
+        self._order: Order | None = None
+
+    def begin(self, ends: int | None) -> None:
+        """`ends`: how many the control plane has written down in the job's life; None where it does not say."""
+        self._ends = ends
+
+    @property
+    def announced(self) -> bool:
+        """Whether the agent was told of one."""
+        return self._order is not None
+
+    def announce(self, order: Order) -> None:
+        """The agent was told of this one."""
+        if order.action != "requeue":  # that is brought about by any end of the attempt
+            self._order = order
+
+    def state(self) -> dict[str, Any] | None:
+        """Plain JSON; None where there is none."""
+        return {"order": self._order.as_values(), "ends": self._ends or 0} if self._order is not None else None
+
+    def left_over(self, state: Mapping[str, Any] | None, wants: Callable[[str, str], bool]) -> Order | None:
+        """The end that the process which saved this announced, if it has not come; None if it is over.
+
+        `wants`: whether a rule (its name, the action's) is in force as it was, and still does that.
+        """
+        if not state or self._ends is None or self._ends > state["ends"]:
+            return None
+        order = Order.of_values(state["order"])
+        return order if order.command or wants(order.rule, order.action) else None
+
+
+Undone = Callable[[int, Literal["applied", "rejected", "expired"], str], object]
+
+
+class Commands:
+    """What has arrived, in its order. Sequence numbers tell what came before."""
+
+    def __init__(self, clock: Callable[[], float], not_done: Undone) -> None:
+        """`not_done` is told number, status and reason of a command for which nothing is to be done."""
+        self._clock = clock
+        self._not_done = not_done
+        self._last_seq = 0
+        self._again: list[Order] = []
+        """Applied after the checkpoint that this training goes on from: due after the same steps again."""
+        self.done_again = 0
+        """Number of the one that a checkpoint brings with it: whoever hands it out once more is not obeyed twice."""
+        self.sets_seq = 0
+        """Of the newest `set` that the training's present state has in it."""
+
+    @property
+    def waiting(self) -> bool:
+        """Whether some are due at a later step."""
+        return bool(self._again)
+
+    def stamped(self, message: Mapping[str, Any]) -> Mapping[str, Any]:
+        """A message with the moment at which it is too late for it."""
+        life_s = message.get("expires_in_s")
+        if isinstance(life_s, bool) or not isinstance(life_s, int | float):
+            return message
+        return {**message, "until": self._clock() + min(life_s, 1e9)}
+
+    def order_of(self, message: Mapping[str, Any], step: int) -> Order | None:
+        """What is to be done now; None if nothing is, or only at a later step."""
+        again = message.get("status") == "applied"
+        try:
+            order = order_of_command(message, int(message["step"]) if again else step)
+        except (KeyError, TypeError, ValueError, OverflowError) as error:
+            log.warning("a command cannot be read: %s", error)
+            return None
+        if again:
+            if order.command > self.sets_seq:
+                self._again.append(order)
+            return None
+        if order.command <= self._last_seq:
+            return None
+        if order.command == self.done_again:
+            return None
+        self._last_seq = order.command
+        if order.action == "set" and order.command <= self.sets_seq:
+            # It was carried out, and a checkpoint taken, but the answer was lost with the process.
+            self._not_done(order.command, "applied", "before the checkpoint that the training goes on from")
+            return None
+        until = message.get("until")
+        if until is not None and self._clock() > until:
+            self._not_done(order.command, "expired", "no step ended in time")
+            return None
+        return order
+
+    def due_again(self, step: int) -> list[Order]:
+        """Those that were applied after this step, or before it."""
+        due = [order for order in self._again if order.step <= step]
+        self._again = [order for order in self._again if order.step > step]
+        return due
+
+    def applied(self, order: Order) -> None:
+        """It is part of the training's state now."""
+        if order.action == "set":
+            self.sets_seq = max(self.sets_seq, order.command)

@@ -17,18 +17,15 @@ from typing import Any, TypeVar
 
 from baton.contract.rules.document.rule import REPORT
 from baton.contract.rules.metrics import canonical_name
-from gpu_client.controller.commands import Commands
-from gpu_client.controller.ending import Ending
-from gpu_client.controller.engine import Engine
-from gpu_client.controller.epochs import Ended, Epochs
+from gpu_client.controller.action_executor import Hook, Loop, Offer, Performer, Profiler, Source
+from gpu_client.controller.epoch_tracker import Ended, Epochs
+from gpu_client.controller.event_reporter import Send, Teller
 from gpu_client.controller.knobs import Knob
-from gpu_client.controller.orders import SAID_ONCE, Order, Waiting
-from gpu_client.controller.performing import Hook, Loop, Offer, Performer, Profiler, Source
-from gpu_client.controller.reducing import Gathering, Observed, Peers
-from gpu_client.controller.rolling_back import Rollbacks
-from gpu_client.controller.signals import Signals
-from gpu_client.controller.telling import Send, Teller
-from gpu_client.controller.times import Times
+from gpu_client.controller.measurements import Signals, Times
+from gpu_client.controller.orders import SAID_ONCE, Commands, Ending, Order, Waiting
+from gpu_client.controller.rank_aggregation import Gathering, Observed, Peers
+from gpu_client.controller.rollback import Rollbacks
+from gpu_client.controller.rule_engine import Engine
 
 log = logging.getLogger("baton.rules")
 

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from gpu_client.controller.performing import NotOfferedError, said_of
+from gpu_client.controller.action_executor import NotOfferedError, said_of
 
 MAX_STEPS = 100
 MAX_TRACE_BYTES = 64 * 1024**2

@@ -80,7 +80,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         # The format of the messages between the two processes, and nothing else of it.
         "gpu_client.training.protocol",
         # How busy the GPUs are, and nothing else of it.
-        "gpu_client.controller.probing",
+        "gpu_client.controller.hardware_sampler",
     },
     # The stack is made from the same tables and routes that the functions use.
     "cdk": {"baton.contract", "functions"},

@@ -16,7 +16,7 @@ from gpu_client.cli.core.output import FOLDED, Column, Screen
 from gpu_client.cli.core.session import AsJson, session_of
 
 if TYPE_CHECKING:
-    from gpu_client.datasets.check import Finding, Report
+    from gpu_client.datasets.folder_check import Finding, Report
 
 EXIT_FAULTS = 1
 SHOWN_OF_A_KIND = 10
@@ -47,7 +47,7 @@ def validate(
     report = checked(directory, captions=captions, min_side=min_side, for_sheet=sheet is not None)
     if sheet is not None:
         # Late, like the check itself: Pillow takes longer to load than most commands run.
-        from gpu_client.datasets.sheet import draw_sheet
+        from gpu_client.datasets.contact_sheet import draw_sheet
 
         try:
             shown = draw_sheet(report, sheet)
@@ -71,8 +71,8 @@ def checked(
     for_sheet: bool = False,
 ) -> Report:
     """The report on a folder, or on some of its files. Raises CliError if it is none."""
-    from gpu_client.datasets.check import check
-    from gpu_client.datasets.sheet import shown_of
+    from gpu_client.datasets.folder_check import check
+    from gpu_client.datasets.contact_sheet import shown_of
 
     if not directory.is_dir():
         raise CliError(f"{directory} is not a directory")
@@ -165,7 +165,7 @@ def show(screen: Screen, report: Report) -> None:
 
 def _summed(report: Report) -> list[Finding]:
     """The findings, the warnings of small images as one: they say the same of every file."""
-    from gpu_client.datasets.check import USUAL_SIDE
+    from gpu_client.datasets.folder_check import USUAL_SIDE
 
     small = [one for one in report.findings if (one.severity, one.code) == ("warning", "small")]
     if len(small) < 2:

@@ -9,8 +9,7 @@ import pytest
 from controller_kit import rule
 
 from baton.contract.rules.document.rule import REPORT
-from gpu_client.controller.budget import BUDGET_S, MAX_EVERY, MEASURE_EVERY, SAMPLES, Budget
-from gpu_client.controller.engine import Engine
+from gpu_client.controller.rule_engine import BUDGET_S, MAX_EVERY, MEASURE_EVERY, SAMPLES, Budget, Engine
 
 JUDGED = MEASURE_EVERY * SAMPLES
 """Observations until it is judged."""

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from controller_kit import Clock, command
 
-from gpu_client.controller.commands import Commands
+from gpu_client.controller.orders import Commands
 
 
 def commands_of() -> tuple[Commands, Clock, list[tuple[int, str]]]:

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from controller_kit import rule
 
-from gpu_client.controller import engine as module
-from gpu_client.controller.engine import UNSEEN_AFTER, Engine
+from gpu_client.controller import rule_engine as module
+from gpu_client.controller.rule_engine import UNSEEN_AFTER, Engine
 from gpu_client.training.protocol import encode
 
 

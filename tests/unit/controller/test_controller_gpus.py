@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from gpu_client.controller import probing
+from gpu_client.controller import hardware_sampler
 
 UUIDS = ["GPU-aaaa-0", "GPU-aabb-1", "GPU-cccc-2", "GPU-dddd-3"]
 
@@ -64,7 +64,7 @@ def gpus(monkeypatch: pytest.MonkeyPatch) -> Any:
                 monkeypatch.delenv(name, raising=False)
             else:
                 monkeypatch.setenv(name, value)
-        one, busiest = probing._gpu(), probing._gpus()
+        one, busiest = hardware_sampler._gpu(), hardware_sampler._gpus()
         return one and one(), busiest and busiest()
 
     return measured

@@ -9,9 +9,9 @@ import pytest
 from controller_kit import Loop
 
 from baton.contract.rules.document.actions import ACTIONS
+from gpu_client.controller.action_executor import Offer, Performer
 from gpu_client.controller.knobs import Setting
 from gpu_client.controller.orders import Order
-from gpu_client.controller.performing import Offer, Performer
 
 
 class Knob:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from gpu_client.controller.engine import UNSEEN_AFTER, Engine
+from gpu_client.controller.rule_engine import UNSEEN_AFTER, Engine
 
 THEIRS = [
     {"name": "dear", "when": "cost > 40 or loss > 0", "do": "stop"},

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from controller_kit import rule
 
-from gpu_client.controller.engine import Engine
-from gpu_client.controller.reducing import Gathering, Observed
+from gpu_client.controller.rank_aggregation import Gathering, Observed
+from gpu_client.controller.rule_engine import Engine
 
 
 def engine_of(when: str) -> Engine:

@@ -12,8 +12,8 @@ import torch
 from controller_kit import Setup, command, rule, run_together
 
 from baton.contract.rules.document.rule import REPORT
-from gpu_client.controller.reducing import Gathering, Observed
-from gpu_client.controller.telling import STATUS_EVERY_S
+from gpu_client.controller.event_reporter import STATUS_EVERY_S
+from gpu_client.controller.rank_aggregation import Gathering, Observed
 
 SECRET = "hf_QdXVnWoeverysecret"
 TAKEN = ("state", "args", "control", "action", "log_level", "event_name", "control_name", "logs", "model")

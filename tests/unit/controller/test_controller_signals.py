@@ -12,13 +12,12 @@ from typing import Any
 import pytest
 from controller_kit import Clock
 
-from gpu_client.controller import probing
-from gpu_client.controller import signals as module
+from gpu_client.controller import hardware_sampler
+from gpu_client.controller import measurements as module
+from gpu_client.controller.action_executor import Offer
+from gpu_client.controller.hardware_sampler import Probe
 from gpu_client.controller.knobs import Setting
-from gpu_client.controller.performing import Offer
-from gpu_client.controller.probing import Probe
-from gpu_client.controller.signals import Signals
-from gpu_client.controller.times import Times
+from gpu_client.controller.measurements import Signals, Times
 from tests.waiting import soon
 
 ALL = frozenset({"step.time", "data.wait", "ckpt.age", "wall", "lr"})
@@ -323,7 +322,7 @@ def test_a_driver_that_hangs_does_not_hold_up_the_end(monkeypatch: pytest.Monkey
 
     monkeypatch.setitem(sys.modules, "psutil", Hanging())
     monkeypatch.setitem(sys.modules, "pynvml", None)
-    monkeypatch.setattr(probing, "STOP_WITHIN_S", 0.01)
+    monkeypatch.setattr(hardware_sampler, "STOP_WITHIN_S", 0.01)
     probe = Probe()
     probe.start()
     assert hangs.wait(5)

@@ -10,9 +10,9 @@ import pytest
 from controller_kit import Agent, Alone, Clock, Loop, Rate, Setup, command, rule
 
 from gpu_client.controller import steering as module
+from gpu_client.controller.event_reporter import STATUS_EVERY_S, STATUS_SOON_S
 from gpu_client.controller.knobs import Setting
 from gpu_client.controller.steering import Steering
-from gpu_client.controller.telling import STATUS_EVERY_S, STATUS_SOON_S
 
 
 class Batches:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from gpu_client.controller.engine import UNSEEN_AFTER, Engine
+from gpu_client.controller.rule_engine import UNSEEN_AFTER, Engine
 
 RULES = """
 rules:

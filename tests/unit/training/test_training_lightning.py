@@ -17,8 +17,8 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 from baton import BatchSampler, ResumableLoader, Session
-from gpu_client.controller.rolling_back import Rollbacks
-from gpu_client.controller.signals import Signals
+from gpu_client.controller.rollback import Rollbacks
+from gpu_client.controller.measurements import Signals
 from gpu_client.controller.steering import Steering
 from gpu_client.training import session as session_module
 from gpu_client.training.commit import read_marker, verify

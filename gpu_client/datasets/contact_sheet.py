@@ -8,7 +8,7 @@ from typing import TypeVar
 
 from PIL import Image, ImageDraw, ImageFont
 
-from gpu_client.datasets.check import Report, Severity
+from gpu_client.datasets.folder_check import Report, Severity
 from gpu_client.datasets.images import THUMBNAIL, Looked
 
 T = TypeVar("T")

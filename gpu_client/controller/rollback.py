@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
+from gpu_client.controller.action_executor import said_of
 from gpu_client.controller.knobs import Knob
-from gpu_client.controller.performing import said_of
 
 
 class Adjusted(NamedTuple):

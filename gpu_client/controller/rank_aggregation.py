@@ -10,7 +10,7 @@ from baton.contract.rules.arithmetic import to_number
 from baton.contract.rules.document.rule import REPORT
 from baton.contract.rules.metrics import Reduce
 from baton.contract.rules.numbers import decode, encode
-from gpu_client.controller.engine import Engine
+from gpu_client.controller.rule_engine import Engine
 
 _STEPS = ("step", REPORT)
 
