@@ -11,16 +11,21 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from gpu_client.controller.knobs import LearningRate
-    from gpu_client.ring.datasets import RingLoader
-    from gpu_client.ring.mixing import MixedLoader
-    from gpu_client.ring.places import make_ring, open_ring
-    from gpu_client.ring.reader import RingReader
-    from gpu_client.ring.recording import Recorded
+    from gpu_client.ring.core.ring import make_ring, open_ring
+    from gpu_client.ring.generating.writer import RingWriter
+    from gpu_client.ring.reading.loader import RingLoader
+    from gpu_client.ring.reading.mixed_loader import MixedLoader
+    from gpu_client.ring.reading.reader import RingReader
     from gpu_client.ring.settings import RingSettings
-    from gpu_client.ring.wirehead import MongoheadDataset, MongoTupleheadDataset, WireheadGenerator, WireheadManager
-    from gpu_client.ring.wirehead_log import SwapLog, WireheadLogger, WireheadSnapshot
-    from gpu_client.ring.writer import RingWriter
-    from gpu_client.training.callback import BatonCallback
+    from gpu_client.ring.tools.recording import Recorded
+    from gpu_client.ring.tools.wirehead import (
+        MongoheadDataset,
+        MongoTupleheadDataset,
+        WireheadGenerator,
+        WireheadManager,
+    )
+    from gpu_client.ring.tools.wirehead_log import SwapLog, WireheadLogger, WireheadSnapshot
+    from gpu_client.training.integrations.hf_callback import BatonCallback
     from gpu_client.training.errors import (
         CheckpointDamagedError,
         CheckpointMismatchError,
@@ -44,22 +49,22 @@ _MODULES = {
     "CheckpointMismatchError": "gpu_client.training.errors",
     "CheckpointWriteError": "gpu_client.training.errors",
     # Generators of samples, and trainings that read them.
-    "make_ring": "gpu_client.ring.places",
-    "open_ring": "gpu_client.ring.places",
+    "make_ring": "gpu_client.ring.core.ring",
+    "open_ring": "gpu_client.ring.core.ring",
     "RingSettings": "gpu_client.ring.settings",
-    "RingWriter": "gpu_client.ring.writer",
-    "RingReader": "gpu_client.ring.reader",
-    "RingLoader": "gpu_client.ring.datasets",
-    "MixedLoader": "gpu_client.ring.mixing",
-    "Recorded": "gpu_client.ring.recording",
+    "RingWriter": "gpu_client.ring.generating.writer",
+    "RingReader": "gpu_client.ring.reading.reader",
+    "RingLoader": "gpu_client.ring.reading.loader",
+    "MixedLoader": "gpu_client.ring.reading.mixed_loader",
+    "Recorded": "gpu_client.ring.tools.recording",
     # Wirehead's names, on a ring.
-    "WireheadGenerator": "gpu_client.ring.wirehead",
-    "WireheadManager": "gpu_client.ring.wirehead",
-    "MongoheadDataset": "gpu_client.ring.wirehead",
-    "MongoTupleheadDataset": "gpu_client.ring.wirehead",
-    "WireheadLogger": "gpu_client.ring.wirehead_log",
-    "SwapLog": "gpu_client.ring.wirehead_log",
-    "WireheadSnapshot": "gpu_client.ring.wirehead_log",
+    "WireheadGenerator": "gpu_client.ring.tools.wirehead",
+    "WireheadManager": "gpu_client.ring.tools.wirehead",
+    "MongoheadDataset": "gpu_client.ring.tools.wirehead",
+    "MongoTupleheadDataset": "gpu_client.ring.tools.wirehead",
+    "WireheadLogger": "gpu_client.ring.tools.wirehead_log",
+    "SwapLog": "gpu_client.ring.tools.wirehead_log",
+    "WireheadSnapshot": "gpu_client.ring.tools.wirehead_log",
 }
 
 __all__ = [

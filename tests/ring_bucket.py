@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping
 from typing import Any, Self
 
 from functions.local.emulator import Emulator
-from gpu_client.ring.s3_requests import Bucket
-from gpu_client.ring.store_s3 import BucketStore
+from gpu_client.ring.store.s3 import BucketStore
+from gpu_client.ring.store.s3_client import Bucket
 from tests.emulator import unique
 
 

@@ -13,7 +13,7 @@ from baton.contract.names import DATA_BUCKET, RING_SETTINGS
 from baton.contract.rings import is_object
 from functions.domain.rings import RingStore, StoredRing
 from functions.local.emulator import Emulator
-from gpu_client.ring import access
+from gpu_client.ring.store.protocol import uri
 from tests.api_harness import TENANT
 from tests.emulator import unique
 from tests.ring_bucket import RingBucket
@@ -110,7 +110,7 @@ def place_of(kind: str, request: pytest.FixtureRequest, tmp_path: Path) -> Itera
     monkeypatch: pytest.MonkeyPatch = request.getfixturevalue("monkeypatch")
     if kind == "api":
         with served_api(emulator) as served:
-            for name, value in zip((access.URL, access.KEY), served.access(), strict=True):
+            for name, value in zip((uri.URL, uri.KEY), served.access(), strict=True):
                 monkeypatch.setenv(name, value)
             yield ControlPlanePlace(served, unique("ring"))
         return

@@ -11,9 +11,9 @@ from functions.api.authorizing import authorize
 from functions.api.dispatch import dispatch
 from functions.api.routes import ROUTES, Route
 from functions.local.emulator import Emulator
-from functions.local.front import FrontRoute, FrontServer, build_front
-from gpu_client.ring.access import Access
-from gpu_client.ring.store_api import ApiStore
+from functions.local.gateway.http_gateway import FrontRoute, FrontServer, build_front
+from gpu_client.ring.store.control_plane import ApiStore
+from gpu_client.ring.store.uri import Access
 from gpu_client.transport.retry import RetryPolicy
 from tests.api_harness import Api, emulated_api
 

@@ -12,8 +12,8 @@ from itertools import count
 from pathlib import Path
 
 from demo.ring.shapes import render
-from gpu_client.ring.ring import open_ring
-from gpu_client.ring.writer import RingWriter
+from gpu_client.ring.core.ring import open_ring
+from gpu_client.ring.generating.writer import RingWriter
 
 
 def main(place: str, number: str, start: str, file: str) -> None:

@@ -15,12 +15,11 @@ from demo.ring.shapes import held_out, render
 from demo.ring.train import GENERATORS
 from demo.runner import Stage
 from demo.screen import Phase
-from gpu_client.ring.ring import make_ring
-from gpu_client.ring.reader import RingReader
-from gpu_client.ring.ring import Ring
+from gpu_client.ring.core.repair import verified
+from gpu_client.ring.core.ring import Ring, make_ring
+from gpu_client.ring.reading.reader import RingReader
 from gpu_client.ring.settings import RingSettings
-from gpu_client.ring.status import status_of
-from gpu_client.ring.repairing import verified
+from gpu_client.ring.tools.status import status_of
 
 SECONDS = 30.0
 """Duration of each training from its first batch on."""

@@ -21,7 +21,7 @@ from torch import nn
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
 from demo.ring.shapes import NAMES, NICE, held_out, render
-from gpu_client.ring.datasets import RingLoader
+from gpu_client.ring.reading.loader import RingLoader
 
 GENERATORS = 4
 BATCH_SIZE = 32

@@ -23,13 +23,12 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import ValidationError
 
-from gpu_client.ring.copies import Copies, shares
+from gpu_client.ring.core.liveness import own_name
+from gpu_client.ring.core.ring import Ring, make_ring, open_ring
 from gpu_client.ring.errors import RingError, RingMismatch
-from gpu_client.ring.generating import Generation, GeneratorFault, Progress, Samples, samples_of
-from gpu_client.ring.leases import own_name
-from gpu_client.ring.manifest import WRITER_NAME
-from gpu_client.ring.places import make_ring, open_ring
-from gpu_client.ring.ring import Ring
+from gpu_client.ring.format.manifest import WRITER_NAME
+from gpu_client.ring.generating.generation_loop import Generation, GeneratorFault, Progress, Samples, samples_of
+from gpu_client.ring.generating.generator_pool import Copies, shares
 from gpu_client.ring.settings import RingSettings
 
 if TYPE_CHECKING:

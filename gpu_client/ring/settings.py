@@ -7,8 +7,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
-from gpu_client.ring.codecs import Codec
-
+Codec = Literal["none", "zstd", "lz4", "uint8", "uint16"]
 MAX_CAP = 1_000_000
 _MAX_PER_INSERT = 1e6
 PACK_BYTES = 64 * 1024 * 1024

@@ -5,10 +5,9 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 
+from gpu_client.ring.core.ring import remove_ring
 from gpu_client.ring.errors import RingError, RingMissing
-from gpu_client.ring.removing import remove_ring
-from gpu_client.ring.wirehead_config import Config
-from gpu_client.ring.wirehead_log import say
+from gpu_client.ring.tools.wirehead_log import Config, say
 
 
 def clean(config_path: str = "config.yaml") -> int:

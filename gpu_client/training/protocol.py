@@ -36,7 +36,7 @@ something between two steps is; its numbers are among the metrics too, as `<name
 before it is known. `leaving`: how the
 training, which is about to end, is to be reported; what rules and commands are is told in `gpu_client/controller`.
 `quarantined`: an object of a ring is damaged, and is done without; any process of the job may say so, each object as
-often as it likes, on a connection of its own, and without a hello (`gpu_client/ring/alarm.py`).
+often as it likes, on a connection of its own, and without a hello (`gpu_client/ring/core/damage_report.py`).
 
 Lines are UTF-8 and at most `MAX_LINE_BYTES` long, those with rules `MAX_RULES_LINE_BYTES`: they are sent only to a
 trainer whose hello says "steering". Metrics are finite JSON numbers: a metric that is not a number is left out and

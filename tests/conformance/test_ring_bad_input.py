@@ -9,17 +9,19 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from gpu_client.ring.collector import Collector
+from gpu_client.ring.core.damage_report import quarantined
+from gpu_client.ring.core.garbage_collector import Collector
+from gpu_client.ring.core.repair import verified
+from gpu_client.ring.core.ring import Ring, make_ring, open_ring
 from gpu_client.ring.errors import ManifestMissing, ObjectDamaged, RingMismatch, SampleRefused
-from gpu_client.ring.manifest import SAMPLES, manifest_key
-from gpu_client.ring.places import make_ring, open_ring
-from gpu_client.ring.plan import Shape
-from gpu_client.ring.reader import RingReader, quarantined
-from gpu_client.ring.ring import POINTER, SETTINGS, Ring
+from gpu_client.ring.format.manifest import manifest_key
+from gpu_client.ring.format.records import POINTER, SAMPLES, SETTINGS
+from gpu_client.ring.generating.writer import RingWriter
+from gpu_client.ring.reading.batch_plan import Shape
+from gpu_client.ring.reading.batch_stream import Stream
+from gpu_client.ring.reading.reader import RingReader
 from gpu_client.ring.settings import RingSettings
-from gpu_client.ring.status import status_of, verified
-from gpu_client.ring.stream import Stream
-from gpu_client.ring.writer import RingWriter
+from gpu_client.ring.tools.status import status_of
 from tests.ring_places import KINDS, Place, place_of
 
 
@@ -205,7 +207,7 @@ def test_a_reader_that_is_overtaken_while_it_pins_tries_again(place: Place, monk
         return found
 
     mine.pointer = hopeless  # type: ignore[method-assign]
-    monkeypatch.setattr("gpu_client.ring.reader._PIN_TRIES", 3)
+    monkeypatch.setattr("gpu_client.ring.reading.reader._PIN_TRIES", 3)
     with (
         RingReader(mine, threads=False) as reader,
         pytest.raises(ManifestMissing, match=r"replaced faster than they can be read\. Raise retain"),

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from gpu_client.ring.bench import PlaceBench, sample_of
+from gpu_client.ring.core.ring import make_ring, open_ring
 from gpu_client.ring.errors import RingMismatch
-from gpu_client.ring.places import make_ring, open_ring
 from gpu_client.ring.settings import RingSettings
+from gpu_client.ring.tools.benchmark import PlaceBench, sample_of
 from tests.ring_places import KINDS, place_of
 
 

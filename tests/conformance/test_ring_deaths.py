@@ -12,20 +12,20 @@ import numpy as np
 import pytest
 
 from functions.local.emulator import Emulator
-from gpu_client.ring.collector import Collector
+from gpu_client.ring.core.garbage_collector import Collector
+from gpu_client.ring.core.liveness import Watch
+from gpu_client.ring.core.maintenance import Keeper
+from gpu_client.ring.core.ring import Ring
 from gpu_client.ring.errors import RingMismatch
-from gpu_client.ring.keeper import Keeper
-from gpu_client.ring.leases import Watch
-from gpu_client.ring.manifest import manifest_key
-from gpu_client.ring.objects import StoredSamples
-from gpu_client.ring.ring import Ring
+from gpu_client.ring.format.manifest import manifest_key
+from gpu_client.ring.format.objects import StoredSamples
+from gpu_client.ring.generating.writer import RingWriter
 from gpu_client.ring.settings import RingSettings
-from gpu_client.ring.store import RingStore
-from gpu_client.ring.store_api import ApiStore
-from gpu_client.ring.store_fs import DirectoryStore
-from gpu_client.ring.store_memory import MemoryStore
-from gpu_client.ring.store_s3 import BucketStore
-from gpu_client.ring.writer import RingWriter
+from gpu_client.ring.store.control_plane import ApiStore
+from gpu_client.ring.store.filesystem import DirectoryStore
+from gpu_client.ring.store.memory import MemoryStore
+from gpu_client.ring.store.protocol import RingStore
+from gpu_client.ring.store.s3 import BucketStore
 from tests.emulator import unique
 from tests.ring_bucket import RingBucket
 from tests.served_api import ServedApi

@@ -11,16 +11,16 @@ import numpy as np
 import pytest
 
 from functions.local.emulator import Emulator
-from gpu_client.ring import store_s3
+from gpu_client.ring.core.maintenance import Keeper
+from gpu_client.ring.core.ring import Ring
 from gpu_client.ring.errors import ObjectDamaged
-from gpu_client.ring.keeper import Keeper
-from gpu_client.ring.plan import Shape
-from gpu_client.ring.reader import RingReader
-from gpu_client.ring.ring import Ring
+from gpu_client.ring.generating.writer import RingWriter
+from gpu_client.ring.reading.batch_plan import Shape
+from gpu_client.ring.reading.batch_stream import Stream
+from gpu_client.ring.reading.reader import RingReader
 from gpu_client.ring.settings import RingSettings
-from gpu_client.ring.store_s3 import BucketStore
-from gpu_client.ring.stream import Stream
-from gpu_client.ring.writer import RingWriter
+from gpu_client.ring.store import s3
+from gpu_client.ring.store.s3 import BucketStore
 from tests.conformance.test_ring_stores import view
 from tests.proxies import FaultyProxy, Trouble
 from tests.ring_bucket import RingBucket
@@ -130,7 +130,7 @@ def test_a_store_that_is_away_for_long_is_an_error_of_the_system(bucket: RingBuc
 def test_a_large_object_is_read_in_parts(
     bucket: RingBucket, proxy: FaultyProxy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(store_s3, "PART_BYTES", 10_000)
+    monkeypatch.setattr(s3, "PART_BYTES", 10_000)
     store = bucket.opened()
     for size_bytes in (9_999, 10_000, 10_001, 50_000, 95_123):
         data = random.Random(size_bytes).randbytes(size_bytes)
@@ -145,7 +145,7 @@ def test_a_large_object_is_read_in_parts(
 def test_parts_that_fail_are_fetched_again_and_what_is_deleted_meanwhile_is_not_there(
     bucket: RingBucket, proxy: FaultyProxy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(store_s3, "PART_BYTES", 10_000)
+    monkeypatch.setattr(s3, "PART_BYTES", 10_000)
     passing = Passing(proxy)
     store = bucket.opened(passing)
     data = random.Random(1).randbytes(30_000)
@@ -173,7 +173,7 @@ def test_parts_that_fail_are_fetched_again_and_what_is_deleted_meanwhile_is_not_
 
 
 def test_parts_of_two_objects_are_not_put_together(bucket: RingBucket, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(store_s3, "PART_BYTES", 10_000)
+    monkeypatch.setattr(s3, "PART_BYTES", 10_000)
     store = bucket.opened()
     store.create(KEY, [view(bytes(30_000))])
     begin = store.bucket.part_threads
@@ -188,7 +188,7 @@ def test_parts_of_two_objects_are_not_put_together(bucket: RingBucket, monkeypat
 
 
 def test_many_keys_are_listed_and_deleted_page_by_page(bucket: RingBucket, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(store_s3, "KEYS_PER_REQUEST", 7)
+    monkeypatch.setattr(s3, "KEYS_PER_REQUEST", 7)
     store = bucket.opened()
     made = sorted(f"inbox/w.{number:08d}" for number in range(30))
     for key in made:
@@ -294,7 +294,7 @@ def test_nothing_is_asked_before_it_is_needed_and_a_missing_bucket_is_named(
 
 
 def test_stores_are_of_the_place_that_is_named(bucket: RingBucket, monkeypatch: pytest.MonkeyPatch) -> None:
-    from gpu_client.ring.places import make_ring, open_ring
+    from gpu_client.ring.core.ring import make_ring, open_ring
 
     monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
     monkeypatch.setenv("AWS_ENDPOINT_URL_S3", bucket.endpoint_url)

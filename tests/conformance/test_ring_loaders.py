@@ -13,10 +13,10 @@ import torch
 from torch import distributed
 from torch.utils.data import DataLoader
 
-from gpu_client.ring.datasets import RingDataset, RingLoader
-from gpu_client.ring.places import make_ring
+from gpu_client.ring.core.ring import make_ring
+from gpu_client.ring.generating.writer import RingWriter
+from gpu_client.ring.reading.loader import RingDataset, RingLoader
 from gpu_client.ring.settings import RingSettings
-from gpu_client.ring.writer import RingWriter
 from tests.ring_places import KINDS, Place, place_of
 
 SAMPLES = 24

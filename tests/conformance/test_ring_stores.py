@@ -11,15 +11,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from gpu_client.ring.keeper import Keeper
-from gpu_client.ring.objects import Provenance, StoredSamples, encode
-from gpu_client.ring.ring import Ring
+from gpu_client.ring.core.maintenance import Keeper
+from gpu_client.ring.core.ring import Ring
+from gpu_client.ring.format.objects import Provenance, StoredSamples, encode
+from gpu_client.ring.format.sample_tree import take_apart
+from gpu_client.ring.generating.writer import RingWriter
 from gpu_client.ring.settings import RingSettings
-from gpu_client.ring.store import RingStore, SizedStore
-from gpu_client.ring.store_fs import DirectoryStore
-from gpu_client.ring.store_memory import MemoryStore
-from gpu_client.ring.tree import take_apart
-from gpu_client.ring.writer import RingWriter
+from gpu_client.ring.store.filesystem import DirectoryStore
+from gpu_client.ring.store.memory import MemoryStore
+from gpu_client.ring.store.protocol import RingStore, SizedStore
 from tests.emulator import unique
 from tests.ring_bucket import RingBucket
 from tests.served_api import ServedApi

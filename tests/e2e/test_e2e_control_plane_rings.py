@@ -10,14 +10,14 @@ import psutil
 import pytest
 
 from baton.contract.jobs import AttemptEnd, InputRef, JobState, JobSubmit, Policy
-from gpu_client.ring.access import Access
+from gpu_client.ring.core.repair import verified
+from gpu_client.ring.core.ring import Ring
 from gpu_client.ring.errors import RingMismatch
-from gpu_client.ring.reader import RingReader
-from gpu_client.ring.ring import Ring
+from gpu_client.ring.generating.named_counter import put_under
+from gpu_client.ring.reading.reader import RingReader
 from gpu_client.ring.settings import RingSettings
-from gpu_client.ring.status import verified
-from gpu_client.ring.store_api import ApiStore
-from gpu_client.ring.tally import put_under
+from gpu_client.ring.store.control_plane import ApiStore
+from gpu_client.ring.store.uri import Access
 from tests.control_plane import TRAINERS
 from tests.stack import Stack
 from tests.waiting import until

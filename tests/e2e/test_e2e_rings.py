@@ -11,12 +11,12 @@ import pytest
 
 from baton.contract.history import EventType
 from baton.contract.jobs import AttemptEnd, FailureClass, JobState, JobSubmit, Policy
-from gpu_client.ring.manifest import SAMPLES, ObjectId
-from gpu_client.ring.objects import StoredSamples
-from gpu_client.ring.places import make_ring, open_ring
-from gpu_client.ring.ring import Ring
+from gpu_client.ring.core.ring import Ring, make_ring, open_ring
+from gpu_client.ring.format.manifest import ObjectId
+from gpu_client.ring.format.objects import StoredSamples
+from gpu_client.ring.format.records import SAMPLES
+from gpu_client.ring.generating.writer import RingWriter
 from gpu_client.ring.settings import RingSettings
-from gpu_client.ring.writer import RingWriter
 from tests.control_plane import TRAINERS
 from tests.e2e.trainers.shapes_of_ring import make
 from tests.waiting import until

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import numpy as np
 
-from gpu_client.ring.places import open_ring
-from gpu_client.ring.reader import RingReader
-from gpu_client.ring.writer import RingWriter
+from gpu_client.ring.core.ring import open_ring
+from gpu_client.ring.generating.writer import RingWriter
+from gpu_client.ring.reading.reader import RingReader
 
 
 def write(place: str, told: Path) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from gpu_client.ring.places import make_ring
+from gpu_client.ring.core.ring import make_ring
 from gpu_client.ring.settings import RingSettings
 
 WRITERS, KILLS, CAP = 3, 4, 40

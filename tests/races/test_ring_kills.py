@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from gpu_client.ring.manifest import Manifest
-from gpu_client.ring.places import make_ring
+from gpu_client.ring.core.ring import make_ring
+from gpu_client.ring.format.manifest import Manifest
 from gpu_client.ring.settings import RingSettings
 
 WRITERS, READERS = 4, 2

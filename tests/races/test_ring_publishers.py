@@ -7,11 +7,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from gpu_client.ring.collector import Collector
-from gpu_client.ring.places import make_ring
-from gpu_client.ring.reader import RingReader
+from gpu_client.ring.core.garbage_collector import Collector
+from gpu_client.ring.core.ring import make_ring
+from gpu_client.ring.generating.writer import RingWriter
+from gpu_client.ring.reading.reader import RingReader
 from gpu_client.ring.settings import RingSettings
-from gpu_client.ring.writer import RingWriter
 from tests.performance.ring import roles
 from tests.performance.ring.population import CONTEXT, begun
 

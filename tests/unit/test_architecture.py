@@ -96,8 +96,47 @@ MAY_IMPORT: dict[str, set[str]] = {
     "gpu_client.importers": {"baton.contract"},
     # As a job it tells a session how far it is.
     "gpu_client.ring.generate": {"gpu_client.ring", "gpu_client.training"},
-    # Generators and trainings on any machine use it, with and without the rest.
-    "gpu_client.ring": {"baton.contract", "gpu_client.transport"},
+    # Generators and trainings on any machine use a ring, with and without the rest of the product.
+    "gpu_client.ring.errors": set(),
+    "gpu_client.ring.settings": set(),
+    # Bytes and documents: pure, knows neither stores nor processes.
+    "gpu_client.ring.format": {"gpu_client.ring.errors", "gpu_client.ring.settings"},
+    "gpu_client.ring.store": {
+        "baton.contract",
+        "gpu_client.ring.errors",
+        "gpu_client.ring.format",
+        "gpu_client.transport",
+    },
+    "gpu_client.ring.core": {
+        "gpu_client.ring.errors",
+        "gpu_client.ring.format",
+        "gpu_client.ring.settings",
+        "gpu_client.ring.store",
+    },
+    "gpu_client.ring.reading": {
+        "gpu_client.ring.core",
+        "gpu_client.ring.errors",
+        "gpu_client.ring.format",
+        "gpu_client.ring.store",
+    },
+    "gpu_client.ring.generating": {
+        "gpu_client.ring.core",
+        "gpu_client.ring.errors",
+        "gpu_client.ring.format",
+        "gpu_client.ring.settings",
+        "gpu_client.ring.store",
+    },
+    "gpu_client.ring.tools": {
+        "gpu_client.ring.core",
+        "gpu_client.ring.errors",
+        "gpu_client.ring.format",
+        "gpu_client.ring.generating",
+        "gpu_client.ring.reading",
+        "gpu_client.ring.settings",
+        "gpu_client.ring.store",
+    },
+    "gpu_client.ring.wirehead_clean": {"gpu_client.ring.errors", "gpu_client.ring.core", "gpu_client.ring.tools"},
+    "gpu_client.ring": set(),
     "gpu_client.cli.core": {"baton.contract", "gpu_client.transport"},
     "gpu_client.cli.admin": {"baton.contract", "gpu_client.transport", "gpu_client.cli.core"},
     "gpu_client.cli.ring": {"baton.contract", "gpu_client.transport", "gpu_client.ring", "gpu_client.cli.core"},
@@ -242,7 +281,14 @@ def test_imports_point_one_way(package: str) -> None:
         ("gpu_client.checkpoints.watch", "gpu_client.transport.api.http", True),
         ("gpu_client.training.session", "gpu_client.transport.api.http", False),
         ("gpu_client.ring.generate", "gpu_client.training.Session", True),
-        ("gpu_client.ring.generating", "gpu_client.training.Session", False),
+        ("gpu_client.ring.generating.generation_loop", "gpu_client.training.Session", False),
+        ("gpu_client.ring.format.objects", "gpu_client.ring.store.protocol", False),
+        ("gpu_client.ring.store.memory", "gpu_client.ring.core.ring", False),
+        ("gpu_client.ring.core.ring", "gpu_client.ring.store.uri", True),
+        ("gpu_client.ring.core.maintenance", "gpu_client.ring.reading.reader", False),
+        ("gpu_client.ring.generating.writer", "gpu_client.ring.reading.reader", False),
+        ("gpu_client.ring.reading.reader", "gpu_client.ring.tools.status", False),
+        ("gpu_client.ring.tools.status", "gpu_client.ring.reading.reader", True),
         ("baton.contract.jobs", "functions.domain.jobs", False),
         ("baton.contract.jobs", "baton.contract.base", True),
         ("baton.contract.rules.document.loader", "gpu_client.importers.ibm.trainer_controller", False),
@@ -310,11 +356,11 @@ def test_rings_cost_those_nothing_who_have_none() -> None:
         "import sys, functions.handlers.wiring as wiring, functions.api.routes_worker, functions.api.routes_transfer; "
         "context = wiring.build_context({}); "
         "print(context.rings, [name for name in sys.modules if name.endswith('rings')]); "
-        "import gpu_client.agent.steps, gpu_client.ring.places; "
-        "print([name for name in sys.modules if name.startswith('gpu_client.ring.store_')])"
+        "import gpu_client.agent.attempt.steps, gpu_client.ring.core.ring; "
+        "names = {name.removeprefix('gpu_client.ring.store.') for name in sys.modules}; "
+        "print({'s3', 's3_client', 'control_plane'} & names)"
     )
-    told = printed_by(program, AWS_DEFAULT_REGION="us-east-1")
-    assert told == ["None []", "['gpu_client.ring.store_fs', 'gpu_client.ring.store_memory']"]
+    assert printed_by(program, AWS_DEFAULT_REGION="us-east-1") == ["None []", "set()"]
 
 
 def test_rules_cost_a_training_process_nothing_but_themselves() -> None:

@@ -18,7 +18,7 @@ from gpu_client.cli.core.session import AsJson, Session, session_of
 from gpu_client.transport.api.calls import pages
 
 if TYPE_CHECKING:
-    from gpu_client.ring.status import Status
+    from gpu_client.ring.tools.status import Status
 
 
 ring_app = typer.Typer(no_args_is_help=True, help="A circular cache of generated samples.")
@@ -40,7 +40,7 @@ def make(
     *,
     setting: Annotated[
         list[str],
-        typer.Option("--set", metavar="NAME=VALUE", help="As in gpu_client/ring/settings.py; cap is needed."),
+        typer.Option("--set", metavar="NAME=VALUE", help="Setting, see docs/ring.md; repeatable; cap is required."),
     ],
     as_json: AsJson = False,
 ) -> None:
@@ -49,7 +49,7 @@ def make(
     with told():
         from pydantic import ValidationError
 
-        from gpu_client.ring.places import make_ring
+        from gpu_client.ring.core.ring import make_ring
         from gpu_client.ring.settings import RingSettings
 
         given = dict(_pair(one) for one in setting)
@@ -69,9 +69,9 @@ def make(
 def status(context: typer.Context, place: Place, *, as_json: AsJson = False) -> None:
     """How full it is, how old, who writes and reads."""
     session = session_of(context)
-    with told():
-        from gpu_client.ring.places import open_ring
-        from gpu_client.ring.status import status_of
+    with ring_errors():
+        from gpu_client.ring.core.ring import open_ring
+        from gpu_client.ring.tools.status import status_of
 
         found = status_of(open_ring(place))
     if as_json:
@@ -91,10 +91,10 @@ def watch(
 ) -> None:
     """The same again and again, with rates: a live view on a terminal. --json: one line each."""
     session = session_of(context)
-    with told(), _shown(session.screen, place, as_json=as_json) as shown:
+    with ring_errors(), _open_display(session.output, place, as_json=as_json) as shown:
+        from gpu_client.ring.core.ring import open_ring
         from gpu_client.ring.errors import RingError
-        from gpu_client.ring.places import open_ring
-        from gpu_client.ring.status import status_of
+        from gpu_client.ring.tools.status import status_of
 
         ring = open_ring(place)
         shown(status_of(ring))
@@ -123,9 +123,9 @@ def verify(
 ) -> None:
     """Read all that can be read. Exit code 1 if anything is damaged and stays so."""
     session = session_of(context)
-    with told():
-        from gpu_client.ring.places import open_ring
-        from gpu_client.ring.repairing import examined, repaired
+    with ring_errors():
+        from gpu_client.ring.core.repair import examined, repaired
+        from gpu_client.ring.core.ring import open_ring
 
         ring = open_ring(place)
         found = repaired(ring) if repair else examined(ring)
@@ -151,8 +151,8 @@ def verify(
 def publish(context: typer.Context, place: Place, *, as_json: AsJson = False) -> None:
     """Make readable what waits, a whole generation or not."""
     session = session_of(context)
-    with told():
-        from gpu_client.ring.places import open_ring
+    with ring_errors():
+        from gpu_client.ring.core.ring import open_ring
 
         ring = open_ring(place)
         while ring.publish(at_once=True) is not None:
@@ -178,10 +178,10 @@ def record_samples(
 ) -> None:
     """Make a data set that stays of what comes into a ring: shuffled, in shards."""
     session = session_of(context)
-    with told():
-        from gpu_client.ring.places import open_ring
-        from gpu_client.ring.reader import RingReader
-        from gpu_client.ring.recording import record
+    with ring_errors():
+        from gpu_client.ring.core.ring import open_ring
+        from gpu_client.ring.reading.reader import RingReader
+        from gpu_client.ring.tools.recording import record
 
         with RingReader(open_ring(place), patience_s=patience) as reader:
             damaged = record(reader, directory, samples, shard=shard, seed=seed)
@@ -205,7 +205,7 @@ def bench(
     session = session_of(context)
     with told():
         from gpu_client.cli.ring.view import bench_document, show_bench
-        from gpu_client.ring.bench import bench, machine_limits
+        from gpu_client.ring.tools.benchmark import bench, machine_limits
 
         size_bytes = int(size * 1024 * 1024)
         rates = bench(place, size_bytes=size_bytes, samples=samples, rounds=rounds)
@@ -245,10 +245,10 @@ def show(screen: Screen, found: Status, rates: tuple[float, float] | None) -> No
 
 
 @contextmanager
-def _shown(screen: Screen, place: str, *, as_json: bool) -> Iterator[Callable[[Status], None]]:
-    """What shows one look after the other: lines of JSON, a view on a terminal, or the same fields again."""
-    from gpu_client.cli.ring.view import view
-    from gpu_client.ring.trend import Trend
+def _open_display(output: CommandOutput, place: str, *, as_json: bool) -> Iterator[Callable[[Status], None]]:
+    """Yield a function that shows a status: as a JSON line, a live view on a terminal, or fields."""
+    from gpu_client.cli.ring.view import render_status
+    from gpu_client.ring.tools.status import Trend
 
     trend = Trend()
     if screen.live and not as_json:
@@ -300,8 +300,8 @@ def _pair(text: str) -> tuple[str, Any]:
 
 @ring_app.callback()
 def _with_profile(context: typer.Context) -> None:
-    """A circular cache of generated samples."""
-    from gpu_client.ring.access import look_elsewhere
+    """Give ring addresses baton:NAME the profile of the session."""
+    from gpu_client.ring.store.uri import look_elsewhere
 
     session = session_of(context)
     look_elsewhere(lambda: _access(session))
@@ -337,10 +337,10 @@ def remove(
     Repeated after an interruption, it goes on.
     """
     session = session_of(context)
-    if not yes and not as_json and not typer.confirm(f"Remove {place} with all that is in it?", err=True):
-        raise CliError(f"{place} is as it was")
-    with told():
-        from gpu_client.ring.removing import remove_ring
+    if not yes and not as_json and not typer.confirm(f"Remove {place} and all its samples?", err=True):
+        raise CliError(f"{place} was not removed")
+    with ring_errors():
+        from gpu_client.ring.core.ring import remove_ring
 
         removed = remove_ring(place)
     if as_json:
@@ -349,8 +349,8 @@ def remove(
     session.screen.say(f"{place} is removed, with {count(removed, 'object')} in it")
 
 
-def _access(session: Session) -> tuple[str, str] | None:
-    from gpu_client.ring.access import TOKEN
+def _choose_access(session: CliSession) -> tuple[str, str] | None:
+    from gpu_client.ring.store.uri import TOKEN
 
     if session.profile_name is None and session.environ.get(TOKEN):
         return None  # one of a job's processes, which is let in by that

@@ -10,12 +10,11 @@ from rich.table import Table
 from rich.text import Text
 
 from gpu_client.cli.core.formats import count, plain, size
-from gpu_client.cli.core.output import Screen
-from gpu_client.ring.status import ReaderRow, Status, WriterRow
-from gpu_client.ring.trend import Pace, Trend
+from gpu_client.cli.core.output import CommandOutput
+from gpu_client.ring.tools.status import Pace, ReaderRow, Status, Trend, WriterRow
 
 if TYPE_CHECKING:
-    from gpu_client.ring.bench import Rates
+    from gpu_client.ring.tools.benchmark import Rates
 
 
 _LEVELS = "▁▂▃▄▅▆▇█"

@@ -11,8 +11,8 @@ from pathlib import Path
 import gate
 import numpy as np
 
-from gpu_client.ring.places import open_ring
-from gpu_client.ring.writer import RingWriter
+from gpu_client.ring.core.ring import open_ring
+from gpu_client.ring.generating.writer import RingWriter
 
 params = json.loads(Path(os.environ["BATON_PARAMS"]).read_text())
 assert "BATON_API_KEY" not in os.environ

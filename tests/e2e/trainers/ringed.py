@@ -14,7 +14,7 @@ import gate
 import torch
 
 from baton import Session
-from gpu_client.ring.datasets import RingLoader
+from gpu_client.ring.reading.loader import RingLoader
 
 EVERY = 5
 

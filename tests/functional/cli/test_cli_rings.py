@@ -6,10 +6,10 @@ import json
 
 import numpy as np
 
-from gpu_client.ring.access import Access
-from gpu_client.ring.ring import Ring
-from gpu_client.ring.store_api import ApiStore
-from gpu_client.ring.writer import RingWriter
+from gpu_client.ring.core.ring import Ring
+from gpu_client.ring.generating.writer import RingWriter
+from gpu_client.ring.store.control_plane import ApiStore
+from gpu_client.ring.store.uri import Access
 from tests.emulator import unique
 from tests.functional.cli.people import Baton
 from tests.stack import Stack

@@ -10,8 +10,8 @@ from demo.failure import Interrupts
 from demo.processes import ManagedProcesses
 from demo.ring.generators import Generators, Turn
 from demo.ring.shapes import render
-from gpu_client.ring.ring import make_ring
-from gpu_client.ring.reader import RingReader
+from gpu_client.ring.core.ring import make_ring
+from gpu_client.ring.reading.reader import RingReader
 from gpu_client.ring.settings import RingSettings
 from tests.waiting import until
 

@@ -12,10 +12,10 @@ from pathlib import Path
 import psutil
 import pytest
 
-from gpu_client.ring.manifest import SAMPLES, ObjectId
-from gpu_client.ring.objects import StoredSamples
-from gpu_client.ring.places import open_ring
-from gpu_client.ring.ring import Ring
+from gpu_client.ring.core.ring import Ring, open_ring
+from gpu_client.ring.format.manifest import ObjectId
+from gpu_client.ring.format.objects import StoredSamples
+from gpu_client.ring.format.records import SAMPLES
 from tests.waiting import alive, until
 
 pytestmark = pytest.mark.processes

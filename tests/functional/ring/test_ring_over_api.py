@@ -20,23 +20,22 @@ import pytest
 from baton.contract.rings import UrlsAnswer, UrlsRequest
 from baton.contract.work import WorkItem
 from functions.local.emulator import Emulator
-from gpu_client.agent.trainer_environment import trainer_environment
-from gpu_client.agent.workspace import JobDirectories
-from gpu_client.ring.datasets import RingLoader
+from gpu_client.agent.process.environment import trainer_environment
+from gpu_client.agent.workspace.slots import JobDirectories
+from gpu_client.ring.core.liveness import Held
+from gpu_client.ring.core.maintenance import Keeper
+from gpu_client.ring.core.repair import verified
+from gpu_client.ring.core.ring import Ring, remove_ring
 from gpu_client.ring.errors import RingMismatch, WriterFenced
-from gpu_client.ring.keeper import Keeper
-from gpu_client.ring.leases import Held
-from gpu_client.ring.plan import Shape
-from gpu_client.ring.presigned import PresignedObjects, Url
-from gpu_client.ring.reader import RingReader
-from gpu_client.ring.removing import remove_ring
-from gpu_client.ring.ring import Ring
+from gpu_client.ring.generating.writer import RingWriter
+from gpu_client.ring.reading.batch_plan import Shape
+from gpu_client.ring.reading.batch_stream import Stream
+from gpu_client.ring.reading.loader import RingLoader
+from gpu_client.ring.reading.reader import RingReader
 from gpu_client.ring.settings import RingSettings
-from gpu_client.ring.status import status_of, verified
-from gpu_client.ring.store import DistantStore, RingStore
-from gpu_client.ring.store_api import DECLARED_BYTES
-from gpu_client.ring.stream import Stream
-from gpu_client.ring.writer import RingWriter
+from gpu_client.ring.store.control_plane import DECLARED_BYTES, PresignedObjects, Url
+from gpu_client.ring.store.protocol import DistantStore, RingStore
+from gpu_client.ring.tools.status import status_of
 from gpu_client.transport.api.admin import RingCalls
 from gpu_client.transport.errors import UrlExpired
 from gpu_client.transport.net.connections import Connections
@@ -48,8 +47,8 @@ pytestmark = pytest.mark.emulator
 RECORDS, URLS = "POST /rings/{ring}/records", "POST /rings/{ring}/urls"
 GENERATOR = """
 import numpy as np
-from gpu_client.ring.places import open_ring
-from gpu_client.ring.writer import RingWriter
+from gpu_client.ring.core.ring import open_ring
+from gpu_client.ring.generating.writer import RingWriter
 import sys
 with RingWriter(open_ring(sys.argv[1]), "child") as writer:
     for seed in range(3):
@@ -146,7 +145,7 @@ def test_a_large_object_that_is_damaged_on_its_way_is_refused_and_sent_again(
     assert bytes(ring.store.read("samples/w/1") or b"") == data
     sent.clear()
     assert not ring.store.create("samples/w/1", [memoryview(b"?" * DECLARED_BYTES)])
-    monkeypatch.setattr("gpu_client.ring.store_api.checksums.crc64nvme", lambda piece, before: 1)
+    monkeypatch.setattr("gpu_client.ring.store.control_plane.checksums.crc64nvme", lambda piece, before: 1)
     with pytest.raises(OSError, match=r"samples/w/2: not moved after 3 tries .*other bytes than declared"):
         ring.store.create("samples/w/2", [memoryview(data)])
     assert ring.store.keys("samples/") == ["samples/w/1"]

@@ -12,9 +12,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from gpu_client.ring.places import make_ring
+from gpu_client.ring.core.ring import make_ring
+from gpu_client.ring.generating.writer import RingWriter
 from gpu_client.ring.settings import RingSettings
-from gpu_client.ring.writer import RingWriter
 from tests.waiting import until
 
 pytestmark = pytest.mark.processes

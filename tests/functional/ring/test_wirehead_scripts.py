@@ -13,10 +13,9 @@ from pathlib import Path
 import pytest
 import yaml
 
-from gpu_client.ring.leases import WRITERS
-from gpu_client.ring.manifest import SAMPLES
-from gpu_client.ring.places import open_ring
-from gpu_client.ring.reader import RingReader
+from gpu_client.ring.core.ring import open_ring
+from gpu_client.ring.format.records import SAMPLES, WRITERS
+from gpu_client.ring.reading.reader import RingReader
 from tests.waiting import until
 
 pytestmark = pytest.mark.processes

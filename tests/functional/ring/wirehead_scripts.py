@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from gpu_client.ring import wirehead as wh
+from gpu_client.ring.tools import wirehead as wh
 
 
 def doubles() -> Iterator[tuple[Any, Any]]:

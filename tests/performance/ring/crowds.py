@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
-from gpu_client.ring.places import make_ring
+from gpu_client.ring.core.ring import make_ring
 from gpu_client.ring.settings import RingSettings
 from tests.performance.figures import Figure
 from tests.performance.ring import roles

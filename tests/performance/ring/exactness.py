@@ -11,15 +11,14 @@ from typing import Any
 import numpy as np
 import torch
 
-from gpu_client.ring.codecs import Codec
+from gpu_client.ring.core.ring import Pointed, make_ring, stored_schema
 from gpu_client.ring.errors import ObjectDamaged
-from gpu_client.ring.manifest import Manifest, manifest_key
-from gpu_client.ring.objects import StoredSamples
-from gpu_client.ring.places import make_ring
-from gpu_client.ring.reader import RingReader
-from gpu_client.ring.ring import POINTER, SCHEMA, Pointed, stored_schema
-from gpu_client.ring.settings import RingSettings
-from gpu_client.ring.writer import RingWriter
+from gpu_client.ring.format.manifest import Manifest, manifest_key
+from gpu_client.ring.format.objects import StoredSamples
+from gpu_client.ring.format.records import POINTER, SCHEMA
+from gpu_client.ring.generating.writer import RingWriter
+from gpu_client.ring.reading.reader import RingReader
+from gpu_client.ring.settings import Codec, RingSettings
 from tests.performance.figures import Figure
 
 CODECS: tuple[Codec, ...] = ("none", "zstd", "lz4")

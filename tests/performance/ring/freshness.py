@@ -15,13 +15,13 @@ from unittest.mock import patch
 import numpy as np
 
 from functions.local.emulator import Emulator
-from gpu_client.ring.manifest import Slot
-from gpu_client.ring.places import make_ring
-from gpu_client.ring.ring import Ring
+from gpu_client.ring.core.ring import Ring, make_ring
+from gpu_client.ring.format.manifest import Slot
+from gpu_client.ring.format.records import Versioned
+from gpu_client.ring.generating.writer import RingWriter
 from gpu_client.ring.settings import RingSettings
-from gpu_client.ring.store import RingStore, Versioned
-from gpu_client.ring.store_memory import MemoryStore
-from gpu_client.ring.writer import RingWriter
+from gpu_client.ring.store.memory import MemoryStore
+from gpu_client.ring.store.protocol import RingStore
 from tests.performance.figures import Figure
 from tests.ring_bucket import RingBucket
 

@@ -13,15 +13,15 @@ from typing import TypeVar
 
 import numpy as np
 
+from gpu_client.ring.core.ring import Ring, open_ring
 from gpu_client.ring.errors import WriterFenced
-from gpu_client.ring.manifest import INBOX, SAMPLES
-from gpu_client.ring.places import open_ring, store_at
-from gpu_client.ring.plan import Shape
-from gpu_client.ring.reader import RingReader
-from gpu_client.ring.ring import Ring
-from gpu_client.ring.store import RingStore, Versioned
-from gpu_client.ring.stream import Stream
-from gpu_client.ring.writer import RingWriter
+from gpu_client.ring.format.records import INBOX, SAMPLES, Versioned
+from gpu_client.ring.generating.writer import RingWriter
+from gpu_client.ring.reading.batch_plan import Shape
+from gpu_client.ring.reading.batch_stream import Stream
+from gpu_client.ring.reading.reader import RingReader
+from gpu_client.ring.store.protocol import RingStore
+from gpu_client.ring.store.uri import store_at
 from tests.performance.ring.population import Counters
 
 T = TypeVar("T")

@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 import psutil
 
-from gpu_client.ring.bench import PlaceBench, Turn, machine_limits, sample_of
 from gpu_client.ring.settings import RingSettings
+from gpu_client.ring.tools.benchmark import PlaceBench, Turn, machine_limits, sample_of
 from tests.performance.figures import Figure
 from tests.performance.ring import rival
 

@@ -7,14 +7,13 @@ import time
 from collections import deque
 from pathlib import Path
 
-from gpu_client.ring.collector import UNFINISHED_S
+from gpu_client.ring.core.garbage_collector import UNFINISHED_S
+from gpu_client.ring.core.ring import Ring, make_ring
 from gpu_client.ring.errors import ManifestMissing
-from gpu_client.ring.leases import PINS, READERS, content_of
-from gpu_client.ring.manifest import SAMPLES, ObjectId, Slot
-from gpu_client.ring.places import make_ring
-from gpu_client.ring.ring import Ring
+from gpu_client.ring.format.manifest import ObjectId, Slot
+from gpu_client.ring.format.records import PINS, READERS, SAMPLES, content_of
+from gpu_client.ring.generating.writer import RingWriter
 from gpu_client.ring.settings import RingSettings
-from gpu_client.ring.writer import RingWriter
 from tests.performance.figures import Figure
 from tests.performance.ring import roles
 from tests.performance.ring.population import CONTEXT, Counters, begun, population

@@ -10,10 +10,9 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from gpu_client.ring.collector import read_so_far
-from gpu_client.ring.datasets import RingLoader
-from gpu_client.ring.places import make_ring
-from gpu_client.ring.ring import Ring
+from gpu_client.ring.core.garbage_collector import read_so_far
+from gpu_client.ring.core.ring import Ring, make_ring
+from gpu_client.ring.reading.loader import RingLoader
 from gpu_client.ring.settings import RingSettings
 from tests.performance.figures import Figure
 from tests.performance.ring import roles

@@ -11,13 +11,13 @@ import pytest
 from gpu_client.cli.core.output import Screen
 from gpu_client.cli.core.session import Session
 from gpu_client.cli.main import main
-from gpu_client.ring.manifest import SAMPLES, Manifest, manifest_key
-from gpu_client.ring.places import make_ring, open_ring
+from gpu_client.ring.core.ring import make_ring, open_ring
+from gpu_client.ring.format.manifest import Manifest, manifest_key
+from gpu_client.ring.format.records import SAMPLES, Versioned
+from gpu_client.ring.generating.writer import RingWriter
 from gpu_client.ring.settings import RingSettings
-from gpu_client.ring.status import status_of
-from gpu_client.ring.store import Versioned
-from gpu_client.ring.store_fs import DirectoryStore
-from gpu_client.ring.writer import RingWriter
+from gpu_client.ring.store.filesystem import DirectoryStore
+from gpu_client.ring.tools.status import status_of
 
 
 class Command:

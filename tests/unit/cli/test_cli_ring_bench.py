@@ -9,9 +9,9 @@ import pytest
 
 from gpu_client.cli.core.session import Session
 from gpu_client.cli.main import main
-from gpu_client.ring.bench import PlaceBench, Rates, Turn, sample_of
-from gpu_client.ring.places import make_ring, open_ring
+from gpu_client.ring.core.ring import make_ring, open_ring
 from gpu_client.ring.settings import RingSettings
+from gpu_client.ring.tools.benchmark import PlaceBench, Rates, Turn, sample_of
 
 LITTLE = ("--size", "0.05", "--samples", "2", "--rounds", "1")
 

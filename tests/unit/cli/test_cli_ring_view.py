@@ -7,9 +7,8 @@ from dataclasses import replace
 
 from rich.console import Console
 
-from gpu_client.cli.ring.view import curve, view
-from gpu_client.ring.status import ReaderRow, Status, WriterRow
-from gpu_client.ring.trend import Trend
+from gpu_client.cli.ring.view import render_status, sparkline
+from gpu_client.ring.tools.status import ReaderRow, Status, Trend, WriterRow
 
 EMPTY = Status(0.0, 512, "rolling", 0, 0, 0, 0, 0, None, None, 0, 0, {})
 

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-from gpu_client.ring.objects import StoredSamples
+from gpu_client.ring.format.objects import StoredSamples
 from tests.performance.ring import exactness, population, rival, swaps
 from tests.performance.ring.__main__ import main
 from tests.performance.ring.population import Counters

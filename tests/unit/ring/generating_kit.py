@@ -7,15 +7,15 @@ from typing import Any
 
 import numpy as np
 
-from gpu_client.ring.collector import Collector
-from gpu_client.ring.generating import Generation, Made, samples_of
-from gpu_client.ring.keeper import Keeper
-from gpu_client.ring.leases import Watch
-from gpu_client.ring.objects import StoredSamples
-from gpu_client.ring.ring import Ring
+from gpu_client.ring.core.garbage_collector import Collector
+from gpu_client.ring.core.liveness import Watch
+from gpu_client.ring.core.maintenance import Keeper
+from gpu_client.ring.core.ring import Ring
+from gpu_client.ring.format.objects import StoredSamples
+from gpu_client.ring.generating.generation_loop import Generation, Made, samples_of
 from gpu_client.ring.settings import RingSettings
-from gpu_client.ring.store import RingStore
-from gpu_client.ring.store_memory import MemoryStore
+from gpu_client.ring.store.memory import MemoryStore
+from gpu_client.ring.store.protocol import RingStore
 from tests.unit.ring.ring_kit import Clock
 
 

@@ -6,16 +6,16 @@ from typing import Any
 
 import numpy as np
 
-from gpu_client.ring.collector import Collector
-from gpu_client.ring.keeper import Keeper
-from gpu_client.ring.leases import Watch
-from gpu_client.ring.manifest import MANIFESTS
-from gpu_client.ring.reader import RingReader
-from gpu_client.ring.ring import Ring
+from gpu_client.ring.core.garbage_collector import Collector
+from gpu_client.ring.core.liveness import Watch
+from gpu_client.ring.core.maintenance import Keeper
+from gpu_client.ring.core.ring import Ring
+from gpu_client.ring.format.records import MANIFESTS
+from gpu_client.ring.generating.writer import RingWriter
+from gpu_client.ring.reading.batch_stream import Stream
+from gpu_client.ring.reading.reader import RingReader
 from gpu_client.ring.settings import RingSettings
-from gpu_client.ring.store_memory import MemoryStore
-from gpu_client.ring.stream import Stream
-from gpu_client.ring.writer import RingWriter
+from gpu_client.ring.store.memory import MemoryStore
 from tests.unit.ring.ring_kit import Clock
 
 

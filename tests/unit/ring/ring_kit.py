@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
-from gpu_client.ring.store import RingStore, Versioned
+from gpu_client.ring.format.records import Versioned
+from gpu_client.ring.store.protocol import RingStore
 
 T = TypeVar("T")
 

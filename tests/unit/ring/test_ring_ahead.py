@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, IterableDataset
 
-from gpu_client.ring.ahead import POLL_S, Ahead
+from gpu_client.ring.reading.loader import POLL_S, Ahead
 from tests.waiting import soon
 
 

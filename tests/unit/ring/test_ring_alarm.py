@@ -11,17 +11,17 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gpu_client.agent.channel_server import ChannelServer
-from gpu_client.ring import alarm
-from gpu_client.ring.alarm import tell_job
-from gpu_client.ring.datasets import RingLoader
+from gpu_client.agent.control.channel_server import ChannelServer
+from gpu_client.ring.core import damage_report
+from gpu_client.ring.core.damage_report import tell_job
+from gpu_client.ring.core.repair import repaired
+from gpu_client.ring.core.ring import make_ring, open_ring
 from gpu_client.ring.errors import ObjectDamaged
-from gpu_client.ring.manifest import SAMPLES
-from gpu_client.ring.places import make_ring, open_ring
-from gpu_client.ring.reader import RingReader
-from gpu_client.ring.repairing import repaired
+from gpu_client.ring.format.records import SAMPLES
+from gpu_client.ring.generating.writer import RingWriter
+from gpu_client.ring.reading.loader import RingLoader
+from gpu_client.ring.reading.reader import RingReader
 from gpu_client.ring.settings import RingSettings
-from gpu_client.ring.writer import RingWriter
 from tests.waiting import soon
 
 NOBODY: dict[str, str] = {}

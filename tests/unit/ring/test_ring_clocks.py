@@ -5,15 +5,16 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from gpu_client.ring.collector import Collected, Collector
+from gpu_client.ring.core.garbage_collector import Collected, Collector
+from gpu_client.ring.core.liveness import DEAD_AFTER_LEASES, Watch
+from gpu_client.ring.core.maintenance import Keeper
+from gpu_client.ring.core.ring import Ring
 from gpu_client.ring.errors import WriterFenced
-from gpu_client.ring.keeper import Keeper
-from gpu_client.ring.leases import DEAD_AFTER_LEASES, PUBLISHER, Watch, content_of
-from gpu_client.ring.reader import RingReader
-from gpu_client.ring.ring import Ring
+from gpu_client.ring.format.records import PUBLISHER, content_of
+from gpu_client.ring.generating.writer import RingWriter
+from gpu_client.ring.reading.reader import RingReader
 from gpu_client.ring.settings import RingSettings
-from gpu_client.ring.store_memory import MemoryStore
-from gpu_client.ring.writer import RingWriter
+from gpu_client.ring.store.memory import MemoryStore
 from tests.unit.ring.ring_kit import Clock
 
 LEASE_S = 10.0

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from gpu_client.ring.copies import Copies
-from gpu_client.ring.leases import PUBLISHER
-from gpu_client.ring.ring import Ring
+from gpu_client.ring.core.ring import Ring
+from gpu_client.ring.format.records import PUBLISHER
+from gpu_client.ring.generating.generator_pool import Copies
 from gpu_client.ring.settings import RingSettings
-from gpu_client.ring.store_memory import MemoryStore
+from gpu_client.ring.store.memory import MemoryStore
 from tests.unit.ring.ring_kit import Clock, MortalStore
 from tests.unit.ring.ring_scene import Scene
 
@@ -74,7 +74,7 @@ class Unreachable(MortalStore):
 def processes(monkeypatch: pytest.MonkeyPatch) -> list[Process]:
     made: list[Process] = []
     monkeypatch.setattr(Process, "made", made, raising=False)
-    monkeypatch.setattr("gpu_client.ring.copies.subprocess.Popen", Process)
+    monkeypatch.setattr("gpu_client.ring.generating.generator_pool.subprocess.Popen", Process)
     return made
 
 

@@ -13,13 +13,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from gpu_client.ring.core.ring import make_ring, open_ring
 from gpu_client.ring.errors import RingMismatch, StoreFull
-from gpu_client.ring.objects import _LARGE_BYTES, _NO_DIGEST, Encoded
-from gpu_client.ring.places import make_ring, open_ring
-from gpu_client.ring.reader import RingReader
+from gpu_client.ring.format.objects import _LARGE_BYTES, _NO_DIGEST, Encoded
+from gpu_client.ring.generating.writer import RingWriter
+from gpu_client.ring.reading.reader import RingReader
 from gpu_client.ring.settings import RingSettings
-from gpu_client.ring.store_fs import DirectoryStore
-from gpu_client.ring.writer import RingWriter
+from gpu_client.ring.store.filesystem import DirectoryStore
 from tests.unit.ring.ring_kit import Died
 
 NOBODY = 65534

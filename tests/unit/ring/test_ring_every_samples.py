@@ -8,13 +8,12 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from gpu_client.ring.generating import Standing
-from gpu_client.ring.keeper import COLLECTIONS_IN_A_LEASE, Keeper
-from gpu_client.ring.manifest import INBOX, SAMPLES
-from gpu_client.ring.ring import SETTINGS, Ring
-from gpu_client.ring.sealing import sealed
+from gpu_client.ring.core.maintenance import COLLECTIONS_IN_A_LEASE, Keeper
+from gpu_client.ring.core.ring import Ring
+from gpu_client.ring.format.records import INBOX, SAMPLES, SETTINGS, sealed
+from gpu_client.ring.generating.generation_loop import Standing
 from gpu_client.ring.settings import RingSettings
-from gpu_client.ring.store_memory import MemoryStore
+from gpu_client.ring.store.memory import MemoryStore
 from tests.unit.ring.ring_kit import Clock
 from tests.unit.ring.ring_scene import Scene
 

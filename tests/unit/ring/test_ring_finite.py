@@ -9,9 +9,9 @@ import pytest
 import torch
 import xxhash
 
-from gpu_client.ring.finite import _PART_BYTES, is_finite
-from gpu_client.ring.objects import Provenance, StoredSamples, encode
-from gpu_client.ring.tree import take_apart
+from gpu_client.ring.format.codecs import _PART_BYTES, is_finite
+from gpu_client.ring.format.objects import Provenance, StoredSamples, encode
+from gpu_client.ring.format.sample_tree import take_apart
 
 LONG = _PART_BYTES // 4 + 3
 FROM = Provenance("w", 1, 1, 0.0)

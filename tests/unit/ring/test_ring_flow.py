@@ -12,9 +12,9 @@ from hypothesis import given
 from hypothesis import settings as checked
 from hypothesis import strategies as st
 
+from gpu_client.ring.core.rate_limiter import Flow, read_wait, write_wait
 from gpu_client.ring.errors import RingError
-from gpu_client.ring.flow import Flow, read_wait, write_wait
-from gpu_client.ring.plan import Shape
+from gpu_client.ring.reading.batch_plan import Shape
 from gpu_client.ring.settings import RingSettings
 from tests.unit.ring.ring_scene import Scene
 

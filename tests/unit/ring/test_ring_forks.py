@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from gpu_client.ring.ring import Ring
+from gpu_client.ring.core.ring import Ring
 from gpu_client.ring.settings import RingSettings
-from gpu_client.ring.store_fs import DirectoryStore, _lock_fds
-from gpu_client.ring.store_memory import MemoryStore
+from gpu_client.ring.store.filesystem import DirectoryStore, _lock_fds
+from gpu_client.ring.store.memory import MemoryStore
 from tests.unit.ring.reading_scene import Scene
 
 

@@ -9,10 +9,11 @@ from pathlib import Path
 
 import pytest
 
+from gpu_client.ring.core.ring import make_ring, open_ring
+from gpu_client.ring.format.manifest import WRITER_NAME
+from gpu_client.ring.format.records import SAMPLES
 from gpu_client.ring.generate import Alone, main, writer_name
-from gpu_client.ring.manifest import SAMPLES, WRITER_NAME
-from gpu_client.ring.places import make_ring, open_ring
-from gpu_client.ring.reader import RingReader
+from gpu_client.ring.reading.reader import RingReader
 from gpu_client.ring.settings import RingSettings
 from tests.unit.ring.ring_kit import Clock
 

@@ -8,16 +8,17 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gpu_client.ring.collector import Collector
+from gpu_client.ring.core.garbage_collector import Collector
+from gpu_client.ring.core.liveness import Watch
 from gpu_client.ring.errors import RingMismatch, WriterFenced
-from gpu_client.ring.generating import (
+from gpu_client.ring.format.records import SEEDS
+from gpu_client.ring.generating.generation_loop import (
     MOST_FAILURES,
     GeneratorFault,
     samples_of,
 )
-from gpu_client.ring.leases import Watch
-from gpu_client.ring.seeds import SEEDS, Seeds
-from gpu_client.ring.store_memory import MemoryStore
+from gpu_client.ring.generating.seeds import Seeds
+from gpu_client.ring.store.memory import MemoryStore
 from tests.unit.ring.generating_kit import Scene, Slow, Told, one
 from tests.unit.ring.ring_kit import Clock, Died, MortalStore
 

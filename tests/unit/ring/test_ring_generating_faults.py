@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from gpu_client.ring.collector import Collector
+from gpu_client.ring.core.garbage_collector import Collector
+from gpu_client.ring.core.liveness import Watch
 from gpu_client.ring.errors import RingError, WriterFenced
-from gpu_client.ring.generating import STOPPING_PATIENCE_S, STORE_PATIENCE_S, Generation
-from gpu_client.ring.leases import Watch
-from gpu_client.ring.tally import put_under
+from gpu_client.ring.generating.generation_loop import STOPPING_PATIENCE_S, STORE_PATIENCE_S, Generation
+from gpu_client.ring.generating.named_counter import put_under
 from tests.unit.ring.generating_kit import Scene, Slow, Told, but_at, one
 from tests.unit.ring.ring_kit import MortalStore
 

@@ -8,14 +8,12 @@ from typing import Any
 import numpy as np
 import pytest
 
+from gpu_client.ring.core.rate_limiter import Flow, write_wait
 from gpu_client.ring.errors import RingError, RingMismatch
-from gpu_client.ring.flow import Flow, write_wait
-from gpu_client.ring.group import PINNED_S
-from gpu_client.ring.leases import GROUPS, PINS
-from gpu_client.ring.manifest import SAMPLES
-from gpu_client.ring.plan import Decision, Plan, Shape
+from gpu_client.ring.format.records import GROUPS, PINS, SAMPLES
+from gpu_client.ring.reading.batch_plan import Decision, Plan, Shape
+from gpu_client.ring.reading.batch_stream import PINNED_S, Stream
 from gpu_client.ring.settings import RingSettings
-from gpu_client.ring.stream import Stream
 from tests.unit.ring.reading_scene import Scene, batch
 
 

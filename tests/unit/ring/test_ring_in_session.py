@@ -12,12 +12,11 @@ import pytest
 import torch
 
 from baton import Session
-from gpu_client.ring.collector import Collector
-from gpu_client.ring.datasets import RingLoader
-from gpu_client.ring.leases import GROUPS, PINS
-from gpu_client.ring.manifest import MANIFESTS, SAMPLES
-from gpu_client.ring.mixing import MixedLoader
-from gpu_client.training.sources import Sources
+from gpu_client.ring.core.garbage_collector import Collector
+from gpu_client.ring.format.records import GROUPS, MANIFESTS, PINS, SAMPLES
+from gpu_client.ring.reading.loader import RingLoader
+from gpu_client.ring.reading.mixed_loader import MixedLoader
+from gpu_client.training.session.data_sources import Sources
 from tests.unit.ring.training_kit import Generator
 
 EVERY = 4

@@ -12,11 +12,10 @@ import pytest
 import torch
 
 from baton import Session, SessionError
-from gpu_client.ring.collector import Collector
-from gpu_client.ring.datasets import RingLoader
-from gpu_client.ring.leases import GROUPS
-from gpu_client.ring.manifest import MANIFESTS
-from gpu_client.ring.mixing import MixedLoader
+from gpu_client.ring.core.garbage_collector import Collector
+from gpu_client.ring.format.records import GROUPS, MANIFESTS
+from gpu_client.ring.reading.loader import RingLoader
+from gpu_client.ring.reading.mixed_loader import MixedLoader
 from tests.unit.ring.training_kit import Generator
 
 transformers = pytest.importorskip("transformers")
@@ -26,8 +25,8 @@ pytestmark = pytest.mark.filterwarnings(
     "ignore::lightning.pytorch.utilities.warnings.PossibleUserWarning",
     "ignore:.*isinstance.treespec, LeafSpec.*",
 )
-from gpu_client.training import callback as of_hugging_face  # noqa: E402 - only where they are
-from gpu_client.training import lightning_callback as of_lightning  # noqa: E402
+from gpu_client.training.integrations import hf_callback as of_hugging_face  # noqa: E402 - only where they are
+from gpu_client.training.integrations import lightning_callback as of_lightning  # noqa: E402
 
 STEPS, EVERY = 24, 4
 KINDS = ("hugging face", "lightning", "lightning in epochs")

@@ -9,14 +9,15 @@ from typing import Any
 import numpy as np
 import pytest
 
+from gpu_client.ring.core.liveness import Held
+from gpu_client.ring.core.maintenance import Keeper
+from gpu_client.ring.core.ring import Ring
 from gpu_client.ring.errors import ManifestMissing, WaitedTooLong
-from gpu_client.ring.keeper import Keeper
-from gpu_client.ring.leases import READERS, WRITERS, Held
-from gpu_client.ring.manifest import ENDED, INBOX, manifest_key
-from gpu_client.ring.ring import Ring
+from gpu_client.ring.format.manifest import ENDED, manifest_key
+from gpu_client.ring.format.records import INBOX, READERS, WRITERS
+from gpu_client.ring.generating.writer import RingWriter
 from gpu_client.ring.settings import RingSettings
-from gpu_client.ring.store_memory import MemoryStore
-from gpu_client.ring.writer import RingWriter
+from gpu_client.ring.store.memory import MemoryStore
 from tests.unit.ring.ring_kit import Died, MortalStore
 from tests.unit.ring.ring_scene import Scene
 

@@ -16,18 +16,18 @@ import numpy as np
 import pytest
 from torch.utils.data import DataLoader
 
-from gpu_client.ring.collector import Collector
-from gpu_client.ring.datasets import RingDataset, RingLoader
+from gpu_client.ring.core.garbage_collector import Collector
+from gpu_client.ring.core.maintenance import Keeper
+from gpu_client.ring.core.ring import make_ring, open_ring
 from gpu_client.ring.errors import RingError, RingMismatch, WaitedTooLong
-from gpu_client.ring.keeper import Keeper
-from gpu_client.ring.manifest import SAMPLES
-from gpu_client.ring.places import make_ring, open_ring
-from gpu_client.ring.plan import Shape
-from gpu_client.ring.reader import RingReader
-from gpu_client.ring.recording import Recorded, record
+from gpu_client.ring.format.records import SAMPLES
+from gpu_client.ring.generating.writer import RingWriter
+from gpu_client.ring.reading.batch_plan import Shape
+from gpu_client.ring.reading.batch_stream import Stream
+from gpu_client.ring.reading.loader import RingDataset, RingLoader
+from gpu_client.ring.reading.reader import RingReader
 from gpu_client.ring.settings import RingSettings
-from gpu_client.ring.stream import Stream
-from gpu_client.ring.writer import RingWriter
+from gpu_client.ring.tools.recording import Recorded, record
 
 
 @pytest.fixture

@@ -14,12 +14,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gpu_client.ring.mapping import mapped
-from gpu_client.ring.reader import RingReader
-from gpu_client.ring.ring import Ring
+from gpu_client.ring.core.ring import Ring
+from gpu_client.ring.generating.writer import RingWriter
+from gpu_client.ring.reading.reader import RingReader
 from gpu_client.ring.settings import RingSettings
-from gpu_client.ring.store_fs import DirectoryStore
-from gpu_client.ring.writer import RingWriter
+from gpu_client.ring.store.filesystem import DirectoryStore, mapped
 
 
 @pytest.fixture

@@ -9,16 +9,15 @@ import numpy as np
 import pytest
 from pydantic import ValidationError
 
+from gpu_client.ring.core.maintenance import Keeper
+from gpu_client.ring.core.ring import Ring
+from gpu_client.ring.core.storage_quota import measure
 from gpu_client.ring.errors import StoreFull, WaitedTooLong
-from gpu_client.ring.keeper import Keeper
-from gpu_client.ring.leases import content_of
-from gpu_client.ring.manifest import SAMPLES
-from gpu_client.ring.reader import RingReader
-from gpu_client.ring.ring import Ring
-from gpu_client.ring.room import ROOM, measure
+from gpu_client.ring.format.records import ROOM, SAMPLES, content_of
+from gpu_client.ring.generating.writer import RingWriter
+from gpu_client.ring.reading.reader import RingReader
 from gpu_client.ring.settings import RingSettings
-from gpu_client.ring.store_memory import MemoryStore
-from gpu_client.ring.writer import RingWriter
+from gpu_client.ring.store.memory import MemoryStore
 from tests.unit.ring.ring_kit import Clock, Died, MortalStore
 
 LEASE_S, TURN_S = 12.0, 0.25

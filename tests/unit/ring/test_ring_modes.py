@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpu_client.ring.manifest import EMPTY, Claim, Manifest, ObjectId, Slot, advanced
+from gpu_client.ring.format.manifest import EMPTY, Claim, Manifest, ObjectId, Slot, advanced
 from gpu_client.ring.settings import RingSettings
 
 NOW_MS = 1_790_000_000_000

@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 import torch
 
-from gpu_client.ring.codecs import Codec
 from gpu_client.ring.errors import ObjectDamaged, SampleRefused
-from gpu_client.ring.objects import _LARGE_BYTES, _PART_BYTES, Provenance, StoredSamples, encode
-from gpu_client.ring.tree import ALIGNED, MAX_DEPTH, take_apart
+from gpu_client.ring.format.objects import _LARGE_BYTES, _PART_BYTES, Provenance, StoredSamples, encode
+from gpu_client.ring.format.sample_tree import ALIGNED, MAX_DEPTH, take_apart
+from gpu_client.ring.settings import Codec
 
 FROM = Provenance("w-1", 3, 7, 1_790_000_000.25, "shapes:make", "2")
 NUMPY = [

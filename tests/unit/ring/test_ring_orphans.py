@@ -7,12 +7,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gpu_client.ring.keeper import Keeper
-from gpu_client.ring.manifest import INBOX, SAMPLES
-from gpu_client.ring.ring import Ring
+from gpu_client.ring.core.maintenance import Keeper
+from gpu_client.ring.core.ring import Ring
+from gpu_client.ring.format.records import INBOX, SAMPLES
+from gpu_client.ring.generating.writer import RingWriter
 from gpu_client.ring.settings import RingSettings
-from gpu_client.ring.store_memory import MemoryStore
-from gpu_client.ring.writer import RingWriter
+from gpu_client.ring.store.memory import MemoryStore
 from tests.unit.ring.generating_kit import Scene as Generating
 from tests.unit.ring.generating_kit import Told, one
 from tests.unit.ring.ring_kit import Clock

@@ -11,12 +11,12 @@ from hypothesis import given
 from hypothesis import settings as checked
 from hypothesis import strategies as st
 
+from gpu_client.ring.core.repair import repaired
 from gpu_client.ring.errors import StoreFull
-from gpu_client.ring.manifest import SAMPLES, Passed, Slot
-from gpu_client.ring.objects import StoredSamples
-from gpu_client.ring.reader import RingReader
-from gpu_client.ring.repairing import repaired
-from gpu_client.ring.ring import POINTER
+from gpu_client.ring.format.manifest import Passed, Slot
+from gpu_client.ring.format.objects import StoredSamples
+from gpu_client.ring.format.records import POINTER, SAMPLES
+from gpu_client.ring.reading.reader import RingReader
 from gpu_client.ring.settings import PACK_BYTES, RingSettings
 from tests.unit.ring.ring_scene import Scene
 

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpu_client.ring.manifest import Manifest, ObjectId, Slot
-from gpu_client.ring.plan import Decision, Plan, Policy, Shape
+from gpu_client.ring.format.manifest import Manifest, ObjectId, Slot
+from gpu_client.ring.reading.batch_plan import Decision, Plan, Policy, Shape
 
 
 def manifest(number: int, first: int, count: int) -> Manifest:

@@ -9,19 +9,18 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gpu_client.ring.collector import Collector
+from gpu_client.ring.core.garbage_collector import Collector
+from gpu_client.ring.core.liveness import Watch
+from gpu_client.ring.core.maintenance import Keeper
+from gpu_client.ring.core.repair import verified
+from gpu_client.ring.core.ring import Ring, make_ring, open_ring
 from gpu_client.ring.errors import RingMismatch
-from gpu_client.ring.keeper import Keeper
-from gpu_client.ring.leases import Watch
-from gpu_client.ring.places import make_ring, open_ring
-from gpu_client.ring.reader import RingReader
-from gpu_client.ring.ring import Ring
-from gpu_client.ring.seeds import Seeds
+from gpu_client.ring.generating.seeds import Seeds
+from gpu_client.ring.generating.writer import RingWriter
+from gpu_client.ring.reading.reader import RingReader
 from gpu_client.ring.settings import RingSettings
-from gpu_client.ring.status import verified
-from gpu_client.ring.store_fs import DirectoryStore
-from gpu_client.ring.store_memory import MemoryStore
-from gpu_client.ring.writer import RingWriter
+from gpu_client.ring.store.filesystem import DirectoryStore
+from gpu_client.ring.store.memory import MemoryStore
 from tests.unit.ring.power_loss import Disk, recorded
 from tests.unit.ring.ring_kit import Clock
 

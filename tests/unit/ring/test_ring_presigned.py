@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from gpu_client.ring.access import Access, find_access, look_elsewhere
 from gpu_client.ring.errors import RingMismatch
-from gpu_client.ring.presigned import MARGIN_S, PresignedObjects, Url, Urls, numbered_after
-from gpu_client.ring.s3_requests import Bucket, Request
+from gpu_client.ring.store.control_plane import MARGIN_S, PresignedObjects, Url, Urls, numbered_after
+from gpu_client.ring.store.s3_client import Bucket, Request
+from gpu_client.ring.store.uri import Access, find_access, look_elsewhere
 from gpu_client.transport.net.connections import SENT_BYTES, Connections
 
 LIFE_S = 600.0
@@ -118,7 +118,7 @@ def test_what_comes_next_is_counted_up_within_its_width() -> None:
 
 
 def test_access_is_a_token_before_a_key_and_never_shown(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gpu_client.ring.access._elsewhere", [])
+    monkeypatch.setattr("gpu_client.ring.store.uri._elsewhere", [])
     both = {"BATON_API_URL": "https://a", "BATON_API_KEY": "key", "BATON_RING_TOKEN": "token"}
     assert find_access(both) == Access("https://a", "token")
     assert find_access({**both, "BATON_RING_TOKEN": ""}) == Access("https://a", "key")

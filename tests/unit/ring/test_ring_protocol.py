@@ -12,17 +12,17 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from gpu_client.ring.collector import Collector
+from gpu_client.ring.core.garbage_collector import Collector
+from gpu_client.ring.core.liveness import Watch
+from gpu_client.ring.core.maintenance import Keeper
+from gpu_client.ring.core.ring import Ring
 from gpu_client.ring.errors import ManifestMissing, WriterFenced
-from gpu_client.ring.keeper import Keeper
-from gpu_client.ring.leases import Watch
-from gpu_client.ring.manifest import Manifest
-from gpu_client.ring.reader import RingReader
-from gpu_client.ring.ring import Ring
+from gpu_client.ring.format.manifest import Manifest
+from gpu_client.ring.format.records import Versioned
+from gpu_client.ring.generating.writer import RingWriter
+from gpu_client.ring.reading.reader import RingReader
 from gpu_client.ring.settings import RingSettings
-from gpu_client.ring.store import Versioned
-from gpu_client.ring.store_memory import MemoryStore
-from gpu_client.ring.writer import RingWriter
+from gpu_client.ring.store.memory import MemoryStore
 from tests.unit.ring.ring_kit import Clock, Died, MortalStore
 
 LEASE_S = 10.0
@@ -36,7 +36,7 @@ class RingMachine(RuleBasedStateMachine):
     @initialize(mode=st.sampled_from(["rolling", "generation"]), cap=st.integers(2, 6), pack=st.integers(1, 5))
     def begin(self, mode: str, cap: int, pack: int) -> None:
         self.patch = pytest.MonkeyPatch()
-        self.patch.setattr("gpu_client.ring.manifest.REMEMBERED_S", 3 * LEASE_S)
+        self.patch.setattr("gpu_client.ring.format.manifest.REMEMBERED_S", 3 * LEASE_S)
         self.clock = Clock()
         self.store = MemoryStore()
         self.settings = RingSettings(
@@ -192,7 +192,7 @@ class RingMachine(RuleBasedStateMachine):
                 self.value_of(ring, slot)
 
     def value_of(self, ring: Ring, slot) -> None:  # type: ignore[no-untyped-def]
-        from gpu_client.ring.objects import StoredSamples
+        from gpu_client.ring.format.objects import StoredSamples
 
         data = ring.store.read(slot.object.key)
         assert data is not None, f"{slot.id} is listed and not there"

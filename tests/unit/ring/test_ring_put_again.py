@@ -9,10 +9,10 @@ from typing import TypeVar
 import numpy as np
 import pytest
 
+from gpu_client.ring.core.ring import Ring
 from gpu_client.ring.errors import StoreFull, WriterFenced
-from gpu_client.ring.manifest import INBOX, SAMPLES
-from gpu_client.ring.ring import Ring
-from gpu_client.ring.writer import RingWriter
+from gpu_client.ring.format.records import INBOX, SAMPLES
+from gpu_client.ring.generating.writer import RingWriter
 from tests.unit.ring.ring_kit import MortalStore
 from tests.unit.ring.ring_scene import Scene
 

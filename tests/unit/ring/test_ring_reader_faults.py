@@ -10,19 +10,20 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gpu_client.ring.collector import _NOTES
+from gpu_client.ring.core.damage_report import quarantined
+from gpu_client.ring.core.garbage_collector import _NOTES
+from gpu_client.ring.core.maintenance import Keeper
+from gpu_client.ring.core.ring import Ring
 from gpu_client.ring.errors import ManifestMissing, ObjectDamaged, RingMismatch, WaitedTooLong
-from gpu_client.ring.fetching import THREADS, Fetching
-from gpu_client.ring.keeper import Keeper
-from gpu_client.ring.leases import QUARANTINE, READERS, content_of
-from gpu_client.ring.manifest import ObjectId, Slot
-from gpu_client.ring.plan import Shape
-from gpu_client.ring.reader import RingReader, quarantined
-from gpu_client.ring.ring import Ring
+from gpu_client.ring.format.manifest import ObjectId, Slot
+from gpu_client.ring.format.records import QUARANTINE, READERS, content_of
+from gpu_client.ring.generating.writer import RingWriter
+from gpu_client.ring.reading.batch_plan import Shape
+from gpu_client.ring.reading.batch_stream import Stream
+from gpu_client.ring.reading.reader import RingReader
 from gpu_client.ring.settings import RingSettings
-from gpu_client.ring.store_memory import MemoryStore
-from gpu_client.ring.stream import Stream
-from gpu_client.ring.writer import RingWriter
+from gpu_client.ring.store.memory import MemoryStore
+from gpu_client.ring.store.object_prefetcher import THREADS, Fetching
 from tests.unit.ring.reading_scene import Scene
 
 
@@ -199,7 +200,7 @@ def test_a_ring_that_was_removed_is_told_and_one_made_anew_is_read() -> None:
 
 
 def test_open_objects_take_bounded_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gpu_client.ring.reader._OPEN_BYTES", 20_000)
+    monkeypatch.setattr("gpu_client.ring.reading.reader._OPEN_BYTES", 20_000)
     scene = Scene(cap=12)
     for _ in range(12):
         scene.writer.put(np.zeros(1000))

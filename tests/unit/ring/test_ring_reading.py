@@ -14,19 +14,19 @@ import pytest
 import torch
 from torch.utils.data import DataLoader
 
-from gpu_client.ring import datasets
-from gpu_client.ring.collector import read_so_far
-from gpu_client.ring.datasets import RingDataset, RingLoader
+from gpu_client.ring.core.damage_report import quarantined
+from gpu_client.ring.core.garbage_collector import read_so_far
+from gpu_client.ring.core.repair import repaired
+from gpu_client.ring.core.ring import make_ring, open_ring
 from gpu_client.ring.errors import ManifestMissing, ObjectDamaged, RingMismatch, WaitedTooLong
-from gpu_client.ring.leases import READERS
-from gpu_client.ring.manifest import SAMPLES
-from gpu_client.ring.places import make_ring, open_ring
-from gpu_client.ring.plan import Shape
-from gpu_client.ring.reader import RingReader, quarantined
-from gpu_client.ring.repairing import repaired
+from gpu_client.ring.format.records import READERS, SAMPLES
+from gpu_client.ring.generating.writer import RingWriter
+from gpu_client.ring.reading import loader
+from gpu_client.ring.reading.batch_plan import Shape
+from gpu_client.ring.reading.batch_stream import Stream
+from gpu_client.ring.reading.loader import RingDataset, RingLoader
+from gpu_client.ring.reading.reader import RingReader
 from gpu_client.ring.settings import RingSettings
-from gpu_client.ring.stream import Stream
-from gpu_client.ring.writer import RingWriter
 from tests.unit.ring.reading_scene import Scene
 
 
@@ -313,7 +313,7 @@ def test_memory_is_pinned_where_it_is_asked_for(
         asked.append(pin_memory)
         return DataLoader(*args, **more)
 
-    monkeypatch.setattr(datasets, "DataLoader", made)
+    monkeypatch.setattr(loader, "DataLoader", made)
     RingLoader(generator.place, batch_size=2, pin_memory=pin)
     assert asked == [pin]
 
@@ -374,7 +374,7 @@ def test_workers_of_a_loader_that_cannot_begin_are_ended(generator: Generator, m
     def refused(*_: object, **__: object) -> None:
         raise OSError("cannot be reached")
 
-    monkeypatch.setattr(datasets, "Stream", refused)
+    monkeypatch.setattr("gpu_client.ring.reading.loader.Stream", refused)
     with pytest.raises(OSError, match="cannot be reached"):
         next(iter(loader))
     assert "ring-ahead" not in [thread.name for thread in threading.enumerate()]

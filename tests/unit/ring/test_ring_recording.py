@@ -12,15 +12,15 @@ import numpy as np
 import pytest
 from torch.utils.data import DataLoader, Dataset
 
-from gpu_client.ring.datasets import RingLoader
+from gpu_client.ring.core.ring import make_ring, open_ring
 from gpu_client.ring.errors import ObjectDamaged, RingError, RingMismatch, WaitedTooLong
-from gpu_client.ring.manifest import SAMPLES
-from gpu_client.ring.mixing import MixedLoader
-from gpu_client.ring.places import make_ring, open_ring
-from gpu_client.ring.reader import RingReader
-from gpu_client.ring.recording import Recorded, record
+from gpu_client.ring.format.records import SAMPLES
+from gpu_client.ring.generating.writer import RingWriter
+from gpu_client.ring.reading.loader import RingLoader
+from gpu_client.ring.reading.mixed_loader import MixedLoader
+from gpu_client.ring.reading.reader import RingReader
 from gpu_client.ring.settings import RingSettings
-from gpu_client.ring.writer import RingWriter
+from gpu_client.ring.tools.recording import Recorded, record
 
 
 def filled(place: Path, samples: int) -> str:

@@ -8,10 +8,9 @@ from typing import Any
 import pytest
 
 from baton.contract.rings import RecordsRequest, RemovalAnswer
-from gpu_client.ring.access import Access
 from gpu_client.ring.errors import RingMismatch
-from gpu_client.ring.presigned import MOST_KEPT
-from gpu_client.ring.store_api import ApiStore
+from gpu_client.ring.store.control_plane import MOST_KEPT, ApiStore
+from gpu_client.ring.store.uri import Access
 from gpu_client.transport.errors import NotFound
 
 

@@ -7,18 +7,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from gpu_client.ring.core.maintenance import Keeper
+from gpu_client.ring.core.ring import make_ring, open_ring, remove_ring
 from gpu_client.ring.errors import RingMismatch
-from gpu_client.ring.keeper import Keeper
-from gpu_client.ring.leases import PINS
-from gpu_client.ring.places import make_ring, open_ring
-from gpu_client.ring.reader import RingReader
-from gpu_client.ring.removing import remove_ring
-from gpu_client.ring.ring import SETTINGS
-from gpu_client.ring.seeds import Seeds
+from gpu_client.ring.format.records import GENERATORS, PINS, SETTINGS
+from gpu_client.ring.generating.seeds import Seeds
+from gpu_client.ring.generating.writer import RingWriter
+from gpu_client.ring.reading.reader import RingReader
 from gpu_client.ring.settings import RingSettings
-from gpu_client.ring.store_fs import DirectoryStore
-from gpu_client.ring.tally import GENERATORS
-from gpu_client.ring.writer import RingWriter
+from gpu_client.ring.store.filesystem import DirectoryStore
 
 
 def filled(place: str) -> None:

@@ -12,17 +12,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpu_client.ring.collector import Collector
+from gpu_client.ring.core.damage_report import quarantined
+from gpu_client.ring.core.garbage_collector import Collector
+from gpu_client.ring.core.liveness import Watch
+from gpu_client.ring.core.repair import examined, repaired
+from gpu_client.ring.core.ring import Ring, make_ring, open_ring
 from gpu_client.ring.errors import ManifestMissing
-from gpu_client.ring.leases import Watch
-from gpu_client.ring.manifest import SAMPLES, manifest_key
-from gpu_client.ring.places import make_ring, open_ring
-from gpu_client.ring.reader import RingReader, quarantined
-from gpu_client.ring.repairing import examined, repaired
-from gpu_client.ring.ring import POINTER, Ring
+from gpu_client.ring.format.manifest import manifest_key
+from gpu_client.ring.format.records import POINTER, SAMPLES
+from gpu_client.ring.generating.writer import RingWriter
+from gpu_client.ring.reading.reader import RingReader
 from gpu_client.ring.settings import RingSettings
-from gpu_client.ring.store_memory import MemoryStore
-from gpu_client.ring.writer import RingWriter
+from gpu_client.ring.store.memory import MemoryStore
 
 
 class Rig:

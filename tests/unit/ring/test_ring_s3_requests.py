@@ -16,13 +16,12 @@ from botocore.awsrequest import AWSRequest
 from botocore.config import Config
 from botocore.credentials import Credentials
 
+from gpu_client.ring.core.ring import Ring
 from gpu_client.ring.errors import ObjectDamaged, RingError, RingMismatch, StoreFull
-from gpu_client.ring.places import store_at
-from gpu_client.ring.ring import Ring
-from gpu_client.ring.s3_requests import Bucket
-from gpu_client.ring.s3_signing import Endpoint, Signer, region_of
 from gpu_client.ring.settings import RingSettings
-from gpu_client.ring.store_s3 import BucketStore
+from gpu_client.ring.store.s3 import BucketStore
+from gpu_client.ring.store.s3_client import Bucket, Endpoint, Signer, region_of
+from gpu_client.ring.store.uri import store_at
 from tests.second_store import ACCESS_KEY_ID, SECRET_ACCESS_KEY, SecondStore
 from tests.unit.ring.scripted_store import Scripted, ScriptedStore, refusal
 
@@ -286,7 +285,7 @@ def test_a_forked_process_goes_its_own_way(opened: Opened) -> None:
 def test_an_object_that_is_too_large_is_refused_before_it_is_sent(
     opened: Opened, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("gpu_client.ring.store_s3.MAX_OBJECT_BYTES", 10)
+    monkeypatch.setattr("gpu_client.ring.store.s3.MAX_OBJECT_BYTES", 10)
     store, server = opened()
     with pytest.raises(OSError, match="make packs smaller"):
         store.create("samples/w/1", [memoryview(b"x" * 11)])

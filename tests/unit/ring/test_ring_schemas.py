@@ -8,11 +8,12 @@ from typing import Any
 import numpy as np
 import pytest
 
+from gpu_client.ring.core.repair import examined, repaired
+from gpu_client.ring.core.ring import Ring, stored_schema
 from gpu_client.ring.errors import ObjectDamaged, SampleRefused
-from gpu_client.ring.repairing import examined, repaired
-from gpu_client.ring.ring import SCHEMA, Ring, stored_schema
-from gpu_client.ring.tree import take_apart
-from gpu_client.ring.writer import RingWriter
+from gpu_client.ring.format.records import SCHEMA
+from gpu_client.ring.format.sample_tree import take_apart
+from gpu_client.ring.generating.writer import RingWriter
 from tests.unit.ring.reading_scene import Scene
 
 

@@ -9,22 +9,19 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from gpu_client.ring.core.repair import examined, repaired
+from gpu_client.ring.core.ring import Pointed, Ring, make_ring, open_ring
 from gpu_client.ring.errors import ManifestMissing, ObjectDamaged, RingError, RingMismatch
-from gpu_client.ring.group import Group
-from gpu_client.ring.leases import content_of
-from gpu_client.ring.manifest import Manifest, manifest_key
-from gpu_client.ring.places import make_ring, open_ring
-from gpu_client.ring.plan import Shape
-from gpu_client.ring.reader import RingReader
-from gpu_client.ring.repairing import examined, repaired
-from gpu_client.ring.ring import POINTER, SETTINGS, Pointed, Ring
-from gpu_client.ring.sealing import sealed, unsealed
-from gpu_client.ring.seeds import SEEDS, Seeds
+from gpu_client.ring.format.manifest import Manifest, manifest_key
+from gpu_client.ring.format.records import POINTER, SEEDS, SETTINGS, content_of, sealed, unsealed
+from gpu_client.ring.generating.named_counter import Tally
+from gpu_client.ring.generating.seeds import Seeds
+from gpu_client.ring.generating.writer import RingWriter
+from gpu_client.ring.reading.batch_plan import Shape
+from gpu_client.ring.reading.batch_stream import Group, Stream
+from gpu_client.ring.reading.reader import RingReader
 from gpu_client.ring.settings import RingSettings
-from gpu_client.ring.store_memory import MemoryStore
-from gpu_client.ring.stream import Stream
-from gpu_client.ring.tally import Tally
-from gpu_client.ring.writer import RingWriter
+from gpu_client.ring.store.memory import MemoryStore
 from tests.unit.ring.reading_scene import Scene
 
 

@@ -13,10 +13,10 @@ import torch
 import yaml
 from torch.utils.data import DataLoader
 
-from gpu_client.ring.keeper import Keeper
-from gpu_client.ring.places import open_ring
-from gpu_client.ring.wirehead import Config, MongoheadDataset, MongoTupleheadDataset
-from gpu_client.ring.writer import RingWriter
+from gpu_client.ring.core.maintenance import Keeper
+from gpu_client.ring.core.ring import open_ring
+from gpu_client.ring.generating.writer import RingWriter
+from gpu_client.ring.tools.wirehead import Config, MongoheadDataset, MongoTupleheadDataset
 
 CAP = 4
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from gpu_client.ring.errors import ObjectDamaged, SampleRefused
-from gpu_client.ring.objects import StoredSamples
+from gpu_client.ring.format.objects import StoredSamples
 from tests.unit.ring.reading_scene import Scene
 
 

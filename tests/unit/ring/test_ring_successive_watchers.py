@@ -8,13 +8,14 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from gpu_client.ring.keeper import COLLECTIONS_IN_A_LEASE, TAKEN_OVER_AFTER_S, Keeper
-from gpu_client.ring.leases import DEAD_AFTER_LEASES, PUBLISHER, WRITERS, content_of
-from gpu_client.ring.ring import Ring
+from gpu_client.ring.core.liveness import DEAD_AFTER_LEASES
+from gpu_client.ring.core.maintenance import COLLECTIONS_IN_A_LEASE, TAKEN_OVER_AFTER_S, Keeper
+from gpu_client.ring.core.ring import Ring
+from gpu_client.ring.format.records import PUBLISHER, WRITERS, content_of
+from gpu_client.ring.generating.writer import RingWriter
 from gpu_client.ring.settings import RingSettings
-from gpu_client.ring.status import status_of
-from gpu_client.ring.store_memory import MemoryStore
-from gpu_client.ring.writer import RingWriter
+from gpu_client.ring.store.memory import MemoryStore
+from gpu_client.ring.tools.status import status_of
 from tests.unit.ring.ring_kit import Clock
 
 LEASE_S, TURN_S = 12.0, 0.25

@@ -6,8 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from gpu_client.ring.status import ReaderRow, Status, WriterRow
-from gpu_client.ring.trend import KEPT_LOOKS, Pace, Trend
+from gpu_client.ring.tools.status import KEPT_LOOKS, Pace, ReaderRow, Status, Trend, WriterRow
 
 START = Status(100.0, 10, "rolling", 1, 0, 0, 0, 0, None, None, 0, 0, {})
 

@@ -13,12 +13,12 @@ import torch
 import yaml
 from torch.utils.data import DataLoader
 
-from gpu_client.ring.collector import read_so_far
+from gpu_client.ring.core.garbage_collector import read_so_far
+from gpu_client.ring.core.ring import open_ring
 from gpu_client.ring.errors import RingMismatch
-from gpu_client.ring.leases import READERS
-from gpu_client.ring.places import open_ring
-from gpu_client.ring.wirehead import Config, MongoheadDataset, MongoTupleheadDataset, WireheadGenerator
-from gpu_client.ring.writer import RingWriter
+from gpu_client.ring.format.records import READERS
+from gpu_client.ring.generating.writer import RingWriter
+from gpu_client.ring.tools.wirehead import Config, MongoheadDataset, MongoTupleheadDataset, WireheadGenerator
 
 UNIT = {
     "MONGOHOST": "localhost", "DBNAME": "unit-test", "SWAP_CAP": 10, "SAMPLE": ["data", "label"],
@@ -188,7 +188,7 @@ def test_a_generation_of_an_earlier_run_is_told_of(
         writer.swap()
         MongoheadDataset(path)
         assert "another run" not in caplog.text
-        monkeypatch.setattr("gpu_client.ring.wirehead._OLD_S", -1.0)
+        monkeypatch.setattr("gpu_client.ring.tools.wirehead._OLD_S", -1.0)
         MongoheadDataset(path)
         assert "ago: if that was another run, remove" in caplog.text
         monkeypatch.undo()

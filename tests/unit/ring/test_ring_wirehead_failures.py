@@ -12,18 +12,17 @@ import numpy as np
 import pytest
 import yaml
 
-from gpu_client.ring.collector import Collector
+from gpu_client.ring.core.garbage_collector import Collector
+from gpu_client.ring.core.liveness import Watch
+from gpu_client.ring.core.maintenance import TAKEN_OVER_AFTER_S, Keeper
+from gpu_client.ring.core.ring import Ring, make_ring, open_ring
 from gpu_client.ring.errors import WaitedTooLong
-from gpu_client.ring.keeper import TAKEN_OVER_AFTER_S, Keeper
-from gpu_client.ring.leases import Watch
-from gpu_client.ring.manifest import SAMPLES
-from gpu_client.ring.places import make_ring, open_ring
-from gpu_client.ring.ring import Ring
+from gpu_client.ring.format.records import SAMPLES
+from gpu_client.ring.generating.writer import RingWriter
 from gpu_client.ring.settings import RingSettings
-from gpu_client.ring.status import status_of
-from gpu_client.ring.store_memory import MemoryStore
-from gpu_client.ring.wirehead import MongoheadDataset, WireheadGenerator
-from gpu_client.ring.writer import RingWriter
+from gpu_client.ring.store.memory import MemoryStore
+from gpu_client.ring.tools.status import status_of
+from gpu_client.ring.tools.wirehead import MongoheadDataset, WireheadGenerator
 from tests.unit.ring.ring_kit import Clock, Died, MortalStore
 
 

@@ -13,15 +13,14 @@ import numpy as np
 import pytest
 import yaml
 
+from gpu_client.ring.core.ring import Ring, open_ring
 from gpu_client.ring.errors import StoreFull
-from gpu_client.ring.leases import WRITERS
-from gpu_client.ring.manifest import manifest_key
-from gpu_client.ring.places import open_ring
-from gpu_client.ring.ring import Ring
+from gpu_client.ring.format.manifest import manifest_key
+from gpu_client.ring.format.records import WRITERS
+from gpu_client.ring.generating.writer import RingWriter
 from gpu_client.ring.settings import RingSettings
-from gpu_client.ring.store_memory import MemoryStore
-from gpu_client.ring.swaps import KEPT, note_swaps, swaps_of
-from gpu_client.ring.wirehead import (
+from gpu_client.ring.store.memory import MemoryStore
+from gpu_client.ring.tools.wirehead import (
     Config,
     MongoTupleheadDataset,
     SwapLog,
@@ -29,8 +28,8 @@ from gpu_client.ring.wirehead import (
     WireheadLogger,
     WireheadSnapshot,
 )
+from gpu_client.ring.tools.wirehead_log import KEPT, note_swaps, swaps_of
 from gpu_client.ring.wirehead_clean import main
-from gpu_client.ring.writer import RingWriter
 
 
 class Enough(Exception):  # noqa: N818
@@ -109,7 +108,7 @@ def test_a_swap_that_cannot_be_recorded_costs_no_generator(
     def full(_: Ring) -> list[Any]:
         raise StoreFull("nothing fits in")
 
-    monkeypatch.setattr("gpu_client.ring.wirehead.note_swaps", full)
+    monkeypatch.setattr("gpu_client.ring.tools.wirehead.note_swaps", full)
     assert WireheadGenerator(numbered(), path, 10).run(verbose=True) == 10
     assert "swaps cannot be recorded now: nothing fits in" in caplog.text
     monkeypatch.undo()

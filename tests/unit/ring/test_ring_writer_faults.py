@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from gpu_client.ring.errors import RingError, RingMismatch, SampleRefused, StoreFull, WriterFenced
-from gpu_client.ring.leases import WRITERS
-from gpu_client.ring.manifest import INBOX, REMEMBERED_S, SAMPLES, ObjectId
-from gpu_client.ring.objects import StoredSamples
+from gpu_client.ring.format.manifest import REMEMBERED_S, ObjectId
+from gpu_client.ring.format.objects import StoredSamples
+from gpu_client.ring.format.records import INBOX, SAMPLES, WRITERS
 from tests.unit.ring.ring_scene import Scene
 
 DAY_S = 86_400.0

@@ -7,10 +7,10 @@ from typing import Any
 
 import torch
 
-from gpu_client.ring.collector import Collector
-from gpu_client.ring.places import make_ring
+from gpu_client.ring.core.garbage_collector import Collector
+from gpu_client.ring.core.ring import make_ring
+from gpu_client.ring.generating.writer import RingWriter
 from gpu_client.ring.settings import RingSettings
-from gpu_client.ring.writer import RingWriter
 
 
 class Generator:
