@@ -18,7 +18,7 @@ def value_of(text: str, **metrics: float) -> float | bool | None:
     assert checked.typed is not None, checked.faults
     clock = ObservationClock()
     compiler = Compiler(clock)
-    read = compiler.compiled(checked.typed)
+    read = compiler.compile(checked.typed)
     clock.now = 10.0
     for name, value in metrics.items():
         if name.replace("__", ".") in compiler.series:

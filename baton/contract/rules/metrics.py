@@ -178,12 +178,12 @@ def name_in_rules(reported: str) -> str:
 def explain_doubt(name: str, metrics: MetricCatalog) -> tuple[str, str] | None:
     """Explain why an undeclared name is probably a mistake, with a remedy; None if the name is plausible."""
     if name in ALIASES:
-        return f"what a training reports as {name} is {ALIASES[name]} in rules", f"Write {ALIASES[name]}."
+        return f"rules call the reported {name} {ALIASES[name]}", f"Write {ALIASES[name]}."
     close = find_typo(name, metrics) or find_nearest(name, metrics, cutoff=0.86)
     if close is None and not name.startswith(SIGNALS):
         return None
-    what = "signal of this document" if name.startswith(SIGNALS) else "built-in metric"
-    reason = f"{name} is no {what}; rules treat it as a metric that the training reports"
+    category = "signal of this document" if name.startswith(SIGNALS) else "built-in metric"
+    reason = f"{name} is no {category}; rules treat it as a metric that the training reports"
     return reason, f"Did you mean {close}?" if close else "Add its text to 'signals' if lines are to be counted."
 
 

@@ -23,7 +23,7 @@ MAX_GROUP_JOBS = 100
 """Upper bound of `scale`, whatever a rule declares, because every job costs money."""
 
 
-class Parameter(NamedTuple):
+class ParameterSpec(NamedTuple):
     """Type and bounds of a parameter."""
 
     kind: str
@@ -47,45 +47,45 @@ class Parameter(NamedTuple):
                 return None if isinstance(value, str) else "a text"
         kinds = int if self.kind == "whole" else (int, float)
         if isinstance(value, bool) or not isinstance(value, kinds) or not self.low <= value <= self.high:
-            what = "a whole number" if self.kind == "whole" else "a number"
-            return f"{what} from {self.low:g} to {self.high:g}" if math.isfinite(self.high) else what
+            expected = "a whole number" if self.kind == "whole" else "a number"
+            return f"{expected} from {self.low:g} to {self.high:g}" if math.isfinite(self.high) else expected
         return None if math.isfinite(value) else "a finite number"
 
 
-_FINITE = Parameter("number", -1e300, 1e300)
-_FIELDS: Mapping[str, Mapping[str, Parameter]] = {
-    "stop": {"outcome": Parameter("choice", choices=("complete", "failed")), "save": Parameter("flag")},
-    "save": {"tag": Parameter("name", pattern=_TAG)},
+_FINITE = ParameterSpec("number", -1e300, 1e300)
+_FIELDS: Mapping[str, Mapping[str, ParameterSpec]] = {
+    "stop": {"outcome": ParameterSpec("choice", choices=("complete", "failed")), "save": ParameterSpec("flag")},
+    "save": {"tag": ParameterSpec("name", pattern=_TAG)},
     "evaluate": {},
-    "log": {"text": Parameter("message")},
-    "alert": {"text": Parameter("message")},
+    "log": {"text": ParameterSpec("message")},
+    "alert": {"text": ParameterSpec("message")},
     "set": {
-        "knob": Parameter("name"),
+        "knob": ParameterSpec("name"),
         "value": _FINITE,
-        "factor": Parameter("number", 1e-9, 1e9),
+        "factor": ParameterSpec("number", 1e-9, 1e9),
         "min": _FINITE,
         "max": _FINITE,
     },
     "rollback": {
-        "to": Parameter("choice", choices=("last", "best")),
-        "skip": Parameter("whole", 0, 10**9),
-        "lr_factor": Parameter("number", 1e-9, 1),
-        "budget": Parameter("whole", 1, 100),
+        "to": ParameterSpec("choice", choices=("last", "best")),
+        "skip": ParameterSpec("whole", 0, 10**9),
+        "lr_factor": ParameterSpec("number", 1e-9, 1),
+        "budget": ParameterSpec("whole", 1, 100),
     },
     "skip_batch": {},
     "pause": {},
-    "profile": {"steps": Parameter("whole", 1, 100)},
-    "requeue": {"exclude_host": Parameter("flag")},
+    "profile": {"steps": ParameterSpec("whole", 1, 100)},
+    "requeue": {"exclude_host": ParameterSpec("flag")},
     "scale": {
-        "group": Parameter("name", pattern=_GROUP),
-        "delta": Parameter("whole", -MAX_GROUP_JOBS, MAX_GROUP_JOBS),
-        "least": Parameter("whole", 0, MAX_GROUP_JOBS),
-        "most": Parameter("whole", 1, MAX_GROUP_JOBS),
+        "group": ParameterSpec("name", pattern=_GROUP),
+        "delta": ParameterSpec("whole", -MAX_GROUP_JOBS, MAX_GROUP_JOBS),
+        "least": ParameterSpec("whole", 0, MAX_GROUP_JOBS),
+        "most": ParameterSpec("whole", 1, MAX_GROUP_JOBS),
     },
-    "hook": {"name": Parameter("name")},
+    "hook": {"name": ParameterSpec("name")},
 }
 _MAIN = {"stop": "outcome", "save": "tag", "log": "text", "alert": "text", "profile": "steps", "hook": "name"}
-"""Parameter that an action takes in its short form: `profile: 10`."""
+"""ParameterSpec that an action takes in its short form: `profile: 10`."""
 
 
 def read_action(document: Document, location: Location, entry: Any, metrics: MetricCatalog) -> Action | None:

@@ -50,7 +50,7 @@ class Compiler:
         self.samples: list[SampledMetric] = []
         """Statistics that sample another metric once an observation is complete."""
 
-    def compiled(self, typed: Typed) -> Reader:
+    def compile(self, typed: Typed) -> Reader:
         """Compile an expression to a closure for its current value: float, bool, or None if unknown. The closure never
         raises.
         """
@@ -93,13 +93,13 @@ class Compiler:
         if len(rest) == 1:
             if isinstance(first, Reading) and isinstance(rest[0], Constant):
                 return self._reading_against(first, COMPARE[typed.operators[0]], rest[0].value)
-            return compile_comparison(self.compiled(first), COMPARE[typed.operators[0]], rest[0], self.compiled)
+            return compile_comparison(self.compile(first), COMPARE[typed.operators[0]], rest[0], self.compile)
         if len(rest) == 2:
-            readers_of = [self.compiled(operand) for operand in typed.operands]
+            readers_of = [self.compile(operand) for operand in typed.operands]
             return compile_between(readers_of, COMPARE[typed.operators[0]], COMPARE[typed.operators[1]])
-        begin = self.compiled(first)
+        begin = self.compile(first)
         links = [
-            (COMPARE[operator], self.compiled(operand)) for operator, operand in zip(typed.operators, rest, strict=True)
+            (COMPARE[operator], self.compile(operand)) for operator, operand in zip(typed.operators, rest, strict=True)
         ]
 
         def chain() -> Value:
@@ -140,7 +140,7 @@ class Compiler:
         return is_nan if name == "isnan" else is_finite
 
     def _operation(self, typed: Operation) -> Reader:
-        operands = [self.compiled(operand) for operand in typed.operands]
+        operands = [self.compile(operand) for operand in typed.operands]
         match typed.name:
             case "and":
                 return compile_connective(operands, decisive=False)
@@ -303,7 +303,7 @@ def _when_covered(average: Average, window: WindowSize) -> Reader:
 
 
 def compile_comparison(
-    left: Reader, compare: Callable[[float, float], bool], right: Typed, compiled: Callable[[Typed], Reader]
+    left: Reader, compare: Callable[[float, float], bool], right: Typed, compile_operand: Callable[[Typed], Reader]
 ) -> Reader:
     """Compile a comparison. A constant operand needs no closure, and the frequent `>` needs no call."""
     if isinstance(right, Constant):
@@ -321,7 +321,7 @@ def compile_comparison(
             return None if value is None else compare(value, bound)
 
         return against_constant
-    other = compiled(right)
+    other = compile_operand(right)
     if compare is operator.gt:
 
         def above() -> Value:

@@ -96,10 +96,10 @@ class Evaluator:
         self._machines: list[RuleStateMachine] = []
         self._operands: dict[str, list[tuple[str, Reader]]] = {}
         for rule in rules.rules:
-            release = compiler.compiled(rule.clear) if rule.clear is not None else None
-            self._machines.append(RuleStateMachine(rule, compiler.compiled(rule.when), release))
+            release = compiler.compile(rule.clear) if rule.clear is not None else None
+            self._machines.append(RuleStateMachine(rule, compiler.compile(rule.when), release))
             leaves = {one.text: one for one in walk(rule.when) if isinstance(one, (Reading, Aggregate, Grouped))}
-            self._operands[rule.name] = [(text, compiler.compiled(one)) for text, one in leaves.items()]
+            self._operands[rule.name] = [(text, compiler.compile(one)) for text, one in leaves.items()]
             for name in rule.text_metrics:
                 compiler.keep(name)
         self._series: dict[str, Series] = compiler.series

@@ -59,7 +59,7 @@ class Stream:
             checked = check(text, METRICS)
             assert checked.typed is not None, checked.faults
             self.typed[text] = checked.typed
-            self.readers[text] = self.compiler.compiled(checked.typed)
+            self.readers[text] = self.compiler.compile(checked.typed)
 
     def push(self, value: float | None, now: float) -> None:
         self.clock.now = max(self.clock.now, now)
